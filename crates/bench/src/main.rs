@@ -1,0 +1,2 @@
+//! Paired runs against peers.
+fn main() {}

@@ -1,0 +1,2 @@
+//! The image: manifest, records, page runs, index, reader and writer.
+#![forbid(unsafe_code)]

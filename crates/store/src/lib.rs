@@ -1,0 +1,2 @@
+//! Opaque objects by name: a directory or memory.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Subjects, fixtures and suites for tests.
+#![forbid(unsafe_code)]

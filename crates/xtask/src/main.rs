@@ -1,0 +1,2 @@
+//! Everything a developer runs: tidy, ci, demo, test, bench.
+fn main() {}
