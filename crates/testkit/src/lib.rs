@@ -1,2 +1,4 @@
 //! Subjects, fixtures and suites for tests.
 #![forbid(unsafe_code)]
+
+pub mod skip;
