@@ -78,7 +78,10 @@ impl Span {
     /// When it leaves the address space: for values that were checked before.
     #[must_use]
     pub const fn new(start: Addr, bytes: u64) -> Self {
-        Self { start, end: start.plus(bytes) }
+        Self {
+            start,
+            end: start.plus(bytes),
+        }
     }
 
     /// The length in bytes; 0 when `end` is before `start`.
@@ -115,7 +118,10 @@ impl Span {
     #[must_use]
     pub fn intersect(self, other: Self) -> Self {
         let start = self.start.max(other.start);
-        Self { start, end: self.end.min(other.end).max(start) }
+        Self {
+            start,
+            end: self.end.min(other.end).max(start),
+        }
     }
 }
 

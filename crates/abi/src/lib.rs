@@ -59,7 +59,13 @@ impl Op {
     /// An op that makes a system call and fails on an error.
     #[must_use]
     pub const fn call(number: u64, args: [u64; 6]) -> Self {
-        Self { kind: Kind::Call as u64, number, args, result: Self::UNSET, extra: 0 }
+        Self {
+            kind: Kind::Call as u64,
+            number,
+            args,
+            result: Self::UNSET,
+            extra: 0,
+        }
     }
 
     /// The same op with another kind and extra word.

@@ -136,6 +136,10 @@ pub fn code() -> &'static [u8] {
 mod tests {
     #[test]
     fn code_is_small_and_not_empty() {
-        assert!((64..512).contains(&super::code().len()), "{}", super::code().len());
+        assert!(
+            (64..512).contains(&super::code().len()),
+            "{}",
+            super::code().len()
+        );
     }
 }

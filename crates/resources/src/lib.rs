@@ -1,2 +1,17 @@
 //! One file per kind of kernel object: how it is stored, dumped, planned and tested.
+//!
+//! - [`fd`][mod@fd]: open file descriptions ([`fd::Kind`]),
+//! - [`task`][mod@task]: state of processes and threads ([`task::Part`]),
+//! - [`map`][mod@map]: mappings,
+//! - [`script`][mod@script]: the lists of system calls that they plan.
 #![forbid(unsafe_code)]
+
+mod error;
+pub mod fd;
+pub mod map;
+mod options;
+pub mod script;
+pub mod task;
+
+pub use error::{Error, Result};
+pub use options::Allow;

@@ -1,2 +1,1 @@
 //! The kernel as safe functions: every unsafe system call of Stillframe stands here.
-

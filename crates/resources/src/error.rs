@@ -1,0 +1,83 @@
+//! What can go wrong with a resource, and whose fault it is.
+
+use std::io;
+
+/// An error of this crate's functions.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The target uses something that is not saved; nothing was changed.
+    #[error("pid {pid}: {what} is not supported{}", hint(.allow))]
+    Unsupported {
+        /// The task that uses it.
+        pid: i32,
+        /// What and where: "fd 5 (anon_inode:inotify)", "mapping 0x7f…-0x7f… (/dev/kvm)".
+        what: String,
+        /// The option that would allow it, if there is one.
+        allow: Option<&'static str>,
+    },
+    /// The task died while it was looked at.
+    #[error("pid {pid}: the task is gone ({doing})")]
+    Gone {
+        /// The task.
+        pid: i32,
+        /// What was being done.
+        doing: String,
+    },
+    /// A system call failed.
+    #[error("{doing}")]
+    Kernel {
+        /// What was tried, on which object.
+        doing: String,
+        /// The errno.
+        #[source]
+        source: io::Error,
+    },
+    /// A record of the image does not make sense.
+    #[error("image record {record}: {what}")]
+    Corrupt {
+        /// Which record: "eventfd 12", "task 100 signal actions".
+        record: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Something that the image needs is not as it was on this host.
+    #[error("{what}")]
+    Mismatch {
+        /// What is missing or differs: "/var/log/x: size is 10 bytes, was 20".
+        what: String,
+    },
+}
+
+fn hint(allow: &Option<&'static str>) -> String {
+    allow.map_or_else(String::new, |option| format!(" (use {option} to allow it)"))
+}
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// A failed system call: what was tried, on which object.
+    pub fn kernel(doing: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Kernel {
+            doing: doing.into(),
+            source: source.into(),
+        }
+    }
+
+    /// A record that does not make sense.
+    pub fn corrupt(record: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Corrupt {
+            record: record.into(),
+            what: what.into(),
+        }
+    }
+
+    /// Something that the target uses and that is not saved.
+    pub fn unsupported(pid: i32, what: impl Into<String>) -> Self {
+        Self::Unsupported {
+            pid,
+            what: what.into(),
+            allow: None,
+        }
+    }
+}

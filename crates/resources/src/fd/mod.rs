@@ -1,0 +1,204 @@
+//! The family of open file descriptions: what a descriptor number refers to.
+//!
+//! A description is dumped once, however many descriptors of however many tasks refer to it, and
+//! opened once by the restorer; tasks inherit it and move it to its numbers with `dup2`.
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::Stat;
+
+use crate::script::Script;
+use crate::{Allow, Error, Result};
+
+/// Number of an open file description in an image, from 0 in the order of the dump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DescriptionId(pub u32);
+
+/// One open file description as the dump sees it.
+pub struct Open<'a> {
+    /// Its number in the image.
+    pub id: DescriptionId,
+    /// A task that has it, and as which descriptor (-1: only mapped, or only in flight).
+    pub pid: i32,
+    /// See `pid`.
+    pub fd: i32,
+    /// What the link in /proc/PID/fd says: a path, "pipe:[123]", "anon_inode:[eventfd]".
+    pub link: Vec<u8>,
+    /// `fstat` of the file.
+    pub stat: Stat,
+    /// /proc/PID/fdinfo of the descriptor.
+    pub info: Info,
+    own: OnceCell<OwnedFd>,
+    fetch: &'a dyn Fn() -> Result<OwnedFd>,
+}
+
+/// What /proc/PID/fdinfo/FD says (proc_pid_fdinfo(5)).
+#[derive(Clone, Debug, Default)]
+pub struct Info {
+    /// The file offset in bytes.
+    pub pos: u64,
+    /// Access mode and status flags, without `O_CLOEXEC`.
+    pub flags: u32,
+    /// The mount, as numbered in /proc/PID/mountinfo.
+    pub mnt_id: u32,
+    /// The lines after those, by kind of file.
+    pub rest: String,
+}
+
+impl<'a> Open<'a> {
+    /// A description; `fetch` makes a descriptor of it in this process on first need.
+    pub fn new(
+        id: DescriptionId,
+        (pid, fd): (i32, i32),
+        (link, stat, info): (Vec<u8>, Stat, Info),
+        fetch: &'a dyn Fn() -> Result<OwnedFd>,
+    ) -> Self {
+        Self {
+            id,
+            pid,
+            fd,
+            link,
+            stat,
+            info,
+            own: OnceCell::new(),
+            fetch,
+        }
+    }
+
+    /// A descriptor of the very same description in this process (`pidfd_getfd`), made on first
+    /// need: what is asked of it does not disturb the target, what is set would.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] or [`Error::Kernel`].
+    pub fn own(&self) -> Result<BorrowedFd<'_>> {
+        if let Some(own) = self.own.get() {
+            return Ok(own.as_fd());
+        }
+        let own = (self.fetch)()?;
+        Ok(self.own.get_or_init(|| own).as_fd())
+    }
+
+    /// "fd 5 (pipe:[123])", for messages.
+    #[must_use]
+    pub fn place(&self) -> String {
+        format!("fd {} ({})", self.fd, String::from_utf8_lossy(&self.link))
+    }
+
+    /// The error that refuses this description by name.
+    #[must_use]
+    pub fn unsupported(&self, why: &str, allow: Option<&'static str>) -> Error {
+        let why = if why.is_empty() {
+            String::new()
+        } else {
+            format!(": {why}")
+        };
+        Error::Unsupported {
+            pid: self.pid,
+            what: format!("{}{why}", self.place()),
+            allow,
+        }
+    }
+}
+
+/// What a kind may ask of the dump while it describes a description.
+pub trait DumpContext {
+    /// What the caller allows.
+    fn allow(&self) -> &Allow;
+    /// All descriptions of the tree (also those that are only mapped), in the order of their ids.
+    fn all(&self) -> &[Open<'_>];
+    /// The description behind descriptor `fd` of task `pid`, if it is open there.
+    fn at(&self, pid: i32, fd: i32) -> Option<DescriptionId>;
+    /// Adds a description that no task has a descriptor of (one in flight in a socket's queue);
+    /// it is dumped after the present ones. Gives the id of an equal one that is known already.
+    ///
+    /// # Errors
+    /// When it cannot be looked at.
+    fn add(&mut self, pid: i32, own: OwnedFd) -> Result<DescriptionId>;
+    /// Has the `len_bytes` bytes of `file` stored as a space of the image (holes and zero pages
+    /// take no room) and gives the space's number.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    fn store(&mut self, file: OwnedFd, len_bytes: u64) -> Result<u32>;
+}
+
+/// What a kind may use while a description is opened again.
+pub trait RestoreContext {
+    /// What the caller allows.
+    fn allow(&self) -> &Allow;
+    /// A description that is open already (any, in [`Kind::finish`]).
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for an id that the image does not have or that is not open yet.
+    fn description(&self, id: DescriptionId) -> Result<BorrowedFd<'_>>;
+    /// Objects that several descriptions share (the other end of a pipe, a deleted file's inode):
+    /// the first one to be opened leaves them here for the others, by kind and key.
+    fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>>;
+    /// Fills `file` with what [`DumpContext::store`] stored as `space`.
+    ///
+    /// # Errors
+    /// For a space that the image does not have, damaged pages, a full disk.
+    fn load(&mut self, space: u32, file: BorrowedFd<'_>) -> Result<()>;
+}
+
+/// A kind of open file description. Implementers are unit structs, listed in [`KINDS`].
+pub trait Kind: Sync {
+    /// The kind's number in images; never reused.
+    fn tag(&self) -> u16;
+    /// The kind's name, as users see it.
+    fn name(&self) -> &'static str;
+    /// Whether `open` is of this kind. Must not change anything and be cheap: link, stat and info
+    /// usually say it.
+    fn claims(&self, open: &Open<'_>) -> bool;
+    /// The payload that describes `open` in an image (protobuf).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when it is in a state that cannot be saved.
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>>;
+    /// One line for people: "eventfd count=3".
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn describe(&self, payload: &[u8]) -> Result<String>;
+    /// Opens the description in the restorer. Called in the order of ids. The offset and the
+    /// status flags are the kind's business as well.
+    ///
+    /// # Errors
+    /// When the file is missing or differs, or a system call fails.
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd>;
+    /// What can only be done once all descriptions are open (data in flight, connections).
+    ///
+    /// # Errors
+    /// As [`Kind::open`].
+    fn finish(
+        &self,
+        _payload: &[u8],
+        _own: BorrowedFd<'_>,
+        _cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        Ok(())
+    }
+    /// Calls that a task which has the description must make itself, once, after all its
+    /// descriptors have their numbers and all tasks and threads exist (`epoll_ctl`, locks,
+    /// `F_SETOWN`). `fd` is its number there.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn in_task(&self, _payload: &[u8], _fd: i32, _script: &mut Script) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Every kind, in the order in which they are asked whether they claim a description.
+pub static KINDS: &[&dyn Kind] = &[];
+
+/// The kind that claims `open`.
+///
+/// # Errors
+/// [`Error::Unsupported`] naming the description when no kind does.
+pub fn claim(open: &Open<'_>) -> Result<&'static dyn Kind> {
+    let kind = KINDS.iter().find(|kind| kind.claims(open));
+    kind.copied().ok_or_else(|| open.unsupported("", None))
+}

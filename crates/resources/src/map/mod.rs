@@ -1,0 +1,1 @@
+//! The family of mappings: what a range of addresses refers to.

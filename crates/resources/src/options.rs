@@ -1,0 +1,34 @@
+//! What the caller allows, as far as resources ask for it; names and meanings are criu(8)'s.
+
+/// Options that decide whether and how a resource is dumped or restored.
+#[derive(Clone, Debug)]
+pub struct Allow {
+    /// `--tcp-established`: dump and restore established TCP connections.
+    pub tcp_established: bool,
+    /// `--tcp-close`: restore established TCP connections as closed ones.
+    pub tcp_close: bool,
+    /// `--ext-unix-sk`: unix sockets whose peer is outside of the tree.
+    pub ext_unix_sk: bool,
+    /// `--shell-job`: a terminal and session inherited from outside of the tree.
+    pub shell_job: bool,
+    /// `--file-locks`: dump and restore file locks.
+    pub file_locks: bool,
+    /// `--link-remap`: deleted files that still have another hard link may be linked again.
+    pub link_remap: bool,
+    /// `--ghost-limit`: the largest deleted file whose contents are stored, in bytes.
+    pub ghost_limit_bytes: u64,
+}
+
+impl Default for Allow {
+    fn default() -> Self {
+        Self {
+            tcp_established: false,
+            tcp_close: false,
+            ext_unix_sk: false,
+            shell_job: false,
+            file_locks: false,
+            link_remap: false,
+            ghost_limit_bytes: 1 << 20,
+        }
+    }
+}
