@@ -1,1 +1,7 @@
 //! The kernel as safe functions: every unsafe system call of Stillframe stands here.
+//!
+//! A module a subject; functions take and give owned or borrowed descriptors, never raw ones, and
+//! return [`std::io::Error`], to which the caller adds what it was doing. What `rustix` offers
+//! safely is called there directly.
+
+pub mod ptrace;

@@ -1,0 +1,429 @@
+//! Tracing a thread: ptrace(2) and the waits that belong to it.
+//!
+//! Every function here acts on a thread that this process traces and that is stopped, unless it
+//! says otherwise. A thread that died answers `ESRCH`.
+
+use std::ffi::c_long;
+use std::io;
+
+use libc::{c_uint, c_void, iovec};
+
+/// The general registers of a stopped thread, as `user_regs_struct` has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the names are the processor's")]
+pub struct Registers {
+    pub r15: u64,
+    pub r14: u64,
+    pub r13: u64,
+    pub r12: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub r11: u64,
+    pub r10: u64,
+    pub r9: u64,
+    pub r8: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    /// The number of the system call that the thread is in, or -1.
+    pub orig_rax: u64,
+    pub rip: u64,
+    pub cs: u64,
+    pub eflags: u64,
+    pub rsp: u64,
+    pub ss: u64,
+    pub fs_base: u64,
+    pub gs_base: u64,
+    pub ds: u64,
+    pub es: u64,
+    pub fs: u64,
+    pub gs: u64,
+}
+
+impl Registers {
+    /// The size of the register set in bytes.
+    pub const BYTES: usize = size_of::<Self>();
+
+    /// The registers in the order of `user_regs_struct`.
+    #[must_use]
+    pub fn to_words(self) -> [u64; 27] {
+        // SAFETY: the struct is repr(C) and consists of 27 u64 without padding.
+        unsafe { std::mem::transmute(self) }
+    }
+
+    /// The inverse of [`Registers::to_words`].
+    #[must_use]
+    pub fn from_words(words: [u64; 27]) -> Self {
+        // SAFETY: the struct is repr(C) and consists of 27 u64 without padding.
+        unsafe { std::mem::transmute(words) }
+    }
+}
+
+/// What a wait reported of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// It exited or was killed; the raw wait status.
+    Ended(i32),
+    /// `PTRACE_EVENT_STOP`: interrupted, or in a group stop by this signal.
+    Stop(i32),
+    /// At the entry or the exit of a system call.
+    Call,
+    /// About to get this signal.
+    Signal(i32),
+    /// Another ptrace event, by number.
+    Other(i32),
+}
+
+/// Registers' tag of `PTRACE_GETREGSET`.
+const NT_PRSTATUS: usize = 1;
+/// Extended state's tag of `PTRACE_GETREGSET`.
+const NT_X86_XSTATE: usize = 0x202;
+/// The largest extended state that is accepted, in bytes (AMX has 11 KiB).
+const XSTATE_MAX_BYTES: usize = 64 << 10;
+
+fn request(op: c_uint, tid: i32, addr: usize, data: usize) -> io::Result<c_long> {
+    // SAFETY: callers pass `data` as a number or as a pointer that is valid for the request.
+    let result = unsafe { libc::ptrace(op, tid, addr as *mut c_void, data as *mut c_void) };
+    if result == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// Begins to trace a running thread without stopping it (`PTRACE_SEIZE`). System-call stops are
+/// told from signals; with `kill_on_exit` the thread is killed when this process ends.
+///
+/// # Errors
+/// `EPERM` (not allowed, or traced already), `ESRCH`.
+pub fn seize(tid: i32, kill_on_exit: bool) -> io::Result<()> {
+    let kill = if kill_on_exit {
+        libc::PTRACE_O_EXITKILL
+    } else {
+        0
+    };
+    let options = libc::PTRACE_O_TRACESYSGOOD | kill;
+    request(libc::PTRACE_SEIZE, tid, 0, options.cast_unsigned() as usize).map(drop)
+}
+
+/// Sets whether the thread is killed when this process ends.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn set_kill_on_exit(tid: i32, kill_on_exit: bool) -> io::Result<()> {
+    let kill = if kill_on_exit {
+        libc::PTRACE_O_EXITKILL
+    } else {
+        0
+    };
+    let options = libc::PTRACE_O_TRACESYSGOOD | kill;
+    request(
+        libc::PTRACE_SETOPTIONS,
+        tid,
+        0,
+        options.cast_unsigned() as usize,
+    )
+    .map(drop)
+}
+
+/// Asks a seized thread, running or not, to stop (`PTRACE_INTERRUPT`).
+///
+/// # Errors
+/// `ESRCH`.
+pub fn interrupt(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_INTERRUPT, tid, 0, 0).map(drop)
+}
+
+/// Lets the thread run, giving it `signal` if not 0.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn resume(tid: i32, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_CONT, tid, 0, signal.cast_unsigned() as usize).map(drop)
+}
+
+/// Lets the thread run to the next entry or exit of a system call.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn resume_to_call(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_SYSCALL, tid, 0, 0).map(drop)
+}
+
+/// Ends the tracing; the thread goes on, and gets `signal` if not 0.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn detach(tid: i32, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_DETACH, tid, 0, signal.cast_unsigned() as usize).map(drop)
+}
+
+/// Reads the general registers.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn registers(tid: i32) -> io::Result<Registers> {
+    let mut regs = Registers::default();
+    let mut io = iovec {
+        iov_base: (&raw mut regs).cast(),
+        iov_len: Registers::BYTES,
+    };
+    request(
+        libc::PTRACE_GETREGSET,
+        tid,
+        NT_PRSTATUS,
+        (&raw mut io) as usize,
+    )?;
+    Ok(regs)
+}
+
+/// Writes the general registers.
+///
+/// # Errors
+/// `ESRCH`; `EIO` for values that no thread may have.
+pub fn set_registers(tid: i32, regs: &Registers) -> io::Result<()> {
+    let base = (&raw const *regs).cast_mut().cast();
+    let mut io = iovec {
+        iov_base: base,
+        iov_len: Registers::BYTES,
+    };
+    request(
+        libc::PTRACE_SETREGSET,
+        tid,
+        NT_PRSTATUS,
+        (&raw mut io) as usize,
+    )
+    .map(drop)
+}
+
+/// Reads the extended state (x87, SSE, AVX, …) in the processor's XSAVE layout, unpacked.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn xstate(tid: i32) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; XSTATE_MAX_BYTES];
+    let mut io = iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    request(
+        libc::PTRACE_GETREGSET,
+        tid,
+        NT_X86_XSTATE,
+        (&raw mut io) as usize,
+    )?;
+    bytes.truncate(io.iov_len);
+    Ok(bytes)
+}
+
+/// Writes the extended state.
+///
+/// # Errors
+/// `ESRCH`; `EFAULT` or `EINVAL` for a layout or features that this processor does not have.
+pub fn set_xstate(tid: i32, bytes: &[u8]) -> io::Result<()> {
+    let mut io = iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    request(
+        libc::PTRACE_SETREGSET,
+        tid,
+        NT_X86_XSTATE,
+        (&raw mut io) as usize,
+    )
+    .map(drop)
+}
+
+/// Reads the mask of blocked signals: bit 0 is signal 1.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn signal_mask(tid: i32) -> io::Result<u64> {
+    let mut mask = 0u64;
+    request(
+        libc::PTRACE_GETSIGMASK as c_uint,
+        tid,
+        8,
+        (&raw mut mask) as usize,
+    )?;
+    Ok(mask)
+}
+
+/// Writes the mask of blocked signals: bit 0 is signal 1.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn set_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
+    let op = libc::PTRACE_SETSIGMASK as c_uint;
+    request(op, tid, 8, (&raw const mask) as usize).map(drop)
+}
+
+/// Copies of the pending signals' `siginfo_t`, oldest first; they stay pending. `shared`: those
+/// sent to the process instead of the thread.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn peek_siginfo(tid: i32, shared: bool) -> io::Result<Vec<[u8; 128]>> {
+    const BATCH: usize = 32;
+    #[repr(C)]
+    struct Args {
+        off: u64,
+        flags: u32,
+        nr: i32,
+    }
+    let mut all = Vec::new();
+    loop {
+        let mut infos = [[0u8; 128]; BATCH];
+        let args = Args {
+            off: all.len() as u64,
+            flags: u32::from(shared),
+            nr: BATCH as i32,
+        };
+        let op = libc::PTRACE_PEEKSIGINFO as c_uint;
+        let got = request(
+            op,
+            tid,
+            (&raw const args) as usize,
+            infos.as_mut_ptr() as usize,
+        )?;
+        let got = usize::try_from(got).expect("a count is not negative");
+        all.extend_from_slice(&infos[..got]);
+        if got < BATCH {
+            return Ok(all);
+        }
+    }
+}
+
+/// A thread's registered area for restartable sequences (`PTRACE_GET_RSEQ_CONFIGURATION`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RseqArea {
+    /// Its address; 0 when none is registered.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len_bytes: u32,
+    /// The signature in front of abort handlers.
+    pub signature: u32,
+    /// Flags of the registration; 0 today.
+    pub flags: u32,
+    pad: u32,
+}
+
+/// Reads the thread's rseq registration.
+///
+/// # Errors
+/// `ESRCH`; `EIO` on kernels before 5.13.
+pub fn rseq(tid: i32) -> io::Result<RseqArea> {
+    const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
+    let mut area = RseqArea::default();
+    let size = size_of::<RseqArea>();
+    request(
+        PTRACE_GET_RSEQ_CONFIGURATION,
+        tid,
+        size,
+        (&raw mut area) as usize,
+    )?;
+    Ok(area)
+}
+
+/// Waits for the next event of the thread `tid` (or of any, with -1): its thread id and the event.
+///
+/// # Errors
+/// `ECHILD` when nothing is left to wait for.
+pub fn wait(tid: i32) -> io::Result<(i32, Event)> {
+    let (tid, event) = wait_with(tid, 0)?.expect("without WNOHANG there is an event");
+    Ok((tid, event))
+}
+
+/// Takes an event of the thread `tid` (or of any, with -1) if there is one.
+///
+/// # Errors
+/// `ECHILD`.
+pub fn try_wait(tid: i32) -> io::Result<Option<(i32, Event)>> {
+    wait_with(tid, libc::WNOHANG)
+}
+
+fn wait_with(tid: i32, flags: i32) -> io::Result<Option<(i32, Event)>> {
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` outlives the call.
+        let got = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | flags) };
+        if got > 0 {
+            return Ok(Some((got, event_of(status))));
+        }
+        if got == 0 {
+            return Ok(None);
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EINTR) {
+            return Err(error);
+        }
+    }
+}
+
+fn event_of(status: i32) -> Event {
+    if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) {
+        return Event::Ended(status);
+    }
+    let signal = libc::WSTOPSIG(status);
+    match status >> 16 {
+        libc::PTRACE_EVENT_STOP => Event::Stop(signal),
+        0 if signal == libc::SIGTRAP | 0x80 => Event::Call,
+        0 => Event::Signal(signal),
+        other => Event::Other(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_stopped_child_shows_its_state() {
+        let mut command = Command::new("cat");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("cat starts");
+        child
+            .stdin
+            .as_mut()
+            .expect("piped")
+            .write_all(b"x")
+            .expect("cat reads");
+        child
+            .stdout
+            .as_mut()
+            .expect("piped")
+            .read_exact(&mut [0])
+            .expect("cat echoes");
+        let tid = i32::try_from(child.id()).expect("a pid");
+        seize(tid, true).expect("seize");
+        interrupt(tid).expect("interrupt");
+        assert_eq!(wait(tid).expect("wait"), (tid, Event::Stop(libc::SIGTRAP)));
+        let regs = registers(tid).expect("registers");
+        assert_eq!(Registers::from_words(regs.to_words()), regs);
+        set_registers(tid, &regs).expect("set registers");
+        let state = xstate(tid).expect("xstate");
+        assert!(state.len() >= 576, "{}", state.len());
+        set_xstate(tid, &state).expect("set xstate");
+        set_signal_mask(tid, 0b10).expect("set mask");
+        assert_eq!(signal_mask(tid).expect("mask"), 0b10);
+        // SAFETY: sends a signal to our own child.
+        unsafe { libc::kill(tid, libc::SIGINT) };
+        let pending = peek_siginfo(tid, true).expect("peek");
+        assert_eq!(pending.len(), 1);
+        assert_eq!(
+            i32::from_le_bytes(pending[0][..4].try_into().expect("4")),
+            libc::SIGINT
+        );
+        assert!(rseq(tid).expect("rseq").len_bytes >= 32);
+        detach(tid, 0).expect("detach");
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+}
