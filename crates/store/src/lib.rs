@@ -1,2 +1,158 @@
 //! Opaque objects by name: a directory or memory.
+//!
+//! A [`Store`] holds an image's files without knowing what is in them. A [`NewObject`] is written
+//! in any order from several threads and appears under its name, whole, when it is committed; until
+//! then, and when it is dropped, nobody sees it. An opened [`Object`] is read at offsets.
+//!
+//! ```
+//! use store::{Memory, Store};
+//! let store = Memory::default();
+//! let new = store.create("pages.img")?;
+//! new.write_at(b"world", 6)?;
+//! new.write_at(b"hello ", 0)?;
+//! assert!(store.list()?.is_empty());
+//! new.commit(false)?;
+//! let mut bytes = [0; 5];
+//! store.open("pages.img")?.read_at(&mut bytes, 6)?;
+//! assert_eq!(&bytes, b"world");
+//! # Ok::<(), store::Error>(())
+//! ```
 #![forbid(unsafe_code)]
+
+#[cfg(test)]
+mod conformance;
+mod directory;
+mod memory;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+pub use directory::Directory;
+pub use memory::Memory;
+
+/// What went wrong with a store or one of its objects.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A name that no store accepts: see [`check_name`].
+    #[error("{name:?} is not the name of an object")]
+    Name {
+        /// The refused name.
+        name: String,
+    },
+    /// There is no object of this name.
+    #[error("there is no {name} in {store}")]
+    Missing {
+        /// The object's name.
+        name: String,
+        /// Where it was looked for.
+        store: String,
+    },
+    /// A read reaches past the object's end.
+    #[error("{name} ends before byte {end_bytes}: it has {len_bytes}")]
+    Short {
+        /// The object's name.
+        name: String,
+        /// Where the read should have ended.
+        end_bytes: u64,
+        /// The object's length, as far as it could be read.
+        len_bytes: u64,
+    },
+    /// The system refused.
+    #[error("cannot {action} {name} in {store}")]
+    System {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The object's name, or the directory's.
+        name: String,
+        /// The store.
+        store: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The result of everything here.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Opaque objects by name; every implementation MUST pass the crate's conformance suite.
+///
+/// - Names MUST pass [`check_name`]; others are refused with [`Error::Name`].
+/// - A name shows either nothing, or one whole object: never one under construction.
+/// - Committing over an existing name replaces it at once; who has the old object open keeps
+///   reading the old one.
+pub trait Store: Send + Sync {
+    /// Starts an object that will be called `name`; it is invisible until [`NewObject::commit`].
+    fn create(&self, name: &str) -> Result<Box<dyn NewObject>>;
+
+    /// Opens the object called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where there is none.
+    fn open(&self, name: &str) -> Result<Box<dyn Object>>;
+
+    /// Lists the names of all objects, sorted.
+    fn list(&self) -> Result<Vec<String>>;
+
+    /// Removes the object called `name`; who has it open can go on reading it.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where there is none.
+    fn remove(&self, name: &str) -> Result<()>;
+
+    /// Says where the store is, for messages.
+    fn place(&self) -> String;
+}
+
+/// An object under construction; dropping it removes it.
+pub trait NewObject: Send + Sync {
+    /// Writes all of `bytes` at `offset_bytes`; several threads may write different ranges at once.
+    /// Ranges never written, before the last written byte, read as zero.
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()>;
+
+    /// Tells the store that about `len_bytes` will be written. It may prepare; the object's length
+    /// does not change.
+    fn reserve(&self, len_bytes: u64) -> Result<()>;
+
+    /// Gives the object its name, in place of another of that name. With `durable`, the contents
+    /// and the name are on stable storage when this returns.
+    fn commit(self: Box<Self>, durable: bool) -> Result<()>;
+}
+
+/// An opened object: constant bytes.
+pub trait Object: Send + Sync {
+    /// Returns the object's name.
+    fn name(&self) -> &str;
+
+    /// Returns the object's length when it was opened.
+    fn len_bytes(&self) -> u64;
+
+    /// Fills all of `bytes` from `offset_bytes`; several threads may read at once.
+    ///
+    /// # Errors
+    /// [`Error::Short`] where the object ends before.
+    fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()>;
+
+    /// Returns a descriptor that can be read at offsets and mapped, where the store has one.
+    fn as_fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// The longest name of an object.
+pub const NAME_MAX_BYTES: usize = 200;
+
+/// Checks a name: 1 to [`NAME_MAX_BYTES`] of `A-Z a-z 0-9 . _ -`, not starting with a dot. So no
+/// name leaves a directory, and each means the same in every store.
+///
+/// # Errors
+/// [`Error::Name`].
+pub fn check_name(name: &str) -> Result<()> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    let good = (1..=NAME_MAX_BYTES).contains(&name.len())
+        && !name.starts_with('.')
+        && name.bytes().all(plain);
+    if good {
+        Ok(())
+    } else {
+        Err(Error::Name { name: name.into() })
+    }
+}

@@ -1,0 +1,201 @@
+//! What every store must do; each implementation's tests run this suite.
+
+use crate::{Error, NAME_MAX_BYTES, Object, Store};
+
+/// Runs everything against stores made by `make`, a new and empty one at each call.
+pub fn suite(make: &dyn Fn() -> Box<dyn Store>) {
+    let cases: &[fn(&dyn Store)] = &[
+        an_empty_store_has_nothing,
+        committed_objects_are_whole,
+        uncommitted_objects_are_invisible,
+        dropped_objects_are_gone,
+        replacing_keeps_open_objects,
+        gaps_read_as_zero,
+        reserving_does_not_change_the_length,
+        threads_write_one_object,
+        reads_past_the_end_are_short,
+        removed_objects_are_gone,
+        names_are_listed_in_order,
+        bad_names_are_refused,
+        a_descriptor_reads_the_same,
+    ];
+    for case in cases {
+        case(&*make());
+    }
+}
+
+fn put(store: &dyn Store, name: &str, bytes: &[u8]) {
+    let new = store.create(name).unwrap();
+    new.write_at(bytes, 0).unwrap();
+    new.commit(false).unwrap();
+}
+
+fn contents(object: &dyn Object) -> Vec<u8> {
+    let mut bytes = vec![0xee; object.len_bytes() as usize];
+    object.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn get(store: &dyn Store, name: &str) -> Vec<u8> {
+    contents(&*store.open(name).unwrap())
+}
+
+fn is_missing(store: &dyn Store, name: &str) -> bool {
+    matches!(store.open(name), Err(Error::Missing { name: missing, .. }) if missing == name)
+}
+
+fn an_empty_store_has_nothing(store: &dyn Store) {
+    assert!(store.list().unwrap().is_empty());
+    assert!(is_missing(store, "one"));
+    assert!(matches!(store.remove("one"), Err(Error::Missing { .. })));
+    assert!(!store.place().is_empty());
+}
+
+fn committed_objects_are_whole(store: &dyn Store) {
+    for durable in [false, true] {
+        let new = store.create("one").unwrap();
+        new.write_at(b"world", 6).unwrap();
+        new.write_at(b"hello ", 0).unwrap();
+        new.write_at(b"", 1000).unwrap();
+        new.commit(durable).unwrap();
+        assert_eq!(get(store, "one"), b"hello world");
+        assert_eq!(store.open("one").unwrap().name(), "one");
+        store.remove("one").unwrap();
+    }
+    store.create("empty").unwrap().commit(true).unwrap();
+    assert_eq!(store.open("empty").unwrap().len_bytes(), 0);
+}
+
+fn uncommitted_objects_are_invisible(store: &dyn Store) {
+    let first = store.create("one").unwrap();
+    let second = store.create("one").unwrap();
+    first.write_at(b"first", 0).unwrap();
+    second.write_at(b"second", 0).unwrap();
+    assert!(store.list().unwrap().is_empty());
+    assert!(is_missing(store, "one"));
+    second.commit(false).unwrap();
+    assert_eq!(get(store, "one"), b"second");
+    first.commit(false).unwrap();
+    assert_eq!(get(store, "one"), b"first");
+    assert_eq!(store.list().unwrap(), ["one"]);
+}
+
+fn dropped_objects_are_gone(store: &dyn Store) {
+    put(store, "one", b"old");
+    let new = store.create("one").unwrap();
+    new.write_at(b"new", 0).unwrap();
+    drop(new);
+    assert_eq!(get(store, "one"), b"old");
+    drop(store.create("two").unwrap());
+    assert_eq!(store.list().unwrap(), ["one"]);
+}
+
+fn replacing_keeps_open_objects(store: &dyn Store) {
+    put(store, "one", b"old contents");
+    let old = store.open("one").unwrap();
+    put(store, "one", b"new");
+    assert_eq!(contents(&*old), b"old contents");
+    assert_eq!(get(store, "one"), b"new");
+    store.remove("one").unwrap();
+    assert_eq!(contents(&*old), b"old contents");
+}
+
+fn gaps_read_as_zero(store: &dyn Store) {
+    let new = store.create("one").unwrap();
+    new.write_at(b"x", 9000).unwrap();
+    new.commit(false).unwrap();
+    let bytes = get(store, "one");
+    assert_eq!(bytes.len(), 9001);
+    assert!(bytes[..9000].iter().all(|&byte| byte == 0));
+}
+
+fn reserving_does_not_change_the_length(store: &dyn Store) {
+    let new = store.create("one").unwrap();
+    new.reserve(1 << 16).unwrap();
+    new.write_at(b"abc", 0).unwrap();
+    new.reserve(0).unwrap();
+    new.commit(false).unwrap();
+    assert_eq!(get(store, "one"), b"abc");
+}
+
+fn threads_write_one_object(store: &dyn Store) {
+    const PART_BYTES: usize = 5000;
+    let new = store.create("one").unwrap();
+    std::thread::scope(|scope| {
+        for part in 0..8_u8 {
+            let new = &*new;
+            scope.spawn(move || {
+                let offset_bytes = u64::from(part) * PART_BYTES as u64;
+                new.write_at(&[part + 1; PART_BYTES], offset_bytes).unwrap();
+            });
+        }
+    });
+    new.commit(false).unwrap();
+    let bytes = get(store, "one");
+    assert_eq!(bytes.len(), 8 * PART_BYTES);
+    for (part, chunk) in bytes.chunks(PART_BYTES).enumerate() {
+        assert!(chunk.iter().all(|&byte| usize::from(byte) == part + 1));
+    }
+}
+
+fn reads_past_the_end_are_short(store: &dyn Store) {
+    put(store, "one", b"abc");
+    let object = store.open("one").unwrap();
+    let mut bytes = [0; 2];
+    object.read_at(&mut bytes, 1).unwrap();
+    assert_eq!(&bytes, b"bc");
+    object.read_at(&mut [], 3).unwrap();
+    for offset_bytes in [2, 3, 1 << 40, u64::MAX] {
+        let error = object.read_at(&mut bytes, offset_bytes);
+        assert!(
+            matches!(error, Err(Error::Short { len_bytes: 3, .. })),
+            "{offset_bytes}"
+        );
+    }
+}
+
+fn removed_objects_are_gone(store: &dyn Store) {
+    put(store, "one", b"abc");
+    store.remove("one").unwrap();
+    assert!(is_missing(store, "one"));
+    assert!(matches!(store.remove("one"), Err(Error::Missing { .. })));
+    assert!(store.list().unwrap().is_empty());
+}
+
+fn names_are_listed_in_order(store: &dyn Store) {
+    for name in ["b", "a-1.img", "C", "a"] {
+        put(store, name, b"");
+    }
+    assert_eq!(store.list().unwrap(), ["C", "a", "a-1.img", "b"]);
+}
+
+fn bad_names_are_refused(store: &dyn Store) {
+    let long = "x".repeat(NAME_MAX_BYTES + 1);
+    for name in [
+        "", ".", "..", ".hidden", "a/b", "/a", "../a", "a\0b", "a b", "ä", &long,
+    ] {
+        assert!(
+            matches!(store.create(name), Err(Error::Name { .. })),
+            "create {name:?}"
+        );
+        assert!(
+            matches!(store.open(name), Err(Error::Name { .. })),
+            "open {name:?}"
+        );
+        assert!(
+            matches!(store.remove(name), Err(Error::Name { .. })),
+            "remove {name:?}"
+        );
+    }
+    put(store, &long[1..], b"fits");
+}
+
+fn a_descriptor_reads_the_same(store: &dyn Store) {
+    put(store, "one", b"hello world");
+    let object = store.open("one").unwrap();
+    if let Some(fd) = object.as_fd() {
+        let mut bytes = [0; 5];
+        rustix::io::pread(fd, &mut bytes, 6).unwrap();
+        assert_eq!(&bytes, b"world");
+    }
+}

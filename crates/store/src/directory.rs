@@ -1,0 +1,537 @@
+//! A store that is a directory: one file for each object.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use crate::{Error, NewObject, Object, Result, Store, check_name};
+
+/// A directory of mode 0700 whose files, of mode 0600, are the objects; clones share the
+/// descriptor.
+///
+/// An object under construction has no name at all (`O_TMPFILE`) where the file system can do that,
+/// so nothing stays behind even of a process that is killed; elsewhere it has a name starting with
+/// a dot.
+#[derive(Clone)]
+pub struct Directory {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    path: PathBuf,
+    fd: OwnedFd,
+    /// The directories that got a new entry when this one was made; a durable commit writes them
+    /// out.
+    ancestors: Vec<PathBuf>,
+    /// Whether the file system makes files without a name, as far as we know.
+    nameless: AtomicBool,
+}
+
+const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
+const DIRECTORY_MODE: u32 = 0o700;
+
+/// Numbers the temporary names of this process.
+static SERIAL: AtomicU64 = AtomicU64::new(0);
+
+fn temporary(name: &str) -> String {
+    format!(
+        ".{name}.{}-{}",
+        std::process::id(),
+        SERIAL.fetch_add(1, Relaxed)
+    )
+}
+
+impl Directory {
+    /// Opens the directory at `path`, which must exist.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let fd = open_directory(path).map_err(|errno| failed_path("open", path, errno))?;
+        Ok(Self::new(path, fd, Vec::new()))
+    }
+
+    /// Opens the directory at `path`; makes it, and those above it, with mode 0700 where it is
+    /// missing.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn create(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        match open_directory(path) {
+            Ok(fd) => return Ok(Self::new(path, fd, Vec::new())),
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(failed_path("open", path, errno)),
+        }
+        let ancestors = missing_parents(path);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(DIRECTORY_MODE)
+            .create(path)
+            .map_err(|source| {
+                let store = path.display().to_string();
+                Error::System {
+                    action: "make",
+                    name: "the directory".into(),
+                    store,
+                    source,
+                }
+            })?;
+        let fd = open_directory(path).map_err(|errno| failed_path("open", path, errno))?;
+        Ok(Self::new(path, fd, ancestors))
+    }
+
+    fn new(path: &Path, fd: OwnedFd, ancestors: Vec<PathBuf>) -> Self {
+        let nameless = AtomicBool::new(true);
+        Self {
+            inner: Arc::new(Inner {
+                path: path.into(),
+                fd,
+                ancestors,
+                nameless,
+            }),
+        }
+    }
+}
+
+/// Lists, innermost first, the directories that get a new entry when `path` is made with all above
+/// it.
+fn missing_parents(path: &Path) -> Vec<PathBuf> {
+    let mut parents = Vec::new();
+    for parent in path.ancestors().skip(1) {
+        let parent = if parent.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            parent
+        };
+        parents.push(parent.to_path_buf());
+        if parent.is_dir() {
+            break;
+        }
+    }
+    parents
+}
+
+fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+}
+
+fn failed_path(action: &'static str, path: &Path, errno: Errno) -> Error {
+    let store = path.display().to_string();
+    Error::System {
+        action,
+        name: "the directory".into(),
+        store,
+        source: errno.into(),
+    }
+}
+
+impl Inner {
+    fn failed(&self, action: &'static str, name: &str, source: impl Into<io::Error>) -> Error {
+        let store = self.path.display().to_string();
+        Error::System {
+            action,
+            name: name.into(),
+            store,
+            source: source.into(),
+        }
+    }
+
+    /// Like [`Inner::failed`], with [`Error::Missing`] for a name that is not there.
+    fn failed_name(&self, action: &'static str, name: &str, errno: Errno) -> Error {
+        if errno == Errno::NOENT {
+            return Error::Missing {
+                name: name.into(),
+                store: self.path.display().to_string(),
+            };
+        }
+        self.failed(action, name, errno)
+    }
+
+    /// Makes a file without a name; none where the file system cannot.
+    fn create_nameless(&self) -> rustix::io::Result<Option<OwnedFd>> {
+        if !self.nameless.load(Relaxed) {
+            return Ok(None);
+        }
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        match rustix::fs::openat(&self.fd, ".", flags, FILE_MODE) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
+                self.nameless.store(false, Relaxed);
+                Ok(None)
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Makes a file with a temporary name that nobody has.
+    fn create_named(&self, name: &str) -> rustix::io::Result<(OwnedFd, String)> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        loop {
+            let temporary = temporary(name);
+            match rustix::fs::openat(&self.fd, temporary.as_str(), flags, FILE_MODE) {
+                Ok(fd) => return Ok((fd, temporary)),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Gives the nameless file `fd` the name `name`, which must be free.
+    fn link(&self, fd: BorrowedFd<'_>, name: &str) -> rustix::io::Result<()> {
+        match rustix::fs::linkat(fd, "", &self.fd, name, AtFlags::EMPTY_PATH) {
+            // Older kernels ask for CAP_DAC_READ_SEARCH here, and for nothing when it goes through
+            // /proc.
+            Err(Errno::NOENT | Errno::PERM) => {
+                use std::os::fd::AsRawFd;
+                let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+                rustix::fs::linkat(CWD, path, &self.fd, name, AtFlags::SYMLINK_FOLLOW)
+            }
+            result => result,
+        }
+    }
+
+    fn sync_directories(&self) -> io::Result<()> {
+        rustix::fs::fsync(&self.fd)?;
+        for path in &self.ancestors {
+            rustix::fs::fsync(open_directory(path)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Store for Directory {
+    fn create(&self, name: &str) -> Result<Box<dyn NewObject>> {
+        check_name(name)?;
+        let inner = &self.inner;
+        let failed = |errno| inner.failed("create", name, errno);
+        let (fd, temporary) = match inner.create_nameless().map_err(failed)? {
+            Some(fd) => (fd, None),
+            None => {
+                let (fd, temporary) = inner.create_named(name).map_err(failed)?;
+                (fd, Some(temporary))
+            }
+        };
+        Ok(Box::new(NewFile {
+            fd,
+            name: name.into(),
+            temporary,
+            reserved: AtomicBool::new(false),
+            written_bytes: AtomicU64::new(0),
+            directory: Arc::clone(inner),
+        }))
+    }
+
+    fn open(&self, name: &str) -> Result<Box<dyn Object>> {
+        check_name(name)?;
+        // A fifo of this name must not block us, and a link must not lead elsewhere.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+        let inner = &self.inner;
+        let fd = rustix::fs::openat(&inner.fd, name, flags, Mode::empty())
+            .map_err(|errno| inner.failed_name("open", name, errno))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| inner.failed("inspect", name, errno))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+            return Err(inner.failed("open", name, source));
+        }
+        let len_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        Ok(Box::new(File {
+            fd,
+            name: name.into(),
+            len_bytes,
+            directory: Arc::clone(inner),
+        }))
+    }
+
+    fn list(&self) -> Result<Vec<String>> {
+        let inner = &self.inner;
+        let failed = |errno| inner.failed("list", "the directory", errno);
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&inner.fd).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let file = matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown);
+            if let (true, Ok(name)) = (file, entry.file_name().to_str())
+                && check_name(name).is_ok()
+            {
+                names.push(name.to_owned());
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        rustix::fs::unlinkat(&self.inner.fd, name, AtFlags::empty())
+            .map_err(|errno| self.inner.failed_name("remove", name, errno))
+    }
+
+    fn place(&self) -> String {
+        self.inner.path.display().to_string()
+    }
+}
+
+struct NewFile {
+    fd: OwnedFd,
+    name: String,
+    /// The name that must go when this is dropped.
+    temporary: Option<String>,
+    reserved: AtomicBool,
+    /// Where the last written byte ends.
+    written_bytes: AtomicU64,
+    directory: Arc<Inner>,
+}
+
+impl NewObject for NewFile {
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let offset_bytes = offset_bytes.saturating_add(done as u64);
+            match retry_on_intr(|| rustix::io::pwrite(&self.fd, &bytes[done..], offset_bytes)) {
+                Ok(0) => return Err(self.failed("write", Errno::NOSPC)),
+                Ok(count) => done += count,
+                Err(errno) => return Err(self.failed("write", errno)),
+            }
+        }
+        self.written_bytes
+            .fetch_max(offset_bytes.saturating_add(done as u64), Relaxed);
+        Ok(())
+    }
+
+    fn reserve(&self, len_bytes: u64) -> Result<()> {
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        let keep = FallocateFlags::KEEP_SIZE;
+        match retry_on_intr(|| rustix::fs::fallocate(&self.fd, keep, 0, len_bytes)) {
+            Ok(()) => {
+                self.reserved.store(true, Relaxed);
+                Ok(())
+            }
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            Err(errno) => Err(self.failed("reserve space for", errno)),
+        }
+    }
+
+    fn commit(mut self: Box<Self>, durable: bool) -> Result<()> {
+        if self.reserved.load(Relaxed) {
+            let len_bytes = self.written_bytes.load(Relaxed);
+            rustix::fs::ftruncate(&self.fd, len_bytes)
+                .map_err(|errno| self.failed("cut the reserved space of", errno))?;
+        }
+        if durable {
+            retry_on_intr(|| rustix::fs::fsync(&self.fd))
+                .map_err(|errno| self.failed("write out", errno))?;
+        }
+        self.publish().map_err(|errno| self.failed("name", errno))?;
+        if durable {
+            self.directory
+                .sync_directories()
+                .map_err(|source| self.directory.failed("write out", "the directory", source))?;
+        }
+        Ok(())
+    }
+}
+
+impl NewFile {
+    fn failed(&self, action: &'static str, errno: Errno) -> Error {
+        self.directory.failed(action, &self.name, errno)
+    }
+
+    /// Gives the file its name: by one call where the name is free.
+    fn publish(&mut self) -> rustix::io::Result<()> {
+        let directory = &self.directory;
+        while self.temporary.is_none() {
+            match directory.link(self.fd.as_fd(), &self.name) {
+                Err(Errno::EXIST) => {}
+                result => return result,
+            }
+            let temporary = temporary(&self.name);
+            match directory.link(self.fd.as_fd(), &temporary) {
+                Ok(()) => self.temporary = Some(temporary),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let temporary = self
+            .temporary
+            .as_deref()
+            .expect("the loop above ends with a name");
+        rustix::fs::renameat(&directory.fd, temporary, &directory.fd, self.name.as_str())?;
+        self.temporary = None;
+        Ok(())
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            // Nobody is left to tell; the name says that it is a leftover.
+            let _ = rustix::fs::unlinkat(&self.directory.fd, temporary.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+struct File {
+    fd: OwnedFd,
+    name: String,
+    len_bytes: u64,
+    directory: Arc<Inner>,
+}
+
+impl Object for File {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
+        let end_bytes = offset_bytes.saturating_add(bytes.len() as u64);
+        let short = |len_bytes| Error::Short {
+            name: self.name.clone(),
+            end_bytes,
+            len_bytes,
+        };
+        if end_bytes > self.len_bytes {
+            return Err(short(self.len_bytes));
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            let at_bytes = offset_bytes + done as u64;
+            match retry_on_intr(|| rustix::io::pread(&self.fd, &mut bytes[done..], at_bytes)) {
+                Ok(0) => return Err(short(at_bytes)),
+                Ok(count) => done += count,
+                Err(errno) => return Err(self.directory.failed("read", &self.name, errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn scratch() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a scratch directory")
+    }
+
+    /// Returns a new directory each time; all go when the scratch directory goes.
+    fn directories(nameless: bool, scratch: &Path) -> impl Fn() -> Box<dyn Store> {
+        let base = scratch.to_path_buf();
+        move || {
+            let number = SERIAL.fetch_add(1, Relaxed);
+            let store = Directory::create(base.join(number.to_string())).expect("a directory");
+            store.inner.nameless.store(nameless, Relaxed);
+            Box::new(store)
+        }
+    }
+
+    #[test]
+    fn conforms() {
+        let scratch = scratch();
+        crate::conformance::suite(&directories(true, scratch.path()));
+    }
+
+    #[test]
+    fn conforms_where_files_need_names() {
+        let scratch = scratch();
+        crate::conformance::suite(&directories(false, scratch.path()));
+    }
+
+    #[test]
+    fn modes_keep_others_out() {
+        let scratch = scratch();
+        let path = scratch.path().join("a/b");
+        let store = Directory::create(&path).unwrap();
+        assert_eq!(
+            store.inner.ancestors,
+            [scratch.path().join("a"), scratch.path().into()]
+        );
+        store.create("one").unwrap().commit(true).unwrap();
+        let mode = |path: PathBuf| path.metadata().unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode(path.clone()), 0o700);
+        assert_eq!(mode(scratch.path().join("a")), 0o700);
+        assert_eq!(mode(path.join("one")), 0o600);
+    }
+
+    #[test]
+    fn nothing_stays_of_a_dropped_object() {
+        for nameless in [true, false] {
+            let scratch = scratch();
+            let store = Directory::create(scratch.path()).unwrap();
+            store.inner.nameless.store(nameless, Relaxed);
+            store.create("one").unwrap().commit(false).unwrap();
+            let new = store.create("one").unwrap();
+            new.write_at(&[1; 100], 0).unwrap();
+            assert_eq!(
+                scratch.path().read_dir().unwrap().count(),
+                2 - usize::from(nameless)
+            );
+            drop(new);
+            assert_eq!(scratch.path().read_dir().unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn replacing_leaves_no_temporary_name() {
+        let scratch = scratch();
+        let store = Directory::create(scratch.path()).unwrap();
+        for _ in 0..3 {
+            store.create("one").unwrap().commit(false).unwrap();
+            assert_eq!(scratch.path().read_dir().unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn links_and_fifos_are_not_objects() {
+        let scratch = scratch();
+        let store = Directory::create(scratch.path()).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", scratch.path().join("link")).unwrap();
+        let dir = &store.inner.fd;
+        rustix::fs::mknodat(dir, "fifo", FileType::Fifo, FILE_MODE, 0).unwrap();
+        assert!(matches!(store.open("link"), Err(Error::System { .. })));
+        assert!(matches!(store.open("fifo"), Err(Error::System { .. })));
+        assert!(store.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn reserved_space_is_given_back() {
+        let scratch = scratch();
+        let store = Directory::create(scratch.path()).unwrap();
+        let new = store.create("one").unwrap();
+        new.reserve(1 << 20).unwrap();
+        new.write_at(b"abc", 0).unwrap();
+        new.commit(false).unwrap();
+        let stat = rustix::fs::stat(scratch.path().join("one")).unwrap();
+        assert_eq!(stat.st_size, 3);
+        assert!(stat.st_blocks * 512 < 1 << 20, "{} blocks", stat.st_blocks);
+    }
+
+    #[test]
+    fn a_missing_directory_is_named() {
+        let scratch = scratch();
+        let Err(error) = Directory::open(scratch.path().join("no")) else {
+            panic!("opened")
+        };
+        assert!(error.to_string().ends_with("/no"), "{error}");
+    }
+}

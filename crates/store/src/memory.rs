@@ -1,0 +1,164 @@
+//! A store in memory, for tests and for images that never leave a process.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{Error, NewObject, Object, Result, Store, check_name};
+
+type Objects = Arc<Mutex<BTreeMap<String, Arc<Vec<u8>>>>>;
+
+/// A store in memory; clones share the objects.
+#[derive(Clone, Default)]
+pub struct Memory {
+    objects: Objects,
+}
+
+const PLACE: &str = "memory";
+
+/// Takes the lock; a thread that panicked while it held it left whole values behind.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    fn missing(name: &str) -> Error {
+        Error::Missing {
+            name: name.into(),
+            store: PLACE.into(),
+        }
+    }
+}
+
+impl Store for Memory {
+    fn create(&self, name: &str) -> Result<Box<dyn NewObject>> {
+        check_name(name)?;
+        Ok(Box::new(NewBuffer {
+            name: name.into(),
+            bytes: Mutex::default(),
+            objects: Arc::clone(&self.objects),
+        }))
+    }
+
+    fn open(&self, name: &str) -> Result<Box<dyn Object>> {
+        check_name(name)?;
+        let bytes = lock(&self.objects)
+            .get(name)
+            .cloned()
+            .ok_or_else(|| Self::missing(name))?;
+        Ok(Box::new(Buffer {
+            name: name.into(),
+            bytes,
+        }))
+    }
+
+    fn list(&self) -> Result<Vec<String>> {
+        Ok(lock(&self.objects).keys().cloned().collect())
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        lock(&self.objects)
+            .remove(name)
+            .map(drop)
+            .ok_or_else(|| Self::missing(name))
+    }
+
+    fn place(&self) -> String {
+        PLACE.into()
+    }
+}
+
+struct NewBuffer {
+    name: String,
+    bytes: Mutex<Vec<u8>>,
+    objects: Objects,
+}
+
+impl NewBuffer {
+    fn too_large(&self) -> Error {
+        Error::System {
+            action: "write",
+            name: self.name.clone(),
+            store: PLACE.into(),
+            source: std::io::ErrorKind::OutOfMemory.into(),
+        }
+    }
+}
+
+impl NewObject for NewBuffer {
+    fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let start = usize::try_from(offset_bytes).map_err(|_| self.too_large())?;
+        let end = start
+            .checked_add(bytes.len())
+            .ok_or_else(|| self.too_large())?;
+        let mut buffer = lock(&self.bytes);
+        if end > buffer.len() {
+            let more = end - buffer.len();
+            buffer.try_reserve(more).map_err(|_| self.too_large())?;
+            buffer.resize(end, 0);
+        }
+        buffer[start..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn reserve(&self, len_bytes: u64) -> Result<()> {
+        let len = usize::try_from(len_bytes).map_err(|_| self.too_large())?;
+        let mut buffer = lock(&self.bytes);
+        let more = len.saturating_sub(buffer.len());
+        buffer.try_reserve(more).map_err(|_| self.too_large())
+    }
+
+    fn commit(self: Box<Self>, _durable: bool) -> Result<()> {
+        let bytes = std::mem::take(&mut *lock(&self.bytes));
+        lock(&self.objects).insert(self.name.clone(), Arc::new(bytes));
+        Ok(())
+    }
+}
+
+struct Buffer {
+    name: String,
+    bytes: Arc<Vec<u8>>,
+}
+
+impl Object for Buffer {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
+        let range = usize::try_from(offset_bytes)
+            .ok()
+            .and_then(|start| Some(start..start.checked_add(bytes.len())?));
+        let source = range
+            .and_then(|range| self.bytes.get(range))
+            .ok_or_else(|| Error::Short {
+                name: self.name.clone(),
+                end_bytes: offset_bytes.saturating_add(bytes.len() as u64),
+                len_bytes: self.len_bytes(),
+            })?;
+        bytes.copy_from_slice(source);
+        Ok(())
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conforms() {
+        crate::conformance::suite(&|| Box::new(Memory::default()));
+    }
+}
