@@ -5,3 +5,4 @@
 //! safely is called there directly.
 
 pub mod ptrace;
+pub mod vm;

@@ -1,0 +1,115 @@
+//! Memory of another process: process_vm_readv(2) and process_vm_writev(2).
+
+use std::io;
+
+use abi::Addr;
+use libc::iovec;
+
+/// How many remote pieces one call takes (`UIO_MAXIOV`).
+pub const PIECES_MAX: usize = 1024;
+
+fn local(buf: &mut [u8]) -> iovec {
+    iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    }
+}
+
+fn remote(addr: Addr, len: usize) -> iovec {
+    iovec {
+        iov_base: addr.0 as *mut libc::c_void,
+        iov_len: len,
+    }
+}
+
+fn count(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads from process `pid` at `addr`; gives how many bytes could be read before the first page
+/// that is not there.
+///
+/// # Errors
+/// `ESRCH`, `EPERM`; `EFAULT` when not even the first byte can be read.
+pub fn read(pid: i32, addr: Addr, buf: &mut [u8]) -> io::Result<usize> {
+    let to = local(buf);
+    let from = remote(addr, buf.len());
+    // SAFETY: `to` covers a buffer that is borrowed exclusively for the call; `from` is another
+    // process's memory, which the kernel checks.
+    count(unsafe { libc::process_vm_readv(pid, &raw const to, 1, &raw const from, 1, 0) })
+}
+
+/// Reads exactly `buf.len()` bytes.
+///
+/// # Errors
+/// As [`read`]; `EFAULT` when a part cannot be read.
+pub fn read_exact(pid: i32, addr: Addr, buf: &mut [u8]) -> io::Result<()> {
+    let got = read(pid, addr, buf)?;
+    if got == buf.len() {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EFAULT))
+    }
+}
+
+/// Reads the pieces `(address, bytes)` one after another into `buf`, at most [`PIECES_MAX`] of
+/// them; gives how many bytes were read before the first page that is not there.
+///
+/// # Errors
+/// As [`read`]; `EINVAL` for too many pieces.
+///
+/// # Panics
+/// When `buf` is shorter than the pieces together.
+pub fn read_pieces(pid: i32, pieces: &[(Addr, usize)], buf: &mut [u8]) -> io::Result<usize> {
+    let total = pieces.iter().map(|piece| piece.1).sum::<usize>();
+    let to = local(&mut buf[..total]);
+    let from = pieces
+        .iter()
+        .map(|(addr, len)| remote(*addr, *len))
+        .collect::<Vec<_>>();
+    let len = from.len() as u64;
+    // SAFETY: `to` covers a buffer that is borrowed exclusively for the call; `from` is another
+    // process's memory, which the kernel checks.
+    count(unsafe { libc::process_vm_readv(pid, &raw const to, 1, from.as_ptr(), len, 0) })
+}
+
+/// Writes all of `bytes` to process `pid` at `addr`; its mapping must be writable.
+///
+/// # Errors
+/// `ESRCH`, `EPERM`; `EFAULT` when a part cannot be written (what came before it was).
+pub fn write(pid: i32, addr: Addr, bytes: &[u8]) -> io::Result<()> {
+    let from = iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let to = remote(addr, bytes.len());
+    // SAFETY: `from` covers a borrowed buffer that the call only reads; `to` is another process's
+    // memory, which the kernel checks.
+    let put = unsafe { libc::process_vm_writev(pid, &raw const from, 1, &raw const to, 1, 0) };
+    if count(put)? == bytes.len() {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EFAULT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_memory_reads_and_writes_back() {
+        let pid = i32::try_from(std::process::id()).expect("a pid");
+        let source = [7u8; 100];
+        let at = Addr(source.as_ptr() as u64);
+        let mut buf = [0u8; 100];
+        assert_eq!(read(pid, at, &mut buf).expect("read"), 100);
+        assert_eq!(buf, source);
+        assert_eq!(
+            read_pieces(pid, &[(at, 3), (at, 4)], &mut buf).expect("read"),
+            7
+        );
+        let missing = read(pid, Addr(8), &mut buf).expect_err("nothing is mapped there");
+        assert_eq!(missing.raw_os_error(), Some(libc::EFAULT));
+    }
+}
