@@ -1,2 +1,3 @@
 //! Paired runs against peers.
+#![forbid(unsafe_code)]
 fn main() {}

@@ -1,2 +1,68 @@
-//! Everything a developer runs: tidy, ci, demo, test, bench.
-fn main() {}
+//! Everything a developer runs: `cargo xtask test`, `ci`, `tidy`, `demo`, `bench`, `dist`.
+//!
+//! Each subcommand is one file; what they share is [`repo`] (where things are, how programs are
+//! run) and [`packages`] (what is installed from Debian, and why).
+#![forbid(unsafe_code)]
+
+mod ci;
+mod demo;
+mod dist;
+mod error;
+mod measure;
+mod packages;
+mod repo;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Everything a developer runs.
+#[derive(Parser)]
+#[command(name = "cargo xtask", version)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install what the tests need, build the release binary, run every test of the workspace.
+    Test(test::Arguments),
+    /// tidy, clippy, fmt --check and test: what has to pass before a change lands.
+    Ci,
+    /// Check the invariants of the source tree.
+    Tidy,
+    /// Freeze and restore a real redis-server with a connected client.
+    Demo(demo::Arguments),
+    /// Measure against a peer; the results go to docs/benchmarks.md.
+    Bench(measure::Arguments),
+    /// Write the static release binary, its completions and its man page into one folder.
+    Dist(dist::Arguments),
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().task {
+        Task::Test(arguments) => test::run(&arguments),
+        Task::Ci => ci::run(),
+        Task::Tidy => tidy::run(),
+        Task::Demo(arguments) => demo::run(&arguments),
+        Task::Bench(arguments) => measure::run(&arguments),
+        Task::Dist(arguments) => dist::run(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        // The runner's closing line stays the last one: what failed was printed above it.
+        Err(error::Error::Tests { .. }) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut source = std::error::Error::source(&error);
+            while let Some(cause) = source {
+                eprintln!("  because: {cause}");
+                source = cause.source();
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What is installed from Debian, each package with its reason.
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::Result;
+use crate::repo;
+
+/// A Debian package, the program of it that is used, and what for.
+pub struct Package {
+    /// Its name in Debian.
+    pub name: &'static str,
+    /// The program that is looked for: where it is there, nothing is installed.
+    pub program: &'static str,
+    /// Who uses it.
+    pub reason: &'static str,
+    /// The services that it would start.
+    pub services: &'static [&'static str],
+}
+
+/// What the tests use.
+pub const FOR_TESTS: &[Package] = &[
+    Package {
+        name: "redis-server",
+        program: "redis-server",
+        reason: "a real program that the tests dump and restore",
+        services: &["redis-server.service"],
+    },
+    Package {
+        name: "redis-tools",
+        program: "redis-cli",
+        reason: "the client of redis-server",
+        services: &[],
+    },
+    Package {
+        name: "nginx-light",
+        program: "nginx",
+        reason: "a real program that the tests dump and restore, with workers",
+        services: &["nginx.service"],
+    },
+    Package {
+        name: "python3",
+        program: "python3",
+        reason: "a real program that the tests dump and restore, with threads",
+        services: &[],
+    },
+    Package {
+        name: "strace",
+        program: "strace",
+        reason: "shows that a target that was left running is not traced, and its calls restart",
+        services: &[],
+    },
+];
+
+/// What the demonstration uses.
+pub const FOR_DEMO: &[Package] = &[Package {
+    name: "redis-server",
+    program: "redis-server",
+    reason: "the program that is dumped and restored",
+    services: &["redis-server.service"],
+}];
+
+/// What the benchmarks use.
+pub const FOR_BENCH: &[Package] = &[Package {
+    name: "debootstrap",
+    program: "debootstrap",
+    reason: "unpacks the peer into a folder outside the repository",
+    services: &[],
+}];
+
+/// Where a package's script asks whether it may start its service.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+/// Installs those packages whose program is missing, without starting their services.
+///
+/// Without root it says what is missing and goes on: tests that need it skip themselves.
+///
+/// # Errors
+/// When apt-get fails.
+pub fn install(packages: &[Package]) -> Result<()> {
+    let missing: Vec<_> = packages
+        .iter()
+        .filter(|package| !is_there(package.program))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for Package { name, reason, .. } in &missing {
+        eprintln!("missing: Debian package {name}: {reason}");
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not root: they are not installed, and what needs them is left out");
+        return Ok(());
+    }
+    eprintln!("installing them with apt-get; their services are neither started nor enabled");
+    let _policy = NoStart::new()?;
+    repo::run(apt_get().arg("update"))?;
+    let names = missing.iter().map(|package| package.name);
+    repo::run(
+        apt_get()
+            .args(["install", "--yes", "--no-install-recommends"])
+            .args(names),
+    )?;
+    for service in missing.iter().flat_map(|package| package.services) {
+        disable(service);
+    }
+    Ok(())
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command
+        .arg("--quiet=2")
+        .env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+/// Keeps a service that was installed for a program's sake from starting at the next boot.
+fn disable(service: &str) {
+    // A machine without systemd starts nothing at boot either.
+    let done = Command::new("systemctl")
+        .args(["--quiet", "disable", service])
+        .status();
+    if !done.is_ok_and(|status| status.success()) {
+        eprintln!("note: {service} could not be disabled and may start at the next boot");
+    }
+}
+
+fn is_there(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from))
+        .any(|folder| folder.join(program).is_file())
+}
+
+/// While it lives, packages that are installed may not start services.
+struct NoStart {
+    ours: bool,
+}
+
+impl NoStart {
+    fn new() -> Result<Self> {
+        let policy = Path::new(POLICY);
+        if policy.exists() {
+            eprintln!("note: {POLICY} is there already and decides whether services start");
+            return Ok(Self { ours: false });
+        }
+        // 101 means: not allowed by policy.
+        std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o755)
+            .open(policy)
+            .and_then(|mut file| file.write_all(b"#!/bin/sh\nexit 101\n"))
+            .map_err(repo::file_error("write", policy))?;
+        Ok(Self { ours: true })
+    }
+}
+
+impl Drop for NoStart {
+    fn drop(&mut self) {
+        if self.ours && std::fs::remove_file(POLICY).is_err() {
+            eprintln!("note: remove {POLICY} by hand");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_found() {
+        assert!(is_there("sh"));
+        assert!(!is_there("no-such-program-as-this"));
+    }
+
+    #[test]
+    fn every_package_has_a_reason() {
+        for package in FOR_TESTS.iter().chain(FOR_DEMO).chain(FOR_BENCH) {
+            assert!(
+                !package.reason.is_empty() && !package.program.is_empty(),
+                "{}",
+                package.name
+            );
+        }
+    }
+}

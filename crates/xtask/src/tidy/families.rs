@@ -1,0 +1,144 @@
+//! The families of resources: every file is on its family's list, and rows below know none of them.
+use std::path::Path;
+
+use super::mask::mask;
+use super::source::{code_lines, crate_name, lines_with};
+use super::{Violation, entries, read};
+use crate::error::Result;
+
+/// The folders of `crates/resources/src` that hold one file per kind.
+const FAMILIES: &[&str] = &["fd", "task", "map", "ns"];
+/// The crates that know runs, records and stopped tasks, but no kind of resource.
+const IGNORANT_CRATES: &[&str] = &["image", "pages"];
+/// Kinds whose names are everyday words, which those crates may use in another sense.
+const EVERYDAY: &[&str] = &[
+    "anon",
+    "dev",
+    "directory",
+    "file",
+    "kind",
+    "limits",
+    "names",
+    "stack",
+];
+
+/// Returns the names of all kinds: the files of the families.
+pub fn kinds(root: &Path) -> Result<Vec<String>> {
+    let mut kinds = Vec::new();
+    for family in FAMILIES {
+        kinds.extend(kinds_of(root, family)?);
+    }
+    Ok(kinds)
+}
+
+/// Checks that each file of a family is a module of it and stands on its list.
+pub fn check_lists(root: &Path) -> Result<Vec<Violation>> {
+    let mut broken = Vec::new();
+    for family in FAMILIES {
+        let kinds = kinds_of(root, family)?;
+        if kinds.is_empty() {
+            continue;
+        }
+        let path = Path::new("crates/resources/src")
+            .join(family)
+            .join("mod.rs");
+        if !root.join(&path).exists() {
+            broken.push(Violation::new(&path, 1, "the family has no mod.rs"));
+            continue;
+        }
+        broken.extend(check_list(&path, &read(root, &path)?, &kinds));
+    }
+    Ok(broken)
+}
+
+fn check_list(path: &Path, text: &str, kinds: &[String]) -> Vec<Violation> {
+    let masked = mask(text);
+    let lines: Vec<&str> = masked.lines().collect();
+    let code = &lines[..code_lines(path, &lines)];
+    let mut broken = Vec::new();
+    for kind in kinds {
+        let declared = lines_with(code, &format!("mod {kind}"));
+        let listed = lines_with(code, &format!("{kind}::"));
+        if declared.is_empty() {
+            let rule = format!("{kind}.rs is no module of its family: add `mod {kind};`");
+            broken.push(Violation::new(path, 1, rule));
+        } else if listed.is_empty() {
+            let rule = format!("`{kind}` stands on no list of its family");
+            broken.push(Violation::new(path, declared[0], rule));
+        }
+    }
+    broken
+}
+
+/// Checks that crates that shall not know resources name none.
+pub fn check_ignorance(path: &Path, text: &str, kinds: &[String]) -> Vec<Violation> {
+    let own = crate_name(path);
+    if !IGNORANT_CRATES.contains(&own) {
+        return Vec::new();
+    }
+    let masked = mask(text);
+    let lines: Vec<&str> = masked.lines().collect();
+    let code = &lines[..code_lines(path, &lines)];
+    let mut broken = Vec::new();
+    for kind in kinds
+        .iter()
+        .filter(|kind| !EVERYDAY.contains(&kind.as_str()))
+    {
+        for number in lines_with(code, kind) {
+            let rule = format!("`{own}` knows no resources, but names `{kind}`");
+            broken.push(Violation::new(path, number, rule));
+        }
+    }
+    broken
+}
+
+fn kinds_of(root: &Path, family: &str) -> Result<Vec<String>> {
+    let folder = Path::new("crates/resources/src").join(family);
+    if !root.join(&folder).exists() {
+        return Ok(Vec::new());
+    }
+    let mut kinds = Vec::new();
+    for (path, is_folder) in entries(root, &folder)? {
+        let stem = path
+            .file_stem()
+            .and_then(|stem| stem.to_str())
+            .unwrap_or_default();
+        let is_kind = is_folder || path.extension().is_some_and(|ending| ending == "rs");
+        if is_kind && stem != "mod" {
+            kinds.push(stem.to_string());
+        }
+    }
+    Ok(kinds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_on_no_list_is_named() {
+        let text = "//! a\nmod eventfd;\nmod pipe;\nconst KINDS: &[Kind] = &[eventfd::KIND];\n";
+        let kinds = ["epoll", "eventfd", "pipe"].map(String::from);
+        let rules: Vec<_> = check_list(Path::new("fd/mod.rs"), text, &kinds)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(
+            rules,
+            [
+                "fd/mod.rs:1: epoll.rs is no module of its family: add `mod epoll;`",
+                "fd/mod.rs:3: `pipe` stands on no list of its family",
+            ]
+        );
+    }
+
+    #[test]
+    fn image_names_no_resource() {
+        let kinds = ["eventfd", "file"].map(String::from);
+        let text = "//! eventfd\nfn file() {}\nfn eventfd() {}\n";
+        let broken = check_ignorance(Path::new("crates/image/src/a.rs"), text, &kinds);
+        assert_eq!(broken.len(), 1);
+        assert_eq!(broken[0].line, 3);
+        assert!(check_ignorance(Path::new("crates/process/src/a.rs"), text, &kinds).is_empty());
+    }
+}
