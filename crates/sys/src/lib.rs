@@ -4,5 +4,6 @@
 //! return [`std::io::Error`], to which the caller adds what it was doing. What `rustix` offers
 //! safely is called there directly.
 
+pub mod fork;
 pub mod ptrace;
 pub mod vm;
