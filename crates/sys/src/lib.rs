@@ -5,5 +5,7 @@
 //! safely is called there directly.
 
 pub mod fork;
+pub mod pagemap;
 pub mod ptrace;
+pub mod uffd;
 pub mod vm;

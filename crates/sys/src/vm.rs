@@ -1,8 +1,9 @@
 //! Memory of another process: process_vm_readv(2) and process_vm_writev(2).
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
-use abi::Addr;
+use abi::{Addr, Span};
 use libc::iovec;
 
 /// How many remote pieces one call takes (`UIO_MAXIOV`).
@@ -90,6 +91,63 @@ pub fn write(pid: i32, addr: Addr, bytes: &[u8]) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::from_raw_os_error(libc::EFAULT))
+    }
+}
+
+/// Writes `bytes` over the pieces `(address, bytes)`, at most [`PIECES_MAX`] of them, one after
+/// another; gives how many bytes were written before the first page that cannot be.
+///
+/// # Errors
+/// As [`write`]; `EINVAL` for too many pieces.
+///
+/// # Panics
+/// When `bytes` is shorter than the pieces together.
+pub fn write_pieces(pid: i32, pieces: &[(Addr, usize)], bytes: &[u8]) -> io::Result<usize> {
+    let total = pieces.iter().map(|piece| piece.1).sum::<usize>();
+    let bytes = &bytes[..total];
+    let from = iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let to = pieces
+        .iter()
+        .map(|(addr, len)| remote(*addr, *len))
+        .collect::<Vec<_>>();
+    let len = to.len() as u64;
+    // SAFETY: `from` covers a borrowed buffer that the call only reads; `to` is another process's
+    // memory, which the kernel checks.
+    count(unsafe { libc::process_vm_writev(pid, &raw const from, 1, to.as_ptr(), len, 0) })
+}
+
+/// Replaces what is mapped in `span` of the process behind `pidfd` by huge pages with the same
+/// contents; pages that are missing become present and zero.
+///
+/// `span` starts and ends on 2 MiB boundaries inside one mapping of anonymous memory, and each
+/// 2 MiB of it has a page that is present. Works whatever
+/// /sys/kernel/mm/transparent_hugepage/enabled says, unless the mapping or the process refuses
+/// huge pages. See `MADV_COLLAPSE` in madvise(2), and process_madvise(2).
+///
+/// # Errors
+/// `EINVAL` when huge pages are refused or not known; `ENOMEM`, `EAGAIN` or `EBUSY` when none can
+/// be had now; `ESRCH`, `EPERM`.
+pub fn collapse(pidfd: BorrowedFd<'_>, span: Span) -> io::Result<()> {
+    let pieces = remote(span.start, span.bytes() as usize);
+    let fd = pidfd.as_raw_fd();
+    // SAFETY: the one remote vector lives for the call, and advice of this kind keeps contents.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            fd,
+            &raw const pieces,
+            1,
+            libc::MADV_COLLAPSE,
+            0,
+        )
+    };
+    if count(done as isize)? as u64 == span.bytes() {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EAGAIN))
     }
 }
 
