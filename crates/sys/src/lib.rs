@@ -7,5 +7,6 @@
 pub mod fork;
 pub mod pagemap;
 pub mod ptrace;
+pub mod tick;
 pub mod uffd;
 pub mod vm;

@@ -77,6 +77,11 @@ pub enum Event {
     Other(i32),
 }
 
+/// The signal of an interruption that is no group stop.
+pub const SIGTRAP: i32 = libc::SIGTRAP;
+/// The signal that stops and cannot be blocked.
+pub const SIGSTOP: i32 = libc::SIGSTOP;
+
 /// Registers' tag of `PTRACE_GETREGSET`.
 const NT_PRSTATUS: usize = 1;
 /// Extended state's tag of `PTRACE_GETREGSET`.
@@ -346,21 +351,31 @@ pub fn try_wait(tid: i32) -> io::Result<Option<(i32, Event)>> {
     wait_with(tid, libc::WNOHANG)
 }
 
+/// As [`wait`], but a signal that this thread handles meanwhile (see [`crate::tick`]) ends it.
+///
+/// # Errors
+/// `EINTR`; `ECHILD`.
+pub fn wait_interruptible(tid: i32) -> io::Result<(i32, Event)> {
+    wait_once(tid, 0).map(|event| event.expect("without WNOHANG there is an event"))
+}
+
 fn wait_with(tid: i32, flags: i32) -> io::Result<Option<(i32, Event)>> {
     loop {
-        let mut status = 0;
-        // SAFETY: `status` outlives the call.
-        let got = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | flags) };
-        if got > 0 {
-            return Ok(Some((got, event_of(status))));
+        match wait_once(tid, flags) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
         }
-        if got == 0 {
-            return Ok(None);
-        }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::EINTR) {
-            return Err(error);
-        }
+    }
+}
+
+fn wait_once(tid: i32, flags: i32) -> io::Result<Option<(i32, Event)>> {
+    let mut status = 0;
+    // SAFETY: `status` outlives the call.
+    let got = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | flags) };
+    match got {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        got => Ok(Some((got, event_of(status)))),
     }
 }
 

@@ -1,2 +1,18 @@
 //! A stopped process: its registers, its memory, batches of calls made inside it.
+//!
+//! - [`Thread`]: a traced and stopped thread with the registers that it goes on with,
+//! - [`Visit`]: a stopped process into which the blob was mapped; runs a [`Batch`] in each thread.
+//!
+//! Whatever happens, a target goes on as it was: dropping a [`Visit`] takes the blob out again,
+//! dropping a [`Thread`] lets it run, and when this process is killed in the middle of a visit the
+//! target's own threads find the way back (module [`comeback`]).
 #![forbid(unsafe_code)]
+
+pub mod comeback;
+mod error;
+mod thread;
+mod visit;
+
+pub use error::{Error, Result};
+pub use thread::{Saved, Thread};
+pub use visit::{Batch, Outcome, Visit};

@@ -1,0 +1,447 @@
+//! A visit: the blob is mapped into a stopped process and makes a batch of calls in each thread.
+//!
+//! The first call, the `mmap` that makes room, is made from a *stub*: a `syscall` instruction
+//! followed by [`comeback`] code, written into the zero padding that ends an executable mapping
+//! (the vDSO has some). Such a write goes into a private copy of the page, is never executed by
+//! the target itself, and is zeroed again at the end.
+//!
+//! While threads run in the mapping, being killed leaves them with a way back:
+//! - in the stub: the call returns and the comeback code follows;
+//! - in a batch: the thread parks at the end of its script, nobody fetches it, and after
+//!   [`PATIENCE`] it comes back by itself (the leader of a single-threaded process unmaps the blob
+//!   first, through the stub);
+//! - afterwards: the leader's registers lead to the stub's `munmap`, the others' are their own.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use abi::{Addr, Header, Op, PAGE_BYTES, Span, offset};
+use sys::ptrace::Registers;
+
+use crate::{Error, Result, Thread, comeback};
+
+/// How long a parked thread waits for its tracer before it goes back on its own.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The stub: `syscall` and the way back.
+const STUB_BYTES: usize = 2 + comeback::LEN_BYTES;
+/// The snippet that has a parked leader unmap the blob: see [`unmap_snippet`].
+const SNIPPET_BYTES: usize = 48;
+
+const MMAP: u64 = 9;
+const MUNMAP: u64 = 11;
+
+/// Calls to be made by one thread, laid out for addresses that are known only then.
+pub trait Batch {
+    /// The size of the compiled ops in bytes, with the end.
+    fn ops_bytes(&self) -> usize;
+    /// The size of the data that they point at, in bytes.
+    fn data_bytes(&self) -> usize;
+    /// The ops and the data for these addresses.
+    fn compile(&self, ops: Addr, data: Addr) -> (Vec<u8>, Vec<u8>);
+}
+
+/// What became of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Each op's result (negative errno on failure), without the end.
+    pub results: Vec<i64>,
+    /// The data after the calls.
+    pub data: Vec<u8>,
+    /// The index of the op that failed and ended the batch.
+    pub failed: Option<usize>,
+}
+
+/// A stopped process with the blob in it. Dropping it takes the blob out.
+#[derive(Debug)]
+pub struct Visit<'a> {
+    threads: &'a mut [Thread],
+    memory: File,
+    stub: Addr,
+    area: Option<Span>,
+}
+
+/// Where each thread's part of the area is.
+struct Place {
+    header: Addr,
+    ops: Addr,
+    data: Addr,
+    comeback: Addr,
+}
+
+impl<'a> Visit<'a> {
+    /// Prepares a visit to the process whose threads these are, the leader first.
+    /// `executable` are its executable mappings, the vDSO first if it has one; `memory` is its
+    /// /proc/PID/mem opened for reading and writing.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] when no mapping ends with enough zeros.
+    ///
+    /// # Panics
+    /// Without threads.
+    pub fn new(threads: &'a mut [Thread], memory: File, executable: &[Span]) -> Result<Self> {
+        let pid = threads[0].pid;
+        let stub = executable.iter().find_map(|span| padding(&memory, *span));
+        let stub = stub.ok_or(Error::NoRoom { pid, bytes: STUB_BYTES })?;
+        Ok(Self { threads, memory, stub, area: None })
+    }
+
+    /// Runs one batch in each thread, at the same time; `batches` are in the threads' order.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when the process dies; [`Error::Kernel`] when it may not map memory;
+    /// [`Error::Astray`].
+    pub fn run(&mut self, batches: &[&dyn Batch]) -> Result<Vec<Outcome>> {
+        assert_eq!(batches.len(), self.threads.len(), "one batch a thread");
+        let area = self.make_room(batches)?;
+        let places = self.fill(area, batches)?;
+        for (thread, place) in self.threads.iter_mut().zip(&places) {
+            let code = Registers {
+                rip: area.start.0,
+                r12: place.ops.0,
+                r13: place.header.0,
+                orig_rax: u64::MAX,
+                ..thread.saved.registers
+            };
+            thread.borrow(&code)?;
+            thread.start()?;
+        }
+        self.wait_parked(&places)?;
+        self.fetch_threads(area)?;
+        self.outcomes(&places, batches)
+    }
+
+    /// Has the leader map the area.
+    fn make_room(&mut self, batches: &[&dyn Batch]) -> Result<Span> {
+        let parts = batches.iter().map(|batch| part_bytes(*batch)).sum::<usize>();
+        let bytes = (CODE_BYTES + parts) as u64;
+        let bytes = bytes.next_multiple_of(PAGE_BYTES);
+        let leader = &mut self.threads[0];
+        let mut stub = vec![0x0f, 0x05];
+        stub.extend(comeback::code(&leader.saved.registers, leader.saved.mask));
+        let put = self.memory.write_all_at(&stub, self.stub.0);
+        put.map_err(|e| Error::of(leader.tid, "cannot write the stub", e))?;
+        // PROT_READ|PROT_WRITE|PROT_EXEC, MAP_PRIVATE|MAP_ANONYMOUS
+        let call = call_at(self.stub, leader, [MMAP, 0, bytes, 7, 0x22, u64::MAX, 0]);
+        leader.borrow(&call)?;
+        let start = leader.run_call()?;
+        if let 0..4096 = -start {
+            let source = std::io::Error::from_raw_os_error(i32::try_from(-start).expect("errno"));
+            return Err(Error::of(leader.tid, "it may not map executable memory", source));
+        }
+        let area = Span::new(Addr(start.cast_unsigned()), bytes);
+        self.area = Some(area);
+        Ok(area)
+    }
+
+    /// Writes code, headers, ops and data of all threads into the area.
+    fn fill(&self, area: Span, batches: &[&dyn Batch]) -> Result<Vec<Place>> {
+        let mut bytes = blob::code().to_vec();
+        bytes.resize(CODE_BYTES - SNIPPET_BYTES, 0xcc);
+        let snippet_at = area.start.plus(bytes.len() as u64);
+        bytes.extend(unmap_snippet(area, self.stub));
+        let mut places = Vec::new();
+        for (thread, batch) in self.threads.iter().zip(batches) {
+            let header = area.start.plus(bytes.len() as u64);
+            let ops = header.plus(Header::BYTES as u64);
+            let data = ops.plus((batch.ops_bytes().next_multiple_of(64)) as u64);
+            let comeback = data.plus(batch.data_bytes().next_multiple_of(64) as u64);
+            let alone = self.threads.len() == 1;
+            let resume = if alone { snippet_at } else { comeback };
+            let patience_s = i64::try_from(PATIENCE.as_secs()).expect("a short time");
+            let header_value = Header { resume: resume.0, patience_s, ..Header::default() };
+            let (op_bytes, data_bytes) = batch.compile(ops, data);
+            bytes.extend(header_value.to_bytes());
+            bytes.extend(op_bytes);
+            bytes.resize((data.0 - area.start.0) as usize, 0);
+            bytes.extend(data_bytes);
+            bytes.resize((comeback.0 - area.start.0) as usize, 0);
+            bytes.extend(comeback::code(&thread.saved.registers, thread.saved.mask));
+            bytes.resize(bytes.len().next_multiple_of(64), 0);
+            places.push(Place { header, ops, data, comeback });
+        }
+        let pid = self.threads[0].pid;
+        let put = sys::vm::write(pid, area.start, &bytes);
+        put.map_err(|e| Error::of(pid, "cannot write the blob", e))?;
+        Ok(places)
+    }
+
+    /// Waits until every thread has parked.
+    fn wait_parked(&self, places: &[Place]) -> Result<()> {
+        let pid = self.threads[0].pid;
+        let begun = Instant::now();
+        let mut pause = Duration::from_micros(10);
+        for group in places.chunks(sys::vm::PIECES_MAX) {
+            let pieces = group.iter().map(|place| (place.header, 4)).collect::<Vec<_>>();
+            let mut words = vec![0; pieces.len() * 4];
+            loop {
+                let got = sys::vm::read_pieces(pid, &pieces, &mut words);
+                let got = got.map_err(|e| Error::of(pid, "cannot read the blob's state", e))?;
+                if got == words.len() && words.chunks(4).all(|word| word != [0; 4]) {
+                    break;
+                }
+                if begun.elapsed() > PATIENCE {
+                    let what = "a batch of calls did not end".to_owned();
+                    return Err(Error::Astray { tid: pid, what });
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops the parked threads. The leader's registers lead to unmapping the area and back, the
+    /// others' are their own again.
+    fn fetch_threads(&mut self, area: Span) -> Result<()> {
+        let (leader, others) = self.threads.split_first_mut().expect("a leader");
+        for thread in others {
+            thread.halt()?;
+            inside(thread, area)?;
+            thread.give_back()?;
+        }
+        leader.halt()?;
+        inside(leader, area)?;
+        let unmap = [MUNMAP, area.start.0, area.bytes(), 0, 0, 0, 0];
+        let call = call_at(self.stub, leader, unmap);
+        leader.borrow(&call)
+    }
+
+    fn outcomes(&self, places: &[Place], batches: &[&dyn Batch]) -> Result<Vec<Outcome>> {
+        let pid = self.threads[0].pid;
+        let mut outcomes = Vec::new();
+        for (place, batch) in places.iter().zip(batches) {
+            let len = (place.comeback.0 - place.header.0) as usize;
+            let mut bytes = vec![0; len];
+            let read = sys::vm::read_exact(pid, place.header, &mut bytes);
+            read.map_err(|e| Error::of(pid, "cannot read the blob's answers", e))?;
+            let word = |at: usize| {
+                u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+            };
+            let count = batch.ops_bytes() / Op::BYTES - 1;
+            let first = Header::BYTES + offset::RESULT;
+            let results = (0..count).map(|op| word(first + op * Op::BYTES).cast_signed()).collect();
+            let failed = word(offset::FAILED).checked_sub(place.ops.0);
+            let data = (place.data.0 - place.header.0) as usize;
+            outcomes.push(Outcome {
+                results,
+                data: bytes[data..data + batch.data_bytes()].to_vec(),
+                failed: failed.map(|bytes| bytes as usize / Op::BYTES),
+            });
+        }
+        Ok(outcomes)
+    }
+
+    /// The mapping that a visit added, to be left out of a dump.
+    #[must_use]
+    pub fn area(&self) -> Option<Span> {
+        self.area
+    }
+
+    /// Takes the blob out again: unmaps the area, gives every thread its registers and signal mask
+    /// and zeroes the stub.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Kernel`].
+    pub fn leave(mut self) -> Result<()> {
+        self.clean()
+    }
+
+    fn clean(&mut self) -> Result<()> {
+        let Some(area) = self.area.take() else { return Ok(()) };
+        let leader = &mut self.threads[0];
+        let unmap = [MUNMAP, area.start.0, area.bytes(), 0, 0, 0, 0];
+        let call = call_at(self.stub, leader, unmap);
+        leader.borrow(&call)?;
+        leader.run_call()?;
+        for thread in self.threads.iter_mut() {
+            thread.give_back()?;
+        }
+        let zeroed = self.memory.write_all_at(&[0; STUB_BYTES], self.stub.0);
+        zeroed.map_err(|e| Error::of(self.threads[0].tid, "cannot zero the stub", e))
+    }
+
+    /// Leaves everything as it is: the process is about to be killed. Until then, and if it is
+    /// never killed, its threads find their way back when they go on.
+    pub fn abandon(mut self) {
+        self.area = None;
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.clean() {
+            log::warn!("cannot take the blob out of pid {}: {error}", self.threads[0].pid);
+        }
+    }
+}
+
+/// The blob's code and the unmapping snippet.
+const CODE_BYTES: usize = 512;
+
+fn part_bytes(batch: &dyn Batch) -> usize {
+    Header::BYTES.next_multiple_of(64)
+        + batch.ops_bytes().next_multiple_of(64)
+        + batch.data_bytes().next_multiple_of(64)
+        + comeback::LEN_BYTES.next_multiple_of(64)
+        + 64
+}
+
+/// The registers with which `thread` makes one call at the stub.
+fn call_at(stub: Addr, thread: &Thread, call: [u64; 7]) -> Registers {
+    Registers {
+        rip: stub.0,
+        rax: call[0],
+        rdi: call[1],
+        rsi: call[2],
+        rdx: call[3],
+        r10: call[4],
+        r8: call[5],
+        r9: call[6],
+        orig_rax: u64::MAX,
+        ..thread.saved.registers
+    }
+}
+
+/// Code for a parked leader that nobody fetched: `munmap(area)` at the stub, and back.
+fn unmap_snippet(area: Span, stub: Addr) -> Vec<u8> {
+    let mut out = vec![0xb8, MUNMAP as u8, 0, 0, 0]; // mov eax, 11
+    out.extend([0x48, 0xbf]); // movabs rdi, start
+    out.extend(area.start.0.to_le_bytes());
+    out.extend([0x48, 0xbe]); // movabs rsi, length
+    out.extend(area.bytes().to_le_bytes());
+    out.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
+    out.extend(stub.0.to_le_bytes());
+    out.resize(SNIPPET_BYTES, 0xcc);
+    out
+}
+
+/// A thread that was parked must still be in the area when it is fetched.
+fn inside(thread: &Thread, area: Span) -> Result<()> {
+    let regs = sys::ptrace::registers(thread.tid);
+    let regs = regs.map_err(|e| Error::of(thread.tid, "PTRACE_GETREGSET", e))?;
+    if area.contains(Addr(regs.rip)) {
+        return Ok(());
+    }
+    let what = "it went on before its answers were fetched".to_owned();
+    Err(Error::Astray { tid: thread.tid, what })
+}
+
+/// The last bytes of an executable mapping if they are zero: nobody executes them.
+fn padding(memory: &File, span: Span) -> Option<Addr> {
+    // A few bytes more, so that the last instruction before them may end in zeros.
+    const WANTED_BYTES: usize = STUB_BYTES + 64;
+    let at = span.end.0.checked_sub(WANTED_BYTES as u64)?;
+    if at < span.start.0 {
+        return None;
+    }
+    let mut tail = [0; WANTED_BYTES];
+    memory.read_exact_at(&mut tail, at).ok()?;
+    let free = tail.iter().all(|byte| *byte == 0);
+    free.then(|| Addr(span.end.0 - STUB_BYTES as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    struct Calls(Vec<Op>);
+
+    impl Batch for Calls {
+        fn ops_bytes(&self) -> usize {
+            (self.0.len() + 1) * Op::BYTES
+        }
+        fn data_bytes(&self) -> usize {
+            16
+        }
+        fn compile(&self, _: Addr, data: Addr) -> (Vec<u8>, Vec<u8>) {
+            let ops = self.0.iter().map(|op| {
+                let mut op = *op;
+                op.args[0] = if op.number == 318 { data.0 } else { op.args[0] };
+                op.to_bytes()
+            });
+            (ops.chain([Op::end().to_bytes()]).flatten().collect(), vec![0; 16])
+        }
+    }
+
+    fn cat() -> (Child, i32) {
+        let mut command = Command::new("cat");
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat starts");
+        echo(&mut child);
+        let pid = i32::try_from(child.id()).expect("a pid");
+        (child, pid)
+    }
+
+    fn echo(child: &mut Child) {
+        child.stdin.as_mut().expect("piped").write_all(b"x").expect("cat reads");
+        child.stdout.as_mut().expect("piped").read_exact(&mut [0]).expect("cat echoes");
+    }
+
+    fn vdso(pid: i32) -> Span {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+        let line = maps.lines().find(|line| line.ends_with("[vdso]")).expect("a vDSO");
+        let range = line.split(' ').next().expect("a range");
+        let (start, end) = range.split_once('-').expect("two ends");
+        let addr = |text| Addr(u64::from_str_radix(text, 16).expect("hexadecimal"));
+        Span { start: addr(start), end: addr(end) }
+    }
+
+    fn stop(pid: i32) -> Vec<Thread> {
+        Thread::seize(pid).expect("seize");
+        vec![Thread::stopped(pid, pid, None).expect("stopped")]
+    }
+
+    fn memory(pid: i32) -> File {
+        let path = format!("/proc/{pid}/mem");
+        File::options().read(true).write(true).open(path).expect("memory")
+    }
+
+    #[test]
+    fn calls_are_made_inside_and_nothing_stays() {
+        let (mut child, pid) = cat();
+        let maps = || std::fs::read(format!("/proc/{pid}/maps")).expect("maps");
+        let before = maps();
+        let mut threads = stop(pid);
+        let saved = threads[0].saved;
+        let mut visit = Visit::new(&mut threads, memory(pid), &[vdso(pid)]).expect("room");
+        // getpid; getrandom(data, 16, 0); close(-1), which fails
+        let mut close = Op::call(3, [u64::MAX, 0, 0, 0, 0, 0]);
+        close.kind = abi::Kind::Call as u64;
+        let calls = Calls(vec![Op::call(39, [0; 6]), Op::call(318, [0, 16, 0, 0, 0, 0]), close]);
+        let outcome = visit.run(&[&calls]).expect("runs").remove(0);
+        assert_eq!(outcome.results, [i64::from(pid), 16, -9]);
+        assert_eq!(outcome.failed, Some(2));
+        assert_ne!(outcome.data, [0; 16]);
+        visit.leave().expect("leaves");
+        assert_eq!(sys::ptrace::registers(pid).expect("registers"), saved.registers);
+        assert_eq!(sys::ptrace::signal_mask(pid).expect("mask"), saved.mask);
+        assert_eq!(maps(), before);
+        drop(threads);
+        echo(&mut child);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn an_abandoned_process_finds_its_way_back() {
+        let (mut child, pid) = cat();
+        let mut threads = stop(pid);
+        let mut visit = Visit::new(&mut threads, memory(pid), &[vdso(pid)]).expect("room");
+        visit.run(&[&Calls(vec![Op::call(39, [0; 6])])]).expect("runs");
+        let area = visit.area().expect("an area");
+        visit.abandon();
+        // What the kernel does when the tracer is killed: detach, nothing else.
+        sys::ptrace::detach(pid, 0).expect("detach");
+        threads.into_iter().for_each(Thread::forget);
+        echo(&mut child);
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+        assert!(!maps.contains(&format!("{:x}-", area.start.0)), "{maps}");
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+}
