@@ -1,2 +1,73 @@
-//! The image: manifest, records, page runs, index, reader and writer.
+//! The image: a manifest, records and page runs, written once and checked before anything of it is
+//! used.
+//!
+//! A [`Writer`] puts an image into a [`store::Store`] in two objects: pages as they are appended,
+//! and, last, a manifest with everything else. A [`Reader`] checks all that can be checked without
+//! reading pages when it opens an image, and a run's checksum whenever it reads one. docs/format.md
+//! says what the bytes are. This crate knows no resources: a [`Record`]'s payload is opaque here,
+//! and a space is a number.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use image::{Facts, NewRun, Reader, Run, RunKind, Seal, SpaceId, Writer, PAGE_BYTES};
+//!
+//! let store = Arc::new(store::Memory::default());
+//! let space = SpaceId(7);
+//! let writer = Writer::create(store.clone())?;
+//! writer.append(&[1; 2 * PAGE_BYTES], &[NewRun { space, first_page: 16, pages: 2 }])?;
+//! writer.mark(Run { space, first_page: 18, pages: 100, kind: RunKind::Zero });
+//! let id = writer.seal(Seal { durable: false, facts: Facts::default() })?;
+//!
+//! let reader = Reader::open(&*store)?;
+//! assert_eq!(reader.id(), id);
+//! let mut pages = [0; 3 * PAGE_BYTES];
+//! reader.read_pages(space, 16, &mut pages)?;
+//! assert_eq!((pages[0], pages[2 * PAGE_BYTES]), (1, 0));
+//! # Ok::<(), image::Error>(())
+//! ```
 #![forbid(unsafe_code)]
+
+mod error;
+mod header;
+mod index;
+mod manifest;
+mod reader;
+mod run;
+mod writer;
+
+use std::fmt;
+
+pub use error::{Error, Result};
+pub use manifest::{Facts, Record};
+pub use reader::{Reader, Space};
+pub use run::{DATA_RUN_MAX_PAGES, NewRun, PAGE_BYTES, Run, RunKind, SPACE_MAX_PAGES, SpaceId};
+pub use writer::{Seal, Writer};
+
+/// The format version that is written, and the newest that is read.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// The name of the object that makes a store an image.
+pub const MANIFEST_NAME: &str = "manifest.img";
+
+/// An image's identity: 128 random bits, printed as 32 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ImageId(pub [u8; 16]);
+
+impl ImageId {
+    /// Returns the name of the object that holds this image's pages.
+    pub fn pages_name(self) -> String {
+        format!("pages-{self}.img")
+    }
+}
+
+impl fmt::Display for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ImageId({self})")
+    }
+}

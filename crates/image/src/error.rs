@@ -1,0 +1,91 @@
+//! What goes wrong with images, and where.
+
+use crate::{ImageId, SpaceId};
+
+/// What went wrong with an image.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The image's bytes are not those that were written, or were never a valid image.
+    #[error("{file} is damaged at byte {offset_bytes}{}: {what}", in_space(*.space))]
+    Corrupt {
+        /// The object's name.
+        file: String,
+        /// What is wrong.
+        what: String,
+        /// The space concerned, where one is.
+        space: Option<SpaceId>,
+        /// Where in the object: the start of what is wrong.
+        offset_bytes: u64,
+    },
+    /// The image uses something that this version does not know.
+    #[error("the image needs {feature:?}, which is not supported")]
+    Unsupported {
+        /// The feature's name.
+        feature: String,
+    },
+    /// The store holds no image.
+    #[error("there is no image in {store}")]
+    NoImage {
+        /// The store.
+        store: String,
+    },
+    /// A page was asked for that the image does not describe.
+    #[error("the image has no page {page} of space {space}")]
+    NoPage {
+        /// The space.
+        space: SpaceId,
+        /// The page's number in it.
+        page: u64,
+    },
+    /// The runs, or records, that were given do not make an image.
+    #[error("cannot write run at page {page} of space {space}: {what}")]
+    BadRun {
+        /// The run's space.
+        space: SpaceId,
+        /// The run's first page.
+        page: u64,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The image would have more of something than the format allows.
+    #[error("an image holds at most {limit} {of}")]
+    TooLarge {
+        /// What there is too much of.
+        of: &'static str,
+        /// The limit.
+        limit: u64,
+    },
+    /// An earlier write of this image failed, so it cannot be finished.
+    #[error("image {id} was not written completely")]
+    Incomplete {
+        /// The image that was being written.
+        id: ImageId,
+    },
+    /// The store failed.
+    #[error("cannot {action} the image")]
+    Store {
+        /// What was being done, as a verb.
+        action: &'static str,
+        /// Why not.
+        #[source]
+        source: store::Error,
+    },
+    /// The kernel gave no random bits for an image's identity.
+    #[error("cannot draw an image id")]
+    Random(#[source] std::io::Error),
+}
+
+/// The result of everything here.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn store(action: &'static str) -> impl Fn(store::Error) -> Self {
+        move |source| Self::Store { action, source }
+    }
+}
+
+fn in_space(space: Option<SpaceId>) -> String {
+    space
+        .map(|space| format!(" (space {space})"))
+        .unwrap_or_default()
+}

@@ -1,0 +1,446 @@
+//! Reads an image: everything but pages is checked when it is opened, pages when they are read.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use prost::Message;
+use store::{Object, Store};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::header::{self, HEADER_BYTES, Header, MANIFEST_MAX_BYTES, Refusal, SECTIONS};
+pub use crate::index::Space;
+use crate::index::{Bounds, Fault, Index};
+use crate::manifest::{self, Manifest};
+use crate::run::{ENTRY_BYTES, PAGE_BYTES};
+use crate::{Error, Facts, ImageId, MANIFEST_NAME, Record, Result, Run, RunKind, SpaceId};
+
+/// Manifests up to this size are read with one call; of larger ones the header first.
+const ONE_READ_BYTES: u64 = 1 << 18;
+
+/// How much [`Reader::verify_all`] reads at once.
+const VERIFY_BYTES: u64 = 4 << 20;
+
+/// An opened image.
+pub struct Reader {
+    id: ImageId,
+    facts: Facts,
+    records: Vec<Record>,
+    index: Index,
+    pages: Option<Box<dyn Object>>,
+}
+
+impl Reader {
+    /// Opens the image in `store` and checks all of it but the contents of its pages: so every run
+    /// that the reader returns lies inside its space and inside the pages object, overlaps no
+    /// other, and refers to pages that exist.
+    ///
+    /// # Errors
+    /// [`Error::NoImage`], [`Error::Corrupt`], [`Error::Unsupported`], [`Error::Store`].
+    pub fn open(store: &dyn Store) -> Result<Self> {
+        let bytes = read_manifest(store)?;
+        let header = header::decode(&bytes, bytes.len() as u64).map_err(refused)?;
+        let [index, manifest, records] = sections(&header, &bytes)?;
+        let decoded = Manifest::decode(&bytes[manifest.clone()])
+            .map_err(|error| corrupt_manifest(manifest.start, error.to_string()))?;
+        decoded.check_features()?;
+        let start = records.start;
+        let records = manifest::decode_records(&bytes[records], decoded.records)
+            .map_err(|(at, what)| corrupt_manifest(start + at, what))?;
+        if !index.len().is_multiple_of(ENTRY_BYTES) {
+            return Err(corrupt_manifest(
+                index.end,
+                "the last index entry is cut".into(),
+            ));
+        }
+        let bounds = Bounds {
+            pages_bytes: decoded.pages_bytes,
+            parent: false,
+        };
+        let start = index.start;
+        let index = Index::new(bytes, index, bounds).map_err(|fault| bad_index(start, fault))?;
+        let pages = open_pages(store, header.id, decoded.pages_bytes, &index)?;
+        Ok(Self {
+            id: header.id,
+            facts: decoded.facts.unwrap_or_default(),
+            records,
+            index,
+            pages,
+        })
+    }
+
+    /// Returns the image's identity.
+    pub fn id(&self) -> ImageId {
+        self.id
+    }
+
+    /// Returns what the image's creator said about its creation.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Returns all records in the order in which they were written.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// Returns all spaces that have runs, by number.
+    pub fn spaces(&self) -> &[Space] {
+        self.index.spaces()
+    }
+
+    /// Returns the runs of `space` by page; none where there is no such space.
+    pub fn runs(&self, space: SpaceId) -> impl ExactSizeIterator<Item = Run> + '_ {
+        self.index.runs_of(space)
+    }
+
+    /// Returns the run that `page` of `space` is in.
+    pub fn find(&self, space: SpaceId, page: u64) -> Option<Run> {
+        self.index.find(space, page)
+    }
+
+    /// Returns the data runs of all spaces in the order of the pages object, which they fill
+    /// without gaps: what to read to read everything with few large reads.
+    pub fn stored(&self) -> Vec<Run> {
+        let is_data = |run: &Run| matches!(run.kind, RunKind::Data { .. });
+        let mut runs: Vec<Run> = self.index.runs().filter(is_data).collect();
+        runs.sort_by_key(data_offset);
+        runs
+    }
+
+    /// Returns the object that data runs' offsets refer to; none where no page is stored. Who reads
+    /// or maps it by itself passes what it found to [`Reader::check`].
+    pub fn pages_object(&self) -> Option<&dyn Object> {
+        self.pages.as_deref()
+    }
+
+    /// Finds where `page` of `space` really is, following copy-on-write sharing, and for how many
+    /// of the following pages, at most `pages`, that is the same run. The run is in another space
+    /// where the page is shared, and never of kind [`RunKind::Same`].
+    ///
+    /// # Errors
+    /// [`Error::NoPage`].
+    pub fn locate(&self, mut space: SpaceId, page: u64, mut pages: u64) -> Result<(Run, u64)> {
+        loop {
+            let run = self
+                .find(space, page)
+                .ok_or(Error::NoPage { space, page })?;
+            pages = pages.min(run.end_page() - page);
+            match run.kind {
+                RunKind::Same { space: other } => space = other,
+                _ => return Ok((run, pages)),
+            }
+        }
+    }
+
+    /// Reads the pages of a data run or a zero run of this image into `bytes`, and verifies them.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Store`].
+    ///
+    /// # Panics
+    /// Where `bytes` is not of the run's size, or the run of another kind: see [`Reader::locate`].
+    pub fn read(&self, run: &Run, bytes: &mut [u8]) -> Result<()> {
+        assert_eq!(
+            bytes.len() as u64,
+            run.len_bytes(),
+            "the buffer is as large as the run"
+        );
+        match run.kind {
+            RunKind::Data { offset_bytes, .. } => {
+                self.read_stored(bytes, offset_bytes, run.space)?;
+                self.check(run, bytes)
+            }
+            RunKind::Zero => {
+                bytes.fill(0);
+                Ok(())
+            }
+            RunKind::Same { .. } | RunKind::Parent => panic!("{run:?} has no bytes of its own"),
+        }
+    }
+
+    /// Verifies `bytes` that the caller read or mapped as the pages of `run`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    ///
+    /// # Panics
+    /// Like [`Reader::read`].
+    pub fn check(&self, run: &Run, bytes: &[u8]) -> Result<()> {
+        assert_eq!(
+            bytes.len() as u64,
+            run.len_bytes(),
+            "the bytes are the whole run"
+        );
+        let (offset_bytes, what) = match run.kind {
+            RunKind::Data {
+                offset_bytes,
+                checksum,
+            } => {
+                if xxh3_64(bytes) == checksum {
+                    return Ok(());
+                }
+                (
+                    offset_bytes,
+                    format!("the checksum of {} pages does not match", run.pages),
+                )
+            }
+            RunKind::Zero => {
+                let Some(at) = bytes.iter().position(|&byte| byte != 0) else {
+                    return Ok(());
+                };
+                (at as u64, "a byte of a zero page is not zero".into())
+            }
+            RunKind::Same { .. } | RunKind::Parent => panic!("{run:?} has no bytes of its own"),
+        };
+        let first_page = run.first_page;
+        let what = format!("{what} (from page {first_page:#x} of the space on)");
+        Err(self.corrupt_pages(offset_bytes, Some(run.space), what))
+    }
+
+    /// Reads the pages from `first_page` of `space` on until `bytes` is full, wherever they are,
+    /// and verifies them.
+    ///
+    /// # Errors
+    /// [`Error::NoPage`], [`Error::Corrupt`], [`Error::Store`].
+    ///
+    /// # Panics
+    /// Where `bytes` is not a whole number of pages.
+    pub fn read_pages(&self, space: SpaceId, first_page: u64, bytes: &mut [u8]) -> Result<()> {
+        assert!(bytes.len().is_multiple_of(PAGE_BYTES), "whole pages");
+        let mut page = first_page;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (run, pages) = self.locate(space, page, (rest.len() / PAGE_BYTES) as u64)?;
+            let (part, more) = rest.split_at_mut(pages as usize * PAGE_BYTES);
+            if run.kind == RunKind::Zero {
+                part.fill(0);
+            } else if pages == u64::from(run.pages) {
+                self.read(&run, part)?;
+            } else {
+                let mut whole = vec![0; run.len_bytes() as usize];
+                self.read(&run, &mut whole)?;
+                let start = (page - run.first_page) as usize * PAGE_BYTES;
+                part.copy_from_slice(&whole[start..start + part.len()]);
+            }
+            page += pages;
+            rest = more;
+        }
+        Ok(())
+    }
+
+    /// Reads and verifies every stored page, on `threads` threads.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for the first damage in the pages object; [`Error::Store`].
+    pub fn verify_all(&self, threads: usize) -> Result<()> {
+        let runs = self.stored();
+        let batches = batches(&runs);
+        let next = AtomicUsize::new(0);
+        let verify = || -> std::result::Result<(), (usize, Error)> {
+            let mut buffer = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Relaxed);
+                let Some(batch) = batches.get(number) else {
+                    return Ok(());
+                };
+                self.verify(&runs[batch.clone()], &mut buffer)
+                    .map_err(|error| (number, error))?;
+            }
+        };
+        let threads = threads.clamp(1, batches.len().max(1));
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(verify)).collect();
+            let own = verify();
+            let join = |other: std::thread::ScopedJoinHandle<'_, _>| {
+                other
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            others.into_iter().map(join).chain([own]).collect()
+        });
+        let first = results
+            .into_iter()
+            .filter_map(|result| result.err())
+            .min_by_key(|error| error.0);
+        first.map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    /// Verifies runs that follow each other in the pages object with one read.
+    fn verify(&self, runs: &[Run], buffer: &mut Vec<u8>) -> Result<()> {
+        let len_bytes: u64 = runs.iter().map(Run::len_bytes).sum();
+        buffer.resize(len_bytes as usize, 0);
+        self.read_stored(buffer, data_offset(&runs[0]), runs[0].space)?;
+        let mut rest = &buffer[..];
+        for run in runs {
+            let (own, more) = rest.split_at(run.len_bytes() as usize);
+            self.check(run, own)?;
+            rest = more;
+        }
+        Ok(())
+    }
+
+    /// Fills `bytes`, which belong to `space`, from the pages object.
+    fn read_stored(&self, bytes: &mut [u8], offset_bytes: u64, space: SpaceId) -> Result<()> {
+        let Some(pages) = &self.pages else {
+            let what = "the image has no pages".into();
+            return Err(self.corrupt_pages(offset_bytes, Some(space), what));
+        };
+        match pages.read_at(bytes, offset_bytes) {
+            Err(store::Error::Short { len_bytes, .. }) => {
+                let what = "it ends here, before its last page".into();
+                Err(self.corrupt_pages(len_bytes, Some(space), what))
+            }
+            result => result.map_err(Error::store("read pages of")),
+        }
+    }
+
+    fn corrupt_pages(&self, offset_bytes: u64, space: Option<SpaceId>, what: String) -> Error {
+        Error::Corrupt {
+            file: self.id.pages_name(),
+            what,
+            space,
+            offset_bytes,
+        }
+    }
+}
+
+/// Groups runs that follow each other in the pages object into reads of up to [`VERIFY_BYTES`].
+fn batches(runs: &[Run]) -> Vec<Range<usize>> {
+    let mut batches: Vec<Range<usize>> = Vec::new();
+    let mut len_bytes = 0;
+    for (number, run) in runs.iter().enumerate() {
+        match batches.last_mut() {
+            Some(batch) if len_bytes + run.len_bytes() <= VERIFY_BYTES => batch.end = number + 1,
+            _ => {
+                batches.push(number..number + 1);
+                len_bytes = 0;
+            }
+        }
+        len_bytes += run.len_bytes();
+    }
+    batches
+}
+
+fn data_offset(run: &Run) -> u64 {
+    match run.kind {
+        RunKind::Data { offset_bytes, .. } => offset_bytes,
+        _ => u64::MAX,
+    }
+}
+
+fn corrupt_manifest(offset: usize, what: String) -> Error {
+    let offset_bytes = offset as u64;
+    Error::Corrupt {
+        file: MANIFEST_NAME.into(),
+        what,
+        space: None,
+        offset_bytes,
+    }
+}
+
+/// Reads the whole manifest; what is too large is refused before memory is taken for it, and a
+/// large one only after its header was found to be right.
+fn read_manifest(store: &dyn Store) -> Result<Vec<u8>> {
+    let object = store.open(MANIFEST_NAME).map_err(|error| match error {
+        store::Error::Missing { store, .. } => Error::NoImage { store },
+        source => Error::Store {
+            action: "open the manifest of",
+            source,
+        },
+    })?;
+    let read = |bytes: &mut [u8], offset| match object.read_at(bytes, offset) {
+        Err(store::Error::Short { len_bytes, .. }) => Err(corrupt_manifest(
+            len_bytes as usize,
+            "it became shorter".into(),
+        )),
+        result => result.map_err(Error::store("read the manifest of")),
+    };
+    let file_bytes = object.len_bytes();
+    if file_bytes > ONE_READ_BYTES {
+        let mut start = [0; HEADER_BYTES];
+        read(&mut start, 0)?;
+        header::decode(&start, file_bytes).map_err(refused)?;
+        if file_bytes > MANIFEST_MAX_BYTES {
+            let what = format!("it has {file_bytes} bytes");
+            return Err(corrupt_manifest(MANIFEST_MAX_BYTES as usize, what));
+        }
+    }
+    let mut bytes = vec![0; file_bytes as usize];
+    read(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+fn refused(refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Corrupt(offset, what) => corrupt_manifest(offset as usize, what),
+        Refusal::Version(version) => Error::Unsupported {
+            feature: format!("format version {version}"),
+        },
+    }
+}
+
+/// Checks each section's checksum and returns where they are in `bytes`.
+fn sections(header: &Header, bytes: &[u8]) -> Result<[Range<usize>; SECTIONS.len()]> {
+    let ranges = header.sections.map(|section| {
+        let start = section.offset_bytes as usize;
+        start..start + section.len_bytes as usize
+    });
+    for ((name, section), range) in SECTIONS.iter().zip(header.sections).zip(&ranges) {
+        if xxh3_64(&bytes[range.clone()]) != section.checksum {
+            let what = format!("the checksum of section {name} does not match");
+            return Err(corrupt_manifest(range.start, what));
+        }
+    }
+    Ok(ranges)
+}
+
+fn bad_index(start: usize, fault: Fault) -> Error {
+    let offset_bytes = (start + fault.entry * ENTRY_BYTES) as u64;
+    let what = format!("{} (run at page {:#x})", fault.what, fault.first_page);
+    Error::Corrupt {
+        file: MANIFEST_NAME.into(),
+        what,
+        space: Some(fault.space),
+        offset_bytes,
+    }
+}
+
+/// Opens the pages object of image `id`, which must have `pages_bytes`.
+fn open_pages(
+    store: &dyn Store,
+    id: ImageId,
+    pages_bytes: u64,
+    index: &Index,
+) -> Result<Option<Box<dyn Object>>> {
+    if pages_bytes == 0 {
+        return Ok(None);
+    }
+    let file = id.pages_name();
+    let corrupt = |len_bytes: u64, what: String| {
+        let hit = |run: &Run| {
+            let start = data_offset(run);
+            (start..start.saturating_add(run.len_bytes())).contains(&len_bytes)
+        };
+        let space = index.runs().find(hit).map(|run| run.space);
+        Error::Corrupt {
+            file: file.clone(),
+            what,
+            space,
+            offset_bytes: len_bytes.min(pages_bytes),
+        }
+    };
+    let pages = store.open(&file).map_err(|error| match error {
+        store::Error::Missing { .. } => corrupt(0, "it is missing".into()),
+        source => Error::Store {
+            action: "open the pages of",
+            source,
+        },
+    })?;
+    match pages.len_bytes() {
+        len if len == pages_bytes => Ok(Some(pages)),
+        len => Err(corrupt(
+            len,
+            format!("it has {len} bytes, the manifest says {pages_bytes}"),
+        )),
+    }
+}
