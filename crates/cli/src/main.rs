@@ -1,2 +1,145 @@
-//! The stillframe command.
-fn main() {}
+//! The stillframe command: reads the command line, calls the engine, tells how it went.
+//!
+//! One file per command ([`dump`], [`restore`], [`check`], [`show`], [`generate`]). The command
+//! line is criu(8)'s: [`reading`] understands it with the table in [`criu`], [`config`] adds the
+//! configuration files. [`exit`] picks exit statuses; nothing else in the workspace prints.
+#![forbid(unsafe_code)]
+
+mod allowed;
+mod check;
+mod config;
+mod criu;
+mod dump;
+mod exit;
+mod generate;
+mod logfile;
+mod output;
+mod reading;
+mod restore;
+mod session;
+mod show;
+mod values;
+mod watch;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::exit::{Failure, Status};
+use crate::reading::{Command, Origin, Reading, Words};
+
+/// Freezes running process trees into images and brings them back
+#[derive(Debug, Parser)]
+#[command(name = "stillframe", version, arg_required_else_help = true)]
+#[command(disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Dump(dump::Dump),
+    Restore(restore::Restore),
+    Check(check::Check),
+    Show(show::Show),
+    #[command(hide = true)]
+    Generate(generate::Generate),
+}
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let json = arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    let status = run(arguments, started).unwrap_or_else(|failure| {
+        log::error!("{}", failure.line());
+        output::complain(&format!("stillframe: {}\n", failure.line()));
+        if let Some(advice) = failure.advice() {
+            output::complain(&format!("  {advice}\n"));
+        }
+        if json {
+            output::say(&format!("{}\n", failure.json()));
+        }
+        failure.status()
+    });
+    logfile::flush();
+    ExitCode::from(status as u8)
+}
+
+fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
+    let reading = read(arguments)?;
+    if reading.version {
+        output::say(concat!("stillframe ", env!("CARGO_PKG_VERSION"), "\n"));
+        return Ok(Status::Done);
+    }
+    let idle = &reading.idle;
+    match reading.command {
+        Some(Command::Dump) => match parse::<dump::Dump>("dump", reading.words) {
+            Ok(dump) => dump.run(idle, started),
+            Err(error) => Ok(misused(&error)),
+        },
+        Some(Command::Restore) => match parse::<restore::Restore>("restore", reading.words) {
+            Ok(restore) => restore.run(idle, started),
+            Err(error) => Ok(misused(&error)),
+        },
+        Some(Command::Check) => match parse::<check::Check>("check", reading.words) {
+            Ok(check) => check.run(started),
+            Err(error) => Ok(misused(&error)),
+        },
+        Some(Command::Show) => match parse::<show::Show>("show", reading.words) {
+            Ok(show) => show.run(),
+            Err(error) => Ok(misused(&error)),
+        },
+        Some(Command::Generate) => match parse::<generate::Generate>("generate", reading.words) {
+            Ok(generate) => generate.run(),
+            Err(error) => Ok(misused(&error)),
+        },
+        None => {
+            let program = [OsString::from("stillframe")];
+            match Cli::try_parse_from(program.into_iter().chain(reading.words)) {
+                Ok(cli) => unreachable!("the command {:?} was read as none", cli.action),
+                Err(error) => Ok(misused(&error)),
+            }
+        }
+    }
+}
+
+/// Reads the command line and, for commands that have them, the configuration files before it.
+fn read(words: Vec<OsString>) -> Result<Reading, Failure> {
+    let (defaults, named) = reading::configuration(&words);
+    let line = Words { origin: Origin::CommandLine, words };
+    let alone = reading::read(std::slice::from_ref(&line)).map_err(Failure::Reading)?;
+    let configured = matches!(
+        alone.command,
+        Some(Command::Dump | Command::Restore | Command::Check)
+    );
+    if !configured || alone.version {
+        return Ok(alone);
+    }
+    let (home, variable) = (std::env::var_os("HOME"), std::env::var_os(config::VARIABLE));
+    let places = config::Places::new(defaults, named, home, variable);
+    let mut sources = places.read().map_err(Failure::Configuration)?;
+    if sources.is_empty() {
+        return Ok(alone);
+    }
+    sources.push(line);
+    reading::read(&sources).map_err(Failure::Reading)
+}
+
+/// Parses the words of one command without building the parsers of the others.
+fn parse<T: Args>(name: &'static str, words: Vec<OsString>) -> Result<T, clap::Error> {
+    let command = clap::Command::new(name).bin_name(format!("stillframe {name}"));
+    let mut command = T::augment_args(command);
+    let program = [OsString::from(name)];
+    let matches = command.try_get_matches_from_mut(program.into_iter().chain(words))?;
+    T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Prints what the parser says: help, or what is wrong.
+fn misused(error: &clap::Error) -> Status {
+    // A terminal that went away cannot be told anything.
+    let _ = error.print();
+    if error.use_stderr() { Status::Usage } else { Status::Done }
+}

@@ -5,6 +5,7 @@
 //! safely is called there directly.
 
 pub mod fork;
+pub mod inherited;
 pub mod pagemap;
 pub mod ptrace;
 pub mod tick;

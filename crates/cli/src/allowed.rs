@@ -1,0 +1,66 @@
+//! The options with which a target may hold what an image cannot hold the other end of.
+
+use clap::Args;
+use process::Allowed;
+
+use crate::exit::Failure;
+
+/// Given to dump and restore alike.
+#[derive(Debug, Default, Args)]
+pub struct AllowedArgs {
+    /// The session or the terminal of the tree belongs to a shell outside of it
+    #[arg(short = 'j', long)]
+    shell_job: bool,
+
+    /// Keep established TCP connections
+    #[arg(long)]
+    tcp_established: bool,
+
+    /// Bring TCP connections back closed
+    #[arg(long)]
+    tcp_close: bool,
+
+    /// Unix sockets may be connected to somebody outside the tree: any, or those of these inodes
+    #[arg(
+        short = 'x',
+        long,
+        value_name = "INODE,…",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+    )]
+    ext_unix_sk: Vec<String>,
+
+    /// Keep file locks; nobody outside the tree may share them
+    #[arg(short = 'l', long)]
+    file_locks: bool,
+
+    /// Give a deleted file that has other names a temporary one
+    #[arg(long)]
+    link_remap: bool,
+}
+
+impl TryFrom<&AllowedArgs> for Allowed {
+    type Error = Failure;
+
+    fn try_from(args: &AllowedArgs) -> Result<Self, Failure> {
+        let mut inodes = Vec::new();
+        let words = args.ext_unix_sk.iter().flat_map(|list| list.split(','));
+        for word in words.filter(|word| !word.is_empty()) {
+            let inode = word.parse();
+            let inode = inode.map_err(|_| {
+                Failure::Usage(format!("--ext-unix-sk takes inodes, and {word:?} is none"))
+            })?;
+            inodes.push(inode);
+        }
+        Ok(Self {
+            shell_job: args.shell_job,
+            tcp_established: args.tcp_established,
+            tcp_close: args.tcp_close,
+            ext_unix_sk: !args.ext_unix_sk.is_empty(),
+            ext_unix_inodes: inodes,
+            file_locks: args.file_locks,
+            link_remap: args.link_remap,
+        })
+    }
+}

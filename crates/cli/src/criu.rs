@@ -1,0 +1,214 @@
+//! The options and commands of criu(8) 4.2 as data: what becomes of each one here.
+
+use crate::reading::Command;
+
+/// Whether an option has an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Argument {
+    /// It has none.
+    None,
+    /// It has none, and `--no-NAME` takes it back.
+    Switch,
+    /// It needs one.
+    Required,
+    /// It may have one, written `--name=value` or `-nvalue`.
+    Optional,
+}
+
+/// What happens to an option on one command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// The command does what the option says.
+    Taken,
+    /// criu(8) accepts it on this command without any effect, and so does this program.
+    Idle,
+    /// It would have an effect that is not there yet: refused by name.
+    Refused,
+    /// It makes no sense on this command: an error in usage, as in criu(8).
+    Misplaced,
+}
+
+/// One option of the command line.
+#[derive(Debug)]
+pub struct Flag {
+    /// The long name, without dashes.
+    pub name: &'static str,
+    /// The letter, where there is one.
+    pub short: Option<char>,
+    /// Whether it has an argument.
+    pub argument: Argument,
+    /// Whether every occurrence counts; otherwise the last one does.
+    pub repeats: bool,
+    /// Its fate on dump.
+    pub dump: Fate,
+    /// Its fate on restore.
+    pub restore: Fate,
+    /// Its fate on check.
+    pub check: Fate,
+    /// The arguments that there are; empty means any.
+    pub values: &'static [&'static str],
+    /// Arguments that ask for what is done anyway, so that the option is accepted with them.
+    pub harmless: &'static [&'static str],
+    /// Whether criu(8) has it.
+    pub of_criu: bool,
+}
+
+impl Flag {
+    /// Tells what becomes of the option on `command`.
+    pub fn fate(&self, command: Command) -> Fate {
+        match command {
+            Command::Dump => self.dump,
+            Command::Restore => self.restore,
+            Command::Check => self.check,
+            Command::Show | Command::Generate => Fate::Taken,
+        }
+    }
+}
+
+/// Commands of criu(8) that are not there yet: refused by name.
+pub const REFUSED_COMMANDS: &[&str] =
+    &["cpuinfo", "dedup", "exec", "lazy-pages", "page-server", "pre-dump", "service", "swrk"];
+
+use Argument::{None as Bare, Optional, Required, Switch};
+use Fate::{Idle, Misplaced, Refused, Taken};
+
+const fn flag(name: &'static str, argument: Argument, fates: [Fate; 3]) -> Flag {
+    let [dump, restore, check] = fates;
+    Flag {
+        name,
+        short: None,
+        argument,
+        repeats: false,
+        dump,
+        restore,
+        check,
+        values: &[],
+        harmless: &[],
+        of_criu: true,
+    }
+}
+
+impl Flag {
+    const fn short(mut self, letter: char) -> Flag {
+        self.short = Some(letter);
+        self
+    }
+
+    const fn repeats(mut self) -> Flag {
+        self.repeats = true;
+        self
+    }
+
+    const fn values(mut self, values: &'static [&'static str]) -> Flag {
+        self.values = values;
+        self
+    }
+
+    const fn harmless(mut self, values: &'static [&'static str]) -> Flag {
+        self.harmless = values;
+        self
+    }
+
+    const fn own(mut self) -> Flag {
+        self.of_criu = false;
+        self
+    }
+}
+
+/// Every option: those of criu(8) 4.2 in the order of their names, then this program's own.
+///
+/// The three fates are those on dump, restore and check.
+#[rustfmt::skip]
+pub static FLAGS: &[Flag] = &[
+    flag("action-script", Required, [Taken, Taken, Idle]).repeats(),
+    flag("address", Required, [Idle, Idle, Idle]),
+    flag("all", Bare, [Idle, Idle, Taken]),
+    flag("allow-uprobes", Switch, [Refused, Refused, Idle]),
+    flag("auto-dedup", Switch, [Refused, Refused, Idle]),
+    flag("cgroup-dump-controller", Required, [Refused, Idle, Idle]).repeats(),
+    flag("cgroup-props", Required, [Refused, Idle, Idle]),
+    flag("cgroup-props-file", Required, [Refused, Idle, Idle]),
+    flag("cgroup-root", Required, [Refused, Refused, Idle]).repeats(),
+    flag("cgroup-yard", Required, [Refused, Refused, Idle]),
+    flag("close", Required, [Taken, Taken, Taken]).repeats(),
+    flag("config", Required, [Taken, Taken, Taken]),
+    flag("cpu-cap", Optional, [Refused, Refused, Idle]),
+    flag("daemon", Switch, [Idle, Taken, Idle]),
+    flag("deprecated", Switch, [Idle, Idle, Idle]),
+    flag("display-stats", Switch, [Taken, Taken, Idle]),
+    flag("empty-ns", Required, [Refused, Refused, Idle]),
+    flag("enable-external-masters", Bare, [Refused, Idle, Idle]),
+    flag("enable-external-sharing", Bare, [Refused, Idle, Idle]),
+    flag("enable-fs", Required, [Refused, Refused, Idle]).repeats(),
+    flag("evasive-devices", Switch, [Refused, Refused, Idle]),
+    flag("exec-cmd", Bare, [Misplaced, Taken, Misplaced]),
+    flag("experimental", Switch, [Idle, Idle, Taken]),
+    flag("ext-mount-map", Required, [Refused, Refused, Idle]).short('M').repeats(),
+    flag("ext-unix-sk", Optional, [Taken, Taken, Idle]).short('x').repeats(),
+    flag("external", Required, [Refused, Refused, Idle]).repeats(),
+    flag("extra", Switch, [Idle, Idle, Taken]),
+    flag("feature", Required, [Idle, Idle, Taken]).repeats(),
+    flag("file-locks", Switch, [Taken, Taken, Idle]).short('l'),
+    flag("file-validation", Required, [Refused, Refused, Idle]).values(&["buildid", "filesize"]),
+    flag("force-irmap", Switch, [Refused, Idle, Idle]),
+    flag("freeze-cgroup", Required, [Refused, Idle, Idle]),
+    flag("ghost-fiemap", Switch, [Idle, Idle, Idle]),
+    flag("ghost-limit", Required, [Taken, Idle, Idle]),
+    flag("help", Bare, [Taken, Taken, Taken]).short('h'),
+    flag("images-dir", Required, [Taken, Taken, Idle]).short('D'),
+    flag("inherit-fd", Required, [Idle, Taken, Idle]).repeats(),
+    flag("irmap-scan-path", Required, [Refused, Idle, Idle]).repeats(),
+    flag("join-ns", Required, [Idle, Refused, Idle]).short('J').repeats(),
+    flag("lazy-pages", Bare, [Refused, Refused, Idle]),
+    flag("leave-running", Bare, [Taken, Idle, Idle]).short('R'),
+    flag("leave-stopped", Bare, [Taken, Taken, Idle]).short('s'),
+    flag("libdir", Required, [Refused, Refused, Idle]).short('L'),
+    flag("link-remap", Switch, [Taken, Taken, Idle]),
+    flag("log-file", Required, [Taken, Taken, Taken]).short('o'),
+    flag("log-pid", Switch, [Idle, Refused, Idle]),
+    flag("lsm-mount-context", Required, [Idle, Refused, Idle]),
+    flag("lsm-profile", Required, [Idle, Refused, Idle]),
+    flag("manage-cgroups", Optional, [Refused, Refused, Idle])
+        .values(&["none", "props", "soft", "full", "strict", "ignore"]).harmless(&["ignore"]),
+    flag("mntns-compat-mode", Switch, [Refused, Refused, Idle]),
+    flag("ms", Bare, [Refused, Refused, Refused]),
+    flag("network-lock", Required, [Refused, Refused, Idle])
+        .values(&["iptables", "nftables", "skip"]),
+    flag("no-default-config", Bare, [Taken, Taken, Taken]),
+    flag("page-server", Switch, [Refused, Idle, Idle]),
+    flag("pidfile", Required, [Idle, Taken, Idle]),
+    flag("port", Required, [Idle, Idle, Idle]),
+    flag("pre-dump-mode", Required, [Idle, Idle, Idle]).values(&["read", "splice"]),
+    flag("prev-images-dir", Required, [Refused, Idle, Idle]),
+    flag("ps-socket", Required, [Idle, Idle, Idle]),
+    flag("restore-detached", Switch, [Idle, Taken, Idle]).short('d'),
+    flag("restore-sibling", Switch, [Idle, Taken, Idle]).short('S'),
+    flag("root", Required, [Idle, Taken, Idle]).short('r'),
+    flag("shell-job", Switch, [Taken, Taken, Idle]).short('j'),
+    flag("skip-file-rwx-check", Switch, [Idle, Refused, Idle]),
+    flag("skip-in-flight", Switch, [Refused, Idle, Idle]),
+    flag("skip-mnt", Required, [Refused, Refused, Idle]).repeats(),
+    flag("status-fd", Required, [Taken, Taken, Idle]),
+    flag("stream", Switch, [Refused, Refused, Idle]),
+    flag("tcp-close", Switch, [Taken, Taken, Idle]),
+    flag("tcp-established", Switch, [Taken, Taken, Idle]),
+    flag("timeout", Required, [Taken, Idle, Idle]),
+    flag("tls", Switch, [Idle, Idle, Idle]),
+    flag("tls-cacert", Required, [Idle, Idle, Idle]),
+    flag("tls-cacrl", Required, [Idle, Idle, Idle]),
+    flag("tls-cert", Required, [Idle, Idle, Idle]),
+    flag("tls-key", Required, [Idle, Idle, Idle]),
+    flag("tls-no-cn-verify", Bare, [Idle, Idle, Idle]),
+    flag("track-mem", Switch, [Refused, Idle, Idle]),
+    flag("tree", Required, [Taken, Idle, Idle]).short('t'),
+    flag("unprivileged", Switch, [Idle, Idle, Idle]),
+    flag("verbosity", Optional, [Taken, Taken, Taken]).short('v').repeats(),
+    flag("version", Bare, [Taken, Taken, Taken]).short('V'),
+    flag("veth-pair", Required, [Idle, Refused, Idle]).repeats(),
+    flag("weak-sysctls", Switch, [Idle, Refused, Idle]),
+    flag("work-dir", Required, [Taken, Taken, Taken]).short('W'),
+
+    flag("json", Bare, [Taken, Taken, Taken]).own(),
+    flag("plan", Bare, [Misplaced, Taken, Misplaced]).own(),
+    flag("sync", Switch, [Taken, Misplaced, Misplaced]).own(),
+];

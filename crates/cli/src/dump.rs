@@ -1,0 +1,126 @@
+//! `stillframe dump`: saves a process tree.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use process::{Afterwards, Allowed, DumpOptions, DumpReport};
+use rustix::process::Pid;
+use serde_json::{Value, json};
+
+use crate::allowed::AllowedArgs;
+use crate::exit::{Failure, Status};
+use crate::output;
+use crate::session::Common;
+use crate::values;
+use crate::watch::Watch;
+
+/// Save a process tree into an image
+#[derive(Debug, Args)]
+pub struct Dump {
+    /// The root of the tree
+    #[arg(short = 't', long, value_name = "PID", value_parser = values::pid)]
+    tree: Pid,
+
+    /// Let the tree run on instead of killing it
+    #[arg(short = 'R', long)]
+    leave_running: bool,
+
+    /// Leave the tree stopped instead of killing it
+    #[arg(short = 's', long)]
+    leave_stopped: bool,
+
+    /// Store deleted files up to this size, in bytes or with K, M or G
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = values::size)]
+    ghost_limit: u64,
+
+    /// Give up after this many seconds of collecting tasks; 0 never does
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    timeout: u64,
+
+    /// Do not wait until the image is on the disk before the tree is killed
+    #[arg(long)]
+    no_sync: bool,
+
+    #[command(flatten)]
+    allowed: AllowedArgs,
+
+    #[command(flatten)]
+    pub common: Common,
+}
+
+impl Dump {
+    /// Saves the tree.
+    ///
+    /// # Errors
+    /// Whatever the engine tells; the tree then runs as before.
+    pub fn run(self, idle: &[&str], started: Instant) -> Result<Status, Failure> {
+        let allowed = Allowed::try_from(&self.allowed)?;
+        let mut session = self.common.start("dump", true, idle, started)?;
+        let options = self.options(allowed, &session.images_dir);
+        let mut watch = Watch::new(&session);
+        let report = process::dump(&options, &mut watch)
+            .map_err(|source| Failure::Engine { doing: "dump", source })?;
+        drop(watch);
+        session.ready();
+        log::info!("dumped {} tasks in {} us", report.tasks, report.total_us);
+        if self.common.json {
+            output::say(&format!("{}\n", to_json(&report)));
+        } else if self.common.display_stats {
+            output::say(&to_text(&report));
+        }
+        Ok(Status::Done)
+    }
+
+    fn options(&self, allowed: Allowed, images_dir: &std::path::Path) -> DumpOptions {
+        DumpOptions {
+            tree: self.tree,
+            images_dir: images_dir.to_owned(),
+            afterwards: match (self.leave_running, self.leave_stopped) {
+                (true, _) => Afterwards::Run,
+                (false, true) => Afterwards::Stop,
+                (false, false) => Afterwards::Kill,
+            },
+            allowed,
+            ghost_limit_bytes: self.ghost_limit,
+            timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
+            sync: !self.no_sync,
+        }
+    }
+}
+
+fn to_json(report: &DumpReport) -> Value {
+    json!({"dump": {
+        "image": report.image,
+        "tasks": report.tasks,
+        "threads": report.threads,
+        "stored_pages": report.stored_pages,
+        "zero_pages": report.zero_pages,
+        "shared_pages": report.shared_pages,
+        "image_bytes": report.image_bytes,
+        "frozen_us": report.frozen_us,
+        "total_us": report.total_us,
+    }})
+}
+
+fn to_text(report: &DumpReport) -> String {
+    format!(
+        "image         {}\n\
+         tasks         {}\n\
+         threads       {}\n\
+         pages stored  {}\n\
+         pages zero    {}\n\
+         pages shared  {}\n\
+         image bytes   {}\n\
+         frozen        {} us\n\
+         whole dump    {} us\n",
+        report.image,
+        report.tasks,
+        report.threads,
+        report.stored_pages,
+        report.zero_pages,
+        report.shared_pages,
+        report.image_bytes,
+        report.frozen_us,
+        report.total_us,
+    )
+}

@@ -1,0 +1,169 @@
+//! How a command ends: its exit status, what it says on stderr, and the same as JSON.
+
+use std::error::Error as _;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use process::Blame;
+use serde_json::{Value, json};
+
+use crate::{config, reading};
+
+/// Exit statuses; docs/exit-codes.md explains them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// What was asked for is done.
+    Done = 0,
+    /// The system refused something; `check`: something is missing.
+    Failed = 1,
+    /// The command line makes no sense, or asks for an option that is not there.
+    Usage = 2,
+    /// The target or the image uses something that is not saved.
+    Unsupported = 3,
+    /// The target ended, or something that the image needs is gone.
+    Gone = 4,
+    /// The image is damaged.
+    Corrupt = 5,
+    /// The image cannot be written or read.
+    Store = 6,
+}
+
+impl Status {
+    /// Returns the name of the status in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Usage => "usage",
+            Self::Unsupported => "unsupported",
+            Self::Gone => "gone",
+            Self::Corrupt => "corrupt",
+            Self::Store => "store",
+        }
+    }
+}
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The command line or a configuration file makes no sense.
+    #[error(transparent)]
+    Reading(reading::Error),
+    /// A configuration file cannot be read.
+    #[error(transparent)]
+    Configuration(config::Unreadable),
+    /// Options that do not go together.
+    #[error("{0}")]
+    Usage(String),
+    /// A file outside the image.
+    #[error("cannot {action} {}", .path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A descriptor that the caller should have passed.
+    #[error("cannot use descriptor {fd}, which {option} names")]
+    Descriptor {
+        /// Its number.
+        fd: i32,
+        /// The option that names it.
+        option: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The command of `--exec-cmd`.
+    #[error("the tree is restored, but {command:?} cannot be executed")]
+    Exec {
+        /// The command.
+        command: std::ffi::OsString,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The work itself failed.
+    #[error("{doing} failed")]
+    Engine {
+        /// The command.
+        doing: &'static str,
+        /// Why.
+        #[source]
+        source: process::Error,
+    },
+}
+
+impl Failure {
+    /// Returns the exit status of the failure.
+    pub fn status(&self) -> Status {
+        match self {
+            Self::Reading(_) | Self::Configuration(_) | Self::Usage(_) => Status::Usage,
+            Self::Descriptor { .. } => Status::Usage,
+            Self::File { .. } => Status::Store,
+            Self::Exec { .. } => Status::Failed,
+            Self::Engine { source, .. } => match source.blame() {
+                Blame::Unsupported => Status::Unsupported,
+                Blame::Gone => Status::Gone,
+                Blame::Kernel => Status::Failed,
+                Blame::Corrupt => Status::Corrupt,
+                Blame::Store => Status::Store,
+            },
+        }
+    }
+
+    /// Tells what to do next, where something can be done.
+    pub fn advice(&self) -> Option<String> {
+        let advice = match self {
+            Self::Reading(reading::Error::OptionUnsupported { .. }) => {
+                "leave the option out if the target does without it; docs/criu.md lists those \
+                 that are there"
+            }
+            Self::Reading(reading::Error::CommandUnsupported(_)) => {
+                "`stillframe --help` lists the commands that are there"
+            }
+            Self::Reading(_) | Self::Usage(_) => "`stillframe COMMAND --help` lists the options",
+            Self::Configuration(_) => {
+                "correct the name, or leave the default files out with --no-default-config"
+            }
+            Self::Engine { source, .. } => return source.advice(),
+            _ => return None,
+        };
+        Some(advice.to_owned())
+    }
+
+    fn causes(&self) -> Vec<String> {
+        let mut causes = Vec::new();
+        let mut error = self.source();
+        while let Some(cause) = error {
+            causes.push(cause.to_string());
+            error = cause.source();
+        }
+        causes
+    }
+
+    /// Returns the failure as a line for people, with its causes on the same line.
+    pub fn line(&self) -> String {
+        let mut line = self.to_string();
+        for cause in self.causes() {
+            // Writing to a string cannot fail.
+            let _ = write!(line, ": {cause}");
+        }
+        line
+    }
+
+    /// Returns the failure as machines read it.
+    pub fn json(&self) -> Value {
+        json!({"error": {
+            "kind": self.status().name(),
+            "status": self.status() as u8,
+            "message": self.to_string(),
+            "causes": self.causes(),
+            "advice": self.advice(),
+        }})
+    }
+}

@@ -1,0 +1,69 @@
+//! `stillframe generate`: writes shell completions and the manual.
+
+use std::io::Write as _;
+
+use clap::{Args, CommandFactory as _, Subcommand};
+use clap_complete::Shell;
+
+use crate::exit::{Failure, Status};
+use crate::output;
+
+/// Write shell completions or the manual page to stdout
+#[derive(Debug, Args)]
+pub struct Generate {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Completions for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// The manual page, in roff
+    Man,
+}
+
+impl Generate {
+    /// Prints what was asked for.
+    ///
+    /// # Errors
+    /// None so far: what is printed is made in memory.
+    pub fn run(self) -> Result<Status, Failure> {
+        let mut text = Vec::new();
+        let mut command = crate::Cli::command();
+        match self.what {
+            What::Completions { shell } => {
+                clap_complete::generate(shell, &mut command, "stillframe", &mut text);
+            }
+            What::Man => manual(command, &mut text).expect("memory can be written"),
+        }
+        output::say(&String::from_utf8_lossy(&text));
+        Ok(Status::Done)
+    }
+}
+
+/// Writes one page: the program, then each command under a heading of its own.
+fn manual(mut program: clap::Command, text: &mut Vec<u8>) -> std::io::Result<()> {
+    program.build();
+    let page = clap_mangen::Man::new(program.clone()).section("8");
+    page.render_title(text)?;
+    page.render_name_section(text)?;
+    page.render_synopsis_section(text)?;
+    page.render_description_section(text)?;
+    page.render_options_section(text)?;
+    for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let name = command.get_name().to_uppercase();
+        let page = clap_mangen::Man::new(command.clone());
+        writeln!(text, ".SH {name}")?;
+        let mut part = Vec::new();
+        page.render_synopsis_section(&mut part)?;
+        page.render_description_section(&mut part)?;
+        page.render_options_section(&mut part)?;
+        text.extend_from_slice(String::from_utf8_lossy(&part).replace(".SH ", ".SS ").as_bytes());
+    }
+    text.extend_from_slice(include_str!("manual.roff").as_bytes());
+    Ok(())
+}

@@ -1,0 +1,448 @@
+//! Reads a command line the way criu(8) does and rewrites it into plain words for the parser.
+//!
+//! criu(8) takes options before and after the command, abbreviated names, letters in a row, the
+//! same options from configuration files, `--no-NAME`, and the last word wins. All of that ends
+//! here: what comes out is a command and `--name=value` words, each option once.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use crate::criu::{Argument, FLAGS, Fate, Flag, REFUSED_COMMANDS};
+
+/// A command of this program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Save a tree.
+    Dump,
+    /// Bring it back.
+    Restore,
+    /// Tell what is possible here.
+    Check,
+    /// Tell what an image holds.
+    Show,
+    /// Write completions or the manual.
+    Generate,
+}
+
+impl Command {
+    /// Returns the command of that name.
+    pub fn named(name: &OsStr) -> Option<Self> {
+        Some(match name.to_str()? {
+            "dump" => Self::Dump,
+            "restore" => Self::Restore,
+            "check" => Self::Check,
+            "show" => Self::Show,
+            "generate" => Self::Generate,
+            _ => return None,
+        })
+    }
+}
+
+/// What is wrong with a command line or a configuration file.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum Error {
+    /// An option of criu(8) that is not there yet.
+    #[error("--{name} of criu(8) is not supported yet{origin}")]
+    OptionUnsupported {
+        /// Its long name.
+        name: &'static str,
+        /// Where it stands.
+        origin: Origin,
+    },
+    /// A command of criu(8) that is not there yet.
+    #[error("the command {0} of criu(8) is not supported yet")]
+    CommandUnsupported(&'static str),
+    /// An abbreviation that fits several options.
+    #[error("--{word} may be any of {}{origin}", .candidates.join(", "))]
+    Ambiguous {
+        /// The abbreviation.
+        word: String,
+        /// The names that it fits.
+        candidates: Vec<String>,
+        /// Where it stands.
+        origin: Origin,
+    },
+    /// An option without its argument.
+    #[error("--{name} needs an argument{origin}")]
+    ArgumentMissing {
+        /// Its long name.
+        name: &'static str,
+        /// Where it stands.
+        origin: Origin,
+    },
+    /// An argument where none belongs.
+    #[error("--{name} has no argument{origin}")]
+    ArgumentUnexpected {
+        /// Its long name.
+        name: &'static str,
+        /// Where it stands.
+        origin: Origin,
+    },
+    /// An argument that the option does not know.
+    #[error("--{name} cannot be {value:?}{origin}; it can be {}", .values.join(", "))]
+    ArgumentUnknown {
+        /// Its long name.
+        name: &'static str,
+        /// The argument.
+        value: OsString,
+        /// Those that there are.
+        values: &'static [&'static str],
+        /// Where it stands.
+        origin: Origin,
+    },
+    /// A word in a configuration file that is no option.
+    #[error("unknown option {word:?}{origin}")]
+    Unknown {
+        /// The word.
+        word: OsString,
+        /// Where it stands.
+        origin: Origin,
+    },
+    /// `--exec-cmd` without a command behind it.
+    #[error("--exec-cmd needs a command behind --")]
+    ExecWithoutCommand,
+}
+
+/// Where an option stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// On the command line.
+    CommandLine,
+    /// In a configuration file, at a line.
+    File(String, usize),
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::CommandLine => Ok(()),
+            Self::File(path, line) => write!(f, " ({path}, line {line})"),
+        }
+    }
+}
+
+/// Words of one origin: a line of a configuration file or the command line.
+#[derive(Debug, Clone)]
+pub struct Words {
+    /// Where they stand.
+    pub origin: Origin,
+    /// The words; an option's name comes with its dashes.
+    pub words: Vec<OsString>,
+}
+
+/// A command line that was understood.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// The command; none when there was none or it is unknown.
+    pub command: Option<Command>,
+    /// The words for the parser, without the program's and the command's name.
+    pub words: Vec<OsString>,
+    /// Options that were accepted although they have no effect on this command.
+    pub idle: Vec<&'static str>,
+    /// Whether the version was asked for.
+    pub version: bool,
+}
+
+/// One occurrence of an option.
+#[derive(Debug)]
+struct Occurrence {
+    flag: &'static Flag,
+    on: bool,
+    value: Option<OsString>,
+    origin: Origin,
+}
+
+/// Everything found in the sources, before it is folded.
+#[derive(Debug, Default)]
+struct Found {
+    occurrences: Vec<Occurrence>,
+    positionals: Vec<OsString>,
+    unknown: Vec<OsString>,
+}
+
+/// Reads the words of all sources, of which a later one overrides an earlier one.
+///
+/// # Errors
+/// The first word that is no option, lacks its argument, or is not supported yet.
+pub fn read(sources: &[Words]) -> Result<Reading, Error> {
+    let mut found = Found::default();
+    for source in sources {
+        scan(source, &mut found)?;
+    }
+    fold(found)
+}
+
+/// Tells whether `words` ask for no default configuration, and which file they ask for instead.
+pub fn configuration(words: &[OsString]) -> (bool, Option<OsString>) {
+    let (mut defaults, mut file) = (true, None);
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_bytes() {
+            b"--" => break,
+            b"--no-default-config" => defaults = false,
+            b"--config" => file = words.next().cloned(),
+            bytes => {
+                if let Some(path) = bytes.strip_prefix(b"--config=") {
+                    file = Some(OsStr::from_bytes(path).to_owned());
+                }
+            }
+        }
+    }
+    (defaults && file.is_none(), file)
+}
+
+fn scan(source: &Words, found: &mut Found) -> Result<(), Error> {
+    let mut words = source.words.iter();
+    while let Some(word) = words.next() {
+        let bytes = word.as_bytes();
+        if bytes == b"--" {
+            found.positionals.extend(words.by_ref().cloned());
+        } else if let Some(long) = bytes.strip_prefix(b"--") {
+            scan_long(long, word, &mut words, source, found)?;
+        } else if bytes.len() > 1 && bytes[0] == b'-' {
+            scan_letters(&bytes[1..], word, &mut words, source, found)?;
+        } else {
+            found.positionals.push(word.clone());
+        }
+    }
+    match (&source.origin, found.unknown.first()) {
+        (origin @ Origin::File(..), Some(word)) => {
+            Err(Error::Unknown { word: word.clone(), origin: origin.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn scan_long<'a>(
+    long: &[u8],
+    word: &OsStr,
+    rest: &mut impl Iterator<Item = &'a OsString>,
+    source: &Words,
+    found: &mut Found,
+) -> Result<(), Error> {
+    let (name, value) = match long.iter().position(|&b| b == b'=') {
+        Some(at) => (&long[..at], Some(OsStr::from_bytes(&long[at + 1..]).to_owned())),
+        None => (long, None),
+    };
+    let origin = source.origin.clone();
+    let Some((flag, on)) = lookup(name, &origin)? else {
+        found.unknown.push(word.to_owned());
+        return Ok(());
+    };
+    let name = flag.name;
+    let value = match (flag.argument, value) {
+        (Argument::None | Argument::Switch, Some(_)) => {
+            return Err(Error::ArgumentUnexpected { name, origin });
+        }
+        (Argument::Required, None) => match rest.next() {
+            Some(next) => Some(next.clone()),
+            None => return Err(Error::ArgumentMissing { name, origin }),
+        },
+        (_, value) => value,
+    };
+    push(found, Occurrence { flag, on, value, origin })
+}
+
+fn scan_letters<'a>(
+    letters: &[u8],
+    word: &OsStr,
+    rest: &mut impl Iterator<Item = &'a OsString>,
+    source: &Words,
+    found: &mut Found,
+) -> Result<(), Error> {
+    for (index, &letter) in letters.iter().enumerate() {
+        let origin = source.origin.clone();
+        let Some(flag) = FLAGS.iter().find(|flag| flag.short == Some(letter as char)) else {
+            found.unknown.push(word.to_owned());
+            return Ok(());
+        };
+        let attached = &letters[index + 1..];
+        let attached = (!attached.is_empty()).then(|| OsStr::from_bytes(attached).to_owned());
+        let value = match flag.argument {
+            Argument::None | Argument::Switch => None,
+            Argument::Optional => attached,
+            Argument::Required => match attached.or_else(|| rest.next().cloned()) {
+                Some(value) => Some(value),
+                None => return Err(Error::ArgumentMissing { name: flag.name, origin }),
+            },
+        };
+        let ends = matches!(flag.argument, Argument::Optional | Argument::Required);
+        push(found, Occurrence { flag, on: true, value, origin })?;
+        if ends {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn push(found: &mut Found, occurrence: Occurrence) -> Result<(), Error> {
+    let Occurrence { flag, value, origin, .. } = &occurrence;
+    if let Some(value) = value
+        && !flag.values.is_empty()
+        && !flag.values.iter().any(|known| *value == **known)
+    {
+        return Err(Error::ArgumentUnknown {
+            name: flag.name,
+            value: value.clone(),
+            values: flag.values,
+            origin: origin.clone(),
+        });
+    }
+    found.occurrences.push(occurrence);
+    Ok(())
+}
+
+/// Finds an option by its name, by `no-` and the name of a switch, or by the beginning of either.
+fn lookup(name: &[u8], origin: &Origin) -> Result<Option<(&'static Flag, bool)>, Error> {
+    let Ok(name) = str::from_utf8(name) else { return Ok(None) };
+    let fits = |flag: &Flag, whole: bool| {
+        let fits = |candidate: &str, name: &str| {
+            if whole { candidate == name } else { candidate.starts_with(name) }
+        };
+        let off = flag.argument == Argument::Switch
+            && match name.strip_prefix("no-") {
+                Some(name) => fits(flag.name, name),
+                None => !whole && "no-".starts_with(name),
+            };
+        (fits(flag.name, name), off)
+    };
+    let matching = |whole: bool, of_criu: Option<bool>| {
+        let mut matching = Vec::new();
+        for flag in FLAGS.iter().filter(|flag| of_criu.is_none_or(|of| flag.of_criu == of)) {
+            let (on, off) = fits(flag, whole);
+            matching.extend(on.then_some((flag, true)));
+            matching.extend(off.then_some((flag, false)));
+        }
+        matching
+    };
+    let exact = matching(true, None);
+    if let Some(&one) = exact.first() {
+        return Ok(Some(one));
+    }
+    for of_criu in [true, false] {
+        match matching(false, Some(of_criu)).as_slice() {
+            [] => {}
+            [one] => return Ok(Some(*one)),
+            several => {
+                return Err(Error::Ambiguous {
+                    word: name.to_owned(),
+                    candidates: several
+                        .iter()
+                        .map(|(flag, on)| format!("--{}{}", if *on { "" } else { "no-" }, flag.name))
+                        .collect(),
+                    origin: origin.clone(),
+                });
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Makes one statement of all occurrences of an option, and words of the statements.
+fn fold(found: Found) -> Result<Reading, Error> {
+    let Found { occurrences, positionals, unknown } = found;
+    let mut reading = Reading::default();
+    if let Some(name) = positionals.first() {
+        reading.command = Command::named(name);
+        if let Some(refused) = REFUSED_COMMANDS.iter().find(|refused| *name == **refused) {
+            return Err(Error::CommandUnsupported(refused));
+        }
+    }
+    let given = |name: &str| occurrences.iter().any(|found| found.flag.name == name);
+    reading.version = given("version");
+    if given("help") {
+        reading.words = vec!["--help".into()];
+        return Ok(reading);
+    }
+    let Some(command) = reading.command else {
+        reading.words = positionals;
+        return Ok(reading);
+    };
+    for (index, one) in occurrences.iter().enumerate() {
+        let later = &occurrences[index + 1..];
+        if !one.flag.repeats && later.iter().any(|later| overrides(later.flag, one.flag)) {
+            continue;
+        }
+        state(one, command, &mut reading)?;
+    }
+    fold_verbosity(&occurrences, &mut reading);
+    reading.words.extend(unknown);
+    let exec = given("exec-cmd") && command == Command::Restore;
+    if exec && positionals.len() < 2 {
+        return Err(Error::ExecWithoutCommand);
+    }
+    if exec {
+        reading.words.push("--".into());
+    }
+    reading.words.extend(positionals.into_iter().skip(1));
+    Ok(reading)
+}
+
+/// Tells whether a later option takes back an earlier one.
+fn overrides(later: &Flag, earlier: &Flag) -> bool {
+    let what = |flag: &Flag| match flag.name {
+        "leave-running" | "leave-stopped" => "afterwards",
+        "daemon" | "restore-detached" => "restore-detached",
+        name => name,
+    };
+    what(later) == what(earlier)
+}
+
+/// Adds what an option says to the reading.
+fn state(one: &Occurrence, command: Command, reading: &mut Reading) -> Result<(), Error> {
+    let Occurrence { flag, on, value, origin } = one;
+    if flag.name == "verbosity" || flag.name == "version" {
+        return Ok(());
+    }
+    let harmless = value.as_ref().is_some_and(|v| flag.harmless.iter().any(|h| *v == **h));
+    match flag.fate(command) {
+        Fate::Idle => reading.idle.push(flag.name),
+        Fate::Refused if !on || harmless => reading.idle.push(flag.name),
+        Fate::Refused => {
+            return Err(Error::OptionUnsupported { name: flag.name, origin: origin.clone() });
+        }
+        Fate::Taken | Fate::Misplaced => {
+            let name = if flag.name == "daemon" { "restore-detached" } else { flag.name };
+            match (on, flag.name) {
+                (true, "sync") => {}
+                (true, _) => reading.words.push(word(name, value.as_deref())),
+                (false, "sync") => reading.words.push("--no-sync".into()),
+                (false, _) => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn word(name: &str, value: Option<&OsStr>) -> OsString {
+    let mut word = format!("--{name}").into_bytes();
+    if let Some(value) = value {
+        word.push(b'=');
+        word.extend_from_slice(value.as_bytes());
+    }
+    OsString::from_vec(word)
+}
+
+/// Adds up `-v`, `-vv`, `-v4` and `--verbosity=4`, in their order.
+fn fold_verbosity(occurrences: &[Occurrence], reading: &mut Reading) {
+    let mut level = None;
+    for one in occurrences.iter().filter(|one| one.flag.name == "verbosity") {
+        let current = level.unwrap_or(crate::logfile::DEFAULT_VERBOSITY);
+        level = Some(match one.value.as_ref().map(|value| value.as_bytes()) {
+            None => current + 1,
+            Some(vs) if !vs.is_empty() && vs.iter().all(|&v| v == b'v') => {
+                current + 1 + u32::try_from(vs.len()).unwrap_or(0)
+            }
+            Some(number) => match str::from_utf8(number).ok().and_then(|n| n.parse().ok()) {
+                Some(number) => number,
+                None => {
+                    reading.words.push(word("verbosity", one.value.as_deref()));
+                    return;
+                }
+            },
+        });
+    }
+    if let Some(level) = level {
+        reading.words.push(format!("--verbosity={level}").into());
+    }
+}

@@ -1,0 +1,192 @@
+//! `stillframe restore`: brings a process tree back.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use process::{Afterwards, Allowed, InheritFd, Inherited, RestoreOptions, Restored};
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitOptions, waitpid};
+use serde_json::{Value, json};
+
+use crate::allowed::AllowedArgs;
+use crate::exit::{Failure, Status};
+use crate::session::Common;
+use crate::watch::Watch;
+use crate::{logfile, output, values};
+
+/// Bring a process tree back from an image
+#[derive(Debug, Args)]
+pub struct Restore {
+    /// End once the tree runs, instead of waiting for its root
+    #[arg(short = 'd', long)]
+    restore_detached: bool,
+
+    /// Make the root a child of this program's parent; needs --restore-detached
+    #[arg(short = 'S', long)]
+    restore_sibling: bool,
+
+    /// Leave the tree stopped
+    #[arg(short = 's', long)]
+    leave_stopped: bool,
+
+    /// Write the root's pid into this new file, relative to the work directory
+    #[arg(long, value_name = "FILE")]
+    pidfile: Option<PathBuf>,
+
+    /// Let an open descriptor take the place of a saved one; may be given again
+    #[arg(long, value_name = "fd[NUMBER]:RESOURCE", value_parser = values::inherit_fd)]
+    inherit_fd: Vec<(i32, Inherited)>,
+
+    /// The root filesystem of the restored mount namespace
+    #[arg(short = 'r', long, value_name = "DIR")]
+    root: Option<PathBuf>,
+
+    /// Execute the command behind -- as the root's parent once the tree runs
+    #[arg(long, requires = "command")]
+    exec_cmd: bool,
+
+    /// Print the scripts that would be run, as strace prints calls, and restore nothing
+    #[arg(long)]
+    plan: bool,
+
+    #[command(flatten)]
+    allowed: AllowedArgs,
+
+    #[command(flatten)]
+    pub common: Common,
+
+    /// The command of --exec-cmd and its arguments
+    #[arg(last = true, requires = "exec_cmd")]
+    command: Vec<OsString>,
+}
+
+impl Restore {
+    /// Brings the tree back.
+    ///
+    /// # Errors
+    /// Whatever the engine tells; no task is left then. Options that exclude each other.
+    pub fn run(mut self, idle: &[&str], started: Instant) -> Result<Status, Failure> {
+        self.check()?;
+        let allowed = Allowed::try_from(&self.allowed)?;
+        if !self.common.images_dir.is_dir() {
+            let path = self.common.images_dir.clone();
+            let source = std::fs::read_dir(&path).err().unwrap_or(Errno::NOTDIR.into());
+            return Err(Failure::File { action: "open the image directory", path, source });
+        }
+        let mut session = self.common.start("restore", false, idle, started)?;
+        let options = self.options(allowed, &session.images_dir)?;
+        if self.plan {
+            let plan = process::plan(&options).map_err(engine("plan"))?;
+            output::say(&plan);
+            return Ok(Status::Done);
+        }
+        let mut watch = Watch::new(&session).with_pidfile(self.pidfile.take())?;
+        let restored = process::restore(&options, &mut watch).map_err(engine("restore"))?;
+        drop(watch);
+        session.ready();
+        log::info!("restored {} tasks in {} us", restored.tasks, restored.total_us);
+        if self.common.json {
+            output::say(&format!("{}\n", to_json(&restored)));
+        } else if self.common.display_stats {
+            output::say(&to_text(&restored));
+        }
+        if self.exec_cmd {
+            return Err(self.execute(&session.work_dir));
+        }
+        if !self.restore_detached {
+            wait_for(restored.root);
+        }
+        Ok(Status::Done)
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        let usage = |text: &str| Err(Failure::Usage(text.to_owned()));
+        if self.restore_sibling && !self.restore_detached {
+            return usage("--restore-sibling needs --restore-detached");
+        }
+        if self.exec_cmd && self.restore_detached {
+            return usage("--exec-cmd and --restore-detached exclude each other");
+        }
+        Ok(())
+    }
+
+    fn options(&mut self, allowed: Allowed, images_dir: &Path) -> Result<RestoreOptions, Failure> {
+        let mut inherit_fds = Vec::with_capacity(self.inherit_fd.len());
+        for (number, stands_for) in self.inherit_fd.drain(..) {
+            let fd = sys::inherited::duplicate(number).map_err(|source| Failure::Descriptor {
+                fd: number,
+                option: "--inherit-fd",
+                source,
+            })?;
+            inherit_fds.push(InheritFd { fd, stands_for });
+        }
+        Ok(RestoreOptions {
+            images_dir: images_dir.to_owned(),
+            afterwards: if self.leave_stopped { Afterwards::Stop } else { Afterwards::Run },
+            allowed,
+            detached: self.restore_detached,
+            sibling: self.restore_sibling,
+            inherit_fds,
+            root: self.root.clone(),
+        })
+    }
+
+    /// Becomes the command of `--exec-cmd`; comes back only when that fails.
+    fn execute(&self, work_dir: &Path) -> Failure {
+        let name = &self.command[0];
+        logfile::flush();
+        let mut command = std::process::Command::new(name);
+        let source = command.args(&self.command[1..]).current_dir(work_dir).exec();
+        Failure::Exec { command: name.clone(), source }
+    }
+}
+
+fn engine(doing: &'static str) -> impl FnOnce(process::Error) -> Failure {
+    move |source| Failure::Engine { doing, source }
+}
+
+/// Waits until the root task, a child of this process, has ended. How it ended does not matter.
+fn wait_for(root: Pid) {
+    logfile::flush();
+    loop {
+        match waitpid(Some(root), WaitOptions::empty()) {
+            Ok(Some((_, status))) if status.exited() || status.signaled() => {
+                log::info!("the root task {root} ended: {status:?}");
+                return;
+            }
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => {
+                log::warn!("cannot wait for the root task {root}: {error}");
+                return;
+            }
+        }
+    }
+}
+
+fn to_json(restored: &Restored) -> Value {
+    json!({"restore": {
+        "root": restored.root.as_raw_nonzero().get(),
+        "tasks": restored.tasks,
+        "threads": restored.threads,
+        "filled_pages": restored.filled_pages,
+        "total_us": restored.total_us,
+    }})
+}
+
+fn to_text(restored: &Restored) -> String {
+    format!(
+        "root           {}\n\
+         tasks          {}\n\
+         threads        {}\n\
+         pages filled   {}\n\
+         whole restore  {} us\n",
+        restored.root.as_raw_nonzero(),
+        restored.tasks,
+        restored.threads,
+        restored.filled_pages,
+        restored.total_us,
+    )
+}

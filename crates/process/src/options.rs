@@ -1,0 +1,148 @@
+//! What a dump and a restore are asked to do: the engine's part of the command line, as data.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::process::Pid;
+
+/// The size up to which a deleted file goes into the image when nobody says otherwise, in bytes.
+pub const DEFAULT_GHOST_LIMIT_BYTES: u64 = 1 << 20;
+
+/// How long collecting the tasks may take when nobody says otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What becomes of the tree once it is saved or brought back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Afterwards {
+    /// Dump only: the tree is killed, the image is all that is left of it.
+    Kill,
+    /// The tree runs.
+    Run,
+    /// The tree is left stopped (`SIGSTOP`).
+    Stop,
+}
+
+/// What the target holds that is allowed although the image cannot hold the other end of it.
+///
+/// Given to the dump and again to the restore.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// The session leader or the controlling terminal may be outside the tree (`--shell-job`).
+    pub shell_job: bool,
+    /// Established TCP connections are saved and brought back (`--tcp-established`).
+    pub tcp_established: bool,
+    /// Established TCP connections come back closed (`--tcp-close`).
+    pub tcp_close: bool,
+    /// Unix sockets may be connected to a peer outside the tree (`--ext-unix-sk`).
+    pub ext_unix_sk: bool,
+    /// The inodes that `ext_unix_sk` is limited to; empty means every one.
+    pub ext_unix_inodes: Vec<u64>,
+    /// File locks are saved and taken again (`--file-locks`).
+    pub file_locks: bool,
+    /// Deleted files with another name may be given a temporary name (`--link-remap`).
+    pub link_remap: bool,
+}
+
+/// What [`dump`](crate::dump) is asked to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DumpOptions {
+    /// The root of the tree.
+    pub tree: Pid,
+    /// The directory of the image; it exists.
+    pub images_dir: PathBuf,
+    /// What becomes of the tree.
+    pub afterwards: Afterwards,
+    /// What the target may hold.
+    pub allowed: Allowed,
+    /// The size up to which a deleted file is stored in the image.
+    pub ghost_limit_bytes: u64,
+    /// How long collecting the tasks may take; `None` is for ever.
+    pub timeout: Option<Duration>,
+    /// Whether the image is on the disk before the target is killed (`--no-sync` says no).
+    pub sync: bool,
+}
+
+impl DumpOptions {
+    /// Returns the options of `dump -t tree -D images_dir`: nothing special is allowed and the tree
+    /// is killed.
+    pub fn new(tree: Pid, images_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            tree,
+            images_dir: images_dir.into(),
+            afterwards: Afterwards::Kill,
+            allowed: Allowed::default(),
+            ghost_limit_bytes: DEFAULT_GHOST_LIMIT_BYTES,
+            timeout: Some(DEFAULT_TIMEOUT),
+            sync: true,
+        }
+    }
+}
+
+/// What an inherited descriptor stands in for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Inherited {
+    /// The pipe with this inode.
+    Pipe(u64),
+    /// The socket with this inode.
+    Socket(u64),
+    /// The terminal with this device number (`st_rdev`) on this filesystem (`st_dev`).
+    Tty {
+        /// `st_rdev` of the terminal.
+        rdev: u64,
+        /// `st_dev` of the filesystem that it is on.
+        dev: u64,
+    },
+    /// The file with this inode on this mount.
+    File {
+        /// The mount's id, as in `/proc/PID/fdinfo/N`.
+        mount: u64,
+        /// The inode's number.
+        inode: u64,
+    },
+    /// The file of this name, without a leading slash.
+    Path(PathBuf),
+}
+
+/// A descriptor of the restorer that a restored task gets in place of a saved one.
+#[derive(Debug)]
+pub struct InheritFd {
+    /// The descriptor.
+    pub fd: OwnedFd,
+    /// What it stands in for.
+    pub stands_for: Inherited,
+}
+
+/// What [`restore`](crate::restore) and [`plan`](crate::plan) are asked to do.
+#[derive(Debug)]
+pub struct RestoreOptions {
+    /// The directory of the image.
+    pub images_dir: PathBuf,
+    /// What becomes of the tree: [`Afterwards::Run`] or [`Afterwards::Stop`].
+    pub afterwards: Afterwards,
+    /// What was allowed at the dump.
+    pub allowed: Allowed,
+    /// Whether the caller ends once the tree runs, so that nobody waits for the root task.
+    pub detached: bool,
+    /// Whether the root task becomes a child of the caller's parent instead of the caller.
+    pub sibling: bool,
+    /// Descriptors that take the place of saved ones.
+    pub inherit_fds: Vec<InheritFd>,
+    /// The root filesystem of the restored mount namespace.
+    pub root: Option<PathBuf>,
+}
+
+impl RestoreOptions {
+    /// Returns the options of `restore -D images_dir`: the tree runs as the caller's child.
+    pub fn new(images_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            images_dir: images_dir.into(),
+            afterwards: Afterwards::Run,
+            allowed: Allowed::default(),
+            detached: false,
+            sibling: false,
+            inherit_fds: Vec::new(),
+            root: None,
+        }
+    }
+}

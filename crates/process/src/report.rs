@@ -1,0 +1,202 @@
+//! What the engine tells its caller: stages while it works, and reports afterwards.
+
+use std::path::PathBuf;
+
+use rustix::process::Pid;
+
+/// A moment of a dump or a restore at which the caller may act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Dump: nothing was touched yet.
+    PreDump,
+    /// Dump: the tree is frozen and its network is about to be locked.
+    NetworkLock,
+    /// Dump: the image is whole and the tree is still frozen.
+    PostDump,
+    /// Restore: nothing was made yet.
+    PreRestore,
+    /// Restore: the root task stands in its new namespaces, which are still empty.
+    SetupNamespaces,
+    /// Restore: the namespaces are filled.
+    PostSetupNamespaces,
+    /// Restore: every task is whole, none runs.
+    PostRestore,
+    /// The network is about to be unlocked.
+    NetworkUnlock,
+    /// Restore: the last moment before the tasks run.
+    PreResume,
+    /// Restore: the tasks run.
+    PostResume,
+}
+
+/// Why an [`Observer`] wants the work to stop and to be undone.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Veto(pub String);
+
+/// Who is told how a dump or a restore goes.
+pub trait Observer {
+    /// Tells that a stage is reached, with the root task's pid where it exists. An error stops the
+    /// work, which is then undone; after [`Stage::PostResume`] there is nothing left to undo.
+    fn stage(&mut self, stage: Stage, root: Option<Pid>) -> Result<(), Veto>;
+
+    /// Tells how many bytes of memory were moved so far, and of how many.
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64);
+}
+
+/// An observer that does nothing.
+#[derive(Debug, Default)]
+pub struct Unobserved;
+
+impl Observer for Unobserved {
+    fn stage(&mut self, _stage: Stage, _root: Option<Pid>) -> Result<(), Veto> {
+        Ok(())
+    }
+
+    fn progress(&mut self, _done_bytes: u64, _total_bytes: u64) {}
+}
+
+/// Whose fault a failure is; the command's exit status comes from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Blame {
+    /// The target or the image uses something that is not saved.
+    Unsupported,
+    /// The target died, or what the image needs is gone.
+    Gone,
+    /// A system call failed.
+    Kernel,
+    /// The image is damaged.
+    Corrupt,
+    /// The image cannot be written or read.
+    Store,
+}
+
+/// What a dump did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DumpReport {
+    /// The image's id.
+    pub image: String,
+    /// Tasks saved.
+    pub tasks: u64,
+    /// Threads saved, the leaders included.
+    pub threads: u64,
+    /// Pages stored in the image.
+    pub stored_pages: u64,
+    /// Pages found to be zero, which are not stored.
+    pub zero_pages: u64,
+    /// Pages stored once for several tasks.
+    pub shared_pages: u64,
+    /// Size of the image's files.
+    pub image_bytes: u64,
+    /// How long the tree could not run.
+    pub frozen_us: u64,
+    /// How long the dump took.
+    pub total_us: u64,
+}
+
+/// What a restore brought back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restored {
+    /// The root task.
+    pub root: Pid,
+    /// Tasks brought back.
+    pub tasks: u64,
+    /// Threads brought back, the leaders included.
+    pub threads: u64,
+    /// Pages filled.
+    pub filled_pages: u64,
+    /// How long the restore took.
+    pub total_us: u64,
+}
+
+/// What an image holds, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Description {
+    /// The image's id.
+    pub image: String,
+    /// The id of the image that this one is a difference from.
+    pub parent: Option<String>,
+    /// The version of the image format.
+    pub format: u32,
+    /// The features of the format that the image uses.
+    pub features: Vec<String>,
+    /// The pages of all spaces by their fate.
+    pub pages: PageCounts,
+    /// The files of the image.
+    pub files: Vec<FileSize>,
+    /// The tasks, parents before children.
+    pub tasks: Vec<TaskDescription>,
+}
+
+/// Pages by their fate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PageCounts {
+    /// Stored in this image.
+    pub stored: u64,
+    /// Zero, not stored.
+    pub zero: u64,
+    /// Unchanged since the parent image.
+    pub parent: u64,
+}
+
+/// A file of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSize {
+    /// Its name in the image's directory.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// A saved task.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TaskDescription {
+    /// Its pid.
+    pub pid: i32,
+    /// The pid of its parent; 0 for the root.
+    pub parent_pid: i32,
+    /// Its process group.
+    pub group: i32,
+    /// Its session.
+    pub session: i32,
+    /// Its name, as in `/proc/PID/comm`.
+    pub name: String,
+    /// `running`, `stopped` or `zombie`.
+    pub state: String,
+    /// The ids of its threads, its own first.
+    pub threads: Vec<i32>,
+    /// The program that it runs; none for a zombie.
+    pub exe: Option<PathBuf>,
+    /// Its mappings, by address.
+    pub mappings: Vec<MappingDescription>,
+    /// Its descriptors, by number.
+    pub descriptors: Vec<DescriptorDescription>,
+}
+
+/// A saved mapping.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MappingDescription {
+    /// Its first address.
+    pub start: u64,
+    /// The address after its last.
+    pub end: u64,
+    /// Its protection and sharing as in `/proc/PID/maps`: `rw-p`.
+    pub protection: String,
+    /// What is mapped: a path, `[stack]`, `anonymous`, …
+    pub what: String,
+    /// Its pages that this image stores.
+    pub stored_pages: u64,
+}
+
+/// A saved descriptor.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DescriptorDescription {
+    /// Its number.
+    pub fd: i32,
+    /// The kind of resource: `file`, `pipe`, `tcp`, …
+    pub kind: String,
+    /// What it is, for people: a path, an address, an inode.
+    pub what: String,
+    /// Whether it is closed on exec.
+    pub close_on_exec: bool,
+}
