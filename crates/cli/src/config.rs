@@ -45,7 +45,9 @@ impl Places {
         let mut places = Self::default();
         if defaults {
             places.optional.push(GLOBAL.into());
-            places.optional.extend(home.map(|home| Path::new(&home).join(USER)));
+            places
+                .optional
+                .extend(home.map(|home| Path::new(&home).join(USER)));
         }
         places.named.extend(variable.map(PathBuf::from));
         places.named.extend(named.map(PathBuf::from));
@@ -63,7 +65,12 @@ impl Places {
             match std::fs::read(path) {
                 Ok(text) => lines.extend(parse(path, &text)),
                 Err(error) if may_miss && error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(source) => return Err(Unreadable { path: path.clone(), source }),
+                Err(source) => {
+                    return Err(Unreadable {
+                        path: path.clone(),
+                        source,
+                    });
+                }
             }
         }
         Ok(lines)
@@ -101,7 +108,10 @@ fn split(line: &[u8]) -> Vec<OsString> {
                 rest = after;
             }
             Some(_) => {
-                let end = rest.iter().position(u8::is_ascii_whitespace).unwrap_or(rest.len());
+                let end = rest
+                    .iter()
+                    .position(u8::is_ascii_whitespace)
+                    .unwrap_or(rest.len());
                 words.push(OsStr::from_bytes(&rest[..end]).to_owned());
                 rest = &rest[end..];
             }

@@ -66,8 +66,16 @@ impl Flag {
 }
 
 /// Commands of criu(8) that are not there yet: refused by name.
-pub const REFUSED_COMMANDS: &[&str] =
-    &["cpuinfo", "dedup", "exec", "lazy-pages", "page-server", "pre-dump", "service", "swrk"];
+pub const REFUSED_COMMANDS: &[&str] = &[
+    "cpuinfo",
+    "dedup",
+    "exec",
+    "lazy-pages",
+    "page-server",
+    "pre-dump",
+    "service",
+    "swrk",
+];
 
 use Argument::{None as Bare, Optional, Required, Switch};
 use Fate::{Idle, Misplaced, Refused, Taken};

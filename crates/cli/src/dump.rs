@@ -58,8 +58,10 @@ impl Dump {
         let mut session = self.common.start("dump", true, idle, started)?;
         let options = self.options(allowed, &session.images_dir);
         let mut watch = Watch::new(&session);
-        let report = process::dump(&options, &mut watch)
-            .map_err(|source| Failure::Engine { doing: "dump", source })?;
+        let report = process::dump(&options, &mut watch).map_err(|source| Failure::Engine {
+            doing: "dump",
+            source,
+        })?;
         drop(watch);
         session.ready();
         log::info!("dumped {} tasks in {} us", report.tasks, report.total_us);

@@ -54,7 +54,10 @@ fn manual(mut program: clap::Command, text: &mut Vec<u8>) -> std::io::Result<()>
     page.render_synopsis_section(text)?;
     page.render_description_section(text)?;
     page.render_options_section(text)?;
-    for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
+    for command in program
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
         let name = command.get_name().to_uppercase();
         let page = clap_mangen::Man::new(command.clone());
         writeln!(text, ".SH {name}")?;
@@ -62,7 +65,11 @@ fn manual(mut program: clap::Command, text: &mut Vec<u8>) -> std::io::Result<()>
         page.render_synopsis_section(&mut part)?;
         page.render_description_section(&mut part)?;
         page.render_options_section(&mut part)?;
-        text.extend_from_slice(String::from_utf8_lossy(&part).replace(".SH ", ".SS ").as_bytes());
+        text.extend_from_slice(
+            String::from_utf8_lossy(&part)
+                .replace(".SH ", ".SS ")
+                .as_bytes(),
+        );
     }
     text.extend_from_slice(include_str!("manual.roff").as_bytes());
     Ok(())

@@ -40,7 +40,12 @@ pub fn open(path: &Path, verbosity: u32, started: Instant) -> std::io::Result<()
         File::from(rustix::io::dup(rustix::stdio::stdout())?)
     } else {
         use std::os::unix::fs::OpenOptionsExt as _;
-        File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?
+        File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)?
     };
     let level = match verbosity {
         0 => LevelFilter::Off,
@@ -50,8 +55,15 @@ pub fn open(path: &Path, verbosity: u32, started: Instant) -> std::io::Result<()
         4 => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     };
-    let state = Mutex::new(State { file, gathered: Vec::new() });
-    let log = LOG.get_or_init(|| LogFile { started, level, state });
+    let state = Mutex::new(State {
+        file,
+        gathered: Vec::new(),
+    });
+    let log = LOG.get_or_init(|| LogFile {
+        started,
+        level,
+        state,
+    });
     if log::set_logger(log).is_ok() {
         log::set_max_level(level);
         let report = std::panic::take_hook();
@@ -96,7 +108,10 @@ impl Log for LogFile {
     }
 
     fn flush(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).write();
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .write();
     }
 }
 

@@ -52,7 +52,10 @@ enum Action {
 fn main() -> ExitCode {
     let started = Instant::now();
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let json = arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    let json = arguments
+        .iter()
+        .take_while(|word| *word != "--")
+        .any(|word| word == "--json");
     let status = run(arguments, started).unwrap_or_else(|failure| {
         log::error!("{}", failure.line());
         output::complain(&format!("stillframe: {}\n", failure.line()));
@@ -109,7 +112,10 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
 /// Reads the command line and, for commands that have them, the configuration files before it.
 fn read(words: Vec<OsString>) -> Result<Reading, Failure> {
     let (defaults, named) = reading::configuration(&words);
-    let line = Words { origin: Origin::CommandLine, words };
+    let line = Words {
+        origin: Origin::CommandLine,
+        words,
+    };
     let alone = reading::read(std::slice::from_ref(&line)).map_err(Failure::Reading)?;
     let configured = matches!(
         alone.command,
@@ -141,5 +147,9 @@ fn parse<T: Args>(name: &'static str, words: Vec<OsString>) -> Result<T, clap::E
 fn misused(error: &clap::Error) -> Status {
     // A terminal that went away cannot be told anything.
     let _ = error.print();
-    if error.use_stderr() { Status::Usage } else { Status::Done }
+    if error.use_stderr() {
+        Status::Usage
+    } else {
+        Status::Done
+    }
 }

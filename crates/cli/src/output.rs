@@ -5,7 +5,9 @@ use std::io::Write as _;
 /// Writes `text` to stdout. A reader that went away is not an error of ours.
 pub fn say(text: &str) {
     let mut stdout = std::io::stdout().lock();
-    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let _ = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
 }
 
 /// Writes `text` to stderr.

@@ -206,9 +206,10 @@ fn scan(source: &Words, found: &mut Found) -> Result<(), Error> {
         }
     }
     match (&source.origin, found.unknown.first()) {
-        (origin @ Origin::File(..), Some(word)) => {
-            Err(Error::Unknown { word: word.clone(), origin: origin.clone() })
-        }
+        (origin @ Origin::File(..), Some(word)) => Err(Error::Unknown {
+            word: word.clone(),
+            origin: origin.clone(),
+        }),
         _ => Ok(()),
     }
 }
@@ -221,7 +222,10 @@ fn scan_long<'a>(
     found: &mut Found,
 ) -> Result<(), Error> {
     let (name, value) = match long.iter().position(|&b| b == b'=') {
-        Some(at) => (&long[..at], Some(OsStr::from_bytes(&long[at + 1..]).to_owned())),
+        Some(at) => (
+            &long[..at],
+            Some(OsStr::from_bytes(&long[at + 1..]).to_owned()),
+        ),
         None => (long, None),
     };
     let origin = source.origin.clone();
@@ -240,7 +244,15 @@ fn scan_long<'a>(
         },
         (_, value) => value,
     };
-    push(found, Occurrence { flag, on, value, origin })
+    push(
+        found,
+        Occurrence {
+            flag,
+            on,
+            value,
+            origin,
+        },
+    )
 }
 
 fn scan_letters<'a>(
@@ -263,11 +275,24 @@ fn scan_letters<'a>(
             Argument::Optional => attached,
             Argument::Required => match attached.or_else(|| rest.next().cloned()) {
                 Some(value) => Some(value),
-                None => return Err(Error::ArgumentMissing { name: flag.name, origin }),
+                None => {
+                    return Err(Error::ArgumentMissing {
+                        name: flag.name,
+                        origin,
+                    });
+                }
             },
         };
         let ends = matches!(flag.argument, Argument::Optional | Argument::Required);
-        push(found, Occurrence { flag, on: true, value, origin })?;
+        push(
+            found,
+            Occurrence {
+                flag,
+                on: true,
+                value,
+                origin,
+            },
+        )?;
         if ends {
             break;
         }
@@ -276,7 +301,12 @@ fn scan_letters<'a>(
 }
 
 fn push(found: &mut Found, occurrence: Occurrence) -> Result<(), Error> {
-    let Occurrence { flag, value, origin, .. } = &occurrence;
+    let Occurrence {
+        flag,
+        value,
+        origin,
+        ..
+    } = &occurrence;
     if let Some(value) = value
         && !flag.values.is_empty()
         && !flag.values.iter().any(|known| *value == **known)
@@ -294,10 +324,16 @@ fn push(found: &mut Found, occurrence: Occurrence) -> Result<(), Error> {
 
 /// Finds an option by its name, by `no-` and the name of a switch, or by the beginning of either.
 fn lookup(name: &[u8], origin: &Origin) -> Result<Option<(&'static Flag, bool)>, Error> {
-    let Ok(name) = str::from_utf8(name) else { return Ok(None) };
+    let Ok(name) = str::from_utf8(name) else {
+        return Ok(None);
+    };
     let fits = |flag: &Flag, whole: bool| {
         let fits = |candidate: &str, name: &str| {
-            if whole { candidate == name } else { candidate.starts_with(name) }
+            if whole {
+                candidate == name
+            } else {
+                candidate.starts_with(name)
+            }
         };
         let off = flag.argument == Argument::Switch
             && match name.strip_prefix("no-") {
@@ -308,7 +344,10 @@ fn lookup(name: &[u8], origin: &Origin) -> Result<Option<(&'static Flag, bool)>,
     };
     let matching = |whole: bool, of_criu: Option<bool>| {
         let mut matching = Vec::new();
-        for flag in FLAGS.iter().filter(|flag| of_criu.is_none_or(|of| flag.of_criu == of)) {
+        for flag in FLAGS
+            .iter()
+            .filter(|flag| of_criu.is_none_or(|of| flag.of_criu == of))
+        {
             let (on, off) = fits(flag, whole);
             matching.extend(on.then_some((flag, true)));
             matching.extend(off.then_some((flag, false)));
@@ -328,7 +367,9 @@ fn lookup(name: &[u8], origin: &Origin) -> Result<Option<(&'static Flag, bool)>,
                     word: name.to_owned(),
                     candidates: several
                         .iter()
-                        .map(|(flag, on)| format!("--{}{}", if *on { "" } else { "no-" }, flag.name))
+                        .map(|(flag, on)| {
+                            format!("--{}{}", if *on { "" } else { "no-" }, flag.name)
+                        })
                         .collect(),
                     origin: origin.clone(),
                 });
@@ -340,7 +381,11 @@ fn lookup(name: &[u8], origin: &Origin) -> Result<Option<(&'static Flag, bool)>,
 
 /// Makes one statement of all occurrences of an option, and words of the statements.
 fn fold(found: Found) -> Result<Reading, Error> {
-    let Found { occurrences, positionals, unknown } = found;
+    let Found {
+        occurrences,
+        positionals,
+        unknown,
+    } = found;
     let mut reading = Reading::default();
     if let Some(name) = positionals.first() {
         reading.command = Command::named(name);
@@ -390,19 +435,33 @@ fn overrides(later: &Flag, earlier: &Flag) -> bool {
 
 /// Adds what an option says to the reading.
 fn state(one: &Occurrence, command: Command, reading: &mut Reading) -> Result<(), Error> {
-    let Occurrence { flag, on, value, origin } = one;
+    let Occurrence {
+        flag,
+        on,
+        value,
+        origin,
+    } = one;
     if flag.name == "verbosity" || flag.name == "version" {
         return Ok(());
     }
-    let harmless = value.as_ref().is_some_and(|v| flag.harmless.iter().any(|h| *v == **h));
+    let harmless = value
+        .as_ref()
+        .is_some_and(|v| flag.harmless.iter().any(|h| *v == **h));
     match flag.fate(command) {
         Fate::Idle => reading.idle.push(flag.name),
         Fate::Refused if !on || harmless => reading.idle.push(flag.name),
         Fate::Refused => {
-            return Err(Error::OptionUnsupported { name: flag.name, origin: origin.clone() });
+            return Err(Error::OptionUnsupported {
+                name: flag.name,
+                origin: origin.clone(),
+            });
         }
         Fate::Taken | Fate::Misplaced => {
-            let name = if flag.name == "daemon" { "restore-detached" } else { flag.name };
+            let name = if flag.name == "daemon" {
+                "restore-detached"
+            } else {
+                flag.name
+            };
             match (on, flag.name) {
                 (true, "sync") => {}
                 (true, _) => reading.words.push(word(name, value.as_deref())),
@@ -426,7 +485,10 @@ fn word(name: &str, value: Option<&OsStr>) -> OsString {
 /// Adds up `-v`, `-vv`, `-v4` and `--verbosity=4`, in their order.
 fn fold_verbosity(occurrences: &[Occurrence], reading: &mut Reading) {
     let mut level = None;
-    for one in occurrences.iter().filter(|one| one.flag.name == "verbosity") {
+    for one in occurrences
+        .iter()
+        .filter(|one| one.flag.name == "verbosity")
+    {
         let current = level.unwrap_or(crate::logfile::DEFAULT_VERBOSITY);
         level = Some(match one.value.as_ref().map(|value| value.as_bytes()) {
             None => current + 1,

@@ -73,8 +73,14 @@ impl Restore {
         let allowed = Allowed::try_from(&self.allowed)?;
         if !self.common.images_dir.is_dir() {
             let path = self.common.images_dir.clone();
-            let source = std::fs::read_dir(&path).err().unwrap_or(Errno::NOTDIR.into());
-            return Err(Failure::File { action: "open the image directory", path, source });
+            let source = std::fs::read_dir(&path)
+                .err()
+                .unwrap_or(Errno::NOTDIR.into());
+            return Err(Failure::File {
+                action: "open the image directory",
+                path,
+                source,
+            });
         }
         let mut session = self.common.start("restore", false, idle, started)?;
         let options = self.options(allowed, &session.images_dir)?;
@@ -87,7 +93,11 @@ impl Restore {
         let restored = process::restore(&options, &mut watch).map_err(engine("restore"))?;
         drop(watch);
         session.ready();
-        log::info!("restored {} tasks in {} us", restored.tasks, restored.total_us);
+        log::info!(
+            "restored {} tasks in {} us",
+            restored.tasks,
+            restored.total_us
+        );
         if self.common.json {
             output::say(&format!("{}\n", to_json(&restored)));
         } else if self.common.display_stats {
@@ -125,7 +135,11 @@ impl Restore {
         }
         Ok(RestoreOptions {
             images_dir: images_dir.to_owned(),
-            afterwards: if self.leave_stopped { Afterwards::Stop } else { Afterwards::Run },
+            afterwards: if self.leave_stopped {
+                Afterwards::Stop
+            } else {
+                Afterwards::Run
+            },
             allowed,
             detached: self.restore_detached,
             sibling: self.restore_sibling,
@@ -139,8 +153,14 @@ impl Restore {
         let name = &self.command[0];
         logfile::flush();
         let mut command = std::process::Command::new(name);
-        let source = command.args(&self.command[1..]).current_dir(work_dir).exec();
-        Failure::Exec { command: name.clone(), source }
+        let source = command
+            .args(&self.command[1..])
+            .current_dir(work_dir)
+            .exec();
+        Failure::Exec {
+            command: name.clone(),
+            source,
+        }
     }
 }
 

@@ -93,7 +93,10 @@ impl Common {
         started: Instant,
     ) -> Result<Session, Failure> {
         self.common.close_descriptors()?;
-        let status = self.status_fd.map(|fd| take(fd, "--status-fd")).transpose()?;
+        let status = self
+            .status_fd
+            .map(|fd| take(fd, "--status-fd"))
+            .transpose()?;
         let images_dir = absolute(&self.images_dir)?;
         if make_images_dir {
             make_dir(&images_dir)?;
@@ -147,8 +150,11 @@ impl Everywhere {
             (None, Some(command)) => work_dir.join(format!("{command}.log")),
             (None, None) => return Ok(()),
         };
-        logfile::open(&path, self.verbosity, started)
-            .map_err(|source| Failure::File { action: "create the log file", path, source })?;
+        logfile::open(&path, self.verbosity, started).map_err(|source| Failure::File {
+            action: "create the log file",
+            path,
+            source,
+        })?;
         match (&self.config, self.no_default_config) {
             (Some(file), _) => log::debug!("configured by {}", file.display()),
             (None, true) => log::debug!("no default configuration file is read"),
@@ -174,13 +180,22 @@ fn take(fd: i32, option: &'static str) -> Result<std::os::fd::OwnedFd, Failure> 
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path)
-        .map_err(|source| Failure::File { action: "find", path: path.to_owned(), source })
+    std::path::absolute(path).map_err(|source| Failure::File {
+        action: "find",
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Makes a directory and those above it. An image holds secrets: only its owner may look.
 fn make_dir(path: &Path) -> Result<(), Failure> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|source| {
-        Failure::File { action: "make the directory", path: path.to_owned(), source }
-    })
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| Failure::File {
+            action: "make the directory",
+            path: path.to_owned(),
+            source,
+        })
 }

@@ -37,8 +37,10 @@ impl Show {
     /// There is no image, or it is damaged.
     pub fn run(self) -> Result<Status, Failure> {
         let dir = self.image.or(self.images_dir).unwrap_or_default();
-        let description = process::describe(&dir)
-            .map_err(|source| Failure::Engine { doing: "show", source })?;
+        let description = process::describe(&dir).map_err(|source| Failure::Engine {
+            doing: "show",
+            source,
+        })?;
         let text = if self.json {
             format!("{}\n", to_json(&description))
         } else {
@@ -142,7 +144,11 @@ fn depth(image: &Description, task: &TaskDescription) -> usize {
 
 fn write_task(text: &mut String, task: &TaskDescription, depth: usize) -> std::fmt::Result {
     let indent = "  ".repeat(depth);
-    write!(text, "\n{indent}task {} {} {}", task.pid, task.name, task.state)?;
+    write!(
+        text,
+        "\n{indent}task {} {} {}",
+        task.pid, task.name, task.state
+    )?;
     write!(text, ", group {}, session {}", task.group, task.session)?;
     if task.threads.len() > 1 {
         let threads: Vec<String> = task.threads.iter().map(ToString::to_string).collect();
@@ -165,7 +171,11 @@ fn write_task(text: &mut String, task: &TaskDescription, depth: usize) -> std::f
         )?;
     }
     for descriptor in &task.descriptors {
-        let closes = if descriptor.close_on_exec { " cloexec" } else { "" };
+        let closes = if descriptor.close_on_exec {
+            " cloexec"
+        } else {
+            ""
+        };
         writeln!(
             text,
             "{indent}  fd {} {} {}{closes}",

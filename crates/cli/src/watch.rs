@@ -50,7 +50,11 @@ impl Drop for Pidfile {
 impl<'a> Watch<'a> {
     /// Returns a watch without a pidfile.
     pub fn new(session: &'a Session) -> Self {
-        Self { session, pidfile: None, bar: Bar::Undecided }
+        Self {
+            session,
+            pidfile: None,
+            bar: Bar::Undecided,
+        }
     }
 
     /// Adds a pidfile, which must not exist yet. It is removed again if no pid gets into it.
@@ -60,13 +64,21 @@ impl<'a> Watch<'a> {
     pub fn with_pidfile(mut self, pidfile: Option<PathBuf>) -> Result<Self, Failure> {
         if let Some(path) = pidfile {
             let path = self.session.work_dir.join(path);
-            let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
+            let file = File::options()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path);
             let file = file.map_err(|source| Failure::File {
                 action: "create the pidfile",
                 path: path.clone(),
                 source,
             })?;
-            self.pidfile = Some(Pidfile { path, file, written: false });
+            self.pidfile = Some(Pidfile {
+                path,
+                file,
+                written: false,
+            });
         }
         Ok(self)
     }
@@ -77,7 +89,10 @@ impl<'a> Watch<'a> {
         };
         let pid = root.as_raw_nonzero().to_string();
         pidfile.file.write_all(pid.as_bytes()).map_err(|error| {
-            Veto(format!("cannot write the pidfile {}: {error}", pidfile.path.display()))
+            Veto(format!(
+                "cannot write the pidfile {}: {error}",
+                pidfile.path.display()
+            ))
         })?;
         pidfile.written = true;
         Ok(())
@@ -99,7 +114,11 @@ impl<'a> Watch<'a> {
                 Ok(status) => status.to_string(),
                 Err(error) => error.to_string(),
             };
-            let what = format!("action script {}: {}: {outcome}", script.display(), action(stage));
+            let what = format!(
+                "action script {}: {}: {outcome}",
+                script.display(),
+                action(stage)
+            );
             log::error!("{what}");
             return Err(Veto(what));
         }
@@ -123,7 +142,11 @@ impl Observer for Watch<'_> {
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
         if let Bar::Undecided = self.bar {
             let wanted = total_bytes >= WORTH_A_BAR_BYTES && std::io::stderr().is_terminal();
-            self.bar = if wanted { Bar::Shown(bar(total_bytes)) } else { Bar::Hidden };
+            self.bar = if wanted {
+                Bar::Shown(bar(total_bytes))
+            } else {
+                Bar::Hidden
+            };
         }
         if let Bar::Shown(bar) = &self.bar {
             bar.set_position(done_bytes);

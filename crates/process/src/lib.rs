@@ -4,9 +4,7 @@
 pub mod options;
 pub mod report;
 
-pub use options::{
-    Afterwards, Allowed, DumpOptions, InheritFd, Inherited, RestoreOptions,
-};
+pub use options::{Afterwards, Allowed, DumpOptions, InheritFd, Inherited, RestoreOptions};
 pub use report::{Blame, Description, DumpReport, Observer, Restored, Stage, Veto};
 
 /// Why a process tree could not be saved, shown or brought back.
@@ -40,7 +38,9 @@ impl Error {
 /// # Errors
 /// Every failure leaves the tree running as before and no image behind.
 pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpReport, Error> {
-    observer.stage(Stage::PreDump, Some(options.tree)).map_err(Error::Vetoed)?;
+    observer
+        .stage(Stage::PreDump, Some(options.tree))
+        .map_err(Error::Vetoed)?;
     Err(Error::Unsupported("dump"))
 }
 
@@ -50,7 +50,9 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
 /// Every failure leaves no task behind.
 pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<Restored, Error> {
     let _ = options;
-    observer.stage(Stage::PreRestore, None).map_err(Error::Vetoed)?;
+    observer
+        .stage(Stage::PreRestore, None)
+        .map_err(Error::Vetoed)?;
     Err(Error::Unsupported("restore"))
 }
 

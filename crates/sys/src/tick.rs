@@ -25,7 +25,8 @@ impl Ticker {
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = nothing as *const () as usize;
         // SAFETY: `action` is initialised; the handler touches nothing.
-        let set = unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) };
+        let set =
+            unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) };
         check(set)?;
         // SAFETY: an all-zero sigevent is valid.
         let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
@@ -41,7 +42,10 @@ impl Ticker {
             tv_sec: i64::try_from(interval.as_secs()).expect("a short interval"),
             tv_nsec: i64::from(interval.subsec_nanos()),
         };
-        let times = libc::itimerspec { it_interval: every, it_value: every };
+        let times = libc::itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
         let none = std::ptr::null_mut();
         // SAFETY: the timer exists; `times` outlives the call.
         check(unsafe { libc::timer_settime(ticker.timer, 0, &raw const times, none) })?;
@@ -57,7 +61,11 @@ impl Drop for Ticker {
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {
-    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

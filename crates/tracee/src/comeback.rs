@@ -87,11 +87,18 @@ mod tests {
 
     #[test]
     fn code_has_its_length_and_targets() {
-        let regs = Registers { rip: 0x1234, orig_rax: u64::MAX, ..Registers::default() };
+        let regs = Registers {
+            rip: 0x1234,
+            orig_rax: u64::MAX,
+            ..Registers::default()
+        };
         let bytes = code(&regs, 0xff00);
         assert_eq!(bytes.len(), LEN_BYTES);
         assert_eq!(bytes[LEN_BYTES - 8..], 0x1234u64.to_le_bytes());
-        assert_eq!(bytes[LEN_BYTES - 16..LEN_BYTES - 8], 0xff00u64.to_le_bytes());
+        assert_eq!(
+            bytes[LEN_BYTES - 16..LEN_BYTES - 8],
+            0xff00u64.to_le_bytes()
+        );
     }
 
     #[test]

@@ -68,7 +68,11 @@ impl Thread {
         let mut thread = Self {
             pid,
             tid,
-            saved: Saved { registers, mask, rseq },
+            saved: Saved {
+                registers,
+                mask,
+                rseq,
+            },
             group_stop,
             borrowed: false,
             held_stop: false,
@@ -148,7 +152,10 @@ impl Thread {
         self.reach_call_stop()?;
         self.reach_call_stop()?;
         let regs = ptrace::registers(self.tid);
-        Ok(regs.map_err(|e| Error::of(self.tid, "PTRACE_GETREGSET", e))?.rax.cast_signed())
+        Ok(regs
+            .map_err(|e| Error::of(self.tid, "PTRACE_GETREGSET", e))?
+            .rax
+            .cast_signed())
     }
 
     fn reach_call_stop(&mut self) -> Result<()> {
@@ -158,7 +165,12 @@ impl Thread {
             let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
             match event {
                 Event::Call => return Ok(()),
-                Event::Ended(_) => return Err(Error::Gone { tid, doing: "in a call of ours" }),
+                Event::Ended(_) => {
+                    return Err(Error::Gone {
+                        tid,
+                        doing: "in a call of ours",
+                    });
+                }
                 other => self.absorb(other)?,
             }
         }
@@ -172,7 +184,10 @@ impl Thread {
                 self.held_stop = true;
                 Ok(())
             }
-            other => Err(Error::Astray { tid: self.tid, what: format!("unexpected {other:?}") }),
+            other => Err(Error::Astray {
+                tid: self.tid,
+                what: format!("unexpected {other:?}"),
+            }),
         }
     }
 
@@ -196,7 +211,12 @@ impl Thread {
             let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
             match event {
                 Event::Stop(_) => return Ok(()),
-                Event::Ended(_) => return Err(Error::Gone { tid, doing: "in a batch of calls" }),
+                Event::Ended(_) => {
+                    return Err(Error::Gone {
+                        tid,
+                        doing: "in a batch of calls",
+                    });
+                }
                 other => {
                     self.absorb(other)?;
                     self.start()?;
@@ -220,7 +240,11 @@ impl Thread {
         self.detached = true;
         let tid = self.tid;
         self.give_back()?;
-        let signal = if self.held_stop { sys::ptrace::SIGSTOP } else { 0 };
+        let signal = if self.held_stop {
+            sys::ptrace::SIGSTOP
+        } else {
+            0
+        };
         ptrace::detach(tid, signal).map_err(|e| Error::of(tid, "PTRACE_DETACH", e))
     }
 
@@ -246,7 +270,10 @@ fn wait_for_stop(tid: i32, deadline: Option<Instant>) -> Result<i32> {
         let event = match ptrace::wait_interruptible(tid) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
                 if deadline.is_some_and(|deadline| Instant::now() > deadline) {
-                    return Err(Error::Stuck { tid, waited_ms: begun.elapsed().as_millis() });
+                    return Err(Error::Stuck {
+                        tid,
+                        waited_ms: begun.elapsed().as_millis(),
+                    });
                 }
                 continue;
             }
@@ -254,7 +281,12 @@ fn wait_for_stop(tid: i32, deadline: Option<Instant>) -> Result<i32> {
         };
         let pass_on = match event {
             Event::Stop(signal) => return Ok(signal),
-            Event::Ended(_) => return Err(Error::Gone { tid, doing: "stopping it" }),
+            Event::Ended(_) => {
+                return Err(Error::Gone {
+                    tid,
+                    doing: "stopping it",
+                });
+            }
             // About to be delivered before the interruption was seen: let it have the signal.
             Event::Signal(signal) => signal,
             Event::Call | Event::Other(_) => 0,

@@ -83,8 +83,16 @@ impl<'a> Visit<'a> {
     pub fn new(threads: &'a mut [Thread], memory: File, executable: &[Span]) -> Result<Self> {
         let pid = threads[0].pid;
         let stub = executable.iter().find_map(|span| padding(&memory, *span));
-        let stub = stub.ok_or(Error::NoRoom { pid, bytes: STUB_BYTES })?;
-        Ok(Self { threads, memory, stub, area: None })
+        let stub = stub.ok_or(Error::NoRoom {
+            pid,
+            bytes: STUB_BYTES,
+        })?;
+        Ok(Self {
+            threads,
+            memory,
+            stub,
+            area: None,
+        })
     }
 
     /// Runs one batch in each thread, at the same time; `batches` are in the threads' order.
@@ -114,7 +122,10 @@ impl<'a> Visit<'a> {
 
     /// Has the leader map the area.
     fn make_room(&mut self, batches: &[&dyn Batch]) -> Result<Span> {
-        let parts = batches.iter().map(|batch| part_bytes(*batch)).sum::<usize>();
+        let parts = batches
+            .iter()
+            .map(|batch| part_bytes(*batch))
+            .sum::<usize>();
         let bytes = (CODE_BYTES + parts) as u64;
         let bytes = bytes.next_multiple_of(PAGE_BYTES);
         let leader = &mut self.threads[0];
@@ -128,7 +139,11 @@ impl<'a> Visit<'a> {
         let start = leader.run_call()?;
         if let 0..4096 = -start {
             let source = std::io::Error::from_raw_os_error(i32::try_from(-start).expect("errno"));
-            return Err(Error::of(leader.tid, "it may not map executable memory", source));
+            return Err(Error::of(
+                leader.tid,
+                "it may not map executable memory",
+                source,
+            ));
         }
         let area = Span::new(Addr(start.cast_unsigned()), bytes);
         self.area = Some(area);
@@ -150,7 +165,11 @@ impl<'a> Visit<'a> {
             let alone = self.threads.len() == 1;
             let resume = if alone { snippet_at } else { comeback };
             let patience_s = i64::try_from(PATIENCE.as_secs()).expect("a short time");
-            let header_value = Header { resume: resume.0, patience_s, ..Header::default() };
+            let header_value = Header {
+                resume: resume.0,
+                patience_s,
+                ..Header::default()
+            };
             let (op_bytes, data_bytes) = batch.compile(ops, data);
             bytes.extend(header_value.to_bytes());
             bytes.extend(op_bytes);
@@ -159,7 +178,12 @@ impl<'a> Visit<'a> {
             bytes.resize((comeback.0 - area.start.0) as usize, 0);
             bytes.extend(comeback::code(&thread.saved.registers, thread.saved.mask));
             bytes.resize(bytes.len().next_multiple_of(64), 0);
-            places.push(Place { header, ops, data, comeback });
+            places.push(Place {
+                header,
+                ops,
+                data,
+                comeback,
+            });
         }
         let pid = self.threads[0].pid;
         let put = sys::vm::write(pid, area.start, &bytes);
@@ -173,7 +197,10 @@ impl<'a> Visit<'a> {
         let begun = Instant::now();
         let mut pause = Duration::from_micros(10);
         for group in places.chunks(sys::vm::PIECES_MAX) {
-            let pieces = group.iter().map(|place| (place.header, 4)).collect::<Vec<_>>();
+            let pieces = group
+                .iter()
+                .map(|place| (place.header, 4))
+                .collect::<Vec<_>>();
             let mut words = vec![0; pieces.len() * 4];
             loop {
                 let got = sys::vm::read_pieces(pid, &pieces, &mut words);
@@ -216,12 +243,13 @@ impl<'a> Visit<'a> {
             let mut bytes = vec![0; len];
             let read = sys::vm::read_exact(pid, place.header, &mut bytes);
             read.map_err(|e| Error::of(pid, "cannot read the blob's answers", e))?;
-            let word = |at: usize| {
-                u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
-            };
+            let word =
+                |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
             let count = batch.ops_bytes() / Op::BYTES - 1;
             let first = Header::BYTES + offset::RESULT;
-            let results = (0..count).map(|op| word(first + op * Op::BYTES).cast_signed()).collect();
+            let results = (0..count)
+                .map(|op| word(first + op * Op::BYTES).cast_signed())
+                .collect();
             let failed = word(offset::FAILED).checked_sub(place.ops.0);
             let data = (place.data.0 - place.header.0) as usize;
             outcomes.push(Outcome {
@@ -249,7 +277,9 @@ impl<'a> Visit<'a> {
     }
 
     fn clean(&mut self) -> Result<()> {
-        let Some(area) = self.area.take() else { return Ok(()) };
+        let Some(area) = self.area.take() else {
+            return Ok(());
+        };
         let leader = &mut self.threads[0];
         let unmap = [MUNMAP, area.start.0, area.bytes(), 0, 0, 0, 0];
         let call = call_at(self.stub, leader, unmap);
@@ -272,7 +302,10 @@ impl<'a> Visit<'a> {
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.clean() {
-            log::warn!("cannot take the blob out of pid {}: {error}", self.threads[0].pid);
+            log::warn!(
+                "cannot take the blob out of pid {}: {error}",
+                self.threads[0].pid
+            );
         }
     }
 }
@@ -325,7 +358,10 @@ fn inside(thread: &Thread, area: Span) -> Result<()> {
         return Ok(());
     }
     let what = "it went on before its answers were fetched".to_owned();
-    Err(Error::Astray { tid: thread.tid, what })
+    Err(Error::Astray {
+        tid: thread.tid,
+        what,
+    })
 }
 
 /// The last bytes of an executable mapping if they are zero: nobody executes them.
@@ -364,31 +400,53 @@ mod tests {
                 op.args[0] = if op.number == 318 { data.0 } else { op.args[0] };
                 op.to_bytes()
             });
-            (ops.chain([Op::end().to_bytes()]).flatten().collect(), vec![0; 16])
+            (
+                ops.chain([Op::end().to_bytes()]).flatten().collect(),
+                vec![0; 16],
+            )
         }
     }
 
     fn cat() -> (Child, i32) {
         let mut command = Command::new("cat");
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat starts");
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("cat starts");
         echo(&mut child);
         let pid = i32::try_from(child.id()).expect("a pid");
         (child, pid)
     }
 
     fn echo(child: &mut Child) {
-        child.stdin.as_mut().expect("piped").write_all(b"x").expect("cat reads");
-        child.stdout.as_mut().expect("piped").read_exact(&mut [0]).expect("cat echoes");
+        child
+            .stdin
+            .as_mut()
+            .expect("piped")
+            .write_all(b"x")
+            .expect("cat reads");
+        child
+            .stdout
+            .as_mut()
+            .expect("piped")
+            .read_exact(&mut [0])
+            .expect("cat echoes");
     }
 
     fn vdso(pid: i32) -> Span {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
-        let line = maps.lines().find(|line| line.ends_with("[vdso]")).expect("a vDSO");
+        let line = maps
+            .lines()
+            .find(|line| line.ends_with("[vdso]"))
+            .expect("a vDSO");
         let range = line.split(' ').next().expect("a range");
         let (start, end) = range.split_once('-').expect("two ends");
         let addr = |text| Addr(u64::from_str_radix(text, 16).expect("hexadecimal"));
-        Span { start: addr(start), end: addr(end) }
+        Span {
+            start: addr(start),
+            end: addr(end),
+        }
     }
 
     fn stop(pid: i32) -> Vec<Thread> {
@@ -398,7 +456,11 @@ mod tests {
 
     fn memory(pid: i32) -> File {
         let path = format!("/proc/{pid}/mem");
-        File::options().read(true).write(true).open(path).expect("memory")
+        File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .expect("memory")
     }
 
     #[test]
@@ -412,13 +474,20 @@ mod tests {
         // getpid; getrandom(data, 16, 0); close(-1), which fails
         let mut close = Op::call(3, [u64::MAX, 0, 0, 0, 0, 0]);
         close.kind = abi::Kind::Call as u64;
-        let calls = Calls(vec![Op::call(39, [0; 6]), Op::call(318, [0, 16, 0, 0, 0, 0]), close]);
+        let calls = Calls(vec![
+            Op::call(39, [0; 6]),
+            Op::call(318, [0, 16, 0, 0, 0, 0]),
+            close,
+        ]);
         let outcome = visit.run(&[&calls]).expect("runs").remove(0);
         assert_eq!(outcome.results, [i64::from(pid), 16, -9]);
         assert_eq!(outcome.failed, Some(2));
         assert_ne!(outcome.data, [0; 16]);
         visit.leave().expect("leaves");
-        assert_eq!(sys::ptrace::registers(pid).expect("registers"), saved.registers);
+        assert_eq!(
+            sys::ptrace::registers(pid).expect("registers"),
+            saved.registers
+        );
         assert_eq!(sys::ptrace::signal_mask(pid).expect("mask"), saved.mask);
         assert_eq!(maps(), before);
         drop(threads);
@@ -432,7 +501,9 @@ mod tests {
         let (mut child, pid) = cat();
         let mut threads = stop(pid);
         let mut visit = Visit::new(&mut threads, memory(pid), &[vdso(pid)]).expect("room");
-        visit.run(&[&Calls(vec![Op::call(39, [0; 6])])]).expect("runs");
+        visit
+            .run(&[&Calls(vec![Op::call(39, [0; 6])])])
+            .expect("runs");
         let area = visit.area().expect("an area");
         visit.abandon();
         // What the kernel does when the tracer is killed: detach, nothing else.

@@ -1,1 +1,7 @@
 //! The family of mappings: what a range of addresses refers to.
+//!
+//! - [`listing`]: what the kernel says of them,
+//! - [`memory`]: a process's address space in an image, and the calls that lay it out again.
+
+pub mod listing;
+pub mod memory;
