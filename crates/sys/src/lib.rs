@@ -6,8 +6,10 @@
 
 pub mod fork;
 pub mod inherited;
+pub mod kcmp;
 pub mod pagemap;
 pub mod ptrace;
+pub mod subject;
 pub mod tick;
 pub mod uffd;
 pub mod vm;
