@@ -1,4 +1,27 @@
 //! Subjects, fixtures and suites for tests.
+//!
+//! - [`program::Program`] starts a real program so that it can be dumped, and
+//!   [`subject::Subject`] one of our own with a state of interest and questions to ask it;
+//! - [`stillframe::Stillframe`] runs the command under test;
+//! - [`facts::Facts`] is what /proc and ptrace tell about a tree, to compare before and after;
+//! - [`wait`] waits for what can be observed, [`skip`] names the tests that cannot run.
+//!
+//! ```no_run
+//! use testkit::{facts::Facts, stillframe::Stillframe, subject::Subject};
+//!
+//! let stillframe = Stillframe::new("target/debug/stillframe");
+//! let subject = Subject::start("busy", &[]);
+//! let before = Facts::still(subject.pid());
+//! stillframe.dump(subject.pid(), &["--leave-running"]).must();
+//! assert_eq!(before.diff(&Facts::still(subject.pid())), Vec::<String>::new());
+//! ```
 #![forbid(unsafe_code)]
 
+pub mod facts;
+pub mod program;
 pub mod skip;
+pub mod stillframe;
+pub mod subject;
+pub mod subjects;
+pub mod tree;
+pub mod wait;

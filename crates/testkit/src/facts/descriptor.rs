@@ -1,0 +1,159 @@
+//! Descriptors: what they lead to, their positions and flags, and who shares them.
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::fs;
+
+use sys::kcmp;
+
+use super::{Depth, Facts};
+
+pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
+    let sockets = Sockets::of(pid);
+    for fd in numbers(pid) {
+        let target = fs::read_link(format!("/proc/{pid}/fd/{fd}"))
+            .map_or_else(|error| error.to_string(), |path| path.display().to_string());
+        let described = match object_class(&target) {
+            Some(kind) => {
+                let what = sockets.describe(&target);
+                format!("{kind} {}{what}", facts.class(&target))
+            }
+            None => target,
+        };
+        facts.note(pid, &format!("fd {fd}"), described);
+        let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
+        facts.note(pid, &format!("fd {fd} info"), normalise(&info, depth));
+    }
+}
+
+/// Notes which descriptors of the tree share one open file description.
+pub(super) fn look_for_sharing(facts: &mut Facts, pids: &[u32]) {
+    // Only what has the same link can be the same.
+    let mut alike: BTreeMap<String, Vec<(u32, i32)>> = BTreeMap::new();
+    for &pid in pids {
+        for fd in numbers(pid) {
+            if let Ok(target) = fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
+                let target = target.display().to_string();
+                alike.entry(target).or_default().push((pid, fd));
+            }
+        }
+    }
+    let mut groups = Vec::new();
+    for mut candidates in alike.into_values() {
+        // kcmp orders descriptions, so that those that are one come together.
+        let compare = |&a: &_, &b: &_| kcmp::compare_files(a, b).unwrap_or(Ordering::Less);
+        candidates.sort_by(compare);
+        let same = candidates.chunk_by(|a, b| compare(a, b) == Ordering::Equal);
+        for group in same.filter(|group| group.len() > 1) {
+            let mut group = group.to_vec();
+            group.sort_unstable();
+            groups.push(group);
+        }
+    }
+    groups.sort_unstable();
+    facts.note("tree", "shared descriptions", format!("{groups:?}"));
+}
+
+fn numbers(pid: u32) -> Vec<i32> {
+    let mut fds: Vec<i32> = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    fds.sort_unstable();
+    fds
+}
+
+/// "pipe" or "socket" for links like "pipe:[123]", whose number means nothing later.
+fn object_class(target: &str) -> Option<&str> {
+    let (kind, _) = target.split_once(":[")?;
+    matches!(kind, "pipe" | "socket").then_some(kind)
+}
+
+/// Leaves the lines of fdinfo that stay the same, as one line.
+fn normalise(info: &str, depth: Depth) -> String {
+    let kept = info.lines().filter_map(|line| {
+        let (name, value) = line.split_once(':').unwrap_or((line, ""));
+        let changes = matches!(name, "ino" | "it_value" | "eventfd-id")
+            || (depth == Depth::Moving && matches!(name, "pos" | "eventfd-count" | "ticks"));
+        if changes {
+            return None;
+        }
+        let words: Vec<&str> = match name {
+            // The inode and device of what an epoll watches are those of an unnamed object.
+            "tfd" => value
+                .split_ascii_whitespace()
+                .take_while(|word| !word.starts_with("pos:"))
+                .collect(),
+            // The first word counts all locks of the system.
+            "lock" => value.split_ascii_whitespace().skip(1).collect(),
+            _ => value.split_ascii_whitespace().collect(),
+        };
+        Some(format!("{name}:{}", words.join(" ")))
+    });
+    let mut kept: Vec<String> = kept.collect();
+    // An epoll lists its interests in the order of a tree over kernel addresses.
+    kept.sort();
+    kept.join(" ")
+}
+
+/// The socket lists of one network namespace, by inode.
+struct Sockets(Vec<(String, String)>);
+
+impl Sockets {
+    fn of(pid: u32) -> Self {
+        let mut found = Vec::new();
+        for family in ["tcp", "tcp6", "udp", "udp6"] {
+            let list = fs::read_to_string(format!("/proc/{pid}/net/{family}")).unwrap_or_default();
+            for line in list.lines().skip(1) {
+                let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+                if let [_, local, remote, state, _, _, _, _, _, inode, ..] = fields[..] {
+                    let what = format!(" {family} {local} {remote} state {state}");
+                    found.push((inode.to_owned(), what));
+                }
+            }
+        }
+        let list = fs::read_to_string(format!("/proc/{pid}/net/unix")).unwrap_or_default();
+        for line in list.lines().skip(1) {
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            if let [_, _, _, flags, kind, state, inode, ref path @ ..] = fields[..] {
+                let path = path.join(" ");
+                let what = format!(" unix flags {flags} type {kind} state {state} {path}");
+                found.push((inode.to_owned(), what.trim_end().to_owned()));
+            }
+        }
+        Self(found)
+    }
+
+    /// What the socket of a link like "socket:[123]" is; nothing for other links.
+    fn describe(&self, target: &str) -> &str {
+        let inode = target
+            .strip_prefix("socket:[")
+            .and_then(|rest| rest.strip_suffix(']'));
+        self.0
+            .iter()
+            .find(|(known, _)| Some(known.as_str()) == inode)
+            .map_or("", |(_, what)| what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fdinfo_loses_what_means_nothing_later() {
+        let info = "pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t1060\n\
+                    tfd:       13 events:       19 data:               5  pos:0 ino:424 sdev:f\n";
+        assert_eq!(
+            normalise(info, Depth::Still),
+            "flags:02 mnt_id:15 pos:0 tfd:13 events: 19 data: 5"
+        );
+    }
+
+    #[test]
+    fn only_unnamed_objects_are_numbered() {
+        assert_eq!(object_class("pipe:[7]"), Some("pipe"));
+        assert_eq!(object_class("anon_inode:[eventfd]"), None);
+        assert_eq!(object_class("/dev/null"), None);
+    }
+}

@@ -1,0 +1,224 @@
+//! The command under test.
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::program::Spawned;
+use crate::tree;
+
+/// The environment variable that names another binary to test: one that understands the same
+/// command line, such as criu. With it the tests prove themselves.
+pub const VARIABLE: &str = "STILLFRAME_BIN";
+
+const DUMP_LOG: &str = "dump.log";
+const RESTORE_LOG: &str = "restore.log";
+
+/// Runs the command under test against one directory for images, which goes away with it.
+pub struct Stillframe {
+    binary: PathBuf,
+    images: PathBuf,
+    is_peer: bool,
+    _scratch: tempfile::TempDir,
+}
+
+impl Stillframe {
+    /// Takes the binary to run, which [`VARIABLE`] overrides.
+    ///
+    /// # Panics
+    /// When no directory can be made for the images.
+    pub fn new(binary: impl Into<PathBuf>) -> Self {
+        tree::adopt_orphans();
+        let (binary, is_peer) = match std::env::var_os(VARIABLE) {
+            Some(other) => (PathBuf::from(other), true),
+            None => (binary.into(), false),
+        };
+        let scratch = tempfile::Builder::new()
+            .prefix("stillframe-images-")
+            .tempdir()
+            .expect("the folder for temporary files can be written");
+        Self {
+            binary,
+            images: scratch.path().join("images"),
+            is_peer,
+            _scratch: scratch,
+        }
+    }
+
+    /// Puts the images at `path` from now on, which the caller removes.
+    pub fn images_at(mut self, path: impl Into<PathBuf>) -> Self {
+        self.images = path.into();
+        self
+    }
+
+    /// Tells whether another program stands in for stillframe: then what only stillframe
+    /// promises is not to be tested.
+    pub fn is_peer(&self) -> bool {
+        self.is_peer
+    }
+
+    /// The directory of the images.
+    pub fn images(&self) -> &Path {
+        &self.images
+    }
+
+    /// The command with `arguments`, its output not yet redirected, for a test that wants to
+    /// kill it on the way.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    /// The command line of a dump of the tree of `pid` with `options`.
+    pub fn dump_command(&self, pid: u32, options: &[&str]) -> Command {
+        // criu wants the directory to be there.
+        let _ = fs::create_dir_all(&self.images);
+        let mut command = self.command(&["dump", "-o", DUMP_LOG, "-v4"]);
+        command
+            .args(["-t", &pid.to_string()])
+            .arg("-D")
+            .arg(&self.images)
+            .args(options);
+        command
+    }
+
+    /// The command line of a detached restore with `options`.
+    pub fn restore_command(&self, options: &[&str]) -> Command {
+        let mut command = self.command(&["restore", "-d", "-o", RESTORE_LOG, "-v4"]);
+        command.arg("-D").arg(&self.images).args(options);
+        command
+    }
+
+    /// Dumps the tree of `pid`, and where the dump killed it waits until it is reaped.
+    #[must_use = "a dump may have failed"]
+    pub fn dump(&self, pid: u32, options: &[&str]) -> Outcome {
+        let tree = tree::members(pid);
+        let outcome = self.run(self.dump_command(pid, options), DUMP_LOG);
+        let stays = ["-R", "--leave-running", "-s", "--leave-stopped"];
+        if outcome.status.success() && !options.iter().any(|option| stays.contains(option)) {
+            tree::wait_gone(&tree);
+        }
+        outcome
+    }
+
+    /// Restores, detached.
+    #[must_use = "a restore may have failed"]
+    pub fn restore(&self, options: &[&str]) -> Outcome {
+        self.run(self.restore_command(options), RESTORE_LOG)
+    }
+
+    /// Dumps `spawned` and restores it, `times` in a row, with the same options for both; both
+    /// must succeed.
+    ///
+    /// # Panics
+    /// When one fails, with its log.
+    #[track_caller]
+    pub fn cycle(&self, times: usize, spawned: &Spawned, options: &[&str]) {
+        for _ in 0..times {
+            self.clear();
+            self.dump(spawned.pid(), options).must();
+            self.restore(options).must();
+        }
+    }
+
+    /// Removes the images.
+    pub fn clear(&self) {
+        // Nothing there is as good.
+        let _ = fs::remove_dir_all(&self.images);
+    }
+
+    fn run(&self, mut command: Command, log: &str) -> Outcome {
+        let log = self.images.join(log);
+        let _ = fs::remove_file(&log);
+        let start = Instant::now();
+        // To files and not to pipes: a restored task that inherited a pipe would keep it open.
+        let output = tempfile::NamedTempFile::new().expect("a temporary file can be made");
+        let handle = || output.reopen().expect("the file was just made");
+        let status = command
+            .stdout(handle())
+            .stderr(handle())
+            .status()
+            .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
+        Outcome {
+            what: format!("{command:?}"),
+            status,
+            elapsed: start.elapsed(),
+            output: read_lossy(output.path()),
+            log: read_lossy(&log),
+        }
+    }
+}
+
+fn read_lossy(path: &Path) -> String {
+    fs::read(path).map_or_else(
+        |error| format!("({}: {error})", path.display()),
+        |bytes| String::from_utf8_lossy(&bytes).into_owned(),
+    )
+}
+
+/// How one run of the command ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The command line.
+    pub what: String,
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// How long it ran.
+    pub elapsed: Duration,
+    /// Its stdout and stderr.
+    pub output: String,
+    /// Its log file, or why there is none.
+    pub log: String,
+}
+
+impl Outcome {
+    /// Insists that it succeeded.
+    ///
+    /// # Panics
+    /// When it did not, with everything that it wrote.
+    #[track_caller]
+    pub fn must(self) -> Self {
+        assert!(self.status.success(), "{}", self.told());
+        self
+    }
+
+    /// Insists that it failed, by itself and not by a signal.
+    ///
+    /// # Panics
+    /// When it succeeded or crashed, with everything that it wrote.
+    #[track_caller]
+    pub fn must_fail(self) -> Self {
+        let code = self.status.code();
+        assert!(code.is_some_and(|code| code != 0), "{}", self.told());
+        self
+    }
+
+    /// Insists that what it wrote, to its output or its log, names each of `names`.
+    ///
+    /// # Panics
+    /// When one is missing.
+    #[track_caller]
+    pub fn names(self, names: &[&str]) -> Self {
+        for name in names {
+            let named = self.output.contains(name) || self.log.contains(name);
+            assert!(named, "{name:?} is not named by {}", self.told());
+        }
+        self
+    }
+
+    /// The command, its status, output and the end of its log.
+    pub fn told(&self) -> String {
+        const MOST_LINES: usize = 60;
+        let lines: Vec<&str> = self.log.lines().collect();
+        let end = &lines[lines.len().saturating_sub(MOST_LINES)..];
+        format!(
+            "{}\n{} after {:?}\n--- output\n{}\n--- end of the log\n{}\n---",
+            self.what,
+            self.status,
+            self.elapsed,
+            self.output,
+            end.join("\n")
+        )
+    }
+}

@@ -1,0 +1,204 @@
+//! The tasks of a tree as /proc lists them, and their end.
+//!
+//! The test process makes itself a child subreaper, so that whatever it started, and whatever a
+//! restore brought back for it, stays its descendant. Only descendants are ever killed: a pid
+//! that was reused by a stranger is left alone.
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::Once;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use crate::wait;
+
+/// Makes orphans of this process's descendants come back to it; called before anything is
+/// started.
+pub fn adopt_orphans() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+            .expect("every process may become a child subreaper");
+    });
+}
+
+/// Lists `root` and its descendants, parents before children, siblings by pid; zombies too, and
+/// nothing when `root` does not exist.
+pub fn members(root: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    if exists(root) {
+        found.push(root);
+    }
+    let mut next = 0;
+    while let Some(&pid) = found.get(next) {
+        found.extend(children(pid));
+        next += 1;
+    }
+    found
+}
+
+/// Lists the children of all threads of `pid`, sorted.
+pub fn children(pid: u32) -> Vec<u32> {
+    let mut found: Vec<u32> = threads(pid)
+        .into_iter()
+        .filter_map(|tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).ok())
+        .flat_map(|list| {
+            list.split_ascii_whitespace()
+                .filter_map(|child| child.parse().ok())
+                .collect::<Vec<u32>>()
+        })
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// Lists the threads of `pid`, sorted.
+pub fn threads(pid: u32) -> Vec<u32> {
+    let mut found: Vec<u32> = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// Tells whether `pid` exists, be it as a zombie.
+pub fn exists(pid: u32) -> bool {
+    fs::exists(format!("/proc/{pid}/stat")).unwrap_or(false)
+}
+
+/// Tells whether `pid` exists and is neither dead nor a zombie.
+pub fn is_alive(pid: u32) -> bool {
+    state(pid).is_some_and(|state| state != 'Z' && state != 'X')
+}
+
+/// The state letter of `pid` as in /proc/PID/stat.
+pub fn state(pid: u32) -> Option<char> {
+    stat_after_name(pid)?.chars().next()
+}
+
+/// The parent of `pid`.
+pub fn parent(pid: u32) -> Option<u32> {
+    stat_after_name(pid)?.split(' ').nth(1)?.parse().ok()
+}
+
+/// The processor time of `pid`, user and system, in clock ticks.
+pub fn ticks(pid: u32) -> Option<u64> {
+    let stat = stat_after_name(pid)?;
+    let mut fields = stat.split(' ').skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+/// Tells whether thread `tid` is in one of the calls that wait for events, or dead or stopped.
+pub fn is_waiting(tid: u32) -> bool {
+    // read, poll, select, pause, nanosleep, wait4, futex, restart_syscall, clock_nanosleep,
+    // epoll_wait, pselect6, ppoll, epoll_pwait, accept4 and accept.
+    const WAITS: [i32; 15] = [
+        0, 7, 23, 34, 35, 61, 202, 219, 230, 232, 270, 271, 281, 288, 43,
+    ];
+    if matches!(state(tid), Some('Z' | 'T')) {
+        return true;
+    }
+    let call = fs::read_to_string(format!("/proc/{tid}/syscall")).unwrap_or_default();
+    let number = call.split(' ').next().and_then(|word| word.parse().ok());
+    number.is_some_and(|number| WAITS.contains(&number))
+}
+
+/// /proc/PID/stat from the state letter on.
+fn stat_after_name(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    Some(rest.trim_end().to_owned())
+}
+
+/// Tells whether `pid` descends from this process.
+pub fn is_ours(pid: u32) -> bool {
+    let own = std::process::id();
+    let mut at = pid;
+    while let Some(up) = parent(at) {
+        if up == own {
+            return true;
+        }
+        at = up;
+    }
+    false
+}
+
+/// Sends `signal` to `pid`; tells whether it could be sent.
+pub fn signal(pid: u32, signal: Signal) -> bool {
+    i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .is_some_and(|pid| rustix::process::kill_process(pid, signal).is_ok())
+}
+
+/// Kills every descendant of this process among `pids` and their trees, and waits until they are
+/// gone and reaped; tells whether all went.
+pub fn kill(pids: &[u32]) -> bool {
+    // Whatever was seen stays in sight: an orphan is no longer below the root.
+    let mut seen: BTreeSet<u32> = pids.iter().copied().collect();
+    wait::try_wait_for(Duration::from_secs(20), || {
+        let ours = |pids: &BTreeSet<u32>| -> Vec<u32> {
+            pids.iter().copied().filter(|&pid| is_ours(pid)).collect()
+        };
+        let below = ours(&seen).into_iter().flat_map(members);
+        seen.extend(below);
+        let left = ours(&seen);
+        for &pid in &left {
+            signal(pid, Signal::KILL);
+            reap(pid);
+        }
+        left.is_empty().then_some(())
+    })
+    .is_some()
+}
+
+/// Reaps `pid` where it is a dead child of this process.
+pub fn reap(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // Not a child, or not dead yet: then there is nothing to reap.
+        let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
+    }
+}
+
+/// Waits until none of `pids` exists, reaping those that are children of this process.
+///
+/// # Panics
+/// When one still exists after the deadline.
+#[track_caller]
+pub fn wait_gone(pids: &[u32]) {
+    wait::wait_until(&format!("the end of {pids:?}"), wait::SOON, || {
+        pids.iter().for_each(|&pid| reap(pid));
+        !pids.iter().any(|&pid| exists(pid))
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::Program;
+
+    #[test]
+    fn lists_and_kills_a_tree() {
+        let spawned = Program::new("sh")
+            .args(["-c", "sleep 1000 & sleep 1000 & wait"])
+            .spawn();
+        wait::wait_until("two children", wait::SOON, || {
+            members(spawned.pid()).len() == 3
+        });
+        let pids = members(spawned.pid());
+        assert!(pids.iter().all(|&pid| is_ours(pid) && is_alive(pid)));
+        assert!(kill(&[spawned.pid()]));
+        assert!(!pids.iter().any(|&pid| exists(pid)));
+    }
+
+    #[test]
+    fn strangers_are_left_alone() {
+        assert!(!is_ours(1));
+        assert!(kill(&[1]));
+        assert!(exists(1));
+    }
+}
