@@ -37,7 +37,7 @@ pub enum Error {
         /// The page's number in it.
         page: u64,
     },
-    /// The runs, or records, that were given do not make an image.
+    /// The runs that were given do not make an image.
     #[error("cannot write run at page {page} of space {space}: {what}")]
     BadRun {
         /// The run's space.
