@@ -1,0 +1,95 @@
+//! A new process that runs a script instead of this program.
+
+use std::io;
+
+use abi::Addr;
+
+/// Where a new process begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// The blob's code.
+    pub code: Addr,
+    /// The first op of its script.
+    pub ops: Addr,
+    /// The header that it reports to.
+    pub header: Addr,
+}
+
+/// `struct clone_args` of clone(2).
+#[derive(Default)]
+#[repr(C)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// Makes a process with the pid `pid` that begins at `entry`, in memory forked from this process.
+/// It has all signals blocked and no handlers. `sibling`: its parent is this process's parent.
+///
+/// # Errors
+/// `EEXIST` when the pid is taken; `EPERM` without CAP_CHECKPOINT_RESTORE; `EINVAL` for a pid
+/// above the namespace's limit.
+pub fn spawn(pid: i32, sibling: bool, entry: Entry) -> io::Result<()> {
+    const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
+    let set_tid = [pid];
+    let flags = if sibling {
+        libc::CLONE_PARENT.cast_unsigned().into()
+    } else {
+        0u64
+    };
+    let args = CloneArgs {
+        flags: CLONE_CLEAR_SIGHAND | flags,
+        exit_signal: libc::SIGCHLD.cast_unsigned().into(),
+        set_tid: set_tid.as_ptr() as u64,
+        set_tid_size: 1,
+        ..CloneArgs::default()
+    };
+    let old = set_mask(u64::MAX);
+    let result: i64;
+    // SAFETY: the parent returns here with only the clobbered registers changed; the child never
+    // returns: it jumps to code that uses neither this stack nor this program.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "mov r12, r8",
+            "mov r13, r9",
+            "jmp r10",
+            "2:",
+            inlateout("rax") libc::SYS_clone3 => result,
+            in("rdi") &raw const args,
+            in("rsi") size_of::<CloneArgs>(),
+            in("r8") entry.ops.0,
+            in("r9") entry.header.0,
+            in("r10") entry.code.0,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    set_mask(old);
+    if result < 0 {
+        return Err(io::Error::from_raw_os_error(
+            i32::try_from(-result).expect("an errno"),
+        ));
+    }
+    Ok(())
+}
+
+/// Sets this thread's mask of blocked signals and gives the old one; bit 0 is signal 1.
+fn set_mask(mask: u64) -> u64 {
+    let mut old = 0u64;
+    let (new, old_at) = (&raw const mask, &raw mut old);
+    // SAFETY: both masks outlive the call and have the kernel's size of 8 bytes.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, new, old_at, 8) };
+    old
+}

@@ -1,0 +1,153 @@
+//! The window: memory at a chosen address that a restorer shares with all tasks that it makes.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use abi::{Addr, PAGE_BYTES, Span};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+/// A page of code and pages of data behind it, shared with every process forked from here. The
+/// tasks write into the data at any time, so it is only reached by copies and atomics.
+#[derive(Debug)]
+pub struct Window {
+    span: Span,
+}
+
+impl Window {
+    /// Maps a window of `span`, with `code` in its first page.
+    ///
+    /// # Errors
+    /// `EEXIST` when something is mapped there already; `ENOMEM`.
+    ///
+    /// # Panics
+    /// When `code` is longer than a page or `span` has not at least two.
+    pub fn map(span: Span, code: &[u8]) -> io::Result<Self> {
+        assert!(
+            code.len() as u64 <= PAGE_BYTES && span.pages() >= 2,
+            "code and data have room"
+        );
+        let file = memfd_create("stillframe", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, span.bytes())?;
+        rustix::io::pwrite(&file, code, 0)?;
+        let map = |start: Addr, bytes: u64, prot: i32, offset: u64| {
+            let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&file.as_fd());
+            let at = start.0 as *mut libc::c_void;
+            let (len, offset) = (bytes as usize, offset.cast_signed());
+            // SAFETY: MAP_FIXED_NOREPLACE maps nothing over memory that is in use.
+            let got = unsafe { libc::mmap(at, len, prot, flags, fd, offset) };
+            if got == libc::MAP_FAILED {
+                Err(io::Error::last_os_error())
+            } else {
+                Ok(())
+            }
+        };
+        map(span.start, PAGE_BYTES, libc::PROT_READ | libc::PROT_EXEC, 0)?;
+        let window = Self {
+            span: Span::new(span.start, PAGE_BYTES),
+        };
+        let data = span.start.plus(PAGE_BYTES);
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        map(data, span.bytes() - PAGE_BYTES, prot, PAGE_BYTES)?;
+        std::mem::forget(window);
+        Ok(Self { span })
+    }
+
+    /// The addresses, here and in every task.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        self.span
+    }
+
+    fn check(&self, at: Addr, len: usize) {
+        let data = Span {
+            start: self.span.start.plus(PAGE_BYTES),
+            end: self.span.end,
+        };
+        let inside = data.contains(at) && at.plus(len as u64) <= data.end;
+        assert!(inside, "{at} + {len} is not in the window's data {data}");
+    }
+
+    /// Copies bytes into the data.
+    ///
+    /// # Panics
+    /// Outside of the data.
+    pub fn write(&self, at: Addr, bytes: &[u8]) {
+        self.check(at, bytes.len());
+        // SAFETY: the range is mapped writable and owned by this window; no reference to it exists.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.0 as *mut u8, bytes.len());
+        }
+    }
+
+    /// A 32-bit word of the data.
+    ///
+    /// # Panics
+    /// Outside of the data, or unaligned.
+    #[must_use]
+    pub fn word(&self, at: Addr) -> &AtomicU32 {
+        self.check(at, 4);
+        assert!(at.0.is_multiple_of(4), "{at} is aligned");
+        // SAFETY: mapped for as long as `self`, aligned, and reached by atomics only.
+        unsafe { AtomicU32::from_ptr(at.0 as *mut u32) }
+    }
+
+    /// Reads a 64-bit word of the data.
+    ///
+    /// # Panics
+    /// Outside of the data, or unaligned.
+    #[must_use]
+    pub fn load(&self, at: Addr) -> u64 {
+        self.check(at, 8);
+        assert!(at.0.is_multiple_of(8), "{at} is aligned");
+        // SAFETY: mapped for as long as `self`, aligned, and reached by atomics only.
+        let word = unsafe { AtomicU64::from_ptr(at.0 as *mut u64) };
+        word.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until the word is not `seen` any more, somebody wakes it, a signal comes, or `patience`
+    /// is over. See futex(2).
+    pub fn sleep_on(&self, word: &AtomicU32, seen: u32, patience: Duration) {
+        let patience = rustix::thread::Timespec::try_from(patience).expect("a short time");
+        let flags = rustix::thread::futex::Flags::empty();
+        // Whatever ends the sleep, the caller looks at the word again.
+        let _ = rustix::thread::futex::wait(word, flags, seen, Some(&patience));
+    }
+
+    /// Sets the word and wakes everyone who waits for it.
+    pub fn post(&self, word: &AtomicU32, value: u32) {
+        word.store(value, Ordering::Release);
+        let flags = rustix::thread::futex::Flags::empty();
+        let _ = rustix::thread::futex::wake(word, flags, i32::MAX.cast_unsigned());
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        let (at, len) = (
+            self.span.start.0 as *mut libc::c_void,
+            self.span.bytes() as usize,
+        );
+        // SAFETY: the mapping was made by `map` and no reference into it outlives `self`.
+        unsafe { libc::munmap(at, len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_is_written_and_read() {
+        let span = Span::new(Addr(0x6100_0000_0000), 2 * PAGE_BYTES);
+        let window = Window::map(span, &[0xc3]).expect("free");
+        let data = span.start.plus(PAGE_BYTES);
+        window.write(data, &7u64.to_le_bytes());
+        assert_eq!(window.load(data), 7);
+        assert_eq!(window.word(data).load(Ordering::Relaxed), 7);
+        let taken = Window::map(span, &[]).expect_err("in use");
+        assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));
+    }
+}
