@@ -279,8 +279,12 @@ impl Reader {
         Ok(())
     }
 
-    /// Fills `bytes`, which belong to `space`, from the pages object.
-    fn read_stored(&self, bytes: &mut [u8], offset_bytes: u64, space: SpaceId) -> Result<()> {
+    /// Fills `bytes`, which belong to runs of `space`, from `offset_bytes` of the pages object on:
+    /// neighbouring runs with one read. Verifies nothing; what was read goes to [`Reader::check`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] past the end, [`Error::Store`].
+    pub fn read_stored(&self, bytes: &mut [u8], offset_bytes: u64, space: SpaceId) -> Result<()> {
         let Some(pages) = &self.pages else {
             let what = "the image has no pages".into();
             return Err(self.corrupt_pages(offset_bytes, Some(space), what));

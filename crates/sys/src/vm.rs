@@ -94,29 +94,25 @@ pub fn write(pid: i32, addr: Addr, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Writes `bytes` over the pieces `(address, bytes)`, at most [`PIECES_MAX`] of them, one after
-/// another; gives how many bytes were written before the first page that cannot be.
+/// Writes each of `pieces`, at most [`PIECES_MAX`], to its address; gives how many bytes were
+/// written before the first page that cannot be.
 ///
 /// # Errors
 /// As [`write`]; `EINVAL` for too many pieces.
-///
-/// # Panics
-/// When `bytes` is shorter than the pieces together.
-pub fn write_pieces(pid: i32, pieces: &[(Addr, usize)], bytes: &[u8]) -> io::Result<usize> {
-    let total = pieces.iter().map(|piece| piece.1).sum::<usize>();
-    let bytes = &bytes[..total];
-    let from = iovec {
+pub fn write_pieces(pid: i32, pieces: &[(Addr, &[u8])]) -> io::Result<usize> {
+    let piece = |(_, bytes): &(Addr, &[u8])| iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
     };
+    let from = pieces.iter().map(piece).collect::<Vec<_>>();
     let to = pieces
         .iter()
-        .map(|(addr, len)| remote(*addr, *len))
+        .map(|(addr, bytes)| remote(*addr, bytes.len()))
         .collect::<Vec<_>>();
-    let len = to.len() as u64;
-    // SAFETY: `from` covers a borrowed buffer that the call only reads; `to` is another process's
+    let len = pieces.len() as u64;
+    // SAFETY: `from` covers borrowed buffers that the call only reads; `to` is another process's
     // memory, which the kernel checks.
-    count(unsafe { libc::process_vm_writev(pid, &raw const from, 1, to.as_ptr(), len, 0) })
+    count(unsafe { libc::process_vm_writev(pid, from.as_ptr(), len, to.as_ptr(), len, 0) })
 }
 
 /// Replaces what is mapped in `span` of the process behind `pidfd` by huge pages with the same

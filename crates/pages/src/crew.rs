@@ -1,0 +1,115 @@
+//! Threads that share numbered pieces of work.
+use std::panic::resume_unwind;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread::{ScopedJoinHandle, available_parallelism, scope};
+
+use crate::Result;
+
+/// Below this, starting a second thread costs more than it saves.
+const ALONE_BYTES: u64 = 4 << 20;
+/// More threads than this only wait for memory.
+const MAX_THREADS: usize = 8;
+
+/// Returns how many threads should move `bytes`: the processors that may be used, at most 8, and
+/// one for a few megabytes.
+pub fn threads(bytes: u64) -> usize {
+    if bytes <= ALONE_BYTES {
+        return 1;
+    }
+    available_parallelism().map_or(1, |processors| processors.get().min(MAX_THREADS))
+}
+
+/// Does the work `0..count` on `threads` threads, of which the caller's is one. Each thread makes
+/// a state for itself; numbers are given out in ascending order, and none any more after a failure.
+///
+/// # Errors
+/// The failure with the lowest number of those that happened.
+pub fn work<S>(
+    threads: usize,
+    count: usize,
+    state: impl Fn(usize) -> S + Sync,
+    work: impl Fn(&mut S, usize) -> Result<()> + Sync,
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    let run = |thread| {
+        let mut state = state(thread);
+        loop {
+            let number = next.fetch_add(1, Relaxed);
+            if number >= count {
+                return;
+            }
+            if let Err(error) = work(&mut state, number) {
+                next.store(count, Relaxed);
+                let mut first = failure.lock().expect("no holder panics");
+                if first.as_ref().is_none_or(|(earlier, _)| number < *earlier) {
+                    *first = Some((number, error));
+                }
+                return;
+            }
+        }
+    };
+    scope(|scope| {
+        let run = &run;
+        let others: Vec<ScopedJoinHandle<'_, ()>> = (1..threads.min(count))
+            .map(|thread| scope.spawn(move || run(thread)))
+            .collect();
+        run(0);
+        others
+            .into_iter()
+            .for_each(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+    });
+    let failure = failure.into_inner().expect("no holder panics");
+    failure.map_or(Ok(()), |(_, error)| Err(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+
+    #[test]
+    fn every_number_is_done_once() {
+        for threads in [1, 2, 5] {
+            let done: Vec<AtomicUsize> = (0..1000).map(|_| AtomicUsize::new(0)).collect();
+            work(
+                threads,
+                done.len(),
+                |_| (),
+                |(), number| {
+                    done[number].fetch_add(1, Relaxed);
+                    Ok(())
+                },
+            )
+            .expect("nothing fails");
+            assert!(done.iter().all(|times| times.load(Relaxed) == 1));
+        }
+    }
+
+    #[test]
+    fn a_failure_ends_the_work() {
+        let done = AtomicUsize::new(0);
+        let outcome = work(
+            1,
+            1000,
+            |_| (),
+            |(), number| {
+                done.fetch_add(1, Relaxed);
+                if number >= 10 {
+                    Err(Error::Gone { pid: number as i32 })
+                } else {
+                    Ok(())
+                }
+            },
+        );
+        assert!(matches!(outcome, Err(Error::Gone { pid: 10 })));
+        assert_eq!(done.load(Relaxed), 11);
+    }
+
+    #[test]
+    fn little_work_is_done_alone() {
+        assert_eq!(threads(300 << 10), 1);
+        assert!((1..=8).contains(&threads(1 << 30)));
+    }
+}

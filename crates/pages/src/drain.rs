@@ -1,0 +1,208 @@
+//! The way into an image: read, drop zero pages, checksum, write.
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use image::{DATA_RUN_MAX_PAGES, NewRun, PAGE_BYTES, Run, RunKind, Writer};
+
+use crate::buffer::Buffer;
+use crate::extent::Chunks;
+use crate::{Error, Extent, Result, Source, crew};
+
+/// Pages read with one call and written with one: what stays in a processor's own cache meanwhile.
+const CHUNK_PAGES: u64 = DATA_RUN_MAX_PAGES as u64;
+
+/// What went through the pipe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Pages read.
+    pub read_pages: u64,
+    /// Those of them that were all zero and are not stored.
+    pub zero_pages: u64,
+    /// Those that are stored.
+    pub stored_pages: u64,
+}
+
+impl Drained {
+    /// The size of the stored pages.
+    #[must_use]
+    pub const fn stored_bytes(&self) -> u64 {
+        self.stored_pages * PAGE_BYTES as u64
+    }
+}
+
+/// Reads `extents` from `source` and puts their pages into the image: those that are not all zero
+/// as data, the others as zero.
+///
+/// Calls `progress` with the number of bytes read so far, from several threads when there is much
+/// to read. A megabyte, in however many extents, costs one read and one write.
+///
+/// # Errors
+/// The source's, and [`Error::Image`]. Then the image cannot be used.
+pub fn drain(
+    source: &dyn Source,
+    extents: &[Extent],
+    writer: &Writer,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Drained> {
+    let chunks = Chunks::new(extents, CHUNK_PAGES, sys::vm::PIECES_MAX);
+    let pages: u64 = extents.iter().map(|extent| extent.pages).sum();
+    let [done_bytes, zero_pages] = [AtomicU64::new(0), AtomicU64::new(0)];
+    let state = |_| Lane {
+        buffer: Buffer::new(pages.min(CHUNK_PAGES) as usize * PAGE_BYTES),
+        runs: Vec::new(),
+        zeros: Vec::new(),
+    };
+    crew::work(
+        crew::threads(pages * PAGE_BYTES as u64),
+        chunks.len(),
+        state,
+        |lane, number| {
+            let (read, zero) = lane.drain(source, chunks.get(number), writer)?;
+            zero_pages.fetch_add(zero, Relaxed);
+            let bytes = read * PAGE_BYTES as u64;
+            progress(done_bytes.fetch_add(bytes, Relaxed) + bytes);
+            Ok(())
+        },
+    )?;
+    let zero_pages = zero_pages.into_inner();
+    Ok(Drained {
+        read_pages: pages,
+        zero_pages,
+        stored_pages: pages - zero_pages,
+    })
+}
+
+/// What one thread works with.
+struct Lane {
+    buffer: Buffer,
+    runs: Vec<NewRun>,
+    zeros: Vec<Run>,
+}
+
+impl Lane {
+    /// Moves one chunk; returns how many pages were read, and how many of them were zero.
+    fn drain(
+        &mut self,
+        source: &dyn Source,
+        pieces: &[Extent],
+        writer: &Writer,
+    ) -> Result<(u64, u64)> {
+        let pages: u64 = pieces.iter().map(|piece| piece.pages).sum();
+        let bytes = &mut self.buffer.bytes()[..pages as usize * PAGE_BYTES];
+        source.read(pieces, bytes)?;
+        self.runs.clear();
+        self.zeros.clear();
+        let kept = sort_out(pieces, bytes, &mut self.runs, &mut self.zeros);
+        writer
+            .append(&bytes[..kept], &self.runs)
+            .map_err(Error::image("write"))?;
+        self.zeros.iter().for_each(|run| writer.mark(*run));
+        Ok((pages, pages - (kept / PAGE_BYTES) as u64))
+    }
+}
+
+/// Moves the pages of `pieces` that are not all zero to the front of `bytes`, returns how many
+/// bytes those are, and notes both kinds.
+fn sort_out(
+    pieces: &[Extent],
+    bytes: &mut [u8],
+    runs: &mut Vec<NewRun>,
+    zeros: &mut Vec<Run>,
+) -> usize {
+    let (mut from, mut kept) = (0, 0);
+    for piece in pieces {
+        let space = piece.space;
+        let mut page = piece.first_page;
+        let end = page + piece.pages;
+        while page < end {
+            let zero = is_zero(&bytes[from..from + PAGE_BYTES]);
+            let rest = bytes[from..]
+                .chunks_exact(PAGE_BYTES)
+                .take((end - page) as usize);
+            let pages = rest.take_while(|page| is_zero(page) == zero).count();
+            let len = pages * PAGE_BYTES;
+            if zero {
+                zeros.push(Run {
+                    space,
+                    first_page: page,
+                    pages: pages as u32,
+                    kind: RunKind::Zero,
+                });
+            } else {
+                if kept != from {
+                    bytes.copy_within(from..from + len, kept);
+                }
+                runs.push(NewRun {
+                    space,
+                    first_page: page,
+                    pages: pages as u32,
+                });
+                kept += len;
+            }
+            from += len;
+            page += pages as u64;
+        }
+    }
+    kept
+}
+
+/// Whether all bytes of a page are zero; most pages that are not say so in their first bytes.
+fn is_zero(page: &[u8]) -> bool {
+    static ZERO: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+    page == ZERO
+}
+
+#[cfg(test)]
+mod tests {
+    use abi::Addr;
+    use image::SpaceId;
+
+    use super::*;
+
+    fn extent(first_page: u64, pages: u64) -> Extent {
+        Extent {
+            space: SpaceId(3),
+            first_page,
+            at: Addr(0),
+            pages,
+        }
+    }
+
+    /// One page for each number, filled with it.
+    fn pages(numbers: &[u8]) -> Vec<u8> {
+        numbers
+            .iter()
+            .flat_map(|number| [*number; PAGE_BYTES])
+            .collect()
+    }
+
+    #[test]
+    fn zero_pages_are_taken_out() {
+        let mut bytes = pages(&[0, 1, 2, 0, 0, 3, 0]);
+        let (mut runs, mut zeros) = (Vec::new(), Vec::new());
+        let kept = sort_out(
+            &[extent(10, 4), extent(20, 3)],
+            &mut bytes,
+            &mut runs,
+            &mut zeros,
+        );
+        assert_eq!(bytes[..kept], pages(&[1, 2, 3]));
+        let runs: Vec<_> = runs.iter().map(|run| (run.first_page, run.pages)).collect();
+        assert_eq!(runs, [(11, 2), (21, 1)]);
+        let zeros: Vec<_> = zeros
+            .iter()
+            .map(|run| (run.first_page, run.pages))
+            .collect();
+        assert_eq!(zeros, [(10, 1), (13, 1), (20, 1), (22, 1)]);
+    }
+
+    #[test]
+    fn a_single_byte_makes_a_page_data() {
+        let mut page = [0; PAGE_BYTES];
+        assert!(is_zero(&page));
+        for at in [0, 63, 64, 2000, PAGE_BYTES - 1] {
+            page[at] = 1;
+            assert!(!is_zero(&page));
+            page[at] = 0;
+        }
+    }
+}

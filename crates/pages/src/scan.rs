@@ -1,0 +1,251 @@
+//! Which pages a task has for itself, and which pages a shared object has.
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use abi::{Addr, PAGE_BYTES, Span};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
+
+use crate::{Error, Result};
+
+/// Regions that one call of the kernel answers; more take more calls.
+const REGIONS: usize = 1024;
+/// Entries read at once where the kernel cannot search: 128 MiB of memory.
+pub(crate) const ENTRIES: usize = 32 << 10;
+
+/// What was found in one range of addresses, in ascending order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Pages that the task has for itself, in memory or swapped out.
+    pub private: Vec<Span>,
+    /// Guard pages (`MADV_GUARD_INSTALL`): they have no contents, and touching one is a fault.
+    pub guards: Vec<Span>,
+}
+
+impl Found {
+    /// How many pages the task has for itself.
+    #[must_use]
+    pub fn private_pages(&self) -> u64 {
+        self.private.iter().map(|span| span.pages()).sum()
+    }
+
+    fn add(&mut self, span: Span, guard: bool) {
+        push(
+            if guard {
+                &mut self.guards
+            } else {
+                &mut self.private
+            },
+            span,
+        );
+    }
+}
+
+/// Finds the pages of task `pid` that belong to nobody else, in each of `spans`: mappings or parts
+/// of them in ascending order, which do not overlap.
+///
+/// Those are the written pages of anonymous memory and the copied ones of private file mappings,
+/// but neither pages of files and shared objects nor the kernel's page of zeros. The caller must be
+/// allowed to trace the task. Usually one system call.
+///
+/// # Errors
+/// [`Error::Look`], [`Error::Gone`].
+pub fn scan(pid: i32, spans: &[Span]) -> Result<Vec<Found>> {
+    let mut found = vec![Found::default(); spans.len()];
+    let (Some(first), Some(last)) = (spans.first(), spans.last()) else {
+        return Ok(found);
+    };
+    let whole = Span {
+        start: first.start,
+        end: last.end,
+    };
+    let failed = |source| Error::look(pid, whole.start, source);
+    let map = Pagemap::open(pid).map_err(failed)?;
+    let searched = match search(&map, whole, spans, &mut found, Category::GUARD) {
+        // The kernel does not know guard pages.
+        Err(error) if is(&error, Errno::INVAL) => {
+            found.fill(Found::default());
+            search(&map, whole, spans, &mut found, Category::empty())
+        }
+        searched => searched,
+    };
+    match searched {
+        Err(error) if is(&error, Errno::NOTTY) => list(&map, spans, &mut found).map_err(failed)?,
+        searched => searched.map_err(failed)?,
+    }
+    Ok(found)
+}
+
+/// Lets the kernel search, from the start of the first span to the end of the last.
+fn search(
+    map: &Pagemap,
+    whole: Span,
+    spans: &[Span],
+    found: &mut [Found],
+    told: Category,
+) -> io::Result<()> {
+    let query = Query {
+        inverted: Category::FILE | Category::ZERO,
+        all: Category::FILE | Category::ZERO,
+        any: Category::PRESENT | Category::SWAPPED,
+        told,
+    };
+    let mut regions = vec![Region::EMPTY; REGIONS];
+    let mut rest = whole;
+    let mut number = 0;
+    while !rest.is_empty() {
+        let (count, end) = map.scan(rest, &query, Action::empty(), &mut regions)?;
+        for region in &regions[..count] {
+            let guard = region.categories().contains(Category::GUARD);
+            number += spans[number..].partition_point(|span| span.end <= region.span().start);
+            let hit = spans[number..].iter().zip(&mut found[number..]);
+            for (span, found) in hit.take_while(|(span, _)| span.start < region.span().end) {
+                found.add(region.span().intersect(*span), guard);
+            }
+        }
+        if end <= rest.start {
+            return Err(Errno::IO.into());
+        }
+        rest.start = end;
+    }
+    Ok(())
+}
+
+/// Looks at each page where the kernel cannot search (before 6.7). The page of zeros cannot be
+/// told there; who reads it finds that it is zero.
+fn list(map: &Pagemap, spans: &[Span], found: &mut [Found]) -> io::Result<()> {
+    for (span, found) in spans.iter().zip(found) {
+        each_entry(map, *span, |page, entry| {
+            if (entry.is_present() || entry.is_swapped()) && !entry.is_file() {
+                found.add(page, entry.is_guard());
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// Calls `look` with every page of `span` and its entry.
+fn each_entry(map: &Pagemap, span: Span, mut look: impl FnMut(Span, Entry)) -> io::Result<()> {
+    let mut entries = vec![Entry::default(); ENTRIES.min(span.pages() as usize)];
+    let mut page = span.start;
+    while page < span.end {
+        let rest = Span {
+            start: page,
+            end: span.end,
+        }
+        .pages() as usize;
+        let wanted = rest.min(entries.len());
+        let read = map.entries(page, &mut entries[..wanted])?;
+        if read == 0 {
+            // So the file answers once the task's memory is gone.
+            return Err(Errno::SRCH.into());
+        }
+        for entry in &entries[..read] {
+            look(Span::new(page, PAGE_BYTES), *entry);
+            page = page.plus(PAGE_BYTES);
+        }
+    }
+    Ok(())
+}
+
+/// Finds the allocated parts of the shared memory object or file behind `fd`, as page-aligned
+/// spans of offsets.
+///
+/// Moves the offset of the open file description: open the object anew (/proc/PID/map_files,
+/// /proc/PID/fd) instead of using a description that a task has.
+///
+/// # Errors
+/// [`Error::Object`].
+pub fn allocated(fd: BorrowedFd<'_>) -> Result<Vec<Span>> {
+    let failed = |offset_bytes| {
+        move |errno: Errno| Error::Object {
+            action: "search",
+            offset_bytes,
+            source: errno.into(),
+        }
+    };
+    let mut spans = Vec::new();
+    let mut offset = 0;
+    loop {
+        let start = match seek(fd, SeekFrom::Data(offset)) {
+            // There is no data behind the offset.
+            Err(Errno::NXIO) => return Ok(spans),
+            other => other.map_err(failed(offset))?,
+        };
+        offset = seek(fd, SeekFrom::Hole(start)).map_err(failed(start))?;
+        let end = Addr(offset.next_multiple_of(PAGE_BYTES));
+        push(
+            &mut spans,
+            Span {
+                start: Addr(start).page_start(),
+                end,
+            },
+        );
+    }
+}
+
+/// Appends `span`, to the last one where it follows that.
+pub(crate) fn push(spans: &mut Vec<Span>, span: Span) {
+    match spans.last_mut() {
+        Some(last) if last.end >= span.start => last.end = last.end.max(span.end),
+        _ => spans.push(span),
+    }
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, Write};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn neighbours_are_joined() {
+        let mut spans = Vec::new();
+        for page in [1, 2, 3, 7, 8] {
+            push(&mut spans, Span::new(Addr::of_page(page), PAGE_BYTES));
+        }
+        let expected = [
+            Span::new(Addr(0x1000), 0x3000),
+            Span::new(Addr(0x7000), 0x2000),
+        ];
+        assert_eq!(spans, expected);
+    }
+
+    #[test]
+    fn allocated_pages_of_a_memfd_are_found() {
+        let fd = rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::CLOEXEC);
+        let mut file = std::fs::File::from(fd.expect("a memfd"));
+        file.set_len(100 * PAGE_BYTES).expect("a length");
+        assert_eq!(allocated(file.as_fd()).expect("a search"), []);
+        for page in [3, 4, 90] {
+            file.seek(io::SeekFrom::Start(page * PAGE_BYTES + 5))
+                .expect("a place");
+            file.write_all(b"x").expect("a byte");
+        }
+        let expected = [
+            Span::new(Addr(0x3000), 0x2000),
+            Span::new(Addr(90 << 12), 0x1000),
+        ];
+        assert_eq!(allocated(file.as_fd()).expect("a search"), expected);
+    }
+
+    #[test]
+    fn looking_at_each_page_finds_the_same() {
+        let own = std::process::id() as i32;
+        let bytes = vec![1_u8; 20 * PAGE_BYTES as usize];
+        let start = Addr(bytes.as_ptr().addr() as u64 + PAGE_BYTES - 1).page_start();
+        let span = Span::new(start, 15 * PAGE_BYTES);
+        let searched = scan(own, &[span]).expect("a search");
+        assert_eq!(searched[0].private, [span]);
+        let mut listed = [Found::default()];
+        let map = Pagemap::open(own).expect("the own page map");
+        list(&map, &[span], &mut listed).expect("a list");
+        assert_eq!(listed[0], searched[0]);
+    }
+}

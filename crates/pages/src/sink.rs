@@ -1,0 +1,31 @@
+//! Where pages go.
+
+mod memory;
+mod missing;
+mod object;
+
+use abi::{Addr, Span};
+
+pub use memory::Memory;
+pub use missing::Missing;
+pub use object::Object;
+
+use crate::Result;
+
+/// What takes verified pages, from several threads at once.
+pub trait Sink: Sync {
+    /// Takes pages, at most 1,024 pieces in ascending order: whole pages for consecutive addresses.
+    ///
+    /// # Errors
+    /// Fails unless all of them were taken, and names the place that was not filled.
+    fn fill(&self, pieces: &[(Addr, &[u8])]) -> Result<()>;
+
+    /// Learns that all pages of `blocks`, which start and end on 2 MiB boundaries, will come next.
+    ///
+    /// # Errors
+    /// Only what makes filling impossible.
+    fn prepare(&self, blocks: &[Span]) -> Result<()> {
+        let _ = blocks;
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! Where pages come from.
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
+
+use abi::Addr;
+use rustix::io::Errno;
+use sys::vm;
+
+use crate::{Error, Extent, Result};
+
+/// Pages that can be read, by several threads at once.
+///
+/// What is read must not change meanwhile, or the caller must know that it may.
+pub trait Source: Sync {
+    /// Fills `buffer` with the pages of `extents`, at most 1,024 of them, back to back.
+    ///
+    /// # Errors
+    /// Fails unless all of them were read, and names the page that was not.
+    fn read(&self, extents: &[Extent], buffer: &mut [u8]) -> Result<()>;
+}
+
+/// The memory of a task, which the caller must be allowed to trace.
+///
+/// Mappings without read permission are read as well. An extent's `at` is an address of the task.
+#[derive(Debug)]
+pub struct TaskMemory {
+    pid: i32,
+    /// /proc/PID/mem, opened where it is needed.
+    file: OnceLock<File>,
+}
+
+impl TaskMemory {
+    /// The memory of task `pid`.
+    #[must_use]
+    pub const fn new(pid: i32) -> Self {
+        Self {
+            pid,
+            file: OnceLock::new(),
+        }
+    }
+
+    /// Reads pages from `addr` on that only /proc/PID/mem gives out, until one that it does not.
+    fn read_forced(&self, addr: Addr, buffer: &mut [u8]) -> Result<usize> {
+        let failed = |source| Error::read(self.pid, addr, source);
+        if self.file.get().is_none() {
+            let file = File::open(format!("/proc/{}/mem", self.pid)).map_err(failed)?;
+            // Another thread may have been faster; then its file serves.
+            let _ = self.file.set(file);
+        }
+        let file = self.file.get().expect("set above");
+        match file.read_at(buffer, addr.0).map_err(failed)? {
+            // So the file answers once the task's memory is gone.
+            0 => Err(Error::Gone { pid: self.pid }),
+            bytes => Ok(bytes),
+        }
+    }
+}
+
+impl Source for TaskMemory {
+    fn read(&self, extents: &[Extent], buffer: &mut [u8]) -> Result<()> {
+        let mut pieces: Vec<(Addr, usize)> = extents
+            .iter()
+            .map(|extent| (extent.at, extent.bytes() as usize))
+            .collect();
+        let mut pieces = &mut pieces[..];
+        let mut rest = buffer;
+        while let Some(&(addr, bytes)) = pieces.first() {
+            let read = match vm::read_pieces(self.pid, pieces, rest) {
+                Ok(read) => read,
+                Err(error) if needs_force(&error) => 0,
+                Err(error) => return Err(Error::read(self.pid, addr, error)),
+            };
+            let read = match read {
+                0 => self.read_forced(addr, &mut rest[..bytes])?,
+                read => read,
+            };
+            pieces = advance(pieces, read);
+            rest = &mut rest[read..];
+        }
+        Ok(())
+    }
+}
+
+/// Whether /proc/PID/mem may read what `process_vm_readv` did not.
+fn needs_force(error: &io::Error) -> bool {
+    let may = [Errno::FAULT, Errno::NOSYS].map(Errno::raw_os_error);
+    error
+        .raw_os_error()
+        .is_some_and(|errno| may.contains(&errno))
+}
+
+/// Takes the first `bytes` bytes off `pieces`.
+fn advance(mut pieces: &mut [(Addr, usize)], mut bytes: usize) -> &mut [(Addr, usize)] {
+    while let [first, ..] = pieces {
+        if bytes < first.1 {
+            *first = (first.0.plus(bytes as u64), first.1 - bytes);
+            break;
+        }
+        bytes -= first.1;
+        pieces = &mut pieces[1..];
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_taken_off_from_the_front() {
+        let mut pieces = [(Addr(0x1000), 0x1000), (Addr(0x5000), 0x2000)];
+        assert_eq!(advance(&mut pieces.clone(), 0), pieces);
+        assert_eq!(
+            advance(&mut pieces.clone(), 0x1000),
+            [(Addr(0x5000), 0x2000)]
+        );
+        assert_eq!(
+            advance(&mut pieces.clone(), 0x2000),
+            [(Addr(0x6000), 0x1000)]
+        );
+        assert!(advance(&mut pieces, 0x3000).is_empty());
+    }
+}
