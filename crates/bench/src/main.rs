@@ -1,3 +1,69 @@
-//! Paired runs against peers.
+//! Paired runs against peers: the same subjects, dumped and restored in turn by two programs.
+//!
+//! `bench process` prepares the peer ([`peer`]), enters a mount namespace of its own ([`isolate`]),
+//! starts subjects ([`subject`], [`target`]), lets each program dump and restore them ([`pair`]),
+//! counts their system calls ([`calls`]) and writes what it found ([`record`], [`report`],
+//! [`plot`]). Start it with `cargo xtask bench process`.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod calls;
+mod error;
+mod isolate;
+mod machine;
+mod pair;
+mod peer;
+mod plot;
+mod record;
+mod report;
+mod subject;
+mod suite;
+mod target;
+mod tool;
+mod workload;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Paired runs against peers.
+#[derive(Parser)]
+#[command(name = "bench", version)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Measure dump and restore of process trees.
+    Process(suite::Arguments),
+    /// Write the table and the plot from kept numbers again.
+    Report(report::Arguments),
+    /// Run the measuring part; `process` starts it in a mount namespace of its own.
+    #[command(hide = true)]
+    Inside(suite::Inside),
+    /// Be what is measured.
+    #[command(hide = true)]
+    Subject(subject::Arguments),
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().task {
+        Task::Process(arguments) => suite::run(&arguments),
+        Task::Report(arguments) => report::run(&arguments),
+        Task::Inside(arguments) => suite::run_inside(&arguments),
+        Task::Subject(arguments) => subject::run(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut source = std::error::Error::source(&error);
+            while let Some(cause) = source {
+                eprintln!("  because: {cause}");
+                source = cause.source();
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! The results as a person reads them: ratios first, then medians, then system calls by name.
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Result, file_error};
+use crate::plot;
+use crate::record::{Calls, Cell, Record, Series, median};
+use crate::suite::name_of;
+use crate::workload::{Cache, Workload};
+
+/// Between these lines the page is written by this program.
+const BEGIN: &str = "<!-- process:begin, written by `cargo xtask bench process` -->";
+const END: &str = "<!-- process:end -->";
+
+/// Which numbers are shown where.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// The folder with benchmarks.md and benchmarks/process.json.
+    #[arg(default_value = "docs")]
+    folder: PathBuf,
+}
+
+/// One measured quantity of a series, as a table's column.
+pub struct Quantity {
+    /// The column's head.
+    pub title: &'static str,
+    /// Its numbers, of which the median is shown.
+    pub of: fn(&Series) -> Vec<f64>,
+}
+
+/// The columns.
+pub const QUANTITIES: &[Quantity] = &[
+    Quantity {
+        title: "dump",
+        of: |series| series.dump_ms.clone(),
+    },
+    Quantity {
+        title: "frozen",
+        of: |series| series.frozen_ms.clone(),
+    },
+    Quantity {
+        title: "restore",
+        of: |series| series.restore_ms.clone(),
+    },
+    Quantity {
+        title: "runs again",
+        of: |series| series.runs_again_ms.clone(),
+    },
+    Quantity {
+        title: "image",
+        of: |series| image_mib(series),
+    },
+    Quantity {
+        title: "calls, dump",
+        of: |series| total(series, |calls| &calls.dump),
+    },
+    Quantity {
+        title: "calls, restore",
+        of: |series| total(series, |calls| &calls.restore),
+    },
+];
+
+/// Writes the page and the plot from kept numbers again.
+///
+/// # Errors
+/// When a file cannot be read or written.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let record = Record::read(&arguments.folder.join("benchmarks/process.json"))?;
+    write(&record, &arguments.folder)
+}
+
+/// Writes the numbers, the plot and the page below a folder, and prints the page's tables.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn write(record: &Record, folder: &Path) -> Result<()> {
+    let kept = folder.join("benchmarks");
+    std::fs::create_dir_all(&kept).map_err(file_error("make", &kept))?;
+    record.write(&kept.join("process.json"))?;
+    let picture = kept.join("process.svg");
+    std::fs::write(&picture, plot::draw(record)).map_err(file_error("write", &picture))?;
+    let page = folder.join("benchmarks.md");
+    let before = std::fs::read_to_string(&page).unwrap_or_else(|_| format!("{BEGIN}\n{END}\n"));
+    let tables = tables(record);
+    std::fs::write(&page, replace(&before, &tables)).map_err(file_error("write", &page))?;
+    println!("{tables}");
+    eprintln!("written: {} and {}", page.display(), kept.display());
+    Ok(())
+}
+
+/// Puts text between the marks, or at the end with marks around it.
+fn replace(page: &str, text: &str) -> String {
+    match page
+        .split_once(BEGIN)
+        .and_then(|(head, rest)| Some((head, rest.split_once(END)?.1)))
+    {
+        Some((head, tail)) => format!("{head}{BEGIN}\n{text}\n{END}{tail}"),
+        None => format!("{page}\n{BEGIN}\n{text}\n{END}\n"),
+    }
+}
+
+fn tables(record: &Record) -> String {
+    let machine = &record.machine;
+    let mut out = String::new();
+    let programs: Vec<_> = record
+        .tools
+        .iter()
+        .map(|tool| format!("{} {}", tool.name, tool.version))
+        .collect();
+    let _ = writeln!(
+        out,
+        "{} · {} core(s), {} MiB · kernel {} · {} · huge pages: {} · disk: {}\n",
+        machine.processor,
+        machine.cores,
+        machine.memory_mib,
+        machine.kernel,
+        machine.system,
+        machine.huge_pages,
+        machine.disk,
+    );
+    let _ = writeln!(
+        out,
+        "{}, {} rounds in turn.\n",
+        programs.join(" and "),
+        record.rounds
+    );
+    ratios(record, &mut out);
+    let _ = writeln!(out, "![ratios](benchmarks/process.svg)\n");
+    medians(record, &mut out);
+    for cell in &record.cells {
+        calls(record, cell, &mut out);
+    }
+    out.trim_end().to_string()
+}
+
+/// The second program's medians as shares of the first one's.
+fn ratios(record: &Record, out: &mut String) {
+    let names: Vec<_> = record.tools.iter().map(|tool| tool.name.as_str()).collect();
+    let _ = writeln!(
+        out,
+        "**{}: 1 is the same, less is better.**\n",
+        names_of_ratio(&names)
+    );
+    head(out, "of");
+    for cell in &record.cells {
+        let _ = write!(out, "| {} |", title(cell));
+        for (number, quantity) in QUANTITIES.iter().enumerate() {
+            let Some(ratio) = ratio(cell, quantity) else {
+                out.push_str(" |");
+                continue;
+            };
+            // Dump and restore have goals; they stand in columns 0 and 2.
+            let goal = match number {
+                0 => goals(cell)[0],
+                2 => goals(cell)[1],
+                _ => None,
+            };
+            let _ = match goal {
+                Some(goal) if ratio <= goal => write!(out, " **{ratio:.2}** (goal {goal}) |"),
+                Some(goal) => write!(out, " {ratio:.2} (goal {goal}) |"),
+                None => write!(out, " {ratio:.2} |"),
+            };
+        }
+        out.push('\n');
+    }
+    out.push('\n');
+}
+
+fn names_of_ratio(names: &[&str]) -> String {
+    names.iter().rev().copied().collect::<Vec<_>>().join(" / ")
+}
+
+/// Each program's medians, with the quartiles of what has them.
+fn medians(record: &Record, out: &mut String) {
+    let _ = writeln!(
+        out,
+        "**Medians** (quartiles); times in ms, images in MiB.\n"
+    );
+    head(out, "program");
+    for cell in &record.cells {
+        for (tool, series) in record.tools.iter().zip(&cell.series) {
+            let _ = write!(out, "| {}: {} |", title(cell), tool.name);
+            for quantity in QUANTITIES {
+                let _ = write!(out, " {} |", with_quartiles((quantity.of)(series)));
+            }
+            out.push('\n');
+        }
+    }
+    out.push('\n');
+}
+
+fn with_quartiles(mut numbers: Vec<f64>) -> String {
+    numbers.sort_by(f64::total_cmp);
+    let Some(middle) = median(&numbers) else {
+        return String::new();
+    };
+    let (low, high) = (numbers[numbers.len() / 4], numbers[numbers.len() * 3 / 4]);
+    let digits = |number: f64| match number {
+        _ if number.fract() == 0.0 => 0,
+        _ if number < 10.0 => 2,
+        _ if number < 100.0 => 1,
+        _ => 0,
+    };
+    let precision = digits(middle);
+    if low == high {
+        return format!("{middle:.precision$}");
+    }
+    format!("{middle:.precision$} ({low:.precision$}–{high:.precision$})")
+}
+
+/// The calls of one cell by name, the most frequent first; all of them are in the kept numbers.
+fn calls(record: &Record, cell: &Cell, out: &mut String) {
+    const SHOWN: usize = 15;
+    let counted: Vec<_> = cell
+        .series
+        .iter()
+        .filter_map(|series| series.calls.as_ref())
+        .collect();
+    if counted.is_empty() || counted.len() != record.tools.len() {
+        return;
+    }
+    let names: BTreeSet<_> = counted
+        .iter()
+        .flat_map(|calls| calls.dump.keys().chain(calls.restore.keys()))
+        .collect();
+    let sum = |name: &String| {
+        let of = |calls: &&Calls| {
+            calls.dump.get(name).unwrap_or(&0) + calls.restore.get(name).unwrap_or(&0)
+        };
+        counted.iter().map(of).sum::<u64>()
+    };
+    let mut names: Vec<_> = names.into_iter().collect();
+    names.sort_by_key(|name| std::cmp::Reverse(sum(name)));
+    let _ = writeln!(
+        out,
+        "<details><summary>System calls: {}</summary>\n",
+        title(cell)
+    );
+    out.push_str("| call |");
+    for what in ["dump", "restore"] {
+        for tool in &record.tools {
+            let _ = write!(out, " {what}, {} |", tool.name);
+        }
+    }
+    let _ = writeln!(out, "\n| --- |{}", " ---: |".repeat(2 * record.tools.len()));
+    for name in names.iter().take(SHOWN) {
+        let _ = write!(out, "| {name} |");
+        for of in [
+            |calls: &Calls| calls.dump.clone(),
+            |calls: &Calls| calls.restore.clone(),
+        ] {
+            for calls in &counted {
+                let _ = write!(out, " {} |", of(calls).get(*name).unwrap_or(&0));
+            }
+        }
+        out.push('\n');
+    }
+    let _ = writeln!(out, "\n</details>\n");
+}
+
+fn head(out: &mut String, first: &str) {
+    let _ = write!(out, "| {first} |");
+    for quantity in QUANTITIES {
+        let _ = write!(out, " {} |", quantity.title);
+    }
+    let _ = writeln!(out, "\n| --- |{}", " ---: |".repeat(QUANTITIES.len()));
+}
+
+/// Returns a cell's name for people.
+pub fn title(cell: &Cell) -> String {
+    let workload =
+        Workload::find(&cell.workload).map_or(cell.workload.as_str(), |known| known.title);
+    let cold = if cell.cache == Cache::Cold {
+        ", without the host cache"
+    } else {
+        ""
+    };
+    format!("{workload}, {}{cold}", name_of(cell.medium))
+}
+
+/// Returns the shares of the peer's dump and restore that were set as goals for a cell.
+pub fn goals(cell: &Cell) -> [Option<f64>; 2] {
+    match cell.cache {
+        Cache::Warm => Workload::find(&cell.workload).map_or([None, None], |known| known.goals),
+        Cache::Cold => [None, None],
+    }
+}
+
+/// Returns the second program's median as a share of the first one's.
+pub fn ratio(cell: &Cell, quantity: &Quantity) -> Option<f64> {
+    let of = |index: usize| median(&(quantity.of)(cell.series.get(index)?));
+    let (peer, ours) = (of(0)?, of(1)?);
+    (peer > 0.0).then(|| ours / peer)
+}
+
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "an image has less than 2^53 bytes"
+)]
+fn image_mib(series: &Series) -> Vec<f64> {
+    series
+        .image_bytes
+        .iter()
+        .map(|bytes| *bytes as f64 / f64::from(1 << 20))
+        .collect()
+}
+
+#[allow(clippy::cast_precision_loss, reason = "less than 2^53 calls")]
+fn total(series: &Series, of: fn(&Calls) -> &std::collections::BTreeMap<String, u64>) -> Vec<f64> {
+    series
+        .calls
+        .iter()
+        .map(|calls| of(calls).values().sum::<u64>() as f64)
+        .collect()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::record::Program;
+    use crate::workload::Medium;
+
+    /// A record with one cell, in which the second program takes half as long.
+    pub fn halved() -> Record {
+        let program = |name: &str| Program {
+            name: name.into(),
+            version: "1".into(),
+        };
+        let series = |ms: f64, count: u64| Series {
+            dump_ms: vec![ms, ms, 100.0],
+            restore_ms: vec![ms],
+            image_bytes: vec![count << 20],
+            calls: Some(Calls {
+                dump: [("read".to_string(), count)].into(),
+                restore: [("<write>".to_string(), 1)].into(),
+            }),
+            ..Series::default()
+        };
+        Record {
+            machine: Machine::this(Path::new("/")),
+            tools: vec![program("criu"), program("stillframe")],
+            rounds: 3,
+            cells: vec![Cell {
+                workload: "busy".into(),
+                medium: Medium::Tmpfs,
+                cache: Cache::Warm,
+                series: vec![series(8.0, 200), series(4.0, 20)],
+            }],
+        }
+    }
+
+    #[test]
+    fn ratios_are_those_of_medians() {
+        let cell = &halved().cells[0];
+        let ratios: Vec<_> = QUANTITIES
+            .iter()
+            .map(|quantity| ratio(cell, quantity))
+            .collect();
+        let half = Some(0.5);
+        assert_eq!(
+            ratios,
+            [half, None, half, None, Some(0.1), Some(0.1), Some(1.0)]
+        );
+    }
+
+    #[test]
+    fn tables_show_ratio_goal_median_and_calls() {
+        let text = tables(&halved());
+        for part in [
+            "| one busy task, tmpfs | 0.50 (goal 0.25) | | 0.50 (goal 0.25) | | 0.10 | 0.10 | 1.00 |",
+            "| one busy task, tmpfs: criu | 8 (8–100) |  | 8 |  | 200 | 200 | 1 |",
+            "| read | 200 | 20 | 0 | 0 |",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_person_wrote_on_the_page_stays() {
+        let page = format!("above\n{BEGIN}\nold\n{END}\nbelow\n");
+        assert_eq!(
+            replace(&page, "new"),
+            format!("above\n{BEGIN}\nnew\n{END}\nbelow\n")
+        );
+        assert_eq!(
+            replace("above\n", "new"),
+            format!("above\n\n{BEGIN}\nnew\n{END}\n")
+        );
+    }
+}

@@ -1,0 +1,144 @@
+//! The workloads as data: what is dumped and restored, and on which media.
+use serde::{Deserialize, Serialize};
+
+const MIB: u64 = 1 << 20;
+
+/// What a subject is made of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Workload {
+    /// Its name on the command line and in the kept numbers.
+    pub name: &'static str,
+    /// Its name in the table.
+    pub title: &'static str,
+    /// Levels of the tree: how many children each task of a level starts.
+    pub children: &'static [usize],
+    /// Memory that the first task writes before it starts children, in bytes.
+    pub memory_bytes: u64,
+    /// How many of a hundred pages of it are written with zeros.
+    pub zero_percent: u64,
+    /// What share of the peer's time a dump and a restore may take, where that was set as a goal.
+    pub goals: [Option<f64>; 2],
+    /// Where its images are put.
+    pub media: &'static [Medium],
+    /// Whether it is measured without the peer's cache as well.
+    pub cold: bool,
+}
+
+/// Where images are put, and what for.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Medium {
+    /// Memory.
+    Tmpfs,
+    /// A disk's file system, left to the page cache.
+    Disk,
+    /// A disk's file system, on the disk when the dump is done.
+    Durable,
+}
+
+/// Whether a program finds what it remembers of the host.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Cache {
+    /// /run is a tmpfs, where CRIU keeps what it probed.
+    Warm,
+    /// /run is no tmpfs: CRIU probes the host each time.
+    Cold,
+}
+
+/// Every workload.
+pub const ALL: &[Workload] = &[
+    Workload {
+        name: "busy",
+        title: "one busy task",
+        children: &[],
+        memory_bytes: 0,
+        zero_percent: 0,
+        goals: [Some(0.25), Some(0.25)],
+        media: &[Medium::Tmpfs, Medium::Disk, Medium::Durable],
+        cold: true,
+    },
+    Workload {
+        name: "tree10",
+        title: "tree of 10",
+        children: &[3, 2],
+        memory_bytes: 0,
+        zero_percent: 0,
+        goals: [None, None],
+        media: &[Medium::Tmpfs, Medium::Disk],
+        cold: false,
+    },
+    Workload {
+        name: "written1g",
+        title: "1 GiB written",
+        children: &[],
+        memory_bytes: 1024 * MIB,
+        zero_percent: 0,
+        goals: [Some(0.6), Some(0.4)],
+        media: &[Medium::Tmpfs, Medium::Disk, Medium::Durable],
+        cold: false,
+    },
+    Workload {
+        name: "zero1g",
+        title: "1 GiB, 90 % zero pages",
+        children: &[],
+        memory_bytes: 1024 * MIB,
+        zero_percent: 90,
+        goals: [None, None],
+        media: &[Medium::Tmpfs, Medium::Disk],
+        cold: false,
+    },
+    Workload {
+        name: "tree50",
+        title: "50 tasks of 10 MiB",
+        children: &[49],
+        memory_bytes: 10 * MIB,
+        zero_percent: 0,
+        goals: [Some(0.4), Some(0.4)],
+        media: &[Medium::Tmpfs, Medium::Disk],
+        cold: false,
+    },
+];
+
+impl Workload {
+    /// Finds a workload by its name.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        ALL.iter().find(|workload| workload.name == name)
+    }
+
+    /// Returns the number of tasks in the tree.
+    pub fn tasks(&self) -> usize {
+        let mut level = 1;
+        let mut all = 1;
+        for children in self.children {
+            level *= children;
+            all += level;
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_have_as_many_tasks_as_they_say() {
+        let tasks: Vec<_> = ALL
+            .iter()
+            .map(|workload| (workload.name, workload.tasks()))
+            .collect();
+        let want = [
+            ("busy", 1),
+            ("tree10", 10),
+            ("written1g", 1),
+            ("zero1g", 1),
+            ("tree50", 50),
+        ];
+        assert_eq!(tasks, want);
+    }
+}
