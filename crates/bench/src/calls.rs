@@ -44,11 +44,17 @@ impl Counter {
         Some(counter)
     }
 
-    /// Runs a command to its end and returns its calls by name, from the execve that starts it.
+    /// Runs a command to its end and returns the calls by name that it and `others` make from the
+    /// execve on that starts it.
     ///
     /// # Errors
     /// When it cannot be started or fails, or when events were lost.
-    pub fn count(&self, command: &Command, said: &Path) -> Result<BTreeMap<String, u64>> {
+    pub fn count(
+        &self,
+        command: &Command,
+        others: &[u32],
+        said: &Path,
+    ) -> Result<BTreeMap<String, u64>> {
         let output = File::create(said).map_err(file_error("create", said))?;
         let second = output.try_clone().map_err(file_error("share", said))?;
         // The shell waits until its pid is on the kernel's list, and becomes the program.
@@ -65,7 +71,8 @@ impl Counter {
         })?;
         let pid = child.id();
         self.set("trace", "")?;
-        self.set("set_event_pid", &pid.to_string())?;
+        let pids: Vec<_> = others.iter().chain([&pid]).map(u32::to_string).collect();
+        self.set("set_event_pid", &pids.join(" "))?;
         self.set("events/raw_syscalls/sys_enter/enable", "1")?;
         let mut stdin = child.stdin.take().expect("stdin was made a pipe above");
         stdin
@@ -95,7 +102,7 @@ impl Counter {
             .truncate(true)
             .open(&path)
             .map_err(file_error("open", &path))?;
-        // An empty list is written by opening the file; a write of nothing never reaches the kernel.
+        // Opening the file empties its list; a write of nothing never reaches the kernel.
         file.write_all(value.as_bytes())
             .map_err(file_error("write", &path))
     }

@@ -24,6 +24,25 @@ pub fn run_again(arguments: &[OsString]) -> Result<()> {
     succeed(&mut command)
 }
 
+/// Closes every descriptor that this program inherited, the standard streams aside, so that a
+/// subject holds nothing from outside the namespace; called before it opens any of its own.
+///
+/// # Errors
+/// When /proc/self/fd cannot be listed.
+pub fn close_inherited() -> Result<()> {
+    let folder = Path::new("/proc/self/fd");
+    let list = std::fs::read_dir(folder).map_err(file_error("list", folder))?;
+    let numbers: Vec<i32> = list
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    for number in numbers {
+        // The number that the listing itself had is closed by now, and is refused.
+        drop(sys::inherited::take(number));
+    }
+    Ok(())
+}
+
 /// Makes /run what the cache needs; `scratch` lies on a disk.
 ///
 /// # Errors

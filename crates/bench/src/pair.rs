@@ -125,9 +125,9 @@ fn count_calls(setting: &Setting<'_>, tool: &Tool) -> Result<Option<Calls>> {
     let target = Target::start(setting.workload)?;
     let images = Images::new(&setting.folder)?;
     let dump = tool.dump(target.pid(), &images.path, false, false);
-    let dump = counter.count(&dump, &setting.said)?;
+    let dump = counter.count(&dump, &target.tasks()?, &setting.said)?;
     target.reap()?;
-    let restore = counter.count(&tool.restore(&images.path), &setting.said)?;
+    let restore = counter.count(&tool.restore(&images.path), &[], &setting.said)?;
     target.check_goes_on(&tool.name)?;
     Ok(Some(Calls { dump, restore }))
 }

@@ -63,7 +63,7 @@ pub struct Series {
 /// System calls by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calls {
-    /// Of a dump that kills its target.
+    /// Of a dump that kills its target, with those that it lets the target make.
     pub dump: BTreeMap<String, u64>,
     /// Of a detached restore, with those that restored tasks make until it is done.
     pub restore: BTreeMap<String, u64>,

@@ -369,7 +369,7 @@ pub mod tests {
     fn tables_show_ratio_goal_median_and_calls() {
         let text = tables(&halved());
         for part in [
-            "| one busy task, tmpfs | 0.50 (goal 0.25) | | 0.50 (goal 0.25) | | 0.10 | 0.10 | 1.00 |",
+            "| one busy task, tmpfs | 0.50 (goal 0.25) | | 0.50 (goal 0.25) | | 0.10 |",
             "| one busy task, tmpfs: criu | 8 (8–100) |  | 8 |  | 200 | 200 | 1 |",
             "| read | 200 | 20 | 0 | 0 |",
         ] {

@@ -25,7 +25,7 @@ pub struct Arguments {
 }
 
 /// What the first task tells: looks at the clock, the longest time between two of them in
-/// nanoseconds, and when that ended on the monotonic clock in nanoseconds.
+/// nanoseconds, and when that ended, in nanoseconds since 1970.
 static PULSE: [AtomicU64; 3] = [AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)];
 
 /// Becomes the subject: writes `PULSE-ADDRESS MEMORY-ADDRESS` on stdout when all of it is there,
@@ -125,7 +125,7 @@ fn beat() -> ! {
     let mut last_ns = now_ns();
     loop {
         let now_ns = now_ns();
-        let gap_ns = now_ns - last_ns;
+        let gap_ns = now_ns.saturating_sub(last_ns);
         if gap_ns > longest_ns.load(Ordering::Relaxed) {
             longest_ns.store(gap_ns, Ordering::Relaxed);
             end_ns.store(now_ns, Ordering::Relaxed);
@@ -135,10 +135,13 @@ fn beat() -> ! {
     }
 }
 
-/// Returns the monotonic clock in nanoseconds.
+/// Returns the time since 1970 in nanoseconds.
+///
+/// Of all clocks this one is the same everywhere: CRIU restores into a time namespace in which the
+/// monotonic clock goes on as if no time had passed.
 pub fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).expect("the monotonic clock is never below 0");
+    let now = clock_gettime(ClockId::Realtime);
+    let seconds = u64::try_from(now.tv_sec).expect("the time since 1970 is never below 0");
     seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).expect("never below 0")
 }
 

@@ -116,6 +116,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// # Errors
 /// When anything fails that is measured.
 pub fn run_inside(arguments: &Inside) -> Result<()> {
+    isolate::close_inherited()?;
     // Subjects come back to this process when their starter is gone, so that it can reap them.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(kernel_error("become a subreaper"))?;

@@ -22,7 +22,7 @@ pub struct Pulse {
     pub beats: u64,
     /// The longest time between two looks, in nanoseconds.
     pub longest_ns: u64,
-    /// When that ended, on the monotonic clock in nanoseconds.
+    /// When that ended, since 1970 in nanoseconds.
     pub end_ns: u64,
 }
 
@@ -122,7 +122,7 @@ impl Target {
             }
             std::thread::yield_now();
         }
-        let tasks = self.tasks()?;
+        let tasks = self.tasks()?.len();
         let wanted = self.workload.tasks();
         if tasks != wanted {
             return Err(self.lost(tool, &format!("{tasks} tasks of {wanted} are there")));
@@ -162,27 +162,34 @@ impl Target {
         }
     }
 
-    /// Counts the tasks of the subject's process group that are not zombies.
-    fn tasks(&self) -> Result<usize> {
+    /// Returns the pids of the subject's process group, zombies aside.
+    ///
+    /// # Errors
+    /// When /proc cannot be listed.
+    pub fn tasks(&self) -> Result<Vec<u32>> {
         let proc = PathBuf::from("/proc");
-        let mut count = 0;
+        let mut tasks = Vec::new();
         let group = self.pid.as_raw_nonzero().to_string();
         for entry in std::fs::read_dir(&proc).map_err(file_error("list", &proc))? {
-            let path = entry
-                .map_err(file_error("list", &proc))?
-                .path()
-                .join("stat");
+            let entry = entry.map_err(file_error("list", &proc))?;
+            let Some(pid) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
             // A process may end while it is looked at.
-            let stat = std::fs::read_to_string(path).unwrap_or_default();
+            let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
             let Some((_, fields)) = stat.rsplit_once(") ") else {
                 continue;
             };
             let fields: Vec<_> = fields.split(' ').collect();
             if fields.get(2) == Some(&group.as_str()) && fields[0] != "Z" {
-                count += 1;
+                tasks.push(pid);
             }
         }
-        Ok(count)
+        Ok(tasks)
     }
 
     /// Returns an error that says what became of the subject in the hands of a program.
@@ -202,7 +209,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // The first task leads a session, so that the group is the tree; before it does, it is alone.
+        // The first task leads a session, so that the group is the tree; before, it is alone.
         let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
         let _ = rustix::process::kill_process(self.pid, Signal::KILL);
         let _ = self.reap();

@@ -32,7 +32,7 @@ pub struct Tool {
 /// When something began and how long it took.
 #[derive(Debug, Clone, Copy)]
 pub struct Took {
-    /// On the monotonic clock, in nanoseconds.
+    /// Since 1970, in nanoseconds.
     pub start_ns: u64,
     /// In nanoseconds.
     pub ns: u64,

@@ -31,17 +31,26 @@ pub fn kinds(root: &Path) -> Result<Vec<String>> {
     Ok(kinds)
 }
 
-/// Checks that each file of a family is a module of it and stands on its list.
+/// Checks that each file of a family is a module of it, and stands on the family's list where it
+/// implements what is listed.
 pub fn check_lists(root: &Path) -> Result<Vec<Violation>> {
     let mut broken = Vec::new();
     for family in FAMILIES {
-        let kinds = kinds_of(root, family)?;
+        let folder = Path::new("crates/resources/src").join(family);
+        let path = folder.join("mod.rs");
+        let mut kinds = Vec::new();
+        for kind in kinds_of(root, family)? {
+            let flat = folder.join(format!("{kind}.rs"));
+            let file = if root.join(&flat).exists() {
+                flat
+            } else {
+                folder.join(&kind).join("mod.rs")
+            };
+            kinds.push((kind, read(root, &file)?));
+        }
         if kinds.is_empty() {
             continue;
         }
-        let path = Path::new("crates/resources/src")
-            .join(family)
-            .join("mod.rs");
         if !root.join(&path).exists() {
             broken.push(Violation::new(&path, 1, "the family has no mod.rs"));
             continue;
@@ -51,19 +60,33 @@ pub fn check_lists(root: &Path) -> Result<Vec<Violation>> {
     Ok(broken)
 }
 
-fn check_list(path: &Path, text: &str, kinds: &[String]) -> Vec<Violation> {
+/// Checks a family's `mod.rs` against its files, given by name with their text.
+///
+/// A list is a constant of type `&[&dyn TRAIT]`; what has an `impl TRAIT for` belongs on it.
+fn check_list(path: &Path, text: &str, kinds: &[(String, String)]) -> Vec<Violation> {
     let masked = mask(text);
     let lines: Vec<&str> = masked.lines().collect();
     let code = &lines[..code_lines(path, &lines)];
+    let list = code
+        .iter()
+        .position(|line| line.contains("&[&dyn ") && line.contains('='));
+    let listed_trait = list.and_then(|number| {
+        let (_, rest) = code[number].split_once("&[&dyn ")?;
+        Some(&rest[..rest.find(']')?])
+    });
+    let list = list.map_or(&[][..], |start| {
+        let length = code[start..].iter().position(|line| line.contains("];"));
+        &code[start..=start + length.unwrap_or(0)]
+    });
     let mut broken = Vec::new();
-    for kind in kinds {
+    for (kind, text) in kinds {
         let declared = lines_with(code, &format!("mod {kind}"));
-        let listed = lines_with(code, &format!("{kind}::"));
+        let belongs = listed_trait.is_some_and(|name| mask(text).contains(&format!("{name} for ")));
         if declared.is_empty() {
             let rule = format!("{kind}.rs is no module of its family: add `mod {kind};`");
             broken.push(Violation::new(path, 1, rule));
-        } else if listed.is_empty() {
-            let rule = format!("`{kind}` stands on no list of its family");
+        } else if belongs && lines_with(list, &format!("{kind}::")).is_empty() {
+            let rule = format!("`{kind}` does not stand on its family's list");
             broken.push(Violation::new(path, declared[0], rule));
         }
     }
@@ -117,8 +140,15 @@ mod tests {
 
     #[test]
     fn a_file_that_is_on_no_list_is_named() {
-        let text = "//! a\nmod eventfd;\nmod pipe;\nconst KINDS: &[Kind] = &[eventfd::KIND];\n";
-        let kinds = ["epoll", "eventfd", "pipe"].map(String::from);
+        let text = "//! a\nmod eventfd;\nmod facts;\nmod pipe;\n\
+                    pub static KINDS: &[&dyn Kind] = &[\n&eventfd::EventFd,\n];\nuse pipe::Pipe;\n";
+        let kind = |name: &str, text: &str| (name.to_string(), text.to_string());
+        let kinds = [
+            kind("epoll", ""),
+            kind("eventfd", "impl Kind for EventFd {}"),
+            kind("facts", "// impl Kind for nothing"),
+            kind("pipe", "impl super::Kind for Pipe {}"),
+        ];
         let rules: Vec<_> = check_list(Path::new("fd/mod.rs"), text, &kinds)
             .iter()
             .map(ToString::to_string)
@@ -127,7 +157,7 @@ mod tests {
             rules,
             [
                 "fd/mod.rs:1: epoll.rs is no module of its family: add `mod epoll;`",
-                "fd/mod.rs:3: `pipe` stands on no list of its family",
+                "fd/mod.rs:4: `pipe` does not stand on its family's list",
             ]
         );
     }
