@@ -7,8 +7,11 @@
 pub mod fork;
 pub mod inherited;
 pub mod kcmp;
+pub mod own;
 pub mod pagemap;
+pub mod proc;
 pub mod ptrace;
+pub mod puppet;
 pub mod spawn;
 pub mod subject;
 pub mod tick;

@@ -1,0 +1,96 @@
+//! What the calling thread can only ask about itself: attributes that a new task is born with.
+
+use std::io;
+
+use libc::c_int;
+
+/// An attribute of the calling thread or its process that prctl(2) answers with a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Attribute {
+    /// `PR_GET_SECUREBITS`.
+    Securebits = 27,
+    /// `PR_GET_TIMERSLACK`, in nanoseconds.
+    TimerSlack = 30,
+    /// `PR_GET_THP_DISABLE`.
+    ThpDisable = 42,
+    /// `PR_GET_MDWE`.
+    Mdwe = 66,
+    /// `PR_GET_MEMORY_MERGE`.
+    MemoryMerge = 68,
+    /// `PR_MCE_KILL_GET`.
+    MachineCheck = 34,
+    /// `PR_TIMER_CREATE_RESTORE_IDS` with `PR_TIMER_CREATE_RESTORE_IDS_GET`.
+    TimerIds = 77,
+}
+
+/// Reads an attribute.
+///
+/// # Errors
+/// `EINVAL` on a kernel that does not know it.
+pub fn attribute(attribute: Attribute) -> io::Result<u64> {
+    let second: u64 = if attribute == Attribute::TimerIds {
+        2
+    } else {
+        0
+    };
+    // SAFETY: these options only read, and write no memory.
+    let got = unsafe { libc::prctl(attribute as c_int, second, 0u64, 0u64, 0u64) };
+    u64::try_from(got).map_err(|_| io::Error::last_os_error())
+}
+
+/// The size of `struct sched_attr` in bytes, as of Linux 5.3.
+pub const SCHED_ATTR_BYTES: usize = 56;
+
+/// The thread's `struct sched_attr` (sched_setattr(2)).
+///
+/// # Errors
+/// `ENOSYS` before Linux 3.14.
+pub fn sched_attr() -> io::Result<[u8; SCHED_ATTR_BYTES]> {
+    let mut attr = [0u8; SCHED_ATTR_BYTES];
+    let at = attr.as_mut_ptr();
+    // SAFETY: `attr` outlives the call and has the size that is passed.
+    let got = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, at, SCHED_ATTR_BYTES, 0) };
+    if got == 0 {
+        Ok(attr)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The thread's I/O priority: class and data (ioprio_get(2)).
+///
+/// # Errors
+/// As ioprio_get(2).
+pub fn io_priority() -> io::Result<u32> {
+    // SAFETY: the call touches no memory.
+    let got = unsafe { libc::syscall(libc::SYS_ioprio_get, 1, 0) };
+    u32::try_from(got).map_err(|_| io::Error::last_os_error())
+}
+
+/// The thread's execution domain and flags (personality(2)).
+#[must_use]
+pub fn personality() -> u32 {
+    // SAFETY: this value reads without changing anything.
+    unsafe { libc::personality(0xffff_ffff) }.cast_unsigned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_those_that_proc_shows() {
+        let slack = std::fs::read_to_string("/proc/thread-self/timerslack_ns");
+        if let Ok(slack) = slack {
+            let own = attribute(Attribute::TimerSlack).expect("it is known");
+            assert_eq!(slack.trim(), own.to_string());
+        }
+        let shown = std::fs::read_to_string("/proc/thread-self/personality").expect("it is there");
+        assert_eq!(u32::from_str_radix(shown.trim(), 16), Ok(personality()));
+        let attr = sched_attr().expect("it is known");
+        assert_eq!(attr[..4], (SCHED_ATTR_BYTES as u32).to_le_bytes());
+        io_priority().expect("it is known");
+        attribute(Attribute::Securebits).expect("it is known");
+    }
+}
