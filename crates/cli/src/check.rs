@@ -1,27 +1,171 @@
 //! `stillframe check`: tells what this kernel and these privileges allow.
 
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use serde_json::{Value, json};
+use sys::features::{self, Feature, Need, Outcome};
 
 use crate::exit::{Failure, Status};
+use crate::output;
 use crate::session::Everywhere;
 
 /// Tell what this kernel and these privileges allow, a line a feature
 #[derive(Debug, Args)]
 pub struct Check {
-    /// Only this feature; `list` names them all
+    /// Only this feature; `list` names them all; may be given again
     #[arg(long, value_name = "NAME")]
     feature: Vec<String>,
 
+    /// A feature that only some targets need counts, too
+    #[arg(long)]
+    extra: bool,
+
+    /// The same as --extra: no feature is experimental
+    #[arg(long)]
+    experimental: bool,
+
+    /// The same as --extra --experimental
+    #[arg(long)]
+    all: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// The directory of the log file, which is written when --log-file names it
+    #[arg(short = 'W', long, value_name = "DIR", default_value = ".")]
+    work_dir: PathBuf,
+
     #[command(flatten)]
-    common: Everywhere,
+    everywhere: Everywhere,
+}
+
+/// A feature that was tried.
+struct Tried {
+    feature: &'static Feature,
+    outcome: Outcome,
 }
 
 impl Check {
-    /// Checks.
+    /// Tries features and tells which are there.
+    ///
+    /// # Errors
+    /// A feature of that name does not exist.
     pub fn run(self, started: Instant) -> Result<Status, Failure> {
-        let _ = (started, &self.feature, &self.common);
-        Ok(Status::Failed)
+        self.everywhere.close_descriptors()?;
+        self.everywhere
+            .open_log(Path::new(&self.work_dir), None, started)?;
+        if self.feature.iter().any(|name| name == "list") {
+            let names: Vec<_> = features::all().map(|feature| feature.name).collect();
+            output::say(&format!("{}\n", names.join("\n")));
+            return Ok(Status::Done);
+        }
+        if self.feature.is_empty() {
+            Ok(self.run_all())
+        } else {
+            self.run_named()
+        }
     }
+
+    fn run_named(&self) -> Result<Status, Failure> {
+        let mut chosen = Vec::new();
+        for name in &self.feature {
+            let feature = features::named(name);
+            chosen.push(feature.ok_or_else(|| Failure::NoSuchFeature(name.clone()))?);
+        }
+        let tried: Vec<Tried> = chosen.into_iter().map(Tried::new).collect();
+        let missing = tried.iter().any(|tried| tried.outcome.is_err());
+        if self.json {
+            output::say(&format!("{}\n", to_json(&tried)));
+        } else {
+            for Tried { feature, outcome } in &tried {
+                match outcome {
+                    Ok(_) => output::say(&format!("{} is supported\n", feature.name)),
+                    Err(why) => {
+                        output::complain(&format!("{} is not supported: {why}\n", feature.name));
+                    }
+                }
+            }
+        }
+        Ok(if missing {
+            Status::Failed
+        } else {
+            Status::Done
+        })
+    }
+
+    fn run_all(&self) -> Status {
+        let mut tried = Vec::new();
+        for feature in features::all() {
+            let one = Tried::new(feature);
+            if !self.json {
+                output::say(&one.line());
+            }
+            tried.push(one);
+        }
+        let missing = |need| {
+            tried
+                .iter()
+                .any(|tried| tried.feature.need == need && tried.outcome.is_err())
+        };
+        let strict = self.extra || self.experimental || self.all;
+        let (words, status) = match (missing(Need::Always), strict && missing(Need::Sometimes)) {
+            (true, _) => ("Does not look good.", Status::Failed),
+            (false, true) => ("Looks good but some features are missing.", Status::Failed),
+            (false, false) => ("Looks good.", Status::Done),
+        };
+        if self.json {
+            output::say(&format!("{}\n", to_json(&tried)));
+        } else {
+            output::say(&format!("{words}\n"));
+        }
+        status
+    }
+}
+
+impl Tried {
+    fn new(feature: &'static Feature) -> Self {
+        let outcome = feature.probe();
+        match &outcome {
+            Ok(_) => log::info!("{} is supported", feature.name),
+            Err(why) => log::warn!("{} is not supported: {why}", feature.name),
+        }
+        Self { feature, outcome }
+    }
+
+    fn line(&self) -> String {
+        let Self { feature, outcome } = self;
+        let (answer, remark) = match (outcome, feature.need) {
+            (Ok(remark), _) => ("yes", remark),
+            (Err(why), Need::Always) => ("NO", why),
+            (Err(why), Need::Sometimes) => ("no", why),
+        };
+        let remark = if remark.is_empty() {
+            String::new()
+        } else {
+            format!(" ({remark})")
+        };
+        format!(
+            "{:<26} {answer:<3} {}{remark}\n",
+            feature.name, feature.what
+        )
+    }
+}
+
+fn to_json(tried: &[Tried]) -> Value {
+    let features: Vec<Value> = tried
+        .iter()
+        .map(|Tried { feature, outcome }| {
+            json!({
+                "name": feature.name,
+                "what": feature.what,
+                "required": feature.need == Need::Always,
+                "supported": outcome.is_ok(),
+                "why": outcome.as_ref().err(),
+            })
+        })
+        .collect();
+    json!({"features": features})
 }

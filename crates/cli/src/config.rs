@@ -64,7 +64,7 @@ impl Places {
         for (path, may_miss) in optional.chain(self.named.iter().map(|path| (path, false))) {
             match std::fs::read(path) {
                 Ok(text) => lines.extend(parse(path, &text)),
-                Err(error) if may_miss && error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) if may_miss && is_out_of_reach(&error) => {}
                 Err(source) => {
                     return Err(Unreadable {
                         path: path.clone(),
@@ -75,6 +75,12 @@ impl Places {
         }
         Ok(lines)
     }
+}
+
+/// Tells that a default file is not there for this user, as for one whose `HOME` is another's.
+fn is_out_of_reach(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    matches!(error.kind(), NotFound | PermissionDenied | NotADirectory)
 }
 
 /// Splits a file into its lines' words; the first of each line gets its dashes.

@@ -53,6 +53,9 @@ pub enum Failure {
     /// A configuration file cannot be read.
     #[error(transparent)]
     Configuration(config::Unreadable),
+    /// A name that `check --feature` does not know.
+    #[error("there is no feature {0:?}")]
+    NoSuchFeature(String),
     /// Options that do not go together.
     #[error("{0}")]
     Usage(String),
@@ -105,7 +108,8 @@ impl Failure {
             Self::Reading(_) | Self::Configuration(_) | Self::Usage(_) => Status::Usage,
             Self::Descriptor { .. } => Status::Usage,
             Self::File { .. } => Status::Store,
-            Self::Exec { .. } => Status::Failed,
+            // The status of criu(8), whose `check` knows no other.
+            Self::Exec { .. } | Self::NoSuchFeature(_) => Status::Failed,
             Self::Engine { source, .. } => match source.blame() {
                 Blame::Unsupported => Status::Unsupported,
                 Blame::Gone => Status::Gone,
@@ -130,6 +134,7 @@ impl Failure {
             Self::Configuration(_) => {
                 "correct the name, or leave the default files out with --no-default-config"
             }
+            Self::NoSuchFeature(_) => "`stillframe check --feature list` lists those there are",
             Self::Engine { source, .. } => return source.advice(),
             _ => return None,
         };

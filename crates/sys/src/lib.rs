@@ -4,6 +4,7 @@
 //! return [`std::io::Error`], to which the caller adds what it was doing. What `rustix` offers
 //! safely is called there directly.
 
+pub mod features;
 pub mod fork;
 pub mod inherited;
 pub mod kcmp;
