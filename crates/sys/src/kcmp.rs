@@ -20,10 +20,67 @@ pub fn compare_files(first: (u32, i32), second: (u32, i32)) -> io::Result<Orderi
     }
 }
 
+/// One watched file of an epoll description: `struct kcmp_epoll_slot`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct EpollSlot {
+    /// The descriptor of the epoll description.
+    pub epoll: u32,
+    /// The number under which the file was added.
+    pub target: u32,
+    /// Which one of those that were added under this number, from 0 in the order of fdinfo.
+    pub offset: u32,
+}
+
+/// Tells whether `target`, a task's pid and a descriptor there, is the file that `slot` of an
+/// epoll description of task `pid` watches.
+///
+/// # Errors
+/// As kcmp(2): `ENOENT` when there is no such slot, `EBADF` when one is not open.
+pub fn watches(pid: u32, slot: EpollSlot, target: (u32, i32)) -> io::Result<bool> {
+    const KCMP_EPOLL_TFD: i32 = 7;
+    let (task, fd) = target;
+    // SAFETY: kcmp reads the slot, which lives until the call is over, and writes nothing.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_kcmp,
+            task,
+            pid,
+            KCMP_EPOLL_TFD,
+            fd,
+            &raw const slot,
+        )
+    };
+    match answer {
+        0 => Ok(true),
+        1.. => Ok(false),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
+
+    #[test]
+    fn watched_file_is_found_after_its_number_was_reused() {
+        use rustix::event::epoll;
+        let pid = std::process::id();
+        let create = || epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
+        let (outer, inner) = (create(), create());
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&outer, &inner, data, epoll::EventFlags::IN).expect("add");
+        let slot = EpollSlot {
+            epoll: outer.as_raw_fd().cast_unsigned(),
+            target: inner.as_raw_fd().cast_unsigned(),
+            offset: 0,
+        };
+        let kept = rustix::io::fcntl_dupfd_cloexec(&inner, 0).expect("dup");
+        drop(inner);
+        assert!(watches(pid, slot, (pid, kept.as_raw_fd())).expect("kcmp"));
+        assert!(!watches(pid, slot, (pid, outer.as_raw_fd())).expect("kcmp"));
+    }
 
     #[test]
     fn a_description_shared_by_dup_is_one() {

@@ -8,6 +8,7 @@ pub mod features;
 pub mod fork;
 pub mod inherited;
 pub mod kcmp;
+pub mod memfd;
 pub mod own;
 pub mod pagemap;
 pub mod proc;

@@ -3,11 +3,28 @@
 //! A description is dumped once, however many descriptors of however many tasks refer to it, and
 //! opened once by the restorer; tasks inherit it and move it to its numbers with `dup2`.
 
+pub mod chardev;
+pub mod directory;
+mod ghost;
+mod info;
+pub mod path;
+pub mod pipe;
+pub mod place;
+mod queue;
+pub mod regular;
+mod status;
+pub mod table;
+pub mod tags;
+#[cfg(test)]
+mod testing;
+
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::Stat;
+
+pub use info::Info;
 
 use crate::script::Script;
 use crate::{Allow, Error, Result};
@@ -32,19 +49,6 @@ pub struct Open<'a> {
     pub info: Info,
     own: OnceCell<OwnedFd>,
     fetch: &'a dyn Fn() -> Result<OwnedFd>,
-}
-
-/// What /proc/PID/fdinfo/FD says (proc_pid_fdinfo(5)).
-#[derive(Clone, Debug, Default)]
-pub struct Info {
-    /// The file offset in bytes.
-    pub pos: u64,
-    /// Access mode and status flags, without `O_CLOEXEC`.
-    pub flags: u32,
-    /// The mount, as numbered in /proc/PID/mountinfo.
-    pub mnt_id: u32,
-    /// The lines after those, by kind of file.
-    pub rest: String,
 }
 
 impl<'a> Open<'a> {
@@ -122,6 +126,9 @@ pub trait DumpContext {
     /// # Errors
     /// When the file cannot be read.
     fn store(&mut self, file: OwnedFd, len_bytes: u64) -> Result<u32>;
+    /// Has `undo` called when the dump fails later: what a kind changes on the host while it
+    /// describes a description must not outlast a failure.
+    fn on_failure(&mut self, undo: Box<dyn FnOnce()>);
 }
 
 /// What a kind may use while a description is opened again.
@@ -134,13 +141,16 @@ pub trait RestoreContext {
     /// [`Error::Corrupt`] for an id that the image does not have or that is not open yet.
     fn description(&self, id: DescriptionId) -> Result<BorrowedFd<'_>>;
     /// Objects that several descriptions share (the other end of a pipe, a deleted file's inode):
-    /// the first one to be opened leaves them here for the others, by kind and key.
+    /// the first one to be opened leaves them here for the others, by kind and key. To be dropped
+    /// after the last [`Kind::finish`]: a held end of a pipe would keep its readers waiting.
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>>;
     /// Fills `file` with what [`DumpContext::store`] stored as `space`.
     ///
     /// # Errors
     /// For a space that the image does not have, damaged pages, a full disk.
     fn load(&mut self, space: u32, file: BorrowedFd<'_>) -> Result<()>;
+    /// Has `then` called once the restore has succeeded as a whole.
+    fn on_success(&mut self, then: Box<dyn FnOnce()>);
 }
 
 /// A kind of open file description. Implementers are unit structs, listed in [`KINDS`].
@@ -192,7 +202,13 @@ pub trait Kind: Sync {
 }
 
 /// Every kind, in the order in which they are asked whether they claim a description.
-pub static KINDS: &[&dyn Kind] = &[];
+pub static KINDS: &[&dyn Kind] = &[
+    &path::Path,
+    &regular::Regular,
+    &directory::Directory,
+    &chardev::Chardev,
+    &pipe::Pipe,
+];
 
 /// The kind that claims `open`.
 ///
@@ -201,4 +217,12 @@ pub static KINDS: &[&dyn Kind] = &[];
 pub fn claim(open: &Open<'_>) -> Result<&'static dyn Kind> {
     let kind = KINDS.iter().find(|kind| kind.claims(open));
     kind.copied().ok_or_else(|| open.unsupported("", None))
+}
+
+/// The payload's message.
+///
+/// # Errors
+/// [`Error::Corrupt`] when `payload` is no such message.
+pub(crate) fn decode<M: prost::Message + Default>(kind: &dyn Kind, payload: &[u8]) -> Result<M> {
+    M::decode(payload).map_err(|error| Error::corrupt(kind.name(), error.to_string()))
 }

@@ -1,0 +1,138 @@
+//! The devices that every system has and that keep no state: /dev/null and its kin.
+
+use std::os::fd::OwnedFd;
+
+use prost::Message;
+use rustix::fs::{FileType, OFlags};
+
+use super::place::Place;
+use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use crate::{Error, Result};
+
+/// See the file.
+pub struct Chardev;
+
+/// A device node.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// Where the node is.
+    #[prost(message, required, tag = "1")]
+    place: Place,
+    /// Access mode and status flags.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
+    /// The device's minor number; its major number is 1.
+    #[prost(uint32, tag = "3")]
+    minor: u32,
+}
+
+/// Minor numbers of major 1 (Documentation/admin-guide/devices.txt) that may be opened again.
+const DEVICES: &[(u32, &str)] = &[
+    (3, "null"),
+    (5, "zero"),
+    (7, "full"),
+    (8, "random"),
+    (9, "urandom"),
+    (11, "kmsg"),
+];
+const KMSG: u32 = 11;
+
+fn device(rdev: u64) -> Option<(u32, &'static str)> {
+    let minor = rustix::fs::minor(rdev);
+    let found = DEVICES.iter().find(|(number, _)| *number == minor);
+    found.copied().filter(|_| rustix::fs::major(rdev) == 1)
+}
+
+impl Kind for Chardev {
+    fn tag(&self) -> u16 {
+        tags::CHARDEV
+    }
+
+    fn name(&self) -> &'static str {
+        "chardev"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        open.link.starts_with(b"/")
+            && FileType::from_raw_mode(open.stat.st_mode) == FileType::CharacterDevice
+            && device(open.stat.st_rdev).is_some()
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        let minor = rustix::fs::minor(open.stat.st_rdev);
+        let mode = open.info.oflags() & OFlags::RWMODE;
+        if minor == KMSG && mode != OFlags::WRONLY {
+            return Err(open.unsupported("a reader of the kernel's log", None));
+        }
+        let payload = Payload {
+            place: Place::dump(open, cx)?,
+            flags: open.info.flags,
+            minor,
+        };
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload: Payload = decode(self, payload)?;
+        Ok(payload.place.describe())
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let payload: Payload = decode(self, payload)?;
+        let flags = status::checked(self.name(), payload.flags)?;
+        if payload.place.kind() != FileType::CharacterDevice {
+            return Err(Error::corrupt(self.name(), "is not a character device"));
+        }
+        let file = payload.place.open(flags, None, cx)?;
+        let stat = rustix::fs::fstat(&file)
+            .map_err(|error| Error::kernel(format!("stat {}", payload.place.describe()), error))?;
+        match device(stat.st_rdev) {
+            Some((minor, _)) if minor == payload.minor => Ok(file),
+            _ => Err(Error::Mismatch {
+                what: format!("{}: is another device", payload.place.describe()),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileTypeExt;
+
+    use super::super::testing::World;
+    use super::*;
+
+    #[test]
+    fn every_device_survives() {
+        for (minor, name) in DEVICES.iter().filter(|(minor, _)| *minor != KMSG) {
+            let mut world = World::default();
+            let file = File::options()
+                .read(true)
+                .write(true)
+                .open(format!("/dev/{name}"))
+                .expect("open");
+            let at = world.add(file);
+            world.cycle();
+            let stat = rustix::fs::fstat(world.take(at)).expect("stat");
+            assert_eq!(stat.st_rdev, rustix::fs::makedev(1, *minor));
+        }
+    }
+
+    #[test]
+    fn log_reader_is_refused() {
+        let Ok(file) = File::open("/dev/kmsg") else {
+            testkit::skip!("/dev/kmsg cannot be read");
+        };
+        assert!(file.metadata().expect("stat").file_type().is_char_device());
+        let mut world = World::default();
+        world.add(file);
+        assert!(world.dump().is_err());
+    }
+
+    #[test]
+    fn unknown_device_is_not_claimed() {
+        assert_eq!(device(rustix::fs::makedev(1, 1)), None);
+        assert_eq!(device(rustix::fs::makedev(10, 3)), None);
+    }
+}

@@ -1,0 +1,130 @@
+//! Directories, open for reading their entries; deleted ones as well.
+
+use std::os::fd::OwnedFd;
+
+use prost::Message;
+use rustix::fs::{FileType, OFlags};
+
+use super::place::Place;
+use super::regular::seek;
+use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use crate::Result;
+
+/// See the file.
+pub struct Directory;
+
+/// A directory.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// Where it is.
+    #[prost(message, required, tag = "1")]
+    place: Place,
+    /// Access mode and status flags.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
+    /// How far its entries were read: a cookie of its file system.
+    #[prost(uint64, tag = "3")]
+    pos: u64,
+}
+
+impl Kind for Directory {
+    fn tag(&self) -> u16 {
+        tags::DIRECTORY
+    }
+
+    fn name(&self) -> &'static str {
+        "directory"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        open.link.starts_with(b"/")
+            && FileType::from_raw_mode(open.stat.st_mode) == FileType::Directory
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        let payload = Payload {
+            place: Place::dump(open, cx)?,
+            flags: open.info.flags,
+            pos: open.info.pos,
+        };
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload: Payload = decode(self, payload)?;
+        let (place, pos) = (payload.place.describe(), payload.pos);
+        Ok(format!("{place} pos={pos}"))
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let payload: Payload = decode(self, payload)?;
+        let flags = status::checked(self.name(), payload.flags)?;
+        // A file that has taken the directory's place must not be opened by chance.
+        let directory = payload.place.open(flags, None, cx)?;
+        debug_assert!(!flags.contains(OFlags::PATH));
+        if payload.pos != 0 {
+            seek(&directory, payload.pos, &payload.place)?;
+        }
+        Ok(directory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rustix::fs::{Dir, Mode, SeekFrom};
+
+    use super::super::testing::World;
+    use super::*;
+
+    #[test]
+    fn reading_entries_goes_on() {
+        let folder = tempfile::tempdir().expect("make a folder");
+        for number in 0..20 {
+            fs::write(folder.path().join(format!("entry {number}")), "").expect("write");
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let directory = rustix::fs::open(folder.path(), flags, Mode::empty()).expect("open");
+        let names = |directory: &OwnedFd| {
+            let entries = Dir::read_from(directory).expect("list");
+            let entries = entries.map(|entry| entry.expect("entry"));
+            entries
+                .map(|entry| (entry.file_name().to_owned(), entry.offset()))
+                .collect::<Vec<_>>()
+        };
+        // Dir::read_from opens the directory anew: what it lists here is everything.
+        let all = names(&directory);
+        let (_, middle) = &all[9];
+        let pos = middle.cast_unsigned();
+        rustix::fs::seek(&directory, SeekFrom::Start(pos)).expect("seek");
+        let mut world = World::default();
+        let at = world.add(directory);
+        world.cycle();
+        let directory = world.take(at);
+        let mut buffer = Vec::with_capacity(4096);
+        let mut rest = rustix::fs::RawDir::new(&directory, buffer.spare_capacity_mut());
+        let mut left = Vec::new();
+        while let Some(entry) = rest.next() {
+            left.push(entry.expect("entry").file_name().to_owned());
+        }
+        let expected = all[10..].iter().map(|(name, _)| name.clone());
+        assert_eq!(left, expected.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn deleted_directory_is_made_again() {
+        let folder = tempfile::tempdir().expect("make a folder");
+        let path = folder.path().join("gone");
+        fs::create_dir(&path).expect("make a folder");
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let directory = rustix::fs::open(&path, flags, Mode::empty()).expect("open");
+        fs::remove_dir(&path).expect("remove");
+        let mut world = World::default();
+        let at = world.add(directory);
+        world.cycle();
+        let stat = rustix::fs::fstat(world.take(at)).expect("stat");
+        assert_eq!(stat.st_nlink, 0);
+        assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 0);
+    }
+}

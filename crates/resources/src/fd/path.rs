@@ -1,0 +1,87 @@
+//! `O_PATH` descriptions: places in the file system, of any type of file.
+
+use std::os::fd::OwnedFd;
+
+use prost::Message;
+use rustix::fs::OFlags;
+
+use super::place::Place;
+use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use crate::Result;
+
+/// See the file.
+pub struct Path;
+
+/// A place in the file system.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// Where it is.
+    #[prost(message, required, tag = "1")]
+    place: Place,
+    /// The flags besides `O_PATH`.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
+}
+
+impl Kind for Path {
+    fn tag(&self) -> u16 {
+        tags::PATH
+    }
+
+    fn name(&self) -> &'static str {
+        "path"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        open.link.starts_with(b"/") && open.info.oflags().contains(OFlags::PATH)
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        let payload = Payload {
+            place: Place::dump(open, cx)?,
+            flags: open.info.oflags().difference(OFlags::PATH).bits(),
+        };
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload: Payload = decode(self, payload)?;
+        Ok(payload.place.describe())
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let payload: Payload = decode(self, payload)?;
+        let flags = status::checked(self.name(), payload.flags)? | OFlags::PATH;
+        payload.place.open(flags, None, cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::Mode;
+
+    use super::super::testing::World;
+    use super::*;
+
+    #[test]
+    fn files_directories_and_symlinks_survive() {
+        let folder = tempfile::tempdir().expect("make a folder");
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "text").expect("write");
+        symlink("nowhere", &link).expect("symlink");
+        let mut world = World::default();
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        let open = |path: &std::path::Path, flags| {
+            rustix::fs::open(path, flags, Mode::empty()).expect("open")
+        };
+        world.add(open(&file, OFlags::PATH));
+        world.add(open(folder.path(), OFlags::PATH | OFlags::DIRECTORY));
+        let at = world.add(open(&link, flags));
+        world.cycle();
+        let target = rustix::fs::readlinkat(world.take(at), "", Vec::new()).expect("readlink");
+        assert_eq!(target.as_bytes(), b"nowhere");
+    }
+}

@@ -1,0 +1,249 @@
+//! Pipes without a name: both ends, or the one that is left, and the data in flight.
+
+use std::collections::hash_map::Entry;
+use std::os::fd::{AsFd, OwnedFd};
+
+use prost::Message;
+use rustix::fs::{FileType, Gid, OFlags, Uid};
+use rustix::pipe::PipeFlags;
+
+use super::ghost::first_of_inode;
+use super::queue::Queue;
+use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use crate::{Error, Result};
+
+/// See the file.
+pub struct Pipe;
+
+/// One end of a pipe.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// The first description (by id) of this pipe: those with the same number are its ends.
+    #[prost(uint32, tag = "1")]
+    first: u32,
+    /// Access mode and status flags.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
+    /// The inode's number when it was dumped, by which people know it.
+    #[prost(uint64, tag = "3")]
+    inode: u64,
+    /// The owner, whom the permissions of the pipe let open it again.
+    #[prost(uint32, tag = "4")]
+    uid: u32,
+    /// The owning group.
+    #[prost(uint32, tag = "5")]
+    gid: u32,
+    /// What is inside; on the first description only.
+    #[prost(message, optional, tag = "6")]
+    queue: Option<Queue>,
+}
+
+impl Kind for Pipe {
+    fn tag(&self) -> u16 {
+        tags::PIPE
+    }
+
+    fn name(&self) -> &'static str {
+        "pipe"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        open.link.starts_with(b"pipe:[")
+            && FileType::from_raw_mode(open.stat.st_mode) == FileType::Fifo
+            && !open.info.oflags().contains(OFlags::PATH)
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        let first = first_of_inode(open, cx);
+        let mut payload = Payload {
+            first,
+            flags: open.info.flags,
+            inode: open.stat.st_ino,
+            uid: open.stat.st_uid,
+            gid: open.stat.st_gid,
+            queue: None,
+        };
+        if first == open.id.0 {
+            payload.queue = Some(Queue::dump(open, cx)?);
+        }
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload: Payload = decode(self, payload)?;
+        let end = match OFlags::from_bits_retain(payload.flags) & OFlags::RWMODE {
+            OFlags::WRONLY => "write",
+            OFlags::RDWR => "both",
+            _ => "read",
+        };
+        let queue = payload
+            .queue
+            .map_or_else(String::new, |queue| format!(" {}", queue.describe()));
+        Ok(format!("pipe:[{}] {end}{queue}", payload.inode))
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let payload: Payload = decode(self, payload)?;
+        let flags = status::checked(self.name(), payload.flags)?;
+        let key = (tags::PIPE, u64::from(payload.first));
+        let ends = match cx.shared().entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(payload.create()?),
+        };
+        let writes = flags & OFlags::RWMODE == OFlags::WRONLY;
+        let end = ends[usize::from(writes)].as_fd();
+        // Only a description that was opened through /proc has O_LARGEFILE; the others are the
+        // two that the pipe was born with.
+        if flags.contains(OFlags::LARGEFILE) {
+            let wanted = flags.difference(OFlags::DIRECT);
+            let again = status::reopen(end, wanted | OFlags::NONBLOCK)?;
+            status::set(&again, flags)?;
+            return Ok(again);
+        }
+        let end = status::dup(end)?;
+        status::set(&end, flags)?;
+        Ok(end)
+    }
+}
+
+impl Payload {
+    /// A new pipe's ends with the data in it: reading, writing.
+    fn create(&self) -> Result<Vec<OwnedFd>> {
+        let place = format!("pipe:[{}]", self.inode);
+        let kernel = |error: rustix::io::Errno| Error::kernel(format!("make {place}"), error);
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(kernel)?;
+        let maker = (rustix::process::geteuid(), rustix::process::getegid());
+        let owner = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        if maker != owner {
+            rustix::fs::fchown(&reader, Some(owner.0), Some(owner.1)).map_err(kernel)?;
+        }
+        if let Some(queue) = &self.queue {
+            queue.restore(writer.as_fd(), &place)?;
+        }
+        Ok(vec![reader, writer])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+    use rustix::pipe::{fcntl_getpipe_size, fcntl_setpipe_size};
+
+    use super::super::testing::World;
+    use super::*;
+
+    fn pipe(flags: PipeFlags) -> (OwnedFd, OwnedFd) {
+        rustix::pipe::pipe_with(flags | PipeFlags::CLOEXEC).expect("pipe")
+    }
+
+    fn read(end: &OwnedFd) -> rustix::io::Result<Vec<u8>> {
+        let mut bytes = vec![0; 1 << 20];
+        let len = rustix::io::read(end, &mut bytes[..])?;
+        bytes.truncate(len);
+        Ok(bytes)
+    }
+
+    #[test]
+    fn data_in_flight_and_flags_survive() {
+        let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+        rustix::io::write(&writer, b"in flight").expect("write");
+        let mut world = World::default();
+        let (writer, reader) = (world.add(writer), world.add(reader));
+        world.cycle();
+        let seen = world.describe(writer);
+        assert!(seen.ends_with("write capacity=65536 data=9"), "{seen}");
+        let (reader, writer) = (world.take(reader), world.take(writer));
+        assert_eq!(read(&reader).expect("read"), b"in flight");
+        assert_eq!(read(&reader), Err(Errno::AGAIN));
+        rustix::io::write(&writer, b"more").expect("write");
+        assert_eq!(read(&reader).expect("read"), b"more");
+        drop(writer);
+        assert_eq!(read(&reader).expect("the end"), b"");
+    }
+
+    #[test]
+    fn dumping_leaves_the_data_where_it_is() {
+        let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+        let bytes = (0..40_000u32).map(|n| (n % 251) as u8).collect::<Vec<_>>();
+        for part in bytes.chunks(3000) {
+            rustix::io::write(&writer, part).expect("write");
+        }
+        let mut world = World::default();
+        world.add(writer);
+        let reader = world.add(reader);
+        world.dump().expect("dump");
+        world.dump().expect("dump");
+        assert_eq!(read(&world.take(reader)).expect("read"), bytes);
+    }
+
+    #[test]
+    fn packets_keep_their_borders() {
+        let (reader, writer) = pipe(PipeFlags::DIRECT | PipeFlags::NONBLOCK);
+        for packet in [&b"one"[..], b"two", b"three"] {
+            rustix::io::write(&writer, packet).expect("write");
+        }
+        let mut world = World::default();
+        let (reader, _) = (world.add(reader), world.add(writer));
+        world.cycle();
+        let reader = world.take(reader);
+        for packet in [&b"one"[..], b"two", b"three"] {
+            assert_eq!(read(&reader).expect("read"), packet);
+        }
+    }
+
+    #[test]
+    fn capacity_survives_when_full() {
+        let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+        fcntl_setpipe_size(&writer, 1 << 20).expect("resize");
+        let bytes = vec![3; 1 << 20];
+        assert_eq!(rustix::io::write(&writer, &bytes).expect("write"), 1 << 20);
+        let mut world = World::default();
+        let (reader, writer) = (world.add(reader), world.add(writer));
+        world.cycle();
+        let (reader, writer) = (world.take(reader), world.take(writer));
+        assert_eq!(fcntl_getpipe_size(&writer).expect("size"), 1 << 20);
+        assert_eq!(rustix::io::write(&writer, b"x"), Err(Errno::AGAIN));
+        assert_eq!(read(&reader).expect("read"), bytes);
+    }
+
+    #[test]
+    fn lonely_ends_stay_lonely() {
+        let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+        rustix::io::write(&writer, b"last words").expect("write");
+        drop(writer);
+        let mut world = World::default();
+        let reader = world.add(reader);
+        world.cycle();
+        let reader = world.take(reader);
+        assert_eq!(read(&reader).expect("read"), b"last words");
+        assert_eq!(read(&reader).expect("the end"), b"");
+
+        let (reader, writer) = pipe(PipeFlags::empty());
+        rustix::io::write(&writer, b"unheard").expect("write");
+        drop(reader);
+        let mut world = World::default();
+        let writer = world.add(writer);
+        world.cycle();
+        let writer = world.take(writer);
+        let again = status::reopen(writer.as_fd(), OFlags::RDONLY).expect("reopen");
+        assert_eq!(read(&again).expect("read"), b"unheard");
+    }
+
+    #[test]
+    fn ends_opened_twice_are_two_descriptions() {
+        let (reader, writer) = pipe(PipeFlags::empty());
+        let second = status::reopen(reader.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK);
+        let mut world = World::default();
+        let (reader, writer) = (world.add(reader), world.add(writer));
+        let second = world.add(second.expect("reopen"));
+        world.cycle();
+        let (reader, second) = (world.take(reader), world.take(second));
+        let nonblocking = |fd: &OwnedFd| {
+            let flags = rustix::fs::fcntl_getfl(fd).expect("flags");
+            flags.contains(OFlags::NONBLOCK)
+        };
+        assert_eq!((nonblocking(&reader), nonblocking(&second)), (false, true));
+        rustix::io::write(world.take(writer), b"x").expect("write");
+        assert_eq!(read(&second).expect("read"), b"x");
+    }
+}

@@ -1,0 +1,199 @@
+//! Where the restorer finds a file again: at its path, as a deleted file that is made again
+//! ("ghost"), or at a temporary hard link.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxFlags};
+use rustix::io::Errno;
+
+use super::ghost::Ghost;
+use super::{DumpContext, Open, RestoreContext, status};
+use crate::{Error, Result};
+
+/// What the kernel appends to the path of a name that was deleted.
+const DELETED: &[u8] = b" (deleted)";
+
+/// How a file of the image is found again.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Place {
+    /// The absolute path that the file has, or had.
+    #[prost(bytes = "vec", tag = "1")]
+    pub path: Vec<u8>,
+    /// Type and permissions, as in `st_mode`.
+    #[prost(uint32, tag = "2")]
+    pub mode: u32,
+    /// Set when the file has no name any more.
+    #[prost(message, optional, tag = "3")]
+    pub ghost: Option<Ghost>,
+    /// Set when this name is deleted but the file has others: a hard link that the dump made, to
+    /// be removed by the restore.
+    #[prost(bytes = "vec", optional, tag = "4")]
+    pub remap: Option<Vec<u8>>,
+}
+
+impl Place {
+    /// Finds out how the file behind `open` can be found again; one `stat` for a file that still
+    /// is at its path.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a file that is hidden (by a mount, in another mount namespace)
+    /// or deleted and too large, or with other hard links without `--link-remap`.
+    pub fn dump(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Self> {
+        let mut place = Self {
+            path: open.link.clone(),
+            mode: open.stat.st_mode,
+            ghost: None,
+            remap: None,
+        };
+        if leads_to(&open.link, &open.stat) {
+            return Ok(place);
+        }
+        let Some(path) = open.link.strip_suffix(DELETED) else {
+            return Err(open.unsupported("this path leads to another file or to none here", None));
+        };
+        place.path = path.to_vec();
+        if leads_to(path, &open.stat) {
+            return Ok(place);
+        }
+        let own = open.own()?;
+        if !on_same_mount(own, path) {
+            return Err(open.unsupported("deleted, and its file system is not mounted here", None));
+        }
+        if open.stat.st_nlink > 0 && place.kind() != FileType::Directory {
+            place.remap = Some(remap(open, path, cx)?);
+        } else {
+            place.ghost = Some(Ghost::dump(open, path, cx)?);
+        }
+        Ok(place)
+    }
+
+    /// The type of the file.
+    #[must_use]
+    pub fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.mode)
+    }
+
+    /// Opens the file with `flags` (see [`status::checked`]).
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] when it is missing, of another type, or not `size_bytes` long (checked
+    /// where that is known).
+    pub(crate) fn open(
+        &self,
+        flags: OFlags,
+        size_bytes: Option<u64>,
+        cx: &mut dyn RestoreContext,
+    ) -> Result<OwnedFd> {
+        if let Some(ghost) = &self.ghost {
+            let holder = ghost.holder(self, cx)?;
+            return status::reopen(holder.as_fd(), flags);
+        }
+        let path = self.remap.as_ref().unwrap_or(&self.path);
+        let path = Path::new(OsStr::from_bytes(path));
+        self.check(path, size_bytes)?;
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let file = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|error| Error::kernel(format!("open {}", path.display()), error))?;
+        if self.remap.is_some() {
+            let path = path.to_owned();
+            cx.on_success(Box::new(move || {
+                // Whoever removed it before did what was to be done.
+                let _ = fs::remove_file(path);
+            }));
+        }
+        Ok(file)
+    }
+
+    fn check(&self, path: &Path, size_bytes: Option<u64>) -> Result<()> {
+        let differs = |what: String| Error::Mismatch {
+            what: format!("{}: {what}", path.display()),
+        };
+        let stat = match rustix::fs::lstat(path) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT | Errno::NOTDIR) => return Err(differs("is missing".into())),
+            Err(error) => return Err(Error::kernel(format!("stat {}", path.display()), error)),
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind != self.kind() {
+            return Err(differs(format!("is a {kind:?}, was a {:?}", self.kind())));
+        }
+        match size_bytes {
+            Some(size) if size != stat.st_size.cast_unsigned() => Err(differs(format!(
+                "size is {} bytes, was {size}",
+                stat.st_size
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The path for people, with what is special about the place.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let path = String::from_utf8_lossy(&self.path);
+        match (&self.ghost, &self.remap) {
+            (Some(_), _) => format!("{path} (deleted)"),
+            (None, Some(link)) => format!("{path} (at {})", String::from_utf8_lossy(link)),
+            (None, None) => path.into_owned(),
+        }
+    }
+}
+
+/// Whether `path` is the very file that `stat` describes.
+fn leads_to(path: &[u8], stat: &Stat) -> bool {
+    path.starts_with(b"/")
+        && rustix::fs::lstat(OsStr::from_bytes(path))
+            .is_ok_and(|there| (there.st_dev, there.st_ino) == (stat.st_dev, stat.st_ino))
+}
+
+/// The nearest existing folder above `path`.
+pub(super) fn folder_above(path: &Path) -> PathBuf {
+    let mut above = path.ancestors().skip(1);
+    above
+        .find(|folder| folder.is_dir())
+        .map_or_else(|| PathBuf::from("/"), Path::to_owned)
+}
+
+/// Whether `file` was opened through the mount that `path` would lead through; not so for files on
+/// mounts of the kernel's own (memfd, secret memory) and those of other mount namespaces.
+fn on_same_mount(file: BorrowedFd<'_>, path: &[u8]) -> bool {
+    let mount = |at: BorrowedFd<'_>, path: &Path| {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+        let seen = rustix::fs::statx(at, path, flags, StatxFlags::MNT_ID).ok()?;
+        (seen.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(seen.stx_mnt_id)
+    };
+    let folder = folder_above(Path::new(OsStr::from_bytes(path)));
+    let there = mount(CWD, &folder);
+    there.is_some() && there == mount(file, Path::new(""))
+}
+
+/// Links the file again, beside its deleted name.
+fn remap(open: &Open<'_>, path: &[u8], cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+    if !cx.allow().link_remap {
+        let why = "this name is deleted, but the file has other hard links";
+        return Err(open.unsupported(why, Some("--link-remap")));
+    }
+    let own = open.own()?;
+    let source = format!("/proc/self/fd/{}", own.as_raw_fd());
+    let folder = folder_above(Path::new(OsStr::from_bytes(path)));
+    for number in 1u32.. {
+        let link = folder.join(format!("link_remap.{number}"));
+        match rustix::fs::linkat(CWD, &source, CWD, &link, AtFlags::SYMLINK_FOLLOW) {
+            Ok(()) => {
+                let bytes = link.as_os_str().as_bytes().to_vec();
+                cx.on_failure(Box::new(move || {
+                    let _ = fs::remove_file(link);
+                }));
+                return Ok(bytes);
+            }
+            Err(Errno::EXIST) => {}
+            Err(error) => {
+                return Err(Error::kernel(format!("link {} again", open.place()), error));
+            }
+        }
+    }
+    Err(open.unsupported("no free name for a hard link", None))
+}

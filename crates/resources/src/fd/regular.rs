@@ -1,0 +1,284 @@
+//! Regular files, open or mapped; deleted ones as well.
+
+use std::os::fd::OwnedFd;
+
+use prost::Message;
+use rustix::fs::{FileType, OFlags, SeekFrom};
+
+use super::place::Place;
+use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use crate::{Error, Result};
+
+/// See the file.
+pub struct Regular;
+
+/// A regular file.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// Where it is.
+    #[prost(message, required, tag = "1")]
+    place: Place,
+    /// Access mode and status flags.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
+    /// The offset in bytes.
+    #[prost(uint64, tag = "3")]
+    pos: u64,
+    /// The size in bytes: a file that has grown or shrunk since is not what the task knows.
+    #[prost(uint64, tag = "4")]
+    size_bytes: u64,
+}
+
+/// Whether `link` leads into the folder of a process, which the restore cannot open beforehand.
+fn in_proc_of_task(link: &[u8]) -> bool {
+    let rest = link.strip_prefix(b"/proc/").unwrap_or_default();
+    rest.first().is_some_and(u8::is_ascii_digit) && rest.contains(&b'/')
+}
+
+impl Kind for Regular {
+    fn tag(&self) -> u16 {
+        tags::REGULAR
+    }
+
+    fn name(&self) -> &'static str {
+        "regular"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        open.link.starts_with(b"/")
+            && FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        if in_proc_of_task(&open.link) {
+            return Err(open.unsupported("a /proc file of a process", None));
+        }
+        let payload = Payload {
+            place: Place::dump(open, cx)?,
+            flags: open.info.flags,
+            pos: open.info.pos,
+            size_bytes: open.stat.st_size.cast_unsigned(),
+        };
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload: Payload = decode(self, payload)?;
+        let (place, pos) = (payload.place.describe(), payload.pos);
+        let flags = payload.flags;
+        Ok(format!("{place} pos={pos} flags={flags:#o}"))
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let payload: Payload = decode(self, payload)?;
+        let flags = status::checked(self.name(), payload.flags)?;
+        if flags.contains(OFlags::PATH) || payload.place.kind() != FileType::RegularFile {
+            return Err(Error::corrupt(self.name(), "is not a regular file"));
+        }
+        let file = payload.place.open(flags, Some(payload.size_bytes), cx)?;
+        if payload.pos != 0 {
+            seek(&file, payload.pos, &payload.place)?;
+        }
+        Ok(file)
+    }
+}
+
+/// Sets the offset.
+pub(super) fn seek(file: &OwnedFd, pos: u64, place: &Place) -> Result<()> {
+    rustix::fs::seek(file, SeekFrom::Start(pos))
+        .map_err(|error| Error::kernel(format!("seek {} to {pos}", place.describe()), error))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File, OpenOptions};
+    use std::io::{Read, Seek, Write};
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+
+    use super::super::testing::World;
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().expect("make a folder")
+    }
+
+    #[test]
+    fn offset_and_flags_survive() {
+        let folder = folder();
+        let path = folder.path().join("log");
+        fs::write(&path, "0123456789").expect("write");
+        let flags = (OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::DSYNC).bits();
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .read(true)
+            .write(true)
+            .custom_flags(flags.cast_signed())
+            .open(&path)
+            .expect("open");
+        file.seek(std::io::SeekFrom::Start(4)).expect("seek");
+        let mut world = World::default();
+        let at = world.add(file);
+        world.cycle();
+        let mut text = String::new();
+        let mut file = File::from(world.take(at));
+        file.read_to_string(&mut text).expect("read");
+        assert_eq!(text, "456789");
+        file.write_all(b"end").expect("write");
+        assert_eq!(fs::read(&path).expect("read"), b"0123456789end");
+    }
+
+    #[test]
+    fn changed_size_is_refused() {
+        let folder = folder();
+        let path = folder.path().join("data");
+        fs::write(&path, "0123").expect("write");
+        let mut world = World::default();
+        world.add(File::open(&path).expect("open"));
+        world.dump().expect("dump");
+        fs::write(&path, "01234").expect("write");
+        let error = world.restore().expect_err("the file has grown").to_string();
+        assert!(error.ends_with("data: size is 5 bytes, was 4"), "{error}");
+        fs::remove_file(&path).expect("remove");
+        let error = world.restore().expect_err("no file").to_string();
+        assert!(error.ends_with("data: is missing"), "{error}");
+    }
+
+    #[test]
+    fn deleted_file_is_shared_again() {
+        let folder = folder();
+        for size in [0, 100, 10_000] {
+            let path = folder.path().join("gone/deeper/file");
+            fs::create_dir_all(path.parent().expect("parent")).expect("make folders");
+            let mut writer = File::create(&path).expect("create");
+            writer.write_all(&vec![7; size]).expect("write");
+            let reader = File::open(&path).expect("open");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o4640)).expect("chmod");
+            fs::remove_dir_all(folder.path().join("gone")).expect("remove");
+            let before = reader.metadata().expect("stat");
+            let mut world = World::default();
+            let (writer, reader) = (world.add(writer), world.add(reader));
+            world.cycle();
+            let (writer, reader) = (world.take(writer), world.take(reader));
+            let mut reader = File::from(reader);
+            let after = reader.metadata().expect("stat");
+            assert_eq!((after.mode(), after.nlink()), (before.mode(), 0));
+            assert_eq!(after.modified().ok(), before.modified().ok());
+            File::from(writer).write_all(b"more").expect("write");
+            let mut bytes = Vec::new();
+            reader.read_to_end(&mut bytes).expect("read");
+            assert_eq!(bytes[..size], vec![7; size]);
+            assert_eq!(&bytes[size..], b"more");
+            let left = fs::read_dir(folder.path()).expect("list").count();
+            assert_eq!(left, 0);
+        }
+    }
+
+    #[test]
+    fn deleted_file_whose_name_is_taken_leaves_the_other_alone() {
+        let folder = folder();
+        let path = folder.path().join("file");
+        fs::write(&path, "old").expect("write");
+        let file = File::open(&path).expect("open");
+        fs::remove_file(&path).expect("remove");
+        fs::write(&path, "new").expect("write");
+        let mut world = World::default();
+        let at = world.add(file);
+        world.dump().expect("dump");
+        world.restore().expect("restore");
+        let mut text = String::new();
+        File::from(world.take(at))
+            .read_to_string(&mut text)
+            .expect("read");
+        assert_eq!(text, "old");
+        assert_eq!(fs::read(&path).expect("read"), b"new");
+        assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 1);
+    }
+
+    #[test]
+    fn nameless_file_can_be_linked_afterwards() {
+        let folder = folder();
+        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        let mode = rustix::fs::Mode::RUSR;
+        let file = rustix::fs::open(folder.path(), flags, mode).expect("O_TMPFILE");
+        rustix::io::write(&file, b"text").expect("write");
+        let mut world = World::default();
+        let at = world.add(file);
+        world.dump().expect("dump");
+        world.restore().expect("restore");
+        let path = folder.path().join("name");
+        let source = format!("/proc/self/fd/{}", world.number(at));
+        let follow = rustix::fs::AtFlags::SYMLINK_FOLLOW;
+        rustix::fs::linkat(rustix::fs::CWD, source, rustix::fs::CWD, &path, follow).expect("link");
+        assert_eq!(fs::read(&path).expect("read"), b"text");
+    }
+
+    #[test]
+    fn deleted_file_over_the_limit_names_the_option() {
+        let folder = folder();
+        let path = folder.path().join("file");
+        fs::write(&path, vec![1; 9000]).expect("write");
+        let file = File::open(&path).expect("open");
+        fs::remove_file(&path).expect("remove");
+        let mut world = World::default();
+        world.allow.ghost_limit_bytes = 8192;
+        world.add(file);
+        let error = world.dump().expect_err("too large").to_string();
+        assert!(error.contains("--ghost-limit"), "{error}");
+    }
+
+    #[test]
+    fn deleted_name_of_a_linked_file_needs_link_remap() {
+        let folder = folder();
+        let (path, other) = (folder.path().join("file"), folder.path().join("other"));
+        fs::write(&path, "text").expect("write");
+        fs::hard_link(&path, &other).expect("link");
+        let file = File::open(&path).expect("open");
+        fs::remove_file(&path).expect("remove");
+        let mut world = World::default();
+        let at = world.add(file);
+        let error = world.dump().expect_err("not allowed").to_string();
+        assert!(error.contains("--link-remap"), "{error}");
+
+        world.allow.link_remap = true;
+        world.dump().expect("dump");
+        world.undo();
+        assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 1);
+
+        world.dump().expect("dump");
+        world.restore().expect("restore");
+        let mut text = String::new();
+        let mut file = File::from(world.take(at));
+        file.read_to_string(&mut text).expect("read");
+        assert_eq!(text, "text");
+        let (there, here) = (
+            other.metadata().expect("stat"),
+            file.metadata().expect("stat"),
+        );
+        assert_eq!(there.ino(), here.ino());
+        assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 1);
+    }
+
+    #[test]
+    fn file_on_a_mount_of_the_kernel_is_refused() {
+        let secret = sys::memfd::secret();
+        let Ok(secret) = secret else {
+            testkit::skip!("no memfd_secret here");
+        };
+        let mut world = World::default();
+        world.add(secret);
+        let error = world.dump().expect_err("no such mount").to_string();
+        assert!(error.contains("not mounted here"), "{error}");
+    }
+
+    #[test]
+    fn proc_file_of_a_task_is_refused() {
+        let mut world = World::default();
+        world.add(File::open("/proc/self/status").expect("open"));
+        let error = world
+            .dump()
+            .expect_err("cannot be opened before")
+            .to_string();
+        assert!(error.contains("/proc file of a process"), "{error}");
+    }
+}

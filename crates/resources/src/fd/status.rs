@@ -1,0 +1,86 @@
+//! Access modes and status flags of descriptions that are opened again.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::{Error, Result};
+
+/// The flags that `F_SETFL` changes.
+pub(crate) const SETTABLE: OFlags = OFlags::APPEND
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::DIRECT)
+    .union(OFlags::NOATIME);
+
+/// `O_TMPFILE` without the `O_DIRECTORY` that goes with it.
+const NAMELESS: u32 = 0o20_000_000;
+/// `O_ASYNC`: set in the task, after the owner ([`super::owner`]).
+pub(crate) const ASYNC: OFlags = OFlags::from_bits_retain(0o20_000);
+/// `FMODE_NONOTIFY` and the like never show; anything beyond these bits was not written by a dump.
+const KNOWN: u32 = 0o37_777_777;
+
+/// The flags to open a file with so that it gets the dumped ones: without those that act on
+/// opening, with `O_CLOEXEC`.
+///
+/// # Errors
+/// [`Error::Corrupt`] for bits that no description has.
+pub(crate) fn checked(record: &str, flags: u32) -> Result<OFlags> {
+    let acting = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC;
+    let flags_set = OFlags::from_bits_retain(flags);
+    if flags & !KNOWN != 0 || flags_set.intersects(acting) {
+        return Err(Error::corrupt(record, format!("flags {flags:#o}")));
+    }
+    let mut dropped = OFlags::from_bits_retain(NAMELESS) | ASYNC;
+    if flags & NAMELESS != 0 {
+        dropped |= OFlags::DIRECTORY;
+    }
+    Ok(flags_set.difference(dropped) | OFlags::CLOEXEC)
+}
+
+/// Gives the description the status flags among `flags` ([`SETTABLE`]).
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub(crate) fn set(fd: impl AsFd, flags: OFlags) -> Result<()> {
+    rustix::fs::fcntl_setfl(fd, flags.intersection(SETTABLE))
+        .map_err(|error| Error::kernel(format!("set status flags {:#o}", flags.bits()), error))
+}
+
+/// Opens the file behind `fd` once more: a new description of the same inode.
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    // The link in /proc would be what O_NOFOLLOW refuses.
+    let flags = flags.difference(OFlags::NOFOLLOW) | OFlags::CLOEXEC | OFlags::NOCTTY;
+    rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| {
+        let link = rustix::fs::readlink(&path, Vec::new()).unwrap_or_default();
+        let link = link.to_string_lossy().into_owned();
+        Error::kernel(
+            format!("open {link} again with flags {:#o}", flags.bits()),
+            error,
+        )
+    })
+}
+
+/// A second descriptor of the same description.
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub(crate) fn dup(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|error| Error::kernel("dup", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_act_on_opening_are_refused() {
+        assert!(checked("x", OFlags::TRUNC.bits()).is_err());
+        assert!(checked("x", 1 << 30).is_err());
+        let nameless = checked("x", OFlags::TMPFILE.bits() | ASYNC.bits() | 2).expect("known");
+        assert_eq!(nameless, OFlags::RDWR | OFlags::CLOEXEC);
+    }
+}

@@ -1,0 +1,261 @@
+//! The descriptors of tasks, and which of them refer to the same description.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Stat};
+use rustix::io::Errno;
+
+use super::{DescriptionId, Info};
+use crate::{Error, Result};
+
+/// One descriptor of a task.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Its number.
+    pub fd: i32,
+    /// Whether it is closed by `execve`.
+    pub cloexec: bool,
+    /// What the link in /proc/PID/fd says.
+    pub link: Vec<u8>,
+    /// `fstat` of the file.
+    pub stat: Stat,
+    /// /proc/PID/fdinfo of the descriptor.
+    pub info: Info,
+}
+
+/// The descriptors of the stopped task `pid` in ascending order, given its folder /proc/PID.
+///
+/// # Errors
+/// [`Error::Gone`] when the task died, [`Error::Kernel`].
+pub fn read(pid: i32, proc: BorrowedFd<'_>) -> Result<Vec<Row>> {
+    let failed = |what: &str, error: Errno| {
+        let doing = format!("read /proc/{pid}/{what}");
+        match error {
+            Errno::NOENT | Errno::SRCH => Error::Gone { pid, doing },
+            error => Error::kernel(doing, error),
+        }
+    };
+    let open = |name: &str| {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::openat(proc, name, flags, Mode::empty()).map_err(|error| failed(name, error))
+    };
+    let (links, infos) = (open("fd")?, open("fdinfo")?);
+    let mut room = [MaybeUninit::uninit(); 8192];
+    let mut entries = RawDir::new(&links, &mut room);
+    let mut buffer = vec![0; 1 << 16];
+    let mut rows = Vec::new();
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(|error| failed("fd", error))?;
+        let Some(fd) = number(entry.file_name()) else {
+            continue;
+        };
+        let name = entry.file_name();
+        let failed = |error| failed(&format!("fd/{fd}"), error);
+        let link = rustix::fs::readlinkat(&links, name, Vec::new()).map_err(failed)?;
+        let stat = rustix::fs::statat(&links, name, AtFlags::empty()).map_err(failed)?;
+        let text = contents(infos.as_fd(), name, &mut buffer).map_err(failed)?;
+        let (info, cloexec) = Info::parse(&String::from_utf8_lossy(text)).ok_or_else(|| {
+            let text = String::from_utf8_lossy(text);
+            Error::corrupt(format!("/proc/{pid}/fdinfo/{fd}"), format!("says {text:?}"))
+        })?;
+        rows.push(Row {
+            fd,
+            cloexec,
+            link: link.into_bytes(),
+            stat,
+            info,
+        });
+    }
+    rows.sort_unstable_by_key(|row| row.fd);
+    Ok(rows)
+}
+
+fn number(name: &CStr) -> Option<i32> {
+    name.to_str().ok()?.parse().ok()
+}
+
+/// The file's bytes, read into `buffer`, which grows as needed.
+fn contents<'a>(
+    folder: BorrowedFd<'_>,
+    name: &CStr,
+    buffer: &'a mut Vec<u8>,
+) -> rustix::io::Result<&'a [u8]> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file: OwnedFd = rustix::fs::openat(folder, name, flags, Mode::empty())?;
+    let mut filled = 0;
+    loop {
+        // A file of this kind comes in one piece as far as the buffer has room.
+        filled += rustix::io::read(&file, &mut buffer[filled..])?;
+        if filled < buffer.len() {
+            return Ok(&buffer[..filled]);
+        }
+        buffer.resize(buffer.len() * 2, 0);
+    }
+}
+
+/// Finds equal descriptions among those that are shown to it.
+///
+/// Descriptors are compared by kcmp(2) only where what /proc says of them does not differ.
+#[derive(Default)]
+pub struct Grouping {
+    buckets: HashMap<Key, Vec<Member>>,
+    known: u32,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    link: Vec<u8>,
+    device: u64,
+    inode: u64,
+    pos: u64,
+    flags: u32,
+}
+
+/// A description, and a descriptor (pid, fd) of it.
+#[derive(Clone, Copy)]
+struct Member {
+    id: DescriptionId,
+    at: (i32, i32),
+}
+
+impl Grouping {
+    /// The number of the description behind `row` of task `pid`, and whether it is new. All tasks
+    /// must be stopped until the last one was shown.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] when they cannot be compared.
+    pub fn show(&mut self, pid: i32, row: &Row) -> Result<(DescriptionId, bool)> {
+        let key = Key {
+            link: row.link.clone(),
+            device: row.stat.st_dev,
+            inode: row.stat.st_ino,
+            pos: row.info.pos,
+            flags: row.info.flags,
+        };
+        let bucket = self.buckets.entry(key).or_default();
+        // A socket's inode has one description for all its life.
+        let alone = FileType::from_raw_mode(row.stat.st_mode) == FileType::Socket;
+        let at = (pid, row.fd);
+        let (mut low, mut high) = (0, bucket.len());
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            let member = bucket[middle];
+            let order = if alone {
+                Ordering::Equal
+            } else {
+                compare(at, member.at)?
+            };
+            match order {
+                Ordering::Equal => return Ok((member.id, false)),
+                Ordering::Less => high = middle,
+                Ordering::Greater => low = middle + 1,
+            }
+        }
+        let id = DescriptionId(self.known);
+        self.known += 1;
+        bucket.insert(low, Member { id, at });
+        Ok((id, true))
+    }
+}
+
+fn compare(one: (i32, i32), other: (i32, i32)) -> Result<Ordering> {
+    let task = |(pid, fd): (i32, i32)| (pid.cast_unsigned(), fd);
+    sys::kcmp::compare_files(task(one), task(other)).map_err(|error| {
+        let ((pid, fd), (pid2, fd2)) = (one, other);
+        Error::kernel(
+            format!("compare fd {fd} of {pid} with fd {fd2} of {pid2}"),
+            error,
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn table_of_a_task_is_read() {
+        use std::process::{Command, Stdio};
+        let mut cat = Command::new("cat");
+        let mut cat = cat
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("start cat");
+        // Once it has answered it opens nothing any more.
+        let (mut to, mut from) = (cat.stdin.take().expect("pipe"), cat.stdout.take());
+        to.write_all(b"x").expect("write");
+        let answer = from.as_mut().expect("pipe").read_exact(&mut [0]);
+        answer.expect("read");
+        let pid = cat.id().cast_signed();
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let proc = rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).expect("open");
+        let rows = read(pid, proc.as_fd()).expect("read");
+        drop(to);
+        cat.wait().expect("wait");
+        let seen = rows.iter().take(3).map(|row| (row.fd, row.cloexec));
+        assert_eq!(
+            seen.collect::<Vec<_>>(),
+            [(0, false), (1, false), (2, false)]
+        );
+        assert!(rows[0].link.starts_with(b"pipe:["));
+        assert_eq!(rows[2].link, b"/dev/null");
+        assert_eq!(rows[2].info.oflags() & OFlags::RWMODE, OFlags::WRONLY);
+        let error = read(pid, proc.as_fd()).expect_err("it is gone");
+        assert!(matches!(error, Error::Gone { .. }), "{error}");
+    }
+
+    #[test]
+    fn numbers_links_and_flags_are_read() {
+        let file = File::open("/dev/null").expect("open");
+        let fd = file.as_raw_fd();
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let infos = rustix::fs::open("/proc/self/fdinfo", flags, Mode::empty()).expect("open");
+        let name = std::ffi::CString::new(fd.to_string()).expect("digits");
+        let mut small = vec![0; 4];
+        let text = contents(infos.as_fd(), &name, &mut small).expect("read");
+        let text = std::str::from_utf8(text).expect("text");
+        let (info, cloexec) = Info::parse(text).expect("well formed");
+        assert_eq!(
+            text,
+            std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).expect("read")
+        );
+        assert!(cloexec && info.oflags().contains(OFlags::LARGEFILE));
+    }
+
+    #[test]
+    fn same_descriptions_are_found() {
+        let file = |path: &str| File::open(path).expect("open");
+        let (null, second) = (file("/dev/null"), file("/dev/null"));
+        let same = null.try_clone().expect("dup");
+        let zero = file("/dev/zero");
+        let wanted = [&null, &second, &same, &zero].map(AsRawFd::as_raw_fd);
+        let pid = i32::try_from(std::process::id()).expect("pids are positive");
+        let row = |fd: i32| Row {
+            fd,
+            cloexec: true,
+            link: std::fs::read_link(format!("/proc/self/fd/{fd}"))
+                .expect("readlink")
+                .into_os_string()
+                .into_encoded_bytes(),
+            stat: rustix::fs::stat(format!("/proc/self/fd/{fd}")).expect("stat"),
+            info: Info::default(),
+        };
+        let mut grouping = Grouping::default();
+        let mut show = |fd| {
+            let (id, new) = grouping.show(pid, &row(fd)).expect("kcmp");
+            (id.0, new)
+        };
+        let seen = wanted.map(&mut show);
+        assert_eq!(seen, [(0, true), (1, true), (0, false), (2, true)]);
+    }
+}

@@ -1,0 +1,28 @@
+//! The numbers of the kinds of open file descriptions in images: 100 to 199, never reused.
+
+/// [`super::regular`].
+pub const REGULAR: u16 = 100;
+/// [`super::directory`].
+pub const DIRECTORY: u16 = 101;
+/// [`super::path`].
+pub const PATH: u16 = 102;
+/// [`super::chardev`].
+pub const CHARDEV: u16 = 103;
+/// [`super::pipe`].
+pub const PIPE: u16 = 104;
+/// [`super::fifo`].
+pub const FIFO: u16 = 105;
+/// [`super::eventfd`].
+pub const EVENTFD: u16 = 106;
+/// [`super::timerfd`].
+pub const TIMERFD: u16 = 107;
+/// [`super::signalfd`].
+pub const SIGNALFD: u16 = 108;
+/// [`super::epoll`].
+pub const EPOLL: u16 = 109;
+/// [`super::memfd`].
+pub const MEMFD: u16 = 110;
+/// [`super::shmem`].
+pub const SHMEM: u16 = 111;
+/// Deleted files that several descriptions share ([`super::place`]); no kind of its own.
+pub const GHOST: u16 = 149;

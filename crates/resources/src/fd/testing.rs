@@ -1,0 +1,241 @@
+//! Descriptions of this very process that are dumped, closed and opened again.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use super::{DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, claim, status};
+use crate::{Allow, Error, Result};
+
+/// The next number for a descriptor; above those that tests get on their own.
+static NUMBER: AtomicI32 = AtomicI32::new(300);
+
+/// Which description of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct At(usize);
+
+/// A set of descriptions, each with a number that stays the same when it is opened again.
+#[derive(Default)]
+pub(crate) struct World {
+    pub(crate) allow: Allow,
+    entries: Vec<Entry>,
+    spaces: Vec<Vec<u8>>,
+    undo: Vec<Box<dyn FnOnce()>>,
+}
+
+struct Entry {
+    number: i32,
+    own: Option<OwnedFd>,
+    dumped: Option<(&'static dyn Kind, Vec<u8>)>,
+    fdinfo: String,
+}
+
+fn pid() -> i32 {
+    i32::try_from(std::process::id()).expect("pids are positive")
+}
+
+fn fdinfo(fd: i32) -> String {
+    std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).expect("read fdinfo")
+}
+
+/// Puts `fd` at `number`, which is free.
+fn renumber(fd: OwnedFd, number: i32) -> OwnedFd {
+    let moved = rustix::io::fcntl_dupfd_cloexec(&fd, number).expect("dup");
+    assert_eq!(moved.as_raw_fd(), number, "the number was taken");
+    moved
+}
+
+impl World {
+    /// Takes over a description.
+    pub(crate) fn add(&mut self, own: impl Into<OwnedFd>) -> At {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        self.entries.push(Entry {
+            number,
+            own: Some(renumber(own.into(), number)),
+            dumped: None,
+            fdinfo: String::new(),
+        });
+        At(self.entries.len() - 1)
+    }
+
+    /// Its descriptor's number, before and after.
+    pub(crate) fn number(&self, at: At) -> i32 {
+        self.entries[at.0].number
+    }
+
+    /// Gives the description back.
+    pub(crate) fn take(&mut self, at: At) -> OwnedFd {
+        self.entries[at.0].own.take().expect("still here")
+    }
+
+    /// Dumps everything, as often as wanted.
+    pub(crate) fn dump(&mut self) -> Result<()> {
+        let fetches = self.entries.iter().map(|entry| {
+            let own = entry.own.as_ref().expect("open").as_fd();
+            move || status::dup(own)
+        });
+        let fetches = fetches.collect::<Vec<_>>();
+        let opens = self.entries.iter().zip(&fetches).enumerate();
+        let opens = opens.map(|(index, (entry, fetch))| {
+            let fd = entry.number;
+            let link = rustix::fs::readlink(format!("/proc/self/fd/{fd}"), Vec::new());
+            let link = link.expect("readlink").into_bytes();
+            let stat = rustix::fs::fstat(entry.own.as_ref().expect("open")).expect("stat");
+            let (info, _) = Info::parse(&fdinfo(fd)).expect("well formed");
+            let id = DescriptionId(u32::try_from(index).expect("few"));
+            Open::new(id, (pid(), fd), (link, stat, info), fetch)
+        });
+        let opens = opens.collect::<Vec<_>>();
+        let mut dumping = Dumping {
+            allow: &self.allow,
+            opens: &opens,
+            spaces: &mut self.spaces,
+            undo: &mut self.undo,
+        };
+        let mut dumped = Vec::new();
+        for open in &opens {
+            let kind = claim(open)?;
+            let payload = kind.dump(open, &mut dumping)?;
+            kind.describe(&payload)?;
+            dumped.push(Some((kind, payload)));
+        }
+        drop(opens);
+        for (entry, dumped) in self.entries.iter_mut().zip(dumped) {
+            entry.fdinfo = fdinfo(entry.number);
+            entry.dumped = dumped;
+        }
+        Ok(())
+    }
+
+    /// What a dump that fails afterwards takes back.
+    pub(crate) fn undo(&mut self) {
+        self.undo.drain(..).rev().for_each(|undo| undo());
+    }
+
+    /// The kind of a dumped description and what people see of it.
+    pub(crate) fn describe(&self, at: At) -> String {
+        let (kind, payload) = self.entries[at.0].dumped.as_ref().expect("dumped");
+        format!("{} {}", kind.name(), kind.describe(payload).expect("sound"))
+    }
+
+    /// Closes everything and opens it again.
+    pub(crate) fn restore(&mut self) -> Result<()> {
+        for entry in &mut self.entries {
+            entry.own = None;
+        }
+        let mut restoring = Restoring {
+            allow: self.allow.clone(),
+            opened: Vec::new(),
+            shared: HashMap::new(),
+            spaces: &self.spaces,
+            then: Vec::new(),
+        };
+        for entry in &self.entries {
+            let (kind, payload) = entry.dumped.as_ref().expect("dumped");
+            let own = renumber(kind.open(payload, &mut restoring)?, entry.number);
+            restoring.opened.push(Rc::new(own));
+        }
+        for (index, entry) in self.entries.iter().enumerate() {
+            let (kind, payload) = entry.dumped.as_ref().expect("dumped");
+            let own = Rc::clone(&restoring.opened[index]);
+            kind.finish(payload, own.as_fd(), &mut restoring)?;
+        }
+        restoring.then.drain(..).for_each(|then| then());
+        let opened = std::mem::take(&mut restoring.opened);
+        for (entry, own) in self.entries.iter_mut().zip(opened) {
+            entry.own = Some(Rc::into_inner(own).expect("the only one"));
+        }
+        Ok(())
+    }
+
+    /// Dumps, closes and opens everything; what fdinfo says must be the same.
+    pub(crate) fn cycle(&mut self) {
+        self.dump().expect("dump");
+        self.restore().expect("restore");
+        for entry in &self.entries {
+            let known = |text: &str| {
+                let lines = text.lines().filter(|line| !line.starts_with("ino:"));
+                let lines = lines.filter(|line| !line.starts_with("eventfd-id:"));
+                lines.map(str::to_owned).collect::<Vec<_>>()
+            };
+            assert_eq!(known(&fdinfo(entry.number)), known(&entry.fdinfo));
+        }
+    }
+}
+
+struct Dumping<'a> {
+    allow: &'a Allow,
+    opens: &'a [Open<'a>],
+    spaces: &'a mut Vec<Vec<u8>>,
+    undo: &'a mut Vec<Box<dyn FnOnce()>>,
+}
+
+impl DumpContext for Dumping<'_> {
+    fn allow(&self) -> &Allow {
+        self.allow
+    }
+
+    fn all(&self) -> &[Open<'_>] {
+        self.opens
+    }
+
+    fn at(&self, wanted: i32, fd: i32) -> Option<DescriptionId> {
+        let found = self.opens.iter().find(|open| open.fd == fd);
+        found.filter(|_| wanted == pid()).map(|open| open.id)
+    }
+
+    fn add(&mut self, _pid: i32, _own: OwnedFd) -> Result<DescriptionId> {
+        Err(Error::unsupported(pid(), "a description in flight"))
+    }
+
+    fn store(&mut self, file: OwnedFd, len_bytes: u64) -> Result<u32> {
+        let mut bytes = vec![0; usize::try_from(len_bytes).expect("small")];
+        let read = File::from(file).read_exact_at(&mut bytes, 0);
+        read.map_err(|error| Error::kernel("store", error))?;
+        self.spaces.push(bytes);
+        Ok(u32::try_from(self.spaces.len() - 1).expect("few"))
+    }
+
+    fn on_failure(&mut self, undo: Box<dyn FnOnce()>) {
+        self.undo.push(undo);
+    }
+}
+
+struct Restoring<'a> {
+    allow: Allow,
+    opened: Vec<Rc<OwnedFd>>,
+    shared: HashMap<(u16, u64), Vec<OwnedFd>>,
+    spaces: &'a [Vec<u8>],
+    then: Vec<Box<dyn FnOnce()>>,
+}
+
+impl RestoreContext for Restoring<'_> {
+    fn allow(&self) -> &Allow {
+        &self.allow
+    }
+
+    fn description(&self, id: DescriptionId) -> Result<BorrowedFd<'_>> {
+        let own = self.opened.get(id.0 as usize);
+        let own = own.ok_or_else(|| Error::corrupt(format!("{id:?}"), "is not open"))?;
+        Ok(own.as_fd())
+    }
+
+    fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
+        &mut self.shared
+    }
+
+    fn load(&mut self, space: u32, file: BorrowedFd<'_>) -> Result<()> {
+        let bytes = self.spaces.get(space as usize);
+        let bytes = bytes.ok_or_else(|| Error::corrupt("space", "is not there"))?;
+        let file = File::from(status::dup(file)?);
+        let written = file.write_all_at(bytes, 0);
+        written.map_err(|error| Error::kernel("load", error))
+    }
+
+    fn on_success(&mut self, then: Box<dyn FnOnce()>) {
+        self.then.push(then);
+    }
+}
