@@ -16,10 +16,20 @@ const EVERYDAY: &[&str] = &[
     "dev",
     "directory",
     "file",
+    "info",
     "kind",
     "limits",
+    "locks",
+    "memory",
     "names",
+    "owner",
+    "path",
+    "place",
+    "queue",
     "stack",
+    "status",
+    "table",
+    "tags",
 ];
 
 /// Returns the names of all kinds: the files of the families.
