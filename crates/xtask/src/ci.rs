@@ -11,7 +11,7 @@ use crate::{repo, test, tidy};
 /// # Errors
 /// The first that failed.
 pub fn run() -> Result<()> {
-    step("tidy", tidy::run)?;
+    step("tidy", || tidy::run(&tidy::Arguments::default()))?;
     step("fmt", || {
         repo::run(&mut repo::cargo(&["fmt", "--all", "--check"]))
     })?;

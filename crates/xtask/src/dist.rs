@@ -13,12 +13,12 @@ pub struct Arguments {
     out: PathBuf,
 }
 
-/// What `stillframe generate` writes, and where that lies below the folder.
-const GENERATED: &[(&str, &str)] = &[
-    ("bash", "completions/stillframe.bash"),
-    ("zsh", "completions/_stillframe"),
-    ("fish", "completions/stillframe.fish"),
-    ("man", "man/stillframe.1"),
+/// What `stillframe generate` is asked for, and where its answer lies below the folder.
+const GENERATED: &[(&[&str], &str)] = &[
+    (&["completions", "bash"], "completions/stillframe.bash"),
+    (&["completions", "zsh"], "completions/_stillframe"),
+    (&["completions", "fish"], "completions/stillframe.fish"),
+    (&["man"], "man/stillframe.8"),
 ];
 
 /// Builds the release binary and writes it with all that is generated from it.
@@ -35,7 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     for (what, name) in GENERATED {
         let path = out.join(name);
         make_folder(path.parent().expect("a path below `out`"))?;
-        let text = repo::output(Command::new(&binary).args(["generate", what]))?;
+        let text = repo::output(Command::new(&binary).arg("generate").args(*what))?;
         std::fs::write(&path, text).map_err(repo::file_error("write", &path))?;
     }
     println!("{}", out.display());

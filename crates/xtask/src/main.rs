@@ -33,7 +33,7 @@ enum Task {
     /// tidy, clippy, fmt --check and test: what has to pass before a change lands.
     Ci,
     /// Check the invariants of the source tree.
-    Tidy,
+    Tidy(tidy::Arguments),
     /// Freeze and restore a real redis-server with a connected client.
     Demo(demo::Arguments),
     /// Measure against a peer; the results go to docs/benchmarks.md.
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Test(arguments) => test::run(&arguments),
         Task::Ci => ci::run(),
-        Task::Tidy => tidy::run(),
+        Task::Tidy(arguments) => tidy::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Bench(arguments) => measure::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),

@@ -8,9 +8,11 @@ use crate::error::Result;
 
 /// The folders of `crates/resources/src` that hold one file per kind.
 const FAMILIES: &[&str] = &["fd", "task", "map", "ns"];
-/// The crates that know runs, records and stopped tasks, but no kind of resource.
-const IGNORANT_CRATES: &[&str] = &["image", "pages"];
-/// Kinds whose names are everyday words, which those crates may use in another sense.
+/// The traits of what stands on the families' lists.
+const TRAITS: &[&str] = &["Kind for ", "Part for "];
+/// The crate that knows runs and records, but no kind of resource.
+const IGNORANT_CRATE: &str = "image";
+/// Kinds whose names are everyday words, which that crate may use in another sense.
 const EVERYDAY: &[&str] = &[
     "anon",
     "dev",
@@ -32,11 +34,15 @@ const EVERYDAY: &[&str] = &[
     "tags",
 ];
 
-/// Returns the names of all kinds: the files of the families.
+/// Returns the names of all kinds: the families' files that implement what is listed.
 pub fn kinds(root: &Path) -> Result<Vec<String>> {
     let mut kinds = Vec::new();
     for family in FAMILIES {
-        kinds.extend(kinds_of(root, family)?);
+        for (kind, text) in files_of(root, family)? {
+            if TRAITS.iter().any(|name| text.contains(name)) {
+                kinds.push(kind);
+            }
+        }
     }
     Ok(kinds)
 }
@@ -46,18 +52,10 @@ pub fn kinds(root: &Path) -> Result<Vec<String>> {
 pub fn check_lists(root: &Path) -> Result<Vec<Violation>> {
     let mut broken = Vec::new();
     for family in FAMILIES {
-        let folder = Path::new("crates/resources/src").join(family);
-        let path = folder.join("mod.rs");
-        let mut kinds = Vec::new();
-        for kind in kinds_of(root, family)? {
-            let flat = folder.join(format!("{kind}.rs"));
-            let file = if root.join(&flat).exists() {
-                flat
-            } else {
-                folder.join(&kind).join("mod.rs")
-            };
-            kinds.push((kind, read(root, &file)?));
-        }
+        let path = Path::new("crates/resources/src")
+            .join(family)
+            .join("mod.rs");
+        let kinds = files_of(root, family)?;
         if kinds.is_empty() {
             continue;
         }
@@ -106,7 +104,7 @@ fn check_list(path: &Path, text: &str, kinds: &[(String, String)]) -> Vec<Violat
 /// Checks that crates that shall not know resources name none.
 pub fn check_ignorance(path: &Path, text: &str, kinds: &[String]) -> Vec<Violation> {
     let own = crate_name(path);
-    if !IGNORANT_CRATES.contains(&own) {
+    if own != IGNORANT_CRATE {
         return Vec::new();
     }
     let masked = mask(text);
@@ -125,23 +123,26 @@ pub fn check_ignorance(path: &Path, text: &str, kinds: &[String]) -> Vec<Violati
     broken
 }
 
-fn kinds_of(root: &Path, family: &str) -> Result<Vec<String>> {
+/// Returns each file of a family, and each folder's `mod.rs`: its name and its text.
+fn files_of(root: &Path, family: &str) -> Result<Vec<(String, String)>> {
     let folder = Path::new("crates/resources/src").join(family);
+    let mut files = Vec::new();
     if !root.join(&folder).exists() {
-        return Ok(Vec::new());
+        return Ok(files);
     }
-    let mut kinds = Vec::new();
     for (path, is_folder) in entries(root, &folder)? {
         let stem = path
             .file_stem()
-            .and_then(|stem| stem.to_str())
-            .unwrap_or_default();
-        let is_kind = is_folder || path.extension().is_some_and(|ending| ending == "rs");
-        if is_kind && stem != "mod" {
-            kinds.push(stem.to_string());
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let is_rust = path.extension().is_some_and(|ending| ending == "rs");
+        let file = if is_folder { path.join("mod.rs") } else { path };
+        if (is_folder || (is_rust && stem != "mod")) && root.join(&file).exists() {
+            files.push((stem, read(root, &file)?));
         }
     }
-    Ok(kinds)
+    Ok(files)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the invariants of the source tree; each violation is `path:line: rule`.
 mod families;
+mod format;
 mod mask;
 mod rows;
 mod source;
@@ -36,11 +37,22 @@ impl fmt::Display for Violation {
     }
 }
 
+/// What is done about broken rules.
+#[derive(clap::Args, Default)]
+pub struct Arguments {
+    /// First write again what is made from the sources.
+    #[arg(long)]
+    fix: bool,
+}
+
 /// Checks every rule and prints what breaks it.
 ///
 /// # Errors
 /// When a rule is broken, or a file cannot be read.
-pub fn run() -> Result<()> {
+pub fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.fix {
+        format::fix(repo::root())?;
+    }
     let mut violations = check(repo::root())?;
     violations.sort();
     violations.dedup();
@@ -63,6 +75,7 @@ fn check(root: &Path) -> Result<Vec<Violation>> {
         violations.extend(families::check_ignorance(&path, &text, &kinds));
     }
     violations.extend(families::check_lists(root)?);
+    violations.extend(format::check(root)?);
     Ok(violations)
 }
 
@@ -123,7 +136,10 @@ mod tests {
             "//! a\n#![forbid(unsafe_code)]\nfn eventfd() {}\n",
         );
         write("crates/resources/src/fd/mod.rs", "//! a\n");
-        write("crates/resources/src/fd/eventfd.rs", "fn a() {}\n");
+        write(
+            "crates/resources/src/fd/eventfd.rs",
+            "impl Kind for EventFd {}\n",
+        );
         let paths: Vec<_> = super::check(tree.path())
             .unwrap()
             .iter()
