@@ -48,7 +48,7 @@ pub struct Open<'a> {
     /// /proc/PID/fdinfo of the descriptor.
     pub info: Info,
     own: OnceCell<OwnedFd>,
-    fetch: &'a dyn Fn() -> Result<OwnedFd>,
+    fetch: Box<dyn Fn() -> Result<OwnedFd> + 'a>,
 }
 
 impl<'a> Open<'a> {
@@ -57,7 +57,7 @@ impl<'a> Open<'a> {
         id: DescriptionId,
         (pid, fd): (i32, i32),
         (link, stat, info): (Vec<u8>, Stat, Info),
-        fetch: &'a dyn Fn() -> Result<OwnedFd>,
+        fetch: impl Fn() -> Result<OwnedFd> + 'a,
     ) -> Self {
         Self {
             id,
@@ -67,7 +67,7 @@ impl<'a> Open<'a> {
             stat,
             info,
             own: OnceCell::new(),
-            fetch,
+            fetch: Box::new(fetch),
         }
     }
 

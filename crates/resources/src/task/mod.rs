@@ -54,12 +54,15 @@ pub enum Phase {
     Privileges,
     /// Timers, pending signals: after everything that takes time.
     Last,
+    /// After the thread is traced and would be killed with the restorer: what until now held that
+    /// tie (the parent-death signal).
+    Final,
 }
 
 /// The script of one thread, by phase.
 #[derive(Clone, Debug, Default)]
 pub struct ThreadPlan {
-    phases: [Script; 5],
+    phases: [Script; 6],
 }
 
 impl ThreadPlan {

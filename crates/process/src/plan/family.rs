@@ -1,0 +1,110 @@
+//! The calls by which tasks are born, found sessions, join groups and end.
+
+use resources::script::{Arg, Script, ScriptId, Width};
+use syscalls::Sysno;
+
+use super::births::{Birth, Kind, Membership};
+use super::word;
+
+const PR_SET_PDEATHSIG: u32 = 1;
+const SIGKILL: u32 = 9;
+const SIGCHLD: i32 = 17;
+const P_PID: u32 = 1;
+const WEXITED: u32 = 4;
+const WNOWAIT: u32 = 0x0100_0000;
+const WALL: u32 = 0x4000_0000;
+
+/// `clone_args` for a new task or thread with number `id`, and its size.
+pub(super) fn clone_args(script: &mut Script, id: i32, flags: u64, signal: i32) -> [Arg; 2] {
+    const CLONE_ARGS_BYTES: usize = 11 * 8;
+    const EXIT_SIGNAL: usize = 4 * 8;
+    const SET_TID: u32 = 8 * 8;
+    const SET_TID_SIZE: usize = 9 * 8;
+    let tid = script.bytes(&id.to_le_bytes());
+    let mut bytes = [0; CLONE_ARGS_BYTES];
+    bytes[..8].copy_from_slice(&flags.to_le_bytes());
+    bytes[EXIT_SIGNAL..EXIT_SIGNAL + 4].copy_from_slice(&signal.to_le_bytes());
+    bytes[SET_TID_SIZE] = 1;
+    let args = script.bytes(&bytes);
+    script.fix(args, SET_TID, tid, Width::Eight);
+    [args.into(), CLONE_ARGS_BYTES.into()]
+}
+
+/// Makes a child, or a sibling.
+pub(super) fn bear(script: &mut Script, child: &Birth, sibling: bool, id: ScriptId) {
+    const CLONE_PARENT: u64 = 0x8000;
+    let (flags, signal) = if sibling { (CLONE_PARENT, 0) } else { (0, child.exit_signal) };
+    let args = clone_args(script, child.pid, flags, signal);
+    script.spawn(args, id);
+    script.note(format!("task {}", child.pid));
+}
+
+/// From now on the task is killed when its parent ends: a restore that is cut off leaves nothing.
+pub(super) fn tie_to_parent(script: &mut Script, parent: i32) {
+    if parent != 0 {
+        script.call(Sysno::prctl, [PR_SET_PDEATHSIG.into(), SIGKILL.into()]);
+        script.expect(Sysno::getppid, [], parent);
+        script.note("the parent lives");
+    }
+}
+
+/// Founds its session or group.
+pub(super) fn found(script: &mut Script, birth: &Birth) {
+    if birth.session == Membership::Founder {
+        script.call(Sysno::setsid, []);
+    } else if birth.group == Membership::Founder {
+        script.call(Sysno::setpgid, [0u32.into(), 0u32.into()]);
+    }
+}
+
+/// Joins its group once all founders have founded theirs.
+pub(super) fn join(script: &mut Script, birth: &Birth, births: u32) {
+    script.post(word::BORN);
+    if let Membership::Of(group) = birth.group {
+        script.wait(word::BORN, births);
+        script.call(Sysno::setpgid, [0u32.into(), group.into()]);
+    }
+    script.post(word::GROUPED);
+}
+
+/// Ends with the wait status that the parent is to get.
+pub(super) fn end(script: &mut Script, pid: i32, status: i32) {
+    let signal = status & 0x7f;
+    if signal != 0 {
+        const RLIMIT_CORE: u32 = 4;
+        const SIG_UNBLOCK: u32 = 1;
+        let none = script.room(16);
+        script.call(Sysno::setrlimit, [RLIMIT_CORE.into(), none.into()]);
+        let mask = script.bytes(&(1u64 << (signal - 1)).to_le_bytes());
+        let args = [SIG_UNBLOCK.into(), mask.into(), 0u32.into(), 8u32.into()];
+        script.call(Sysno::rt_sigprocmask, args);
+        script.call(Sysno::kill, [pid.into(), signal.into()]);
+    }
+    script.call(Sysno::exit_group, [((status >> 8) & 0xff).into()]);
+}
+
+/// Waits until those children have ended that are to be dead, and takes back the signals by which
+/// their ends were told.
+pub(super) fn see_children_end(script: &mut Script, children: &[&Birth]) {
+    let ended = children.iter().filter(|child| !matches!(child.kind, Kind::Live(_)));
+    let mut signals = 0u64;
+    for child in ended {
+        if child.kind == Kind::StandIn {
+            script.expect(Sysno::wait4, [child.pid.into(), 0u32.into(), WALL.into()], child.pid);
+        } else {
+            let options = WEXITED | WNOWAIT | WALL;
+            let info = script.room(128);
+            let args = [P_PID.into(), child.pid.into(), info.into(), options.into()];
+            script.call(Sysno::waitid, args);
+        }
+        let signal = if child.exit_signal == 0 { SIGCHLD } else { child.exit_signal };
+        signals |= 1 << (signal - 1);
+    }
+    for _ in 0..signals.count_ones() {
+        let set = script.bytes(&signals.to_le_bytes());
+        let now = script.room(16);
+        let args = [set.into(), 0u32.into(), now.into(), 8u32.into()];
+        script.attempt(Sysno::rt_sigtimedwait, args);
+        script.note("the children's ends were told before");
+    }
+}

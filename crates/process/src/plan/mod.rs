@@ -1,0 +1,175 @@
+//! Reader → plan: what a restore will do, as data, without touching the kernel.
+
+pub(crate) mod births;
+mod family;
+mod task;
+
+use std::fmt;
+
+use image::{Reader, RunKind, SpaceId};
+use resources::map::memory::{Pages, Stored};
+use resources::script::{PoolId, Script, ScriptId, StepAt, WordId};
+
+use crate::Result;
+use crate::records::Saved;
+
+/// All scripts of a restore.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// The scripts; a [`ScriptId`] is an index.
+    pub scripts: Vec<Planned>,
+    /// How many shared words they use.
+    pub words: u32,
+    /// The threads that stay, each at the end of its script; leaders before their threads.
+    pub threads: Vec<Staying>,
+    /// Pages that the restorer fills while a task waits.
+    pub outside: Vec<Outside>,
+    /// How many descriptors the pool has: one for each description, then the pages file.
+    pub pool: u32,
+}
+
+/// One script and who runs it.
+#[derive(Debug)]
+pub struct Planned {
+    /// The thread.
+    pub tid: i32,
+    /// What it is to become: "task", "thread", "zombie", "stand-in".
+    pub role: &'static str,
+    /// Its calls.
+    pub script: Script,
+}
+
+/// A thread that runs on after the restore.
+#[derive(Clone, Copy, Debug)]
+pub struct Staying {
+    /// Its process.
+    pub pid: i32,
+    /// The thread.
+    pub tid: i32,
+    /// Its script.
+    pub script: ScriptId,
+}
+
+/// Pages to be filled from outside.
+#[derive(Debug)]
+pub struct Outside {
+    /// The process.
+    pub pid: i32,
+    /// The call that gives its userfaultfd, in its script.
+    pub uffd: (ScriptId, StepAt),
+    /// Posted when the userfaultfd is there.
+    pub ready: WordId,
+    /// To be posted when all is filled.
+    pub filled: WordId,
+    /// The pages.
+    pub stored: Vec<Stored>,
+}
+
+/// Words that all scripts share.
+pub mod word {
+    use resources::script::WordId;
+
+    /// How many births are done and have their own session and group.
+    pub const BORN: WordId = WordId(0);
+    /// How many have joined their process group.
+    pub const GROUPED: WordId = WordId(1);
+    /// How many threads have everything that does not depend on others.
+    pub const ALONE: WordId = WordId(2);
+    /// How many threads are complete and wait to be traced.
+    pub const READY: WordId = WordId(3);
+    /// Set to 1 by the restorer when all are traced.
+    pub const GO: WordId = WordId(4);
+    /// The first free one.
+    pub const FREE: u32 = 5;
+}
+
+/// What the restore looks like from outside, as far as the plan depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// The pid that the root's parent will have; 0 when it is not known or does not matter.
+    pub parent: i32,
+    /// From how many bytes on a process's memory is filled from outside.
+    pub outside_from_bytes: u64,
+    /// Signals that the restorer ignores and would hand down: bit 0 is signal 1.
+    pub ignored_signals: u64,
+}
+
+impl Default for Setting {
+    fn default() -> Self {
+        Self { parent: 0, outside_from_bytes: 8 << 20, ignored_signals: 1 << 12 }
+    }
+}
+
+/// Plans the restore of an image.
+///
+/// # Errors
+/// [`crate::Error::Resource`] for records that do not make sense or cannot be restored.
+pub(crate) fn plan(reader: &Reader, saved: &Saved<'_>, setting: &Setting) -> Result<Plan> {
+    let births = births::births(&saved.tree)?;
+    let mut plan = Plan { words: word::FREE, ..Plan::default() };
+    plan.pool = u32::try_from(saved.descriptions.len()).expect("checked when read") + 1;
+    task::Tasks::new(reader, saved, &births, setting)?.plan(&mut plan)?;
+    Ok(plan)
+}
+
+impl Plan {
+    /// The pool descriptor of the pages file.
+    #[must_use]
+    pub fn pages_file(&self) -> PoolId {
+        PoolId(self.pool - 1)
+    }
+
+    /// A new shared word.
+    fn word(&mut self) -> WordId {
+        self.words += 1;
+        WordId(self.words - 1)
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, planned) in self.scripts.iter().enumerate() {
+            writeln!(f, "script[{index}] {} {}", planned.role, planned.tid)?;
+            for step in &planned.script.steps {
+                writeln!(f, "  {step}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The pages of a process: those stored, and those inherited from `parent` if it may inherit.
+pub(crate) fn pages_of(reader: &Reader, pid: i32, parent: Option<i32>) -> Result<Pages> {
+    let space = SpaceId(pid.cast_unsigned());
+    let mut pages = Pages::default();
+    for run in reader.runs(space) {
+        let start = abi::Addr(run.first_page * abi::PAGE_BYTES);
+        let span = abi::Span::new(start, run.len_bytes());
+        match run.kind {
+            RunKind::Data { offset_bytes, .. } => {
+                pages.stored.push(Stored { span, offset: offset_bytes });
+            }
+            RunKind::Same { space } if Some(space.0) == parent.map(i32::cast_unsigned) => {
+                pages.inherited.push(span);
+            }
+            RunKind::Same { .. } => resolve(reader, space, span, &mut pages)?,
+            RunKind::Zero | RunKind::Parent => {}
+        }
+    }
+    Ok(pages)
+}
+
+/// Pages of another space that cannot be inherited are read from where that space has them.
+fn resolve(reader: &Reader, space: SpaceId, span: abi::Span, pages: &mut Pages) -> Result<()> {
+    let mut page = span.start.page();
+    while page < span.end.page() {
+        let (run, count) = reader.locate(space, page, span.end.page() - page)?;
+        if let RunKind::Data { offset_bytes, .. } = run.kind {
+            let offset = offset_bytes + (page - run.first_page) * abi::PAGE_BYTES;
+            let span = abi::Span::new(abi::Addr::of_page(page), count * abi::PAGE_BYTES);
+            pages.stored.push(Stored { span, offset });
+        }
+        page += count;
+    }
+    Ok(())
+}

@@ -1,0 +1,389 @@
+//! The script of every task and thread, from its birth to the point where it can be let go.
+
+use abi::Span;
+use image::Reader;
+use resources::fd;
+use resources::map::memory::{self, Fill, Laid, Memory, Pages};
+use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
+use resources::task::{PARTS, Phase, Scope, ThreadPlan};
+use syscalls::Sysno;
+
+use super::births::{Birth, BirthId, Kind};
+use super::{Outside, Plan, Planned, Setting, Staying, family, pages_of, word};
+use crate::Result;
+use crate::records::{Saved, SavedTask, SavedThread};
+
+/// Everything that is known of the tree while its scripts are made.
+pub(super) struct Tasks<'a> {
+    saved: &'a Saved<'a>,
+    births: &'a [Birth],
+    setting: &'a Setting,
+    /// By index of the task in the tree: its pages, and which mappings its children share.
+    pages: Vec<Pages>,
+    early: Vec<Vec<bool>>,
+    /// Present pages of the early mappings, by index of the task.
+    present: Vec<Vec<Span>>,
+    /// From whom a task inherits memory, by index of the task.
+    heirs: Vec<Option<usize>>,
+    /// How many births and how many threads there are.
+    all: (u32, u32),
+}
+
+/// The parts of a task's script that are made before the births are put between them.
+struct Body {
+    laid: Laid,
+    outside: Option<(StepAt, WordId, WordId)>,
+}
+
+impl<'a> Tasks<'a> {
+    pub(super) fn new(
+        reader: &'a Reader,
+        saved: &'a Saved<'a>,
+        births: &'a [Birth],
+        setting: &'a Setting,
+    ) -> Result<Self> {
+        let count = |len: usize| u32::try_from(len).expect("checked when read");
+        let threads = saved.tasks.iter().map(|task| task.threads.len()).sum::<usize>();
+        let mut tasks = Self {
+            saved,
+            births,
+            setting,
+            pages: Vec::new(),
+            early: Vec::new(),
+            present: Vec::new(),
+            heirs: vec![None; saved.tasks.len()],
+            all: (count(births.len()), count(threads)),
+        };
+        for birth in births {
+            if let Kind::Live(index) = birth.kind {
+                tasks.heirs[index] = tasks.ancestor(birth);
+            }
+        }
+        for (index, task) in saved.tasks.iter().enumerate() {
+            let parent = tasks.heirs[index].map(|parent| saved.tasks[parent].node.pid);
+            tasks.pages.push(pages_of(reader, task.node.pid, parent)?);
+        }
+        tasks.find_early();
+        Ok(tasks)
+    }
+
+    /// The task whose memory a newborn has: its maker's, or that of a stand-in's parent.
+    fn ancestor(&self, birth: &Birth) -> Option<usize> {
+        let maker = &self.births[birth.maker?];
+        match maker.kind {
+            Kind::Live(index) => Some(index),
+            _ => self.ancestor(maker),
+        }
+    }
+
+    fn find_early(&mut self) {
+        let tasks = &self.saved.tasks;
+        self.early = tasks.iter().map(|task| vec![false; task.memory.mappings.len()]).collect();
+        for (child, parent) in self.heirs.iter().enumerate() {
+            let Some(parent) = *parent else { continue };
+            let maps = tasks[parent].memory.mappings.iter().zip(&mut self.early[parent]);
+            for (map, early) in maps {
+                let span = map.span();
+                let inherited = &self.pages[child].inherited;
+                let from = inherited.partition_point(|run| run.end <= span.start);
+                *early |= inherited.get(from).is_some_and(|run| run.start < span.end);
+            }
+        }
+        for (index, task) in tasks.iter().enumerate() {
+            let early = task.memory.mappings.iter().zip(&self.early[index]);
+            let early = early.filter(|(_, early)| **early).map(|(map, _)| map.span());
+            let pages = &self.pages[index];
+            let stored = pages.stored.iter().map(|stored| stored.span);
+            let mut all = stored.chain(pages.inherited.iter().copied()).collect::<Vec<_>>();
+            all.sort_unstable();
+            let inside = |map: Span| {
+                let from = all.partition_point(|run| run.end <= map.start);
+                let inside = all[from..].iter().take_while(move |run| run.start < map.end);
+                inside.map(move |run| run.intersect(map)).collect::<Vec<_>>()
+            };
+            self.present.push(early.flat_map(inside).collect());
+        }
+    }
+
+    pub(super) fn plan(&self, plan: &mut Plan) -> Result<()> {
+        // A birth's script has the birth's number; threads come behind.
+        for birth in self.births {
+            let role = match birth.kind {
+                Kind::Live(_) => "task",
+                Kind::Zombie(_) => "zombie",
+                Kind::StandIn => "stand-in",
+            };
+            let script = Script::default();
+            plan.scripts.push(Planned { tid: birth.pid, role, script });
+        }
+        for id in 0..self.births.len() {
+            let script = match self.births[id].kind {
+                Kind::Live(index) => self.live(id, index, plan)?,
+                Kind::Zombie(index) => self.zombie(id, index),
+                Kind::StandIn => self.stand_in(id),
+            };
+            plan.scripts[id].script = script;
+        }
+        Ok(())
+    }
+
+    fn lone(&self) -> bool {
+        self.births.len() == 1
+    }
+
+    fn parent_of(&self, id: BirthId) -> i32 {
+        if id == 0 { self.setting.parent } else { self.births[id].parent }
+    }
+
+    fn bear_all(&self, script: &mut Script, children: &[BirthId], sibling: bool) {
+        for child in children {
+            family::bear(script, &self.births[*child], sibling, script_id(*child));
+        }
+    }
+
+    fn live(&self, id: BirthId, index: usize, plan: &mut Plan) -> Result<Script> {
+        let birth = &self.births[id];
+        let task = &self.saved.tasks[index];
+        let body = self.body(id, index, plan)?;
+        let mut leader = self.thread_plan(task, &task.threads[0], true)?;
+        let mut script = Script::default();
+        if id == 0 {
+            self.clear(&mut script);
+        }
+        family::tie_to_parent(&mut script, self.parent_of(id));
+        script.append(leader.take(Phase::Birth));
+        script.append(body.laid.early);
+        self.bear_all(&mut script, &birth.before, false);
+        family::found(&mut script, birth);
+        self.bear_all(&mut script, &birth.after, false);
+        self.bear_all(&mut script, &birth.siblings, true);
+        script.append(body.laid.late);
+        if let Some((step, ready, filled)) = body.outside {
+            let uffd = (script_id(id), self.ask_to_be_filled(&mut script, ready, filled));
+            let _ = step;
+            let stored = body.laid.outside;
+            let pid = task.node.pid;
+            plan.outside.push(Outside { pid, uffd, ready, filled, stored });
+        }
+        script.append(body.laid.finish);
+        self.place(task, &mut script);
+        script.append(leader.take(Phase::Alone));
+        self.descriptors(task, &mut script);
+        if !self.lone() {
+            family::join(&mut script, birth, self.all.0);
+        }
+        let leader_script = script_id(id);
+        plan.threads.push(Staying { pid: birth.pid, tid: birth.pid, script: leader_script });
+        for thread in &task.threads[1..] {
+            self.thread(task, thread, plan, &mut script)?;
+        }
+        self.meet(&mut script);
+        let children = birth.before.iter().chain(&birth.after).chain(
+            // Siblings that a stand-in makes are this task's children but not its births.
+            &[],
+        );
+        let children = children.map(|child| &self.births[*child]).collect::<Vec<_>>();
+        let mut all = children;
+        let made_for = self.births.iter().filter(|other| {
+            other.parent == birth.pid && other.maker.is_some_and(|maker| maker != id)
+        });
+        all.extend(made_for);
+        family::see_children_end(&mut script, &all);
+        script.append(leader.take(Phase::Together));
+        self.in_task(index, &mut script)?;
+        script.append(leader.take(Phase::Privileges));
+        // A change of identity clears the tie.
+        family::tie_to_parent(&mut script, self.parent_of(id));
+        script.append(leader.take(Phase::Last));
+        await_go(&mut script);
+        script.append(leader.take(Phase::Final));
+        Ok(script)
+    }
+
+    /// Unmaps everything that the root has of the restorer, but for the window.
+    fn clear(&self, script: &mut Script) {
+        script.call(Sysno::munmap, [0u32.into(), Arg::WindowStart]);
+        script.call(Sysno::munmap, [Arg::WindowEnd, Arg::AboveWindow]);
+        for signal in (1..=64).filter(|signal| self.setting.ignored_signals >> (signal - 1) & 1 == 1)
+        {
+            let default = script.room(32);
+            let args = [signal.into(), default.into(), 0u32.into(), 8u32.into()];
+            script.call(Sysno::rt_sigaction, args);
+        }
+    }
+
+    fn body(&self, id: BirthId, index: usize, plan: &mut Plan) -> Result<Body> {
+        let task = &self.saved.tasks[index];
+        let pages = &self.pages[index];
+        let file = plan.pages_file();
+        let bytes = pages.stored.iter().map(|stored| stored.span.bytes()).sum::<u64>();
+        let outside = bytes >= self.setting.outside_from_bytes;
+        let parent = self.heirs[index].map(|parent| {
+            let memory: &Memory = &self.saved.tasks[parent].memory;
+            (memory, self.early[parent].as_slice())
+        });
+        let none = Vec::new();
+        let laid = memory::plan(&memory::Planning {
+            memory: &task.memory,
+            pages,
+            parent,
+            parent_pages: self.heirs[index].map_or(&none, |parent| &self.present[parent]),
+            early: &self.early[index],
+            fill: if outside { Fill::Outside(file) } else { Fill::Itself(file) },
+            pool: &PoolId,
+        })?;
+        let _ = id;
+        let exchange = !laid.outside.is_empty();
+        let outside = exchange.then(|| (StepAt(0), plan.word(), plan.word()));
+        Ok(Body { laid, outside })
+    }
+
+    /// Makes a userfaultfd, which the restorer fetches, and waits until it has filled the pages.
+    /// The descriptor is closed with all others that the task shall not have.
+    fn ask_to_be_filled(&self, script: &mut Script, ready: WordId, filled: WordId) -> StepAt {
+        const O_CLOEXEC: u32 = 0o2_000_000;
+        let step = script.call(Sysno::userfaultfd, [O_CLOEXEC.into()]);
+        script.post(ready);
+        script.wait(filled, 1);
+        step
+    }
+
+    /// Goes where the task was in the file system.
+    fn place(&self, task: &SavedTask<'_>, script: &mut Script) {
+        if let Some(root) = task.place.root {
+            let dot = script.string(b".");
+            script.call(Sysno::fchdir, [PoolId(root).into()]);
+            script.call(Sysno::chroot, [dot.into()]);
+        }
+        script.call(Sysno::fchdir, [PoolId(task.place.cwd).into()]);
+        script.note("working directory");
+    }
+
+    /// Gives all descriptors their numbers and closes the others.
+    fn descriptors(&self, task: &SavedTask<'_>, script: &mut Script) {
+        const O_CLOEXEC: u32 = 0o2_000_000;
+        let mut next = 0;
+        let mut sorted = task.descriptors.iter().collect::<Vec<_>>();
+        sorted.sort_unstable_by_key(|descriptor| descriptor.fd);
+        for descriptor in sorted {
+            if descriptor.fd > next {
+                script.call(Sysno::close_range, [next.into(), (descriptor.fd - 1).into()]);
+            }
+            next = descriptor.fd + 1;
+            let flags = if descriptor.close_on_exec { O_CLOEXEC } else { 0 };
+            let from = PoolId(descriptor.description);
+            let args = [from.into(), descriptor.fd.into(), flags.into()];
+            script.expect(Sysno::dup3, args, descriptor.fd);
+        }
+        script.call(Sysno::close_range, [next.into(), u32::MAX.into()]);
+    }
+
+    /// Calls of descriptions that only a task which has them can make: the first one does.
+    fn in_task(&self, index: usize, script: &mut Script) -> Result<()> {
+        for (id, (tag, payload)) in (0u32..).zip(&self.saved.descriptions) {
+            let has = |task: &SavedTask<'_>| {
+                let mut all = task.descriptors.iter();
+                all.find(|descriptor| descriptor.description == id).map(|found| found.fd)
+            };
+            let Some(fd) = has(&self.saved.tasks[index]) else { continue };
+            if self.saved.tasks[..index].iter().any(|task| has(task).is_some()) {
+                continue;
+            }
+            let kind = fd::KINDS.iter().find(|kind| kind.tag() == *tag);
+            if let Some(kind) = kind {
+                kind.in_task(payload, fd, script)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn thread(
+        &self,
+        task: &SavedTask<'_>,
+        thread: &SavedThread<'_>,
+        plan: &mut Plan,
+        leader: &mut Script,
+    ) -> Result<()> {
+        // CLONE_VM | FS | FILES | SIGHAND | THREAD | SYSVSEM
+        const FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
+        let id = script_id(plan.scripts.len());
+        let args = family::clone_args(leader, thread.tid, FLAGS, 0);
+        leader.spawn(args, id);
+        leader.note(format!("thread {}", thread.tid));
+        let mut phases = self.thread_plan(task, thread, false)?;
+        let mut script = phases.take(Phase::Birth);
+        script.append(phases.take(Phase::Alone));
+        self.meet(&mut script);
+        for phase in [Phase::Together, Phase::Privileges, Phase::Last] {
+            script.append(phases.take(phase));
+        }
+        await_go(&mut script);
+        script.append(phases.take(Phase::Final));
+        plan.threads.push(Staying { pid: task.node.pid, tid: thread.tid, script: id });
+        plan.scripts.push(Planned { tid: thread.tid, role: "thread", script });
+        Ok(())
+    }
+
+    /// Waits until every thread has all that does not depend on others.
+    fn meet(&self, script: &mut Script) {
+        if self.all.1 > 1 {
+            script.post(word::ALONE);
+            script.wait(word::ALONE, self.all.1);
+        }
+        if !self.lone() {
+            script.wait(word::GROUPED, self.all.0);
+        }
+    }
+
+    fn thread_plan(
+        &self,
+        task: &SavedTask<'_>,
+        thread: &SavedThread<'_>,
+        leader: bool,
+    ) -> Result<ThreadPlan> {
+        let mut plan = ThreadPlan::default();
+        let who = resources::task::Planned { pid: task.node.pid, tid: thread.tid };
+        for part in PARTS.iter().filter(|part| leader || part.scope() == Scope::Thread) {
+            part.plan(thread.part(part.tag()), who, &mut plan)?;
+        }
+        Ok(plan)
+    }
+
+    fn zombie(&self, id: BirthId, index: usize) -> Script {
+        const PR_SET_NAME: u32 = 15;
+        let birth = &self.births[id];
+        let node = &self.saved.tasks[index].node;
+        let mut script = Script::default();
+        family::tie_to_parent(&mut script, self.parent_of(id));
+        let name = script.string(&node.name);
+        script.call(Sysno::prctl, [PR_SET_NAME.into(), name.into()]);
+        family::found(&mut script, birth);
+        family::join(&mut script, birth, self.all.0);
+        script.wait(word::GROUPED, self.all.0);
+        family::end(&mut script, birth.pid, node.exit_status);
+        script
+    }
+
+    fn stand_in(&self, id: BirthId) -> Script {
+        let birth = &self.births[id];
+        let mut script = Script::default();
+        family::tie_to_parent(&mut script, self.parent_of(id));
+        self.bear_all(&mut script, &birth.before, false);
+        family::found(&mut script, birth);
+        self.bear_all(&mut script, &birth.after, false);
+        self.bear_all(&mut script, &birth.siblings, true);
+        family::join(&mut script, birth, self.all.0);
+        script.wait(word::GROUPED, self.all.0);
+        family::end(&mut script, birth.pid, 0);
+        script
+    }
+}
+
+fn await_go(script: &mut Script) {
+    script.post(word::READY);
+    script.wait(word::GO, 1);
+}
+
+fn script_id(index: usize) -> ScriptId {
+    ScriptId(u32::try_from(index).expect("fewer scripts than records"))
+}

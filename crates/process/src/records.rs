@@ -1,0 +1,246 @@
+//! The records that belong to the tree as a whole; everything else stands with its resource.
+
+use image::{Reader, Record};
+use prost::Message;
+use resources::map::memory;
+
+use crate::{Error, Result};
+
+/// Record numbers of this crate.
+pub(crate) mod tag {
+    /// [`super::Tree`], one an image.
+    pub const TREE: u16 = 1;
+    /// [`super::ThreadState`], by tid.
+    pub const THREAD: u16 = 2;
+    /// [`super::Descriptors`], by pid.
+    pub const DESCRIPTORS: u16 = 3;
+    /// [`super::Place`], by pid.
+    pub const PLACE: u16 = 4;
+}
+
+/// The tasks of the tree, parents before children, the root first.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Tree {
+    #[prost(message, repeated, tag = "1")]
+    pub tasks: Vec<Node>,
+}
+
+/// One task.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Node {
+    #[prost(int32, tag = "1")]
+    pub pid: i32,
+    /// Its parent; of the root, one outside of the tree.
+    #[prost(int32, tag = "2")]
+    pub parent: i32,
+    #[prost(int32, tag = "3")]
+    pub group: i32,
+    #[prost(int32, tag = "4")]
+    pub session: i32,
+    #[prost(enumeration = "State", tag = "5")]
+    pub state: i32,
+    /// The wait status that its parent will get (zombies).
+    #[prost(int32, tag = "6")]
+    pub exit_status: i32,
+    /// The signal that its parent gets when it ends; 0 for none.
+    #[prost(int32, tag = "7")]
+    pub exit_signal: i32,
+    /// Its threads, the leader first; none for a zombie.
+    #[prost(int32, repeated, tag = "8")]
+    pub threads: Vec<i32>,
+    /// Its name (zombies; of others a resource).
+    #[prost(bytes = "vec", tag = "9")]
+    pub name: Vec<u8>,
+}
+
+/// What a task was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub(crate) enum State {
+    Running = 0,
+    Stopped = 1,
+    Zombie = 2,
+}
+
+/// What the processor knows of a thread.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ThreadState {
+    /// `struct user_regs_struct`, word by word.
+    #[prost(uint64, repeated, tag = "1")]
+    pub registers: Vec<u64>,
+    /// The XSAVE area as `PTRACE_GETREGSET` gives it.
+    #[prost(bytes = "vec", tag = "2")]
+    pub xstate: Vec<u8>,
+    /// The mask of blocked signals.
+    #[prost(fixed64, tag = "3")]
+    pub mask: u64,
+}
+
+/// The descriptors of a task.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Descriptors {
+    #[prost(message, repeated, tag = "1")]
+    pub descriptors: Vec<Descriptor>,
+}
+
+/// One descriptor.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Descriptor {
+    #[prost(int32, tag = "1")]
+    pub fd: i32,
+    #[prost(uint32, tag = "2")]
+    pub description: u32,
+    #[prost(bool, tag = "3")]
+    pub close_on_exec: bool,
+}
+
+/// Where in the file system a task is: descriptions of directories.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Place {
+    #[prost(uint32, tag = "1")]
+    pub cwd: u32,
+    /// The root, if it is not the one that everybody has.
+    #[prost(uint32, optional, tag = "2")]
+    pub root: Option<u32>,
+}
+
+/// The records of an image, sorted out and checked against each other.
+pub(crate) struct Saved<'a> {
+    pub tree: Tree,
+    pub tasks: Vec<SavedTask<'a>>,
+    /// Open file descriptions by id: the kind's number and the payload.
+    pub descriptions: Vec<(u16, &'a [u8])>,
+}
+
+/// The records of one task; empty for a zombie.
+pub(crate) struct SavedTask<'a> {
+    pub node: Node,
+    pub memory: memory::Memory,
+    pub descriptors: Vec<Descriptor>,
+    pub place: Place,
+    pub threads: Vec<SavedThread<'a>>,
+}
+
+/// The records of one thread.
+pub(crate) struct SavedThread<'a> {
+    pub tid: i32,
+    pub state: ThreadState,
+    /// Parts by number: those of the process stand with the leader.
+    pub parts: Vec<(u16, &'a [u8])>,
+}
+
+impl SavedThread<'_> {
+    /// The payload of a part.
+    pub fn part(&self, tag: u16) -> Option<&[u8]> {
+        self.parts.iter().find(|part| part.0 == tag).map(|part| part.1)
+    }
+}
+
+fn corrupt(what: impl Into<String>) -> Error {
+    resources::Error::corrupt("tree", what).into()
+}
+
+fn find<'a>(reader: &'a Reader, tag: u16, id: i32) -> Option<&'a Record> {
+    let id = id.cast_unsigned();
+    reader.records().iter().find(|record| record.tag == tag && record.id == id)
+}
+
+fn decode<M: Message + Default>(reader: &Reader, tag: u16, id: i32, what: &str) -> Result<M> {
+    let record = find(reader, tag, id);
+    let record = record.ok_or_else(|| corrupt(format!("{what} of {id} is missing")))?;
+    M::decode(record.payload.as_slice()).map_err(|e| corrupt(format!("{what} of {id}: {e}")))
+}
+
+impl<'a> Saved<'a> {
+    /// Sorts out the records of an image.
+    pub fn read(reader: &'a Reader) -> Result<Self> {
+        let tree: Tree = decode(reader, tag::TREE, 0, "the list of tasks")?;
+        check_tree(&tree)?;
+        let mut descriptions = Vec::new();
+        for record in reader.records().iter().filter(|record| is_description(record.tag)) {
+            if record.id as usize != descriptions.len() {
+                return Err(corrupt(format!("description {} is out of order", record.id)));
+            }
+            descriptions.push((record.tag, record.payload.as_slice()));
+        }
+        let mut tasks = Vec::new();
+        for node in &tree.tasks {
+            tasks.push(SavedTask::read(reader, node, descriptions.len())?);
+        }
+        Ok(Self { tree, tasks, descriptions })
+    }
+}
+
+impl<'a> SavedTask<'a> {
+    fn read(reader: &'a Reader, node: &Node, descriptions: usize) -> Result<Self> {
+        let mut task = Self {
+            node: node.clone(),
+            memory: memory::Memory::default(),
+            descriptors: Vec::new(),
+            place: Place::default(),
+            threads: Vec::new(),
+        };
+        if node.state() == State::Zombie {
+            return Ok(task);
+        }
+        let pid = node.pid;
+        task.memory = decode(reader, memory::TAG, pid, "memory")?;
+        let list: Descriptors = decode(reader, tag::DESCRIPTORS, pid, "descriptors")?;
+        task.descriptors = list.descriptors;
+        task.place = decode(reader, tag::PLACE, pid, "place")?;
+        let files = task.memory.mappings.iter().filter_map(|map| map.file);
+        let named = task.descriptors.iter().map(|descriptor| descriptor.description);
+        let place = [task.memory.exe, task.place.cwd].into_iter().chain(task.place.root);
+        if let Some(id) = files.chain(named).chain(place).find(|id| *id as usize >= descriptions) {
+            return Err(corrupt(format!("description {id}, which task {pid} has, is missing")));
+        }
+        if task.descriptors.iter().any(|descriptor| !(0..1 << 30).contains(&descriptor.fd)) {
+            return Err(corrupt(format!("task {pid} has a descriptor without a number")));
+        }
+        for tid in &node.threads {
+            let state: ThreadState = decode(reader, tag::THREAD, *tid, "registers")?;
+            if state.registers.len() != 27 {
+                let got = state.registers.len();
+                return Err(corrupt(format!("thread {tid} has {got} registers")));
+            }
+            let id = tid.cast_unsigned();
+            let parts = reader.records().iter().filter(|record| record.id == id);
+            let parts = parts.filter(|record| is_part(record.tag));
+            let parts = parts.map(|record| (record.tag, record.payload.as_slice())).collect();
+            task.threads.push(SavedThread { tid: *tid, state, parts });
+        }
+        Ok(task)
+    }
+}
+
+fn is_description(tag: u16) -> bool {
+    (100..200).contains(&tag)
+}
+
+fn is_part(tag: u16) -> bool {
+    (200..300).contains(&tag)
+}
+
+fn check_tree(tree: &Tree) -> Result<()> {
+    let mut seen = std::collections::HashSet::new();
+    for (index, node) in tree.tasks.iter().enumerate() {
+        let ids = node.threads.iter().copied().chain([node.pid]);
+        let zombie = node.state() == State::Zombie;
+        let led = node.threads.first() == Some(&node.pid) || zombie && node.threads.is_empty();
+        let fresh = ids.skip(usize::from(!zombie)).all(|id| id > 0 && seen.insert(id));
+        if !led || !fresh {
+            return Err(corrupt(format!("task {} is there twice or has no leader", node.pid)));
+        }
+        let before = &tree.tasks[..index];
+        let parent = before.iter().find(|other| other.pid == node.parent);
+        let fit = parent.is_some_and(|parent| parent.state() != State::Zombie);
+        if index > 0 && !fit {
+            return Err(corrupt(format!("task {} has no parent before it", node.pid)));
+        }
+    }
+    let root = tree.tasks.first().ok_or_else(|| corrupt("the image has no task"))?;
+    if root.state() == State::Zombie {
+        return Err(corrupt("the root task is a zombie"));
+    }
+    Ok(())
+}
