@@ -30,7 +30,12 @@ impl Stillframe {
     pub fn new(binary: impl Into<PathBuf>) -> Self {
         tree::adopt_orphans();
         let (binary, is_peer) = match std::env::var_os(VARIABLE) {
-            Some(other) => (PathBuf::from(other), true),
+            // `cargo xtask test` names the release build, which is no peer.
+            Some(other) => {
+                let other = PathBuf::from(other);
+                let is_peer = other.file_name().is_none_or(|name| name != "stillframe");
+                (other, is_peer)
+            }
             None => (binary.into(), false),
         };
         let scratch = tempfile::Builder::new()
