@@ -7,6 +7,9 @@ use crate::{ImageId, Result, error::Error};
 /// The most records an image holds.
 pub(crate) const RECORDS_MAX: usize = 1 << 22;
 
+/// The largest encoded [`Manifest`].
+pub(crate) const MESSAGE_MAX_BYTES: usize = 1 << 20;
+
 /// What the creator of an image says about its creation; nothing here decides how an image is read.
 #[derive(Clone, PartialEq, Message)]
 pub struct Facts {

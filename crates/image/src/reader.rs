@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::header::{self, HEADER_BYTES, Header, MANIFEST_MAX_BYTES, Refusal, SECTIONS};
 pub use crate::index::Space;
 use crate::index::{Bounds, Fault, Index};
-use crate::manifest::{self, Manifest};
+use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest};
 use crate::run::{ENTRY_BYTES, PAGE_BYTES};
 use crate::{Error, Facts, ImageId, MANIFEST_NAME, Record, Result, Run, RunKind, SpaceId};
 
@@ -40,6 +40,12 @@ impl Reader {
         let bytes = read_manifest(store)?;
         let header = header::decode(&bytes, bytes.len() as u64).map_err(refused)?;
         let [index, manifest, records] = sections(&header, &bytes)?;
+        if manifest.len() > MESSAGE_MAX_BYTES {
+            return Err(corrupt_manifest(
+                manifest.start,
+                format!("{} bytes", manifest.len()),
+            ));
+        }
         let decoded = Manifest::decode(&bytes[manifest.clone()])
             .map_err(|error| corrupt_manifest(manifest.start, error.to_string()))?;
         decoded.check_features()?;
@@ -446,5 +452,272 @@ fn open_pages(
             len,
             format!("it has {len} bytes, the manifest says {pages_bytes}"),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+    use store::{Claim, Memory, NewObject};
+
+    use super::*;
+    use crate::manifest::RECORDS_MAX;
+    use crate::run;
+
+    const ID: ImageId = ImageId([0xa5; 16]);
+
+    fn put(store: &dyn Store, name: &str, bytes: &[u8]) {
+        let object = store.create(name).unwrap();
+        object.write_at(bytes, 0).unwrap();
+        object.commit(false).unwrap();
+    }
+
+    /// Puts a manifest of these sections, with right checksums, into a store beside `pages`.
+    fn forge(index: &[u8], manifest: &[u8], records: &[u8], pages: &[u8]) -> Memory {
+        let store = Memory::default();
+        let header = header::encode(ID, [index, manifest, records]);
+        put(
+            &store,
+            MANIFEST_NAME,
+            &[&header, index, manifest, records].concat(),
+        );
+        put(&store, &ID.pages_name(), pages);
+        store
+    }
+
+    fn manifest(pages_bytes: u64, records: u64) -> Vec<u8> {
+        Manifest {
+            pages_bytes,
+            records,
+            ..Default::default()
+        }
+        .encode_to_vec()
+    }
+
+    fn data(first_page: u64, pages: u32, offset_bytes: u64) -> Run {
+        let kind = RunKind::Data {
+            offset_bytes,
+            checksum: 0,
+        };
+        Run {
+            space: SpaceId(3),
+            first_page,
+            pages,
+            kind,
+        }
+    }
+
+    #[track_caller]
+    fn corrupt(store: &dyn Store, what: &str) {
+        match Reader::open(store).err() {
+            Some(error @ Error::Corrupt { .. }) => {
+                assert!(error.to_string().contains(what), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn forged_manifests_are_refused() {
+        let page = PAGE_BYTES as u64;
+        let index = |runs: &[Run]| -> Vec<u8> { runs.iter().flat_map(run::encode).collect() };
+        let pages = [0; PAGE_BYTES];
+        let one = index(&[data(0, 1, 0)]);
+        assert!(Reader::open(&forge(&one, &manifest(page, 0), &[], &pages)).is_ok());
+
+        let past = index(&[data(0, 1, page)]);
+        corrupt(
+            &forge(&past, &manifest(page, 0), &[], &pages),
+            "(space 3): its data",
+        );
+        corrupt(
+            &forge(&past, &manifest(2 * page, 0), &[], &pages),
+            "comes next",
+        );
+        let huge = manifest(u64::MAX, 0);
+        corrupt(&forge(&one, &huge, &[], &pages), "runs describe 4096 bytes");
+        let twice = index(&[data(0, 1, 0), data(1, 1, 0)]);
+        corrupt(
+            &forge(&twice, &manifest(page, 0), &[], &pages),
+            "comes next",
+        );
+        let overlap = index(&[data(0, 1, 0), data(0, 1, page)]);
+        corrupt(
+            &forge(&overlap, &manifest(2 * page, 0), &[], &pages),
+            "overlaps",
+        );
+        let circle = [Run {
+            kind: RunKind::Same { space: SpaceId(3) },
+            ..data(0, 1, 0)
+        }];
+        corrupt(
+            &forge(&index(&circle), &manifest(0, 0), &[], &pages),
+            "itself",
+        );
+
+        corrupt(
+            &forge(&one[..31], &manifest(page, 0), &[], &pages),
+            "entry is cut",
+        );
+        corrupt(&forge(&one, &[0xff; 20], &[], &pages), "byte 176");
+        corrupt(
+            &forge(&one, &manifest(page, 1), &[], &pages),
+            "1 records cannot be",
+        );
+        corrupt(
+            &forge(&one, &manifest(page, u64::MAX), &[0; 99], &pages),
+            "records cannot be",
+        );
+        corrupt(
+            &forge(&one, &manifest(page, 0), &[0], &pages),
+            "after the last record",
+        );
+        let many = vec![0; 2 * RECORDS_MAX + 2];
+        let count = RECORDS_MAX as u64 + 1;
+        corrupt(
+            &forge(&one, &manifest(page, count), &many, &pages),
+            "records cannot be",
+        );
+        let long = vec![0; MESSAGE_MAX_BYTES + 1];
+        corrupt(&forge(&one, &long, &[], &pages), "1048577 bytes");
+    }
+
+    #[test]
+    fn what_is_not_known_is_named() {
+        let features = vec!["teleport".to_owned()];
+        let message = Manifest {
+            features,
+            ..Default::default()
+        }
+        .encode_to_vec();
+        let error = Reader::open(&forge(&[], &message, &[], &[]))
+            .err()
+            .expect("refused");
+        assert!(matches!(&error, Error::Unsupported { feature } if feature == "teleport"));
+    }
+
+    /// A store of one object that says it is very large, and counts what is read of it.
+    struct Huge {
+        start: Vec<u8>,
+        len_bytes: u64,
+        read_bytes: Arc<AtomicUsize>,
+    }
+
+    impl Store for Huge {
+        fn claim(&self) -> store::Result<Claim> {
+            unreachable!("only read")
+        }
+        fn create(&self, _: &str) -> store::Result<Box<dyn NewObject>> {
+            unreachable!("only read")
+        }
+        fn open(&self, _: &str) -> store::Result<Box<dyn Object>> {
+            let (start, read_bytes) = (self.start.clone(), Arc::clone(&self.read_bytes));
+            Ok(Box::new(Huge {
+                start,
+                len_bytes: self.len_bytes,
+                read_bytes,
+            }))
+        }
+        fn list(&self) -> store::Result<Vec<String>> {
+            unreachable!("opened by name")
+        }
+        fn remove(&self, _: &str) -> store::Result<()> {
+            unreachable!("only read")
+        }
+        fn place(&self) -> String {
+            "a test".into()
+        }
+    }
+
+    impl Object for Huge {
+        fn name(&self) -> &str {
+            MANIFEST_NAME
+        }
+        fn len_bytes(&self) -> u64 {
+            self.len_bytes
+        }
+        fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> store::Result<()> {
+            self.read_bytes.fetch_add(bytes.len(), Relaxed);
+            let from = self.start.get(offset_bytes as usize..).unwrap_or_default();
+            let len = from.len().min(bytes.len());
+            bytes[..len].copy_from_slice(&from[..len]);
+            bytes[len..].fill(0);
+            Ok(())
+        }
+        fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_huge_manifest_is_refused_before_it_is_read() {
+        let mut fitting = header::encode(ID, [&[], &[], &[]]);
+        let len_bytes = 1_u64 << 60;
+        let last = len_bytes - HEADER_BYTES as u64;
+        fitting[120..128].copy_from_slice(&last.to_le_bytes());
+        let table = xxh3_64(&fitting[header::PRELUDE_BYTES..HEADER_BYTES - 8]);
+        fitting[HEADER_BYTES - 8..].copy_from_slice(&table.to_le_bytes());
+        for (start, what) in [(fitting, "bytes"), (vec![], "not a manifest")] {
+            let read_bytes = Arc::default();
+            let store = Huge {
+                start,
+                len_bytes,
+                read_bytes: Arc::clone(&read_bytes),
+            };
+            corrupt(&store, what);
+            assert!(read_bytes.load(Relaxed) <= HEADER_BYTES, "{what}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 2000, failure_persistence: None, ..Default::default()
+        })]
+
+        /// Whoever can make checksums right still gets nothing but an image or an error: no panic,
+        /// no endless loop, no read outside.
+        #[test]
+        fn forged_bytes_are_read_or_refused(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        ) {
+            let zero = |space, first_page, pages| Run {
+                space: SpaceId(space), first_page, pages, kind: RunKind::Zero,
+            };
+            let same = |space, first_page, pages, other| Run {
+                kind: RunKind::Same { space: SpaceId(other) }, ..zero(space, first_page, pages)
+            };
+            let runs = [
+                zero(1, 0, 4), zero(1, 4, 1), same(1, 8, 2, 3), same(2, 1, 2, 1),
+                same(2, 8, 2, 1), data(8, 2, 0), data(10, 1, 2 * PAGE_BYTES as u64),
+            ];
+            let index: Vec<u8> = runs.iter().flat_map(run::encode).collect();
+            let records = manifest::encode_records(vec![
+                Record { tag: 1, version: 1, id: 1, payload: vec![1; 10] }; 3
+            ]);
+            let message = manifest(3 * PAGE_BYTES as u64, 3);
+            let mut all = [&index[..], &message, &records].concat();
+            for (at, byte) in changes {
+                let at = at.index(all.len());
+                all[at] = byte;
+            }
+            let (index, rest) = all.split_at(index.len());
+            let (message, records) = rest.split_at(message.len());
+            let store = forge(index, message, records, &[0; 3 * PAGE_BYTES]);
+            if let Ok(reader) = Reader::open(&store) {
+                let _ = reader.verify_all(1);
+                for space in reader.spaces() {
+                    for run in reader.runs(space.id) {
+                        let last = run.end_page() - 1;
+                        for page in [run.first_page, last] {
+                            prop_assert!(reader.locate(space.id, page, 1).is_ok());
+                            let _ = reader.read_pages(space.id, page, &mut [0; PAGE_BYTES]);
+                        }
+                    }
+                }
+            }
+        }
     }
 }

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use prost::Message;
-use store::{NewObject, Store};
+use store::{Claim, NewObject, Store};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::header::{self, MANIFEST_MAX_BYTES};
 use crate::index::{self, Bounds};
-use crate::manifest::{self, Manifest, RECORDS_MAX};
+use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest, RECORDS_MAX};
 use crate::run::{self, DATA_RUN_MAX_PAGES, PAGE_BYTES};
 use crate::{Error, Facts, ImageId, MANIFEST_NAME, NewRun, Record, Result, Run, RunKind};
 
@@ -27,6 +27,10 @@ pub struct Writer {
     records: Mutex<Vec<Record>>,
     /// Set where a write failed: there is a hole in the pages.
     incomplete: AtomicBool,
+    /// The pages of the image that this one replaces, and others that nothing names.
+    old_pages: Vec<String>,
+    /// Keeps other writers out; dropped last.
+    _claim: Claim,
 }
 
 /// How an image is finished.
@@ -45,9 +49,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Writer {
     /// Starts an image in `store`, which it will have to itself: at most one image is in a store.
+    /// Removes pages that a killed writer left there.
     ///
     /// # Errors
-    /// [`Error::Random`].
+    /// [`Error::Random`]; [`Error::Store`], also where another writer is at work.
     pub fn create(store: Arc<dyn Store>) -> Result<Self> {
         let mut id = [0; 16];
         let drawn = rustix::rand::getrandom(&mut id[..], rustix::rand::GetRandomFlags::empty())
@@ -57,6 +62,8 @@ impl Writer {
             id.len(),
             "getrandom(2) never returns less of so little"
         );
+        let claim = store.claim().map_err(Error::store("claim the place of"))?;
+        let old_pages = sweep(&*store, &claim);
         Ok(Self {
             store,
             id: ImageId(id),
@@ -66,6 +73,8 @@ impl Writer {
             runs: Mutex::default(),
             records: Mutex::default(),
             incomplete: AtomicBool::new(false),
+            old_pages,
+            _claim: claim,
         })
     }
 
@@ -153,7 +162,6 @@ impl Writer {
             return Err(Error::Incomplete { id: self.id });
         }
         let manifest = self.encode(seal.facts)?;
-        let old = self.current();
         let pages = self.pages.take();
         let has_pages = pages.is_some();
         if let Some(pages) = pages {
@@ -163,14 +171,14 @@ impl Writer {
         }
         if let Err(error) = self.publish(&manifest, seal.durable) {
             // It may have failed after the manifest got its name: then the pages belong to it.
-            if has_pages && self.current() != Some(self.id) {
+            if has_pages && current(&*self.store) != Some(self.id) {
                 let _ = self.store.remove(&self.id.pages_name());
             }
             return Err(error);
         }
-        if let Some(old) = old {
-            // The new image is whole without this; where it fails, a file that nothing names stays.
-            let _ = self.store.remove(&old.pages_name());
+        for name in &self.old_pages {
+            // The new image is whole without this; the next writer tries again.
+            let _ = self.store.remove(name);
         }
         Ok(self.id)
     }
@@ -217,6 +225,12 @@ impl Writer {
             records: records.len() as u64,
         };
         let manifest = manifest.encode_to_vec();
+        if manifest.len() > MESSAGE_MAX_BYTES {
+            return Err(Error::TooLarge {
+                of: "bytes of facts",
+                limit: MESSAGE_MAX_BYTES as u64,
+            });
+        }
         let records = manifest::encode_records(records);
         let sections = [&index[..], &manifest, &records];
         let mut bytes = header::encode(self.id, sections);
@@ -244,14 +258,49 @@ impl Writer {
             .commit(durable)
             .map_err(Error::store("finish the manifest of"))
     }
+}
 
-    /// Returns the identity of the image in the store, where there is one that says.
-    fn current(&self) -> Option<ImageId> {
-        let manifest = self.store.open(MANIFEST_NAME).ok()?;
-        let mut prelude = [0; header::PRELUDE_BYTES];
-        manifest.read_at(&mut prelude, 0).ok()?;
-        header::decode_prelude(&prelude).ok()
+/// Returns the identity of the image in the store, where there is one that says.
+fn current(store: &dyn Store) -> Option<ImageId> {
+    let manifest = store.open(MANIFEST_NAME).ok()?;
+    let mut prelude = [0; header::PRELUDE_BYTES];
+    manifest.read_at(&mut prelude, 0).ok()?;
+    header::decode_prelude(&prelude).ok()
+}
+
+/// Removes pages that belong to no image; returns the names of those that stay and that a new image
+/// makes useless.
+fn sweep(store: &dyn Store, claim: &Claim) -> Vec<String> {
+    let has_image = claim.names.iter().any(|name| name == MANIFEST_NAME);
+    let named = has_image
+        .then(|| current(store))
+        .flatten()
+        .map(ImageId::pages_name);
+    let mut old: Vec<String> = claim
+        .names
+        .iter()
+        .filter(|name| is_pages_name(name))
+        .cloned()
+        .collect();
+    // Without a lock, pages that nothing names may be those of another writer; beside a manifest
+    // that cannot be read, its own.
+    if claim.exclusive && (named.is_some() || !has_image) {
+        for name in old.extract_if(.., |name| Some(&*name) != named.as_ref()) {
+            // The next writer tries again.
+            let _ = store.remove(&name);
+        }
+    } else if !claim.exclusive {
+        old.retain(|name| Some(name) == named.as_ref());
     }
+    old
+}
+
+/// Tells whether an object was named by [`ImageId::pages_name`].
+fn is_pages_name(name: &str) -> bool {
+    let id = name
+        .strip_prefix("pages-")
+        .and_then(|name| name.strip_suffix(".img"));
+    id.is_some_and(|id| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// Splits `runs`, whose pages are `bytes` stored at `start_bytes`, into data runs.
@@ -351,6 +400,50 @@ mod tests {
                 [MANIFEST_NAME.to_owned(), id.pages_name()]
             );
         }
+    }
+
+    #[test]
+    fn what_killed_writers_left_is_removed_and_nothing_else() {
+        let store = Arc::new(Memory::default());
+        let put = |name: &str, bytes: &[u8]| {
+            let object = store.create(name).unwrap();
+            object.write_at(bytes, 0).unwrap();
+            object.commit(false).unwrap();
+        };
+        let stray = ImageId([7; 16]).pages_name();
+        put("dump.log", b"");
+        put("pages-1.img", b"of another program");
+        put(&stray, b"");
+        let writer = Writer::create(store.clone()).unwrap();
+        assert_eq!(store.list().unwrap(), ["dump.log", "pages-1.img"]);
+        writer.append(&[3; PAGE_BYTES], &[new_run(0, 1)]).unwrap();
+        let id = writer.seal(Seal::default()).unwrap();
+        put(&stray, b"");
+        drop(Writer::create(store.clone()).unwrap());
+        let whole = ["dump.log", MANIFEST_NAME, "pages-1.img", &id.pages_name()];
+        assert_eq!(store.list().unwrap(), whole);
+        // Pages beside a manifest that cannot be read stay until another image takes their place.
+        put(MANIFEST_NAME, b"torn");
+        drop(Writer::create(store.clone()).unwrap());
+        assert_eq!(store.list().unwrap(), whole);
+        let writer = Writer::create(store.clone()).unwrap();
+        writer.seal(Seal::default()).unwrap();
+        assert_eq!(
+            store.list().unwrap(),
+            ["dump.log", MANIFEST_NAME, "pages-1.img"]
+        );
+    }
+
+    #[test]
+    fn one_writer_at_a_time() {
+        let store = Arc::new(Memory::default());
+        let writer = Writer::create(store.clone()).unwrap();
+        let Err(Error::Store { source, .. }) = Writer::create(store.clone()) else {
+            panic!("two writers")
+        };
+        assert!(matches!(source, store::Error::Busy { .. }), "{source}");
+        writer.seal(Seal::default()).unwrap();
+        drop(Writer::create(store).unwrap());
     }
 
     #[test]
@@ -491,6 +584,9 @@ mod tests {
     }
 
     impl Store for Failing {
+        fn claim(&self) -> store::Result<Claim> {
+            self.store.claim()
+        }
         fn create(&self, name: &str) -> store::Result<Box<dyn NewObject>> {
             step(&self.count, self.fail_at)?;
             let object = self.store.create(name)?;

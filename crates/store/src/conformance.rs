@@ -18,6 +18,7 @@ pub fn suite(make: &dyn Fn() -> Box<dyn Store>) {
         names_are_listed_in_order,
         bad_names_are_refused,
         a_descriptor_reads_the_same,
+        one_claim_at_a_time,
     ];
     for case in cases {
         case(&*make());
@@ -188,6 +189,20 @@ fn bad_names_are_refused(store: &dyn Store) {
         );
     }
     put(store, &long[1..], b"fits");
+}
+
+fn one_claim_at_a_time(store: &dyn Store) {
+    put(store, "b", b"");
+    put(store, "a", b"");
+    let claim = store.claim().unwrap();
+    assert_eq!(claim.names, ["a", "b"]);
+    assert!(claim.exclusive);
+    assert!(matches!(store.claim(), Err(Error::Busy { .. })));
+    put(store, "c", b"");
+    assert_eq!(get(store, "c"), b"");
+    drop(claim);
+    assert_eq!(store.claim().unwrap().names, ["a", "b", "c"]);
+    drop(store.claim().unwrap());
 }
 
 fn a_descriptor_reads_the_same(store: &dyn Store) {

@@ -2,16 +2,19 @@
 
 use std::fs::DirBuilder;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RawDir, SeekFrom,
+};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::{Error, NewObject, Object, Result, Store, check_name};
+use crate::{Claim, Error, NewObject, Object, Result, Store, check_name};
 
 /// A directory of mode 0700 whose files, of mode 0600, are the objects; clones share the
 /// descriptor.
@@ -32,7 +35,18 @@ struct Inner {
     ancestors: Vec<PathBuf>,
     /// Whether the file system makes files without a name, as far as we know.
     nameless: AtomicBool,
+    /// Whether somebody in this process has a claim through this descriptor: flock(2) tells only
+    /// descriptors apart.
+    claimed: AtomicBool,
+    /// Whether the descriptor was read from, so that it must be rewound.
+    listed: Mutex<bool>,
 }
+
+/// How temporary names start: no object's name starts with a dot.
+const TEMPORARY: &str = ".stillframe-new-";
+
+/// What messages call the directory itself.
+const THE_DIRECTORY: &str = "the directory";
 
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 const DIRECTORY_MODE: u32 = 0o700;
@@ -41,11 +55,8 @@ const DIRECTORY_MODE: u32 = 0o700;
 static SERIAL: AtomicU64 = AtomicU64::new(0);
 
 fn temporary(name: &str) -> String {
-    format!(
-        ".{name}.{}-{}",
-        std::process::id(),
-        SERIAL.fetch_add(1, Relaxed)
-    )
+    let serial = SERIAL.fetch_add(1, Relaxed);
+    format!("{TEMPORARY}{}-{serial}-{name}", std::process::id())
 }
 
 impl Directory {
@@ -80,7 +91,7 @@ impl Directory {
                 let store = path.display().to_string();
                 Error::System {
                     action: "make",
-                    name: "the directory".into(),
+                    name: THE_DIRECTORY.into(),
                     store,
                     source,
                 }
@@ -90,13 +101,14 @@ impl Directory {
     }
 
     fn new(path: &Path, fd: OwnedFd, ancestors: Vec<PathBuf>) -> Self {
-        let nameless = AtomicBool::new(true);
         Self {
             inner: Arc::new(Inner {
                 path: path.into(),
                 fd,
                 ancestors,
-                nameless,
+                nameless: AtomicBool::new(true),
+                claimed: AtomicBool::new(false),
+                listed: Mutex::new(false),
             }),
         }
     }
@@ -129,7 +141,7 @@ fn failed_path(action: &'static str, path: &Path, errno: Errno) -> Error {
     let store = path.display().to_string();
     Error::System {
         action,
-        name: "the directory".into(),
+        name: THE_DIRECTORY.into(),
         store,
         source: errno.into(),
     }
@@ -200,6 +212,52 @@ impl Inner {
         }
     }
 
+    /// Lists the names of objects, sorted; calls `temporary` with each temporary name.
+    fn list(&self, temporary: &dyn Fn(&str)) -> rustix::io::Result<Vec<String>> {
+        let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *listed, true) {
+            rustix::fs::seek(&self.fd, SeekFrom::Start(0))?;
+        }
+        let mut names = Vec::new();
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut entries = RawDir::new(&self.fd, &mut buffer);
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let file = matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown);
+            let (true, Ok(name)) = (file, entry.file_name().to_str()) else {
+                continue;
+            };
+            if check_name(name).is_ok() {
+                names.push(name.to_owned());
+            } else if name.starts_with(TEMPORARY) {
+                temporary(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Keeps other claims out; none where the file system has no locks.
+    fn lock(&self) -> Result<bool> {
+        match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Err(self.busy()),
+            Err(Errno::BADF | Errno::OPNOTSUPP | Errno::NOLCK | Errno::NOSYS) => Ok(false),
+            Err(errno) => Err(self.failed("lock", THE_DIRECTORY, errno)),
+        }
+    }
+
+    fn busy(&self) -> Error {
+        Error::Busy {
+            store: self.path.display().to_string(),
+        }
+    }
+
+    fn remove_temporary(&self, name: &str) {
+        // Nobody is left to tell; the next claim tries again.
+        let _ = rustix::fs::unlinkat(&self.fd, name, AtFlags::empty());
+    }
+
     fn sync_directories(&self) -> io::Result<()> {
         rustix::fs::fsync(&self.fd)?;
         for path in &self.ancestors {
@@ -209,7 +267,47 @@ impl Inner {
     }
 }
 
+/// Ends a claim.
+struct Release {
+    directory: Arc<Inner>,
+    locked: bool,
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        if self.locked {
+            // Children of this process may have the descriptor too, so its end here is not enough.
+            let _ = rustix::fs::flock(&self.directory.fd, FlockOperation::Unlock);
+        }
+        self.directory.claimed.store(false, Ordering::Release);
+    }
+}
+
 impl Store for Directory {
+    fn claim(&self) -> Result<Claim> {
+        let inner = &self.inner;
+        if inner.claimed.swap(true, Ordering::Acquire) {
+            return Err(inner.busy());
+        }
+        let mut guard = Release {
+            directory: Arc::clone(inner),
+            locked: false,
+        };
+        guard.locked = inner.lock()?;
+        let names = inner
+            .list(&|name| {
+                if guard.locked {
+                    inner.remove_temporary(name);
+                }
+            })
+            .map_err(|errno| inner.failed("list", THE_DIRECTORY, errno))?;
+        Ok(Claim {
+            names,
+            exclusive: guard.locked,
+            _guard: Box::new(guard),
+        })
+    }
+
     fn create(&self, name: &str) -> Result<Box<dyn NewObject>> {
         check_name(name)?;
         let inner = &self.inner;
@@ -253,20 +351,9 @@ impl Store for Directory {
     }
 
     fn list(&self) -> Result<Vec<String>> {
-        let inner = &self.inner;
-        let failed = |errno| inner.failed("list", "the directory", errno);
-        let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&inner.fd).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let file = matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown);
-            if let (true, Ok(name)) = (file, entry.file_name().to_str())
-                && check_name(name).is_ok()
-            {
-                names.push(name.to_owned());
-            }
-        }
-        names.sort_unstable();
-        Ok(names)
+        self.inner
+            .list(&|_| {})
+            .map_err(|errno| self.inner.failed("list", THE_DIRECTORY, errno))
     }
 
     fn remove(&self, name: &str) -> Result<()> {
@@ -336,7 +423,7 @@ impl NewObject for NewFile {
         if durable {
             self.directory
                 .sync_directories()
-                .map_err(|source| self.directory.failed("write out", "the directory", source))?;
+                .map_err(|source| self.directory.failed("write out", THE_DIRECTORY, source))?;
         }
         Ok(())
     }
@@ -375,8 +462,7 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary {
-            // Nobody is left to tell; the name says that it is a leftover.
-            let _ = rustix::fs::unlinkat(&self.directory.fd, temporary.as_str(), AtFlags::empty());
+            self.directory.remove_temporary(temporary);
         }
     }
 }
@@ -511,6 +597,43 @@ mod tests {
         assert!(matches!(store.open("link"), Err(Error::System { .. })));
         assert!(matches!(store.open("fifo"), Err(Error::System { .. })));
         assert!(store.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn claims_keep_other_handles_out_and_clear_leftovers() {
+        let scratch = scratch();
+        let store = Directory::create(scratch.path()).unwrap();
+        store.inner.nameless.store(false, Relaxed);
+        let new = store.create("one").unwrap();
+        // As if the process had been killed.
+        std::mem::forget(new);
+        std::fs::write(scratch.path().join(".profile"), "").unwrap();
+        assert_eq!(scratch.path().read_dir().unwrap().count(), 2);
+        let other = Directory::open(scratch.path()).unwrap();
+        let claim = other.claim().unwrap();
+        assert!(claim.names.is_empty());
+        assert_eq!(
+            scratch.path().read_dir().unwrap().count(),
+            1,
+            "only .profile"
+        );
+        assert!(matches!(store.claim(), Err(Error::Busy { .. })));
+        drop(claim);
+        drop(store.claim().unwrap());
+    }
+
+    #[test]
+    fn long_directories_are_listed_whole() {
+        let scratch = scratch();
+        let store = Directory::create(scratch.path()).unwrap();
+        let names: Vec<String> = (0..300)
+            .map(|number| format!("object-{number:03}"))
+            .collect();
+        for name in &names {
+            store.create(name).unwrap().commit(false).unwrap();
+        }
+        assert_eq!(store.list().unwrap(), names);
+        assert_eq!(store.list().unwrap(), names);
     }
 
     #[test]

@@ -47,6 +47,12 @@ pub enum Error {
         /// Where it was looked for.
         store: String,
     },
+    /// Somebody else has a [`Claim`] on the store.
+    #[error("somebody else is writing to {store}")]
+    Busy {
+        /// The store.
+        store: String,
+    },
     /// A read reaches past the object's end.
     #[error("{name} ends before byte {end_bytes}: it has {len_bytes}")]
     Short {
@@ -79,9 +85,17 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///
 /// - Names MUST pass [`check_name`]; others are refused with [`Error::Name`].
 /// - A name shows either nothing, or one whole object: never one under construction.
+/// - Who creates objects while others may, too, MUST hold a [`Claim`].
 /// - Committing over an existing name replaces it at once; who has the old object open keeps
 ///   reading the old one.
 pub trait Store: Send + Sync {
+    /// Takes the store for writing, removes what is left of objects that a killed process had under
+    /// construction, and tells what objects there are. Readers are not kept out.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where somebody else, in this process or another, has a claim.
+    fn claim(&self) -> Result<Claim>;
+
     /// Starts an object that will be called `name`; it is invisible until [`NewObject::commit`].
     fn create(&self, name: &str) -> Result<Box<dyn NewObject>>;
 
@@ -102,6 +116,16 @@ pub trait Store: Send + Sync {
 
     /// Says where the store is, for messages.
     fn place(&self) -> String;
+}
+
+/// The right to write to a store, until it is dropped or the process ends.
+pub struct Claim {
+    /// The names of the objects that were there, sorted.
+    pub names: Vec<String>,
+    /// Whether others are kept out. Some file systems have no locks.
+    pub exclusive: bool,
+    /// Ends the claim when it is dropped.
+    _guard: Box<dyn Send + Sync>,
 }
 
 /// An object under construction; dropping it removes it.

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{Error, NewObject, Object, Result, Store, check_name};
+use crate::{Claim, Error, NewObject, Object, Result, Store, check_name};
 
 type Objects = Arc<Mutex<BTreeMap<String, Arc<Vec<u8>>>>>;
 
@@ -12,6 +13,7 @@ type Objects = Arc<Mutex<BTreeMap<String, Arc<Vec<u8>>>>>;
 #[derive(Clone, Default)]
 pub struct Memory {
     objects: Objects,
+    claimed: Arc<AtomicBool>,
 }
 
 const PLACE: &str = "memory";
@@ -30,7 +32,30 @@ impl Memory {
     }
 }
 
+/// Ends a claim.
+struct Release(Arc<AtomicBool>);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 impl Store for Memory {
+    fn claim(&self) -> Result<Claim> {
+        if self.claimed.swap(true, Ordering::Acquire) {
+            return Err(Error::Busy {
+                store: PLACE.into(),
+            });
+        }
+        let guard = Release(Arc::clone(&self.claimed));
+        Ok(Claim {
+            names: self.list()?,
+            exclusive: true,
+            _guard: Box::new(guard),
+        })
+    }
+
     fn create(&self, name: &str) -> Result<Box<dyn NewObject>> {
         check_name(name)?;
         Ok(Box::new(NewBuffer {

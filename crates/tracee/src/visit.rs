@@ -55,8 +55,8 @@ pub struct Outcome {
 
 /// A stopped process with the blob in it. Dropping it takes the blob out.
 #[derive(Debug)]
-pub struct Visit<'a> {
-    threads: &'a mut [Thread],
+pub struct Visit {
+    threads: Vec<Thread>,
     memory: File,
     stub: Addr,
     area: Option<Span>,
@@ -70,17 +70,17 @@ struct Place {
     comeback: Addr,
 }
 
-impl<'a> Visit<'a> {
+impl Visit {
     /// Prepares a visit to the process whose threads these are, the leader first.
     /// `executable` are its executable mappings, the vDSO first if it has one; `memory` is its
     /// /proc/PID/mem opened for reading and writing.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] when no mapping ends with enough zeros.
+    /// [`Error::NoRoom`] when no mapping ends with enough zeros; the threads go on then.
     ///
     /// # Panics
     /// Without threads.
-    pub fn new(threads: &'a mut [Thread], memory: File, executable: &[Span]) -> Result<Self> {
+    pub fn new(threads: Vec<Thread>, memory: File, executable: &[Span]) -> Result<Self> {
         let pid = threads[0].pid;
         let stub = executable.iter().find_map(|span| padding(&memory, *span));
         let stub = stub.ok_or(Error::NoRoom {
@@ -272,8 +272,9 @@ impl<'a> Visit<'a> {
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
-    pub fn leave(mut self) -> Result<()> {
-        self.clean()
+    pub fn leave(mut self) -> Result<Vec<Thread>> {
+        self.clean()?;
+        Ok(std::mem::take(&mut self.threads))
     }
 
     fn clean(&mut self) -> Result<()> {
@@ -285,21 +286,27 @@ impl<'a> Visit<'a> {
         let call = call_at(self.stub, leader, unmap);
         leader.borrow(&call)?;
         leader.run_call()?;
-        for thread in self.threads.iter_mut() {
+        for thread in &mut self.threads {
             thread.give_back()?;
         }
         let zeroed = self.memory.write_all_at(&[0; STUB_BYTES], self.stub.0);
         zeroed.map_err(|e| Error::of(self.threads[0].tid, "cannot zero the stub", e))
     }
 
-    /// Leaves everything as it is: the process is about to be killed. Until then, and if it is
-    /// never killed, its threads find their way back when they go on.
-    pub fn abandon(mut self) {
+    /// The stopped threads, the leader first.
+    #[must_use]
+    pub fn threads(&self) -> &[Thread] {
+        &self.threads
+    }
+
+    /// Leaves everything as it is: the process was killed, or goes on by its comeback code.
+    pub fn forget(mut self) {
         self.area = None;
+        self.threads.drain(..).for_each(Thread::forget);
     }
 }
 
-impl Drop for Visit<'_> {
+impl Drop for Visit {
     fn drop(&mut self) {
         if let Err(error) = self.clean() {
             log::warn!(
@@ -468,9 +475,9 @@ mod tests {
         let (mut child, pid) = cat();
         let maps = || std::fs::read(format!("/proc/{pid}/maps")).expect("maps");
         let before = maps();
-        let mut threads = stop(pid);
+        let threads = stop(pid);
         let saved = threads[0].saved;
-        let mut visit = Visit::new(&mut threads, memory(pid), &[vdso(pid)]).expect("room");
+        let mut visit = Visit::new(threads, memory(pid), &[vdso(pid)]).expect("room");
         // getpid; getrandom(data, 16, 0); close(-1), which fails
         let mut close = Op::call(3, [u64::MAX, 0, 0, 0, 0, 0]);
         close.kind = abi::Kind::Call as u64;
@@ -483,7 +490,7 @@ mod tests {
         assert_eq!(outcome.results, [i64::from(pid), 16, -9]);
         assert_eq!(outcome.failed, Some(2));
         assert_ne!(outcome.data, [0; 16]);
-        visit.leave().expect("leaves");
+        let threads = visit.leave().expect("leaves");
         assert_eq!(
             sys::ptrace::registers(pid).expect("registers"),
             saved.registers
@@ -499,16 +506,14 @@ mod tests {
     #[test]
     fn an_abandoned_process_finds_its_way_back() {
         let (mut child, pid) = cat();
-        let mut threads = stop(pid);
-        let mut visit = Visit::new(&mut threads, memory(pid), &[vdso(pid)]).expect("room");
+        let mut visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
         visit
             .run(&[&Calls(vec![Op::call(39, [0; 6])])])
             .expect("runs");
         let area = visit.area().expect("an area");
-        visit.abandon();
         // What the kernel does when the tracer is killed: detach, nothing else.
         sys::ptrace::detach(pid, 0).expect("detach");
-        threads.into_iter().for_each(Thread::forget);
+        visit.forget();
         echo(&mut child);
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
         assert!(!maps.contains(&format!("{:x}-", area.start.0)), "{maps}");

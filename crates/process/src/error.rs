@@ -1,0 +1,131 @@
+//! Why a process tree could not be saved, shown or brought back.
+
+use std::io;
+
+use crate::report::{Blame, Veto};
+
+/// An error of this crate's functions.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A resource of the target or of the image.
+    #[error(transparent)]
+    Resource(#[from] resources::Error),
+    /// A stopped thread did not do as it should.
+    #[error(transparent)]
+    Tracee(#[from] tracee::Error),
+    /// The image.
+    #[error(transparent)]
+    Image(#[from] image::Error),
+    /// Moving pages.
+    #[error(transparent)]
+    Pages(#[from] pages::Error),
+    /// The store that holds the image.
+    #[error("cannot use the image directory")]
+    Store(#[source] store::Error),
+    /// A system call of this process failed.
+    #[error("{doing}")]
+    Kernel {
+        /// What was tried, on which object.
+        doing: String,
+        /// The errno.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no such process, or it ended.
+    #[error("pid {pid}: there is no such process")]
+    Gone {
+        /// The process.
+        pid: i32,
+    },
+    /// A restored task could not make one of its calls.
+    #[error("pid {pid}: {call}")]
+    Call {
+        /// The task.
+        pid: i32,
+        /// The call, as strace would print it.
+        call: String,
+        /// The errno.
+        #[source]
+        source: io::Error,
+    },
+    /// A pid that the tree had is in use.
+    #[error("pid {pid} is taken by another process")]
+    Taken {
+        /// The pid.
+        pid: i32,
+    },
+    /// A restored task ended before it was whole.
+    #[error("pid {pid}: the restored task ended early ({how})")]
+    Died {
+        /// The task.
+        pid: i32,
+        /// How it ended.
+        how: String,
+    },
+    /// The image was made on a system that this one cannot stand in for.
+    #[error("{0}")]
+    Unfit(String),
+    /// The caller's observer stopped the work.
+    #[error("stopped at the caller's wish")]
+    Vetoed(#[source] Veto),
+}
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// A failed system call of this process.
+    pub(crate) fn kernel(doing: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Kernel { doing: doing.into(), source: source.into() }
+    }
+
+    /// Tells whose fault it is.
+    #[must_use]
+    pub fn blame(&self) -> Blame {
+        use resources::Error as Resource;
+        match self {
+            Self::Resource(Resource::Unsupported { .. })
+            | Self::Unfit(_)
+            | Self::Image(image::Error::Unsupported { .. }) => Blame::Unsupported,
+            Self::Resource(Resource::Gone { .. } | Resource::Mismatch { .. })
+            | Self::Tracee(tracee::Error::Gone { .. })
+            | Self::Gone { .. } => Blame::Gone,
+            Self::Resource(Resource::Corrupt { .. })
+            | Self::Image(image::Error::Corrupt { .. } | image::Error::NoPage { .. }) => {
+                Blame::Corrupt
+            }
+            Self::Image(_) | Self::Store(_) => Blame::Store,
+            Self::Pages(error) => blame_pages(error),
+            _ => Blame::Kernel,
+        }
+    }
+
+    /// Tells what to do about it, where something can be done.
+    #[must_use]
+    pub fn advice(&self) -> Option<String> {
+        match self {
+            Self::Resource(resources::Error::Unsupported { allow: Some(option), .. }) => {
+                Some(format!("run the command again with {option}"))
+            }
+            Self::Taken { pid } => Some(format!("end process {pid}, or restore in a new pid namespace")),
+            Self::Tracee(tracee::Error::Kernel { source, .. })
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                Some("is it traced by a debugger, or another user's?".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+fn blame_pages(error: &pages::Error) -> Blame {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        match error.downcast_ref::<image::Error>() {
+            Some(image::Error::Corrupt { .. }) => return Blame::Corrupt,
+            Some(_) => return Blame::Store,
+            None => source = error.source(),
+        }
+    }
+    Blame::Kernel
+}

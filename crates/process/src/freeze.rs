@@ -1,0 +1,180 @@
+//! Target → frozen: every thread of every task of the tree is stopped.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use tracee::Thread;
+
+use crate::{Error, Result};
+
+/// A stopped tree, parents before children. It goes on when this is dropped.
+#[derive(Debug)]
+pub struct Frozen {
+    /// The tasks; the root first.
+    pub tasks: Vec<Task>,
+    /// When the first thread was asked to stop.
+    pub since: Instant,
+}
+
+/// A stopped task, or one that has ended and whose parent has not asked how.
+#[derive(Debug)]
+pub struct Task {
+    /// Its pid.
+    pub pid: i32,
+    /// Its stopped threads, the leader first; none for a zombie.
+    pub threads: Vec<Thread>,
+    /// /proc/PID.
+    pub proc: OwnedFd,
+}
+
+impl Task {
+    /// Reads a file of /proc/PID.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Kernel`].
+    pub fn read(&self, name: &str) -> Result<Vec<u8>> {
+        read_at(self.proc.as_fd(), self.pid, name)
+    }
+}
+
+/// Reads a file of the /proc directory of process `pid`.
+pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str) -> Result<Vec<u8>> {
+    let failed = |errno: Errno| match errno {
+        Errno::NOENT | Errno::SRCH => Error::Gone { pid },
+        errno => Error::kernel(format!("cannot read /proc/{pid}/{name}"), errno),
+    };
+    let file = openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    let mut bytes = Vec::with_capacity(4096);
+    match File::from(file).read_to_end(&mut bytes) {
+        Ok(_) => Ok(bytes),
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(errno) => Err(failed(errno)),
+            None => Err(Error::kernel(format!("cannot read /proc/{pid}/{name}"), error)),
+        },
+    }
+}
+
+/// Stops the tree whose root is `root`. `timeout` bounds the whole of it.
+///
+/// # Errors
+/// [`Error::Gone`]; [`Error::Tracee`] when a task may not be traced or does not stop in time. The
+/// tree goes on then.
+pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
+    let since = Instant::now();
+    let deadline = timeout.map(|timeout| since + timeout);
+    let ticker = timeout.map(|_| sys::tick::Ticker::start(Duration::from_millis(50)));
+    let _ticker = ticker.transpose().map_err(|e| Error::kernel("cannot start a timer", e))?;
+    let mut frozen = Frozen { tasks: Vec::new(), since };
+    frozen.tasks.push(stop_task(root, deadline)?);
+    // A task that was not stopped yet may have made children or left some to a stopped one, so
+    // the listing is repeated until it brings nothing new.
+    loop {
+        let known = frozen.tasks.len();
+        let mut at = 0;
+        while at < frozen.tasks.len() {
+            for child in children(&frozen.tasks[at])? {
+                if !frozen.tasks.iter().any(|task| task.pid == child) {
+                    match stop_task(child, deadline) {
+                        Ok(task) => frozen.tasks.push(task),
+                        Err(Error::Gone { pid }) if pid == child => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+            at += 1;
+        }
+        if frozen.tasks.len() == known {
+            return Ok(frozen);
+        }
+    }
+}
+
+fn stop_task(pid: i32, deadline: Option<Instant>) -> Result<Task> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let proc = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
+    let proc = proc.map_err(|errno| match errno {
+        Errno::NOENT => Error::Gone { pid },
+        errno => Error::kernel(format!("cannot open /proc/{pid}"), errno),
+    })?;
+    let mut task = Task { pid, threads: Vec::new(), proc };
+    match Thread::seize(pid) {
+        Ok(()) => {}
+        Err(error) if state(&task)? == b'Z' => {
+            let alone = thread_ids(&task)?.len() == 1;
+            if alone {
+                return Ok(task);
+            }
+            log::debug!("{error}");
+            let what = "its first thread has ended and others run on".to_owned();
+            return Err(resources::Error::unsupported(pid, what).into());
+        }
+        Err(error) => return Err(gone(pid, error)),
+    }
+    task.threads.push(Thread::stopped(pid, pid, deadline).map_err(|e| gone(pid, e))?);
+    loop {
+        let ids = thread_ids(&task)?;
+        let known = |tid: &i32| task.threads.iter().any(|thread| thread.tid == *tid);
+        let new = ids.into_iter().filter(|tid| !known(tid)).collect::<Vec<_>>();
+        if new.is_empty() {
+            return Ok(task);
+        }
+        // Ask all of them first: they stop side by side.
+        let asked = new.into_iter().map(|tid| (tid, Thread::seize(tid))).collect::<Vec<_>>();
+        for (tid, seized) in asked {
+            match seized.and_then(|()| Thread::stopped(pid, tid, deadline)) {
+                Ok(thread) => task.threads.push(thread),
+                Err(tracee::Error::Gone { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// A leader that ended is a task that is gone.
+fn gone(pid: i32, error: tracee::Error) -> Error {
+    match error {
+        tracee::Error::Gone { .. } => Error::Gone { pid },
+        error => error.into(),
+    }
+}
+
+/// The state letter of /proc/PID/stat.
+fn state(task: &Task) -> Result<u8> {
+    let stat = task.read("stat")?;
+    let after = stat.iter().rposition(|byte| *byte == b')').map(|at| at + 2);
+    Ok(after.and_then(|at| stat.get(at)).copied().unwrap_or(b'?'))
+}
+
+fn thread_ids(task: &Task) -> Result<Vec<i32>> {
+    let pid = task.pid;
+    let failed = |errno: Errno| match errno {
+        Errno::NOENT | Errno::SRCH => Error::Gone { pid },
+        errno => Error::kernel(format!("cannot list /proc/{pid}/task"), errno),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = openat(&task.proc, "task", flags, Mode::empty()).map_err(failed)?;
+    let mut buffer = Vec::with_capacity(8192);
+    let mut entries = rustix::fs::RawDir::new(dir, buffer.spare_capacity_mut());
+    let mut ids = Vec::new();
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(failed)?;
+        ids.extend(entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok()));
+    }
+    Ok(ids)
+}
+
+/// The children of all threads of a task, as long as it is stopped or a zombie.
+fn children(task: &Task) -> Result<Vec<i32>> {
+    let mut all = Vec::new();
+    for thread in &task.threads {
+        let name = format!("task/{}/children", thread.tid);
+        let text = task.read(&name)?;
+        let text = String::from_utf8_lossy(&text);
+        all.extend(text.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    }
+    Ok(all)
+}
