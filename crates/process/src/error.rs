@@ -76,7 +76,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// A failed system call of this process.
     pub(crate) fn kernel(doing: impl Into<String>, source: impl Into<io::Error>) -> Self {
-        Self::Kernel { doing: doing.into(), source: source.into() }
+        Self::Kernel {
+            doing: doing.into(),
+            source: source.into(),
+        }
     }
 
     /// Tells whose fault it is.
@@ -104,10 +107,13 @@ impl Error {
     #[must_use]
     pub fn advice(&self) -> Option<String> {
         match self {
-            Self::Resource(resources::Error::Unsupported { allow: Some(option), .. }) => {
-                Some(format!("run the command again with {option}"))
-            }
-            Self::Taken { pid } => Some(format!("end process {pid}, or restore in a new pid namespace")),
+            Self::Resource(resources::Error::Unsupported {
+                allow: Some(option),
+                ..
+            }) => Some(format!("run the command again with {option}")),
+            Self::Taken { pid } => Some(format!(
+                "end process {pid}, or restore in a new pid namespace"
+            )),
             Self::Tracee(tracee::Error::Kernel { source, .. })
                 if source.kind() == io::ErrorKind::PermissionDenied =>
             {

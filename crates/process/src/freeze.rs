@@ -25,13 +25,40 @@ pub struct Frozen {
 pub struct Task {
     /// Its pid.
     pub pid: i32,
-    /// Its stopped threads, the leader first; none for a zombie.
-    pub threads: Vec<Thread>,
+    /// Its threads.
+    pub body: Body,
     /// /proc/PID.
     pub proc: OwnedFd,
 }
 
+/// The threads of a task.
+#[derive(Debug)]
+pub enum Body {
+    /// None: a zombie.
+    Ended,
+    /// Stopped, the leader first.
+    Stopped(Vec<Thread>),
+    /// Stopped, with the blob in the process.
+    Visited(tracee::Visit),
+}
+
 impl Task {
+    /// Its stopped threads, the leader first; none for a zombie.
+    #[must_use]
+    pub fn threads(&self) -> &[Thread] {
+        match &self.body {
+            Body::Ended => &[],
+            Body::Stopped(threads) => threads,
+            Body::Visited(visit) => visit.threads(),
+        }
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.body, Body::Ended)
+    }
+
     /// Reads a file of /proc/PID.
     ///
     /// # Errors
@@ -47,13 +74,17 @@ pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str) -> Result<Vec<u
         Errno::NOENT | Errno::SRCH => Error::Gone { pid },
         errno => Error::kernel(format!("cannot read /proc/{pid}/{name}"), errno),
     };
-    let file = openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    let file =
+        openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
     let mut bytes = Vec::with_capacity(4096);
     match File::from(file).read_to_end(&mut bytes) {
         Ok(_) => Ok(bytes),
         Err(error) => match Errno::from_io_error(&error) {
             Some(errno) => Err(failed(errno)),
-            None => Err(Error::kernel(format!("cannot read /proc/{pid}/{name}"), error)),
+            None => Err(Error::kernel(
+                format!("cannot read /proc/{pid}/{name}"),
+                error,
+            )),
         },
     }
 }
@@ -67,8 +98,13 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     let since = Instant::now();
     let deadline = timeout.map(|timeout| since + timeout);
     let ticker = timeout.map(|_| sys::tick::Ticker::start(Duration::from_millis(50)));
-    let _ticker = ticker.transpose().map_err(|e| Error::kernel("cannot start a timer", e))?;
-    let mut frozen = Frozen { tasks: Vec::new(), since };
+    let _ticker = ticker
+        .transpose()
+        .map_err(|e| Error::kernel("cannot start a timer", e))?;
+    let mut frozen = Frozen {
+        tasks: Vec::new(),
+        since,
+    };
     frozen.tasks.push(stop_task(root, deadline)?);
     // A task that was not stopped yet may have made children or left some to a stopped one, so
     // the listing is repeated until it brings nothing new.
@@ -100,7 +136,11 @@ fn stop_task(pid: i32, deadline: Option<Instant>) -> Result<Task> {
         Errno::NOENT => Error::Gone { pid },
         errno => Error::kernel(format!("cannot open /proc/{pid}"), errno),
     })?;
-    let mut task = Task { pid, threads: Vec::new(), proc };
+    let mut task = Task {
+        pid,
+        body: Body::Ended,
+        proc,
+    };
     match Thread::seize(pid) {
         Ok(()) => {}
         Err(error) if state(&task)? == b'Z' => {
@@ -114,19 +154,26 @@ fn stop_task(pid: i32, deadline: Option<Instant>) -> Result<Task> {
         }
         Err(error) => return Err(gone(pid, error)),
     }
-    task.threads.push(Thread::stopped(pid, pid, deadline).map_err(|e| gone(pid, e))?);
+    let mut threads = vec![Thread::stopped(pid, pid, deadline).map_err(|e| gone(pid, e))?];
     loop {
         let ids = thread_ids(&task)?;
-        let known = |tid: &i32| task.threads.iter().any(|thread| thread.tid == *tid);
-        let new = ids.into_iter().filter(|tid| !known(tid)).collect::<Vec<_>>();
+        let known = |tid: &i32| threads.iter().any(|thread| thread.tid == *tid);
+        let new = ids
+            .into_iter()
+            .filter(|tid| !known(tid))
+            .collect::<Vec<_>>();
         if new.is_empty() {
+            task.body = Body::Stopped(threads);
             return Ok(task);
         }
         // Ask all of them first: they stop side by side.
-        let asked = new.into_iter().map(|tid| (tid, Thread::seize(tid))).collect::<Vec<_>>();
+        let asked = new
+            .into_iter()
+            .map(|tid| (tid, Thread::seize(tid)))
+            .collect::<Vec<_>>();
         for (tid, seized) in asked {
             match seized.and_then(|()| Thread::stopped(pid, tid, deadline)) {
-                Ok(thread) => task.threads.push(thread),
+                Ok(thread) => threads.push(thread),
                 Err(tracee::Error::Gone { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -162,7 +209,13 @@ fn thread_ids(task: &Task) -> Result<Vec<i32>> {
     let mut ids = Vec::new();
     while let Some(entry) = entries.next() {
         let entry = entry.map_err(failed)?;
-        ids.extend(entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok()));
+        ids.extend(
+            entry
+                .file_name()
+                .to_str()
+                .ok()
+                .and_then(|name| name.parse::<i32>().ok()),
+        );
     }
     Ok(ids)
 }
@@ -170,11 +223,14 @@ fn thread_ids(task: &Task) -> Result<Vec<i32>> {
 /// The children of all threads of a task, as long as it is stopped or a zombie.
 fn children(task: &Task) -> Result<Vec<i32>> {
     let mut all = Vec::new();
-    for thread in &task.threads {
+    for thread in task.threads() {
         let name = format!("task/{}/children", thread.tid);
         let text = task.read(&name)?;
         let text = String::from_utf8_lossy(&text);
-        all.extend(text.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+        all.extend(
+            text.split_ascii_whitespace()
+                .filter_map(|pid| pid.parse::<i32>().ok()),
+        );
     }
     Ok(all)
 }

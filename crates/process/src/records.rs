@@ -132,7 +132,10 @@ pub(crate) struct SavedThread<'a> {
 impl SavedThread<'_> {
     /// The payload of a part.
     pub fn part(&self, tag: u16) -> Option<&[u8]> {
-        self.parts.iter().find(|part| part.0 == tag).map(|part| part.1)
+        self.parts
+            .iter()
+            .find(|part| part.0 == tag)
+            .map(|part| part.1)
     }
 }
 
@@ -142,7 +145,10 @@ fn corrupt(what: impl Into<String>) -> Error {
 
 fn find<'a>(reader: &'a Reader, tag: u16, id: i32) -> Option<&'a Record> {
     let id = id.cast_unsigned();
-    reader.records().iter().find(|record| record.tag == tag && record.id == id)
+    reader
+        .records()
+        .iter()
+        .find(|record| record.tag == tag && record.id == id)
 }
 
 fn decode<M: Message + Default>(reader: &Reader, tag: u16, id: i32, what: &str) -> Result<M> {
@@ -157,9 +163,16 @@ impl<'a> Saved<'a> {
         let tree: Tree = decode(reader, tag::TREE, 0, "the list of tasks")?;
         check_tree(&tree)?;
         let mut descriptions = Vec::new();
-        for record in reader.records().iter().filter(|record| is_description(record.tag)) {
+        for record in reader
+            .records()
+            .iter()
+            .filter(|record| is_description(record.tag))
+        {
             if record.id as usize != descriptions.len() {
-                return Err(corrupt(format!("description {} is out of order", record.id)));
+                return Err(corrupt(format!(
+                    "description {} is out of order",
+                    record.id
+                )));
             }
             descriptions.push((record.tag, record.payload.as_slice()));
         }
@@ -167,7 +180,11 @@ impl<'a> Saved<'a> {
         for node in &tree.tasks {
             tasks.push(SavedTask::read(reader, node, descriptions.len())?);
         }
-        Ok(Self { tree, tasks, descriptions })
+        Ok(Self {
+            tree,
+            tasks,
+            descriptions,
+        })
     }
 }
 
@@ -189,13 +206,30 @@ impl<'a> SavedTask<'a> {
         task.descriptors = list.descriptors;
         task.place = decode(reader, tag::PLACE, pid, "place")?;
         let files = task.memory.mappings.iter().filter_map(|map| map.file);
-        let named = task.descriptors.iter().map(|descriptor| descriptor.description);
-        let place = [task.memory.exe, task.place.cwd].into_iter().chain(task.place.root);
-        if let Some(id) = files.chain(named).chain(place).find(|id| *id as usize >= descriptions) {
-            return Err(corrupt(format!("description {id}, which task {pid} has, is missing")));
+        let named = task
+            .descriptors
+            .iter()
+            .map(|descriptor| descriptor.description);
+        let place = [task.memory.exe, task.place.cwd]
+            .into_iter()
+            .chain(task.place.root);
+        if let Some(id) = files
+            .chain(named)
+            .chain(place)
+            .find(|id| *id as usize >= descriptions)
+        {
+            return Err(corrupt(format!(
+                "description {id}, which task {pid} has, is missing"
+            )));
         }
-        if task.descriptors.iter().any(|descriptor| !(0..1 << 30).contains(&descriptor.fd)) {
-            return Err(corrupt(format!("task {pid} has a descriptor without a number")));
+        if task
+            .descriptors
+            .iter()
+            .any(|descriptor| !(0..1 << 30).contains(&descriptor.fd))
+        {
+            return Err(corrupt(format!(
+                "task {pid} has a descriptor without a number"
+            )));
         }
         for tid in &node.threads {
             let state: ThreadState = decode(reader, tag::THREAD, *tid, "registers")?;
@@ -206,8 +240,14 @@ impl<'a> SavedTask<'a> {
             let id = tid.cast_unsigned();
             let parts = reader.records().iter().filter(|record| record.id == id);
             let parts = parts.filter(|record| is_part(record.tag));
-            let parts = parts.map(|record| (record.tag, record.payload.as_slice())).collect();
-            task.threads.push(SavedThread { tid: *tid, state, parts });
+            let parts = parts
+                .map(|record| (record.tag, record.payload.as_slice()))
+                .collect();
+            task.threads.push(SavedThread {
+                tid: *tid,
+                state,
+                parts,
+            });
         }
         Ok(task)
     }
@@ -227,18 +267,29 @@ fn check_tree(tree: &Tree) -> Result<()> {
         let ids = node.threads.iter().copied().chain([node.pid]);
         let zombie = node.state() == State::Zombie;
         let led = node.threads.first() == Some(&node.pid) || zombie && node.threads.is_empty();
-        let fresh = ids.skip(usize::from(!zombie)).all(|id| id > 0 && seen.insert(id));
+        let fresh = ids
+            .skip(usize::from(!zombie))
+            .all(|id| id > 0 && seen.insert(id));
         if !led || !fresh {
-            return Err(corrupt(format!("task {} is there twice or has no leader", node.pid)));
+            return Err(corrupt(format!(
+                "task {} is there twice or has no leader",
+                node.pid
+            )));
         }
         let before = &tree.tasks[..index];
         let parent = before.iter().find(|other| other.pid == node.parent);
         let fit = parent.is_some_and(|parent| parent.state() != State::Zombie);
         if index > 0 && !fit {
-            return Err(corrupt(format!("task {} has no parent before it", node.pid)));
+            return Err(corrupt(format!(
+                "task {} has no parent before it",
+                node.pid
+            )));
         }
     }
-    let root = tree.tasks.first().ok_or_else(|| corrupt("the image has no task"))?;
+    let root = tree
+        .tasks
+        .first()
+        .ok_or_else(|| corrupt("the image has no task"))?;
     if root.state() == State::Zombie {
         return Err(corrupt("the root task is a zombie"));
     }

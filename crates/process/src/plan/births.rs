@@ -60,7 +60,12 @@ pub(crate) enum Membership {
 /// # Errors
 /// [`resources::Error::Unsupported`] naming the task when no order of births gives it its session.
 pub(crate) fn births(tree: &Tree) -> Result<Vec<Birth>> {
-    let mut births = tree.tasks.iter().enumerate().map(of_node).collect::<Vec<_>>();
+    let mut births = tree
+        .tasks
+        .iter()
+        .enumerate()
+        .map(of_node)
+        .collect::<Vec<_>>();
     let root = &tree.tasks[0];
     let pids = tree.tasks.iter().map(|node| node.pid).collect::<Vec<_>>();
     let outside_session = (!pids.contains(&root.session)).then_some(root.session);
@@ -82,10 +87,20 @@ pub(crate) fn births(tree: &Tree) -> Result<Vec<Birth>> {
 }
 
 fn of_node((index, node): (usize, &crate::records::Node)) -> Birth {
-    let membership = |id| if id == node.pid { Membership::Founder } else { Membership::Of(id) };
+    let membership = |id| {
+        if id == node.pid {
+            Membership::Founder
+        } else {
+            Membership::Of(id)
+        }
+    };
     let zombie = node.state() == State::Zombie;
     Birth {
-        kind: if zombie { Kind::Zombie(index) } else { Kind::Live(index) },
+        kind: if zombie {
+            Kind::Zombie(index)
+        } else {
+            Kind::Live(index)
+        },
         pid: node.pid,
         parent: node.parent,
         session: membership(node.session),
@@ -116,7 +131,9 @@ fn stand_in(pid: i32, parent: i32, session: Membership) -> Birth {
 
 fn stand_in_for_sessions(births: &mut Vec<Birth>) {
     for at in 0..births.len() {
-        let Membership::Of(session) = births[at].session else { continue };
+        let Membership::Of(session) = births[at].session else {
+            continue;
+        };
         if !births.iter().any(|birth| birth.pid == session) {
             births.push(stand_in(session, births[at].parent, Membership::Founder));
         }
@@ -125,7 +142,9 @@ fn stand_in_for_sessions(births: &mut Vec<Birth>) {
 
 fn stand_in_for_groups(births: &mut Vec<Birth>) -> Result<()> {
     for at in 0..births.len() {
-        let Membership::Of(group) = births[at].group else { continue };
+        let Membership::Of(group) = births[at].group else {
+            continue;
+        };
         if births.iter().any(|birth| birth.pid == group) {
             continue;
         }
@@ -221,7 +240,14 @@ mod tests {
     use crate::records::Node;
 
     fn node(pid: i32, parent: i32, group: i32, session: i32) -> Node {
-        Node { pid, parent, group, session, threads: vec![pid], ..Node::default() }
+        Node {
+            pid,
+            parent,
+            group,
+            session,
+            threads: vec![pid],
+            ..Node::default()
+        }
     }
 
     fn tree(tasks: Vec<Node>) -> Tree {
@@ -231,7 +257,10 @@ mod tests {
     #[test]
     fn children_of_a_founder_are_born_after_it_founded() {
         let births = births(&tree(vec![node(10, 1, 10, 10), node(11, 10, 10, 10)])).expect("born");
-        assert_eq!((&births[0].before[..], &births[0].after[..]), (&[][..], &[1][..]));
+        assert_eq!(
+            (&births[0].before[..], &births[0].after[..]),
+            (&[][..], &[1][..])
+        );
     }
 
     #[test]
@@ -246,18 +275,28 @@ mod tests {
     fn a_dead_founder_gets_a_stand_in() {
         let births = births(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 11)])).expect("born");
         assert_eq!((births[2].kind, births[2].pid), (Kind::StandIn, 11));
-        assert_eq!((&births[0].after[..], &births[2].siblings[..]), (&[2][..], &[1][..]));
+        assert_eq!(
+            (&births[0].after[..], &births[2].siblings[..]),
+            (&[2][..], &[1][..])
+        );
     }
 
     #[test]
     fn a_dead_group_leader_gets_a_stand_in() {
         let births = births(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 10)])).expect("born");
-        assert_eq!((births[2].kind, births[2].pid, births[2].parent), (Kind::StandIn, 11, 10));
+        assert_eq!(
+            (births[2].kind, births[2].pid, births[2].parent),
+            (Kind::StandIn, 11, 10)
+        );
     }
 
     #[test]
     fn a_session_that_nobody_can_give_is_refused() {
-        let tasks = vec![node(10, 1, 10, 10), node(11, 10, 11, 11), node(12, 11, 10, 10)];
+        let tasks = vec![
+            node(10, 1, 10, 10),
+            node(11, 10, 11, 11),
+            node(12, 11, 10, 10),
+        ];
         births(&tree(tasks)).expect("born before setsid");
         let tasks = vec![
             node(10, 1, 10, 10),

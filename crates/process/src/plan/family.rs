@@ -33,7 +33,11 @@ pub(super) fn clone_args(script: &mut Script, id: i32, flags: u64, signal: i32) 
 /// Makes a child, or a sibling.
 pub(super) fn bear(script: &mut Script, child: &Birth, sibling: bool, id: ScriptId) {
     const CLONE_PARENT: u64 = 0x8000;
-    let (flags, signal) = if sibling { (CLONE_PARENT, 0) } else { (0, child.exit_signal) };
+    let (flags, signal) = if sibling {
+        (CLONE_PARENT, 0)
+    } else {
+        (0, child.exit_signal)
+    };
     let args = clone_args(script, child.pid, flags, signal);
     script.spawn(args, id);
     script.note(format!("task {}", child.pid));
@@ -86,18 +90,28 @@ pub(super) fn end(script: &mut Script, pid: i32, status: i32) {
 /// Waits until those children have ended that are to be dead, and takes back the signals by which
 /// their ends were told.
 pub(super) fn see_children_end(script: &mut Script, children: &[&Birth]) {
-    let ended = children.iter().filter(|child| !matches!(child.kind, Kind::Live(_)));
+    let ended = children
+        .iter()
+        .filter(|child| !matches!(child.kind, Kind::Live(_)));
     let mut signals = 0u64;
     for child in ended {
         if child.kind == Kind::StandIn {
-            script.expect(Sysno::wait4, [child.pid.into(), 0u32.into(), WALL.into()], child.pid);
+            script.expect(
+                Sysno::wait4,
+                [child.pid.into(), 0u32.into(), WALL.into()],
+                child.pid,
+            );
         } else {
             let options = WEXITED | WNOWAIT | WALL;
             let info = script.room(128);
             let args = [P_PID.into(), child.pid.into(), info.into(), options.into()];
             script.call(Sysno::waitid, args);
         }
-        let signal = if child.exit_signal == 0 { SIGCHLD } else { child.exit_signal };
+        let signal = if child.exit_signal == 0 {
+            SIGCHLD
+        } else {
+            child.exit_signal
+        };
         signals |= 1 << (signal - 1);
     }
     for _ in 0..signals.count_ones() {

@@ -96,7 +96,11 @@ pub struct Setting {
 
 impl Default for Setting {
     fn default() -> Self {
-        Self { parent: 0, outside_from_bytes: 8 << 20, ignored_signals: 1 << 12 }
+        Self {
+            parent: 0,
+            outside_from_bytes: 8 << 20,
+            ignored_signals: 1 << 12,
+        }
     }
 }
 
@@ -106,7 +110,10 @@ impl Default for Setting {
 /// [`crate::Error::Resource`] for records that do not make sense or cannot be restored.
 pub(crate) fn plan(reader: &Reader, saved: &Saved<'_>, setting: &Setting) -> Result<Plan> {
     let births = births::births(&saved.tree)?;
-    let mut plan = Plan { words: word::FREE, ..Plan::default() };
+    let mut plan = Plan {
+        words: word::FREE,
+        ..Plan::default()
+    };
     plan.pool = u32::try_from(saved.descriptions.len()).expect("checked when read") + 1;
     task::Tasks::new(reader, saved, &births, setting)?.plan(&mut plan)?;
     Ok(plan)
@@ -147,7 +154,10 @@ pub(crate) fn pages_of(reader: &Reader, pid: i32, parent: Option<i32>) -> Result
         let span = abi::Span::new(start, run.len_bytes());
         match run.kind {
             RunKind::Data { offset_bytes, .. } => {
-                pages.stored.push(Stored { span, offset: offset_bytes });
+                pages.stored.push(Stored {
+                    span,
+                    offset: offset_bytes,
+                });
             }
             RunKind::Same { space } if Some(space.0) == parent.map(i32::cast_unsigned) => {
                 pages.inherited.push(span);

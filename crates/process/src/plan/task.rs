@@ -32,7 +32,8 @@ pub(super) struct Tasks<'a> {
 /// The parts of a task's script that are made before the births are put between them.
 struct Body {
     laid: Laid,
-    outside: Option<(StepAt, WordId, WordId)>,
+    /// Posted when the restorer may fill pages, and when it has.
+    exchange: Option<(WordId, WordId)>,
 }
 
 impl<'a> Tasks<'a> {
@@ -43,7 +44,11 @@ impl<'a> Tasks<'a> {
         setting: &'a Setting,
     ) -> Result<Self> {
         let count = |len: usize| u32::try_from(len).expect("checked when read");
-        let threads = saved.tasks.iter().map(|task| task.threads.len()).sum::<usize>();
+        let threads = saved
+            .tasks
+            .iter()
+            .map(|task| task.threads.len())
+            .sum::<usize>();
         let mut tasks = Self {
             saved,
             births,
@@ -78,10 +83,17 @@ impl<'a> Tasks<'a> {
 
     fn find_early(&mut self) {
         let tasks = &self.saved.tasks;
-        self.early = tasks.iter().map(|task| vec![false; task.memory.mappings.len()]).collect();
+        self.early = tasks
+            .iter()
+            .map(|task| vec![false; task.memory.mappings.len()])
+            .collect();
         for (child, parent) in self.heirs.iter().enumerate() {
             let Some(parent) = *parent else { continue };
-            let maps = tasks[parent].memory.mappings.iter().zip(&mut self.early[parent]);
+            let maps = tasks[parent]
+                .memory
+                .mappings
+                .iter()
+                .zip(&mut self.early[parent]);
             for (map, early) in maps {
                 let span = map.span();
                 let inherited = &self.pages[child].inherited;
@@ -91,15 +103,23 @@ impl<'a> Tasks<'a> {
         }
         for (index, task) in tasks.iter().enumerate() {
             let early = task.memory.mappings.iter().zip(&self.early[index]);
-            let early = early.filter(|(_, early)| **early).map(|(map, _)| map.span());
+            let early = early
+                .filter(|(_, early)| **early)
+                .map(|(map, _)| map.span());
             let pages = &self.pages[index];
             let stored = pages.stored.iter().map(|stored| stored.span);
-            let mut all = stored.chain(pages.inherited.iter().copied()).collect::<Vec<_>>();
+            let mut all = stored
+                .chain(pages.inherited.iter().copied())
+                .collect::<Vec<_>>();
             all.sort_unstable();
             let inside = |map: Span| {
                 let from = all.partition_point(|run| run.end <= map.start);
-                let inside = all[from..].iter().take_while(move |run| run.start < map.end);
-                inside.map(move |run| run.intersect(map)).collect::<Vec<_>>()
+                let inside = all[from..]
+                    .iter()
+                    .take_while(move |run| run.start < map.end);
+                inside
+                    .map(move |run| run.intersect(map))
+                    .collect::<Vec<_>>()
             };
             self.present.push(early.flat_map(inside).collect());
         }
@@ -114,7 +134,11 @@ impl<'a> Tasks<'a> {
                 Kind::StandIn => "stand-in",
             };
             let script = Script::default();
-            plan.scripts.push(Planned { tid: birth.pid, role, script });
+            plan.scripts.push(Planned {
+                tid: birth.pid,
+                role,
+                script,
+            });
         }
         for id in 0..self.births.len() {
             let script = match self.births[id].kind {
@@ -132,7 +156,11 @@ impl<'a> Tasks<'a> {
     }
 
     fn parent_of(&self, id: BirthId) -> i32 {
-        if id == 0 { self.setting.parent } else { self.births[id].parent }
+        if id == 0 {
+            self.setting.parent
+        } else {
+            self.births[id].parent
+        }
     }
 
     fn bear_all(&self, script: &mut Script, children: &[BirthId], sibling: bool) {
@@ -144,7 +172,7 @@ impl<'a> Tasks<'a> {
     fn live(&self, id: BirthId, index: usize, plan: &mut Plan) -> Result<Script> {
         let birth = &self.births[id];
         let task = &self.saved.tasks[index];
-        let body = self.body(id, index, plan)?;
+        let body = self.body(index, plan)?;
         let mut leader = self.thread_plan(task, &task.threads[0], true)?;
         let mut script = Script::default();
         if id == 0 {
@@ -158,12 +186,20 @@ impl<'a> Tasks<'a> {
         self.bear_all(&mut script, &birth.after, false);
         self.bear_all(&mut script, &birth.siblings, true);
         script.append(body.laid.late);
-        if let Some((step, ready, filled)) = body.outside {
-            let uffd = (script_id(id), self.ask_to_be_filled(&mut script, ready, filled));
-            let _ = step;
+        if let Some((ready, filled)) = body.exchange {
+            let uffd = (
+                script_id(id),
+                self.ask_to_be_filled(&mut script, ready, filled),
+            );
             let stored = body.laid.outside;
             let pid = task.node.pid;
-            plan.outside.push(Outside { pid, uffd, ready, filled, stored });
+            plan.outside.push(Outside {
+                pid,
+                uffd,
+                ready,
+                filled,
+                stored,
+            });
         }
         script.append(body.laid.finish);
         self.place(task, &mut script);
@@ -173,22 +209,17 @@ impl<'a> Tasks<'a> {
             family::join(&mut script, birth, self.all.0);
         }
         let leader_script = script_id(id);
-        plan.threads.push(Staying { pid: birth.pid, tid: birth.pid, script: leader_script });
+        plan.threads.push(Staying {
+            pid: birth.pid,
+            tid: birth.pid,
+            script: leader_script,
+        });
         for thread in &task.threads[1..] {
             self.thread(task, thread, plan, &mut script)?;
         }
         self.meet(&mut script);
-        let children = birth.before.iter().chain(&birth.after).chain(
-            // Siblings that a stand-in makes are this task's children but not its births.
-            &[],
-        );
-        let children = children.map(|child| &self.births[*child]).collect::<Vec<_>>();
-        let mut all = children;
-        let made_for = self.births.iter().filter(|other| {
-            other.parent == birth.pid && other.maker.is_some_and(|maker| maker != id)
-        });
-        all.extend(made_for);
-        family::see_children_end(&mut script, &all);
+        let children = self.births.iter().filter(|other| other.parent == birth.pid);
+        family::see_children_end(&mut script, &children.collect::<Vec<_>>());
         script.append(leader.take(Phase::Together));
         self.in_task(index, &mut script)?;
         script.append(leader.take(Phase::Privileges));
@@ -204,7 +235,8 @@ impl<'a> Tasks<'a> {
     fn clear(&self, script: &mut Script) {
         script.call(Sysno::munmap, [0u32.into(), Arg::WindowStart]);
         script.call(Sysno::munmap, [Arg::WindowEnd, Arg::AboveWindow]);
-        for signal in (1..=64).filter(|signal| self.setting.ignored_signals >> (signal - 1) & 1 == 1)
+        for signal in
+            (1..=64).filter(|signal| self.setting.ignored_signals >> (signal - 1) & 1 == 1)
         {
             let default = script.room(32);
             let args = [signal.into(), default.into(), 0u32.into(), 8u32.into()];
@@ -212,11 +244,15 @@ impl<'a> Tasks<'a> {
         }
     }
 
-    fn body(&self, id: BirthId, index: usize, plan: &mut Plan) -> Result<Body> {
+    fn body(&self, index: usize, plan: &mut Plan) -> Result<Body> {
         let task = &self.saved.tasks[index];
         let pages = &self.pages[index];
         let file = plan.pages_file();
-        let bytes = pages.stored.iter().map(|stored| stored.span.bytes()).sum::<u64>();
+        let bytes = pages
+            .stored
+            .iter()
+            .map(|stored| stored.span.bytes())
+            .sum::<u64>();
         let outside = bytes >= self.setting.outside_from_bytes;
         let parent = self.heirs[index].map(|parent| {
             let memory: &Memory = &self.saved.tasks[parent].memory;
@@ -229,13 +265,16 @@ impl<'a> Tasks<'a> {
             parent,
             parent_pages: self.heirs[index].map_or(&none, |parent| &self.present[parent]),
             early: &self.early[index],
-            fill: if outside { Fill::Outside(file) } else { Fill::Itself(file) },
+            fill: if outside {
+                Fill::Outside(file)
+            } else {
+                Fill::Itself(file)
+            },
             pool: &PoolId,
         })?;
-        let _ = id;
         let exchange = !laid.outside.is_empty();
-        let outside = exchange.then(|| (StepAt(0), plan.word(), plan.word()));
-        Ok(Body { laid, outside })
+        let exchange = exchange.then(|| (plan.word(), plan.word()));
+        Ok(Body { laid, exchange })
     }
 
     /// Makes a userfaultfd, which the restorer fetches, and waits until it has filled the pages.
@@ -267,10 +306,17 @@ impl<'a> Tasks<'a> {
         sorted.sort_unstable_by_key(|descriptor| descriptor.fd);
         for descriptor in sorted {
             if descriptor.fd > next {
-                script.call(Sysno::close_range, [next.into(), (descriptor.fd - 1).into()]);
+                script.call(
+                    Sysno::close_range,
+                    [next.into(), (descriptor.fd - 1).into()],
+                );
             }
             next = descriptor.fd + 1;
-            let flags = if descriptor.close_on_exec { O_CLOEXEC } else { 0 };
+            let flags = if descriptor.close_on_exec {
+                O_CLOEXEC
+            } else {
+                0
+            };
             let from = PoolId(descriptor.description);
             let args = [from.into(), descriptor.fd.into(), flags.into()];
             script.expect(Sysno::dup3, args, descriptor.fd);
@@ -283,10 +329,16 @@ impl<'a> Tasks<'a> {
         for (id, (tag, payload)) in (0u32..).zip(&self.saved.descriptions) {
             let has = |task: &SavedTask<'_>| {
                 let mut all = task.descriptors.iter();
-                all.find(|descriptor| descriptor.description == id).map(|found| found.fd)
+                all.find(|descriptor| descriptor.description == id)
+                    .map(|found| found.fd)
             };
-            let Some(fd) = has(&self.saved.tasks[index]) else { continue };
-            if self.saved.tasks[..index].iter().any(|task| has(task).is_some()) {
+            let Some(fd) = has(&self.saved.tasks[index]) else {
+                continue;
+            };
+            if self.saved.tasks[..index]
+                .iter()
+                .any(|task| has(task).is_some())
+            {
                 continue;
             }
             let kind = fd::KINDS.iter().find(|kind| kind.tag() == *tag);
@@ -319,8 +371,16 @@ impl<'a> Tasks<'a> {
         }
         await_go(&mut script);
         script.append(phases.take(Phase::Final));
-        plan.threads.push(Staying { pid: task.node.pid, tid: thread.tid, script: id });
-        plan.scripts.push(Planned { tid: thread.tid, role: "thread", script });
+        plan.threads.push(Staying {
+            pid: task.node.pid,
+            tid: thread.tid,
+            script: id,
+        });
+        plan.scripts.push(Planned {
+            tid: thread.tid,
+            role: "thread",
+            script,
+        });
         Ok(())
     }
 
@@ -342,8 +402,14 @@ impl<'a> Tasks<'a> {
         leader: bool,
     ) -> Result<ThreadPlan> {
         let mut plan = ThreadPlan::default();
-        let who = resources::task::Planned { pid: task.node.pid, tid: thread.tid };
-        for part in PARTS.iter().filter(|part| leader || part.scope() == Scope::Thread) {
+        let who = resources::task::Planned {
+            pid: task.node.pid,
+            tid: thread.tid,
+        };
+        for part in PARTS
+            .iter()
+            .filter(|part| leader || part.scope() == Scope::Thread)
+        {
             part.plan(thread.part(part.tag()), who, &mut plan)?;
         }
         Ok(plan)

@@ -74,6 +74,29 @@ pub fn read(pid: i32, proc: BorrowedFd<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// A descriptor of this process, looked at as if it were a task's.
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub fn own(fd: BorrowedFd<'_>) -> Result<Row> {
+    let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
+    let failed = |error: Errno| Error::kernel(format!("look at our fd {number}"), error);
+    let path = format!("/proc/self/fd/{number}");
+    let link = rustix::fs::readlink(&path, Vec::new()).map_err(failed)?;
+    let stat = rustix::fs::fstat(fd).map_err(failed)?;
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
+    let text = text.map_err(|error| Error::kernel(format!("look at our fd {number}"), error))?;
+    let (info, cloexec) = Info::parse(&text)
+        .ok_or_else(|| Error::corrupt(format!("/proc/self/fdinfo/{number}"), text))?;
+    Ok(Row {
+        fd: number,
+        cloexec,
+        link: link.into_bytes(),
+        stat,
+        info,
+    })
+}
+
 fn number(name: &CStr) -> Option<i32> {
     name.to_str().ok()?.parse().ok()
 }

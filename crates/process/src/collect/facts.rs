@@ -1,0 +1,85 @@
+//! What a stopped thread looks like from outside, read on first need and once.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+
+use resources::task::Facts;
+use resources::{Allow, Error, Result};
+use sys::ptrace::RseqArea;
+
+use crate::freeze;
+
+/// The facts of one thread.
+pub(super) struct ThreadFacts<'a> {
+    pub allow: &'a Allow,
+    pub pid: i32,
+    pub tid: i32,
+    /// /proc/PID.
+    pub proc: BorrowedFd<'a>,
+    pub rseq: RseqArea,
+    texts: RefCell<HashMap<String, Rc<[u8]>>>,
+}
+
+impl<'a> ThreadFacts<'a> {
+    pub fn new(
+        allow: &'a Allow,
+        (pid, tid): (i32, i32),
+        proc: BorrowedFd<'a>,
+        rseq: RseqArea,
+    ) -> Self {
+        Self {
+            allow,
+            pid,
+            tid,
+            proc,
+            rseq,
+            texts: RefCell::default(),
+        }
+    }
+}
+
+impl Facts for ThreadFacts<'_> {
+    fn allow(&self) -> &Allow {
+        self.allow
+    }
+
+    fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    fn tid(&self) -> i32 {
+        self.tid
+    }
+
+    fn proc(&self, name: &str) -> Result<Rc<[u8]>> {
+        if let Some(text) = self.texts.borrow().get(name) {
+            return Ok(text.clone());
+        }
+        let path = if self.tid == self.pid {
+            name.to_owned()
+        } else {
+            format!("task/{}/{name}", self.tid)
+        };
+        let text = freeze::read_at(self.proc.as_fd(), self.pid, &path);
+        let text: Rc<[u8]> = text.map_err(|error| self.failed(name, error))?.into();
+        self.texts
+            .borrow_mut()
+            .insert(name.to_owned(), text.clone());
+        Ok(text)
+    }
+}
+
+impl ThreadFacts<'_> {
+    fn failed(&self, name: &str, error: crate::Error) -> Error {
+        match error {
+            crate::Error::Gone { pid } => Error::Gone {
+                pid,
+                doing: format!("reading {name}"),
+            },
+            crate::Error::Kernel { doing, source } => Error::Kernel { doing, source },
+            other => Error::kernel(other.to_string(), std::io::Error::other("unexpected")),
+        }
+    }
+}

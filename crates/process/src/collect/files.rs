@@ -1,0 +1,266 @@
+//! The descriptions of a tree: those behind descriptors, those that are mapped, and the places
+//! where tasks are.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use image::{Record, SpaceId};
+use resources::fd::table::{Grouping, Row};
+use resources::fd::{self, DescriptionId, DumpContext, Info, Open};
+use resources::map::listing::Listed;
+use resources::{Allow, Error};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use crate::Result;
+
+/// An object whose contents are stored as a space of their own.
+pub(crate) struct Object {
+    pub space: SpaceId,
+    pub file: OwnedFd,
+    pub len_bytes: u64,
+}
+
+/// Spaces of objects have numbers that no pid has.
+const FIRST_OBJECT: u32 = 1 << 31;
+
+/// All descriptions found so far.
+#[derive(Default)]
+pub(super) struct Files<'a> {
+    grouping: Grouping,
+    /// Ids by the grouping's own numbers.
+    grouped: HashMap<DescriptionId, DescriptionId>,
+    /// Ids of files without a descriptor, by (device, inode, flags).
+    placed: HashMap<(u64, u64, u32), DescriptionId>,
+    /// Ids by (pid, fd).
+    at: HashMap<(i32, i32), DescriptionId>,
+    opens: Vec<Open<'a>>,
+}
+
+impl<'a> Files<'a> {
+    fn next(&self) -> DescriptionId {
+        DescriptionId(u32::try_from(self.opens.len()).expect("fewer than 2^32 descriptions"))
+    }
+
+    /// The description behind a descriptor.
+    pub fn descriptor(&mut self, pid: i32, row: Row) -> Result<DescriptionId> {
+        let (group, new) = self.grouping.show(pid, &row)?;
+        let next = self.next();
+        let id = *self.grouped.entry(group).or_insert(next);
+        self.at.insert((pid, row.fd), id);
+        if new {
+            let fd = row.fd;
+            let fetch = move || fetch(pid, fd);
+            self.opens.push(Open::new(
+                id,
+                (pid, fd),
+                (row.link, row.stat, row.info),
+                fetch,
+            ));
+        }
+        Ok(id)
+    }
+
+    /// The description of a mapping's file.
+    pub fn mapped(
+        &mut self,
+        pid: i32,
+        proc: BorrowedFd<'a>,
+        listed: &Listed,
+    ) -> Result<DescriptionId> {
+        let writes = listed.shared && listed.has(b"mw");
+        let flags = if writes { OFlags::RDWR } else { OFlags::RDONLY };
+        let key = (listed.dev, listed.ino, flags.bits());
+        if let Some(id) = self.placed.get(&key) {
+            return Ok(*id);
+        }
+        let link = format!(
+            "map_files/{:x}-{:x}",
+            listed.span.start.0, listed.span.end.0
+        );
+        let plain = rustix::fs::stat(Path::new(std::ffi::OsStr::new(
+            std::str::from_utf8(&listed.name).unwrap_or_default(),
+        )));
+        let same = |stat: &Stat| (stat.st_dev, stat.st_ino) == (listed.dev, listed.ino);
+        let stat = match plain {
+            Ok(stat) if same(&stat) => stat,
+            _ => statat(proc, &link, AtFlags::empty()).map_err(|errno| {
+                Error::kernel(format!("cannot look at /proc/{pid}/{link}"), errno)
+            })?,
+        };
+        let id = self.place((pid, proc), link, (listed.name.clone(), stat), flags);
+        self.placed.insert(key, id);
+        Ok(id)
+    }
+
+    /// The description of /proc/PID/`name`: "exe", "cwd", "root".
+    pub fn link(
+        &mut self,
+        pid: i32,
+        proc: BorrowedFd<'a>,
+        name: &str,
+        flags: OFlags,
+    ) -> Result<DescriptionId> {
+        let failed = |errno| Error::kernel(format!("cannot look at /proc/{pid}/{name}"), errno);
+        let stat = statat(proc, name, AtFlags::empty()).map_err(failed)?;
+        let key = (stat.st_dev, stat.st_ino, flags.bits());
+        if let Some(id) = self.placed.get(&key) {
+            return Ok(*id);
+        }
+        let target = rustix::fs::readlinkat(proc, name, Vec::new()).map_err(failed)?;
+        let id = self.place(
+            (pid, proc),
+            name.to_owned(),
+            (target.into_bytes(), stat),
+            flags,
+        );
+        self.placed.insert(key, id);
+        Ok(id)
+    }
+
+    fn place(
+        &mut self,
+        (pid, proc): (i32, BorrowedFd<'a>),
+        link: String,
+        (target, stat): (Vec<u8>, Stat),
+        flags: OFlags,
+    ) -> DescriptionId {
+        let id = self.next();
+        let info = Info {
+            flags: flags.bits(),
+            ..Info::default()
+        };
+        let fetch = move || {
+            let opened = openat(proc, &link, flags | OFlags::CLOEXEC, Mode::empty());
+            opened.map_err(|errno| Error::kernel(format!("cannot open /proc/{pid}/{link}"), errno))
+        };
+        self.opens
+            .push(Open::new(id, (pid, -1), (target, stat, info), fetch));
+        id
+    }
+}
+
+/// A descriptor of the very description that descriptor `fd` of task `pid` refers to.
+fn fetch(pid: i32, fd: i32) -> resources::Result<OwnedFd> {
+    let failed = |errno| Error::kernel(format!("cannot fetch fd {fd} of pid {pid}"), errno);
+    let task = Pid::from_raw(pid).expect("a pid is not 0");
+    let task = pidfd_open(task, PidfdFlags::empty()).map_err(failed)?;
+    pidfd_getfd(task, fd, PidfdGetfdFlags::empty()).map_err(failed)
+}
+
+/// What the kinds make of the descriptions.
+#[derive(Default)]
+pub(crate) struct Described {
+    pub records: Vec<Record>,
+    pub objects: Vec<Object>,
+    /// To be called when the dump fails later.
+    pub undo: Vec<Box<dyn FnOnce()>>,
+}
+
+/// Describes all descriptions, and those that come up meanwhile.
+pub(super) fn describe(mut files: Files<'_>, allow: &Allow) -> Result<Described> {
+    let mut described = Described::default();
+    let mut first = 0;
+    while first < files.opens.len() {
+        let mut context = Context {
+            allow,
+            files: &files,
+            added: Vec::new(),
+            described: &mut described,
+        };
+        let records = files.opens[first..].iter().map(|open| {
+            let kind = fd::claim(open)?;
+            let payload = kind.dump(open, &mut context)?;
+            Ok(Record {
+                tag: kind.tag(),
+                version: 1,
+                id: open.id.0,
+                payload,
+            })
+        });
+        let records = records.collect::<resources::Result<Vec<_>>>();
+        let added = context.added;
+        described.records.extend(records?);
+        first = files.opens.len();
+        for (pid, own, row) in added {
+            let id = files.next();
+            let fetch = move || {
+                let copy = rustix::io::fcntl_dupfd_cloexec(&own, 0);
+                copy.map_err(|errno| Error::kernel("cannot copy a descriptor", errno))
+            };
+            files.opens.push(Open::new(
+                id,
+                (pid, -1),
+                (row.link, row.stat, row.info),
+                fetch,
+            ));
+        }
+    }
+    Ok(described)
+}
+
+struct Context<'a, 'f> {
+    allow: &'a Allow,
+    files: &'a Files<'f>,
+    added: Vec<(i32, OwnedFd, Row)>,
+    described: &'a mut Described,
+}
+
+impl DumpContext for Context<'_, '_> {
+    fn allow(&self) -> &Allow {
+        self.allow
+    }
+
+    fn all(&self) -> &[Open<'_>] {
+        &self.files.opens
+    }
+
+    fn at(&self, pid: i32, fd: i32) -> Option<DescriptionId> {
+        self.files.at.get(&(pid, fd)).copied()
+    }
+
+    fn add(&mut self, pid: i32, own: OwnedFd) -> resources::Result<DescriptionId> {
+        let row = resources::fd::table::own(own.as_fd())?;
+        let me = std::process::id().cast_signed();
+        let key = (row.link.as_slice(), row.stat.st_dev, row.stat.st_ino);
+        let equal = |open: &&Open<'_>| {
+            key == (open.link.as_slice(), open.stat.st_dev, open.stat.st_ino) && open.fd >= 0
+        };
+        let alike = |one: (i32, i32), other: (i32, i32)| {
+            let task = |(pid, fd): (i32, i32)| (pid.cast_unsigned(), fd);
+            sys::kcmp::compare_files(task(one), task(other)).is_ok_and(std::cmp::Ordering::is_eq)
+        };
+        let mut known = self.files.opens.iter().filter(equal);
+        if let Some(known) = known.find(|open| alike((me, row.fd), (open.pid, open.fd))) {
+            return Ok(known.id);
+        }
+        let first = self.files.opens.len();
+        let again = self
+            .added
+            .iter()
+            .position(|(_, _, other)| alike((me, row.fd), (me, other.fd)));
+        let at = again.unwrap_or(self.added.len());
+        if again.is_none() {
+            self.added.push((pid, own, row));
+        }
+        Ok(DescriptionId(
+            u32::try_from(first + at).expect("fewer than 2^32 descriptions"),
+        ))
+    }
+
+    fn store(&mut self, file: OwnedFd, len_bytes: u64) -> resources::Result<u32> {
+        let count = u32::try_from(self.described.objects.len()).expect("fewer than 2^31 objects");
+        let space = SpaceId(FIRST_OBJECT + count);
+        self.described.objects.push(Object {
+            space,
+            file,
+            len_bytes,
+        });
+        Ok(space.0)
+    }
+
+    fn on_failure(&mut self, undo: Box<dyn FnOnce()>) {
+        self.described.undo.push(undo);
+    }
+}

@@ -1,0 +1,446 @@
+//! Frozen → inventory: everything but the contents of memory.
+
+mod facts;
+mod files;
+mod spaces;
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use abi::{Addr, Span};
+use image::{Record, Run};
+use pages::Extent;
+use prost::Message;
+use resources::map::listing::{self, Backing, Listed};
+use resources::map::memory::{self, Mapping, Memory};
+use resources::script::{Answers, Layout, Script};
+use resources::task::{Asked, Facts, PARTS, Part, Scope};
+use resources::{Allow, fd};
+use rustix::fs::{AtFlags, OFlags, statat};
+use sys::proc::Stat;
+use syscalls::Sysno;
+use tracee::{Batch, Outcome, Visit};
+
+use crate::freeze::{Body, Frozen, Task};
+use crate::plan::births::births;
+use crate::records::{Descriptor, Descriptors, Node, Place, State, ThreadState, Tree, tag};
+use crate::{Error, Result};
+use facts::ThreadFacts;
+use files::Files;
+pub(crate) use files::Object;
+
+/// What was found, ready to be written.
+pub(crate) struct Inventory {
+    pub records: Vec<Record>,
+    /// Pages of the tasks' own.
+    pub extents: Vec<(i32, Vec<Extent>)>,
+    /// Pages that children share with their parents.
+    pub same: Vec<Run>,
+    /// Contents of shared memory and deleted files.
+    pub objects: Vec<Object>,
+    /// To be called when the dump fails later.
+    pub undo: Vec<Box<dyn FnOnce()>>,
+}
+
+/// Collects the tree. With `stay`, the blob stays in the tasks: they are going to be killed.
+///
+/// # Errors
+/// [`resources::Error::Unsupported`] for what cannot be saved, before anything was changed.
+pub(crate) fn collect(frozen: &mut Frozen, allow: &Allow, stay: bool) -> Result<Inventory> {
+    let mut found = Vec::new();
+    for task in &mut frozen.tasks {
+        found.push(Found::new(task, stay, allow)?);
+    }
+    let tree = Tree {
+        tasks: found.iter().map(|found| found.node.clone()).collect(),
+    };
+    check_session(&tree, allow)?;
+    births(&tree)?;
+    let mut files = Files::default();
+    let mut records = vec![record(tag::TREE, 0, tree.encode_to_vec())];
+    let mut spaces = spaces::Spaces::default();
+    for (task, found) in frozen.tasks.iter().zip(found) {
+        if task.is_zombie() {
+            continue;
+        }
+        found.records(task, &mut files, &mut spaces, &mut records)?;
+    }
+    spaces.find_shared(&tree)?;
+    let described = files::describe(files, allow)?;
+    records.extend(described.records);
+    let (extents, same) = spaces.into_parts();
+    Ok(Inventory {
+        records,
+        extents,
+        same,
+        objects: described.objects,
+        undo: described.undo,
+    })
+}
+
+pub(super) fn record(tag: u16, id: i32, payload: Vec<u8>) -> Record {
+    Record {
+        tag,
+        version: 1,
+        id: id.cast_unsigned(),
+        payload,
+    }
+}
+
+fn check_session(tree: &Tree, allow: &Allow) -> Result<()> {
+    let root = &tree.tasks[0];
+    let led = |id| tree.tasks.iter().any(|node| node.pid == id);
+    if led(root.session) || allow.shell_job {
+        return Ok(());
+    }
+    let what = format!(
+        "its session {}, led from outside of the tree,",
+        root.session
+    );
+    let allow = Some("--shell-job");
+    Err(resources::Error::Unsupported {
+        pid: root.pid,
+        what,
+        allow,
+    }
+    .into())
+}
+
+/// One task, looked at.
+struct Found {
+    node: Node,
+    stat: Stat,
+    listed: Vec<Listed>,
+    brk: u64,
+    vdso_build_id: Vec<u8>,
+    records: Vec<Record>,
+    rows: Vec<fd::table::Row>,
+}
+
+impl Found {
+    fn new(task: &mut Task, stay: bool, allow: &Allow) -> Result<Self> {
+        let pid = task.pid;
+        let stat = Stat::parse(&task.read("stat")?);
+        let stat = stat.map_err(|error| Error::kernel(error.to_string(), invalid()))?;
+        let mut found = Self {
+            node: node(task, &stat),
+            stat,
+            listed: Vec::new(),
+            brk: 0,
+            vdso_build_id: Vec::new(),
+            records: Vec::new(),
+            rows: Vec::new(),
+        };
+        if task.is_zombie() {
+            return Ok(found);
+        }
+        check_namespaces(task)?;
+        found.listed = listing::parse(&task.read("smaps")?)
+            .map_err(|line| Error::kernel(format!("cannot understand {line:?}"), invalid()))?;
+        found.listed.retain(|listed| listed.name != b"[vsyscall]");
+        // Everything that may be refused is looked at before the target is touched.
+        for listed in &found.listed {
+            Mapping::of(listed, pid, None)?;
+        }
+        found.rows = fd::table::read(pid, task.proc.as_fd())?;
+        found.vdso_build_id = build_id(pid, &found.listed);
+        found.visit(task, stay, allow)?;
+        Ok(found)
+    }
+
+    /// Asks the task what only it can say.
+    fn visit(&mut self, task: &mut Task, stay: bool, allow: &Allow) -> Result<()> {
+        let pid = task.pid;
+        let memory = open_memory(task)?;
+        let code = |listed: &&Listed| listed.prot & 4 != 0 && !listed.shared;
+        let (mut vdso, rest): (Vec<_>, Vec<_>) = self
+            .listed
+            .iter()
+            .filter(code)
+            .partition(|map| map.backing() == Backing::Vdso);
+        vdso.extend(rest);
+        let executable = vdso.iter().map(|listed| listed.span).collect::<Vec<_>>();
+        let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
+            unreachable!("a task is visited once, when it was stopped")
+        };
+        let all = threads
+            .iter()
+            .map(|thread| (thread.tid, thread.saved))
+            .collect::<Vec<_>>();
+        let facts = all.iter().map(|(tid, saved)| {
+            ThreadFacts::new(allow, (pid, *tid), task.proc.as_fd(), saved.rseq)
+        });
+        let facts = facts.collect::<Vec<_>>();
+        let mut questions = facts
+            .iter()
+            .map(Questions::new)
+            .collect::<Result<Vec<_>>>()?;
+        let brk = questions[0].script.call(Sysno::brk, [0u32.into()]);
+        let batches = questions.iter().map(|questions| questions as &dyn Batch);
+        let batches = batches.collect::<Vec<_>>();
+        let mut visit = Visit::new(threads, memory, &executable)?;
+        let outcomes = visit.run(&batches)?;
+        for ((facts, questions), outcome) in facts.iter().zip(&questions).zip(outcomes) {
+            let answers = questions.answers(facts.tid, outcome)?;
+            if facts.tid == pid {
+                self.brk = answers.result(brk).cast_unsigned();
+            }
+            questions.records(facts, &answers, &mut self.records)?;
+        }
+        for (tid, saved) in &all {
+            self.records.push(thread_record(*tid, saved)?);
+        }
+        task.body = if stay {
+            Body::Visited(visit)
+        } else {
+            Body::Stopped(visit.leave()?)
+        };
+        Ok(())
+    }
+
+    fn records<'a>(
+        mut self,
+        task: &'a Task,
+        files: &mut Files<'a>,
+        spaces: &mut spaces::Spaces,
+        records: &mut Vec<Record>,
+    ) -> Result<()> {
+        let (pid, proc) = (task.pid, task.proc.as_fd());
+        let memory = self.memory(task, files, spaces)?;
+        records.push(record(memory::TAG, pid, memory.encode_to_vec()));
+        let descriptors = std::mem::take(&mut self.rows).into_iter().map(|row| {
+            let (fd, close_on_exec) = (row.fd, row.cloexec);
+            let description = files.descriptor(pid, row)?.0;
+            Ok(Descriptor {
+                fd,
+                description,
+                close_on_exec,
+            })
+        });
+        let descriptors = Descriptors {
+            descriptors: descriptors.collect::<Result<_>>()?,
+        };
+        records.push(record(tag::DESCRIPTORS, pid, descriptors.encode_to_vec()));
+        let place = place(pid, proc, files)?;
+        records.push(record(tag::PLACE, pid, place.encode_to_vec()));
+        records.extend(self.records);
+        Ok(())
+    }
+
+    fn memory<'a>(
+        &self,
+        task: &'a Task,
+        files: &mut Files<'a>,
+        spaces: &mut spaces::Spaces,
+    ) -> Result<Memory> {
+        let (pid, proc) = (task.pid, task.proc.as_fd());
+        let mut mappings = Vec::with_capacity(self.listed.len());
+        for listed in &self.listed {
+            let file = match listed.backing() {
+                Backing::File => Some(files.mapped(pid, proc, listed)?.0),
+                _ => None,
+            };
+            mappings.push(Mapping::of(listed, pid, file)?);
+        }
+        spaces.scan(pid, &mut mappings)?;
+        let stat = &self.stat;
+        Ok(Memory {
+            marks: vec![
+                stat.code.0,
+                stat.code.1,
+                stat.data.0,
+                stat.data.1,
+                stat.brk,
+                self.brk,
+                stat.stack,
+                stat.args.0,
+                stat.args.1,
+                stat.env.0,
+                stat.env.1,
+            ],
+            auxv: task.read("auxv")?,
+            exe: files.link(pid, proc, "exe", OFlags::RDONLY)?.0,
+            mappings,
+            vdso_build_id: self.vdso_build_id.clone(),
+            lock_future: 0,
+        })
+    }
+}
+
+fn invalid() -> std::io::Error {
+    std::io::ErrorKind::InvalidData.into()
+}
+
+fn node(task: &Task, stat: &Stat) -> Node {
+    let threads = task.threads();
+    let state = match threads.first() {
+        None => State::Zombie,
+        Some(leader) if leader.group_stop.is_some() => State::Stopped,
+        Some(_) => State::Running,
+    };
+    Node {
+        pid: task.pid,
+        parent: stat.ppid,
+        group: stat.pgrp,
+        session: stat.session,
+        state: state as i32,
+        exit_status: stat.exit_code,
+        exit_signal: stat.exit_signal,
+        threads: threads.iter().map(|thread| thread.tid).collect(),
+        name: if state == State::Zombie {
+            stat.comm.clone()
+        } else {
+            Vec::new()
+        },
+    }
+}
+
+fn open_memory(task: &Task) -> Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&task.proc, "mem", flags, rustix::fs::Mode::empty());
+    let doing = || format!("cannot open /proc/{}/mem", task.pid);
+    file.map(File::from)
+        .map_err(|errno| Error::kernel(doing(), errno))
+}
+
+fn build_id(pid: i32, listed: &[Listed]) -> Vec<u8> {
+    let vdso = listed
+        .iter()
+        .find(|listed| listed.backing() == Backing::Vdso);
+    let Some(vdso) = vdso else { return Vec::new() };
+    let mut page = [0; 4096];
+    match sys::vm::read_exact(pid, vdso.span.start, &mut page) {
+        Ok(()) => sys::vdso::build_id(&page).unwrap_or_default(),
+        Err(_) => Vec::new(),
+    }
+}
+
+/// Only tasks in this process's own namespaces are saved.
+fn check_namespaces(task: &Task) -> Result<()> {
+    const NAMES: [&str; 8] = ["pid", "mnt", "net", "ipc", "uts", "user", "cgroup", "time"];
+    for name in NAMES {
+        let ours = rustix::fs::stat(format!("/proc/self/ns/{name}"));
+        let theirs = statat(&task.proc, format!("ns/{name}"), AtFlags::empty());
+        match (ours, theirs) {
+            (Ok(ours), Ok(theirs)) if ours.st_ino == theirs.st_ino => {}
+            // A kernel without this kind of namespace.
+            (Err(rustix::io::Errno::NOENT), _) => {}
+            (Ok(_), Ok(_)) => {
+                let what = format!("its own {name} namespace");
+                return Err(resources::Error::unsupported(task.pid, what).into());
+            }
+            (Err(errno), _) | (_, Err(errno)) => {
+                let doing = format!("cannot look at /proc/{}/ns/{name}", task.pid);
+                return Err(Error::kernel(doing, errno));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn thread_record(tid: i32, saved: &tracee::Saved) -> Result<Record> {
+    let xstate = sys::ptrace::xstate(tid);
+    let xstate = xstate.map_err(|e| Error::kernel(format!("cannot read xstate of {tid}"), e))?;
+    let registers = saved.registers.to_words().to_vec();
+    let state = ThreadState {
+        registers,
+        xstate,
+        mask: saved.mask,
+    };
+    Ok(record(tag::THREAD, tid, state.encode_to_vec()))
+}
+
+fn place<'a>(pid: i32, proc: BorrowedFd<'a>, files: &mut Files<'a>) -> Result<Place> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let cwd = files.link(pid, proc, "cwd", flags)?.0;
+    let failed = |errno| Error::kernel(format!("cannot look at /proc/{pid}/root"), errno);
+    let theirs = statat(proc, "root", AtFlags::empty()).map_err(failed)?;
+    let ours = rustix::fs::stat("/").map_err(failed)?;
+    let same = (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino);
+    let root = if same {
+        None
+    } else {
+        Some(files.link(pid, proc, "root", flags)?.0)
+    };
+    Ok(Place { cwd, root })
+}
+
+/// The questions for one thread.
+struct Questions {
+    script: Script,
+    asked: Vec<(&'static dyn Part, Asked)>,
+}
+
+impl Questions {
+    fn new(facts: &ThreadFacts<'_>) -> Result<Self> {
+        let mut questions = Self {
+            script: Script::default(),
+            asked: Vec::new(),
+        };
+        let leader = facts.tid == facts.pid;
+        for part in PARTS
+            .iter()
+            .filter(|part| leader || part.scope() == Scope::Thread)
+        {
+            let asked = part.ask(facts, &mut questions.script)?;
+            questions.asked.push((*part, asked));
+        }
+        Ok(questions)
+    }
+
+    fn answers(&self, tid: i32, outcome: Outcome) -> Result<Answers> {
+        if let Some(failed) = outcome.failed {
+            let call = self.script.steps[failed].to_string();
+            let errno = i32::try_from(-outcome.results[failed]).unwrap_or(0);
+            let source = std::io::Error::from_raw_os_error(errno);
+            return Err(Error::Call {
+                pid: tid,
+                call,
+                source,
+            });
+        }
+        Ok(Answers {
+            results: outcome.results,
+            data: outcome.data,
+        })
+    }
+
+    fn records(
+        &self,
+        facts: &ThreadFacts<'_>,
+        answers: &Answers,
+        records: &mut Vec<Record>,
+    ) -> Result<()> {
+        for (part, asked) in &self.asked {
+            if let Some(payload) = part.dump(facts, asked, answers)? {
+                records.push(record(part.tag(), facts.tid(), payload));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Batch for Questions {
+    fn ops_bytes(&self) -> usize {
+        self.script.ops_bytes()
+    }
+
+    fn data_bytes(&self) -> usize {
+        self.script.data_bytes()
+    }
+
+    fn compile(&self, ops: Addr, data: Addr) -> (Vec<u8>, Vec<u8>) {
+        // Questions refer to nothing but their own data.
+        let window = Span::default();
+        let layout = Layout {
+            ops,
+            data,
+            words: Addr(0),
+            pool: &[],
+            scripts: &[],
+            window,
+            top: Addr(0),
+        };
+        self.script.compile(&layout)
+    }
+}

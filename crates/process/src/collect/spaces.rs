@@ -1,0 +1,142 @@
+//! Which pages of which task are stored, and which ones a child has of its parent.
+
+use std::collections::HashMap;
+
+use abi::Span;
+use image::{Run, RunKind, SpaceId};
+use pages::Extent;
+use resources::map::memory::Mapping;
+
+use crate::Result;
+use crate::records::Tree;
+
+/// The private pages of all tasks.
+#[derive(Default)]
+pub(super) struct Spaces {
+    own: Vec<(i32, Vec<Span>)>,
+    same: Vec<Run>,
+}
+
+const MAP_DROPPABLE: u32 = 0x08;
+
+impl Spaces {
+    /// Finds the private pages of a task, and the guard regions of its mappings.
+    pub fn scan(&mut self, pid: i32, mappings: &mut [Mapping]) -> Result<()> {
+        let with_pages =
+            |map: &&mut Mapping| map.is_private() && map.flags & MAP_DROPPABLE != MAP_DROPPABLE;
+        let mut private = mappings.iter_mut().filter(with_pages).collect::<Vec<_>>();
+        let spans = private.iter().map(|map| map.span()).collect::<Vec<_>>();
+        let found = pages::scan(pid, &spans)?;
+        let mut own = Vec::new();
+        for (map, found) in private.iter_mut().zip(found) {
+            let guards = found.guards.iter();
+            map.guards = guards
+                .flat_map(|span| [span.start.0, span.bytes()])
+                .collect();
+            own.extend(found.private);
+        }
+        self.own.push((pid, own));
+        Ok(())
+    }
+
+    /// Finds the pages that a child and its parent share by copy-on-write.
+    pub fn find_shared(&mut self, tree: &Tree) -> Result<()> {
+        let position = self.own.iter().enumerate().map(|(at, own)| (own.0, at));
+        let position = position.collect::<HashMap<_, _>>();
+        for node in &tree.tasks[1..] {
+            let (Some(child), true) =
+                (position.get(&node.pid), position.contains_key(&node.parent))
+            else {
+                continue;
+            };
+            let own = &self.own[*child].1;
+            let shared = pages::shared_with(node.parent, node.pid, own)?;
+            let kind = RunKind::Same {
+                space: SpaceId(node.parent.cast_unsigned()),
+            };
+            let space = SpaceId(node.pid.cast_unsigned());
+            self.same
+                .extend(shared.iter().flat_map(|span| runs(space, *span, kind)));
+            let rest = subtract(own, &shared);
+            self.own[*child].1 = rest;
+        }
+        Ok(())
+    }
+
+    /// The pages to be stored by task, and the runs of those that are not.
+    pub fn into_parts(self) -> (Vec<(i32, Vec<Extent>)>, Vec<Run>) {
+        let extents = self.own.into_iter().map(|(pid, spans)| {
+            let space = SpaceId(pid.cast_unsigned());
+            let extents = spans.into_iter().map(|span| Extent {
+                space,
+                first_page: span.start.page(),
+                at: span.start,
+                pages: span.pages(),
+            });
+            (pid, extents.collect())
+        });
+        (extents.collect(), self.same)
+    }
+}
+
+/// A run counts its pages in 32 bits.
+fn runs(space: SpaceId, span: Span, kind: RunKind) -> impl Iterator<Item = Run> {
+    const MOST: u64 = 1 << 31;
+    let (first, count) = (span.start.page(), span.pages());
+    (0..count).step_by(MOST as usize).map(move |done| Run {
+        space,
+        first_page: first + done,
+        pages: u32::try_from((count - done).min(MOST)).expect("capped"),
+        kind,
+    })
+}
+
+/// What `all` has and `some` has not; both sorted and disjoint.
+fn subtract(all: &[Span], some: &[Span]) -> Vec<Span> {
+    let mut rest = Vec::new();
+    let mut some = some.iter().copied().peekable();
+    for span in all {
+        let mut at = span.start;
+        while let Some(cut) = some.peek().copied().filter(|cut| cut.start < span.end) {
+            if at < cut.start {
+                rest.push(Span {
+                    start: at,
+                    end: cut.start,
+                });
+            }
+            at = at.max(cut.end);
+            if cut.end > span.end {
+                break;
+            }
+            some.next();
+        }
+        if at < span.end {
+            rest.push(Span {
+                start: at,
+                end: span.end,
+            });
+        }
+    }
+    rest
+}
+
+#[cfg(test)]
+mod tests {
+    use abi::Addr;
+
+    use super::*;
+
+    #[test]
+    fn shared_parts_are_taken_out() {
+        let span = |start, end| Span {
+            start: Addr(start),
+            end: Addr(end),
+        };
+        let all = [span(0, 10), span(20, 30), span(40, 50)];
+        let some = [span(0, 2), span(5, 6), span(20, 30), span(45, 50)];
+        assert_eq!(
+            subtract(&all, &some),
+            [span(2, 5), span(6, 10), span(40, 45)]
+        );
+    }
+}

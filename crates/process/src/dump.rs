@@ -1,0 +1,240 @@
+//! The dump of a process tree, from the first stop to the end of the target.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use abi::Addr;
+use image::{Facts, PAGE_BYTES, Seal, Writer};
+use pages::{Drained, Extent, Source, TaskMemory};
+use resources::Allow;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::collect::{Inventory, Object, collect};
+use crate::freeze::{Body, Frozen, freeze};
+use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage};
+
+/// Saves the tree under `options.tree` into `options.images_dir`.
+///
+/// # Errors
+/// Every failure leaves the tree running as before and no image behind.
+pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpReport> {
+    let began = Instant::now();
+    let root = options.tree;
+    observer
+        .stage(Stage::PreDump, Some(root))
+        .map_err(Error::Vetoed)?;
+    let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
+    let writer = Writer::create(Arc::new(store))?;
+    let mut frozen = freeze(root.as_raw_nonzero().get(), options.timeout)?;
+    let allow = allow(options);
+    let kill = options.afterwards == Afterwards::Kill;
+    let inventory = collect(&mut frozen, &allow, kill)?;
+    let mut undo = Undo(Vec::new());
+    let mut report = write(inventory, writer, options, observer, &mut undo)?;
+    observer
+        .stage(Stage::PostDump, Some(root))
+        .map_err(Error::Vetoed)?;
+    undo.0.clear();
+    let frozen_for = frozen.since.elapsed();
+    report.tasks = frozen.tasks.len() as u64;
+    report.threads = frozen
+        .tasks
+        .iter()
+        .map(|task| task.threads().len() as u64)
+        .sum();
+    report.frozen_us = u64::try_from(frozen_for.as_micros()).unwrap_or(u64::MAX);
+    finish(frozen, options.afterwards)?;
+    report.total_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Ok(report)
+}
+
+/// What the dump changed on the host and takes back if it fails.
+struct Undo(Vec<Box<dyn FnOnce()>>);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(|undo| undo());
+    }
+}
+
+fn allow(options: &DumpOptions) -> Allow {
+    let allowed = &options.allowed;
+    Allow {
+        tcp_established: allowed.tcp_established,
+        tcp_close: allowed.tcp_close,
+        ext_unix_sk: allowed.ext_unix_sk,
+        shell_job: allowed.shell_job,
+        file_locks: allowed.file_locks,
+        link_remap: allowed.link_remap,
+        ghost_limit_bytes: options.ghost_limit_bytes,
+    }
+}
+
+fn write(
+    inventory: Inventory,
+    writer: Writer,
+    options: &DumpOptions,
+    observer: &mut dyn Observer,
+    undo: &mut Undo,
+) -> Result<DumpReport> {
+    undo.0 = inventory.undo;
+    let mut records_bytes = 0;
+    for record in inventory.records {
+        records_bytes += record.payload.len() as u64;
+        writer.record(record);
+    }
+    let mut report = DumpReport::default();
+    for run in inventory.same {
+        report.shared_pages += u64::from(run.pages);
+        writer.mark(run);
+    }
+    let sources = inventory
+        .extents
+        .into_iter()
+        .map(|(pid, extents)| (Box::new(TaskMemory::new(pid)) as Box<dyn Source>, extents));
+    let objects = inventory.objects.into_iter().map(of_object);
+    let sources = sources.chain(objects).collect::<Vec<_>>();
+    let bytes = |extents: &[Extent]| extents.iter().map(Extent::bytes).sum::<u64>();
+    let total_bytes = sources.iter().map(|source| bytes(&source.1)).sum::<u64>();
+    writer.reserve(total_bytes)?;
+    let mut done_bytes = 0;
+    for (source, extents) in &sources {
+        // A large drain is moved in parts, so that the caller can show how far it is.
+        let drained = pages::drain(&**source, extents, &writer, &|_| ())?;
+        count(&mut report, &drained);
+        done_bytes += bytes(extents);
+        observer.progress(done_bytes, total_bytes);
+    }
+    report.image_bytes = report.stored_pages * PAGE_BYTES as u64 + records_bytes;
+    let durable = options.sync && options.afterwards == Afterwards::Kill;
+    let id = writer.seal(Seal {
+        durable,
+        facts: facts(),
+    })?;
+    report.image = id.to_string();
+    Ok(report)
+}
+
+fn count(report: &mut DumpReport, drained: &Drained) {
+    report.stored_pages += drained.stored_pages;
+    report.zero_pages += drained.zero_pages;
+}
+
+fn facts() -> Facts {
+    let host = rustix::system::uname();
+    let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+    let since_1970 = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    Facts {
+        kernel_release: text(host.release()),
+        stillframe_version: env!("CARGO_PKG_VERSION").to_owned(),
+        created_ns: u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX),
+        arch: text(host.machine()),
+    }
+}
+
+/// The pages of an object, holes left out.
+fn of_object(object: Object) -> (Box<dyn Source>, Vec<Extent>) {
+    let whole = abi::Span::new(
+        Addr(0),
+        object.len_bytes.next_multiple_of(PAGE_BYTES as u64),
+    );
+    let allocated = pages::scan::allocated(std::os::fd::AsFd::as_fd(&object.file));
+    let spans = allocated.unwrap_or_else(|_| vec![whole]);
+    let spans = spans
+        .iter()
+        .map(|span| span.intersect(whole))
+        .filter(|span| !span.is_empty());
+    let extents = spans.map(|span| Extent {
+        space: object.space,
+        first_page: span.start.page(),
+        at: span.start,
+        pages: span.pages(),
+    });
+    let extents = extents.collect();
+    (Box::new(Contents { file: object.file }), extents)
+}
+
+/// An object that is read as a file; the last page is filled up with zeros.
+struct Contents {
+    file: OwnedFd,
+}
+
+impl Source for Contents {
+    fn read(&self, extents: &[Extent], mut buffer: &mut [u8]) -> pages::Result<()> {
+        for extent in extents {
+            let (mut part, rest) = buffer.split_at_mut(extent.bytes() as usize);
+            buffer = rest;
+            let mut at = extent.at.0;
+            while !part.is_empty() {
+                let got = rustix::io::pread(&self.file, &mut *part, at);
+                let got = got.map_err(|errno| pages::Error::Read {
+                    pid: 0,
+                    addr: Addr(at),
+                    source: errno.into(),
+                })?;
+                if got == 0 {
+                    part.fill(0);
+                    break;
+                }
+                at += got as u64;
+                part = &mut part[got..];
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Kills the tree, stops it, or lets it go.
+fn finish(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
+    let pid = |pid| Pid::from_raw(pid).expect("a pid is not 0");
+    match afterwards {
+        Afterwards::Run => {
+            for task in frozen.tasks {
+                if let Body::Stopped(threads) = task.body {
+                    for thread in threads {
+                        thread.release()?;
+                    }
+                }
+            }
+        }
+        Afterwards::Stop => {
+            for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
+                let stopped = kill_process(pid(task.pid), Signal::STOP);
+                stopped.map_err(|e| Error::kernel(format!("cannot stop pid {}", task.pid), e))?;
+            }
+        }
+        Afterwards::Kill => {
+            for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
+                let killed = kill_process(pid(task.pid), Signal::KILL);
+                killed.map_err(|e| Error::kernel(format!("cannot kill pid {}", task.pid), e))?;
+            }
+            frozen.tasks.into_iter().for_each(bury);
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a killed task has ended.
+fn bury(task: crate::freeze::Task) {
+    let tids = task
+        .threads()
+        .iter()
+        .map(|thread| thread.tid)
+        .collect::<Vec<_>>();
+    match task.body {
+        Body::Ended => {}
+        Body::Stopped(threads) => threads.into_iter().for_each(tracee::Thread::forget),
+        Body::Visited(visit) => visit.forget(),
+    }
+    // The leader's end is told last, when all its threads have ended.
+    for tid in tids.into_iter().rev() {
+        while let Ok((_, event)) = sys::ptrace::wait(tid) {
+            if matches!(event, sys::ptrace::Event::Ended(_)) {
+                break;
+            }
+        }
+    }
+}
