@@ -143,3 +143,84 @@ fn quoted(text: &[u8]) -> (Vec<u8>, &[u8]) {
     }
     (word, &[])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Vec<String> {
+        let lines = parse(Path::new("f"), text.as_bytes());
+        lines
+            .iter()
+            .map(|line| format!("{:?}", line.words))
+            .collect()
+    }
+
+    #[test]
+    fn lines_become_options() {
+        let text = "tcp-established\n\
+                    \t work-dir \"/a b/my \\\"work\\\" dir\"\n\
+                    # nothing\n\
+                    \n\
+                    no-restore-sibling # a remark\n\
+                    ghost-limit=2M\n\
+                    root \"\"\n\
+                    log-file \"open";
+        assert_eq!(
+            parsed(text),
+            [
+                r#"["--tcp-established"]"#,
+                r#"["--work-dir", "/a b/my \"work\" dir"]"#,
+                r#"["--no-restore-sibling"]"#,
+                r#"["--ghost-limit=2M"]"#,
+                r#"["--root", ""]"#,
+                r#"["--log-file", "open"]"#,
+            ]
+        );
+    }
+
+    #[test]
+    fn lines_know_their_place() {
+        let lines = parse(Path::new("f"), b"\n#\nall\n");
+        assert_eq!(lines[0].origin, Origin::File("f".to_owned(), 3));
+    }
+
+    #[test]
+    fn places_are_read_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+            path.into_os_string()
+        };
+        write(USER, "log-file user");
+        let variable = write("variable.conf", "log-file variable");
+        let named = write("named.conf", "log-file named");
+        let home = || Some(dir.path().as_os_str().to_owned());
+        let files = |places: Places| -> Vec<OsString> {
+            let lines = places.read().unwrap();
+            lines.iter().map(|line| line.words[1].clone()).collect()
+        };
+        let all = Places::new(true, Some(named.clone()), home(), Some(variable.clone()));
+        assert_eq!(all.optional[0], Path::new(GLOBAL));
+        assert_eq!(files(all), ["user", "variable", "named"]);
+        let without_defaults = Places::new(false, Some(named), home(), Some(variable));
+        assert_eq!(files(without_defaults), ["variable", "named"]);
+    }
+
+    #[test]
+    fn only_a_named_file_must_be_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing").into_os_string();
+        assert!(
+            Places::new(true, None, Some(missing.clone()), None)
+                .read()
+                .is_ok()
+        );
+        let error = Places::new(true, Some(missing.clone()), None, None)
+            .read()
+            .unwrap_err();
+        assert_eq!(error.path, missing);
+    }
+}

@@ -220,3 +220,63 @@ pub static FLAGS: &[Flag] = &[
     flag("plan", Bare, [Misplaced, Taken, Misplaced]).own(),
     flag("sync", Switch, [Taken, Misplaced, Misplaced]).own(),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names, kinds of arguments and letters, as the option table in the binary of criu 4.2.1 has
+    /// them.
+    const CRIU: &str = include_str!("../tests/fixtures/criu-4.2-options.txt");
+
+    fn known() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+        CRIU.lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| {
+                let mut words = line.split(' ');
+                let mut next = || words.next().unwrap();
+                (next(), next(), next())
+            })
+    }
+
+    #[test]
+    fn no_option_of_criu_is_forgotten() {
+        for (name, kind, letter) in known() {
+            let flag = FLAGS.iter().find(|flag| flag.name == name);
+            let flag = flag.unwrap_or_else(|| panic!("{name} is missing"));
+            let expected = match kind {
+                "none" => Bare,
+                "switch" => Switch,
+                "required" => Required,
+                "optional" => Optional,
+                other => panic!("{other}"),
+            };
+            assert_eq!(flag.argument, expected, "{name}");
+            assert_eq!(
+                flag.short.map_or("-".to_owned(), String::from),
+                letter,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn no_option_is_ascribed_to_criu_that_it_does_not_have() {
+        for flag in FLAGS.iter().filter(|flag| flag.of_criu) {
+            assert!(known().any(|(name, ..)| name == flag.name), "{}", flag.name);
+        }
+    }
+
+    #[test]
+    fn options_are_in_order_and_unique() {
+        for of_criu in [true, false] {
+            let flags = FLAGS.iter().filter(|flag| flag.of_criu == of_criu);
+            let names: Vec<_> = flags.map(|flag| flag.name).collect();
+            assert!(names.is_sorted_by(|a, b| a < b), "{names:?}");
+        }
+        let own = FLAGS.iter().filter(|flag| !flag.of_criu);
+        for own in own {
+            assert_eq!(FLAGS.iter().filter(|flag| flag.name == own.name).count(), 1);
+        }
+    }
+}

@@ -62,7 +62,7 @@ impl Dump {
             doing: "dump",
             source,
         })?;
-        drop(watch);
+        watch.done();
         session.ready();
         log::info!("dumped {} tasks in {} us", report.tasks, report.total_us);
         if self.common.json {

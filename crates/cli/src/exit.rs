@@ -82,7 +82,7 @@ pub enum Failure {
         source: std::io::Error,
     },
     /// The command of `--exec-cmd`.
-    #[error("the tree is restored, but {command:?} cannot be executed")]
+    #[error("restored, but {command:?} cannot be executed")]
     Exec {
         /// The command.
         command: std::ffi::OsString,
@@ -135,8 +135,12 @@ impl Failure {
                 "correct the name, or leave the default files out with --no-default-config"
             }
             Self::NoSuchFeature(_) => "`stillframe check --feature list` lists those there are",
+            Self::File { .. } => "look at its name, its permissions and the space left",
+            Self::Descriptor { .. } => {
+                "the caller has to pass it on, as a shell does with `FD<FILE`"
+            }
+            Self::Exec { .. } => "the tree runs; nothing has to be restored again",
             Self::Engine { source, .. } => return source.advice(),
-            _ => return None,
         };
         Some(advice.to_owned())
     }
@@ -170,5 +174,107 @@ impl Failure {
             "causes": self.causes(),
             "advice": self.advice(),
         }})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failures() -> Vec<Failure> {
+        let denied = || std::io::Error::from_raw_os_error(13);
+        vec![
+            Failure::Reading(reading::Error::CommandUnsupported("dedup")),
+            Failure::Usage("--restore-sibling needs --restore-detached".to_owned()),
+            Failure::NoSuchFeature("nope".to_owned()),
+            Failure::File {
+                action: "create the log file",
+                path: "/x/dump.log".into(),
+                source: denied(),
+            },
+            Failure::Descriptor {
+                fd: 9,
+                option: "--status-fd",
+                source: denied(),
+            },
+            Failure::Exec {
+                command: "tool".into(),
+                source: denied(),
+            },
+        ]
+    }
+
+    #[test]
+    fn failures_have_a_status_a_line_and_advice() {
+        let text: Vec<String> = failures()
+            .iter()
+            .map(|failure| {
+                let status = failure.status();
+                let advice = failure.advice().unwrap();
+                format!(
+                    "{} {}: {}\n  {advice}",
+                    status as u8,
+                    status.name(),
+                    failure.line()
+                )
+            })
+            .collect();
+        insta::assert_snapshot!(text.join("\n"), @r#"
+        2 usage: the command dedup of criu(8) is not supported yet
+          `stillframe --help` lists the commands that are there
+        2 usage: --restore-sibling needs --restore-detached
+          `stillframe COMMAND --help` lists the options
+        1 failed: there is no feature "nope"
+          `stillframe check --feature list` lists those there are
+        6 store: cannot create the log file /x/dump.log: Permission denied (os error 13)
+          look at its name, its permissions and the space left
+        2 usage: cannot use descriptor 9, which --status-fd names: Permission denied (os error 13)
+          the caller has to pass it on, as a shell does with `FD<FILE`
+        1 failed: restored, but "tool" cannot be executed: Permission denied (os error 13)
+          the tree runs; nothing has to be restored again
+        "#);
+    }
+
+    #[test]
+    fn json_tells_the_same() {
+        let json = serde_json::to_string_pretty(&failures()[3].json()).unwrap();
+        insta::assert_snapshot!(json, @r#"
+        {
+          "error": {
+            "advice": "look at its name, its permissions and the space left",
+            "causes": [
+              "Permission denied (os error 13)"
+            ],
+            "kind": "store",
+            "message": "cannot create the log file /x/dump.log",
+            "status": 6
+          }
+        }
+        "#);
+    }
+
+    #[test]
+    fn every_status_is_documented() {
+        let documents = [
+            include_str!("../../../docs/exit-codes.md"),
+            include_str!("manual.roff"),
+        ];
+        for status in [
+            Status::Done,
+            Status::Failed,
+            Status::Usage,
+            Status::Unsupported,
+            Status::Gone,
+            Status::Corrupt,
+            Status::Store,
+        ] {
+            let number = status as u8;
+            let (row, heading) = (
+                format!("| {number} | `{}` |", status.name()),
+                format!(".B {number}\n"),
+            );
+            assert!(documents[0].contains(&row), "{row}");
+            assert!(documents[1].contains(&heading), "{heading}");
+        }
     }
 }

@@ -153,3 +153,65 @@ fn misused(error: &clap::Error) -> Status {
         Status::Done
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{ArgAction, CommandFactory as _};
+
+    use super::Cli;
+    use crate::criu::{Argument, FLAGS, Fate};
+    use crate::reading::Command;
+
+    /// Options that the reading answers itself or hands over under another name.
+    const READ: [&str; 5] = ["daemon", "help", "sync", "version", "verbosity"];
+
+    #[test]
+    fn the_parser_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_table_and_the_parsers_agree() {
+        let program = Cli::command();
+        for (name, command) in [
+            ("dump", Command::Dump),
+            ("restore", Command::Restore),
+            ("check", Command::Check),
+        ] {
+            let parser = program.find_subcommand(name).unwrap();
+            let find = |flag: &str| {
+                parser
+                    .get_arguments()
+                    .find(|arg| arg.get_long() == Some(flag))
+            };
+            for flag in FLAGS.iter().filter(|flag| !READ.contains(&flag.name)) {
+                let text = format!("{name} --{}", flag.name);
+                let Some(argument) = find(flag.name) else {
+                    assert_ne!(flag.fate(command), Fate::Taken, "{text} is not parsed");
+                    continue;
+                };
+                assert_eq!(flag.fate(command), Fate::Taken, "{text} is parsed");
+                let bare = matches!(flag.argument, Argument::None | Argument::Switch);
+                let set_true = matches!(argument.get_action(), ArgAction::SetTrue);
+                assert_eq!(set_true, bare, "{text} disagrees about its argument");
+                let repeats = matches!(argument.get_action(), ArgAction::Append);
+                assert_eq!(repeats, flag.repeats, "{text} disagrees about repeating");
+                assert_eq!(
+                    argument.get_short(),
+                    flag.short,
+                    "{text} disagrees about its letter"
+                );
+            }
+            for argument in parser
+                .get_arguments()
+                .filter_map(|argument| argument.get_long())
+            {
+                let known = FLAGS.iter().any(|flag| flag.name == argument);
+                assert!(
+                    known || argument == "no-sync",
+                    "{name} --{argument} is not in the table"
+                );
+            }
+        }
+    }
+}

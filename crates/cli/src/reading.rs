@@ -508,3 +508,308 @@ fn fold_verbosity(occurrences: &[Occurrence], reading: &mut Reading) {
         reading.words.push(format!("--verbosity={level}").into());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(words: &[&str]) -> Words {
+        Words {
+            origin: Origin::CommandLine,
+            words: words.iter().map(Into::into).collect(),
+        }
+    }
+
+    fn file(words: &[&str]) -> Words {
+        Words {
+            origin: Origin::File("default.conf".to_owned(), 3),
+            words: words.iter().map(Into::into).collect(),
+        }
+    }
+
+    fn words(words: &[&str]) -> Result<String, String> {
+        let reading = read(&[line(words)]).map_err(|error| error.to_string())?;
+        let words: Vec<_> = reading
+            .words
+            .iter()
+            .map(|word| word.to_str().unwrap())
+            .collect();
+        Ok(words.join(" "))
+    }
+
+    fn value_of(flag: &Flag) -> Option<&'static str> {
+        match flag.argument {
+            Argument::None | Argument::Switch => None,
+            Argument::Required | Argument::Optional => {
+                Some(flag.values.first().copied().unwrap_or("1"))
+            }
+        }
+    }
+
+    fn words_of(flag: &Flag, command: &str) -> Words {
+        let name = format!("--{}", flag.name);
+        let option = match value_of(flag) {
+            Some(value) => format!("{name}={value}"),
+            None => name,
+        };
+        line(&[command, &option])
+    }
+
+    #[test]
+    fn every_option_is_taken_accepted_or_refused_by_name() {
+        let special = ["help", "version", "exec-cmd", "sync", "daemon"];
+        for (name, command) in [
+            ("dump", Command::Dump),
+            ("restore", Command::Restore),
+            ("check", Command::Check),
+        ] {
+            for flag in FLAGS.iter().filter(|flag| !special.contains(&flag.name)) {
+                let outcome = read(&[words_of(flag, name)]);
+                let text = format!("{name} --{}: {outcome:?}", flag.name);
+                match flag.fate(command) {
+                    Fate::Refused => {
+                        let error = outcome.expect_err(&text).to_string();
+                        let expected = format!("--{} of criu(8) is not supported yet", flag.name);
+                        assert_eq!(error, expected);
+                    }
+                    Fate::Idle => {
+                        let reading = outcome.expect(&text);
+                        assert_eq!(reading.idle, [flag.name], "{text}");
+                        assert!(reading.words.is_empty(), "{text}");
+                    }
+                    Fate::Taken | Fate::Misplaced => {
+                        let reading = outcome.expect(&text);
+                        let word = reading.words[0].to_str().unwrap();
+                        let word = word.split_once('=').map_or(word, |(name, _)| name);
+                        assert_eq!(word, format!("--{}", flag.name), "{text}");
+                        assert!(reading.idle.is_empty(), "{text}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_refused_switch_may_be_taken_back() {
+        for flag in FLAGS
+            .iter()
+            .filter(|flag| flag.argument == Argument::Switch)
+        {
+            let off = format!("--no-{}", flag.name);
+            let reading = read(&[line(&["dump", &off])]).unwrap();
+            assert!(reading.words.is_empty() || flag.name == "sync", "{off}");
+        }
+    }
+
+    #[test]
+    fn every_letter_is_its_long_name() {
+        for flag in FLAGS
+            .iter()
+            .filter(|flag| flag.short.is_some() && flag.name != "help")
+        {
+            let letter = format!("-{}", flag.short.unwrap());
+            let short = match value_of(flag) {
+                Some(value) => line(&["restore", &format!("{letter}{value}")]),
+                None => line(&["restore", &letter]),
+            };
+            assert_eq!(
+                read(&[short]),
+                read(&[words_of(flag, "restore")]),
+                "{letter}"
+            );
+        }
+    }
+
+    #[test]
+    fn commands_of_criu_are_refused_by_name() {
+        for name in REFUSED_COMMANDS {
+            let error = read(&[line(&[name, "-D", "x"])]).unwrap_err();
+            assert_eq!(error, Error::CommandUnsupported(name));
+        }
+        assert_eq!(read(&[line(&["bogus"])]).unwrap().words, ["bogus"]);
+    }
+
+    #[test]
+    fn options_stand_anywhere() {
+        let expected = Ok("--images-dir=dir --shell-job --tree=5".to_owned());
+        assert_eq!(words(&["-D", "dir", "dump", "-j", "-t", "5"]), expected);
+        assert_eq!(words(&["-Ddir", "-jt5", "dump"]), expected);
+        assert_eq!(
+            words(&["dump", "--images=dir", "--shell", "--tree", "5"]),
+            expected
+        );
+    }
+
+    #[test]
+    fn the_last_word_wins() {
+        assert_eq!(words(&["dump", "-t1", "-t2"]), Ok("--tree=2".to_owned()));
+        assert_eq!(
+            words(&["dump", "-s", "-R"]),
+            Ok("--leave-running".to_owned())
+        );
+        assert_eq!(
+            words(&["dump", "-R", "-s"]),
+            Ok("--leave-stopped".to_owned())
+        );
+        assert_eq!(words(&["dump", "-j", "--no-shell-job"]), Ok(String::new()));
+        assert_eq!(
+            words(&["dump", "--no-shell-job", "-j"]),
+            Ok("--shell-job".to_owned())
+        );
+        assert_eq!(words(&["restore", "-d", "--no-daemon"]), Ok(String::new()));
+        assert_eq!(
+            words(&["restore", "--daemon"]),
+            Ok("--restore-detached".to_owned())
+        );
+        assert_eq!(words(&["dump", "--no-sync"]), Ok("--no-sync".to_owned()));
+        assert_eq!(words(&["dump", "--no-sync", "--sync"]), Ok(String::new()));
+        assert_eq!(
+            words(&["restore", "-R", "-s"]),
+            Ok("--leave-stopped".to_owned())
+        );
+        assert_eq!(words(&["restore", "-s", "-R"]), Ok(String::new()));
+    }
+
+    #[test]
+    fn every_word_of_a_repeated_option_counts() {
+        let both = Ok("--action-script=a --action-script=b".to_owned());
+        assert_eq!(
+            words(&["dump", "--action-script", "a", "--action-script=b"]),
+            both
+        );
+    }
+
+    #[test]
+    fn verbosity_is_a_number_or_letters() {
+        for (given, level) in [
+            (&["-v"][..], "3"),
+            (&["-vv"], "4"),
+            (&["-v", "-v"], "4"),
+            (&["-vvvv"], "6"),
+            (&["-v4"], "4"),
+            (&["-v0"], "0"),
+            (&["--verbosity=1"], "1"),
+            (&["--verbosity"], "3"),
+            (&["-v1", "-v"], "2"),
+            (&["-jv4"], "4"),
+        ] {
+            let mut line = vec!["dump"];
+            line.extend(given);
+            let expected = format!("--verbosity={level}");
+            assert!(words(&line).unwrap().ends_with(&expected), "{given:?}");
+        }
+    }
+
+    #[test]
+    fn the_command_of_exec_cmd_is_left_alone() {
+        assert_eq!(
+            words(&[
+                "restore",
+                "-D",
+                "x",
+                "--exec-cmd",
+                "--",
+                "sh",
+                "-c",
+                "--tree"
+            ]),
+            Ok("--images-dir=x --exec-cmd -- sh -c --tree".to_owned())
+        );
+        assert_eq!(
+            words(&["restore", "--exec-cmd", "--"]),
+            Err("--exec-cmd needs a command behind --".to_owned())
+        );
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for (given, expected) in [
+            (&["dump", "--tree"][..], "--tree needs an argument"),
+            (&["dump", "-t"], "--tree needs an argument"),
+            (&["dump", "--shell-job=yes"], "--shell-job has no argument"),
+            (
+                &["dump", "--tcp"],
+                "--tcp may be any of --tcp-close, --tcp-established",
+            ),
+            (
+                &["dump", "--pre-dump-mode=fast"],
+                "--pre-dump-mode cannot be \"fast\"; it can be read, splice",
+            ),
+        ] {
+            assert_eq!(words(given), Err(expected.to_owned()), "{given:?}");
+        }
+    }
+
+    #[test]
+    fn harmless_arguments_of_refused_options_are_accepted() {
+        let reading = read(&[line(&["restore", "--manage-cgroups=ignore"])]).unwrap();
+        assert_eq!(reading.idle, ["manage-cgroups"]);
+        assert!(read(&[line(&["restore", "--manage-cgroups=soft"])]).is_err());
+        assert!(read(&[line(&["restore", "--manage-cgroups"])]).is_err());
+    }
+
+    #[test]
+    fn later_sources_override_earlier_ones() {
+        let sources = [
+            file(&["--work-dir", "a"]),
+            file(&["--shell-job"]),
+            file(&["--leave-running"]),
+            file(&["--action-script", "first"]),
+            line(&[
+                "dump",
+                "-W",
+                "b",
+                "--no-shell-job",
+                "-s",
+                "--action-script",
+                "second",
+            ]),
+        ];
+        let reading = read(&sources).unwrap();
+        let expected = [
+            "--action-script=first",
+            "--work-dir=b",
+            "--leave-stopped",
+            "--action-script=second",
+        ];
+        assert_eq!(reading.words, expected);
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_told_with_its_place() {
+        let dump = || line(&["dump"]);
+        for (words, expected) in [
+            (
+                &["--external", "x"][..],
+                "--external of criu(8) is not supported yet",
+            ),
+            (&["--bogus"], "unknown option \"--bogus\""),
+            (&["--tree"], "--tree needs an argument"),
+        ] {
+            let error = read(&[file(words), dump()]).unwrap_err().to_string();
+            assert_eq!(error, format!("{expected} (default.conf, line 3)"));
+        }
+    }
+
+    #[test]
+    fn unknown_words_reach_the_parser() {
+        assert_eq!(
+            words(&["dump", "--bogus", "-t5"]),
+            Ok("--tree=5 --bogus".to_owned())
+        );
+        assert_eq!(words(&["dump", "extra", "-Q"]), Ok("-Q extra".to_owned()));
+    }
+
+    #[test]
+    fn the_configuration_is_found_before_anything_else() {
+        let of = |words: &[&str]| configuration(&line(words).words);
+        assert_eq!(of(&["dump"]), (true, None));
+        assert_eq!(of(&["dump", "--no-default-config"]), (false, None));
+        assert_eq!(of(&["--config", "f", "dump"]), (false, Some("f".into())));
+        assert_eq!(of(&["--config=f"]), (false, Some("f".into())));
+        assert_eq!(
+            of(&["restore", "--exec-cmd", "--", "--config=f"]),
+            (true, None)
+        );
+    }
+}

@@ -91,7 +91,7 @@ impl Restore {
         }
         let mut watch = Watch::new(&session).with_pidfile(self.pidfile.take())?;
         let restored = process::restore(&options, &mut watch).map_err(engine("restore"))?;
-        drop(watch);
+        watch.done();
         session.ready();
         log::info!(
             "restored {} tasks in {} us",

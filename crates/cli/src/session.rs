@@ -165,6 +165,17 @@ impl Everywhere {
 }
 
 impl Session {
+    /// Returns a session without a log file.
+    #[cfg(test)]
+    pub fn in_directory(dir: &Path, scripts: &[PathBuf]) -> Self {
+        Self {
+            images_dir: dir.to_owned(),
+            work_dir: dir.to_owned(),
+            scripts: scripts.to_owned(),
+            status: None,
+        }
+    }
+
     /// Tells whoever holds the other end of `--status-fd` that the work is done.
     pub fn ready(&mut self) {
         if let Some(mut status) = self.status.take()

@@ -196,3 +196,95 @@ fn bytes(bytes: u64) -> String {
     }
     format!("{number} TiB")
 }
+
+#[cfg(test)]
+mod tests {
+    use process::report::{DescriptorDescription, FileSize, MappingDescription, PageCounts};
+
+    use super::*;
+
+    fn task(pid: i32, parent_pid: i32, name: &str) -> TaskDescription {
+        TaskDescription {
+            pid,
+            parent_pid,
+            group: 10,
+            session: 10,
+            name: name.to_owned(),
+            state: "running".to_owned(),
+            threads: vec![pid],
+            ..TaskDescription::default()
+        }
+    }
+
+    fn image() -> Description {
+        let mut root = task(10, 0, "shell");
+        root.exe = Some("/bin/sh".into());
+        root.mappings.push(MappingDescription {
+            start: 0x40_0000,
+            end: 0x60_0000,
+            protection: "r-xp".to_owned(),
+            what: "/bin/sh".to_owned(),
+            stored_pages: 3,
+        });
+        let mut child = task(11, 10, "worker");
+        child.threads.push(12);
+        child.descriptors.push(DescriptorDescription {
+            fd: 3,
+            kind: "pipe".to_owned(),
+            what: "pipe:[77]".to_owned(),
+            close_on_exec: true,
+        });
+        Description {
+            image: "5f".to_owned(),
+            parent: None,
+            format: 1,
+            features: vec!["checksums".to_owned()],
+            pages: PageCounts {
+                stored: 12_000,
+                zero: 5,
+                parent: 0,
+            },
+            files: vec![FileSize {
+                name: "pages".to_owned(),
+                bytes: 49_152_000,
+            }],
+            tasks: vec![root, child],
+        }
+    }
+
+    #[test]
+    fn an_image_is_told_to_people() {
+        insta::assert_snapshot!(to_text(&image()), @"
+        image 5f, format 1
+        features checksums
+        pages 12000 stored (46 MiB), 5 zero, 0 as in the parent
+        file pages 46 MiB
+
+        task 10 shell running, group 10, session 10
+          runs /bin/sh
+          000000400000-000000600000 r-xp    12 KiB of  2048 KiB /bin/sh
+
+          task 11 worker running, group 10, session 10, threads 11 12
+            fd 3 pipe pipe:[77] cloexec
+        ");
+    }
+
+    #[test]
+    fn an_image_is_told_to_machines() {
+        let json = to_json(&image());
+        assert_eq!(json["tasks"][0]["mappings"][0]["stored_pages"], 3);
+        assert_eq!(json["tasks"][1]["threads"], json!([11, 12]));
+        assert_eq!(json["tasks"][1]["descriptors"][0]["close_on_exec"], true);
+        assert_eq!(
+            json["pages"],
+            json!({"stored": 12_000, "zero": 5, "parent": 0})
+        );
+    }
+
+    #[test]
+    fn a_circle_of_parents_ends() {
+        let mut image = image();
+        image.tasks[0].parent_pid = 11;
+        assert!(to_text(&image).contains("task 11"));
+    }
+}

@@ -73,3 +73,73 @@ fn resource(text: &str) -> Result<Inherited, String> {
     }
     Ok(Inherited::Path(text.trim_start_matches('/').into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64K", 64 << 10),
+            ("1M", 1 << 20),
+            ("2G", 2 << 30),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "-1", "1T", "1 M", "99999999999G"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn pids_are_above_zero() {
+        assert_eq!(pid("17").unwrap().as_raw_nonzero().get(), 17);
+        for text in ["0", "-1", "abc", "", "99999999999"] {
+            assert!(pid(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn inherited_descriptors_name_what_they_stand_for() {
+        let path = |text: &str| Inherited::Path(text.into());
+        for (text, fd, resource) in [
+            ("fd[3]:pipe[123]", 3, Inherited::Pipe(123)),
+            ("fd[4]:socket[9]", 4, Inherited::Socket(9)),
+            (
+                "fd[5]:tty[8801:1a]",
+                5,
+                Inherited::Tty {
+                    rdev: 0x8801,
+                    dev: 0x1a,
+                },
+            ),
+            (
+                "fd[6]:file[1f:2a]",
+                6,
+                Inherited::File {
+                    mount: 0x1f,
+                    inode: 0x2a,
+                },
+            ),
+            ("fd[7]:var/log/x", 7, path("var/log/x")),
+            ("fd[7]:/var/log/x", 7, path("var/log/x")),
+            ("fd[0]:/memfd:name", 0, path("memfd:name")),
+        ] {
+            assert_eq!(inherit_fd(text), Ok((fd, resource)), "{text}");
+        }
+        for text in [
+            "3:pipe[1]",
+            "fd[]:pipe[1]",
+            "fd[-1]:x",
+            "fd[3]:",
+            "fd[3]:pipe[x]",
+            "fd[3]:tty[1]",
+            "fd[3]pipe[1]",
+        ] {
+            assert!(inherit_fd(text).is_err(), "{text}");
+        }
+    }
+}

@@ -31,17 +31,18 @@ enum Bar {
     Shown(ProgressBar),
 }
 
-/// A pidfile that exists and is still empty, or holds the root's pid.
+/// A new pidfile, which is removed again unless the restore succeeds.
 #[derive(Debug)]
 struct Pidfile {
     path: PathBuf,
     file: File,
     written: bool,
+    kept: bool,
 }
 
 impl Drop for Pidfile {
     fn drop(&mut self) {
-        if !self.written {
+        if !self.kept {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -57,7 +58,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Adds a pidfile, which must not exist yet. It is removed again if no pid gets into it.
+    /// Adds a pidfile, which must not exist yet. It is removed again unless [`Self::done`] is
+    /// called.
     ///
     /// # Errors
     /// The file exists or cannot be made.
@@ -78,9 +80,17 @@ impl<'a> Watch<'a> {
                 path,
                 file,
                 written: false,
+                kept: false,
             });
         }
         Ok(self)
+    }
+
+    /// Ends the watch over work that succeeded.
+    pub fn done(mut self) {
+        if let Some(pidfile) = &mut self.pidfile {
+            pidfile.kept = true;
+        }
     }
 
     fn write_pid(&mut self, root: Pid) -> Result<(), Veto> {
@@ -185,5 +195,93 @@ fn action(stage: Stage) -> &'static str {
         Stage::NetworkUnlock => "network-unlock",
         Stage::PreResume => "pre-resume",
         Stage::PostResume => "post-resume",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+
+    use super::*;
+
+    fn session(dir: &Path, scripts: &[PathBuf]) -> Session {
+        Session::in_directory(dir, scripts)
+    }
+
+    fn script(dir: &Path, name: &str, text: &str) -> PathBuf {
+        let path = dir.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn scripts_are_called_in_order_and_told_the_stage() {
+        let dir = tempfile::tempdir().unwrap();
+        let say = |who: &str| {
+            let told = "$CRTOOLS_SCRIPT_ACTION $CRTOOLS_IMAGE_DIR ${CRTOOLS_INIT_PID-none}";
+            script(dir.path(), who, &format!("echo {who} {told} $PWD >> said"))
+        };
+        let session = session(dir.path(), &[say("first"), say("second")]);
+        let mut watch = Watch::new(&session);
+        watch.stage(Stage::PreRestore, None).unwrap();
+        watch.stage(Stage::PostResume, Pid::from_raw(42)).unwrap();
+        let said = std::fs::read_to_string(dir.path().join("said")).unwrap();
+        let place = dir.path().display().to_string();
+        let line =
+            |who: &str, stage: &str, pid: &str| format!("{who} {stage} {place} {pid} {place}\n");
+        let expected = [
+            line("first", "pre-restore", "none"),
+            line("second", "pre-restore", "none"),
+            line("first", "post-resume", "42"),
+            line("second", "post-resume", "42"),
+        ];
+        assert_eq!(said, expected.concat());
+    }
+
+    #[test]
+    fn a_failing_script_stops_the_work_until_the_tree_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        for path in [
+            script(dir.path(), "fails", "exit 3"),
+            dir.path().join("missing"),
+        ] {
+            let session = session(dir.path(), &[path]);
+            let mut watch = Watch::new(&session);
+            let veto = watch.stage(Stage::PostDump, None).unwrap_err().to_string();
+            assert!(veto.contains("post-dump: exit status: 3") || veto.contains("No such file"));
+            assert!(watch.stage(Stage::PostResume, None).is_ok());
+        }
+    }
+
+    #[test]
+    fn the_pidfile_is_new_and_holds_the_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let session = session(dir.path(), &[]);
+        let path = dir.path().join("root.pid");
+        let pidfile = || Some(PathBuf::from("root.pid"));
+        drop(Watch::new(&session).with_pidfile(pidfile()).unwrap());
+        assert!(!path.exists(), "a restore that failed leaves no pidfile");
+        let mut watch = Watch::new(&session).with_pidfile(pidfile()).unwrap();
+        watch.stage(Stage::PostRestore, Pid::from_raw(42)).unwrap();
+        watch.done();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "42");
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(Watch::new(&session).with_pidfile(pidfile()).is_err());
+        assert!(path.exists(), "another's pidfile is left alone");
+    }
+
+    #[test]
+    fn a_restore_that_fails_after_the_pid_was_written_takes_the_pidfile_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let session = session(dir.path(), &[script(dir.path(), "fails", "exit 1")]);
+        let pidfile = Some(PathBuf::from("root.pid"));
+        let mut watch = Watch::new(&session).with_pidfile(pidfile).unwrap();
+        watch
+            .stage(Stage::PostRestore, Pid::from_raw(42))
+            .unwrap_err();
+        drop(watch);
+        assert!(!dir.path().join("root.pid").exists());
     }
 }

@@ -1,5 +1,6 @@
 //! Features of namespaces.
 use std::os::fd::AsRawFd as _;
+use std::path::Path;
 
 use super::Need::Sometimes;
 use super::{Feature, Outcome, called, netlink, read, why, yes};
@@ -136,12 +137,12 @@ fn nftables() -> Outcome {
 }
 
 fn iptables_legacy() -> Outcome {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path)
-        .any(|directory| directory.join("iptables-legacy-save").is_file());
+    let found = ["/usr/sbin", "/sbin", "/usr/local/sbin"]
+        .iter()
+        .any(|directory| Path::new(directory).join("iptables-legacy-save").is_file());
     if found {
         yes()
     } else {
-        Err("no iptables-legacy-save in PATH".to_owned())
+        Err("no iptables-legacy-save among the system's programs".to_owned())
     }
 }
