@@ -5,6 +5,7 @@
 //! - [`map`][mod@map]: mappings,
 //! - [`script`][mod@script]: the lists of system calls that they plan.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod error;
 pub mod fd;

@@ -3,17 +3,20 @@
 //! A module a subject; functions take and give owned or borrowed descriptors, never raw ones, and
 //! return [`std::io::Error`], to which the caller adds what it was doing. What `rustix` offers
 //! safely is called there directly.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod features;
 pub mod fork;
 pub mod inherited;
 pub mod kcmp;
 pub mod memfd;
+pub mod netlink;
 pub mod own;
 pub mod pagemap;
 pub mod proc;
 pub mod ptrace;
 pub mod puppet;
+pub mod socket;
 pub mod spawn;
 pub mod subject;
 pub mod tick;

@@ -12,6 +12,7 @@ pub mod pipe;
 pub mod place;
 mod queue;
 pub mod regular;
+pub mod socket;
 mod status;
 pub mod table;
 pub mod tags;

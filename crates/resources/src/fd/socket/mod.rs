@@ -1,0 +1,96 @@
+//! What all sockets have in common: how they are told apart, their options, their neighbours.
+
+pub mod diag;
+pub mod options;
+
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{FileType, OFlags};
+
+use super::{DescriptionId, DumpContext, Open};
+use crate::{Error, Result};
+
+/// `SOL_SOCKET` options that say what a socket is.
+const SOL_SOCKET: i32 = 1;
+const SO_TYPE: i32 = 3;
+const SO_PROTOCOL: i32 = 38;
+const SO_DOMAIN: i32 = 39;
+
+/// What kind of socket it is, as socket(2) was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nature {
+    /// `AF_UNIX`, `AF_INET`, …
+    pub family: i32,
+    /// `SOCK_STREAM`, `SOCK_DGRAM`, …
+    pub kind: i32,
+    /// `IPPROTO_TCP`, …; 0 where the family has none.
+    pub protocol: i32,
+}
+
+impl Nature {
+    /// What kind of socket `open` is; `None` when it is no socket at all.
+    ///
+    /// # Errors
+    /// When it cannot be fetched from its task, or the system calls' errno.
+    pub fn of(open: &Open<'_>) -> Result<Option<Self>> {
+        if FileType::from_raw_mode(open.stat.st_mode) != FileType::Socket {
+            return Ok(None);
+        }
+        let own = open.own()?;
+        let ask = |name| {
+            sys::socket::number(own, SOL_SOCKET, name)
+                .map_err(|error| Error::kernel(format!("ask {} what it is", open.place()), error))
+        };
+        Ok(Some(Self {
+            family: ask(SO_DOMAIN)?,
+            kind: ask(SO_TYPE)?,
+            protocol: ask(SO_PROTOCOL)?,
+        }))
+    }
+
+    /// Whether `open` is a socket for which `is` holds; a socket that cannot be asked is none.
+    pub fn claims(open: &Open<'_>, is: impl FnOnce(Self) -> bool) -> bool {
+        matches!(Self::of(open), Ok(Some(nature)) if is(nature))
+    }
+}
+
+/// The inode number of the socket behind `open`, by which sock_diag(7) knows it.
+#[must_use]
+pub fn inode(open: &Open<'_>) -> u32 {
+    // sockfs numbers its inodes with 32 bits.
+    u32::try_from(open.stat.st_ino).unwrap_or_default()
+}
+
+/// The description of the tree that is the socket with this inode number.
+pub fn find(cx: &dyn DumpContext, wanted: u32) -> Option<&Open<'_>> {
+    cx.all().iter().find(|open| {
+        FileType::from_raw_mode(open.stat.st_mode) == FileType::Socket && inode(open) == wanted
+    })
+}
+
+/// The id of the description of the tree that is the socket with this inode number.
+pub fn find_id(cx: &dyn DumpContext, wanted: u32) -> Option<DescriptionId> {
+    find(cx, wanted).map(|open| open.id)
+}
+
+/// Status flags that fcntl(2) can set later.
+const SETTABLE: u32 = OFlags::NONBLOCK.bits() | OFlags::ASYNC.bits() | OFlags::APPEND.bits();
+
+/// Gives a socket the status flags of the dump.
+///
+/// # Errors
+/// The system call's errno.
+pub fn set_flags(own: BorrowedFd<'_>, flags: u32) -> Result<()> {
+    let wanted = flags & SETTABLE;
+    if wanted == 0 {
+        return Ok(());
+    }
+    rustix::fs::fcntl_setfl(own, OFlags::from_bits_retain(wanted))
+        .map_err(|error| Error::kernel("set a socket's status flags", error))
+}
+
+/// An error for a call on a socket: "bind unix socket 1234".
+pub(super) fn failed(doing: &str, what: &str) -> impl Fn(std::io::Error) -> Error {
+    let doing = format!("{doing} {what}");
+    move |error| Error::kernel(doing.clone(), error)
+}

@@ -1,0 +1,568 @@
+//! Sockets by raw addresses and raw option values: any family, nothing lost in translation.
+//!
+//! An address is the bytes of a `sockaddr` (family first), as getsockname(2) gives them; an option
+//! is the bytes that getsockopt(2) gives. Both can be stored and given back as they are.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// The largest address that a socket can have, in bytes (`sockaddr_storage`).
+pub const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_storage>();
+
+/// The most descriptors that one message carries (`SCM_MAX_FD`).
+pub const RIGHTS_MAX: usize = 253;
+
+/// Room for the descriptors and the credentials of one message.
+const CONTROL_BYTES: usize = 1280;
+
+/// Makes a socket, close-on-exec (socket(2)).
+///
+/// # Errors
+/// The call's errno.
+pub fn open(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes no memory.
+    let fd = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) };
+    owned(fd)
+}
+
+/// Makes two connected sockets, close-on-exec (socketpair(2)).
+///
+/// # Errors
+/// The call's errno.
+pub fn pair(family: i32, kind: i32, protocol: i32) -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [-1; 2];
+    // SAFETY: `fds` has room for two descriptors.
+    let result =
+        unsafe { libc::socketpair(family, kind | libc::SOCK_CLOEXEC, protocol, fds.as_mut_ptr()) };
+    check(result)?;
+    Ok((owned(fds[0])?, owned(fds[1])?))
+}
+
+/// Takes a waiting connection, close-on-exec and without waiting itself (accept4(2)).
+///
+/// # Errors
+/// The call's errno.
+pub fn accept(fd: impl AsFd) -> io::Result<OwnedFd> {
+    // SAFETY: null pointers ask for no address.
+    let fd = unsafe {
+        libc::accept4(
+            raw(&fd),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            libc::SOCK_CLOEXEC,
+        )
+    };
+    owned(fd)
+}
+
+/// The socket's own address (getsockname(2)).
+///
+/// # Errors
+/// The call's errno.
+pub fn name(fd: impl AsFd) -> io::Result<Vec<u8>> {
+    address(raw(&fd), libc::getsockname)
+}
+
+/// The peer's address (getpeername(2)).
+///
+/// # Errors
+/// The call's errno.
+pub fn peer_name(fd: impl AsFd) -> io::Result<Vec<u8>> {
+    address(raw(&fd), libc::getpeername)
+}
+
+type AddressCall =
+    unsafe extern "C" fn(libc::c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int;
+
+fn address(fd: RawFd, call: AddressCall) -> io::Result<Vec<u8>> {
+    let mut bytes = [0u8; ADDRESS_BYTES];
+    let mut len = socklen(bytes.len());
+    // SAFETY: the buffer is `len` bytes long, and the kernel writes bytes only.
+    let result = unsafe { call(fd, bytes.as_mut_ptr().cast(), &raw mut len) };
+    check(result)?;
+    Ok(bytes[..(len as usize).min(ADDRESS_BYTES)].to_vec())
+}
+
+/// Gives the socket an address (bind(2)).
+///
+/// # Errors
+/// The call's errno.
+pub fn bind(fd: impl AsFd, address: &[u8]) -> io::Result<()> {
+    // SAFETY: the kernel reads `address.len()` bytes.
+    let result =
+        unsafe { libc::bind(raw(&fd), address.as_ptr().cast(), socklen(address.len())) };
+    check(result).map(drop)
+}
+
+/// Connects the socket to an address (connect(2)).
+///
+/// # Errors
+/// The call's errno.
+pub fn connect(fd: impl AsFd, address: &[u8]) -> io::Result<()> {
+    // SAFETY: the kernel reads `address.len()` bytes.
+    let result =
+        unsafe { libc::connect(raw(&fd), address.as_ptr().cast(), socklen(address.len())) };
+    check(result).map(drop)
+}
+
+/// Has the socket listen (listen(2)); on a listening one, changes the backlog.
+///
+/// # Errors
+/// The call's errno.
+pub fn listen(fd: impl AsFd, backlog: i32) -> io::Result<()> {
+    // SAFETY: takes no memory.
+    check(unsafe { libc::listen(raw(&fd), backlog) }).map(drop)
+}
+
+/// Shuts one or both directions down (shutdown(2)).
+///
+/// # Errors
+/// The call's errno.
+pub fn shutdown(fd: impl AsFd, how: i32) -> io::Result<()> {
+    // SAFETY: takes no memory.
+    check(unsafe { libc::shutdown(raw(&fd), how) }).map(drop)
+}
+
+/// An option's value, at most `max_bytes` of it (getsockopt(2)).
+///
+/// # Errors
+/// The call's errno.
+///
+/// # Panics
+/// For an option whose value holds addresses.
+pub fn option(fd: impl AsFd, level: i32, name: i32, max_bytes: usize) -> io::Result<Vec<u8>> {
+    assert!(!holds_addresses(level, name), "a plain option");
+    let mut value = vec![0u8; max_bytes];
+    let mut len = socklen(max_bytes);
+    // SAFETY: the buffer is `len` bytes long; the options that would have the kernel write
+    // elsewhere were refused above.
+    let result = unsafe {
+        libc::getsockopt(raw(&fd), level, name, value.as_mut_ptr().cast(), &raw mut len)
+    };
+    check(result)?;
+    value.truncate(len as usize);
+    Ok(value)
+}
+
+/// The value of an option that is a number.
+///
+/// # Errors
+/// The call's errno; `EINVAL` when the value is no number.
+pub fn number(fd: impl AsFd, level: i32, name: i32) -> io::Result<i32> {
+    let value = option(fd, level, name, 4)?;
+    match *value.as_slice() {
+        [a, b, c, d] => Ok(i32::from_ne_bytes([a, b, c, d])),
+        [one] => Ok(i32::from(one)),
+        _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    }
+}
+
+/// Sets an option (setsockopt(2)).
+///
+/// # Errors
+/// The call's errno.
+///
+/// # Panics
+/// For an option whose value holds addresses.
+pub fn set_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    assert!(!holds_addresses(level, name), "a plain option");
+    // SAFETY: the kernel reads `value.len()` bytes; options with pointers were refused above.
+    let result = unsafe {
+        libc::setsockopt(
+            raw(&fd),
+            level,
+            name,
+            value.as_ptr().cast(),
+            socklen(value.len()),
+        )
+    };
+    check(result).map(drop)
+}
+
+/// Sets an option that is a number.
+///
+/// # Errors
+/// The call's errno.
+pub fn set_number(fd: impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+    set_option(fd, level, name, &value.to_ne_bytes())
+}
+
+/// Options whose value is or holds an address of memory.
+fn holds_addresses(level: i32, name: i32) -> bool {
+    /// The first of the numbers that iptables, arptables and ebtables use.
+    const NETFILTER_BASE: i32 = 64;
+    match level {
+        libc::SOL_SOCKET => matches!(
+            name,
+            libc::SO_ATTACH_FILTER | libc::SO_ATTACH_REUSEPORT_CBPF
+        ),
+        libc::IPPROTO_TCP => name == libc::TCP_ZEROCOPY_RECEIVE,
+        libc::IPPROTO_IP | libc::IPPROTO_IPV6 => (NETFILTER_BASE..NETFILTER_BASE + 5)
+            .contains(&name),
+        _ => false,
+    }
+}
+
+/// The classic filter attached to the socket: 8 bytes an instruction, empty without one.
+///
+/// # Errors
+/// The call's errno; `EACCES` for a filter that cannot be read back.
+pub fn filter(fd: impl AsFd) -> io::Result<Vec<u8>> {
+    let mut count: libc::socklen_t = 0;
+    // SAFETY: a length of 0 asks for the number of instructions only.
+    let result = unsafe {
+        libc::getsockopt(
+            raw(&fd),
+            libc::SOL_SOCKET,
+            libc::SO_GET_FILTER,
+            std::ptr::null_mut(),
+            &raw mut count,
+        )
+    };
+    check(result)?;
+    let mut code = vec![0u8; count as usize * 8];
+    if count == 0 {
+        return Ok(code);
+    }
+    // SAFETY: this option counts in instructions, and the buffer has 8 bytes for each.
+    let result = unsafe {
+        libc::getsockopt(
+            raw(&fd),
+            libc::SOL_SOCKET,
+            libc::SO_GET_FILTER,
+            code.as_mut_ptr().cast(),
+            &raw mut count,
+        )
+    };
+    check(result)?;
+    code.truncate(count as usize * 8);
+    Ok(code)
+}
+
+/// Attaches a classic filter, as [`filter`] gives it.
+///
+/// # Errors
+/// The call's errno; `EINVAL` for code that is no filter.
+pub fn attach_filter(fd: impl AsFd, code: &[u8]) -> io::Result<()> {
+    let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+    if !code.len().is_multiple_of(8) {
+        return Err(invalid());
+    }
+    let mut aligned: Vec<libc::sock_filter> = code
+        .chunks_exact(8)
+        .map(|word| libc::sock_filter {
+            code: u16::from_ne_bytes([word[0], word[1]]),
+            jt: word[2],
+            jf: word[3],
+            k: u32::from_ne_bytes([word[4], word[5], word[6], word[7]]),
+        })
+        .collect();
+    let program = libc::sock_fprog {
+        len: u16::try_from(aligned.len()).map_err(|_| invalid())?,
+        filter: aligned.as_mut_ptr(),
+    };
+    // SAFETY: the program points at `len` instructions that live until the call returns.
+    let result = unsafe {
+        libc::setsockopt(
+            raw(&fd),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            socklen(size_of::<libc::sock_fprog>()),
+        )
+    };
+    check(result).map(drop)
+}
+
+/// A question that an ioctl(2) of sockets answers with a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// `SIOCINQ`: bytes that can be read (of a datagram socket: of the next datagram).
+    Inbound,
+    /// `SIOCOUTQ`: bytes sent and not yet taken (unix) or acknowledged (TCP).
+    Outbound,
+    /// `SIOCOUTQNSD`: bytes of TCP that were never on the wire.
+    Unsent,
+    /// `SIOCATMARK`: whether the urgent mark is next.
+    AtMark,
+}
+
+/// Asks a socket for a number.
+///
+/// # Errors
+/// The call's errno.
+pub fn count(fd: impl AsFd, what: Count) -> io::Result<i32> {
+    let request = match what {
+        Count::Inbound => libc::FIONREAD,
+        Count::Outbound => libc::TIOCOUTQ,
+        Count::Unsent => 0x894b,
+        Count::AtMark => 0x8905,
+    };
+    let mut value: libc::c_int = 0;
+    // SAFETY: these requests write one int.
+    check(unsafe { libc::ioctl(raw(&fd), request, &raw mut value) })?;
+    Ok(value)
+}
+
+/// The file that a unix socket is bound to, as an `O_PATH` descriptor (`SIOCUNIXFILE`).
+///
+/// # Errors
+/// The call's errno; `ENOENT` for a socket without a file.
+pub fn unix_file(fd: impl AsFd) -> io::Result<OwnedFd> {
+    const SIOCUNIXFILE: libc::c_ulong = 0x89e0;
+    // SAFETY: takes no memory; gives a new descriptor.
+    owned(unsafe { libc::ioctl(raw(&fd), SIOCUNIXFILE, 0) })
+}
+
+/// Who sent a message, or made the other end (`struct ucred`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// The process; 0 for none that can be seen from here.
+    pub pid: i32,
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
+impl Credentials {
+    /// As `SO_PEERCRED` gives them.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        Some(Self {
+            pid: word(0)?.cast_signed(),
+            uid: word(4)?,
+            gid: word(8)?,
+        })
+    }
+}
+
+/// A received message.
+#[derive(Debug, Default)]
+pub struct Received {
+    /// What recvmsg(2) returned; with `MSG_TRUNC` the whole message's length in bytes.
+    pub len: usize,
+    /// `msg_flags`.
+    pub flags: i32,
+    /// The sender's address; empty for none.
+    pub name: Vec<u8>,
+    /// Descriptors that came with it, close-on-exec.
+    pub rights: Vec<OwnedFd>,
+    /// The sender.
+    pub credentials: Option<Credentials>,
+}
+
+/// Receives a message into `buffer` (recvmsg(2)).
+///
+/// # Errors
+/// The call's errno.
+pub fn receive(fd: impl AsFd, buffer: &mut [u8], flags: i32) -> io::Result<Received> {
+    let mut name = [0u8; ADDRESS_BYTES];
+    let mut control = [0u64; CONTROL_BYTES / 8];
+    let mut part = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    let mut message = blank_message();
+    message.msg_name = name.as_mut_ptr().cast();
+    message.msg_namelen = socklen(name.len());
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = CONTROL_BYTES;
+    // SAFETY: every pointer of `message` is to a live buffer of the length given beside it.
+    let len = unsafe {
+        libc::recvmsg(raw(&fd), &raw mut message, flags | libc::MSG_CMSG_CLOEXEC)
+    };
+    let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+    let mut received = Received {
+        len,
+        flags: message.msg_flags,
+        name: name[..(message.msg_namelen as usize).min(ADDRESS_BYTES)].to_vec(),
+        ..Received::default()
+    };
+    let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    parse_control(&bytes[..message.msg_controllen.min(CONTROL_BYTES)], &mut received);
+    Ok(received)
+}
+
+/// Takes the descriptors and credentials out of a control buffer that the kernel has written.
+fn parse_control(mut bytes: &[u8], received: &mut Received) {
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    while bytes.len() >= HEADER {
+        let word = |at: usize| i32::from_ne_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let len = usize::from_ne_bytes(bytes[..8].try_into().expect("8 bytes"));
+        let (level, kind) = (word(8), word(12));
+        if len < HEADER || len > bytes.len() {
+            return;
+        }
+        let data = &bytes[HEADER..len];
+        match (level, kind) {
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                let fds = data.chunks_exact(4).map(|four| {
+                    let fd = RawFd::from_ne_bytes(four.try_into().expect("4 bytes"));
+                    // SAFETY: the kernel has just made this descriptor for us.
+                    unsafe { OwnedFd::from_raw_fd(fd) }
+                });
+                received.rights.extend(fds);
+            }
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
+                received.credentials = Credentials::from_bytes(data);
+            }
+            _ => {}
+        }
+        bytes = &bytes[len.next_multiple_of(8).min(bytes.len())..];
+    }
+}
+
+/// What goes along with a message besides its bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Along<'a> {
+    /// Where to, for sockets that are not connected.
+    pub name: Option<&'a [u8]>,
+    /// Descriptors, at most [`RIGHTS_MAX`].
+    pub rights: &'a [BorrowedFd<'a>],
+    /// Who says that he sends it (root may name anyone who exists).
+    pub credentials: Option<Credentials>,
+}
+
+/// Sends a message (sendmsg(2), never with `SIGPIPE`); gives the bytes taken.
+///
+/// # Errors
+/// The call's errno.
+///
+/// # Panics
+/// With more than [`RIGHTS_MAX`] descriptors.
+pub fn send(fd: impl AsFd, bytes: &[u8], along: Along<'_>, flags: i32) -> io::Result<usize> {
+    assert!(along.rights.len() <= RIGHTS_MAX, "checked by the caller");
+    let mut control = Vec::with_capacity(CONTROL_BYTES);
+    if !along.rights.is_empty() {
+        let fds = along.rights.iter();
+        let data: Vec<u8> = fds.flat_map(|fd| fd.as_raw_fd().to_ne_bytes()).collect();
+        put_control(&mut control, libc::SCM_RIGHTS, &data);
+    }
+    if let Some(who) = along.credentials {
+        let words = [who.pid.cast_unsigned(), who.uid, who.gid];
+        let data: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        put_control(&mut control, libc::SCM_CREDENTIALS, &data);
+    }
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut message = blank_message();
+    if let Some(name) = along.name {
+        message.msg_name = name.as_ptr().cast_mut().cast();
+        message.msg_namelen = socklen(name.len());
+    }
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    if !control.is_empty() {
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = control.len();
+    }
+    // SAFETY: every pointer of `message` is to a live buffer of the length given beside it, which
+    // the kernel only reads.
+    let sent =
+        unsafe { libc::sendmsg(raw(&fd), &raw const message, flags | libc::MSG_NOSIGNAL) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+fn put_control(control: &mut Vec<u8>, kind: i32, data: &[u8]) {
+    let len = size_of::<libc::cmsghdr>() + data.len();
+    control.extend(len.to_ne_bytes());
+    control.extend(libc::SOL_SOCKET.to_ne_bytes());
+    control.extend(kind.to_ne_bytes());
+    control.extend(data);
+    control.resize(control.len().next_multiple_of(8), 0);
+}
+
+fn blank_message() -> libc::msghdr {
+    let message = MaybeUninit::<libc::msghdr>::zeroed();
+    // SAFETY: integers and null pointers: all zeros is a value of the type.
+    unsafe { message.assume_init() }
+}
+
+/// Runs `f` on a thread with a working directory and a root of its own, which it may change
+/// (unshare(2), `CLONE_FS`).
+///
+/// # Errors
+/// The call's errno, or that no thread can be made.
+///
+/// # Panics
+/// When `f` does.
+pub fn in_own_fs<T: Send>(f: impl FnOnce() -> T + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, || {
+            // SAFETY: only this new thread's directory, root and umask become its own.
+            check(unsafe { libc::unshare(libc::CLONE_FS) })?;
+            Ok(f())
+        })?;
+        match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+fn raw(fd: &impl AsFd) -> RawFd {
+    fd.as_fd().as_raw_fd()
+}
+
+fn socklen(bytes: usize) -> libc::socklen_t {
+    libc::socklen_t::try_from(bytes).unwrap_or(libc::socklen_t::MAX)
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result)
+}
+
+fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+    check(fd)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_carry_rights_and_credentials() {
+        let (left, right) = pair(libc::AF_UNIX, libc::SOCK_DGRAM, 0).unwrap();
+        set_number(&right, libc::SOL_SOCKET, libc::SO_PASSCRED, 1).unwrap();
+        let rights = [left.as_fd(), right.as_fd()];
+        let along = Along {
+            rights: &rights,
+            ..Along::default()
+        };
+        assert_eq!(send(&left, b"hello", along, 0).unwrap(), 5);
+        let mut buffer = [0; 16];
+        let received = receive(&right, &mut buffer, 0).unwrap();
+        assert_eq!(&buffer[..received.len], b"hello");
+        assert_eq!(received.rights.len(), 2);
+        let pid = std::process::id().cast_signed();
+        assert_eq!(received.credentials.map(|who| who.pid), Some(pid));
+    }
+
+    #[test]
+    #[should_panic(expected = "a plain option")]
+    fn options_with_addresses_are_refused() {
+        let socket = open(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+        let _ = set_option(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &[0; 16]);
+    }
+
+    #[test]
+    fn filters_come_back_as_attached() {
+        let socket = open(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap();
+        assert!(filter(&socket).unwrap().is_empty());
+        let code = [6, 0, 0, 0, 0xff, 0xff, 0, 0]; // return 65535
+        attach_filter(&socket, &code).unwrap();
+        assert_eq!(filter(&socket).unwrap(), code);
+    }
+}
