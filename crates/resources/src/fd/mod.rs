@@ -18,6 +18,7 @@ pub mod table;
 pub mod tags;
 #[cfg(test)]
 mod testing;
+pub mod unix;
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -191,6 +192,19 @@ pub trait Kind: Sync {
     ) -> Result<()> {
         Ok(())
     }
+    /// What must wait until nothing can fail any more: called right before the tree runs, after
+    /// every [`Kind::finish`] and after the lock of its connections is gone.
+    ///
+    /// # Errors
+    /// As [`Kind::open`].
+    fn resume(
+        &self,
+        _payload: &[u8],
+        _own: BorrowedFd<'_>,
+        _cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        Ok(())
+    }
     /// Calls that a task which has the description must make itself, once, after all its
     /// descriptors have their numbers and all tasks and threads exist (`epoll_ctl`, locks,
     /// `F_SETOWN`). `fd` is its number there.
@@ -209,6 +223,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &directory::Directory,
     &chardev::Chardev,
     &pipe::Pipe,
+    &unix::UnixSocket,
 ];
 
 /// The kind that claims `open`.

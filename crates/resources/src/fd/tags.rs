@@ -26,3 +26,5 @@ pub const MEMFD: u16 = 110;
 pub const SHMEM: u16 = 111;
 /// Deleted files that several descriptions share ([`super::place`]); no kind of its own.
 pub const GHOST: u16 = 149;
+/// [`super::unix`].
+pub const UNIX: u16 = 150;

@@ -2,6 +2,8 @@
 
 pub mod diag;
 pub mod options;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::os::fd::BorrowedFd;
 
@@ -36,16 +38,23 @@ impl Nature {
         if FileType::from_raw_mode(open.stat.st_mode) != FileType::Socket {
             return Ok(None);
         }
-        let own = open.own()?;
+        Self::of_fd(open.own()?).map(Some)
+    }
+
+    /// What kind of socket `own` is.
+    ///
+    /// # Errors
+    /// The system calls' errno.
+    pub fn of_fd(own: BorrowedFd<'_>) -> Result<Self> {
         let ask = |name| {
             sys::socket::number(own, SOL_SOCKET, name)
-                .map_err(|error| Error::kernel(format!("ask {} what it is", open.place()), error))
+                .map_err(|error| Error::kernel("ask a socket what it is", error))
         };
-        Ok(Some(Self {
+        Ok(Self {
             family: ask(SO_DOMAIN)?,
             kind: ask(SO_TYPE)?,
             protocol: ask(SO_PROTOCOL)?,
-        }))
+        })
     }
 
     /// Whether `open` is a socket for which `is` holds; a socket that cannot be asked is none.
@@ -87,10 +96,4 @@ pub fn set_flags(own: BorrowedFd<'_>, flags: u32) -> Result<()> {
     }
     rustix::fs::fcntl_setfl(own, OFlags::from_bits_retain(wanted))
         .map_err(|error| Error::kernel("set a socket's status flags", error))
-}
-
-/// An error for a call on a socket: "bind unix socket 1234".
-pub(super) fn failed(doing: &str, what: &str) -> impl Fn(std::io::Error) -> Error {
-    let doing = format!("{doing} {what}");
-    move |error| Error::kernel(doing.clone(), error)
 }

@@ -1,0 +1,181 @@
+//! Sockets of this very process that are dumped, closed and opened again.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use crate::fd::{DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, claim};
+use crate::{Allow, Error, Result};
+
+/// A tree's descriptions, from the dump to the restore.
+#[derive(Default)]
+pub(crate) struct World {
+    pub(crate) allow: Allow,
+    live: Vec<OwnedFd>,
+    dumped: Vec<(&'static dyn Kind, Vec<u8>)>,
+}
+
+fn dup(fd: BorrowedFd<'_>) -> OwnedFd {
+    rustix::io::fcntl_dupfd_cloexec(fd, 0).unwrap()
+}
+
+fn describe(id: usize, own: &OwnedFd) -> Open<'static> {
+    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", own.as_raw_fd()), Vec::new());
+    let stat = rustix::fs::fstat(own).unwrap();
+    let flags = rustix::fs::fcntl_getfl(own).unwrap().bits();
+    let info = Info {
+        flags,
+        ..Info::default()
+    };
+    let copy = dup(own.as_fd());
+    let fetch = move || Ok(dup(copy.as_fd()));
+    let at = (std::process::id().cast_signed(), own.as_raw_fd());
+    let id = DescriptionId(u32::try_from(id).unwrap());
+    Open::new(id, at, (link.unwrap().into_bytes(), stat, info), fetch)
+}
+
+impl World {
+    pub(crate) fn new(live: Vec<OwnedFd>) -> Self {
+        Self {
+            live,
+            ..Self::default()
+        }
+    }
+
+    /// Dumps everything; the descriptors stay open.
+    pub(crate) fn dump(&mut self) -> Result<()> {
+        let opens = |live: &[OwnedFd]| {
+            let all = live.iter().enumerate();
+            all.map(|(id, own)| describe(id, own)).collect::<Vec<_>>()
+        };
+        let mut cx = Dumping {
+            allow: self.allow.clone(),
+            all: opens(&self.live),
+            flying: Vec::new(),
+        };
+        self.dumped.clear();
+        let mut queue = opens(&self.live);
+        let mut at = 0;
+        while at < queue.len() {
+            let kind = claim(&queue[at])?;
+            let payload = kind.dump(&queue[at], &mut cx)?;
+            kind.describe(&payload)?;
+            self.dumped.push((kind, payload));
+            at += 1;
+            let known = queue.len() - self.live.len();
+            for (index, own) in cx.flying[known..].iter().enumerate() {
+                queue.push(describe(self.live.len() + known + index, own));
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes everything, opens it again, and gives the descriptors in the order of the dump;
+    /// those that were only in flight stand at the end.
+    pub(crate) fn restore(mut self) -> Result<Vec<OwnedFd>> {
+        self.live.clear();
+        let mut cx = Restoring {
+            allow: self.allow.clone(),
+            opened: Vec::new(),
+            shared: HashMap::new(),
+        };
+        for (kind, payload) in &self.dumped {
+            let own = kind.open(payload, &mut cx)?;
+            cx.opened.push(own);
+        }
+        for (index, (kind, payload)) in self.dumped.iter().enumerate() {
+            let own = dup(cx.opened[index].as_fd());
+            kind.finish(payload, own.as_fd(), &mut cx)?;
+        }
+        cx.shared.clear();
+        for (index, (kind, payload)) in self.dumped.iter().enumerate() {
+            let own = dup(cx.opened[index].as_fd());
+            kind.resume(payload, own.as_fd(), &mut cx)?;
+        }
+        Ok(cx.opened)
+    }
+
+    /// What people see of each description.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let dumped = self.dumped.iter();
+        dumped.map(|(kind, payload)| kind.describe(payload).unwrap()).collect()
+    }
+}
+
+/// Dumps, closes and opens sockets again.
+pub(crate) fn cycle<const N: usize>(live: [OwnedFd; N]) -> [OwnedFd; N] {
+    let mut world = World::new(live.into());
+    world.dump().unwrap();
+    let opened = world.restore().unwrap();
+    opened.into_iter().take(N).collect::<Vec<_>>().try_into().unwrap()
+}
+
+struct Dumping {
+    allow: Allow,
+    all: Vec<Open<'static>>,
+    flying: Vec<OwnedFd>,
+}
+
+impl DumpContext for Dumping {
+    fn allow(&self) -> &Allow {
+        &self.allow
+    }
+
+    fn all(&self) -> &[Open<'_>] {
+        &self.all
+    }
+
+    fn at(&self, _pid: i32, fd: i32) -> Option<DescriptionId> {
+        self.all.iter().find(|open| open.fd == fd).map(|open| open.id)
+    }
+
+    fn add(&mut self, _pid: i32, own: OwnedFd) -> Result<DescriptionId> {
+        let stat = rustix::fs::fstat(&own).unwrap();
+        let same = |other: &rustix::fs::Stat| {
+            (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino)
+        };
+        if let Some(known) = self.all.iter().find(|open| same(&open.stat)) {
+            return Ok(known.id);
+        }
+        let mut flying = self.flying.iter();
+        let known = flying.position(|own| same(&rustix::fs::fstat(own).unwrap()));
+        let index = known.unwrap_or(self.flying.len());
+        if index == self.flying.len() {
+            self.flying.push(own);
+        }
+        Ok(DescriptionId(u32::try_from(self.all.len() + index).unwrap()))
+    }
+
+    fn store(&mut self, _file: OwnedFd, _len_bytes: u64) -> Result<u32> {
+        Err(Error::unsupported(0, "files"))
+    }
+
+    fn on_failure(&mut self, _undo: Box<dyn FnOnce()>) {}
+}
+
+struct Restoring {
+    allow: Allow,
+    opened: Vec<OwnedFd>,
+    shared: HashMap<(u16, u64), Vec<OwnedFd>>,
+}
+
+impl RestoreContext for Restoring {
+    fn allow(&self) -> &Allow {
+        &self.allow
+    }
+
+    fn description(&self, id: DescriptionId) -> Result<BorrowedFd<'_>> {
+        let own = self.opened.get(id.0 as usize).map(AsFd::as_fd);
+        own.ok_or_else(|| Error::corrupt("description", "is not there"))
+    }
+
+    fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
+        &mut self.shared
+    }
+
+    fn load(&mut self, _space: u32, _file: BorrowedFd<'_>) -> Result<()> {
+        Err(Error::unsupported(0, "files"))
+    }
+    fn on_success(&mut self, then: Box<dyn FnOnce()>) {
+        then();
+    }
+}

@@ -1,0 +1,390 @@
+//! Names of unix sockets: which file belongs to one, and how it is bound to the same name again.
+//!
+//! A name is what bind(2) was told: it may be relative to a working directory that nobody has any
+//! more, absolute below another root, or of a file that is gone. Whoever needs only the name and
+//! not the file (an accepted connection, a deleted socket) is bound inside a *scratch* file system
+//! that nobody else sees and that vanishes with its last user.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+
+use super::TAG;
+use crate::fd::{Open, RestoreContext};
+use crate::{Error, Result};
+
+/// `AF_UNIX` in front of a name makes it an address.
+const FAMILY: [u8; 2] = 1u16.to_ne_bytes();
+/// The longest name in bytes (`sun_path`).
+const NAME_MAX_BYTES: usize = 108;
+/// How many `..` a relative name may climb.
+const DEPTH_MAX: usize = 32;
+/// The scratch file system among the shared objects; sockets have smaller keys.
+const SCRATCH: u64 = u64::MAX;
+
+/// A name, and the file that belongs to it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Address {
+    /// `sun_path`: a path (and its NUL), a NUL and an abstract name, or nothing.
+    #[prost(bytes = "vec", tag = "1")]
+    pub name: Vec<u8>,
+    /// The file, where other processes reach the socket through it.
+    #[prost(message, optional, tag = "2")]
+    pub file: Option<BoundFile>,
+}
+
+/// The file of a bound socket.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct BoundFile {
+    /// The directory from which the name leads to the file: the root for absolute names, the
+    /// working directory for others; empty for this host's root.
+    #[prost(bytes = "vec", tag = "1")]
+    pub base: Vec<u8>,
+    /// Permissions.
+    #[prost(uint32, tag = "2")]
+    pub mode: u32,
+    /// Owner.
+    #[prost(uint32, tag = "3")]
+    pub uid: u32,
+    /// Group.
+    #[prost(uint32, tag = "4")]
+    pub gid: u32,
+}
+
+impl Address {
+    /// The address of the socket `open`, with its file if `reachable` and it is still there.
+    ///
+    /// # Errors
+    /// When the file cannot be found by the name any more, or a system call fails.
+    pub fn read(open: &Open<'_>, reachable: bool) -> Result<Self> {
+        let own = open.own()?;
+        let name = name_of(own)?;
+        let mut address = Self { name, file: None };
+        if address.path().is_none() || !reachable {
+            return Ok(address);
+        }
+        let Some((stat, path)) = file_of(own)? else {
+            return Ok(address);
+        };
+        let base = address.base(&stat, &path).ok_or_else(|| {
+            let name = address.print();
+            let path = path.display();
+            open.unsupported(&format!("bound as {name}, which does not lead to {path}"), None)
+        })?;
+        address.file = Some(BoundFile {
+            base,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+        });
+        Ok(address)
+    }
+
+    /// A name without a file.
+    #[must_use]
+    pub fn of_name(name: Vec<u8>) -> Self {
+        Self { name, file: None }
+    }
+
+    /// Whether the socket has no name at all.
+    #[must_use]
+    pub fn is_unnamed(&self) -> bool {
+        self.name.is_empty()
+    }
+
+    /// Whether the name is an abstract one.
+    #[must_use]
+    pub fn is_abstract(&self) -> bool {
+        self.name.first() == Some(&0)
+    }
+
+    /// The path, of a name that is one.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        let name = self.name.strip_suffix(b"\0").unwrap_or(&self.name);
+        let is_path = name.first().is_some_and(|first| *first != 0);
+        is_path.then(|| Path::new(OsStr::from_bytes(name)))
+    }
+
+    /// The name for messages: a path, `@abstract`, or `unnamed`.
+    #[must_use]
+    pub fn print(&self) -> String {
+        match self.path() {
+            Some(path) => path.display().to_string(),
+            None if self.is_unnamed() => "unnamed".to_owned(),
+            None => format!("@{}", self.name[1..].escape_ascii()),
+        }
+    }
+
+    /// The bytes that bind(2) and connect(2) take.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        [&FAMILY, self.name.as_slice()].concat()
+    }
+
+    /// Refuses names that no socket can have.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn check(&self) -> Result<()> {
+        let inner_nul = |path: &Path| path.as_os_str().as_bytes().contains(&0);
+        let file_without_path = self.file.is_some() && self.path().is_none();
+        if self.name.len() > NAME_MAX_BYTES + 1
+            || self.path().is_some_and(inner_nul)
+            || file_without_path
+        {
+            return Err(Error::corrupt("unix socket", "its name is none"));
+        }
+        Ok(())
+    }
+
+    /// From where the name leads to the file that is at `path` now.
+    fn base(&self, stat: &Stat, path: &Path) -> Option<Vec<u8>> {
+        let name = self.path()?;
+        let same = |candidate: &Path| {
+            rustix::fs::stat(candidate)
+                .is_ok_and(|found| (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino))
+        };
+        if name.is_absolute() && same(name) {
+            return Some(Vec::new());
+        }
+        let relative = name.strip_prefix("/").unwrap_or(name);
+        let mut base = PathBuf::from(path);
+        for component in relative.components().rev() {
+            let Component::Normal(part) = component else {
+                return None;
+            };
+            if base.file_name() != Some(part) || !base.pop() {
+                return None;
+            }
+        }
+        same(&base.join(relative)).then(|| base.into_os_string().into_encoded_bytes())
+    }
+
+    /// Binds `own` to the name; the file, if there is one, replaces a dead socket's.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] when something else is in the way, or a system call's errno.
+    pub fn bind(&self, own: BorrowedFd<'_>, kind: i32, cx: &mut dyn RestoreContext) -> Result<()> {
+        let failed = |error| Error::kernel(format!("bind a unix socket to {}", self.print()), error);
+        match (&self.file, self.path()) {
+            _ if self.is_unnamed() => Ok(()),
+            (None, None) => sys::socket::bind(own, &self.bytes()).map_err(failed),
+            (None, Some(path)) => {
+                let scratch = scratch(cx)?;
+                let result = in_scratch(scratch.as_fd(), path, || {
+                    make_parents(path)?;
+                    let _ = rustix::fs::unlink(path);
+                    sys::socket::bind(own, &self.bytes())
+                });
+                result?.map_err(failed)
+            }
+            (Some(file), Some(path)) => {
+                self.at_file(|| self.bind_file(own, kind, file, path))?
+            }
+            (Some(_), None) => Err(Error::corrupt("unix socket", "a file without a path")),
+        }
+    }
+
+    fn bind_file(
+        &self,
+        own: BorrowedFd<'_>,
+        kind: i32,
+        file: &BoundFile,
+        path: &Path,
+    ) -> Result<()> {
+        let failed = |doing: &str, error: Errno| {
+            Error::kernel(format!("{doing} {}", path.display()), error)
+        };
+        match rustix::fs::lstat(path) {
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(failed("look at", error)),
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Socket => {
+                let what = format!("{} is in the way: it is no socket", path.display());
+                return Err(Error::Mismatch { what });
+            }
+            Ok(_) if self.is_alive(kind) => {
+                let what = format!("{} is in use by another process", path.display());
+                return Err(Error::Mismatch { what });
+            }
+            Ok(_) => rustix::fs::unlink(path).map_err(|error| failed("unlink", error))?,
+        }
+        sys::socket::bind(own, &self.bytes())
+            .map_err(|error| Error::kernel(format!("bind a unix socket to {}", self.print()), error))?;
+        let stat = rustix::fs::lstat(path).map_err(|error| failed("look at", error))?;
+        if (stat.st_uid, stat.st_gid) != (file.uid, file.gid) {
+            let owner = rustix::fs::Uid::from_raw(file.uid);
+            let group = rustix::fs::Gid::from_raw(file.gid);
+            let nofollow = AtFlags::SYMLINK_NOFOLLOW;
+            rustix::fs::chownat(CWD, path, Some(owner), Some(group), nofollow)
+                .map_err(|error| failed("give away", error))?;
+        }
+        let mode = Mode::from_raw_mode(file.mode & 0o7777);
+        rustix::fs::chmodat(CWD, path, mode, AtFlags::empty())
+            .map_err(|error| failed("change the mode of", error))
+    }
+
+    /// Whether a socket is bound to the file: one of another type cannot be connected to, which
+    /// is what tells it from one that nobody has, without disturbing it.
+    fn is_alive(&self, kind: i32) -> bool {
+        const STREAM: i32 = 1;
+        const DGRAM: i32 = 2;
+        let other = if kind == DGRAM { STREAM } else { DGRAM };
+        let Ok(probe) = sys::socket::open(1, other, 0) else {
+            return false;
+        };
+        let refused = sys::socket::connect(&probe, &self.bytes()).err();
+        let errno = refused.as_ref().and_then(Errno::from_io_error);
+        errno != Some(Errno::CONNREFUSED)
+    }
+
+    /// Runs `f` where the name leads to the socket (its file, its place in the scratch file
+    /// system), for connect(2) and sendmsg(2).
+    ///
+    /// # Errors
+    /// When one cannot get there.
+    pub fn from_there<T: Send>(
+        &self,
+        cx: &mut dyn RestoreContext,
+        f: impl FnOnce() -> T + Send,
+    ) -> Result<T> {
+        match (&self.file, self.path()) {
+            (_, None) => Ok(f()),
+            (Some(_), Some(_)) => self.at_file(f),
+            (None, Some(path)) => {
+                let scratch = scratch(cx)?;
+                in_scratch(scratch.as_fd(), path, f)
+            }
+        }
+    }
+
+    /// Runs `f` where the name leads to the file.
+    fn at_file<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
+        let base = self.file.as_ref().map_or(&[][..], |file| file.base.as_slice());
+        if base.is_empty() {
+            return Ok(f());
+        }
+        let base = Path::new(OsStr::from_bytes(base));
+        let absolute = self.path().is_some_and(Path::is_absolute);
+        let failed = |error: std::io::Error| {
+            Error::kernel(format!("enter {}", base.display()), error)
+        };
+        let result = sys::socket::in_own_fs(|| {
+            if absolute {
+                rustix::process::chroot(base)?;
+            } else {
+                rustix::process::chdir(base)?;
+            }
+            Ok::<_, Errno>(f())
+        });
+        result.map_err(failed)?.map_err(|error| failed(error.into()))
+    }
+}
+
+/// The name of a unix socket, without the family.
+///
+/// # Errors
+/// The system call's errno.
+pub fn name_of(own: BorrowedFd<'_>) -> Result<Vec<u8>> {
+    let address = sys::socket::name(own)
+        .map_err(|error| Error::kernel("ask a unix socket for its name", error))?;
+    Ok(address.get(FAMILY.len()..).unwrap_or_default().to_vec())
+}
+
+/// The name of a unix socket's peer, without the family; nothing for a peer without one.
+///
+/// # Errors
+/// The system call's errno.
+pub fn peer_name_of(own: BorrowedFd<'_>) -> Result<Vec<u8>> {
+    match sys::socket::peer_name(own) {
+        Ok(address) => Ok(address.get(FAMILY.len()..).unwrap_or_default().to_vec()),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => Ok(Vec::new()),
+        Err(error) => Err(Error::kernel("ask a unix socket for its peer's name", error)),
+    }
+}
+
+/// The file that the socket is bound to and where it is now; `None` when it was deleted.
+fn file_of(own: BorrowedFd<'_>) -> Result<Option<(Stat, PathBuf)>> {
+    let failed = |error| Error::kernel("ask a unix socket for its file", error);
+    let file = match sys::socket::unix_file(own) {
+        Ok(file) => file,
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let stat = rustix::fs::fstat(&file).map_err(|error| failed(error.into()))?;
+    if stat.st_nlink == 0 {
+        return Ok(None);
+    }
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = rustix::fs::readlink(link, Vec::new()).map_err(|error| failed(error.into()))?;
+    Ok(Some((stat, PathBuf::from(OsStr::from_bytes(path.as_bytes())))))
+}
+
+/// The scratch file system of this restore: a mount that is attached nowhere.
+fn scratch(cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+    let failed = |error| Error::kernel("make a scratch file system for names of sockets", error);
+    let fds = cx.shared().entry((TAG, SCRATCH)).or_default();
+    if fds.is_empty() {
+        let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed)?;
+        rustix::mount::fsconfig_create(&context).map_err(failed)?;
+        let mount = rustix::mount::fsmount(
+            &context,
+            FsMountFlags::FSMOUNT_CLOEXEC,
+            MountAttrFlags::empty(),
+        );
+        fds.push(mount.map_err(failed)?);
+    }
+    rustix::io::fcntl_dupfd_cloexec(&fds[0], 0).map_err(failed)
+}
+
+/// Runs `f` with the scratch file system as its root, in a directory from which `path` leads
+/// nowhere outside.
+fn in_scratch<T: Send>(
+    scratch: BorrowedFd<'_>,
+    path: &Path,
+    f: impl FnOnce() -> T + Send,
+) -> Result<T> {
+    let failed = |error| Error::kernel("enter the scratch file system", error);
+    let climbs = path.components().filter(|part| *part == Component::ParentDir).count();
+    if climbs > DEPTH_MAX {
+        return Err(Error::corrupt("unix socket", "its name climbs too many directories"));
+    }
+    let result = sys::socket::in_own_fs(|| {
+        rustix::process::fchdir(scratch)?;
+        rustix::process::chroot(".")?;
+        for _ in 0..=climbs {
+            match rustix::fs::mkdir("cwd", Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => rustix::process::chdir("cwd")?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(f())
+    });
+    result.map_err(failed)?.map_err(|error| failed(error.into()))
+}
+
+/// Makes the directories on the way to `path`.
+fn make_parents(path: &Path) -> std::io::Result<()> {
+    let mut at = PathBuf::new();
+    for component in path.parent().unwrap_or(Path::new("")).components() {
+        at.push(component);
+        if let Component::Normal(_) = component {
+            match rustix::fs::mkdir(&at, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A directory as an `O_PATH` descriptor, so that a test can compare.
+#[cfg(test)]
+pub(super) fn directory(path: &Path) -> OwnedFd {
+    rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap()
+}

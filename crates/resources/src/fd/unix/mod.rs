@@ -1,0 +1,892 @@
+//! Unix sockets: pairs and connections inside of the tree, listeners, names, data in flight.
+//!
+//! Two connected sockets of the tree come back as a pair that has the names of before; a queue is
+//! filled by sending its messages again through the other end. A listener is bound again and its
+//! file made anew; clients that wait to be accepted connect again.
+
+mod address;
+mod queue;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use prost::Message as _;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use address::Address;
+use queue::{Message, Source};
+
+use super::socket::diag::{self, Facts, State};
+use super::socket::options::{Options, Stage};
+use super::socket::{self, Nature};
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext};
+use crate::{Error, Result};
+
+const TAG: u16 = super::tags::UNIX;
+
+const AF_UNIX: i32 = 1;
+const STREAM: i32 = 1;
+const DGRAM: i32 = 2;
+const SEQPACKET: i32 = 5;
+const RCV_SHUTDOWN: u32 = 1;
+const SEND_SHUTDOWN: u32 = 2;
+const SHUT_RD: i32 = 0;
+const SHUT_WR: i32 = 1;
+
+/// Sockets of connections that ended are held under keys of their own.
+const HELD: u64 = 1 << 40;
+
+/// A unix socket in an image.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Unix {
+    /// The inode number at the dump: how two ends of a connection find each other.
+    #[prost(uint32, tag = "1")]
+    pub inode: u32,
+    /// `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_SEQPACKET`.
+    #[prost(int32, tag = "2")]
+    pub kind: i32,
+    /// Status flags.
+    #[prost(uint32, tag = "3")]
+    pub flags: u32,
+    /// Its name.
+    #[prost(message, required, tag = "4")]
+    pub address: Address,
+    /// What it is connected to.
+    #[prost(enumeration = "Link", tag = "5")]
+    pub link: i32,
+    /// The peer's inode number ([`Link::Pair`]).
+    #[prost(uint32, tag = "6")]
+    pub peer: u32,
+    /// The peer's description ([`Link::Pair`]).
+    #[prost(uint32, tag = "7")]
+    pub peer_id: u32,
+    /// The peer's name.
+    #[prost(message, required, tag = "8")]
+    pub peer_address: Address,
+    /// Whether its abstract name is also another socket's: it was accepted by that one.
+    #[prost(bool, tag = "9")]
+    pub accepted: bool,
+    /// The same of the peer.
+    #[prost(bool, tag = "10")]
+    pub peer_accepted: bool,
+    /// The backlog ([`Link::Listening`]).
+    #[prost(uint32, tag = "11")]
+    pub backlog: u32,
+    /// Descriptions of clients that wait to be accepted, in order.
+    #[prost(uint32, repeated, tag = "12")]
+    pub waiting: Vec<u32>,
+    /// `RCV_SHUTDOWN` (1) and `SEND_SHUTDOWN` (2).
+    #[prost(uint32, tag = "13")]
+    pub shutdown: u32,
+    /// Whether the next call reports that the peer went away with data unread.
+    #[prost(bool, tag = "14")]
+    pub reset: bool,
+    /// The receive queue.
+    #[prost(message, repeated, tag = "15")]
+    pub queue: Vec<Message>,
+    /// Its options.
+    #[prost(message, required, tag = "16")]
+    pub options: Options,
+}
+
+/// What a unix socket is connected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum Link {
+    /// Nothing.
+    None = 0,
+    /// It listens.
+    Listening = 1,
+    /// Another socket of the tree, which is connected to it.
+    Pair = 2,
+    /// A socket that was closed.
+    Gone = 3,
+    /// A socket that has not been accepted yet.
+    Waiting = 4,
+    /// A datagram socket with a name, in one direction.
+    Named = 5,
+}
+
+/// The kind.
+pub struct UnixSocket;
+
+impl Kind for UnixSocket {
+    fn tag(&self) -> u16 {
+        TAG
+    }
+
+    fn name(&self) -> &'static str {
+        "unix socket"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        Nature::claims(open, |nature| nature.family == AF_UNIX)
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        Ok(describe_open(open, cx)?.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record = decode(payload)?;
+        let kind = match record.kind {
+            STREAM => "stream",
+            DGRAM => "dgram",
+            _ => "seqpacket",
+        };
+        let bytes: usize = record.queue.iter().map(|message| message.data.len()).sum();
+        let link = match record.link() {
+            Link::None => "unconnected".to_owned(),
+            Link::Listening => format!("listening backlog={}", record.backlog),
+            Link::Pair => format!("peer={}", record.peer),
+            Link::Gone => "peer gone".to_owned(),
+            Link::Waiting => format!("waiting for {}", record.peer_address.print()),
+            Link::Named => format!("to {}", record.peer_address.print()),
+        };
+        let (inode, name) = (record.inode, record.address.print());
+        Ok(format!("unix {kind} {inode} {name} {link} queued={bytes}"))
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let record = decode(payload)?;
+        let own = match record.link() {
+            Link::Pair | Link::Gone => connected(&record, cx)?,
+            Link::None | Link::Listening | Link::Waiting | Link::Named => new(record.kind)?,
+        };
+        // A listener gets its name last: connections that it accepted may have to borrow it.
+        if record.link() != Link::Listening && !record.accepted {
+            record.address.bind(own.as_fd(), record.kind, cx)?;
+        }
+        socket::set_flags(own.as_fd(), record.flags)?;
+        Ok(own)
+    }
+
+    fn finish(
+        &self,
+        payload: &[u8],
+        own: BorrowedFd<'_>,
+        cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        let record = decode(payload)?;
+        match record.link() {
+            Link::Listening => finish_listener(&record, own, cx)?,
+            Link::Pair => {
+                record.options.apply(own, Stage::Early)?;
+                let peer = Source::Peer(DescriptionId(record.peer_id));
+                queue::fill(&record.queue, &peer, cx)?;
+            }
+            Link::Gone => finish_gone(&record, own, cx)?,
+            Link::None | Link::Named | Link::Waiting => finish_single(&record, own, cx)?,
+        }
+        // Of a connection, one end's receiving side is the other end's sending side.
+        if record.link() == Link::Pair && record.kind != DGRAM {
+            shut(own, record.shutdown & RCV_SHUTDOWN)?;
+        }
+        record.options.apply(own, Stage::Late)
+    }
+
+    fn resume(
+        &self,
+        payload: &[u8],
+        own: BorrowedFd<'_>,
+        _cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        let record = decode(payload)?;
+        let settled = record.kind != DGRAM && matches!(record.link(), Link::Pair | Link::Gone);
+        if settled {
+            return Ok(());
+        }
+        shut(own, record.shutdown)
+    }
+}
+
+fn decode(payload: &[u8]) -> Result<Unix> {
+    let record = Unix::decode(payload)
+        .map_err(|error| Error::corrupt("unix socket", error.to_string()))?;
+    record.address.check()?;
+    record.peer_address.check()?;
+    let known = [STREAM, DGRAM, SEQPACKET].contains(&record.kind);
+    if !known || Link::try_from(record.link).is_err() {
+        return Err(Error::corrupt("unix socket", "of no known type"));
+    }
+    Ok(record)
+}
+
+/// The unix sockets of the tree.
+fn sockets<'a>(
+    cx: &'a dyn DumpContext,
+) -> impl Iterator<Item = (&'a Open<'a>, Nature)> + use<'a> {
+    cx.all().iter().filter_map(|open| {
+        let nature = Nature::of(open).ok().flatten()?;
+        (nature.family == AF_UNIX).then_some((open, nature))
+    })
+}
+
+fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
+    let own = open.own()?;
+    let nature = Nature::of(open)?.ok_or_else(|| open.unsupported("no socket", None))?;
+    let inode = socket::inode(open);
+    let facts = diag::unix(inode)?;
+    let reachable = facts.state != State::Established || nature.kind == DGRAM;
+    let mut record = Unix {
+        inode,
+        kind: nature.kind,
+        flags: open.info.flags,
+        address: Address::read(open, reachable)?,
+        peer_address: Address::of_name(address::peer_name_of(own)?),
+        shutdown: facts.shutdown.into(),
+        options: Options::read(own, &[])?,
+        ..Unix::default()
+    };
+    if facts.state == State::Listening {
+        record.set_link(Link::Listening);
+        record.backlog = facts.backlog;
+        record.waiting = waiting(open, &facts, cx)?;
+        return Ok(record);
+    }
+    record.reset = has_error(own)?;
+    record.queue = queue::read(open, nature.kind, cx)?;
+    if let Some(peer) = facts.peer {
+        describe_peer(open, peer, &mut record, cx)?;
+    }
+    let name_matters = record.link() == Link::None && record.address.is_unnamed();
+    if name_matters && !record.queue.is_empty() {
+        return Err(open.unsupported("datagrams queued without a name to send them to", None));
+    }
+    let shared = |address: &Address| address.is_abstract() && is_shared(&address.name, cx);
+    record.accepted = nature.kind != DGRAM && shared(&record.address);
+    record.peer_accepted = nature.kind != DGRAM && shared(&record.peer_address);
+    Ok(record)
+}
+
+/// Whether several stream sockets of the tree have this name: a listener and what it accepted.
+fn is_shared(name: &[u8], cx: &dyn DumpContext) -> bool {
+    let same = |open: &Open<'_>| {
+        let name_of = |own| address::name_of(own).is_ok_and(|found| found == name);
+        open.own().is_ok_and(name_of)
+    };
+    let streams = sockets(cx).filter(|(_, nature)| nature.kind != DGRAM);
+    streams.filter(|(open, _)| same(open)).count() > 1
+}
+
+/// Whether an error waits to be reported.
+fn has_error(own: BorrowedFd<'_>) -> Result<bool> {
+    let mut fds = [PollFd::new(&own, PollFlags::empty())];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut fds, Some(&now))
+        .map_err(|error| Error::kernel("poll a unix socket", error))?;
+    Ok(fds[0].revents().contains(PollFlags::ERR))
+}
+
+/// The descriptions of the clients that wait to be accepted by `open`.
+fn waiting(open: &Open<'_>, facts: &Facts, cx: &mut dyn DumpContext) -> Result<Vec<u32>> {
+    let mut ids = Vec::new();
+    for client in &facts.waiting {
+        if *client == 0 {
+            let why = "a client that has hung up waits to be accepted";
+            return Err(open.unsupported(why, None));
+        }
+        let id = find_anywhere(*client, cx)?.ok_or_else(|| {
+            open.unsupported("a client outside of the tree waits to be accepted", None)
+        })?;
+        ids.push(id.0);
+    }
+    Ok(ids)
+}
+
+/// The description that is this socket, also one that is only in flight.
+fn find_anywhere(wanted: u32, cx: &mut dyn DumpContext) -> Result<Option<DescriptionId>> {
+    if let Some(id) = socket::find_id(cx, wanted) {
+        return Ok(Some(id));
+    }
+    let mut flying = Vec::new();
+    for (open, nature) in sockets(cx) {
+        let rights = queue::rights(open, nature.kind)?;
+        flying.extend(rights.into_iter().map(|right| (open.pid, right)));
+    }
+    for (pid, right) in flying {
+        let is_it = rustix::fs::fstat(&right).is_ok_and(|stat| stat.st_ino == u64::from(wanted));
+        if is_it && Nature::of_fd(right.as_fd())?.family == AF_UNIX {
+            return cx.add(pid, right).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+/// Notes what `open` is connected to.
+fn describe_peer(
+    open: &Open<'_>,
+    peer: u32,
+    record: &mut Unix,
+    cx: &mut dyn DumpContext,
+) -> Result<()> {
+    if peer == 0 {
+        return describe_absent(open, record, cx);
+    }
+    record.peer = peer;
+    let Some(id) = find_anywhere(peer, cx)? else {
+        return describe_outside(open, record, cx);
+    };
+    record.peer_id = id.0;
+    let back = diag::unix(peer)?.peer;
+    if back == Some(record.inode) {
+        record.set_link(Link::Pair);
+        return Ok(());
+    }
+    record.set_link(Link::Named);
+    if record.peer_address.is_unnamed() {
+        return Err(open.unsupported("connected one way to a socket without a name", None));
+    }
+    if let Some(peer) = socket::find(cx, peer) {
+        record.peer_address = Address::read(peer, true)?;
+    }
+    Ok(())
+}
+
+/// The peer is closed, or not accepted yet.
+fn describe_absent(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) -> Result<()> {
+    const BOTH: u32 = RCV_SHUTDOWN | SEND_SHUTDOWN;
+    if record.kind == DGRAM || record.shutdown == BOTH {
+        record.set_link(Link::Gone);
+        return Ok(());
+    }
+    let waits_at = |(listener, _): &(&Open<'_>, Nature)| {
+        diag::unix(socket::inode(listener)).is_ok_and(|facts| facts.waiting.contains(&record.inode))
+    };
+    if sockets(cx).find(waits_at).is_none() {
+        let why = "waits to be accepted by a socket outside of the tree";
+        return Err(open.unsupported(why, None));
+    }
+    let sent = sys::socket::count(open.own()?, sys::socket::Count::Outbound)
+        .map_err(|error| Error::kernel("ask a unix socket what it has sent", error))?;
+    if sent > 0 {
+        let why = "has sent data before it was accepted";
+        return Err(open.unsupported(why, None));
+    }
+    record.set_link(Link::Waiting);
+    Ok(())
+}
+
+/// The peer is outside of the tree.
+fn describe_outside(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) -> Result<()> {
+    const OPTION: &str = "--ext-unix-sk";
+    let name = record.peer_address.print();
+    let why = format!("its peer ({name}) is outside of the tree");
+    if record.kind != DGRAM {
+        return Err(open.unsupported(&why, None));
+    }
+    let path = record.peer_address.path();
+    let found = record.peer_address.is_abstract() || path.is_some_and(std::path::Path::is_absolute);
+    if !found {
+        return Err(open.unsupported(&why, None));
+    }
+    if !cx.allow().ext_unix_sk {
+        return Err(open.unsupported(&why, Some(OPTION)));
+    }
+    if record.peer_address.path().is_some() {
+        record.peer_address.file = Some(address::BoundFile::default());
+    }
+    record.set_link(Link::Named);
+    Ok(())
+}
+
+fn new(kind: i32) -> Result<OwnedFd> {
+    sys::socket::open(AF_UNIX, kind, 0).map_err(|error| Error::kernel("make a unix socket", error))
+}
+
+/// One end of a connection: the first one to be opened leaves the other for its owner.
+fn connected(record: &Unix, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+    let mine = (TAG, u64::from(record.inode));
+    if let Some(own) = cx.shared().remove(&mine).and_then(|mut fds| fds.pop()) {
+        return Ok(own);
+    }
+    let (own, other) = pair(record, cx)?;
+    if record.link() == Link::Gone {
+        if !record.peer_accepted {
+            record.peer_address.bind(other.as_fd(), record.kind, cx)?;
+        }
+        cx.shared().insert((TAG, u64::from(record.inode) | HELD), vec![other]);
+    } else {
+        cx.shared().insert((TAG, u64::from(record.peer)), vec![other]);
+    }
+    Ok(own)
+}
+
+/// Two connected sockets, this record's first. An abstract name that several sockets have can
+/// only be had by being accepted from a listener of that name.
+fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)> {
+    let name = match (record.accepted, record.peer_accepted) {
+        (false, false) => {
+            return sys::socket::pair(AF_UNIX, record.kind, 0)
+                .map_err(|error| Error::kernel("make a pair of unix sockets", error));
+        }
+        (true, _) => &record.address,
+        (false, true) => &record.peer_address,
+    };
+    let failed = |error| {
+        Error::kernel(format!("connect a pair of unix sockets as {}", name.print()), error)
+    };
+    let (listener, client) = (new(record.kind)?, new(record.kind)?);
+    name.bind(listener.as_fd(), record.kind, cx)?;
+    sys::socket::listen(&listener, 1).map_err(failed)?;
+    sys::socket::connect(&client, &name.bytes()).map_err(failed)?;
+    let server = sys::socket::accept(&listener).map_err(failed)?;
+    Ok(if record.accepted { (server, client) } else { (client, server) })
+}
+
+fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
+    let name = record.address.print();
+    let failed = |error| Error::kernel(format!("listen on unix socket {name}"), error);
+    record.options.apply(own, Stage::Early)?;
+    record.address.bind(own, record.kind, cx)?;
+    sys::socket::listen(own, i32::MAX).map_err(failed)?;
+    for id in &record.waiting {
+        let client = cx.description(DescriptionId(*id))?;
+        let client = rustix::io::fcntl_dupfd_cloexec(client, 0)
+            .map_err(|error| Error::kernel("dup", error))?;
+        let bytes = record.address.bytes();
+        let connect = || sys::socket::connect(&client, &bytes);
+        record
+            .address
+            .from_there(cx, connect)?
+            .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))?;
+    }
+    sys::socket::listen(own, i32::try_from(record.backlog).unwrap_or(i32::MAX)).map_err(failed)
+}
+
+fn finish_gone(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
+    record.options.apply(own, Stage::Early)?;
+    let key = (TAG, u64::from(record.inode) | HELD);
+    let held = cx.shared().remove(&key).and_then(|mut fds| fds.pop());
+    let held = held.ok_or_else(|| Error::corrupt("unix socket", "finished twice"))?;
+    queue::fill(&record.queue, &Source::Held(held.as_fd()), cx)?;
+    if record.reset && record.kind != DGRAM {
+        // Closing an end with data unread is what the other end notices.
+        sys::socket::send(own, &[0], sys::socket::Along::default(), 0)
+            .map_err(|error| Error::kernel("send to a unix socket", error))?;
+    }
+    Ok(())
+}
+
+fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
+    let connect = |cx: &mut dyn RestoreContext| {
+        if record.link() != Link::Named {
+            return Ok(());
+        }
+        let bytes = record.peer_address.bytes();
+        let name = record.peer_address.print();
+        let connect = || sys::socket::connect(own, &bytes);
+        record
+            .peer_address
+            .from_there(cx, connect)?
+            .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))
+    };
+    if record.address.is_unnamed() {
+        // Connecting with SO_PASSCRED set would give it a name.
+        connect(cx)?;
+        return record.options.apply(own, Stage::Early);
+    }
+    record.options.apply(own, Stage::Early)?;
+    queue::fill(&record.queue, &Source::Anyone(&record.address), cx)?;
+    connect(cx)
+}
+
+/// Shuts down what is shut down.
+fn shut(own: BorrowedFd<'_>, bits: u32) -> Result<()> {
+    for (bit, how) in [(RCV_SHUTDOWN, SHUT_RD), (SEND_SHUTDOWN, SHUT_WR)] {
+        if bits & bit != 0 {
+            sys::socket::shutdown(own, how)
+                .map_err(|error| Error::kernel("shut down a unix socket", error))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::path::Path;
+
+    use sys::socket::{Along, Received};
+
+    use super::super::socket::testing::{World, cycle};
+    use super::*;
+
+    fn pair(kind: i32) -> [OwnedFd; 2] {
+        sys::socket::pair(AF_UNIX, kind, 0).unwrap().into()
+    }
+
+    fn send(fd: &OwnedFd, bytes: &[u8]) {
+        assert_eq!(sys::socket::send(fd, bytes, Along::default(), 0).unwrap(), bytes.len());
+    }
+
+    fn receive(fd: &OwnedFd) -> (Vec<u8>, Received) {
+        let mut buffer = vec![0; 1 << 20];
+        let received = sys::socket::receive(fd, &mut buffer, 0x40).unwrap();
+        buffer.truncate(received.len);
+        (buffer, received)
+    }
+
+    fn is_empty(fd: &OwnedFd) -> bool {
+        let error = sys::socket::receive(fd, &mut [0; 1], 0x40).unwrap_err();
+        error.kind() == ErrorKind::WouldBlock
+    }
+
+    fn bound(kind: i32, name: &[u8]) -> OwnedFd {
+        let socket = new(kind).unwrap();
+        Address::of_name(name.to_vec());
+        sys::socket::bind(&socket, &Address::of_name(name.to_vec()).bytes()).unwrap();
+        socket
+    }
+
+    fn connect(fd: &OwnedFd, to: &OwnedFd) {
+        sys::socket::connect(fd, &sys::socket::name(to).unwrap()).unwrap();
+    }
+
+    /// A listener, a client and what the listener accepted.
+    fn connection(name: &[u8]) -> [OwnedFd; 3] {
+        let listener = bound(STREAM, name);
+        sys::socket::listen(&listener, 5).unwrap();
+        let client = new(STREAM).unwrap();
+        connect(&client, &listener);
+        let server = sys::socket::accept(&listener).unwrap();
+        [listener, client, server]
+    }
+
+    #[test]
+    fn streams_keep_both_queues_and_go_on() {
+        let [left, right] = pair(STREAM);
+        send(&left, b"to the right, ");
+        send(&left, b"in two pieces");
+        send(&right, &vec![7; 100_000]);
+        let [left, right] = cycle([left, right]);
+        assert_eq!(receive(&right).0, b"to the right, in two pieces");
+        assert_eq!(receive(&left).0, vec![7; 100_000]);
+        send(&left, b"more");
+        assert_eq!(receive(&right).0, b"more");
+        assert!(is_empty(&left) && is_empty(&right));
+    }
+
+    #[test]
+    fn a_target_left_running_keeps_its_queue() {
+        let [left, right] = pair(SEQPACKET);
+        send(&left, b"one");
+        send(&left, b"two");
+        let mut world = World::new(vec![
+            rustix::io::dup(&left).unwrap(),
+            rustix::io::dup(&right).unwrap(),
+        ]);
+        world.dump().unwrap();
+        let offset = sys::socket::number(&right, 1, 42).unwrap();
+        assert_eq!(offset, -1);
+        assert_eq!(receive(&right).0, b"one");
+        assert_eq!(receive(&right).0, b"two");
+    }
+
+    #[test]
+    fn message_boundaries_survive() {
+        for kind in [DGRAM, SEQPACKET] {
+            let [left, right] = pair(kind);
+            let big = vec![3; 100_000];
+            for message in [&b"one"[..], b"", b"three", &big, b"", b"", b"end"] {
+                send(&left, message);
+            }
+            let [left, right] = cycle([left, right]);
+            for message in [&b"one"[..], b"", b"three", &big, b"", b"", b"end"] {
+                assert_eq!(receive(&right).0, message);
+            }
+            assert!(is_empty(&right));
+            send(&left, b"on");
+            assert_eq!(receive(&right).0, b"on");
+        }
+    }
+
+    #[test]
+    fn one_sided_shutdown_survives() {
+        let [left, right] = pair(STREAM);
+        send(&left, b"last words");
+        send(&right, b"answer");
+        sys::socket::shutdown(&left, SHUT_WR).unwrap();
+        let [left, right] = cycle([left, right]);
+        assert_eq!(receive(&right).0, b"last words");
+        assert_eq!(receive(&right).0, b"");
+        send(&right, b", more");
+        assert_eq!(receive(&left).0, b"answer, more");
+        let error = sys::socket::send(&left, b"x", Along::default(), 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn descriptors_in_flight_arrive_with_their_bytes() {
+        for kind in [STREAM, SEQPACKET, DGRAM] {
+            let [left, right] = pair(kind);
+            let [near, far] = pair(STREAM);
+            send(&left, b"before");
+            let along = Along {
+                rights: &[far.as_fd()],
+                ..Along::default()
+            };
+            sys::socket::send(&left, b"with", along, 0).unwrap();
+            send(&left, b"after");
+            drop(far);
+            let [left, right, near] = cycle([left, right, near]);
+            let (bytes, mut received) = receive(&right);
+            if kind == STREAM {
+                assert_eq!(bytes, b"beforewith");
+            } else {
+                assert_eq!((bytes.as_slice(), received.rights.len()), (&b"before"[..], 0));
+                received = receive(&right).1;
+            }
+            let far = received.rights.pop().unwrap();
+            send(&near, b"through");
+            assert_eq!(receive(&far).0, b"through");
+            assert_eq!(receive(&right).0, b"after");
+            drop(left);
+        }
+    }
+
+    #[test]
+    fn descriptors_belong_to_the_bytes_they_were_sent_with() {
+        let [left, right] = pair(STREAM);
+        let along = Along {
+            rights: &[left.as_fd()],
+            ..Along::default()
+        };
+        send(&left, b"0123456");
+        sys::socket::send(&left, b"789", along, 0).unwrap();
+        let [_left, right] = cycle([left, right]);
+        let mut seven = [0; 7];
+        assert!(sys::socket::receive(&right, &mut seven, 0).unwrap().rights.is_empty());
+        let mut one = [0; 1];
+        assert_eq!(sys::socket::receive(&right, &mut one, 0).unwrap().rights.len(), 1);
+        assert_eq!(&one, b"7");
+    }
+
+    #[test]
+    fn credentials_of_queued_messages_survive() {
+        let [left, right] = pair(DGRAM);
+        sys::socket::set_number(&right, 1, 16, 1).unwrap();
+        send(&left, b"who");
+        let [_left, right] = cycle([left, right]);
+        let who = receive(&right).1.credentials.unwrap();
+        assert_eq!(who.pid, std::process::id().cast_signed());
+    }
+
+    #[test]
+    fn a_connection_keeps_its_names_and_its_listener() {
+        testkit::needs_root!();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let name = path.as_os_str().as_encoded_bytes();
+        let [listener, client, server] = connection(name);
+        rustix::fs::chmod(&path, rustix::fs::Mode::from_raw_mode(0o640)).unwrap();
+        send(&client, b"request");
+        let [listener, client, server] = cycle([listener, client, server]);
+        assert_eq!(name_of(&server), name);
+        assert_eq!(address::peer_name_of(client.as_fd()).unwrap(), nul(name));
+        assert_eq!(name_of(&listener), name);
+        assert_eq!(receive(&server).0, b"request");
+        assert_eq!(rustix::fs::stat(&path).unwrap().st_mode & 0o7777, 0o640);
+        let second = new(STREAM).unwrap();
+        connect(&second, &listener);
+        sys::socket::accept(&listener).unwrap();
+    }
+
+    fn name_of(fd: &OwnedFd) -> Vec<u8> {
+        let name = address::name_of(fd.as_fd()).unwrap();
+        name.strip_suffix(b"\0").unwrap_or(&name).to_vec()
+    }
+
+    fn nul(name: &[u8]) -> Vec<u8> {
+        [name, b"\0"].concat()
+    }
+
+    #[test]
+    fn abstract_names_are_shared_by_what_was_accepted() {
+        let [listener, client, server] = connection(b"\0stillframe-test-accepted");
+        let second = new(STREAM).unwrap();
+        connect(&second, &listener);
+        let other = sys::socket::accept(&listener).unwrap();
+        send(&second, b"second");
+        let all = cycle([client, server, listener, second, other]);
+        let [client, server, listener, second, other] = all;
+        for fd in [&server, &listener, &other] {
+            assert_eq!(name_of(fd), b"\0stillframe-test-accepted");
+        }
+        assert_eq!(name_of(&client), b"");
+        assert_eq!(receive(&other).0, b"second");
+        send(&server, b"first");
+        assert_eq!(receive(&client).0, b"first");
+        let third = new(STREAM).unwrap();
+        connect(&third, &listener);
+        drop(second);
+    }
+
+    #[test]
+    fn clients_still_wait_to_be_accepted() {
+        let listener = bound(STREAM, b"\0stillframe-test-waiting");
+        sys::socket::listen(&listener, 1).unwrap();
+        let clients = [new(STREAM).unwrap(), new(STREAM).unwrap()];
+        clients.iter().for_each(|client| connect(client, &listener));
+        let [first, second] = clients;
+        let [second, listener, first] = cycle([second, listener, first]);
+        for client in [first, second] {
+            let server = sys::socket::accept(&listener).unwrap();
+            send(&server, b"hello");
+            assert_eq!(receive(&client).0, b"hello");
+        }
+        let inode = u32::try_from(rustix::fs::fstat(&listener).unwrap().st_ino).unwrap();
+        assert_eq!(diag::unix(inode).unwrap().backlog, 1);
+    }
+
+    #[test]
+    fn the_end_of_a_connection_survives() {
+        let [left, right] = pair(STREAM);
+        send(&left, b"farewell");
+        drop(left);
+        let [right] = cycle([right]);
+        assert_eq!(receive(&right).0, b"farewell");
+        assert_eq!(receive(&right).0, b"");
+    }
+
+    #[test]
+    fn a_reset_is_still_reported() {
+        let [left, right] = pair(STREAM);
+        send(&right, b"unread");
+        drop(left);
+        let [right] = cycle([right]);
+        let error = sys::socket::receive(&right, &mut [0; 1], 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn named_datagrams_keep_their_senders() {
+        testkit::needs_root!();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("server");
+        let server = bound(DGRAM, path.as_os_str().as_encoded_bytes());
+        let client = bound(DGRAM, b"\0stillframe-test-sender");
+        connect(&client, &server);
+        send(&client, b"one");
+        let stranger = bound(DGRAM, b"\0stillframe-test-stranger");
+        connect(&stranger, &server);
+        send(&stranger, b"two");
+        drop(stranger);
+        let [client, server] = cycle([client, server]);
+        let (bytes, received) = receive(&server);
+        assert_eq!(bytes, b"one");
+        assert_eq!(received.name[2..], *b"\0stillframe-test-sender");
+        let (bytes, received) = receive(&server);
+        assert_eq!(bytes, b"two");
+        assert_eq!(received.name[2..], *b"\0stillframe-test-stranger");
+        send(&client, b"still connected");
+        assert_eq!(receive(&server).0, b"still connected");
+    }
+
+    #[test]
+    fn a_deleted_name_is_kept_without_a_file() {
+        testkit::needs_root!();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("server");
+        let server = bound(DGRAM, path.as_os_str().as_encoded_bytes());
+        let client = new(DGRAM).unwrap();
+        connect(&client, &server);
+        rustix::fs::unlink(&path).unwrap();
+        send(&client, b"one");
+        let [client, server] = cycle([client, server]);
+        assert!(!path.exists());
+        assert_eq!(name_of(&server), path.as_os_str().as_encoded_bytes());
+        send(&client, b"two");
+        assert_eq!(receive(&server).0, b"one");
+        assert_eq!(receive(&server).0, b"two");
+    }
+
+    #[test]
+    fn relative_names_are_bound_where_they_were() {
+        testkit::needs_root!();
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        let listener = new(STREAM).unwrap();
+        let address = Address::of_name(b"relative".to_vec());
+        let bind = || {
+            rustix::process::chdir(at).unwrap();
+            sys::socket::bind(&listener, &address.bytes())
+        };
+        sys::socket::in_own_fs(bind).unwrap();
+        sys::socket::listen(&listener, 5).unwrap();
+        let [listener] = cycle([listener]);
+        assert_eq!(name_of(&listener), b"relative");
+        assert!(at.join("relative").exists());
+        let client = new(STREAM).unwrap();
+        let there = at.join("relative");
+        let address = Address::of_name(there.into_os_string().into_encoded_bytes());
+        sys::socket::connect(&client, &address.bytes()).unwrap();
+    }
+
+    #[test]
+    fn a_live_socket_in_the_way_is_not_replaced() {
+        testkit::needs_root!();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let name = path.as_os_str().as_encoded_bytes();
+        let listener = bound(STREAM, name);
+        sys::socket::listen(&listener, 5).unwrap();
+        let mut world = World::new(vec![listener]);
+        world.dump().unwrap();
+        rustix::fs::unlink(&path).unwrap();
+        let other = bound(STREAM, name);
+        let error = world.restore().unwrap_err();
+        assert!(error.to_string().contains("in use by another process"), "{error}");
+        assert!(Path::new(&path).exists());
+        drop(other);
+    }
+
+    #[test]
+    fn peers_outside_of_the_tree_are_refused_by_name() {
+        let [left, right] = pair(STREAM);
+        let error = World::new(vec![left]).dump().unwrap_err();
+        assert!(error.to_string().contains("outside of the tree"), "{error}");
+        drop(right);
+        let server = bound(DGRAM, b"\0stillframe-test-outside");
+        let client = new(DGRAM).unwrap();
+        connect(&client, &server);
+        let mut world = World::new(vec![client]);
+        let error = world.dump().unwrap_err();
+        assert!(error.to_string().contains("--ext-unix-sk"), "{error}");
+        world.allow.ext_unix_sk = true;
+        world.dump().unwrap();
+        let client = world.restore().unwrap().remove(0);
+        send(&client, b"log line");
+        assert_eq!(receive(&server).0, b"log line");
+    }
+
+    #[test]
+    fn options_and_flags_survive() {
+        let [left, right] = pair(STREAM);
+        sys::socket::set_number(&left, 1, 7, 12_345).unwrap();
+        sys::socket::set_number(&left, 1, 16, 1).unwrap();
+        rustix::fs::fcntl_setfl(&left, rustix::fs::OFlags::NONBLOCK).unwrap();
+        let wanted = Options::read(left.as_fd(), &[]).unwrap();
+        send(&right, b"with credentials");
+        let [left, _right] = cycle([left, right]);
+        assert_eq!(Options::read(left.as_fd(), &[]).unwrap(), wanted);
+        let flags = rustix::fs::fcntl_getfl(&left).unwrap();
+        assert!(flags.contains(rustix::fs::OFlags::NONBLOCK));
+    }
+
+    #[test]
+    fn damaged_payloads_are_refused() {
+        let [left, right] = pair(STREAM);
+        let mut world = World::new(vec![left, right]);
+        world.dump().unwrap();
+        assert!(world.lines()[0].contains("unix stream"), "{:?}", world.lines());
+        assert!(decode(b"\x08").is_err());
+        let record = Unix {
+            kind: 77,
+            ..Unix::default()
+        };
+        assert!(decode(&record.encode_to_vec()).is_err());
+    }
+}

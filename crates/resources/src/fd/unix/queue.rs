@@ -1,0 +1,377 @@
+//! Data in flight: what stands in a unix socket's receive queue, read without taking it and sent
+//! again.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use sys::socket::{Along, Count, Credentials as Who, Received};
+
+use super::address::Address;
+use crate::fd::socket::options;
+use crate::fd::{DescriptionId, DumpContext, Open, RestoreContext};
+use crate::{Error, Result};
+
+const SOL_SOCKET: i32 = 1;
+const SO_PEEK_OFF: i32 = 42;
+const MSG_PEEK: i32 = 2;
+const MSG_TRUNC: i32 = 0x20;
+const MSG_DONTWAIT: i32 = 0x40;
+const PEEK: i32 = MSG_PEEK | MSG_DONTWAIT;
+
+/// Where messages of unknown size are received first.
+const FIRST_BYTES: usize = 64 << 10;
+
+/// A message, or a piece of a stream that carries its own descriptors.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Message {
+    /// The bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub data: Vec<u8>,
+    /// The sender's name, of a datagram.
+    #[prost(bytes = "vec", tag = "2")]
+    pub from: Vec<u8>,
+    /// The description that has that name.
+    #[prost(uint32, optional, tag = "3")]
+    pub sender: Option<u32>,
+    /// Descriptions that are on their way with it.
+    #[prost(uint32, repeated, tag = "4")]
+    pub rights: Vec<u32>,
+    /// Who sent it, where the receiver asks for that.
+    #[prost(message, optional, tag = "5")]
+    pub credentials: Option<Credentials>,
+}
+
+/// A process, a user and a group.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Credentials {
+    /// The process.
+    #[prost(int32, tag = "1")]
+    pub pid: i32,
+    /// The user.
+    #[prost(uint32, tag = "2")]
+    pub uid: u32,
+    /// The group.
+    #[prost(uint32, tag = "3")]
+    pub gid: u32,
+}
+
+impl From<Who> for Credentials {
+    fn from(Who { pid, uid, gid }: Who) -> Self {
+        Self { pid, uid, gid }
+    }
+}
+
+impl From<Credentials> for Who {
+    fn from(Credentials { pid, uid, gid }: Credentials) -> Self {
+        Self { pid, uid, gid }
+    }
+}
+
+/// A message as it was peeked.
+struct Peeked {
+    data: Vec<u8>,
+    received: Received,
+}
+
+/// Where peeking starts, given back to what the target has set. It is a field of the socket and
+/// so the target's own: it is changed only where one look does not show everything.
+struct PeekFrom<'a> {
+    own: BorrowedFd<'a>,
+    old: i32,
+    changed: bool,
+}
+
+impl<'a> PeekFrom<'a> {
+    fn new(own: BorrowedFd<'a>) -> std::io::Result<Self> {
+        let old = sys::socket::number(own, SOL_SOCKET, SO_PEEK_OFF)?;
+        let changed = false;
+        Ok(Self { own, old, changed })
+    }
+
+    fn set(&mut self, offset: usize) -> std::io::Result<()> {
+        self.changed = true;
+        let offset = i32::try_from(offset).map_err(|_| Errno::OVERFLOW)?;
+        sys::socket::set_number(self.own, SOL_SOCKET, SO_PEEK_OFF, offset)
+    }
+}
+
+impl Drop for PeekFrom<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            let _ = sys::socket::set_number(self.own, SOL_SOCKET, SO_PEEK_OFF, self.old);
+        }
+    }
+}
+
+/// The receive queue of `open`; descriptors in it become descriptions of the dump.
+///
+/// # Errors
+/// For out-of-band data, or a system call's errno.
+pub fn read(open: &Open<'_>, kind: i32, cx: &mut dyn DumpContext) -> Result<Vec<Message>> {
+    let peeked = peek(open, kind)?;
+    let mut messages = Vec::with_capacity(peeked.len());
+    for Peeked { data, received } in peeked {
+        let mut rights = Vec::with_capacity(received.rights.len());
+        for right in received.rights {
+            rights.push(cx.add(open.pid, right)?.0);
+        }
+        let from = received.name.get(2..).unwrap_or_default().to_vec();
+        let from = if kind == super::STREAM { Vec::new() } else { from };
+        messages.push(Message {
+            sender: sender(&from, cx),
+            data,
+            from,
+            rights,
+            credentials: received.credentials.map(Into::into),
+        });
+    }
+    Ok(messages)
+}
+
+/// The datagram socket of the tree with this name.
+fn sender(name: &[u8], cx: &dyn DumpContext) -> Option<u32> {
+    if name.is_empty() {
+        return None;
+    }
+    super::sockets(cx)
+        .find(|(open, nature)| {
+            let is = |own| super::address::name_of(own).is_ok_and(|found| found == name);
+            nature.kind == super::DGRAM && open.own().is_ok_and(is)
+        })
+        .map(|(open, _)| open.id.0)
+}
+
+/// Descriptors in the receive queue of `open`.
+///
+/// # Errors
+/// As [`read`].
+pub fn rights(open: &Open<'_>, kind: i32) -> Result<Vec<std::os::fd::OwnedFd>> {
+    let peeked = peek(open, kind)?;
+    Ok(peeked.into_iter().flat_map(|peeked| peeked.received.rights).collect())
+}
+
+fn peek(open: &Open<'_>, kind: i32) -> Result<Vec<Peeked>> {
+    let own = open.own()?;
+    let doing = || format!("look into the queue of {}", open.place());
+    let failed = |error| Error::kernel(doing(), error);
+    if !is_readable(own).map_err(|error| failed(error.into()))? {
+        return Ok(Vec::new());
+    }
+    let peeked = match kind {
+        super::STREAM => peek_stream(own),
+        kind => peek_messages(own, kind == super::SEQPACKET),
+    };
+    peeked.map_err(failed)?.ok_or_else(|| open.unsupported("out-of-band data in its queue", None))
+}
+
+fn is_readable(own: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+    let mut fds = [PollFd::new(&own, PollFlags::IN)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut fds, Some(&now))?;
+    Ok(fds[0].revents().contains(PollFlags::IN))
+}
+
+/// The pieces of a stream; `None` when not all bytes can be seen.
+fn peek_stream(own: BorrowedFd<'_>) -> std::io::Result<Option<Vec<Peeked>>> {
+    let total = usize::try_from(sys::socket::count(own, Count::Inbound)?).unwrap_or_default();
+    let mut from = PeekFrom::new(own)?;
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    while at < total {
+        if at > 0 || from.old >= 0 {
+            from.set(at)?;
+        }
+        let mut data = vec![0; total - at];
+        let received = match sys::socket::receive(own, &mut data, PEEK) {
+            Ok(received) if received.len > 0 => received,
+            Ok(_) => return Ok(None),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        data.truncate(received.len);
+        let end = at + received.len;
+        if !received.rights.is_empty() && received.len > 1 {
+            // What was sent before is glued to the piece that has the descriptors.
+            let start = start_of_rights(own, &mut from, at, end)?;
+            let before = data.drain(..start - at).collect::<Vec<_>>();
+            if !before.is_empty() {
+                let credentials = received.credentials;
+                pieces.push(Peeked {
+                    data: before,
+                    received: Received {
+                        credentials,
+                        ..Received::default()
+                    },
+                });
+            }
+        }
+        pieces.push(Peeked { data, received });
+        at = end;
+    }
+    Ok(Some(pieces))
+}
+
+/// Where in `start..end` the piece begins whose every byte comes with descriptors.
+fn start_of_rights(
+    own: BorrowedFd<'_>,
+    from: &mut PeekFrom<'_>,
+    start: usize,
+    end: usize,
+) -> std::io::Result<usize> {
+    let (mut low, mut high) = (start, end - 1);
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        from.set(middle)?;
+        let received = sys::socket::receive(own, &mut [0], PEEK)?;
+        if received.rights.is_empty() {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(low)
+}
+
+/// The messages of a datagram or seqpacket socket.
+fn peek_messages(own: BorrowedFd<'_>, seqpacket: bool) -> std::io::Result<Option<Vec<Peeked>>> {
+    let mut from = PeekFrom::new(own)?;
+    let mut messages: Vec<Peeked> = Vec::new();
+    let mut at = 0;
+    let mut room = FIRST_BYTES;
+    from.set(0)?;
+    loop {
+        let mut data = vec![0; room];
+        let received = match sys::socket::receive(own, &mut data, PEEK | MSG_TRUNC) {
+            Ok(received) => received,
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => break,
+            Err(error) => return Err(error),
+        };
+        if received.len > room {
+            room = received.len;
+            from.set(at)?;
+            continue;
+        }
+        // The end of a seqpacket connection looks like an empty message that never goes away.
+        if seqpacket && received.len == 0 && is_shut(own)? {
+            break;
+        }
+        data.truncate(received.len);
+        at += received.len;
+        messages.push(Peeked { data, received });
+    }
+    Ok(Some(messages))
+}
+
+fn is_shut(own: BorrowedFd<'_>) -> std::io::Result<bool> {
+    let mut fds = [PollFd::new(&own, PollFlags::RDHUP)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut fds, Some(&now))?;
+    Ok(fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP))
+}
+
+/// Who sends a queue's messages again.
+pub enum Source<'a> {
+    /// The other end of the connection, in the tree.
+    Peer(DescriptionId),
+    /// The other end, of a connection whose other side is gone.
+    Held(BorrowedFd<'a>),
+    /// Anyone, to this address: a datagram socket that is not connected.
+    Anyone(&'a Address),
+}
+
+/// Fills a receive queue.
+///
+/// # Errors
+/// [`Error::Corrupt`] for what no queue can have, or a system call's errno.
+pub fn fill(messages: &[Message], source: &Source<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
+    let failed = |error| Error::kernel("refill a unix socket's queue", error);
+    let total: usize = messages.iter().map(|message| message.data.len() + 1024).sum();
+    for message in messages {
+        let temporary;
+        let dup = |fd: BorrowedFd<'_>| {
+            rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|error| failed(error.into()))
+        };
+        let (from, to) = match source {
+            Source::Held(held) => (dup(*held)?, None),
+            Source::Peer(id) => (dup(cx.description(*id)?)?, None),
+            Source::Anyone(to) => {
+                temporary = (*to).clone();
+                let from = match message.sender {
+                    Some(id) => dup(cx.description(DescriptionId(id))?)?,
+                    None => stand_in(&message.from, cx)?,
+                };
+                (from, Some(temporary))
+            }
+        };
+        let old = options::make_send_room(from.as_fd(), total).map_err(failed)?;
+        send(message, from.as_fd(), to.as_ref(), cx)?;
+        options::restore_send_room(from.as_fd(), old).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// A datagram socket with the name of a sender that is not in the tree.
+fn stand_in(name: &[u8], cx: &mut dyn RestoreContext) -> Result<std::os::fd::OwnedFd> {
+    let socket = sys::socket::open(1, super::DGRAM, 0)
+        .map_err(|error| Error::kernel("make a unix socket", error))?;
+    let address = Address::of_name(name.to_vec());
+    address.check()?;
+    address.bind(socket.as_fd(), super::DGRAM, cx)?;
+    Ok(socket)
+}
+
+fn send(
+    message: &Message,
+    from: BorrowedFd<'_>,
+    to: Option<&Address>,
+    cx: &mut dyn RestoreContext,
+) -> Result<()> {
+    let failed = |error| Error::kernel("refill a unix socket's queue", error);
+    if message.rights.len() > sys::socket::RIGHTS_MAX {
+        return Err(Error::corrupt("unix socket", "too many descriptors with one message"));
+    }
+    let mut rights = Vec::with_capacity(message.rights.len());
+    for id in &message.rights {
+        let right = cx.description(DescriptionId(*id))?;
+        let right = rustix::io::fcntl_dupfd_cloexec(right, 0);
+        rights.push(right.map_err(|error| failed(error.into()))?);
+    }
+    let name = to.map(Address::bytes);
+    let deliver = || deliver(message, from, name.as_deref(), &rights);
+    let result = match to {
+        Some(to) => to.from_there(cx, deliver)?,
+        None => deliver(),
+    };
+    result.map_err(failed)
+}
+
+fn deliver(
+    message: &Message,
+    from: BorrowedFd<'_>,
+    name: Option<&[u8]>,
+    rights: &[std::os::fd::OwnedFd],
+) -> std::io::Result<()> {
+    let rights = rights.iter().map(AsFd::as_fd).collect::<Vec<_>>();
+    let mut rest = message.data.as_slice();
+    let mut along = Along {
+        name,
+        rights: &rights,
+        credentials: message.credentials.map(Into::into),
+    };
+    loop {
+        let sent = sys::socket::send(from, rest, along, MSG_DONTWAIT)?;
+        rest = &rest[sent..];
+        if rest.is_empty() {
+            return Ok(());
+        }
+        along.rights = &[];
+    }
+}
