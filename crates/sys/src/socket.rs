@@ -33,8 +33,14 @@ pub fn open(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
 pub fn pair(family: i32, kind: i32, protocol: i32) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut fds = [-1; 2];
     // SAFETY: `fds` has room for two descriptors.
-    let result =
-        unsafe { libc::socketpair(family, kind | libc::SOCK_CLOEXEC, protocol, fds.as_mut_ptr()) };
+    let result = unsafe {
+        libc::socketpair(
+            family,
+            kind | libc::SOCK_CLOEXEC,
+            protocol,
+            fds.as_mut_ptr(),
+        )
+    };
     check(result)?;
     Ok((owned(fds[0])?, owned(fds[1])?))
 }
@@ -90,8 +96,7 @@ fn address(fd: RawFd, call: AddressCall) -> io::Result<Vec<u8>> {
 /// The call's errno.
 pub fn bind(fd: impl AsFd, address: &[u8]) -> io::Result<()> {
     // SAFETY: the kernel reads `address.len()` bytes.
-    let result =
-        unsafe { libc::bind(raw(&fd), address.as_ptr().cast(), socklen(address.len())) };
+    let result = unsafe { libc::bind(raw(&fd), address.as_ptr().cast(), socklen(address.len())) };
     check(result).map(drop)
 }
 
@@ -138,7 +143,13 @@ pub fn option(fd: impl AsFd, level: i32, name: i32, max_bytes: usize) -> io::Res
     // SAFETY: the buffer is `len` bytes long; the options that would have the kernel write
     // elsewhere were refused above.
     let result = unsafe {
-        libc::getsockopt(raw(&fd), level, name, value.as_mut_ptr().cast(), &raw mut len)
+        libc::getsockopt(
+            raw(&fd),
+            level,
+            name,
+            value.as_mut_ptr().cast(),
+            &raw mut len,
+        )
     };
     check(result)?;
     value.truncate(len as usize);
@@ -198,8 +209,9 @@ fn holds_addresses(level: i32, name: i32) -> bool {
             libc::SO_ATTACH_FILTER | libc::SO_ATTACH_REUSEPORT_CBPF
         ),
         libc::IPPROTO_TCP => name == libc::TCP_ZEROCOPY_RECEIVE,
-        libc::IPPROTO_IP | libc::IPPROTO_IPV6 => (NETFILTER_BASE..NETFILTER_BASE + 5)
-            .contains(&name),
+        libc::IPPROTO_IP | libc::IPPROTO_IPV6 => {
+            (NETFILTER_BASE..NETFILTER_BASE + 5).contains(&name)
+        }
         _ => false,
     }
 }
@@ -373,9 +385,7 @@ pub fn receive(fd: impl AsFd, buffer: &mut [u8], flags: i32) -> io::Result<Recei
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = CONTROL_BYTES;
     // SAFETY: every pointer of `message` is to a live buffer of the length given beside it.
-    let len = unsafe {
-        libc::recvmsg(raw(&fd), &raw mut message, flags | libc::MSG_CMSG_CLOEXEC)
-    };
+    let len = unsafe { libc::recvmsg(raw(&fd), &raw mut message, flags | libc::MSG_CMSG_CLOEXEC) };
     let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
     let mut received = Received {
         len,
@@ -384,8 +394,50 @@ pub fn receive(fd: impl AsFd, buffer: &mut [u8], flags: i32) -> io::Result<Recei
         ..Received::default()
     };
     let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    parse_control(&bytes[..message.msg_controllen.min(CONTROL_BYTES)], &mut received);
+    parse_control(
+        &bytes[..message.msg_controllen.min(CONTROL_BYTES)],
+        &mut received,
+    );
     Ok(received)
+}
+
+/// How many of the next `bytes` bytes of a unix stream stand in front of the piece that the last
+/// of them was sent with; nothing is taken.
+///
+/// Looking glues pieces together. But the kernel copies one whole piece after the other, so what
+/// it says of a buffer that is one byte too short (and then a bad address) is where the last
+/// piece begins.
+///
+/// # Errors
+/// The call's errno.
+pub fn before_last_piece(fd: impl AsFd, bytes: usize) -> io::Result<usize> {
+    let Some(room) = bytes.checked_sub(1) else {
+        return Ok(0);
+    };
+    let mut buffer = vec![0u8; room];
+    let mut parts = [
+        libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: room,
+        },
+        libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(1),
+            iov_len: 1,
+        },
+    ];
+    let mut message = blank_message();
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len();
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the first part is a live buffer; address 1 is never mapped, the kernel fails on it.
+    let len = unsafe { libc::recvmsg(raw(&fd), &raw mut message, flags) };
+    match usize::try_from(len) {
+        Ok(len) => Ok(len),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::EFAULT) => Ok(0),
+            error => Err(error),
+        },
+    }
 }
 
 /// Takes the descriptors and credentials out of a control buffer that the kernel has written.
@@ -465,8 +517,7 @@ pub fn send(fd: impl AsFd, bytes: &[u8], along: Along<'_>, flags: i32) -> io::Re
     }
     // SAFETY: every pointer of `message` is to a live buffer of the length given beside it, which
     // the kernel only reads.
-    let sent =
-        unsafe { libc::sendmsg(raw(&fd), &raw const message, flags | libc::MSG_NOSIGNAL) };
+    let sent = unsafe { libc::sendmsg(raw(&fd), &raw const message, flags | libc::MSG_NOSIGNAL) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
@@ -548,6 +599,16 @@ mod tests {
         assert_eq!(received.rights.len(), 2);
         let pid = std::process::id().cast_signed();
         assert_eq!(received.credentials.map(|who| who.pid), Some(pid));
+    }
+
+    #[test]
+    fn the_last_piece_of_a_stream_is_found() {
+        let (left, right) = pair(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+        send(&left, b"0123456", Along::default(), 0).unwrap();
+        send(&left, b"789", Along::default(), 0).unwrap();
+        let found = [1, 7, 8, 10].map(|bytes| before_last_piece(&right, bytes).unwrap());
+        assert_eq!(found, [0, 0, 7, 7]);
+        assert_eq!(count(&right, Count::Inbound).unwrap(), 10);
     }
 
     #[test]

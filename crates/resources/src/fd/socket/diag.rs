@@ -66,9 +66,8 @@ fn ask(inode: u32) -> std::io::Result<Facts> {
 }
 
 fn read(payload: &[u8]) -> Option<Facts> {
-    let word = |data: &[u8], at: usize| {
-        Some(u32::from_ne_bytes(data.get(at..at + 4)?.try_into().ok()?))
-    };
+    let word =
+        |data: &[u8], at: usize| Some(u32::from_ne_bytes(data.get(at..at + 4)?.try_into().ok()?));
     let mut facts = Facts {
         state: match payload.get(2)? {
             1 => State::Established,
@@ -84,7 +83,12 @@ fn read(payload: &[u8]) -> Option<Facts> {
     for (kind, data) in attributes(payload, MESSAGE_BYTES) {
         match kind {
             2 => facts.peer = Some(word(data, 0)?),
-            3 => facts.waiting = data.chunks_exact(4).filter_map(|four| word(four, 0)).collect(),
+            3 => {
+                facts.waiting = data
+                    .chunks_exact(4)
+                    .filter_map(|four| word(four, 0))
+                    .collect()
+            }
             4 if facts.state == State::Listening => {
                 (facts.waiting_count, facts.backlog) = (word(data, 0)?, word(data, 4)?);
             }

@@ -263,7 +263,10 @@ fn apply_one(own: BorrowedFd<'_>, known: &Known, value: &[u8]) -> Result<()> {
         Ok(present) if present == value => return Ok(()),
         Err(error) if is_unknown(&error) && value.iter().all(|byte| *byte == 0) => return Ok(()),
         Err(error) if is_unknown(&error) => {
-            let what = format!("this kernel does not know the socket option {}", known.label);
+            let what = format!(
+                "this kernel does not know the socket option {}",
+                known.label
+            );
             return Err(Error::Mismatch { what });
         }
         Ok(_) | Err(_) => {}

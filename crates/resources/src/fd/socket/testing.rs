@@ -97,7 +97,9 @@ impl World {
     /// What people see of each description.
     pub(crate) fn lines(&self) -> Vec<String> {
         let dumped = self.dumped.iter();
-        dumped.map(|(kind, payload)| kind.describe(payload).unwrap()).collect()
+        dumped
+            .map(|(kind, payload)| kind.describe(payload).unwrap())
+            .collect()
     }
 }
 
@@ -106,7 +108,12 @@ pub(crate) fn cycle<const N: usize>(live: [OwnedFd; N]) -> [OwnedFd; N] {
     let mut world = World::new(live.into());
     world.dump().unwrap();
     let opened = world.restore().unwrap();
-    opened.into_iter().take(N).collect::<Vec<_>>().try_into().unwrap()
+    opened
+        .into_iter()
+        .take(N)
+        .collect::<Vec<_>>()
+        .try_into()
+        .unwrap()
 }
 
 struct Dumping {
@@ -125,14 +132,16 @@ impl DumpContext for Dumping {
     }
 
     fn at(&self, _pid: i32, fd: i32) -> Option<DescriptionId> {
-        self.all.iter().find(|open| open.fd == fd).map(|open| open.id)
+        self.all
+            .iter()
+            .find(|open| open.fd == fd)
+            .map(|open| open.id)
     }
 
     fn add(&mut self, _pid: i32, own: OwnedFd) -> Result<DescriptionId> {
         let stat = rustix::fs::fstat(&own).unwrap();
-        let same = |other: &rustix::fs::Stat| {
-            (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino)
-        };
+        let same =
+            |other: &rustix::fs::Stat| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino);
         if let Some(known) = self.all.iter().find(|open| same(&open.stat)) {
             return Ok(known.id);
         }
@@ -142,7 +151,9 @@ impl DumpContext for Dumping {
         if index == self.flying.len() {
             self.flying.push(own);
         }
-        Ok(DescriptionId(u32::try_from(self.all.len() + index).unwrap()))
+        Ok(DescriptionId(
+            u32::try_from(self.all.len() + index).unwrap(),
+        ))
     }
 
     fn store(&mut self, _file: OwnedFd, _len_bytes: u64) -> Result<u32> {

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Stat};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
@@ -74,7 +74,10 @@ impl Address {
         let base = address.base(&stat, &path).ok_or_else(|| {
             let name = address.print();
             let path = path.display();
-            open.unsupported(&format!("bound as {name}, which does not lead to {path}"), None)
+            open.unsupported(
+                &format!("bound as {name}, which does not lead to {path}"),
+                None,
+            )
         })?;
         address.file = Some(BoundFile {
             base,
@@ -171,7 +174,8 @@ impl Address {
     /// # Errors
     /// [`Error::Mismatch`] when something else is in the way, or a system call's errno.
     pub fn bind(&self, own: BorrowedFd<'_>, kind: i32, cx: &mut dyn RestoreContext) -> Result<()> {
-        let failed = |error| Error::kernel(format!("bind a unix socket to {}", self.print()), error);
+        let failed =
+            |error| Error::kernel(format!("bind a unix socket to {}", self.print()), error);
         match (&self.file, self.path()) {
             _ if self.is_unnamed() => Ok(()),
             (None, None) => sys::socket::bind(own, &self.bytes()).map_err(failed),
@@ -184,9 +188,7 @@ impl Address {
                 });
                 result?.map_err(failed)
             }
-            (Some(file), Some(path)) => {
-                self.at_file(|| self.bind_file(own, kind, file, path))?
-            }
+            (Some(file), Some(path)) => self.at_file(|| self.bind_file(own, kind, file, path))?,
             (Some(_), None) => Err(Error::corrupt("unix socket", "a file without a path")),
         }
     }
@@ -198,9 +200,8 @@ impl Address {
         file: &BoundFile,
         path: &Path,
     ) -> Result<()> {
-        let failed = |doing: &str, error: Errno| {
-            Error::kernel(format!("{doing} {}", path.display()), error)
-        };
+        let failed =
+            |doing: &str, error: Errno| Error::kernel(format!("{doing} {}", path.display()), error);
         match rustix::fs::lstat(path) {
             Err(Errno::NOENT) => {}
             Err(error) => return Err(failed("look at", error)),
@@ -214,8 +215,9 @@ impl Address {
             }
             Ok(_) => rustix::fs::unlink(path).map_err(|error| failed("unlink", error))?,
         }
-        sys::socket::bind(own, &self.bytes())
-            .map_err(|error| Error::kernel(format!("bind a unix socket to {}", self.print()), error))?;
+        sys::socket::bind(own, &self.bytes()).map_err(|error| {
+            Error::kernel(format!("bind a unix socket to {}", self.print()), error)
+        })?;
         let stat = rustix::fs::lstat(path).map_err(|error| failed("look at", error))?;
         if (stat.st_uid, stat.st_gid) != (file.uid, file.gid) {
             let owner = rustix::fs::Uid::from_raw(file.uid);
@@ -248,7 +250,7 @@ impl Address {
     ///
     /// # Errors
     /// When one cannot get there.
-    pub fn from_there<T: Send>(
+    pub fn there<T: Send>(
         &self,
         cx: &mut dyn RestoreContext,
         f: impl FnOnce() -> T + Send,
@@ -265,15 +267,17 @@ impl Address {
 
     /// Runs `f` where the name leads to the file.
     fn at_file<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
-        let base = self.file.as_ref().map_or(&[][..], |file| file.base.as_slice());
+        let base = self
+            .file
+            .as_ref()
+            .map_or(&[][..], |file| file.base.as_slice());
         if base.is_empty() {
             return Ok(f());
         }
         let base = Path::new(OsStr::from_bytes(base));
         let absolute = self.path().is_some_and(Path::is_absolute);
-        let failed = |error: std::io::Error| {
-            Error::kernel(format!("enter {}", base.display()), error)
-        };
+        let failed =
+            |error: std::io::Error| Error::kernel(format!("enter {}", base.display()), error);
         let result = sys::socket::in_own_fs(|| {
             if absolute {
                 rustix::process::chroot(base)?;
@@ -282,7 +286,9 @@ impl Address {
             }
             Ok::<_, Errno>(f())
         });
-        result.map_err(failed)?.map_err(|error| failed(error.into()))
+        result
+            .map_err(failed)?
+            .map_err(|error| failed(error.into()))
     }
 }
 
@@ -304,7 +310,10 @@ pub fn peer_name_of(own: BorrowedFd<'_>) -> Result<Vec<u8>> {
     match sys::socket::peer_name(own) {
         Ok(address) => Ok(address.get(FAMILY.len()..).unwrap_or_default().to_vec()),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => Ok(Vec::new()),
-        Err(error) => Err(Error::kernel("ask a unix socket for its peer's name", error)),
+        Err(error) => Err(Error::kernel(
+            "ask a unix socket for its peer's name",
+            error,
+        )),
     }
 }
 
@@ -322,7 +331,10 @@ fn file_of(own: BorrowedFd<'_>) -> Result<Option<(Stat, PathBuf)>> {
     }
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let path = rustix::fs::readlink(link, Vec::new()).map_err(|error| failed(error.into()))?;
-    Ok(Some((stat, PathBuf::from(OsStr::from_bytes(path.as_bytes())))))
+    Ok(Some((
+        stat,
+        PathBuf::from(OsStr::from_bytes(path.as_bytes())),
+    )))
 }
 
 /// The scratch file system of this restore: a mount that is attached nowhere.
@@ -330,7 +342,8 @@ fn scratch(cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
     let failed = |error| Error::kernel("make a scratch file system for names of sockets", error);
     let fds = cx.shared().entry((TAG, SCRATCH)).or_default();
     if fds.is_empty() {
-        let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed)?;
+        let context =
+            rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed)?;
         rustix::mount::fsconfig_create(&context).map_err(failed)?;
         let mount = rustix::mount::fsmount(
             &context,
@@ -350,9 +363,15 @@ fn in_scratch<T: Send>(
     f: impl FnOnce() -> T + Send,
 ) -> Result<T> {
     let failed = |error| Error::kernel("enter the scratch file system", error);
-    let climbs = path.components().filter(|part| *part == Component::ParentDir).count();
+    let climbs = path
+        .components()
+        .filter(|part| *part == Component::ParentDir)
+        .count();
     if climbs > DEPTH_MAX {
-        return Err(Error::corrupt("unix socket", "its name climbs too many directories"));
+        return Err(Error::corrupt(
+            "unix socket",
+            "its name climbs too many directories",
+        ));
     }
     let result = sys::socket::in_own_fs(|| {
         rustix::process::fchdir(scratch)?;
@@ -365,7 +384,9 @@ fn in_scratch<T: Send>(
         }
         Ok(f())
     });
-    result.map_err(failed)?.map_err(|error| failed(error.into()))
+    result
+        .map_err(failed)?
+        .map_err(|error| failed(error.into()))
 }
 
 /// Makes the directories on the way to `path`.
@@ -381,10 +402,4 @@ fn make_parents(path: &Path) -> std::io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// A directory as an `O_PATH` descriptor, so that a test can compare.
-#[cfg(test)]
-pub(super) fn directory(path: &Path) -> OwnedFd {
-    rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap()
 }

@@ -200,8 +200,8 @@ impl Kind for UnixSocket {
 }
 
 fn decode(payload: &[u8]) -> Result<Unix> {
-    let record = Unix::decode(payload)
-        .map_err(|error| Error::corrupt("unix socket", error.to_string()))?;
+    let record =
+        Unix::decode(payload).map_err(|error| Error::corrupt("unix socket", error.to_string()))?;
     record.address.check()?;
     record.peer_address.check()?;
     let known = [STREAM, DGRAM, SEQPACKET].contains(&record.kind);
@@ -212,9 +212,7 @@ fn decode(payload: &[u8]) -> Result<Unix> {
 }
 
 /// The unix sockets of the tree.
-fn sockets<'a>(
-    cx: &'a dyn DumpContext,
-) -> impl Iterator<Item = (&'a Open<'a>, Nature)> + use<'a> {
+fn sockets<'a>(cx: &'a dyn DumpContext) -> impl Iterator<Item = (&'a Open<'a>, Nature)> + use<'a> {
     cx.all().iter().filter_map(|open| {
         let nature = Nature::of(open).ok().flatten()?;
         (nature.family == AF_UNIX).then_some((open, nature))
@@ -407,9 +405,11 @@ fn connected(record: &Unix, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         if !record.peer_accepted {
             record.peer_address.bind(other.as_fd(), record.kind, cx)?;
         }
-        cx.shared().insert((TAG, u64::from(record.inode) | HELD), vec![other]);
+        cx.shared()
+            .insert((TAG, u64::from(record.inode) | HELD), vec![other]);
     } else {
-        cx.shared().insert((TAG, u64::from(record.peer)), vec![other]);
+        cx.shared()
+            .insert((TAG, u64::from(record.peer)), vec![other]);
     }
     Ok(own)
 }
@@ -426,14 +426,21 @@ fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)
         (false, true) => &record.peer_address,
     };
     let failed = |error| {
-        Error::kernel(format!("connect a pair of unix sockets as {}", name.print()), error)
+        Error::kernel(
+            format!("connect a pair of unix sockets as {}", name.print()),
+            error,
+        )
     };
     let (listener, client) = (new(record.kind)?, new(record.kind)?);
     name.bind(listener.as_fd(), record.kind, cx)?;
     sys::socket::listen(&listener, 1).map_err(failed)?;
     sys::socket::connect(&client, &name.bytes()).map_err(failed)?;
     let server = sys::socket::accept(&listener).map_err(failed)?;
-    Ok(if record.accepted { (server, client) } else { (client, server) })
+    Ok(if record.accepted {
+        (server, client)
+    } else {
+        (client, server)
+    })
 }
 
 fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
@@ -450,7 +457,7 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
         let connect = || sys::socket::connect(&client, &bytes);
         record
             .address
-            .from_there(cx, connect)?
+            .there(cx, connect)?
             .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))?;
     }
     sys::socket::listen(own, i32::try_from(record.backlog).unwrap_or(i32::MAX)).map_err(failed)
@@ -480,7 +487,7 @@ fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext
         let connect = || sys::socket::connect(own, &bytes);
         record
             .peer_address
-            .from_there(cx, connect)?
+            .there(cx, connect)?
             .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))
     };
     if record.address.is_unnamed() {
@@ -519,7 +526,10 @@ mod tests {
     }
 
     fn send(fd: &OwnedFd, bytes: &[u8]) {
-        assert_eq!(sys::socket::send(fd, bytes, Along::default(), 0).unwrap(), bytes.len());
+        assert_eq!(
+            sys::socket::send(fd, bytes, Along::default(), 0).unwrap(),
+            bytes.len()
+        );
     }
 
     fn receive(fd: &OwnedFd) -> (Vec<u8>, Received) {
@@ -536,7 +546,6 @@ mod tests {
 
     fn bound(kind: i32, name: &[u8]) -> OwnedFd {
         let socket = new(kind).unwrap();
-        Address::of_name(name.to_vec());
         sys::socket::bind(&socket, &Address::of_name(name.to_vec()).bytes()).unwrap();
         socket
     }
@@ -636,7 +645,10 @@ mod tests {
             if kind == STREAM {
                 assert_eq!(bytes, b"beforewith");
             } else {
-                assert_eq!((bytes.as_slice(), received.rights.len()), (&b"before"[..], 0));
+                assert_eq!(
+                    (bytes.as_slice(), received.rights.len()),
+                    (&b"before"[..], 0)
+                );
                 received = receive(&right).1;
             }
             let far = received.rights.pop().unwrap();
@@ -658,9 +670,20 @@ mod tests {
         sys::socket::send(&left, b"789", along, 0).unwrap();
         let [_left, right] = cycle([left, right]);
         let mut seven = [0; 7];
-        assert!(sys::socket::receive(&right, &mut seven, 0).unwrap().rights.is_empty());
+        assert!(
+            sys::socket::receive(&right, &mut seven, 0)
+                .unwrap()
+                .rights
+                .is_empty()
+        );
         let mut one = [0; 1];
-        assert_eq!(sys::socket::receive(&right, &mut one, 0).unwrap().rights.len(), 1);
+        assert_eq!(
+            sys::socket::receive(&right, &mut one, 0)
+                .unwrap()
+                .rights
+                .len(),
+            1
+        );
         assert_eq!(&one, b"7");
     }
 
@@ -814,7 +837,7 @@ mod tests {
             rustix::process::chdir(at).unwrap();
             sys::socket::bind(&listener, &address.bytes())
         };
-        sys::socket::in_own_fs(bind).unwrap();
+        sys::socket::in_own_fs(bind).unwrap().unwrap();
         sys::socket::listen(&listener, 5).unwrap();
         let [listener] = cycle([listener]);
         assert_eq!(name_of(&listener), b"relative");
@@ -838,7 +861,10 @@ mod tests {
         rustix::fs::unlink(&path).unwrap();
         let other = bound(STREAM, name);
         let error = world.restore().unwrap_err();
-        assert!(error.to_string().contains("in use by another process"), "{error}");
+        assert!(
+            error.to_string().contains("in use by another process"),
+            "{error}"
+        );
         assert!(Path::new(&path).exists());
         drop(other);
     }
@@ -881,7 +907,11 @@ mod tests {
         let [left, right] = pair(STREAM);
         let mut world = World::new(vec![left, right]);
         world.dump().unwrap();
-        assert!(world.lines()[0].contains("unix stream"), "{:?}", world.lines());
+        assert!(
+            world.lines()[0].contains("unix stream"),
+            "{:?}",
+            world.lines()
+        );
         assert!(decode(b"\x08").is_err());
         let record = Unix {
             kind: 77,

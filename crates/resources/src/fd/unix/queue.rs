@@ -118,7 +118,11 @@ pub fn read(open: &Open<'_>, kind: i32, cx: &mut dyn DumpContext) -> Result<Vec<
             rights.push(cx.add(open.pid, right)?.0);
         }
         let from = received.name.get(2..).unwrap_or_default().to_vec();
-        let from = if kind == super::STREAM { Vec::new() } else { from };
+        let from = if kind == super::STREAM {
+            Vec::new()
+        } else {
+            from
+        };
         messages.push(Message {
             sender: sender(&from, cx),
             data,
@@ -149,7 +153,10 @@ fn sender(name: &[u8], cx: &dyn DumpContext) -> Option<u32> {
 /// As [`read`].
 pub fn rights(open: &Open<'_>, kind: i32) -> Result<Vec<std::os::fd::OwnedFd>> {
     let peeked = peek(open, kind)?;
-    Ok(peeked.into_iter().flat_map(|peeked| peeked.received.rights).collect())
+    Ok(peeked
+        .into_iter()
+        .flat_map(|peeked| peeked.received.rights)
+        .collect())
 }
 
 fn peek(open: &Open<'_>, kind: i32) -> Result<Vec<Peeked>> {
@@ -163,7 +170,9 @@ fn peek(open: &Open<'_>, kind: i32) -> Result<Vec<Peeked>> {
         super::STREAM => peek_stream(own),
         kind => peek_messages(own, kind == super::SEQPACKET),
     };
-    peeked.map_err(failed)?.ok_or_else(|| open.unsupported("out-of-band data in its queue", None))
+    peeked
+        .map_err(failed)?
+        .ok_or_else(|| open.unsupported("out-of-band data in its queue", None))
 }
 
 fn is_readable(own: BorrowedFd<'_>) -> rustix::io::Result<bool> {
@@ -197,8 +206,11 @@ fn peek_stream(own: BorrowedFd<'_>) -> std::io::Result<Option<Vec<Peeked>>> {
         let end = at + received.len;
         if !received.rights.is_empty() && received.len > 1 {
             // What was sent before is glued to the piece that has the descriptors.
-            let start = start_of_rights(own, &mut from, at, end)?;
-            let before = data.drain(..start - at).collect::<Vec<_>>();
+            if from.changed {
+                from.set(at)?;
+            }
+            let before = sys::socket::before_last_piece(own, received.len)?;
+            let before = data.drain(..before.min(received.len)).collect::<Vec<_>>();
             if !before.is_empty() {
                 let credentials = received.credentials;
                 pieces.push(Peeked {
@@ -214,27 +226,6 @@ fn peek_stream(own: BorrowedFd<'_>) -> std::io::Result<Option<Vec<Peeked>>> {
         at = end;
     }
     Ok(Some(pieces))
-}
-
-/// Where in `start..end` the piece begins whose every byte comes with descriptors.
-fn start_of_rights(
-    own: BorrowedFd<'_>,
-    from: &mut PeekFrom<'_>,
-    start: usize,
-    end: usize,
-) -> std::io::Result<usize> {
-    let (mut low, mut high) = (start, end - 1);
-    while low < high {
-        let middle = usize::midpoint(low, high);
-        from.set(middle)?;
-        let received = sys::socket::receive(own, &mut [0], PEEK)?;
-        if received.rights.is_empty() {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    Ok(low)
 }
 
 /// The messages of a datagram or seqpacket socket.
@@ -274,7 +265,9 @@ fn is_shut(own: BorrowedFd<'_>) -> std::io::Result<bool> {
         tv_nsec: 0,
     };
     rustix::event::poll(&mut fds, Some(&now))?;
-    Ok(fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP))
+    Ok(fds[0]
+        .revents()
+        .intersects(PollFlags::RDHUP | PollFlags::HUP))
 }
 
 /// Who sends a queue's messages again.
@@ -293,7 +286,10 @@ pub enum Source<'a> {
 /// [`Error::Corrupt`] for what no queue can have, or a system call's errno.
 pub fn fill(messages: &[Message], source: &Source<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
     let failed = |error| Error::kernel("refill a unix socket's queue", error);
-    let total: usize = messages.iter().map(|message| message.data.len() + 1024).sum();
+    let total: usize = messages
+        .iter()
+        .map(|message| message.data.len() + 1024)
+        .sum();
     for message in messages {
         let temporary;
         let dup = |fd: BorrowedFd<'_>| {
@@ -336,7 +332,10 @@ fn send(
 ) -> Result<()> {
     let failed = |error| Error::kernel("refill a unix socket's queue", error);
     if message.rights.len() > sys::socket::RIGHTS_MAX {
-        return Err(Error::corrupt("unix socket", "too many descriptors with one message"));
+        return Err(Error::corrupt(
+            "unix socket",
+            "too many descriptors with one message",
+        ));
     }
     let mut rights = Vec::with_capacity(message.rights.len());
     for id in &message.rights {
@@ -347,7 +346,7 @@ fn send(
     let name = to.map(Address::bytes);
     let deliver = || deliver(message, from, name.as_deref(), &rights);
     let result = match to {
-        Some(to) => to.from_there(cx, deliver)?,
+        Some(to) => to.there(cx, deliver)?,
         None => deliver(),
     };
     result.map_err(failed)
