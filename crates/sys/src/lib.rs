@@ -5,6 +5,7 @@
 //! safely is called there directly.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod fcntl;
 pub mod features;
 pub mod fork;
 pub mod inherited;
@@ -16,10 +17,12 @@ pub mod pagemap;
 pub mod proc;
 pub mod ptrace;
 pub mod puppet;
+pub mod signalfd;
 pub mod socket;
 pub mod spawn;
 pub mod subject;
 pub mod tick;
+pub mod timerfd;
 pub mod uffd;
 pub mod vdso;
 pub mod vm;

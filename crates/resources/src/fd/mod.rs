@@ -3,21 +3,30 @@
 //! A description is dumped once, however many descriptors of however many tasks refer to it, and
 //! opened once by the restorer; tasks inherit it and move it to its numbers with `dup2`.
 
+pub mod attributes;
 pub mod chardev;
 pub mod directory;
+pub mod epoll;
+pub mod eventfd;
+pub mod fifo;
 mod ghost;
 mod info;
+pub mod locks;
+pub mod memfd;
 pub mod path;
 pub mod pipe;
 pub mod place;
 mod queue;
 pub mod regular;
+pub mod shmem;
+pub mod signalfd;
 pub mod socket;
 mod status;
 pub mod table;
 pub mod tags;
 #[cfg(test)]
 mod testing;
+pub mod timerfd;
 pub mod unix;
 
 use std::cell::OnceCell;
@@ -218,11 +227,19 @@ pub trait Kind: Sync {
 
 /// Every kind, in the order in which they are asked whether they claim a description.
 pub static KINDS: &[&dyn Kind] = &[
+    // Before the kinds of files that they are.
     &path::Path,
+    &memfd::Memfd,
+    &shmem::Shmem,
     &regular::Regular,
     &directory::Directory,
     &chardev::Chardev,
     &pipe::Pipe,
+    &fifo::Fifo,
+    &eventfd::Eventfd,
+    &timerfd::Timerfd,
+    &signalfd::Signalfd,
+    &epoll::Epoll,
     &unix::UnixSocket,
 ];
 
@@ -241,4 +258,70 @@ pub fn claim(open: &Open<'_>) -> Result<&'static dyn Kind> {
 /// [`Error::Corrupt`] when `payload` is no such message.
 pub(crate) fn decode<M: prost::Message + Default>(kind: &dyn Kind, payload: &[u8]) -> Result<M> {
     M::decode(payload).map_err(|error| Error::corrupt(kind.name(), error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn numbers_and_names_are_used_once() {
+        let tags = KINDS.iter().map(|kind| kind.tag()).collect::<HashSet<_>>();
+        let names = KINDS.iter().map(|kind| kind.name()).collect::<HashSet<_>>();
+        assert_eq!((tags.len(), names.len()), (KINDS.len(), KINDS.len()));
+        assert!(tags.iter().all(|tag| (100..200).contains(tag)));
+    }
+
+    #[test]
+    fn no_kind_is_forgotten() {
+        let list = include_str!("mod.rs");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/fd");
+        let mut found = 0;
+        for entry in std::fs::read_dir(folder).expect("list") {
+            let path = entry.expect("entry").path();
+            let name = path.file_stem().and_then(|name| name.to_str());
+            let name = name.expect("a name").to_owned();
+            let file = if path.is_dir() {
+                path.join("mod.rs")
+            } else {
+                path
+            };
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            let Some((_, rest)) = text.split_once("\nimpl Kind for ") else {
+                continue;
+            };
+            let kind = rest.split_whitespace().next().expect("a type");
+            assert!(list.contains(&format!("    &{name}::{kind},\n")), "{name}");
+            found += 1;
+        }
+        assert_eq!(found, KINDS.len());
+    }
+
+    #[test]
+    fn unknown_descriptions_are_refused_by_name() {
+        let fetch = || Err(Error::unsupported(1, "nothing is fetched"));
+        let null = rustix::fs::stat("/proc/self/stat").expect("stat");
+        for link in [
+            "anon_inode:inotify",
+            "anon_inode:[fanotify]",
+            "anon_inode:[io_uring]",
+            "anon_inode:bpf-map",
+            "anon_inode:[perf_event]",
+            "anon_inode:[userfaultfd]",
+            "anon_inode:[pidfd]",
+            "anon_inode:kvm-vm",
+            "anon_inode:[eventfd2]",
+            "mnt:[4026531841]",
+            "pidfd:[12]",
+        ] {
+            let mut stat = null;
+            stat.st_mode = 0o600;
+            let facts = (link.as_bytes().to_vec(), stat, Info::default());
+            let open = Open::new(DescriptionId(0), (7, 5), facts, &fetch);
+            let error = claim(&open).err().expect("no kind").to_string();
+            assert_eq!(error, format!("pid 7: fd 5 ({link}) is not supported"));
+        }
+    }
 }

@@ -24,6 +24,10 @@ pub const EPOLL: u16 = 109;
 pub const MEMFD: u16 = 110;
 /// [`super::shmem`].
 pub const SHMEM: u16 = 111;
+/// [`super::attributes`]: by description.
+pub const ATTRIBUTES: u16 = 147;
+/// [`super::locks`]: by task.
+pub const LOCKS: u16 = 148;
 /// Deleted files that several descriptions share ([`super::place`]); no kind of its own.
 pub const GHOST: u16 = 149;
 /// [`super::unix`].

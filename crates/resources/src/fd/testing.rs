@@ -7,7 +7,14 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::{DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, claim, status};
+use rustix::event::epoll;
+use rustix::fs::{OFlags, SealFlags};
+use syscalls::Sysno;
+
+use super::{
+    DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, attributes, claim, status,
+};
+use crate::script::{Layout, Script};
 use crate::{Allow, Error, Result};
 
 /// The next number for a descriptor; above those that tests get on their own.
@@ -29,8 +36,14 @@ pub(crate) struct World {
 struct Entry {
     number: i32,
     own: Option<OwnedFd>,
-    dumped: Option<(&'static dyn Kind, Vec<u8>)>,
+    dumped: Option<Dumped>,
     fdinfo: String,
+}
+
+struct Dumped {
+    kind: &'static dyn Kind,
+    payload: Vec<u8>,
+    attributes: Option<Vec<u8>>,
 }
 
 fn pid() -> i32 {
@@ -64,6 +77,11 @@ impl World {
     /// Its descriptor's number, before and after.
     pub(crate) fn number(&self, at: At) -> i32 {
         self.entries[at.0].number
+    }
+
+    /// The description.
+    pub(crate) fn get(&self, at: At) -> &OwnedFd {
+        self.entries[at.0].own.as_ref().expect("still here")
     }
 
     /// Gives the description back.
@@ -100,7 +118,12 @@ impl World {
             let kind = claim(open)?;
             let payload = kind.dump(open, &mut dumping)?;
             kind.describe(&payload)?;
-            dumped.push(Some((kind, payload)));
+            let attributes = attributes::dump(open, &self.allow)?;
+            dumped.push(Some(Dumped {
+                kind,
+                payload,
+                attributes,
+            }));
         }
         drop(opens);
         for (entry, dumped) in self.entries.iter_mut().zip(dumped) {
@@ -117,8 +140,9 @@ impl World {
 
     /// The kind of a dumped description and what people see of it.
     pub(crate) fn describe(&self, at: At) -> String {
-        let (kind, payload) = self.entries[at.0].dumped.as_ref().expect("dumped");
-        format!("{} {}", kind.name(), kind.describe(payload).expect("sound"))
+        let dumped = self.entries[at.0].dumped.as_ref().expect("dumped");
+        let line = dumped.kind.describe(&dumped.payload).expect("sound");
+        format!("{} {line}", dumped.kind.name())
     }
 
     /// Closes everything and opens it again.
@@ -133,22 +157,113 @@ impl World {
             spaces: &self.spaces,
             then: Vec::new(),
         };
-        for entry in &self.entries {
-            let (kind, payload) = entry.dumped.as_ref().expect("dumped");
-            let own = renumber(kind.open(payload, &mut restoring)?, entry.number);
-            restoring.opened.push(Rc::new(own));
+        let dumped = self
+            .entries
+            .iter()
+            .map(|entry| entry.dumped.as_ref().expect("dumped"));
+        for (entry, dumped) in self.entries.iter().zip(dumped.clone()) {
+            let own = dumped.kind.open(&dumped.payload, &mut restoring)?;
+            restoring.opened.push(Rc::new(renumber(own, entry.number)));
         }
-        for (index, entry) in self.entries.iter().enumerate() {
-            let (kind, payload) = entry.dumped.as_ref().expect("dumped");
+        for (index, dumped) in dumped.clone().enumerate() {
             let own = Rc::clone(&restoring.opened[index]);
-            kind.finish(payload, own.as_fd(), &mut restoring)?;
+            dumped
+                .kind
+                .finish(&dumped.payload, own.as_fd(), &mut restoring)?;
+            if let Some(payload) = &dumped.attributes {
+                attributes::finish(payload, own.as_fd())?;
+            }
+        }
+        let mut script = Script::default();
+        for (entry, dumped) in self.entries.iter().zip(dumped) {
+            dumped
+                .kind
+                .in_task(&dumped.payload, entry.number, &mut script)?;
+            if let Some(payload) = &dumped.attributes {
+                attributes::in_task(payload, entry.number, &mut script)?;
+            }
         }
         restoring.then.drain(..).for_each(|then| then());
         let opened = std::mem::take(&mut restoring.opened);
         for (entry, own) in self.entries.iter_mut().zip(opened) {
             entry.own = Some(Rc::into_inner(own).expect("the only one"));
         }
+        self.act(&script);
         Ok(())
+    }
+
+    /// Makes the calls of a task's script here.
+    fn act(&self, script: &Script) {
+        let layout = Layout {
+            ops: abi::Addr(0),
+            data: abi::Addr(0),
+            words: abi::Addr(0),
+            pool: &[],
+            scripts: &[],
+            window: abi::Span::default(),
+            top: abi::Addr(0),
+        };
+        let (ops, data) = script.compile(&layout);
+        for (op, step) in ops.chunks(abi::Op::BYTES).zip(&script.steps) {
+            let words = op
+                .chunks(8)
+                .map(|word| word.try_into().expect("eight bytes"));
+            let words = words.map(u64::from_le_bytes).collect::<Vec<_>>();
+            let args = &words[2..8];
+            let result = match step.call {
+                Sysno::fcntl => self.fcntl(args, &data),
+                Sysno::epoll_ctl => self.epoll_add(args, &data),
+                other => panic!("no kind needs {other}"),
+            };
+            result.unwrap_or_else(|error| panic!("{step}: {error}"));
+        }
+    }
+
+    fn by_number(&self, number: u64) -> BorrowedFd<'_> {
+        let mut entries = self.entries.iter();
+        let entry = entries.find(|entry| u64::try_from(entry.number) == Ok(number));
+        entry
+            .expect("one of ours")
+            .own
+            .as_ref()
+            .expect("open")
+            .as_fd()
+    }
+
+    fn fcntl(&self, args: &[u64], data: &[u8]) -> std::io::Result<()> {
+        let own = self.by_number(args[0]);
+        let number = |value: u64| i32::try_from(value).expect("small");
+        match args[1] {
+            4 => {
+                let flags = OFlags::from_bits_retain(number(args[2]).cast_unsigned());
+                Ok(rustix::fs::fcntl_setfl(own, flags)?)
+            }
+            10 => sys::fcntl::set_signal(own, number(args[2])),
+            15 => {
+                let at = usize::try_from(args[2]).expect("small");
+                let word = |at: usize| {
+                    i32::from_le_bytes(data[at..at + 4].try_into().expect("four bytes"))
+                };
+                let (kind, pid) = (word(at), word(at + 4));
+                sys::fcntl::set_owner(own, sys::fcntl::Owner { kind, pid })
+            }
+            1033 => {
+                let seals = SealFlags::from_bits_retain(number(args[2]).cast_unsigned());
+                Ok(rustix::fs::fcntl_add_seals(own, seals)?)
+            }
+            other => panic!("fcntl {other}"),
+        }
+    }
+
+    fn epoll_add(&self, args: &[u64], data: &[u8]) -> std::io::Result<()> {
+        assert_eq!(args[1], 1, "EPOLL_CTL_ADD");
+        let at = usize::try_from(args[3]).expect("small");
+        let events = u32::from_le_bytes(data[at..at + 4].try_into().expect("four bytes"));
+        let value = u64::from_le_bytes(data[at + 4..at + 12].try_into().expect("eight bytes"));
+        let events = epoll::EventFlags::from_bits_retain(events);
+        let value = epoll::EventData::new_u64(value);
+        let (own, target) = (self.by_number(args[0]), self.by_number(args[2]));
+        Ok(epoll::add(own, target, value, events)?)
     }
 
     /// Dumps, closes and opens everything; what fdinfo says must be the same.
@@ -159,7 +274,15 @@ impl World {
             let known = |text: &str| {
                 let lines = text.lines().filter(|line| !line.starts_with("ino:"));
                 let lines = lines.filter(|line| !line.starts_with("eventfd-id:"));
-                lines.map(str::to_owned).collect::<Vec<_>>()
+                let lines = lines.filter(|line| !line.starts_with("it_value:"));
+                let lines = lines.map(|line| match line.split_once(" ino:") {
+                    Some((watch, _)) if line.starts_with("tfd:") => watch,
+                    _ => line,
+                });
+                let mut lines = lines.map(str::to_owned).collect::<Vec<_>>();
+                // The kernel lists what is watched in the order of addresses.
+                lines.sort();
+                lines
             };
             assert_eq!(known(&fdinfo(entry.number)), known(&entry.fdinfo));
         }

@@ -1,0 +1,348 @@
+//! Interest lists: epoll(7).
+//!
+//! The kernel knows what is watched by file *and* number. So entries are added by a task, once its
+//! descriptors have their numbers; those whose number was closed or given to another file since
+//! are added by the restorer.
+//!
+//! A one-shot entry that has fired comes back watching for errors and hang-ups: nothing can be
+//! added that watches for less.
+
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use prost::Message;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use syscalls::Sysno;
+
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, decode, tags};
+use crate::script::{DataAt, Script};
+use crate::{Error, Result};
+
+/// See the file.
+pub struct Epoll;
+
+/// An interest list.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// What is watched.
+    #[prost(message, repeated, tag = "1")]
+    watches: Vec<Watch>,
+}
+
+/// One watched file.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Watch {
+    /// The number by which it was added.
+    #[prost(uint32, tag = "1")]
+    fd: u32,
+    /// The events and how they are reported.
+    #[prost(fixed32, tag = "2")]
+    events: u32,
+    /// What the task gets to see.
+    #[prost(fixed64, tag = "3")]
+    data: u64,
+    /// The description, when the number does not lead to it any more.
+    #[prost(uint32, optional, tag = "4")]
+    stray: Option<u32>,
+}
+
+/// The size of `struct epoll_event` on this architecture, in bytes.
+const EVENT_BYTES: u32 = 12;
+const EPOLL_CTL_ADD: i32 = 1;
+
+/// A line of fdinfo.
+struct Line {
+    fd: u32,
+    events: u32,
+    data: u64,
+    inode: u64,
+    /// The device in the kernel's own encoding.
+    device: u64,
+}
+
+impl Line {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = HashMap::new();
+        let mut words = line.split_whitespace();
+        while let Some(word) = words.next() {
+            let (name, value) = word.split_once(':')?;
+            let value = if value.is_empty() {
+                words.next()?
+            } else {
+                value
+            };
+            fields.insert(name, value);
+        }
+        let hex = |name| u64::from_str_radix(fields.get(name)?, 16).ok();
+        Some(Self {
+            fd: fields.get("tfd")?.parse().ok()?,
+            events: u32::try_from(hex("events")?).ok()?,
+            data: hex("data")?,
+            inode: hex("ino")?,
+            device: hex("sdev")?,
+        })
+    }
+
+    /// Whether `open` is of the same inode.
+    fn fits(&self, open: &Open<'_>) -> bool {
+        let (major, minor) = ((self.device >> 20), (self.device & 0xf_ffff));
+        let device = (open.stat.st_dev, open.stat.st_ino);
+        let major = u32::try_from(major).unwrap_or(u32::MAX);
+        device == (rustix::fs::makedev(major, minor as u32), self.inode)
+    }
+}
+
+impl Kind for Epoll {
+    fn tag(&self) -> u16 {
+        tags::EPOLL
+    }
+
+    fn name(&self) -> &'static str {
+        "epoll"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        open.link == b"anon_inode:[eventpoll]"
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        let mut seen: HashMap<u32, u32> = HashMap::new();
+        let mut payload = Payload::default();
+        for text in open
+            .info
+            .rest
+            .lines()
+            .filter(|line| line.starts_with("tfd:"))
+        {
+            let line = Line::parse(text).ok_or_else(|| open.unsupported(text, None))?;
+            let offset = seen.entry(line.fd).or_default();
+            let stray = target(open, &line, *offset, cx)?;
+            *offset += 1;
+            payload.watches.push(Watch {
+                fd: line.fd,
+                events: line.events,
+                data: line.data,
+                stray,
+            });
+        }
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload: Payload = decode(self, payload)?;
+        let watches = payload.watches.iter().map(|watch| {
+            let stray = if watch.stray.is_some() { "*" } else { "" };
+            format!("{}{stray}:{:#x}", watch.fd, watch.events)
+        });
+        Ok(format!(
+            "watches=[{}]",
+            watches.collect::<Vec<_>>().join(" ")
+        ))
+    }
+
+    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        decode::<Payload>(self, payload)?;
+        epoll::create(CreateFlags::CLOEXEC).map_err(|error| Error::kernel("make an epoll", error))
+    }
+
+    fn finish(
+        &self,
+        payload: &[u8],
+        own: BorrowedFd<'_>,
+        cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        let payload: Payload = decode(self, payload)?;
+        for watch in payload.watches {
+            let Some(stray) = watch.stray else { continue };
+            let number = i32::try_from(watch.fd)
+                .map_err(|_| Error::corrupt(self.name(), format!("fd {}", watch.fd)))?;
+            let target = cx.description(DescriptionId(stray))?;
+            let kernel = |error| Error::kernel(format!("watch fd {number} by an epoll"), error);
+            // By the very number where the restorer has it free: the task could still take the
+            // entry off by giving the number to the file again.
+            let target = rustix::io::fcntl_dupfd_cloexec(target, number).map_err(kernel)?;
+            let events = EventFlags::from_bits_retain(watch.events);
+            let data = EventData::new_u64(watch.data);
+            epoll::add(own, &target, data, events).map_err(kernel)?;
+        }
+        Ok(())
+    }
+
+    fn in_task(&self, payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
+        let payload: Payload = decode(self, payload)?;
+        let watches = payload.watches.iter().filter(|watch| watch.stray.is_none());
+        let mut events = Vec::new();
+        for watch in watches.clone() {
+            events.extend(watch.events.to_le_bytes());
+            events.extend(watch.data.to_le_bytes());
+        }
+        let events = script.bytes(&events);
+        for (index, watch) in (0u32..).zip(watches) {
+            let event = DataAt(events.0 + index * EVENT_BYTES);
+            let number = watch.fd.cast_signed();
+            let args = [fd.into(), EPOLL_CTL_ADD.into(), number.into(), event.into()];
+            script.call(Sysno::epoll_ctl, args);
+            script.note(format!("epoll {fd}"));
+        }
+        Ok(())
+    }
+}
+
+/// The description that `line`, the `offset`th of its number, watches: `None` when its number
+/// leads there.
+fn target(open: &Open<'_>, line: &Line, offset: u32, cx: &dyn DumpContext) -> Result<Option<u32>> {
+    let slot = sys::kcmp::EpollSlot {
+        epoll: open.fd.cast_unsigned(),
+        target: line.fd,
+        offset,
+    };
+    let watched = |pid: i32, fd: i32| {
+        sys::kcmp::watches(open.pid.cast_unsigned(), slot, (pid.cast_unsigned(), fd))
+            .map_err(|error| Error::kernel(format!("find what {} watches", open.place()), error))
+    };
+    let number = line.fd.cast_signed();
+    let by_number = cx.at(open.pid, number);
+    let by_number = by_number.and_then(|id| cx.all().get(id.0 as usize));
+    if let Some(known) = by_number.filter(|known| line.fits(known)) {
+        // A socket's inode has one description for all its life.
+        let alone = known.link.starts_with(b"socket:[");
+        if alone || watched(open.pid, number)? {
+            return Ok(None);
+        }
+    }
+    let own_pid = std::process::id().cast_signed();
+    for other in cx.all().iter().filter(|other| line.fits(other)) {
+        let found = if other.fd >= 0 {
+            watched(other.pid, other.fd)?
+        } else {
+            use std::os::fd::AsRawFd;
+            watched(own_pid, other.own()?.as_raw_fd())?
+        };
+        if found && other.link == b"anon_inode:[signalfd]" {
+            let why = format!("watches a signalfd by the old number {number}");
+            return Err(open.unsupported(&why, None));
+        }
+        if found {
+            return Ok(Some(other.id.0));
+        }
+    }
+    let why = format!("watches a file by the old number {number} that no task has open");
+    Err(open.unsupported(&why, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, Timespec};
+
+    use super::super::testing::World;
+    use super::*;
+
+    fn create() -> OwnedFd {
+        epoll::create(CreateFlags::CLOEXEC).expect("epoll")
+    }
+
+    fn counter() -> OwnedFd {
+        rustix::event::eventfd(0, EventfdFlags::NONBLOCK).expect("eventfd")
+    }
+
+    fn raise(counter: &OwnedFd) {
+        rustix::io::write(counter, &1u64.to_ne_bytes()).expect("write");
+    }
+
+    fn ready(own: &OwnedFd) -> Vec<(u64, EventFlags)> {
+        let mut events = [epoll::Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        }; 8];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let count = epoll::wait(own, &mut events[..], Some(&now)).expect("wait");
+        let events = events[..count].iter();
+        events
+            .map(|event| (event.data.u64(), event.flags))
+            .collect()
+    }
+
+    #[test]
+    fn entries_wake_with_their_data() {
+        let mut world = World::default();
+        let at = world.add(create());
+        let (level, edge) = (world.add(counter()), world.add(counter()));
+        for (target, data, flags) in [
+            (level, 7, EventFlags::IN),
+            (edge, u64::MAX, EventFlags::IN | EventFlags::ET),
+        ] {
+            let data = EventData::new_u64(data);
+            epoll::add(world.get(at), world.get(target), data, flags).expect("add");
+        }
+        world.cycle();
+        let (own, level, edge) = (world.take(at), world.take(level), world.take(edge));
+        assert_eq!(ready(&own), []);
+        raise(&level);
+        assert_eq!(ready(&own), [(7, EventFlags::IN)]);
+        assert_eq!(ready(&own), [(7, EventFlags::IN)]);
+        rustix::io::read(&level, &mut [0; 8]).expect("read");
+        raise(&edge);
+        assert_eq!(ready(&own), [(u64::MAX, EventFlags::IN)]);
+        assert_eq!(ready(&own), []);
+        // Found by number, so that it can be changed by number.
+        let data = EventData::new_u64(8);
+        epoll::modify(&own, &level, data, EventFlags::IN).expect("modify");
+    }
+
+    #[test]
+    fn epolls_watch_epolls() {
+        let mut world = World::default();
+        let (outer, inner) = (world.add(create()), world.add(create()));
+        let bottom = world.add(counter());
+        let data = EventData::new_u64;
+        let (low, high) = (world.get(inner), world.get(outer));
+        epoll::add(low, world.get(bottom), data(1), EventFlags::IN).expect("add");
+        epoll::add(high, low, data(2), EventFlags::IN).expect("add");
+        world.cycle();
+        raise(world.get(bottom));
+        assert_eq!(ready(world.get(outer)), [(2, EventFlags::IN)]);
+    }
+
+    #[test]
+    fn entry_outlives_its_number() {
+        let mut world = World::default();
+        let (at, kept) = (world.add(create()), world.add(counter()));
+        let second = rustix::io::fcntl_dupfd_cloexec(world.get(kept), 0).expect("dup");
+        let data = EventData::new_u64;
+        epoll::add(world.get(at), &second, data(5), EventFlags::IN).expect("add");
+        epoll::add(world.get(at), world.get(kept), data(6), EventFlags::IN).expect("add");
+        drop(second);
+        world.dump().expect("dump");
+        assert!(world.describe(at).contains('*'), "{}", world.describe(at));
+        world.restore().expect("restore");
+        raise(world.get(kept));
+        let mut seen = ready(world.get(at));
+        seen.sort_by_key(|(data, _)| *data);
+        assert_eq!(seen, [(5, EventFlags::IN), (6, EventFlags::IN)]);
+    }
+
+    #[test]
+    fn file_that_no_task_has_is_refused() {
+        let mut world = World::default();
+        let (at, outside) = (world.add(create()), counter());
+        let data = EventData::new_u64(0);
+        epoll::add(world.get(at), &outside, data, EventFlags::IN).expect("add");
+        let error = world.dump().expect_err("outside of the tree").to_string();
+        assert!(error.contains("no task has open"), "{error}");
+    }
+
+    #[test]
+    fn lines_are_read() {
+        let text = "tfd:        6 events: 80000019 data: ffffffffffffffff  pos:0 ino:40e sdev:10";
+        let line = Line::parse(text).expect("well formed");
+        assert_eq!(
+            (line.fd, line.events, line.data),
+            (6, 0x8000_0019, u64::MAX)
+        );
+        assert_eq!((line.inode, line.device), (0x40e, 0x10));
+        assert!(Line::parse("tfd: 6").is_none());
+    }
+}

@@ -1,0 +1,159 @@
+//! FIFOs: pipes with a name in the file system.
+
+use std::collections::hash_map::Entry;
+use std::os::fd::{AsFd, OwnedFd};
+
+use prost::Message;
+use rustix::fs::{FileType, OFlags};
+
+use super::ghost::first_of_inode;
+use super::place::Place;
+use super::queue::Queue;
+use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use crate::{Error, Result};
+
+/// See the file.
+pub struct Fifo;
+
+/// One end of a FIFO, or both.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// Where it is.
+    #[prost(message, required, tag = "1")]
+    place: Place,
+    /// Access mode and status flags.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
+    /// The first description (by id) of this FIFO.
+    #[prost(uint32, tag = "3")]
+    first: u32,
+    /// What is inside; on the first description only.
+    #[prost(message, optional, tag = "4")]
+    queue: Option<Queue>,
+}
+
+impl Kind for Fifo {
+    fn tag(&self) -> u16 {
+        tags::FIFO
+    }
+
+    fn name(&self) -> &'static str {
+        "fifo"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        open.link.starts_with(b"/") && FileType::from_raw_mode(open.stat.st_mode) == FileType::Fifo
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        let first = first_of_inode(open, cx);
+        let mut payload = Payload {
+            place: Place::dump(open, cx)?,
+            flags: open.info.flags,
+            first,
+            queue: None,
+        };
+        if first == open.id.0 {
+            payload.queue = Some(Queue::dump(open, cx)?);
+        }
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload: Payload = decode(self, payload)?;
+        let queue = payload.queue.as_ref().map_or_else(String::new, |queue| {
+            let queue = queue.describe();
+            format!(" {queue}")
+        });
+        Ok(format!("{}{queue}", payload.place.describe()))
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let payload: Payload = decode(self, payload)?;
+        let flags = status::checked(self.name(), payload.flags)?;
+        if payload.place.kind() != FileType::Fifo {
+            return Err(Error::corrupt(self.name(), "is not a FIFO"));
+        }
+        // Both ends at once: opening one would wait for the other, and data in flight would go
+        // with the last reader.
+        let both = OFlags::RDWR | OFlags::NONBLOCK;
+        let fresh = payload.place.open(both, None, cx)?;
+        let holder = match cx.shared().entry((tags::FIFO, u64::from(payload.first))) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(vacant) => {
+                if let Some(queue) = &payload.queue {
+                    queue.restore(fresh.as_fd(), &payload.place.describe())?;
+                }
+                vacant.insert(vec![fresh])
+            }
+        };
+        let wanted = flags.difference(OFlags::DIRECT) | OFlags::NONBLOCK;
+        let own = status::reopen(holder[0].as_fd(), wanted)?;
+        if wanted != flags {
+            status::set(&own, flags)?;
+        }
+        Ok(own)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, Mode};
+
+    use super::super::testing::World;
+    use super::*;
+
+    fn fifo() -> (tempfile::TempDir, std::path::PathBuf) {
+        let folder = tempfile::tempdir().expect("make a folder");
+        let path = folder.path().join("fifo");
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, mode, 0).expect("mknod");
+        (folder, path)
+    }
+
+    fn open(path: &std::path::Path, flags: OFlags) -> OwnedFd {
+        rustix::fs::open(path, flags, Mode::empty()).expect("open")
+    }
+
+    fn text(end: &OwnedFd) -> Vec<u8> {
+        let mut bytes = vec![0; 100];
+        let len = rustix::io::read(end, &mut bytes[..]).expect("read");
+        bytes.truncate(len);
+        bytes
+    }
+
+    #[test]
+    fn ends_and_data_in_flight_survive() {
+        for deleted in [false, true] {
+            let (folder, path) = fifo();
+            let reader = open(&path, OFlags::RDONLY | OFlags::NONBLOCK);
+            let writer = open(&path, OFlags::WRONLY);
+            rustix::io::write(&writer, b"in flight").expect("write");
+            if deleted {
+                std::fs::remove_file(&path).expect("remove");
+            }
+            let mut world = World::default();
+            let (writer, reader) = (world.add(writer), world.add(reader));
+            world.cycle();
+            let (writer, reader) = (world.take(writer), world.take(reader));
+            assert_eq!(text(&reader), b"in flight");
+            rustix::io::write(&writer, b"more").expect("write");
+            assert_eq!(text(&reader), b"more");
+            drop(writer);
+            assert_eq!(text(&reader), b"");
+            let left = std::fs::read_dir(folder.path()).expect("list").count();
+            assert_eq!(left, usize::from(!deleted));
+        }
+    }
+
+    #[test]
+    fn both_ends_in_one_survive() {
+        let (_folder, path) = fifo();
+        let both = open(&path, OFlags::RDWR);
+        rustix::io::write(&both, b"to myself").expect("write");
+        let mut world = World::default();
+        let at = world.add(both);
+        world.cycle();
+        assert_eq!(text(&world.take(at)), b"to myself");
+    }
+}

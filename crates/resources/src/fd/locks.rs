@@ -1,0 +1,246 @@
+//! Locks on files: flock(2), and fcntl(2)'s of processes and of descriptions.
+//!
+//! A description's own locks are taken again by the restorer, those of a process by the process
+//! itself.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::FlockOperation;
+use syscalls::Sysno;
+
+use super::Info;
+use super::table::Row;
+use crate::script::Script;
+use crate::{Allow, Error, Result};
+
+/// A lock that is held.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Lock {
+    /// The descriptor through which a process took it; 0 for a description's own.
+    #[prost(int32, tag = "1")]
+    pub fd: i32,
+    /// Who holds it, and how much of the file it covers.
+    #[prost(enumeration = "Style", tag = "2")]
+    pub style: i32,
+    /// Whether it keeps readers out.
+    #[prost(bool, tag = "3")]
+    pub write: bool,
+    /// The first byte.
+    #[prost(uint64, tag = "4")]
+    pub start: u64,
+    /// How many bytes; 0 for all up to the end, wherever that moves.
+    #[prost(uint64, tag = "5")]
+    pub len_bytes: u64,
+}
+
+/// Who holds a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum Style {
+    /// The description, on the whole file (`flock`).
+    Flock = 0,
+    /// The description, on a part (`F_OFD_SETLK`).
+    Description = 1,
+    /// The process, on a part (`F_SETLK`).
+    Process = 2,
+}
+
+/// The locks of a process.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ProcessLocks {
+    #[prost(message, repeated, tag = "1")]
+    locks: Vec<Lock>,
+}
+
+const F_SETLK: i32 = 6;
+const F_RDLCK: u16 = 0;
+const F_WRLCK: u16 = 1;
+
+/// Reads the value of a line "lock: 1: FLOCK  ADVISORY  WRITE 35 fe:00:11 0 EOF" of fdinfo;
+/// `None` for what is no lock but a lease.
+fn parse(text: &str) -> Option<Lock> {
+    let mut words = text.split_whitespace().skip(1);
+    let style = match words.next()? {
+        "FLOCK" => Style::Flock,
+        "OFDLCK" => Style::Description,
+        "POSIX" => Style::Process,
+        _ => return None,
+    };
+    let write = match words.nth(1)? {
+        "READ" => false,
+        "WRITE" => true,
+        _ => return None,
+    };
+    let start: u64 = words.nth(2)?.parse().ok()?;
+    let len_bytes = match words.next()? {
+        "EOF" => 0,
+        last => last
+            .parse::<u64>()
+            .ok()?
+            .checked_sub(start)?
+            .checked_add(1)?,
+    };
+    Some(Lock {
+        fd: 0,
+        style: style.into(),
+        write,
+        start,
+        len_bytes,
+    })
+}
+
+fn all(
+    info: &Info,
+    allow: &Allow,
+    refuse: impl Fn(&str, Option<&'static str>) -> Error,
+) -> Result<Vec<Lock>> {
+    let mut locks = Vec::new();
+    for line in info.lines("lock") {
+        let lock = parse(line).ok_or_else(|| refuse(&format!("lock {line}"), None))?;
+        if !allow.file_locks {
+            return Err(refuse("holds a file lock", Some("--file-locks")));
+        }
+        locks.push(lock);
+    }
+    Ok(locks)
+}
+
+/// The locks that the description of `info` holds itself.
+pub(super) fn of_description(
+    info: &Info,
+    allow: &Allow,
+    refuse: impl Fn(&str, Option<&'static str>) -> Error,
+) -> Result<Vec<Lock>> {
+    let mut locks = all(info, allow, refuse)?;
+    locks.retain(|lock| lock.style() != Style::Process);
+    Ok(locks)
+}
+
+/// The payload of [`super::tags::LOCKS`] for task `pid` with the descriptors `rows`; `None` when
+/// it holds none.
+///
+/// # Errors
+/// [`Error::Unsupported`] for leases, and for any lock without `--file-locks`.
+pub fn dump_process(pid: i32, rows: &[Row], allow: &Allow) -> Result<Option<Vec<u8>>> {
+    let mut payload = ProcessLocks::default();
+    for row in rows.iter().filter(|row| row.info.rest.contains("lock:")) {
+        let place = format!("fd {} ({})", row.fd, String::from_utf8_lossy(&row.link));
+        let refuse = |what: &str, allow| Error::Unsupported {
+            pid,
+            what: format!("{place}: {what}"),
+            allow,
+        };
+        for mut lock in all(&row.info, allow, refuse)? {
+            lock.fd = row.fd;
+            // Every copy of the descriptor tells of the same lock.
+            let same = |known: &Lock| Lock { fd: 0, ..*known } == Lock { fd: 0, ..lock };
+            let copies = payload.locks.iter().filter(|known| same(known));
+            let known = copies.filter_map(|known| rows.iter().find(|row| row.fd == known.fd));
+            let known = known.into_iter().any(|other| same_file(other, row));
+            if lock.style() == Style::Process && !known {
+                payload.locks.push(lock);
+            }
+        }
+    }
+    let payload = Some(payload).filter(|payload| !payload.locks.is_empty());
+    Ok(payload.map(|payload| prost::Message::encode_to_vec(&payload)))
+}
+
+fn same_file(one: &Row, other: &Row) -> bool {
+    (one.stat.st_dev, one.stat.st_ino) == (other.stat.st_dev, other.stat.st_ino)
+}
+
+/// Adds the calls by which the task of a [`dump_process`] takes its locks again, once its
+/// descriptors have their numbers.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn in_process(payload: &[u8], script: &mut Script) -> Result<()> {
+    let payload: ProcessLocks = prost::Message::decode(payload)
+        .map_err(|error: prost::DecodeError| Error::corrupt("locks", error.to_string()))?;
+    for lock in payload.locks {
+        if lock.style() != Style::Process {
+            return Err(Error::corrupt("locks", "one that is not the process's"));
+        }
+        let kind = if lock.write { F_WRLCK } else { F_RDLCK };
+        // struct flock: type, whence, (hole), start, length, pid, (hole)
+        let mut bytes = [0; 32];
+        bytes[0..2].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..16].copy_from_slice(&lock.start.to_le_bytes());
+        bytes[16..24].copy_from_slice(&lock.len_bytes.to_le_bytes());
+        let at = script.bytes(&bytes);
+        script.call(Sysno::fcntl, [lock.fd.into(), F_SETLK.into(), at.into()]);
+        script.note(format!("lock fd {}", lock.fd));
+    }
+    Ok(())
+}
+
+impl Lock {
+    /// Takes a description's own lock.
+    pub(super) fn take(&self, own: BorrowedFd<'_>) -> Result<()> {
+        use sys::fcntl::Holder;
+        let result = match self.style() {
+            Style::Flock => {
+                let how = if self.write {
+                    FlockOperation::NonBlockingLockExclusive
+                } else {
+                    FlockOperation::NonBlockingLockShared
+                };
+                rustix::fs::flock(own, how).map_err(Into::into)
+            }
+            Style::Description => {
+                let range = (self.start.cast_signed(), self.len_bytes.cast_signed());
+                sys::fcntl::lock(own, Holder::Description, self.write, range)
+            }
+            Style::Process => return Err(Error::corrupt("locks", "a process's on a description")),
+        };
+        result.map_err(|error| Error::kernel(format!("take {}", self.describe()), error))
+    }
+
+    /// "a flock for writing", for people.
+    pub(super) fn describe(&self) -> String {
+        let write = if self.write { "writing" } else { "reading" };
+        let range = format!("from {} ({} bytes)", self.start, self.len_bytes);
+        match self.style() {
+            Style::Flock => format!("a flock for {write}"),
+            Style::Description => format!("a description's lock for {write} {range}"),
+            Style::Process => format!("a lock for {write} {range}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read() {
+        let text = "1: POSIX  ADVISORY  WRITE 35 fe:00:9977964 100 199";
+        let lock = parse(text).expect("a lock");
+        assert_eq!((lock.style(), lock.write), (Style::Process, true));
+        assert_eq!((lock.start, lock.len_bytes), (100, 100));
+        let lock = parse("2: OFDLCK ADVISORY  READ -1 fe:00:9977964 7 EOF").expect("a lock");
+        assert_eq!(
+            (lock.style(), lock.start, lock.len_bytes),
+            (Style::Description, 7, 0)
+        );
+        assert!(parse("1: LEASE  ACTIVE    READ 35 fe:00:9977964 0 EOF").is_none());
+        assert!(parse("1: POSIX  ADVISORY  WRITE 35 fe:00:1 9 3").is_none());
+    }
+
+    #[test]
+    fn process_takes_its_lock_by_fcntl() {
+        let lock = Lock {
+            fd: 5,
+            style: Style::Process.into(),
+            write: true,
+            start: 1,
+            len_bytes: 2,
+        };
+        let payload = ProcessLocks { locks: vec![lock] };
+        let mut script = Script::default();
+        let payload = prost::Message::encode_to_vec(&payload);
+        in_process(&payload, &mut script).expect("sound");
+        assert_eq!(script.to_string(), "fcntl(5, 6, &data[0])  # lock fd 5\n");
+    }
+}

@@ -1,0 +1,369 @@
+//! Files in memory with seals: memfd_create(2).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+
+use prost::Message;
+use rustix::fs::{FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Uid};
+use rustix::io::Errno;
+use syscalls::Sysno;
+
+use super::ghost::first_of_inode;
+use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use crate::script::Script;
+use crate::{Error, Result};
+
+/// See the file.
+pub struct Memfd;
+
+/// A file in memory.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// The first description (by id) of this file; those with the same number share it.
+    #[prost(uint32, tag = "1")]
+    first: u32,
+    /// Access mode and status flags.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
+    /// The offset in bytes.
+    #[prost(uint64, tag = "3")]
+    pos: u64,
+    /// The name.
+    #[prost(bytes = "vec", tag = "4")]
+    name: Vec<u8>,
+    /// Permissions, as in `st_mode`.
+    #[prost(uint32, tag = "5")]
+    mode: u32,
+    /// The owner.
+    #[prost(uint32, tag = "6")]
+    uid: u32,
+    /// The owning group.
+    #[prost(uint32, tag = "7")]
+    gid: u32,
+    /// The size in bytes.
+    #[prost(uint64, tag = "8")]
+    size_bytes: u64,
+    /// What may not be done to it (`F_GET_SEALS`).
+    #[prost(uint32, tag = "9")]
+    seals: u32,
+    /// The size of its pages where they are huge pages.
+    #[prost(uint64, tag = "10")]
+    huge_page_bytes: u64,
+    /// The space with its contents; on the first description only, and not when it is empty.
+    #[prost(uint32, optional, tag = "11")]
+    space: Option<u32>,
+    /// Whether this is the description that has the seals set which come last.
+    #[prost(bool, tag = "12")]
+    seals_last: bool,
+}
+
+const F_ADD_SEALS: i32 = 1033;
+/// Set by a task: it lets writable mappings that exist already be.
+const LATE: SealFlags = SealFlags::FUTURE_WRITE;
+/// `MFD_EXEC`: without it or its opposite, the kernel complains about who asks.
+const MFD_EXEC: MemfdFlags = MemfdFlags::from_bits_retain(0x10);
+
+/// The name in a link "/memfd:NAME (deleted)".
+fn name(link: &[u8]) -> Option<&[u8]> {
+    link.strip_prefix(b"/memfd:")?.strip_suffix(b" (deleted)")
+}
+
+/// The device of all files in memory that no mount shows.
+pub(super) fn device() -> Option<u64> {
+    static DEVICE: OnceLock<Option<u64>> = OnceLock::new();
+    *DEVICE.get_or_init(|| {
+        let own = rustix::fs::memfd_create("device", MemfdFlags::CLOEXEC).ok()?;
+        Some(rustix::fs::fstat(own).ok()?.st_dev)
+    })
+}
+
+/// The size of a file's pages where they are huge, in bytes.
+fn huge_page_bytes(open: &Open<'_>) -> Option<u64> {
+    let block_bytes = u64::try_from(open.stat.st_blksize).ok()?;
+    (block_bytes >= 1 << 16 && Some(open.stat.st_dev) != device()).then_some(block_bytes)
+}
+
+impl Kind for Memfd {
+    fn tag(&self) -> u16 {
+        tags::MEMFD
+    }
+
+    fn name(&self) -> &'static str {
+        "memfd"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        name(&open.link).is_some()
+            && open.stat.st_nlink == 0
+            && FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
+            && (Some(open.stat.st_dev) == device() || huge_page_bytes(open).is_some())
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        let name = name(&open.link).ok_or_else(|| open.unsupported("", None))?;
+        let own = open.own()?;
+        let seals = rustix::fs::fcntl_get_seals(own)
+            .map_err(|error| Error::kernel(format!("get the seals of {}", open.place()), error))?;
+        let mut payload = Payload {
+            first: first_of_inode(open, cx),
+            flags: open.info.flags,
+            pos: open.info.pos,
+            name: name.to_vec(),
+            mode: open.stat.st_mode,
+            uid: open.stat.st_uid,
+            gid: open.stat.st_gid,
+            size_bytes: open.stat.st_size.cast_unsigned(),
+            seals: seals.bits(),
+            huge_page_bytes: huge_page_bytes(open).unwrap_or(0),
+            space: None,
+            seals_last: false,
+        };
+        if payload.first == open.id.0 && payload.size_bytes > 0 {
+            let file = status::reopen(own, OFlags::RDONLY)?;
+            payload.space = Some(cx.store(file, payload.size_bytes)?);
+        }
+        let inode = (open.stat.st_dev, open.stat.st_ino);
+        let mut same = cx.all().iter();
+        let sealer = same.find(|other| {
+            other.fd >= 0 && (other.stat.st_dev, other.stat.st_ino) == inode && writes(other)
+        });
+        payload.seals_last = sealer.map(|other| other.id) == Some(open.id);
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload: Payload = decode(self, payload)?;
+        let name = String::from_utf8_lossy(&payload.name).into_owned();
+        let seals = SealFlags::from_bits_retain(payload.seals);
+        Ok(format!(
+            "{name} size={} seals={seals:?}",
+            payload.size_bytes
+        ))
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let payload: Payload = decode(self, payload)?;
+        let flags = status::checked(self.name(), payload.flags)?;
+        let key = (tags::MEMFD, u64::from(payload.first));
+        if !cx.shared().contains_key(&key) {
+            let made = payload.create(cx)?;
+            cx.shared().insert(key, vec![made]);
+        }
+        let holder = cx.shared()[&key][0].as_fd();
+        let own = status::reopen(holder, flags)?;
+        payload.seek(&own)?;
+        Ok(own)
+    }
+
+    fn finish(
+        &self,
+        payload: &[u8],
+        _own: BorrowedFd<'_>,
+        cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        let payload: Payload = decode(self, payload)?;
+        let seals = SealFlags::from_bits_retain(payload.seals);
+        let now = if seals.contains(LATE) && !seals.contains(SealFlags::WRITE) {
+            // F_SEAL_SEAL would keep the late one out.
+            seals.difference(LATE | SealFlags::SEAL)
+        } else {
+            seals
+        };
+        // All descriptions of the file say the same; sealing is done when the first one comes.
+        let holder = cx.shared().remove(&(tags::MEMFD, u64::from(payload.first)));
+        if let Some(holder) = holder.filter(|_| !now.is_empty()) {
+            rustix::fs::fcntl_add_seals(&holder[0], now)
+                .map_err(|error| Error::kernel(payload.doing("seal"), error))?;
+        }
+        Ok(())
+    }
+
+    fn in_task(&self, payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
+        let payload: Payload = decode(self, payload)?;
+        let seals = SealFlags::from_bits_retain(payload.seals);
+        let late = seals.contains(LATE) && !seals.contains(SealFlags::WRITE);
+        if late && payload.seals_last {
+            let args = [fd.into(), F_ADD_SEALS.into(), payload.seals.into()];
+            script.call(Sysno::fcntl, args);
+            script.note(format!("seal fd {fd}"));
+        }
+        Ok(())
+    }
+}
+
+/// Whether seals can be added through `open`.
+fn writes(open: &Open<'_>) -> bool {
+    open.info.oflags() & OFlags::RWMODE != OFlags::RDONLY
+}
+
+impl Payload {
+    fn doing(&self, what: &str) -> String {
+        format!("{what} memfd {}", String::from_utf8_lossy(&self.name))
+    }
+
+    /// The file with its contents, without seals.
+    fn create(&self, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let kernel = |error: Errno| Error::kernel(self.doing("make"), error);
+        let mut how = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if self.huge_page_bytes > 0 {
+            if !self.huge_page_bytes.is_power_of_two() {
+                let what = format!("pages of {} bytes", self.huge_page_bytes);
+                return Err(Error::corrupt("memfd", what));
+            }
+            let size = self.huge_page_bytes.trailing_zeros() << 26;
+            how |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size);
+        }
+        let make = |how| rustix::fs::memfd_create(self.name.as_slice(), how);
+        let own = match make(how | MFD_EXEC) {
+            // A kernel that does not know the flag yet, or has it forbidden.
+            Err(Errno::INVAL | Errno::ACCESS) => make(how),
+            result => result,
+        };
+        let own = own.map_err(kernel)?;
+        rustix::fs::ftruncate(&own, self.size_bytes).map_err(kernel)?;
+        self.fill(&own, cx)?;
+        let maker = (rustix::process::geteuid(), rustix::process::getegid());
+        let owner = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        if maker != owner {
+            rustix::fs::fchown(&own, Some(owner.0), Some(owner.1)).map_err(kernel)?;
+        }
+        rustix::fs::fchmod(&own, Mode::from_raw_mode(self.mode)).map_err(kernel)?;
+        Ok(own)
+    }
+
+    fn fill(&self, own: &OwnedFd, cx: &mut dyn RestoreContext) -> Result<()> {
+        let Some(space) = self.space else {
+            return Ok(());
+        };
+        if self.huge_page_bytes == 0 {
+            return cx.load(space, own.as_fd());
+        }
+        // Huge pages can only be written by mapping them: by way of a file with small ones.
+        let kernel = |error: std::io::Error| Error::kernel(self.doing("fill"), error);
+        let small = rustix::fs::memfd_create("small pages", MemfdFlags::CLOEXEC);
+        let small = small.map_err(|error| kernel(error.into()))?;
+        cx.load(space, small.as_fd())?;
+        let page_bytes = usize::try_from(self.huge_page_bytes).expect("64 bits");
+        let mut page = vec![0; page_bytes];
+        let mut at = 0;
+        while at < self.size_bytes {
+            let len = rustix::io::pread(&small, &mut page[..], at);
+            let len = len.map_err(|error| kernel(error.into()))?;
+            if page[..len].iter().any(|byte| *byte != 0) {
+                sys::memfd::write_mapped(own.as_fd(), at, &page[..len]).map_err(kernel)?;
+            }
+            at += self.huge_page_bytes;
+        }
+        Ok(())
+    }
+
+    fn seek(&self, own: &OwnedFd) -> Result<()> {
+        if self.pos != 0 {
+            rustix::fs::seek(own, SeekFrom::Start(self.pos))
+                .map_err(|error| Error::kernel(self.doing("seek"), error))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+
+    use super::super::testing::World;
+    use super::*;
+
+    fn memfd(name: &str, flags: MemfdFlags) -> OwnedFd {
+        rustix::fs::memfd_create(name, flags | MemfdFlags::CLOEXEC).expect("memfd")
+    }
+
+    fn link(own: &OwnedFd) -> Vec<u8> {
+        use std::os::fd::AsRawFd;
+        let path = format!("/proc/self/fd/{}", own.as_raw_fd());
+        rustix::fs::readlink(path, Vec::new())
+            .expect("link")
+            .into_bytes()
+    }
+
+    #[test]
+    fn name_contents_and_offset_survive() {
+        let own = memfd("a (deleted) name", MemfdFlags::empty());
+        rustix::io::write(&own, &[5; 10_000]).expect("write");
+        let reader = status::reopen(own.as_fd(), OFlags::RDONLY).expect("reopen");
+        rustix::fs::fchmod(&own, Mode::from_raw_mode(0o640)).expect("chmod");
+        let mut world = World::default();
+        let (at, reader) = (world.add(own), world.add(reader));
+        world.cycle();
+        let own = world.take(at);
+        assert_eq!(link(&own), b"/memfd:a (deleted) name (deleted)");
+        let seals = rustix::fs::fcntl_get_seals(&own).expect("seals");
+        assert_eq!(seals, SealFlags::SEAL);
+        rustix::io::pwrite(&own, b"new", 9_998).expect("write");
+        let reader = File::from(world.take(reader));
+        let metadata = reader.metadata().expect("stat");
+        assert_eq!(
+            (metadata.len(), metadata.permissions().mode()),
+            (10_001, 0o100_640)
+        );
+        let mut bytes = [0; 4];
+        reader.read_exact_at(&mut bytes, 9_997).expect("read");
+        assert_eq!(&bytes, b"\x05new");
+        assert_eq!(rustix::io::write(&reader, b"x"), Err(Errno::BADF));
+    }
+
+    #[test]
+    fn seals_survive() {
+        let (exec, write) = (SealFlags::from_bits_retain(0x20), SealFlags::WRITE);
+        for seals in [
+            SealFlags::empty(),
+            SealFlags::GROW | SealFlags::SHRINK,
+            write | SealFlags::SEAL,
+            SealFlags::FUTURE_WRITE | SealFlags::SEAL,
+            exec | SealFlags::GROW,
+        ] {
+            let own = memfd("sealed", MemfdFlags::ALLOW_SEALING);
+            rustix::io::write(&own, b"text").expect("write");
+            rustix::fs::fchmod(&own, Mode::from_raw_mode(0o600)).expect("chmod");
+            if rustix::fs::fcntl_add_seals(&own, seals).is_err() {
+                assert_eq!(
+                    seals,
+                    exec | SealFlags::GROW,
+                    "only that one may be unknown"
+                );
+                continue;
+            }
+            let mut world = World::default();
+            let at = world.add(own);
+            world.cycle();
+            let own = world.take(at);
+            assert_eq!(rustix::fs::fcntl_get_seals(&own).expect("seals"), seals);
+            let written = rustix::io::write(&own, b"x").is_ok();
+            let sealed = SealFlags::WRITE | SealFlags::FUTURE_WRITE | SealFlags::GROW;
+            assert_eq!(written, !seals.intersects(sealed));
+        }
+    }
+
+    #[test]
+    fn huge_pages_survive() {
+        let own = memfd("huge", MemfdFlags::HUGETLB);
+        rustix::fs::ftruncate(&own, 2 << 20).expect("truncate");
+        if sys::memfd::write_mapped(own.as_fd(), 0, b"huge").is_err() {
+            testkit::skip!("no huge pages (vm.nr_hugepages)");
+        }
+        let mut world = World::default();
+        let at = world.add(own);
+        world.cycle();
+        let own = File::from(world.take(at));
+        let mut bytes = [0; 5];
+        own.read_exact_at(&mut bytes, 0).expect("read");
+        assert_eq!(&bytes, b"huge\0");
+    }
+
+    #[test]
+    fn file_of_that_name_is_not_claimed() {
+        assert_eq!(name(b"/memfd:x (deleted)"), Some(&b"x"[..]));
+        assert_eq!(name(b"/memfd:x"), None);
+        assert_eq!(name(b"/tmp/memfd:x (deleted)"), None);
+    }
+}

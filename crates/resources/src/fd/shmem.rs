@@ -1,0 +1,132 @@
+//! Shared anonymous memory (`MAP_SHARED | MAP_ANONYMOUS`): a file that only mappings refer to.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use prost::Message;
+use rustix::fs::FileType;
+
+use super::ghost::first_of_inode;
+use super::{DumpContext, Kind, Open, RestoreContext, decode, memfd, status, tags};
+use crate::{Error, Result};
+
+/// See the file.
+pub struct Shmem;
+
+/// Shared memory.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// The first description (by id) of this memory; those with the same number share it.
+    #[prost(uint32, tag = "1")]
+    first: u32,
+    /// Access mode and status flags.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
+    /// The size in bytes.
+    #[prost(uint64, tag = "3")]
+    size_bytes: u64,
+    /// The space with its contents; on the first description only.
+    #[prost(uint32, optional, tag = "4")]
+    space: Option<u32>,
+}
+
+/// What the kernel calls such memory.
+const LINK: &[u8] = b"/dev/zero (deleted)";
+/// How the kernel's names of System V shared memory begin.
+const SYSTEM_V: &[u8] = b"/SYSV";
+
+impl Kind for Shmem {
+    fn tag(&self) -> u16 {
+        tags::SHMEM
+    }
+
+    fn name(&self) -> &'static str {
+        "shmem"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        (open.link == LINK || open.link.starts_with(SYSTEM_V))
+            && FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
+            && Some(open.stat.st_dev) == memfd::device()
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        if open.link != LINK {
+            return Err(open.unsupported("System V shared memory", None));
+        }
+        let mut payload = Payload {
+            first: first_of_inode(open, cx),
+            flags: open.info.flags,
+            size_bytes: open.stat.st_size.cast_unsigned(),
+            space: None,
+        };
+        if payload.first == open.id.0 && payload.size_bytes > 0 {
+            let file = status::reopen(open.own()?, rustix::fs::OFlags::RDONLY)?;
+            payload.space = Some(cx.store(file, payload.size_bytes)?);
+        }
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload: Payload = decode(self, payload)?;
+        Ok(format!(
+            "size={} object={}",
+            payload.size_bytes, payload.first
+        ))
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let payload: Payload = decode(self, payload)?;
+        let flags = status::checked(self.name(), payload.flags)?;
+        let key = (tags::SHMEM, u64::from(payload.first));
+        if !cx.shared().contains_key(&key) {
+            let made = payload.create(cx)?;
+            cx.shared().insert(key, vec![made]);
+        }
+        status::reopen(cx.shared()[&key][0].as_fd(), flags)
+    }
+}
+
+impl Payload {
+    fn create(&self, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let doing = || format!("make {} bytes of shared memory", self.size_bytes);
+        // A mapping of no bytes cannot be; the file can be cut to none.
+        let len = usize::try_from(self.size_bytes.max(1)).expect("64 bits");
+        let own =
+            sys::memfd::shared_anonymous(len).map_err(|error| Error::kernel(doing(), error))?;
+        rustix::fs::ftruncate(&own, self.size_bytes)
+            .map_err(|error| Error::kernel(doing(), error))?;
+        if let Some(space) = self.space {
+            cx.load(space, own.as_fd())?;
+        }
+        Ok(own)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::OFlags;
+
+    use super::super::testing::World;
+    use super::*;
+
+    #[test]
+    fn memory_is_shared_again() {
+        testkit::needs_root!();
+        let one = sys::memfd::shared_anonymous(3 * 4096).expect("memory");
+        let other = status::reopen(one.as_fd(), OFlags::RDONLY).expect("reopen");
+        rustix::io::pwrite(&one, b"before", 5000).expect("write");
+        let mut world = World::default();
+        let (one, other) = (world.add(one), world.add(other));
+        world.cycle();
+        assert!(world.describe(other).starts_with("shmem size=12288"));
+        rustix::io::pwrite(world.take(one), b"after", 100).expect("write");
+        let mut bytes = vec![0; 12_288];
+        let other = world.take(other);
+        let len = rustix::io::pread(&other, &mut bytes[..], 0).expect("read");
+        assert_eq!(len, 12_288);
+        assert_eq!(
+            (&bytes[100..105], &bytes[5000..5006]),
+            (&b"after"[..], &b"before"[..])
+        );
+    }
+}
