@@ -7,12 +7,16 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod born;
 mod error;
 pub mod fd;
 pub mod map;
 mod options;
 pub mod script;
 pub mod task;
+#[cfg(test)]
+mod testing;
 
+pub use born::Born;
 pub use error::{Error, Result};
 pub use options::Allow;

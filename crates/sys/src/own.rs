@@ -75,9 +75,46 @@ pub fn personality() -> u32 {
     unsafe { libc::personality(0xffff_ffff) }.cast_unsigned()
 }
 
+/// Ends the calling thread's registration for restartable sequences, which the C library made and
+/// forked children would inherit: the kernel kills a task whose registered area is unmapped.
+/// `false` when there was none. See rseq(2).
+pub fn leave_rseq() -> bool {
+    const RSEQ_FLAG_UNREGISTER: c_int = 1;
+    const RSEQ_SIG: u32 = 0x5305_3053;
+    unsafe extern "C" {
+        // Where the area is, seen from the thread pointer (glibc 2.35).
+        static __rseq_offset: isize;
+    }
+    let thread: usize;
+    // SAFETY: on x86-64 the thread pointer's target holds its own address.
+    unsafe { std::arch::asm!("mov {}, fs:0", out(reg) thread, options(nostack, readonly)) };
+    // SAFETY: a constant that the C library sets before main.
+    let area = thread.wrapping_add_signed(unsafe { __rseq_offset });
+    // The length has to be the registered one: 32, or what later kernels ask for.
+    (32..=1024u32).step_by(32).any(|len| {
+        let flag = RSEQ_FLAG_UNREGISTER;
+        // SAFETY: the kernel only compares the address and clears the registered area.
+        unsafe { libc::syscall(libc::SYS_rseq, area, len, flag, RSEQ_SIG) == 0 }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_of_a_thread_that_left_rseq_has_no_area() {
+        let thread = std::thread::spawn(|| {
+            assert!(leave_rseq(), "the C library registers every thread");
+            assert!(!leave_rseq());
+            let puppet = crate::puppet::Puppet::start().expect("a puppet");
+            crate::ptrace::seize(puppet.pid(), true).expect("seize");
+            crate::ptrace::interrupt(puppet.pid()).expect("interrupt");
+            crate::ptrace::wait(puppet.pid()).expect("wait");
+            crate::ptrace::rseq(puppet.pid()).expect("rseq").addr
+        });
+        assert_eq!(thread.join().expect("no panic"), 0);
+    }
 
     #[test]
     fn attributes_are_those_that_proc_shows() {

@@ -40,6 +40,7 @@ struct CloneArgs {
 /// above the namespace's limit.
 pub fn spawn(pid: i32, sibling: bool, entry: Entry) -> io::Result<()> {
     const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
+    crate::own::leave_rseq();
     let set_tid = [pid];
     let flags = if sibling {
         libc::CLONE_PARENT.cast_unsigned().into()

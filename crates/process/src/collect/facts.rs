@@ -1,12 +1,13 @@
 //! What a stopped thread looks like from outside, read on first need and once.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 
 use resources::task::Facts;
 use resources::{Allow, Error, Result};
+use sys::proc::Status;
 use sys::ptrace::RseqArea;
 
 use crate::freeze;
@@ -20,6 +21,7 @@ pub(super) struct ThreadFacts<'a> {
     pub proc: BorrowedFd<'a>,
     pub rseq: RseqArea,
     texts: RefCell<HashMap<String, Rc<[u8]>>>,
+    status: OnceCell<Rc<Status>>,
 }
 
 impl<'a> ThreadFacts<'a> {
@@ -36,6 +38,7 @@ impl<'a> ThreadFacts<'a> {
             proc,
             rseq,
             texts: RefCell::default(),
+            status: OnceCell::new(),
         }
     }
 }
@@ -68,6 +71,21 @@ impl Facts for ThreadFacts<'_> {
             .borrow_mut()
             .insert(name.to_owned(), text.clone());
         Ok(text)
+    }
+
+    fn status(&self) -> Result<Rc<Status>> {
+        if let Some(status) = self.status.get() {
+            return Ok(status.clone());
+        }
+        let status = Status::parse(&self.proc("status")?);
+        let unclear = |e| std::io::Error::new(std::io::ErrorKind::InvalidData, e);
+        let doing = || format!("reading the status of {}", self.tid);
+        let status = status.map_err(|e| Error::kernel(doing(), unclear(e)))?;
+        Ok(self.status.get_or_init(|| Rc::new(status)).clone())
+    }
+
+    fn rseq(&self) -> Result<RseqArea> {
+        Ok(self.rseq)
     }
 }
 

@@ -7,6 +7,7 @@ mod task;
 use std::fmt;
 
 use image::{Reader, RunKind, SpaceId};
+use resources::Born;
 use resources::map::memory::{Pages, Stored};
 use resources::script::{PoolId, Script, ScriptId, StepAt, WordId};
 
@@ -84,14 +85,14 @@ pub mod word {
 }
 
 /// What the restore looks like from outside, as far as the plan depends on it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Setting {
     /// The pid that the root's parent will have; 0 when it is not known or does not matter.
     pub parent: i32,
     /// From how many bytes on a process's memory is filled from outside.
     pub outside_from_bytes: u64,
-    /// Signals that the restorer ignores and would hand down: bit 0 is signal 1.
-    pub ignored_signals: u64,
+    /// What the restorer hands down to its children.
+    pub born: Born,
 }
 
 impl Default for Setting {
@@ -99,7 +100,7 @@ impl Default for Setting {
         Self {
             parent: 0,
             outside_from_bytes: 8 << 20,
-            ignored_signals: 1 << 12,
+            born: Born::default(),
         }
     }
 }

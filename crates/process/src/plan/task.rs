@@ -235,13 +235,6 @@ impl<'a> Tasks<'a> {
     fn clear(&self, script: &mut Script) {
         script.call(Sysno::munmap, [0u32.into(), Arg::WindowStart]);
         script.call(Sysno::munmap, [Arg::WindowEnd, Arg::AboveWindow]);
-        for signal in
-            (1..=64).filter(|signal| self.setting.ignored_signals >> (signal - 1) & 1 == 1)
-        {
-            let default = script.room(32);
-            let args = [signal.into(), default.into(), 0u32.into(), 8u32.into()];
-            script.call(Sysno::rt_sigaction, args);
-        }
     }
 
     fn body(&self, index: usize, plan: &mut Plan) -> Result<Body> {
@@ -405,6 +398,7 @@ impl<'a> Tasks<'a> {
         let who = resources::task::Planned {
             pid: task.node.pid,
             tid: thread.tid,
+            born: &self.setting.born,
         };
         for part in PARTS
             .iter()

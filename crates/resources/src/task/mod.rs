@@ -1,7 +1,23 @@
 //! The family of task state: what a process or a thread has besides memory and descriptors.
 
+use std::rc::Rc;
+
+use sys::proc::{Malformed, Stat, Status};
+use sys::ptrace::RseqArea;
+
 use crate::script::{Answers, DataAt, Script, StepAt};
-use crate::{Allow, Result};
+use crate::{Allow, Born, Error, Result};
+
+mod actions;
+mod altstack;
+mod comm;
+pub(crate) mod credentials;
+mod limits;
+mod robust;
+mod rseq;
+pub(crate) mod scheduling;
+mod tid_address;
+mod umask;
 
 /// Whether a part belongs to a process or to each of its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +43,53 @@ pub trait Facts {
     ///
     /// # Errors
     /// [`crate::Error::Gone`] or [`crate::Error::Kernel`].
-    fn proc(&self, name: &str) -> Result<std::rc::Rc<[u8]>>;
+    fn proc(&self, name: &str) -> Result<Rc<[u8]>>;
+    /// What /proc/PID/task/TID/status says. Whoever implements this keeps it: nearly every part
+    /// asks.
+    ///
+    /// # Errors
+    /// As [`Facts::proc`].
+    fn status(&self) -> Result<Rc<Status>> {
+        let status = Status::parse(&self.proc("status")?);
+        status.map(Rc::new).map_err(|e| malformed(self.tid(), e))
+    }
+    /// What /proc/PID/task/TID/stat says.
+    ///
+    /// # Errors
+    /// As [`Facts::proc`].
+    fn stat(&self) -> Result<Rc<Stat>> {
+        let stat = Stat::parse(&self.proc("stat")?);
+        stat.map(Rc::new).map_err(|e| malformed(self.tid(), e))
+    }
+    /// Copies of the pending signals' `siginfo_t`, oldest first (`PTRACE_PEEKSIGINFO`); `shared`:
+    /// those of the process. Asked only when a status says that there are some.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gone`] or [`crate::Error::Kernel`].
+    fn pending(&self, shared: bool) -> Result<Vec<[u8; 128]>> {
+        sys::ptrace::peek_siginfo(self.tid(), shared).map_err(|e| untraced(self.tid(), e))
+    }
+    /// The thread's registered area for restartable sequences (`PTRACE_GET_RSEQ_CONFIGURATION`);
+    /// with address 0 when there is none.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gone`] or [`crate::Error::Kernel`].
+    fn rseq(&self) -> Result<RseqArea> {
+        sys::ptrace::rseq(self.tid()).map_err(|e| untraced(self.tid(), e))
+    }
+}
+
+fn untraced(tid: i32, error: std::io::Error) -> Error {
+    Error::kernel(
+        format!("asking the kernel about stopped thread {tid}"),
+        error,
+    )
+}
+
+/// The error for a /proc file that cannot be understood.
+pub(crate) fn malformed(tid: i32, error: Malformed) -> Error {
+    let source = std::io::Error::new(std::io::ErrorKind::InvalidData, error);
+    Error::kernel(format!("reading what /proc says of {tid}"), source)
 }
 
 /// The questions that a part put into a script, to be read out of its answers.
@@ -59,10 +121,21 @@ pub enum Phase {
     Final,
 }
 
-/// The script of one thread, by phase.
+/// The script of one thread, by phase, and what only the restorer can do for it.
 #[derive(Clone, Debug, Default)]
 pub struct ThreadPlan {
     phases: [Script; 6],
+    /// Files that the restorer writes when the thread's script has ended, before it goes on.
+    pub outside: Vec<Write>,
+}
+
+/// A file of /proc that the restorer writes from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// Its name in /proc/PID.
+    pub file: &'static str,
+    /// What is written, at once.
+    pub text: String,
 }
 
 impl ThreadPlan {
@@ -79,11 +152,35 @@ impl ThreadPlan {
 
 /// Facts about the thread that is planned, which its parts may need.
 #[derive(Clone, Copy, Debug)]
-pub struct Planned {
+pub struct Planned<'a> {
     /// The process.
     pub pid: i32,
     /// The thread.
     pub tid: i32,
+    /// What it is born with, if no call changes it.
+    pub born: &'a Born,
+}
+
+impl Planned<'_> {
+    /// Whether the thread is the first of its process.
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        self.pid == self.tid
+    }
+
+    fn corrupt(&self, part: &dyn Part, what: impl Into<String>) -> Error {
+        Error::corrupt(format!("task {} {}", self.tid, part.name()), what)
+    }
+
+    fn mismatch(&self, part: &dyn Part, what: impl std::fmt::Display) -> Error {
+        let what = format!("task {}: {}: {what}", self.tid, part.name());
+        Error::Mismatch { what }
+    }
+}
+
+/// Reads a part's payload.
+fn decode<M: prost::Message + Default>(part: &dyn Part, payload: &[u8]) -> Result<M> {
+    M::decode(payload).map_err(|e| Error::corrupt(part.name(), e.to_string()))
 }
 
 /// One part of a task's state. Implementers are unit structs, listed in [`PARTS`].
@@ -117,8 +214,21 @@ pub trait Part: Sync {
     ///
     /// # Errors
     /// [`crate::Error::Corrupt`].
-    fn plan(&self, payload: Option<&[u8]>, who: Planned, plan: &mut ThreadPlan) -> Result<()>;
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()>;
 }
 
 /// Every part, in the order in which they are planned.
-pub static PARTS: &[&dyn Part] = &[];
+pub static PARTS: &[&dyn Part] = &[
+    &altstack::Altstack,
+    &tid_address::TidAddress,
+    &comm::Comm,
+    // What needs privileges, before they are given up.
+    &limits::Limits,
+    &scheduling::Scheduling,
+    &credentials::Credentials,
+    // Last: nothing else is made with this mask any more.
+    &umask::Umask,
+    &robust::Robust,
+    &rseq::Rseq,
+    &actions::Actions,
+];

@@ -1,0 +1,105 @@
+//! What a restored task is born with: the attributes that it inherits from the restorer.
+
+use std::fs;
+
+use sys::own::{self, Attribute};
+use sys::proc::{self, LIMITS, Limit, Status};
+
+use crate::task::{credentials, scheduling};
+use crate::{Error, Result};
+
+/// The state of a task before its script has made a call. Parts plan calls only for what differs.
+#[derive(Clone, Debug)]
+pub struct Born {
+    pub(crate) credentials: credentials::Record,
+    pub(crate) no_new_privs: bool,
+    /// Signals that stay ignored in a new process; caught ones get their default action.
+    pub(crate) ignored: u64,
+    pub(crate) limits: [Limit; LIMITS],
+    pub(crate) scheduling: scheduling::Record,
+    pub(crate) personality: u32,
+    pub(crate) oom_score_adj: i32,
+    pub(crate) thp_disable: u64,
+    pub(crate) mdwe: u64,
+    pub(crate) memory_merge: u64,
+    pub(crate) machine_check: u64,
+    /// The kernel creates timers with wanted ids (Linux 6.15).
+    pub(crate) timer_ids: bool,
+    /// What `dumpable` becomes when a task changes its credentials.
+    pub(crate) suid_dumpable: u32,
+}
+
+impl Born {
+    /// What children of the calling thread will be born with.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] when /proc cannot be read.
+    pub fn read() -> Result<Self> {
+        let status = Status::parse(&text("/proc/thread-self/status")?).map_err(unclear)?;
+        let limits = proc::limits(&text("/proc/self/limits")?).map_err(unclear)?;
+        let securebits = own::attribute(Attribute::Securebits);
+        let securebits = securebits.map_err(|e| Error::kernel("PR_GET_SECUREBITS", e))?;
+        // An attribute that the kernel does not know is as if never set.
+        let attribute = |which| own::attribute(which).unwrap_or(0);
+        Ok(Self {
+            credentials: credentials::Record::new(&status, securebits),
+            no_new_privs: status.no_new_privs,
+            ignored: status.ignored,
+            limits,
+            scheduling: scheduling::Record::own(&status)?,
+            personality: own::personality(),
+            oom_score_adj: number("/proc/self/oom_score_adj")?,
+            thp_disable: attribute(Attribute::ThpDisable),
+            mdwe: attribute(Attribute::Mdwe),
+            memory_merge: attribute(Attribute::MemoryMerge),
+            machine_check: attribute(Attribute::MachineCheck),
+            timer_ids: own::attribute(Attribute::TimerIds).is_ok(),
+            suid_dumpable: number("/proc/sys/fs/suid_dumpable").unwrap_or(0),
+        })
+    }
+}
+
+/// An ordinary root process that ignores `SIGPIPE`, as Rust programs do: for plans that are only
+/// looked at.
+impl Default for Born {
+    fn default() -> Self {
+        Self {
+            credentials: credentials::Record::root(),
+            no_new_privs: false,
+            ignored: 1 << 12,
+            limits: [Limit {
+                soft: u64::MAX,
+                hard: u64::MAX,
+            }; LIMITS],
+            scheduling: scheduling::Record {
+                cpus: vec![1],
+                ..Default::default()
+            },
+            personality: 0,
+            oom_score_adj: 0,
+            thp_disable: 0,
+            mdwe: 0,
+            memory_merge: 0,
+            machine_check: u64::from(linux_raw_sys::prctl::PR_MCE_KILL_DEFAULT),
+            timer_ids: true,
+            suid_dumpable: 0,
+        }
+    }
+}
+
+fn text(path: &str) -> Result<Vec<u8>> {
+    fs::read(path).map_err(|e| Error::kernel(format!("reading {path}"), e))
+}
+
+fn number<T: std::str::FromStr>(path: &str) -> Result<T> {
+    let text = text(path)?;
+    let number = std::str::from_utf8(&text).ok();
+    let number = number.and_then(|text| text.trim().parse().ok());
+    let wrong = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+    number.ok_or_else(|| Error::kernel(format!("reading {path}"), wrong()))
+}
+
+fn unclear(error: proc::Malformed) -> Error {
+    let source = std::io::Error::new(std::io::ErrorKind::InvalidData, error);
+    Error::kernel("reading /proc/self", source)
+}

@@ -1,0 +1,259 @@
+//! What a process does with each signal (sigaction(2)).
+
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use crate::Result;
+use crate::script::{Answers, Script};
+
+/// The size of the kernel's `struct sigaction` in bytes: handler, flags, restorer, mask.
+const ACTION_BYTES: usize = 32;
+/// The size of a signal mask in bytes.
+const MASK_BYTES: u64 = 8;
+const SIGKILL: u32 = 9;
+const SIGCHLD: u32 = 17;
+const SIGSTOP: u32 = 19;
+const LAST_SIGNAL: u32 = 64;
+
+/// A process's signal actions.
+pub struct Actions;
+
+/// The actions that are not as in a fresh task.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// One a signal.
+    #[prost(message, repeated, tag = "1")]
+    pub actions: Vec<Action>,
+}
+
+/// What happens at one signal.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Action {
+    /// The signal.
+    #[prost(uint32, tag = "1")]
+    pub signal: u32,
+    /// The handler's address; 0 for the default action, 1 to ignore it.
+    #[prost(fixed64, tag = "2")]
+    pub handler: u64,
+    /// `SA_` flags.
+    #[prost(uint64, tag = "3")]
+    pub flags: u64,
+    /// The address that a handler returns to.
+    #[prost(fixed64, tag = "4")]
+    pub restorer: u64,
+    /// The signals that are blocked meanwhile.
+    #[prost(fixed64, tag = "5")]
+    pub mask: u64,
+}
+
+impl Part for Actions {
+    fn tag(&self) -> u16 {
+        201
+    }
+
+    fn name(&self) -> &'static str {
+        "signal actions"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Process
+    }
+
+    fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let signals = asked_signals(facts)?;
+        let data = signals.map(|signal| {
+            let room = questions.room(ACTION_BYTES);
+            let size = MASK_BYTES.into();
+            questions.call(
+                Sysno::rt_sigaction,
+                [signal.into(), 0u64.into(), room.into(), size],
+            );
+            room
+        });
+        Ok(Asked {
+            steps: Vec::new(),
+            data: data.collect(),
+        })
+    }
+
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let all = asked_signals(facts)?.zip(&asked.data);
+        let actions = all.map(|(signal, at)| Action {
+            signal,
+            handler: answers.word(*at, 0),
+            flags: answers.word(*at, 8),
+            restorer: answers.word(*at, 16),
+            mask: answers.word(*at, 24),
+        });
+        // The mask and the restorer of a default action have no effect, its flags may.
+        let actions = actions.filter(|action| action.handler != 0 || action.flags != 0);
+        let record = Record {
+            actions: actions.collect(),
+        };
+        let set = !record.actions.is_empty();
+        Ok(set.then(|| prost::Message::encode_to_vec(&record)))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        let actions = record.actions.iter().map(|action| match action.handler {
+            0 => format!("{} default", action.signal),
+            1 => format!("{} ignored", action.signal),
+            handler => format!("{} to {handler:#x}", action.signal),
+        });
+        Ok(actions.collect::<Vec<_>>().join(", "))
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record: Record = decode(self, payload.unwrap_or_default())?;
+        // A new process has no handlers, but goes on ignoring what the restorer ignores. First of
+        // all: where SIGCHLD is ignored, children that should be zombies vanish.
+        for signal in signals(who.born.ignored) {
+            set(
+                plan.at(Phase::Birth),
+                &Action {
+                    signal,
+                    ..Action::default()
+                },
+            );
+        }
+        let script = plan.at(Phase::Last);
+        // Children that became zombies again on the way here have left a SIGCHLD behind: setting
+        // its default action throws it away. Those that were pending at the dump come later.
+        set(
+            script,
+            &Action {
+                signal: SIGCHLD,
+                ..Action::default()
+            },
+        );
+        script.note("discards SIGCHLD");
+        for action in &record.actions {
+            let known = (1..=LAST_SIGNAL).contains(&action.signal);
+            if !known || [SIGKILL, SIGSTOP].contains(&action.signal) {
+                return Err(who.corrupt(self, format!("signal {}", action.signal)));
+            }
+            set(script, action);
+        }
+        Ok(())
+    }
+}
+
+/// The signals whose actions are asked for: those that are caught or ignored, and `SIGCHLD`, whose
+/// flags say what becomes of zombies even when its action is the default one.
+fn asked_signals(facts: &dyn Facts) -> Result<impl Iterator<Item = u32>> {
+    let status = facts.status()?;
+    Ok(signals(status.caught | status.ignored | 1 << (SIGCHLD - 1)))
+}
+
+/// The signals of a set whose actions can be set.
+fn signals(set: u64) -> impl Iterator<Item = u32> {
+    let fixed = 1 << (SIGKILL - 1) | 1 << (SIGSTOP - 1);
+    let set = set & !fixed;
+    (1..=LAST_SIGNAL).filter(move |signal| set & 1 << (signal - 1) != 0)
+}
+
+fn set(script: &mut Script, action: &Action) {
+    let words = [action.handler, action.flags, action.restorer, action.mask];
+    let at = script.bytes(&words.map(u64::to_le_bytes).concat());
+    let (new, old) = (at.into(), 0u64.into());
+    script.call(
+        Sysno::rt_sigaction,
+        [action.signal.into(), new, old, MASK_BYTES.into()],
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    const SA_NOCLDWAIT: u64 = 2;
+    const SA_SIGINFO_ONSTACK_RESTORER: u64 = 4 | 0x0800_0000 | 0x0400_0000;
+
+    fn set_action(stage: &mut Stage, signal: u64, words: [u64; 4]) {
+        stage.call_with(Sysno::rt_sigaction, &words, |at| [signal, at, 0, 8]);
+    }
+
+    #[test]
+    fn actions_survive() {
+        let mut stage = Stage::new();
+        stage.restore(&Actions, None);
+        assert_eq!(stage.dump(&Actions).expect("it is supported"), None);
+        let flags = SA_SIGINFO_ONSTACK_RESTORER;
+        set_action(
+            &mut stage,
+            10,
+            [0x40_1000, flags, 0x40_2000, 1 << 40 | 1 << 1],
+        );
+        set_action(&mut stage, 13, [1, 0, 0, 0]);
+        set_action(&mut stage, 17, [0, SA_NOCLDWAIT, 0, 0]);
+        set_action(&mut stage, 64, [0x40_3000, flags, 0x40_2000, u64::MAX]);
+        let payload = stage
+            .dump(&Actions)
+            .expect("it is supported")
+            .expect("some are set");
+        let shown = Actions.describe(&payload).expect("sound");
+        assert_eq!(
+            shown,
+            "10 to 0x401000, 13 ignored, 17 default, 64 to 0x403000"
+        );
+        let mut fresh = Stage::new();
+        fresh.restore(&Actions, Some(&payload));
+        assert_eq!(
+            fresh.dump(&Actions).expect("it is supported"),
+            Some(payload)
+        );
+    }
+
+    #[test]
+    fn what_the_restorer_ignores_is_not_ignored_by_the_task() {
+        let mut born = Stage::born();
+        born.ignored = 1 << 12 | 1 << 16;
+        let action = Action {
+            signal: 13,
+            handler: 1,
+            ..Action::default()
+        };
+        let payload = prost::Message::encode_to_vec(&Record {
+            actions: vec![action],
+        });
+        let plan = Stage::plan_with(&Actions, Some(&payload), &born).expect("sound");
+        insta::assert_snapshot!(plan, @r"
+        [Birth]
+        rt_sigaction(13, &data[0], 0, 8)
+        rt_sigaction(17, &data[32], 0, 8)
+        [Last]
+        rt_sigaction(17, &data[0], 0, 8)  # discards SIGCHLD
+        rt_sigaction(13, &data[32], 0, 8)
+        ");
+    }
+
+    #[test]
+    fn a_child_that_ends_while_being_restored_is_no_news() {
+        let mut stage = Stage::new();
+        let pid = u64::from(stage.pid().cast_unsigned());
+        stage.call(Sysno::kill, &[pid, 17]);
+        let pending = |stage: &Stage| stage.status().expect("it lives").shared_pending;
+        assert_eq!(pending(&stage), 1 << 16);
+        stage.restore(&Actions, None);
+        assert_eq!(pending(&stage), 0);
+    }
+
+    #[test]
+    fn actions_of_signals_that_have_none_are_corrupt() {
+        for signal in [0, 9, 19, 65] {
+            let action = Action {
+                signal,
+                handler: 1,
+                ..Action::default()
+            };
+            let payload = prost::Message::encode_to_vec(&Record {
+                actions: vec![action],
+            });
+            let error = Stage::plan(&Actions, Some(&payload)).expect_err("no such action");
+            let want = format!("image record task 1 signal actions: signal {signal}");
+            assert_eq!(error.to_string(), want);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The name of a thread (`PR_SET_NAME`, /proc/PID/comm).
+
+use linux_raw_sys::prctl::{PR_GET_NAME, PR_SET_NAME};
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use crate::Result;
+use crate::script::{Answers, Script};
+
+/// The longest name with its NUL, in bytes.
+const NAME_BYTES: usize = 16;
+
+/// A thread's name.
+pub struct Comm;
+
+/// A name.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// At most 15 bytes of anything but NUL.
+    #[prost(bytes = "vec", tag = "1")]
+    pub name: Vec<u8>,
+}
+
+impl Part for Comm {
+    fn tag(&self) -> u16 {
+        210
+    }
+
+    fn name(&self) -> &'static str {
+        "name"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Thread
+    }
+
+    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let room = questions.room(NAME_BYTES);
+        questions.call(Sysno::prctl, [PR_GET_NAME.into(), room.into()]);
+        Ok(Asked {
+            steps: Vec::new(),
+            data: vec![room],
+        })
+    }
+
+    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let name = answers.bytes(asked.data[0], NAME_BYTES);
+        let name = name.iter().take_while(|byte| **byte != 0);
+        let record = Record {
+            name: name.copied().collect(),
+        };
+        Ok(Some(prost::Message::encode_to_vec(&record)))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        Ok(String::from_utf8_lossy(&record.name).into_owned())
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record: Record = decode(self, payload.unwrap_or_default())?;
+        if record.name.len() >= NAME_BYTES || record.name.contains(&0) {
+            return Err(who.corrupt(self, format!("{:?}", record.name)));
+        }
+        let script = plan.at(Phase::Alone);
+        let name = script.string(&record.name);
+        script.call(Sysno::prctl, [PR_SET_NAME.into(), name.into()]);
+        script.note(String::from_utf8_lossy(&record.name));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    #[test]
+    fn any_bytes_survive() {
+        for name in [&b"a) (b\n\xff"[..], b"", b"fifteen bytes !"] {
+            let record = Record {
+                name: name.to_vec(),
+            };
+            let payload = prost::Message::encode_to_vec(&record);
+            let mut fresh = Stage::new();
+            fresh.restore(&Comm, Some(&payload));
+            assert_eq!(fresh.dump(&Comm).expect("it is supported"), Some(payload));
+            let comm = std::fs::read(format!("/proc/{}/comm", fresh.pid())).expect("it lives");
+            assert_eq!(comm, [name, b"\n"].concat());
+        }
+    }
+
+    #[test]
+    fn a_long_name_is_corrupt() {
+        let record = Record {
+            name: vec![b'x'; 16],
+        };
+        let payload = prost::Message::encode_to_vec(&record);
+        let error = Stage::plan(&Comm, Some(&payload)).expect_err("too long");
+        assert!(
+            error
+                .to_string()
+                .starts_with("image record task 1 name: [120, "),
+            "{error}"
+        );
+    }
+}

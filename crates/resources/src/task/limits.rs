@@ -1,0 +1,181 @@
+//! The resource limits of a process (getrlimit(2)).
+
+use sys::proc::{self, LIMITS, Limit};
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, malformed};
+use crate::Result;
+use crate::script::Answers;
+
+const CAP_SYS_RESOURCE: u32 = 24;
+
+/// The limits' names, by number.
+const NAMES: [&str; LIMITS] = [
+    "RLIMIT_CPU",
+    "RLIMIT_FSIZE",
+    "RLIMIT_DATA",
+    "RLIMIT_STACK",
+    "RLIMIT_CORE",
+    "RLIMIT_RSS",
+    "RLIMIT_NPROC",
+    "RLIMIT_NOFILE",
+    "RLIMIT_MEMLOCK",
+    "RLIMIT_AS",
+    "RLIMIT_LOCKS",
+    "RLIMIT_SIGPENDING",
+    "RLIMIT_MSGQUEUE",
+    "RLIMIT_NICE",
+    "RLIMIT_RTPRIO",
+    "RLIMIT_RTTIME",
+];
+
+/// A process's resource limits.
+pub struct Limits;
+
+/// All limits.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// Soft and hard limit in turn, by number; `u64::MAX` for unlimited.
+    #[prost(uint64, repeated, tag = "1")]
+    pub values: Vec<u64>,
+}
+
+impl Part for Limits {
+    fn tag(&self) -> u16 {
+        216
+    }
+
+    fn name(&self) -> &'static str {
+        "limits"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Process
+    }
+
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+        let limits = proc::limits(&facts.proc("limits")?);
+        let limits = limits.map_err(|e| malformed(facts.pid(), e))?;
+        let values = limits.iter().flat_map(|limit| [limit.soft, limit.hard]);
+        let record = Record {
+            values: values.collect(),
+        };
+        Ok(Some(prost::Message::encode_to_vec(&record)))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        let shown = |value: u64| match value {
+            u64::MAX => "unlimited".to_owned(),
+            value => value.to_string(),
+        };
+        let limits = NAMES.iter().zip(record.values.chunks(2));
+        let limits = limits.filter(|(_, values)| values.iter().any(|value| *value != u64::MAX));
+        let limits = limits.map(|(name, values)| {
+            let values: Vec<_> = values.iter().map(|value| shown(*value)).collect();
+            format!(
+                "{}={}",
+                name.trim_start_matches("RLIMIT_"),
+                values.join(":")
+            )
+        });
+        Ok(limits.collect::<Vec<_>>().join(" "))
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(payload) = payload else {
+            return Ok(());
+        };
+        let record: Record = decode(self, payload)?;
+        if record.values.len() != 2 * LIMITS {
+            return Err(who.corrupt(self, format!("{} values", record.values.len())));
+        }
+        for (number, values) in record.values.chunks(2).enumerate() {
+            let limit = Limit {
+                soft: values[0],
+                hard: values[1],
+            };
+            if limit == who.born.limits[number] {
+                continue;
+            }
+            if limit.soft > limit.hard {
+                return Err(who.corrupt(self, format!("{} is {limit:?}", NAMES[number])));
+            }
+            self.check_raise(number, limit, who)?;
+            let script = plan.at(Phase::Privileges);
+            let new = script.bytes(&[limit.soft.to_le_bytes(), limit.hard.to_le_bytes()].concat());
+            script.call(Sysno::prlimit64, [0u64.into(), number.into(), new.into()]);
+            script.note(NAMES[number]);
+        }
+        Ok(())
+    }
+}
+
+impl Limits {
+    /// Raising a hard limit needs a privilege: says so before anything is made.
+    fn check_raise(&self, number: usize, limit: Limit, who: Planned<'_>) -> Result<()> {
+        let born = who.born.limits[number];
+        if limit.hard <= born.hard || who.born.credentials.can(CAP_SYS_RESOURCE) {
+            return Ok(());
+        }
+        let name = NAMES[number];
+        let what = format!(
+            "{name} has hard limit {}, this process has {} and lacks CAP_SYS_RESOURCE to raise it",
+            limit.hard, born.hard
+        );
+        Err(who.mismatch(self, what))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    #[test]
+    fn limits_survive() {
+        let mut stage = Stage::new();
+        stage.call_with(Sysno::prlimit64, &[100, 200], |at| [0, 7, at]);
+        stage.call_with(Sysno::prlimit64, &[1 << 20, u64::MAX], |at| [0, 4, at]);
+        let payload = stage
+            .dump(&Limits)
+            .expect("it is supported")
+            .expect("always there");
+        let mut fresh = Stage::new();
+        fresh.restore(&Limits, Some(&payload));
+        assert_eq!(fresh.dump(&Limits).expect("it is supported"), Some(payload));
+    }
+
+    #[test]
+    fn only_what_differs_is_called_for() {
+        let mut born = Stage::born();
+        born.limits = [Limit { soft: 5, hard: 10 }; LIMITS];
+        let mut values = [5, 10].repeat(LIMITS);
+        values[14] = 4;
+        values[15] = 9;
+        let payload = prost::Message::encode_to_vec(&Record { values });
+        let plan = Stage::plan_with(&Limits, Some(&payload), &born).expect("sound");
+        insta::assert_snapshot!(plan, @r"
+        [Privileges]
+        prlimit64(0, 7, &data[0])  # RLIMIT_NOFILE
+        ");
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_raised_is_named() {
+        let mut born = Stage::born();
+        born.limits = [Limit { soft: 5, hard: 10 }; LIMITS];
+        born.credentials.effective &= !(1 << CAP_SYS_RESOURCE);
+        let mut values = [5, 10].repeat(LIMITS);
+        values[15] = 11;
+        let payload = prost::Message::encode_to_vec(&Record {
+            values: values.clone(),
+        });
+        let error = Stage::plan_with(&Limits, Some(&payload), &born).expect_err("no privilege");
+        insta::assert_snapshot!(error, @"task 1: limits: RLIMIT_NOFILE has hard limit 11, this process has 10 and lacks CAP_SYS_RESOURCE to raise it");
+        values[14] = 12;
+        let payload = prost::Message::encode_to_vec(&Record { values });
+        let error = Stage::plan_with(&Limits, Some(&payload), &born).expect_err("12 > 11");
+        insta::assert_snapshot!(error, @"image record task 1 limits: RLIMIT_NOFILE is Limit { soft: 12, hard: 11 }");
+    }
+}

@@ -1,0 +1,102 @@
+//! The list of futexes that a thread holds and the kernel releases when it dies
+//! (get_robust_list(2)).
+
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use crate::Result;
+use crate::script::{Answers, Script};
+
+/// A thread's robust futex list.
+pub struct Robust;
+
+/// A registered list.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// The address of its head.
+    #[prost(fixed64, tag = "1")]
+    pub head: u64,
+    /// The size of the head in bytes.
+    #[prost(uint64, tag = "2")]
+    pub len_bytes: u64,
+}
+
+impl Part for Robust {
+    fn tag(&self) -> u16 {
+        207
+    }
+
+    fn name(&self) -> &'static str {
+        "robust futex list"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Thread
+    }
+
+    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let (head, len) = (questions.room(8), questions.room(8));
+        questions.call(
+            Sysno::get_robust_list,
+            [0u64.into(), head.into(), len.into()],
+        );
+        Ok(Asked {
+            steps: Vec::new(),
+            data: vec![head, len],
+        })
+    }
+
+    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let record = Record {
+            head: answers.word(asked.data[0], 0),
+            len_bytes: answers.word(asked.data[1], 0),
+        };
+        Ok((record.head != 0).then(|| prost::Message::encode_to_vec(&record)))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        Ok(format!("at {:#x}", record.head))
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, _who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(payload) = payload else {
+            return Ok(());
+        };
+        let record: Record = decode(self, payload)?;
+        // Late: a task that dies of a failed restore should not have its list walked.
+        let script = plan.at(Phase::Last);
+        script.call(
+            Sysno::set_robust_list,
+            [record.head.into(), record.len_bytes.into()],
+        );
+        script.note(self.name());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    #[test]
+    fn robust_list_survives() {
+        let mut stage = Stage::new();
+        let head = stage.data() + 0x4000;
+        stage.call(Sysno::set_robust_list, &[head, 24]);
+        let payload = stage
+            .dump(&Robust)
+            .expect("it is supported")
+            .expect("one is set");
+        let plan = Stage::plan_of_thread(&Robust, Some(&payload));
+        assert_eq!(
+            plan,
+            format!("[Last]\nset_robust_list({head:#x}, 24)  # robust futex list\n")
+        );
+        let mut fresh = Stage::new();
+        assert_eq!(fresh.dump(&Robust).expect("it is supported"), None);
+        fresh.restore(&Robust, Some(&payload));
+        assert_eq!(fresh.dump(&Robust).expect("it is supported"), Some(payload));
+    }
+}

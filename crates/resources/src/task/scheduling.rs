@@ -1,0 +1,374 @@
+//! When, where and how often a thread gets a processor: policy, nice value, priority, affinity,
+//! I/O priority, timer slack (sched(7), ioprio_set(2), `PR_SET_TIMERSLACK`).
+
+use linux_raw_sys::prctl::{PR_GET_TIMERSLACK, PR_SET_TIMERSLACK};
+use sys::own::{self, Attribute, SCHED_ATTR_BYTES};
+use sys::proc::Status;
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use crate::script::{Answers, Script};
+use crate::{Error, Result};
+
+const SCHED_FIFO: u32 = 1;
+const SCHED_RR: u32 = 2;
+const SCHED_DEADLINE: u32 = 6;
+/// `SCHED_FLAG_RESET_ON_FORK`, `_RECLAIM` and `_DL_OVERRUN`: those that `sched_getattr` gives.
+const KEPT_FLAGS: u64 = 0b111;
+/// `SCHED_FLAG_UTIL_CLAMP_MIN` and `_MAX`.
+const CLAMP_FLAGS: u64 = 0x60;
+const IOPRIO_WHO_PROCESS: u32 = 1;
+/// More processors than any kernel is built for.
+const CPU_WORDS_MAX: usize = 1024;
+
+/// A thread's scheduling attributes.
+pub struct Scheduling;
+
+/// All scheduling attributes.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// `SCHED_OTHER` 0, `SCHED_FIFO` 1, …
+    #[prost(uint32, tag = "1")]
+    pub policy: u32,
+    /// `SCHED_FLAG_` values.
+    #[prost(uint64, tag = "2")]
+    pub flags: u64,
+    /// The nice value, also that of a real-time thread.
+    #[prost(sint32, tag = "3")]
+    pub nice: i32,
+    /// The real-time priority.
+    #[prost(uint32, tag = "4")]
+    pub priority: u32,
+    /// Deadline: the runtime; others: the slice; in nanoseconds.
+    #[prost(uint64, tag = "5")]
+    pub runtime_ns: u64,
+    /// Deadline: the relative deadline in nanoseconds.
+    #[prost(uint64, tag = "6")]
+    pub deadline_ns: u64,
+    /// Deadline: the period in nanoseconds.
+    #[prost(uint64, tag = "7")]
+    pub period_ns: u64,
+    /// The least utilisation to be assumed, of 1024.
+    #[prost(uint32, tag = "8")]
+    pub clamp_min: u32,
+    /// The greatest utilisation to be assumed, of 1024.
+    #[prost(uint32, tag = "9")]
+    pub clamp_max: u32,
+    /// The processors that it may run on: bit N of word N / 64.
+    #[prost(fixed64, repeated, tag = "10")]
+    pub cpus: Vec<u64>,
+    /// The I/O priority's class and data; 0 when it follows the nice value.
+    #[prost(uint32, tag = "11")]
+    pub io_priority: u32,
+    /// By how much timers may be late, in nanoseconds; 0 for real-time threads.
+    #[prost(uint64, tag = "12")]
+    pub timer_slack_ns: u64,
+}
+
+impl Record {
+    /// The attributes of the calling thread, whose status is `status`.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] on kernels before 3.14.
+    pub(crate) fn own(status: &Status) -> Result<Self> {
+        let kernel = |doing: &'static str| move |e| Error::kernel(doing, e);
+        let mut record = Self::from_attr(&own::sched_attr().map_err(kernel("sched_getattr"))?);
+        record.cpus.clone_from(&status.cpus);
+        record.io_priority = own::io_priority().map_err(kernel("ioprio_get"))?;
+        let slack = own::attribute(Attribute::TimerSlack);
+        record.timer_slack_ns = slack.map_err(kernel("PR_GET_TIMERSLACK"))?;
+        Ok(record)
+    }
+
+    /// What a `struct sched_attr` says.
+    fn from_attr(attr: &[u8; SCHED_ATTR_BYTES]) -> Self {
+        let half = |at: usize| u32::from_le_bytes(attr[at..at + 4].try_into().expect("4 bytes"));
+        let word = |at: usize| u64::from_le_bytes(attr[at..at + 8].try_into().expect("8 bytes"));
+        Self {
+            policy: half(4),
+            flags: word(8) & KEPT_FLAGS,
+            nice: half(16).cast_signed(),
+            priority: half(20),
+            runtime_ns: word(24),
+            deadline_ns: word(32),
+            period_ns: word(40),
+            clamp_min: half(48),
+            clamp_max: half(52),
+            ..Self::default()
+        }
+    }
+
+    /// The `struct sched_attr` that makes a thread born with `born` be scheduled like this.
+    fn to_attr(&self, born: &Self) -> [u8; SCHED_ATTR_BYTES] {
+        let clamped = (self.clamp_min, self.clamp_max) != (born.clamp_min, born.clamp_max);
+        let flags = self.flags | if clamped { CLAMP_FLAGS } else { 0 };
+        // A fair thread's slice: 0 for the host's default.
+        let is_default = self.policy != SCHED_DEADLINE && self.runtime_ns == born.runtime_ns;
+        let runtime_ns = if is_default { 0 } else { self.runtime_ns };
+        let mut attr = Vec::with_capacity(SCHED_ATTR_BYTES);
+        attr.extend((SCHED_ATTR_BYTES as u32).to_le_bytes());
+        attr.extend(self.policy.to_le_bytes());
+        attr.extend(flags.to_le_bytes());
+        attr.extend(self.nice.to_le_bytes());
+        attr.extend(self.priority.to_le_bytes());
+        for word in [runtime_ns, self.deadline_ns, self.period_ns] {
+            attr.extend(word.to_le_bytes());
+        }
+        attr.extend(self.clamp_min.to_le_bytes());
+        attr.extend(self.clamp_max.to_le_bytes());
+        attr.try_into()
+            .expect("the fields have the structure's size")
+    }
+
+    /// Whether `sched_setattr` has to be called for a thread born with `born`.
+    fn attr_differs(&self, born: &Self) -> bool {
+        let only_attr = |record: &Self| Self {
+            cpus: Vec::new(),
+            io_priority: 0,
+            timer_slack_ns: 0,
+            ..record.clone()
+        };
+        only_attr(self) != only_attr(born)
+    }
+
+    fn is_realtime(&self) -> bool {
+        [SCHED_FIFO, SCHED_RR, SCHED_DEADLINE].contains(&self.policy)
+    }
+}
+
+impl Part for Scheduling {
+    fn tag(&self) -> u16 {
+        217
+    }
+
+    fn name(&self) -> &'static str {
+        "scheduling"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Thread
+    }
+
+    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let zero = 0u64.into();
+        let attr = questions.room(SCHED_ATTR_BYTES);
+        let size = SCHED_ATTR_BYTES.into();
+        questions.call(Sysno::sched_getattr, [zero, attr.into(), size, zero]);
+        let steps = vec![
+            questions.call(Sysno::getpriority, [zero, zero]),
+            questions.call(Sysno::ioprio_get, [IOPRIO_WHO_PROCESS.into(), zero]),
+            questions.call(Sysno::prctl, [PR_GET_TIMERSLACK.into()]),
+        ];
+        Ok(Asked {
+            steps,
+            data: vec![attr],
+        })
+    }
+
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let attr = answers.bytes(asked.data[0], SCHED_ATTR_BYTES);
+        let mut record = Record::from_attr(attr.try_into().expect("as long as asked"));
+        let [nice, io_priority, slack] = [0, 1, 2].map(|at| answers.result(asked.steps[at]));
+        // getpriority gives 20 - nice, so as to never look like an error.
+        record.nice = 20 - i32::try_from(nice).unwrap_or(20);
+        record.io_priority = u32::try_from(io_priority).unwrap_or(0);
+        record.timer_slack_ns = slack.cast_unsigned();
+        record.cpus.clone_from(&facts.status()?.cpus);
+        Ok(Some(prost::Message::encode_to_vec(&record)))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        let names = [
+            "other", "fifo", "rr", "batch", "iso", "idle", "deadline", "ext",
+        ];
+        let policy = names.get(record.policy as usize).copied();
+        let mut text = policy.unwrap_or("unknown").to_owned();
+        text.push_str(&match record.policy {
+            SCHED_FIFO | SCHED_RR => format!(" priority {}", record.priority),
+            _ => format!(" nice {}", record.nice),
+        });
+        let cpus = record.cpus.iter().rev();
+        let cpus: Vec<_> = cpus.map(|word| format!("{word:x}")).collect();
+        text.push_str(&format!(" cpus {}", cpus.join("_")));
+        Ok(text)
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(payload) = payload else {
+            return Ok(());
+        };
+        let record: Record = decode(self, payload)?;
+        if record.cpus.len() > CPU_WORDS_MAX || !(-20..20).contains(&record.nice) {
+            return Err(who.corrupt(self, format!("{record:?}")));
+        }
+        let (script, born) = (plan.at(Phase::Privileges), &who.born.scheduling);
+        // Real-time threads have no slack, and switching back to the other policies sets it anew.
+        if !record.is_realtime() && record.timer_slack_ns != born.timer_slack_ns {
+            let slack = record.timer_slack_ns.into();
+            script.call(Sysno::prctl, [PR_SET_TIMERSLACK.into(), slack]);
+            script.note("timer slack");
+        }
+        if record.cpus != born.cpus {
+            set_affinity(script, &record.cpus);
+        }
+        if record.io_priority != born.io_priority {
+            let (who, value) = (IOPRIO_WHO_PROCESS.into(), record.io_priority.into());
+            script.call(Sysno::ioprio_set, [who, 0u64.into(), value]);
+        }
+        if record.is_realtime() && record.nice != born.nice {
+            script.call(
+                Sysno::setpriority,
+                [0u64.into(), 0u64.into(), record.nice.into()],
+            );
+        }
+        if record.attr_differs(born) {
+            let attr = script.bytes(&record.to_attr(born));
+            script.call(
+                Sysno::sched_setattr,
+                [0u64.into(), attr.into(), 0u64.into()],
+            );
+            script.note(self.describe(payload)?);
+        }
+        Ok(())
+    }
+}
+
+fn set_affinity(script: &mut Script, cpus: &[u64]) {
+    let bytes: Vec<u8> = cpus.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let at = script.bytes(&bytes);
+    script.call(
+        Sysno::sched_setaffinity,
+        [0u64.into(), bytes.len().into(), at.into()],
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    fn survives(prepare: impl FnOnce(&mut Stage)) -> Record {
+        let mut stage = Stage::new();
+        prepare(&mut stage);
+        let payload = stage
+            .dump(&Scheduling)
+            .expect("it is supported")
+            .expect("always there");
+        let mut fresh = Stage::new();
+        fresh.restore(&Scheduling, Some(&payload));
+        let again = fresh
+            .dump(&Scheduling)
+            .expect("it is supported")
+            .expect("always there");
+        let record: Record = decode(&Scheduling, &payload).expect("sound");
+        assert_eq!(
+            decode::<Record>(&Scheduling, &again).expect("sound"),
+            record
+        );
+        record
+    }
+
+    #[test]
+    fn nothing_is_called_for_an_ordinary_thread() {
+        let mut stage = Stage::new();
+        let payload = stage.dump(&Scheduling).expect("it is supported");
+        assert_eq!(
+            Stage::plan(&Scheduling, payload.as_deref()).expect("sound"),
+            ""
+        );
+    }
+
+    #[test]
+    fn nice_value_slack_affinity_and_io_priority_survive() {
+        let record = survives(|stage| {
+            stage.call(Sysno::setpriority, &[0, 0, 7]);
+            stage.call(Sysno::prctl, &[PR_SET_TIMERSLACK.into(), 123_456]);
+            stage.call(Sysno::ioprio_set, &[1, 0, 2 << 13 | 6]);
+            stage.call_with(Sysno::sched_setaffinity, &[1], |at| [0, 8, at]);
+        });
+        assert_eq!(
+            (record.policy, record.nice, record.timer_slack_ns),
+            (0, 7, 123_456)
+        );
+        assert_eq!((record.cpus, record.io_priority), (vec![1], 2 << 13 | 6));
+    }
+
+    #[test]
+    fn a_better_nice_value_and_batch_policy_survive() {
+        testkit::needs_root!();
+        let record = survives(|stage| {
+            let attr = Record {
+                policy: 3,
+                nice: -5,
+                ..Record::default()
+            };
+            let attr = attr.to_attr(&Record::default());
+            let words: Vec<u64> = attr
+                .chunks(8)
+                .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes")))
+                .collect();
+            stage.call_with(Sysno::sched_setattr, &words, |at| [0, at, 0]);
+        });
+        assert_eq!((record.policy, record.nice), (3, -5));
+    }
+
+    #[test]
+    fn realtime_policy_survives_with_reset_on_fork_and_nice_value() {
+        testkit::needs_root!();
+        let record = survives(|stage| {
+            stage.call(Sysno::setpriority, &[0, 0, 3]);
+            let reset_on_fork = 0x4000_0000;
+            stage.call_with(Sysno::sched_setscheduler, &[40], |at| {
+                [0, 2 | reset_on_fork, at]
+            });
+        });
+        assert_eq!((record.policy, record.priority, record.flags), (2, 40, 1));
+        assert_eq!((record.nice, record.timer_slack_ns), (3, 0));
+    }
+
+    #[test]
+    fn deadline_policy_survives() {
+        testkit::needs_root!();
+        let record = survives(|stage| {
+            let record = Record {
+                policy: SCHED_DEADLINE,
+                runtime_ns: 1_000_000,
+                deadline_ns: 50_000_000,
+                period_ns: 100_000_000,
+                ..Record::default()
+            };
+            let attr = record.to_attr(&Record::default());
+            let words = attr.chunks(8).map(|word| word.try_into().expect("8 bytes"));
+            let words: Vec<u64> = words.map(u64::from_le_bytes).collect();
+            stage.call_with(Sysno::sched_setattr, &words, |at| [0, at, 0]);
+        });
+        assert_eq!((record.policy, record.runtime_ns), (6, 1_000_000));
+        assert_eq!(
+            (record.deadline_ns, record.period_ns),
+            (50_000_000, 100_000_000)
+        );
+    }
+
+    #[test]
+    fn privileged_attributes_come_before_privileges_are_lost() {
+        let born = Stage::born();
+        let record = Record {
+            policy: SCHED_FIFO,
+            priority: 10,
+            nice: -3,
+            cpus: vec![2],
+            io_priority: 1 << 13,
+            ..born.scheduling.clone()
+        };
+        let payload = prost::Message::encode_to_vec(&record);
+        let plan = Stage::plan(&Scheduling, Some(&payload)).expect("sound");
+        insta::assert_snapshot!(plan, @r"
+        [Privileges]
+        sched_setaffinity(0, 8, &data[0])
+        ioprio_set(1, 0, 0x2000)
+        setpriority(0, 0, -3)
+        sched_setattr(0, &data[16])  # fifo priority 10 cpus 2
+        ");
+    }
+}

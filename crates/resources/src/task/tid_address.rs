@@ -1,0 +1,89 @@
+//! The word that the kernel clears, and wakes waiters of, when a thread ends
+//! (set_tid_address(2)).
+
+use linux_raw_sys::prctl::PR_GET_TID_ADDRESS;
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use crate::Result;
+use crate::script::{Answers, Script};
+
+/// A thread's `clear_child_tid` address.
+pub struct TidAddress;
+
+/// An address that is set.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// The word's address.
+    #[prost(fixed64, tag = "1")]
+    pub addr: u64,
+}
+
+impl Part for TidAddress {
+    fn tag(&self) -> u16 {
+        209
+    }
+
+    fn name(&self) -> &'static str {
+        "tid address"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Thread
+    }
+
+    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let room = questions.room(8);
+        questions.call(Sysno::prctl, [PR_GET_TID_ADDRESS.into(), room.into()]);
+        Ok(Asked {
+            steps: Vec::new(),
+            data: vec![room],
+        })
+    }
+
+    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let record = Record {
+            addr: answers.word(asked.data[0], 0),
+        };
+        Ok((record.addr != 0).then(|| prost::Message::encode_to_vec(&record)))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        Ok(format!("{:#x}", record.addr))
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, _who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(payload) = payload else {
+            return Ok(());
+        };
+        let record: Record = decode(self, payload)?;
+        let script = plan.at(Phase::Alone);
+        script.call(Sysno::set_tid_address, [record.addr.into()]);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    #[test]
+    fn address_survives() {
+        let mut stage = Stage::new();
+        assert_eq!(stage.dump(&TidAddress).expect("it is supported"), None);
+        let addr = stage.data() + 0x4000;
+        stage.call(Sysno::set_tid_address, &[addr]);
+        let payload = stage
+            .dump(&TidAddress)
+            .expect("it is supported")
+            .expect("one is set");
+        let mut fresh = Stage::new();
+        fresh.restore(&TidAddress, Some(&payload));
+        assert_eq!(
+            fresh.dump(&TidAddress).expect("it is supported"),
+            Some(payload)
+        );
+    }
+}

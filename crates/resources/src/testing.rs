@@ -1,0 +1,265 @@
+//! A stage for tests of task parts: a process that is put into a state, dumped and restored for
+//! real, without the rest of Stillframe.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use abi::{Addr, Kind, Op, Span};
+use sys::ptrace::{self, RseqArea};
+use sys::puppet::Puppet;
+use syscalls::Sysno;
+
+use crate::script::{Answers, Layout, Script};
+use crate::task::{Facts, Part, Phase, Planned, ThreadPlan};
+use crate::{Allow, Born, Error, Result};
+
+const PHASES: [Phase; 6] = [
+    Phase::Birth,
+    Phase::Alone,
+    Phase::Together,
+    Phase::Privileges,
+    Phase::Last,
+    Phase::Final,
+];
+/// Where the test's own data begins in the puppet's memory; scripts have what is before.
+const OWN_AT: usize = 0x8_0000;
+
+/// A process on which parts are tried out.
+pub struct Stage {
+    puppet: Puppet,
+    allow: Allow,
+}
+
+impl Stage {
+    /// A fresh process, as the restorer makes them.
+    pub fn new() -> Self {
+        let puppet = Puppet::start().expect("a puppet");
+        let allow = Allow::default();
+        Self { puppet, allow }
+    }
+
+    /// The same, without the rseq area that the C library of this program has registered.
+    pub fn without_rseq() -> Self {
+        let mut stage = Self::new();
+        let area = stage.rseq().expect("it lives");
+        if area.addr != 0 {
+            let (len, signature) = (area.len_bytes.into(), area.signature.into());
+            stage.call(Sysno::rseq, &[area.addr, len, 1, signature]);
+        }
+        stage
+    }
+
+    /// What a puppet of the calling thread is born with.
+    pub fn born() -> Born {
+        Born::read().expect("/proc is there")
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.puppet.pid()
+    }
+
+    /// The address of memory in the process that is the test's.
+    pub fn data(&self) -> u64 {
+        self.puppet.data() + OWN_AT as u64
+    }
+
+    /// Has the process make a call, which must succeed.
+    pub fn call(&mut self, call: Sysno, args: &[u64]) -> i64 {
+        let result = self.puppet.call(call as i64, args);
+        assert!(result >= 0, "{}{args:?} = {result}", call.name());
+        result
+    }
+
+    /// Has the process make a call that may fail.
+    pub fn attempt(&mut self, call: Sysno, args: &[u64]) -> i64 {
+        self.puppet.call(call as i64, args)
+    }
+
+    /// The same, with words in its memory whose address goes into the arguments.
+    pub fn call_with<const N: usize>(
+        &mut self,
+        call: Sysno,
+        words: &[u64],
+        args: impl FnOnce(u64) -> [u64; N],
+    ) -> i64 {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.puppet.write(OWN_AT, &bytes);
+        let args = args(self.data());
+        self.call(call, &args)
+    }
+
+    /// Reads a word of the test's own memory.
+    pub fn word(&self, offset: usize) -> u64 {
+        let bytes = self.puppet.read(OWN_AT + offset, 8);
+        u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+    }
+
+    /// Dumps one part of the process's state.
+    pub fn dump(&mut self, part: &dyn Part) -> Result<Option<Vec<u8>>> {
+        let mut questions = Script::default();
+        let asked = part.ask(self, &mut questions)?;
+        let answers = self.run(&questions);
+        part.dump(self, &asked, &answers)
+    }
+
+    /// Makes the process be as dumped.
+    pub fn restore(&mut self, part: &dyn Part, payload: Option<&[u8]>) {
+        self.restore_all(&[(part, payload)]);
+    }
+
+    /// The same, for several parts at once.
+    pub fn restore_all(&mut self, parts: &[(&dyn Part, Option<&[u8]>)]) {
+        let born = Self::born();
+        let pid = self.pid();
+        let who = Planned {
+            pid,
+            tid: pid,
+            born: &born,
+        };
+        let mut plan = ThreadPlan::default();
+        for (part, payload) in parts {
+            part.plan(*payload, who, &mut plan)
+                .expect("the plan is possible");
+        }
+        for phase in PHASES {
+            self.run(&plan.take(phase));
+        }
+        for write in plan.outside {
+            let path = format!("/proc/{pid}/{}", write.file);
+            std::fs::write(&path, write.text).expect(&path);
+        }
+    }
+
+    fn run(&mut self, script: &Script) -> Answers {
+        let layout = Layout {
+            ops: Addr(0),
+            data: Addr(self.puppet.data()),
+            words: Addr(0),
+            pool: &[],
+            scripts: &[],
+            window: Span::default(),
+            top: Addr(0),
+        };
+        let (ops, data) = script.compile(&layout);
+        self.puppet.write(0, &data);
+        let mut results = Vec::new();
+        for (step, op) in script.steps.iter().zip(ops.chunks(Op::BYTES)) {
+            let word = |at: usize| {
+                let bytes = &op[8 * at..8 * at + 8];
+                u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+            };
+            let args: Vec<u64> = (2..8).map(word).collect();
+            let result = self.puppet.call(word(1).cast_signed(), &args);
+            match step.kind {
+                Kind::Try => {}
+                Kind::Call => assert!(result >= 0, "{step} failed: {result}"),
+                Kind::Expect => assert_eq!(result, word(9).cast_signed(), "{step}"),
+                _ => panic!("parts need no {step}"),
+            }
+            results.push(result);
+        }
+        let data = self.puppet.read(0, data.len());
+        Answers { results, data }
+    }
+
+    /// The plan of a part for the first thread of task 1, as text.
+    pub fn plan(part: &dyn Part, payload: Option<&[u8]>) -> Result<String> {
+        Self::plan_with(part, payload, &Self::born())
+    }
+
+    /// The same, for a task that is born with `born`.
+    pub fn plan_with(part: &dyn Part, payload: Option<&[u8]>, born: &Born) -> Result<String> {
+        plan_text(
+            part,
+            payload,
+            Planned {
+                pid: 1,
+                tid: 1,
+                born,
+            },
+        )
+    }
+
+    /// The same, for another thread.
+    pub fn plan_of_thread(part: &dyn Part, payload: Option<&[u8]>) -> String {
+        let born = &Self::born();
+        plan_text(
+            part,
+            payload,
+            Planned {
+                pid: 1,
+                tid: 2,
+                born,
+            },
+        )
+        .expect("the plan is possible")
+    }
+
+    /// Stops the process, has `look` look at it and lets it go on.
+    pub fn stopped<T>(&self, look: impl FnOnce(i32) -> std::io::Result<T>) -> Result<T> {
+        let pid = self.pid();
+        let kernel = |e| Error::kernel(format!("tracing {pid}"), e);
+        ptrace::seize(pid, true).map_err(kernel)?;
+        ptrace::interrupt(pid).map_err(kernel)?;
+        ptrace::wait(pid).map_err(kernel)?;
+        let seen = look(pid);
+        ptrace::detach(pid, 0).map_err(kernel)?;
+        seen.map_err(kernel)
+    }
+
+    /// Waits until /proc/PID/`name` satisfies `wanted`.
+    pub fn wait_for(&self, name: &str, wanted: impl Fn(&[u8]) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !wanted(&self.proc(name).expect("it lives")) {
+            assert!(
+                Instant::now() < deadline,
+                "{name} does not become what it should"
+            );
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn plan_text(part: &dyn Part, payload: Option<&[u8]>, who: Planned<'_>) -> Result<String> {
+    let mut plan = ThreadPlan::default();
+    part.plan(payload, who, &mut plan)?;
+    let mut text = String::new();
+    for phase in PHASES {
+        let script = plan.take(phase);
+        if !script.steps.is_empty() {
+            text.push_str(&format!("[{phase:?}]\n{script}"));
+        }
+    }
+    for write in plan.outside {
+        text.push_str(&format!("{} > {}\n", write.text, write.file));
+    }
+    Ok(text)
+}
+
+impl Facts for Stage {
+    fn allow(&self) -> &Allow {
+        &self.allow
+    }
+
+    fn pid(&self) -> i32 {
+        self.puppet.pid()
+    }
+
+    fn tid(&self) -> i32 {
+        self.puppet.pid()
+    }
+
+    fn proc(&self, name: &str) -> Result<Rc<[u8]>> {
+        let path = format!("/proc/{}/{name}", self.pid());
+        let text = std::fs::read(&path).map_err(|e| Error::kernel(path, e))?;
+        Ok(text.into())
+    }
+
+    fn pending(&self, shared: bool) -> Result<Vec<[u8; 128]>> {
+        self.stopped(|pid| ptrace::peek_siginfo(pid, shared))
+    }
+
+    fn rseq(&self) -> Result<RseqArea> {
+        self.stopped(ptrace::rseq)
+    }
+}
