@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
+use crate::parts;
 use crate::run::{self, ENTRY_BYTES, PAGE_BYTES};
 use crate::{DATA_RUN_MAX_PAGES, Run, RunKind, SPACE_MAX_PAGES, SpaceId};
 
@@ -10,9 +11,9 @@ type Entry = [u8; ENTRY_BYTES];
 
 /// What an index may refer to.
 #[derive(Clone, Copy)]
-pub(crate) struct Bounds {
-    /// The length of the pages object.
-    pub pages_bytes: u64,
+pub(crate) struct Bounds<'a> {
+    /// The lengths of the pages objects.
+    pub parts_bytes: &'a [u64],
     /// Whether there is a parent.
     pub parent: bool,
 }
@@ -55,7 +56,7 @@ pub(crate) fn entries(bytes: &[u8]) -> &[Entry] {
 
 impl Index {
     /// Takes the entries at `range` of `bytes` as an index after checking them.
-    pub fn new(mut bytes: Vec<u8>, range: Range<usize>, bounds: Bounds) -> Result<Self, Fault> {
+    pub fn new(mut bytes: Vec<u8>, range: Range<usize>, bounds: Bounds<'_>) -> Result<Self, Fault> {
         let spaces = check(entries(&bytes[range.clone()]), bounds)?;
         bytes.truncate(range.end);
         Ok(Self {
@@ -116,7 +117,7 @@ fn find_entry(entries: &[Entry], space: &Space, page: u64) -> Option<usize> {
 /// The entries are sorted and do not overlap; data runs fill the pages object exactly, each byte
 /// once; every page of a `same` run is described in the other space, and no such references form a
 /// circle.
-pub(crate) fn check(entries: &[Entry], bounds: Bounds) -> Result<Vec<Space>, Fault> {
+pub(crate) fn check(entries: &[Entry], bounds: Bounds<'_>) -> Result<Vec<Space>, Fault> {
     let mut spaces: Vec<Space> = Vec::new();
     let mut data = Vec::new();
     let mut same = Vec::new();
@@ -148,7 +149,7 @@ pub(crate) fn check(entries: &[Entry], bounds: Bounds) -> Result<Vec<Space>, Fau
         }
         last = Some(run);
     }
-    check_data(entries, data, bounds.pages_bytes)?;
+    check_data(entries, data, bounds.parts_bytes)?;
     check_same(entries, &spaces, &same)?;
     Ok(spaces)
 }
@@ -166,7 +167,7 @@ fn fault(entries: &[Entry], entry: usize, what: &str) -> Fault {
 }
 
 /// Checks what a run says without looking at others.
-fn check_alone(run: &Run, bounds: Bounds) -> Result<(), String> {
+fn check_alone(run: &Run, bounds: Bounds<'_>) -> Result<(), String> {
     if run.pages == 0 {
         return Err("the run has no pages".into());
     }
@@ -180,14 +181,15 @@ fn check_alone(run: &Run, bounds: Bounds) -> Result<(), String> {
         RunKind::Data { .. } if run.pages > DATA_RUN_MAX_PAGES => {
             Err(format!("a data run of {} pages", run.pages))
         }
-        RunKind::Data { offset_bytes, .. }
-            if offset_bytes
-                .checked_add(run.len_bytes())
-                .is_none_or(|end| end > bounds.pages_bytes) =>
-        {
-            let pages_bytes = bounds.pages_bytes;
+        RunKind::Data { offset_bytes, .. } => {
+            let (part, offset_bytes) = parts::split(offset_bytes);
+            let part_bytes = bounds.parts_bytes.get(part).copied().unwrap_or(0);
+            // Neither number has more than 56 bits.
+            if offset_bytes + run.len_bytes() <= part_bytes {
+                return Ok(());
+            }
             Err(format!(
-                "its data, {} bytes at {offset_bytes}, is not inside the pages' {pages_bytes}",
+                "its data, {} bytes at {offset_bytes}, is not inside the pages' {part_bytes}",
                 run.len_bytes()
             ))
         }
@@ -209,28 +211,36 @@ fn check_order(last: Option<Run>, run: Run) -> Result<(), &'static str> {
     }
 }
 
-/// Checks that data runs, given as (offset, entry), lie in the pages object without gap or overlap.
+/// Checks that data runs, given as (position, entry), lie in the pages objects without gap or
+/// overlap.
 fn check_data(
     entries: &[Entry],
     mut data: Vec<(u64, usize)>,
-    pages_bytes: u64,
+    parts_bytes: &[u64],
 ) -> Result<(), Fault> {
     // Mostly sorted already; the stable sort knows how to use that.
     data.sort();
-    let mut end_bytes = 0;
-    for (offset_bytes, entry) in data {
-        if offset_bytes != end_bytes {
-            let what = format!("its data is at byte {offset_bytes} where {end_bytes} comes next");
-            return Err(fault(entries, entry, &what));
+    let mut data = data.into_iter().peekable();
+    for (part, &part_bytes) in parts_bytes.iter().enumerate() {
+        let mut end_bytes = 0;
+        while let Some((position, entry)) =
+            data.next_if(|(position, _)| parts::split(*position).0 == part)
+        {
+            let (_, offset_bytes) = parts::split(position);
+            if offset_bytes != end_bytes {
+                let what =
+                    format!("its data is at byte {offset_bytes} where {end_bytes} comes next");
+                return Err(fault(entries, entry, &what));
+            }
+            let (_, _, pages) = run::decode_place(&entries[entry]);
+            end_bytes += u64::from(pages) * PAGE_BYTES as u64;
         }
-        let (_, _, pages) = run::decode_place(&entries[entry]);
-        end_bytes += u64::from(pages) * PAGE_BYTES as u64;
+        if end_bytes != part_bytes {
+            let what = format!("runs describe {end_bytes} bytes of pages, there are {part_bytes}");
+            return Err(fault(entries, entries.len(), &what));
+        }
     }
-    if end_bytes == pages_bytes {
-        return Ok(());
-    }
-    let what = format!("runs describe {end_bytes} bytes of pages, there are {pages_bytes}");
-    Err(fault(entries, entries.len(), &what))
+    Ok(())
 }
 
 /// Checks the references between spaces: `same` are the numbers of the entries that have one.
@@ -363,7 +373,7 @@ mod tests {
             bytes,
             range,
             Bounds {
-                pages_bytes: pages * PAGE,
+                parts_bytes: &[pages * PAGE],
                 parent: false,
             },
         )
@@ -470,6 +480,46 @@ mod tests {
             1,
             "4096 comes next",
         );
+    }
+
+    #[test]
+    fn data_fills_every_pages_object() {
+        let check = |runs: &[Run], parts: &[u64]| {
+            let bytes: Vec<u8> = runs.iter().flat_map(run::encode).collect();
+            let parts_bytes: &[u64] = &parts.iter().map(|pages| pages * PAGE).collect::<Vec<_>>();
+            let bounds = Bounds {
+                parts_bytes,
+                parent: false,
+            };
+            super::check(entries(&bytes), bounds).map_err(|fault| fault.what)
+        };
+        let part = |number: u64, page: u64| parts::position(number as usize, 0) / PAGE + page;
+        let runs = [
+            data(1, 0, 2, part(2, 0)),
+            data(1, 2, 1, 0),
+            data(1, 3, 1, part(2, 2)),
+        ];
+        assert!(check(&runs, &[1, 0, 3]).is_ok());
+        assert!(
+            check(&runs, &[1, 0, 4])
+                .unwrap_err()
+                .contains("there are 16384")
+        );
+        assert!(
+            check(&runs, &[1, 1, 3])
+                .unwrap_err()
+                .contains("describe 0 bytes")
+        );
+        assert!(check(&runs, &[1, 0]).unwrap_err().contains("not inside"));
+        assert!(
+            check(&runs, &[2, 0, 3])
+                .unwrap_err()
+                .contains("describe 4096 bytes")
+        );
+        let gap = [data(1, 0, 1, part(1, 1))];
+        assert!(check(&gap, &[0, 2]).unwrap_err().contains("0 comes next"));
+        let far = [data(1, 0, 1, part(1, 0)), data(1, 1, 1, part(15, 0))];
+        assert!(check(&far, &[0, 1]).unwrap_err().contains("not inside"));
     }
 
     #[test]

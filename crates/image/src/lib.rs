@@ -1,7 +1,7 @@
 //! The image: a manifest, records and page runs, written once and checked before anything of it is
 //! used.
 //!
-//! A [`Writer`] puts an image into a [`store::Store`] in two objects: pages as they are appended,
+//! A [`Writer`] puts an image into a [`store::Store`]: objects with pages as they are appended,
 //! and, last, a manifest with everything else. A [`Reader`] checks all that can be checked without
 //! reading pages when it opens an image, and a run's checksum whenever it reads one. docs/format.md
 //! says what the bytes are. This crate knows no resources: a [`Record`]'s payload is opaque here,
@@ -31,6 +31,7 @@ mod error;
 mod header;
 mod index;
 mod manifest;
+mod parts;
 mod reader;
 mod run;
 mod writer;
@@ -39,6 +40,7 @@ use std::fmt;
 
 pub use error::{Error, Result};
 pub use manifest::{Facts, Record};
+pub use parts::PARTS_MAX;
 pub use reader::{Reader, Space};
 pub use run::{DATA_RUN_MAX_PAGES, NewRun, PAGE_BYTES, Run, RunKind, SPACE_MAX_PAGES, SpaceId};
 pub use writer::{Seal, Writer};
@@ -52,13 +54,6 @@ pub const MANIFEST_NAME: &str = "manifest.img";
 /// An image's identity: 128 random bits, printed as 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ImageId(pub [u8; 16]);
-
-impl ImageId {
-    /// Returns the name of the object that holds this image's pages.
-    pub fn pages_name(self) -> String {
-        format!("pages-{self}.img")
-    }
-}
 
 impl fmt::Display for ImageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

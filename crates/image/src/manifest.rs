@@ -47,18 +47,31 @@ pub(crate) struct Manifest {
     pub parent: Option<Parent>,
     #[prost(message, optional, tag = "3")]
     pub facts: Option<Facts>,
-    /// The length of the pages object; 0 where there is none.
+    /// The length of the first pages object; 0 where there is none.
     #[prost(uint64, tag = "4")]
     pub pages_bytes: u64,
+    /// The lengths of further pages objects; 0 for one that is not there.
+    #[prost(uint64, repeated, tag = "6")]
+    pub more_pages_bytes: Vec<u64>,
     /// How many records there are.
     #[prost(uint64, tag = "5")]
     pub records: u64,
 }
 
+/// The feature of an image with several pages objects.
+pub(crate) const PARTS_FEATURE: &str = "parts";
+
 /// The features that this version reads.
-const FEATURES: &[&str] = &[];
+const FEATURES: &[&str] = &[PARTS_FEATURE];
 
 impl Manifest {
+    /// The lengths of all pages objects.
+    pub fn parts_bytes(&self) -> Vec<u64> {
+        let mut parts = vec![self.pages_bytes];
+        parts.extend_from_slice(&self.more_pages_bytes);
+        parts
+    }
+
     /// Refuses an image that needs what this version does not know.
     pub fn check_features(&self) -> Result<()> {
         let unknown = self

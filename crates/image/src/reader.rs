@@ -11,6 +11,7 @@ use crate::header::{self, HEADER_BYTES, Header, MANIFEST_MAX_BYTES, Refusal, SEC
 pub use crate::index::Space;
 use crate::index::{Bounds, Fault, Index};
 use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest};
+use crate::parts::{self, PARTS_MAX};
 use crate::run::{ENTRY_BYTES, PAGE_BYTES};
 use crate::{Error, Facts, ImageId, MANIFEST_NAME, Record, Result, Run, RunKind, SpaceId};
 
@@ -26,7 +27,8 @@ pub struct Reader {
     facts: Facts,
     records: Vec<Record>,
     index: Index,
-    pages: Option<Box<dyn Object>>,
+    /// The pages objects by number.
+    pages: Vec<Option<Box<dyn Object>>>,
 }
 
 impl Reader {
@@ -58,13 +60,23 @@ impl Reader {
                 "the last index entry is cut".into(),
             ));
         }
+        let parts_bytes = decoded.parts_bytes();
+        if parts_bytes.len() > PARTS_MAX {
+            let what = format!("{} pages objects", parts_bytes.len());
+            return Err(corrupt_manifest(manifest.start, what));
+        }
         let bounds = Bounds {
-            pages_bytes: decoded.pages_bytes,
+            parts_bytes: &parts_bytes,
             parent: false,
         };
         let start = index.start;
         let index = Index::new(bytes, index, bounds).map_err(|fault| bad_index(start, fault))?;
-        let pages = open_pages(store, header.id, decoded.pages_bytes, &index)?;
+        let open = |(part, &bytes)| open_pages(store, header.id, part, bytes, &index);
+        let pages = parts_bytes
+            .iter()
+            .enumerate()
+            .map(open)
+            .collect::<Result<_>>()?;
         Ok(Self {
             id: header.id,
             facts: decoded.facts.unwrap_or_default(),
@@ -104,7 +116,7 @@ impl Reader {
         self.index.find(space, page)
     }
 
-    /// Returns the data runs of all spaces in the order of the pages object, which they fill
+    /// Returns the data runs of all spaces in the order of the pages objects, which they fill
     /// without gaps: what to read to read everything with few large reads.
     pub fn stored(&self) -> Vec<Run> {
         let is_data = |run: &Run| matches!(run.kind, RunKind::Data { .. });
@@ -113,10 +125,14 @@ impl Reader {
         runs
     }
 
-    /// Returns the object that data runs' offsets refer to; none where no page is stored. Who reads
-    /// or maps it by itself passes what it found to [`Reader::check`].
-    pub fn pages_object(&self) -> Option<&dyn Object> {
-        self.pages.as_deref()
+    /// Returns the object that holds the pages of a data run, and the offset at which they start
+    /// there. Who reads or maps it by itself passes what it found to [`Reader::check`].
+    pub fn pages_object(&self, run: &Run) -> Option<(&dyn Object, u64)> {
+        let RunKind::Data { offset_bytes, .. } = run.kind else {
+            return None;
+        };
+        let (part, offset_bytes) = parts::split(offset_bytes);
+        Some((self.pages.get(part)?.as_deref()?, offset_bytes))
     }
 
     /// Finds where `page` of `space` really is, following copy-on-write sharing, and for how many
@@ -285,28 +301,30 @@ impl Reader {
         Ok(())
     }
 
-    /// Fills `bytes`, which belong to runs of `space`, from `offset_bytes` of the pages object on:
-    /// neighbouring runs with one read. Verifies nothing; what was read goes to [`Reader::check`].
+    /// Fills `bytes`, which belong to runs of `space`, from where a data run is on: neighbouring
+    /// runs with one read. Verifies nothing; what was read goes to [`Reader::check`].
     ///
     /// # Errors
     /// [`Error::Corrupt`] past the end, [`Error::Store`].
     pub fn read_stored(&self, bytes: &mut [u8], offset_bytes: u64, space: SpaceId) -> Result<()> {
-        let Some(pages) = &self.pages else {
+        let (part, start_bytes) = parts::split(offset_bytes);
+        let Some(Some(pages)) = self.pages.get(part) else {
             let what = "the image has no pages".into();
             return Err(self.corrupt_pages(offset_bytes, Some(space), what));
         };
-        match pages.read_at(bytes, offset_bytes) {
+        match pages.read_at(bytes, start_bytes) {
             Err(store::Error::Short { len_bytes, .. }) => {
                 let what = "it ends here, before its last page".into();
-                Err(self.corrupt_pages(len_bytes, Some(space), what))
+                Err(self.corrupt_pages(parts::position(part, len_bytes), Some(space), what))
             }
             result => result.map_err(Error::store("read pages of")),
         }
     }
 
-    fn corrupt_pages(&self, offset_bytes: u64, space: Option<SpaceId>, what: String) -> Error {
+    fn corrupt_pages(&self, position: u64, space: Option<SpaceId>, what: String) -> Error {
+        let (part, offset_bytes) = parts::split(position);
         Error::Corrupt {
-            file: self.id.pages_name(),
+            file: self.id.pages_part_name(part),
             what,
             space,
             offset_bytes,
@@ -320,7 +338,12 @@ fn batches(runs: &[Run]) -> Vec<Range<usize>> {
     let mut len_bytes = 0;
     for (number, run) in runs.iter().enumerate() {
         match batches.last_mut() {
-            Some(batch) if len_bytes + run.len_bytes() <= VERIFY_BYTES => batch.end = number + 1,
+            Some(batch)
+                if len_bytes + run.len_bytes() <= VERIFY_BYTES
+                    && data_offset(&runs[batch.start]) + len_bytes == data_offset(run) =>
+            {
+                batch.end = number + 1;
+            }
             _ => {
                 batches.push(number..number + 1);
                 len_bytes = 0;
@@ -415,21 +438,23 @@ fn bad_index(start: usize, fault: Fault) -> Error {
     }
 }
 
-/// Opens the pages object of image `id`, which must have `pages_bytes`.
+/// Opens pages object `part` of image `id`, which must have `pages_bytes`.
 fn open_pages(
     store: &dyn Store,
     id: ImageId,
+    part: usize,
     pages_bytes: u64,
     index: &Index,
 ) -> Result<Option<Box<dyn Object>>> {
     if pages_bytes == 0 {
         return Ok(None);
     }
-    let file = id.pages_name();
+    let file = id.pages_part_name(part);
     let corrupt = |len_bytes: u64, what: String| {
         let hit = |run: &Run| {
             let start = data_offset(run);
-            (start..start.saturating_add(run.len_bytes())).contains(&len_bytes)
+            let position = parts::position(part, len_bytes);
+            (start..start.saturating_add(run.len_bytes())).contains(&position)
         };
         let space = index.runs().find(hit).map(|run| run.space);
         Error::Corrupt {

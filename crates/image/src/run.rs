@@ -43,7 +43,8 @@ pub struct Run {
 pub enum RunKind {
     /// In the pages object; at most [`DATA_RUN_MAX_PAGES`].
     Data {
-        /// Where in the pages object they start; a multiple of [`PAGE_BYTES`].
+        /// Where they start: an offset in a pages object, a multiple of [`PAGE_BYTES`], plus 2^56
+        /// times the number of that object.
         offset_bytes: u64,
         /// XXH3-64 of all of them.
         checksum: u64,

@@ -9,7 +9,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::header::{self, MANIFEST_MAX_BYTES};
 use crate::index::{self, Bounds};
-use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest, RECORDS_MAX};
+use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest, PARTS_FEATURE, RECORDS_MAX};
+use crate::parts::{self, PARTS_MAX};
 use crate::run::{self, DATA_RUN_MAX_PAGES, PAGE_BYTES};
 use crate::{Error, Facts, ImageId, MANIFEST_NAME, NewRun, Record, Result, Run, RunKind};
 
@@ -18,11 +19,9 @@ use crate::{Error, Facts, ImageId, MANIFEST_NAME, NewRun, Record, Result, Run, R
 pub struct Writer {
     store: Arc<dyn Store>,
     id: ImageId,
-    /// Made with the first page.
-    pages: OnceLock<Box<dyn NewObject>>,
-    making_pages: Mutex<()>,
-    /// Where the next run goes.
-    pages_bytes: AtomicU64,
+    /// The pages objects by number, each made with its first page.
+    parts: [OnceLock<Part>; PARTS_MAX],
+    making_parts: Mutex<()>,
     runs: Mutex<Vec<Run>>,
     records: Mutex<Vec<Record>>,
     /// Set where a write failed: there is a hole in the pages.
@@ -31,6 +30,13 @@ pub struct Writer {
     old_pages: Vec<String>,
     /// Keeps other writers out; dropped last.
     _claim: Claim,
+}
+
+/// A pages object under construction.
+struct Part {
+    object: Box<dyn NewObject>,
+    /// Where the next run goes.
+    bytes: AtomicU64,
 }
 
 /// How an image is finished.
@@ -67,9 +73,8 @@ impl Writer {
         Ok(Self {
             store,
             id: ImageId(id),
-            pages: OnceLock::new(),
-            making_pages: Mutex::default(),
-            pages_bytes: AtomicU64::new(0),
+            parts: Default::default(),
+            making_parts: Mutex::default(),
             runs: Mutex::default(),
             records: Mutex::default(),
             incomplete: AtomicBool::new(false),
@@ -91,7 +96,8 @@ impl Writer {
         if pages_bytes == 0 {
             return Ok(());
         }
-        self.pages()?
+        self.part(0)?
+            .object
             .reserve(pages_bytes)
             .map_err(Error::store("reserve space for"))
     }
@@ -105,6 +111,20 @@ impl Writer {
     /// # Panics
     /// Where `bytes` are not as many as the runs' pages.
     pub fn append(&self, bytes: &[u8], runs: &[NewRun]) -> Result<()> {
+        self.append_to(0, bytes, runs)
+    }
+
+    /// Like [`Writer::append`], into pages object `part`.
+    ///
+    /// File systems take the writes to one file one after the other. Threads that have much to
+    /// write at once do it faster with an object each; all others should use one.
+    ///
+    /// # Errors
+    /// Like [`Writer::append`].
+    ///
+    /// # Panics
+    /// Like [`Writer::append`], and where `part` is not below [`PARTS_MAX`].
+    pub fn append_to(&self, part: usize, bytes: &[u8], runs: &[NewRun]) -> Result<()> {
         let pages: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
         assert_eq!(
             pages * PAGE_BYTES as u64,
@@ -114,17 +134,17 @@ impl Writer {
         if bytes.is_empty() {
             return Ok(());
         }
-        let start_bytes = self.pages_bytes.fetch_add(bytes.len() as u64, Relaxed);
-        let written = self.pages().and_then(|pages| {
-            pages
+        let written = self.part(part).and_then(|part| {
+            let start_bytes = part.bytes.fetch_add(bytes.len() as u64, Relaxed);
+            part.object
                 .write_at(bytes, start_bytes)
-                .map_err(Error::store("write pages of"))
+                .map_err(Error::store("write pages of"))?;
+            Ok(start_bytes)
         });
         if written.is_err() {
             self.incomplete.store(true, Relaxed);
-            return written;
         }
-        let stored = data_runs(bytes, runs, start_bytes);
+        let stored = data_runs(bytes, runs, parts::position(part, written?));
         lock(&self.runs).extend(stored);
         Ok(())
     }
@@ -162,17 +182,25 @@ impl Writer {
             return Err(Error::Incomplete { id: self.id });
         }
         let manifest = self.encode(seal.facts)?;
-        let pages = self.pages.take();
-        let has_pages = pages.is_some();
-        if let Some(pages) = pages {
-            pages
-                .commit(seal.durable)
-                .map_err(Error::store("finish the pages of"))?;
+        let mut names = Vec::new();
+        let parts = std::mem::take(&mut self.parts).into_iter().enumerate();
+        for (number, part) in parts.filter_map(|(number, part)| Some((number, part.into_inner()?)))
+        {
+            // One without pages has no name, and goes.
+            if part.bytes.into_inner() == 0 {
+                continue;
+            }
+            let committed = part.object.commit(seal.durable);
+            if let Err(error) = committed.map_err(Error::store("finish the pages of")) {
+                self.remove(&names);
+                return Err(error);
+            }
+            names.push(self.id.pages_part_name(number));
         }
         if let Err(error) = self.publish(&manifest, seal.durable) {
             // It may have failed after the manifest got its name: then the pages belong to it.
-            if has_pages && current(&*self.store) != Some(self.id) {
-                let _ = self.store.remove(&self.id.pages_name());
+            if current(&*self.store) != Some(self.id) {
+                self.remove(&names);
             }
             return Err(error);
         }
@@ -183,17 +211,37 @@ impl Writer {
         Ok(self.id)
     }
 
-    /// Returns the object for pages, made at the first call.
-    fn pages(&self) -> Result<&dyn NewObject> {
-        let _making = self.pages.get().is_none().then(|| lock(&self.making_pages));
-        if let Some(pages) = self.pages.get() {
-            return Ok(&**pages);
+    /// Returns pages object `number`, made at the first call.
+    fn part(&self, number: usize) -> Result<&Part> {
+        let part = &self.parts[number];
+        let _making = part.get().is_none().then(|| lock(&self.making_parts));
+        if let Some(part) = part.get() {
+            return Ok(part);
         }
-        let pages = self
+        let object = self
             .store
-            .create(&self.id.pages_name())
+            .create(&self.id.pages_part_name(number))
             .map_err(Error::store("create the pages of"))?;
-        Ok(&**self.pages.get_or_init(|| pages))
+        let bytes = AtomicU64::new(0);
+        Ok(part.get_or_init(|| Part { object, bytes }))
+    }
+
+    /// Removes objects of an image that did not come to be; what fails, the next writer does.
+    fn remove(&self, names: &[String]) {
+        for name in names {
+            let _ = self.store.remove(name);
+        }
+    }
+
+    /// Returns the lengths of the pages objects, up to the last that has pages.
+    fn parts_bytes(&self) -> Vec<u64> {
+        let bytes = |part: &OnceLock<Part>| part.get().map_or(0, |part| part.bytes.load(Relaxed));
+        let bytes: Vec<u64> = self.parts.iter().map(bytes).collect();
+        let parts = bytes
+            .iter()
+            .rposition(|bytes| *bytes > 0)
+            .map_or(1, |last| last + 1);
+        bytes[..parts].to_vec()
     }
 
     /// Encodes the whole manifest: header, index, manifest, records.
@@ -205,11 +253,11 @@ impl Writer {
                 limit: RECORDS_MAX as u64,
             });
         }
-        let pages_bytes = *self.pages_bytes.get_mut();
+        let parts_bytes = self.parts_bytes();
         let runs = in_order(std::mem::take(&mut *lock(&self.runs)));
         let index: Vec<u8> = runs.iter().flat_map(run::encode).collect();
         let bounds = Bounds {
-            pages_bytes,
+            parts_bytes: &parts_bytes,
             parent: false,
         };
         index::check(index::entries(&index), bounds).map_err(|fault| Error::BadRun {
@@ -218,10 +266,14 @@ impl Writer {
             what: fault.what,
         })?;
         let manifest = Manifest {
-            features: Vec::new(),
+            features: (parts_bytes.len() > 1)
+                .then(|| PARTS_FEATURE.to_owned())
+                .into_iter()
+                .collect(),
             parent: None,
             facts: Some(facts),
-            pages_bytes,
+            pages_bytes: parts_bytes[0],
+            more_pages_bytes: parts_bytes[1..].to_vec(),
             records: records.len() as u64,
         };
         let manifest = manifest.encode_to_vec();
@@ -272,35 +324,25 @@ fn current(store: &dyn Store) -> Option<ImageId> {
 /// makes useless.
 fn sweep(store: &dyn Store, claim: &Claim) -> Vec<String> {
     let has_image = claim.names.iter().any(|name| name == MANIFEST_NAME);
-    let named = has_image
-        .then(|| current(store))
-        .flatten()
-        .map(ImageId::pages_name);
+    let current = has_image.then(|| current(store)).flatten();
+    let named = |name: &String| current.is_some_and(|id| id.owns(name));
     let mut old: Vec<String> = claim
         .names
         .iter()
-        .filter(|name| is_pages_name(name))
+        .filter(|name| parts::pages_owner(name).is_some())
         .cloned()
         .collect();
     // Without a lock, pages that nothing names may be those of another writer; beside a manifest
     // that cannot be read, its own.
-    if claim.exclusive && (named.is_some() || !has_image) {
-        for name in old.extract_if(.., |name| Some(&*name) != named.as_ref()) {
+    if claim.exclusive && (current.is_some() || !has_image) {
+        for name in old.extract_if(.., |name| !named(name)) {
             // The next writer tries again.
             let _ = store.remove(&name);
         }
     } else if !claim.exclusive {
-        old.retain(|name| Some(name) == named.as_ref());
+        old.retain(named);
     }
     old
-}
-
-/// Tells whether an object was named by [`ImageId::pages_name`].
-fn is_pages_name(name: &str) -> bool {
-    let id = name
-        .strip_prefix("pages-")
-        .and_then(|name| name.strip_suffix(".img"));
-    id.is_some_and(|id| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// Splits `runs`, whose pages are `bytes` stored at `start_bytes`, into data runs.
@@ -432,6 +474,42 @@ mod tests {
             store.list().unwrap(),
             ["dump.log", MANIFEST_NAME, "pages-1.img"]
         );
+    }
+
+    #[test]
+    fn threads_write_side_by_side() {
+        let store = Arc::new(Memory::default());
+        let writer = Writer::create(store.clone()).unwrap();
+        writer.reserve(4096).unwrap();
+        std::thread::scope(|scope| {
+            for part in [1, 3] {
+                let writer = &writer;
+                scope.spawn(move || {
+                    for page in 0..50 {
+                        let page = page * 4 + part as u64;
+                        let bytes = [page as u8; PAGE_BYTES];
+                        writer.append_to(part, &bytes, &[new_run(page, 1)]).unwrap();
+                    }
+                });
+            }
+        });
+        let id = writer.seal(Seal::default()).unwrap();
+        let names = [1, 3].map(|part| id.pages_part_name(part));
+        assert_eq!(store.list().unwrap()[1..], names);
+        let reader = Reader::open(&*store).unwrap();
+        reader.verify_all(2).unwrap();
+        for page in (0..50).flat_map(|page| [page * 4 + 1, page * 4 + 3]) {
+            let mut bytes = [0; PAGE_BYTES];
+            reader.read_pages(SPACE, page, &mut bytes).unwrap();
+            assert_eq!(bytes, [page as u8; PAGE_BYTES]);
+        }
+        // A part that is gone is missed by name, and the next image takes all of them away.
+        let writer = Writer::create(store.clone()).unwrap();
+        store.remove(&names[1]).unwrap();
+        let error = Reader::open(&*store).err().unwrap();
+        assert!(error.to_string().contains(&names[1]), "{error}");
+        writer.seal(Seal::default()).unwrap();
+        assert_eq!(store.list().unwrap(), [MANIFEST_NAME]);
     }
 
     #[test]
