@@ -16,6 +16,9 @@ use rustix::io::{Errno, retry_on_intr};
 
 use crate::{Claim, Error, NewObject, Object, Result, Store, check_name};
 
+/// What fstatfs(2) calls a tmpfs.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
 /// A directory of mode 0700 whose files, of mode 0600, are the objects; clones share the
 /// descriptor.
 ///
@@ -396,6 +399,10 @@ impl NewObject for NewFile {
 
     fn reserve(&self, len_bytes: u64) -> Result<()> {
         if len_bytes == 0 {
+            return Ok(());
+        }
+        // Memory is not allocated faster all at once, and not by several threads as writes are.
+        if rustix::fs::fstatfs(&self.fd).is_ok_and(|of| of.f_type == TMPFS_MAGIC) {
             return Ok(());
         }
         let keep = FallocateFlags::KEEP_SIZE;
