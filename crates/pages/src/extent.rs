@@ -45,31 +45,36 @@ impl Extent {
     }
 }
 
-/// Extents cut into chunks: pieces that are moved together.
+/// Extents of several sources cut into chunks: pieces that are moved together.
 ///
 /// Every piece ends where the page's number in its space is a multiple of `chunk_pages`, so that
 /// runs lie the same way in every image and large pages of a target are not cut across.
 pub(crate) struct Chunks {
-    pieces: Vec<Extent>,
+    pieces: Vec<(usize, Extent)>,
     chunks: Vec<Range<usize>>,
 }
 
 impl Chunks {
-    /// Cuts `extents` into chunks of at most `chunk_pages` pages and `max_pieces` pieces.
-    pub fn new(extents: &[Extent], chunk_pages: u64, max_pieces: usize) -> Self {
-        let mut pieces = Vec::with_capacity(extents.len());
-        for extent in extents {
+    /// Cuts extents, each with the number of its source, into chunks of at most `chunk_pages` pages
+    /// and `max_pieces` pieces.
+    pub fn new(
+        extents: impl IntoIterator<Item = (usize, Extent)>,
+        chunk_pages: u64,
+        max_pieces: usize,
+    ) -> Self {
+        let mut pieces = Vec::new();
+        for (source, extent) in extents {
             let mut done = 0;
             while done < extent.pages {
                 let to_boundary = chunk_pages - (extent.first_page + done) % chunk_pages;
                 let pages = to_boundary.min(extent.pages - done);
-                pieces.push(extent.part(done, pages));
+                pieces.push((source, extent.part(done, pages)));
                 done += pages;
             }
         }
         let mut chunks: Vec<Range<usize>> = Vec::new();
         let mut pages = 0;
-        for (number, piece) in pieces.iter().enumerate() {
+        for (number, (_, piece)) in pieces.iter().enumerate() {
             match chunks.last_mut() {
                 Some(chunk) if pages + piece.pages <= chunk_pages && chunk.len() < max_pieces => {
                     chunk.end = number + 1;
@@ -89,8 +94,8 @@ impl Chunks {
         self.chunks.len()
     }
 
-    /// The pieces of one chunk.
-    pub fn get(&self, number: usize) -> &[Extent] {
+    /// The pieces of one chunk, each with the number of its source.
+    pub fn get(&self, number: usize) -> &[(usize, Extent)] {
         &self.pieces[self.chunks[number].clone()]
     }
 }
@@ -109,7 +114,7 @@ mod tests {
     }
 
     fn shape(chunks: &Chunks) -> Vec<Vec<(u64, u64)>> {
-        let shape = |piece: &Extent| (piece.first_page, piece.pages);
+        let shape = |(_, piece): &(usize, Extent)| (piece.first_page, piece.pages);
         (0..chunks.len())
             .map(|number| chunks.get(number).iter().map(shape).collect())
             .collect()
@@ -117,17 +122,17 @@ mod tests {
 
     #[test]
     fn small_extents_share_a_chunk() {
-        let extents: Vec<Extent> = (0..30).map(|number| extent(number * 100, 3)).collect();
-        let chunks = Chunks::new(&extents, 256, 1024);
+        let extents = || (0..30).map(|number| (number as usize / 10, extent(number * 100, 3)));
+        let chunks = Chunks::new(extents(), 256, 1024);
         assert_eq!(chunks.len(), 1);
         // One of them lies across a boundary.
         assert_eq!(chunks.get(0).len(), 30);
-        assert_eq!(Chunks::new(&extents, 256, 10).len(), 3);
+        assert_eq!(Chunks::new(extents(), 256, 10).len(), 3);
     }
 
     #[test]
     fn large_extents_are_cut_at_boundaries() {
-        let chunks = Chunks::new(&[extent(250, 600), extent(1000, 0)], 256, 1024);
+        let chunks = Chunks::new([(0, extent(250, 600)), (0, extent(1000, 0))], 256, 1024);
         assert_eq!(
             shape(&chunks),
             [

@@ -45,7 +45,7 @@ pub mod shared;
 pub mod sink;
 mod source;
 
-pub use drain::{Drained, drain};
+pub use drain::{Drained, drain, drain_all};
 pub use error::{Error, Result};
 pub use extent::Extent;
 pub use fill::{Filled, fill};

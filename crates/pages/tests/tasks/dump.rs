@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use abi::Span;
 use image::{Reader, RunKind, Seal, Writer};
-use pages::{Drained, Error, TaskMemory, drain};
+use pages::{Drained, Error, TaskMemory, drain, drain_all};
 
 use crate::child::{Child, SPACE, extent, part};
 
@@ -123,6 +123,47 @@ fn a_task_that_dies_meanwhile_is_named() {
         "{outcome:?}"
     );
     assert!((1..1000 * 4096).contains(&seen_bytes.into_inner()));
+}
+
+#[test]
+fn several_tasks_share_an_image() {
+    testkit::needs_program!("python3");
+    let mut children = [Child::start(), Child::start(), Child::start()];
+    let spans = [3, 2000, 70].map(|pages| (pages, 1 + (pages % 250) as u8));
+    let spans: Vec<Span> = std::iter::zip(&mut children, spans)
+        .map(|(child, (pages, byte))| {
+            let span = child.map(&pages.to_string(), pages);
+            child.put(span, 0, byte, pages);
+            span
+        })
+        .collect();
+    let memories = children
+        .each_ref()
+        .map(|child| TaskMemory::new(child.pid()));
+    let extents: Vec<[pages::Extent; 1]> = (0..)
+        .zip(&spans)
+        .map(|(space, span)| {
+            [pages::Extent {
+                space: image::SpaceId(space),
+                ..extent(*span)
+            }]
+        })
+        .collect();
+    let sources: Vec<(&dyn pages::Source, &[pages::Extent])> = std::iter::zip(&memories, &extents)
+        .map(|(memory, extents)| (memory as _, &extents[..]))
+        .collect();
+    let store = Arc::new(store::Memory::default());
+    let writer = Writer::create(store.clone()).expect("a writer");
+    let drained = drain_all(&sources, &writer, &|_| ()).expect("a drain");
+    assert_eq!(drained.stored_pages, 2073);
+    writer.seal(Seal::default()).expect("an image");
+    let reader = Reader::open(&*store).expect("an image");
+    for ((child, span), space) in std::iter::zip(&children, &spans).zip(0..) {
+        let mut bytes = vec![0; span.bytes() as usize];
+        let read = reader.read_pages(image::SpaceId(space), span.start.page(), &mut bytes);
+        read.expect("all pages");
+        assert!(bytes == child.read(*span), "space {space}");
+    }
 }
 
 #[test]
