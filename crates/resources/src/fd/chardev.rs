@@ -120,6 +120,31 @@ mod tests {
     }
 
     #[test]
+    fn deleted_node_is_made_again() {
+        testkit::needs_root!();
+        let folder = tempfile::tempdir().expect("make a folder");
+        let path = folder.path().join("null");
+        let (mode, null) = (rustix::fs::Mode::RUSR, rustix::fs::makedev(1, 3));
+        let made = rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &path,
+            FileType::CharacterDevice,
+            mode,
+            null,
+        );
+        let Ok(file) = made.and_then(|()| rustix::fs::open(&path, OFlags::RDONLY, mode)) else {
+            testkit::skip!("no device nodes in {}", folder.path().display());
+        };
+        std::fs::remove_file(&path).expect("remove");
+        let mut world = World::default();
+        let at = world.add(file);
+        world.cycle();
+        let stat = rustix::fs::fstat(world.take(at)).expect("stat");
+        assert_eq!((stat.st_rdev, stat.st_nlink), (null, 0));
+        assert_eq!(std::fs::read_dir(folder.path()).expect("list").count(), 0);
+    }
+
+    #[test]
     fn log_reader_is_refused() {
         let Ok(file) = File::open("/dev/kmsg") else {
             testkit::skip!("/dev/kmsg cannot be read");

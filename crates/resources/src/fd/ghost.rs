@@ -181,7 +181,8 @@ impl Ghost {
         let kernel = |error: Errno| Error::kernel(doing, error);
         rustix::fs::ftruncate(file, self.size_bytes).map_err(kernel)?;
         if let Some(space) = self.space {
-            return cx.load(space, file.as_fd());
+            cx.load(space, file.as_fd())?;
+            return rustix::fs::ftruncate(file, self.size_bytes).map_err(kernel);
         }
         if self.inline.len() as u64 > self.size_bytes {
             return Err(Error::corrupt(

@@ -229,6 +229,57 @@ mod tests {
     }
 
     #[test]
+    fn locks_of_the_process_survive() {
+        use std::os::fd::AsFd;
+        use sys::fcntl::Holder;
+
+        use super::super::{table, testing::World};
+        let folder = tempfile::tempdir().expect("make a folder");
+        let path = folder.path().join("file");
+        let open = || {
+            let mut options = std::fs::File::options();
+            let options = options.read(true).write(true).create(true).truncate(false);
+            options.open(&path).expect("open")
+        };
+        let mut world = World::default();
+        let at = world.add(open());
+        let range = (10, 10);
+        sys::fcntl::lock(world.get(at).as_fd(), Holder::Process, true, range).expect("lock");
+        let row = table::own(world.get(at).as_fd()).expect("read");
+        // Another number of the same description: the kernel tells of the lock at both.
+        let twin = rustix::io::fcntl_dupfd_cloexec(world.get(at), 0).expect("dup");
+        let rows = [table::own(twin.as_fd()).expect("read"), row];
+        let mut allow = Allow::default();
+        let error = dump_process(7, &rows, &allow)
+            .expect_err("not allowed")
+            .to_string();
+        assert!(
+            error.starts_with("pid 7: ") && error.contains("--file-locks"),
+            "{error}"
+        );
+        allow.file_locks = true;
+        let payload = dump_process(7, &rows[1..], &allow).expect("dump");
+        let both = dump_process(7, &rows, &allow).expect("dump");
+        let both: ProcessLocks = prost::Message::decode(&*both.expect("a lock")).expect("sound");
+        assert_eq!(both.locks.len(), 1);
+        assert_eq!(dump_process(7, &[], &allow).expect("dump"), None);
+
+        // Closing any descriptor of the file gives up all locks of the process.
+        drop(twin);
+        let other = open();
+        let taken = || sys::fcntl::lock(other.as_fd(), Holder::Description, true, (19, 1)).is_err();
+        assert!(!taken());
+        drop(other);
+        let mut script = Script::default();
+        in_process(&payload.expect("a lock"), &mut script).expect("sound");
+        world.act(&script);
+        let other = open();
+        let lock = |range| sys::fcntl::lock(other.as_fd(), Holder::Description, true, range);
+        assert!(lock((19, 1)).is_err());
+        lock((20, 1)).expect("free");
+    }
+
+    #[test]
     fn process_takes_its_lock_by_fcntl() {
         let lock = Lock {
             fd: 5,

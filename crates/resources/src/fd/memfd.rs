@@ -236,7 +236,9 @@ impl Payload {
             return Ok(());
         };
         if self.huge_page_bytes == 0 {
-            return cx.load(space, own.as_fd());
+            cx.load(space, own.as_fd())?;
+            return rustix::fs::ftruncate(own, self.size_bytes)
+                .map_err(|error| Error::kernel(self.doing("cut"), error));
         }
         // Huge pages can only be written by mapping them: by way of a file with small ones.
         let kernel = |error: std::io::Error| Error::kernel(self.doing("fill"), error);

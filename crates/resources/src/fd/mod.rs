@@ -155,11 +155,17 @@ pub trait RestoreContext {
     /// the first one to be opened leaves them here for the others, by kind and key. To be dropped
     /// after the last [`Kind::finish`]: a held end of a pipe would keep its readers waiting.
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>>;
-    /// Fills `file` with what [`DumpContext::store`] stored as `space`.
+    /// Fills `file` with what [`DumpContext::store`] stored as `space`, in whole pages: a size that
+    /// is none is to be cut again.
     ///
     /// # Errors
     /// For a space that the image does not have, damaged pages, a full disk.
     fn load(&mut self, space: u32, file: BorrowedFd<'_>) -> Result<()>;
+    /// The file that takes the place of what was called `name` in the image (`--inherit-fd`):
+    /// "pipe:[123]", or a path without its first slash.
+    fn inherited(&self, _name: &[u8]) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Has `then` called once the restore has succeeded as a whole.
     fn on_success(&mut self, then: Box<dyn FnOnce()>);
 }
@@ -178,7 +184,7 @@ pub trait Kind: Sync {
     /// # Errors
     /// [`Error::Unsupported`] when it is in a state that cannot be saved.
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>>;
-    /// One line for people: "eventfd count=3".
+    /// One line for people, without the name of the kind: "count=3".
     ///
     /// # Errors
     /// [`Error::Corrupt`].
@@ -319,7 +325,7 @@ mod tests {
             let mut stat = null;
             stat.st_mode = 0o600;
             let facts = (link.as_bytes().to_vec(), stat, Info::default());
-            let open = Open::new(DescriptionId(0), (7, 5), facts, &fetch);
+            let open = Open::new(DescriptionId(0), (7, 5), facts, fetch);
             let error = claim(&open).err().expect("no kind").to_string();
             assert_eq!(error, format!("pid 7: fd 5 ({link}) is not supported"));
         }

@@ -85,6 +85,11 @@ impl Kind for Pipe {
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let payload: Payload = decode(self, payload)?;
         let flags = status::checked(self.name(), payload.flags)?;
+        if let Some(own) = cx.inherited(format!("pipe:[{}]", payload.inode).as_bytes()) {
+            let again = status::reopen(own, flags.difference(OFlags::DIRECT))?;
+            status::set(&again, flags)?;
+            return Ok(again);
+        }
         let key = (tags::PIPE, u64::from(payload.first));
         let ends = match cx.shared().entry(key) {
             Entry::Occupied(known) => known.into_mut(),
@@ -227,6 +232,22 @@ mod tests {
         let writer = world.take(writer);
         let again = status::reopen(writer.as_fd(), OFlags::RDONLY).expect("reopen");
         assert_eq!(read(&again).expect("read"), b"unheard");
+    }
+
+    #[test]
+    fn inherited_pipe_takes_its_place() {
+        let (reader, writer) = pipe(PipeFlags::empty());
+        let inode = rustix::fs::fstat(&reader).expect("stat").st_ino;
+        drop(reader);
+        let mut world = World::default();
+        let at = world.add(writer);
+        world.dump().expect("dump");
+        let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+        let name = format!("pipe:[{inode}]").leak().as_bytes();
+        world.inherited = Some((name, writer));
+        world.restore().expect("restore");
+        rustix::io::write(world.take(at), b"x").expect("write");
+        assert_eq!(read(&reader).expect("read"), b"x");
     }
 
     #[test]

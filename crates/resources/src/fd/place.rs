@@ -77,7 +77,7 @@ impl Place {
         FileType::from_raw_mode(self.mode)
     }
 
-    /// Opens the file with `flags` (see [`status::checked`]).
+    /// Opens the file with `flags` (see [`status::checked`]), or gives what takes its place.
     ///
     /// # Errors
     /// [`Error::Mismatch`] when it is missing, of another type, or not `size_bytes` long (checked
@@ -88,6 +88,10 @@ impl Place {
         size_bytes: Option<u64>,
         cx: &mut dyn RestoreContext,
     ) -> Result<OwnedFd> {
+        let name = self.path.strip_prefix(b"/").unwrap_or(&self.path);
+        if let Some(own) = cx.inherited(name) {
+            return status::dup(own);
+        }
         if let Some(ghost) = &self.ghost {
             let holder = ghost.holder(self, cx)?;
             return status::reopen(holder.as_fd(), flags);

@@ -76,7 +76,8 @@ impl Kind for Regular {
             return Err(Error::corrupt(self.name(), "is not a regular file"));
         }
         let file = payload.place.open(flags, Some(payload.size_bytes), cx)?;
-        if payload.pos != 0 {
+        let inherited = cx.inherited(payload.place.path.get(1..).unwrap_or_default());
+        if payload.pos != 0 && inherited.is_none() {
             seek(&file, payload.pos, &payload.place)?;
         }
         Ok(file)
@@ -126,6 +127,32 @@ mod tests {
         assert_eq!(text, "456789");
         file.write_all(b"end").expect("write");
         assert_eq!(fs::read(&path).expect("read"), b"0123456789end");
+    }
+
+    #[test]
+    fn inherited_file_takes_its_place() {
+        let folder = folder();
+        let path = folder.path().join("old");
+        fs::write(&path, "0123456789").expect("write");
+        let mut file = File::open(&path).expect("open");
+        file.seek(std::io::SeekFrom::Start(4)).expect("seek");
+        let other = folder.path().join("new");
+        fs::write(&other, "new").expect("write");
+        let mut world = World::default();
+        let at = world.add(file);
+        world.dump().expect("dump");
+        fs::remove_file(&path).expect("remove");
+        let name = path.to_str().expect("text")[1..]
+            .to_owned()
+            .leak()
+            .as_bytes();
+        world.inherited = Some((name, File::open(&other).expect("open").into()));
+        world.restore().expect("restore");
+        let mut text = String::new();
+        File::from(world.take(at))
+            .read_to_string(&mut text)
+            .expect("read");
+        assert_eq!(text, "new");
     }
 
     #[test]

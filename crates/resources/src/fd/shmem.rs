@@ -93,11 +93,11 @@ impl Payload {
         let len = usize::try_from(self.size_bytes.max(1)).expect("64 bits");
         let own =
             sys::memfd::shared_anonymous(len).map_err(|error| Error::kernel(doing(), error))?;
-        rustix::fs::ftruncate(&own, self.size_bytes)
-            .map_err(|error| Error::kernel(doing(), error))?;
         if let Some(space) = self.space {
             cx.load(space, own.as_fd())?;
         }
+        rustix::fs::ftruncate(&own, self.size_bytes)
+            .map_err(|error| Error::kernel(doing(), error))?;
         Ok(own)
     }
 }

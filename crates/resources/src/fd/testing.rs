@@ -29,6 +29,8 @@ pub(crate) struct At(usize);
 pub(crate) struct World {
     pub(crate) allow: Allow,
     entries: Vec<Entry>,
+    /// What takes the place of a description, by name.
+    pub(crate) inherited: Option<(&'static [u8], OwnedFd)>,
     spaces: Vec<Vec<u8>>,
     undo: Vec<Box<dyn FnOnce()>>,
 }
@@ -154,6 +156,7 @@ impl World {
             allow: self.allow.clone(),
             opened: Vec::new(),
             shared: HashMap::new(),
+            inherited: &self.inherited,
             spaces: &self.spaces,
             then: Vec::new(),
         };
@@ -193,7 +196,7 @@ impl World {
     }
 
     /// Makes the calls of a task's script here.
-    fn act(&self, script: &Script) {
+    pub(crate) fn act(&self, script: &Script) {
         let layout = Layout {
             ops: abi::Addr(0),
             data: abi::Addr(0),
@@ -237,6 +240,15 @@ impl World {
             4 => {
                 let flags = OFlags::from_bits_retain(number(args[2]).cast_unsigned());
                 Ok(rustix::fs::fcntl_setfl(own, flags)?)
+            }
+            6 => {
+                let at = usize::try_from(args[2]).expect("small");
+                let word = |at: usize| {
+                    i64::from_le_bytes(data[at..at + 8].try_into().expect("eight bytes"))
+                };
+                // struct flock
+                let (write, range) = (data[at] == 1, (word(at + 8), word(at + 16)));
+                sys::fcntl::lock(own, sys::fcntl::Holder::Process, write, range)
             }
             10 => sys::fcntl::set_signal(own, number(args[2])),
             15 => {
@@ -331,6 +343,7 @@ struct Restoring<'a> {
     allow: Allow,
     opened: Vec<Rc<OwnedFd>>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
+    inherited: &'a Option<(&'static [u8], OwnedFd)>,
     spaces: &'a [Vec<u8>],
     then: Vec<Box<dyn FnOnce()>>,
 }
@@ -354,8 +367,15 @@ impl RestoreContext for Restoring<'_> {
         let bytes = self.spaces.get(space as usize);
         let bytes = bytes.ok_or_else(|| Error::corrupt("space", "is not there"))?;
         let file = File::from(status::dup(file)?);
-        let written = file.write_all_at(bytes, 0);
+        let mut bytes = bytes.clone();
+        bytes.resize(bytes.len().next_multiple_of(4096), 0);
+        let written = file.write_all_at(&bytes, 0);
         written.map_err(|error| Error::kernel("load", error))
+    }
+
+    fn inherited(&self, wanted: &[u8]) -> Option<BorrowedFd<'_>> {
+        let (name, own) = self.inherited.as_ref()?;
+        (*name == wanted).then(|| own.as_fd())
     }
 
     fn on_success(&mut self, then: Box<dyn FnOnce()>) {
