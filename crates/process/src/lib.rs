@@ -4,6 +4,7 @@
 //! - restore: image → [`plan`](mod@plan) → plan → build → inject → run → running.
 #![forbid(unsafe_code)]
 
+mod build;
 mod collect;
 mod dump;
 mod error;
@@ -12,29 +13,13 @@ pub mod options;
 mod plan;
 mod records;
 pub mod report;
+mod restore;
 
 pub use dump::dump;
 pub use error::{Error, Result};
 pub use options::{Afterwards, Allowed, DumpOptions, InheritFd, Inherited, RestoreOptions};
 pub use report::{Blame, Description, DumpReport, Observer, Restored, Stage, Veto};
-
-/// Brings back the tree that `options.images_dir` holds.
-///
-/// # Errors
-/// Every failure leaves no task behind.
-pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<Restored> {
-    let _ = (options, observer);
-    Err(Error::Unfit("restore is not there yet".into()))
-}
-
-/// Returns the scripts that a restore would run, one line a call, without running anything.
-///
-/// # Errors
-/// Those of [`restore`] that show without touching the kernel.
-pub fn plan(options: &RestoreOptions) -> Result<String> {
-    let _ = options;
-    Err(Error::Unfit("restore is not there yet".into()))
-}
+pub use restore::{plan, restore};
 
 /// Tells what the image in `images_dir` holds.
 ///

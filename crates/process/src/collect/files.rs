@@ -142,7 +142,7 @@ impl<'a> Files<'a> {
 }
 
 /// A descriptor of the very description that descriptor `fd` of task `pid` refers to.
-fn fetch(pid: i32, fd: i32) -> resources::Result<OwnedFd> {
+pub(crate) fn fetch(pid: i32, fd: i32) -> resources::Result<OwnedFd> {
     let failed = |errno| Error::kernel(format!("cannot fetch fd {fd} of pid {pid}"), errno);
     let task = Pid::from_raw(pid).expect("a pid is not 0");
     let task = pidfd_open(task, PidfdFlags::empty()).map_err(failed)?;

@@ -27,7 +27,7 @@ use crate::records::{Descriptor, Descriptors, Node, Place, State, ThreadState, T
 use crate::{Error, Result};
 use facts::ThreadFacts;
 use files::Files;
-pub(crate) use files::Object;
+pub(crate) use files::{Object, fetch};
 
 /// What was found, ready to be written.
 pub(crate) struct Inventory {

@@ -10,6 +10,7 @@ use image::{Reader, RunKind, SpaceId};
 use resources::Born;
 use resources::map::memory::{Pages, Stored};
 use resources::script::{PoolId, Script, ScriptId, StepAt, WordId};
+use resources::task::Write;
 
 use crate::Result;
 use crate::records::Saved;
@@ -25,8 +26,11 @@ pub struct Plan {
     pub threads: Vec<Staying>,
     /// Pages that the restorer fills while a task waits.
     pub outside: Vec<Outside>,
-    /// How many descriptors the pool has: one for each description, then the pages file.
-    pub pool: u32,
+    /// How many descriptions the pool begins with; the pages files come behind them.
+    pub descriptions: u32,
+    /// Files of /proc that the restorer writes when the scripts have ended: the thread, the file
+    /// and its text.
+    pub writes: Vec<(i32, Write)>,
 }
 
 /// One script and who runs it.
@@ -115,16 +119,16 @@ pub(crate) fn plan(reader: &Reader, saved: &Saved<'_>, setting: &Setting) -> Res
         words: word::FREE,
         ..Plan::default()
     };
-    plan.pool = u32::try_from(saved.descriptions.len()).expect("checked when read") + 1;
+    plan.descriptions = u32::try_from(saved.descriptions.len()).expect("checked when read");
     task::Tasks::new(reader, saved, &births, setting)?.plan(&mut plan)?;
     Ok(plan)
 }
 
 impl Plan {
-    /// The pool descriptor of the pages file.
+    /// The pool descriptor of the first pages file.
     #[must_use]
-    pub fn pages_file(&self) -> PoolId {
-        PoolId(self.pool - 1)
+    pub fn pages_files(&self) -> PoolId {
+        PoolId(self.descriptions)
     }
 
     /// A new shared word.

@@ -173,7 +173,7 @@ impl<'a> Tasks<'a> {
         let birth = &self.births[id];
         let task = &self.saved.tasks[index];
         let body = self.body(index, plan)?;
-        let mut leader = self.thread_plan(task, &task.threads[0], true)?;
+        let mut leader = self.thread_plan(task, &task.threads[0], plan)?;
         let mut script = Script::default();
         if id == 0 {
             self.clear(&mut script);
@@ -240,7 +240,7 @@ impl<'a> Tasks<'a> {
     fn body(&self, index: usize, plan: &mut Plan) -> Result<Body> {
         let task = &self.saved.tasks[index];
         let pages = &self.pages[index];
-        let file = plan.pages_file();
+        let file = plan.pages_files();
         let bytes = pages
             .stored
             .iter()
@@ -355,7 +355,7 @@ impl<'a> Tasks<'a> {
         let args = family::clone_args(leader, thread.tid, FLAGS, 0);
         leader.spawn(args, id);
         leader.note(format!("thread {}", thread.tid));
-        let mut phases = self.thread_plan(task, thread, false)?;
+        let mut phases = self.thread_plan(task, thread, plan)?;
         let mut script = phases.take(Phase::Birth);
         script.append(phases.take(Phase::Alone));
         self.meet(&mut script);
@@ -392,20 +392,24 @@ impl<'a> Tasks<'a> {
         &self,
         task: &SavedTask<'_>,
         thread: &SavedThread<'_>,
-        leader: bool,
+        whole: &mut Plan,
     ) -> Result<ThreadPlan> {
+        const PR_SET_PDEATHSIG: u32 = 1;
+        let (pid, tid, born) = (task.node.pid, thread.tid, &self.setting.born);
         let mut plan = ThreadPlan::default();
-        let who = resources::task::Planned {
-            pid: task.node.pid,
-            tid: thread.tid,
-            born: &self.setting.born,
-        };
-        for part in PARTS
-            .iter()
-            .filter(|part| leader || part.scope() == Scope::Thread)
-        {
+        let leader = pid == tid;
+        if leader {
+            // The tie to the restorer; the part that owns the attribute comes behind.
+            let untie = [PR_SET_PDEATHSIG.into(), 0u32.into()];
+            plan.at(Phase::Final).call(Sysno::prctl, untie);
+        }
+        let parts = PARTS.iter();
+        for part in parts.filter(|part| leader || part.scope() == Scope::Thread) {
+            let who = resources::task::Planned { pid, tid, born };
             part.plan(thread.part(part.tag()), who, &mut plan)?;
         }
+        let writes = plan.outside.drain(..);
+        whole.writes.extend(writes.map(|write| (tid, write)));
         Ok(plan)
     }
 

@@ -232,12 +232,16 @@ fn refuses(listed: &Listed, code: &[u8; 2]) -> bool {
     !kernel && listed.has(code)
 }
 
+/// Positions in an image's pages name the file above this bit and the offset below it.
+pub const PAGES_FILE: u64 = 1 << 56;
+
 /// Consecutive pages of a process that are stored in the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// Their addresses.
     pub span: Span,
-    /// The offset of the first in the pages file, in bytes.
+    /// The position of the first: an offset in a pages file, in bytes, plus [`PAGES_FILE`] times
+    /// the file's number.
     pub offset: u64,
 }
 
@@ -253,7 +257,7 @@ pub struct Pages {
 /// How stored pages get into the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// The task reads them from the pages file, this pool descriptor.
+    /// The task reads them from the pages files, the first of which is this pool descriptor.
     Itself(PoolId),
     /// The restorer copies them into late anonymous private mappings; the task reads the others.
     Outside(PoolId),
@@ -524,12 +528,9 @@ fn read_in(pages: &Pages, span: Span, file: PoolId, script: &mut Script) {
                 .flat_map(|stored| [stored.span.start.0, stored.span.bytes()]);
             let iov = iov.flat_map(u64::to_le_bytes).collect::<Vec<_>>();
             let iov = script.bytes(&iov);
-            let args = [
-                file.into(),
-                iov.into(),
-                group.len().into(),
-                group[0].offset.into(),
-            ];
+            let (number, offset) = (group[0].offset / PAGES_FILE, group[0].offset % PAGES_FILE);
+            let file = PoolId(file.0 + u32::try_from(number).expect("eight bits"));
+            let args = [file.into(), iov.into(), group.len().into(), offset.into()];
             script.expect(Sysno::preadv, args, total);
         }
     }

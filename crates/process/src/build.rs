@@ -1,0 +1,263 @@
+//! Plan → built: descriptors are open, the window is mapped and the scripts stand in it.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use abi::{Addr, Header, Op, PAGE_BYTES, Span};
+use image::{Reader, RunKind, SpaceId};
+use pages::{Extent, sink};
+use resources::fd::{DescriptionId, KINDS, Kind, RestoreContext};
+use resources::map::memory::PAGES_FILE;
+use resources::script::{Layout, ScriptId, StepAt, WordId};
+use resources::{Allow, Error as ResourceError};
+use sys::window::Window;
+
+use crate::plan::Plan;
+use crate::records::Saved;
+use crate::{Error, Result};
+
+/// The address after the last one that a task can map with four-level page tables.
+const TOP: Addr = Addr(0x7fff_ffff_f000);
+
+/// A plan that only has to be set in motion.
+pub(crate) struct Built {
+    pub plan: Plan,
+    pub window: Window,
+    /// The address of each script's first op.
+    pub scripts: Vec<Addr>,
+    pool: Pool,
+}
+
+impl Built {
+    /// The header that all threads report to.
+    pub fn header(&self) -> Addr {
+        self.window.span().start.plus(PAGE_BYTES)
+    }
+
+    /// The address of a shared word.
+    pub fn word(&self, id: WordId) -> Addr {
+        words(self.window.span()).plus(4 * u64::from(id.0))
+    }
+
+    /// The address of a step's op.
+    pub fn op(&self, script: ScriptId, step: StepAt) -> Addr {
+        self.scripts[script.0 as usize].plus(u64::from(step.0) * Op::BYTES as u64)
+    }
+
+    /// What was put off until the restore has succeeded.
+    pub fn succeed(mut self) {
+        self.pool.then.drain(..).for_each(|then| then());
+    }
+}
+
+fn words(window: Span) -> Addr {
+    window.start.plus(PAGE_BYTES + Header::BYTES as u64)
+}
+
+/// Opens what the tasks inherit and lays out the window.
+pub(crate) fn build(
+    plan: Plan,
+    saved: &Saved<'_>,
+    reader: &Arc<Reader>,
+    allow: &Allow,
+) -> Result<Built> {
+    let mut pool = Pool::new(allow.clone(), reader.clone());
+    pool.open_all(&saved.descriptions)?;
+    let numbers = pool.numbers(saved)?;
+    let words_bytes = (u64::from(plan.words) * 4).next_multiple_of(64);
+    let sizes = plan.scripts.iter().map(|planned| {
+        let ops = planned.script.ops_bytes() as u64;
+        let data = planned.script.data_bytes() as u64;
+        (ops.next_multiple_of(64), data.next_multiple_of(64))
+    });
+    let sizes = sizes.collect::<Vec<_>>();
+    let head = PAGE_BYTES + Header::BYTES as u64 + words_bytes;
+    let head = head.next_multiple_of(64);
+    let total = head + sizes.iter().map(|(ops, data)| ops + data).sum::<u64>();
+    let window = place_window(saved, total.next_multiple_of(PAGE_BYTES))?;
+    let span = window.span();
+    let mut at = span.start.plus(head);
+    let mut places = Vec::with_capacity(sizes.len());
+    for (ops, data) in sizes {
+        places.push((at, at.plus(ops)));
+        at = at.plus(ops + data);
+    }
+    let scripts = places.iter().map(|place| place.0).collect::<Vec<_>>();
+    for (planned, (ops, data)) in plan.scripts.iter().zip(places) {
+        let layout = Layout {
+            ops,
+            data,
+            words: words(span),
+            pool: &numbers,
+            scripts: &scripts,
+            window: span,
+            top: TOP,
+        };
+        let (op_bytes, data_bytes) = planned.script.compile(&layout);
+        window.write(ops, &op_bytes);
+        window.write(data, &data_bytes);
+    }
+    Ok(Built {
+        plan,
+        window,
+        scripts,
+        pool,
+    })
+}
+
+/// Maps the window where no task has a mapping and this process has none either.
+fn place_window(saved: &Saved<'_>, bytes: u64) -> Result<Window> {
+    const LOWEST: Addr = Addr(0x10_0000);
+    // Stacks may grow down to this distance of their neighbour (mmap(2), "stack guard gap").
+    const MARGIN_BYTES: u64 = 2 << 20;
+    let maps = saved.tasks.iter().flat_map(|task| &task.memory.mappings);
+    let mut taken = maps
+        .map(resources::map::memory::Mapping::span)
+        .collect::<Vec<_>>();
+    taken.sort_unstable();
+    let mut start = LOWEST;
+    let mut last = None;
+    for span in taken.into_iter().chain([Span {
+        start: TOP,
+        end: TOP,
+    }]) {
+        while start.plus(bytes + MARGIN_BYTES) <= span.start {
+            match Window::map(Span::new(start, bytes), blob::code()) {
+                Ok(window) => return Ok(window),
+                Err(error) => last = Some(error),
+            }
+            start = start.plus(64 << 20);
+        }
+        start = start.max(span.end.plus(MARGIN_BYTES).page_start());
+    }
+    let source = last.unwrap_or_else(|| std::io::ErrorKind::OutOfMemory.into());
+    Err(Error::kernel(
+        format!("no address is free for a window of {bytes} bytes"),
+        source,
+    ))
+}
+
+/// The descriptors that tasks inherit.
+struct Pool {
+    allow: Allow,
+    reader: Arc<Reader>,
+    open: Vec<OwnedFd>,
+    shared: HashMap<(u16, u64), Vec<OwnedFd>>,
+    then: Vec<Box<dyn FnOnce()>>,
+}
+
+impl Pool {
+    fn new(allow: Allow, reader: Arc<Reader>) -> Self {
+        Self {
+            allow,
+            reader,
+            open: Vec::new(),
+            shared: HashMap::new(),
+            then: Vec::new(),
+        }
+    }
+
+    fn open_all(&mut self, descriptions: &[(u16, &[u8])]) -> Result<()> {
+        for (id, (tag, payload)) in descriptions.iter().enumerate() {
+            let own = kind(*tag, id)?.open(payload, self)?;
+            self.open.push(own);
+        }
+        for (id, (tag, payload)) in descriptions.iter().enumerate() {
+            let own = &self.open[id];
+            let own = own.as_fd().try_clone_to_owned();
+            let own = own.map_err(|e| Error::kernel("cannot copy a descriptor", e))?;
+            kind(*tag, id)?.finish(payload, own.as_fd(), self)?;
+        }
+        self.shared.clear();
+        Ok(())
+    }
+
+    /// The number of each pool descriptor; none of them is a number that a task will give away.
+    fn numbers(&mut self, saved: &Saved<'_>) -> Result<Vec<i32>> {
+        let descriptors = saved.tasks.iter().flat_map(|task| &task.descriptors);
+        let above = descriptors
+            .map(|descriptor| descriptor.fd + 1)
+            .max()
+            .unwrap_or(0);
+        let pages = self.pages_files()?;
+        self.open.extend(pages);
+        for own in &mut self.open {
+            if own.as_raw_fd() < above {
+                let moved = rustix::io::fcntl_dupfd_cloexec(&*own, above);
+                *own = moved.map_err(|e| Error::kernel("cannot move a descriptor", e))?;
+            }
+        }
+        Ok(self.open.iter().map(AsRawFd::as_raw_fd).collect())
+    }
+
+    /// Descriptors of the pages files, in the order of their numbers.
+    fn pages_files(&self) -> Result<Vec<OwnedFd>> {
+        let mut files = Vec::new();
+        for run in self.reader.stored() {
+            let RunKind::Data { offset_bytes, .. } = run.kind else {
+                continue;
+            };
+            if offset_bytes / PAGES_FILE < files.len() as u64 {
+                continue;
+            }
+            let object = self
+                .reader
+                .pages_object(&run)
+                .and_then(|object| object.0.as_fd());
+            let object = object.map(|fd| fd.try_clone_to_owned());
+            let object = object.unwrap_or_else(|| Err(std::io::ErrorKind::Unsupported.into()));
+            files.push(object.map_err(|e| Error::kernel("cannot copy a descriptor", e))?);
+        }
+        Ok(files)
+    }
+}
+
+fn kind(tag: u16, id: usize) -> Result<&'static dyn Kind> {
+    let kind = KINDS.iter().find(|kind| kind.tag() == tag);
+    let unknown = || {
+        let what = format!("has the unknown kind {tag}");
+        Error::from(ResourceError::corrupt(format!("description {id}"), what))
+    };
+    kind.copied().ok_or_else(unknown)
+}
+
+impl RestoreContext for Pool {
+    fn allow(&self) -> &Allow {
+        &self.allow
+    }
+
+    fn description(&self, id: DescriptionId) -> resources::Result<BorrowedFd<'_>> {
+        let open = self.open.get(id.0 as usize);
+        let missing = || ResourceError::corrupt(format!("description {}", id.0), "is not open");
+        open.map(AsFd::as_fd).ok_or_else(missing)
+    }
+
+    fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
+        &mut self.shared
+    }
+
+    fn load(&mut self, space: u32, file: BorrowedFd<'_>) -> resources::Result<()> {
+        let failed = |source: std::io::Error| ResourceError::kernel("cannot fill a file", source);
+        let extents = self.reader.runs(SpaceId(space)).map(|run| Extent {
+            space: run.space,
+            first_page: run.first_page,
+            at: Addr(run.first_page * PAGE_BYTES),
+            pages: run.pages.into(),
+        });
+        let extents = extents.collect::<Vec<_>>();
+        let placed = pages::place(&self.reader, &extents).map_err(|e| failed(other(e)))?;
+        let file = file.try_clone_to_owned().map_err(failed)?;
+        let sink = sink::Object::new(file);
+        let filled = pages::fill(&self.reader, &placed, &sink, &|_| ());
+        filled.map(drop).map_err(|e| failed(other(e)))
+    }
+
+    fn on_success(&mut self, then: Box<dyn FnOnce()>) {
+        self.then.push(then);
+    }
+}
+
+fn other(error: pages::Error) -> std::io::Error {
+    std::io::Error::other(error)
+}
