@@ -8,7 +8,7 @@ use rustix::fs::{FileType, OFlags};
 use super::place::Place;
 use super::regular::seek;
 use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
-use crate::Result;
+use crate::{Error, Result};
 
 /// See the file.
 pub struct Directory;
@@ -59,9 +59,10 @@ impl Kind for Directory {
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let payload: Payload = decode(self, payload)?;
         let flags = status::checked(self.name(), payload.flags)?;
-        // A file that has taken the directory's place must not be opened by chance.
+        if flags.contains(OFlags::PATH) || payload.place.kind() != FileType::Directory {
+            return Err(Error::corrupt(self.name(), "is not a directory"));
+        }
         let directory = payload.place.open(flags, None, cx)?;
-        debug_assert!(!flags.contains(OFlags::PATH));
         if payload.pos != 0 {
             seek(&directory, payload.pos, &payload.place)?;
         }

@@ -12,9 +12,11 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps
 use rustix::io::Errno;
 
 use super::place::{Place, folder_above};
-use super::{DumpContext, Open, RestoreContext, status, tags};
+use super::{DumpContext, Open, RestoreContext, status};
 use crate::{Error, Result};
 
+/// The number under which the file made again is shared; no record has it.
+const SHARED: u16 = 149;
 /// Contents up to this size stand in the record itself.
 const INLINE_BYTES: u64 = 4096;
 
@@ -127,7 +129,7 @@ impl Ghost {
 
     /// A descriptor of the file made again; made by the first who asks.
     pub(super) fn holder(&self, place: &Place, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        let key = (tags::GHOST, u64::from(self.first));
+        let key = (SHARED, u64::from(self.first));
         if !cx.shared().contains_key(&key) {
             let holder = self.create(place, cx)?;
             cx.shared().insert(key, vec![holder]);

@@ -306,6 +306,22 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_refuses_what_is_no_message() {
+        for kind in KINDS {
+            let name = kind.name();
+            for payload in [&b"\xff"[..], b"\x0a\xff\xff\xff\xff\xff\xff", b"\x08"] {
+                let described = kind.describe(payload).expect_err(name);
+                assert!(
+                    matches!(described, Error::Corrupt { .. }),
+                    "{name}: {described}"
+                );
+                let opened = testing::open_alone(*kind, payload).expect_err(name);
+                assert!(matches!(opened, Error::Corrupt { .. }), "{name}: {opened}");
+            }
+        }
+    }
+
+    #[test]
     fn unknown_descriptions_are_refused_by_name() {
         let fetch = || Err(Error::unsupported(1, "nothing is fetched"));
         let null = rustix::fs::stat("/proc/self/stat").expect("stat");

@@ -88,7 +88,10 @@ impl Place {
         size_bytes: Option<u64>,
         cx: &mut dyn RestoreContext,
     ) -> Result<OwnedFd> {
-        let name = self.path.strip_prefix(b"/").unwrap_or(&self.path);
+        let Some(name) = self.path.strip_prefix(b"/") else {
+            let path = String::from_utf8_lossy(&self.path);
+            return Err(Error::corrupt("file", format!("path {path:?}")));
+        };
         if let Some(own) = cx.inherited(name) {
             return status::dup(own);
         }
@@ -200,4 +203,36 @@ fn remap(open: &Open<'_>, path: &[u8], cx: &mut dyn DumpContext) -> Result<Vec<u
         }
     }
     Err(open.unsupported("no free name for a hard link", None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::open_alone;
+    use super::*;
+    use prost::Message;
+
+    #[test]
+    fn paths_from_an_image_are_absolute() {
+        /// As every kind with a place begins.
+        #[derive(Clone, PartialEq, prost::Message)]
+        struct Payload {
+            #[prost(message, required, tag = "1")]
+            place: Place,
+        }
+        for (path, ghost) in [
+            ("Cargo.toml", None),
+            ("", None),
+            ("/", Some(Ghost::default())),
+        ] {
+            let place = Place {
+                path: path.into(),
+                mode: 0o100_644,
+                ghost,
+                remap: None,
+            };
+            let payload = Payload { place }.encode_to_vec();
+            let error = open_alone(&super::super::path::Path, &payload).expect_err("no path");
+            assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+        }
+    }
 }

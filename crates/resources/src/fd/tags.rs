@@ -28,7 +28,5 @@ pub const SHMEM: u16 = 111;
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.
 pub const LOCKS: u16 = 148;
-/// Deleted files that several descriptions share ([`super::place`]); no kind of its own.
-pub const GHOST: u16 = 149;
 /// [`super::unix`].
 pub const UNIX: u16 = 150;

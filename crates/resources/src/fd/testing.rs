@@ -63,6 +63,19 @@ fn renumber(fd: OwnedFd, number: i32) -> OwnedFd {
     moved
 }
 
+/// Opens what `payload` describes, with nothing else in the image.
+pub(crate) fn open_alone(kind: &dyn Kind, payload: &[u8]) -> Result<OwnedFd> {
+    let mut restoring = Restoring {
+        allow: Allow::default(),
+        opened: Vec::new(),
+        shared: HashMap::new(),
+        inherited: &None,
+        spaces: &[],
+        then: Vec::new(),
+    };
+    kind.open(payload, &mut restoring)
+}
+
 impl World {
     /// Takes over a description.
     pub(crate) fn add(&mut self, own: impl Into<OwnedFd>) -> At {
