@@ -1,9 +1,12 @@
 //! The options with which a target may hold what an image cannot hold the other end of.
 
+use std::ffi::OsStr;
+
 use clap::Args;
 use process::Allowed;
 
 use crate::exit::Failure;
+use crate::quick::{Fill, flag};
 
 /// Given to dump and restore alike.
 #[derive(Debug, Default, Args)]
@@ -38,6 +41,23 @@ pub struct AllowedArgs {
     /// Give a deleted file that has other names a temporary one
     #[arg(long)]
     link_remap: bool,
+}
+
+impl Fill for AllowedArgs {
+    fn fill(&mut self, name: &str, value: Option<&OsStr>) -> Option<()> {
+        match name {
+            "shell-job" => self.shell_job = flag(value)?,
+            "tcp-established" => self.tcp_established = flag(value)?,
+            "tcp-close" => self.tcp_close = flag(value)?,
+            "ext-unix-sk" => self
+                .ext_unix_sk
+                .push(value.map_or(Some(""), OsStr::to_str)?.into()),
+            "file-locks" => self.file_locks = flag(value)?,
+            "link-remap" => self.link_remap = flag(value)?,
+            _ => return None,
+        }
+        Some(())
+    }
 }
 
 impl TryFrom<&AllowedArgs> for Allowed {

@@ -1,18 +1,20 @@
 //! `stillframe dump`: saves a process tree.
 
+use std::ffi::{OsStr, OsString};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use process::options::{DEFAULT_GHOST_LIMIT_BYTES, DEFAULT_TIMEOUT};
 use process::{Afterwards, Allowed, DumpOptions, DumpReport};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
 use crate::allowed::AllowedArgs;
 use crate::exit::{Failure, Status};
-use crate::output;
+use crate::quick::{self, Fill, flag, number, text};
 use crate::session::Common;
-use crate::values;
 use crate::watch::Watch;
+use crate::{output, values};
 
 /// Save a process tree into an image
 #[derive(Debug, Args)]
@@ -48,7 +50,42 @@ pub struct Dump {
     pub common: Common,
 }
 
+impl Fill for Dump {
+    fn fill(&mut self, name: &str, value: Option<&OsStr>) -> Option<()> {
+        match name {
+            "tree" => self.tree = values::pid(text(value)?).ok()?,
+            "leave-running" => self.leave_running = flag(value)?,
+            "leave-stopped" => self.leave_stopped = flag(value)?,
+            "ghost-limit" => self.ghost_limit = values::size(text(value)?).ok()?,
+            "timeout" => self.timeout = number(value)?,
+            "no-sync" => self.no_sync = flag(value)?,
+            _ => {
+                let allowed = self.allowed.fill(name, value);
+                return allowed.or_else(|| self.common.fill(name, value));
+            }
+        }
+        Some(())
+    }
+}
+
 impl Dump {
+    /// Understands the words of an ordinary command line; `None` leaves them to the parser.
+    pub fn quick(words: &[OsString]) -> Option<Self> {
+        let mut words_of = words.iter().filter_map(|word| quick::split(word));
+        let tree = words_of.find(|(name, _)| *name == "tree")?;
+        let mut dump = Self {
+            tree: values::pid(text(tree.1)?).ok()?,
+            leave_running: false,
+            leave_stopped: false,
+            ghost_limit: DEFAULT_GHOST_LIMIT_BYTES,
+            timeout: DEFAULT_TIMEOUT.as_secs(),
+            no_sync: false,
+            allowed: AllowedArgs::default(),
+            common: Common::default(),
+        };
+        quick::fill(&mut dump, words)?.is_empty().then_some(dump)
+    }
+
     /// Saves the tree.
     ///
     /// # Errors
@@ -60,7 +97,7 @@ impl Dump {
         let mut watch = Watch::new(&session);
         let report = process::dump(&options, &mut watch).map_err(|source| Failure::Engine {
             doing: "dump",
-            source,
+            source: Box::new(source),
         })?;
         watch.done();
         session.ready();

@@ -97,7 +97,7 @@ pub enum Failure {
         doing: &'static str,
         /// Why.
         #[source]
-        source: process::Error,
+        source: Box<process::Error>,
     },
 }
 

@@ -14,6 +14,7 @@ mod exit;
 mod generate;
 mod logfile;
 mod output;
+mod quick;
 mod reading;
 mod restore;
 mod session;
@@ -79,26 +80,28 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
     }
     let idle = &reading.idle;
     match reading.command {
-        Some(Command::Dump) => match parse::<dump::Dump>("dump", reading.words) {
+        Some(Command::Dump) => match parse("dump", dump::Dump::quick, reading.words) {
             Ok(dump) => dump.run(idle, started),
             Err(error) => Ok(misused(&error)),
         },
-        Some(Command::Restore) => match parse::<restore::Restore>("restore", reading.words) {
+        Some(Command::Restore) => match parse("restore", restore::Restore::quick, reading.words) {
             Ok(restore) => restore.run(idle, started),
             Err(error) => Ok(misused(&error)),
         },
-        Some(Command::Check) => match parse::<check::Check>("check", reading.words) {
+        Some(Command::Check) => match parse::<check::Check>("check", |_| None, reading.words) {
             Ok(check) => check.run(started),
             Err(error) => Ok(misused(&error)),
         },
-        Some(Command::Show) => match parse::<show::Show>("show", reading.words) {
+        Some(Command::Show) => match parse::<show::Show>("show", |_| None, reading.words) {
             Ok(show) => show.run(),
             Err(error) => Ok(misused(&error)),
         },
-        Some(Command::Generate) => match parse::<generate::Generate>("generate", reading.words) {
-            Ok(generate) => generate.run(),
-            Err(error) => Ok(misused(&error)),
-        },
+        Some(Command::Generate) => {
+            match parse::<generate::Generate>("generate", |_| None, reading.words) {
+                Ok(generate) => generate.run(),
+                Err(error) => Ok(misused(&error)),
+            }
+        }
         None => {
             let program = [OsString::from("stillframe")];
             match Cli::try_parse_from(program.into_iter().chain(reading.words)) {
@@ -134,8 +137,20 @@ fn read(words: Vec<OsString>) -> Result<Reading, Failure> {
     reading::read(&sources).map_err(Failure::Reading)
 }
 
-/// Parses the words of one command without building the parsers of the others.
-fn parse<T: Args>(name: &'static str, words: Vec<OsString>) -> Result<T, clap::Error> {
+/// Understands the words of one command: quickly where that goes, otherwise by its parser, without
+/// building the parsers of the others.
+fn parse<T: Args>(
+    name: &'static str,
+    quick: fn(&[OsString]) -> Option<T>,
+    words: Vec<OsString>,
+) -> Result<T, clap::Error> {
+    match quick(&words) {
+        Some(understood) => Ok(understood),
+        None => parse_thoroughly(name, words),
+    }
+}
+
+fn parse_thoroughly<T: Args>(name: &'static str, words: Vec<OsString>) -> Result<T, clap::Error> {
     let command = clap::Command::new(name).bin_name(format!("stillframe {name}"));
     let mut command = T::augment_args(command);
     let program = [OsString::from(name)];
@@ -158,7 +173,7 @@ fn misused(error: &clap::Error) -> Status {
 mod tests {
     use clap::{ArgAction, CommandFactory as _};
 
-    use super::Cli;
+    use super::{Cli, OsString, dump, parse_thoroughly, restore};
     use crate::criu::{Argument, FLAGS, Fate};
     use crate::reading::Command;
 
@@ -168,6 +183,90 @@ mod tests {
     #[test]
     fn the_parser_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    /// Understands one option in both ways, with every value that some option takes.
+    fn compare<T: clap::Args + std::fmt::Debug>(
+        name: &'static str,
+        quick: fn(&[OsString]) -> Option<T>,
+        option: &str,
+        common: &[&str],
+    ) {
+        let values = [
+            "",
+            "=",
+            "=1",
+            "=17",
+            "=-1",
+            "=+1",
+            "=0x1",
+            "= 1",
+            "=1M",
+            "=path/to",
+            "=fd[3]:pipe[7]",
+            "=fd[3]:x",
+            "=99999999999999999999",
+            "=a=b",
+            "=,",
+            "=1,2",
+        ];
+        for value in values {
+            let mut words: Vec<OsString> = common.iter().map(Into::into).collect();
+            words.push(format!("--{option}{value}").into());
+            let Some(quick) = quick(&words) else { continue };
+            let thorough = parse_thoroughly::<T>(name, words.clone());
+            let thorough = thorough.unwrap_or_else(|error| panic!("{words:?}: {error}"));
+            assert_eq!(format!("{quick:?}"), format!("{thorough:?}"), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn the_quick_way_and_the_parser_agree() {
+        let own = FLAGS.iter().map(|flag| flag.name);
+        for option in own.chain(["no-sync", "bogus", "help"]) {
+            // The reading leaves one occurrence of each option.
+            if option != "tree" {
+                compare("dump", dump::Dump::quick, option, &["--tree=5"]);
+            }
+            compare("dump", dump::Dump::quick, option, &[]);
+            compare("restore", restore::Restore::quick, option, &[]);
+        }
+        let words = |words: &[&str]| words.iter().map(Into::into).collect::<Vec<OsString>>();
+        for given in [
+            &["--", "x"][..],
+            &["--exec-cmd", "--"],
+            &["--exec-cmd"],
+            &["x"],
+        ] {
+            assert!(
+                restore::Restore::quick(&words(given)).is_none(),
+                "{given:?}"
+            );
+        }
+        assert!(dump::Dump::quick(&words(&["--tree=5", "--", "x"])).is_none());
+        let exec = words(&["--exec-cmd", "--", "a", "--b"]);
+        let quick = restore::Restore::quick(&exec).unwrap();
+        let thorough: restore::Restore = parse_thoroughly("restore", exec).unwrap();
+        assert_eq!(format!("{quick:?}"), format!("{thorough:?}"));
+    }
+
+    #[test]
+    fn every_option_can_be_understood_quickly() {
+        for flag in FLAGS.iter().filter(|flag| !READ.contains(&flag.name)) {
+            let value = match (flag.name, flag.argument) {
+                ("inherit-fd", _) => "=fd[3]:x",
+                (_, Argument::None | Argument::Switch) => "",
+                _ => "=1",
+            };
+            let words = [OsString::from(format!("--{}{value}", flag.name))];
+            if flag.dump == Fate::Taken && flag.name != "tree" {
+                let words = [OsString::from("--tree=5"), words[0].clone()];
+                assert!(dump::Dump::quick(&words).is_some(), "{words:?}");
+            }
+            if flag.restore == Fate::Taken && flag.name != "exec-cmd" {
+                assert!(restore::Restore::quick(&words).is_some(), "{words:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `stillframe restore`: brings a process tree back.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 
 use crate::allowed::AllowedArgs;
 use crate::exit::{Failure, Status};
+use crate::quick::{self, Fill, flag, path, text};
 use crate::session::Common;
 use crate::watch::Watch;
 use crate::{logfile, output, values};
 
 /// Bring a process tree back from an image
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct Restore {
     /// End once the tree runs, instead of waiting for its root
     #[arg(short = 'd', long)]
@@ -63,7 +64,34 @@ pub struct Restore {
     command: Vec<OsString>,
 }
 
+impl Fill for Restore {
+    fn fill(&mut self, name: &str, value: Option<&OsStr>) -> Option<()> {
+        match name {
+            "restore-detached" => self.restore_detached = flag(value)?,
+            "restore-sibling" => self.restore_sibling = flag(value)?,
+            "leave-stopped" => self.leave_stopped = flag(value)?,
+            "pidfile" => self.pidfile = Some(path(value)?),
+            "inherit-fd" => self.inherit_fd.push(values::inherit_fd(text(value)?).ok()?),
+            "root" => self.root = Some(path(value)?),
+            "exec-cmd" => self.exec_cmd = flag(value)?,
+            "plan" => self.plan = flag(value)?,
+            _ => {
+                let allowed = self.allowed.fill(name, value);
+                return allowed.or_else(|| self.common.fill(name, value));
+            }
+        }
+        Some(())
+    }
+}
+
 impl Restore {
+    /// Understands the words of an ordinary command line; `None` leaves them to the parser.
+    pub fn quick(words: &[OsString]) -> Option<Self> {
+        let mut restore = Self::default();
+        restore.command = quick::fill(&mut restore, words)?;
+        (restore.exec_cmd != restore.command.is_empty()).then_some(restore)
+    }
+
     /// Brings the tree back.
     ///
     /// # Errors
@@ -165,7 +193,10 @@ impl Restore {
 }
 
 fn engine(doing: &'static str) -> impl FnOnce(process::Error) -> Failure {
-    move |source| Failure::Engine { doing, source }
+    move |source| Failure::Engine {
+        doing,
+        source: Box::new(source),
+    }
 }
 
 /// Waits until the root task, a child of this process, has ended. How it ended does not matter.

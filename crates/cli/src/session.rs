@@ -1,5 +1,6 @@
 //! What dump and restore have in common: directories, the log file, scripts, inherited descriptors.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -7,9 +8,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use rustix::fs::Mode;
+use rustix::io::Errno;
 
 use crate::exit::Failure;
 use crate::logfile;
+use crate::quick::{Fill, flag, number, path};
 
 /// Options of dump and restore alike.
 #[derive(Debug, Args)]
@@ -66,6 +70,61 @@ pub struct Everywhere {
     pub close: Vec<i32>,
 }
 
+impl Default for Common {
+    fn default() -> Self {
+        Self {
+            images_dir: ".".into(),
+            work_dir: None,
+            action_script: Vec::new(),
+            status_fd: None,
+            display_stats: false,
+            json: false,
+            common: Everywhere::default(),
+        }
+    }
+}
+
+impl Default for Everywhere {
+    fn default() -> Self {
+        Self {
+            log_file: None,
+            verbosity: logfile::DEFAULT_VERBOSITY,
+            config: None,
+            no_default_config: false,
+            close: Vec::new(),
+        }
+    }
+}
+
+impl Fill for Common {
+    fn fill(&mut self, name: &str, value: Option<&OsStr>) -> Option<()> {
+        match name {
+            "images-dir" => self.images_dir = path(value)?,
+            "work-dir" => self.work_dir = Some(path(value)?),
+            "action-script" => self.action_script.push(path(value)?),
+            "status-fd" => self.status_fd = Some(number(value)?),
+            "display-stats" => self.display_stats = flag(value)?,
+            "json" => self.json = flag(value)?,
+            _ => return self.common.fill(name, value),
+        }
+        Some(())
+    }
+}
+
+impl Fill for Everywhere {
+    fn fill(&mut self, name: &str, value: Option<&OsStr>) -> Option<()> {
+        match name {
+            "log-file" => self.log_file = Some(path(value)?),
+            "verbosity" => self.verbosity = number(value)?,
+            "config" => self.config = Some(path(value)?),
+            "no-default-config" => self.no_default_config = flag(value)?,
+            "close" => self.close.push(number(value)?),
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
 /// A command at work: its directories exist, its log is open.
 #[derive(Debug)]
 pub struct Session {
@@ -110,6 +169,7 @@ impl Common {
             None => images_dir.clone(),
         };
         self.common.open_log(&work_dir, Some(command), started)?;
+        log::info!("stillframe {}, {command}", env!("CARGO_PKG_VERSION"));
         for option in idle {
             log::debug!("--{option} has no effect on {command}");
         }
@@ -200,13 +260,18 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 
 /// Makes a directory and those above it. An image holds secrets: only its owner may look.
 fn make_dir(path: &Path) -> Result<(), Failure> {
-    std::fs::DirBuilder::new()
+    // One call where the directory is there or its parent is, which is nearly always.
+    match rustix::fs::mkdir(path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => return Ok(()),
+        Err(_) => {}
+    }
+    let made = std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(path)
-        .map_err(|source| Failure::File {
-            action: "make the directory",
-            path: path.to_owned(),
-            source,
-        })
+        .create(path);
+    made.map_err(|source| Failure::File {
+        action: "make the directory",
+        path: path.to_owned(),
+        source,
+    })
 }

@@ -39,7 +39,7 @@ impl Show {
         let dir = self.image.or(self.images_dir).unwrap_or_default();
         let description = process::describe(&dir).map_err(|source| Failure::Engine {
             doing: "show",
-            source,
+            source: Box::new(source),
         })?;
         let text = if self.json {
             format!("{}\n", to_json(&description))
