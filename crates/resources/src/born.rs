@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use linux_raw_sys::prctl::PR_MCE_KILL_DEFAULT;
 use sys::own::{self, Attribute};
 use sys::proc::{self, LIMITS, Limit, Status};
 
@@ -25,6 +26,8 @@ pub struct Born {
     pub(crate) machine_check: u64,
     /// The kernel creates timers with wanted ids (Linux 6.15).
     pub(crate) timer_ids: bool,
+    /// The length of a timer tick of this kernel, in microseconds.
+    pub(crate) tick_us: u64,
     /// What `dumpable` becomes when a task changes its credentials.
     pub(crate) suid_dumpable: u32,
 }
@@ -52,8 +55,10 @@ impl Born {
             thp_disable: attribute(Attribute::ThpDisable),
             mdwe: attribute(Attribute::Mdwe),
             memory_merge: attribute(Attribute::MemoryMerge),
-            machine_check: attribute(Attribute::MachineCheck),
+            machine_check: own::attribute(Attribute::MachineCheck)
+                .unwrap_or(PR_MCE_KILL_DEFAULT.into()),
             timer_ids: own::attribute(Attribute::TimerIds).is_ok(),
+            tick_us: tick_us(),
             suid_dumpable: number("/proc/sys/fs/suid_dumpable").unwrap_or(0),
         })
     }
@@ -80,11 +85,18 @@ impl Default for Born {
             thp_disable: 0,
             mdwe: 0,
             memory_merge: 0,
-            machine_check: u64::from(linux_raw_sys::prctl::PR_MCE_KILL_DEFAULT),
+            machine_check: PR_MCE_KILL_DEFAULT.into(),
             timer_ids: true,
+            tick_us: 4000,
             suid_dumpable: 0,
         }
     }
+}
+
+/// The resolution of coarse clocks.
+fn tick_us() -> u64 {
+    let tick = rustix::time::clock_getres(rustix::time::ClockId::RealtimeCoarse);
+    u64::try_from(tick.tv_nsec).expect("a tick is not negative") / 1000
 }
 
 fn text(path: &str) -> Result<Vec<u8>> {

@@ -109,12 +109,16 @@ impl Stage {
 
     /// The same, for several parts at once.
     pub fn restore_all(&mut self, parts: &[(&dyn Part, Option<&[u8]>)]) {
-        let born = Self::born();
+        self.restore_with(parts, &Self::born());
+    }
+
+    /// The same, for a process that is taken to be born with `born`.
+    pub fn restore_with(&mut self, parts: &[(&dyn Part, Option<&[u8]>)], born: &Born) {
         let pid = self.pid();
         let who = Planned {
             pid,
             tid: pid,
-            born: &born,
+            born,
         };
         let mut plan = ThreadPlan::default();
         for (part, payload) in parts {

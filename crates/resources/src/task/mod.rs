@@ -10,12 +10,21 @@ use crate::{Allow, Born, Error, Result};
 
 mod actions;
 mod altstack;
+mod attributes;
 mod comm;
 pub(crate) mod credentials;
+mod dumpable;
+mod io_flusher;
+mod itimers;
 mod limits;
+mod oom;
+mod pending;
+mod posix_timers;
+mod refused;
 mod robust;
 mod rseq;
 pub(crate) mod scheduling;
+mod speculation;
 mod tid_address;
 mod umask;
 
@@ -219,16 +228,62 @@ pub trait Part: Sync {
 
 /// Every part, in the order in which they are planned.
 pub static PARTS: &[&dyn Part] = &[
+    // First: it may forbid to ask anything else.
+    &refused::Refused,
     &altstack::Altstack,
     &tid_address::TidAddress,
     &comm::Comm,
+    &attributes::HUGE_PAGES,
+    &attributes::MEMORY_MERGE,
+    &attributes::MACHINE_CHECK,
+    &attributes::TIME_STAMP,
+    &attributes::CPUID,
     // What needs privileges, before they are given up.
     &limits::Limits,
     &scheduling::Scheduling,
+    &io_flusher::IoFlusher,
+    &oom::Oom,
+    // Credentials change it: set before or after them, depending on its value.
+    &dumpable::Dumpable,
     &credentials::Credentials,
-    // Last: nothing else is made with this mask any more.
+    // What restricts the task itself, its last calls included.
+    &attributes::NO_NEW_PRIVS,
+    &attributes::PERSONALITY,
+    &attributes::MDWE,
+    &attributes::SUBREAPER,
+    &speculation::Speculation,
     &umask::Umask,
     &robust::Robust,
     &rseq::Rseq,
+    // Setting an action discards signals that are pending: before those come back.
     &actions::Actions,
+    &pending::THREAD,
+    &pending::PROCESS,
+    &itimers::Itimers,
+    &posix_timers::PosixTimers,
+    &attributes::PARENT_DEATH,
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn numbers_and_names_are_unique() {
+        let tags: BTreeSet<u16> = PARTS.iter().map(|part| part.tag()).collect();
+        let names: BTreeSet<&str> = PARTS.iter().map(|part| part.name()).collect();
+        assert_eq!((tags.len(), names.len()), (PARTS.len(), PARTS.len()));
+        assert!(tags.iter().all(|tag| (200..300).contains(tag)), "{tags:?}");
+    }
+
+    #[test]
+    fn damaged_payloads_are_errors_of_every_part() {
+        for part in PARTS {
+            // A field of a length that the payload does not have.
+            let damaged = [0x0a, 0x7f];
+            part.describe(&damaged).expect_err(part.name());
+        }
+    }
+}

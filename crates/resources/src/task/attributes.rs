@@ -1,0 +1,379 @@
+//! Attributes that are one number each, mostly of prctl(2): a table of how to get and set them.
+
+use linux_raw_sys::prctl::{
+    PR_GET_CHILD_SUBREAPER, PR_GET_MDWE, PR_GET_MEMORY_MERGE, PR_GET_PDEATHSIG, PR_GET_THP_DISABLE,
+    PR_GET_TSC, PR_MCE_KILL, PR_MCE_KILL_DEFAULT, PR_MCE_KILL_GET, PR_MCE_KILL_SET,
+    PR_SET_CHILD_SUBREAPER, PR_SET_MDWE, PR_SET_MEMORY_MERGE, PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG, PR_SET_THP_DISABLE, PR_SET_TSC, PR_TSC_ENABLE,
+};
+use sys::proc::Status;
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use crate::Result;
+use crate::script::{Answers, Arg, Script};
+
+const ARCH_GET_CPUID: u32 = 0x1011;
+const ARCH_SET_CPUID: u32 = 0x1012;
+
+/// One attribute.
+pub struct Attribute {
+    tag: u16,
+    name: &'static str,
+    scope: Scope,
+    phase: Phase,
+    get: Get,
+    /// The value that a task has which never set it.
+    plain: u64,
+    /// The value that a thread is born with; `None` when it is not known.
+    born: fn(&Planned<'_>) -> Option<u64>,
+    /// The call that sets it, for a value.
+    set: fn(u64) -> (Sysno, [u64; 3]),
+    /// Whether a thread that is born with a greater value than it had is beyond help.
+    one_way: bool,
+}
+
+/// Where the value comes from.
+enum Get {
+    /// The result of a call.
+    Result(Sysno, u64),
+    /// 32 bits that `prctl` with this option writes.
+    Written(u32),
+    /// The thread's status, as read already.
+    Status(fn(&Status) -> u64),
+}
+
+/// An attribute's value.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// The number, as the kernel gives and takes it.
+    #[prost(uint64, tag = "1")]
+    pub value: u64,
+}
+
+const fn prctl(option: u32, second: u64, third: u64) -> (Sysno, [u64; 3]) {
+    (Sysno::prctl, [option as u64, second, third])
+}
+
+/// The signal that a thread gets when the thread that made it ends. Changing credentials clears
+/// it, and until the tracer holds the task, it ties it to its parent.
+pub static PARENT_DEATH: Attribute = Attribute {
+    tag: 211,
+    name: "parent-death signal",
+    scope: Scope::Thread,
+    phase: Phase::Final,
+    get: Get::Written(PR_GET_PDEATHSIG),
+    plain: 0,
+    born: |who| (!who.is_leader()).then_some(0),
+    set: |signal| prctl(PR_SET_PDEATHSIG, signal, 0),
+    one_way: false,
+};
+
+/// Whether orphaned descendants become children of the process.
+pub static SUBREAPER: Attribute = Attribute {
+    tag: 212,
+    name: "child subreaper",
+    scope: Scope::Process,
+    phase: Phase::Last,
+    get: Get::Written(PR_GET_CHILD_SUBREAPER),
+    plain: 0,
+    born: |_| Some(0),
+    set: |on| prctl(PR_SET_CHILD_SUBREAPER, on, 0),
+    one_way: false,
+};
+
+/// Whether execve(2) cannot grant privileges.
+pub static NO_NEW_PRIVS: Attribute = Attribute {
+    tag: 214,
+    name: "no_new_privs",
+    scope: Scope::Thread,
+    phase: Phase::Last,
+    get: Get::Status(|status| u64::from(status.no_new_privs)),
+    plain: 0,
+    born: |who| Some(u64::from(who.born.no_new_privs)),
+    set: |_| prctl(PR_SET_NO_NEW_PRIVS, 1, 0),
+    one_way: true,
+};
+
+/// The execution domain and its flags. They change how memory is mapped: not before it is there.
+pub static PERSONALITY: Attribute = Attribute {
+    tag: 215,
+    name: "personality",
+    scope: Scope::Thread,
+    phase: Phase::Last,
+    get: Get::Result(Sysno::personality, 0xffff_ffff),
+    plain: 0,
+    born: |who| Some(u64::from(who.born.personality)),
+    set: |value| (Sysno::personality, [value, 0, 0]),
+    one_way: false,
+};
+
+/// Whether the process gets no transparent huge pages: 0, 1, or 3 for "only where advised".
+pub static HUGE_PAGES: Attribute = Attribute {
+    tag: 219,
+    name: "transparent huge pages disabled",
+    scope: Scope::Process,
+    phase: Phase::Alone,
+    get: Get::Result(Sysno::prctl, PR_GET_THP_DISABLE as u64),
+    plain: 0,
+    born: |who| Some(who.born.thp_disable),
+    set: |value| prctl(PR_SET_THP_DISABLE, value & 1, value & !1),
+    one_way: false,
+};
+
+/// Whether memory that was writable cannot become executable.
+pub static MDWE: Attribute = Attribute {
+    tag: 220,
+    name: "memory-deny-write-execute",
+    scope: Scope::Process,
+    phase: Phase::Last,
+    get: Get::Result(Sysno::prctl, PR_GET_MDWE as u64),
+    plain: 0,
+    born: |who| Some(who.born.mdwe),
+    set: |bits| prctl(PR_SET_MDWE, bits, 0),
+    one_way: true,
+};
+
+/// Whether equal pages of the process are merged.
+pub static MEMORY_MERGE: Attribute = Attribute {
+    tag: 221,
+    name: "memory merging",
+    scope: Scope::Process,
+    phase: Phase::Alone,
+    get: Get::Result(Sysno::prctl, PR_GET_MEMORY_MERGE as u64),
+    plain: 0,
+    born: |who| Some(who.born.memory_merge),
+    set: |on| prctl(PR_SET_MEMORY_MERGE, on, 0),
+    one_way: false,
+};
+
+/// What becomes of a thread one of whose pages breaks: 0 late, 1 early, 2 the system's choice.
+pub static MACHINE_CHECK: Attribute = Attribute {
+    tag: 222,
+    name: "machine-check policy",
+    scope: Scope::Thread,
+    phase: Phase::Alone,
+    get: Get::Result(Sysno::prctl, PR_MCE_KILL_GET as u64),
+    plain: PR_MCE_KILL_DEFAULT as u64,
+    born: |who| Some(who.born.machine_check),
+    set: |policy| prctl(PR_MCE_KILL, PR_MCE_KILL_SET as u64, policy),
+    one_way: false,
+};
+
+/// Whether reading the time stamp counter is allowed (1) or a fault (2).
+pub static TIME_STAMP: Attribute = Attribute {
+    tag: 223,
+    name: "time stamp counter",
+    scope: Scope::Thread,
+    phase: Phase::Alone,
+    get: Get::Written(PR_GET_TSC),
+    plain: PR_TSC_ENABLE as u64,
+    born: |_| Some(PR_TSC_ENABLE.into()),
+    set: |mode| prctl(PR_SET_TSC, mode, 0),
+    one_way: false,
+};
+
+/// Whether the `cpuid` instruction is allowed (1) or a fault (0).
+pub static CPUID: Attribute = Attribute {
+    tag: 229,
+    name: "cpuid instruction",
+    scope: Scope::Thread,
+    phase: Phase::Alone,
+    get: Get::Result(Sysno::arch_prctl, ARCH_GET_CPUID as u64),
+    plain: 1,
+    born: |_| Some(1),
+    set: |on| (Sysno::arch_prctl, [ARCH_SET_CPUID.into(), on, 0]),
+    one_way: false,
+};
+
+impl Part for Attribute {
+    fn tag(&self) -> u16 {
+        self.tag
+    }
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    // A kernel that does not know an attribute has tasks that never set it: attempts.
+    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let mut asked = Asked::default();
+        match self.get {
+            Get::Result(call, first) => asked.steps.push(questions.attempt(call, [first.into()])),
+            Get::Written(option) => {
+                let room = questions.room(4);
+                let step = questions.attempt(Sysno::prctl, [option.into(), room.into()]);
+                asked.steps.push(step);
+                asked.data.push(room);
+            }
+            Get::Status(_) => {}
+        }
+        Ok(asked)
+    }
+
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let result = asked.steps.first().map_or(0, |step| answers.result(*step));
+        let value = match self.get {
+            _ if result < 0 => self.plain,
+            Get::Result(..) => result.cast_unsigned(),
+            Get::Written(_) => answers.half(asked.data[0], 0).into(),
+            Get::Status(of) => of(&*facts.status()?),
+        };
+        let record = Record { value };
+        Ok((value != self.plain).then(|| prost::Message::encode_to_vec(&record)))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        Ok(format!("{:#x}", record.value))
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let wanted = match payload {
+            Some(payload) => decode::<Record>(self, payload)?.value,
+            None => self.plain,
+        };
+        let born = (self.born)(&who);
+        if born == Some(wanted) {
+            return Ok(());
+        }
+        if self.one_way && born.is_some_and(|born| born & !wanted != 0) {
+            return Err(who.mismatch(self, "set in this process, and cannot be unset"));
+        }
+        let (call, args) = (self.set)(wanted);
+        let script = plan.at(self.phase);
+        script.call(call, args.map(Arg::Value));
+        script.note(self.name);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    /// Sets an attribute by a call and has it dumped and restored in a fresh process.
+    fn survives(attribute: &Attribute, value: u64) {
+        let mut stage = Stage::new();
+        assert_eq!(
+            stage.dump(attribute).expect("it is supported"),
+            None,
+            "{}",
+            attribute.name
+        );
+        let (call, args) = (attribute.set)(value);
+        stage.call(call, &args);
+        let payload = stage
+            .dump(attribute)
+            .expect("it is supported")
+            .expect("it is set");
+        let record: Record = decode(attribute, &payload).expect("sound");
+        assert_eq!(record.value, value, "{}", attribute.name);
+        let mut fresh = Stage::new();
+        fresh.restore(attribute, Some(&payload));
+        assert_eq!(
+            fresh.dump(attribute).expect("it is supported"),
+            Some(payload)
+        );
+    }
+
+    #[test]
+    fn parent_death_signal_survives() {
+        survives(&PARENT_DEATH, 15);
+    }
+
+    #[test]
+    fn subreaper_survives() {
+        survives(&SUBREAPER, 1);
+    }
+
+    #[test]
+    fn no_new_privs_survives() {
+        survives(&NO_NEW_PRIVS, 1);
+    }
+
+    #[test]
+    fn personality_survives() {
+        survives(&PERSONALITY, 0x40_0000 | 0x4_0000 | 8);
+    }
+
+    #[test]
+    fn disabled_huge_pages_survive() {
+        survives(&HUGE_PAGES, 1);
+    }
+
+    #[test]
+    fn huge_pages_only_where_advised_survive() {
+        // Linux 6.18.
+        if Stage::new().attempt(Sysno::prctl, &[PR_SET_THP_DISABLE.into(), 1, 2]) != 0 {
+            testkit::skip!("the kernel does not know PR_THP_DISABLE_EXCEPT_ADVISED");
+        }
+        survives(&HUGE_PAGES, 3);
+    }
+
+    #[test]
+    fn memory_deny_write_execute_survives() {
+        survives(&MDWE, 1);
+        survives(&MDWE, 3);
+    }
+
+    #[test]
+    fn memory_merging_survives() {
+        if Stage::new().attempt(Sysno::prctl, &[PR_SET_MEMORY_MERGE.into(), 1]) != 0 {
+            testkit::skip!("the kernel has no KSM");
+        }
+        survives(&MEMORY_MERGE, 1);
+    }
+
+    #[test]
+    fn machine_check_policy_survives() {
+        if Stage::new().attempt(Sysno::prctl, &[PR_MCE_KILL.into(), 1, 1]) != 0 {
+            testkit::skip!("the kernel has no memory failure handling");
+        }
+        survives(&MACHINE_CHECK, 0);
+        survives(&MACHINE_CHECK, 1);
+    }
+
+    #[test]
+    fn forbidden_time_stamps_survive() {
+        survives(&TIME_STAMP, 2);
+    }
+
+    #[test]
+    fn forbidden_cpuid_survives() {
+        if Stage::new().attempt(Sysno::arch_prctl, &[ARCH_SET_CPUID.into(), 0]) != 0 {
+            testkit::skip!("the processor cannot fault on cpuid");
+        }
+        survives(&CPUID, 0);
+    }
+
+    #[test]
+    fn what_the_restorer_set_for_itself_goes_away_where_it_can() {
+        let mut born = Stage::born();
+        born.thp_disable = 1;
+        born.personality = 8;
+        let plan = Stage::plan_with(&HUGE_PAGES, None, &born).expect("sound");
+        assert_eq!(
+            plan,
+            "[Alone]\nprctl(41)  # transparent huge pages disabled\n"
+        );
+        let plan = Stage::plan_with(&PERSONALITY, None, &born).expect("sound");
+        assert_eq!(plan, "[Last]\npersonality()  # personality\n");
+        born.no_new_privs = true;
+        let error = Stage::plan_with(&NO_NEW_PRIVS, None, &born).expect_err("it is for ever");
+        let want = "task 1: no_new_privs: set in this process, and cannot be unset";
+        assert_eq!(error.to_string(), want);
+    }
+
+    #[test]
+    fn the_tie_to_the_parent_is_always_replaced() {
+        let plan = Stage::plan(&PARENT_DEATH, None).expect("sound");
+        assert_eq!(plan, "[Final]\nprctl(1)  # parent-death signal\n");
+        assert_eq!(Stage::plan_of_thread(&PARENT_DEATH, None), "");
+    }
+}

@@ -1,0 +1,108 @@
+//! Whether a thread writes pages back for others and must not wait for that itself
+//! (`PR_SET_IO_FLUSHER`).
+
+use linux_raw_sys::prctl::{PR_GET_IO_FLUSHER, PR_SET_IO_FLUSHER};
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use crate::Result;
+use crate::script::{Answers, Script};
+
+/// `PF_MEMALLOC_NOIO | PF_LOCAL_THROTTLE` in the flags of /proc/PID/stat.
+const FLAGS: u32 = 0x0008_0000 | 0x0010_0000;
+const CAP_SYS_RESOURCE: u32 = 24;
+
+/// A thread's I/O flusher state.
+pub struct IoFlusher;
+
+/// Stands for a thread that is one.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {}
+
+impl Part for IoFlusher {
+    fn tag(&self) -> u16 {
+        225
+    }
+
+    fn name(&self) -> &'static str {
+        "I/O flusher"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Thread
+    }
+
+    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let step = questions.attempt(Sysno::prctl, [PR_GET_IO_FLUSHER.into()]);
+        Ok(Asked {
+            steps: vec![step],
+            data: Vec::new(),
+        })
+    }
+
+    /// A thread may only ask with the capability that it needs to set it; a leader's flags are
+    /// known anyway. (Another thread that gave the capability up since is taken for none.)
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let is_one = match answers.result(asked.steps[0]) {
+            said @ 0.. => said != 0,
+            _ if facts.tid() == facts.pid() => facts.stat()?.flags & FLAGS == FLAGS,
+            _ => false,
+        };
+        Ok(is_one.then(|| prost::Message::encode_to_vec(&Record {})))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let _: Record = decode(self, payload)?;
+        Ok("yes".into())
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        if payload.is_none() {
+            return Ok(());
+        }
+        if !who.born.credentials.can(CAP_SYS_RESOURCE) {
+            return Err(who.mismatch(self, "this process lacks CAP_SYS_RESOURCE to set it"));
+        }
+        let script = plan.at(Phase::Privileges);
+        script.call(Sysno::prctl, [PR_SET_IO_FLUSHER.into(), 1u64.into()]);
+        script.note(self.name());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    #[test]
+    fn flusher_survives() {
+        let mut stage = Stage::new();
+        assert_eq!(stage.dump(&IoFlusher).expect("it is supported"), None);
+        if stage.attempt(Sysno::prctl, &[PR_SET_IO_FLUSHER.into(), 1]) != 0 {
+            testkit::skip!("needs CAP_SYS_RESOURCE");
+        }
+        let payload = stage
+            .dump(&IoFlusher)
+            .expect("it is supported")
+            .expect("it is one");
+        let mut fresh = Stage::new();
+        fresh.restore(&IoFlusher, Some(&payload));
+        assert_eq!(
+            fresh.dump(&IoFlusher).expect("it is supported"),
+            Some(payload)
+        );
+    }
+
+    #[test]
+    fn the_missing_capability_is_named() {
+        let mut born = Stage::born();
+        born.credentials.effective |= 1 << CAP_SYS_RESOURCE;
+        let plan = Stage::plan_with(&IoFlusher, Some(&[]), &born).expect("possible");
+        assert_eq!(plan, "[Privileges]\nprctl(57, 1)  # I/O flusher\n");
+        born.credentials.effective = 0;
+        let error = Stage::plan_with(&IoFlusher, Some(&[]), &born).expect_err("impossible");
+        let want = "task 1: I/O flusher: this process lacks CAP_SYS_RESOURCE to set it";
+        assert_eq!(error.to_string(), want);
+    }
+}

@@ -1,0 +1,91 @@
+//! How likely a process is killed when memory runs out (/proc/PID/oom_score_adj).
+
+use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, decode};
+use crate::script::Answers;
+use crate::{Error, Result};
+
+/// A process's adjustment of its badness score.
+pub struct Oom;
+
+/// The adjustment.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// From -1000 (never) to 1000 (first).
+    #[prost(sint32, tag = "1")]
+    pub score_adj: i32,
+}
+
+impl Part for Oom {
+    fn tag(&self) -> u16 {
+        218
+    }
+
+    fn name(&self) -> &'static str {
+        "oom_score_adj"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Process
+    }
+
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+        let text = facts.proc("oom_score_adj")?;
+        let score_adj = std::str::from_utf8(&text).ok();
+        let score_adj = score_adj.and_then(|text| text.trim().parse().ok());
+        let wrong = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+        let doing = || format!("reading /proc/{}/oom_score_adj", facts.pid());
+        let score_adj = score_adj.ok_or_else(|| Error::kernel(doing(), wrong()))?;
+        Ok(Some(prost::Message::encode_to_vec(&Record { score_adj })))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        Ok(record.score_adj.to_string())
+    }
+
+    /// Only an open file can set it: the restorer writes it from outside. Going below the lowest
+    /// value that a privileged process ever gave to the restorer needs CAP_SYS_RESOURCE.
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let record: Record = decode(self, payload.unwrap_or_default())?;
+        if !(-1000..=1000).contains(&record.score_adj) {
+            return Err(who.corrupt(self, record.score_adj.to_string()));
+        }
+        if record.score_adj != who.born.oom_score_adj {
+            let text = record.score_adj.to_string();
+            plan.outside.push(Write {
+                file: "oom_score_adj",
+                text,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    #[test]
+    fn adjustment_survives() {
+        let mut stage = Stage::new();
+        let file = format!("/proc/{}/oom_score_adj", stage.pid());
+        std::fs::write(file, "777").expect("raising is allowed");
+        let payload = stage
+            .dump(&Oom)
+            .expect("it is supported")
+            .expect("always there");
+        let plan = Stage::plan(&Oom, Some(&payload)).expect("sound");
+        assert_eq!(plan, "777 > oom_score_adj\n");
+        let mut fresh = Stage::new();
+        fresh.restore(&Oom, Some(&payload));
+        assert_eq!(fresh.dump(&Oom).expect("it is supported"), Some(payload));
+    }
+
+    #[test]
+    fn the_restorers_own_needs_nothing() {
+        let mut stage = Stage::new();
+        let payload = stage.dump(&Oom).expect("it is supported");
+        assert_eq!(Stage::plan(&Oom, payload.as_deref()).expect("sound"), "");
+    }
+}

@@ -1,0 +1,433 @@
+//! The POSIX timers of a process, with their ids (timer_create(2)).
+//!
+//! Not saved, because the kernel does not tell: whether a timer was set to an absolute time (it
+//! goes on with the time that remained), and the overruns of its last expiry that was delivered.
+
+use linux_raw_sys::prctl::{
+    PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF, PR_TIMER_CREATE_RESTORE_IDS_ON,
+};
+use sys::proc::{self, Notify, Timer};
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, malformed};
+use crate::script::{Answers, DataAt, Script};
+use crate::{Error, Result};
+
+/// The size of `struct itimerspec` in bytes: interval and value, seconds and nanoseconds each.
+const TIMES_BYTES: usize = 32;
+/// The size of `struct sigevent` in bytes.
+const EVENT_BYTES: usize = 64;
+const NANOS: u64 = 1_000_000_000;
+const SIGEV_SIGNAL: u32 = 0;
+const SIGEV_NONE: u32 = 1;
+const SIGEV_THREAD_ID: u32 = 4;
+/// How /proc shows `CLOCK_THREAD_CPUTIME_ID`: the processor time of whoever made the timer.
+const OWN_THREAD_CLOCK: i32 = -2;
+const CLOCK_REALTIME_ALARM: i32 = 8;
+const CLOCK_BOOTTIME_ALARM: i32 = 9;
+/// How many timers are made and deleted again to reach an id on kernels before 6.15.
+const SKIPPED_MAX: i32 = 4096;
+
+/// A process's POSIX timers.
+pub struct PosixTimers;
+
+/// All timers, by ascending id.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// One a timer.
+    #[prost(message, repeated, tag = "1")]
+    pub timers: Vec<Saved>,
+}
+
+/// A timer.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Saved {
+    /// Its id.
+    #[prost(int32, tag = "1")]
+    pub id: i32,
+    /// Its clock, as timer_create(2) takes it.
+    #[prost(sint32, tag = "2")]
+    pub clock: i32,
+    /// `SIGEV_SIGNAL` 0, `SIGEV_NONE` 1, `SIGEV_THREAD_ID` 4.
+    #[prost(uint32, tag = "3")]
+    pub notify: u32,
+    /// The thread that is told (`SIGEV_THREAD_ID`).
+    #[prost(int32, tag = "4")]
+    pub thread: i32,
+    /// The signal that it sends.
+    #[prost(int32, tag = "5")]
+    pub signal: i32,
+    /// The value that goes with the signal.
+    #[prost(fixed64, tag = "6")]
+    pub value: u64,
+    /// The time that remained, in nanoseconds; 0 for a disarmed timer.
+    #[prost(uint64, tag = "7")]
+    pub remaining_ns: u64,
+    /// The time between later expirations in nanoseconds; 0 for none.
+    #[prost(uint64, tag = "8")]
+    pub interval_ns: u64,
+}
+
+impl Saved {
+    fn new(timer: &Timer, times: &[u64; 4]) -> Self {
+        let (notify, thread) = match timer.notify {
+            Notify::Nobody => (SIGEV_NONE, 0),
+            Notify::Process => (SIGEV_SIGNAL, 0),
+            Notify::Thread(tid) => (SIGEV_THREAD_ID, tid),
+        };
+        Self {
+            id: timer.id,
+            clock: timer.clock,
+            notify,
+            thread,
+            signal: timer.signal,
+            value: timer.value,
+            remaining_ns: times[2] * NANOS + times[3],
+            interval_ns: times[0] * NANOS + times[1],
+        }
+    }
+
+    /// Waking the machine up needs a capability, when the timer is made.
+    fn needs_privilege(&self) -> bool {
+        [CLOCK_REALTIME_ALARM, CLOCK_BOOTTIME_ALARM].contains(&self.clock)
+    }
+
+    fn event(&self) -> [u8; EVENT_BYTES] {
+        let mut event = [0; EVENT_BYTES];
+        event[0..8].copy_from_slice(&self.value.to_le_bytes());
+        event[8..12].copy_from_slice(&self.signal.to_le_bytes());
+        event[12..16].copy_from_slice(&self.notify.to_le_bytes());
+        event[16..20].copy_from_slice(&self.thread.to_le_bytes());
+        event
+    }
+
+    /// Adds the call that makes the timer, and gives the place of its id.
+    fn create(&self, script: &mut Script) -> DataAt {
+        let event = script.bytes(&self.event());
+        let id = script.bytes(&self.id.to_le_bytes());
+        script.call(
+            Sysno::timer_create,
+            [self.clock.into(), event.into(), id.into()],
+        );
+        script.note(format!("timer {}", self.id));
+        id
+    }
+
+    fn arm(&self, script: &mut Script) {
+        if self.remaining_ns == 0 {
+            return;
+        }
+        let (value, interval) = (self.remaining_ns, self.interval_ns);
+        let words = [
+            interval / NANOS,
+            interval % NANOS,
+            value / NANOS,
+            value % NANOS,
+        ];
+        let times = script.bytes(&words.map(u64::to_le_bytes).concat());
+        script.call(
+            Sysno::timer_settime,
+            [self.id.into(), 0u64.into(), times.into()],
+        );
+    }
+}
+
+impl Part for PosixTimers {
+    fn tag(&self) -> u16 {
+        206
+    }
+
+    fn name(&self) -> &'static str {
+        "POSIX timers"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Process
+    }
+
+    fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let timers = timers(facts)?;
+        let data = timers.iter().map(|timer| {
+            let room = questions.room(TIMES_BYTES);
+            questions.call(Sysno::timer_gettime, [timer.id.into(), room.into()]);
+            room
+        });
+        Ok(Asked {
+            steps: Vec::new(),
+            data: data.collect(),
+        })
+    }
+
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let timers = timers(facts)?;
+        let saved = timers.iter().zip(&asked.data).map(|(timer, at)| {
+            let times = [0, 8, 16, 24].map(|offset| answers.word(*at, offset));
+            Saved::new(timer, &times)
+        });
+        let record = Record {
+            timers: saved.collect(),
+        };
+        let some = !record.timers.is_empty();
+        Ok(some.then(|| prost::Message::encode_to_vec(&record)))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        let timers = record.timers.iter().map(|timer| {
+            let Saved {
+                id,
+                clock,
+                remaining_ns,
+                ..
+            } = timer;
+            format!("{id} of clock {clock} in {} us", remaining_ns / 1000)
+        });
+        Ok(timers.collect::<Vec<_>>().join(", "))
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(payload) = payload else {
+            return Ok(());
+        };
+        let record: Record = decode(self, payload)?;
+        let mut previous = -1;
+        for timer in &record.timers {
+            let known = [SIGEV_SIGNAL, SIGEV_NONE, SIGEV_THREAD_ID].contains(&timer.notify);
+            if timer.id <= previous || !known {
+                return Err(who.corrupt(self, format!("{timer:?}")));
+            }
+            previous = timer.id;
+        }
+        if who.born.timer_ids {
+            create_with_ids(&record.timers, plan);
+        } else {
+            self.count_up(&record.timers, who, plan)?;
+        }
+        for timer in &record.timers {
+            timer.arm(plan.at(Phase::Last));
+        }
+        Ok(())
+    }
+}
+
+impl PosixTimers {
+    /// Makes the timers on a kernel that gives a new process ids from 0 on, each once: those
+    /// between are made and deleted.
+    fn count_up(&self, timers: &[Saved], who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let last = timers.last().map_or(0, |timer| timer.id);
+        if last > SKIPPED_MAX {
+            let what = format!("timer {last} needs PR_TIMER_CREATE_RESTORE_IDS of Linux 6.15");
+            return Err(who.mismatch(self, what));
+        }
+        let privileged = timers.iter().any(Saved::needs_privilege);
+        let phase = if privileged {
+            Phase::Together
+        } else {
+            Phase::Last
+        };
+        let script = plan.at(phase);
+        let mut next = 0;
+        for timer in timers {
+            for skipped in next..timer.id {
+                let filler = Saved {
+                    id: skipped,
+                    notify: SIGEV_NONE,
+                    ..Saved::default()
+                };
+                filler.create(script);
+                script.call(Sysno::timer_delete, [skipped.into()]);
+            }
+            timer.create(script);
+            next = timer.id + 1;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the timers on a kernel that lets the maker choose their ids.
+fn create_with_ids(timers: &[Saved], plan: &mut ThreadPlan) {
+    for (phase, privileged) in [(Phase::Together, true), (Phase::Last, false)] {
+        let timers = timers
+            .iter()
+            .filter(|timer| timer.needs_privilege() == privileged);
+        let timers: Vec<_> = timers.collect();
+        if timers.is_empty() {
+            continue;
+        }
+        let script = plan.at(phase);
+        let option = PR_TIMER_CREATE_RESTORE_IDS.into();
+        script.call(
+            Sysno::prctl,
+            [option, PR_TIMER_CREATE_RESTORE_IDS_ON.into()],
+        );
+        for timer in timers {
+            timer.create(script);
+        }
+        script.call(
+            Sysno::prctl,
+            [option, PR_TIMER_CREATE_RESTORE_IDS_OFF.into()],
+        );
+    }
+}
+
+/// The timers by ascending id.
+fn timers(facts: &dyn Facts) -> Result<Vec<Timer>> {
+    let timers = proc::timers(&facts.proc("timers")?);
+    let mut timers = timers.map_err(|e| malformed(facts.pid(), e))?;
+    timers.sort_unstable_by_key(|timer| timer.id);
+    let unclear = timers.iter().any(|timer| timer.clock == OWN_THREAD_CLOCK);
+    if unclear && facts.status()?.threads > 1 {
+        let what = "a timer on a thread's processor time, in a process of several threads";
+        return Err(Error::unsupported(facts.pid(), what));
+    }
+    Ok(timers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    /// Makes timers of several kinds, with gaps between their ids.
+    fn make(stage: &mut Stage) {
+        let tid = u64::from(stage.pid().cast_unsigned());
+        let event = |value: u64, signal: u64, notify: u64| [value, notify << 32 | signal, tid];
+        // Ids 0 to 5.
+        let clocks: [i64; 6] = [0, 1, 1, 7, 2, 3];
+        let notify = [0, 4, 0, 1, 0, 0];
+        for (index, (clock, notify)) in (0u64..).zip(clocks.iter().zip(notify)) {
+            let words = event(0xabc0 + index, 34 + index, notify);
+            let clock = clock.cast_unsigned();
+            let result = stage.call_with(Sysno::timer_create, &words, |at| [clock, at, at + 64]);
+            assert_eq!((result, stage.word(64) & 0xffff_ffff), (0, index));
+        }
+        stage.call(Sysno::timer_delete, &[0]);
+        stage.call(Sysno::timer_delete, &[2]);
+        for (id, words) in [
+            (1, [3, 5, 1000, 7]),
+            (3, [0, 0, 2000, 0]),
+            (4, [0, 0, 500, 0]),
+        ] {
+            stage.call_with(Sysno::timer_settime, &words, |at| [id, 0, at, 0]);
+        }
+    }
+
+    fn timers_of(payload: &[u8]) -> Vec<Saved> {
+        decode::<Record>(&PosixTimers, payload)
+            .expect("sound")
+            .timers
+    }
+
+    fn survive(timer_ids: bool) {
+        let mut stage = Stage::new();
+        assert_eq!(stage.dump(&PosixTimers).expect("it is supported"), None);
+        make(&mut stage);
+        let mut fresh = Stage::new();
+        let payload = stage
+            .dump(&PosixTimers)
+            .expect("it is supported")
+            .expect("some");
+        // The thread that is told has another id in the other process.
+        let mut record = Record {
+            timers: timers_of(&payload),
+        };
+        assert_eq!(record.timers[0].thread, stage.pid());
+        record.timers[0].thread = fresh.pid();
+        let payload = prost::Message::encode_to_vec(&record);
+        let mut born = Stage::born();
+        born.timer_ids = timer_ids;
+        fresh.restore_with(&[(&PosixTimers, Some(&payload))], &born);
+        let again = fresh
+            .dump(&PosixTimers)
+            .expect("it is supported")
+            .expect("some");
+        let still = |timers: Vec<Saved>| {
+            let timers = timers.into_iter();
+            timers
+                .map(|timer| Saved {
+                    remaining_ns: 0,
+                    ..timer
+                })
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(still(timers_of(&payload)), still(timers_of(&again)));
+        for (before, after) in timers_of(&payload).iter().zip(timers_of(&again)) {
+            let gone_ns = before.remaining_ns.saturating_sub(after.remaining_ns);
+            assert_eq!(before.remaining_ns == 0, after.remaining_ns == 0);
+            assert!(gone_ns < 60 * NANOS, "{after:?}");
+        }
+        let ids: Vec<i32> = timers_of(&again).iter().map(|timer| timer.id).collect();
+        assert_eq!(ids, [1, 3, 4, 5]);
+        // Ids are chosen by the kernel again.
+        let words = [0, 1 << 32];
+        fresh.call_with(Sysno::timer_create, &words, |at| [1, at, at + 64]);
+        assert!(fresh.word(64) & 0xffff_ffff != 0xffff_ffff);
+    }
+
+    #[test]
+    fn timers_survive() {
+        if !Stage::born().timer_ids {
+            testkit::skip!("needs PR_TIMER_CREATE_RESTORE_IDS of Linux 6.15");
+        }
+        survive(true);
+    }
+
+    #[test]
+    fn timers_survive_on_older_kernels() {
+        survive(false);
+    }
+
+    #[test]
+    fn privileged_clocks_come_first_and_all_are_armed_last() {
+        let timer = |id, clock| Saved {
+            id,
+            clock,
+            remaining_ns: 1,
+            ..Saved::default()
+        };
+        let record = Record {
+            timers: vec![timer(3, 9), timer(4, 1)],
+        };
+        let payload = prost::Message::encode_to_vec(&record);
+        let mut born = Stage::born();
+        born.timer_ids = true;
+        let plan = Stage::plan_with(&PosixTimers, Some(&payload), &born).expect("sound");
+        insta::assert_snapshot!(plan, @r"
+        [Together]
+        prctl(77, 1)
+        timer_create(9, &data[0], &data[64])  # timer 3
+        prctl(77)
+        [Last]
+        prctl(77, 1)
+        timer_create(1, &data[0], &data[64])  # timer 4
+        prctl(77)
+        timer_settime(3, 0, &data[80])
+        timer_settime(4, 0, &data[112])
+        ");
+    }
+
+    #[test]
+    fn ids_must_ascend_and_stay_in_reach() {
+        let timer = |id| Saved {
+            id,
+            ..Saved::default()
+        };
+        let plan = |timers: &[Saved], timer_ids| {
+            let payload = prost::Message::encode_to_vec(&Record {
+                timers: timers.to_vec(),
+            });
+            let mut born = Stage::born();
+            born.timer_ids = timer_ids;
+            Stage::plan_with(&PosixTimers, Some(&payload), &born)
+        };
+        plan(&[timer(3), timer(3)], true).expect_err("twice");
+        plan(&[timer(-1)], true).expect_err("negative");
+        plan(&[timer(1 << 30)], true).expect("possible");
+        let error = plan(&[timer(1 << 30)], false).expect_err("too many to skip");
+        assert!(
+            error
+                .to_string()
+                .ends_with("PR_TIMER_CREATE_RESTORE_IDS of Linux 6.15")
+        );
+    }
+}
