@@ -8,10 +8,12 @@
 pub mod fcntl;
 pub mod features;
 pub mod fork;
+pub mod guardian;
 pub mod inherited;
 pub mod kcmp;
 pub mod memfd;
 pub mod netlink;
+pub mod nft;
 pub mod own;
 pub mod pagemap;
 pub mod proc;

@@ -1,0 +1,154 @@
+//! A helper process that sets socket options when this process dies without having done so.
+//!
+//! Reading a connection needs it in a mode in which its owner cannot use it. Whoever is killed in
+//! that moment cannot switch it off any more; the guardian, which waits for nothing else, can.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+/// An option to be set on a socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    /// The socket.
+    pub socket: BorrowedFd<'a>,
+    /// `SOL_SOCKET`, …
+    pub level: i32,
+    /// The option.
+    pub name: i32,
+    /// Its value.
+    pub value: i32,
+}
+
+/// A process that waits for this one to die; it is gone when this is dropped.
+#[derive(Debug)]
+pub struct Guardian {
+    pid: libc::pid_t,
+    /// Written to by [`Drop`]; ends when this process does.
+    alive: OwnedFd,
+}
+
+impl Guardian {
+    /// Starts it with the settings that it is to make, in their order. It holds copies of these
+    /// sockets and of no other descriptor.
+    ///
+    /// # Errors
+    /// The calls' errno.
+    pub fn start(settings: &[Setting<'_>]) -> io::Result<Self> {
+        let (end, alive) = pipe_with(PipeFlags::CLOEXEC)?;
+        let plan: Vec<_> = settings
+            .iter()
+            .map(|setting| {
+                let socket = setting.socket.as_raw_fd();
+                (socket, setting.level, setting.name, setting.value)
+            })
+            .collect();
+        let mut kept: Vec<RawFd> = plan.iter().map(|step| step.0).collect();
+        kept.push(end.as_fd().as_raw_fd());
+        kept.sort_unstable();
+        kept.dedup();
+        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: fills the set in.
+        unsafe { libc::sigfillset(all.as_mut_ptr()) };
+        // SAFETY: reads the filled set, fills in the other.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+        // SAFETY: a copy of this process with no signal at its end; the copy makes nothing but
+        // system calls on memory that was prepared before.
+        let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+        if pid == 0 {
+            guard(&kept, end.as_raw_fd(), &plan);
+        }
+        let failure = io::Error::last_os_error();
+        // SAFETY: reads the set that was filled in above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+        if pid < 0 {
+            return Err(failure);
+        }
+        let pid = libc::pid_t::try_from(pid).expect("the kernel gives a pid");
+        Ok(Self { pid, alive })
+    }
+}
+
+/// The guardian's life, with all signals blocked.
+fn guard(kept: &[RawFd], end: RawFd, plan: &[(RawFd, i32, i32, i32)]) -> ! {
+    let mut next: libc::c_uint = 0;
+    for fd in kept {
+        let fd = fd.cast_unsigned();
+        if fd > next {
+            // SAFETY: closes descriptors of this copy only.
+            unsafe { libc::syscall(libc::SYS_close_range, next, fd - 1, 0) };
+        }
+        next = fd + 1;
+    }
+    // SAFETY: as above.
+    unsafe { libc::syscall(libc::SYS_close_range, next, libc::c_uint::MAX, 0) };
+    let mut byte = 0u8;
+    // SAFETY: reads one byte into one byte.
+    let read = unsafe { libc::syscall(libc::SYS_read, end, &raw mut byte, 1) };
+    if read == 0 {
+        for (socket, level, name, value) in plan {
+            let value = &raw const *value;
+            // SAFETY: the kernel reads the 4 bytes of the value.
+            unsafe { libc::syscall(libc::SYS_setsockopt, *socket, *level, *name, value, 4) };
+        }
+    }
+    loop {
+        // SAFETY: does not return.
+        unsafe { libc::syscall(libc::SYS_exit_group, 0) };
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.alive, &[1]);
+        let mut status = 0;
+        loop {
+            // SAFETY: waits for our own child and writes one int.
+            let waited = unsafe { libc::waitpid(self.pid, &raw mut status, libc::__WALL) };
+            let interrupted = io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
+            if waited >= 0 || !interrupted {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket;
+
+    const PRIORITY: i32 = libc::SO_PRIORITY;
+
+    fn setting(socket: &OwnedFd) -> Setting<'_> {
+        Setting {
+            socket: socket.as_fd(),
+            level: libc::SOL_SOCKET,
+            name: PRIORITY,
+            value: 5,
+        }
+    }
+
+    #[test]
+    fn nothing_is_set_when_all_goes_well() {
+        let socket = socket::open(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+        drop(Guardian::start(&[setting(&socket)]).unwrap());
+        assert_eq!(socket::number(&socket, libc::SOL_SOCKET, PRIORITY).unwrap(), 0);
+    }
+
+    #[test]
+    fn options_are_set_when_the_process_is_gone() {
+        let socket = socket::open(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+        let mut guardian = Guardian::start(&[setting(&socket)]).unwrap();
+        // To the guardian, the other end of its pipe closing is this process's death.
+        let (_, other) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        guardian.alive = other;
+        let mut status = 0;
+        // SAFETY: waits for our own child and writes one int.
+        let waited = unsafe { libc::waitpid(guardian.pid, &raw mut status, libc::__WALL) };
+        assert_eq!(waited, guardian.pid);
+        assert_eq!(socket::number(&socket, libc::SOL_SOCKET, PRIORITY).unwrap(), 5);
+    }
+}

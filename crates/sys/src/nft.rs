@@ -1,0 +1,319 @@
+//! One nf_tables table that drops what comes in for a set of TCP connections.
+//!
+//! The table is made in one transaction: it is there as a whole or not at all. An *owned* table
+//! goes away with the netlink socket that made it, whatever happens to the process.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::netlink::{ACK, Batch, CREATE, EXCLUSIVE, Netlink, REQUEST};
+
+const SUBSYSTEM: u16 = 10 << 8; // NFNL_SUBSYS_NFTABLES
+const BATCH_BEGIN: u16 = 16;
+const BATCH_END: u16 = 17;
+const NEW_TABLE: u16 = SUBSYSTEM;
+const DELETE_TABLE: u16 = SUBSYSTEM | 2;
+const NEW_CHAIN: u16 = SUBSYSTEM | 3;
+const NEW_RULE: u16 = SUBSYSTEM | 6;
+const NEW_SET: u16 = SUBSYSTEM | 9;
+const NEW_ELEMENTS: u16 = SUBSYSTEM | 12;
+
+const FAMILY_INET: u8 = 1;
+const TABLE_OWNED: u32 = 2;
+const HOOK_INPUT: u32 = 1;
+/// Before the raw table, connection tracking and everybody's filters.
+const PRIORITY: i32 = -400;
+const CHAIN: &str = "input";
+const LIST_ELEMENT: u16 = 1;
+/// Elements go in messages of this many, below the 64 KiB of an attribute.
+const ELEMENTS_MAX: usize = 500;
+
+/// The first of the 32-bit registers.
+const REGISTER: u32 = 8;
+
+/// A connection, as its packets come in: from the remote to the local address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Connection {
+    /// The address of this end.
+    pub local: SocketAddr,
+    /// The address of the other end.
+    pub remote: SocketAddr,
+}
+
+/// What differs between the address families.
+struct Protocol {
+    set: &'static str,
+    set_id: u32,
+    nfproto: u8,
+    source: u32,
+    destination: u32,
+    address_bytes: u32,
+}
+
+const PROTOCOLS: [Protocol; 2] = [
+    Protocol {
+        set: "v4",
+        set_id: 1,
+        nfproto: 2,
+        source: 12,
+        destination: 16,
+        address_bytes: 4,
+    },
+    Protocol {
+        set: "v6",
+        set_id: 2,
+        nfproto: 10,
+        source: 8,
+        destination: 24,
+        address_bytes: 16,
+    },
+];
+
+/// An IPv4 address inside of an IPv6 one is on the wire what it is inside.
+fn plain(address: SocketAddr) -> (IpAddr, u16) {
+    (address.ip().to_canonical(), address.port())
+}
+
+impl Connection {
+    fn is_of(&self, protocol: &Protocol) -> bool {
+        plain(self.remote).0.is_ipv4() == (protocol.address_bytes == 4)
+    }
+
+    /// The set's element: addresses and ports, each padded to whole registers.
+    fn key(&self) -> Vec<u8> {
+        let mut key = Vec::with_capacity(40);
+        for address in [self.remote, self.local] {
+            let (ip, port) = plain(address);
+            match ip {
+                IpAddr::V4(ip) => key.extend(ip.octets()),
+                IpAddr::V6(ip) => key.extend(ip.octets()),
+            }
+            key.extend(port.to_be_bytes());
+            key.extend([0; 2]);
+        }
+        key
+    }
+}
+
+/// Makes the table `name`. With `owned` it lives as long as the result.
+///
+/// # Errors
+/// The calls' errno: `EEXIST` when there is such a table, `EPERM` without `CAP_NET_ADMIN`.
+pub fn block(name: &str, owned: bool, connections: &[Connection]) -> io::Result<Netlink> {
+    let netlink = Netlink::netfilter()?;
+    let mut batch = Batch::default();
+    begin(&mut batch);
+    let flags = if owned { TABLE_OWNED } else { 0 };
+    message(&mut batch, NEW_TABLE, CREATE | EXCLUSIVE).string(1, name).big(2, flags);
+    message(&mut batch, NEW_CHAIN, CREATE)
+        .string(1, name)
+        .string(3, CHAIN)
+        .nested(4, |hook| {
+            hook.big(1, HOOK_INPUT).big(2, PRIORITY.cast_unsigned());
+        })
+        .big(5, 1) // accept what no rule drops
+        .string(7, "filter");
+    for protocol in &PROTOCOLS {
+        let keys: Vec<_> = connections
+            .iter()
+            .filter(|connection| connection.is_of(protocol))
+            .map(Connection::key)
+            .collect();
+        if !keys.is_empty() {
+            add_set(&mut batch, name, protocol, &keys);
+            add_rule(&mut batch, name, protocol);
+        }
+    }
+    end(&mut batch);
+    netlink.apply(batch)?;
+    Ok(netlink)
+}
+
+/// Removes the table `name`; whether there was one.
+///
+/// # Errors
+/// The calls' errno.
+pub fn unblock(name: &str) -> io::Result<bool> {
+    let netlink = Netlink::netfilter()?;
+    let mut batch = Batch::default();
+    begin(&mut batch);
+    message(&mut batch, DELETE_TABLE, 0).string(1, name);
+    end(&mut batch);
+    match netlink.apply(batch) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn begin(batch: &mut Batch) {
+    batch.message(BATCH_BEGIN, REQUEST, &[0, 0, 0, 10]);
+}
+
+fn end(batch: &mut Batch) {
+    batch.message(BATCH_END, REQUEST, &[0, 0, 0, 10]);
+}
+
+fn message(batch: &mut Batch, kind: u16, flags: u16) -> &mut Batch {
+    batch.message(kind, REQUEST | ACK | flags, &[FAMILY_INET, 0, 0, 0])
+}
+
+fn add_set(batch: &mut Batch, table: &str, protocol: &Protocol, keys: &[Vec<u8>]) {
+    let key_bytes = u32::try_from(keys[0].len()).expect("40 bytes at most");
+    let count = u32::try_from(keys.len()).expect("fewer than 2^32 connections");
+    message(batch, NEW_SET, CREATE)
+        .string(1, table)
+        .string(2, protocol.set)
+        .big(3, 0)
+        .big(4, 0)
+        .big(5, key_bytes)
+        .nested(9, |description| {
+            description.big(1, count);
+        })
+        .big(10, protocol.set_id);
+    for keys in keys.chunks(ELEMENTS_MAX) {
+        message(batch, NEW_ELEMENTS, CREATE)
+            .string(1, table)
+            .string(2, protocol.set)
+            .big(4, protocol.set_id)
+            .nested(3, |elements| {
+                for key in keys {
+                    elements.nested(LIST_ELEMENT, |element| {
+                        element.nested(1, |data| {
+                            data.attribute(1, key);
+                        });
+                    });
+                }
+            });
+    }
+}
+
+fn add_rule(batch: &mut Batch, table: &str, protocol: &Protocol) {
+    const TCP: u8 = 6;
+    const META_NFPROTO: u32 = 15;
+    const META_L4PROTO: u32 = 16;
+    const NETWORK_HEADER: u32 = 1;
+    const TRANSPORT_HEADER: u32 = 2;
+    let address = protocol.address_bytes;
+    let words = address / 4;
+    message(batch, NEW_RULE, CREATE).string(1, table).string(2, CHAIN).nested(4, |rule| {
+        is_equal(rule, META_NFPROTO, protocol.nfproto);
+        is_equal(rule, META_L4PROTO, TCP);
+        load(rule, REGISTER, NETWORK_HEADER, (protocol.source, address));
+        load(rule, REGISTER + words, TRANSPORT_HEADER, (0, 2));
+        load(rule, REGISTER + words + 1, NETWORK_HEADER, (protocol.destination, address));
+        load(rule, REGISTER + 2 * words + 1, TRANSPORT_HEADER, (2, 2));
+        expression(rule, "lookup", |data| {
+            data.string(1, protocol.set).big(2, REGISTER).big(4, protocol.set_id);
+        });
+        expression(rule, "immediate", |data| {
+            data.big(1, 0).nested(2, |value| {
+                value.nested(2, |verdict| {
+                    verdict.big(1, 0); // drop
+                });
+            });
+        });
+    });
+}
+
+fn expression(rule: &mut Batch, name: &str, data: impl FnOnce(&mut Batch)) {
+    rule.nested(LIST_ELEMENT, |element| {
+        element.string(1, name).nested(2, data);
+    });
+}
+
+/// The rule goes on where a byte of the packet's meta data has this value.
+fn is_equal(rule: &mut Batch, meta: u32, value: u8) {
+    expression(rule, "meta", |data| {
+        data.big(1, REGISTER).big(2, meta);
+    });
+    expression(rule, "cmp", |data| {
+        data.big(1, REGISTER).big(2, 0).nested(3, |wanted| {
+            wanted.attribute(1, &[value]);
+        });
+    });
+}
+
+/// Loads bytes (offset, length) of a header into a register.
+fn load(rule: &mut Batch, register: u32, base: u32, (offset, bytes): (u32, u32)) {
+    expression(rule, "payload", |data| {
+        data.big(1, register).big(2, base).big(3, offset).big(4, bytes);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Runs `f` in a network namespace of its own, with loopback up; whether that is possible.
+    pub(crate) fn in_own_network(f: impl FnOnce() + Send) -> bool {
+        crate::socket::in_own_network(f).is_ok()
+    }
+
+    fn connection(family: &str) -> (TcpStream, TcpStream, Connection) {
+        let listener = TcpListener::bind((family, 0)).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let connection = Connection {
+            local: client.local_addr().unwrap(),
+            remote: client.peer_addr().unwrap(),
+        };
+        (client, server, connection)
+    }
+
+    /// Whether a byte sent by one arrives at the other soon.
+    fn passes(from: &mut TcpStream, to: &mut TcpStream) -> bool {
+        from.write_all(b"x").unwrap();
+        to.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        to.read(&mut [0]).is_ok()
+    }
+
+    #[test]
+    fn only_the_named_connections_are_blocked() {
+        let done = in_own_network(|| {
+            for family in ["127.0.0.1", "::1"] {
+                let (mut client, mut server, blocked) = connection(family);
+                let (mut other_client, mut other_server, _) = connection(family);
+                let owner = block("stillframe-test", true, &[blocked]).unwrap();
+                assert!(!passes(&mut server, &mut client), "{family}");
+                assert!(passes(&mut other_server, &mut other_client));
+                let again = block("stillframe-test", false, &[blocked]);
+                assert!(again.is_err(), "there is such a table");
+                drop(owner);
+                // What was dropped is sent again after a while.
+                client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                assert_eq!(client.read(&mut [0]).unwrap(), 1);
+            }
+        });
+        if !done {
+            eprintln!("SKIP: no network namespace can be made");
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_not_owned_stays_until_it_is_removed() {
+        let done = in_own_network(|| {
+            let (mut client, mut server, blocked) = connection("127.0.0.1");
+            let many: Vec<_> = (1..1200)
+                .map(|port| Connection {
+                    local: ([10, 0, 0, 1], port).into(),
+                    remote: ([10, 0, 0, 2], 80).into(),
+                })
+                .chain([blocked])
+                .collect();
+            drop(block("stillframe-test", false, &many).unwrap());
+            assert!(!passes(&mut server, &mut client));
+            assert!(unblock("stillframe-test").unwrap());
+            assert!(!unblock("stillframe-test").unwrap());
+            client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            assert_eq!(client.read(&mut [0]).unwrap(), 1);
+        });
+        if !done {
+            eprintln!("SKIP: no network namespace can be made");
+        }
+    }
+}
