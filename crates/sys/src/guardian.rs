@@ -135,7 +135,10 @@ mod tests {
     fn nothing_is_set_when_all_goes_well() {
         let socket = socket::open(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
         drop(Guardian::start(&[setting(&socket)]).unwrap());
-        assert_eq!(socket::number(&socket, libc::SOL_SOCKET, PRIORITY).unwrap(), 0);
+        assert_eq!(
+            socket::number(&socket, libc::SOL_SOCKET, PRIORITY).unwrap(),
+            0
+        );
     }
 
     #[test]
@@ -149,6 +152,9 @@ mod tests {
         // SAFETY: waits for our own child and writes one int.
         let waited = unsafe { libc::waitpid(guardian.pid, &raw mut status, libc::__WALL) };
         assert_eq!(waited, guardian.pid);
-        assert_eq!(socket::number(&socket, libc::SOL_SOCKET, PRIORITY).unwrap(), 5);
+        assert_eq!(
+            socket::number(&socket, libc::SOL_SOCKET, PRIORITY).unwrap(),
+            5
+        );
     }
 }

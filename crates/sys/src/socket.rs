@@ -199,19 +199,17 @@ pub fn set_number(fd: impl AsFd, level: i32, name: i32, value: i32) -> io::Resul
     set_option(fd, level, name, &value.to_ne_bytes())
 }
 
-/// Options whose value is or holds an address of memory.
+/// Options whose value is or holds an address of memory; those of iptables, arptables and ebtables
+/// (from 64, 96 and 128) are none of ours either.
 fn holds_addresses(level: i32, name: i32) -> bool {
-    /// The first of the numbers that iptables, arptables and ebtables use.
-    const NETFILTER_BASE: i32 = 64;
     match level {
         libc::SOL_SOCKET => matches!(
             name,
             libc::SO_ATTACH_FILTER | libc::SO_ATTACH_REUSEPORT_CBPF
         ),
         libc::IPPROTO_TCP => name == libc::TCP_ZEROCOPY_RECEIVE,
-        libc::IPPROTO_IP | libc::IPPROTO_IPV6 => {
-            (NETFILTER_BASE..NETFILTER_BASE + 5).contains(&name)
-        }
+        libc::IPPROTO_IP => matches!(name, 64..=67 | 96..=99 | 128..=131),
+        libc::IPPROTO_IPV6 => matches!(name, 64 | 65),
         _ => false,
     }
 }

@@ -24,6 +24,7 @@ pub mod socket;
 mod status;
 pub mod table;
 pub mod tags;
+pub mod tcp;
 #[cfg(test)]
 mod testing;
 pub mod timerfd;
@@ -247,6 +248,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &signalfd::Signalfd,
     &epoll::Epoll,
     &unix::UnixSocket,
+    &tcp::TcpSocket,
 ];
 
 /// The kind that claims `open`.

@@ -30,3 +30,5 @@ pub const ATTRIBUTES: u16 = 147;
 pub const LOCKS: u16 = 148;
 /// [`super::unix`].
 pub const UNIX: u16 = 150;
+/// [`super::tcp`].
+pub const TCP: u16 = 151;

@@ -7,7 +7,7 @@ pub(crate) mod testing;
 
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, Gid, OFlags, Uid};
 
 use super::{DescriptionId, DumpContext, Open};
 use crate::{Error, Result};
@@ -82,18 +82,50 @@ pub fn find_id(cx: &dyn DumpContext, wanted: u32) -> Option<DescriptionId> {
     find(cx, wanted).map(|open| open.id)
 }
 
-/// Status flags that fcntl(2) can set later.
-const SETTABLE: u32 = OFlags::NONBLOCK.bits() | OFlags::ASYNC.bits() | OFlags::APPEND.bits();
+/// Status flags that fcntl(2) can set later; `O_ASYNC` goes with the owner of its signals.
+const SETTABLE: u32 = OFlags::NONBLOCK.bits() | OFlags::APPEND.bits();
 
-/// Gives a socket the status flags of the dump.
-///
-/// # Errors
-/// The system call's errno.
-pub fn set_flags(own: BorrowedFd<'_>, flags: u32) -> Result<()> {
-    let wanted = flags & SETTABLE;
-    if wanted == 0 {
-        return Ok(());
+/// What every socket has besides its options.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Common {
+    /// Status flags.
+    #[prost(uint32, tag = "1")]
+    pub flags: u32,
+    /// The user who made it.
+    #[prost(uint32, tag = "2")]
+    pub uid: u32,
+    /// The group who made it.
+    #[prost(uint32, tag = "3")]
+    pub gid: u32,
+}
+
+impl Common {
+    /// Takes down what `fstat` and /proc say of a socket.
+    #[must_use]
+    pub fn of(open: &Open<'_>) -> Self {
+        Self {
+            flags: open.info.flags,
+            uid: open.stat.st_uid,
+            gid: open.stat.st_gid,
+        }
     }
-    rustix::fs::fcntl_setfl(own, OFlags::from_bits_retain(wanted))
-        .map_err(|error| Error::kernel("set a socket's status flags", error))
+
+    /// Gives a new socket the status flags and the owner of the dump.
+    ///
+    /// # Errors
+    /// The system calls' errno.
+    pub fn apply(self, own: BorrowedFd<'_>) -> Result<()> {
+        let wanted = self.flags & SETTABLE;
+        if wanted != 0 {
+            rustix::fs::fcntl_setfl(own, OFlags::from_bits_retain(wanted))
+                .map_err(|error| Error::kernel("set a socket's status flags", error))?;
+        }
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        let (me, group) = (rustix::process::geteuid(), rustix::process::getegid());
+        if (uid, gid) == (me, group) {
+            return Ok(());
+        }
+        rustix::fs::fchown(own, Some(uid), Some(gid))
+            .map_err(|error| Error::kernel("give a socket to its owner", error))
+    }
 }

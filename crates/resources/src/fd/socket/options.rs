@@ -15,6 +15,8 @@ const SO_SNDBUF: i32 = 7;
 const SO_RCVBUF: i32 = 8;
 const SO_SNDBUFFORCE: i32 = 32;
 const SO_RCVBUFFORCE: i32 = 33;
+/// Which of the two sizes were set by the owner and are not tuned.
+pub(crate) const SO_BUF_LOCK: i32 = 72;
 
 /// Options longer than this are none of ours.
 const VALUE_MAX_BYTES: usize = 64;
@@ -36,6 +38,13 @@ struct Known {
     bytes: usize,
     stage: Stage,
     label: &'static str,
+}
+
+impl Known {
+    /// Options that streams tell, but do not let be set.
+    fn is_multicast(&self) -> bool {
+        self.label.contains("_MULTICAST_")
+    }
 }
 
 const fn known(level: i32, name: i32, bytes: usize, stage: Stage, label: &'static str) -> Known {
@@ -69,7 +78,7 @@ const TABLE: &[Known] = &[
     known(SOL_TCP, 13, 16, Early, "TCP_CONGESTION"),
     known(SOL_SOCKET, SO_SNDBUF, 4, Late, "SO_SNDBUF"),
     known(SOL_SOCKET, SO_RCVBUF, 4, Late, "SO_RCVBUF"),
-    known(SOL_SOCKET, 72, 4, Late, "SO_BUF_LOCK"),
+    known(SOL_SOCKET, SO_BUF_LOCK, 4, Late, "SO_BUF_LOCK"),
     known(SOL_SOCKET, 83, 4, Late, "SO_PASSRIGHTS"),
     known(SOL_SOCKET, 5, 4, Late, "SO_DONTROUTE"),
     known(SOL_SOCKET, 6, 4, Late, "SO_BROADCAST"),
@@ -196,7 +205,11 @@ impl Options {
     /// For a filter that cannot be read back, or a system call's errno.
     pub fn read(own: BorrowedFd<'_>, levels: &[i32]) -> Result<Self> {
         let mut values = Vec::new();
-        let wanted = |known: &&Known| known.level == SOL_SOCKET || levels.contains(&known.level);
+        let wanted = |known: &&Known| {
+            let is_stream = levels.contains(&SOL_TCP);
+            let here = known.level == SOL_SOCKET || levels.contains(&known.level);
+            here && !(is_stream && known.is_multicast())
+        };
         for known in TABLE.iter().filter(wanted) {
             let value = match sys::socket::option(own, known.level, known.name, known.bytes) {
                 Ok(value) => value,

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::fd::{DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, claim};
+use crate::fd::tcp::lock::{self, Lock};
+use crate::fd::{DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, claim, tags};
 use crate::{Allow, Error, Result};
 
 /// A tree's descriptions, from the dump to the restore.
@@ -12,6 +13,7 @@ pub(crate) struct World {
     pub(crate) allow: Allow,
     live: Vec<OwnedFd>,
     dumped: Vec<(&'static dyn Kind, Vec<u8>)>,
+    lock: Option<Lock>,
 }
 
 fn dup(fd: BorrowedFd<'_>) -> OwnedFd {
@@ -54,6 +56,8 @@ impl World {
         };
         self.dumped.clear();
         let mut queue = opens(&self.live);
+        self.lock = None;
+        self.lock = Lock::install(&queue, &self.allow)?;
         let mut at = 0;
         while at < queue.len() {
             let kind = claim(&queue[at])?;
@@ -71,12 +75,37 @@ impl World {
 
     /// Closes everything, opens it again, and gives the descriptors in the order of the dump;
     /// those that were only in flight stand at the end.
-    pub(crate) fn restore(mut self) -> Result<Vec<OwnedFd>> {
+    pub(crate) fn restore(self) -> Result<Vec<OwnedFd>> {
+        let mut cx = self.restore_until_resume()?;
+        let tcp = cx.dumped.iter().filter(|(kind, _)| kind.tag() == tags::TCP);
+        lock::release(tcp.map(|(_, payload)| payload.as_slice()))?;
+        for index in 0..cx.opened.len() {
+            let own = dup(cx.opened[index].as_fd());
+            let (kind, payload) = cx.dumped[index].clone();
+            kind.resume(&payload, own.as_fd(), &mut cx)?;
+        }
+        Ok(cx.opened)
+    }
+
+    /// The same image once more.
+    pub(crate) fn copy(&self) -> Self {
+        Self {
+            dumped: self.dumped.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// The part of a restore that can fail.
+    pub(crate) fn restore_until_resume(mut self) -> Result<Restoring> {
+        if let Some(lock) = self.lock.take() {
+            lock.keep()?;
+        }
         self.live.clear();
         let mut cx = Restoring {
             allow: self.allow.clone(),
             opened: Vec::new(),
             shared: HashMap::new(),
+            dumped: Vec::new(),
         };
         for (kind, payload) in &self.dumped {
             let own = kind.open(payload, &mut cx)?;
@@ -87,11 +116,8 @@ impl World {
             kind.finish(payload, own.as_fd(), &mut cx)?;
         }
         cx.shared.clear();
-        for (index, (kind, payload)) in self.dumped.iter().enumerate() {
-            let own = dup(cx.opened[index].as_fd());
-            kind.resume(payload, own.as_fd(), &mut cx)?;
-        }
-        Ok(cx.opened)
+        cx.dumped = self.dumped;
+        Ok(cx)
     }
 
     /// What people see of each description.
@@ -163,8 +189,10 @@ impl DumpContext for Dumping {
     fn on_failure(&mut self, _undo: Box<dyn FnOnce()>) {}
 }
 
-struct Restoring {
+/// What is open so far.
+pub(crate) struct Restoring {
     allow: Allow,
+    dumped: Vec<(&'static dyn Kind, Vec<u8>)>,
     opened: Vec<OwnedFd>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
 }

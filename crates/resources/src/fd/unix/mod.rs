@@ -44,9 +44,9 @@ pub struct Unix {
     /// `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_SEQPACKET`.
     #[prost(int32, tag = "2")]
     pub kind: i32,
-    /// Status flags.
-    #[prost(uint32, tag = "3")]
-    pub flags: u32,
+    /// Status flags and owner.
+    #[prost(message, required, tag = "3")]
+    pub common: socket::Common,
     /// Its name.
     #[prost(message, required, tag = "4")]
     pub address: Address,
@@ -156,7 +156,7 @@ impl Kind for UnixSocket {
         if record.link() != Link::Listening && !record.accepted {
             record.address.bind(own.as_fd(), record.kind, cx)?;
         }
-        socket::set_flags(own.as_fd(), record.flags)?;
+        record.common.apply(own.as_fd())?;
         Ok(own)
     }
 
@@ -200,8 +200,7 @@ impl Kind for UnixSocket {
 }
 
 fn decode(payload: &[u8]) -> Result<Unix> {
-    let record =
-        Unix::decode(payload).map_err(|error| Error::corrupt("unix socket", error.to_string()))?;
+    let record: Unix = super::decode(&UnixSocket, payload)?;
     record.address.check()?;
     record.peer_address.check()?;
     let known = [STREAM, DGRAM, SEQPACKET].contains(&record.kind);
@@ -228,7 +227,7 @@ fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
     let mut record = Unix {
         inode,
         kind: nature.kind,
-        flags: open.info.flags,
+        common: socket::Common::of(open),
         address: Address::read(open, reachable)?,
         peer_address: Address::of_name(address::peer_name_of(own)?),
         shutdown: facts.shutdown.into(),

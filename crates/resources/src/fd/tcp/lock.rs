@@ -1,0 +1,240 @@
+//! Connections between the dump and the restore: their packets are dropped, so that nobody
+//! answers "no such connection" while the socket does not exist.
+//!
+//! During a dump the rules belong to a netlink socket of ours and vanish with us, however we end;
+//! only when the target is dead and its connections are to live on, rules that stay take their
+//! place ([`Lock::keep`]). The restore removes those ([`release`]). Only what comes in is dropped:
+//! what the frozen end still sends is true, and the other end may have it.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use prost::Message as _;
+use sys::guardian::{Guardian, Setting};
+use sys::nft;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Tcp, is_tcp};
+use super::{address, repair};
+use crate::fd::Open;
+use crate::fd::socket::Nature;
+use crate::{Allow, Error, Result};
+
+/// Keeps packets away from the tree's connections.
+///
+/// Dropped, it removes the rules: the target goes on.
+#[derive(Debug)]
+pub struct Lock {
+    name: String,
+    connections: Vec<nft::Connection>,
+    sockets: Vec<OwnedFd>,
+    guardian: Option<Guardian>,
+    owner: nft::Owned,
+}
+
+impl Lock {
+    /// Blocks the established connections among `opens`, whose tasks are stopped; `None` when
+    /// there are none, or `allow` does not have them saved. From here on [`super::TcpSocket`] can read them: should this process be
+    /// killed while it does, a guardian ends the repair mode.
+    ///
+    /// # Errors
+    /// When the rules cannot be installed (nothing is changed then), or a system call fails.
+    pub fn install(opens: &[Open<'_>], allow: &Allow) -> Result<Option<Self>> {
+        if allow.tcp_close || !allow.tcp_established {
+            return Ok(None);
+        }
+        let mut found = Vec::new();
+        for open in opens {
+            if let Some(connection) = connection_of(open)? {
+                found.push((connection, open));
+            }
+        }
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let failed = |error| Error::kernel("watch over the tree's TCP connections", error);
+        let mut sockets = Vec::with_capacity(found.len());
+        let mut settings = Vec::with_capacity(2 * found.len());
+        for (_, open) in &found {
+            let own = open.own()?;
+            let copy = rustix::io::fcntl_dupfd_cloexec(own, 0);
+            sockets.push(copy.map_err(|error| failed(error.into()))?);
+            let reuse = sys::socket::number(own, 1, 2).map_err(failed)?;
+            let set = |(level, name, value)| Setting {
+                socket: own,
+                level,
+                name,
+                value,
+            };
+            settings.extend(repair::quiet_end(reuse).map(set));
+        }
+        let guardian = Guardian::start(&settings).map_err(failed)?;
+        let connections: Vec<_> = found.iter().map(|(connection, _)| *connection).collect();
+        let name = name_of(connections.clone());
+        let owner =
+            nft::block_meanwhile(&format!("{name}-dump"), &connections).map_err(|error| {
+                Error::kernel("block the tree's TCP connections with nf_tables", error)
+            })?;
+        Ok(Some(Self {
+            name,
+            connections,
+            sockets,
+            guardian: Some(guardian),
+            owner,
+        }))
+    }
+
+    /// Has the rules stay when this process ends and the connections vanish without a word.
+    /// Called when the target is dead and before its last descriptors here are closed.
+    ///
+    /// # Errors
+    /// The system calls' errno; the connections end as those of any killed process then.
+    pub fn keep(mut self) -> Result<()> {
+        self.guardian = None;
+        // What an earlier dump of these connections may have left is replaced.
+        let blocked =
+            nft::unblock(&self.name).and_then(|_| nft::block(&self.name, &self.connections));
+        blocked.map_err(|error| {
+            Error::kernel(
+                "keep the tree's TCP connections blocked with nf_tables",
+                error,
+            )
+        })?;
+        for socket in &self.sockets {
+            repair::silence(socket.as_fd())
+                .map_err(|error| Error::kernel("silence a TCP connection", error))?;
+        }
+        drop(self.owner);
+        Ok(())
+    }
+}
+
+/// Removes the rules that a dump has left for the connections among these payloads (of records
+/// with the tag of [`super::TcpSocket`]); none is fine. Called when the restored tree is about to
+/// run.
+///
+/// # Errors
+/// [`Error::Corrupt`], or the system calls' errno.
+pub fn release<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<()> {
+    let mut connections = Vec::new();
+    for payload in payloads {
+        let record = Tcp::decode(payload)
+            .map_err(|error| Error::corrupt("tcp socket", error.to_string()))?;
+        if record.connection.is_some() {
+            connections.extend(pair(&record.local, &record.remote));
+        }
+    }
+    if connections.is_empty() {
+        return Ok(());
+    }
+    nft::unblock(&name_of(connections))
+        .map(drop)
+        .map_err(|error| Error::kernel("unblock the tree's TCP connections", error))
+}
+
+/// The name of the table: the same for the same connections, whatever their order.
+fn name_of(mut connections: Vec<nft::Connection>) -> String {
+    connections.sort_unstable();
+    let text: Vec<_> = connections
+        .iter()
+        .map(|connection| format!("{} {}", connection.local, connection.remote))
+        .collect();
+    format!("stillframe-{:016x}", xxh3_64(text.join("\n").as_bytes()))
+}
+
+fn pair(local: &[u8], remote: &[u8]) -> Option<nft::Connection> {
+    Some(nft::Connection {
+        local: address::parse(local)?,
+        remote: address::parse(remote)?,
+    })
+}
+
+/// The connection that `open` is an end of.
+fn connection_of(open: &Open<'_>) -> Result<Option<nft::Connection>> {
+    if !Nature::of(open)?.is_some_and(is_tcp) {
+        return Ok(None);
+    }
+    let own = open.own()?;
+    let failed = |error| Error::kernel(format!("look at {}", open.place()), error);
+    if !repair::info(own).map_err(failed)?.state.is_connected() {
+        return Ok(None);
+    }
+    let local = sys::socket::name(own).map_err(failed)?;
+    let remote = sys::socket::peer_name(own).map_err(failed)?;
+    Ok(pair(&local, &remote))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::*;
+    use nft::{Connection, block, block_meanwhile, unblock};
+
+    fn connection(family: &str) -> (TcpStream, TcpStream, Connection) {
+        let listener = TcpListener::bind((family, 0)).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let connection = Connection {
+            local: client.local_addr().unwrap(),
+            remote: client.peer_addr().unwrap(),
+        };
+        (client, server, connection)
+    }
+
+    /// Whether a byte sent by one arrives at the other soon.
+    fn passes(from: &mut TcpStream, to: &mut TcpStream) -> bool {
+        from.write_all(b"x").unwrap();
+        to.set_read_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
+        to.read(&mut [0]).is_ok()
+    }
+
+    #[test]
+    fn only_the_named_connections_are_blocked() {
+        testkit::needs_root!();
+        sys::socket::in_own_network(|| {
+            for family in ["127.0.0.1", "::1"] {
+                let (mut client, mut server, blocked) = connection(family);
+                let (mut other_client, mut other_server, _) = connection(family);
+                let owner = block_meanwhile("stillframe-unit-test", &[blocked]).unwrap();
+                assert!(!passes(&mut server, &mut client), "{family}");
+                assert!(passes(&mut other_server, &mut other_client));
+                let again = block("stillframe-unit-test", &[blocked]);
+                assert!(again.is_err(), "there is such a table");
+                drop(owner);
+                // What was dropped is sent again after a while.
+                client
+                    .set_read_timeout(Some(Duration::from_secs(10)))
+                    .unwrap();
+                assert_eq!(client.read(&mut [0]).unwrap(), 1);
+            }
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_table_that_is_not_owned_stays_until_it_is_removed() {
+        testkit::needs_root!();
+        sys::socket::in_own_network(|| {
+            let (mut client, mut server, blocked) = connection("127.0.0.1");
+            let many: Vec<_> = (1..1200)
+                .map(|port| Connection {
+                    local: ([10, 0, 0, 1], port).into(),
+                    remote: ([10, 0, 0, 2], 80).into(),
+                })
+                .chain([blocked])
+                .collect();
+            block("stillframe-unit-test", &many).unwrap();
+            assert!(!passes(&mut server, &mut client));
+            assert!(unblock("stillframe-unit-test").unwrap());
+            assert!(!unblock("stillframe-unit-test").unwrap());
+            client
+                .set_read_timeout(Some(Duration::from_secs(10)))
+                .unwrap();
+            assert_eq!(client.read(&mut [0]).unwrap(), 1);
+        })
+        .unwrap();
+    }
+}

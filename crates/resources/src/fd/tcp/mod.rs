@@ -1,0 +1,686 @@
+//! TCP sockets: listening, closed, and connections whose other end must not notice.
+//!
+//! An established connection is saved only with `--tcp-established`: sequence numbers, windows,
+//! what was agreed on and the data of both queues ([`repair`]). Between the dump and the restore
+//! its packets are dropped ([`lock`]). Of a half-closed connection our own shutdown is made again
+//! once it runs; the other end's is told to the socket by a packet made by hand ([`packet`]).
+
+pub mod address;
+pub mod lock;
+mod packet;
+mod repair;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use prost::Message as _;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use repair::{Connection, State};
+
+use super::socket::options::{Options, Stage};
+use super::socket::{self, Nature};
+use super::{DumpContext, Kind, Open, RestoreContext, decode};
+use crate::{Error, Result};
+
+const SOCK_STREAM: i32 = 1;
+const IPPROTO_TCP: i32 = 6;
+const SOL_SOCKET: i32 = 1;
+const SO_REUSEADDR: i32 = 2;
+const TCP_ULP: i32 = 31;
+const SHUT_WR: i32 = 1;
+const SHUT_RDWR: i32 = 2;
+
+/// The levels of options that a TCP socket of either family has.
+const LEVELS: [i32; 3] = [0, 6, 41];
+
+/// A TCP socket in an image.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Tcp {
+    /// `AF_INET` or `AF_INET6`.
+    #[prost(int32, tag = "1")]
+    pub family: i32,
+    /// The state.
+    #[prost(enumeration = "State", tag = "2")]
+    pub state: i32,
+    /// Status flags and owner.
+    #[prost(message, required, tag = "3")]
+    pub common: socket::Common,
+    /// Its own address, as a `sockaddr`.
+    #[prost(bytes = "vec", tag = "4")]
+    pub local: Vec<u8>,
+    /// The other end's address.
+    #[prost(bytes = "vec", tag = "5")]
+    pub remote: Vec<u8>,
+    /// The backlog, of one that listens.
+    #[prost(uint32, tag = "6")]
+    pub backlog: u32,
+    /// Whether a closed one reads as a connection that ended.
+    #[prost(bool, tag = "7")]
+    pub ended: bool,
+    /// The connection.
+    #[prost(message, optional, tag = "8")]
+    pub connection: Option<Connection>,
+    /// Its options.
+    #[prost(message, required, tag = "9")]
+    pub options: Options,
+}
+
+/// The kind.
+pub struct TcpSocket;
+
+fn is_tcp(nature: Nature) -> bool {
+    let inet = [address::AF_INET, address::AF_INET6].contains(&nature.family);
+    inet && nature.kind == SOCK_STREAM && nature.protocol == IPPROTO_TCP
+}
+
+impl Kind for TcpSocket {
+    fn tag(&self) -> u16 {
+        super::tags::TCP
+    }
+
+    fn name(&self) -> &'static str {
+        "tcp socket"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        Nature::claims(open, is_tcp)
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        Ok(read(open, cx)?.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record = checked(self, payload)?;
+        let (local, remote) = (
+            address::print(&record.local),
+            address::print(&record.remote),
+        );
+        let queues = record.connection.as_ref().map(|connection| {
+            let (sent, received) = (connection.sent.len(), connection.received.len());
+            format!(" unacknowledged={sent} unread={received}")
+        });
+        Ok(match record.state() {
+            State::Listen => format!("tcp {local} listening backlog={}", record.backlog),
+            State::Close => format!("tcp {local} closed"),
+            state => format!(
+                "tcp {local} to {remote} {state:?}{}",
+                queues.unwrap_or_default()
+            ),
+        })
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let record = checked(self, payload)?;
+        let own = sys::socket::open(record.family, SOCK_STREAM, IPPROTO_TCP)
+            .map_err(|error| Error::kernel("make a TCP socket", error))?;
+        record.options.apply(own.as_fd(), Stage::Early)?;
+        record.common.apply(own.as_fd())?;
+        match (record.state(), &record.connection) {
+            (State::Listen, _) => listen(&record, own.as_fd())?,
+            (_, Some(_)) if !cx.allow().tcp_established && !cx.allow().tcp_close => {
+                let (local, remote) = (
+                    address::print(&record.local),
+                    address::print(&record.remote),
+                );
+                return Err(Error::Mismatch {
+                    what: format!(
+                        "the TCP connection {local} to {remote} is established \
+                         (use --tcp-established to restore it)"
+                    ),
+                });
+            }
+            (_, Some(_)) if cx.allow().tcp_close => end(own.as_fd()),
+            // Ports of listeners are taken first: a connection can share one, not the reverse.
+            (_, Some(_)) => {}
+            (_, None) => {
+                bind(&record, own.as_fd())?;
+                if record.ended {
+                    end(own.as_fd());
+                }
+            }
+        }
+        Ok(own)
+    }
+
+    fn finish(
+        &self,
+        payload: &[u8],
+        own: BorrowedFd<'_>,
+        cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        let record = checked(self, payload)?;
+        if let (Some(connection), false) = (&record.connection, cx.allow().tcp_close) {
+            let written = connection.write(own, &record.local, &record.remote);
+            written.map_err(|(doing, error)| {
+                let (local, remote) = (
+                    address::print(&record.local),
+                    address::print(&record.remote),
+                );
+                Error::kernel(
+                    format!("{doing} the TCP connection {local} to {remote}"),
+                    error,
+                )
+            })?;
+        }
+        record.options.apply(own, Stage::Late)
+    }
+
+    fn resume(
+        &self,
+        payload: &[u8],
+        own: BorrowedFd<'_>,
+        cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        let record = checked(self, payload)?;
+        let Some(connection) = record.connection.as_ref().filter(|_| !cx.allow().tcp_close) else {
+            return Ok(());
+        };
+        let failed = |error| {
+            let (local, remote) = (
+                address::print(&record.local),
+                address::print(&record.remote),
+            );
+            Error::kernel(
+                format!("let the TCP connection {local} to {remote} run"),
+                error,
+            )
+        };
+        let reuse = record
+            .options
+            .number(SOL_SOCKET, SO_REUSEADDR)
+            .unwrap_or_default();
+        connection.wake(own, reuse).map_err(failed)?;
+        half_close(&record, connection, own).map_err(failed)
+    }
+}
+
+fn checked(kind: &dyn Kind, payload: &[u8]) -> Result<Tcp> {
+    let record: Tcp = decode(kind, payload)?;
+    let corrupt = |what| Err(Error::corrupt("tcp socket", what));
+    if ![address::AF_INET, address::AF_INET6].contains(&record.family) {
+        return corrupt("of another family");
+    }
+    let state = State::try_from(record.state).unwrap_or(State::Unknown);
+    let connected = state.is_connected();
+    if !(connected || [State::Close, State::Listen].contains(&state)) {
+        return corrupt("in no state that is saved");
+    }
+    if connected != record.connection.is_some() {
+        return corrupt("connected to nothing");
+    }
+    if !record.connection.as_ref().is_none_or(Connection::is_sound) {
+        return corrupt("its connection does not make sense");
+    }
+    Ok(record)
+}
+
+fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
+    const OPTION: &str = "--tcp-established";
+    let own = open.own()?;
+    let failed = |error| Error::kernel(format!("read {}", open.place()), error);
+    let nature = Nature::of_fd(own)?;
+    let info = repair::info(own).map_err(failed)?;
+    let mut record = Tcp {
+        family: nature.family,
+        common: socket::Common::of(open),
+        local: sys::socket::name(own).map_err(failed)?,
+        options: Options::read(own, &LEVELS)?,
+        ..Tcp::default()
+    };
+    record.set_state(info.state);
+    if sys::socket::option(own, IPPROTO_TCP, TCP_ULP, 16).is_ok_and(|name| !name.is_empty()) {
+        return Err(open.unsupported("an upper layer protocol (TLS in the kernel)", None));
+    }
+    match info.state {
+        State::Listen if info.waiting > 0 => {
+            return Err(open.unsupported("a connection waits to be accepted", None));
+        }
+        State::Listen => record.backlog = info.backlog,
+        State::Close => record.ended = has_ended(open)?,
+        state if cx.allow().tcp_close => {
+            log::debug!("{}: {state:?}, saved as closed", open.place());
+            record.set_state(State::Close);
+            record.ended = true;
+            record.local.clear();
+        }
+        state if !state.is_connected() => {
+            return Err(open.unsupported(&format!("a connection in state {state:?}"), None));
+        }
+        _ => {
+            record.remote = sys::socket::peer_name(own).map_err(failed)?;
+            if !cx.allow().tcp_established {
+                let (local, remote) = (
+                    address::print(&record.local),
+                    address::print(&record.remote),
+                );
+                let why = format!("an established TCP connection, {local} to {remote}");
+                return Err(open.unsupported(&why, Some(OPTION)));
+            }
+            record.connection = Some(repair::read(own, &info).map_err(failed)?);
+        }
+    }
+    Ok(record)
+}
+
+/// Whether a closed socket was connected once: it reads as ended then.
+fn has_ended(open: &Open<'_>) -> Result<bool> {
+    let own = open.own()?;
+    let mut fds = [PollFd::new(&own, PollFlags::RDHUP)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut fds, Some(&now))
+        .map_err(|error| Error::kernel(format!("poll {}", open.place()), error))?;
+    let ended = fds[0].revents().contains(PollFlags::RDHUP);
+    // Data that came before the end is still there to be read, but cannot be put back.
+    let mut byte = [0];
+    let unread = sys::socket::receive(own, &mut byte, 0x42).is_ok_and(|received| received.len > 0);
+    if ended && unread {
+        return Err(open.unsupported("a connection that ended with data unread", None));
+    }
+    Ok(ended)
+}
+
+/// Gives a socket its address, if it had one.
+fn bind(record: &Tcp, own: BorrowedFd<'_>) -> Result<()> {
+    let late_port = record.options.number(0, 24).is_some_and(|on| on != 0);
+    let port = address::parse(&record.local).map_or(0, |local| local.port());
+    if address::is_any(&record.local) || (port == 0 && !late_port) {
+        return Ok(());
+    }
+    sys::socket::bind(own, &record.local).map_err(|error| {
+        let local = address::print(&record.local);
+        Error::kernel(format!("bind a TCP socket to {local}"), error)
+    })
+}
+
+/// Binds and listens; ended connections of before do not stand in the way.
+fn listen(record: &Tcp, own: BorrowedFd<'_>) -> Result<()> {
+    let failed = |error| {
+        let local = address::print(&record.local);
+        Error::kernel(format!("listen on {local}"), error)
+    };
+    let reuse = record
+        .options
+        .number(SOL_SOCKET, SO_REUSEADDR)
+        .unwrap_or_default();
+    sys::socket::set_number(own, SOL_SOCKET, SO_REUSEADDR, 1).map_err(failed)?;
+    sys::socket::bind(own, &record.local).map_err(failed)?;
+    let backlog = i32::try_from(record.backlog).unwrap_or(i32::MAX);
+    sys::socket::listen(own, backlog).map_err(failed)?;
+    sys::socket::set_number(own, SOL_SOCKET, SO_REUSEADDR, reuse).map_err(failed)
+}
+
+/// Has a closed socket read as a connection that ended. The call says that it is not connected,
+/// and does it nevertheless.
+fn end(own: BorrowedFd<'_>) {
+    let _ = sys::socket::shutdown(own, SHUT_RDWR);
+}
+
+/// Brings a connection that was established again to the half-closed state of the dump.
+fn half_close(record: &Tcp, connection: &Connection, own: BorrowedFd<'_>) -> std::io::Result<()> {
+    let state = record.state();
+    let hear = || {
+        let ends = address::parse(&record.local).zip(address::parse(&record.remote));
+        let (local, remote) = ends.ok_or(rustix::io::Errno::AFNOSUPPORT)?;
+        let received = u32::try_from(connection.received.len()).unwrap_or(u32::MAX);
+        let sequence = connection.receive_sequence.wrapping_add(received);
+        packet::send_fin(local, remote, sequence, connection.send_sequence)
+    };
+    // Both at once is what makes it Closing: our own shutdown must come first.
+    if state == State::Closing {
+        sys::socket::shutdown(own, SHUT_WR)?;
+        return hear();
+    }
+    if state.has_received_fin() {
+        hear()?;
+    }
+    if state.has_sent_fin() {
+        sys::socket::shutdown(own, SHUT_WR)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::sync::{Mutex, PoisonError};
+    use std::time::Duration;
+
+    use super::super::socket::testing::World;
+    use super::*;
+
+    const ESTABLISHED: crate::Allow = crate::Allow {
+        tcp_established: true,
+        tcp_close: false,
+        ext_unix_sk: false,
+        shell_job: false,
+        file_locks: false,
+        link_remap: false,
+        ghost_limit_bytes: 0,
+    };
+
+    /// The guardian of one test would hold the sockets of another for a moment.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+    /// Runs a test where its rules and connections disturb nobody.
+    macro_rules! alone {
+        ($body:block) => {
+            testkit::needs_root!();
+            let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+            sys::socket::in_own_network(|| $body).unwrap();
+        };
+    }
+
+    fn connection(at: &str) -> (TcpListener, TcpStream, TcpStream) {
+        let listener = TcpListener::bind((at, 0)).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        for stream in [&client, &server] {
+            stream
+                .set_read_timeout(Some(Duration::from_secs(20)))
+                .unwrap();
+        }
+        (listener, client, server)
+    }
+
+    fn world(live: Vec<OwnedFd>) -> World {
+        let mut world = World::new(live);
+        world.allow = ESTABLISHED;
+        world
+    }
+
+    fn restored<const N: usize>(live: [OwnedFd; N]) -> [TcpStream; N] {
+        let mut world = world(live.into());
+        world.dump().unwrap();
+        let opened = world.restore().unwrap().into_iter().map(TcpStream::from);
+        opened.collect::<Vec<_>>().try_into().unwrap()
+    }
+
+    fn read(from: &mut TcpStream, bytes: usize) -> Vec<u8> {
+        let mut data = vec![0; bytes];
+        from.read_exact(&mut data).unwrap();
+        data
+    }
+
+    fn state(of: &TcpStream) -> State {
+        repair::info(of.as_fd()).unwrap().state
+    }
+
+    /// Waits until a connection has reached a state.
+    fn reaches(of: &TcpStream, wanted: State) {
+        let started = std::time::Instant::now();
+        while state(of) != wanted {
+            let waited = started.elapsed();
+            assert!(
+                waited < Duration::from_secs(20),
+                "{:?}, not {wanted:?}",
+                state(of)
+            );
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn the_other_end_does_not_notice() {
+        alone!({
+            for at in ["127.0.0.1", "::1"] {
+                let (_listener, mut client, server) = connection(at);
+                client.write_all(b"before, ").unwrap();
+                (&server).write_all(b"unread by the other end, ").unwrap();
+                let [mut server] = restored([server.into()]);
+                client.write_all(b"after").unwrap();
+                assert_eq!(read(&mut server, 13), b"before, after");
+                server.write_all(b"and more").unwrap();
+                assert_eq!(read(&mut client, 33), b"unread by the other end, and more");
+                drop(server);
+                assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+            }
+        });
+    }
+
+    #[test]
+    fn both_ends_can_be_in_the_tree() {
+        alone!({
+            let (_listener, client, server) = connection("127.0.0.1");
+            (&client).write_all(&[1; 50_000]).unwrap();
+            (&server).write_all(&[2; 70_000]).unwrap();
+            let [mut client, mut server] = restored([client.into(), server.into()]);
+            assert_eq!(read(&mut server, 50_000), [1; 50_000]);
+            assert_eq!(read(&mut client, 70_000), [2; 70_000]);
+            client.write_all(b"on").unwrap();
+            assert_eq!(read(&mut server, 2), b"on");
+        });
+    }
+
+    /// Writes until nothing more is taken.
+    fn stuff(stream: &TcpStream) -> Vec<u8> {
+        stream.set_nonblocking(true).unwrap();
+        let mut all = Vec::new();
+        loop {
+            let piece: Vec<u8> = (0..40_000_u32)
+                .map(|n| (n + all.len() as u32) as u8)
+                .collect();
+            match (&*stream).write(&piece) {
+                Ok(taken) => all.extend(&piece[..taken]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        stream.set_nonblocking(false).unwrap();
+        all
+    }
+
+    #[test]
+    fn data_that_was_never_on_the_wire_arrives() {
+        alone!({
+            let (_listener, client, mut server) = connection("127.0.0.1");
+            let wanted = stuff(&client);
+            assert!(sys::socket::count(&client, sys::socket::Count::Unsent).unwrap() > 0);
+            let [client] = restored([client.into()]);
+            assert!(read(&mut server, wanted.len()) == wanted);
+            (&client).write_all(b"end").unwrap();
+            assert_eq!(read(&mut server, 3), b"end");
+        });
+    }
+
+    #[test]
+    fn a_full_receive_queue_comes_back() {
+        alone!({
+            let (_listener, client, server) = connection("127.0.0.1");
+            let wanted = stuff(&client);
+            let [mut server] = restored([server.into()]);
+            assert!(read(&mut server, wanted.len()) == wanted);
+            (&client).write_all(b"end").unwrap();
+            assert_eq!(read(&mut server, 3), b"end");
+        });
+    }
+
+    #[test]
+    fn a_target_left_running_goes_on() {
+        alone!({
+            let (_listener, mut client, mut server) = connection("127.0.0.1");
+            sys::socket::set_number(&server, SOL_SOCKET, SO_REUSEADDR, 1).unwrap();
+            client.write_all(b"one").unwrap();
+            let mut world = world(vec![server.try_clone().unwrap().into()]);
+            world.dump().unwrap();
+            drop(world);
+            assert_eq!(
+                sys::socket::number(&server, SOL_SOCKET, SO_REUSEADDR).unwrap(),
+                1
+            );
+            client.write_all(b"two").unwrap();
+            assert_eq!(read(&mut server, 6), b"onetwo");
+            server.write_all(b"three").unwrap();
+            assert_eq!(read(&mut client, 5), b"three");
+        });
+    }
+
+    #[test]
+    fn half_closed_connections_stay_half_closed() {
+        alone!({
+            // Shut down there.
+            let (_listener, mut client, server) = connection("127.0.0.1");
+            client.write_all(b"last").unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            reaches(&server, State::CloseWait);
+            let [mut server] = restored([server.into()]);
+            reaches(&server, State::CloseWait);
+            assert_eq!(read(&mut server, 4), b"last");
+            assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
+            server.write_all(b"answer").unwrap();
+            assert_eq!(read(&mut client, 6), b"answer");
+            // Shut down here, and the other end closes afterwards.
+            let (_listener, client, mut server) = connection("::1");
+            client.shutdown(Shutdown::Write).unwrap();
+            reaches(&client, State::FinWait2);
+            let [mut client] = restored([client.into()]);
+            reaches(&client, State::FinWait2);
+            server.write_all(b"answer").unwrap();
+            assert_eq!(read(&mut client, 6), b"answer");
+            assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
+            drop(server);
+            assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+        });
+    }
+
+    #[test]
+    fn a_shutdown_behind_unsent_data_is_made_again() {
+        alone!({
+            let (_listener, client, mut server) = connection("127.0.0.1");
+            let wanted = stuff(&client);
+            client.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(state(&client), State::FinWait1);
+            let [client] = restored([client.into()]);
+            assert!(read(&mut server, wanted.len()) == wanted);
+            assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
+            reaches(&client, State::FinWait2);
+        });
+    }
+
+    #[test]
+    fn ten_cycles_in_a_row() {
+        alone!({
+            let (_listener, mut client, mut server) = connection("127.0.0.1");
+            for round in 0..10_u8 {
+                client.write_all(&[round; 100]).unwrap();
+                let [again] = restored([server.into()]);
+                server = again;
+                assert_eq!(read(&mut server, 100), [round; 100]);
+                server.write_all(&[round]).unwrap();
+                assert_eq!(read(&mut client, 1), [round]);
+            }
+        });
+    }
+
+    #[test]
+    fn listeners_take_connections_again() {
+        alone!({
+            let (listener, mut client, server) = connection("127.0.0.1");
+            sys::socket::listen(&listener, 17).unwrap();
+            let at = listener.local_addr().unwrap();
+            let wanted = Options::read(listener.as_fd(), &LEVELS).unwrap();
+            let mut world = world(vec![server.into(), listener.into()]);
+            world.dump().unwrap();
+            let mut opened = world.restore().unwrap();
+            let listener = TcpListener::from(opened.remove(1));
+            let mut server = TcpStream::from(opened.remove(0));
+            assert_eq!(listener.local_addr().unwrap(), at);
+            assert_eq!(repair::info(listener.as_fd()).unwrap().backlog, 17);
+            assert_eq!(Options::read(listener.as_fd(), &LEVELS).unwrap(), wanted);
+            let _second = TcpStream::connect(at).unwrap();
+            listener.accept().unwrap();
+            client.write_all(b"old").unwrap();
+            assert_eq!(read(&mut server, 3), b"old");
+        });
+    }
+
+    #[test]
+    fn options_survive() {
+        alone!({
+            let (_listener, mut client, server) = connection("127.0.0.1");
+            server.set_nodelay(true).unwrap();
+            server.set_nonblocking(true).unwrap();
+            for (level, name, value) in [(1, 9, 1), (6, 4, 77), (6, 18, 5000), (1, 8, 50_000)] {
+                sys::socket::set_number(&server, level, name, value).unwrap();
+            }
+            sys::socket::set_option(&server, 6, 13, b"reno").unwrap();
+            let wanted = Options::read(server.as_fd(), &LEVELS).unwrap();
+            let [mut server] = restored([server.into()]);
+            assert_eq!(Options::read(server.as_fd(), &LEVELS).unwrap(), wanted);
+            assert_eq!(
+                server.read(&mut [0]).unwrap_err().kind(),
+                ErrorKind::WouldBlock
+            );
+            server.write_all(b"on").unwrap();
+            assert_eq!(read(&mut client, 2), b"on");
+        });
+    }
+
+    #[test]
+    fn connections_are_refused_without_the_option() {
+        alone!({
+            let (listener, mut client, server) = connection("127.0.0.1");
+            let mut world = World::new(vec![server.into()]);
+            let error = world.dump().unwrap_err();
+            assert!(error.to_string().contains("--tcp-established"), "{error}");
+            world.allow.tcp_close = true;
+            world.dump().unwrap();
+            let mut server = TcpStream::from(world.restore().unwrap().remove(0));
+            assert_eq!(server.read(&mut [0]).unwrap(), 0);
+            assert_eq!(
+                server.write(&[0]).unwrap_err().kind(),
+                ErrorKind::BrokenPipe
+            );
+            assert_eq!(client.read(&mut [0]).unwrap(), 0);
+            let _waiting = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let error = World::new(vec![listener.into()]).dump().unwrap_err();
+            assert!(
+                error.to_string().contains("waits to be accepted"),
+                "{error}"
+            );
+        });
+    }
+
+    #[test]
+    fn a_failed_restore_can_be_tried_again() {
+        alone!({
+            let (_listener, mut client, server) = connection("127.0.0.1");
+            client.write_all(b"kept").unwrap();
+            let mut world = world(vec![server.into()]);
+            world.dump().unwrap();
+            let mut second = world.copy();
+            world.restore_until_resume().unwrap();
+            second.allow = ESTABLISHED;
+            let mut server = TcpStream::from(second.restore().unwrap().remove(0));
+            assert_eq!(read(&mut server, 4), b"kept");
+            client.write_all(b"on").unwrap();
+            assert_eq!(read(&mut server, 2), b"on");
+        });
+    }
+
+    #[test]
+    fn damaged_payloads_are_refused() {
+        let mut record = Tcp {
+            family: address::AF_INET,
+            ..Tcp::default()
+        };
+        record.set_state(State::Established);
+        let refused = |record: &Tcp| {
+            let error = checked(&TcpSocket, &record.encode_to_vec()).unwrap_err();
+            assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+        };
+        refused(&record);
+        record.connection = Some(Connection {
+            unsent_bytes: 1,
+            window: vec![0; 5],
+            ..Connection::default()
+        });
+        refused(&record);
+        record.family = 1;
+        refused(&record);
+    }
+}
