@@ -205,7 +205,12 @@ fn wait_for(root: Pid) {
     loop {
         match waitpid(Some(root), WaitOptions::empty()) {
             Ok(Some((_, status))) if status.exited() || status.signaled() => {
-                log::info!("the root task {root} ended: {status:?}");
+                match (status.exit_status(), status.terminating_signal()) {
+                    (Some(code), _) => log::info!("the root task {root} exited with {code}"),
+                    (_, signal) => {
+                        log::info!("the root task {root} was killed by signal {signal:?}");
+                    }
+                }
                 return;
             }
             Ok(_) | Err(Errno::INTR) => {}
