@@ -14,6 +14,19 @@ const REGIONS: usize = 1024;
 /// Entries read at once where the kernel cannot search: 128 MiB of memory.
 pub(crate) const ENTRIES: usize = 32 << 10;
 
+/// From this size on, anonymous memory is looked at by itself: asking for each page whether it
+/// belongs to a file takes five times as long.
+const LARGE_BYTES: u64 = 4 << 20;
+
+/// A private mapping, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// Its addresses.
+    pub span: Span,
+    /// Whether a file is mapped, of which the task has copied some pages.
+    pub file: bool,
+}
+
 /// What was found in one range of addresses, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
@@ -42,66 +55,89 @@ impl Found {
     }
 }
 
-/// Finds the pages of task `pid` that belong to nobody else, in each of `spans`: mappings or parts
-/// of them in ascending order, which do not overlap.
+/// Finds the pages of task `pid` that belong to nobody else, in each of `areas`, which are in
+/// ascending order and do not overlap.
 ///
 /// Those are the written pages of anonymous memory and the copied ones of private file mappings,
 /// but neither pages of files and shared objects nor the kernel's page of zeros. The caller must be
-/// allowed to trace the task. Usually one system call.
+/// allowed to trace the task. One system call for most tasks, two more for each large area.
 ///
 /// # Errors
 /// [`Error::Look`], [`Error::Gone`].
-pub fn scan(pid: i32, spans: &[Span]) -> Result<Vec<Found>> {
-    let mut found = vec![Found::default(); spans.len()];
-    let (Some(first), Some(last)) = (spans.first(), spans.last()) else {
+pub fn scan(pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
+    let mut found = vec![Found::default(); areas.len()];
+    let Some(first) = areas.first() else {
         return Ok(found);
     };
-    let whole = Span {
-        start: first.start,
-        end: last.end,
-    };
-    let failed = |source| Error::look(pid, whole.start, source);
-    let map = Pagemap::open(pid).map_err(failed)?;
-    let searched = match search(&map, whole, spans, &mut found, Category::GUARD) {
-        // The kernel does not know guard pages.
-        Err(error) if is(&error, Errno::INVAL) => {
-            found.fill(Found::default());
-            search(&map, whole, spans, &mut found, Category::empty())
-        }
-        searched => searched,
-    };
-    match searched {
-        Err(error) if is(&error, Errno::NOTTY) => list(&map, spans, &mut found).map_err(failed)?,
-        searched => searched.map_err(failed)?,
+    let open = Pagemap::open(pid);
+    let map = open.map_err(|source| Error::look(pid, first.span.start, source))?;
+    let is_large = |area: &Area| !area.file && area.span.bytes() >= LARGE_BYTES;
+    let mut done = 0;
+    for areas in areas.chunk_by(|one, other| !is_large(one) && !is_large(other)) {
+        let found = &mut found[done..done + areas.len()];
+        scan_together(&map, areas, !is_large(&areas[0]), found)
+            .map_err(|source| Error::look(pid, areas[0].span.start, source))?;
+        done += areas.len();
     }
     Ok(found)
 }
 
-/// Lets the kernel search, from the start of the first span to the end of the last.
+/// Scans from the start of the first area to the end of the last, of which `files` says whether
+/// they may be of files.
+fn scan_together(
+    map: &Pagemap,
+    areas: &[Area],
+    files: bool,
+    found: &mut [Found],
+) -> io::Result<()> {
+    let unwanted = if files {
+        Category::FILE | Category::ZERO
+    } else {
+        Category::ZERO
+    };
+    let searched = match search(map, areas, found, unwanted, Category::GUARD) {
+        // The kernel does not know guard pages.
+        Err(error) if is(&error, Errno::INVAL) => {
+            found.fill(Found::default());
+            search(map, areas, found, unwanted, Category::empty())
+        }
+        searched => searched,
+    };
+    match searched {
+        Err(error) if is(&error, Errno::NOTTY) => list(map, areas, found),
+        searched => searched,
+    }
+}
+
+/// Lets the kernel search, from the start of the first area to the end of the last.
 fn search(
     map: &Pagemap,
-    whole: Span,
-    spans: &[Span],
+    areas: &[Area],
     found: &mut [Found],
+    unwanted: Category,
     told: Category,
 ) -> io::Result<()> {
     let query = Query {
-        inverted: Category::FILE | Category::ZERO,
-        all: Category::FILE | Category::ZERO,
+        inverted: unwanted,
+        all: unwanted,
         any: Category::PRESENT | Category::SWAPPED,
         told,
     };
     let mut regions = vec![Region::EMPTY; REGIONS];
-    let mut rest = whole;
+    let mut rest = Span {
+        start: areas[0].span.start,
+        end: areas[areas.len() - 1].span.end,
+    };
     let mut number = 0;
     while !rest.is_empty() {
         let (count, end) = map.scan(rest, &query, Action::empty(), &mut regions)?;
         for region in &regions[..count] {
             let guard = region.categories().contains(Category::GUARD);
-            number += spans[number..].partition_point(|span| span.end <= region.span().start);
-            let hit = spans[number..].iter().zip(&mut found[number..]);
-            for (span, found) in hit.take_while(|(span, _)| span.start < region.span().end) {
-                found.add(region.span().intersect(*span), guard);
+            let pages = region.span();
+            number += areas[number..].partition_point(|area| area.span.end <= pages.start);
+            let hit = areas[number..].iter().zip(&mut found[number..]);
+            for (area, found) in hit.take_while(|(area, _)| area.span.start < pages.end) {
+                found.add(pages.intersect(area.span), guard);
             }
         }
         if end <= rest.start {
@@ -114,9 +150,9 @@ fn search(
 
 /// Looks at each page where the kernel cannot search (before 6.7). The page of zeros cannot be
 /// told there; who reads it finds that it is zero.
-fn list(map: &Pagemap, spans: &[Span], found: &mut [Found]) -> io::Result<()> {
-    for (span, found) in spans.iter().zip(found) {
-        each_entry(map, *span, |page, entry| {
+fn list(map: &Pagemap, areas: &[Area], found: &mut [Found]) -> io::Result<()> {
+    for (area, found) in areas.iter().zip(found) {
+        each_entry(map, area.span, |page, entry| {
             if (entry.is_present() || entry.is_swapped()) && !entry.is_file() {
                 found.add(page, entry.is_guard());
             }
@@ -241,11 +277,12 @@ mod tests {
         let bytes = vec![1_u8; 20 * PAGE_BYTES as usize];
         let start = Addr(bytes.as_ptr().addr() as u64 + PAGE_BYTES - 1).page_start();
         let span = Span::new(start, 15 * PAGE_BYTES);
-        let searched = scan(own, &[span]).expect("a search");
+        let area = Area { span, file: false };
+        let searched = scan(own, &[area]).expect("a search");
         assert_eq!(searched[0].private, [span]);
         let mut listed = [Found::default()];
         let map = Pagemap::open(own).expect("the own page map");
-        list(&map, &[span], &mut listed).expect("a list");
+        list(&map, &[area], &mut listed).expect("a list");
         assert_eq!(listed[0], searched[0]);
     }
 }

@@ -6,6 +6,7 @@ use abi::{Addr, Span};
 use rustix::io::Errno;
 use sys::uffd::{Features, Modes, Uffd};
 
+use crate::scan::push;
 use crate::{Error, Result, Sink};
 
 /// How long the kernel may say that the task's mappings are about to change; the task is stopped.
@@ -27,7 +28,8 @@ pub struct Missing {
 
 impl Missing {
     /// Opens the conversation with `uffd`, which was created in task `pid` and not used yet, and
-    /// registers `spans`, each of which must be mapped wholly.
+    /// registers `spans`, each of which must be mapped wholly. Those that touch are registered
+    /// together.
     ///
     /// # Errors
     /// [`Error::Register`] with `EINVAL` for a mapping of another kind, such as a private mapping
@@ -37,13 +39,14 @@ impl Missing {
         uffd.api(Features::empty())
             .map_err(register_failed(pid, whole))?;
         let memory = super::Memory::new(pid);
+        let spans = joined(spans);
         let mut missing = Self {
             pid,
             uffd,
             spans: Vec::with_capacity(spans.len()),
             memory,
         };
-        for span in spans {
+        for span in &spans {
             missing
                 .uffd
                 .register(*span, Modes::MISSING)
@@ -105,6 +108,15 @@ impl Drop for Missing {
             let _ = self.uffd.unregister(*span);
         }
     }
+}
+
+/// The spans in ascending order, those that touch as one.
+fn joined(spans: &[Span]) -> Vec<Span> {
+    let mut sorted = spans.to_vec();
+    sorted.sort();
+    let mut joined = Vec::new();
+    sorted.into_iter().for_each(|span| push(&mut joined, span));
+    joined
 }
 
 fn register_failed(pid: i32, span: Span) -> impl Fn(io::Error) -> Error {

@@ -6,6 +6,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use abi::{Addr, PAGE_BYTES, Span};
 use image::SpaceId;
 use pages::Extent;
+use pages::scan::Area;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use sys::uffd::Uffd;
 
@@ -111,4 +112,9 @@ pub fn extent(span: Span) -> Extent {
         at,
         pages,
     }
+}
+
+/// `span` as a part of an anonymous mapping.
+pub fn anonymous(span: Span) -> Area {
+    Area { span, file: false }
 }

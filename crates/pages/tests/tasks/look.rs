@@ -2,11 +2,11 @@
 use std::os::fd::AsFd;
 
 use abi::{Addr, Span};
-use pages::scan::allocated;
+use pages::scan::{Area, allocated};
 use pages::{scan, shared_with};
 use rustix::thread::CapabilitySet;
 
-use crate::child::{Child, part};
+use crate::child::{Child, anonymous, part};
 
 #[test]
 fn only_written_pages_are_private() {
@@ -17,10 +17,27 @@ fn only_written_pages_are_private() {
     child.put(span, 50, 1, 1);
     // Reading maps the page of zeros.
     child.ask(&format!("len(ctypes.string_at({}, 8192))", span.start.0));
-    let found = scan(child.pid(), &[part(span, 0, 12), part(span, 12, 88)]).expect("a scan");
+    let found = scan(
+        child.pid(),
+        &[part(span, 0, 12), part(span, 12, 88)].map(anonymous),
+    )
+    .expect("a scan");
     assert_eq!(found[0].private, [part(span, 10, 2)]);
     assert_eq!(found[1].private, [part(span, 12, 3), part(span, 50, 1)]);
     assert_eq!(found[1].private_pages(), 4);
+}
+
+#[test]
+fn large_areas_between_small_ones_are_found() {
+    testkit::needs_program!("python3");
+    let mut child = Child::start();
+    let span = child.map("5000", 5000);
+    child.put(span, 0, 1, 5000);
+    let parts = [(0, 10), (20, 30), (50, 2000), (2050, 2000), (4060, 9)];
+    let parts = parts.map(|(page, pages)| part(span, page, pages));
+    let found = scan(child.pid(), &parts.map(anonymous)).expect("a scan");
+    let found: Vec<&[Span]> = found.iter().map(|found| &found.private[..]).collect();
+    assert_eq!(found, parts.each_ref().map(std::slice::from_ref));
 }
 
 #[test]
@@ -32,7 +49,7 @@ fn more_pieces_than_one_answer_holds_are_found() {
         "[put({}, page, 1) for page in range(0, 6000, 2)][0]",
         span.start.0
     ));
-    let found = scan(child.pid(), &[span]).expect("a scan");
+    let found = scan(child.pid(), &[anonymous(span)]).expect("a scan");
     assert_eq!(found[0].private.len(), 3000);
     let expected = (0..3000).map(|number| part(span, number * 2, 1));
     assert!(found[0].private.iter().copied().eq(expected));
@@ -48,7 +65,7 @@ fn of_a_file_only_copied_pages_are_private() {
     let span = child.map(&open, 20);
     child.ask(&format!("len(ctypes.string_at({}, 81920))", span.start.0));
     child.put(span, 4, 200, 2);
-    let found = scan(child.pid(), &[span]).expect("a scan");
+    let found = scan(child.pid(), &[Area { span, file: true }]).expect("a scan");
     assert_eq!(found[0].private, [part(span, 4, 2)]);
 }
 
@@ -58,7 +75,7 @@ fn shared_memory_belongs_to_its_object() {
     let mut child = Child::start();
     let span = child.map("30, 3, 1, memfd(30)", 30);
     child.put(span, 3, 1, 4);
-    let found = scan(child.pid(), &[span]).expect("a scan");
+    let found = scan(child.pid(), &[anonymous(span)]).expect("a scan");
     assert_eq!(found[0].private, []);
     let path = format!(
         "/proc/{}/map_files/{:x}-{:x}",
@@ -88,7 +105,7 @@ fn guard_pages_are_told_apart() {
     if installed != 0 {
         testkit::skip!("this kernel has no guard pages");
     }
-    let found = scan(child.pid(), &[span]).expect("a scan");
+    let found = scan(child.pid(), &[anonymous(span)]).expect("a scan");
     assert_eq!(found[0].guards, [guards]);
     assert_eq!(found[0].private, [part(span, 0, 4), part(span, 7, 3)]);
 }
@@ -105,7 +122,7 @@ fn swapped_pages_are_private() {
     child.put(span, 0, 1, 16);
     // MADV_PAGEOUT
     child.ask(&format!("call('madvise', {}, 65536, 21)", span.start.0));
-    let found = scan(child.pid(), &[span]).expect("a scan");
+    let found = scan(child.pid(), &[anonymous(span)]).expect("a scan");
     assert_eq!(found[0].private, [span]);
 }
 
@@ -158,7 +175,7 @@ fn a_dead_task_is_named() {
     let mut child = Child::start();
     let span = child.map("10", 10);
     child.kill();
-    let outcome = scan(child.pid(), &[span]);
+    let outcome = scan(child.pid(), &[anonymous(span)]);
     assert!(
         matches!(outcome, Err(pages::Error::Gone { pid }) if pid == child.pid()),
         "{outcome:?}"

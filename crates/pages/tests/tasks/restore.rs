@@ -6,7 +6,7 @@ use image::Reader;
 use pages::sink::{Memory, Missing, Object};
 use pages::{Error, Extent, Sink, fill, place};
 
-use crate::child::{Child, extent, part};
+use crate::child::{Child, anonymous, extent, part};
 use crate::dump::dump;
 
 /// A child with 4,000 pages, 900 of them zero, and its image.
@@ -147,7 +147,7 @@ fn huge_pages_of_a_task_are_dumped_and_come_back() {
     if huge_kb(child.pid()) == 0 {
         testkit::skip!("the kernel gives no huge pages");
     }
-    let found = pages::scan(child.pid(), &[span]).expect("a scan");
+    let found = pages::scan(child.pid(), &[anonymous(span)]).expect("a scan");
     assert_eq!(found[0].private, [span]);
     let (store, drained) = dump(&child, &[span]);
     assert_eq!(drained.stored_pages, 1024);

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use abi::Span;
 use image::{Run, RunKind, SpaceId};
 use pages::Extent;
+use pages::scan::Area;
 use resources::map::memory::Mapping;
 
 use crate::Result;
@@ -25,8 +26,11 @@ impl Spaces {
         let with_pages =
             |map: &&mut Mapping| map.is_private() && map.flags & MAP_DROPPABLE != MAP_DROPPABLE;
         let mut private = mappings.iter_mut().filter(with_pages).collect::<Vec<_>>();
-        let spans = private.iter().map(|map| map.span()).collect::<Vec<_>>();
-        let found = pages::scan(pid, &spans)?;
+        let area = |map: &&mut Mapping| Area {
+            span: map.span(),
+            file: !map.is_anonymous(),
+        };
+        let found = pages::scan(pid, &private.iter().map(area).collect::<Vec<_>>())?;
         let mut own = Vec::new();
         for (map, found) in private.iter_mut().zip(found) {
             let guards = found.guards.iter();
