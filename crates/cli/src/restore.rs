@@ -159,6 +159,7 @@ impl Restore {
                 option: "--inherit-fd",
                 source,
             })?;
+            let fd = std::sync::Arc::new(fd);
             inherit_fds.push(InheritFd { fd, stands_for });
         }
         Ok(RestoreOptions {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use abi::{Addr, Header, Op, PAGE_BYTES, Span};
 use image::{Reader, RunKind, SpaceId};
 use pages::{Extent, sink};
+use resources::fd::attributes;
 use resources::fd::{DescriptionId, KINDS, Kind, RestoreContext};
 use resources::map::memory::PAGES_FILE;
 use resources::script::{Layout, ScriptId, StepAt, WordId};
@@ -15,7 +16,7 @@ use sys::window::Window;
 
 use crate::plan::Plan;
 use crate::records::Saved;
-use crate::{Error, Result};
+use crate::{Error, InheritFd, Result};
 
 /// The address after the last one that a task can map with four-level page tables.
 const TOP: Addr = Addr(0x7fff_ffff_f000);
@@ -61,9 +62,10 @@ pub(crate) fn build(
     saved: &Saved<'_>,
     reader: &Arc<Reader>,
     allow: &Allow,
+    inherit: &[InheritFd],
 ) -> Result<Built> {
-    let mut pool = Pool::new(allow.clone(), reader.clone());
-    pool.open_all(&saved.descriptions)?;
+    let mut pool = Pool::new(allow.clone(), reader.clone(), inherit);
+    pool.open_all(saved)?;
     let numbers = pool.numbers(saved)?;
     let words_bytes = (u64::from(plan.words) * 4).next_multiple_of(64);
     let sizes = plan.scripts.iter().map(|planned| {
@@ -142,32 +144,40 @@ fn place_window(saved: &Saved<'_>, bytes: u64) -> Result<Window> {
 struct Pool {
     allow: Allow,
     reader: Arc<Reader>,
-    open: Vec<OwnedFd>,
+    inherited: Vec<(Vec<u8>, Arc<OwnedFd>)>,
+    open: Vec<Arc<OwnedFd>>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
     then: Vec<Box<dyn FnOnce()>>,
 }
 
 impl Pool {
-    fn new(allow: Allow, reader: Arc<Reader>) -> Self {
+    fn new(allow: Allow, reader: Arc<Reader>, inherit: &[InheritFd]) -> Self {
+        let inherited = inherit
+            .iter()
+            .map(|one| (one.stands_for.name(), one.fd.clone()));
+        let inherited = inherited.collect();
+        let (open, shared, then) = (Vec::new(), HashMap::new(), Vec::new());
         Self {
             allow,
             reader,
-            open: Vec::new(),
-            shared: HashMap::new(),
-            then: Vec::new(),
+            inherited,
+            open,
+            shared,
+            then,
         }
     }
 
-    fn open_all(&mut self, descriptions: &[(u16, &[u8])]) -> Result<()> {
-        for (id, (tag, payload)) in descriptions.iter().enumerate() {
+    fn open_all(&mut self, saved: &Saved<'_>) -> Result<()> {
+        for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
             let own = kind(*tag, id)?.open(payload, self)?;
-            self.open.push(own);
+            self.open.push(Arc::new(own));
         }
-        for (id, (tag, payload)) in descriptions.iter().enumerate() {
-            let own = &self.open[id];
-            let own = own.as_fd().try_clone_to_owned();
-            let own = own.map_err(|e| Error::kernel("cannot copy a descriptor", e))?;
-            kind(*tag, id)?.finish(payload, own.as_fd(), self)?;
+        for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
+            let own = self.open[id as usize].clone();
+            kind(*tag, id as usize)?.finish(payload, own.as_fd(), self)?;
+            if let Some(payload) = saved.attributes.get(&id) {
+                attributes::finish(payload, own.as_fd())?;
+            }
         }
         self.shared.clear();
         Ok(())
@@ -181,14 +191,15 @@ impl Pool {
             .max()
             .unwrap_or(0);
         let pages = self.pages_files()?;
-        self.open.extend(pages);
+        self.open.extend(pages.into_iter().map(Arc::new));
         for own in &mut self.open {
             if own.as_raw_fd() < above {
-                let moved = rustix::io::fcntl_dupfd_cloexec(&*own, above);
-                *own = moved.map_err(|e| Error::kernel("cannot move a descriptor", e))?;
+                let moved = rustix::io::fcntl_dupfd_cloexec(&**own, above);
+                let moved = moved.map_err(|e| Error::kernel("cannot move a descriptor", e))?;
+                *own = Arc::new(moved);
             }
         }
-        Ok(self.open.iter().map(AsRawFd::as_raw_fd).collect())
+        Ok(self.open.iter().map(|own| own.as_raw_fd()).collect())
     }
 
     /// Descriptors of the pages files, in the order of their numbers.
@@ -230,7 +241,7 @@ impl RestoreContext for Pool {
     fn description(&self, id: DescriptionId) -> resources::Result<BorrowedFd<'_>> {
         let open = self.open.get(id.0 as usize);
         let missing = || ResourceError::corrupt(format!("description {}", id.0), "is not open");
-        open.map(AsFd::as_fd).ok_or_else(missing)
+        open.map(|own| own.as_fd()).ok_or_else(missing)
     }
 
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
@@ -251,6 +262,11 @@ impl RestoreContext for Pool {
         let sink = sink::Object::new(file);
         let filled = pages::fill(&self.reader, &placed, &sink, &|_| ());
         filled.map(drop).map_err(|e| failed(other(e)))
+    }
+
+    fn inherited(&self, name: &[u8]) -> Option<BorrowedFd<'_>> {
+        let one = self.inherited.iter().find(|one| one.0 == name);
+        one.map(|one| one.1.as_fd())
     }
 
     fn on_success(&mut self, then: Box<dyn FnOnce()>) {

@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::collect::{Inventory, Object, collect};
 use crate::freeze::{Body, Frozen, freeze};
+use crate::sentinel::Sentinel;
 use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage};
 
 /// Saves the tree under `options.tree` into `options.images_dir`.
@@ -207,9 +208,15 @@ fn finish(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
             }
         }
         Afterwards::Kill => {
-            for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
-                let killed = kill_process(pid(task.pid), Signal::KILL);
-                killed.map_err(|e| Error::kernel(format!("cannot kill pid {}", task.pid), e))?;
+            let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
+            let pids = living.map(|task| task.pid).collect::<Vec<_>>();
+            let sentinel = Sentinel::post(&pids)?;
+            for number in &pids {
+                let killed = kill_process(pid(*number), Signal::KILL);
+                killed.map_err(|e| Error::kernel(format!("cannot kill pid {number}"), e))?;
+            }
+            if let Some(sentinel) = sentinel {
+                sentinel.dismiss();
             }
             frozen.tasks.into_iter().for_each(bury);
         }

@@ -14,6 +14,7 @@ mod plan;
 mod records;
 pub mod report;
 mod restore;
+mod sentinel;
 
 pub use dump::dump;
 pub use error::{Error, Result};

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::Pid;
@@ -104,11 +105,25 @@ pub enum Inherited {
     Path(PathBuf),
 }
 
+impl Inherited {
+    /// Its name as in criu(8)'s `--inherit-fd fd[N]:NAME`.
+    #[must_use]
+    pub fn name(&self) -> Vec<u8> {
+        match self {
+            Self::Pipe(inode) => format!("pipe:[{inode}]").into_bytes(),
+            Self::Socket(inode) => format!("socket:[{inode}]").into_bytes(),
+            Self::Tty { rdev, dev } => format!("tty[{rdev:x}:{dev:x}]").into_bytes(),
+            Self::File { mount, inode } => format!("file[{mount:x}:{inode:x}]").into_bytes(),
+            Self::Path(path) => path.as_os_str().as_encoded_bytes().to_vec(),
+        }
+    }
+}
+
 /// A descriptor of the restorer that a restored task gets in place of a saved one.
 #[derive(Debug)]
 pub struct InheritFd {
     /// The descriptor.
-    pub fd: OwnedFd,
+    pub fd: Arc<OwnedFd>,
     /// What it stands in for.
     pub stands_for: Inherited,
 }

@@ -1,7 +1,10 @@
 //! The records that belong to the tree as a whole; everything else stands with its resource.
 
+use std::collections::HashMap;
+
 use image::{Reader, Record};
 use prost::Message;
+use resources::fd::tags;
 use resources::map::memory;
 
 use crate::{Error, Result};
@@ -110,6 +113,8 @@ pub(crate) struct Saved<'a> {
     pub tasks: Vec<SavedTask<'a>>,
     /// Open file descriptions by id: the kind's number and the payload.
     pub descriptions: Vec<(u16, &'a [u8])>,
+    /// Owners and locks of descriptions, by the description's id.
+    pub attributes: HashMap<u32, &'a [u8]>,
 }
 
 /// The records of one task; empty for a zombie.
@@ -118,6 +123,8 @@ pub(crate) struct SavedTask<'a> {
     pub memory: memory::Memory,
     pub descriptors: Vec<Descriptor>,
     pub place: Place,
+    /// Its own locks on files.
+    pub locks: Option<&'a [u8]>,
     pub threads: Vec<SavedThread<'a>>,
 }
 
@@ -166,7 +173,7 @@ impl<'a> Saved<'a> {
         for record in reader
             .records()
             .iter()
-            .filter(|record| is_description(record.tag))
+            .filter(|record| tags::is_kind(record.tag))
         {
             if record.id as usize != descriptions.len() {
                 return Err(corrupt(format!(
@@ -176,6 +183,12 @@ impl<'a> Saved<'a> {
             }
             descriptions.push((record.tag, record.payload.as_slice()));
         }
+        let attributes = reader
+            .records()
+            .iter()
+            .filter(|record| record.tag == tags::ATTRIBUTES);
+        let attributes = attributes.map(|record| (record.id, record.payload.as_slice()));
+        let attributes = attributes.collect();
         let mut tasks = Vec::new();
         for node in &tree.tasks {
             tasks.push(SavedTask::read(reader, node, descriptions.len())?);
@@ -184,6 +197,7 @@ impl<'a> Saved<'a> {
             tree,
             tasks,
             descriptions,
+            attributes,
         })
     }
 }
@@ -195,6 +209,7 @@ impl<'a> SavedTask<'a> {
             memory: memory::Memory::default(),
             descriptors: Vec::new(),
             place: Place::default(),
+            locks: None,
             threads: Vec::new(),
         };
         if node.state() == State::Zombie {
@@ -205,6 +220,7 @@ impl<'a> SavedTask<'a> {
         let list: Descriptors = decode(reader, tag::DESCRIPTORS, pid, "descriptors")?;
         task.descriptors = list.descriptors;
         task.place = decode(reader, tag::PLACE, pid, "place")?;
+        task.locks = find(reader, tags::LOCKS, pid).map(|record| record.payload.as_slice());
         let files = task.memory.mappings.iter().filter_map(|map| map.file);
         let named = task
             .descriptors
@@ -251,10 +267,6 @@ impl<'a> SavedTask<'a> {
         }
         Ok(task)
     }
-}
-
-fn is_description(tag: u16) -> bool {
-    (100..200).contains(&tag)
 }
 
 fn is_part(tag: u16) -> bool {

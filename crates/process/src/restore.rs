@@ -15,6 +15,7 @@ use sys::spawn::{Entry, spawn};
 use crate::build::{Built, build};
 use crate::plan::{self, Outside, Setting, Staying, word};
 use crate::records::{Saved, SavedThread, State};
+use crate::sentinel::Sentinel;
 use crate::{Afterwards, Error, Observer, RestoreOptions, Restored, Result, Stage};
 
 /// Brings back the tree that `options.images_dir` holds.
@@ -32,7 +33,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     check_vdso(&saved)?;
     let setting = setting(options)?;
     let plan = plan::plan(&reader, &saved, &setting)?;
-    let built = build(plan, &saved, &reader, &allow(options))?;
+    let built = build(plan, &saved, &reader, &allow(options), &options.inherit_fds)?;
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
     let loaded = Loaded::new(&built, root, options.sibling)?;
@@ -512,9 +513,23 @@ impl Running<'_> {
                 sent.map_err(|e| Error::kernel(format!("cannot stop pid {}", task.node.pid), e))?;
             }
         }
-        for staying in self.threads() {
+        let leaders = self
+            .threads()
+            .iter()
+            .filter(|staying| staying.pid == staying.tid);
+        let pids = leaders.map(|staying| staying.pid).collect::<Vec<_>>();
+        let sentinel = Sentinel::post(&pids)?;
+        // Leaders last: until then the death of this process kills theirs as a whole.
+        let (leaders, others): (Vec<&Staying>, Vec<&Staying>) = self
+            .threads()
+            .iter()
+            .partition(|staying| staying.pid == staying.tid);
+        for staying in others.into_iter().chain(leaders) {
             let detached = ptrace::detach(staying.tid, 0);
             detached.map_err(|e| Error::kernel(format!("cannot let {} go", staying.tid), e))?;
+        }
+        if let Some(sentinel) = sentinel {
+            sentinel.dismiss();
         }
         self.armed = false;
         Ok(())

@@ -33,6 +33,19 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
+/// Closes every descriptor but `fd`: for a child that keeps nothing of its parent's.
+pub fn close_all_but(fd: std::os::fd::RawFd) {
+    let fd = fd.cast_unsigned();
+    let close = |from: u32, to: u32| {
+        // SAFETY: the caller is a child process that uses no other descriptor any more.
+        unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
+    };
+    if fd > 0 {
+        close(0, fd - 1);
+    }
+    close(fd + 1, u32::MAX);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

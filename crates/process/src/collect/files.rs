@@ -169,19 +169,19 @@ pub(super) fn describe(mut files: Files<'_>, allow: &Allow) -> Result<Described>
             added: Vec::new(),
             described: &mut described,
         };
+        let mut attributes = Vec::new();
         let records = files.opens[first..].iter().map(|open| {
             let kind = fd::claim(open)?;
             let payload = kind.dump(open, &mut context)?;
-            Ok(Record {
-                tag: kind.tag(),
-                version: 1,
-                id: open.id.0,
-                payload,
-            })
+            if let Some(payload) = fd::attributes::dump(open, allow)? {
+                attributes.push(record(fd::tags::ATTRIBUTES, open.id, payload));
+            }
+            Ok(record(kind.tag(), open.id, payload))
         });
         let records = records.collect::<resources::Result<Vec<_>>>();
         let added = context.added;
         described.records.extend(records?);
+        described.records.extend(attributes);
         first = files.opens.len();
         for (pid, own, row) in added {
             let id = files.next();
@@ -198,6 +198,15 @@ pub(super) fn describe(mut files: Files<'_>, allow: &Allow) -> Result<Described>
         }
     }
     Ok(described)
+}
+
+fn record(tag: u16, id: DescriptionId, payload: Vec<u8>) -> Record {
+    Record {
+        tag,
+        version: 1,
+        id: id.0,
+        payload,
+    }
 }
 
 struct Context<'a, 'f> {

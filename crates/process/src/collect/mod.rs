@@ -63,7 +63,7 @@ pub(crate) fn collect(frozen: &mut Frozen, allow: &Allow, stay: bool) -> Result<
         if task.is_zombie() {
             continue;
         }
-        found.records(task, &mut files, &mut spaces, &mut records)?;
+        found.records(task, &mut files, &mut spaces, &mut records, allow)?;
     }
     spaces.find_shared(&tree)?;
     let described = files::describe(files, allow)?;
@@ -204,10 +204,14 @@ impl Found {
         files: &mut Files<'a>,
         spaces: &mut spaces::Spaces,
         records: &mut Vec<Record>,
+        allow: &Allow,
     ) -> Result<()> {
         let (pid, proc) = (task.pid, task.proc.as_fd());
         let memory = self.memory(task, files, spaces)?;
         records.push(record(memory::TAG, pid, memory.encode_to_vec()));
+        if let Some(payload) = fd::locks::dump_process(pid, &self.rows, allow)? {
+            records.push(record(fd::tags::LOCKS, pid, payload));
+        }
         let descriptors = std::mem::take(&mut self.rows).into_iter().map(|row| {
             let (fd, close_on_exec) = (row.fd, row.cloexec);
             let description = files.descriptor(pid, row)?.0;

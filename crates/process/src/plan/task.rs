@@ -338,6 +338,12 @@ impl<'a> Tasks<'a> {
             if let Some(kind) = kind {
                 kind.in_task(payload, fd, script)?;
             }
+            if let Some(payload) = self.saved.attributes.get(&id) {
+                fd::attributes::in_task(payload, fd, script)?;
+            }
+        }
+        if let Some(payload) = self.saved.tasks[index].locks {
+            fd::locks::in_process(payload, script)?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use prost::Message;
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use syscalls::Sysno;
 
 use super::locks::{self, Lock};
@@ -66,7 +66,20 @@ pub fn dump(open: &Open<'_>, allow: &Allow) -> Result<Option<Vec<u8>>> {
     Ok(payload.map(|payload| payload.encode_to_vec()))
 }
 
+/// Files that signal nobody unless they were told to (`O_ASYNC`) are not asked.
+fn is_silent(open: &Open<'_>) -> bool {
+    const MEMORY_DEVICES: u32 = 1;
+    let kind = FileType::from_raw_mode(open.stat.st_mode);
+    let device =
+        kind == FileType::CharacterDevice && rustix::fs::major(open.stat.st_rdev) == MEMORY_DEVICES;
+    let plain = matches!(kind, FileType::RegularFile | FileType::Directory) || device;
+    plain && !open.info.oflags().intersects(ASYNC)
+}
+
 fn owner(open: &Open<'_>) -> Result<Option<Owner>> {
+    if is_silent(open) {
+        return Ok(None);
+    }
     let own = open.own()?;
     let kernel = |error| Error::kernel(format!("get the owner of {}", open.place()), error);
     let found = sys::fcntl::owner(own).map_err(kernel)?;
