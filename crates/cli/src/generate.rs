@@ -5,6 +5,7 @@ use std::io::Write as _;
 use clap::{Args, CommandFactory as _, Subcommand};
 use clap_complete::Shell;
 
+use crate::criu::{Argument, FLAGS, Fate};
 use crate::exit::{Failure, Status};
 use crate::output;
 
@@ -24,6 +25,8 @@ enum What {
     },
     /// The manual page, in roff
     Man,
+    /// The list of criu's options in docs/criu.md
+    Options,
 }
 
 impl Generate {
@@ -38,6 +41,7 @@ impl Generate {
             What::Completions { shell } => {
                 clap_complete::generate(shell, &mut command, "stillframe", &mut text);
             }
+            What::Options => text = options().into_bytes(),
             What::Man => manual(command, &mut text).expect("memory can be written"),
         }
         output::say(&String::from_utf8_lossy(&text));
@@ -73,4 +77,40 @@ fn manual(mut program: clap::Command, text: &mut Vec<u8>) -> std::io::Result<()>
     }
     text.extend_from_slice(include_str!("manual.roff").as_bytes());
     Ok(())
+}
+
+/// Lists what becomes of each option of criu(8), as a table in Markdown.
+fn options() -> String {
+    let mut table = "| option | dump | restore | check |\n| --- | --- | --- | --- |\n".to_owned();
+    for flag in FLAGS.iter().filter(|flag| flag.of_criu) {
+        let name = match flag.argument {
+            Argument::Switch => format!("--[no-]{}", flag.name),
+            Argument::None | Argument::Required | Argument::Optional => format!("--{}", flag.name),
+        };
+        let letter = flag
+            .short
+            .map(|letter| format!("`-{letter}`, "))
+            .unwrap_or_default();
+        let fate = |fate| match fate {
+            Fate::Taken => "yes",
+            Fate::Idle => "no effect",
+            Fate::Refused => "**refused**",
+            Fate::Misplaced => "error",
+        };
+        let fates = [flag.dump, flag.restore, flag.check].map(fate).join(" | ");
+        table += &format!("| {letter}`{name}` | {fates} |\n");
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_options_in_the_documentation_is_new() {
+        let document = include_str!("../../../docs/criu.md");
+        let advice = "put `stillframe generate options` into docs/criu.md";
+        assert!(document.contains(&options()), "{advice}");
+    }
 }

@@ -1,9 +1,9 @@
 //! Fills the structures of dump and restore without the parser.
 //!
-//! Building a parser for forty options takes a tenth of a millisecond, a twentieth of a whole dump.
+//! Building a parser for forty options takes a tenth of a millisecond, a twentieth of a dump.
 //! [`crate::reading`] has already made plain `--name=value` words of the command line, so they can
-//! be put where they belong directly. Whatever is out of the ordinary, help and mistakes above all, is
-//! left to the parser: `None` means "ask it". A test compares the two on every option.
+//! be put where they belong directly. Whatever is out of the ordinary, help and mistakes above
+//! all, is left to the parser: `None` means "ask it". A test compares the two on every option.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;

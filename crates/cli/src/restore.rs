@@ -208,8 +208,9 @@ fn wait_for(root: Pid) {
             Ok(Some((_, status))) if status.exited() || status.signaled() => {
                 match (status.exit_status(), status.terminating_signal()) {
                     (Some(code), _) => log::info!("the root task {root} exited with {code}"),
-                    (_, signal) => {
-                        log::info!("the root task {root} was killed by signal {signal:?}");
+                    (None, signal) => {
+                        let signal = signal.unwrap_or_default();
+                        log::info!("the root task {root} was killed by signal {signal}");
                     }
                 }
                 return;
