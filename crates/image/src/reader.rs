@@ -40,7 +40,7 @@ impl Reader {
     /// [`Error::NoImage`], [`Error::Corrupt`], [`Error::Unsupported`], [`Error::Store`].
     pub fn open(store: &dyn Store) -> Result<Self> {
         let bytes = read_manifest(store)?;
-        let header = header::decode(&bytes, bytes.len() as u64).map_err(refused)?;
+        let header = header::decode(&bytes, bytes.len() as u64).map_err(as_error)?;
         let [index, manifest, records] = sections(&header, &bytes)?;
         if manifest.len() > MESSAGE_MAX_BYTES {
             return Err(corrupt_manifest(
@@ -392,7 +392,7 @@ fn read_manifest(store: &dyn Store) -> Result<Vec<u8>> {
     if file_bytes > ONE_READ_BYTES {
         let mut start = [0; HEADER_BYTES];
         read(&mut start, 0)?;
-        header::decode(&start, file_bytes).map_err(refused)?;
+        header::decode(&start, file_bytes).map_err(as_error)?;
         if file_bytes > MANIFEST_MAX_BYTES {
             let what = format!("it has {file_bytes} bytes");
             return Err(corrupt_manifest(MANIFEST_MAX_BYTES as usize, what));
@@ -403,7 +403,7 @@ fn read_manifest(store: &dyn Store) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn refused(refusal: Refusal) -> Error {
+fn as_error(refusal: Refusal) -> Error {
     match refusal {
         Refusal::Corrupt(offset, what) => corrupt_manifest(offset as usize, what),
         Refusal::Version(version) => Error::Unsupported {
