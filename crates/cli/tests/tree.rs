@@ -233,3 +233,14 @@ fn a_zero_byte_tells_that_the_work_is_done() {
     tree::wait_gone(&[waiter.pid()]);
     assert_eq!(told(&stillframe.restore_command(&[])), [0]);
 }
+
+#[test]
+fn a_sibling_is_a_child_of_whoever_called() {
+    testkit::needs_root!();
+    let (stillframe, folder) = (stillframe(), tempfile::tempdir().unwrap());
+    let waiter = waiter(folder.path());
+    stillframe.dump(waiter.pid(), &[]).must();
+    stillframe.restore(&["--restore-sibling"]).must();
+    assert_eq!(tree::parent(waiter.pid()), Some(std::process::id()));
+    assert!(waiter.is_alive());
+}

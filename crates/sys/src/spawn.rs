@@ -49,7 +49,12 @@ pub fn spawn(pid: i32, sibling: bool, entry: Entry) -> io::Result<()> {
     };
     let args = CloneArgs {
         flags: CLONE_CLEAR_SIGHAND | flags,
-        exit_signal: libc::SIGCHLD.cast_unsigned().into(),
+        // A sibling's parent hears of it by the signal that it hears of this process by.
+        exit_signal: if sibling {
+            0
+        } else {
+            libc::SIGCHLD.cast_unsigned().into()
+        },
         set_tid: set_tid.as_ptr() as u64,
         set_tid_size: 1,
         ..CloneArgs::default()
