@@ -73,7 +73,7 @@ impl Series {
     }
 }
 
-/// Dumps a fresh subject twice, first leaving it running, and restores the second image.
+/// Dumps one fresh subject and leaves it running; dumps and kills another, and restores it.
 fn take_turn(setting: &Setting<'_>, tool: &Tool, compare: bool) -> Result<Sample> {
     let target = Target::start(setting.workload)?;
     let durable = setting.medium == Medium::Durable;
@@ -86,8 +86,9 @@ fn take_turn(setting: &Setting<'_>, tool: &Tool, compare: bool) -> Result<Sample
     )?;
     target.check_goes_on(&tool.name)?;
     let frozen_ns = target.pulse()?.longest_ns;
-    drop(images);
+    drop((images, target));
 
+    let target = Target::start(setting.workload)?;
     let images = Images::new(&setting.folder)?;
     let hash = compare.then(|| target.memory_hash()).transpose()?;
     let beats = target.pulse()?.beats;
