@@ -1,5 +1,7 @@
 //! Dumps and restores of a real program: what the command does around the engine.
+#![allow(clippy::unwrap_used, reason = "this is a test, helpers included")]
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -126,12 +128,14 @@ fn a_foreground_restore_waits_for_the_root_however_it_ends() {
     let (stillframe, folder) = (stillframe(), tempfile::tempdir().unwrap());
     let waiter = waiter(folder.path());
     stillframe.dump(waiter.pid(), &[]).must();
-    let mut restore = stillframe.command(&["restore", "-D"]);
-    restore.arg(stillframe.images()).stdout(Stdio::null());
+    let mut restore = stillframe.command(&["restore", "--json", "-D"]);
+    restore.arg(stillframe.images()).stdout(Stdio::piped());
     let mut restore = restore.spawn().unwrap();
-    wait::wait_until("the waiter to be back", wait::SOON, || {
-        tree::is_waiting(waiter.pid())
-    });
+    // The result is told as soon as the tree runs.
+    let mut told = String::new();
+    let stdout = restore.stdout.take().unwrap();
+    BufReader::new(stdout).read_line(&mut told).unwrap();
+    assert!(told.starts_with("{\"restore\":"), "{told}");
     assert_eq!(tree::parent(waiter.pid()), Some(restore.id()));
     assert!(restore.try_wait().unwrap().is_none(), "the restore waits");
     assert!(tree::kill(&[waiter.pid()]));
