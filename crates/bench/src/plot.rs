@@ -10,6 +10,8 @@ const BARS: &[(&str, &str, Option<usize>)] = &[
     ("frozen", "#90b0d0", None),
     ("restore", "#d08040", Some(1)),
 ];
+/// The colour of goals.
+const GOAL: &str = "#a02020";
 const LEFT: f64 = 330.0;
 const WIDTH: f64 = 560.0;
 const RIGHT: f64 = 60.0;
@@ -52,17 +54,20 @@ pub fn draw(record: &Record) -> String {
         );
         text(&mut out, x + BAR + 6.0, 22.0, "start", name);
     }
+    line(&mut out, LEFT + 337.0, 10.0, 26.0, GOAL, 2.0);
+    text(&mut out, LEFT + 344.0, 22.0, "start", "goal");
     axis(&mut out, height);
     for (number, cell) in (0u32..).zip(&record.cells) {
         let y = TOP + ROW * f64::from(number);
         text(&mut out, LEFT - 12.0, y + ROW / 2.0, "end", &title(cell));
         for (place, (name, colour, goal)) in (0u32..).zip(BARS) {
             let y = y + 4.0 + (BAR + 2.0) * f64::from(place);
+            let goal = goal.and_then(|index| goals(cell)[index]);
             if let Some(ratio) = ratio(cell, quantity(name)) {
-                bar(&mut out, y, ratio, colour);
+                bar(&mut out, y, ratio, colour, goal);
             }
-            if let Some(goal) = goal.and_then(|index| goals(cell)[index]) {
-                line(&mut out, x_of(goal), y - 1.0, y + BAR + 1.0, "#a02020", 2.0);
+            if let Some(goal) = goal {
+                line(&mut out, x_of(goal), y - 1.0, y + BAR + 1.0, GOAL, 2.0);
             }
         }
     }
@@ -100,19 +105,18 @@ fn axis(out: &mut String, height: f64) {
     }
 }
 
-fn bar(out: &mut String, y: f64, ratio: f64, colour: &str) {
+fn bar(out: &mut String, y: f64, ratio: f64, colour: &str, goal: Option<f64>) {
     let width = x_of(ratio) - LEFT;
     let _ = writeln!(
         out,
         "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{width:.1}\" height=\"{BAR}\" fill=\"{colour}\"/>"
     );
-    text(
-        out,
-        x_of(ratio) + 4.0,
-        y + BAR - 2.5,
-        "start",
-        &format!("{ratio:.2}"),
-    );
+    // The number stands clear of the goal's line.
+    let near = goal
+        .map(x_of)
+        .filter(|x| (0.0..30.0).contains(&(x - x_of(ratio))));
+    let x = near.unwrap_or(x_of(ratio)) + 5.0;
+    text(out, x, y + BAR - 2.5, "start", &format!("{ratio:.2}"));
 }
 
 fn line(out: &mut String, x: f64, from: f64, to: f64, colour: &str, wide: f64) {
@@ -144,7 +148,7 @@ mod tests {
             2,
             "dump and restore\n{picture}"
         );
-        assert_eq!(picture.matches("#a02020").count(), 2);
+        assert_eq!(picture.matches(GOAL).count(), 3, "and one that explains it");
         assert!(picture.contains(">0.50</text>"));
     }
 
