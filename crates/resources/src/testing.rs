@@ -88,6 +88,33 @@ impl Stage {
         self.call(call, &args)
     }
 
+    /// Has the process begin a call that waits.
+    pub fn begin(&mut self, call: Sysno, args: &[u64]) {
+        self.puppet.begin(call as i64, args);
+    }
+
+    /// Waits for the call that was begun and gives its result.
+    pub fn finish(&mut self) -> i64 {
+        self.puppet.finish()
+    }
+
+    /// Adds 1 to an eventfd of the process.
+    pub fn add_to_eventfd(&self, fd: u64) {
+        let pid = rustix::process::Pid::from_raw(self.pid()).expect("a pid");
+        let flags = rustix::process::PidfdFlags::empty();
+        let pidfd = rustix::process::pidfd_open(pid, flags).expect("it lives");
+        let fd = i32::try_from(fd).expect("a descriptor");
+        let flags = rustix::process::PidfdGetfdFlags::empty();
+        let event = rustix::process::pidfd_getfd(pidfd, fd, flags).expect("it is open");
+        rustix::io::write(event, &1u64.to_ne_bytes()).expect("the counter has room");
+    }
+
+    /// Writes into the test's own memory.
+    pub fn put(&mut self, offset: u64, bytes: &[u8]) {
+        let offset = usize::try_from(offset).expect("small");
+        self.puppet.write(OWN_AT + offset, bytes);
+    }
+
     /// Reads a word of the test's own memory.
     pub fn word(&self, offset: usize) -> u64 {
         let bytes = self.puppet.read(OWN_AT + offset, 8);

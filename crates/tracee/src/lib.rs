@@ -10,9 +10,11 @@
 
 pub mod comeback;
 mod error;
+mod remake;
 mod thread;
 mod visit;
 
 pub use error::{Error, Result};
+pub use remake::remake;
 pub use thread::{Saved, Thread};
 pub use visit::{Batch, Outcome, Visit};

@@ -14,6 +14,7 @@ mod attributes;
 mod comm;
 pub(crate) mod credentials;
 mod dumpable;
+pub mod interrupted;
 mod io_flusher;
 mod itimers;
 mod limits;

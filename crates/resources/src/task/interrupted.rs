@@ -1,0 +1,851 @@
+//! System calls that the stop of a thread has interrupted, and how they go on.
+//!
+//! A thread that is stopped while it waits in a call leaves the call with one of these results,
+//! which the program never sees (signal(7)):
+//! - `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`: the kernel makes the call again with the
+//!   same arguments when the thread goes on, also a restored one: nothing to be done;
+//! - `ERESTART_RESTARTBLOCK`: the kernel goes on with the time that remains, which it keeps where
+//!   only it can see it. That is gone in a restored thread: it makes the call again with less
+//!   time, or the tracer makes it once more in advance ([`Remake`]);
+//! - `EINTR`, of calls that the kernel never makes again: made again here, with less time where
+//!   the time is in a register. The time of those that point at it stays what it was.
+//!
+//! Times are relative to the thread's life: the time between dump and restore does not count.
+
+use std::time::Duration;
+
+use sys::proc::{Status, Syscall, exec_start_ns};
+use sys::ptrace::Registers;
+
+const EINTR: i64 = -4;
+const ERESTART_RESTARTBLOCK: i64 = -516;
+const TIMER_ABSTIME: u64 = 1;
+const FUTEX_COMMAND: u64 = 0x7f;
+const FUTEX_WAIT: u64 = 0;
+/// The size of the `syscall` instruction in bytes.
+const SYSCALL_BYTES: u64 = 2;
+
+/// Numbers of system calls.
+mod nr {
+    pub const CLOSE: u64 = 3;
+    pub const POLL: u64 = 7;
+    pub const NANOSLEEP: u64 = 35;
+    pub const FUTEX: u64 = 202;
+    pub const RESTART_SYSCALL: u64 = 219;
+    pub const CLOCK_NANOSLEEP: u64 = 230;
+    pub const EPOLL_WAIT: u64 = 232;
+    pub const EPOLL_PWAIT: u64 = 281;
+    pub const EPOLL_PWAIT2: u64 = 441;
+}
+
+/// What a thread did shortly before it was stopped. Its wait begins when it last ran: how long it
+/// has lasted can only be told from what was read before the stop ended it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// When it last ran, on the scheduler's clock.
+    ran_ns: Option<u64>,
+    /// The kernel's function in which it waits, when the call alone does not say what it is.
+    function: String,
+}
+
+impl Before {
+    /// Looks at a thread that was not stopped yet; `read` gives files of /proc/PID/task/TID. Reads
+    /// one file, or two if the thread waits in a call whose time is limited.
+    pub fn read(mut read: impl FnMut(&str) -> Option<Vec<u8>>) -> Self {
+        let mut before = Self::default();
+        let syscall = read("syscall").and_then(|text| Syscall::parse(&text).ok());
+        if let Some(Syscall::In { number, args }) = syscall {
+            if number == nr::RESTART_SYSCALL {
+                let function = read("wchan").unwrap_or_default();
+                before.function = String::from_utf8_lossy(&function).trim().to_owned();
+            }
+            if time_is_needed(number, &args) {
+                before.ran_ns = read("sched").and_then(|text| exec_start_ns(&text));
+            }
+        }
+        before
+    }
+
+    /// How long the thread had waited when it was stopped; `read` as before, now that it is.
+    /// Exact to some microseconds, as long as the scheduler's clocks of the processors agree.
+    #[must_use]
+    pub fn waited(&self, mut read: impl FnMut(&str) -> Option<Vec<u8>>) -> Duration {
+        let stopped_ns = self.ran_ns.and_then(|_| exec_start_ns(&read("sched")?));
+        let waited_ns = stopped_ns.zip(self.ran_ns);
+        let waited_ns = waited_ns.map_or(0, |(stopped, ran)| stopped.saturating_sub(ran));
+        Duration::from_nanos(waited_ns)
+    }
+}
+
+/// Whether the time that a call has lasted decides about how it goes on.
+fn time_is_needed(number: u64, args: &[u64; 6]) -> bool {
+    match number {
+        nr::POLL => timeout_ms(args[2]).is_some(),
+        nr::EPOLL_WAIT | nr::EPOLL_PWAIT => timeout_ms(args[3]).is_some(),
+        nr::EPOLL_PWAIT2 => args[3] != 0,
+        nr::FUTEX => args[1] & FUTEX_COMMAND == FUTEX_WAIT && args[3] != 0,
+        // With a place to put it, the kernel says itself how much time remains.
+        nr::NANOSLEEP => args[1] == 0,
+        nr::CLOCK_NANOSLEEP => args[1] & TIMER_ABSTIME == 0 && args[3] == 0,
+        nr::RESTART_SYSCALL => true,
+        _ => false,
+    }
+}
+
+/// A stopped thread, as far as it matters here.
+pub struct Stopped<'a> {
+    /// Its registers.
+    pub registers: &'a Registers,
+    /// What it did before.
+    pub before: &'a Before,
+    /// How long it had waited.
+    pub waited: Duration,
+    /// Reads 16 bytes of its memory.
+    pub memory: &'a dyn Fn(u64) -> Option<[u8; 16]>,
+    /// It was in a job-control stop, or a handler is about to run ([`handler_waits`]): the program
+    /// expects that its call is interrupted.
+    pub expects_interruption: bool,
+    /// It goes on in place, and has made no other call that waits: the kernel still knows the
+    /// time that remains.
+    pub stays: bool,
+}
+
+/// How a thread goes on with the call that it was in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// With the registers that it has.
+    AsIs,
+    /// It makes this call (again).
+    Again {
+        /// The call's number.
+        number: u64,
+        /// Its arguments.
+        args: [u64; 6],
+    },
+    /// After the tracer has made this call in it.
+    Remake(Remake),
+}
+
+/// A call to be made by a restored thread before it gets its registers, and interrupted at once,
+/// so that the kernel knows again how much time remains.
+///
+/// When it returns `ERESTART_RESTARTBLOCK`, the thread's own registers make the kernel go on with
+/// it. Any other result is the result of the thread's call ([`Remake::finish`]).
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Remake {
+    /// The call's number.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// Its six arguments.
+    #[prost(uint64, repeated, tag = "2")]
+    pub args: Vec<u64>,
+    /// Which argument has to point at a `timespec`, from 0.
+    #[prost(uint32, tag = "3")]
+    pub time_arg: u32,
+    /// What the `timespec` says, in nanoseconds.
+    #[prost(uint64, tag = "4")]
+    pub time_ns: u64,
+}
+
+impl Remake {
+    /// The bytes of the `timespec`.
+    #[must_use]
+    pub fn timespec(&self) -> [u8; 16] {
+        let time = Duration::from_nanos(self.time_ns);
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&time.as_secs().to_le_bytes());
+        bytes[8..].copy_from_slice(&u64::from(time.subsec_nanos()).to_le_bytes());
+        bytes
+    }
+
+    /// The arguments, with the `timespec` at `time_at`; `None` for a record that makes no sense.
+    #[must_use]
+    pub fn args(&self, time_at: u64) -> Option<[u64; 6]> {
+        let known = [nr::NANOSLEEP, nr::CLOCK_NANOSLEEP, nr::FUTEX].contains(&self.number);
+        let mut args: [u64; 6] = self.args.as_slice().try_into().ok().filter(|_| known)?;
+        *args.get_mut(self.time_arg as usize)? = time_at;
+        Some(args)
+    }
+
+    /// Sets the registers of the thread whose call returned `result` when it was made again.
+    pub fn finish(result: i64, registers: &mut Registers) {
+        if result != ERESTART_RESTARTBLOCK {
+            registers.rax = result.cast_unsigned();
+            registers.orig_rax = u64::MAX;
+        }
+    }
+}
+
+impl Resume {
+    /// Has the registers make the call, if they have to.
+    pub fn apply(&self, registers: &mut Registers) {
+        if let Self::Again { number, args } = self {
+            registers.rip = registers.rip.wrapping_sub(SYSCALL_BYTES);
+            registers.rax = *number;
+            registers.orig_rax = u64::MAX;
+            registers.rdi = args[0];
+            registers.rsi = args[1];
+            registers.rdx = args[2];
+            registers.r10 = args[3];
+            registers.r8 = args[4];
+            registers.r9 = args[5];
+        }
+    }
+}
+
+/// Whether a handler runs as soon as the thread goes on with the mask of blocked signals `mask`
+/// (that of `PTRACE_GETSIGMASK`, not the one that ppoll(2) and its like install for a while).
+#[must_use]
+pub fn handler_waits(status: &Status, mask: u64) -> bool {
+    (status.pending | status.shared_pending) & status.caught & !mask != 0
+}
+
+/// Decides how a stopped thread goes on.
+#[must_use]
+pub fn resume(stopped: &Stopped<'_>) -> Resume {
+    let registers = stopped.registers;
+    let in_call = registers.orig_rax.cast_signed() >= 0;
+    match registers.rax.cast_signed() {
+        EINTR if in_call && !stopped.expects_interruption => again(stopped),
+        ERESTART_RESTARTBLOCK if in_call && !stopped.stays => go_on(stopped),
+        _ => Resume::AsIs,
+    }
+}
+
+/// The arguments of the call that the thread is in.
+fn args_of(registers: &Registers) -> [u64; 6] {
+    let Registers {
+        rdi,
+        rsi,
+        rdx,
+        r10,
+        r8,
+        r9,
+        ..
+    } = *registers;
+    [rdi, rsi, rdx, r10, r8, r9]
+}
+
+/// Makes a call again that the kernel would not.
+fn again(stopped: &Stopped<'_>) -> Resume {
+    let mut args = args_of(stopped.registers);
+    let mut number = stopped.registers.orig_rax;
+    match number {
+        // The descriptor is closed whatever the result; and what was restarted once is unknown.
+        nr::CLOSE | nr::RESTART_SYSCALL => return Resume::AsIs,
+        nr::EPOLL_WAIT | nr::EPOLL_PWAIT => {
+            if let Some(timeout) = timeout_ms(args[3]) {
+                args[3] = in_ms(timeout.saturating_sub(stopped.waited));
+            }
+        }
+        // The same call with the time in a register, rounded up to milliseconds.
+        nr::EPOLL_PWAIT2 => {
+            if let Some(timeout) = timespec_at(stopped, args[3]) {
+                number = nr::EPOLL_PWAIT;
+                args[3] = in_ms(timeout.saturating_sub(stopped.waited));
+            }
+        }
+        _ => {}
+    }
+    Resume::Again { number, args }
+}
+
+/// Goes on with a call of which the kernel keeps the time that remains, without the kernel.
+fn go_on(stopped: &Stopped<'_>) -> Resume {
+    let mut args = args_of(stopped.registers);
+    let number = match stopped.registers.orig_rax {
+        nr::RESTART_SYSCALL => original(&stopped.before.function, &args),
+        number => number,
+    };
+    let remaining = |at: u64| Some(timespec_at(stopped, at)?.saturating_sub(stopped.waited));
+    let remake = |time_arg: u32, args: [u64; 6]| {
+        let time = remaining(args[time_arg as usize])?;
+        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Some(Resume::Remake(Remake {
+            number,
+            args: args.to_vec(),
+            time_arg,
+            time_ns,
+        }))
+    };
+    let resume = match number {
+        nr::POLL => {
+            if let Some(timeout) = timeout_ms(args[2]) {
+                args[2] = in_ms(timeout.saturating_sub(stopped.waited));
+            }
+            Some(Resume::Again { number, args })
+        }
+        nr::NANOSLEEP | nr::CLOCK_NANOSLEEP => {
+            let request = if number == nr::NANOSLEEP { 0 } else { 2 };
+            let rest = args[request + 1];
+            if timespec_at(stopped, rest).is_some() {
+                args[request] = rest;
+                Some(Resume::Again { number, args })
+            } else {
+                remake(u32::try_from(request).expect("0 or 2"), args)
+            }
+        }
+        nr::FUTEX if args[1] & FUTEX_COMMAND == FUTEX_WAIT => remake(3, args),
+        // The time is an absolute one.
+        nr::FUTEX => Some(Resume::Again { number, args }),
+        _ => None,
+    };
+    resume.unwrap_or(Resume::AsIs)
+}
+
+/// The call that `restart_syscall` went on with, by the kernel's function that waits. Sleeps do so
+/// in functions that count as the scheduler's own and are not named; there is nothing else.
+fn original(function: &str, args: &[u64; 6]) -> u64 {
+    const LOWEST_POINTER: u64 = 4096;
+    if function.contains("futex") {
+        nr::FUTEX
+    } else if function.contains("poll") {
+        nr::POLL
+    } else if matches!(function, "" | "0") {
+        nr::RESTART_SYSCALL
+    } else if (LOWEST_POINTER..1 << 63).contains(&args[0]) {
+        nr::NANOSLEEP
+    } else {
+        nr::CLOCK_NANOSLEEP
+    }
+}
+
+/// A time limit in a register, in milliseconds: negative for none.
+fn timeout_ms(register: u64) -> Option<Duration> {
+    let ms = register as u32;
+    (ms.cast_signed() >= 0).then(|| Duration::from_millis(ms.into()))
+}
+
+/// A time limit for a register: in milliseconds, rounded up.
+fn in_ms(time: Duration) -> u64 {
+    let ms = time.as_nanos().div_ceil(1_000_000);
+    u64::try_from(ms.min(i32::MAX.unsigned_abs().into())).expect("31 bits")
+}
+
+fn timespec_at(stopped: &Stopped<'_>, at: u64) -> Option<Duration> {
+    let bytes = (stopped.memory)(at).filter(|_| at != 0)?;
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    let (seconds, nanos) = (word(0), u32::try_from(word(8)).ok()?);
+    let sane = seconds < 1 << 40 && nanos < 1_000_000_000;
+    sane.then(|| Duration::new(seconds, nanos))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use abi::Addr;
+    use sys::ptrace;
+    use syscalls::Sysno;
+
+    use super::*;
+    use crate::task::Facts;
+    use crate::testing::Stage;
+
+    /// How long calls wait in these tests, and after what time they are interrupted.
+    const LIMIT: Duration = Duration::from_millis(300);
+    const UNTIL_STOP: Duration = Duration::from_millis(100);
+    /// How much later than they should calls may return on a busy machine.
+    const LATE: Duration = Duration::from_secs(10);
+    /// Where the test's structures are in its part of the process's memory.
+    const TIME: u64 = 0x1000;
+    const REST: u64 = 0x1100;
+    const WORD: u64 = 0x1200;
+
+    /// A process that waits in a call.
+    struct Waiting {
+        stage: Stage,
+        began: Instant,
+    }
+
+    impl Waiting {
+        fn new(mut stage: Stage, call: Sysno, args: &[u64]) -> Self {
+            let began = Instant::now();
+            stage.begin(call, args);
+            let waits = Self { stage, began };
+            waits.wait_until_in(call as u64);
+            std::thread::sleep(UNTIL_STOP);
+            waits
+        }
+
+        /// Waits until the process sleeps in the call `wanted`.
+        fn wait_until_in(&self, wanted: u64) {
+            self.stage.wait_for("syscall", |text| {
+                let syscall = Syscall::parse(text);
+                matches!(syscall, Ok(Syscall::In { number, .. }) if number == wanted)
+            });
+        }
+
+        fn read(&self, name: &str) -> Option<Vec<u8>> {
+            Some(self.stage.proc(name).ok()?.to_vec())
+        }
+
+        /// Stops the process and decides how it goes on.
+        fn stop(&self, stays: bool) -> (Registers, Resume) {
+            let before = Before::read(|name| self.read(name));
+            let pid = self.stage.pid();
+            ptrace::seize(pid, true).expect("seize");
+            ptrace::interrupt(pid).expect("interrupt");
+            ptrace::wait(pid).expect("wait");
+            let waited = before.waited(|name| self.read(name));
+            let registers = ptrace::registers(pid).expect("registers");
+            let memory = |at: u64| {
+                let mut bytes = [0; 16];
+                sys::vm::read_exact(pid, Addr(at), &mut bytes)
+                    .ok()
+                    .map(|()| bytes)
+            };
+            let resume = resume(&Stopped {
+                registers: &registers,
+                before: &before,
+                waited,
+                memory: &memory,
+                expects_interruption: false,
+                stays,
+            });
+            (registers, resume)
+        }
+
+        /// Has it go on as a left-running or a restored thread does.
+        fn go_on(&mut self, mut registers: Registers, resume: &Resume) {
+            let pid = self.stage.pid();
+            resume.apply(&mut registers);
+            if let Resume::Remake(call) = resume {
+                self.stage.put(TIME, &call.timespec());
+                let args = call.args(self.stage.data() + TIME).expect("sound");
+                let syscall = Addr(registers.rip - SYSCALL_BYTES);
+                let result = tracee::remake(pid, syscall, call.number, args).expect("it is made");
+                Remake::finish(result, &mut registers);
+            }
+            ptrace::set_registers(pid, &registers).expect("set registers");
+            ptrace::detach(pid, 0).expect("detach");
+        }
+
+        /// Makes the kernel forget what it knows of the interrupted call.
+        fn forget(&self, registers: &Registers) {
+            let syscall = Addr(registers.rip - SYSCALL_BYTES);
+            let args = [0, 0, 3_600_000, 0, 0, 0];
+            let result = tracee::remake(self.stage.pid(), syscall, nr::POLL, args);
+            assert_eq!(result.expect("it is made"), ERESTART_RESTARTBLOCK);
+        }
+
+        /// Waits for the call's end and checks when it comes.
+        fn ends(mut self, result: i64, after: Duration) -> Stage {
+            assert_eq!(self.stage.finish(), result);
+            let took = self.began.elapsed();
+            let early = after.saturating_sub(Duration::from_millis(20));
+            assert!(
+                took > early && took < after + LATE,
+                "{took:?} instead of {after:?}"
+            );
+            self.stage
+        }
+    }
+
+    fn left_running(stage: Stage, call: Sysno, args: &[u64], result: i64) -> (Resume, Stage) {
+        let mut waiting = Waiting::new(stage, call, args);
+        let (registers, resume) = waiting.stop(true);
+        waiting.go_on(registers, &resume);
+        (resume, waiting.ends(result, LIMIT))
+    }
+
+    fn restored(stage: Stage, call: Sysno, args: &[u64], result: i64) -> (Resume, Stage) {
+        let mut waiting = Waiting::new(stage, call, args);
+        let (registers, resume) = waiting.stop(false);
+        waiting.forget(&registers);
+        waiting.go_on(registers, &resume);
+        (resume, waiting.ends(result, LIMIT))
+    }
+
+    /// The same after the kernel has gone on with the call once: nobody knows its number any more.
+    fn restored_later(stage: Stage, call: Sysno, args: &[u64], result: i64) -> (Resume, Stage) {
+        let mut waiting = Waiting::new(stage, call, args);
+        let (registers, resume) = waiting.stop(true);
+        assert_eq!(resume, Resume::AsIs);
+        waiting.go_on(registers, &resume);
+        waiting.wait_until_in(nr::RESTART_SYSCALL);
+        let (registers, resume) = waiting.stop(false);
+        waiting.forget(&registers);
+        waiting.go_on(registers, &resume);
+        // Time before the first interruption may count twice.
+        assert_eq!(waiting.stage.finish(), result);
+        let took = waiting.began.elapsed();
+        let early = LIMIT - Duration::from_millis(20);
+        assert!(took > early && took < LIMIT + LATE, "{took:?}");
+        (resume, waiting.stage)
+    }
+
+    fn stage() -> (Stage, u64) {
+        let mut stage = Stage::new();
+        let limit = [
+            0u64.to_le_bytes(),
+            (LIMIT.subsec_nanos() as u64).to_le_bytes(),
+        ]
+        .concat();
+        stage.put(TIME + 64, &limit);
+        let data = stage.data();
+        (stage, data)
+    }
+
+    fn limit_at(data: u64) -> u64 {
+        data + TIME + 64
+    }
+
+    const LIMIT_MS: u64 = 300;
+    const ETIMEDOUT: i64 = -110;
+    const EAGAIN: i64 = -11;
+
+    #[test]
+    fn sleeps_go_on_with_the_time_that_the_kernel_noted() {
+        let (stage, data) = stage();
+        let args = [limit_at(data), data + REST];
+        let (resume, stage) = left_running(stage, Sysno::nanosleep, &args, 0);
+        assert_eq!(resume, Resume::AsIs);
+        let (resume, stage) = restored(stage, Sysno::nanosleep, &args, 0);
+        let again = [data + REST, data + REST];
+        assert!(matches!(resume, Resume::Again { number: 35, args } if args[..2] == again));
+        let args = [1, 0, limit_at(data), data + REST];
+        let (resume, _) = restored(stage, Sysno::clock_nanosleep, &args, 0);
+        let again = [1, 0, data + REST, data + REST];
+        assert!(matches!(resume, Resume::Again { number: 230, args } if args[..4] == again));
+    }
+
+    #[test]
+    fn sleeps_that_want_no_rest_are_remade() {
+        let (stage, data) = stage();
+        let args = [limit_at(data), 0];
+        let (resume, stage) = restored(stage, Sysno::nanosleep, &args, 0);
+        assert!(
+            matches!(resume, Resume::Remake(Remake { number: 35, .. })),
+            "{resume:?}"
+        );
+        let args = [1, 0, limit_at(data), 0];
+        let (resume, _) = restored(stage, Sysno::clock_nanosleep, &args, 0);
+        assert!(
+            matches!(resume, Resume::Remake(Remake { number: 230, .. })),
+            "{resume:?}"
+        );
+    }
+
+    #[test]
+    fn absolute_sleeps_are_the_kernels_business() {
+        let (mut stage, data) = stage();
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let until = Duration::new(now.tv_sec as u64, now.tv_nsec as u32) + LIMIT;
+        let nanos = u64::from(until.subsec_nanos());
+        stage.put(
+            TIME + 64,
+            &[until.as_secs().to_le_bytes(), nanos.to_le_bytes()].concat(),
+        );
+        let args = [1, TIMER_ABSTIME, limit_at(data), 0];
+        let (resume, _) = restored(stage, Sysno::clock_nanosleep, &args, 0);
+        assert_eq!(resume, Resume::AsIs);
+    }
+
+    #[test]
+    fn poll_goes_on() {
+        let args = [0, 0, LIMIT_MS];
+        let (resume, stage) = left_running(stage().0, Sysno::poll, &args, 0);
+        assert_eq!(resume, Resume::AsIs);
+        let (resume, _) = restored(stage, Sysno::poll, &args, 0);
+        let Resume::Again {
+            number: nr::POLL,
+            args,
+        } = resume
+        else {
+            panic!("{resume:?}");
+        };
+        assert!(args[2] < LIMIT_MS - 50, "{args:?}");
+    }
+
+    #[test]
+    fn ppoll_and_select_have_their_time_updated_by_the_kernel() {
+        let (stage, data) = stage();
+        let args = [0, 0, limit_at(data), 0, 8];
+        let (resume, mut stage) = restored(stage, Sysno::ppoll, &args, 0);
+        assert_eq!(resume, Resume::AsIs);
+        let micros = u64::from(LIMIT.subsec_micros());
+        stage.put(
+            TIME + 64,
+            &[0u64.to_le_bytes(), micros.to_le_bytes()].concat(),
+        );
+        let args = [0, 0, 0, 0, limit_at(data)];
+        let (resume, _) = restored(stage, Sysno::select, &args, 0);
+        assert_eq!(resume, Resume::AsIs);
+    }
+
+    #[test]
+    fn futex_waits_go_on() {
+        let (stage, data) = stage();
+        let private = 128;
+        let args = [data + WORD, private, 0, limit_at(data)];
+        let (resume, stage) = left_running(stage, Sysno::futex, &args, ETIMEDOUT);
+        assert_eq!(resume, Resume::AsIs);
+        let (resume, _) = restored(stage, Sysno::futex, &args, ETIMEDOUT);
+        let Resume::Remake(Remake {
+            number: nr::FUTEX,
+            time_arg: 3,
+            time_ns,
+            ..
+        }) = resume
+        else {
+            panic!("{resume:?}");
+        };
+        assert!(time_ns < 250_000_000, "{time_ns}");
+    }
+
+    #[test]
+    fn a_futex_that_changed_meanwhile_ends_the_wait() {
+        let (stage, data) = stage();
+        let args = [data + WORD, 0, 0, limit_at(data)];
+        let mut waiting = Waiting::new(stage, Sysno::futex, &args);
+        let (registers, resume) = waiting.stop(false);
+        waiting.stage.put(WORD, &[1]);
+        waiting.go_on(registers, &resume);
+        assert_eq!(waiting.stage.finish(), EAGAIN);
+    }
+
+    #[test]
+    fn absolute_futex_waits_are_made_again() {
+        let (mut stage, data) = stage();
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let until = Duration::new(now.tv_sec as u64, now.tv_nsec as u32) + LIMIT;
+        let nanos = u64::from(until.subsec_nanos());
+        stage.put(
+            TIME + 64,
+            &[until.as_secs().to_le_bytes(), nanos.to_le_bytes()].concat(),
+        );
+        let args = [data + WORD, 9, 0, limit_at(data), 0, u32::MAX.into()];
+        let (resume, _) = restored(stage, Sysno::futex, &args, ETIMEDOUT);
+        assert_eq!(
+            resume,
+            Resume::Again {
+                number: nr::FUTEX,
+                args
+            }
+        );
+    }
+
+    #[test]
+    fn calls_that_the_kernel_went_on_with_before_are_recognised() {
+        let (stage, data) = stage();
+        let (resume, stage) = restored_later(stage, Sysno::poll, &[0, 0, LIMIT_MS], 0);
+        assert!(
+            matches!(
+                resume,
+                Resume::Again {
+                    number: nr::POLL,
+                    ..
+                }
+            ),
+            "{resume:?}"
+        );
+        let args = [limit_at(data), data + REST];
+        let (resume, stage) = restored_later(stage, Sysno::nanosleep, &args, 0);
+        assert!(
+            matches!(
+                resume,
+                Resume::Again {
+                    number: nr::NANOSLEEP,
+                    ..
+                }
+            ),
+            "{resume:?}"
+        );
+        let args = [1, 0, limit_at(data), 0];
+        let (resume, stage) = restored_later(stage, Sysno::clock_nanosleep, &args, 0);
+        let number = nr::CLOCK_NANOSLEEP;
+        assert!(
+            matches!(resume, Resume::Remake(ref call) if call.number == number),
+            "{resume:?}"
+        );
+        let args = [data + WORD, 0, 0, limit_at(data)];
+        let (resume, _) = restored_later(stage, Sysno::futex, &args, ETIMEDOUT);
+        assert!(matches!(resume, Resume::Remake(ref call) if call.number == nr::FUTEX));
+    }
+
+    #[test]
+    fn epoll_waits_go_on() {
+        let (mut stage, data) = stage();
+        let epoll = stage.call(Sysno::epoll_create1, &[0]).cast_unsigned();
+        let events = data + REST;
+        for stays in [true, false] {
+            let args = [epoll, events, 1, LIMIT_MS];
+            let run = if stays { left_running } else { restored };
+            let (resume, after) = run(stage, Sysno::epoll_wait, &args, 0);
+            stage = after;
+            let Resume::Again {
+                number: nr::EPOLL_WAIT,
+                args,
+            } = resume
+            else {
+                panic!("{resume:?}");
+            };
+            assert!(args[3] < LIMIT_MS - 50, "{args:?}");
+        }
+        let args = [epoll, events, 1, limit_at(data), 0, 8];
+        let (resume, _) = restored(stage, Sysno::epoll_pwait2, &args, 0);
+        assert!(
+            matches!(
+                resume,
+                Resume::Again {
+                    number: nr::EPOLL_PWAIT,
+                    ..
+                }
+            ),
+            "{resume:?}"
+        );
+    }
+
+    #[test]
+    fn an_endless_epoll_wait_is_made_again() {
+        let (mut stage, data) = stage();
+        let epoll = stage.call(Sysno::epoll_create1, &[0]).cast_unsigned();
+        let event = stage.call(Sysno::eventfd2, &[0, 0]).cast_unsigned();
+        stage.put(WORD, &[1, 0, 0, 0]);
+        stage.call(Sysno::epoll_ctl, &[epoll, 1, event, data + WORD]);
+        let args = [epoll, data + REST, 1, u64::MAX, 0, 8];
+        let mut waiting = Waiting::new(stage, Sysno::epoll_pwait, &args);
+        let (registers, resume) = waiting.stop(true);
+        assert_eq!(
+            resume,
+            Resume::Again {
+                number: nr::EPOLL_PWAIT,
+                args
+            }
+        );
+        waiting.go_on(registers, &resume);
+        waiting.wait_until_in(nr::EPOLL_PWAIT);
+        waiting.stage.add_to_eventfd(event);
+        assert_eq!(waiting.stage.finish(), 1);
+    }
+
+    #[test]
+    fn calls_that_point_at_their_time_wait_all_of_it_again() {
+        let (mut stage, data) = stage();
+        stage.put(WORD, &[0, 0, 0, 0, 0, 0, 0, 2]);
+        let args = [data + WORD, 0, limit_at(data), 8];
+        let longer = UNTIL_STOP + LIMIT;
+        let mut waiting = Waiting::new(stage, Sysno::rt_sigtimedwait, &args);
+        let (registers, resume) = waiting.stop(true);
+        assert!(
+            matches!(resume, Resume::Again { number: 128, .. }),
+            "{resume:?}"
+        );
+        waiting.go_on(registers, &resume);
+        let mut stage = waiting.ends(EAGAIN, longer);
+
+        let set = stage.call(Sysno::semget, &[0, 1, 0o600]).cast_unsigned();
+        stage.put(WORD, &[0, 0, 0xff, 0xff, 0, 0]);
+        let args = [set, data + WORD, 1, limit_at(data)];
+        let mut waiting = Waiting::new(stage, Sysno::semtimedop, &args);
+        let (registers, resume) = waiting.stop(true);
+        waiting.go_on(registers, &resume);
+        assert!(
+            matches!(resume, Resume::Again { number: 220, .. }),
+            "{resume:?}"
+        );
+        let mut stage = waiting.ends(EAGAIN, longer);
+        stage.call(Sysno::semctl, &[set, 0, 0]);
+    }
+
+    #[test]
+    fn reads_from_sockets_with_a_time_limit_are_made_again() {
+        let (mut stage, data) = stage();
+        stage.call(Sysno::socketpair, &[1, 1, 0, data + WORD]);
+        let micros = u64::from(LIMIT.subsec_micros());
+        stage.put(TIME, &[0u64.to_le_bytes(), micros.to_le_bytes()].concat());
+        let socket = stage.word(usize::try_from(WORD).expect("small")) & 0xffff_ffff;
+        stage.call(Sysno::setsockopt, &[socket, 1, 20, data + TIME, 16]);
+        let args = [socket, data + REST, 1, 0, 0, 0];
+        let mut waiting = Waiting::new(stage, Sysno::recvfrom, &args);
+        let (registers, resume) = waiting.stop(true);
+        assert_eq!(resume, Resume::Again { number: 45, args });
+        waiting.go_on(registers, &resume);
+        waiting.ends(EAGAIN, UNTIL_STOP + LIMIT);
+    }
+
+    fn decide(registers: &Registers, expects_interruption: bool) -> Resume {
+        resume(&Stopped {
+            registers,
+            before: &Before::default(),
+            waited: Duration::from_micros(1500),
+            memory: &|_| None,
+            expects_interruption,
+            stays: false,
+        })
+    }
+
+    #[test]
+    fn results_that_need_nothing_are_left_alone() {
+        let call = |number: u64, result: i64| Registers {
+            orig_rax: number,
+            rax: result.cast_unsigned(),
+            ..Registers::default()
+        };
+        // Not in a call; a result; restarted by the kernel.
+        for (number, result) in [(u64::MAX, -4), (0, 17), (0, -512), (0, -513), (0, -514)] {
+            assert_eq!(decide(&call(number, result), false), Resume::AsIs);
+        }
+        assert_eq!(decide(&call(nr::EPOLL_WAIT, -4), true), Resume::AsIs);
+        assert_eq!(decide(&call(nr::CLOSE, -4), false), Resume::AsIs);
+        assert_eq!(decide(&call(nr::RESTART_SYSCALL, -4), false), Resume::AsIs);
+    }
+
+    #[test]
+    fn the_remaining_time_is_rounded_up_and_never_negative() {
+        let wait = |timeout: u64| Registers {
+            orig_rax: nr::EPOLL_WAIT,
+            rax: EINTR.cast_unsigned(),
+            r10: timeout,
+            rip: 0x40_0002,
+            ..Registers::default()
+        };
+        let left = |timeout| match decide(&wait(timeout), false) {
+            Resume::Again { args, .. } => args[3],
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((left(100), left(1), left(0)), (99, 0, 0));
+        assert_eq!(left(0xffff_ffff), 0xffff_ffff);
+        let mut registers = wait(100);
+        decide(&registers.clone(), false).apply(&mut registers);
+        assert_eq!((registers.rip, registers.rax), (0x40_0000, nr::EPOLL_WAIT));
+        assert_eq!((registers.r10, registers.orig_rax), (99, u64::MAX));
+    }
+
+    #[test]
+    fn a_handler_runs_for_signals_that_are_caught_and_not_blocked() {
+        let status = Status {
+            pending: 1,
+            shared_pending: 2,
+            caught: 6,
+            ..Status::default()
+        };
+        assert!(handler_waits(&status, 0));
+        assert!(!handler_waits(&status, 2));
+        assert!(!handler_waits(
+            &Status {
+                caught: 4,
+                ..status
+            },
+            0
+        ));
+    }
+
+    #[test]
+    fn a_call_that_we_would_not_remake_is_refused() {
+        let remake = |number, args: &[u64], time_arg| Remake {
+            number,
+            args: args.to_vec(),
+            time_arg,
+            time_ns: 1_500_000_000,
+        };
+        let sound = remake(nr::FUTEX, &[1, 2, 3, 4, 5, 6], 3);
+        assert_eq!(sound.args(77), Some([1, 2, 3, 77, 5, 6]));
+        let words = [1u64.to_le_bytes(), 500_000_000u64.to_le_bytes()].concat();
+        assert_eq!(sound.timespec().to_vec(), words);
+        assert_eq!(remake(59, &[0; 6], 0).args(77), None);
+        assert_eq!(remake(nr::FUTEX, &[0; 5], 0).args(77), None);
+        assert_eq!(remake(nr::FUTEX, &[0; 6], 6).args(77), None);
+    }
+}
