@@ -75,6 +75,28 @@ pub fn personality() -> u32 {
     unsafe { libc::personality(0xffff_ffff) }.cast_unsigned()
 }
 
+/// The scheduler's clock of processor `cpu` now, in nanoseconds: each has its own, which stands
+/// still while the hypervisor runs somebody else. The calling thread moves there and back.
+///
+/// # Errors
+/// `EINVAL` for a processor on which it may not run; `ENODATA` where /proc does not tell.
+pub fn scheduler_clock_ns(cpu: u32) -> io::Result<u64> {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, sched_yield};
+    let all = sched_getaffinity(None)?;
+    let mut there = CpuSet::new();
+    if cpu as usize >= CpuSet::MAX_CPU {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    there.set(cpu as usize);
+    sched_setaffinity(None, &there)?;
+    // Has the time at which this thread began to run noted anew.
+    sched_yield();
+    let sched = std::fs::read("/proc/thread-self/sched");
+    sched_setaffinity(None, &all)?;
+    let none = || io::Error::from_raw_os_error(libc::ENODATA);
+    crate::proc::exec_start_ns(&sched?).ok_or_else(none)
+}
+
 /// Ends the calling thread's registration for restartable sequences, which the C library made and
 /// forked children would inherit: the kernel kills a task whose registered area is unmapped.
 /// `false` when there was none. See rseq(2).
@@ -114,6 +136,21 @@ mod tests {
             crate::ptrace::rseq(puppet.pid()).expect("rseq").addr
         });
         assert_eq!(thread.join().expect("no panic"), 0);
+    }
+
+    #[test]
+    fn the_schedulers_clock_goes_on_and_the_thread_goes_back() {
+        let all = rustix::thread::sched_getaffinity(None).expect("affinity");
+        let cpu = (0..1024).find(|cpu| all.is_set(*cpu)).expect("a processor");
+        let cpu = u32::try_from(cpu).expect("small");
+        let first = scheduler_clock_ns(cpu).expect("a clock");
+        let second = scheduler_clock_ns(cpu).expect("a clock");
+        assert!(first < second, "{first} {second}");
+        assert_eq!(
+            rustix::thread::sched_getaffinity(None).expect("affinity"),
+            all
+        );
+        scheduler_clock_ns(100_000).expect_err("no such processor");
     }
 
     #[test]

@@ -12,9 +12,10 @@
 //!
 //! Times are relative to the thread's life: the time between dump and restore does not count.
 
-use std::time::Duration;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
-use sys::proc::{Status, Syscall, exec_start_ns};
+use sys::proc::{Stat, Status, Syscall, exec_start_ns};
 use sys::ptrace::Registers;
 
 const EINTR: i64 = -4;
@@ -39,19 +40,19 @@ mod nr {
 }
 
 /// What a thread did shortly before it was stopped. Its wait begins when it last ran: how long it
-/// has lasted can only be told from what was read before the stop ended it.
+/// lasts can only be told before the stop ends it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// When it last ran, on the scheduler's clock.
-    ran_ns: Option<u64>,
+    /// How long it had waited at what time.
+    waited: Option<(Duration, Instant)>,
     /// The kernel's function in which it waits, when the call alone does not say what it is.
     function: String,
 }
 
 impl Before {
     /// Looks at a thread that was not stopped yet; `read` gives files of /proc/PID/task/TID. Reads
-    /// one file, or two if the thread waits in a call whose time is limited.
-    pub fn read(mut read: impl FnMut(&str) -> Option<Vec<u8>>) -> Self {
+    /// one file, or three if the thread waits in a call whose time is limited.
+    pub fn read(clocks: &mut Clocks, mut read: impl FnMut(&str) -> Option<Vec<u8>>) -> Self {
         let mut before = Self::default();
         let syscall = read("syscall").and_then(|text| Syscall::parse(&text).ok());
         if let Some(Syscall::In { number, args }) = syscall {
@@ -60,21 +61,42 @@ impl Before {
                 before.function = String::from_utf8_lossy(&function).trim().to_owned();
             }
             if time_is_needed(number, &args) {
-                before.ran_ns = read("sched").and_then(|text| exec_start_ns(&text));
+                before.waited = waited(clocks, &mut read);
             }
         }
         before
     }
 
-    /// How long the thread had waited when it was stopped; `read` as before, now that it is.
-    /// Exact to some microseconds, as long as the scheduler's clocks of the processors agree.
+    /// How long the thread has waited if it was stopped just now; 0 when that is not known.
+    /// Exact to some microseconds, but without time that a hypervisor took from its processor.
     #[must_use]
-    pub fn waited(&self, mut read: impl FnMut(&str) -> Option<Vec<u8>>) -> Duration {
-        let stopped_ns = self.ran_ns.and_then(|_| exec_start_ns(&read("sched")?));
-        let waited_ns = stopped_ns.zip(self.ran_ns);
-        let waited_ns = waited_ns.map_or(0, |(stopped, ran)| stopped.saturating_sub(ran));
-        Duration::from_nanos(waited_ns)
+    pub fn waited(&self) -> Duration {
+        let waited = self.waited;
+        waited.map_or(Duration::ZERO, |(waited, then)| waited + then.elapsed())
     }
+}
+
+/// The scheduler's clocks of the processors, each looked at once: for one dump.
+#[derive(Debug, Default)]
+pub struct Clocks(HashMap<u32, Option<(u64, Instant)>>);
+
+impl Clocks {
+    fn now_ns(&mut self, cpu: u32) -> Option<u64> {
+        let look = || Some((sys::own::scheduler_clock_ns(cpu).ok()?, Instant::now()));
+        let (ns, then) = (*self.0.entry(cpu).or_insert_with(look))?;
+        ns.checked_add(u64::try_from(then.elapsed().as_nanos()).ok()?)
+    }
+}
+
+/// How long a sleeping thread has slept, by the clock of the processor that it ran on.
+fn waited(
+    clocks: &mut Clocks,
+    read: &mut impl FnMut(&str) -> Option<Vec<u8>>,
+) -> Option<(Duration, Instant)> {
+    let ran_ns = exec_start_ns(&read("sched")?).filter(|ns| *ns != 0)?;
+    let cpu = Stat::parse(&read("stat")?).ok()?.processor;
+    let waited = Duration::from_nanos(clocks.now_ns(cpu)?.saturating_sub(ran_ns));
+    Some((waited, Instant::now()))
 }
 
 /// Whether the time that a call has lasted decides about how it goes on.
@@ -332,8 +354,6 @@ fn timespec_at(stopped: &Stopped<'_>, at: u64) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use abi::Addr;
     use sys::ptrace;
     use syscalls::Sysno;
@@ -382,12 +402,12 @@ mod tests {
 
         /// Stops the process and decides how it goes on.
         fn stop(&self, stays: bool) -> (Registers, Resume) {
-            let before = Before::read(|name| self.read(name));
+            let before = Before::read(&mut Clocks::default(), |name| self.read(name));
             let pid = self.stage.pid();
             ptrace::seize(pid, true).expect("seize");
             ptrace::interrupt(pid).expect("interrupt");
             ptrace::wait(pid).expect("wait");
-            let waited = before.waited(|name| self.read(name));
+            let waited = before.waited();
             let registers = ptrace::registers(pid).expect("registers");
             let memory = |at: u64| {
                 let mut bytes = [0; 16];
