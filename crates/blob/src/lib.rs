@@ -79,18 +79,27 @@ global_asm!(
     "mov edx, 0x7fffffff",
     "syscall",
     "7:",
+    "cmp qword ptr [r13 + {resume}], 0",
+    "jne 9f",
     "lea rdi, [r13 + {hold}]",
-    "mov eax, 202", // futex(&hold, FUTEX_WAIT, 0, patience or NULL)
+    "mov eax, 202", // futex(&hold, FUTEX_WAIT, 0, NULL)
     "mov esi, 0",
     "mov edx, 0",
     "mov r10d, 0",
-    "cmp qword ptr [r13 + {resume}], 0",
-    "je 9f",
-    "lea r10, [r13 + {patience}]",
-    "9:",
     "syscall",
-    "cmp rax, -110", // ETIMEDOUT: nobody came
-    "jne 7b",
+    "jmp 7b",
+    // ppoll counts the time down in place and, other than futex, poll and nanosleep, leaves the
+    // restart block alone that the thread may have of its own interrupted call.
+    "9:",
+    "mov edi, 0",
+    "mov esi, 0",
+    "lea rdx, [r13 + {patience}]",
+    "mov r10d, 0",
+    "mov r8d, 0",
+    "mov eax, 271", // ppoll(NULL, 0, &patience, NULL, 0)
+    "syscall",
+    "test rax, rax",
+    "jnz 7b",
     "jmp qword ptr [r13 + {resume}]",
     // -- failure: the first one names its op, everyone waits to be killed or resumed
     "8:",

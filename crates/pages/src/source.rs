@@ -29,6 +29,7 @@ pub struct TaskMemory {
     pid: i32,
     /// /proc/PID/mem, opened where it is needed.
     file: OnceLock<File>,
+    quiet: bool,
 }
 
 impl TaskMemory {
@@ -38,6 +39,19 @@ impl TaskMemory {
         Self {
             pid,
             file: OnceLock::new(),
+            quiet: false,
+        }
+    }
+
+    /// The memory of task `pid`, read so that pages stay shared which it has by copy-on-write.
+    ///
+    /// `process_vm_readv` pins what it reads, and the kernel gives a task its own copy of a page
+    /// before it is pinned; /proc/PID/mem does not pin, but takes twice as long.
+    #[must_use]
+    pub fn quiet(pid: i32) -> Self {
+        Self {
+            quiet: true,
+            ..Self::new(pid)
         }
     }
 
@@ -67,7 +81,12 @@ impl Source for TaskMemory {
         let mut pieces = &mut pieces[..];
         let mut rest = buffer;
         while let Some(&(addr, bytes)) = pieces.first() {
-            let read = match vm::read_pieces(self.pid, pieces, rest) {
+            let read = if self.quiet {
+                Ok(0)
+            } else {
+                vm::read_pieces(self.pid, pieces, rest)
+            };
+            let read = match read {
                 Ok(read) => read,
                 Err(error) if needs_force(&error) => 0,
                 Err(error) => return Err(Error::read(self.pid, addr, error)),

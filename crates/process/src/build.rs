@@ -49,6 +49,7 @@ impl Built {
     /// What was put off until the restore has succeeded.
     pub fn succeed(mut self) {
         self.pool.then.drain(..).for_each(|then| then());
+        sys::close::all(self.pool.open.drain(..).filter_map(Arc::into_inner));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The dump of a process tree, from the first stop to the end of the target.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
 
 use abi::Addr;
@@ -50,6 +50,9 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     Ok(report)
 }
 
+/// From how many bytes on room is asked for before anything is written.
+const RESERVE_FROM_BYTES: u64 = 4 << 20;
+
 /// What the dump changed on the host and takes back if it fails.
 struct Undo(Vec<Box<dyn FnOnce()>>);
 
@@ -90,23 +93,36 @@ fn write(
         report.shared_pages += u64::from(run.pages);
         writer.mark(run);
     }
-    let sources = inventory
-        .extents
-        .into_iter()
-        .map(|(pid, extents)| (Box::new(TaskMemory::new(pid)) as Box<dyn Source>, extents));
+    let sources = inventory.memory.into_iter().map(|memory| {
+        let task = if memory.quiet {
+            TaskMemory::quiet(memory.pid)
+        } else {
+            TaskMemory::new(memory.pid)
+        };
+        (Box::new(task) as Box<dyn Source>, memory.extents)
+    });
     let objects = inventory.objects.into_iter().map(of_object);
     let sources = sources.chain(objects).collect::<Vec<_>>();
     let bytes = |extents: &[Extent]| extents.iter().map(Extent::bytes).sum::<u64>();
     let total_bytes = sources.iter().map(|source| bytes(&source.1)).sum::<u64>();
-    writer.reserve(total_bytes)?;
-    let mut done_bytes = 0;
-    for (source, extents) in &sources {
-        // A large drain is moved in parts, so that the caller can show how far it is.
-        let drained = pages::drain(&**source, extents, &writer, &|_| ())?;
-        count(&mut report, &drained);
-        done_bytes += bytes(extents);
-        observer.progress(done_bytes, total_bytes);
+    if total_bytes >= RESERVE_FROM_BYTES {
+        writer.reserve(total_bytes)?;
     }
+    let sources = sources
+        .iter()
+        .map(|(source, extents)| (&**source, extents.as_slice()))
+        .collect::<Vec<_>>();
+    let observer = Mutex::new(observer);
+    let progress = |done_bytes| {
+        // Nobody panics while holding it; a bar that misses a step is none to stop for.
+        if let Ok(mut observer) = observer.try_lock() {
+            observer.progress(done_bytes, total_bytes);
+        }
+    };
+    count(
+        &mut report,
+        &pages::drain_all(&sources, &writer, &progress)?,
+    );
     report.image_bytes = report.stored_pages * PAGE_BYTES as u64 + records_bytes;
     let durable = options.sync && options.afterwards == Afterwards::Kill;
     let id = writer.seal(Seal {

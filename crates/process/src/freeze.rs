@@ -1,7 +1,5 @@
 //! Target → frozen: every thread of every task of the tree is stopped.
 
-use std::fs::File;
-use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -76,16 +74,19 @@ pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str) -> Result<Vec<u
     };
     let file =
         openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-    let mut bytes = Vec::with_capacity(4096);
-    match File::from(file).read_to_end(&mut bytes) {
-        Ok(_) => Ok(bytes),
-        Err(error) => match Errno::from_io_error(&error) {
-            Some(errno) => Err(failed(errno)),
-            None => Err(Error::kernel(
-                format!("cannot read /proc/{pid}/{name}"),
-                error,
-            )),
-        },
+    let mut bytes = vec![0; 8192];
+    let mut filled = 0;
+    loop {
+        let got = rustix::io::read(&file, &mut bytes[filled..]).map_err(failed)?;
+        filled += got;
+        // Such a file comes in one piece as far as it fits, but a listing of mappings in many.
+        if got == 0 || filled < bytes.len() && !name.ends_with("maps") {
+            bytes.truncate(filled);
+            return Ok(bytes);
+        }
+        if bytes.len() - filled < 4096 {
+            bytes.resize(bytes.len() * 2, 0);
+        }
     }
 }
 

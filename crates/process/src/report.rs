@@ -35,7 +35,7 @@ pub enum Stage {
 pub struct Veto(pub String);
 
 /// Who is told how a dump or a restore goes.
-pub trait Observer {
+pub trait Observer: Send {
     /// Tells that a stage is reached, with the root task's pid where it exists. An error stops the
     /// work, which is then undone; after [`Stage::PostResume`] there is nothing left to undo.
     fn stage(&mut self, stage: Stage, root: Option<Pid>) -> Result<(), Veto>;

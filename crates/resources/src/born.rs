@@ -1,8 +1,7 @@
 //! What a restored task is born with: the attributes that it inherits from the restorer.
 
-use std::fs;
-
 use linux_raw_sys::prctl::PR_MCE_KILL_DEFAULT;
+use rustix::fs::{Mode, OFlags};
 use sys::own::{self, Attribute};
 use sys::proc::{self, LIMITS, Limit, Status};
 
@@ -99,8 +98,15 @@ fn tick_us() -> u64 {
     u64::try_from(tick.tv_nsec).expect("a tick is not negative") / 1000
 }
 
+/// A small file of /proc, which comes in one piece.
 fn text(path: &str) -> Result<Vec<u8>> {
-    fs::read(path).map_err(|e| Error::kernel(format!("reading {path}"), e))
+    let failed = |e: rustix::io::Errno| Error::kernel(format!("reading {path}"), e);
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
+    let mut bytes = vec![0; 8192];
+    let len = rustix::io::read(&file, &mut bytes).map_err(failed)?;
+    bytes.truncate(len);
+    Ok(bytes)
 }
 
 fn number<T: std::str::FromStr>(path: &str) -> Result<T> {

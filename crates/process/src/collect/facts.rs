@@ -43,6 +43,13 @@ impl<'a> ThreadFacts<'a> {
     }
 }
 
+impl ThreadFacts<'_> {
+    /// A text that was read already.
+    pub fn knows(&self, name: &str, text: Vec<u8>) {
+        self.texts.borrow_mut().insert(name.to_owned(), text.into());
+    }
+}
+
 impl Facts for ThreadFacts<'_> {
     fn allow(&self) -> &Allow {
         self.allow

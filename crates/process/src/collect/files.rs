@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use image::{Record, SpaceId};
@@ -79,17 +80,18 @@ impl<'a> Files<'a> {
             "map_files/{:x}-{:x}",
             listed.span.start.0, listed.span.end.0
         );
-        let plain = rustix::fs::stat(Path::new(std::ffi::OsStr::new(
-            std::str::from_utf8(&listed.name).unwrap_or_default(),
-        )));
+        let path = Path::new(std::ffi::OsStr::from_bytes(&listed.name));
         let same = |stat: &Stat| (stat.st_dev, stat.st_ino) == (listed.dev, listed.ino);
+        let plain = rustix::fs::lstat(path).ok().filter(same);
+        let at_path = plain.is_some();
         let stat = match plain {
-            Ok(stat) if same(&stat) => stat,
-            _ => statat(proc, &link, AtFlags::empty()).map_err(|errno| {
+            Some(stat) => stat,
+            None => statat(proc, &link, AtFlags::empty()).map_err(|errno| {
                 Error::kernel(format!("cannot look at /proc/{pid}/{link}"), errno)
             })?,
         };
         let id = self.place((pid, proc), link, (listed.name.clone(), stat), flags);
+        self.opens[id.0 as usize].at_path = at_path;
         self.placed.insert(key, id);
         Ok(id)
     }

@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use abi::{Addr, Span};
 use image::{Record, Run};
-use pages::Extent;
 use prost::Message;
 use resources::map::listing::{self, Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
@@ -33,7 +32,7 @@ pub(crate) use files::{Object, fetch};
 pub(crate) struct Inventory {
     pub records: Vec<Record>,
     /// Pages of the tasks' own.
-    pub extents: Vec<(i32, Vec<Extent>)>,
+    pub memory: Vec<spaces::Memory>,
     /// Pages that children share with their parents.
     pub same: Vec<Run>,
     /// Contents of shared memory and deleted files.
@@ -68,10 +67,10 @@ pub(crate) fn collect(frozen: &mut Frozen, allow: &Allow, stay: bool) -> Result<
     spaces.find_shared(&tree)?;
     let described = files::describe(files, allow)?;
     records.extend(described.records);
-    let (extents, same) = spaces.into_parts();
+    let (memory, same) = spaces.into_parts();
     Ok(Inventory {
         records,
-        extents,
+        memory,
         same,
         objects: described.objects,
         undo: described.undo,
@@ -120,7 +119,8 @@ struct Found {
 impl Found {
     fn new(task: &mut Task, stay: bool, allow: &Allow) -> Result<Self> {
         let pid = task.pid;
-        let stat = Stat::parse(&task.read("stat")?);
+        let stat_text = task.read("stat")?;
+        let stat = Stat::parse(&stat_text);
         let stat = stat.map_err(|error| Error::kernel(error.to_string(), invalid()))?;
         let mut found = Self {
             node: node(task, &stat),
@@ -144,12 +144,12 @@ impl Found {
         }
         found.rows = fd::table::read(pid, task.proc.as_fd())?;
         found.vdso_build_id = build_id(pid, &found.listed);
-        found.visit(task, stay, allow)?;
+        found.visit(task, stay, allow, stat_text)?;
         Ok(found)
     }
 
     /// Asks the task what only it can say.
-    fn visit(&mut self, task: &mut Task, stay: bool, allow: &Allow) -> Result<()> {
+    fn visit(&mut self, task: &mut Task, stay: bool, allow: &Allow, stat: Vec<u8>) -> Result<()> {
         let pid = task.pid;
         let memory = open_memory(task)?;
         let code = |listed: &&Listed| listed.prot & 4 != 0 && !listed.shared;
@@ -171,6 +171,7 @@ impl Found {
             ThreadFacts::new(allow, (pid, *tid), task.proc.as_fd(), saved.rseq)
         });
         let facts = facts.collect::<Vec<_>>();
+        facts[0].knows("stat", stat);
         let mut questions = facts
             .iter()
             .map(Questions::new)
@@ -246,7 +247,7 @@ impl Found {
             };
             mappings.push(Mapping::of(listed, pid, file)?);
         }
-        spaces.scan(pid, &mut mappings)?;
+        spaces.scan(pid, &mut mappings, &self.listed)?;
         let stat = &self.stat;
         Ok(Memory {
             marks: vec![

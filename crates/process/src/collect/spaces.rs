@@ -6,6 +6,7 @@ use abi::Span;
 use image::{Run, RunKind, SpaceId};
 use pages::Extent;
 use pages::scan::Area;
+use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
 
 use crate::Result;
@@ -15,14 +16,27 @@ use crate::records::Tree;
 #[derive(Default)]
 pub(super) struct Spaces {
     own: Vec<(i32, Vec<Span>)>,
+    /// Mappings in which pages may be shared by copy-on-write, with whomever.
+    shared: HashMap<i32, Vec<Span>>,
     same: Vec<Run>,
+}
+
+/// Pages to be read from one task.
+pub(crate) struct Memory {
+    pub pid: i32,
+    /// Whether they must be read without making them the task's own.
+    pub quiet: bool,
+    pub extents: Vec<Extent>,
 }
 
 const MAP_DROPPABLE: u32 = 0x08;
 
 impl Spaces {
     /// Finds the private pages of a task, and the guard regions of its mappings.
-    pub fn scan(&mut self, pid: i32, mappings: &mut [Mapping]) -> Result<()> {
+    pub fn scan(&mut self, pid: i32, mappings: &mut [Mapping], listed: &[Listed]) -> Result<()> {
+        let shared = listed.iter().filter(|listed| listed.may_share());
+        let shared = shared.map(|listed| listed.span).collect();
+        self.shared.insert(pid, shared);
         let with_pages =
             |map: &&mut Mapping| map.is_private() && map.flags & MAP_DROPPABLE != MAP_DROPPABLE;
         let mut private = mappings.iter_mut().filter(with_pages).collect::<Vec<_>>();
@@ -68,18 +82,38 @@ impl Spaces {
     }
 
     /// The pages to be stored by task, and the runs of those that are not.
-    pub fn into_parts(self) -> (Vec<(i32, Vec<Extent>)>, Vec<Run>) {
-        let extents = self.own.into_iter().map(|(pid, spans)| {
-            let space = SpaceId(pid.cast_unsigned());
-            let extents = spans.into_iter().map(|span| Extent {
-                space,
-                first_page: span.start.page(),
-                at: span.start,
-                pages: span.pages(),
+    pub fn into_parts(self) -> (Vec<Memory>, Vec<Run>) {
+        let mut parts = Vec::new();
+        for (pid, spans) in self.own {
+            let shared = &self.shared[&pid];
+            let mut kinds = [Vec::new(), Vec::new()];
+            for span in spans {
+                // Pages found lie in one mapping.
+                let after = shared.partition_point(|shared| shared.end <= span.start);
+                let quiet = shared
+                    .get(after)
+                    .is_some_and(|shared| shared.overlaps(span));
+                kinds[usize::from(quiet)].push(Extent {
+                    space: SpaceId(pid.cast_unsigned()),
+                    first_page: span.start.page(),
+                    at: span.start,
+                    pages: span.pages(),
+                });
+            }
+            let [plain, quiet] = kinds;
+            parts.push(Memory {
+                pid,
+                quiet: false,
+                extents: plain,
             });
-            (pid, extents.collect())
-        });
-        (extents.collect(), self.same)
+            parts.push(Memory {
+                pid,
+                quiet: true,
+                extents: quiet,
+            });
+        }
+        parts.retain(|memory| !memory.extents.is_empty());
+        (parts, self.same)
     }
 }
 

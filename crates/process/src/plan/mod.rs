@@ -6,6 +6,7 @@ mod task;
 
 use std::fmt;
 
+use abi::Span;
 use image::{Reader, RunKind, SpaceId};
 use resources::Born;
 use resources::map::memory::{Pages, Stored};
@@ -68,6 +69,8 @@ pub struct Outside {
     pub filled: WordId,
     /// The pages.
     pub stored: Vec<Stored>,
+    /// The mappings that they are in.
+    pub mappings: Vec<Span>,
 }
 
 /// Words that all scripts share.

@@ -191,7 +191,7 @@ impl<'a> Tasks<'a> {
                 script_id(id),
                 self.ask_to_be_filled(&mut script, ready, filled),
             );
-            let stored = body.laid.outside;
+            let (stored, mappings) = (body.laid.outside, body.laid.filled);
             let pid = task.node.pid;
             plan.outside.push(Outside {
                 pid,
@@ -199,6 +199,7 @@ impl<'a> Tasks<'a> {
                 ready,
                 filled,
                 stored,
+                mappings,
             });
         }
         script.append(body.laid.finish);

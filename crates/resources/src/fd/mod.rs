@@ -59,6 +59,8 @@ pub struct Open<'a> {
     pub stat: Stat,
     /// /proc/PID/fdinfo of the descriptor.
     pub info: Info,
+    /// Whether `stat` is that of the path in `link`, so that nobody has to look there again.
+    pub at_path: bool,
     own: OnceCell<OwnedFd>,
     fetch: Box<dyn Fn() -> Result<OwnedFd> + 'a>,
 }
@@ -78,6 +80,7 @@ impl<'a> Open<'a> {
             link,
             stat,
             info,
+            at_path: false,
             own: OnceCell::new(),
             fetch: Box::new(fetch),
         }

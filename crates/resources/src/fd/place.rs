@@ -49,7 +49,7 @@ impl Place {
             ghost: None,
             remap: None,
         };
-        if leads_to(&open.link, &open.stat) {
+        if open.at_path || leads_to(&open.link, &open.stat) {
             return Ok(place);
         }
         let Some(path) = open.link.strip_suffix(DELETED) else {

@@ -40,6 +40,8 @@ pub struct Listed {
     pub resident_bytes: u64,
     /// How much is in the swap, in bytes.
     pub swapped_bytes: u64,
+    /// How much of it other processes have mapped as well: clean and dirty pages, in bytes.
+    pub common_bytes: (u64, u64),
 }
 
 impl Listed {
@@ -60,6 +62,14 @@ impl Listed {
     #[must_use]
     pub fn has(&self, flag: &[u8; 2]) -> bool {
         self.flags.contains(flag)
+    }
+
+    /// Whether some of its own pages may be another process's as well, by copy-on-write since a
+    /// fork; a file's clean pages are everybody's.
+    #[must_use]
+    pub fn may_share(&self) -> bool {
+        let (clean, dirty) = self.common_bytes;
+        dirty > 0 || clean > 0 && self.backing() == Backing::Anonymous
     }
 
     /// "mapping 0x1000-0x2000 (/lib/x)", for messages.
@@ -97,6 +107,10 @@ pub fn parse(smaps: &[u8]) -> Result<Vec<Listed>, String> {
             last.resident_bytes = kib(value);
         } else if let Some(value) = line.strip_prefix(b"Swap:") {
             last.swapped_bytes = kib(value);
+        } else if let Some(value) = line.strip_prefix(b"Shared_Clean:") {
+            last.common_bytes.0 = kib(value);
+        } else if let Some(value) = line.strip_prefix(b"Shared_Dirty:") {
+            last.common_bytes.1 = kib(value);
         }
     }
     Ok(all)
@@ -154,6 +168,7 @@ fn header(line: &[u8]) -> Option<Listed> {
         flags: Vec::new(),
         resident_bytes: 0,
         swapped_bytes: 0,
+        common_bytes: (0, 0),
     })
 }
 
