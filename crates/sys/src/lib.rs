@@ -26,6 +26,7 @@ pub mod spawn;
 pub mod subject;
 pub mod tick;
 pub mod timerfd;
+pub mod tty;
 pub mod uffd;
 pub mod vdso;
 pub mod vm;

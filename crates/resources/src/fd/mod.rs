@@ -28,6 +28,7 @@ pub mod tcp;
 #[cfg(test)]
 mod testing;
 pub mod timerfd;
+pub mod tty;
 pub mod unix;
 
 use std::cell::OnceCell;
@@ -252,6 +253,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &epoll::Epoll,
     &unix::UnixSocket,
     &tcp::TcpSocket,
+    &tty::TtyKind,
 ];
 
 /// The kind that claims `open`.

@@ -38,3 +38,5 @@ pub const TCP: u16 = 151;
 pub fn is_kind(tag: u16) -> bool {
     (100..200).contains(&tag) && !(147..150).contains(&tag)
 }
+/// [`super::tty`].
+pub const TTY: u16 = 153;

@@ -120,6 +120,11 @@ impl World {
         Ok(cx)
     }
 
+    /// One description's payload.
+    pub(crate) fn payload(&self, index: usize) -> &[u8] {
+        &self.dumped[index].1
+    }
+
     /// What people see of each description.
     pub(crate) fn lines(&self) -> Vec<String> {
         let dumped = self.dumped.iter();

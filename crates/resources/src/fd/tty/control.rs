@@ -1,0 +1,41 @@
+//! The controlling terminal: which description stands for it, and the calls by which a session
+//! leader gets it back (tty_ioctl(4), credentials(7)).
+
+use syscalls::Sysno;
+
+use super::{Role, TtyKind, checked};
+use crate::Result;
+use crate::script::{Arg, Script};
+
+const TIOCSCTTY: u32 = 0x540e;
+const TIOCSPGRP: u32 = 0x5410;
+
+/// Whether the description with this payload is the terminal that /proc/PID/stat calls `tty_nr`.
+///
+/// # Errors
+/// [`crate::Error::Corrupt`].
+pub fn is_terminal(payload: &[u8], tty_nr: i32) -> Result<bool> {
+    let record = checked(&TtyKind, payload)?;
+    let number = tty_nr.cast_unsigned();
+    let (major, minor) = (
+        (number >> 8) & 0xfff,
+        (number & 0xff) | ((number >> 12) & 0xfff00),
+    );
+    let is_slave = !matches!(record.role(), Role::Master | Role::HungUp | Role::Unknown);
+    Ok(is_slave && (record.major, record.minor) == (major, minor))
+}
+
+/// Adds the call by which a session leader without a terminal takes the one behind `fd`. After
+/// `setsid`, before anyone else of the session looks for it.
+pub fn take(script: &mut Script, fd: impl Into<Arg>) {
+    script.call(Sysno::ioctl, [fd.into(), TIOCSCTTY.into(), 0u32.into()]);
+    script.note("controlling terminal");
+}
+
+/// Adds the call that puts the process group `group` in front. By a member of the session, with
+/// `SIGTTOU` blocked, once that group exists.
+pub fn foreground(script: &mut Script, fd: impl Into<Arg>, group: i32) {
+    let group = script.bytes(&group.to_ne_bytes());
+    script.call(Sysno::ioctl, [fd.into(), TIOCSPGRP.into(), group.into()]);
+    script.note("foreground process group");
+}

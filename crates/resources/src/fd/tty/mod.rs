@@ -1,0 +1,750 @@
+//! Terminals: both ends of pseudo terminals with their number, modes, size and data in flight;
+//! and those of outside.
+//!
+//! The master's record has everything that belongs to the pair. A slave whose master is not in
+//! the tree is somebody's terminal: it is saved only with `--shell-job` and comes back as the
+//! restorer's standard input. Not saved: whether output is stopped (Ctrl-S), what a packet-mode
+//! master has not been told yet. A description of /dev/tty comes back as the terminal that it
+//! stood for.
+
+pub mod control;
+mod queue;
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use prost::Message as _;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, major, minor};
+use rustix::io::Errno;
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
+use rustix::termios::{Winsize, tcgetwinsize, tcsetwinsize};
+use sys::tty::{Attributes, Switch, is_on, switch};
+
+use queue::Flight;
+
+use super::{DumpContext, Kind, Open, RestoreContext, decode, status};
+use crate::{Error, Result};
+
+/// `TTYAUX_MAJOR`: /dev/tty, /dev/console, /dev/ptmx.
+const AUXILIARY: u32 = 5;
+const PTMX: u32 = 2;
+/// `TTY_MAJOR`: consoles and serial lines.
+const CONSOLES: u32 = 4;
+/// The majors of slaves, and how many numbers each has.
+const SLAVES: std::ops::RangeInclusive<u32> = 136..=143;
+const DEFAULT_MASTER: &[u8] = b"/dev/ptmx";
+/// More than a kernel lets exist (`NR_UNIX98_PTY_MAX`).
+const INDEX_MAX: u32 = 1 << 20;
+
+/// A terminal in an image.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Tty {
+    /// What it is.
+    #[prost(enumeration = "Role", tag = "1")]
+    pub role: i32,
+    /// Access mode and status flags.
+    #[prost(uint32, tag = "2")]
+    pub flags: u32,
+    /// The path it was opened by.
+    #[prost(bytes = "vec", tag = "3")]
+    pub path: Vec<u8>,
+    /// The number of the pseudo terminal.
+    #[prost(uint32, tag = "4")]
+    pub index: u32,
+    /// The path of the master's device.
+    #[prost(bytes = "vec", tag = "5")]
+    pub master_path: Vec<u8>,
+    /// The terminal's device number: of a slave its own, of /dev/tty what it stood for.
+    #[prost(uint32, tag = "6")]
+    pub major: u32,
+    /// See `major`.
+    #[prost(uint32, tag = "7")]
+    pub minor: u32,
+    /// `st_rdev` and `st_dev`, by which `--inherit-fd` names it.
+    #[prost(uint64, tag = "8")]
+    pub rdev: u64,
+    /// See `rdev`.
+    #[prost(uint64, tag = "9")]
+    pub dev: u64,
+    /// `struct termios2`.
+    #[prost(bytes = "vec", tag = "10")]
+    pub attributes: Vec<u8>,
+    /// Whether only root can open it once more.
+    #[prost(bool, tag = "11")]
+    pub exclusive: bool,
+    /// What belongs to the pair, with the master.
+    #[prost(message, optional, tag = "12")]
+    pub pair: Option<Pair>,
+}
+
+/// What belongs to a pseudo terminal as a whole.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Pair {
+    /// Whether the slave cannot be opened yet.
+    #[prost(bool, tag = "1")]
+    pub locked: bool,
+    /// Whether the master is in packet mode.
+    #[prost(bool, tag = "2")]
+    pub packet: bool,
+    /// Whether the slave was open once and is not any more.
+    #[prost(bool, tag = "3")]
+    pub abandoned: bool,
+    /// Rows, columns, width and height in pixels.
+    #[prost(uint32, repeated, tag = "4")]
+    pub size: Vec<u32>,
+    /// The slave's permissions, user and group.
+    #[prost(uint32, repeated, tag = "5")]
+    pub node: Vec<u32>,
+    /// What is on its way.
+    #[prost(message, required, tag = "6")]
+    pub flight: Flight,
+}
+
+/// What a terminal is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum Role {
+    /// Not a role.
+    Unknown = 0,
+    /// The master of a pseudo terminal.
+    Master = 1,
+    /// The slave of a pseudo terminal of the tree.
+    Slave = 2,
+    /// A slave whose master was closed.
+    HungUp = 3,
+    /// Somebody's terminal, from outside of the tree.
+    Outside = 4,
+    /// A terminal that every host has: a console, a serial line.
+    Device = 5,
+}
+
+/// The kind.
+pub struct TtyKind;
+
+impl Kind for TtyKind {
+    fn tag(&self) -> u16 {
+        super::tags::TTY
+    }
+
+    fn name(&self) -> &'static str {
+        "terminal"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        if FileType::from_raw_mode(open.stat.st_mode) != FileType::CharacterDevice {
+            return false;
+        }
+        let (major, minor) = (major(open.stat.st_rdev), minor(open.stat.st_rdev));
+        (major == AUXILIARY && minor <= PTMX) || major == CONSOLES || SLAVES.contains(&major)
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        Ok(read(open, cx)?.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record = checked(self, payload)?;
+        let path = String::from_utf8_lossy(&record.path);
+        Ok(match (record.role(), &record.pair) {
+            (Role::Master, Some(pair)) => {
+                let (rows, columns) = (pair.size[0], pair.size[1]);
+                let bytes = pair.flight.bytes();
+                format!(
+                    "pty {} master {columns}x{rows} queued={bytes}",
+                    record.index
+                )
+            }
+            (Role::Slave, _) => format!("pty {} slave", record.index),
+            (Role::HungUp, _) => format!("pty {} slave, hung up", record.index),
+            (Role::Outside, _) => format!("terminal of outside {path}"),
+            _ => format!("terminal {path}"),
+        })
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let record = checked(self, payload)?;
+        let flags = status::checked("terminal", record.flags)? | OFlags::NOCTTY;
+        match record.role() {
+            Role::Master => {
+                let own = master(&record, &record.path, cx)?;
+                status::set(&own, flags)?;
+                Ok(own)
+            }
+            Role::Slave | Role::HungUp => {
+                let master = master(&record, &record.master_path, cx)?;
+                slave(&record, master.as_fd(), flags)
+            }
+            Role::Outside => {
+                let stdin = rustix::stdio::stdin();
+                if !rustix::termios::isatty(stdin) {
+                    let path = String::from_utf8_lossy(&record.path);
+                    let what = format!(
+                        "{path} is to come back as the standard input, which is no terminal"
+                    );
+                    return Err(Error::Mismatch { what });
+                }
+                status::reopen(stdin, flags)
+            }
+            Role::Device | Role::Unknown => {
+                let path = Path::new(OsStr::from_bytes(&record.path));
+                rustix::fs::open(path, flags, Mode::empty())
+                    .map_err(|error| Error::kernel(format!("open {}", path.display()), error))
+            }
+        }
+    }
+
+    fn finish(
+        &self,
+        payload: &[u8],
+        own: BorrowedFd<'_>,
+        _cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        let record = checked(self, payload)?;
+        let failed = |error| {
+            let path = String::from_utf8_lossy(&record.path);
+            Error::kernel(format!("set up the terminal {path}"), error)
+        };
+        if let Some(pair) = &record.pair {
+            finish_master(&record, pair, own)?;
+        } else if let Some(wanted) = attributes_of(&record) {
+            if sys::tty::attributes(own).map_err(failed)? != wanted {
+                sys::tty::set_attributes(own, &wanted).map_err(failed)?;
+            }
+        }
+        if record.exclusive {
+            switch(own, Switch::Exclusive, true).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// By which numbers (`st_rdev`, `st_dev`) `--inherit-fd` names the terminal with this payload;
+/// `None` for one that comes back without it.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn inherit_key(payload: &[u8]) -> Result<Option<(u64, u64)>> {
+    let record = checked(&TtyKind, payload)?;
+    let outside = record.role() == Role::Outside;
+    Ok(outside.then_some((record.rdev, record.dev)))
+}
+
+fn checked(kind: &dyn Kind, payload: &[u8]) -> Result<Tty> {
+    let record: Tty = decode(kind, payload)?;
+    let corrupt = |what| Err(Error::corrupt("terminal", what));
+    let known = Role::try_from(record.role).is_ok_and(|role| role != Role::Unknown);
+    if !known || record.index > INDEX_MAX {
+        return corrupt("it is none");
+    }
+    if (record.role() == Role::Master) != record.pair.is_some() {
+        return corrupt("half of a pair");
+    }
+    let pair_is_sound = |pair: &Pair| pair.size.len() == 4 && pair.node.len() == 3;
+    if !record.pair.as_ref().is_none_or(pair_is_sound) {
+        return corrupt("its pair is incomplete");
+    }
+    let no_attributes = record.attributes.is_empty() && record.pair.is_none();
+    if !no_attributes && attributes_of(&record).is_none() {
+        return corrupt("its attributes have another size");
+    }
+    Ok(record)
+}
+
+fn attributes_of(record: &Tty) -> Option<Attributes> {
+    record.attributes.as_slice().try_into().ok()
+}
+
+fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tty> {
+    let own = open.own()?;
+    let mut record = Tty {
+        flags: open.info.flags,
+        path: open.link.clone(),
+        rdev: open.stat.st_rdev,
+        dev: open.stat.st_dev,
+        ..Tty::default()
+    };
+    if is_master(open) {
+        read_master(open, &mut record, cx)?;
+        return Ok(record);
+    }
+    let failed = |error| Error::kernel(format!("ask {} what it is", open.place()), error);
+    let device = match sys::tty::device(own) {
+        Ok(device) => device,
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::IO) => {
+            record.set_role(Role::HungUp);
+            record.index = slave_index(open.stat.st_rdev).unwrap_or_default();
+            record.master_path = DEFAULT_MASTER.to_vec();
+            return Ok(record);
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    (record.major, record.minor) = (major(device), minor(device));
+    record.exclusive = is_on(own, Switch::Exclusive).map_err(failed)?;
+    let Some(index) = slave_index(device) else {
+        record.set_role(Role::Device);
+        record.attributes = sys::tty::attributes(own).map_err(failed)?.to_vec();
+        return Ok(record);
+    };
+    record.index = index;
+    if let Some(master) = masters(cx).find(|master| index_of(master) == Some(index)) {
+        record.set_role(Role::Slave);
+        record.master_path = master.link.clone();
+        return Ok(record);
+    }
+    if !cx.allow().shell_job {
+        let why = "a terminal from outside of the tree";
+        return Err(open.unsupported(why, Some("--shell-job")));
+    }
+    record.set_role(Role::Outside);
+    record.attributes = sys::tty::attributes(own).map_err(failed)?.to_vec();
+    Ok(record)
+}
+
+fn is_master(open: &Open<'_>) -> bool {
+    let rdev = open.stat.st_rdev;
+    let device = FileType::from_raw_mode(open.stat.st_mode) == FileType::CharacterDevice;
+    device && (major(rdev), minor(rdev)) == (AUXILIARY, PTMX)
+}
+
+fn masters(cx: &dyn DumpContext) -> impl Iterator<Item = &Open<'_>> {
+    cx.all().iter().filter(|open| is_master(open))
+}
+
+fn index_of(master: &Open<'_>) -> Option<u32> {
+    sys::tty::index(master.own().ok()?).ok()
+}
+
+/// The number of the pseudo terminal whose slave has this device number.
+fn slave_index(device: u64) -> Option<u32> {
+    let major = major(device);
+    let base = major.checked_sub(*SLAVES.start())?;
+    SLAVES.contains(&major).then(|| base << 20 | minor(device))
+}
+
+/// Whether a descriptor of the tree is the slave with this number.
+fn has_slave(index: u32, cx: &dyn DumpContext) -> bool {
+    cx.all().iter().any(|open| {
+        let device = FileType::from_raw_mode(open.stat.st_mode) == FileType::CharacterDevice;
+        let own = || open.own().ok().and_then(|own| sys::tty::device(own).ok());
+        let rdev = open.stat.st_rdev;
+        let is_tty = (major(rdev), minor(rdev)) == (AUXILIARY, 0);
+        device
+            && (slave_index(rdev) == Some(index)
+                || (is_tty && own().and_then(slave_index) == Some(index)))
+    })
+}
+
+fn read_master(open: &Open<'_>, record: &mut Tty, cx: &mut dyn DumpContext) -> Result<()> {
+    let own = open.own()?;
+    let failed = |error| Error::kernel(format!("read {}", open.place()), error);
+    record.set_role(Role::Master);
+    record.index = sys::tty::index(own).map_err(failed)?;
+    if sys::tty::discipline(own).map_err(failed)? != 0 {
+        return Err(open.unsupported("another line discipline than that of terminals", None));
+    }
+    record.attributes = sys::tty::attributes(own).map_err(failed)?.to_vec();
+    let size = tcgetwinsize(own).map_err(|error| failed(error.into()))?;
+    let mut pair = Pair {
+        locked: is_on(own, Switch::Locked).map_err(failed)?,
+        packet: is_on(own, Switch::Packet).map_err(failed)?,
+        abandoned: is_abandoned(own).map_err(|error| failed(error.into()))?,
+        size: [size.ws_row, size.ws_col, size.ws_xpixel, size.ws_ypixel]
+            .map(Into::into)
+            .into(),
+        node: vec![0o620, 0, 0],
+        flight: Flight::default(),
+    };
+    let node = slave_path(&record.path, record.index);
+    if let Ok(stat) = rustix::fs::stat(&node) {
+        pair.node = vec![stat.st_mode & 0o7777, stat.st_uid, stat.st_gid];
+    }
+    // Opening a slave that nobody has opened yet would be noticed.
+    if !pair.locked && (pair.abandoned || has_slave(record.index, cx)) {
+        pair.flight = queue::look(own).map_err(failed)?;
+    }
+    record.pair = Some(pair);
+    Ok(())
+}
+
+/// Whether the slave was open once and is not any more.
+fn is_abandoned(master: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+    let mut fds = [PollFd::new(&master, PollFlags::empty())];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut fds, Some(&now))?;
+    Ok(fds[0].revents().contains(PollFlags::HUP))
+}
+
+/// Where the slave is, given the path of the master's device.
+fn slave_path(master: &[u8], index: u32) -> PathBuf {
+    let master = Path::new(OsStr::from_bytes(master));
+    let folder = master.parent().unwrap_or(Path::new("/dev"));
+    let is_devpts = folder.file_name() == Some(OsStr::new("pts"));
+    let folder = if is_devpts {
+        folder.to_path_buf()
+    } else {
+        folder.join("pts")
+    };
+    folder.join(index.to_string())
+}
+
+/// The master with the number of `record`: the first description of a pair to be opened makes it.
+fn master(record: &Tty, path: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+    let key = (super::tags::TTY, u64::from(record.index));
+    if let Some(known) = cx.shared().get(&key).and_then(|fds| fds.first()) {
+        return status::dup(known.as_fd());
+    }
+    let made = make(record.index, Path::new(OsStr::from_bytes(path)))?;
+    let own = status::dup(made.as_fd())?;
+    cx.shared().insert(key, vec![made]);
+    Ok(own)
+}
+
+/// Makes the pseudo terminal `index`: the kernel gives the lowest number that is free.
+fn make(index: u32, path: &Path) -> Result<OwnedFd> {
+    let mut lower = Vec::new();
+    loop {
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let made = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|error| Error::kernel(format!("open {}", path.display()), error))?;
+        let got = sys::tty::index(&made)
+            .map_err(|error| Error::kernel(format!("ask {} its number", path.display()), error))?;
+        if got > index {
+            let slave = slave_path(path.as_os_str().as_bytes(), index);
+            let what = format!("the terminal {} is in use", slave.display());
+            return Err(Error::Mismatch { what });
+        }
+        if got == index {
+            switch(&made, Switch::Locked, false)
+                .map_err(|error| Error::kernel(format!("unlock pty {index}"), error))?;
+            return Ok(made);
+        }
+        lower.push(made);
+    }
+}
+
+fn slave(record: &Tty, master: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
+    let failed = |error| Error::kernel(format!("open the slave of pty {}", record.index), error);
+    let access = (flags & OFlags::RWMODE).bits();
+    let peer = OpenptFlags::from_bits_retain(access) | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let own = ioctl_tiocgptpeer(master, peer).map_err(failed)?;
+    status::set(&own, flags)?;
+    Ok(own)
+}
+
+fn finish_master(record: &Tty, pair: &Pair, own: BorrowedFd<'_>) -> Result<()> {
+    let what = format!("set up pty {}", record.index);
+    let failed = |error| Error::kernel(what.clone(), error);
+    let attributes = attributes_of(record).expect("checked");
+    if pair.abandoned || !pair.flight.is_empty() {
+        let slave = queue::peer(own).map_err(failed)?;
+        queue::put(&pair.flight, own, slave.as_fd(), &attributes).map_err(failed)?;
+    } else {
+        sys::tty::set_attributes(own, &attributes).map_err(failed)?;
+    }
+    let size = |at: usize| u16::try_from(pair.size[at]).unwrap_or(u16::MAX);
+    let size = Winsize {
+        ws_row: size(0),
+        ws_col: size(1),
+        ws_xpixel: size(2),
+        ws_ypixel: size(3),
+    };
+    tcsetwinsize(own, size).map_err(|error| failed(error.into()))?;
+    let node = slave_path(&record.path, record.index);
+    let (user, group) = (Uid::from_raw(pair.node[1]), Gid::from_raw(pair.node[2]));
+    let mode = Mode::from_raw_mode(pair.node[0] & 0o7777);
+    rustix::fs::chownat(CWD, &node, Some(user), Some(group), AtFlags::empty())
+        .and_then(|()| rustix::fs::chmod(&node, mode))
+        .map_err(|error| Error::kernel(format!("give {} away", node.display()), error))?;
+    if pair.packet {
+        switch(own, Switch::Packet, true).map_err(failed)?;
+    }
+    if pair.locked {
+        switch(own, Switch::Locked, true).map_err(failed)?;
+    }
+    log::trace!("pty {} is fd {} here", record.index, own.as_raw_fd());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    use rustix::pty::{openpt, unlockpt};
+    use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+
+    use super::super::socket::testing::{World, cycle};
+    use super::*;
+
+    /// Numbers of terminals are the host's: one test at a time has them.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn master() -> OwnedFd {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        unlockpt(&master).unwrap();
+        master
+    }
+
+    fn slave(master: &OwnedFd) -> OwnedFd {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        ioctl_tiocgptpeer(master, flags).unwrap()
+    }
+
+    fn pty() -> [OwnedFd; 2] {
+        let master = master();
+        let slave = slave(&master);
+        [master, slave]
+    }
+
+    fn write(to: &OwnedFd, bytes: &[u8]) {
+        assert_eq!(rustix::io::write(to, bytes).unwrap(), bytes.len());
+    }
+
+    fn is_readable(fd: &OwnedFd) -> bool {
+        let mut fds = [PollFd::new(fd, PollFlags::IN)];
+        let soon = Timespec {
+            tv_sec: 0,
+            tv_nsec: 20_000_000,
+        };
+        rustix::event::poll(&mut fds, Some(&soon)).unwrap();
+        fds[0].revents().contains(PollFlags::IN)
+    }
+
+    fn read(from: &OwnedFd) -> Vec<u8> {
+        let mut bytes = vec![0; 10_000];
+        assert!(is_readable(from), "nothing arrives");
+        let read = rustix::io::read(from, &mut bytes).unwrap();
+        bytes.truncate(read);
+        bytes
+    }
+
+    fn change(fd: &OwnedFd, change: impl FnOnce(&mut rustix::termios::Termios)) {
+        let mut attributes = tcgetattr(fd).unwrap();
+        change(&mut attributes);
+        tcsetattr(fd, OptionalActions::Now, &attributes).unwrap();
+    }
+
+    fn link(fd: &OwnedFd) -> Vec<u8> {
+        let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        rustix::fs::readlink(link, Vec::new()).unwrap().into_bytes()
+    }
+
+    #[test]
+    fn a_pair_keeps_its_number_modes_and_size() {
+        testkit::needs_root!();
+        let _alone = alone();
+        let [master, slave] = pty();
+        change(&slave, |attributes| {
+            attributes
+                .local_modes
+                .remove(LocalModes::ECHO | LocalModes::ISIG);
+            attributes.special_codes[rustix::termios::SpecialCodeIndex::VEOF] = 9;
+        });
+        let size = Winsize {
+            ws_row: 50,
+            ws_col: 132,
+            ws_xpixel: 1,
+            ws_ypixel: 2,
+        };
+        tcsetwinsize(&master, size).unwrap();
+        switch(&master, Switch::Packet, true).unwrap();
+        switch(&slave, Switch::Exclusive, true).unwrap();
+        rustix::fs::fcntl_setfl(&master, OFlags::NONBLOCK).unwrap();
+        let node = link(&slave);
+        rustix::fs::chmod(&*node, Mode::from_raw_mode(0o604)).unwrap();
+        let wanted = sys::tty::attributes(&slave).unwrap();
+        let (index, master_link) = (sys::tty::index(&master).unwrap(), link(&master));
+        // The slave comes first, as it may in a dump.
+        let [slave, master] = cycle([slave, master]);
+        assert_eq!(sys::tty::index(&master).unwrap(), index);
+        assert_eq!((link(&master), link(&slave)), (master_link, node.clone()));
+        assert_eq!(sys::tty::attributes(&slave).unwrap(), wanted);
+        let got = tcgetwinsize(&slave).unwrap();
+        assert_eq!((got.ws_row, got.ws_col, got.ws_ypixel), (50, 132, 2));
+        assert!(is_on(&master, Switch::Packet).unwrap());
+        assert!(is_on(&slave, Switch::Exclusive).unwrap());
+        assert_eq!(rustix::fs::stat(&*node).unwrap().st_mode & 0o777, 0o604);
+        let flags = rustix::fs::fcntl_getfl(&master).unwrap();
+        assert!(flags.contains(OFlags::NONBLOCK));
+        write(&master, b"hello\n");
+        assert_eq!(read(&slave), b"hello\n");
+    }
+
+    #[test]
+    fn lines_typed_and_text_printed_arrive() {
+        testkit::needs_root!();
+        let _alone = alone();
+        let [master, slave] = pty();
+        write(&slave, b"printed\n");
+        change(&slave, |attributes| {
+            attributes.local_modes.remove(LocalModes::ECHO)
+        });
+        write(&master, b"one\ntwo\nend of file\x04\x04not en");
+        let [master, slave] = cycle([master, slave]);
+        for line in [&b"one\n"[..], b"two\n", b"end of file", b""] {
+            assert_eq!(read(&slave), line);
+        }
+        assert!(!is_readable(&slave), "the last line is not ended");
+        write(&master, b"ded\n");
+        assert_eq!(read(&slave), b"not ended\n");
+        assert_eq!(read(&master), b"printed\r\n");
+        assert!(!is_readable(&master));
+    }
+
+    #[test]
+    fn raw_input_arrives_byte_for_byte() {
+        testkit::needs_root!();
+        let _alone = alone();
+        let [master, slave] = pty();
+        change(&slave, rustix::termios::Termios::make_raw);
+        write(&master, b"\x03\x04\r\n\x00\x7fraw");
+        write(&slave, b"\x1b[2Jvi\n");
+        let [master, slave] = cycle([master, slave]);
+        assert_eq!(read(&slave), b"\x03\x04\r\n\x00\x7fraw");
+        assert_eq!(read(&master), b"\x1b[2Jvi\n");
+    }
+
+    #[test]
+    fn a_target_left_running_keeps_what_is_in_flight() {
+        testkit::needs_root!();
+        let _alone = alone();
+        let [master, slave] = pty();
+        change(&slave, |attributes| {
+            attributes.local_modes.remove(LocalModes::ECHO)
+        });
+        write(&master, b"line\npart");
+        write(&slave, b"out");
+        switch(&master, Switch::Packet, true).unwrap();
+        let wanted = sys::tty::attributes(&slave).unwrap();
+        let copies = vec![
+            rustix::io::dup(&master).unwrap(),
+            rustix::io::dup(&slave).unwrap(),
+        ];
+        let mut world = World::new(copies);
+        world.dump().unwrap();
+        world.dump().unwrap();
+        assert_eq!(
+            world.lines()[0],
+            format!(
+                "pty {} master 0x0 queued=12",
+                sys::tty::index(&master).unwrap()
+            )
+        );
+        assert_eq!(sys::tty::attributes(&slave).unwrap(), wanted);
+        assert_eq!(read(&slave), b"line\n");
+        assert!(!is_readable(&slave));
+        write(&master, b"ial\n");
+        assert_eq!(read(&slave), b"partial\n");
+        assert_eq!(read(&master), b"\0out");
+    }
+
+    #[test]
+    fn hung_up_slaves_stay_hung_up() {
+        testkit::needs_root!();
+        let _alone = alone();
+        let [master, slave] = pty();
+        drop(master);
+        let [slave] = cycle([slave]);
+        assert_eq!(rustix::io::read(&slave, &mut [0; 1]).unwrap(), 0);
+        assert_eq!(rustix::io::write(&slave, b"x").unwrap_err(), Errno::IO);
+    }
+
+    #[test]
+    fn an_abandoned_master_reads_what_was_printed_and_then_an_error() {
+        testkit::needs_root!();
+        let _alone = alone();
+        let [master, slave] = pty();
+        write(&slave, b"bye");
+        drop(slave);
+        let [master] = cycle([master]);
+        assert_eq!(read(&master), b"bye");
+        assert_eq!(
+            rustix::io::read(&master, &mut [0; 1]).unwrap_err(),
+            Errno::IO
+        );
+    }
+
+    #[test]
+    fn a_master_that_nobody_has_opened_a_slave_of() {
+        testkit::needs_root!();
+        let _alone = alone();
+        let first = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let [first, second] = cycle([first, master()]);
+        assert!(is_on(&first, Switch::Locked).unwrap());
+        assert!(!is_on(&second, Switch::Locked).unwrap());
+        assert!(!is_abandoned(first.as_fd()).unwrap());
+        let slave = slave(&second);
+        write(&slave, b"x");
+        assert_eq!(read(&second), b"x");
+    }
+
+    #[test]
+    fn a_number_in_use_is_refused_by_name() {
+        testkit::needs_root!();
+        let _alone = alone();
+        let [taken, slave] = pty();
+        let mut world = World::new(vec![taken, slave]);
+        world.dump().unwrap();
+        let line = world.lines().remove(1);
+        let second = world.copy();
+        let _held = world.restore().unwrap();
+        let error = second.restore().unwrap_err();
+        let index = line.split(' ').nth(1).unwrap();
+        let wanted = format!("the terminal /dev/pts/{index} is in use");
+        assert_eq!(error.to_string(), wanted);
+    }
+
+    #[test]
+    fn terminals_of_outside_need_the_option() {
+        testkit::needs_root!();
+        let _alone = alone();
+        let [master, slave] = pty();
+        let device = sys::tty::device(&slave).unwrap();
+        let mut world = World::new(vec![slave]);
+        let error = world.dump().unwrap_err();
+        assert!(error.to_string().contains("--shell-job"), "{error}");
+        world.allow.shell_job = true;
+        world.dump().unwrap();
+        assert!(world.lines()[0].starts_with("terminal of outside /dev/pts/"));
+        let number = i32::try_from(major(device) << 8 | minor(device) & 0xff).unwrap();
+        let payload = world.payload(0);
+        assert!(control::is_terminal(payload, number).unwrap());
+        assert!(!control::is_terminal(payload, number ^ 1).unwrap());
+        assert_eq!(inherit_key(payload).unwrap().map(|key| key.0), Some(device));
+        drop(master);
+    }
+
+    #[test]
+    fn the_calls_of_a_session_leader() {
+        let mut script = crate::script::Script::default();
+        control::take(&mut script, 0);
+        control::foreground(&mut script, 0, 77);
+        assert_eq!(
+            script.to_string(),
+            "ioctl(0, 0x540e)  # controlling terminal\n\
+             ioctl(0, 0x5410, &data[0])  # foreground process group\n"
+        );
+    }
+
+    #[test]
+    fn damaged_payloads_are_refused() {
+        let mut record = Tty::default();
+        assert!(checked(&TtyKind, &record.encode_to_vec()).is_err());
+        record.set_role(Role::Master);
+        assert!(checked(&TtyKind, &record.encode_to_vec()).is_err());
+        record.pair = Some(Pair::default());
+        assert!(checked(&TtyKind, &record.encode_to_vec()).is_err());
+        record.set_role(Role::Slave);
+        record.pair = None;
+        record.attributes = vec![0; 3];
+        assert!(checked(&TtyKind, &record.encode_to_vec()).is_err());
+    }
+}
