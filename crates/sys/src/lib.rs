@@ -11,6 +11,7 @@ pub mod features;
 pub mod fork;
 pub mod guardian;
 pub mod inherited;
+pub mod isolated;
 pub mod kcmp;
 pub mod memfd;
 pub mod netlink;

@@ -556,39 +556,6 @@ pub fn in_own_fs<T: Send>(f: impl FnOnce() -> T + Send) -> io::Result<T> {
     })
 }
 
-/// Runs `f` on a thread in a new network namespace with loopback up (network_namespaces(7)).
-///
-/// # Errors
-/// The calls' errno, or that no thread can be made.
-///
-/// # Panics
-/// When `f` does.
-pub fn in_own_network<T: Send>(f: impl FnOnce() -> T + Send) -> io::Result<T> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().spawn_scoped(scope, || {
-            // SAFETY: only this new thread's namespace becomes another.
-            check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
-            bring_up_loopback()?;
-            Ok(f())
-        })?;
-        match thread.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    })
-}
-
-/// Sets `IFF_UP` on the interface "lo" (netdevice(7)).
-fn bring_up_loopback() -> io::Result<()> {
-    let socket = open(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
-    let mut request = [0u64; size_of::<libc::ifreq>().div_ceil(8)];
-    request[0] = u64::from_ne_bytes(*b"lo\0\0\0\0\0\0");
-    request[2] = u64::from((libc::IFF_UP | libc::IFF_RUNNING).cast_unsigned());
-    let pointer = request.as_mut_ptr();
-    // SAFETY: the request is as long as the structure that the kernel reads.
-    check(unsafe { libc::ioctl(raw(&socket), libc::SIOCSIFFLAGS, pointer) }).map(drop)
-}
-
 fn raw(fd: &impl AsFd) -> RawFd {
     fd.as_fd().as_raw_fd()
 }

@@ -347,7 +347,6 @@ fn half_close(record: &Tcp, connection: &Connection, own: BorrowedFd<'_>) -> std
 mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{Shutdown, TcpListener, TcpStream};
-    use std::sync::{Mutex, PoisonError};
     use std::time::Duration;
 
     use super::super::socket::testing::World;
@@ -363,15 +362,11 @@ mod tests {
         ghost_limit_bytes: 0,
     };
 
-    /// The guardian of one test would hold the sockets of another for a moment.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
     /// Runs a test where its rules and connections disturb nobody.
     macro_rules! alone {
         ($body:block) => {
             testkit::needs_root!();
-            let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-            sys::socket::in_own_network(|| $body).unwrap();
+            sys::isolated::run(|| $body).unwrap();
         };
     }
 

@@ -473,18 +473,18 @@ fn finish_master(record: &Tty, pair: &Pair, own: BorrowedFd<'_>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, MutexGuard, PoisonError};
-
     use rustix::pty::{openpt, unlockpt};
     use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
     use super::super::socket::testing::{World, cycle};
     use super::*;
 
-    /// Numbers of terminals are the host's: one test at a time has them.
-    fn alone() -> MutexGuard<'static, ()> {
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Runs a test where nobody else takes the numbers of its terminals.
+    macro_rules! alone {
+        ($body:block) => {
+            testkit::needs_root!();
+            sys::isolated::run(|| $body).unwrap();
+        };
     }
 
     fn master() -> OwnedFd {
@@ -533,193 +533,193 @@ mod tests {
     }
 
     fn link(fd: &OwnedFd) -> Vec<u8> {
-        let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let link = format!("/proc/thread-self/fd/{}", fd.as_raw_fd());
         rustix::fs::readlink(link, Vec::new()).unwrap().into_bytes()
     }
 
     #[test]
     fn a_pair_keeps_its_number_modes_and_size() {
-        testkit::needs_root!();
-        let _alone = alone();
-        let [master, slave] = pty();
-        change(&slave, |attributes| {
-            attributes
-                .local_modes
-                .remove(LocalModes::ECHO | LocalModes::ISIG);
-            attributes.special_codes[rustix::termios::SpecialCodeIndex::VEOF] = 9;
+        alone!({
+            let [master, slave] = pty();
+            change(&slave, |attributes| {
+                attributes
+                    .local_modes
+                    .remove(LocalModes::ECHO | LocalModes::ISIG);
+                attributes.special_codes[rustix::termios::SpecialCodeIndex::VEOF] = 9;
+            });
+            let size = Winsize {
+                ws_row: 50,
+                ws_col: 132,
+                ws_xpixel: 1,
+                ws_ypixel: 2,
+            };
+            tcsetwinsize(&master, size).unwrap();
+            switch(&master, Switch::Packet, true).unwrap();
+            switch(&slave, Switch::Exclusive, true).unwrap();
+            rustix::fs::fcntl_setfl(&master, OFlags::NONBLOCK).unwrap();
+            let node = link(&slave);
+            rustix::fs::chmod(&*node, Mode::from_raw_mode(0o604)).unwrap();
+            let wanted = sys::tty::attributes(&slave).unwrap();
+            let (index, master_link) = (sys::tty::index(&master).unwrap(), link(&master));
+            // The slave comes first, as it may in a dump.
+            let [slave, master] = cycle([slave, master]);
+            assert_eq!(sys::tty::index(&master).unwrap(), index);
+            assert_eq!((link(&master), link(&slave)), (master_link, node.clone()));
+            assert_eq!(sys::tty::attributes(&slave).unwrap(), wanted);
+            let got = tcgetwinsize(&slave).unwrap();
+            assert_eq!((got.ws_row, got.ws_col, got.ws_ypixel), (50, 132, 2));
+            assert!(is_on(&master, Switch::Packet).unwrap());
+            assert!(is_on(&slave, Switch::Exclusive).unwrap());
+            assert_eq!(rustix::fs::stat(&*node).unwrap().st_mode & 0o777, 0o604);
+            let flags = rustix::fs::fcntl_getfl(&master).unwrap();
+            assert!(flags.contains(OFlags::NONBLOCK));
+            write(&master, b"hello\n");
+            assert_eq!(read(&slave), b"hello\n");
         });
-        let size = Winsize {
-            ws_row: 50,
-            ws_col: 132,
-            ws_xpixel: 1,
-            ws_ypixel: 2,
-        };
-        tcsetwinsize(&master, size).unwrap();
-        switch(&master, Switch::Packet, true).unwrap();
-        switch(&slave, Switch::Exclusive, true).unwrap();
-        rustix::fs::fcntl_setfl(&master, OFlags::NONBLOCK).unwrap();
-        let node = link(&slave);
-        rustix::fs::chmod(&*node, Mode::from_raw_mode(0o604)).unwrap();
-        let wanted = sys::tty::attributes(&slave).unwrap();
-        let (index, master_link) = (sys::tty::index(&master).unwrap(), link(&master));
-        // The slave comes first, as it may in a dump.
-        let [slave, master] = cycle([slave, master]);
-        assert_eq!(sys::tty::index(&master).unwrap(), index);
-        assert_eq!((link(&master), link(&slave)), (master_link, node.clone()));
-        assert_eq!(sys::tty::attributes(&slave).unwrap(), wanted);
-        let got = tcgetwinsize(&slave).unwrap();
-        assert_eq!((got.ws_row, got.ws_col, got.ws_ypixel), (50, 132, 2));
-        assert!(is_on(&master, Switch::Packet).unwrap());
-        assert!(is_on(&slave, Switch::Exclusive).unwrap());
-        assert_eq!(rustix::fs::stat(&*node).unwrap().st_mode & 0o777, 0o604);
-        let flags = rustix::fs::fcntl_getfl(&master).unwrap();
-        assert!(flags.contains(OFlags::NONBLOCK));
-        write(&master, b"hello\n");
-        assert_eq!(read(&slave), b"hello\n");
     }
 
     #[test]
     fn lines_typed_and_text_printed_arrive() {
-        testkit::needs_root!();
-        let _alone = alone();
-        let [master, slave] = pty();
-        write(&slave, b"printed\n");
-        change(&slave, |attributes| {
-            attributes.local_modes.remove(LocalModes::ECHO)
+        alone!({
+            let [master, slave] = pty();
+            write(&slave, b"printed\n");
+            change(&slave, |attributes| {
+                attributes.local_modes.remove(LocalModes::ECHO)
+            });
+            write(&master, b"one\ntwo\nend of file\x04\x04not en");
+            let [master, slave] = cycle([master, slave]);
+            for line in [&b"one\n"[..], b"two\n", b"end of file", b""] {
+                assert_eq!(read(&slave), line);
+            }
+            assert!(!is_readable(&slave), "the last line is not ended");
+            write(&master, b"ded\n");
+            assert_eq!(read(&slave), b"not ended\n");
+            assert_eq!(read(&master), b"printed\r\n");
+            assert!(!is_readable(&master));
         });
-        write(&master, b"one\ntwo\nend of file\x04\x04not en");
-        let [master, slave] = cycle([master, slave]);
-        for line in [&b"one\n"[..], b"two\n", b"end of file", b""] {
-            assert_eq!(read(&slave), line);
-        }
-        assert!(!is_readable(&slave), "the last line is not ended");
-        write(&master, b"ded\n");
-        assert_eq!(read(&slave), b"not ended\n");
-        assert_eq!(read(&master), b"printed\r\n");
-        assert!(!is_readable(&master));
     }
 
     #[test]
     fn raw_input_arrives_byte_for_byte() {
-        testkit::needs_root!();
-        let _alone = alone();
-        let [master, slave] = pty();
-        change(&slave, rustix::termios::Termios::make_raw);
-        write(&master, b"\x03\x04\r\n\x00\x7fraw");
-        write(&slave, b"\x1b[2Jvi\n");
-        let [master, slave] = cycle([master, slave]);
-        assert_eq!(read(&slave), b"\x03\x04\r\n\x00\x7fraw");
-        assert_eq!(read(&master), b"\x1b[2Jvi\n");
+        alone!({
+            let [master, slave] = pty();
+            change(&slave, rustix::termios::Termios::make_raw);
+            write(&master, b"\x03\x04\r\n\x00\x7fraw");
+            write(&slave, b"\x1b[2Jvi\n");
+            let [master, slave] = cycle([master, slave]);
+            assert_eq!(read(&slave), b"\x03\x04\r\n\x00\x7fraw");
+            assert_eq!(read(&master), b"\x1b[2Jvi\n");
+        });
     }
 
     #[test]
     fn a_target_left_running_keeps_what_is_in_flight() {
-        testkit::needs_root!();
-        let _alone = alone();
-        let [master, slave] = pty();
-        change(&slave, |attributes| {
-            attributes.local_modes.remove(LocalModes::ECHO)
+        alone!({
+            let [master, slave] = pty();
+            change(&slave, |attributes| {
+                attributes.local_modes.remove(LocalModes::ECHO)
+            });
+            write(&master, b"line\npart");
+            write(&slave, b"out");
+            switch(&master, Switch::Packet, true).unwrap();
+            let wanted = sys::tty::attributes(&slave).unwrap();
+            let copies = vec![
+                rustix::io::dup(&master).unwrap(),
+                rustix::io::dup(&slave).unwrap(),
+            ];
+            let mut world = World::new(copies);
+            world.dump().unwrap();
+            world.dump().unwrap();
+            assert_eq!(
+                world.lines()[0],
+                format!(
+                    "pty {} master 0x0 queued=12",
+                    sys::tty::index(&master).unwrap()
+                )
+            );
+            assert_eq!(sys::tty::attributes(&slave).unwrap(), wanted);
+            assert_eq!(read(&slave), b"line\n");
+            assert!(!is_readable(&slave));
+            write(&master, b"ial\n");
+            assert_eq!(read(&slave), b"partial\n");
+            assert_eq!(read(&master), b"\0out");
         });
-        write(&master, b"line\npart");
-        write(&slave, b"out");
-        switch(&master, Switch::Packet, true).unwrap();
-        let wanted = sys::tty::attributes(&slave).unwrap();
-        let copies = vec![
-            rustix::io::dup(&master).unwrap(),
-            rustix::io::dup(&slave).unwrap(),
-        ];
-        let mut world = World::new(copies);
-        world.dump().unwrap();
-        world.dump().unwrap();
-        assert_eq!(
-            world.lines()[0],
-            format!(
-                "pty {} master 0x0 queued=12",
-                sys::tty::index(&master).unwrap()
-            )
-        );
-        assert_eq!(sys::tty::attributes(&slave).unwrap(), wanted);
-        assert_eq!(read(&slave), b"line\n");
-        assert!(!is_readable(&slave));
-        write(&master, b"ial\n");
-        assert_eq!(read(&slave), b"partial\n");
-        assert_eq!(read(&master), b"\0out");
     }
 
     #[test]
     fn hung_up_slaves_stay_hung_up() {
-        testkit::needs_root!();
-        let _alone = alone();
-        let [master, slave] = pty();
-        drop(master);
-        let [slave] = cycle([slave]);
-        assert_eq!(rustix::io::read(&slave, &mut [0; 1]).unwrap(), 0);
-        assert_eq!(rustix::io::write(&slave, b"x").unwrap_err(), Errno::IO);
+        alone!({
+            let [master, slave] = pty();
+            drop(master);
+            let [slave] = cycle([slave]);
+            assert_eq!(rustix::io::read(&slave, &mut [0; 1]).unwrap(), 0);
+            assert_eq!(rustix::io::write(&slave, b"x").unwrap_err(), Errno::IO);
+        });
     }
 
     #[test]
     fn an_abandoned_master_reads_what_was_printed_and_then_an_error() {
-        testkit::needs_root!();
-        let _alone = alone();
-        let [master, slave] = pty();
-        write(&slave, b"bye");
-        drop(slave);
-        let [master] = cycle([master]);
-        assert_eq!(read(&master), b"bye");
-        assert_eq!(
-            rustix::io::read(&master, &mut [0; 1]).unwrap_err(),
-            Errno::IO
-        );
+        alone!({
+            let [master, slave] = pty();
+            write(&slave, b"bye");
+            drop(slave);
+            let [master] = cycle([master]);
+            assert_eq!(read(&master), b"bye");
+            assert_eq!(
+                rustix::io::read(&master, &mut [0; 1]).unwrap_err(),
+                Errno::IO
+            );
+        });
     }
 
     #[test]
     fn a_master_that_nobody_has_opened_a_slave_of() {
-        testkit::needs_root!();
-        let _alone = alone();
-        let first = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        let [first, second] = cycle([first, master()]);
-        assert!(is_on(&first, Switch::Locked).unwrap());
-        assert!(!is_on(&second, Switch::Locked).unwrap());
-        assert!(!is_abandoned(first.as_fd()).unwrap());
-        let slave = slave(&second);
-        write(&slave, b"x");
-        assert_eq!(read(&second), b"x");
+        alone!({
+            let first = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+            let [first, second] = cycle([first, master()]);
+            assert!(is_on(&first, Switch::Locked).unwrap());
+            assert!(!is_on(&second, Switch::Locked).unwrap());
+            assert!(!is_abandoned(first.as_fd()).unwrap());
+            let slave = slave(&second);
+            write(&slave, b"x");
+            assert_eq!(read(&second), b"x");
+        });
     }
 
     #[test]
     fn a_number_in_use_is_refused_by_name() {
-        testkit::needs_root!();
-        let _alone = alone();
-        let [taken, slave] = pty();
-        let mut world = World::new(vec![taken, slave]);
-        world.dump().unwrap();
-        let line = world.lines().remove(1);
-        let second = world.copy();
-        let _held = world.restore().unwrap();
-        let error = second.restore().unwrap_err();
-        let index = line.split(' ').nth(1).unwrap();
-        let wanted = format!("the terminal /dev/pts/{index} is in use");
-        assert_eq!(error.to_string(), wanted);
+        alone!({
+            let [taken, slave] = pty();
+            let mut world = World::new(vec![taken, slave]);
+            world.dump().unwrap();
+            let line = world.lines().remove(1);
+            let second = world.copy();
+            let _held = world.restore().unwrap();
+            let error = second.restore().unwrap_err();
+            let index = line.split(' ').nth(1).unwrap();
+            let wanted = format!("the terminal /dev/pts/{index} is in use");
+            assert_eq!(error.to_string(), wanted);
+        });
     }
 
     #[test]
     fn terminals_of_outside_need_the_option() {
-        testkit::needs_root!();
-        let _alone = alone();
-        let [master, slave] = pty();
-        let device = sys::tty::device(&slave).unwrap();
-        let mut world = World::new(vec![slave]);
-        let error = world.dump().unwrap_err();
-        assert!(error.to_string().contains("--shell-job"), "{error}");
-        world.allow.shell_job = true;
-        world.dump().unwrap();
-        assert!(world.lines()[0].starts_with("terminal of outside /dev/pts/"));
-        let number = i32::try_from(major(device) << 8 | minor(device) & 0xff).unwrap();
-        let payload = world.payload(0);
-        assert!(control::is_terminal(payload, number).unwrap());
-        assert!(!control::is_terminal(payload, number ^ 1).unwrap());
-        assert_eq!(inherit_key(payload).unwrap().map(|key| key.0), Some(device));
-        drop(master);
+        alone!({
+            let [master, slave] = pty();
+            let device = sys::tty::device(&slave).unwrap();
+            let mut world = World::new(vec![slave]);
+            let error = world.dump().unwrap_err();
+            assert!(error.to_string().contains("--shell-job"), "{error}");
+            world.allow.shell_job = true;
+            world.dump().unwrap();
+            assert!(world.lines()[0].starts_with("terminal of outside /dev/pts/"));
+            let number = i32::try_from(major(device) << 8 | minor(device) & 0xff).unwrap();
+            let payload = world.payload(0);
+            assert!(control::is_terminal(payload, number).unwrap());
+            assert!(!control::is_terminal(payload, number ^ 1).unwrap());
+            assert_eq!(inherit_key(payload).unwrap().map(|key| key.0), Some(device));
+            drop(master);
+        });
     }
 
     #[test]
