@@ -21,6 +21,9 @@ use crate::{Error, InheritFd, Result};
 /// The address after the last one that a task can map with four-level page tables.
 const TOP: Addr = Addr(0x7fff_ffff_f000);
 
+/// How many bytes at the end of the window are for the restorer's use.
+const SCRATCH_BYTES: u64 = 16;
+
 /// A plan that only has to be set in motion.
 pub(crate) struct Built {
     pub plan: Plan,
@@ -39,6 +42,11 @@ impl Built {
     /// The address of a shared word.
     pub fn word(&self, id: WordId) -> Addr {
         words(self.window.span()).plus(4 * u64::from(id.0))
+    }
+
+    /// Sixteen bytes of the window that no script uses.
+    pub fn scratch(&self) -> Addr {
+        Addr(self.window.span().end.0 - SCRATCH_BYTES)
     }
 
     /// The address of a step's op.
@@ -77,7 +85,7 @@ pub(crate) fn build(
     let sizes = sizes.collect::<Vec<_>>();
     let head = PAGE_BYTES + Header::BYTES as u64 + words_bytes;
     let head = head.next_multiple_of(64);
-    let total = head + sizes.iter().map(|(ops, data)| ops + data).sum::<u64>();
+    let total = head + sizes.iter().map(|(ops, data)| ops + data).sum::<u64>() + SCRATCH_BYTES;
     let window = place_window(saved, total.next_multiple_of(PAGE_BYTES))?;
     let span = window.span();
     let mut at = span.start.plus(head);

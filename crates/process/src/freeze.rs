@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use resources::task::interrupted::{Before, Clocks};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use tracee::Thread;
@@ -25,8 +26,19 @@ pub struct Task {
     pub pid: i32,
     /// Its threads.
     pub body: Body,
+    /// What each thread had been waiting for, in the order of the threads.
+    pub waits: Vec<Wait>,
     /// /proc/PID.
     pub proc: OwnedFd,
+}
+
+/// A thread's wait in a system call, as far as it is known.
+#[derive(Debug)]
+pub struct Wait {
+    /// What it did before it was stopped.
+    pub before: Before,
+    /// How long it had waited when it was stopped.
+    pub waited: Duration,
 }
 
 /// The threads of a task.
@@ -98,6 +110,7 @@ pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str) -> Result<Vec<u
 pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     let since = Instant::now();
     let deadline = timeout.map(|timeout| since + timeout);
+    let mut clocks = Clocks::default();
     let ticker = timeout.map(|_| sys::tick::Ticker::start(Duration::from_millis(50)));
     let _ticker = ticker
         .transpose()
@@ -106,7 +119,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
         tasks: Vec::new(),
         since,
     };
-    frozen.tasks.push(stop_task(root, deadline)?);
+    frozen.tasks.push(stop_task(root, deadline, &mut clocks)?);
     // A task that was not stopped yet may have made children or left some to a stopped one, so
     // the listing is repeated until it brings nothing new.
     loop {
@@ -115,7 +128,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
         while at < frozen.tasks.len() {
             for child in children(&frozen.tasks[at])? {
                 if !frozen.tasks.iter().any(|task| task.pid == child) {
-                    match stop_task(child, deadline) {
+                    match stop_task(child, deadline, &mut clocks) {
                         Ok(task) => frozen.tasks.push(task),
                         Err(Error::Gone { pid }) if pid == child => {}
                         Err(error) => return Err(error),
@@ -130,7 +143,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     }
 }
 
-fn stop_task(pid: i32, deadline: Option<Instant>) -> Result<Task> {
+fn stop_task(pid: i32, deadline: Option<Instant>, clocks: &mut Clocks) -> Result<Task> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let proc = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
     let proc = proc.map_err(|errno| match errno {
@@ -140,8 +153,10 @@ fn stop_task(pid: i32, deadline: Option<Instant>) -> Result<Task> {
     let mut task = Task {
         pid,
         body: Body::Ended,
+        waits: Vec::new(),
         proc,
     };
+    let before = look(&task, pid, clocks);
     match Thread::seize(pid) {
         Ok(()) => {}
         Err(error) if state(&task)? == b'Z' => {
@@ -156,6 +171,7 @@ fn stop_task(pid: i32, deadline: Option<Instant>) -> Result<Task> {
         Err(error) => return Err(gone(pid, error)),
     }
     let mut threads = vec![Thread::stopped(pid, pid, deadline).map_err(|e| gone(pid, e))?];
+    task.waits.push(Wait::new(before));
     loop {
         let ids = thread_ids(&task)?;
         let known = |tid: &i32| threads.iter().any(|thread| thread.tid == *tid);
@@ -168,18 +184,35 @@ fn stop_task(pid: i32, deadline: Option<Instant>) -> Result<Task> {
             return Ok(task);
         }
         // Ask all of them first: they stop side by side.
-        let asked = new
-            .into_iter()
-            .map(|tid| (tid, Thread::seize(tid)))
-            .collect::<Vec<_>>();
-        for (tid, seized) in asked {
+        let mut asked = Vec::with_capacity(new.len());
+        for tid in new {
+            let before = look(&task, tid, clocks);
+            asked.push((tid, before, Thread::seize(tid)));
+        }
+        for (tid, before, seized) in asked {
             match seized.and_then(|()| Thread::stopped(pid, tid, deadline)) {
-                Ok(thread) => threads.push(thread),
+                Ok(thread) => {
+                    threads.push(thread);
+                    task.waits.push(Wait::new(before));
+                }
                 Err(tracee::Error::Gone { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
+}
+
+impl Wait {
+    fn new(before: Before) -> Self {
+        let waited = before.waited();
+        Self { before, waited }
+    }
+}
+
+/// Looks at what a thread waits for before it is stopped.
+fn look(task: &Task, tid: i32, clocks: &mut Clocks) -> Before {
+    let read = |name: &str| task.read(&format!("task/{tid}/{name}")).ok();
+    Before::read(clocks, read)
 }
 
 /// A leader that ended is a task that is gone.

@@ -6,6 +6,7 @@ use image::{Reader, Record};
 use prost::Message;
 use resources::fd::tags;
 use resources::map::memory;
+use resources::task::interrupted::Remake;
 
 use crate::{Error, Result};
 
@@ -77,6 +78,10 @@ pub(crate) struct ThreadState {
     /// The mask of blocked signals.
     #[prost(fixed64, tag = "3")]
     pub mask: u64,
+    /// A call to be made before the thread gets its registers, so that the kernel knows how much
+    /// of its wait remains.
+    #[prost(message, optional, tag = "4")]
+    pub remake: Option<Remake>,
 }
 
 /// The descriptors of a task.

@@ -8,6 +8,7 @@ use abi::{Addr, Op, offset};
 use image::{Reader, Run, RunKind};
 use pages::sink;
 use resources::Allow;
+use resources::task::interrupted::Remake;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use sys::ptrace::{self, Event, Registers};
 use sys::spawn::{Entry, spawn};
@@ -486,12 +487,36 @@ impl Running<'_> {
             .iter()
             .partition(|staying| staying.pid == staying.tid);
         for staying in others.into_iter().chain(leaders) {
+            let thread = states[&staying.tid];
+            let result = self.remake(thread)?;
             if staying.pid == staying.tid {
                 self.unmap_window(staying.tid)?;
             }
-            set_state(states[&staying.tid])?;
+            set_state(thread, result)?;
         }
         Ok(())
+    }
+
+    /// The blob's own `syscall` instruction.
+    fn syscall(&self) -> Addr {
+        let call = blob::code().windows(2).position(|two| two == [0x0f, 0x05]);
+        let call = call.expect("the blob makes system calls") as u64;
+        self.built.window.span().start.plus(call)
+    }
+
+    /// Makes the call again that the thread was in, if the kernel has to know it.
+    fn remake(&self, thread: &SavedThread<'_>) -> Result<Option<i64>> {
+        let Some(remake) = &thread.state.remake else {
+            return Ok(None);
+        };
+        let scratch = self.built.scratch();
+        let args = remake.args(scratch.0).ok_or_else(|| {
+            let record = format!("thread {}", thread.tid);
+            resources::Error::corrupt(record, "its interrupted call makes no sense")
+        })?;
+        self.built.window.write(scratch, &remake.timespec());
+        let result = tracee::remake(thread.tid, self.syscall(), remake.number, args)?;
+        Ok(Some(result))
     }
 
     /// Has a stopped leader unmap the window, by the blob's own `syscall` instruction.
@@ -499,11 +524,9 @@ impl Running<'_> {
         const MUNMAP: u64 = 11;
         let failed = |e| Error::kernel(format!("cannot unmap the window of {tid}"), e);
         let span = self.built.window.span();
-        let call = blob::code().windows(2).position(|two| two == [0x0f, 0x05]);
-        let call = call.expect("the blob makes system calls") as u64;
         let regs = ptrace::registers(tid).map_err(failed)?;
         let regs = Registers {
-            rip: span.start.0 + call,
+            rip: self.syscall().0,
             rax: MUNMAP,
             rdi: span.start.0,
             rsi: span.bytes(),
@@ -511,10 +534,13 @@ impl Running<'_> {
             ..regs
         };
         ptrace::set_registers(tid, &regs).map_err(failed)?;
-        for _ in 0..2 {
+        let mut stops = 0;
+        while stops < 2 {
             ptrace::resume_to_call(tid).map_err(failed)?;
             match ptrace::wait(tid).map_err(failed)? {
-                (_, Event::Call) => {}
+                (_, Event::Call) => stops += 1,
+                // An interruption that was asked for before.
+                (_, Event::Stop(_)) => {}
                 (_, event) => {
                     let how = format!("{event:?} while the window was unmapped");
                     return Err(Error::Died { pid: tid, how });
@@ -588,7 +614,7 @@ fn wait_stop(tid: i32) -> Result<()> {
     }
 }
 
-fn set_state(thread: &SavedThread<'_>) -> Result<()> {
+fn set_state(thread: &SavedThread<'_>, remade: Option<i64>) -> Result<()> {
     let (tid, state) = (thread.tid, &thread.state);
     let failed = |what: &str, e| Error::kernel(format!("cannot set {what} of {tid}"), e);
     let words = state
@@ -597,7 +623,10 @@ fn set_state(thread: &SavedThread<'_>) -> Result<()> {
         .try_into()
         .expect("checked when read");
     ptrace::set_xstate(tid, &state.xstate).map_err(|e| failed("the extended state", e))?;
-    let registers = Registers::from_words(words);
+    let mut registers = Registers::from_words(words);
+    if let Some(result) = remade {
+        Remake::finish(result, &mut registers);
+    }
     ptrace::set_registers(tid, &registers).map_err(|e| failed("the registers", e))?;
     ptrace::set_signal_mask(tid, state.mask).map_err(|e| failed("the signal mask", e))
 }

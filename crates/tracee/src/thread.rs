@@ -31,6 +31,8 @@ pub struct Thread {
     pub group_stop: Option<i32>,
     /// Whether registers and mask differ from `saved` now.
     pub(crate) borrowed: bool,
+    /// Whether all its signals are blocked now.
+    masked: bool,
     /// A `SIGSTOP` that came while it was borrowed, to be sent again.
     held_stop: bool,
     detached: bool,
@@ -75,6 +77,7 @@ impl Thread {
             },
             group_stop,
             borrowed: false,
+            masked: false,
             held_stop: false,
             detached: false,
         };
@@ -109,14 +112,22 @@ impl Thread {
         Ok(())
     }
 
+    /// Has the thread go on with other registers than those with which it was stopped.
+    pub fn redirect(&mut self, registers: Registers) {
+        if registers != self.saved.registers {
+            self.saved.registers = registers;
+            self.borrowed = true;
+        }
+    }
+
     /// Blocks all signals and gives the thread other registers: in this order it can be followed
     /// by its own death or ours at any point when `regs` lead to [`crate::comeback`] code.
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
     pub(crate) fn borrow(&mut self, regs: &Registers) -> Result<()> {
-        let first = !self.borrowed;
-        self.borrowed = true;
+        let first = !self.masked;
+        (self.borrowed, self.masked) = (true, true);
         let tid = self.tid;
         ptrace::set_registers(tid, regs).map_err(|e| Error::of(tid, "PTRACE_SETREGSET", e))?;
         if first {
@@ -139,7 +150,7 @@ impl Thread {
         set.map_err(|e| Error::of(tid, "PTRACE_SETSIGMASK", e))?;
         let set = ptrace::set_registers(tid, &self.saved.registers);
         set.map_err(|e| Error::of(tid, "PTRACE_SETREGSET", e))?;
-        self.borrowed = false;
+        (self.borrowed, self.masked) = (false, false);
         Ok(())
     }
 

@@ -13,14 +13,15 @@ use prost::Message;
 use resources::map::listing::{self, Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
 use resources::script::{Answers, Layout, Script};
+use resources::task::interrupted::{self, Resume};
 use resources::task::{Asked, Facts, PARTS, Part, Scope};
 use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
 use sys::proc::Stat;
 use syscalls::Sysno;
-use tracee::{Batch, Outcome, Visit};
+use tracee::{Batch, Outcome, Thread, Visit};
 
-use crate::freeze::{Body, Frozen, Task};
+use crate::freeze::{Body, Frozen, Task, Wait};
 use crate::plan::births::births;
 use crate::records::{Descriptor, Descriptors, Node, Place, State, ThreadState, Tree, tag};
 use crate::{Error, Result};
@@ -160,7 +161,7 @@ impl Found {
             .partition(|map| map.backing() == Backing::Vdso);
         vdso.extend(rest);
         let executable = vdso.iter().map(|listed| listed.span).collect::<Vec<_>>();
-        let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
+        let Body::Stopped(mut threads) = std::mem::replace(&mut task.body, Body::Ended) else {
             unreachable!("a task is visited once, when it was stopped")
         };
         let all = threads
@@ -172,6 +173,9 @@ impl Found {
         });
         let facts = facts.collect::<Vec<_>>();
         facts[0].knows("stat", stat);
+        let states = threads.iter_mut().zip(&facts).zip(&task.waits);
+        let states = states.map(|((thread, facts), wait)| thread_state(thread, facts, wait));
+        let states = states.collect::<Result<Vec<_>>>()?;
         let mut questions = facts
             .iter()
             .map(Questions::new)
@@ -188,8 +192,9 @@ impl Found {
             }
             questions.records(facts, &answers, &mut self.records)?;
         }
-        for (tid, saved) in &all {
-            self.records.push(thread_record(*tid, saved)?);
+        for ((tid, _), state) in all.iter().zip(states) {
+            self.records
+                .push(record(tag::THREAD, *tid, state.encode_to_vec()));
         }
         task.body = if stay {
             Body::Visited(visit)
@@ -343,16 +348,45 @@ fn check_namespaces(task: &Task) -> Result<()> {
     Ok(())
 }
 
-fn thread_record(tid: i32, saved: &tracee::Saved) -> Result<Record> {
+/// What the processor knows of a thread, as it is to be restored. Where the kernel would make the
+/// program see that its call was interrupted, the living thread is made to call again.
+fn thread_state(thread: &mut Thread, facts: &ThreadFacts<'_>, wait: &Wait) -> Result<ThreadState> {
+    let (tid, saved) = (thread.tid, thread.saved);
     let xstate = sys::ptrace::xstate(tid);
     let xstate = xstate.map_err(|e| Error::kernel(format!("cannot read xstate of {tid}"), e))?;
-    let registers = saved.registers.to_words().to_vec();
-    let state = ThreadState {
+    let memory = |at: u64| {
+        let mut bytes = [0; 16];
+        let read = sys::vm::read_exact(thread.pid, Addr(at), &mut bytes);
+        read.ok().map(|()| bytes)
+    };
+    let handler = interrupted::handler_waits(&*facts.status()?, saved.mask);
+    let mut stopped = interrupted::Stopped {
+        registers: &saved.registers,
+        before: &wait.before,
+        waited: wait.waited,
+        memory: &memory,
+        expects_interruption: thread.group_stop.is_some() || handler,
+        stays: false,
+    };
+    let restored = interrupted::resume(&stopped);
+    stopped.stays = true;
+    let living = interrupted::resume(&stopped);
+    let mut registers = saved.registers;
+    restored.apply(&mut registers);
+    let remake = match restored {
+        Resume::Remake(remake) => Some(remake),
+        Resume::AsIs | Resume::Again { .. } => None,
+    };
+    let mut on = saved.registers;
+    living.apply(&mut on);
+    thread.redirect(on);
+    let registers = registers.to_words().to_vec();
+    Ok(ThreadState {
         registers,
         xstate,
         mask: saved.mask,
-    };
-    Ok(record(tag::THREAD, tid, state.encode_to_vec()))
+        remake,
+    })
 }
 
 fn place<'a>(pid: i32, proc: BorrowedFd<'a>, files: &mut Files<'a>) -> Result<Place> {

@@ -21,7 +21,10 @@ fn dup(fd: BorrowedFd<'_>) -> OwnedFd {
 }
 
 fn describe(id: usize, own: &OwnedFd) -> Open<'static> {
-    let link = rustix::fs::readlink(format!("/proc/thread-self/fd/{}", own.as_raw_fd()), Vec::new());
+    let link = rustix::fs::readlink(
+        format!("/proc/thread-self/fd/{}", own.as_raw_fd()),
+        Vec::new(),
+    );
     let stat = rustix::fs::fstat(own).unwrap();
     let flags = rustix::fs::fcntl_getfl(own).unwrap().bits();
     let info = Info {
