@@ -2,7 +2,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -48,7 +48,7 @@ pub struct Action {
 
 impl Part for Actions {
     fn tag(&self) -> u16 {
-        201
+        tags::ACTIONS
     }
 
     fn name(&self) -> &'static str {

@@ -2,7 +2,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -30,7 +30,7 @@ pub struct Record {
 
 impl Part for Altstack {
     fn tag(&self) -> u16 {
-        204
+        tags::ALTSTACK
     }
 
     fn name(&self) -> &'static str {

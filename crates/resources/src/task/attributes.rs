@@ -9,7 +9,7 @@ use linux_raw_sys::prctl::{
 use sys::proc::Status;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Arg, Script};
 
@@ -58,7 +58,7 @@ const fn prctl(option: u32, second: u64, third: u64) -> (Sysno, [u64; 3]) {
 /// The signal that a thread gets when the thread that made it ends. Changing credentials clears
 /// it, and until the tracer holds the task, it ties it to its parent.
 pub static PARENT_DEATH: Attribute = Attribute {
-    tag: 211,
+    tag: tags::PARENT_DEATH,
     name: "parent-death signal",
     scope: Scope::Thread,
     phase: Phase::Final,
@@ -71,7 +71,7 @@ pub static PARENT_DEATH: Attribute = Attribute {
 
 /// Whether orphaned descendants become children of the process.
 pub static SUBREAPER: Attribute = Attribute {
-    tag: 212,
+    tag: tags::SUBREAPER,
     name: "child subreaper",
     scope: Scope::Process,
     phase: Phase::Last,
@@ -84,7 +84,7 @@ pub static SUBREAPER: Attribute = Attribute {
 
 /// Whether execve(2) cannot grant privileges.
 pub static NO_NEW_PRIVS: Attribute = Attribute {
-    tag: 214,
+    tag: tags::NO_NEW_PRIVS,
     name: "no_new_privs",
     scope: Scope::Thread,
     phase: Phase::Last,
@@ -97,7 +97,7 @@ pub static NO_NEW_PRIVS: Attribute = Attribute {
 
 /// The execution domain and its flags. They change how memory is mapped: not before it is there.
 pub static PERSONALITY: Attribute = Attribute {
-    tag: 215,
+    tag: tags::PERSONALITY,
     name: "personality",
     scope: Scope::Thread,
     phase: Phase::Last,
@@ -110,7 +110,7 @@ pub static PERSONALITY: Attribute = Attribute {
 
 /// Whether the process gets no transparent huge pages: 0, 1, or 3 for "only where advised".
 pub static HUGE_PAGES: Attribute = Attribute {
-    tag: 219,
+    tag: tags::HUGE_PAGES,
     name: "transparent huge pages disabled",
     scope: Scope::Process,
     phase: Phase::Alone,
@@ -123,7 +123,7 @@ pub static HUGE_PAGES: Attribute = Attribute {
 
 /// Whether memory that was writable cannot become executable.
 pub static MDWE: Attribute = Attribute {
-    tag: 220,
+    tag: tags::MDWE,
     name: "memory-deny-write-execute",
     scope: Scope::Process,
     phase: Phase::Last,
@@ -136,7 +136,7 @@ pub static MDWE: Attribute = Attribute {
 
 /// Whether equal pages of the process are merged.
 pub static MEMORY_MERGE: Attribute = Attribute {
-    tag: 221,
+    tag: tags::MEMORY_MERGE,
     name: "memory merging",
     scope: Scope::Process,
     phase: Phase::Alone,
@@ -149,7 +149,7 @@ pub static MEMORY_MERGE: Attribute = Attribute {
 
 /// What becomes of a thread one of whose pages breaks: 0 late, 1 early, 2 the system's choice.
 pub static MACHINE_CHECK: Attribute = Attribute {
-    tag: 222,
+    tag: tags::MACHINE_CHECK,
     name: "machine-check policy",
     scope: Scope::Thread,
     phase: Phase::Alone,
@@ -162,7 +162,7 @@ pub static MACHINE_CHECK: Attribute = Attribute {
 
 /// Whether reading the time stamp counter is allowed (1) or a fault (2).
 pub static TIME_STAMP: Attribute = Attribute {
-    tag: 223,
+    tag: tags::TIME_STAMP,
     name: "time stamp counter",
     scope: Scope::Thread,
     phase: Phase::Alone,
@@ -175,7 +175,7 @@ pub static TIME_STAMP: Attribute = Attribute {
 
 /// Whether the `cpuid` instruction is allowed (1) or a fault (0).
 pub static CPUID: Attribute = Attribute {
-    tag: 229,
+    tag: tags::CPUID,
     name: "cpuid instruction",
     scope: Scope::Thread,
     phase: Phase::Alone,

@@ -3,7 +3,7 @@
 use linux_raw_sys::prctl::{PR_GET_NAME, PR_SET_NAME};
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -23,7 +23,7 @@ pub struct Record {
 
 impl Part for Comm {
     fn tag(&self) -> u16 {
-        210
+        tags::COMM
     }
 
     fn name(&self) -> &'static str {

@@ -18,7 +18,7 @@ use linux_raw_sys::prctl::{
 use sys::proc::Status;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -169,7 +169,7 @@ impl Record {
 
 impl Part for Credentials {
     fn tag(&self) -> u16 {
-        200
+        tags::CREDENTIALS
     }
 
     fn name(&self) -> &'static str {

@@ -7,7 +7,7 @@
 use linux_raw_sys::prctl::{PR_GET_DUMPABLE, PR_SET_DUMPABLE};
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -27,7 +27,7 @@ pub struct Record {
 
 impl Part for Dumpable {
     fn tag(&self) -> u16 {
-        213
+        tags::DUMPABLE
     }
 
     fn name(&self) -> &'static str {

@@ -4,7 +4,7 @@
 use linux_raw_sys::prctl::{PR_GET_IO_FLUSHER, PR_SET_IO_FLUSHER};
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -21,7 +21,7 @@ pub struct Record {}
 
 impl Part for IoFlusher {
     fn tag(&self) -> u16 {
-        225
+        tags::IO_FLUSHER
     }
 
     fn name(&self) -> &'static str {

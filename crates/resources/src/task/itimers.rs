@@ -2,7 +2,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -39,7 +39,7 @@ pub struct Itimer {
 
 impl Part for Itimers {
     fn tag(&self) -> u16 {
-        205
+        tags::ITIMERS
     }
 
     fn name(&self) -> &'static str {

@@ -26,6 +26,7 @@ mod robust;
 mod rseq;
 pub(crate) mod scheduling;
 mod speculation;
+pub mod tags;
 mod tid_address;
 mod umask;
 

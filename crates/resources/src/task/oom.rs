@@ -1,6 +1,6 @@
 //! How likely a process is killed when memory runs out (/proc/PID/oom_score_adj).
 
-use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, decode};
+use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, decode, tags};
 use crate::script::Answers;
 use crate::{Error, Result};
 
@@ -17,7 +17,7 @@ pub struct Record {
 
 impl Part for Oom {
     fn tag(&self) -> u16 {
-        218
+        tags::OOM
     }
 
     fn name(&self) -> &'static str {

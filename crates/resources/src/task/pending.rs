@@ -6,7 +6,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::script::Answers;
 use crate::{Error, Result};
 
@@ -28,14 +28,14 @@ pub struct Pending {
 
 /// The signals of a thread.
 pub static THREAD: Pending = Pending {
-    tag: 202,
+    tag: tags::PENDING,
     name: "pending signals",
     scope: Scope::Thread,
 };
 
 /// The signals of a process, for any of its threads.
 pub static PROCESS: Pending = Pending {
-    tag: 203,
+    tag: tags::SHARED_PENDING,
     name: "pending signals of the process",
     scope: Scope::Process,
 };

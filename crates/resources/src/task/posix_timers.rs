@@ -9,7 +9,7 @@ use linux_raw_sys::prctl::{
 use sys::proc::{self, Notify, Timer};
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, malformed};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, malformed, tags};
 use crate::script::{Answers, DataAt, Script};
 use crate::{Error, Result};
 
@@ -134,7 +134,7 @@ impl Saved {
 
 impl Part for PosixTimers {
     fn tag(&self) -> u16 {
-        206
+        tags::POSIX_TIMERS
     }
 
     fn name(&self) -> &'static str {

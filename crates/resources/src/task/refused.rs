@@ -1,7 +1,7 @@
 //! States of a thread that cannot be brought back and are refused by name, before the thread is
 //! made to call anything: a seccomp filter might kill it for the call.
 
-use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan};
+use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
 
@@ -10,7 +10,7 @@ pub struct Refused;
 
 impl Part for Refused {
     fn tag(&self) -> u16 {
-        226
+        tags::REFUSED
     }
 
     fn name(&self) -> &'static str {

@@ -3,7 +3,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -23,7 +23,7 @@ pub struct Record {
 
 impl Part for Robust {
     fn tag(&self) -> u16 {
-        207
+        tags::ROBUST
     }
 
     fn name(&self) -> &'static str {
@@ -64,8 +64,9 @@ impl Part for Robust {
             return Ok(());
         };
         let record: Record = decode(self, payload)?;
-        // Late: a task that dies of a failed restore should not have its list walked.
-        let script = plan.at(Phase::Last);
+        // Late: when a task dies of a failed restore, futexes in memory that it shares with
+        // others must not be given up.
+        let script = plan.at(Phase::Final);
         script.call(
             Sysno::set_robust_list,
             [record.head.into(), record.len_bytes.into()],
@@ -92,7 +93,7 @@ mod tests {
         let plan = Stage::plan_of_thread(&Robust, Some(&payload));
         assert_eq!(
             plan,
-            format!("[Last]\nset_robust_list({head:#x}, 24)  # robust futex list\n")
+            format!("[Final]\nset_robust_list({head:#x}, 24)  # robust futex list\n")
         );
         let mut fresh = Stage::new();
         assert_eq!(fresh.dump(&Robust).expect("it is supported"), None);

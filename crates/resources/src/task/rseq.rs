@@ -6,7 +6,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::Answers;
 
@@ -29,7 +29,7 @@ pub struct Record {
 
 impl Part for Rseq {
     fn tag(&self) -> u16 {
-        208
+        tags::RSEQ
     }
 
     fn name(&self) -> &'static str {

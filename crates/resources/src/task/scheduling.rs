@@ -6,7 +6,7 @@ use sys::own::{self, Attribute, SCHED_ATTR_BYTES};
 use sys::proc::Status;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
 
@@ -138,7 +138,7 @@ impl Record {
 
 impl Part for Scheduling {
     fn tag(&self) -> u16 {
-        217
+        tags::SCHEDULING
     }
 
     fn name(&self) -> &'static str {

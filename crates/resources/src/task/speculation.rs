@@ -8,7 +8,7 @@ use linux_raw_sys::prctl::{
 };
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -65,7 +65,7 @@ impl Control {
 
 impl Part for Speculation {
     fn tag(&self) -> u16 {
-        224
+        tags::SPECULATION
     }
 
     fn name(&self) -> &'static str {

@@ -4,7 +4,7 @@
 use linux_raw_sys::prctl::PR_GET_TID_ADDRESS;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -21,7 +21,7 @@ pub struct Record {
 
 impl Part for TidAddress {
     fn tag(&self) -> u16 {
-        209
+        tags::TID_ADDRESS
     }
 
     fn name(&self) -> &'static str {
@@ -58,7 +58,8 @@ impl Part for TidAddress {
             return Ok(());
         };
         let record: Record = decode(self, payload)?;
-        let script = plan.at(Phase::Alone);
+        // Late, as the robust list: the word may be in memory that others share.
+        let script = plan.at(Phase::Final);
         script.call(Sysno::set_tid_address, [record.addr.into()]);
         Ok(())
     }

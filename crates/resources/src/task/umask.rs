@@ -2,7 +2,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode};
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::Answers;
 
@@ -19,7 +19,7 @@ pub struct Record {
 
 impl Part for Umask {
     fn tag(&self) -> u16 {
-        228
+        tags::UMASK
     }
 
     fn name(&self) -> &'static str {
