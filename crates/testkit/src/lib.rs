@@ -17,6 +17,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod chance;
 pub mod facts;
 pub mod program;
 pub mod skip;

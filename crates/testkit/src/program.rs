@@ -2,8 +2,14 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::net::TcpStream;
+use std::os::fd::IntoRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::OFlags;
+use rustix::io::FdFlags;
 
 use crate::{tree, wait};
 
@@ -12,6 +18,7 @@ use crate::{tree, wait};
 pub struct Program {
     name: String,
     command: Command,
+    mark: String,
 }
 
 impl Program {
@@ -20,18 +27,26 @@ impl Program {
         let program = program.as_ref();
         let name = program.to_string_lossy().into_owned();
         let path = crate::skip::find_program(&name).unwrap_or_else(|| PathBuf::from(program));
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mark = format!("TESTKIT_MARK={}-{number}", std::process::id());
         // setsid(1) becomes the session's leader and then executes the program, under one pid.
         let mut command = Command::new("setsid");
         command
             .arg(path)
             .env_clear()
+            .env("TESTKIT_MARK", &mark["TESTKIT_MARK=".len()..])
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("LC_ALL", "C.UTF-8")
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        Self { name, command }
+        Self {
+            name,
+            command,
+            mark,
+        }
     }
 
     /// Adds one argument.
@@ -79,6 +94,7 @@ impl Program {
     #[track_caller]
     pub fn spawn(mut self) -> Spawned {
         tree::adopt_orphans();
+        keep_strays();
         let child = match self.command.spawn() {
             Ok(child) => child,
             Err(error) => panic!("start {}: {error}", self.name),
@@ -93,6 +109,7 @@ impl Program {
         Spawned {
             name: self.name,
             pids: vec![pid],
+            mark: self.mark,
         }
     }
 }
@@ -101,6 +118,7 @@ impl Program {
 pub struct Spawned {
     name: String,
     pids: Vec<u32>,
+    mark: String,
 }
 
 impl Spawned {
@@ -177,17 +195,55 @@ impl Spawned {
     /// # Panics
     /// When a task survives that.
     pub fn kill(&self) {
-        assert!(tree::kill(&self.pids), "{} survives SIGKILL", self.name);
+        assert!(
+            tree::kill(&self.everything()),
+            "{} survives SIGKILL",
+            self.name
+        );
+    }
+
+    /// The tree, what was adopted, and what left it with the mark in its environment.
+    fn everything(&self) -> Vec<u32> {
+        let orphans = tree::marked(&self.mark);
+        self.pids.iter().copied().chain(orphans).collect()
     }
 }
 
 impl Drop for Spawned {
     fn drop(&mut self) {
         // No panic here: this runs while a failed test unwinds.
-        if !tree::kill(&self.pids) {
+        if !tree::kill(&self.everything()) {
             eprintln!("{}: tasks of {:?} survive SIGKILL", self.name, self.pids);
         }
     }
+}
+
+/// Makes every descriptor that the test process inherited close on exec, so that no program of
+/// the test's gets one: its other end would lie outside of what is dumped.
+fn keep_strays() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let strays = std::fs::read_dir("/proc/self/fd")
+            .expect("/proc is mounted")
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
+            .filter(|&fd| fd > 2 && !closes_on_exec(fd));
+        for fd in strays.collect::<Vec<i32>>() {
+            // It was inherited: everything that Rust opens closes on exec by itself.
+            if let Ok(stray) = sys::inherited::take(fd) {
+                rustix::io::fcntl_setfd(&stray, FdFlags::CLOEXEC)
+                    .expect("an open descriptor has flags");
+                let _ = stray.into_raw_fd();
+            }
+        }
+    });
+}
+
+fn closes_on_exec(fd: i32) -> bool {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    info.lines()
+        .filter_map(|line| line.strip_prefix("flags:"))
+        .filter_map(|flags| i64::from_str_radix(flags.trim(), 8).ok())
+        .any(|flags| flags & i64::from(OFlags::CLOEXEC.bits()) != 0)
 }
 
 /// A TCP port of 127.0.0.1 that nobody listened at a moment ago.

@@ -19,7 +19,7 @@ pub struct Stillframe {
     binary: PathBuf,
     images: PathBuf,
     is_peer: bool,
-    _scratch: tempfile::TempDir,
+    scratch: tempfile::TempDir,
 }
 
 impl Stillframe {
@@ -46,7 +46,7 @@ impl Stillframe {
             binary,
             images: scratch.path().join("images"),
             is_peer,
-            _scratch: scratch,
+            scratch,
         }
     }
 
@@ -125,6 +125,39 @@ impl Stillframe {
             self.dump(spawned.pid(), options).must();
             self.restore(options).must();
         }
+    }
+
+    /// Lets `command` run for `time` and kills it then, unless it ended before; its status in
+    /// that case. Helpers that it started are left to themselves.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn kill_after(&self, mut command: Command, time: Duration) -> Option<ExitStatus> {
+        let start = Instant::now();
+        let mut child = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .env("TESTKIT_MARK", self.mark())
+            .spawn()
+            .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
+        // The moment is what is being tested: nothing else could be waited for.
+        std::thread::sleep(time.saturating_sub(start.elapsed()));
+        let ended = child.try_wait().expect("a child can be waited for");
+        if ended.is_none() {
+            // It may end just now.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        ended
+    }
+
+    /// Lists what a killed command left behind besides restored tasks: its helpers.
+    pub fn helpers(&self) -> Vec<u32> {
+        tree::marked(&format!("TESTKIT_MARK={}", self.mark()))
+    }
+
+    fn mark(&self) -> String {
+        self.scratch.path().display().to_string()
     }
 
     /// Removes the images.

@@ -127,6 +127,20 @@ pub fn is_ours(pid: u32) -> bool {
     false
 }
 
+/// Lists the children of this process with `variable`, as in "NAME=value", in their environment:
+/// orphans of what was started with it.
+pub fn marked(variable: &str) -> Vec<u32> {
+    let has_mark = |pid: &u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let mut variables = environment.split(|&byte| byte == 0);
+        variables.any(|found| found == variable.as_bytes())
+    };
+    children(std::process::id())
+        .into_iter()
+        .filter(has_mark)
+        .collect()
+}
+
 /// Sends `signal` to `pid`; tells whether it could be sent.
 pub fn signal(pid: u32, signal: Signal) -> bool {
     i32::try_from(pid)

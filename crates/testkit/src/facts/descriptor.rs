@@ -78,6 +78,9 @@ fn normalise(info: &str, depth: Depth) -> String {
         if changes {
             return None;
         }
+        if name == "flags" {
+            return Some(format!("flags:0{:o}", without_large_file(value)));
+        }
         let words: Vec<&str> = match name {
             // The inode and device of what an epoll watches are those of an unnamed object.
             "tfd" => value
@@ -94,6 +97,14 @@ fn normalise(info: &str, depth: Depth) -> String {
     // An epoll lists its interests in the order of a tree over kernel addresses.
     kept.sort();
     kept.join(" ")
+}
+
+/// The flags of an open file, which fdinfo shows in octal, without O_LARGEFILE: every open on a
+/// 64-bit kernel sets it, while calls that make files otherwise do not.
+fn without_large_file(octal: &str) -> i64 {
+    const LARGE_FILE: i64 = 0o100_000;
+    let flags = i64::from_str_radix(octal.trim(), 8).unwrap_or_default();
+    flags & !LARGE_FILE
 }
 
 /// The socket lists of one network namespace, by inode.

@@ -40,10 +40,10 @@ impl Mapping {
 
     /// Pages that the kernel provides or a device owns.
     fn is_special(&self) -> bool {
-        let flags = [" io", " pf"];
+        let device = |flag| matches!(flag, "io" | "pf");
         self.name.starts_with("[vvar")
             || self.name == "[vsyscall]"
-            || flags.iter().any(|flag| self.flags.contains(flag))
+            || self.flags.split(' ').any(device)
     }
 
     /// Whether `next` goes on where this one ends, as if they had been mapped in one call.
@@ -100,8 +100,11 @@ fn parse(smaps: &str) -> Vec<Mapping> {
     for line in smaps.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
             if let Some(last) = mappings.last_mut() {
-                // "sd": a page was written since somebody last asked; nothing of the task's.
-                last.flags = flags.replace(" sd", "").trim_end().to_owned();
+                // "sd": a page was written since somebody last asked; "ac": it counts against the
+                // limit of what may be committed; "gu": there may be guards, which a merge spreads.
+                let noise = |flag: &&str| matches!(*flag, "sd" | "ac" | "gu" | "");
+                let flags = flags.split(' ').filter(|flag| !noise(flag));
+                last.flags = flags.collect::<Vec<_>>().join(" ");
             }
         } else if let Some(mapping) = parse_header(line) {
             mappings.push(mapping);
@@ -201,7 +204,7 @@ mod tests {
         let mappings = merge(parse(SMAPS));
         assert_eq!(mappings.len(), 2);
         assert_eq!((mappings[0].start, mappings[0].end), (0x1000, 0x4000));
-        assert_eq!(mappings[0].flags.trim(), "rd wr mr mw me ac");
+        assert_eq!(mappings[0].flags, "rd wr mr mw me");
         assert_eq!(mappings[1].name, "/lib/x y");
         assert_eq!(mappings[1].file, "fe:00:77");
     }

@@ -147,18 +147,18 @@ fn show_pending(pending: &[[u8; 128]]) -> String {
 /// ERESTART_RESTARTBLOCK.
 const RESTARTS: std::ops::RangeInclusive<i64> = -516..=-512;
 
-/// Notes the general registers. In a call that waits, what the call overwrites anyway is left
-/// out: rcx, r11, and the number, since a call that was interrupted once may go on under another.
+/// Notes the general registers. The number of the call is left out: one that was interrupted may
+/// go on under another, and behind a call it means nothing. In a call that waits, so is what the
+/// call overwrites anyway: rax, rcx, r11.
 fn look_at_registers(facts: &mut Facts, whose: &str, registers: Registers) {
     let waits = RESTARTS.contains(&registers.rax.cast_signed());
-    let left_out = Registers {
-        rax: 0,
+    let mut shown = Registers {
         orig_rax: 0,
-        rcx: 0,
-        r11: 0,
         ..registers
     };
-    let shown = if waits { left_out } else { registers };
+    if waits {
+        (shown.rax, shown.rcx, shown.r11) = (0, 0, 0);
+    }
     facts.note(whose, "registers", format!("{shown:x?}"));
     facts.note(whose, "waits", waits.to_string());
 }

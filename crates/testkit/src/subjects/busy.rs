@@ -1,8 +1,9 @@
 //! One task that computes without pause: a counter, a sequence that depends on every step, in
-//! integers and in floating point, each computed twice. Argument: MiB of memory that it writes over and over.
+//! integers and in floating point, each computed twice. Argument: MiB of memory that it writes
+//! over and over.
 //!
-//! `count` answers the steps taken, `check` whether both computations agree and
-//! the memory holds what was written.
+//! `count` answers the steps taken, `check` whether both computations agree and the memory holds
+//! what was written.
 use super::{Control, Failure, not_understood, number};
 
 const STEPS_A_ROUND: u64 = 200_000;
@@ -39,6 +40,7 @@ pub(super) fn run(mut control: Control, arguments: &[String]) -> Result<(), Fail
     let mut memory = vec![0_u64; mebibytes << 17];
     let mut at = Sequence::START;
     let mut again = Sequence::START;
+    control.do_not_wait()?;
     control.ready()?;
     loop {
         for _ in 0..STEPS_A_ROUND {

@@ -115,10 +115,15 @@ impl Control {
         })
     }
 
-    /// Takes a question where one waits already; for subjects that are busy meanwhile.
-    fn poll(&mut self) -> io::Result<Option<Question>> {
+    /// Lets [`Control::poll`] return at once; for subjects that are busy.
+    fn do_not_wait(&self) -> io::Result<()> {
         let fifo = self.questions.get_ref();
         rustix::fs::fcntl_setfl(fifo, OFlags::RDWR | OFlags::NONBLOCK)?;
+        Ok(())
+    }
+
+    /// Takes a question where one waits already.
+    fn poll(&mut self) -> io::Result<Option<Question>> {
         match self.next() {
             Ok(question) => Ok(Some(question)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),

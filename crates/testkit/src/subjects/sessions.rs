@@ -1,6 +1,7 @@
 //! Sessions and process groups: a daemon that forked twice and so is in the session of a leader
 //! that is gone, a session of its own with a leader, a child in a process group of its own.
-//! The root is a child subreaper, so the orphans are its children.
+//! The root is a child subreaper, so the orphan is its child. With the argument `plain`, the
+//! daemon's parent stays.
 //!
 //! `ids` answers "role pid group session" of each as the kernel tells them.
 use rustix::process::{getpid, set_child_subreaper, setpgid, setsid};
@@ -13,8 +14,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 const ROLES: [&str; 3] = ["daemon", "leader", "group"];
 
-pub(super) fn run(control: Control, _: &[String]) -> Result<(), Failure> {
+pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure> {
     set_child_subreaper(Some(getpid()))?;
+    let plain = arguments.first().is_some_and(|word| word == "plain");
     let both = ProtFlags::READ | ProtFlags::WRITE;
     let pids = Mapping::anonymous(4096, both, MapFlags::SHARED)?;
     let arrived = |role: usize| -> ! {
@@ -30,6 +32,11 @@ pub(super) fn run(control: Control, _: &[String]) -> Result<(), Failure> {
             if fork()? == Fork::Child {
                 arrived(0);
             }
+            if plain {
+                loop {
+                    rustix::event::pause();
+                }
+            }
             std::process::exit(0);
         }
     };
@@ -41,7 +48,9 @@ pub(super) fn run(control: Control, _: &[String]) -> Result<(), Failure> {
         setpgid(None, None)?;
         arrived(2);
     }
-    rustix::process::waitpid(Some(first), rustix::process::WaitOptions::empty())?;
+    if !plain {
+        rustix::process::waitpid(Some(first), rustix::process::WaitOptions::empty())?;
+    }
     wait::wait_until("three tasks", wait::SOON, || {
         (0..ROLES.len()).all(|role| pids.load(role * 8) != 0)
     });

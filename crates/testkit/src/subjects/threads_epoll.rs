@@ -15,6 +15,7 @@ use rustix::time::{
 };
 
 use super::{Control, Failure, not_understood, number};
+use crate::wait;
 
 const TICK_NS: i64 = 5_000_000;
 const FOR_TOKEN: u64 = 1;
@@ -45,6 +46,10 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
             .spawn(move || work(&ring, index).expect("the kernel keeps its promises"))?;
     }
     pass(&ring.doors[0])?;
+    // Then every worker runs, under its name.
+    wait::wait_until("a lap", wait::SOON, || {
+        ring.passes.load(Ordering::SeqCst) >= workers as u64
+    });
     control.serve(|question| match question.verb.as_str() {
         "laps" => Ok((ring.passes.load(Ordering::SeqCst) / workers as u64).to_string()),
         "ticks" => Ok(ring.ticks.load(Ordering::SeqCst).to_string()),

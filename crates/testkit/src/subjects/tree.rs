@@ -12,6 +12,7 @@ use sys::fork::{Fork, fork};
 use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood, number};
+use crate::wait;
 
 const PAGE_BYTES: usize = 4096;
 /// Pages that every task has from the root, and of which it writes one.
@@ -42,6 +43,9 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     }
     // A binary tree: task N forks 2N+1 and 2N+2. The root is task 0 and answers.
     fork_children(&state, 0)?;
+    wait::wait_until("every task to count", wait::SOON, || {
+        (1..tasks).all(|task| count(&state, task) > 0)
+    });
     control.serve(|question| match question.verb.as_str() {
         "counts" => {
             let counts: Vec<String> = (0..tasks).map(|n| count(&state, n).to_string()).collect();
