@@ -1,0 +1,46 @@
+//! The command on real programs and on subjects of our own, each with proof that it went on.
+//!
+//! `STILLFRAME_BIN` names another binary to run, such as criu, to prove the tests themselves.
+mod cycles;
+mod damage;
+mod kills;
+mod nginx;
+mod python;
+mod redis;
+mod refusals;
+mod states;
+mod terminal;
+
+use testkit::facts::Facts;
+use testkit::stillframe::Stillframe;
+
+fn stillframe() -> Stillframe {
+    Stillframe::new(env!("CARGO_BIN_EXE_stillframe"))
+}
+
+/// Insists that a restored tree is what was dumped.
+#[track_caller]
+fn assert_restored(stillframe: &Stillframe, before: &Facts, after: &Facts, what: &str) {
+    let differences = if stillframe.is_peer() {
+        let before = before.clone().as_peer_restores();
+        before.diff(&after.clone().as_peer_restores())
+    } else {
+        before.diff(after)
+    };
+    assert!(
+        differences.is_empty(),
+        "{what}:\n{}",
+        differences.join("\n")
+    );
+}
+
+/// Insists that a tree that was left running is what it was.
+#[track_caller]
+fn assert_untouched(before: &Facts, after: &Facts, what: &str) {
+    let differences = before.diff(after);
+    assert!(
+        differences.is_empty(),
+        "{what}:\n{}",
+        differences.join("\n")
+    );
+}

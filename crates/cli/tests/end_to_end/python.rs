@@ -1,0 +1,105 @@
+//! CPython: threads, an asyncio loop with timers, a subprocess and a pipe with data in flight.
+use std::path::Path;
+
+use testkit::program::{Program, Spawned};
+use testkit::wait::{SOON, wait_until};
+use testkit::{needs_program, needs_root};
+
+use crate::{Facts, assert_restored, stillframe};
+
+/// Counts in two threads, an asyncio timer and by numbers that go through a subprocess and back,
+/// many of them in flight; reports all of it over and over.
+const EVERYTHING: &str = r#"
+import asyncio, os, subprocess, sys, threading, time
+report = sys.argv[1]
+state = {"thread-0": 0, "thread-1": 0, "timer": 0, "echoed": 0, "sent": 0, "late_ms": 0}
+lock = threading.Lock()
+def count(name):
+    while True:
+        with lock:
+            state[name] += 1
+        time.sleep(0.001)
+for number in range(2):
+    threading.Thread(target=count, args=(f"thread-{number}",), daemon=True).start()
+echo = subprocess.Popen(["/usr/bin/python3", "-c", '''
+import sys, time
+for line in sys.stdin.buffer:
+    sys.stdout.buffer.write(b"%d\\n" % (int(line) * 3))
+    sys.stdout.buffer.flush()
+    time.sleep(0.002)
+'''], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def feed():
+    while True:
+        state["sent"] += 1
+        echo.stdin.write(b"%d\n" % state["sent"])
+        echo.stdin.flush()
+threading.Thread(target=feed, daemon=True).start()
+def drain():
+    for line in echo.stdout:
+        state["echoed"] += 1
+        assert int(line) == state["echoed"] * 3, "a number was lost"
+threading.Thread(target=drain, daemon=True).start()
+async def tick():
+    while True:
+        await asyncio.sleep(0.01)
+        state["timer"] += 1
+async def tell():
+    while True:
+        with open(report + ".draft", "w") as draft:
+            draft.write(" ".join(str(value) for value in state.values()))
+        os.rename(report + ".draft", report)
+        await asyncio.sleep(0.02)
+async def main():
+    once = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(1.0, once.set_result, None)
+    await asyncio.gather(tick(), tell(), once)
+asyncio.run(main())
+"#;
+
+fn start(folder: &Path) -> Spawned {
+    Program::new("/usr/bin/python3")
+        .args(["-c", EVERYTHING])
+        .arg(folder.join("report"))
+        .folder(folder)
+        .output(&folder.join("log"))
+        .spawn()
+}
+
+fn counts(folder: &Path) -> Vec<u64> {
+    let text = std::fs::read_to_string(folder.join("report")).expect("a report is always there");
+    text.split(' ')
+        .map(|word| word.parse().expect("a number"))
+        .collect()
+}
+
+#[test]
+fn threads_timers_and_a_pipe_in_flight_go_on() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = start(folder.path());
+    program.wait_file(&folder.path().join("report"));
+    let log = || std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+    // The sender is far ahead: both pipes are full.
+    program.wait_ready("data in flight", || {
+        let now = counts(folder.path());
+        now[3] > 0 && now[4] > now[3] + 1000
+    });
+    let facts = Facts::moving(program.pid());
+    for _ in 0..3 {
+        let before = counts(folder.path());
+        stillframe.cycle(1, &program, &[]);
+        wait_until("all counters to advance", SOON, || {
+            assert!(program.is_alive(), "{}", log());
+            let now = counts(folder.path());
+            now.iter()
+                .zip(&before)
+                .take(4)
+                .all(|(now, before)| now > before)
+        });
+    }
+    assert_eq!(log(), "", "an assertion failed on the way");
+    let after = Facts::moving(program.pid()).without(&["map "]);
+    assert_restored(&stillframe, &facts.without(&["map "]), &after, "python");
+}

@@ -1,0 +1,270 @@
+//! redis-server with 200,000 keys: a client of the test's over loopback TCP, and a client within
+//! the tree over a unix socket, whose server end is in the tree too.
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::Path;
+
+use testkit::program::{Program, Spawned, free_port};
+use testkit::subject::Subject;
+use testkit::wait::{SOON, wait_until};
+use testkit::{needs_program, needs_root};
+
+use crate::{Facts, assert_restored, stillframe};
+
+const KEYS: usize = 200_000;
+
+/// A connection that speaks redis's protocol.
+struct Client {
+    stream: BufReader<TcpStream>,
+}
+
+impl Client {
+    fn connect(port: u16) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", port)).expect("redis listens");
+        stream
+            .set_read_timeout(Some(SOON))
+            .expect("a limit above zero");
+        Self {
+            stream: BufReader::new(stream),
+        }
+    }
+
+    /// Sends a command and returns its answer, without the type's mark.
+    #[track_caller]
+    fn ask(&mut self, command: &[&str]) -> String {
+        self.send(command);
+        self.receive()
+    }
+
+    #[track_caller]
+    fn send(&mut self, command: &[&str]) {
+        let mut text = format!("*{}\r\n", command.len());
+        for word in command {
+            text += &format!("${}\r\n{word}\r\n", word.len());
+        }
+        self.stream
+            .get_mut()
+            .write_all(text.as_bytes())
+            .expect("the connection lives");
+    }
+
+    #[track_caller]
+    fn receive(&mut self) -> String {
+        let mut line = String::new();
+        self.stream
+            .read_line(&mut line)
+            .expect("the connection lives");
+        let line = line.trim_end();
+        assert!(!line.is_empty(), "the connection was closed");
+        let (mark, rest) = line.split_at(1);
+        if mark != "$" {
+            return rest.to_owned();
+        }
+        let bytes: usize = rest.parse().expect("a bulk has a length");
+        let mut bulk = vec![0; bytes + 2];
+        std::io::Read::read_exact(&mut self.stream, &mut bulk).expect("the connection lives");
+        bulk.truncate(bytes);
+        String::from_utf8(bulk).expect("redis answers text here")
+    }
+
+    /// A number out of INFO.
+    #[track_caller]
+    fn info(&mut self, name: &str) -> u64 {
+        let info = self.ask(&["INFO"]);
+        let prefix = format!("{name}:");
+        let line = info.lines().find_map(|line| line.strip_prefix(&prefix));
+        line.unwrap_or_else(|| panic!("no {name} in {info}"))
+            .parse()
+            .expect("a number")
+    }
+
+    fn fill(&mut self) {
+        // By a script of the server's own: one call instead of 200,000.
+        let script = format!(
+            "for i=1,{KEYS} do redis.call('SET', 'key:'..i, 'value '..i*7) end return 'OK'"
+        );
+        assert_eq!(self.ask(&["EVAL", &script, "0"]), "OK");
+    }
+}
+
+fn start(folder: &Path, port: u16) -> Spawned {
+    let server = Program::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no", "--protected-mode", "no"])
+        .arg("--unixsocket")
+        .arg(folder.join("redis.sock"))
+        .folder(folder)
+        .output(&folder.join("log"))
+        .spawn();
+    server.wait_port(port);
+    server
+}
+
+#[test]
+#[ignore = "a restored connection is closed"]
+fn a_filled_redis_keeps_its_client_and_goes_on() {
+    needs_root!();
+    needs_program!("redis-server");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let port = free_port();
+    let server = start(folder.path(), port);
+    let mut client = Client::connect(port);
+    client.fill();
+    let run_id = client.ask(&["INFO", "server"]);
+    let run_id = run_id.lines().find(|line| line.starts_with("run_id:"));
+    let run_id = run_id.expect("a server has a run id").to_owned();
+    let own_name = client.ask(&["CLIENT", "ID"]);
+    let commands = client.info("total_commands_processed");
+    let facts = Facts::moving(server.pid());
+    for round in 1..=2 {
+        stillframe.clear();
+        stillframe.dump(server.pid(), &["--tcp-established"]).must();
+        // Asked while nobody is there: the answer comes from the restored server.
+        client.send(&["GET", "key:77777"]);
+        stillframe.restore(&["--tcp-established"]).must();
+        assert_eq!(client.receive(), "value 544439");
+        assert_eq!(client.ask(&["DBSIZE"]), (KEYS + round - 1).to_string());
+        assert_eq!(client.ask(&["CLIENT", "ID"]), own_name);
+        assert_eq!(client.ask(&["SET", &format!("new:{round}"), "x"]), "OK");
+    }
+    for number in (1..=KEYS).step_by(997) {
+        let value = client.ask(&["GET", &format!("key:{number}")]);
+        assert_eq!(value, format!("value {}", number * 7));
+    }
+    assert!(client.ask(&["INFO", "server"]).contains(&run_id));
+    assert!(client.info("total_commands_processed") > commands);
+    assert_eq!(client.info("process_id"), u64::from(server.pid()));
+    assert_eq!(client.info("connected_clients"), 1);
+    let mut second = Client::connect(port);
+    assert_eq!(second.ask(&["GET", "new:2"]), "x");
+    let after = Facts::moving(server.pid()).without(&["fd ", "map "]);
+    let before = facts.without(&["fd ", "map "]);
+    assert_restored(&stillframe, &before, &after, "redis");
+}
+
+#[test]
+fn a_redis_left_running_keeps_its_client() {
+    needs_root!();
+    needs_program!("redis-server");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let port = free_port();
+    let server = start(folder.path(), port);
+    let mut client = Client::connect(port);
+    client.fill();
+    for round in 0..3 {
+        stillframe.clear();
+        client.send(&["SET", "round", &round.to_string()]);
+        let options = ["--tcp-established", "--leave-running"];
+        stillframe.dump(server.pid(), &options).must();
+        assert_eq!(client.receive(), "OK");
+        assert_eq!(client.ask(&["GET", "round"]), round.to_string());
+    }
+    assert_eq!(client.ask(&["DBSIZE"]), (KEYS + 1).to_string());
+}
+
+/// Starts a server and a client of it that counts by a key, over a unix socket, for ever; in one
+/// tree.
+const WITH_CLIENT: &str = r#"
+import socket, subprocess, sys, time, os
+path = sys.argv[1]
+server = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", path, "--save", "",
+    "--appendonly", "no"], stdin=subprocess.DEVNULL)
+link = socket.socket(socket.AF_UNIX)
+while True:
+    try:
+        link.connect(path)
+        break
+    except OSError:
+        time.sleep(0.01)
+stream = link.makefile("rwb")
+def ask(*words):
+    stream.write(b"*%d\r\n" % len(words))
+    for word in words:
+        stream.write(b"$%d\r\n%s\r\n" % (len(word), word))
+    stream.flush()
+    line = stream.readline().strip()
+    if line[:1] == b"$":
+        return stream.read(int(line[1:]) + 2)[:-2]
+    return line[1:]
+ask(b"EVAL", b"for i=1,200000 do redis.call('SET', 'key:'..i, 'value '..i*7) end return 1", b"0")
+identity = ask(b"CLIENT", b"ID")
+count = 0
+while True:
+    count += 1
+    assert int(ask(b"INCR", b"count")) == count, "a count was lost"
+    assert ask(b"GET", b"key:%d" % (count % 200000 + 1)) == b"value %d" % ((count % 200000 + 1) * 7)
+    assert ask(b"CLIENT", b"ID") == identity, "another connection"
+    with open(path + ".draft", "w") as report:
+        report.write(str(count))
+    os.rename(path + ".draft", path + ".count")
+    time.sleep(0.001)
+"#;
+
+#[test]
+fn a_client_in_the_tree_keeps_its_unix_socket() {
+    needs_root!();
+    needs_program!("redis-server");
+    needs_program!("python3");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let socket = folder.path().join("redis.sock");
+    let report = folder.path().join("redis.sock.count");
+    let tree = Program::new("/usr/bin/python3")
+        .args(["-c", WITH_CLIENT])
+        .arg(&socket)
+        .folder(folder.path())
+        .output(&folder.path().join("log"))
+        .spawn();
+    tree.wait_file(&report);
+    let count = || -> u64 {
+        let text = std::fs::read_to_string(&report).expect("the report is always there");
+        text.parse().expect("a number")
+    };
+    for _ in 0..3 {
+        let before = count();
+        stillframe.cycle(1, &tree, &[]);
+        wait_until("the client to count", SOON, || {
+            assert!(
+                tree.is_alive(),
+                "{:?}",
+                std::fs::read_to_string(folder.path().join("log"))
+            );
+            count() > before + 20
+        });
+    }
+    assert_eq!(tree.tree().len(), 2);
+}
+
+#[test]
+fn a_client_outside_is_refused_or_cut_off_as_asked() {
+    needs_root!();
+    needs_program!("redis-server");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let port = free_port();
+    let server = start(folder.path(), port);
+    let mut client = Client::connect(port);
+    assert_eq!(client.ask(&["SET", "a", "b"]), "OK");
+    // Without an option the connection would be lost silently: refused, and nothing changed.
+    stillframe.dump(server.pid(), &[]).must_fail();
+    assert_eq!(client.ask(&["GET", "a"]), "b");
+    // With this one it is closed at the restore.
+    stillframe.clear();
+    stillframe.dump(server.pid(), &["--tcp-close"]).must();
+    stillframe.restore(&["--tcp-close"]).must();
+    let mut second = Client::connect(port);
+    assert_eq!(second.ask(&["GET", "a"]), "b");
+    assert_eq!(second.ask(&["DBSIZE"]), "1");
+}
+
+#[test]
+fn a_subject_is_no_client_of_redis() {
+    // A tree without a TCP connection does not need the option, and may have it.
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("busy", &[]);
+    stillframe.cycle(1, &subject, &["--tcp-established"]);
+    assert_eq!(subject.ask("check"), "right");
+}

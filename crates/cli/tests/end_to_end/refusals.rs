@@ -1,0 +1,212 @@
+//! What cannot be done is refused by name, and leaves the world as it was.
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use testkit::chance::Chance;
+use testkit::facts::Facts;
+use testkit::program::{Program, Spawned};
+use testkit::subject::Subject;
+use testkit::wait::{SOON, try_wait_for, wait_until};
+use testkit::{needs_program, needs_root, tree};
+
+use crate::{assert_untouched, stillframe};
+
+#[test]
+fn an_unsupported_descriptor_is_named_and_the_target_unharmed() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("refused", &["io_uring"]);
+    wait_until("the subject to wait", SOON, || subject.is_waiting());
+    let before = Facts::still(subject.pid());
+    let pid = subject.pid().to_string();
+    let outcome = stillframe.dump(subject.pid(), &[]).must_fail();
+    wait_until("the subject to wait", SOON, || subject.is_waiting());
+    assert_untouched(&before, &Facts::still(subject.pid()), "refused");
+    let outcome = outcome.names(&[&pid]);
+    assert_eq!(subject.ask("count"), "1");
+    if !stillframe.is_peer() {
+        let fd = format!("fd {}", subject.ask("fd"));
+        let outcome = outcome.names(&["io_uring", &fd]);
+        assert_eq!(outcome.status.code(), Some(3), "{}", outcome.told());
+    }
+    stillframe.restore(&[]).must_fail();
+}
+
+#[test]
+fn a_process_that_is_not_there_is_named() {
+    needs_root!();
+    let gone = {
+        let program = Program::new("true").spawn();
+        program.pid()
+    };
+    let outcome = stillframe().dump(gone, &[]).must_fail();
+    outcome.names(&[&gone.to_string()]);
+}
+
+#[test]
+fn an_image_that_is_not_there_is_refused() {
+    needs_root!();
+    let stillframe = stillframe();
+    fs::create_dir_all(stillframe.images()).expect("the folder can be made");
+    stillframe.restore(&[]).must_fail();
+}
+
+/// Starts a program under a pid that is free; none when others were faster every time.
+fn occupy(pid: u32) -> Option<Spawned> {
+    for _ in 0..200 {
+        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
+        let program = Program::new("sleep").arg("infinity").spawn();
+        if program.pid() == pid {
+            return Some(program);
+        }
+    }
+    None
+}
+
+#[test]
+fn a_pid_that_is_taken_is_named_and_nothing_is_restored() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("tree", &["4"]);
+    let pids = subject.tree();
+    stillframe.dump(subject.pid(), &[]).must();
+    for &taken in [&pids[0], &pids[3]] {
+        let Some(occupant) = occupy(taken) else {
+            testkit::skip!("no program could be started under a given pid");
+        };
+        let outcome = stillframe.restore(&[]).must_fail();
+        outcome.names(&[&taken.to_string()]);
+        assert!(occupant.is_alive());
+        let others: Vec<u32> = pids.iter().copied().filter(|&pid| pid != taken).collect();
+        tree::wait_gone(&others);
+    }
+    stillframe.restore(&[]).must();
+    assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn a_missing_file_is_named_and_nothing_is_restored() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("fds", &[]);
+    let pids = subject.tree();
+    stillframe.dump(subject.pid(), &[]).must();
+    let file = subject.folder().join("zoo-file");
+    let aside = subject.folder().join("aside");
+    fs::rename(&file, &aside).expect("the file is there");
+    let outcome = stillframe.restore(&[]).must_fail();
+    // The name as criu says it: relative to the root.
+    outcome.names(&[&file.display().to_string()[1..]]);
+    tree::wait_gone(&pids);
+    fs::rename(&aside, &file).expect("the file is there");
+    stillframe.restore(&[]).must();
+    assert_eq!(subject.ask("check"), "right");
+}
+
+/// A tmpfs of few bytes, unmounted on drop.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn of(size: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let status = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(folder.path())
+            .status();
+        status
+            .is_ok_and(|status| status.success())
+            .then_some(Self(folder))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Nothing can be done about a mount that stays.
+        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_fails_the_dump_and_the_target_goes_on() {
+    needs_root!();
+    needs_program!("mount");
+    for size in ["16k", "300k", "6m"] {
+        let Some(disk) = SmallDisk::of(size) else {
+            testkit::skip!("no tmpfs can be mounted");
+        };
+        let stillframe = stillframe().images_at(disk.path().join("images"));
+        let subject = Subject::start("busy", &["16"]);
+        let facts = Facts::moving(subject.pid());
+        stillframe.dump(subject.pid(), &[]).must_fail();
+        let count = subject.ask_number("count");
+        wait_until("the target to count", SOON, || {
+            subject.ask_number("count") > count
+        });
+        assert_eq!(subject.ask("check"), "right");
+        assert_untouched(&facts, &Facts::moving(subject.pid()), size);
+        stillframe.restore(&[]).must_fail();
+        assert!(subject.is_alive());
+    }
+}
+
+#[test]
+#[ignore = "the planner of births panics when a task is missing"]
+fn a_target_that_dies_on_the_way_fails_the_dump_and_frees_the_others() {
+    needs_root!();
+    let stillframe = stillframe();
+    let mut chance = Chance::of("a_target_that_dies_on_the_way");
+    let subject = Subject::start("tree", &["12"]);
+    let usual = stillframe.dump(subject.pid(), &["-R"]).must().elapsed;
+    drop(subject);
+    for _ in 0..25 {
+        let subject = Subject::start("tree", &["12"]);
+        let pids = subject.tree();
+        let victim = pids[chance.below(pids.len() as u64) as usize];
+        let output = tempfile::NamedTempFile::new().expect("a temporary file can be made");
+        let mut dump = stillframe
+            .dump_command(subject.pid(), &["-R"])
+            .stderr(output.reopen().expect("the file was just made"))
+            .spawn()
+            .expect("the command can be started");
+        // The moment is what is being tested.
+        std::thread::sleep(chance.time(usual));
+        tree::signal(victim, rustix::process::Signal::KILL);
+        let ended = try_wait_for(SOON, || dump.try_wait().expect("a child can be waited for"));
+        let Some(ended) = ended else {
+            let _ = dump.kill();
+            panic!("the dump hangs when {victim} of {pids:?} dies");
+        };
+        let told = fs::read_to_string(output.path()).unwrap_or_default();
+        let in_order = ended.code().is_some() && !told.contains("panicked");
+        assert!(in_order, "{ended}: {told}");
+        // Whether it was done before or failed: nobody stays stopped or traced.
+        for &pid in pids.iter().filter(|&&pid| pid != victim) {
+            wait_until(&format!("{pid} to run"), SOON, || {
+                tree::reap(pid);
+                runs_untraced(pid)
+            });
+        }
+        if victim != pids[0] {
+            subject.ask_number("total");
+        }
+    }
+}
+
+/// Whether a task is neither stopped nor traced.
+fn runs_untraced(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let value = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .map(|value| value.trim().to_owned())
+            .unwrap_or_default()
+    };
+    let state = value("State:");
+    value("TracerPid:") == "0" && !state.starts_with(['t', 'T', 'X'])
+}

@@ -1,0 +1,307 @@
+//! The states of our own subjects, each restored.
+use testkit::facts::Facts;
+use testkit::needs_root;
+use testkit::stillframe::Stillframe;
+use testkit::subject::Subject;
+use testkit::wait::{SOON, wait_until};
+
+use crate::{assert_restored, stillframe};
+
+/// Subjects that wait and change nothing by themselves.
+pub const WAITING: &[(&str, &[&str])] = &[
+    ("creds", &["root"]),
+    ("fds", &[]),
+    ("mmaps", &[]),
+    ("pending-signals", &[]),
+    ("rlimits", &[]),
+    ("sessions", &[]),
+    ("sigaltstack", &[]),
+    ("stopped", &[]),
+    ("tree", &["7", "still"]),
+    ("zombies", &[]),
+];
+
+/// Of these, what criu cannot dump here or leaves changed: credentials without CAP_SYS_RESOURCE,
+/// guard regions, a stopped child.
+pub const NOT_BY_PEER: &[&str] = &["creds", "mmaps", "stopped"];
+
+/// Dumps and restores the subject, and insists that nothing about it differs.
+#[track_caller]
+fn restored(name: &str, arguments: &[&str]) -> Subject {
+    let stillframe = stillframe();
+    let subject = Subject::start(name, arguments);
+    wait_until("the subject to wait", SOON, || subject.is_waiting());
+    let before = Facts::still(subject.pid());
+    stillframe.cycle(1, &subject, &[]);
+    wait_until("the subject to wait", SOON, || subject.is_waiting());
+    let after = Facts::still(subject.pid());
+    assert_restored(&stillframe, &before, &after, name);
+    subject
+}
+
+#[test]
+fn descriptors_survive() {
+    needs_root!();
+    let subject = restored("fds", &[]);
+    assert_eq!(subject.ask("check"), "right");
+    assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn mappings_survive() {
+    needs_root!();
+    let kinds: &[&str] = if stillframe().is_peer() {
+        &["plain"]
+    } else {
+        &[]
+    };
+    let subject = restored("mmaps", kinds);
+    assert_eq!(subject.ask("check"), "right");
+    assert_eq!(subject.ask("write"), "right");
+}
+
+#[test]
+fn pending_signals_survive_with_their_values() {
+    needs_root!();
+    let subject = restored("pending-signals", &[]);
+    // SI_QUEUE is -1; the thread's own come first.
+    assert_eq!(
+        subject.ask("drain"),
+        "40 -1 9, 10 -1 77, 40 -1 1, 40 -1 2, 40 -1 3"
+    );
+    assert_eq!(subject.ask("drain-second"), "50 -1 500");
+    assert_eq!(subject.ask("unblock"), "1 88");
+}
+
+#[test]
+fn limits_survive() {
+    needs_root!();
+    let subject = restored("rlimits", &[]);
+    let limits = subject.ask("limits");
+    assert!(limits.starts_with("Some(123)/Some(456)"), "{limits}");
+}
+
+#[test]
+fn sessions_survive() {
+    needs_root!();
+    // criu forgets who is a child subreaper, and so whose child the orphan is.
+    let kinds: &[&str] = if stillframe().is_peer() {
+        &["plain"]
+    } else {
+        &[]
+    };
+    let subject = restored("sessions", kinds);
+    let ids = subject.ask("ids");
+    assert!(ids.starts_with("daemon "), "{ids}");
+}
+
+#[test]
+fn alternate_stacks_survive() {
+    needs_root!();
+    let subject = restored("sigaltstack", &[]);
+    assert_eq!(subject.ask("raise"), "on the alternate stack");
+    assert_eq!(subject.ask("raise-second"), "on the alternate stack");
+}
+
+#[test]
+#[ignore = "the parent sees the stop again"]
+fn a_stopped_child_stays_stopped() {
+    needs_root!();
+    let subject = restored("stopped", &[]);
+    assert_eq!(subject.ask("state"), "T");
+    assert_eq!(subject.ask("continue"), "Some(9) None");
+}
+
+#[test]
+fn zombies_keep_how_they_ended() {
+    needs_root!();
+    let subject = restored("zombies", &[]);
+    assert_eq!(subject.ask("reap"), "status 0, status 7, signal 9");
+}
+
+#[test]
+fn credentials_survive() {
+    needs_root!();
+    if stillframe().is_peer() {
+        testkit::skip!("the peer cannot read the limits of another user's tasks here");
+    }
+    for arguments in [&["root"][..], &[]] {
+        let ids = Subject::start("creds", arguments).ask("ids");
+        let subject = restored("creds", arguments);
+        assert_eq!(subject.ask("ids"), ids);
+    }
+}
+
+#[test]
+fn interval_timers_go_on() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("itimers", &[]);
+    let before = times(&subject.ask("left"));
+    stillframe.cycle(1, &subject, &[]);
+    let after = times(&subject.ask("left"));
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!(before[1], after[1], "intervals in {before:?} {after:?}");
+        let passed_us = before[0] as i64 - after[0] as i64;
+        // A virtual timer may be rounded by a tick.
+        assert!((-10_000..60_000_000).contains(&passed_us), "{passed_us}");
+    }
+    drop(subject);
+    let subject = Subject::start("itimers", &["ticking"]);
+    stillframe.cycle(1, &subject, &[]);
+    let now = subject.ask_number("ticks");
+    wait_until("the timer to tick", SOON, || {
+        subject.ask_number("ticks") > now + 5
+    });
+}
+
+#[test]
+fn posix_timers_go_on_under_their_numbers() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("posix-timers", &[]);
+    let before = times(&subject.ask("left"));
+    let facts = Facts::moving(subject.pid());
+    stillframe.cycle(1, &subject, &[]);
+    let after = times(&subject.ask("left"));
+    let restored = Facts::moving(subject.pid());
+    assert_restored(&stillframe, &facts, &restored, "posix timers");
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!(
+            (before[0], before[2]),
+            (after[0], after[2]),
+            "number and interval"
+        );
+    }
+    assert_eq!([before[0][0], before[1][0], before[2][0]], [0, 2, 3]);
+    let passed_ms = before[0][1] as i64 - after[0][1] as i64;
+    assert!((0..60_000).contains(&passed_ms), "{passed_ms}");
+    let now = subject.ask_number("ticks");
+    wait_until("the timer to tick", SOON, || {
+        subject.ask_number("ticks") > now + 5
+    });
+    assert_eq!(subject.ask_number("value"), 0xbeef);
+}
+
+/// Splits "1 2 3, 4 5 6".
+fn times(answer: &str) -> Vec<Vec<u64>> {
+    let group = |group: &str| {
+        let numbers = group.split(' ').map(|word| word.parse().expect("a number"));
+        numbers.collect()
+    };
+    answer.split(", ").map(group).collect()
+}
+
+#[test]
+fn threads_on_epoll_go_on() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("threads-epoll", &["6"]);
+    let facts = Facts::moving(subject.pid());
+    for _ in 0..3 {
+        let (laps, ticks) = (subject.ask_number("laps"), subject.ask_number("ticks"));
+        stillframe.cycle(1, &subject, &[]);
+        wait_until("laps", SOON, || subject.ask_number("laps") > laps + 10);
+        // criu disarms a periodic timerfd that expired while it was frozen.
+        if !stillframe.is_peer() {
+            wait_until("ticks", SOON, || subject.ask_number("ticks") > ticks + 10);
+        }
+        assert_eq!(subject.ask("check"), "right");
+    }
+    let restored = Facts::moving(subject.pid());
+    assert_restored(&stillframe, &facts, &restored, "threads");
+}
+
+#[test]
+fn a_tree_of_fifty_goes_on() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("tree", &["50"]);
+    wait_until("fifty tasks", SOON, || {
+        let counts = subject.ask("counts");
+        counts.split(' ').skip(1).all(|count| count != "0")
+    });
+    let before = subject.ask_number("total");
+    let facts = Facts::moving(subject.pid());
+    stillframe.cycle(1, &subject, &[]);
+    assert_eq!(subject.tree().len(), 50);
+    assert!(subject.ask_number("total") >= before);
+    let counts = |subject: &Subject| -> Vec<u64> {
+        let counts = subject.ask("counts");
+        counts
+            .split(' ')
+            .map(|count| count.parse().expect("a number"))
+            .collect()
+    };
+    let restored = counts(&subject);
+    wait_until("every task to count", SOON, || {
+        let now = counts(&subject);
+        now.iter()
+            .zip(&restored)
+            .skip(1)
+            .all(|(now, before)| now > before)
+    });
+    assert_eq!(subject.ask("check"), "right");
+    let restored = Facts::moving(subject.pid());
+    assert_restored(&stillframe, &facts, &restored, "a tree of 50");
+}
+
+#[test]
+#[ignore = "epoll_wait returns EINTR"]
+fn interrupted_calls_go_on() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer lets calls with a time limit return EINTR");
+    }
+    interrupted(&stillframe, |subject| stillframe.cycle(1, subject, &[]));
+}
+
+#[test]
+#[ignore = "epoll_wait returns EINTR"]
+fn interrupted_calls_of_a_task_left_running_go_on() {
+    needs_root!();
+    let stillframe = stillframe();
+    interrupted(&stillframe, |subject| {
+        for _ in 0..3 {
+            stillframe.clear();
+            stillframe.dump(subject.pid(), &["--leave-running"]).must();
+        }
+    });
+}
+
+/// Every call with a limit of two seconds times out after those, however often interrupted, and
+/// the read goes on waiting.
+fn interrupted(stillframe: &Stillframe, interrupt: impl Fn(&Subject)) {
+    const LIMIT_MS: u64 = 2000;
+    let subject = Subject::start("interrupted", &[&LIMIT_MS.to_string()]);
+    wait_until("the threads to wait", SOON, || subject.is_waiting());
+    let start = std::time::Instant::now();
+    interrupt(&subject);
+    let gone_ms = start.elapsed().as_millis() as u64;
+    assert!(
+        gone_ms < LIMIT_MS,
+        "too slow to prove anything: {gone_ms} ms"
+    );
+    wait_until("six calls to return", SOON, || {
+        subject.ask("results").lines().count() == 6
+    });
+    for line in subject.ask("results").lines() {
+        // criu lets them return early, epoll_wait even the kernel itself: signal(7).
+        if stillframe.is_peer() && line.contains(" interrupted after ") {
+            continue;
+        }
+        let (call, after_ms) = line.split_once(" timeout after ").unwrap_or((line, "0"));
+        let after_ms: u64 = after_ms.parse().expect("a number");
+        // No earlier; and no later than if the limit had begun anew after the restore.
+        let latest_ms = LIMIT_MS + gone_ms + 500;
+        assert!(
+            (LIMIT_MS..latest_ms).contains(&after_ms),
+            "{call}: {line}, gone {gone_ms}"
+        );
+    }
+    subject.ask("write");
+    wait_until("the read to return", SOON, || {
+        subject.ask("results").contains("read 1 byte 33")
+    });
+}
