@@ -121,6 +121,8 @@ pub struct Header {
     pub patience_ns: i64,
     /// Never written: parked threads wait on it.
     pub hold: u64,
+    /// Whether (not 0) a thread that failed ends its process instead of parking.
+    pub fatal: u64,
 }
 
 impl Header {
@@ -138,6 +140,7 @@ impl Header {
         out[24..32].copy_from_slice(&self.patience_s.to_le_bytes());
         out[32..40].copy_from_slice(&self.patience_ns.to_le_bytes());
         out[40..48].copy_from_slice(&self.hold.to_le_bytes());
+        out[48..56].copy_from_slice(&self.fatal.to_le_bytes());
         out
     }
 }
@@ -168,6 +171,8 @@ pub mod offset {
     pub const PATIENCE: usize = offset_of!(Header, patience_s);
     /// Of [`Header::hold`].
     pub const HOLD: usize = offset_of!(Header, hold);
+    /// Of [`Header::fatal`].
+    pub const FATAL: usize = offset_of!(Header, fatal);
 }
 
 #[cfg(test)]

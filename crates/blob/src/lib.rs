@@ -101,12 +101,21 @@ global_asm!(
     "test rax, rax",
     "jnz 7b",
     "jmp qword ptr [r13 + {resume}]",
-    // -- failure: the first one names its op, everyone waits to be killed or resumed
+    // -- failure: the first one names its op; then the process ends, or parks to be resumed
     "8:",
     "mov eax, 0",
     "lock cmpxchg qword ptr [r13 + {failed}], r12",
     "mov dword ptr [r13 + {failing}], 1",
-    "jmp 6b",
+    "cmp qword ptr [r13 + {fatal}], 0",
+    "je 6b",
+    "lea rdi, [r13 + {parked}]",
+    "mov eax, 202", // futex(&parked, FUTEX_WAKE, all)
+    "mov esi, 1",
+    "mov edx, 0x7fffffff",
+    "syscall",
+    "mov edi, 1",
+    "mov eax, 231", // exit_group(1)
+    "syscall",
     "stillframe_blob_end:",
     ".popsection",
     end = const Kind::End as u64,
@@ -125,6 +134,7 @@ global_asm!(
     resume = const offset::RESUME,
     patience = const offset::PATIENCE,
     hold = const offset::HOLD,
+    fatal = const offset::FATAL,
 );
 
 unsafe extern "C" {

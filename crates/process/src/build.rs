@@ -88,6 +88,12 @@ pub(crate) fn build(
     let total = head + sizes.iter().map(|(ops, data)| ops + data).sum::<u64>() + SCRATCH_BYTES;
     let window = place_window(saved, total.next_multiple_of(PAGE_BYTES))?;
     let span = window.span();
+    // A task whose maker was killed finds that out by a call that fails: it must not stay.
+    let header = Header {
+        fatal: 1,
+        ..Header::default()
+    };
+    window.write(span.start.plus(PAGE_BYTES), &header.to_bytes());
     let mut at = span.start.plus(head);
     let mut places = Vec::with_capacity(sizes.len());
     for (ops, data) in sizes {

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use abi::Addr;
 use image::{Facts, PAGE_BYTES, Seal, Writer};
@@ -27,10 +27,7 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
         .map_err(Error::Vetoed)?;
     let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
     let writer = Writer::create(Arc::new(store))?;
-    let mut frozen = freeze(root.as_raw_nonzero().get(), options.timeout)?;
-    let allow = allow(options);
-    let kill = options.afterwards == Afterwards::Kill;
-    let inventory = collect(&mut frozen, &allow, kill)?;
+    let (frozen, inventory) = freeze_and_collect(options, began)?;
     let mut undo = Undo(Vec::new());
     let mut report = write(inventory, writer, options, observer, &mut undo)?;
     observer
@@ -48,6 +45,25 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     finish(frozen, options.afterwards)?;
     report.total_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     Ok(report)
+}
+
+/// Stops the tree and collects it. Threads that are still on their way back from a dump that was
+/// cut short are waited for.
+fn freeze_and_collect(options: &DumpOptions, began: Instant) -> Result<(Frozen, Inventory)> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let allow = allow(options);
+    let kill = options.afterwards == Afterwards::Kill;
+    loop {
+        let mut frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
+        match collect(&mut frozen, &allow, kill) {
+            Ok(inventory) => return Ok((frozen, inventory)),
+            Err(Error::Returning { .. }) if began.elapsed() < PATIENCE => {
+                drop(frozen);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// From how many bytes on room is asked for before anything is written.

@@ -37,6 +37,12 @@ pub enum Error {
         /// The process.
         pid: i32,
     },
+    /// A thread is still on its way back from a dump that was cut short.
+    #[error("pid {pid}: it has not come back yet from a dump that was cut short")]
+    Returning {
+        /// The process.
+        pid: i32,
+    },
     /// A restored task could not make one of its calls.
     #[error("pid {pid}: {call}")]
     Call {

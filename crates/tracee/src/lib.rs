@@ -17,4 +17,4 @@ mod visit;
 pub use error::{Error, Result};
 pub use remake::remake;
 pub use thread::{Saved, Thread};
-pub use visit::{Batch, Outcome, Visit};
+pub use visit::{Batch, Outcome, Visit, is_visited};

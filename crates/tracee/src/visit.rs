@@ -1,12 +1,12 @@
 //! A visit: the blob is mapped into a stopped process and makes a batch of calls in each thread.
 //!
-//! The first call, the `mmap` that makes room, is made from a *stub*: a `syscall` instruction
-//! followed by [`comeback`] code, written into the zero padding that ends an executable mapping
+//! The first call, the `mmap` that makes room, is made from a *stub*: a `syscall` instruction,
+//! then the `munmap` of what it returned, then [`comeback`] code, written into the zero padding that ends an executable mapping
 //! (the vDSO has some). Such a write goes into a private copy of the page, is never executed by
 //! the target itself, and is zeroed again at the end.
 //!
 //! While threads run in the mapping, being killed leaves them with a way back:
-//! - in the stub: the call returns and the comeback code follows;
+//! - in the stub: what was mapped is unmapped and the comeback code follows;
 //! - in a batch: the thread parks at the end of its script, nobody fetches it, and after
 //!   [`PATIENCE`] it comes back by itself (the leader of a single-threaded process unmaps the blob
 //!   first, through the stub);
@@ -24,8 +24,14 @@ use crate::{Error, Result, Thread, comeback};
 /// How long a parked thread waits for its tracer before it goes back on its own.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The stub: `syscall` and the way back.
-const STUB_BYTES: usize = 2 + comeback::LEN_BYTES;
+/// The stub begins with `syscall; mov rdi, rax; mov esi, length`: what is mapped at its start …
+const STUB_MAP: [u8; 6] = [0x0f, 0x05, 0x48, 0x89, 0xc7, 0xbe];
+/// … is unmapped by `mov eax, 11; syscall`, which can also be entered by itself, …
+const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, 0x0f, 0x05];
+/// … here, in bytes from its start.
+const UNMAP_AT: u64 = 10;
+/// The stub: map, unmap, and the way back.
+const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
 /// The snippet that has a parked leader unmap the blob: see [`unmap_snippet`].
 const SNIPPET_BYTES: usize = 48;
 
@@ -129,7 +135,13 @@ impl Visit {
         let bytes = (CODE_BYTES + parts) as u64;
         let bytes = bytes.next_multiple_of(PAGE_BYTES);
         let leader = &mut self.threads[0];
-        let mut stub = vec![0x0f, 0x05];
+        let mut stub = STUB_MAP.to_vec();
+        stub.extend(
+            u32::try_from(bytes)
+                .map_err(|_| too_large(leader.tid))?
+                .to_le_bytes(),
+        );
+        stub.extend(STUB_UNMAP);
         stub.extend(comeback::code(&leader.saved.registers, leader.saved.mask));
         let put = self.memory.write_all_at(&stub, self.stub.0);
         put.map_err(|e| Error::of(leader.tid, "cannot write the stub", e))?;
@@ -155,7 +167,7 @@ impl Visit {
         let mut bytes = blob::code().to_vec();
         bytes.resize(CODE_BYTES - SNIPPET_BYTES, 0xcc);
         let snippet_at = area.start.plus(bytes.len() as u64);
-        bytes.extend(unmap_snippet(area, self.stub));
+        bytes.extend(unmap_snippet(area, self.stub.plus(UNMAP_AT)));
         let mut places = Vec::new();
         for (thread, batch) in self.threads.iter().zip(batches) {
             let header = area.start.plus(bytes.len() as u64);
@@ -231,7 +243,7 @@ impl Visit {
         leader.halt()?;
         inside(leader, area)?;
         let unmap = [MUNMAP, area.start.0, area.bytes(), 0, 0, 0, 0];
-        let call = call_at(self.stub, leader, unmap);
+        let call = call_at(self.stub.plus(UNMAP_AT), leader, unmap);
         leader.borrow(&call)
     }
 
@@ -283,7 +295,7 @@ impl Visit {
         };
         let leader = &mut self.threads[0];
         let unmap = [MUNMAP, area.start.0, area.bytes(), 0, 0, 0, 0];
-        let call = call_at(self.stub, leader, unmap);
+        let call = call_at(self.stub.plus(UNMAP_AT), leader, unmap);
         leader.borrow(&call)?;
         leader.run_call()?;
         for thread in &mut self.threads {
@@ -326,6 +338,11 @@ fn part_bytes(batch: &dyn Batch) -> usize {
         + batch.data_bytes().next_multiple_of(64)
         + comeback::LEN_BYTES.next_multiple_of(64)
         + 64
+}
+
+fn too_large(tid: i32) -> Error {
+    let what = "more questions than fit into 4 GiB".to_owned();
+    Error::Astray { tid, what }
 }
 
 /// The registers with which `thread` makes one call at the stub.
@@ -371,18 +388,46 @@ fn inside(thread: &Thread, area: Span) -> Result<()> {
     })
 }
 
-/// The last bytes of an executable mapping if they are zero: nobody executes them.
+/// The last bytes of an executable mapping, if they are zero and so nobody's code, or a stub that
+/// was left by a visit that was cut short.
 fn padding(memory: &File, span: Span) -> Option<Addr> {
     // A few bytes more, so that the last instruction before them may end in zeros.
-    const WANTED_BYTES: usize = STUB_BYTES + 64;
+    const MARGIN_BYTES: usize = 64;
+    const WANTED_BYTES: usize = STUB_BYTES + MARGIN_BYTES;
     let at = span.end.0.checked_sub(WANTED_BYTES as u64)?;
     if at < span.start.0 {
         return None;
     }
     let mut tail = [0; WANTED_BYTES];
     memory.read_exact_at(&mut tail, at).ok()?;
-    let free = tail.iter().all(|byte| *byte == 0);
+    let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    let (margin, stub) = tail.split_at(MARGIN_BYTES);
+    let free = zero(margin) && (zero(stub) || is_stub(stub));
     free.then(|| Addr(span.end.0 - STUB_BYTES as u64))
+}
+
+fn is_stub(bytes: &[u8]) -> bool {
+    bytes.starts_with(&STUB_MAP) && bytes[UNMAP_AT as usize..].starts_with(&STUB_UNMAP)
+}
+
+/// Whether the code at `rip` of a stopped process is a stub or the blob: a visit was cut short, and
+/// the thread is still on its way back.
+///
+/// # Errors
+/// [`Error::Gone`], [`Error::Kernel`].
+pub fn is_visited(pid: i32, rip: Addr) -> Result<bool> {
+    // The blob stands at the start of its mapping, a stub at the end of its page.
+    let page = rip.page_start();
+    let mut code = vec![0; PAGE_BYTES as usize];
+    match sys::vm::read(pid, page, &mut code) {
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) if error.raw_os_error() == Some(14) => return Ok(false),
+        Err(error) => return Err(Error::of(pid, "cannot read the code that it runs", error)),
+    }
+    let stub = &code[PAGE_BYTES as usize - STUB_BYTES..];
+    let in_stub = rip.0 >= page.0 + PAGE_BYTES - STUB_BYTES as u64 && is_stub(stub);
+    Ok(in_stub || code.starts_with(blob::code()))
 }
 
 #[cfg(test)]

@@ -143,10 +143,28 @@ impl Found {
         for listed in &found.listed {
             Mapping::of(listed, pid, None)?;
         }
+        found.check_returned(task)?;
         found.rows = fd::table::read(pid, task.proc.as_fd())?;
         found.vdso_build_id = build_id(pid, &found.listed);
         found.visit(task, stay, allow, stat_text)?;
         Ok(found)
+    }
+
+    /// Whether no thread runs what a dump left that was cut short.
+    fn check_returned(&self, task: &Task) -> Result<()> {
+        let ours = self.listed.iter().filter(|map| {
+            let blob = map.backing() == Backing::Anonymous && map.prot & 4 != 0;
+            blob || map.backing() == Backing::Vdso
+        });
+        let ours = ours.map(|map| map.span).collect::<Vec<_>>();
+        for thread in task.threads() {
+            let rip = Addr(thread.saved.registers.rip);
+            let suspect = ours.iter().any(|span| span.contains(rip));
+            if suspect && tracee::is_visited(task.pid, rip)? {
+                return Err(Error::Returning { pid: task.pid });
+            }
+        }
+        Ok(())
     }
 
     /// Asks the task what only it can say.

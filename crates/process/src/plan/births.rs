@@ -71,6 +71,16 @@ pub(crate) fn births(tree: &Tree) -> Result<Vec<Birth>> {
     let outside_session = (!pids.contains(&root.session)).then_some(root.session);
     let outside_group = (!pids.contains(&root.group)).then_some(root.group);
     births[0].parent = 0;
+    let orphan = tree.tasks[1..]
+        .iter()
+        .find(|node| !pids.contains(&node.parent));
+    if let Some(node) = orphan {
+        let what = format!(
+            "its parent {} ended or is not in the tree, which",
+            node.parent
+        );
+        return Err(unsupported(node.pid, what));
+    }
     for birth in &mut births {
         let mark = |membership: &mut Membership, outside: Option<i32>| {
             if matches!(*membership, Membership::Of(id) if Some(id) == outside) {
