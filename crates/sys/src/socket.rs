@@ -156,6 +156,32 @@ pub fn option(fd: impl AsFd, level: i32, name: i32, max_bytes: usize) -> io::Res
     Ok(value)
 }
 
+/// Asks about an option with a question in `value`, which becomes the answer; its length in bytes
+/// (getsockopt(2)).
+///
+/// # Errors
+/// The call's errno.
+///
+/// # Panics
+/// For an option whose value holds addresses.
+pub fn ask_option(fd: impl AsFd, level: i32, name: i32, value: &mut [u8]) -> io::Result<usize> {
+    assert!(!holds_addresses(level, name), "a plain option");
+    let mut len = socklen(value.len());
+    // SAFETY: the buffer is `len` bytes long; the options that would have the kernel write
+    // elsewhere were refused above.
+    let result = unsafe {
+        libc::getsockopt(
+            raw(&fd),
+            level,
+            name,
+            value.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    check(result)?;
+    Ok((len as usize).min(value.len()))
+}
+
 /// The value of an option that is a number.
 ///
 /// # Errors

@@ -13,6 +13,7 @@ mod ghost;
 mod info;
 pub mod locks;
 pub mod memfd;
+pub mod netlink;
 pub mod path;
 pub mod pipe;
 pub mod place;
@@ -29,6 +30,7 @@ pub mod tcp;
 mod testing;
 pub mod timerfd;
 pub mod tty;
+pub mod udp;
 pub mod unix;
 
 use std::cell::OnceCell;
@@ -253,6 +255,8 @@ pub static KINDS: &[&dyn Kind] = &[
     &epoll::Epoll,
     &unix::UnixSocket,
     &tcp::TcpSocket,
+    &udp::UdpSocket,
+    &netlink::NetlinkSocket,
     &tty::TtyKind,
 ];
 
@@ -262,7 +266,7 @@ pub static KINDS: &[&dyn Kind] = &[
 /// [`Error::Unsupported`] naming the description when no kind does.
 pub fn claim(open: &Open<'_>) -> Result<&'static dyn Kind> {
     let kind = KINDS.iter().find(|kind| kind.claims(open));
-    kind.copied().ok_or_else(|| open.unsupported("", None))
+    kind.copied().ok_or_else(|| open.unsupported(&socket::explain(open), None))
 }
 
 /// The payload's message.

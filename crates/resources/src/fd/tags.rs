@@ -40,3 +40,7 @@ pub fn is_kind(tag: u16) -> bool {
 }
 /// [`super::tty`].
 pub const TTY: u16 = 153;
+/// [`super::udp`].
+pub const UDP: u16 = 152;
+/// [`super::netlink`].
+pub const NETLINK: u16 = 154;

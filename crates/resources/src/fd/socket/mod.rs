@@ -1,7 +1,10 @@
 //! What all sockets have in common: how they are told apart, their options, their neighbours.
 
 pub mod diag;
+pub mod inet;
 pub mod options;
+pub mod packet;
+pub mod peek;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -128,4 +131,33 @@ impl Common {
         rustix::fs::fchown(own, Some(uid), Some(gid))
             .map_err(|error| Error::kernel("give a socket to its owner", error))
     }
+}
+
+/// What a socket of no kind that is saved is, for messages; empty for what is no socket.
+pub(super) fn explain(open: &Open<'_>) -> String {
+    let Ok(Some(nature)) = Nature::of(open) else {
+        return String::new();
+    };
+    let family = match nature.family {
+        1 => "unix",
+        2 => "IPv4",
+        10 => "IPv6",
+        15 => "key management",
+        16 => "netlink",
+        17 => "packet",
+        29 => "CAN",
+        31 => "Bluetooth",
+        38 => "cryptography",
+        40 => "vsock",
+        44 => "XDP",
+        _ => return format!("a socket of family {}", nature.family),
+    };
+    let kind = match nature.kind {
+        1 => "stream",
+        2 => "datagram",
+        3 => "raw",
+        5 => "seqpacket",
+        _ => "other",
+    };
+    format!("a {family} {kind} socket, protocol {}", nature.protocol)
 }

@@ -10,6 +10,7 @@ const SOL_SOCKET: i32 = 1;
 const SOL_TCP: i32 = 6;
 const SOL_UDP: i32 = 17;
 const SOL_IPV6: i32 = 41;
+const SOL_NETLINK: i32 = 270;
 
 const SO_SNDBUF: i32 = 7;
 const SO_RCVBUF: i32 = 8;
@@ -162,11 +163,18 @@ const TABLE: &[Known] = &[
     known(SOL_TCP, 34, 4, Late, "TCP_FASTOPEN_NO_COOKIE"),
     known(SOL_TCP, 36, 4, Late, "TCP_INQ"),
     known(SOL_TCP, 37, 4, Late, "TCP_TX_DELAY"),
+    known(SOL_UDP, 1, 4, Late, "UDP_CORK"),
     known(SOL_UDP, 100, 4, Late, "UDP_ENCAP"),
     known(SOL_UDP, 101, 4, Late, "UDP_NO_CHECK6_TX"),
     known(SOL_UDP, 102, 4, Late, "UDP_NO_CHECK6_RX"),
     known(SOL_UDP, 103, 4, Late, "UDP_SEGMENT"),
     known(SOL_UDP, 104, 4, Late, "UDP_GRO"),
+    known(SOL_NETLINK, 3, 4, Late, "NETLINK_PKTINFO"),
+    known(SOL_NETLINK, 4, 4, Late, "NETLINK_BROADCAST_ERROR"),
+    known(SOL_NETLINK, 5, 4, Late, "NETLINK_NO_ENOBUFS"),
+    known(SOL_NETLINK, 10, 4, Late, "NETLINK_CAP_ACK"),
+    known(SOL_NETLINK, 11, 4, Late, "NETLINK_EXT_ACK"),
+    known(SOL_NETLINK, 12, 4, Late, "NETLINK_GET_STRICT_CHK"),
 ];
 
 /// The options of one socket.

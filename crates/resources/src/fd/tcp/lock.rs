@@ -13,10 +13,11 @@ use sys::guardian::{Guardian, Setting};
 use sys::nft;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::repair;
 use super::{Tcp, is_tcp};
-use super::{address, repair};
 use crate::fd::Open;
 use crate::fd::socket::Nature;
+use crate::fd::socket::inet;
 use crate::{Allow, Error, Result};
 
 /// Keeps packets away from the tree's connections.
@@ -143,8 +144,8 @@ fn name_of(mut connections: Vec<nft::Connection>) -> String {
 
 fn pair(local: &[u8], remote: &[u8]) -> Option<nft::Connection> {
     Some(nft::Connection {
-        local: address::parse(local)?,
-        remote: address::parse(remote)?,
+        local: inet::parse(local)?,
+        remote: inet::parse(remote)?,
     })
 }
 

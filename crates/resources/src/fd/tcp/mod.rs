@@ -5,9 +5,7 @@
 //! its packets are dropped ([`lock`]). Of a half-closed connection our own shutdown is made again
 //! once it runs; the other end's is told to the socket by a packet made by hand ([`packet`]).
 
-pub mod address;
 pub mod lock;
-mod packet;
 mod repair;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use repair::{Connection, State};
 
 use super::socket::options::{Options, Stage};
-use super::socket::{self, Nature};
+use super::socket::{self, Nature, inet, packet};
 use super::{DumpContext, Kind, Open, RestoreContext, decode};
 use crate::{Error, Result};
 
@@ -69,7 +67,7 @@ pub struct Tcp {
 pub struct TcpSocket;
 
 fn is_tcp(nature: Nature) -> bool {
-    let inet = [address::AF_INET, address::AF_INET6].contains(&nature.family);
+    let inet = [inet::AF_INET, inet::AF_INET6].contains(&nature.family);
     inet && nature.kind == SOCK_STREAM && nature.protocol == IPPROTO_TCP
 }
 
@@ -92,19 +90,16 @@ impl Kind for TcpSocket {
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
         let record = checked(self, payload)?;
-        let (local, remote) = (
-            address::print(&record.local),
-            address::print(&record.remote),
-        );
+        let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
         let queues = record.connection.as_ref().map(|connection| {
             let (sent, received) = (connection.sent.len(), connection.received.len());
             format!(" unacknowledged={sent} unread={received}")
         });
         Ok(match record.state() {
-            State::Listen => format!("tcp {local} listening backlog={}", record.backlog),
-            State::Close => format!("tcp {local} closed"),
+            State::Listen => format!("{local} listening backlog={}", record.backlog),
+            State::Close => format!("{local} closed"),
             state => format!(
-                "tcp {local} to {remote} {state:?}{}",
+                "{local} to {remote} {state:?}{}",
                 queues.unwrap_or_default()
             ),
         })
@@ -119,10 +114,7 @@ impl Kind for TcpSocket {
         match (record.state(), &record.connection) {
             (State::Listen, _) => listen(&record, own.as_fd())?,
             (_, Some(_)) if !cx.allow().tcp_established && !cx.allow().tcp_close => {
-                let (local, remote) = (
-                    address::print(&record.local),
-                    address::print(&record.remote),
-                );
+                let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
                 return Err(Error::Mismatch {
                     what: format!(
                         "the TCP connection {local} to {remote} is established \
@@ -153,10 +145,7 @@ impl Kind for TcpSocket {
         if let (Some(connection), false) = (&record.connection, cx.allow().tcp_close) {
             let written = connection.write(own, &record.local, &record.remote);
             written.map_err(|(doing, error)| {
-                let (local, remote) = (
-                    address::print(&record.local),
-                    address::print(&record.remote),
-                );
+                let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
                 Error::kernel(
                     format!("{doing} the TCP connection {local} to {remote}"),
                     error,
@@ -177,10 +166,7 @@ impl Kind for TcpSocket {
             return Ok(());
         };
         let failed = |error| {
-            let (local, remote) = (
-                address::print(&record.local),
-                address::print(&record.remote),
-            );
+            let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
             Error::kernel(
                 format!("let the TCP connection {local} to {remote} run"),
                 error,
@@ -198,7 +184,7 @@ impl Kind for TcpSocket {
 fn checked(kind: &dyn Kind, payload: &[u8]) -> Result<Tcp> {
     let record: Tcp = decode(kind, payload)?;
     let corrupt = |what| Err(Error::corrupt("tcp socket", what));
-    if ![address::AF_INET, address::AF_INET6].contains(&record.family) {
+    if ![inet::AF_INET, inet::AF_INET6].contains(&record.family) {
         return corrupt("of another family");
     }
     let state = State::try_from(record.state).unwrap_or(State::Unknown);
@@ -250,10 +236,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
         _ => {
             record.remote = sys::socket::peer_name(own).map_err(failed)?;
             if !cx.allow().tcp_established {
-                let (local, remote) = (
-                    address::print(&record.local),
-                    address::print(&record.remote),
-                );
+                let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
                 let why = format!("an established TCP connection, {local} to {remote}");
                 return Err(open.unsupported(&why, Some(OPTION)));
             }
@@ -286,12 +269,12 @@ fn has_ended(open: &Open<'_>) -> Result<bool> {
 /// Gives a socket its address, if it had one.
 fn bind(record: &Tcp, own: BorrowedFd<'_>) -> Result<()> {
     let late_port = record.options.number(0, 24).is_some_and(|on| on != 0);
-    let port = address::parse(&record.local).map_or(0, |local| local.port());
-    if address::is_any(&record.local) || (port == 0 && !late_port) {
+    let port = inet::parse(&record.local).map_or(0, |local| local.port());
+    if inet::is_any(&record.local) || (port == 0 && !late_port) {
         return Ok(());
     }
     sys::socket::bind(own, &record.local).map_err(|error| {
-        let local = address::print(&record.local);
+        let local = inet::print(&record.local);
         Error::kernel(format!("bind a TCP socket to {local}"), error)
     })
 }
@@ -299,7 +282,7 @@ fn bind(record: &Tcp, own: BorrowedFd<'_>) -> Result<()> {
 /// Binds and listens; ended connections of before do not stand in the way.
 fn listen(record: &Tcp, own: BorrowedFd<'_>) -> Result<()> {
     let failed = |error| {
-        let local = address::print(&record.local);
+        let local = inet::print(&record.local);
         Error::kernel(format!("listen on {local}"), error)
     };
     let reuse = record
@@ -323,7 +306,7 @@ fn end(own: BorrowedFd<'_>) {
 fn half_close(record: &Tcp, connection: &Connection, own: BorrowedFd<'_>) -> std::io::Result<()> {
     let state = record.state();
     let hear = || {
-        let ends = address::parse(&record.local).zip(address::parse(&record.remote));
+        let ends = inet::parse(&record.local).zip(inet::parse(&record.remote));
         let (local, remote) = ends.ok_or(rustix::io::Errno::AFNOSUPPORT)?;
         let received = u32::try_from(connection.received.len()).unwrap_or(u32::MAX);
         let sequence = connection.receive_sequence.wrapping_add(received);
@@ -660,7 +643,7 @@ mod tests {
     #[test]
     fn damaged_payloads_are_refused() {
         let mut record = Tcp {
-            family: address::AF_INET,
+            family: inet::AF_INET,
             ..Tcp::default()
         };
         record.set_state(State::Established);

@@ -159,8 +159,8 @@ impl Kind for TtyKind {
             }
             (Role::Slave, _) => format!("pty {} slave", record.index),
             (Role::HungUp, _) => format!("pty {} slave, hung up", record.index),
-            (Role::Outside, _) => format!("terminal of outside {path}"),
-            _ => format!("terminal {path}"),
+            (Role::Outside, _) => format!("of outside {path}"),
+            _ => path.into_owned(),
         })
     }
 
@@ -178,6 +178,10 @@ impl Kind for TtyKind {
                 slave(&record, master.as_fd(), flags)
             }
             Role::Outside => {
+                let name = format!("tty[{:x}:{:x}]", record.rdev, record.dev);
+                if let Some(inherited) = cx.inherited(name.as_bytes()) {
+                    return status::dup(inherited);
+                }
                 let stdin = rustix::stdio::stdin();
                 if !rustix::termios::isatty(stdin) {
                     let path = String::from_utf8_lossy(&record.path);
@@ -219,17 +223,6 @@ impl Kind for TtyKind {
         }
         Ok(())
     }
-}
-
-/// By which numbers (`st_rdev`, `st_dev`) `--inherit-fd` names the terminal with this payload;
-/// `None` for one that comes back without it.
-///
-/// # Errors
-/// [`Error::Corrupt`].
-pub fn inherit_key(payload: &[u8]) -> Result<Option<(u64, u64)>> {
-    let record = checked(&TtyKind, payload)?;
-    let outside = record.role() == Role::Outside;
-    Ok(outside.then_some((record.rdev, record.dev)))
 }
 
 fn checked(kind: &dyn Kind, payload: &[u8]) -> Result<Tty> {
@@ -712,12 +705,11 @@ mod tests {
             assert!(error.to_string().contains("--shell-job"), "{error}");
             world.allow.shell_job = true;
             world.dump().unwrap();
-            assert!(world.lines()[0].starts_with("terminal of outside /dev/pts/"));
+            assert!(world.lines()[0].starts_with("of outside /dev/pts/"));
             let number = i32::try_from(major(device) << 8 | minor(device) & 0xff).unwrap();
             let payload = world.payload(0);
             assert!(control::is_terminal(payload, number).unwrap());
             assert!(!control::is_terminal(payload, number ^ 1).unwrap());
-            assert_eq!(inherit_key(payload).unwrap().map(|key| key.0), Some(device));
             drop(master);
         });
     }

@@ -143,7 +143,7 @@ impl Kind for UnixSocket {
             Link::Named => format!("to {}", record.peer_address.print()),
         };
         let (inode, name) = (record.inode, record.address.print());
-        Ok(format!("unix {kind} {inode} {name} {link} queued={bytes}"))
+        Ok(format!("{kind} {inode} {name} {link} queued={bytes}"))
     }
 
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
@@ -907,7 +907,7 @@ mod tests {
         let mut world = World::new(vec![left, right]);
         world.dump().unwrap();
         assert!(
-            world.lines()[0].contains("unix stream"),
+            world.lines()[0].starts_with("stream "),
             "{:?}",
             world.lines()
         );

@@ -1,0 +1,158 @@
+//! Packets made by hand, from another host's address to one of this host: they are delivered
+//! here and never leave.
+//!
+//! One is the other end's shutdown of a TCP connection, said again: a socket that has heard it is
+//! in a state that no call leads to. The others are datagrams that were not read yet.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use sys::socket::{Along, open, send};
+
+use super::inet::{AF_INET, AF_INET6};
+
+const IPPROTO_TCP: u8 = 6;
+const IPPROTO_UDP: u8 = 17;
+const IPPROTO_RAW: i32 = 255;
+const SOCK_RAW: i32 = 3;
+const FIN_ACK: u8 = 0x11;
+const HOPS: u8 = 64;
+const UDP_BYTES: usize = 8;
+
+/// Sends "I shall send no more" from `remote` to `local`, with these sequence numbers.
+///
+/// # Errors
+/// The calls' errno.
+pub fn send_fin(
+    local: SocketAddr,
+    remote: SocketAddr,
+    sequence: u32,
+    acknowledged: u32,
+) -> io::Result<()> {
+    let mut tcp = Vec::new();
+    tcp.extend(remote.port().to_be_bytes());
+    tcp.extend(local.port().to_be_bytes());
+    tcp.extend(sequence.to_be_bytes());
+    tcp.extend(acknowledged.to_be_bytes());
+    tcp.extend([5 << 4, FIN_ACK]);
+    tcp.extend(0xffff_u16.to_be_bytes()); // window
+    tcp.extend([0; 4]); // checksum, urgent pointer
+    deliver(local.ip(), remote.ip(), IPPROTO_TCP, (tcp, 16))
+}
+
+/// Sends a datagram from `remote` to `local`.
+///
+/// # Errors
+/// The calls' errno; `EMSGSIZE` for more than a datagram can hold.
+pub fn send_datagram(local: SocketAddr, remote: SocketAddr, data: &[u8]) -> io::Result<()> {
+    let too_long = |_| io::Error::from(rustix::io::Errno::MSGSIZE);
+    let length = u16::try_from(UDP_BYTES + data.len()).map_err(too_long)?;
+    let mut udp = Vec::with_capacity(usize::from(length));
+    udp.extend(remote.port().to_be_bytes());
+    udp.extend(local.port().to_be_bytes());
+    udp.extend(length.to_be_bytes());
+    udp.extend([0; 2]); // checksum
+    udp.extend(data);
+    deliver(local.ip(), remote.ip(), IPPROTO_UDP, (udp, 6))
+}
+
+/// Sends a segment, whose checksum goes to a place in it.
+fn deliver(
+    local: IpAddr,
+    remote: IpAddr,
+    protocol: u8,
+    (mut segment, place): (Vec<u8>, usize),
+) -> io::Result<()> {
+    let too_long = |_| io::Error::from(rustix::io::Errno::MSGSIZE);
+    let length = u16::try_from(segment.len()).map_err(too_long)?;
+    let pseudo = [
+        0,
+        0,
+        0,
+        protocol,
+        0,
+        0,
+        length.to_be_bytes()[0],
+        length.to_be_bytes()[1],
+    ];
+    let (header, family) = match (remote.to_canonical(), local.to_canonical()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let sum = checksum(&[&from.octets(), &to.octets(), &pseudo, &segment]);
+            segment[place..place + 2].copy_from_slice(&sum.to_be_bytes());
+            let total = u16::try_from(20 + segment.len()).map_err(too_long)?;
+            let mut header = vec![0x45, 0];
+            header.extend(total.to_be_bytes());
+            // Identification and checksum are filled in by the kernel.
+            header.extend([0, 0, 0, 0, HOPS, protocol, 0, 0]);
+            header.extend(from.octets());
+            header.extend(to.octets());
+            (header, AF_INET)
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let sum = checksum(&[&from.octets(), &to.octets(), &pseudo, &segment]);
+            segment[place..place + 2].copy_from_slice(&sum.to_be_bytes());
+            let mut header = vec![0x60, 0, 0, 0];
+            header.extend(length.to_be_bytes());
+            header.extend([protocol, HOPS]);
+            header.extend(from.octets());
+            header.extend(to.octets());
+            (header, AF_INET6)
+        }
+        _ => return Err(rustix::io::Errno::AFNOSUPPORT.into()),
+    };
+    let packet = [header, segment].concat();
+    let socket = open(family, SOCK_RAW, IPPROTO_RAW)?;
+    let to = destination(local);
+    let along = Along {
+        name: Some(&to),
+        ..Along::default()
+    };
+    send(&socket, &packet, along, 0).map(drop)
+}
+
+/// The `sockaddr` of the address, without port (raw sockets have none).
+fn destination(address: IpAddr) -> Vec<u8> {
+    match address.to_canonical() {
+        IpAddr::V4(ip) => {
+            let mut bytes = 2u16.to_ne_bytes().to_vec();
+            bytes.extend([0; 2]);
+            bytes.extend(ip.octets());
+            bytes.extend([0; 8]);
+            bytes
+        }
+        IpAddr::V6(ip) => {
+            let mut bytes = 10u16.to_ne_bytes().to_vec();
+            bytes.extend([0; 6]);
+            bytes.extend(ip.octets());
+            bytes.extend([0; 4]);
+            bytes
+        }
+    }
+}
+
+/// The internet checksum of the parts; all but the last are of even length.
+fn checksum(parts: &[&[u8]]) -> u16 {
+    let words = parts.iter().flat_map(|part| part.chunks(2));
+    let word =
+        |bytes: &[u8]| u64::from(bytes[0]) << 8 | bytes.get(1).map_or(0, |low| (*low).into());
+    let mut sum: u64 = words.map(word).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    // What is 0 would mean "none" in a datagram; its complement says the same.
+    match !u16::try_from(sum).expect("folded above") {
+        0 => 0xffff,
+        sum => sum,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_that_of_rfc_1071() {
+        let data = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(checksum(&[&data]), !0xddf2);
+    }
+}

@@ -1,0 +1,472 @@
+//! UDP sockets: addresses, options, multicast groups, and the datagrams that were not read.
+//!
+//! Waiting datagrams are sent again, to this host only and in the name of their senders. What a
+//! control message said of one (its time, its interface) is then what it would say of a datagram
+//! from the host itself; a firewall between may keep them, as any datagram may be lost.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use prost::Message as _;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use sys::socket::{Count, count};
+
+use super::socket::options::{Options, Stage};
+use super::socket::{self, Nature, inet, packet, peek};
+use super::{DumpContext, Kind, Open, RestoreContext, decode};
+use crate::{Error, Result};
+
+const SOCK_DGRAM: i32 = 2;
+const IPPROTO_UDP: i32 = 17;
+const SOL_SOCKET: i32 = 1;
+const SO_REUSEPORT: i32 = 15;
+const UDP_CORK: i32 = 1;
+const IP_ADD_MEMBERSHIP: i32 = 35;
+const IPV6_ADD_MEMBERSHIP: i32 = 20;
+/// With `IPPROTO_IP` and `IPPROTO_IPV6`.
+const MCAST_MSFILTER: i32 = 48;
+const MCAST_EXCLUDE: u32 = 0;
+const SHUT_RD: i32 = 0;
+
+/// The levels of options that a UDP socket of either family has.
+const LEVELS: [i32; 3] = [0, 17, 41];
+
+/// A UDP socket in an image.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Udp {
+    /// `AF_INET` or `AF_INET6`.
+    #[prost(int32, tag = "1")]
+    pub family: i32,
+    /// Status flags and owner.
+    #[prost(message, required, tag = "2")]
+    pub common: socket::Common,
+    /// Its own address, as a `sockaddr`.
+    #[prost(bytes = "vec", tag = "3")]
+    pub local: Vec<u8>,
+    /// What it is connected to; empty for nothing.
+    #[prost(bytes = "vec", tag = "4")]
+    pub remote: Vec<u8>,
+    /// Whether it is shut down for reading.
+    #[prost(bool, tag = "5")]
+    pub is_shut: bool,
+    /// The multicast groups that it has joined.
+    #[prost(message, repeated, tag = "6")]
+    pub groups: Vec<Group>,
+    /// What it has not read.
+    #[prost(message, repeated, tag = "7")]
+    pub queue: Vec<Datagram>,
+    /// Its options.
+    #[prost(message, required, tag = "8")]
+    pub options: Options,
+}
+
+/// Membership in a multicast group.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Group {
+    /// The number of the interface.
+    #[prost(uint32, tag = "1")]
+    pub interface: u32,
+    /// The group's address: 4 or 16 bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    pub address: Vec<u8>,
+}
+
+/// A datagram.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Datagram {
+    /// Who sent it, as a `sockaddr`.
+    #[prost(bytes = "vec", tag = "1")]
+    pub from: Vec<u8>,
+    /// The bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    pub data: Vec<u8>,
+}
+
+/// The kind.
+pub struct UdpSocket;
+
+impl Kind for UdpSocket {
+    fn tag(&self) -> u16 {
+        super::tags::UDP
+    }
+
+    fn name(&self) -> &'static str {
+        "udp socket"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        Nature::claims(open, |nature| {
+            let inet = [inet::AF_INET, inet::AF_INET6].contains(&nature.family);
+            inet && nature.kind == SOCK_DGRAM && nature.protocol == IPPROTO_UDP
+        })
+    }
+
+    fn dump(&self, open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        Ok(read(open)?.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record = checked(payload)?;
+        let mut line = inet::print(&record.local);
+        if !record.remote.is_empty() {
+            line += &format!(" to {}", inet::print(&record.remote));
+        }
+        if !record.queue.is_empty() {
+            line += &format!(" queued={}", record.queue.len());
+        }
+        Ok(line)
+    }
+
+    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let record = checked(payload)?;
+        let own = sys::socket::open(record.family, SOCK_DGRAM, IPPROTO_UDP)
+            .map_err(|error| Error::kernel("make a UDP socket", error))?;
+        record.options.apply(own.as_fd(), Stage::Early)?;
+        record.common.apply(own.as_fd())?;
+        let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
+        if !inet::is_any(&record.local) {
+            sys::socket::bind(&own, &record.local)
+                .map_err(|error| Error::kernel(format!("bind a UDP socket to {local}"), error))?;
+        }
+        if !record.remote.is_empty() {
+            sys::socket::connect(&own, &record.remote).map_err(|error| {
+                Error::kernel(format!("connect a UDP socket to {remote}"), error)
+            })?;
+        }
+        join(&record, own.as_fd())?;
+        Ok(own)
+    }
+
+    fn finish(
+        &self,
+        payload: &[u8],
+        own: BorrowedFd<'_>,
+        _cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        let record = checked(payload)?;
+        record.options.apply(own, Stage::Late)?;
+        fill(&record, own);
+        if record.is_shut {
+            // Says that it is not connected where it is not, and does it nevertheless.
+            let _ = sys::socket::shutdown(own, SHUT_RD);
+        }
+        Ok(())
+    }
+}
+
+fn checked(payload: &[u8]) -> Result<Udp> {
+    let record: Udp = decode(&UdpSocket, payload)?;
+    let corrupt = |what| Err(Error::corrupt("udp socket", what));
+    if ![inet::AF_INET, inet::AF_INET6].contains(&record.family) {
+        return corrupt("of another family");
+    }
+    let is_address = |group: &Group| matches!(group.address.len(), 4 | 16);
+    if !record.groups.iter().all(is_address) {
+        return corrupt("a multicast group without an address");
+    }
+    Ok(record)
+}
+
+fn read(open: &Open<'_>) -> Result<Udp> {
+    let own = open.own()?;
+    let failed = |error| Error::kernel(format!("read {}", open.place()), error);
+    let corked = sys::socket::number(own, IPPROTO_UDP, UDP_CORK).map_err(failed)? != 0;
+    if corked && count(own, Count::Outbound).map_err(failed)? > 0 {
+        return Err(open.unsupported("a datagram under construction (UDP_CORK)", None));
+    }
+    let peeked = peek::messages(own, false)
+        .map_err(failed)?
+        .unwrap_or_default();
+    let queue = peeked.into_iter().map(|peeked| Datagram {
+        from: peeked.received.name,
+        data: peeked.data,
+    });
+    let remote = match sys::socket::peer_name(own) {
+        Ok(remote) => remote,
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => Vec::new(),
+        Err(error) => return Err(failed(error)),
+    };
+    Ok(Udp {
+        family: Nature::of_fd(own)?.family,
+        common: socket::Common::of(open),
+        local: sys::socket::name(own).map_err(failed)?,
+        remote,
+        is_shut: is_shut(own).map_err(|error| failed(error.into()))?,
+        groups: groups(open)?,
+        queue: queue.collect(),
+        options: Options::read(own, &LEVELS)?,
+    })
+}
+
+fn is_shut(own: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+    let mut fds = [PollFd::new(&own, PollFlags::RDHUP)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::event::poll(&mut fds, Some(&now))?;
+    Ok(fds[0].revents().contains(PollFlags::RDHUP))
+}
+
+/// The groups that a socket is a member of: the host's are known, and the socket is asked about
+/// each.
+fn groups(open: &Open<'_>) -> Result<Vec<Group>> {
+    let own = open.own()?;
+    let mut groups = Vec::new();
+    for group in known_groups() {
+        let level = if group.address.len() == 4 { 0 } else { 41 };
+        let mut filter = vec![0u8; 144];
+        filter[..4].copy_from_slice(&group.interface.to_ne_bytes());
+        let (family, at): (u16, usize) = if level == 0 { (2, 12) } else { (10, 16) };
+        filter[8..10].copy_from_slice(&family.to_ne_bytes());
+        filter[at..at + group.address.len()].copy_from_slice(&group.address);
+        if sys::socket::ask_option(own, level, MCAST_MSFILTER, &mut filter).is_err() {
+            continue;
+        }
+        let word = |at: usize| u32::from_ne_bytes(filter[at..at + 4].try_into().expect("4 bytes"));
+        if (word(136), word(140)) != (MCAST_EXCLUDE, 0) {
+            return Err(open.unsupported("a multicast group with filtered sources", None));
+        }
+        groups.push(group);
+    }
+    Ok(groups)
+}
+
+/// The multicast groups that any socket of the host has joined.
+fn known_groups() -> Vec<Group> {
+    let mut groups = Vec::new();
+    // "1 lo : 1 V3", then a line for each group: "\t\t\t010000E0 1 0:00000000 0".
+    let mut interface = 0;
+    let table = std::fs::read_to_string("/proc/thread-self/net/igmp").unwrap_or_default();
+    for line in table.lines().skip(1) {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        if !line.starts_with('\t') {
+            interface = first.parse().unwrap_or_default();
+        } else if let Ok(address) = u32::from_str_radix(first, 16) {
+            let address = address.to_ne_bytes().to_vec();
+            groups.push(Group { interface, address });
+        }
+    }
+    // "1    lo              ff020000000000000000000000000001     1 0000000C 0"
+    let table = std::fs::read_to_string("/proc/thread-self/net/igmp6").unwrap_or_default();
+    for line in table.lines() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let address = words
+            .get(2)
+            .and_then(|text| u128::from_str_radix(text, 16).ok());
+        let interface = words.first().and_then(|text| text.parse().ok());
+        if let (Some(address), Some(interface)) = (address, interface) {
+            let address = address.to_be_bytes().to_vec();
+            groups.push(Group { interface, address });
+        }
+    }
+    groups
+}
+
+fn join(record: &Udp, own: BorrowedFd<'_>) -> Result<()> {
+    for group in &record.groups {
+        let interface = group.interface.to_ne_bytes();
+        let joined = if group.address.len() == 4 {
+            let request = [group.address.as_slice(), &[0; 4], &interface].concat();
+            sys::socket::set_option(own, 0, IP_ADD_MEMBERSHIP, &request)
+        } else {
+            let request = [group.address.as_slice(), &interface].concat();
+            sys::socket::set_option(own, 41, IPV6_ADD_MEMBERSHIP, &request)
+        };
+        joined.map_err(|error| {
+            let address = match <[u8; 4]>::try_from(group.address.as_slice()) {
+                Ok(four) => IpAddr::from(four),
+                Err(_) => {
+                    let all = group.address.as_slice().try_into().unwrap_or([0; 16]);
+                    IpAddr::from(all)
+                }
+            };
+            let interface = group.interface;
+            Error::kernel(
+                format!("join multicast group {address} on interface {interface}"),
+                error,
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Sends the unread datagrams again. Where that cannot be done they are lost, as datagrams are.
+fn fill(record: &Udp, own: BorrowedFd<'_>) {
+    if record.queue.is_empty() {
+        return;
+    }
+    let shared = record
+        .options
+        .number(SOL_SOCKET, SO_REUSEPORT)
+        .is_some_and(|on| on != 0);
+    let mut lost = 0;
+    for datagram in &record.queue {
+        let ends = inet::parse(&record.local).zip(inet::parse(&datagram.from));
+        let sent = match ends {
+            // Another socket of the same address might get it.
+            Some((local, from)) if !shared || !record.remote.is_empty() => {
+                packet::send_datagram(reachable(local, from), from, &datagram.data).is_ok()
+            }
+            _ => false,
+        };
+        lost += usize::from(!sent);
+    }
+    let arrived = count(own, Count::Inbound).is_ok_and(|bytes| bytes > 0)
+        || peek::is_readable(own).unwrap_or(false);
+    if lost > 0 || !arrived {
+        let local = inet::print(&record.local);
+        let lost = if arrived { lost } else { record.queue.len() };
+        log::warn!("udp {local}: {lost} unread datagrams are lost");
+    }
+}
+
+/// An address at which the host reaches a socket that may be bound to any: loopback, of the
+/// sender's family.
+fn reachable(local: SocketAddr, from: SocketAddr) -> SocketAddr {
+    let ip = match (local.ip().is_unspecified(), from.ip().to_canonical()) {
+        (false, _) => local.ip(),
+        (true, IpAddr::V4(_)) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        (true, IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
+    SocketAddr::new(ip, local.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket as Socket;
+    use std::time::Duration;
+
+    use super::super::socket::testing::{World, cycle};
+    use super::*;
+
+    /// Runs a test where its sockets disturb nobody.
+    macro_rules! alone {
+        ($body:block) => {
+            testkit::needs_root!();
+            sys::isolated::run(|| $body).unwrap();
+        };
+    }
+
+    fn restored(socket: Socket) -> Socket {
+        let [own] = cycle([socket.into()]);
+        let socket = Socket::from(own);
+        socket
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
+        socket
+    }
+
+    #[test]
+    fn addresses_and_connections_survive() {
+        alone!({
+            for at in ["127.0.0.1:0", "[::1]:0"] {
+                let (one, two) = (Socket::bind(at).unwrap(), Socket::bind(at).unwrap());
+                one.connect(two.local_addr().unwrap()).unwrap();
+                one.set_broadcast(true).unwrap();
+                let address = one.local_addr().unwrap();
+                let wanted = Options::read(one.as_fd(), &LEVELS).unwrap();
+                let one = restored(one);
+                assert_eq!(one.local_addr().unwrap(), address);
+                assert_eq!(one.peer_addr().unwrap(), two.local_addr().unwrap());
+                let mut options = Options::read(one.as_fd(), &LEVELS).unwrap();
+                // The time-out is the test's own.
+                options
+                    .values
+                    .retain(|value| value.name != 20 || value.level != 1);
+                let mut wanted = wanted;
+                wanted
+                    .values
+                    .retain(|value| value.name != 20 || value.level != 1);
+                assert_eq!(options, wanted);
+                one.send(b"on").unwrap();
+                assert_eq!(two.recv_from(&mut [0; 9]).unwrap(), (2, address));
+            }
+        });
+    }
+
+    #[test]
+    fn unread_datagrams_come_back_with_their_senders() {
+        alone!({
+            for (at, to) in [
+                ("127.0.0.1:0", "127.0.0.1"),
+                ("0.0.0.0:0", "127.0.0.1"),
+                ("[::]:0", "::1"),
+                ("[::]:0", "127.0.0.1"),
+            ] {
+                let server = Socket::bind(at).unwrap();
+                let port = server.local_addr().unwrap().port();
+                let senders = [(); 2].map(|()| Socket::bind((to, 0)).unwrap());
+                for (number, sender) in (0..).zip(&senders) {
+                    sender.send_to(&[number; 1001], (to, port)).unwrap();
+                    sender.send_to(&[], (to, port)).unwrap();
+                }
+                let server = restored(server);
+                for (number, sender) in (0..).zip(&senders) {
+                    let mut data = [9; 2000];
+                    let (bytes, from) = server.recv_from(&mut data).unwrap();
+                    assert_eq!(&data[..bytes], &[number; 1001]);
+                    assert_eq!(from.port(), sender.local_addr().unwrap().port());
+                    assert_eq!(server.recv_from(&mut data).unwrap().0, 0);
+                }
+                server.set_nonblocking(true).unwrap();
+                server.recv_from(&mut [0]).unwrap_err();
+            }
+        });
+    }
+
+    #[test]
+    fn multicast_groups_are_joined_again() {
+        alone!({
+            let socket = Socket::bind("0.0.0.0:0").unwrap();
+            let group = Ipv4Addr::new(224, 0, 0, 251);
+            let interface = 1u32.to_ne_bytes();
+            let request = [&group.octets()[..], &[0; 4], &interface].concat();
+            sys::socket::set_option(&socket, 0, IP_ADD_MEMBERSHIP, &request).unwrap();
+            let mut world = World::new(vec![socket.into()]);
+            world.dump().unwrap();
+            let socket = world.restore().unwrap().remove(0);
+            let again = sys::socket::set_option(&socket, 0, IP_ADD_MEMBERSHIP, &request);
+            let errno = again.as_ref().err().and_then(Errno::from_io_error);
+            assert_eq!(errno, Some(Errno::ADDRINUSE), "it is a member already");
+        });
+    }
+
+    #[test]
+    fn a_datagram_under_construction_is_refused() {
+        alone!({
+            let socket = Socket::bind("127.0.0.1:0").unwrap();
+            socket.connect("127.0.0.1:9").unwrap();
+            sys::socket::set_number(&socket, IPPROTO_UDP, UDP_CORK, 1).unwrap();
+            socket.send(b"begun").unwrap();
+            let error = World::new(vec![socket.into()]).dump().unwrap_err();
+            assert!(error.to_string().contains("UDP_CORK"), "{error}");
+        });
+    }
+
+    #[test]
+    fn raw_sockets_are_refused_by_name() {
+        testkit::needs_root!();
+        let socket = sys::socket::open(2, 3, 1).unwrap();
+        let error = World::new(vec![socket]).dump().unwrap_err();
+        let wanted = "a IPv4 raw socket, protocol 1";
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+
+    #[test]
+    fn damaged_payloads_are_refused() {
+        assert!(checked(&Udp::default().encode_to_vec()).is_err());
+        let group = Group {
+            interface: 1,
+            address: vec![1; 5],
+        };
+        let record = Udp {
+            family: inet::AF_INET,
+            groups: vec![group],
+            ..Udp::default()
+        };
+        assert!(checked(&record.encode_to_vec()).is_err());
+    }
+}
