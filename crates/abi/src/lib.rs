@@ -120,7 +120,9 @@ pub struct Header {
     /// See `patience_s`.
     pub patience_ns: i64,
     /// Never written: parked threads wait on it.
-    pub hold: u64,
+    pub hold: u32,
+    /// How many other threads of the process went back on their own.
+    pub returned: u32,
     /// Whether (not 0) a thread that failed ends its process instead of parking.
     pub fatal: u64,
 }
@@ -139,7 +141,8 @@ impl Header {
         out[16..24].copy_from_slice(&self.resume.to_le_bytes());
         out[24..32].copy_from_slice(&self.patience_s.to_le_bytes());
         out[32..40].copy_from_slice(&self.patience_ns.to_le_bytes());
-        out[40..48].copy_from_slice(&self.hold.to_le_bytes());
+        out[40..44].copy_from_slice(&self.hold.to_le_bytes());
+        out[44..48].copy_from_slice(&self.returned.to_le_bytes());
         out[48..56].copy_from_slice(&self.fatal.to_le_bytes());
         out
     }
@@ -171,6 +174,8 @@ pub mod offset {
     pub const PATIENCE: usize = offset_of!(Header, patience_s);
     /// Of [`Header::hold`].
     pub const HOLD: usize = offset_of!(Header, hold);
+    /// Of [`Header::returned`].
+    pub const RETURNED: usize = offset_of!(Header, returned);
     /// Of [`Header::fatal`].
     pub const FATAL: usize = offset_of!(Header, fatal);
 }

@@ -8,8 +8,8 @@
 //! While threads run in the mapping, being killed leaves them with a way back:
 //! - in the stub: what was mapped is unmapped and the comeback code follows;
 //! - in a batch: the thread parks at the end of its script, nobody fetches it, and after
-//!   [`PATIENCE`] it comes back by itself (the leader of a single-threaded process unmaps the blob
-//!   first, through the stub);
+//!   [`PATIENCE`] it comes back by itself. The leader waits a little longer and unmaps the blob,
+//!   through the stub, once all others have gone;
 //! - afterwards: the leader's registers lead to the stub's `munmap`, the others' are their own.
 
 use std::fs::File;
@@ -24,6 +24,10 @@ use crate::{Error, Result, Thread, comeback};
 /// How long a parked thread waits for its tracer before it goes back on its own.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How much longer the leader of several threads waits: the others must be out of the blob when it
+/// is unmapped.
+const LEADERS_PATIENCE: Duration = Duration::from_millis(500);
+
 /// The stub begins with `syscall; mov rdi, rax; mov esi, length`: what is mapped at its start …
 const STUB_MAP: [u8; 6] = [0x0f, 0x05, 0x48, 0x89, 0xc7, 0xbe];
 /// … is unmapped by `mov eax, 11; syscall`, which can also be entered by itself, …
@@ -32,8 +36,8 @@ const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, 0x0f, 0x05];
 const UNMAP_AT: u64 = 10;
 /// The stub: map, unmap, and the way back.
 const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
-/// The snippet that has a parked leader unmap the blob: see [`unmap_snippet`].
-const SNIPPET_BYTES: usize = 48;
+/// What stands in front of the comeback code: see [`leaders_way`].
+const WAY_BYTES: usize = 64;
 
 const MMAP: u64 = 9;
 const MUNMAP: u64 = 11;
@@ -110,7 +114,15 @@ impl Visit {
         assert_eq!(batches.len(), self.threads.len(), "one batch a thread");
         let area = self.make_room(batches)?;
         let places = self.fill(area, batches)?;
-        for (thread, place) in self.threads.iter_mut().zip(&places) {
+        self.start(area, &places)?;
+        self.wait_parked(&places)?;
+        self.fetch_threads(area)?;
+        self.outcomes(&places, batches)
+    }
+
+    /// Sends every thread into the blob.
+    fn start(&mut self, area: Span, places: &[Place]) -> Result<()> {
+        for (thread, place) in self.threads.iter_mut().zip(places) {
             let code = Registers {
                 rip: area.start.0,
                 r12: place.ops.0,
@@ -121,9 +133,7 @@ impl Visit {
             thread.borrow(&code)?;
             thread.start()?;
         }
-        self.wait_parked(&places)?;
-        self.fetch_threads(area)?;
-        self.outcomes(&places, batches)
+        Ok(())
     }
 
     /// Has the leader map the area.
@@ -165,21 +175,36 @@ impl Visit {
     /// Writes code, headers, ops and data of all threads into the area.
     fn fill(&self, area: Span, batches: &[&dyn Batch]) -> Result<Vec<Place>> {
         let mut bytes = blob::code().to_vec();
-        bytes.resize(CODE_BYTES - SNIPPET_BYTES, 0xcc);
-        let snippet_at = area.start.plus(bytes.len() as u64);
-        bytes.extend(unmap_snippet(area, self.stub.plus(UNMAP_AT)));
+        bytes.resize(CODE_BYTES, 0xcc);
+        let others = self.threads.len() - 1;
         let mut places = Vec::new();
-        for (thread, batch) in self.threads.iter().zip(batches) {
+        let mut first_header = Addr(0);
+        for (index, (thread, batch)) in self.threads.iter().zip(batches).enumerate() {
             let header = area.start.plus(bytes.len() as u64);
             let ops = header.plus(Header::BYTES as u64);
             let data = ops.plus((batch.ops_bytes().next_multiple_of(64)) as u64);
             let comeback = data.plus(batch.data_bytes().next_multiple_of(64) as u64);
-            let alone = self.threads.len() == 1;
-            let resume = if alone { snippet_at } else { comeback };
-            let patience_s = i64::try_from(PATIENCE.as_secs()).expect("a short time");
+            let back = comeback::code(&thread.saved.registers, thread.saved.mask);
+            let (way_back, patience) = if index == 0 {
+                first_header = header;
+                let extra = if others > 0 {
+                    LEADERS_PATIENCE
+                } else {
+                    Duration::ZERO
+                };
+                let returned = header.plus(offset::RETURNED as u64);
+                let mut code = leaders_way(returned, others, area, self.stub.plus(UNMAP_AT));
+                code.extend(back);
+                (code, PATIENCE + extra)
+            } else {
+                let mut code = others_way(first_header.plus(offset::RETURNED as u64));
+                code.extend(back);
+                (code, PATIENCE)
+            };
             let header_value = Header {
-                resume: resume.0,
-                patience_s,
+                resume: comeback.0,
+                patience_s: i64::try_from(patience.as_secs()).expect("a short time"),
+                patience_ns: patience.subsec_nanos().into(),
                 ..Header::default()
             };
             let (op_bytes, data_bytes) = batch.compile(ops, data);
@@ -188,7 +213,7 @@ impl Visit {
             bytes.resize((data.0 - area.start.0) as usize, 0);
             bytes.extend(data_bytes);
             bytes.resize((comeback.0 - area.start.0) as usize, 0);
-            bytes.extend(comeback::code(&thread.saved.registers, thread.saved.mask));
+            bytes.extend(way_back);
             bytes.resize(bytes.len().next_multiple_of(64), 0);
             places.push(Place {
                 header,
@@ -329,14 +354,14 @@ impl Drop for Visit {
     }
 }
 
-/// The blob's code and the unmapping snippet.
+/// The blob's code.
 const CODE_BYTES: usize = 512;
 
 fn part_bytes(batch: &dyn Batch) -> usize {
     Header::BYTES.next_multiple_of(64)
         + batch.ops_bytes().next_multiple_of(64)
         + batch.data_bytes().next_multiple_of(64)
-        + comeback::LEN_BYTES.next_multiple_of(64)
+        + (WAY_BYTES + comeback::LEN_BYTES).next_multiple_of(64)
         + 64
 }
 
@@ -361,16 +386,30 @@ fn call_at(stub: Addr, thread: &Thread, call: [u64; 7]) -> Registers {
     }
 }
 
-/// Code for a parked leader that nobody fetched: `munmap(area)` at the stub, and back.
-fn unmap_snippet(area: Span, stub: Addr) -> Vec<u8> {
-    let mut out = vec![0xb8, MUNMAP as u8, 0, 0, 0]; // mov eax, 11
-    out.extend([0x48, 0xbf]); // movabs rdi, start
-    out.extend(area.start.0.to_le_bytes());
-    out.extend([0x48, 0xbe]); // movabs rsi, length
-    out.extend(area.bytes().to_le_bytes());
-    out.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
-    out.extend(stub.0.to_le_bytes());
-    out.resize(SNIPPET_BYTES, 0xcc);
+/// Code for a parked leader that nobody fetched: if all others have returned, `munmap(area)` at
+/// the stub, which leads back; else on to the comeback code that follows.
+fn leaders_way(returned: Addr, others: usize, area: Span, unmap: Addr) -> Vec<u8> {
+    let mut unmapping = vec![0x48, 0xbf]; // movabs rdi, start
+    unmapping.extend(area.start.0.to_le_bytes());
+    unmapping.extend([0x48, 0xbe]); // movabs rsi, length
+    unmapping.extend(area.bytes().to_le_bytes());
+    unmapping.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
+    unmapping.extend(unmap.0.to_le_bytes());
+    let mut out = vec![0x48, 0xb8]; // movabs rax, returned
+    out.extend(returned.0.to_le_bytes());
+    out.extend([0x8b, 0x00, 0x3d]); // mov eax, [rax]; cmp eax, others
+    out.extend(u32::try_from(others).unwrap_or(u32::MAX).to_le_bytes());
+    out.extend([0x72, unmapping.len() as u8]); // jb behind
+    out.extend(unmapping);
+    out
+}
+
+/// Code for another parked thread that nobody fetched: it counts itself as returned; the comeback
+/// code follows.
+fn others_way(returned: Addr) -> Vec<u8> {
+    let mut out = vec![0x48, 0xb8]; // movabs rax, returned
+    out.extend(returned.0.to_le_bytes());
+    out.extend([0xf0, 0xff, 0x00]); // lock inc dword ptr [rax]
     out
 }
 
@@ -562,6 +601,81 @@ mod tests {
         echo(&mut child);
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
         assert!(!maps.contains(&format!("{:x}-", area.start.0)), "{maps}");
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn threads_that_nobody_fetches_come_back_and_leave_nothing() {
+        const PROGRAM: &str = "import sys,threading,time\n\
+            for _ in range(3): threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()\n\
+            for line in sys.stdin.buffer.raw: sys.stdout.buffer.write(line[:1]); sys.stdout.flush()";
+        let mut command = Command::new("python3");
+        let command = command.args(["-c", PROGRAM]);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 starts");
+        let pid = i32::try_from(child.id()).expect("a pid");
+        let mut ask = || {
+            child
+                .stdin
+                .as_mut()
+                .expect("piped")
+                .write_all(b"x\n")
+                .expect("it reads");
+            child
+                .stdout
+                .as_mut()
+                .expect("piped")
+                .read_exact(&mut [0])
+                .expect("it echoes");
+        };
+        ask();
+        let mut tids = std::fs::read_dir(format!("/proc/{pid}/task"))
+            .expect("a list of threads")
+            .map(|entry| {
+                entry
+                    .expect("an entry")
+                    .file_name()
+                    .to_string_lossy()
+                    .parse()
+            })
+            .collect::<std::result::Result<Vec<i32>, _>>()
+            .expect("numbers");
+        tids.sort_by_key(|tid| *tid != pid);
+        assert_eq!(tids.len(), 4);
+        let stop = |tid: &i32| {
+            Thread::seize(*tid).expect("seize");
+            Thread::stopped(pid, *tid, None).expect("stopped")
+        };
+        let threads = tids.iter().map(stop).collect::<Vec<_>>();
+        let mut visit = Visit::new(threads, memory(pid), &[vdso(pid)]).expect("room");
+        let calls = Calls(vec![Op::call(186, [0; 6])]);
+        let batches = [&calls as &dyn Batch; 4];
+        let area = visit.make_room(&batches).expect("an area");
+        let places = visit.fill(area, &batches).expect("filled");
+        visit.start(area, &places).expect("started");
+        visit.wait_parked(&places).expect("parked");
+        // The tracer is killed: the kernel detaches all threads as they are.
+        for tid in &tids {
+            sys::ptrace::interrupt(*tid).expect("interrupt");
+            sys::ptrace::wait(*tid).expect("stops");
+            sys::ptrace::detach(*tid, 0).expect("detach");
+        }
+        visit.forget();
+        ask();
+        let deadline = Instant::now() + 4 * PATIENCE;
+        let mapped = || {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+            maps.contains(&format!("{:x}-", area.start.0))
+        };
+        while mapped() {
+            assert!(Instant::now() < deadline, "the blob is still there");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        ask();
         child.kill().expect("kill");
         child.wait().expect("wait");
     }

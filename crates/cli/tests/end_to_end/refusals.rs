@@ -155,7 +155,6 @@ fn a_full_disk_fails_the_dump_and_the_target_goes_on() {
 }
 
 #[test]
-#[ignore = "the planner of births panics when a task is missing"]
 fn a_target_that_dies_on_the_way_fails_the_dump_and_frees_the_others() {
     needs_root!();
     let stillframe = stillframe();

@@ -247,7 +247,6 @@ fn a_tree_of_fifty_goes_on() {
 }
 
 #[test]
-#[ignore = "epoll_wait returns EINTR"]
 fn interrupted_calls_go_on() {
     needs_root!();
     let stillframe = stillframe();
@@ -258,7 +257,6 @@ fn interrupted_calls_go_on() {
 }
 
 #[test]
-#[ignore = "epoll_wait returns EINTR"]
 fn interrupted_calls_of_a_task_left_running_go_on() {
     needs_root!();
     let stillframe = stillframe();

@@ -266,7 +266,8 @@ pub static KINDS: &[&dyn Kind] = &[
 /// [`Error::Unsupported`] naming the description when no kind does.
 pub fn claim(open: &Open<'_>) -> Result<&'static dyn Kind> {
     let kind = KINDS.iter().find(|kind| kind.claims(open));
-    kind.copied().ok_or_else(|| open.unsupported(&socket::explain(open), None))
+    kind.copied()
+        .ok_or_else(|| open.unsupported(&socket::explain(open), None))
 }
 
 /// The payload's message.

@@ -62,11 +62,20 @@ impl Part for Itimers {
         })
     }
 
-    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
-        let timers = (0..).zip(&asked.data).map(|(which, at)| Itimer {
-            which,
-            value_us: answers.word(*at, 16) * MICROS + answers.word(*at, 24),
-            interval_us: answers.word(*at, 0) * MICROS + answers.word(*at, 8),
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        const SIGALRM: u64 = 1 << 13;
+        // The kernel starts a repeating timer again when its signal is taken, not when it expires.
+        let expired = facts.status()?.shared_pending & SIGALRM != 0;
+        let timers = (0..).zip(&asked.data).map(|(which, at)| {
+            let value_us = answers.word(*at, 16) * MICROS + answers.word(*at, 24);
+            let interval_us = answers.word(*at, 0) * MICROS + answers.word(*at, 8);
+            let again = which == 0 && value_us == 0 && expired;
+            let value_us = if again { interval_us } else { value_us };
+            Itimer {
+                which,
+                value_us,
+                interval_us,
+            }
         });
         let timers = timers.filter(|timer| timer.value_us != 0);
         let record = Record {
