@@ -24,6 +24,7 @@ const VERIFY_BYTES: u64 = 4 << 20;
 /// An opened image.
 pub struct Reader {
     id: ImageId,
+    features: Vec<String>,
     facts: Facts,
     records: Vec<Record>,
     index: Index,
@@ -79,6 +80,7 @@ impl Reader {
             .collect::<Result<_>>()?;
         Ok(Self {
             id: header.id,
+            features: decoded.features,
             facts: decoded.facts.unwrap_or_default(),
             records,
             index,
@@ -89,6 +91,11 @@ impl Reader {
     /// Returns the image's identity.
     pub fn id(&self) -> ImageId {
         self.id
+    }
+
+    /// Returns the features of the format that the image needs.
+    pub fn features(&self) -> &[String] {
+        &self.features
     }
 
     /// Returns what the image's creator said about its creation.
