@@ -77,6 +77,11 @@ impl Kind for Chardev {
         Ok(payload.place.describe())
     }
 
+    fn path(&self, payload: &[u8]) -> Result<Option<String>> {
+        let payload: Payload = decode(self, payload)?;
+        Ok(Some(payload.place.describe()))
+    }
+
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let payload: Payload = decode(self, payload)?;
         let flags = status::checked(self.name(), payload.flags)?;

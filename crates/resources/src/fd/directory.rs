@@ -56,6 +56,11 @@ impl Kind for Directory {
         Ok(format!("{place} pos={pos}"))
     }
 
+    fn path(&self, payload: &[u8]) -> Result<Option<String>> {
+        let payload: Payload = decode(self, payload)?;
+        Ok(Some(payload.place.describe()))
+    }
+
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let payload: Payload = decode(self, payload)?;
         let flags = status::checked(self.name(), payload.flags)?;

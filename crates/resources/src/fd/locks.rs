@@ -150,15 +150,32 @@ fn same_file(one: &Row, other: &Row) -> bool {
     (one.stat.st_dev, one.stat.st_ino) == (other.stat.st_dev, other.stat.st_ino)
 }
 
+fn decode(payload: &[u8]) -> Result<Vec<Lock>> {
+    let payload: ProcessLocks = prost::Message::decode(payload)
+        .map_err(|error: prost::DecodeError| Error::corrupt("locks", error.to_string()))?;
+    Ok(payload.locks)
+}
+
+/// One line for people.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn describe(payload: &[u8]) -> Result<String> {
+    let locks = decode(payload)?;
+    let told = locks.iter().map(|lock| {
+        let told = lock.describe();
+        format!("{told} by fd {}", lock.fd)
+    });
+    Ok(told.collect::<Vec<_>>().join(", "))
+}
+
 /// Adds the calls by which the task of a [`dump_process`] takes its locks again, once its
 /// descriptors have their numbers.
 ///
 /// # Errors
 /// [`Error::Corrupt`].
 pub fn in_process(payload: &[u8], script: &mut Script) -> Result<()> {
-    let payload: ProcessLocks = prost::Message::decode(payload)
-        .map_err(|error: prost::DecodeError| Error::corrupt("locks", error.to_string()))?;
-    for lock in payload.locks {
+    for lock in decode(payload)? {
         if lock.style() != Style::Process {
             return Err(Error::corrupt("locks", "one that is not the process's"));
         }

@@ -196,6 +196,13 @@ pub trait Kind: Sync {
     /// # Errors
     /// [`Error::Corrupt`].
     fn describe(&self, payload: &[u8]) -> Result<String>;
+    /// The file's path for people, of kinds that have one: how /proc/PID/maps would call it.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn path(&self, _payload: &[u8]) -> Result<Option<String>> {
+        Ok(None)
+    }
     /// Opens the description in the restorer. Called in the order of ids. The offset and the
     /// status flags are the kind's business as well.
     ///

@@ -69,6 +69,11 @@ impl Kind for Regular {
         Ok(format!("{place} pos={pos} flags={flags:#o}"))
     }
 
+    fn path(&self, payload: &[u8]) -> Result<Option<String>> {
+        let payload: Payload = decode(self, payload)?;
+        Ok(Some(payload.place.describe()))
+    }
+
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let payload: Payload = decode(self, payload)?;
         let flags = status::checked(self.name(), payload.flags)?;

@@ -124,6 +124,34 @@ const REFUSED: [(&[u8; 2], &str); 6] = [
     (b"ss", "shadow stack"),
 ];
 
+impl Memory {
+    /// Checks what an image claims: mappings are sorted, disjoint and of whole pages, and each has
+    /// a file or none as its flags say.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn check(&self) -> Result<()> {
+        const TOP: u64 = 1 << 56;
+        let bad = |what: String| Err(Error::corrupt("memory", what));
+        let mut last = 0;
+        for map in &self.mappings {
+            let whole = map.start.is_multiple_of(PAGE_BYTES) && map.end.is_multiple_of(PAGE_BYTES);
+            if !whole || map.start < last || map.end <= map.start || map.end > TOP {
+                return bad(format!("mapping {} is out of order", map.span()));
+            }
+            if map.file.is_some() == map.is_anonymous() && map.special() == Special::No {
+                let span = map.span();
+                return bad(format!("mapping {span} has no file or one too many"));
+            }
+            last = map.end;
+        }
+        if self.marks.len() != 11 {
+            return bad(format!("{} marks instead of 11", self.marks.len()));
+        }
+        Ok(())
+    }
+}
+
 impl Mapping {
     /// The addresses.
     #[must_use]
@@ -301,7 +329,7 @@ pub struct Laid {
 /// # Errors
 /// [`Error::Corrupt`].
 pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
-    check(planning.memory)?;
+    planning.memory.check()?;
     let mut laid = Laid::default();
     let kept = kept(planning);
     unmap_rest(planning, &kept, &mut laid.early);
@@ -339,30 +367,6 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     vdso(planning.memory, &mut laid.late)?;
     marks(planning, &mut laid.finish)?;
     Ok(laid)
-}
-
-/// Claims of an image about mappings are checked before a script is made of them.
-fn check(memory: &Memory) -> Result<()> {
-    const TOP: u64 = 1 << 56;
-    let bad = |what: String| Err(Error::corrupt("memory", what));
-    let mut last = 0;
-    for map in &memory.mappings {
-        let aligned = map.start.is_multiple_of(PAGE_BYTES) && map.end.is_multiple_of(PAGE_BYTES);
-        if !aligned || map.start < last || map.end <= map.start || map.end > TOP {
-            return bad(format!("mapping {} is out of order", map.span()));
-        }
-        if map.file.is_some() == map.is_anonymous() && map.special() == Special::No {
-            return bad(format!(
-                "mapping {} has no file or one too many",
-                map.span()
-            ));
-        }
-        last = map.end;
-    }
-    if memory.marks.len() != 11 {
-        return bad(format!("{} marks instead of 11", memory.marks.len()));
-    }
-    Ok(())
 }
 
 fn has_stored(pages: &Pages, span: Span) -> bool {
