@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use process::Description;
-use process::report::TaskDescription;
+use process::report::{MappingDescription, PageCounts, TaskDescription};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Status};
@@ -57,11 +57,16 @@ fn to_json(image: &Description) -> Value {
         "parent": image.parent,
         "format": image.format,
         "features": image.features,
-        "pages": {
-            "stored": image.pages.stored,
-            "zero": image.pages.zero,
-            "parent": image.pages.parent,
+        "creation": {
+            "created_ns": image.creation.created_ns,
+            "stillframe": image.creation.stillframe,
+            "kernel": image.creation.kernel,
+            "arch": image.creation.arch,
         },
+        "vdsos": image.vdsos.iter()
+            .map(|vdso| json!({"build_id": vdso.build_id, "is_ours": vdso.is_ours}))
+            .collect::<Vec<_>>(),
+        "pages": pages_to_json(&image.pages),
         "files": image.files.iter()
             .map(|file| json!({"name": file.name, "bytes": file.bytes}))
             .collect::<Vec<_>>(),
@@ -69,7 +74,17 @@ fn to_json(image: &Description) -> Value {
     })
 }
 
+fn pages_to_json(pages: &PageCounts) -> Value {
+    json!({
+        "stored": pages.stored,
+        "zero": pages.zero,
+        "parent": pages.parent,
+        "shared": pages.shared,
+    })
+}
+
 fn task_to_json(task: &TaskDescription) -> Value {
+    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
     json!({
         "pid": task.pid,
         "parent_pid": task.parent_pid,
@@ -77,19 +92,29 @@ fn task_to_json(task: &TaskDescription) -> Value {
         "session": task.session,
         "name": task.name,
         "state": task.state,
+        "ended": task.ended,
         "threads": task.threads,
-        "exe": task.exe.as_ref().map(|exe| exe.display().to_string()),
+        "exe": path(&task.exe),
+        "cwd": path(&task.cwd),
+        "root": path(&task.root),
+        "parts": task.parts.iter().map(|part| json!({
+            "tid": part.tid,
+            "name": part.name,
+            "what": part.what,
+        })).collect::<Vec<_>>(),
         "mappings": task.mappings.iter().map(|mapping| json!({
             "start": mapping.start,
             "end": mapping.end,
             "protection": mapping.protection,
             "what": mapping.what,
-            "stored_pages": mapping.stored_pages,
+            "pages": pages_to_json(&mapping.pages),
         })).collect::<Vec<_>>(),
         "descriptors": task.descriptors.iter().map(|descriptor| json!({
             "fd": descriptor.fd,
+            "description": descriptor.description,
             "kind": descriptor.kind,
             "what": descriptor.what,
+            "holds": descriptor.holds,
             "close_on_exec": descriptor.close_on_exec,
         })).collect::<Vec<_>>(),
     })
@@ -104,26 +129,48 @@ fn to_text(image: &Description) -> String {
 
 fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
     writeln!(text, "image {}, format {}", image.image, image.format)?;
+    let creation = &image.creation;
+    writeln!(
+        text,
+        "written {} by stillframe {} on Linux {}, {}",
+        date(creation.created_ns / 1_000_000_000),
+        printable(&creation.stillframe),
+        printable(&creation.kernel),
+        printable(&creation.arch)
+    )?;
     if let Some(parent) = &image.parent {
         writeln!(text, "a difference from {parent}")?;
     }
     if !image.features.is_empty() {
         writeln!(text, "features {}", image.features.join(", "))?;
     }
+    for vdso in &image.vdsos {
+        let ours = if vdso.is_ours {
+            "the same as this host's"
+        } else {
+            "not this host's: a restore is refused here"
+        };
+        writeln!(text, "vDSO {}, {ours}", vdso.build_id)?;
+    }
     let pages = image.pages;
     writeln!(
         text,
-        "pages {} stored ({}), {} zero, {} as in the parent",
+        "pages {} stored ({}), {} zero, {} shared with a parent task, {} as in the parent image",
         pages.stored,
-        bytes(pages.stored * PAGE_BYTES),
+        bytes(pages.stored.saturating_mul(PAGE_BYTES)),
         pages.zero,
+        pages.shared,
         pages.parent
     )?;
     for file in &image.files {
         writeln!(text, "file {} {}", file.name, bytes(file.bytes))?;
     }
+    writeln!(text, "\ntree")?;
     for task in &image.tasks {
-        write_task(text, task, depth(image, task))?;
+        write_node(text, task, depth(image, task))?;
+    }
+    for task in image.tasks.iter().filter(|task| task.ended.is_none()) {
+        write_task(text, task)?;
     }
     Ok(())
 }
@@ -142,33 +189,41 @@ fn depth(image: &Description, task: &TaskDescription) -> usize {
     depth
 }
 
-fn write_task(text: &mut String, task: &TaskDescription, depth: usize) -> std::fmt::Result {
-    let indent = "  ".repeat(depth);
-    write!(
-        text,
-        "\n{indent}task {} {} {}",
-        task.pid, task.name, task.state
-    )?;
+/// A line of the tree.
+fn write_node(text: &mut String, task: &TaskDescription, depth: usize) -> std::fmt::Result {
+    let indent = "  ".repeat(depth + 1);
+    let (pid, name, state) = (task.pid, printable(&task.name), &task.state);
+    write!(text, "{indent}{pid} {name} {state}")?;
+    if let Some(ended) = &task.ended {
+        write!(text, " ({ended})")?;
+    }
     write!(text, ", group {}, session {}", task.group, task.session)?;
     if task.threads.len() > 1 {
         let threads: Vec<String> = task.threads.iter().map(ToString::to_string).collect();
         write!(text, ", threads {}", threads.join(" "))?;
     }
-    writeln!(text)?;
-    if let Some(exe) = &task.exe {
-        writeln!(text, "{indent}  runs {}", exe.display())?;
+    writeln!(text)
+}
+
+fn write_task(text: &mut String, task: &TaskDescription) -> std::fmt::Result {
+    writeln!(text, "\ntask {} {}", task.pid, printable(&task.name))?;
+    let places = [("runs", &task.exe), ("in", &task.cwd), ("root", &task.root)];
+    for (what, path) in places {
+        if let Some(path) = path {
+            let path = path.display().to_string();
+            writeln!(text, "  {what} {}", printable(&path))?;
+        }
+    }
+    for part in &task.parts {
+        if part.tid == task.pid {
+            writeln!(text, "  {}: {}", part.name, printable(&part.what))?;
+        } else {
+            let (tid, what) = (part.tid, printable(&part.what));
+            writeln!(text, "  thread {tid} {}: {what}", part.name)?;
+        }
     }
     for mapping in &task.mappings {
-        writeln!(
-            text,
-            "{indent}  {:012x}-{:012x} {} {:>9} of {:>9} {}",
-            mapping.start,
-            mapping.end,
-            mapping.protection,
-            bytes(mapping.stored_pages * PAGE_BYTES),
-            bytes(mapping.end.saturating_sub(mapping.start)),
-            mapping.what
-        )?;
+        write_mapping(text, mapping)?;
     }
     for descriptor in &task.descriptors {
         let closes = if descriptor.close_on_exec {
@@ -176,13 +231,48 @@ fn write_task(text: &mut String, task: &TaskDescription, depth: usize) -> std::f
         } else {
             ""
         };
-        writeln!(
-            text,
-            "{indent}  fd {} {} {}{closes}",
-            descriptor.fd, descriptor.kind, descriptor.what
-        )?;
+        let (fd, kind, what) = (descriptor.fd, &descriptor.kind, printable(&descriptor.what));
+        write!(text, "  fd {fd} {kind} {what}{closes}")?;
+        match &descriptor.holds {
+            Some(holds) => writeln!(text, ", {}", printable(holds))?,
+            None => writeln!(text)?,
+        }
     }
     Ok(())
+}
+
+fn write_mapping(text: &mut String, mapping: &MappingDescription) -> std::fmt::Result {
+    let pages = mapping.pages;
+    write!(
+        text,
+        "  {:012x}-{:012x} {} {:>9} of {:>9} {}",
+        mapping.start,
+        mapping.end,
+        mapping.protection,
+        bytes(pages.stored.saturating_mul(PAGE_BYTES)),
+        bytes(mapping.end.saturating_sub(mapping.start)),
+        printable(&mapping.what)
+    )?;
+    for (count, fate) in [
+        (pages.shared, "shared with its parent task"),
+        (pages.zero, "zero"),
+        (pages.parent, "as in the parent image"),
+    ] {
+        if count > 0 {
+            let size = bytes(count.saturating_mul(PAGE_BYTES));
+            write!(text, ", {size} {fate}")?;
+        }
+    }
+    writeln!(text)
+}
+
+/// What an image says may hold anything: a terminal gets no control characters.
+fn printable(text: &str) -> String {
+    let escaped = text.chars().map(|char| match char {
+        char if char.is_control() => char.escape_default().to_string(),
+        char => char.to_string(),
+    });
+    escaped.collect()
 }
 
 /// Writes a size for people: whole units below 10,000 of them.
@@ -197,9 +287,29 @@ fn bytes(bytes: u64) -> String {
     format!("{number} TiB")
 }
 
+/// Writes seconds since 1970 as a date of the Gregorian calendar and a time, UTC.
+fn date(seconds: u64) -> String {
+    let (days, time) = (seconds / 86_400, seconds % 86_400);
+    // Years that begin with March put the leap day at their end; eras of 400 of them are alike.
+    let since_era = days + 719_468;
+    let (era, day) = (since_era / 146_097, since_era % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
+    };
+    let year = 400 * era + year + next;
+    let (hour, minute, second) = (time / 3_600, time / 60 % 60, time % 60);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
 #[cfg(test)]
 mod tests {
-    use process::report::{DescriptorDescription, FileSize, MappingDescription, PageCounts};
+    use process::report::{Creation, DescriptorDescription, FileSize, PartDescription, Vdso};
 
     use super::*;
 
@@ -216,6 +326,14 @@ mod tests {
         }
     }
 
+    fn part(tid: i32, name: &str, what: &str) -> PartDescription {
+        PartDescription {
+            tid,
+            name: name.to_owned(),
+            what: what.to_owned(),
+        }
+    }
+
     fn image() -> Description {
         let mut root = task(10, 0, "shell");
         root.exe = Some("/bin/sh".into());
@@ -224,14 +342,27 @@ mod tests {
             end: 0x60_0000,
             protection: "r-xp".to_owned(),
             what: "/bin/sh".to_owned(),
-            stored_pages: 3,
+            pages: PageCounts {
+                stored: 3,
+                shared: 2,
+                ..PageCounts::default()
+            },
         });
+        root.cwd = Some("/home/\u{1b}[2J".into());
+        root.parts.push(part(10, "limits", "NOFILE=1024:4096"));
         let mut child = task(11, 10, "worker");
         child.threads.push(12);
+        child.parts.push(part(12, "umask", "0022"));
+        let mut dead = task(13, 11, "gone");
+        dead.state = "zombie".to_owned();
+        dead.ended = Some("signal 9".to_owned());
+        dead.threads.clear();
         child.descriptors.push(DescriptorDescription {
             fd: 3,
+            description: 0,
             kind: "pipe".to_owned(),
             what: "pipe:[77]".to_owned(),
+            holds: Some("a flock for writing".to_owned()),
             close_on_exec: true,
         });
         Description {
@@ -239,46 +370,77 @@ mod tests {
             parent: None,
             format: 1,
             features: vec!["checksums".to_owned()],
+            creation: Creation {
+                created_ns: 1_709_209_445_000_000_000,
+                stillframe: "0.1.0".to_owned(),
+                kernel: "6.18.0".to_owned(),
+                arch: "x86_64".to_owned(),
+            },
+            vdsos: vec![Vdso {
+                build_id: "0a1b".to_owned(),
+                is_ours: false,
+            }],
             pages: PageCounts {
                 stored: 12_000,
                 zero: 5,
                 parent: 0,
+                shared: 2,
             },
             files: vec![FileSize {
                 name: "pages".to_owned(),
                 bytes: 49_152_000,
             }],
-            tasks: vec![root, child],
+            tasks: vec![root, child, dead],
         }
     }
 
     #[test]
     fn an_image_is_told_to_people() {
-        insta::assert_snapshot!(to_text(&image()), @"
+        insta::assert_snapshot!(to_text(&image()), @r"
         image 5f, format 1
+        written 2024-02-29 12:24:05 UTC by stillframe 0.1.0 on Linux 6.18.0, x86_64
         features checksums
-        pages 12000 stored (46 MiB), 5 zero, 0 as in the parent
+        vDSO 0a1b, not this host's: a restore is refused here
+        pages 12000 stored (46 MiB), 5 zero, 2 shared with a parent task, 0 as in the parent image
         file pages 46 MiB
 
-        task 10 shell running, group 10, session 10
-          runs /bin/sh
-          000000400000-000000600000 r-xp    12 KiB of  2048 KiB /bin/sh
+        tree
+          10 shell running, group 10, session 10
+            11 worker running, group 10, session 10, threads 11 12
+              13 gone zombie (signal 9), group 10, session 10
 
-          task 11 worker running, group 10, session 10, threads 11 12
-            fd 3 pipe pipe:[77] cloexec
+        task 10 shell
+          runs /bin/sh
+          in /home/\u{1b}[2J
+          limits: NOFILE=1024:4096
+          000000400000-000000600000 r-xp    12 KiB of  2048 KiB /bin/sh, 8192 B shared with its parent task
+
+        task 11 worker
+          thread 12 umask: 0022
+          fd 3 pipe pipe:[77] cloexec, a flock for writing
         ");
     }
 
     #[test]
     fn an_image_is_told_to_machines() {
         let json = to_json(&image());
-        assert_eq!(json["tasks"][0]["mappings"][0]["stored_pages"], 3);
+        assert_eq!(json["tasks"][0]["mappings"][0]["pages"]["stored"], 3);
         assert_eq!(json["tasks"][1]["threads"], json!([11, 12]));
         assert_eq!(json["tasks"][1]["descriptors"][0]["close_on_exec"], true);
         assert_eq!(
             json["pages"],
-            json!({"stored": 12_000, "zero": 5, "parent": 0})
+            json!({"stored": 12_000, "zero": 5, "parent": 0, "shared": 2})
         );
+    }
+
+    #[test]
+    fn dates_are_told() {
+        assert_eq!(date(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(date(951_782_399), "2000-02-28 23:59:59 UTC");
+        assert_eq!(date(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(date(4_107_542_400), "2100-03-01 00:00:00 UTC");
+        assert_eq!(date(1_767_225_599), "2025-12-31 23:59:59 UTC");
+        let _ = date(u64::MAX / 1_000_000_000);
     }
 
     #[test]

@@ -239,7 +239,8 @@ impl Pool {
     }
 }
 
-fn kind(tag: u16, id: usize) -> Result<&'static dyn Kind> {
+/// The kind of description `id`, whose record has this tag.
+pub(crate) fn kind(tag: u16, id: usize) -> Result<&'static dyn Kind> {
     let kind = KINDS.iter().find(|kind| kind.tag() == tag);
     let unknown = || {
         let what = format!("has the unknown kind {tag}");

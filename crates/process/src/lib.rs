@@ -6,6 +6,7 @@
 
 mod build;
 mod collect;
+mod describe;
 mod dump;
 mod error;
 mod freeze;
@@ -14,19 +15,13 @@ mod plan;
 mod records;
 pub mod report;
 mod restore;
+#[cfg(test)]
+mod sample;
 mod sentinel;
 
+pub use describe::describe;
 pub use dump::dump;
 pub use error::{Error, Result};
 pub use options::{Afterwards, Allowed, DumpOptions, InheritFd, Inherited, RestoreOptions};
 pub use report::{Blame, Description, DumpReport, Observer, Restored, Stage, Veto};
 pub use restore::{plan, restore};
-
-/// Tells what the image in `images_dir` holds.
-///
-/// # Errors
-/// A missing or damaged image.
-pub fn describe(images_dir: &std::path::Path) -> Result<Description> {
-    let _ = images_dir;
-    Err(Error::Unfit("show is not there yet".into()))
-}

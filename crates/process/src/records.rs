@@ -293,6 +293,11 @@ fn check_tree(tree: &Tree) -> Result<()> {
                 node.pid
             )));
         }
+        const SIGNALS: std::ops::RangeInclusive<i32> = 0..=64;
+        let signals = [node.exit_signal, node.exit_status & 0x7f];
+        if signals.iter().any(|signal| !SIGNALS.contains(signal)) {
+            return Err(corrupt(format!("task {} ends by no signal", node.pid)));
+        }
         let before = &tree.tasks[..index];
         let parent = before.iter().find(|other| other.pid == node.parent);
         let fit = parent.is_some_and(|parent| parent.state() != State::Zombie);

@@ -120,12 +120,38 @@ pub struct Description {
     pub format: u32,
     /// The features of the format that the image uses.
     pub features: Vec<String>,
+    /// What is known of its creation.
+    pub creation: Creation,
+    /// The vDSOs that the tasks have mapped: one, or none.
+    pub vdsos: Vec<Vdso>,
     /// The pages of all spaces by their fate.
     pub pages: PageCounts,
     /// The files of the image.
     pub files: Vec<FileSize>,
     /// The tasks, parents before children.
     pub tasks: Vec<TaskDescription>,
+}
+
+/// What an image says about its creation.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Creation {
+    /// When, in nanoseconds since 1970.
+    pub created_ns: u64,
+    /// The version of Stillframe that wrote it.
+    pub stillframe: String,
+    /// The release of the kernel that the tasks ran on.
+    pub kernel: String,
+    /// The machine: `x86_64`.
+    pub arch: String,
+}
+
+/// A vDSO: the kernel's code in a task's memory, which a restore cannot bring along.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Vdso {
+    /// Its build id, in hexadecimal.
+    pub build_id: String,
+    /// Whether this host's kernel has the same one, so that the image can be restored here.
+    pub is_ours: bool,
 }
 
 /// Pages by their fate.
@@ -137,6 +163,9 @@ pub struct PageCounts {
     pub zero: u64,
     /// Unchanged since the parent image.
     pub parent: u64,
+    /// Those that a task has in common with its parent (copy-on-write), stored or not once for
+    /// both.
+    pub shared: u64,
 }
 
 /// A file of an image.
@@ -163,10 +192,18 @@ pub struct TaskDescription {
     pub name: String,
     /// `running`, `stopped` or `zombie`.
     pub state: String,
+    /// How a zombie ended: `exit status 3`, `signal 9`.
+    pub ended: Option<String>,
     /// The ids of its threads, its own first.
     pub threads: Vec<i32>,
     /// The program that it runs; none for a zombie.
     pub exe: Option<PathBuf>,
+    /// Its working directory; none for a zombie.
+    pub cwd: Option<PathBuf>,
+    /// Its root directory, where that is not everybody's.
+    pub root: Option<PathBuf>,
+    /// What else is known of it and its threads, by thread.
+    pub parts: Vec<PartDescription>,
     /// Its mappings, by address.
     pub mappings: Vec<MappingDescription>,
     /// Its descriptors, by number.
@@ -184,8 +221,19 @@ pub struct MappingDescription {
     pub protection: String,
     /// What is mapped: a path, `[stack]`, `anonymous`, …
     pub what: String,
-    /// Its pages that this image stores.
-    pub stored_pages: u64,
+    /// Its pages by their fate; those of shared memory belong to the object that is mapped.
+    pub pages: PageCounts,
+}
+
+/// A saved part of the state of a task or thread.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PartDescription {
+    /// The thread; what belongs to the process stands with its first.
+    pub tid: i32,
+    /// The part: `limits`, `signal actions`, …
+    pub name: String,
+    /// What it is, for people.
+    pub what: String,
 }
 
 /// A saved descriptor.
@@ -193,10 +241,15 @@ pub struct MappingDescription {
 pub struct DescriptorDescription {
     /// Its number.
     pub fd: i32,
+    /// The number of the open file description in the image: descriptors that share one (dup,
+    /// fork) have the same.
+    pub description: u32,
     /// The kind of resource: `file`, `pipe`, `tcp`, …
     pub kind: String,
     /// What it is, for people: a path, an address, an inode.
     pub what: String,
+    /// The signals that its description sends and the locks that it holds, for people.
+    pub holds: Option<String>,
     /// Whether it is closed on exec.
     pub close_on_exec: bool,
 }

@@ -397,7 +397,8 @@ fn is_ending(pid: i32) -> bool {
     stat.is_ok_and(|stat| matches!(stat.state, b'Z' | b'X') || stat.flags & PF_EXITING != 0)
 }
 
-fn describe_status(status: i32) -> String {
+/// How a task with this wait status ended.
+pub(crate) fn describe_status(status: i32) -> String {
     match status & 0x7f {
         0 => format!("exit status {}", status >> 8 & 0xff),
         signal => format!("signal {signal}"),

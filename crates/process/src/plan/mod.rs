@@ -153,11 +153,18 @@ impl fmt::Display for Plan {
     }
 }
 
+/// No task has more: 56 bits are the most that processors of this kind address.
+const ADDRESSES_PAGES: u64 = 1 << 44;
+
 /// The pages of a process: those stored, and those inherited from `parent` if it may inherit.
 pub(crate) fn pages_of(reader: &Reader, pid: i32, parent: Option<i32>) -> Result<Pages> {
     let space = SpaceId(pid.cast_unsigned());
     let mut pages = Pages::default();
     for run in reader.runs(space) {
+        if run.end_page() > ADDRESSES_PAGES {
+            let what = format!("page {:#x} is outside of every task", run.end_page() - 1);
+            return Err(resources::Error::corrupt(format!("memory of {pid}"), what).into());
+        }
         let start = abi::Addr(run.first_page * abi::PAGE_BYTES);
         let span = abi::Span::new(start, run.len_bytes());
         match run.kind {

@@ -1,0 +1,464 @@
+//! Image → description: what `show` prints, without touching any task.
+
+use std::path::{Path, PathBuf};
+
+use image::{FORMAT_VERSION, MANIFEST_NAME, PARTS_MAX, Reader, Run, RunKind, SpaceId};
+use resources::fd::{attributes, locks};
+use resources::map::memory::{Mapping, Memory, Special};
+use resources::task::PARTS;
+use store::Store;
+
+use crate::build::kind;
+use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State};
+use crate::report::{
+    Creation, DescriptorDescription, FileSize, MappingDescription, PageCounts, PartDescription,
+    TaskDescription, Vdso,
+};
+use crate::restore::describe_status;
+use crate::{Description, Error, Result};
+
+/// Tells what the image in `images_dir` holds.
+///
+/// # Errors
+/// A missing or damaged image.
+pub fn describe(images_dir: &Path) -> Result<Description> {
+    let store = store::Directory::open(images_dir).map_err(Error::Store)?;
+    describe_in(&store)
+}
+
+fn describe_in(store: &dyn Store) -> Result<Description> {
+    let reader = Reader::open(store)?;
+    let saved = Saved::read(&reader)?;
+    let described = Descriptions::read(&saved)?;
+    let tasks = saved.tasks.iter().enumerate();
+    let tasks = tasks.map(|(index, task)| described.task(&reader, task, index == 0));
+    let facts = reader.facts();
+    Ok(Description {
+        image: reader.id().to_string(),
+        parent: None,
+        format: FORMAT_VERSION,
+        features: reader.features().to_vec(),
+        creation: Creation {
+            created_ns: facts.created_ns,
+            stillframe: facts.stillframe_version.clone(),
+            kernel: facts.kernel_release.clone(),
+            arch: facts.arch.clone(),
+        },
+        vdsos: vdsos(&saved),
+        pages: count_all(&reader),
+        files: files(store, &reader)?,
+        tasks: tasks.collect::<Result<_>>()?,
+    })
+}
+
+/// The image's own files.
+fn files(store: &dyn Store, reader: &Reader) -> Result<Vec<FileSize>> {
+    let pages = (0..PARTS_MAX).map(|part| reader.id().pages_part_name(part));
+    let mut files = Vec::new();
+    for name in std::iter::once(MANIFEST_NAME.to_owned()).chain(pages) {
+        match store.open(&name) {
+            Ok(object) => files.push(FileSize {
+                bytes: object.len_bytes(),
+                name,
+            }),
+            Err(store::Error::Missing { .. }) => {}
+            Err(error) => return Err(Error::Store(error)),
+        }
+    }
+    Ok(files)
+}
+
+/// Each vDSO that a task has mapped, once.
+fn vdsos(saved: &Saved<'_>) -> Vec<Vdso> {
+    let mut ids = saved
+        .tasks
+        .iter()
+        .map(|task| task.memory.vdso_build_id.as_slice())
+        .filter(|id| !id.is_empty())
+        .collect::<Vec<_>>();
+    ids.sort_unstable();
+    ids.dedup();
+    let own = sys::vdso::own_build_id().unwrap_or_default();
+    let vdso = |id: &[u8]| Vdso {
+        build_id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
+        is_ours: id == own,
+    };
+    ids.into_iter().map(vdso).collect()
+}
+
+fn count_all(reader: &Reader) -> PageCounts {
+    let spaces = reader.spaces().iter();
+    let runs = spaces.flat_map(|space| reader.runs(space.id));
+    let mut counts = PageCounts::default();
+    runs.for_each(|run| count(&mut counts, run.kind, run.pages.into()));
+    counts
+}
+
+fn count(counts: &mut PageCounts, kind: RunKind, pages: u64) {
+    let fate = match kind {
+        RunKind::Data { .. } => &mut counts.stored,
+        RunKind::Zero => &mut counts.zero,
+        RunKind::Same { .. } => &mut counts.shared,
+        RunKind::Parent => &mut counts.parent,
+    };
+    *fate = fate.saturating_add(pages);
+}
+
+/// The pages of a mapping among the sorted runs of its space.
+fn count_in(runs: &[Run], map: &Mapping) -> PageCounts {
+    let mut counts = PageCounts::default();
+    let (start, end) = (map.start / abi::PAGE_BYTES, map.end / abi::PAGE_BYTES);
+    let from = runs.partition_point(|run| run.end_page() <= start);
+    for run in runs[from..].iter().take_while(|run| run.first_page < end) {
+        let pages = run.end_page().min(end) - run.first_page.max(start);
+        count(&mut counts, run.kind, pages);
+    }
+    counts
+}
+
+/// The open file descriptions, by id.
+struct Descriptions(Vec<DescriptionText>);
+
+struct DescriptionText {
+    kind: &'static str,
+    what: String,
+    /// Of those that have one.
+    path: Option<String>,
+    /// Its owner and its locks.
+    holds: Option<String>,
+}
+
+impl Descriptions {
+    fn read(saved: &Saved<'_>) -> Result<Self> {
+        let all = saved.descriptions.iter().enumerate();
+        let all = all.map(|(id, (tag, payload))| {
+            let kind = kind(*tag, id)?;
+            let id = u32::try_from(id).expect("fewer descriptions than records");
+            let holds = saved.attributes.get(&id);
+            Ok(DescriptionText {
+                kind: kind.name(),
+                what: kind.describe(payload)?,
+                path: kind.path(payload)?,
+                holds: holds
+                    .map(|payload| attributes::describe(payload))
+                    .transpose()?,
+            })
+        });
+        Ok(Self(all.collect::<Result<_>>()?))
+    }
+
+    /// The file as a mapping shows it.
+    fn file(&self, id: u32) -> String {
+        let text = &self.0[id as usize];
+        let named = || format!("{} {}", text.kind, text.what);
+        text.path.clone().unwrap_or_else(named)
+    }
+
+    fn path(&self, id: u32) -> PathBuf {
+        PathBuf::from(self.file(id))
+    }
+
+    fn task(
+        &self,
+        reader: &Reader,
+        task: &SavedTask<'_>,
+        is_root: bool,
+    ) -> Result<TaskDescription> {
+        let node = &task.node;
+        let mut described = TaskDescription {
+            pid: node.pid,
+            parent_pid: if is_root { 0 } else { node.parent },
+            group: node.group,
+            session: node.session,
+            name: String::from_utf8_lossy(&node.name).into_owned(),
+            threads: node.threads.clone(),
+            ..TaskDescription::default()
+        };
+        described.state = match node.state() {
+            State::Running => "running",
+            State::Stopped => "stopped",
+            State::Zombie => "zombie",
+        }
+        .to_owned();
+        if node.state() == State::Zombie {
+            described.ended = Some(describe_status(node.exit_status));
+            return Ok(described);
+        }
+        described.exe = Some(self.path(task.memory.exe));
+        described.cwd = Some(self.path(task.place.cwd));
+        described.root = task.place.root.map(|root| self.path(root));
+        for thread in &task.threads {
+            describe_parts(thread, &mut described.parts)?;
+        }
+        let own = |part: &&PartDescription| part.tid == node.pid && part.name == "name";
+        if let Some(name) = described.parts.iter().find(own) {
+            described.name.clone_from(&name.what);
+        }
+        if let Some(payload) = task.locks {
+            described.parts.push(PartDescription {
+                tid: node.pid,
+                name: "file locks".to_owned(),
+                what: locks::describe(payload)?,
+            });
+        }
+        described.mappings = self.mappings(reader, node.pid, &task.memory)?;
+        let descriptors = task.descriptors.iter();
+        described.descriptors = descriptors.map(|one| self.descriptor(one)).collect();
+        described
+            .descriptors
+            .sort_by_key(|descriptor| descriptor.fd);
+        Ok(described)
+    }
+
+    fn mappings(
+        &self,
+        reader: &Reader,
+        pid: i32,
+        memory: &Memory,
+    ) -> Result<Vec<MappingDescription>> {
+        memory.check()?;
+        let runs = reader.runs(SpaceId(pid.cast_unsigned()));
+        let runs = runs.collect::<Vec<_>>();
+        let described = memory.mappings.iter().map(|map| MappingDescription {
+            start: map.start,
+            end: map.end,
+            protection: protection(map),
+            what: self.what(map, memory),
+            pages: if map.is_private() {
+                count_in(&runs, map)
+            } else {
+                PageCounts::default()
+            },
+        });
+        Ok(described.collect())
+    }
+
+    /// What /proc/PID/maps shows behind the numbers, and `anonymous` where it shows nothing.
+    fn what(&self, map: &Mapping, memory: &Memory) -> String {
+        // As in `Memory::marks`.
+        let (start_brk, brk, stack) = (memory.marks[4], memory.marks[5], memory.marks[6]);
+        match (map.special(), map.file) {
+            (Special::Vdso, _) => "[vdso]".to_owned(),
+            (Special::Vvar, _) => "[vvar]".to_owned(),
+            (Special::No, Some(file)) => self.file(file),
+            (Special::No, None) if !map.name.is_empty() => {
+                format!("[anon:{}]", String::from_utf8_lossy(&map.name))
+            }
+            _ if map.start < brk && start_brk < map.end => "[heap]".to_owned(),
+            _ if (map.start..map.end).contains(&stack) => "[stack]".to_owned(),
+            _ => "anonymous".to_owned(),
+        }
+    }
+
+    fn descriptor(&self, descriptor: &Descriptor) -> DescriptorDescription {
+        let text = &self.0[descriptor.description as usize];
+        DescriptorDescription {
+            fd: descriptor.fd,
+            description: descriptor.description,
+            kind: text.kind.to_owned(),
+            what: text.what.clone(),
+            holds: text.holds.clone(),
+            close_on_exec: descriptor.close_on_exec,
+        }
+    }
+}
+
+fn describe_parts(thread: &SavedThread<'_>, described: &mut Vec<PartDescription>) -> Result<()> {
+    for (tag, payload) in &thread.parts {
+        let part = PARTS.iter().find(|part| part.tag() == *tag);
+        let tid = thread.tid;
+        let part = part.ok_or_else(|| {
+            resources::Error::corrupt(format!("task {tid}"), format!("has the unknown part {tag}"))
+        })?;
+        described.push(PartDescription {
+            tid,
+            name: part.name().to_owned(),
+            what: part.describe(payload)?,
+        });
+    }
+    Ok(())
+}
+
+/// As in /proc/PID/maps: `rw-p`.
+fn protection(map: &Mapping) -> String {
+    let letter = |bit: u32, letter: char| if map.prot & bit != 0 { letter } else { '-' };
+    let sharing = if map.flags & 1 != 0 { 's' } else { 'p' };
+    [letter(1, 'r'), letter(2, 'w'), letter(4, 'x'), sharing]
+        .iter()
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use image::Record;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::plan::{Setting, plan};
+    use crate::sample;
+
+    fn described() -> Description {
+        let store = sample::image(sample::records(), &[]);
+        describe_in(&*store).expect("a right image")
+    }
+
+    #[test]
+    fn tasks_are_told() {
+        let image = described();
+        let told = |task: &TaskDescription| {
+            let TaskDescription { pid, name, .. } = task;
+            let (parent, threads) = (task.parent_pid, &task.threads);
+            format!("{pid} of {parent}: {name} {} {threads:?}", task.state)
+        };
+        let all = image.tasks.iter().map(told).collect::<Vec<_>>();
+        assert_eq!(
+            all,
+            [
+                "100 of 0: t100 running [100, 101]",
+                "102 of 100: t102 running [102]",
+                "103 of 100: gone zombie []",
+            ]
+        );
+        assert_eq!(image.tasks[2].ended.as_deref(), Some("signal 9"));
+        let root = &image.tasks[0];
+        let places = (root.exe.as_deref(), root.cwd.as_deref(), &root.root);
+        let want = (Some(Path::new("/usr/bin/true")), Some(Path::new("/srv")));
+        assert_eq!(places, (want.0, want.1, &None));
+        let names = root.parts.iter().map(|part| (part.tid, part.name.as_str()));
+        let want = [
+            (100, "name"),
+            (100, "credentials"),
+            (101, "name"),
+            (101, "credentials"),
+        ];
+        assert_eq!(names.collect::<Vec<_>>(), want);
+    }
+
+    #[test]
+    fn mappings_are_told_with_their_pages() {
+        let image = described();
+        let told = |map: &MappingDescription| {
+            let PageCounts {
+                stored,
+                zero,
+                shared,
+                ..
+            } = map.pages;
+            let (protection, what) = (&map.protection, &map.what);
+            format!("{protection} {what} {stored} {zero} {shared}")
+        };
+        let all = |task: &TaskDescription| task.mappings.iter().map(told).collect::<Vec<_>>();
+        let want = [
+            "r-xp /usr/bin/true 0 0 0",
+            "rw-p [heap] 2 1 0",
+            "r--p [anon:arena] 0 0 0",
+            "rw-p [stack] 0 0 0",
+            "r--p [vvar] 0 0 0",
+            "r-xp [vdso] 0 0 0",
+        ];
+        assert_eq!(all(&image.tasks[0]), want);
+        assert_eq!(all(&image.tasks[1])[1], "rw-p [heap] 0 0 2");
+        let want = PageCounts {
+            stored: 2,
+            zero: 1,
+            parent: 0,
+            shared: 2,
+        };
+        assert_eq!(image.pages, want);
+    }
+
+    #[test]
+    fn descriptors_are_told() {
+        let image = described();
+        let told = |one: &DescriptorDescription| {
+            let (fd, id, kind, what) = (one.fd, one.description, &one.kind, &one.what);
+            format!("{fd} {id} {kind} {what} {}", one.close_on_exec)
+        };
+        let all = image.tasks[0].descriptors.iter().map(told);
+        let want = [
+            "0 2 regular /srv/a pos=0 flags=0o2 false",
+            "5 3 eventfd count=3 true",
+            "6 3 eventfd count=3 false",
+        ];
+        assert_eq!(all.collect::<Vec<_>>(), want);
+    }
+
+    #[test]
+    fn files_and_creation_are_told() {
+        let image = described();
+        assert_eq!(image.creation.kernel, "6.18.0");
+        assert_eq!((image.format, image.vdsos.len()), (1, 1));
+        assert!(image.vdsos[0].is_ours && image.vdsos[0].build_id.len() == 40);
+        let names = image.files.iter().map(|file| file.name.as_str());
+        let pages = format!("pages-{}.img", image.image);
+        assert_eq!(names.collect::<Vec<_>>(), ["manifest.img", pages.as_str()]);
+        assert_eq!(image.files[1].bytes, 8192);
+    }
+
+    #[track_caller]
+    fn refused(records: Vec<Record>, what: &str) {
+        let error = describe_in(&*sample::image(records, &[])).expect_err("forged");
+        let told = error.to_string();
+        assert!(told.contains(what), "{told}");
+        assert_eq!(error.blame(), crate::Blame::Corrupt);
+    }
+
+    #[test]
+    fn forged_records_are_named() {
+        let change = |tag: u16, id: i32, change: &dyn Fn(&mut Record)| {
+            let mut records = sample::records();
+            let mut all = records.iter_mut();
+            let found = all.find(|record| record.tag == tag && record.id == id.cast_unsigned());
+            change(found.expect("there is such a record"));
+            records
+        };
+        let memory = resources::map::memory::TAG;
+        let cut = change(memory, sample::ROOT, &|record| record.payload.clear());
+        refused(cut, "0 marks instead of 11");
+        let gone = change(memory, sample::CHILD, &|record| record.tag = 0);
+        refused(gone, "memory of 102 is missing");
+        let eventfd = resources::fd::tags::EVENTFD;
+        let unknown = change(eventfd, 3, &|record| record.tag = 199);
+        refused(unknown, "unknown kind 199");
+        let number = change(eventfd, 3, &|record| record.id = 4);
+        refused(number, "description 4 is out of order");
+        let name = PARTS.iter().find(|part| part.name() == "name");
+        let name = name.expect("a part").tag();
+        let part = change(name, sample::THREAD, &|record| record.tag = 299);
+        refused(part, "unknown part 299");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Neither `show` nor `restore --plan` panics, whatever an image claims.
+        #[test]
+        fn forged_images_are_no_panic(
+            which in any::<prop::sample::Index>(),
+            at in any::<prop::sample::Index>(),
+            bytes in prop::collection::vec(any::<u8>(), 0..12),
+            cut in any::<bool>(),
+            pages in prop::option::of((0u64..3, 1u32..=u32::MAX)),
+        ) {
+            let mut records = sample::records();
+            let record = which.get(&records).clone();
+            let place = records.iter().position(|other| *other == record).expect("one of them");
+            let payload = &mut records[place].payload;
+            let at = at.index(payload.len() + 1);
+            let end = if cut { payload.len() } else { (at + bytes.len()).min(payload.len()) };
+            payload.splice(at..end, bytes);
+            let far = pages.into_iter().map(|(from_end, pages)| Run {
+                space: SpaceId(sample::CHILD.cast_unsigned()),
+                first_page: (1 << 52) - u64::from(pages) - from_end,
+                pages,
+                kind: RunKind::Zero,
+            });
+            let store = sample::image(records, &far.collect::<Vec<_>>());
+            let _ = describe_in(&*store);
+            let reader = Reader::open(&*store).expect("sealed right");
+            if let Ok(saved) = Saved::read(&reader) {
+                let _ = plan(&reader, &saved, &Setting::default()).map(|plan| plan.to_string());
+            }
+        }
+    }
+}
