@@ -4,7 +4,11 @@
 //! as [`Arg`]s and are filled in by [`Script::compile`]. So planning is pure, and a script can be
 //! printed and compared in a test.
 
-use std::fmt;
+mod calls;
+mod names;
+mod print;
+
+pub use print::{Legend, Line};
 
 use abi::{Addr, Kind, Op};
 use syscalls::Sysno;
@@ -333,52 +337,6 @@ impl Answers {
     }
 }
 
-impl fmt::Display for Arg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Value(value) if value.cast_signed() < 0 => write!(f, "{}", value.cast_signed()),
-            Self::Value(value) if *value < 4096 => write!(f, "{value}"),
-            Self::Value(value) => write!(f, "{value:#x}"),
-            Self::Data(at) => write!(f, "&data[{}]", at.0),
-            Self::Pool(id) => write!(f, "pool[{}]", id.0),
-            Self::Word(id) => write!(f, "&word[{}]", id.0),
-            Self::Script(id) => write!(f, "script[{}]", id.0),
-            Self::WindowStart => f.write_str("WINDOW"),
-            Self::WindowEnd => f.write_str("WINDOW_END"),
-            Self::AboveWindow => f.write_str("ABOVE_WINDOW"),
-        }
-    }
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.kind == Kind::Await {
-            write!(f, "await({} >= {})", self.args[0], self.args[1])?;
-        } else {
-            let used = self.args.iter().rposition(|arg| *arg != Arg::Value(0));
-            let args = self.args[..used.map_or(0, |last| last + 1)].iter();
-            let args = args.map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            write!(f, "{}({args})", self.call.name())?;
-        }
-        match self.kind {
-            Kind::Spawn => write!(f, " -> {}", self.extra)?,
-            Kind::Expect => write!(f, " = {}", self.extra)?,
-            Kind::Try => f.write_str(" ?")?,
-            Kind::Call | Kind::Await | Kind::End => {}
-        }
-        if !self.note.is_empty() {
-            write!(f, "  # {}", self.note)?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for Script {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.steps.iter().try_for_each(|step| writeln!(f, "{step}"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -410,19 +368,5 @@ mod tests {
         let path = usize::try_from(path).expect("small");
         assert_eq!(&data[path..path + 4], b"two\0");
         assert_eq!(data[path + 8], 77);
-    }
-
-    #[test]
-    fn steps_print_like_strace() {
-        let mut script = Script::default();
-        script.expect(
-            Sysno::mmap,
-            [0x7000_0000u64.into(), 4096u64.into()],
-            0x7000_0000u64,
-        );
-        script.note("heap");
-        script.wait(WordId(2), 3);
-        let want = "mmap(0x70000000, 0x1000) = 0x70000000  # heap\nawait(&word[2] >= 3)\n";
-        assert_eq!(script.to_string(), want);
     }
 }

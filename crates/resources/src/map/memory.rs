@@ -683,13 +683,15 @@ mod tests {
             ..Pages::default()
         };
         let laid = plan(&planning(&memory, &pages)).expect("plans");
-        let want = "mmap(0x10000, 0x4000, 3, 50, -1) = 0x10000\n\
-                    preadv(pool[0], &data[0], 2) = 0x2000\n";
+        let want = "mmap(0x10000, 16384, PROT_READ|PROT_WRITE, \
+                    MAP_PRIVATE|MAP_FIXED|MAP_ANONYMOUS, -1, 0) = 0x10000\n\
+                    preadv(pool[0], [{iov_base=0x10000, iov_len=4096}, \
+                    {iov_base=0x12000, iov_len=4096}], 2, 0) = 8192\n";
         assert_eq!(laid.late.to_string(), want);
         assert!(
             laid.finish
                 .to_string()
-                .starts_with("mprotect(0x10000, 0x4000, 1)\n")
+                .starts_with("mprotect(0x10000, 16384, PROT_READ)\n")
         );
     }
 
@@ -710,8 +712,9 @@ mod tests {
         let parent_pages = [span(0x10000, 0x13000)];
         planning.parent_pages = &parent_pages;
         let laid = plan(&planning).expect("plans");
-        assert_eq!(laid.early.to_string(), "munmap(0x14000, 0x4000)\n");
-        let want = "madvise(0x11000, 0x2000, 4)\npreadv(pool[0], &data[0], 1, 0x5000) = 0x1000\n";
+        assert_eq!(laid.early.to_string(), "munmap(0x14000, 16384)\n");
+        let want = "madvise(0x11000, 8192, MADV_DONTNEED)\n\
+                    preadv(pool[0], [{iov_base=0x12000, iov_len=4096}], 1, 20480) = 4096\n";
         assert_eq!(laid.late.to_string(), want);
     }
 

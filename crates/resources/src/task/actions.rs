@@ -221,11 +221,11 @@ mod tests {
         let plan = Stage::plan_with(&Actions, Some(&payload), &born).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Birth]
-        rt_sigaction(13, &data[0], 0, 8)
-        rt_sigaction(17, &data[32], 0, 8)
+        rt_sigaction(SIGPIPE, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL}, NULL, 8)
+        rt_sigaction(SIGCHLD, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL}, NULL, 8)
         [Last]
-        rt_sigaction(17, &data[0], 0, 8)  # discards SIGCHLD
-        rt_sigaction(13, &data[32], 0, 8)
+        rt_sigaction(SIGCHLD, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL}, NULL, 8)  # discards SIGCHLD
+        rt_sigaction(SIGPIPE, {sa_handler=SIG_IGN, sa_mask=[], sa_flags=0, sa_restorer=NULL}, NULL, 8)
         ");
     }
 

@@ -360,10 +360,10 @@ mod tests {
         let plan = Stage::plan_with(&HUGE_PAGES, None, &born).expect("sound");
         assert_eq!(
             plan,
-            "[Alone]\nprctl(41)  # transparent huge pages disabled\n"
+            "[Alone]\nprctl(PR_SET_THP_DISABLE, 0, 0)  # transparent huge pages disabled\n"
         );
         let plan = Stage::plan_with(&PERSONALITY, None, &born).expect("sound");
-        assert_eq!(plan, "[Last]\npersonality()  # personality\n");
+        assert_eq!(plan, "[Last]\npersonality(PER_LINUX)  # personality\n");
         born.no_new_privs = true;
         let error = Stage::plan_with(&NO_NEW_PRIVS, None, &born).expect_err("it is for ever");
         let want = "task 1: no_new_privs: set in this process, and cannot be unset";
@@ -373,7 +373,10 @@ mod tests {
     #[test]
     fn the_tie_to_the_parent_is_always_replaced() {
         let plan = Stage::plan(&PARENT_DEATH, None).expect("sound");
-        assert_eq!(plan, "[Final]\nprctl(1)  # parent-death signal\n");
+        assert_eq!(
+            plan,
+            "[Final]\nprctl(PR_SET_PDEATHSIG, 0)  # parent-death signal\n"
+        );
         assert_eq!(Stage::plan_of_thread(&PARENT_DEATH, None), "");
     }
 }

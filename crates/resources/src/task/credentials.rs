@@ -454,20 +454,20 @@ mod tests {
         let plan = Stage::plan_with(&Credentials, Some(&payload), &facts).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Privileges]
-        prctl(28, 4)  # securebits
-        capset(&data[0], &data[16])  # effective 0xff
-        prctl(24, 7)
-        prctl(24, 8)
-        setgroups(1, &data[48])
+        prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)  # securebits
+        capset({version=0x20080522, pid=0}, {effective=0xff, permitted=0xff, inheritable=0x6, effective_high=0, permitted_high=0, inheritable_high=0})  # effective 0xff
+        prctl(PR_CAPBSET_DROP, CAP_SETUID)
+        prctl(PR_CAPBSET_DROP, CAP_SETPCAP)
+        setgroups(1, [9])
         setresgid(1, 2, 3)
-        setfsgid(4) ?
+        setfsgid(4) = ?
         setfsgid(-1) = 4
         setresuid(5, 6, 7)
-        setfsuid(8) ?
+        setfsuid(8) = ?
         setfsuid(-1) = 8
-        prctl(47, 2, 1)
-        prctl(28, 1)  # securebits
-        capset(&data[64], &data[80])  # effective 0x2
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0)
+        prctl(PR_SET_SECUREBITS, SECBIT_NOROOT)  # securebits
+        capset({version=0x20080522, pid=0}, {effective=0x2, permitted=0x3, inheritable=0x6, effective_high=0, permitted_high=0, inheritable_high=0})  # effective 0x2
         ");
     }
 

@@ -131,8 +131,8 @@ mod tests {
         let plan = Stage::plan_with(&Dumpable, Some(&payload), &born).expect("possible");
         insta::assert_snapshot!(plan, @r"
         [Privileges]
-        setfsuid(1) ?  # dumpable
-        setfsuid() ?  # dumpable
+        setfsuid(1) = ?  # dumpable
+        setfsuid(0) = ?  # dumpable
         ");
     }
 

@@ -99,7 +99,10 @@ mod tests {
         let mut born = Stage::born();
         born.credentials.effective |= 1 << CAP_SYS_RESOURCE;
         let plan = Stage::plan_with(&IoFlusher, Some(&[]), &born).expect("possible");
-        assert_eq!(plan, "[Privileges]\nprctl(57, 1)  # I/O flusher\n");
+        assert_eq!(
+            plan,
+            "[Privileges]\nprctl(PR_SET_IO_FLUSHER, 1)  # I/O flusher\n"
+        );
         born.credentials.effective = 0;
         let error = Stage::plan_with(&IoFlusher, Some(&[]), &born).expect_err("impossible");
         let want = "task 1: I/O flusher: this process lacks CAP_SYS_RESOURCE to set it";

@@ -157,7 +157,7 @@ mod tests {
         let plan = Stage::plan_with(&Limits, Some(&payload), &born).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Privileges]
-        prlimit64(0, 7, &data[0])  # RLIMIT_NOFILE
+        prlimit64(0, RLIMIT_NOFILE, {rlim_cur=4, rlim_max=9}, NULL)  # RLIMIT_NOFILE
         ");
     }
 

@@ -721,8 +721,8 @@ mod tests {
         control::foreground(&mut script, 0, 77);
         assert_eq!(
             script.to_string(),
-            "ioctl(0, 0x540e)  # controlling terminal\n\
-             ioctl(0, 0x5410, &data[0])  # foreground process group\n"
+            "ioctl(0, TIOCSCTTY, 0)  # controlling terminal\n\
+             ioctl(0, TIOCSPGRP, [77])  # foreground process group\n"
         );
     }
 
