@@ -194,7 +194,7 @@ pub(crate) fn records() -> Vec<Record> {
             let state = ThreadState {
                 registers: vec![0; 27],
                 xstate: vec![0; 64],
-                mask: 0,
+                ..ThreadState::default()
             };
             records.push(record(tag::THREAD, *tid, state.encode_to_vec()));
             records.extend(parts(*tid));
