@@ -195,24 +195,23 @@ impl Spawned {
     /// # Panics
     /// When a task survives that.
     pub fn kill(&self) {
-        assert!(
-            tree::kill(&self.everything()),
-            "{} survives SIGKILL",
-            self.name
-        );
+        assert!(self.kill_everything(), "{} survives SIGKILL", self.name);
     }
 
-    /// The tree, what was adopted, and what left it with the mark in its environment.
-    fn everything(&self) -> Vec<u32> {
-        let orphans = tree::marked(&self.mark);
-        self.pids.iter().copied().chain(orphans).collect()
+    /// Kills the tree, what was adopted, and what left it with the mark in its environment; tells
+    /// whether all went.
+    fn kill_everything(&self) -> bool {
+        // Once more when the root is gone: by then its orphans are this process's children.
+        tree::kill(&self.pids)
+            && tree::kill(&tree::marked(&self.mark))
+            && tree::kill(&tree::marked(&self.mark))
     }
 }
 
 impl Drop for Spawned {
     fn drop(&mut self) {
         // No panic here: this runs while a failed test unwinds.
-        if !tree::kill(&self.everything()) {
+        if !self.kill_everything() {
             eprintln!("{}: tasks of {:?} survive SIGKILL", self.name, self.pids);
         }
     }
