@@ -46,8 +46,8 @@ fn a_killed_dump_lets_its_target_go_on() {
         let ended = stillframe.kill_after(command, instant);
         let told = format!("round {round}, killed after {instant:?}, ended {ended:?}");
         settle(&stillframe, &[subject.pid()], &told);
-        if !tree::is_alive(subject.pid()) {
-            // It was past the point: then the image is whole.
+        if subject.try_ask("count").is_err() {
+            // It was past the point and its target dead or dying: then the image is whole.
             tree::wait_gone(&[subject.pid()]);
             stillframe.restore(&[]).must();
             restored += 1;

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use testkit::chance::Chance;
 use testkit::facts::Facts;
-use testkit::program::{Program, Spawned};
+use testkit::program::Program;
 use testkit::subject::Subject;
 use testkit::wait::{SOON, try_wait_for, wait_until};
 use testkit::{needs_program, needs_root, tree};
@@ -52,37 +52,38 @@ fn an_image_that_is_not_there_is_refused() {
     stillframe.restore(&[]).must_fail();
 }
 
-/// Starts a program under a pid that is free; none when others were faster every time.
-fn occupy(pid: u32) -> Option<Spawned> {
-    for _ in 0..200 {
-        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
-        let program = Program::new("sleep").arg("infinity").spawn();
-        if program.pid() == pid {
-            return Some(program);
-        }
-    }
-    None
-}
-
 #[test]
 fn a_pid_that_is_taken_is_named_and_nothing_is_restored() {
     needs_root!();
     let stillframe = stillframe();
-    let subject = Subject::start("tree", &["4"]);
+    let subject = Subject::start("sessions", &["plain"]);
     let pids = subject.tree();
+    let ids = subject.ask("ids");
+    let leader = ids
+        .split(", ")
+        .find_map(|role| role.strip_prefix("leader "));
+    let leader = leader.and_then(|words| words.split(' ').next()?.parse().ok());
+    let taken: u32 = leader.expect("one of them leads a session");
     stillframe.dump(subject.pid(), &[]).must();
-    for &taken in [&pids[0], &pids[3]] {
-        let Some(occupant) = occupy(taken) else {
-            testkit::skip!("no program could be started under a given pid");
-        };
-        let outcome = stillframe.restore(&[]).must_fail();
-        outcome.names(&[&taken.to_string()]);
-        assert!(occupant.is_alive());
-        let others: Vec<u32> = pids.iter().copied().filter(|&pid| pid != taken).collect();
-        tree::wait_gone(&others);
-    }
+    // All are taken: by the tree as it was restored once already.
     stillframe.restore(&[]).must();
-    assert_eq!(subject.ask("check"), "right");
+    let outcome = stillframe.restore(&[]).must_fail();
+    outcome.names(&[&pids[0].to_string()]);
+    assert_eq!(subject.tree(), pids);
+    assert_eq!(subject.ask("ids"), ids);
+    // One in the middle is taken, by a process that has nothing to do with the others any more.
+    let others: Vec<u32> = pids.iter().copied().filter(|&pid| pid != taken).collect();
+    for &pid in &others {
+        tree::signal(pid, rustix::process::Signal::KILL);
+    }
+    tree::wait_gone(&others);
+    let outcome = stillframe.restore(&[]).must_fail();
+    outcome.names(&[&taken.to_string()]);
+    assert!(tree::is_alive(taken));
+    tree::wait_gone(&others);
+    assert!(tree::kill(&[taken]));
+    stillframe.restore(&[]).must();
+    assert_eq!(subject.ask("ids"), ids);
 }
 
 #[test]
