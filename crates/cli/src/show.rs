@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use process::Description;
-use process::report::{MappingDescription, PageCounts, TaskDescription};
+use process::report::{MappingDescription, PageCounts, TaskDescription, printable};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Status};
@@ -264,15 +264,6 @@ fn write_mapping(text: &mut String, mapping: &MappingDescription) -> std::fmt::R
         }
     }
     writeln!(text)
-}
-
-/// What an image says may hold anything: a terminal gets no control characters.
-fn printable(text: &str) -> String {
-    let escaped = text.chars().map(|char| match char {
-        char if char.is_control() => char.escape_default().to_string(),
-        char => char.to_string(),
-    });
-    escaped.collect()
 }
 
 /// Writes a size for people: whole units below 10,000 of them.

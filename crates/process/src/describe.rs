@@ -117,7 +117,7 @@ fn count_in(runs: &[Run], map: &Mapping) -> PageCounts {
 }
 
 /// The open file descriptions, by id.
-struct Descriptions(Vec<DescriptionText>);
+pub(crate) struct Descriptions(Vec<DescriptionText>);
 
 struct DescriptionText {
     kind: &'static str,
@@ -129,7 +129,7 @@ struct DescriptionText {
 }
 
 impl Descriptions {
-    fn read(saved: &Saved<'_>) -> Result<Self> {
+    pub fn read(saved: &Saved<'_>) -> Result<Self> {
         let all = saved.descriptions.iter().enumerate();
         let all = all.map(|(id, (tag, payload))| {
             let kind = kind(*tag, id)?;
@@ -145,6 +145,18 @@ impl Descriptions {
             })
         });
         Ok(Self(all.collect::<Result<_>>()?))
+    }
+
+    /// All of them in short: paths, where there are some.
+    pub fn files(&self) -> Vec<String> {
+        let ids = 0..u32::try_from(self.0.len()).expect("fewer than records");
+        ids.map(|id| self.file(id)).collect()
+    }
+
+    /// All of them in full.
+    pub fn lines(&self) -> Vec<String> {
+        let line = |text: &DescriptionText| format!("{} {}", text.kind, text.what);
+        self.0.iter().map(line).collect()
     }
 
     /// The file as a mapping shows it.
@@ -294,7 +306,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::{Setting, plan};
+    use crate::plan::{Setting, plan, print};
     use crate::sample;
 
     fn described() -> Description {
@@ -457,7 +469,8 @@ mod tests {
             let _ = describe_in(&*store);
             let reader = Reader::open(&*store).expect("sealed right");
             if let Ok(saved) = Saved::read(&reader) {
-                let _ = plan(&reader, &saved, &Setting::default()).map(|plan| plan.to_string());
+                let _ = plan(&reader, &saved, &Setting::default())
+                    .and_then(|plan| print(&plan, &saved, &reader));
             }
         }
     }

@@ -253,3 +253,13 @@ pub struct DescriptorDescription {
     /// Whether it is closed on exec.
     pub close_on_exec: bool,
 }
+
+/// Makes what an image says fit for a terminal: it may hold anything, control characters go.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let escaped = text.chars().map(|char| match char {
+        char if char.is_control() => char.escape_default().to_string(),
+        char => char.to_string(),
+    });
+    escaped.collect()
+}

@@ -73,7 +73,12 @@ pub fn plan(options: &RestoreOptions) -> Result<String> {
     let store = store::Directory::open(&options.images_dir).map_err(Error::Store)?;
     let reader = Reader::open(&store)?;
     let saved = Saved::read(&reader)?;
-    Ok(plan::plan(&reader, &saved, &Setting::default())?.to_string())
+    let setting = Setting {
+        parent: 0,
+        ..setting(options)?
+    };
+    let plan = plan::plan(&reader, &saved, &setting)?;
+    plan::print(&plan, &saved, &reader)
 }
 
 fn setting(options: &RestoreOptions) -> Result<Setting> {
@@ -238,7 +243,7 @@ impl<'a> Loaded<'a> {
             .window
             .load(failed.plus(offset::RESULT as u64))
             .cast_signed();
-        let call = planned.script.steps[step].to_string();
+        let call = planned.script.line(step).to_string();
         if result == -i64::from(EEXIST) && call.starts_with("clone3") {
             let child = &planned.script.steps[step].extra;
             if let resources::script::Arg::Script(child) = child {

@@ -51,6 +51,12 @@ struct Credentials {
     uids: Vec<u32>,
     #[prost(uint32, repeated, tag = "2")]
     gids: Vec<u32>,
+    #[prost(uint64, tag = "5")]
+    permitted: u64,
+    #[prost(uint64, tag = "6")]
+    effective: u64,
+    #[prost(uint64, tag = "7")]
+    bounding: u64,
 }
 
 fn file(path: &str, mode: u32, flags: u32, size_bytes: u64) -> Vec<u8> {
@@ -155,9 +161,13 @@ fn parts(tid: i32) -> impl Iterator<Item = Record> {
     let name = Name {
         name: format!("t{tid}").into_bytes(),
     };
+    const ALL: u64 = (1 << 41) - 1;
     let credentials = Credentials {
         uids: vec![0; 4],
         gids: vec![0; 4],
+        permitted: ALL,
+        effective: ALL,
+        bounding: ALL,
     };
     let parts = [
         ("name", name.encode_to_vec()),

@@ -447,7 +447,7 @@ impl Questions {
 
     fn answers(&self, tid: i32, outcome: Outcome) -> Result<Answers> {
         if let Some(failed) = outcome.failed {
-            let call = self.script.steps[failed].to_string();
+            let call = self.script.line(failed).to_string();
             let errno = i32::try_from(-outcome.results[failed]).unwrap_or(0);
             let source = std::io::Error::from_raw_os_error(errno);
             return Err(Error::Call {

@@ -2,9 +2,8 @@
 
 pub(crate) mod births;
 mod family;
+mod print;
 mod task;
-
-use std::fmt;
 
 use abi::Span;
 use image::{Reader, RunKind, SpaceId};
@@ -15,6 +14,7 @@ use resources::task::Write;
 
 use crate::Result;
 use crate::records::Saved;
+pub(crate) use print::print;
 
 /// All scripts of a restore.
 #[derive(Debug, Default)]
@@ -138,18 +138,6 @@ impl Plan {
     fn word(&mut self) -> WordId {
         self.words += 1;
         WordId(self.words - 1)
-    }
-}
-
-impl fmt::Display for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, planned) in self.scripts.iter().enumerate() {
-            writeln!(f, "script[{index}] {} {}", planned.role, planned.tid)?;
-            for step in &planned.script.steps {
-                writeln!(f, "  {step}")?;
-            }
-        }
-        Ok(())
     }
 }
 

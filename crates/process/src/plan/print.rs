@@ -1,0 +1,208 @@
+//! A plan as text: who is made, what is opened for them, and every call of every script.
+
+use std::fmt::{self, Write as _};
+
+use image::{Reader, RunKind};
+use resources::map::memory::PAGES_FILE;
+use resources::script::Legend;
+use resources::task::PARTS;
+
+use super::{Plan, word};
+use crate::Result;
+use crate::describe::Descriptions;
+use crate::records::{Saved, SavedThread};
+use crate::report::printable;
+
+/// The names of the words that all scripts share, by number.
+const WORDS: [&str; word::FREE as usize] = ["BORN", "GROUPED", "ALONE", "READY", "GO"];
+
+/// Writes `plan`, the plan of `saved`, down for people.
+///
+/// # Errors
+/// A record that does not make sense.
+pub(crate) fn print(plan: &Plan, saved: &Saved<'_>, reader: &Reader) -> Result<String> {
+    let descriptions = Descriptions::read(saved)?;
+    let mut names = Vec::with_capacity(saved.tasks.len());
+    for thread in saved.tasks.iter().flat_map(|task| &task.threads) {
+        names.push((thread.tid, name(thread)?));
+    }
+    for task in saved.tasks.iter().filter(|task| task.threads.is_empty()) {
+        let name = String::from_utf8_lossy(&task.node.name);
+        names.push((task.node.pid, name.into_owned()));
+    }
+    let mut pool = descriptions.files();
+    let first_pages = pool.len();
+    pool.extend(pages_files(reader));
+    let printed = Printed {
+        plan,
+        names: &names,
+        lines: descriptions.lines(),
+        first_pages,
+        pool: &pool,
+    };
+    Ok(printed.to_string())
+}
+
+/// The name of a thread, as in /proc/TID/comm.
+fn name(thread: &SavedThread<'_>) -> Result<String> {
+    let part = PARTS.iter().find(|part| part.name() == "name");
+    let payload = part.and_then(|part| Some((part, thread.part(part.tag())?)));
+    let name = payload.map(|(part, payload)| part.describe(payload));
+    Ok(name.transpose()?.unwrap_or_default())
+}
+
+/// The names of the pages files, in the order of the pool.
+fn pages_files(reader: &Reader) -> Vec<String> {
+    let mut names = Vec::new();
+    for run in reader.stored() {
+        let RunKind::Data { offset_bytes, .. } = run.kind else {
+            continue;
+        };
+        let part = usize::try_from(offset_bytes / PAGES_FILE).unwrap_or(usize::MAX);
+        if part >= names.len() {
+            names.push(reader.id().pages_part_name(part));
+        }
+    }
+    names
+}
+
+struct Printed<'a> {
+    plan: &'a Plan,
+    /// The threads' names.
+    names: &'a [(i32, String)],
+    /// What the pool begins with, in full.
+    lines: Vec<String>,
+    first_pages: usize,
+    /// What is in the pool, in short.
+    pool: &'a [String],
+}
+
+impl Printed<'_> {
+    fn title(&self, f: &mut fmt::Formatter<'_>, index: usize) -> fmt::Result {
+        let planned = &self.plan.scripts[index];
+        write!(f, "script[{index}] {} {}", planned.role, planned.tid)?;
+        let name = self.names.iter().find(|name| name.0 == planned.tid);
+        match name {
+            Some((_, name)) if !name.is_empty() => write!(f, " ({})", printable(name)),
+            _ => Ok(()),
+        }
+    }
+
+    fn write_pool(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nthe restorer opens, and every task inherits")?;
+        for (id, line) in self.lines.iter().enumerate() {
+            writeln!(f, "  pool[{id}] {}", printable(line))?;
+        }
+        for (id, name) in self.pool.iter().enumerate().skip(self.first_pages) {
+            writeln!(f, "  pool[{id}] {name}, pages of the image")?;
+        }
+        Ok(())
+    }
+
+    fn write_outside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plan = self.plan;
+        if plan.outside.is_empty() && plan.writes.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\nthe restorer does from outside")?;
+        for outside in &plan.outside {
+            let pages = outside.stored.iter().map(|stored| stored.span.pages());
+            let (pid, pages) = (outside.pid, pages.sum::<u64>());
+            writeln!(f, "  fill {pages} pages of {pid} through its userfaultfd")?;
+        }
+        for (tid, written) in &plan.writes {
+            let text = written.text.escape_debug();
+            writeln!(f, "  write \"{text}\" into /proc/{tid}/{}", written.file)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Printed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "tasks and threads")?;
+        for index in 0..self.plan.scripts.len() {
+            f.write_str("  ")?;
+            self.title(f, index)?;
+            f.write_char('\n')?;
+        }
+        self.write_pool(f)?;
+        self.write_outside(f)?;
+        let pool = self.pool.iter().map(|name| printable(name));
+        let pool = pool.collect::<Vec<_>>();
+        let legend = Legend {
+            pool: &pool,
+            words: &WORDS,
+        };
+        for (index, planned) in self.plan.scripts.iter().enumerate() {
+            f.write_char('\n')?;
+            self.title(f, index)?;
+            f.write_char('\n')?;
+            for line in planned.script.lines(legend) {
+                writeln!(f, "  {line}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Setting, plan};
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn a_plan_reads_like_a_trace() {
+        let store = sample::image(sample::records(), &[]);
+        let reader = Reader::open(&*store).expect("a right image");
+        let saved = Saved::read(&reader).expect("right records");
+        let plan = plan(&reader, &saved, &Setting::default()).expect("it can be planned");
+        let text = print(&plan, &saved, &reader).expect("it can be printed");
+        let text = text.replace(&reader.id().to_string(), "ID");
+        let mut parts = text.split("\n\n").collect::<Vec<_>>();
+        // The ordinary tasks' scripts are for the tests of what they are made of.
+        let scripts = parts.split_off(2);
+        parts.push(scripts[2]);
+        insta::assert_snapshot!(parts.join("\n\n"), @r#"
+        tasks and threads
+          script[0] task 100 (t100)
+          script[1] task 102 (t102)
+          script[2] zombie 103 (gone)
+          script[3] thread 101 (t101)
+
+        the restorer opens, and every task inherits
+          pool[0] regular /usr/bin/true pos=0 flags=0o0
+          pool[1] directory /srv pos=0
+          pool[2] regular /srv/a pos=0 flags=0o2
+          pool[3] eventfd count=3
+          pool[4] pages-ID.img, pages of the image
+
+        script[2] zombie 103 (gone)
+          prctl(PR_SET_PDEATHSIG, SIGKILL)
+          getppid() = 100  # the parent lives
+          prctl(PR_SET_NAME, "gone")
+          futex(&BORN, FUTEX_WAKE_OP, INT_MAX, 0, &BORN, FUTEX_OP_ADD<<28|1<<12)
+          await(&BORN >= 3)
+          setpgid(0, 100)
+          futex(&GROUPED, FUTEX_WAKE_OP, INT_MAX, 0, &GROUPED, FUTEX_OP_ADD<<28|1<<12)
+          await(&GROUPED >= 3)
+          setrlimit(RLIMIT_CORE, {rlim_cur=0, rlim_max=0})
+          rt_sigprocmask(SIG_UNBLOCK, [KILL], NULL, 8)
+          kill(103, SIGKILL)
+          exit_group(0)
+        "#);
+        let root = scripts[0].lines().map(str::trim).collect::<Vec<_>>();
+        for line in [
+            "script[0] task 100 (t100)",
+            "munmap(NULL, WINDOW)",
+            "clone3({flags=0, exit_signal=SIGCHLD, set_tid=[102]}, 88) -> script[1]  # task 102",
+            "madvise(0x700000, 16384, MADV_HUGEPAGE)",
+            "fchdir(pool[1]</srv>)  # working directory",
+            "dup3(pool[3]<eventfd count=3>, 5, O_CLOEXEC) = 5",
+            "await(&GO >= 1)",
+        ] {
+            assert!(root.contains(&line), "{line}: {text}");
+        }
+    }
+}
