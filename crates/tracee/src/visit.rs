@@ -116,7 +116,7 @@ impl Visit {
         let places = self.fill(area, batches)?;
         self.start(area, &places)?;
         self.wait_parked(&places)?;
-        self.fetch_threads(area)?;
+        self.fetch_threads(area, &places)?;
         self.outcomes(&places, batches)
     }
 
@@ -258,11 +258,23 @@ impl Visit {
 
     /// Stops the parked threads. The leader's registers lead to unmapping the area and back, the
     /// others' are their own again.
-    fn fetch_threads(&mut self, area: Span) -> Result<()> {
+    fn fetch_threads(&mut self, area: Span, places: &[Place]) -> Result<()> {
         let (leader, others) = self.threads.split_first_mut().expect("a leader");
-        for thread in others {
+        for thread in &mut *others {
             thread.halt()?;
             inside(thread, area)?;
+        }
+        if !others.is_empty() {
+            // From here on the leader may unmap the area by itself, which it does half a second
+            // after those that we do not get to give back have returned by themselves.
+            let returned = places[0].header.plus(offset::RETURNED as u64);
+            let count = u32::try_from(others.len())
+                .unwrap_or(u32::MAX)
+                .to_le_bytes();
+            let put = sys::vm::write(leader.pid, returned, &count);
+            put.map_err(|e| Error::of(leader.pid, "cannot write the blob's state", e))?;
+        }
+        for thread in others {
             thread.give_back()?;
         }
         leader.halt()?;
