@@ -258,13 +258,30 @@ fn plan_text(part: &dyn Part, payload: Option<&[u8]>, who: Planned<'_>) -> Resul
     for phase in PHASES {
         let script = plan.take(phase);
         if !script.steps.is_empty() {
-            text.push_str(&format!("[{phase:?}]\n{script}"));
+            text.push_str(&format!("[{phase:?}]\n"));
+            let script = script.to_string();
+            script.lines().for_each(|line| wrap(line, &mut text));
         }
     }
     for write in plan.outside {
         text.push_str(&format!("{} > {}\n", write.text, write.file));
     }
     Ok(text)
+}
+
+/// Adds a line, in pieces of less than 88 columns.
+fn wrap(line: &str, text: &mut String) {
+    let mut column = 0;
+    for word in line.split_inclusive(' ') {
+        if column > 0 && column + word.trim_end().len() >= 88 {
+            text.truncate(text.trim_end().len());
+            text.push_str("\n    ");
+            column = 4;
+        }
+        text.push_str(word);
+        column += word.len();
+    }
+    text.push('\n');
 }
 
 impl Facts for Stage {

@@ -221,11 +221,15 @@ mod tests {
         let plan = Stage::plan_with(&Actions, Some(&payload), &born).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Birth]
-        rt_sigaction(SIGPIPE, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL}, NULL, 8)
-        rt_sigaction(SIGCHLD, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL}, NULL, 8)
+        rt_sigaction(SIGPIPE, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
+            NULL, 8)
+        rt_sigaction(SIGCHLD, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
+            NULL, 8)
         [Last]
-        rt_sigaction(SIGCHLD, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL}, NULL, 8)  # discards SIGCHLD
-        rt_sigaction(SIGPIPE, {sa_handler=SIG_IGN, sa_mask=[], sa_flags=0, sa_restorer=NULL}, NULL, 8)
+        rt_sigaction(SIGCHLD, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
+            NULL, 8)  # discards SIGCHLD
+        rt_sigaction(SIGPIPE, {sa_handler=SIG_IGN, sa_mask=[], sa_flags=0, sa_restorer=NULL},
+            NULL, 8)
         ");
     }
 

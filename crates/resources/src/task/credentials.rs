@@ -455,7 +455,8 @@ mod tests {
         insta::assert_snapshot!(plan, @r"
         [Privileges]
         prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)  # securebits
-        capset({version=0x20080522, pid=0}, {effective=0xff, permitted=0xff, inheritable=0x6, effective_high=0, permitted_high=0, inheritable_high=0})  # effective 0xff
+        capset({version=0x20080522, pid=0}, {effective=0xff, permitted=0xff, inheritable=0x6,
+            effective_high=0, permitted_high=0, inheritable_high=0})  # effective 0xff
         prctl(PR_CAPBSET_DROP, CAP_SETUID)
         prctl(PR_CAPBSET_DROP, CAP_SETPCAP)
         setgroups(1, [9])
@@ -467,7 +468,8 @@ mod tests {
         setfsuid(-1) = 8
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0)
         prctl(PR_SET_SECUREBITS, SECBIT_NOROOT)  # securebits
-        capset({version=0x20080522, pid=0}, {effective=0x2, permitted=0x3, inheritable=0x6, effective_high=0, permitted_high=0, inheritable_high=0})  # effective 0x2
+        capset({version=0x20080522, pid=0}, {effective=0x2, permitted=0x3, inheritable=0x6,
+            effective_high=0, permitted_high=0, inheritable_high=0})  # effective 0x2
         ");
     }
 

@@ -395,11 +395,13 @@ mod tests {
         insta::assert_snapshot!(plan, @r"
         [Together]
         prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_ON)
-        timer_create(CLOCK_BOOTTIME_ALARM, {sigev_value=0, sigev_signo=0, sigev_notify=SIGEV_SIGNAL, sigev_notify_thread_id=0}, [3])  # timer 3
+        timer_create(CLOCK_BOOTTIME_ALARM, {sigev_value=0, sigev_signo=0,
+            sigev_notify=SIGEV_SIGNAL, sigev_notify_thread_id=0}, [3])  # timer 3
         prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF)
         [Last]
         prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_ON)
-        timer_create(CLOCK_MONOTONIC, {sigev_value=0, sigev_signo=0, sigev_notify=SIGEV_SIGNAL, sigev_notify_thread_id=0}, [4])  # timer 4
+        timer_create(CLOCK_MONOTONIC, {sigev_value=0, sigev_signo=0, sigev_notify=SIGEV_SIGNAL,
+            sigev_notify_thread_id=0}, [4])  # timer 4
         prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF)
         timer_settime(3, 0, {interval_sec=0, interval_nsec=0, value_sec=0, value_nsec=1}, NULL)
         timer_settime(4, 0, {interval_sec=0, interval_nsec=0, value_sec=0, value_nsec=1}, NULL)

@@ -368,7 +368,9 @@ mod tests {
         sched_setaffinity(0, 8, [1])
         ioprio_set(IOPRIO_WHO_PROCESS, 0, 0x2000)
         setpriority(PRIO_PROCESS, 0, -3)
-        sched_setattr(0, {sched_policy=SCHED_FIFO, sched_flags=0, sched_nice=-3, sched_priority=10, sched_runtime=0, sched_deadline=0, sched_period=0, sched_util_min=0, sched_util_max=0}, 0)  # fifo priority 10 cpus 2
+        sched_setattr(0, {sched_policy=SCHED_FIFO, sched_flags=0, sched_nice=-3,
+            sched_priority=10, sched_runtime=0, sched_deadline=0, sched_period=0,
+            sched_util_min=0, sched_util_max=0}, 0)  # fifo priority 10 cpus 2
         ");
     }
 }
