@@ -43,6 +43,7 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
         .sum();
     report.frozen_us = u64::try_from(frozen_for.as_micros()).unwrap_or(u64::MAX);
     finish(frozen, options.afterwards)?;
+    log::info!("the tree is let go: {:?}", options.afterwards);
     report.total_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     Ok(report)
 }
@@ -55,6 +56,7 @@ fn freeze_and_collect(options: &DumpOptions, began: Instant) -> Result<(Frozen, 
     let kill = options.afterwards == Afterwards::Kill;
     loop {
         let mut frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
+        log::info!("{} tasks are stopped", frozen.tasks.len());
         match collect(&mut frozen, &allow, kill) {
             Ok(inventory) => return Ok((frozen, inventory)),
             Err(Error::Returning { .. }) if began.elapsed() < PATIENCE => {
@@ -119,6 +121,7 @@ fn write(
     });
     let objects = inventory.objects.into_iter().map(of_object);
     let sources = sources.chain(objects).collect::<Vec<_>>();
+    log::info!("the tree is collected");
     let bytes = |extents: &[Extent]| extents.iter().map(Extent::bytes).sum::<u64>();
     let total_bytes = sources.iter().map(|source| bytes(&source.1)).sum::<u64>();
     if total_bytes >= RESERVE_FROM_BYTES {
@@ -140,11 +143,13 @@ fn write(
         &pages::drain_all(&sources, &writer, &progress)?,
     );
     report.image_bytes = report.stored_pages * PAGE_BYTES as u64 + records_bytes;
+    log::info!("{} pages are stored", report.stored_pages);
     let durable = options.sync && options.afterwards == Afterwards::Kill;
     let id = writer.seal(Seal {
         durable,
         facts: facts(),
     })?;
+    log::info!("image {id} is whole");
     report.image = id.to_string();
     Ok(report)
 }

@@ -35,16 +35,20 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let setting = setting(options)?;
     let plan = plan::plan(&reader, &saved, &setting)?;
     let built = build(plan, &saved, &reader, &allow(options), &options.inherit_fds)?;
+    log::info!("{} scripts are built", built.plan.scripts.len());
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
     let loaded = Loaded::new(&built, root, options.sibling)?;
     let filled_pages = loaded.fill(&reader)?;
+    log::info!("{filled_pages} pages are filled from outside");
     loaded.wait_ready()?;
+    log::info!("all tasks are there");
     observer
         .stage(Stage::PostRestore, Some(root_pid))
         .map_err(Error::Vetoed)?;
     let mut running = loaded.trace()?;
     running.stop_all()?;
+    log::info!("all threads are stopped at the end of their scripts");
     running.write_outside()?;
     running.give_registers(&saved)?;
     observer
