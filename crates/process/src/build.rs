@@ -9,7 +9,7 @@ use image::{Reader, RunKind, SpaceId};
 use pages::{Extent, sink};
 use resources::fd::attributes;
 use resources::fd::{DescriptionId, KINDS, Kind, RestoreContext};
-use resources::map::memory::PAGES_FILE;
+use resources::map::layout::PAGES_FILE;
 use resources::script::{Layout, ScriptId, StepAt, WordId};
 use resources::{Allow, Error as ResourceError};
 use sys::window::Window;

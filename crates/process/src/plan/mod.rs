@@ -8,7 +8,7 @@ mod task;
 use abi::Span;
 use image::{Reader, RunKind, SpaceId};
 use resources::Born;
-use resources::map::memory::{Pages, Stored};
+use resources::map::layout::{Pages, Stored};
 use resources::script::{PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::Write;
 

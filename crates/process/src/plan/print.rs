@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use image::{Reader, RunKind};
-use resources::map::memory::PAGES_FILE;
+use resources::map::layout::PAGES_FILE;
 use resources::script::Legend;
 use resources::task::PARTS;
 

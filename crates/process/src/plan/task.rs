@@ -3,7 +3,8 @@
 use abi::Span;
 use image::Reader;
 use resources::fd;
-use resources::map::memory::{self, Fill, Laid, Memory, Pages};
+use resources::map::layout::{self, Fill, Laid, Pages};
+use resources::map::memory::Memory;
 use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::{PARTS, Phase, Scope, ThreadPlan};
 use syscalls::Sysno;
@@ -253,7 +254,7 @@ impl<'a> Tasks<'a> {
             (memory, self.early[parent].as_slice())
         });
         let none = Vec::new();
-        let laid = memory::plan(&memory::Planning {
+        let laid = layout::plan(&layout::Planning {
             memory: &task.memory,
             pages,
             parent,

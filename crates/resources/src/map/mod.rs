@@ -1,7 +1,9 @@
 //! The family of mappings: what a range of addresses refers to.
 //!
 //! - [`listing`]: what the kernel says of them,
-//! - [`memory`]: a process's address space in an image, and the calls that lay it out again.
+//! - [`memory`]: a process's address space in an image,
+//! - [`layout`]: the calls that lay it out again.
 
+pub mod layout;
 pub mod listing;
 pub mod memory;
