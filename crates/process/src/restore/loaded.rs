@@ -1,0 +1,276 @@
+//! Loaded: the root task has been made and runs its script, and with it come all the others.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use abi::{Addr, Op, offset};
+use image::Reader;
+use pages::sink;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use sys::ptrace;
+use sys::spawn::{Entry, spawn};
+
+use super::describe_status;
+use super::running::Running;
+use super::verify::verify_rest;
+use crate::build::Built;
+use crate::plan::{Outside, word};
+use crate::{Error, Result};
+
+const EEXIST: i32 = 17;
+/// How long a pid that is just being freed is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a wait lasts before it is looked at whether all tasks still live.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The root task runs its script. Dropping this kills it, and with it every task that it made.
+pub(super) struct Loaded<'a> {
+    built: &'a Built,
+    root: i32,
+    sibling: bool,
+    armed: bool,
+}
+
+impl<'a> Loaded<'a> {
+    pub(super) fn new(built: &'a Built, root: i32, sibling: bool) -> Result<Self> {
+        let span = built.window.span();
+        let entry = Entry {
+            code: span.start,
+            ops: built.scripts[0],
+            header: built.header(),
+        };
+        let begun = Instant::now();
+        loop {
+            match spawn(root, sibling, entry) {
+                Ok(()) => {
+                    return Ok(Self {
+                        built,
+                        root,
+                        sibling,
+                        armed: true,
+                    });
+                }
+                Err(error) if error.raw_os_error() == Some(EEXIST) => {
+                    if !is_ending(root) || begun.elapsed() > PATIENCE {
+                        return Err(Error::Taken { pid: root });
+                    }
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                Err(error) => {
+                    return Err(Error::kernel(
+                        format!("cannot make a task with pid {root}"),
+                        error,
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Fills the pages of the tasks that wait for it.
+    pub(super) fn fill(&self, reader: &Reader) -> Result<u64> {
+        let mut pages = 0;
+        for outside in &self.built.plan.outside {
+            self.wait(outside.ready, 1)?;
+            let filled = self.fill_one(reader, outside)?;
+            let window = &self.built.window;
+            window.post(window.word(self.built.word(outside.filled)), 1);
+            pages += filled;
+        }
+        verify_rest(reader, self.built)?;
+        Ok(pages)
+    }
+
+    fn fill_one(&self, reader: &Reader, outside: &Outside) -> Result<u64> {
+        let (script, step) = outside.uffd;
+        let op = self.built.op(script, step);
+        let fd = self.built.window.load(op.plus(offset::RESULT as u64)) as i32;
+        let uffd = crate::collect::fetch(outside.pid, fd)?;
+        let extents = outside.stored.iter().map(|stored| pages::Extent {
+            space: image::SpaceId(outside.pid.cast_unsigned()),
+            first_page: stored.span.start.page(),
+            at: stored.span.start,
+            pages: stored.span.pages(),
+        });
+        let extents = extents.collect::<Vec<_>>();
+        let placed = pages::place(reader, &extents)?;
+        let spans = outside
+            .stored
+            .iter()
+            .map(|stored| stored.span)
+            .collect::<Vec<_>>();
+        let sink = sink::Missing::new(outside.pid, sys::uffd::Uffd::from(uffd), &spans)?;
+        Ok(pages::fill(reader, &placed, &sink, &|_| ())?.pages)
+    }
+
+    pub(super) fn wait_ready(&self) -> Result<()> {
+        let threads = u32::try_from(self.built.plan.threads.len()).expect("checked when read");
+        self.wait(word::READY, threads)
+    }
+
+    /// Waits until a shared word is at least `value`.
+    fn wait(&self, id: resources::script::WordId, value: u32) -> Result<()> {
+        let window = &self.built.window;
+        let word = window.word(self.built.word(id));
+        loop {
+            let seen = word.load(Ordering::Acquire);
+            if seen >= value {
+                return Ok(());
+            }
+            self.check()?;
+            window.sleep_on(word, seen, LOOK);
+            if word.load(Ordering::Acquire) == seen {
+                self.check_alive()?;
+            }
+        }
+    }
+
+    /// Whether a call failed.
+    fn check(&self) -> Result<()> {
+        let built = self.built;
+        let header = built.header();
+        let failing = built.window.word(header.plus(offset::FAILING as u64));
+        if failing.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        let failed = Addr(built.window.load(header.plus(offset::FAILED as u64)));
+        let starts = built.scripts.iter().enumerate();
+        let (script, start) = starts
+            .filter(|(_, start)| **start <= failed)
+            .max_by_key(|(_, start)| **start)
+            .expect("the op of some script failed");
+        let planned = &built.plan.scripts[script];
+        let step = (failed.0 - start.0) as usize / Op::BYTES;
+        let result = built
+            .window
+            .load(failed.plus(offset::RESULT as u64))
+            .cast_signed();
+        let call = planned.script.line(step).to_string();
+        if result == -i64::from(EEXIST) && call.starts_with("clone3") {
+            let child = &planned.script.steps[step].extra;
+            if let resources::script::Arg::Script(child) = child {
+                return Err(Error::Taken {
+                    pid: built.plan.scripts[child.0 as usize].tid,
+                });
+            }
+        }
+        let source = if result < 0 {
+            std::io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(0))
+        } else {
+            std::io::Error::other(format!("it returned {result:#x}"))
+        };
+        Err(Error::Call {
+            pid: planned.tid,
+            call,
+            source,
+        })
+    }
+
+    /// Whether a task ended.
+    fn check_alive(&self) -> Result<()> {
+        self.check()?;
+        for staying in &self.built.plan.threads {
+            let stat = std::fs::read(format!("/proc/{}/stat", staying.pid));
+            let state = stat
+                .ok()
+                .and_then(|stat| sys::proc::Stat::parse(&stat).ok());
+            if let Some(stat) = state.filter(|stat| matches!(stat.state, b'Z' | b'X')) {
+                let how = describe_status(stat.exit_code);
+                return Err(Error::Died {
+                    pid: staying.pid,
+                    how,
+                });
+            }
+        }
+        if !std::path::Path::new(&format!("/proc/{}", self.root)).exists() {
+            return Err(Error::Died {
+                pid: self.root,
+                how: "unknown".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Traces all threads, so that they are killed if this process is, and lets the scripts run to
+    /// their ends.
+    pub(super) fn trace(mut self) -> Result<Running<'a>> {
+        for staying in &self.built.plan.threads {
+            let seized = ptrace::seize(staying.tid, true);
+            seized.map_err(|e| Error::kernel(format!("cannot trace {}", staying.tid), e))?;
+        }
+        let window = &self.built.window;
+        window.post(window.word(self.built.word(word::GO)), 1);
+        let threads = u32::try_from(self.built.plan.threads.len()).expect("checked when read");
+        let parked = window.word(self.built.header().plus(offset::PARKED as u64));
+        loop {
+            let seen = parked.load(Ordering::Acquire);
+            if seen >= threads {
+                break;
+            }
+            window.sleep_on(parked, seen, LOOK);
+            if parked.load(Ordering::Acquire) == seen {
+                self.check_alive()?;
+            }
+        }
+        self.check()?;
+        self.armed = false;
+        Ok(Running::new(self.built, self.root, self.sibling))
+    }
+}
+
+impl Drop for Loaded<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            kill_tree(self.built, self.root, self.sibling);
+        }
+    }
+}
+
+/// Whether the process has been killed but is not gone yet.
+fn is_ending(pid: i32) -> bool {
+    let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else {
+        return true;
+    };
+    const PF_EXITING: u32 = 4;
+    let stat = sys::proc::Stat::parse(&stat);
+    stat.is_ok_and(|stat| matches!(stat.state, b'Z' | b'X') || stat.flags & PF_EXITING != 0)
+}
+
+/// Kills every task that was made so far; the root goes last, so that children cannot escape.
+pub(super) fn kill_tree(built: &Built, root: i32, sibling: bool) {
+    for planned in built
+        .plan
+        .scripts
+        .iter()
+        .rev()
+        .filter(|planned| planned.role != "thread")
+    {
+        let pid = planned.tid;
+        let made = pid == root || is_ours(pid, root);
+        if let (true, Some(pid)) = (made, Pid::from_raw(pid)) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+    if let (false, Some(root)) = (sibling, Pid::from_raw(root)) {
+        let _ = waitpid(Some(root), WaitOptions::empty());
+    }
+}
+
+/// Whether `pid` descends from the root: its number may belong to somebody else.
+fn is_ours(pid: i32, root: i32) -> bool {
+    let mut at = pid;
+    for _ in 0..64 {
+        let stat = std::fs::read(format!("/proc/{at}/stat")).ok();
+        let Some(stat) = stat.and_then(|stat| sys::proc::Stat::parse(&stat).ok()) else {
+            return false;
+        };
+        if stat.ppid == root {
+            return true;
+        }
+        if stat.ppid <= 1 {
+            return false;
+        }
+        at = stat.ppid;
+    }
+    false
+}

@@ -1,0 +1,211 @@
+//! Running: every task and thread exists and is traced; what is left is what only a tracer can set.
+
+use abi::Addr;
+use resources::task::interrupted::Remake;
+use rustix::process::{Pid, Signal, kill_process};
+use sys::ptrace::{self, Event, Registers};
+
+use super::describe_status;
+use super::loaded::kill_tree;
+use crate::build::Built;
+use crate::plan::Staying;
+use crate::records::{Saved, SavedThread, State};
+use crate::sentinel::Sentinel;
+use crate::{Afterwards, Error, Result};
+
+/// All threads are parked at the end of their scripts and traced.
+pub(super) struct Running<'a> {
+    built: &'a Built,
+    root: i32,
+    sibling: bool,
+    armed: bool,
+}
+
+impl<'a> Running<'a> {
+    pub(super) fn new(built: &'a Built, root: i32, sibling: bool) -> Self {
+        Self {
+            built,
+            root,
+            sibling,
+            armed: true,
+        }
+    }
+
+    fn threads(&self) -> &[Staying] {
+        &self.built.plan.threads
+    }
+
+    pub(super) fn stop_all(&mut self) -> Result<()> {
+        let failed = |tid, e| Error::kernel(format!("cannot stop {tid}"), e);
+        for staying in self.threads() {
+            ptrace::interrupt(staying.tid).map_err(|e| failed(staying.tid, e))?;
+        }
+        for staying in self.threads() {
+            wait_stop(staying.tid)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what only the restorer can set.
+    pub(super) fn write_outside(&self) -> Result<()> {
+        for (tid, write) in &self.built.plan.writes {
+            let path = format!("/proc/{tid}/{}", write.file);
+            let written = std::fs::write(&path, &write.text);
+            written.map_err(|e| Error::kernel(format!("cannot write {path}"), e))?;
+        }
+        Ok(())
+    }
+
+    /// Gives every thread its registers; leaders first unmap the window.
+    pub(super) fn give_registers(&mut self, saved: &Saved<'_>) -> Result<()> {
+        let threads = saved.tasks.iter().flat_map(|task| &task.threads);
+        let states = threads.map(|thread| (thread.tid, thread));
+        let states = states.collect::<std::collections::HashMap<_, _>>();
+        let (leaders, others): (Vec<&Staying>, Vec<&Staying>) = self
+            .threads()
+            .iter()
+            .partition(|staying| staying.pid == staying.tid);
+        for staying in others.into_iter().chain(leaders) {
+            let thread = states[&staying.tid];
+            let result = self.remake(thread)?;
+            if staying.pid == staying.tid {
+                self.unmap_window(staying.tid)?;
+            }
+            set_state(thread, result)?;
+        }
+        Ok(())
+    }
+
+    /// The blob's own `syscall` instruction.
+    fn syscall(&self) -> Addr {
+        let call = blob::code().windows(2).position(|two| two == [0x0f, 0x05]);
+        let call = call.expect("the blob makes system calls") as u64;
+        self.built.window.span().start.plus(call)
+    }
+
+    /// Makes the call again that the thread was in, if the kernel has to know it.
+    fn remake(&self, thread: &SavedThread<'_>) -> Result<Option<i64>> {
+        let Some(remake) = &thread.state.remake else {
+            return Ok(None);
+        };
+        let scratch = self.built.scratch();
+        let args = remake.args(scratch.0).ok_or_else(|| {
+            let record = format!("thread {}", thread.tid);
+            resources::Error::corrupt(record, "its interrupted call makes no sense")
+        })?;
+        self.built.window.write(scratch, &remake.timespec());
+        let result = tracee::remake(thread.tid, self.syscall(), remake.number, args)?;
+        Ok(Some(result))
+    }
+
+    /// Has a stopped leader unmap the window, by the blob's own `syscall` instruction.
+    fn unmap_window(&self, tid: i32) -> Result<()> {
+        const MUNMAP: u64 = 11;
+        let failed = |e| Error::kernel(format!("cannot unmap the window of {tid}"), e);
+        let span = self.built.window.span();
+        let regs = ptrace::registers(tid).map_err(failed)?;
+        let regs = Registers {
+            rip: self.syscall().0,
+            rax: MUNMAP,
+            rdi: span.start.0,
+            rsi: span.bytes(),
+            orig_rax: u64::MAX,
+            ..regs
+        };
+        ptrace::set_registers(tid, &regs).map_err(failed)?;
+        let mut stops = 0;
+        while stops < 2 {
+            ptrace::resume_to_call(tid).map_err(failed)?;
+            match ptrace::wait(tid).map_err(failed)? {
+                (_, Event::Call) => stops += 1,
+                // An interruption that was asked for before.
+                (_, Event::Stop(_)) => {}
+                (_, event) => {
+                    let how = format!("{event:?} while the window was unmapped");
+                    return Err(Error::Died { pid: tid, how });
+                }
+            }
+        }
+        let result = ptrace::registers(tid).map_err(failed)?.rax.cast_signed();
+        if result != 0 {
+            let errno = i32::try_from(-result).unwrap_or(0);
+            return Err(failed(std::io::Error::from_raw_os_error(errno)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn let_go(mut self, saved: &Saved<'_>, afterwards: Afterwards) -> Result<()> {
+        for task in &saved.tasks {
+            let stopped = task.node.state() == State::Stopped || afterwards == Afterwards::Stop;
+            if let (true, Some(pid)) = (
+                stopped && task.node.state() != State::Zombie,
+                Pid::from_raw(task.node.pid),
+            ) {
+                let sent = kill_process(pid, Signal::STOP);
+                sent.map_err(|e| Error::kernel(format!("cannot stop pid {}", task.node.pid), e))?;
+            }
+        }
+        let leaders = self
+            .threads()
+            .iter()
+            .filter(|staying| staying.pid == staying.tid);
+        let pids = leaders.map(|staying| staying.pid).collect::<Vec<_>>();
+        let sentinel = Sentinel::post(&pids)?;
+        // Leaders last: until then the death of this process kills theirs as a whole.
+        let (leaders, others): (Vec<&Staying>, Vec<&Staying>) = self
+            .threads()
+            .iter()
+            .partition(|staying| staying.pid == staying.tid);
+        for staying in others.into_iter().chain(leaders) {
+            let detached = ptrace::detach(staying.tid, 0);
+            detached.map_err(|e| Error::kernel(format!("cannot let {} go", staying.tid), e))?;
+        }
+        if let Some(sentinel) = sentinel {
+            sentinel.dismiss();
+        }
+        self.armed = false;
+        Ok(())
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            kill_tree(self.built, self.root, self.sibling);
+        }
+    }
+}
+
+fn wait_stop(tid: i32) -> Result<()> {
+    loop {
+        let failed = |e| Error::kernel(format!("cannot stop {tid}"), e);
+        match ptrace::wait(tid).map_err(failed)? {
+            (_, Event::Stop(_)) => return Ok(()),
+            (_, Event::Ended(status)) => {
+                return Err(Error::Died {
+                    pid: tid,
+                    how: describe_status(status),
+                });
+            }
+            // Not before the restore is complete: it stays pending.
+            _ => ptrace::resume(tid, 0).map_err(failed)?,
+        }
+    }
+}
+
+fn set_state(thread: &SavedThread<'_>, remade: Option<i64>) -> Result<()> {
+    let (tid, state) = (thread.tid, &thread.state);
+    let failed = |what: &str, e| Error::kernel(format!("cannot set {what} of {tid}"), e);
+    let words = state
+        .registers
+        .as_slice()
+        .try_into()
+        .expect("checked when read");
+    ptrace::set_xstate(tid, &state.xstate).map_err(|e| failed("the extended state", e))?;
+    let mut registers = Registers::from_words(words);
+    if let Some(result) = remade {
+        Remake::finish(result, &mut registers);
+    }
+    ptrace::set_registers(tid, &registers).map_err(|e| failed("the registers", e))?;
+    ptrace::set_signal_mask(tid, state.mask).map_err(|e| failed("the signal mask", e))
+}
