@@ -34,7 +34,8 @@ pub struct Lock {
 
 impl Lock {
     /// Blocks the established connections among `opens`, whose tasks are stopped; `None` when
-    /// there are none, or `allow` does not have them saved. From here on [`super::TcpSocket`] can read them: should this process be
+    /// there are none, or `allow` does not have them saved. From here on [`super::TcpSocket`] can
+    /// read them: should this process be
     /// killed while it does, a guardian ends the repair mode.
     ///
     /// # Errors

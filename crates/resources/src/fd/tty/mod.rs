@@ -213,10 +213,10 @@ impl Kind for TtyKind {
         };
         if let Some(pair) = &record.pair {
             finish_master(&record, pair, own)?;
-        } else if let Some(wanted) = attributes_of(&record) {
-            if sys::tty::attributes(own).map_err(failed)? != wanted {
-                sys::tty::set_attributes(own, &wanted).map_err(failed)?;
-            }
+        } else if let Some(wanted) = attributes_of(&record)
+            && sys::tty::attributes(own).map_err(failed)? != wanted
+        {
+            sys::tty::set_attributes(own, &wanted).map_err(failed)?;
         }
         if record.exclusive {
             switch(own, Switch::Exclusive, true).map_err(failed)?;
