@@ -7,7 +7,8 @@ use std::sync::Arc;
 use abi::{Addr, Header, Op, PAGE_BYTES, Span};
 use image::{Reader, RunKind, SpaceId};
 use pages::{Extent, sink};
-use resources::fd::attributes;
+use resources::fd::tcp::lock::{self, Leftover};
+use resources::fd::{attributes, tags};
 use resources::fd::{DescriptionId, KINDS, Kind, RestoreContext};
 use resources::map::layout::PAGES_FILE;
 use resources::script::{Layout, ScriptId, StepAt, WordId};
@@ -52,6 +53,21 @@ impl Built {
     /// The address of a step's op.
     pub fn op(&self, script: ScriptId, step: StepAt) -> Addr {
         self.scripts[script.0 as usize].plus(u64::from(step.0) * Op::BYTES as u64)
+    }
+
+    /// Does what waits until nothing else can fail: connections run again. The result is to be
+    /// dropped when the tree runs.
+    ///
+    /// # Errors
+    /// Those of [`Kind::resume`].
+    pub fn wake(&self, saved: &Saved<'_>) -> Result<Option<Leftover>> {
+        let tcp = saved.descriptions.iter().filter(|one| one.0 == tags::TCP);
+        let leftover = lock::release(tcp.map(|(_, payload)| &**payload))?;
+        for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
+            let own = self.pool.open[id].as_fd();
+            kind(*tag, id)?.resume(payload, own, &self.pool.allow)?;
+        }
+        Ok(leftover)
     }
 
     /// What was put off until the restore has succeeded.

@@ -8,6 +8,7 @@ use abi::Addr;
 use image::{Facts, PAGE_BYTES, Seal, Writer};
 use pages::{Drained, Extent, Source, TaskMemory};
 use resources::Allow;
+use resources::fd::tcp::lock::Lock;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::collect::{Inventory, Object, collect};
@@ -27,7 +28,8 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
         .map_err(Error::Vetoed)?;
     let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
     let writer = Writer::create(Arc::new(store))?;
-    let (frozen, inventory) = freeze_and_collect(options, began)?;
+    let (frozen, mut inventory) = freeze_and_collect(options, began)?;
+    let lock = inventory.lock.take();
     let mut undo = Undo(Vec::new());
     let mut report = write(inventory, writer, options, observer, &mut undo)?;
     observer
@@ -42,7 +44,7 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
         .map(|task| task.threads().len() as u64)
         .sum();
     report.frozen_us = u64::try_from(frozen_for.as_micros()).unwrap_or(u64::MAX);
-    finish(frozen, options.afterwards)?;
+    finish(frozen, lock, options.afterwards)?;
     log::info!("the tree is let go: {:?}", options.afterwards);
     report.total_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     Ok(report)
@@ -225,8 +227,21 @@ impl Source for Contents {
     }
 }
 
-/// Kills the tree, stops it, or lets it go.
-fn finish(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
+/// Kills the tree, stops it, or lets it go. Its connections go on where it does, and otherwise wait
+/// for the restore.
+fn finish(frozen: Frozen, lock: Option<Lock>, afterwards: Afterwards) -> Result<()> {
+    let (lock, _leftover) = match afterwards {
+        Afterwards::Kill => (lock, None),
+        Afterwards::Run | Afterwards::Stop => (None, lock.and_then(Lock::lift)),
+    };
+    end(frozen, afterwards)?;
+    match lock {
+        Some(lock) => Ok(lock.keep()?),
+        None => Ok(()),
+    }
+}
+
+fn end(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
     let pid = |pid| Pid::from_raw(pid).expect("a pid is not 0");
     match afterwards {
         Afterwards::Run => {

@@ -52,7 +52,9 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     observer
         .stage(Stage::PreResume, Some(root_pid))
         .map_err(Error::Vetoed)?;
+    let leftover = built.wake(&saved)?;
     running.let_go(&saved, options.afterwards)?;
+    drop(leftover);
     let threads = built.plan.threads.len() as u64;
     built.succeed();
     observer

@@ -102,13 +102,32 @@ pub struct Owned {
     netlink: Option<Netlink>,
 }
 
+impl Owned {
+    /// Has the table's rules end at once.
+    #[must_use]
+    pub fn lift(mut self) -> Option<Leftover> {
+        self.delete()
+    }
+
+    fn delete(&mut self) -> Option<Leftover> {
+        let netlink = self.netlink.take()?;
+        // Where it cannot be deleted, closing the socket does it.
+        let _ = delete(&netlink, &self.name);
+        Some(Leftover { _netlink: netlink })
+    }
+}
+
 impl Drop for Owned {
     fn drop(&mut self) {
-        if let Some(netlink) = self.netlink.take() {
-            let _ = delete(&netlink, &self.name);
-            close_aside(netlink);
-        }
+        self.delete();
     }
+}
+
+/// A socket whose close waits (8 to 20 ms) until the memory of deleted rules is free: to be
+/// dropped when nothing urgent is left to do.
+#[derive(Debug)]
+pub struct Leftover {
+    _netlink: Netlink,
 }
 
 /// Makes the table `name`, to live as long as the result.
@@ -131,18 +150,15 @@ pub fn block(name: &str, connections: &[Connection]) -> io::Result<()> {
     make(name, 0, connections).map(drop)
 }
 
-/// Removes the table `name`; whether there was one.
+/// Removes the table `name`; `None` when there was none.
 ///
 /// # Errors
 /// The calls' errno.
-pub fn unblock(name: &str) -> io::Result<bool> {
+pub fn unblock(name: &str) -> io::Result<Option<Leftover>> {
     let netlink = Netlink::netfilter()?;
     match delete(&netlink, name) {
-        Ok(()) => {
-            close_aside(netlink);
-            Ok(true)
-        }
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Ok(()) => Ok(Some(Leftover { _netlink: netlink })),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -185,13 +201,6 @@ fn delete(netlink: &Netlink, name: &str) -> io::Result<()> {
     message(&mut batch, DELETE_TABLE, 0).string(1, name);
     end(&mut batch);
     netlink.apply(batch)
-}
-
-/// Closes the socket on another thread: closing it waits (8 to 20 ms) until the memory of what
-/// was deleted is free.
-fn close_aside(netlink: Netlink) {
-    // Where no thread can be made the socket is closed with the closure.
-    let _ = std::thread::Builder::new().spawn(move || drop(netlink));
 }
 
 fn begin(batch: &mut Batch) {

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use image::{Record, SpaceId};
 use resources::fd::table::{Grouping, Row};
+use resources::fd::tcp::lock::Lock;
 use resources::fd::{self, DescriptionId, DumpContext, Info, Open};
 use resources::map::listing::Listed;
 use resources::{Allow, Error};
@@ -158,11 +159,16 @@ pub(crate) struct Described {
     pub objects: Vec<Object>,
     /// To be called when the dump fails later.
     pub undo: Vec<Box<dyn FnOnce()>>,
+    /// Keeps the tree's TCP connections quiet.
+    pub lock: Option<Lock>,
 }
 
 /// Describes all descriptions, and those that come up meanwhile.
 pub(super) fn describe(mut files: Files<'_>, allow: &Allow) -> Result<Described> {
-    let mut described = Described::default();
+    let mut described = Described {
+        lock: Lock::install(&files.opens, allow)?,
+        ..Described::default()
+    };
     let mut first = 0;
     while first < files.opens.len() {
         let mut context = Context {

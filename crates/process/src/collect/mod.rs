@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use abi::{Addr, Span};
 use image::{Record, Run};
 use prost::Message;
+use resources::fd::tcp::lock::Lock;
 use resources::map::listing::{self, Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
 use resources::script::{Answers, Layout, Script};
@@ -40,6 +41,8 @@ pub(crate) struct Inventory {
     pub objects: Vec<Object>,
     /// To be called when the dump fails later.
     pub undo: Vec<Box<dyn FnOnce()>>,
+    /// Keeps the tree's TCP connections quiet.
+    pub lock: Option<Lock>,
 }
 
 /// Collects the tree. With `stay`, the blob stays in the tasks: they are going to be killed.
@@ -75,6 +78,7 @@ pub(crate) fn collect(frozen: &mut Frozen, allow: &Allow, stay: bool) -> Result<
         same,
         objects: described.objects,
         undo: described.undo,
+        lock: described.lock,
     })
 }
 

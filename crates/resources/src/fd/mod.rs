@@ -222,16 +222,11 @@ pub trait Kind: Sync {
         Ok(())
     }
     /// What must wait until nothing can fail any more: called right before the tree runs, after
-    /// every [`Kind::finish`] and after the lock of its connections is gone.
+    /// every [`Kind::finish`] and after [`tcp::lock::release`].
     ///
     /// # Errors
     /// As [`Kind::open`].
-    fn resume(
-        &self,
-        _payload: &[u8],
-        _own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
+    fn resume(&self, _payload: &[u8], _own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         Ok(())
     }
     /// Calls that a task which has the description must make itself, once, after all its

@@ -79,13 +79,13 @@ impl World {
     /// Closes everything, opens it again, and gives the descriptors in the order of the dump;
     /// those that were only in flight stand at the end.
     pub(crate) fn restore(self) -> Result<Vec<OwnedFd>> {
-        let mut cx = self.restore_until_resume()?;
+        let cx = self.restore_until_resume()?;
         let tcp = cx.dumped.iter().filter(|(kind, _)| kind.tag() == tags::TCP);
-        lock::release(tcp.map(|(_, payload)| payload.as_slice()))?;
+        let _leftover = lock::release(tcp.map(|(_, payload)| payload.as_slice()))?;
         for index in 0..cx.opened.len() {
             let own = dup(cx.opened[index].as_fd());
             let (kind, payload) = cx.dumped[index].clone();
-            kind.resume(&payload, own.as_fd(), &mut cx)?;
+            kind.resume(&payload, own.as_fd(), &cx.allow)?;
         }
         Ok(cx.opened)
     }

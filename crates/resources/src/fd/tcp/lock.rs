@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use prost::Message as _;
 use sys::guardian::{Guardian, Setting};
 use sys::nft;
+pub use sys::nft::Leftover;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::repair;
@@ -35,8 +36,7 @@ pub struct Lock {
 impl Lock {
     /// Blocks the established connections among `opens`, whose tasks are stopped; `None` when
     /// there are none, or `allow` does not have them saved. From here on [`super::TcpSocket`] can
-    /// read them: should this process be
-    /// killed while it does, a guardian ends the repair mode.
+    /// read them: should this process be killed while it does, a guardian ends the repair mode.
     ///
     /// # Errors
     /// When the rules cannot be installed (nothing is changed then), or a system call fails.
@@ -85,6 +85,12 @@ impl Lock {
         }))
     }
 
+    /// Removes the rules: the target is about to go on. The result is to be dropped once it does.
+    #[must_use]
+    pub fn lift(self) -> Option<Leftover> {
+        self.owner.lift()
+    }
+
     /// Has the rules stay when this process ends and the connections vanish without a word.
     /// Called when the target is dead and before its last descriptors here are closed.
     ///
@@ -112,11 +118,11 @@ impl Lock {
 
 /// Removes the rules that a dump has left for the connections among these payloads (of records
 /// with the tag of [`super::TcpSocket`]); none is fine. Called when the restored tree is about to
-/// run.
+/// run; the result is to be dropped once it does.
 ///
 /// # Errors
 /// [`Error::Corrupt`], or the system calls' errno.
-pub fn release<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<()> {
+pub fn release<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<Option<Leftover>> {
     let mut connections = Vec::new();
     for payload in payloads {
         let record = Tcp::decode(payload)
@@ -126,10 +132,9 @@ pub fn release<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<()> {
         }
     }
     if connections.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     nft::unblock(&name_of(connections))
-        .map(drop)
         .map_err(|error| Error::kernel("unblock the tree's TCP connections", error))
 }
 
@@ -230,8 +235,8 @@ mod tests {
                 .collect();
             block("stillframe-unit-test", &many).unwrap();
             assert!(!passes(&mut server, &mut client));
-            assert!(unblock("stillframe-unit-test").unwrap());
-            assert!(!unblock("stillframe-unit-test").unwrap());
+            assert!(unblock("stillframe-unit-test").unwrap().is_some());
+            assert!(unblock("stillframe-unit-test").unwrap().is_none());
             client
                 .set_read_timeout(Some(Duration::from_secs(10)))
                 .unwrap();

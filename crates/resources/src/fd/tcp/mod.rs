@@ -18,7 +18,7 @@ use repair::{Connection, State};
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature, inet, packet};
 use super::{DumpContext, Kind, Open, RestoreContext, decode};
-use crate::{Error, Result};
+use crate::{Allow, Error, Result};
 
 const SOCK_STREAM: i32 = 1;
 const IPPROTO_TCP: i32 = 6;
@@ -155,14 +155,9 @@ impl Kind for TcpSocket {
         record.options.apply(own, Stage::Late)
     }
 
-    fn resume(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
+    fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
         let record = checked(self, payload)?;
-        let Some(connection) = record.connection.as_ref().filter(|_| !cx.allow().tcp_close) else {
+        let Some(connection) = record.connection.as_ref().filter(|_| !allow.tcp_close) else {
             return Ok(());
         };
         let failed = |error| {
@@ -232,6 +227,10 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
         }
         state if !state.is_connected() => {
             return Err(open.unsupported(&format!("a connection in state {state:?}"), None));
+        }
+        _ if open.fd < 0 => {
+            let why = "an established TCP connection on its way in a unix socket";
+            return Err(open.unsupported(why, None));
         }
         _ => {
             record.remote = sys::socket::peer_name(own).map_err(failed)?;

@@ -19,7 +19,7 @@ use super::socket::diag::{self, Facts, State};
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature};
 use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext};
-use crate::{Error, Result};
+use crate::{Allow, Error, Result};
 
 const TAG: u16 = super::tags::UNIX;
 
@@ -184,12 +184,7 @@ impl Kind for UnixSocket {
         record.options.apply(own, Stage::Late)
     }
 
-    fn resume(
-        &self,
-        payload: &[u8],
-        own: BorrowedFd<'_>,
-        _cx: &mut dyn RestoreContext,
-    ) -> Result<()> {
+    fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         let record = decode(payload)?;
         let settled = record.kind != DGRAM && matches!(record.link(), Link::Pair | Link::Gone);
         if settled {
