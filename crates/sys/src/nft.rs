@@ -1,4 +1,4 @@
-//! One nf_tables table that drops what comes in for a set of TCP connections.
+//! One nf_tables table that drops what comes in and what goes out for a set of TCP connections.
 //!
 //! The table is made in one transaction: it is there as a whole or not at all. An *owned* table
 //! goes away with the netlink socket that made it, whatever happens to the process.
@@ -20,10 +20,8 @@ const NEW_ELEMENTS: u16 = SUBSYSTEM | 12;
 
 const FAMILY_INET: u8 = 1;
 const TABLE_OWNED: u32 = 2;
-const HOOK_INPUT: u32 = 1;
 /// Before the raw table, connection tracking and everybody's filters.
 const PRIORITY: i32 = -400;
-const CHAIN: &str = "input";
 const LIST_ELEMENT: u16 = 1;
 /// Elements go in messages of this many, below the 64 KiB of an attribute.
 const ELEMENTS_MAX: usize = 500;
@@ -66,6 +64,26 @@ const PROTOCOLS: [Protocol; 2] = [
         source: 8,
         destination: 24,
         address_bytes: 16,
+    },
+];
+
+/// Where packets are dropped, and where they have the key's addresses then: the remote one first.
+struct Chain {
+    name: &'static str,
+    hook: u32,
+    comes_in: bool,
+}
+
+const CHAINS: [Chain; 2] = [
+    Chain {
+        name: "input",
+        hook: 1,
+        comes_in: true,
+    },
+    Chain {
+        name: "output",
+        hook: 3,
+        comes_in: false,
     },
 ];
 
@@ -170,14 +188,16 @@ fn make(name: &str, flags: u32, connections: &[Connection]) -> io::Result<Netlin
     message(&mut batch, NEW_TABLE, CREATE | EXCLUSIVE)
         .string(1, name)
         .big(2, flags);
-    message(&mut batch, NEW_CHAIN, CREATE)
-        .string(1, name)
-        .string(3, CHAIN)
-        .nested(4, |hook| {
-            hook.big(1, HOOK_INPUT).big(2, PRIORITY.cast_unsigned());
-        })
-        .big(5, 1) // accept what no rule drops
-        .string(7, "filter");
+    for chain in &CHAINS {
+        message(&mut batch, NEW_CHAIN, CREATE)
+            .string(1, name)
+            .string(3, chain.name)
+            .nested(4, |hook| {
+                hook.big(1, chain.hook).big(2, PRIORITY.cast_unsigned());
+            })
+            .big(5, 1) // accept what no rule drops
+            .string(7, "filter");
+    }
     for protocol in &PROTOCOLS {
         let keys: Vec<_> = connections
             .iter()
@@ -186,7 +206,9 @@ fn make(name: &str, flags: u32, connections: &[Connection]) -> io::Result<Netlin
             .collect();
         if !keys.is_empty() {
             add_set(&mut batch, name, protocol, &keys);
-            add_rule(&mut batch, name, protocol);
+            for chain in &CHAINS {
+                add_rule(&mut batch, name, chain, protocol);
+            }
         }
     }
     end(&mut batch);
@@ -245,7 +267,7 @@ fn add_set(batch: &mut Batch, table: &str, protocol: &Protocol, keys: &[Vec<u8>]
     }
 }
 
-fn add_rule(batch: &mut Batch, table: &str, protocol: &Protocol) {
+fn add_rule(batch: &mut Batch, table: &str, chain: &Chain, protocol: &Protocol) {
     const TCP: u8 = 6;
     const META_NFPROTO: u32 = 15;
     const META_L4PROTO: u32 = 16;
@@ -253,21 +275,32 @@ fn add_rule(batch: &mut Batch, table: &str, protocol: &Protocol) {
     const TRANSPORT_HEADER: u32 = 2;
     let address = protocol.address_bytes;
     let words = address / 4;
+    let (source, destination) = ((protocol.source, 0), (protocol.destination, 2));
+    let (remote, local) = if chain.comes_in {
+        (source, destination)
+    } else {
+        (destination, source)
+    };
     message(batch, NEW_RULE, CREATE)
         .string(1, table)
-        .string(2, CHAIN)
+        .string(2, chain.name)
         .nested(4, |rule| {
             is_equal(rule, META_NFPROTO, protocol.nfproto);
             is_equal(rule, META_L4PROTO, TCP);
-            load(rule, REGISTER, NETWORK_HEADER, (protocol.source, address));
-            load(rule, REGISTER + words, TRANSPORT_HEADER, (0, 2));
+            load(rule, REGISTER, NETWORK_HEADER, (remote.0, address));
+            load(rule, REGISTER + words, TRANSPORT_HEADER, (remote.1, 2));
             load(
                 rule,
                 REGISTER + words + 1,
                 NETWORK_HEADER,
-                (protocol.destination, address),
+                (local.0, address),
             );
-            load(rule, REGISTER + 2 * words + 1, TRANSPORT_HEADER, (2, 2));
+            load(
+                rule,
+                REGISTER + 2 * words + 1,
+                TRANSPORT_HEADER,
+                (local.1, 2),
+            );
             expression(rule, "lookup", |data| {
                 data.string(1, protocol.set)
                     .big(2, REGISTER)

@@ -3,8 +3,9 @@
 //!
 //! During a dump the rules belong to a netlink socket of ours and vanish with us, however we end;
 //! only when the target is dead and its connections are to live on, rules that stay take their
-//! place ([`Lock::keep`]). The restore removes those ([`release`]). Only what comes in is dropped:
-//! what the frozen end still sends is true, and the other end may have it.
+//! place ([`Lock::keep`]). The restore removes those ([`release`]). What goes out is dropped as
+//! well: the kernel's timers would send data that the image calls unsent, and an answer to that
+//! would be one to nothing.
 
 use std::os::fd::{AsFd, OwnedFd};
 
