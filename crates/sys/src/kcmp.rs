@@ -1,4 +1,4 @@
-//! Whether two descriptors of other tasks are one: kcmp(2).
+//! Whether what two tasks have is one kernel object: kcmp(2).
 use std::cmp::Ordering;
 use std::io;
 
@@ -12,6 +12,52 @@ pub fn compare_files(first: (u32, i32), second: (u32, i32)) -> io::Result<Orderi
     let ((pid, fd), (other_pid, other_fd)) = (first, second);
     // SAFETY: kcmp takes five numbers and touches no memory of this process.
     let answer = unsafe { libc::syscall(libc::SYS_kcmp, pid, other_pid, KCMP_FILE, fd, other_fd) };
+    ordering(answer)
+}
+
+/// What a task has one of, and may share with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shared {
+    /// Its address space (`CLONE_VM`).
+    Memory = 1,
+    /// Its table of descriptors (`CLONE_FILES`).
+    Descriptors = 2,
+    /// Its root, working directory and umask (`CLONE_FS`).
+    Directories = 3,
+    /// Its signal actions (`CLONE_SIGHAND`).
+    Actions = 4,
+    /// Its I/O context (`CLONE_IO`); all tasks that have none are equal.
+    Io = 5,
+    /// What is undone to System V semaphores when it ends (`CLONE_SYSVSEM`); all tasks that have
+    /// no such list are equal.
+    SemaphoreUndo = 6,
+}
+
+/// Orders what two threads, given by their ids, have of `what`; equal when it is one object. The
+/// order is the kernel's own and total.
+///
+/// # Errors
+/// As kcmp(2): `ESRCH`, `EPERM` without the right to trace both.
+pub fn compare(first: i32, second: i32, what: Shared) -> io::Result<Ordering> {
+    // SAFETY: kcmp takes five numbers and touches no memory of this process.
+    let answer = unsafe { libc::syscall(libc::SYS_kcmp, first, second, what as i32, 0, 0) };
+    ordering(answer)
+}
+
+/// Makes the calling thread one that has no list of [`Shared::SemaphoreUndo`], to be compared
+/// with.
+///
+/// # Errors
+/// As unshare(2).
+pub fn forget_semaphore_undo() -> io::Result<()> {
+    // SAFETY: the flag takes nothing from this thread that memory safety depends on.
+    match unsafe { libc::unshare(libc::CLONE_SYSVSEM) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn ordering(answer: libc::c_long) -> io::Result<Ordering> {
     match answer {
         0 => Ok(Ordering::Equal),
         1 => Ok(Ordering::Less),
@@ -80,6 +126,34 @@ mod tests {
         drop(inner);
         assert!(watches(pid, slot, (pid, kept.as_raw_fd())).expect("kcmp"));
         assert!(!watches(pid, slot, (pid, outer.as_raw_fd())).expect("kcmp"));
+    }
+
+    #[test]
+    fn threads_of_a_process_share() {
+        let own = rustix::thread::gettid().as_raw_nonzero().get();
+        let (send, receive) = std::sync::mpsc::channel();
+        let (done, wait) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            let tid = rustix::thread::gettid().as_raw_nonzero().get();
+            send.send(tid).expect("the test waits");
+            let _ = wait.recv();
+        });
+        let tid = receive.recv().expect("the thread tells its id");
+        for what in [
+            Shared::Memory,
+            Shared::Descriptors,
+            Shared::Directories,
+            Shared::Actions,
+        ] {
+            assert_eq!(compare(own, tid, what).expect("kcmp"), Ordering::Equal);
+            let apart = compare(own, 1, what);
+            assert!(
+                apart.is_err() || apart.is_ok_and(Ordering::is_ne),
+                "{what:?}"
+            );
+        }
+        drop(done);
+        other.join().expect("no panic");
     }
 
     #[test]

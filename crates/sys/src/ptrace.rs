@@ -166,7 +166,8 @@ pub fn detach(tid: i32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_DETACH, tid, 0, signal.cast_unsigned() as usize).map(drop)
 }
 
-/// Reads the general registers.
+/// Reads the general registers. Of a thread that runs 32-bit code the kernel has another set: of
+/// that only `cs` is given, which tells such a thread from others.
 ///
 /// # Errors
 /// `ESRCH`.
@@ -182,6 +183,15 @@ pub fn registers(tid: i32) -> io::Result<Registers> {
         NT_PRSTATUS,
         (&raw mut io) as usize,
     )?;
+    if io.iov_len != Registers::BYTES {
+        // struct user_regs_struct of i386: 17 words of 32 bits, two of which stand in one of ours.
+        const CS: usize = 13;
+        let cs = regs.to_words()[CS / 2] >> 32;
+        return Ok(Registers {
+            cs,
+            ..Registers::default()
+        });
+    }
     Ok(regs)
 }
 
