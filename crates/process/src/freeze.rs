@@ -8,7 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use tracee::Thread;
 
-use crate::{Error, Result};
+use crate::{Error, Result, target};
 
 /// A stopped tree, parents before children. It goes on when this is dropped.
 #[derive(Debug)]
@@ -108,6 +108,7 @@ pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str) -> Result<Vec<u
 /// [`Error::Gone`]; [`Error::Tracee`] when a task may not be traced or does not stop in time. The
 /// tree goes on then.
 pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
+    target::check(root)?;
     let since = Instant::now();
     let deadline = timeout.map(|timeout| since + timeout);
     let mut clocks = Clocks::default();
@@ -215,11 +216,11 @@ fn look(task: &Task, tid: i32, clocks: &mut Clocks) -> Before {
     Before::read(clocks, read)
 }
 
-/// A leader that ended is a task that is gone.
+/// A leader that ended is a task that is gone; who traces one already is named.
 fn gone(pid: i32, error: tracee::Error) -> Error {
     match error {
         tracee::Error::Gone { .. } => Error::Gone { pid },
-        error => error.into(),
+        error => target::explain(pid, error),
     }
 }
 

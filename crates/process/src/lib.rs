@@ -18,6 +18,7 @@ mod restore;
 #[cfg(test)]
 mod sample;
 mod sentinel;
+mod target;
 
 pub use describe::describe;
 pub use dump::dump;

@@ -2,6 +2,8 @@
 
 mod facts;
 mod files;
+mod fitness;
+mod sharing;
 mod spaces;
 
 use std::fs::File;
@@ -50,6 +52,7 @@ pub(crate) struct Inventory {
 /// # Errors
 /// [`resources::Error::Unsupported`] for what cannot be saved, before anything was changed.
 pub(crate) fn collect(frozen: &mut Frozen, allow: &Allow, stay: bool) -> Result<Inventory> {
+    fitness::check(frozen)?;
     let mut found = Vec::new();
     for task in &mut frozen.tasks {
         found.push(Found::new(task, stay, allow)?);
@@ -139,7 +142,6 @@ impl Found {
         if task.is_zombie() {
             return Ok(found);
         }
-        check_namespaces(task)?;
         found.listed = listing::parse(&task.read("smaps")?)
             .map_err(|line| Error::kernel(format!("cannot understand {line:?}"), invalid()))?;
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
@@ -345,29 +347,6 @@ fn build_id(pid: i32, listed: &[Listed]) -> Vec<u8> {
         Ok(()) => sys::vdso::build_id(&page).unwrap_or_default(),
         Err(_) => Vec::new(),
     }
-}
-
-/// Only tasks in this process's own namespaces are saved.
-fn check_namespaces(task: &Task) -> Result<()> {
-    const NAMES: [&str; 8] = ["pid", "mnt", "net", "ipc", "uts", "user", "cgroup", "time"];
-    for name in NAMES {
-        let ours = rustix::fs::stat(format!("/proc/self/ns/{name}"));
-        let theirs = statat(&task.proc, format!("ns/{name}"), AtFlags::empty());
-        match (ours, theirs) {
-            (Ok(ours), Ok(theirs)) if ours.st_ino == theirs.st_ino => {}
-            // A kernel without this kind of namespace.
-            (Err(rustix::io::Errno::NOENT), _) => {}
-            (Ok(_), Ok(_)) => {
-                let what = format!("its own {name} namespace");
-                return Err(resources::Error::unsupported(task.pid, what).into());
-            }
-            (Err(errno), _) | (_, Err(errno)) => {
-                let doing = format!("cannot look at /proc/{}/ns/{name}", task.pid);
-                return Err(Error::kernel(doing, errno));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// What the processor knows of a thread, as it is to be restored. Where the kernel would make the

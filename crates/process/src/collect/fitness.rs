@@ -1,0 +1,165 @@
+//! Trees that are refused before any of their tasks is touched.
+
+use rustix::fs::{AtFlags, statat};
+use rustix::io::Errno;
+
+use super::sharing;
+use crate::freeze::{Frozen, Task};
+use crate::{Error, Result};
+
+/// Checks what can be told of a whole tree without asking its tasks.
+///
+/// # Errors
+/// [`resources::Error::Unsupported`] naming the task.
+pub(super) fn check(frozen: &Frozen) -> Result<()> {
+    for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
+        check_code(task)?;
+        check_namespaces(task)?;
+    }
+    sharing::check(frozen)
+}
+
+/// Only 64-bit code can make the blob's calls.
+fn check_code(task: &Task) -> Result<()> {
+    const CODE_64: u64 = 0x33;
+    const CODE_32: u64 = 0x23;
+    for thread in task.threads() {
+        let what = match thread.saved.registers.cs {
+            CODE_64 => continue,
+            CODE_32 => format!("thread {}: 32-bit code", thread.tid),
+            other => format!("thread {}: code segment {other:#x}", thread.tid),
+        };
+        return Err(resources::Error::unsupported(task.pid, what).into());
+    }
+    Ok(())
+}
+
+/// The namespaces of a task, and those that its children would be born into.
+const NAMESPACES: [&str; 10] = [
+    "pid",
+    "mnt",
+    "net",
+    "ipc",
+    "uts",
+    "user",
+    "cgroup",
+    "time",
+    "pid_for_children",
+    "time_for_children",
+];
+
+/// Only tasks in this process's own namespaces are saved.
+fn check_namespaces(task: &Task) -> Result<()> {
+    for name in NAMESPACES {
+        let ours = rustix::fs::stat(format!("/proc/self/ns/{name}"));
+        let theirs = statat(&task.proc, format!("ns/{name}"), AtFlags::empty());
+        let differs = match (ours, theirs) {
+            (Ok(ours), Ok(theirs)) => ours.st_ino != theirs.st_ino,
+            // A kernel without this kind of namespace.
+            (Err(Errno::NOENT), _) => false,
+            // A new one for children that has no first process yet.
+            (Ok(_), Err(Errno::NOENT)) if name == "pid_for_children" => true,
+            (Err(errno), _) | (_, Err(errno)) => {
+                let doing = format!("cannot look at /proc/{}/ns/{name}", task.pid);
+                return Err(Error::kernel(doing, errno));
+            }
+        };
+        if differs {
+            let what = match name.strip_suffix("_for_children") {
+                Some(name) => format!("another {name} namespace for its children"),
+                None => format!("its own {name} namespace"),
+            };
+            return Err(resources::Error::unsupported(task.pid, what).into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use testkit::program::{Program, Spawned};
+
+    use super::*;
+    use crate::freeze::freeze;
+
+    #[track_caller]
+    fn verdict(program: &Spawned) -> String {
+        let frozen = freeze(program.pid().cast_signed(), None).expect("it can be stopped");
+        check(&frozen).map_or_else(|error| error.to_string(), |()| "fine".into())
+    }
+
+    /// A static i386 program that does nothing but pause(2), for ever.
+    fn old_program() -> Vec<u8> {
+        const ADDRESS: u32 = 0x0804_8000;
+        // mov eax, 29; int 0x80; jmp back
+        const CODE: [u8; 9] = [0xb8, 29, 0, 0, 0, 0xcd, 0x80, 0xeb, 0xf7];
+        const HEADERS: u32 = 52 + 32;
+        let size = HEADERS + CODE.len() as u32;
+        let mut file = b"\x7fELF\x01\x01\x01".to_vec();
+        file.resize(16, 0);
+        let half = |file: &mut Vec<u8>, numbers: &[u16]| {
+            file.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        };
+        let word = |file: &mut Vec<u8>, numbers: &[u32]| {
+            file.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        };
+        half(&mut file, &[2, 3]);
+        word(&mut file, &[1, ADDRESS + HEADERS, 52, 0, 0]);
+        half(&mut file, &[52, 32, 1, 0, 0, 0]);
+        word(&mut file, &[1, 0, ADDRESS, ADDRESS, size, size, 5, 0x1000]);
+        file.extend(CODE);
+        file
+    }
+
+    #[test]
+    fn an_ordinary_task_is_fine() {
+        testkit::needs_root!();
+        assert_eq!(verdict(&Program::new("sleep").arg("1000").spawn()), "fine");
+    }
+
+    #[test]
+    fn a_32_bit_program_is_named() {
+        testkit::needs_root!();
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let path = folder.path().join("old");
+        std::fs::write(&path, old_program()).expect("it can be written");
+        let all = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&path, all).expect("it is this process's");
+        let program = Program::new(&path).spawn();
+        let pid = program.pid();
+        let exe = std::fs::read_link(format!("/proc/{pid}/exe"));
+        if !exe.is_ok_and(|exe| exe == path) {
+            testkit::skip!("the kernel runs no 32-bit programs");
+        }
+        let want = format!("pid {pid}: thread {pid}: 32-bit code is not supported");
+        assert_eq!(verdict(&program), want);
+    }
+
+    #[test]
+    fn namespaces_of_a_task_and_of_its_children_are_named() {
+        testkit::needs_root!();
+        testkit::needs_program!("python3");
+        for (flag, what) in [
+            (0x0400_0000, "its own uts namespace"),
+            (0x0200_0000, "its own cgroup namespace"),
+            (0x80, "another time namespace for its children"),
+            (0x2000_0000, "another pid namespace for its children"),
+        ] {
+            let folder = tempfile::tempdir().expect("a scratch folder");
+            let code = "import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(int(sys.argv[1])): sys.exit(os.strerror(ctypes.get_errno()))
+os.mkdir(sys.argv[2] + '/ready')
+time.sleep(1000)";
+            let program = Program::new("python3")
+                .args(["-c", code, &flag.to_string()])
+                .arg(folder.path())
+                .spawn();
+            program.wait_file(&folder.path().join("ready"));
+            let want = format!("pid {}: {what} is not supported", program.pid());
+            assert_eq!(verdict(&program), want);
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! What processes share beyond what fork(2) leaves them, and threads beyond what a process has:
+//! such trees are made by clone(2) and unshare(2), and are not saved.
+
+use std::cmp::Ordering;
+use std::io;
+use std::sync::mpsc;
+
+use rustix::io::Errno;
+use rustix::thread::gettid;
+use sys::kcmp::{self, Shared};
+use sys::proc::Stat;
+
+use crate::freeze::{Frozen, Task};
+use crate::{Error, Result};
+
+/// What every task has of its own, and the name under which a shared one is refused.
+///
+/// Signal actions are not among them: the kernel lets only tasks of one memory share them.
+const OWN: [(Shared, &str, &str); 3] = [
+    (Shared::Memory, "memory", "CLONE_VM or vfork"),
+    (Shared::Descriptors, "descriptor table", "CLONE_FILES"),
+    (
+        Shared::Directories,
+        "working directory and umask",
+        "CLONE_FS",
+    ),
+];
+
+/// Checks that processes share nothing and threads everything.
+///
+/// # Errors
+/// [`resources::Error::Unsupported`] naming both tasks.
+pub(super) fn check(frozen: &Frozen) -> Result<()> {
+    for task in &frozen.tasks {
+        check_threads(task)?;
+    }
+    check_parent(&frozen.tasks[0])?;
+    let processes = frozen.tasks.iter().filter(|task| !task.is_zombie());
+    let pids = processes.map(|task| task.pid).collect::<Vec<_>>();
+    if pids.len() < 2 {
+        return Ok(());
+    }
+    for (what, name, flag) in OWN {
+        if let Some(twins) = twins(&pids, |one, other| compare(one, other, what))? {
+            return Err(shared(twins, name, flag));
+        }
+    }
+    check_undo(&pids)?;
+    check_io(&pids)
+}
+
+fn shared((pid, other): (i32, i32), name: &str, flag: &str) -> Error {
+    let what = format!("its {name}, shared with pid {other} ({flag}),");
+    resources::Error::unsupported(pid, what).into()
+}
+
+fn check_threads(task: &Task) -> Result<()> {
+    let pid = task.pid;
+    for thread in task.threads().iter().skip(1) {
+        for (what, name, flag) in &OWN[1..] {
+            if compare(pid, thread.tid, *what)? != Ordering::Equal {
+                let what = format!("thread {}: a {name} of its own ({flag})", thread.tid);
+                return Err(resources::Error::unsupported(pid, what).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The root may share with whoever made it, outside of the tree.
+fn check_parent(root: &Task) -> Result<()> {
+    let stat = Stat::parse(&root.read("stat")?);
+    let stat = stat.map_err(|error| Error::kernel(error.to_string(), io::Error::other("stat")))?;
+    if stat.ppid == 0 {
+        return Ok(());
+    }
+    for (what, name, flag) in OWN {
+        // A parent that has ended, or that may not be looked at, shares nothing that is known.
+        let found = kcmp::compare(root.pid, stat.ppid, what);
+        if found.is_ok_and(Ordering::is_eq) {
+            return Err(shared((root.pid, stat.ppid), name, flag));
+        }
+    }
+    Ok(())
+}
+
+// Of what not every task has, all that have none are equal: they are told by comparing them with
+// a thread that has none.
+
+fn check_undo(pids: &[i32]) -> Result<()> {
+    const WHAT: Shared = Shared::SemaphoreUndo;
+    let forgotten = kcmp::forget_semaphore_undo();
+    forgotten.map_err(|e| Error::kernel("cannot unshare semaphore undo lists", e))?;
+    let having = unequal(pids, own_tid(), WHAT)?;
+    match twins(&having, |one, other| compare(one, other, WHAT))? {
+        Some(twins) => Err(shared(twins, "semaphore undo list", "CLONE_SYSVSEM")),
+        None => Ok(()),
+    }
+}
+
+fn check_io(pids: &[i32]) -> Result<()> {
+    const WHAT: Shared = Shared::Io;
+    let twins = |pids: &[i32]| twins(pids, |one, other| compare(one, other, WHAT));
+    let unlike = unequal(pids, own_tid(), WHAT)?;
+    let Some(mut found) = twins(&unlike)? else {
+        return Ok(());
+    };
+    // A task that is equal to this thread, which shares with nobody, has none, as this thread.
+    if unlike.len() == pids.len() {
+        // New threads share nothing of the kind either: two of them are equal if they have none.
+        let (one, other) = (Parked::new()?, Parked::new()?);
+        if compare(one.tid, other.tid, WHAT)? != Ordering::Equal {
+            log::debug!("every thread here has an I/O context: those of the tree are not compared");
+            return Ok(());
+        }
+        match twins(&unequal(pids, one.tid, WHAT)?)? {
+            Some(twins) => found = twins,
+            None => return Ok(()),
+        }
+    }
+    Err(shared(found, "I/O context", "CLONE_IO"))
+}
+
+/// Those who have something else than the thread `tid`.
+fn unequal(pids: &[i32], tid: i32, what: Shared) -> Result<Vec<i32>> {
+    let mut unequal = Vec::new();
+    for pid in pids {
+        if compare(tid, *pid, what)? != Ordering::Equal {
+            unequal.push(*pid);
+        }
+    }
+    Ok(unequal)
+}
+
+fn own_tid() -> i32 {
+    gettid().as_raw_nonzero().get()
+}
+
+/// A thread that does nothing until it is dropped.
+struct Parked {
+    tid: i32,
+    _end: mpsc::Sender<()>,
+}
+
+impl Parked {
+    fn new() -> Result<Self> {
+        let (tell, tid) = mpsc::channel();
+        let (_end, wait) = mpsc::channel::<()>();
+        let thread = std::thread::Builder::new().spawn(move || {
+            let _ = tell.send(own_tid());
+            let _ = wait.recv();
+        });
+        thread.map_err(|e| Error::kernel("cannot start a thread", e))?;
+        let tid = tid.recv().expect("the thread tells its number first");
+        Ok(Self { tid, _end })
+    }
+}
+
+fn compare(one: i32, other: i32, what: Shared) -> Result<Ordering> {
+    kcmp::compare(one, other, what).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::SRCH) => Error::Gone { pid: other },
+        _ => Error::kernel(format!("cannot compare pids {one} and {other}"), error),
+    })
+}
+
+/// The first two that are equal, found with as few comparisons as sorting needs.
+fn twins(
+    pids: &[i32],
+    mut compare: impl FnMut(i32, i32) -> Result<Ordering>,
+) -> Result<Option<(i32, i32)>> {
+    let mut sorted: Vec<i32> = Vec::with_capacity(pids.len());
+    for pid in pids {
+        let (mut low, mut high) = (0, sorted.len());
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            match compare(*pid, sorted[middle])? {
+                Ordering::Equal => return Ok(Some((sorted[middle], *pid))),
+                Ordering::Less => high = middle,
+                Ordering::Greater => low = middle + 1,
+            }
+        }
+        sorted.insert(low, *pid);
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::program::{Program, Spawned};
+
+    use super::*;
+    use crate::freeze::freeze;
+
+    #[test]
+    fn twins_are_found_among_many() {
+        let by = |key: fn(i32) -> i32| move |one, other| Ok(key(one).cmp(&key(other)));
+        let pids = [50, 7, 31, 2, 99, 64, 18];
+        assert_eq!(twins(&pids, by(|pid| -pid)).expect("no error"), None);
+        let found = twins(&pids, by(|pid| pid % 29)).expect("no error");
+        assert_eq!(found, Some((31, 2)));
+        let mut count = 0;
+        let many = (0..50).collect::<Vec<_>>();
+        let counted = |one: i32, other: i32| {
+            count += 1;
+            Ok(one.cmp(&other))
+        };
+        assert_eq!(twins(&many, counted).expect("no error"), None);
+        assert!(count < 300, "{count}");
+    }
+
+    /// Runs `code` with `libc` and `clone(flags)` at hand until it calls `ready()`.
+    fn python(code: &str) -> (Spawned, tempfile::TempDir) {
+        const PRELUDE: &str = "
+import ctypes, mmap, os, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+SIGCHLD = 17
+def clone(flags):
+    return libc.syscall(56, flags | SIGCHLD, 0, 0, 0, 0)
+def ready():
+    open(sys.argv[1] + '/draft', 'w').close()
+    os.rename(sys.argv[1] + '/draft', sys.argv[1] + '/ready')
+    time.sleep(1000)
+";
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let program = Program::new("python3").arg("-c");
+        let spawned = program
+            .arg(format!("{PRELUDE}\n{code}"))
+            .arg(folder.path())
+            .output(&folder.path().join("output"))
+            .spawn();
+        spawned.wait_file(&folder.path().join("ready"));
+        (spawned, folder)
+    }
+
+    /// What is said of the tree of the python program `code`.
+    fn verdict(code: &str) -> String {
+        let (spawned, _folder) = python(code);
+        let pid = spawned.pid().cast_signed();
+        let frozen = freeze(pid, None).expect("it can be stopped");
+        let verdict = check(&frozen).map_or_else(|error| error.to_string(), |()| "fine".into());
+        verdict.replace(&pid.to_string(), "ROOT")
+    }
+
+    /// Runs the test only where python and the right to trace are there.
+    macro_rules! needs_python {
+        () => {
+            testkit::needs_root!();
+            testkit::needs_program!("python3");
+        };
+    }
+
+    #[test]
+    fn ordinary_trees_are_fine() {
+        needs_python!();
+        let code = "
+for _ in range(3):
+    if os.fork() == 0:
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        time.sleep(1000)
+ready()";
+        assert_eq!(verdict(code), "fine");
+    }
+
+    #[test]
+    fn what_processes_share_is_named() {
+        needs_python!();
+        for (flag, name) in [
+            (0x400, "descriptor table, shared with pid N (CLONE_FILES)"),
+            (
+                0x200,
+                "working directory and umask, shared with pid N (CLONE_FS)",
+            ),
+            (
+                0x4_0000,
+                "semaphore undo list, shared with pid N (CLONE_SYSVSEM)",
+            ),
+        ] {
+            let code = format!("if clone({flag}) == 0: time.sleep(1000)\nready()");
+            let verdict = verdict(&code);
+            let start = format!(
+                "pid ROOT: its {}",
+                name.split(" N ").next().expect("a name")
+            );
+            let end = name.split(" N ").nth(1).expect("a flag");
+            assert!(
+                verdict.starts_with(&start)
+                    && verdict.ends_with(&format!("{end}, is not supported")),
+                "{verdict}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_shared_io_context_is_named() {
+        needs_python!();
+        // ioprio_set(IOPRIO_WHO_PROCESS, 0, best effort 4) makes one.
+        let code = "
+libc.syscall(251, 1, 0, 2 << 13 | 4)
+if clone(1 << 31) == 0: time.sleep(1000)
+ready()";
+        let verdict = verdict(code);
+        assert!(
+            verdict.contains("its I/O context, shared with"),
+            "{verdict}"
+        );
+        let code = code.replace("1 << 31", "0");
+        assert_eq!(self::verdict(&code), "fine");
+    }
+
+    #[test]
+    fn shared_memory_is_named() {
+        needs_python!();
+        let code = "
+stack = mmap.mmap(-1, 1 << 20)
+top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + (1 << 20)
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+libc.clone(pause, ctypes.c_void_p(top), 0x100 | SIGCHLD, None)
+ready()";
+        let verdict = verdict(code);
+        assert!(
+            verdict.starts_with("pid ROOT: its memory, shared with pid"),
+            "{verdict}"
+        );
+    }
+
+    #[test]
+    fn a_root_that_shares_with_its_parent_is_named() {
+        needs_python!();
+        let code = "
+if clone(0x400) == 0: time.sleep(1000)
+ready()";
+        let (spawned, _folder) = python(code);
+        let pids = spawned.tree();
+        let child = *pids
+            .iter()
+            .find(|pid| **pid != spawned.pid())
+            .expect("a child");
+        let frozen = freeze(child.cast_signed(), None).expect("it can be stopped");
+        let error = check(&frozen).expect_err("it shares").to_string();
+        let parent = spawned.pid();
+        let want = format!("its descriptor table, shared with pid {parent} (CLONE_FILES),");
+        assert!(error.contains(&want), "{error}");
+    }
+
+    #[test]
+    fn threads_with_something_of_their_own_are_named() {
+        needs_python!();
+        for (flag, name) in [
+            (0x400, "a descriptor table of its own (CLONE_FILES)"),
+            (0x200, "a working directory and umask of its own (CLONE_FS)"),
+        ] {
+            let code = format!(
+                "
+def work():
+    libc.unshare({flag})
+    ready()
+threading.Thread(target=work).start()"
+            );
+            let verdict = verdict(&code);
+            assert!(
+                verdict.starts_with("pid ROOT: thread ") && verdict.contains(name),
+                "{verdict}"
+            );
+        }
+    }
+}
