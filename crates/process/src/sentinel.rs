@@ -6,12 +6,12 @@
 //! several tasks a child process waits meanwhile: told that all went well, it ends; if instead the
 //! pipe to it breaks, it kills the tasks that are left.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, setsid, waitpid};
-use sys::fork::{Fork, fork};
+use sys::fork::fork_for;
 
 use crate::{Error, Result};
 
@@ -34,17 +34,12 @@ impl Sentinel {
         }
         let failed = |e: std::io::Error| Error::kernel("cannot post a sentinel", e);
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
-        match fork().map_err(failed)? {
-            Fork::Parent(child) => Ok(Some(Self {
-                child,
-                pipe: writer,
-            })),
-            Fork::Child => {
-                drop(writer);
-                watch(&reader, pids);
-                std::process::exit(0)
-            }
-        }
+        // It keeps nothing of the parent's, not even the other end.
+        let child = fork_for(reader.as_fd(), || watch(&reader, pids)).map_err(failed)?;
+        Ok(Some(Self {
+            child,
+            pipe: writer,
+        }))
     }
 
     /// Sends the sentinel away: the step is complete.
@@ -57,8 +52,7 @@ impl Sentinel {
 }
 
 fn watch(pipe: &OwnedFd, pids: &[i32]) {
-    // Nothing of the parent's may be kept open, and nothing that ends its group may end us.
-    sys::fork::close_all_but(pipe.as_raw_fd());
+    // Nothing that ends the parent's group may end this process.
     let _ = setsid();
     loop {
         match rustix::io::read(pipe, &mut [0u8; 1]) {

@@ -1,5 +1,7 @@
 //! fork(2) for programs of one thread: subjects of tests and benchmarks.
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::panic::AssertUnwindSafe;
 
 use rustix::process::Pid;
 
@@ -33,17 +35,39 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
-/// Closes every descriptor but `fd`: for a child that keeps nothing of its parent's.
-pub fn close_all_but(fd: std::os::fd::RawFd) {
-    let fd = fd.cast_unsigned();
+/// Makes a child that holds no descriptor but `kept`, calls `work` and ends; nothing that the
+/// calling process registered or has still to write runs in it. See fork(2) and _exit(2).
+///
+/// # Errors
+/// Those of [`fork`].
+pub fn fork_for(kept: BorrowedFd<'_>, work: impl FnOnce()) -> io::Result<Pid> {
+    match fork()? {
+        Fork::Parent(child) => Ok(child),
+        Fork::Child => {
+            close_all_but(kept);
+            let done = std::panic::catch_unwind(AssertUnwindSafe(work));
+            leave(i32::from(done.is_err()))
+        }
+    }
+}
+
+/// Closes every descriptor but one: in a child, where nobody else uses them and none is dropped.
+fn close_all_but(kept: BorrowedFd<'_>) {
+    let kept = kept.as_raw_fd().cast_unsigned();
     let close = |from: u32, to: u32| {
-        // SAFETY: the caller is a child process that uses no other descriptor any more.
+        // SAFETY: this process is a child that is going to end without dropping any descriptor.
         unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
     };
-    if fd > 0 {
-        close(0, fd - 1);
+    if kept > 0 {
+        close(0, kept - 1);
     }
-    close(fd + 1, u32::MAX);
+    close(kept + 1, u32::MAX);
+}
+
+/// Ends a child without running anything that its parent registered.
+pub(crate) fn leave(status: i32) -> ! {
+    // SAFETY: _exit ends the process; no destructor of the parent's copy runs.
+    unsafe { libc::_exit(status) }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use rustix::process::{
 };
 
 use super::{Outcome, why};
-use crate::fork::{Fork, fork};
+use crate::fork::{Fork, fork, leave};
 use crate::ptrace;
 
 /// Calls `probe` in a child and returns what it found.
@@ -23,7 +23,7 @@ pub(super) fn run(probe: fn() -> Outcome) -> Outcome {
             };
             // Nobody is told when this fails: the parent finds an empty pipe.
             let _ = File::from(writer).write_all(text.as_bytes());
-            leave()
+            leave(0)
         }
         Fork::Parent(child) => {
             drop(writer);
@@ -70,12 +70,6 @@ pub(super) fn traced(prepare: fn(), look: impl FnOnce(i32) -> Outcome) -> Outcom
             outcome
         }
     }
-}
-
-/// Ends a child without running anything that the parent registered.
-fn leave() -> ! {
-    // SAFETY: _exit ends the process; no destructor of the parent's copy runs.
-    unsafe { libc::_exit(0) }
 }
 
 fn reap(child: Pid) {
