@@ -155,7 +155,7 @@ fn corrupt(what: impl Into<String>) -> Error {
     resources::Error::corrupt("tree", what).into()
 }
 
-fn find<'a>(reader: &'a Reader, tag: u16, id: i32) -> Option<&'a Record> {
+fn find(reader: &Reader, tag: u16, id: i32) -> Option<&Record> {
     let id = id.cast_unsigned();
     reader
         .records()

@@ -5,7 +5,6 @@ mod family;
 mod print;
 mod task;
 
-use abi::Span;
 use image::{Reader, RunKind, SpaceId};
 use resources::Born;
 use resources::map::layout::{Pages, Stored};
@@ -52,8 +51,6 @@ pub struct Staying {
     pub pid: i32,
     /// The thread.
     pub tid: i32,
-    /// Its script.
-    pub script: ScriptId,
 }
 
 /// Pages to be filled from outside.
@@ -69,8 +66,6 @@ pub struct Outside {
     pub filled: WordId,
     /// The pages.
     pub stored: Vec<Stored>,
-    /// The mappings that they are in.
-    pub mappings: Vec<Span>,
 }
 
 /// Words that all scripts share.

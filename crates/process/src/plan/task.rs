@@ -192,15 +192,13 @@ impl<'a> Tasks<'a> {
                 script_id(id),
                 self.ask_to_be_filled(&mut script, ready, filled),
             );
-            let (stored, mappings) = (body.laid.outside, body.laid.filled);
             let pid = task.node.pid;
             plan.outside.push(Outside {
                 pid,
                 uffd,
                 ready,
                 filled,
-                stored,
-                mappings,
+                stored: body.laid.outside,
             });
         }
         script.append(body.laid.finish);
@@ -210,11 +208,9 @@ impl<'a> Tasks<'a> {
         if !self.lone() {
             family::join(&mut script, birth, self.all.0);
         }
-        let leader_script = script_id(id);
         plan.threads.push(Staying {
             pid: birth.pid,
             tid: birth.pid,
-            script: leader_script,
         });
         for thread in &task.threads[1..] {
             self.thread(task, thread, plan, &mut script)?;
@@ -375,7 +371,6 @@ impl<'a> Tasks<'a> {
         plan.threads.push(Staying {
             pid: task.node.pid,
             tid: thread.tid,
-            script: id,
         });
         plan.scripts.push(Planned {
             tid: thread.tid,

@@ -76,8 +76,6 @@ pub struct Laid {
     pub finish: Script,
     /// What the restorer has to fill between `late` and `finish`.
     pub outside: Vec<Stored>,
-    /// The mappings that those are in.
-    pub filled: Vec<Span>,
 }
 
 /// Plans the calls that lay out a process.
@@ -110,11 +108,7 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
             _ if !map.is_private() => {}
             Fill::Itself(file) => read(script, file),
             Fill::Outside(_) if !early && !kept[index] && map.is_anonymous() => {
-                let before = laid.outside.len();
                 laid.outside.extend(clip(planning.pages, map.span()));
-                if laid.outside.len() > before {
-                    laid.filled.push(map.span());
-                }
             }
             Fill::Outside(file) => read(script, file),
         }
