@@ -107,8 +107,8 @@ impl Window {
         word.load(Ordering::Acquire)
     }
 
-    /// Sleeps until the word is not `seen` any more, somebody wakes it, a signal comes, or `patience`
-    /// is over. See futex(2).
+    /// Sleeps until the word is not `seen` any more, somebody wakes it, a signal comes, or
+    /// `patience` is over. See futex(2).
     pub fn sleep_on(&self, word: &AtomicU32, seen: u32, patience: Duration) {
         let patience = rustix::thread::Timespec::try_from(patience).expect("a short time");
         let flags = rustix::thread::futex::Flags::empty();

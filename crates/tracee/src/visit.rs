@@ -1,9 +1,9 @@
 //! A visit: the blob is mapped into a stopped process and makes a batch of calls in each thread.
 //!
 //! The first call, the `mmap` that makes room, is made from a *stub*: a `syscall` instruction,
-//! then the `munmap` of what it returned, then [`comeback`] code, written into the zero padding that ends an executable mapping
-//! (the vDSO has some). Such a write goes into a private copy of the page, is never executed by
-//! the target itself, and is zeroed again at the end.
+//! then the `munmap` of what it returned, then [`comeback`] code, written into the zero padding
+//! that ends an executable mapping (the vDSO has some). Such a write goes into a private copy of
+//! the page, is never executed by the target itself, and is zeroed again at the end.
 //!
 //! While threads run in the mapping, being killed leaves them with a way back:
 //! - in the stub: what was mapped is unmapped and the comeback code follows;
@@ -620,8 +620,10 @@ mod tests {
     #[test]
     fn threads_that_nobody_fetches_come_back_and_leave_nothing() {
         const PROGRAM: &str = "import sys,threading,time\n\
-            for _ in range(3): threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()\n\
-            for line in sys.stdin.buffer.raw: sys.stdout.buffer.write(line[:1]); sys.stdout.flush()";
+            sleep = lambda: time.sleep(1000)\n\
+            for _ in range(3): threading.Thread(target=sleep, daemon=True).start()\n\
+            answer = sys.stdout.buffer\n\
+            for line in sys.stdin.buffer.raw: answer.write(line[:1]); answer.flush()";
         let mut command = Command::new("python3");
         let command = command.args(["-c", PROGRAM]);
         let mut child = command
