@@ -240,7 +240,7 @@ impl Stage {
 
     /// Waits until /proc/PID/`name` satisfies `wanted`.
     pub fn wait_for(&self, name: &str, wanted: impl Fn(&[u8]) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !wanted(&self.proc(name).expect("it lives")) {
             assert!(
                 Instant::now() < deadline,

@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Once;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
@@ -154,7 +153,7 @@ pub fn signal(pid: u32, signal: Signal) -> bool {
 pub fn kill(pids: &[u32]) -> bool {
     // Whatever was seen stays in sight: an orphan is no longer below the root.
     let mut seen: BTreeSet<u32> = pids.iter().copied().collect();
-    wait::try_wait_for(Duration::from_secs(20), || {
+    wait::try_wait_for(wait::SOON, || {
         let ours = |pids: &BTreeSet<u32>| -> Vec<u32> {
             pids.iter().copied().filter(|&pid| is_ours(pid)).collect()
         };

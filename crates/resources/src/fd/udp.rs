@@ -354,7 +354,7 @@ mod tests {
         let [own] = cycle([socket.into()]);
         let socket = Socket::from(own);
         socket
-            .set_read_timeout(Some(Duration::from_secs(5)))
+            .set_read_timeout(Some(Duration::from_secs(30)))
             .unwrap();
         socket
     }

@@ -363,7 +363,7 @@ mod tests {
     use crate::testing::Stage;
 
     /// How long calls wait in these tests, and after what time they are interrupted.
-    const LIMIT: Duration = Duration::from_millis(300);
+    const LIMIT: Duration = Duration::from_millis(900);
     const UNTIL_STOP: Duration = Duration::from_millis(100);
     /// How much later than they should calls may return on a busy machine.
     const LATE: Duration = Duration::from_secs(10);
@@ -511,7 +511,7 @@ mod tests {
         data + TIME + 64
     }
 
-    const LIMIT_MS: u64 = 300;
+    const LIMIT_MS: u64 = 900;
     const ETIMEDOUT: i64 = -110;
     const EAGAIN: i64 = -11;
 
@@ -611,7 +611,8 @@ mod tests {
         else {
             panic!("{resume:?}");
         };
-        assert!(time_ns < 250_000_000, "{time_ns}");
+        let most = LIMIT - Duration::from_millis(50);
+        assert!(u128::from(time_ns) < most.as_nanos(), "{time_ns}");
     }
 
     #[test]

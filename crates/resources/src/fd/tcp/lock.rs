@@ -214,7 +214,7 @@ mod tests {
                 drop(owner);
                 // What was dropped is sent again after a while.
                 client
-                    .set_read_timeout(Some(Duration::from_secs(10)))
+                    .set_read_timeout(Some(Duration::from_secs(60)))
                     .unwrap();
                 assert_eq!(client.read(&mut [0]).unwrap(), 1);
             }
@@ -239,7 +239,7 @@ mod tests {
             assert!(unblock("stillframe-unit-test").unwrap().is_some());
             assert!(unblock("stillframe-unit-test").unwrap().is_none());
             client
-                .set_read_timeout(Some(Duration::from_secs(10)))
+                .set_read_timeout(Some(Duration::from_secs(60)))
                 .unwrap();
             assert_eq!(client.read(&mut [0]).unwrap(), 1);
         })

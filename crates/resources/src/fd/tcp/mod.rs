@@ -358,7 +358,7 @@ mod tests {
         let (server, _) = listener.accept().unwrap();
         for stream in [&client, &server] {
             stream
-                .set_read_timeout(Some(Duration::from_secs(20)))
+                .set_read_timeout(Some(Duration::from_secs(60)))
                 .unwrap();
         }
         (listener, client, server)
@@ -393,7 +393,7 @@ mod tests {
         while state(of) != wanted {
             let waited = started.elapsed();
             assert!(
-                waited < Duration::from_secs(20),
+                waited < Duration::from_secs(60),
                 "{:?}, not {wanted:?}",
                 state(of)
             );
