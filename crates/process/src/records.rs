@@ -55,6 +55,12 @@ pub(crate) struct Node {
     /// Its name (zombies; of others a resource).
     #[prost(bytes = "vec", tag = "9")]
     pub name: Vec<u8>,
+    /// The device number of the controlling terminal of the session that it leads; 0 for none.
+    #[prost(int32, tag = "10")]
+    pub terminal: i32,
+    /// The process group in that terminal's foreground.
+    #[prost(int32, tag = "11")]
+    pub foreground: i32,
 }
 
 /// What a task was doing.

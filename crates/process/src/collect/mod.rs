@@ -13,6 +13,7 @@ use abi::{Addr, Span};
 use image::{Record, Run};
 use prost::Message;
 use resources::fd::tcp::lock::Lock;
+use resources::fd::tty::control;
 use resources::map::listing::{self, Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
 use resources::script::{Answers, Layout, Script};
@@ -73,6 +74,7 @@ pub(crate) fn collect(frozen: &mut Frozen, allow: &Allow, stay: bool) -> Result<
     }
     spaces.find_shared(&tree)?;
     let described = files::describe(files, allow)?;
+    check_terminals(&tree, &described.records)?;
     records.extend(described.records);
     let (memory, same) = spaces.into_parts();
     Ok(Inventory {
@@ -111,6 +113,21 @@ fn check_session(tree: &Tree, allow: &Allow) -> Result<()> {
         allow,
     }
     .into())
+}
+
+/// The controlling terminals of the tree's sessions must be open in it.
+fn check_terminals(tree: &Tree, records: &[Record]) -> Result<()> {
+    for node in tree.tasks.iter().filter(|node| node.terminal != 0) {
+        let mut terminals = records.iter().filter(|one| one.tag == fd::tags::TTY);
+        let is_it = |one: &Record| control::is_terminal(&one.payload, node.terminal);
+        if !terminals.any(|one| is_it(one).unwrap_or(false)) {
+            let number = node.terminal;
+            let what =
+                format!("its controlling terminal {number:#x}, which is not open in the tree,");
+            return Err(resources::Error::unsupported(node.pid, what).into());
+        }
+    }
+    Ok(())
 }
 
 /// One task, looked at.
@@ -312,7 +329,10 @@ fn node(task: &Task, stat: &Stat) -> Node {
         Some(leader) if leader.group_stop.is_some() => State::Stopped,
         Some(_) => State::Running,
     };
+    let leads = stat.session == task.pid && state != State::Zombie && stat.tty != 0;
     Node {
+        terminal: if leads { stat.tty } else { 0 },
+        foreground: if leads { stat.tty_pgrp } else { 0 },
         pid: task.pid,
         parent: stat.ppid,
         group: stat.pgrp,

@@ -3,6 +3,7 @@
 use abi::Span;
 use image::Reader;
 use resources::fd;
+use resources::fd::tty::control;
 use resources::map::layout::{self, Fill, Laid, Pages};
 use resources::map::memory::Memory;
 use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
@@ -204,6 +205,9 @@ impl<'a> Tasks<'a> {
         script.append(body.laid.finish);
         self.place(task, &mut script);
         script.append(leader.take(Phase::Alone));
+        if let Some((id, payload)) = self.terminal_of(index)? {
+            control::take(&mut script, PoolId(id), payload)?;
+        }
         self.descriptors(task, &mut script);
         if !self.lone() {
             family::join(&mut script, birth, self.all.0);
@@ -220,6 +224,7 @@ impl<'a> Tasks<'a> {
         family::see_children_end(&mut script, &children.collect::<Vec<_>>());
         script.append(leader.take(Phase::Together));
         self.in_task(index, &mut script)?;
+        self.foreground(index, &mut script)?;
         script.append(leader.take(Phase::Privileges));
         // A change of identity clears the tie.
         family::tie_to_parent(&mut script, self.parent_of(id));
@@ -342,6 +347,52 @@ impl<'a> Tasks<'a> {
         }
         if let Some(payload) = self.saved.tasks[index].locks {
             fd::locks::in_process(payload, script)?;
+        }
+        Ok(())
+    }
+
+    /// The description of the controlling terminal of the session that a task leads.
+    fn terminal_of(&self, index: usize) -> Result<Option<(u32, &'a [u8])>> {
+        let number = self.saved.tasks[index].node.terminal;
+        if number == 0 {
+            return Ok(None);
+        }
+        for (id, (tag, payload)) in (0..).zip(&self.saved.descriptions) {
+            if *tag == fd::tags::TTY && control::is_terminal(payload, number)? {
+                return Ok(Some((id, payload)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts the terminal's foreground group in front: the first task of the session that has the
+    /// terminal open does, or else the leader's own group stays there.
+    fn foreground(&self, index: usize, script: &mut Script) -> Result<()> {
+        let tasks = &self.saved.tasks;
+        let session = tasks[index].node.session;
+        let Some(leader) = tasks.iter().position(|task| task.node.pid == session) else {
+            return Ok(());
+        };
+        let group = tasks[leader].node.foreground;
+        let number = tasks[leader].node.terminal;
+        let exists = tasks.iter().any(|task| task.node.group == group);
+        if number == 0 || group <= 0 || !exists {
+            return Ok(());
+        }
+        let mut open = Vec::new();
+        for (id, (tag, payload)) in (0..).zip(&self.saved.descriptions) {
+            if *tag == fd::tags::TTY && control::is_terminal(payload, number)? {
+                open.push(id);
+            }
+        }
+        let descriptor = |task: &SavedTask<'_>| {
+            let mut all = task.descriptors.iter();
+            let found = all.find(|one| open.contains(&one.description));
+            found.filter(|_| task.node.session == session).map(|one| one.fd)
+        };
+        let first = tasks.iter().position(|task| descriptor(task).is_some());
+        if let (Some(fd), true) = (descriptor(&tasks[index]), first == Some(index)) {
+            control::foreground(script, fd, group);
         }
         Ok(())
     }

@@ -25,11 +25,18 @@ pub fn is_terminal(payload: &[u8], tty_nr: i32) -> Result<bool> {
     Ok(is_slave && (record.major, record.minor) == (major, minor))
 }
 
-/// Adds the call by which a session leader without a terminal takes the one behind `fd`. After
-/// `setsid`, before anyone else of the session looks for it.
-pub fn take(script: &mut Script, fd: impl Into<Arg>) {
-    script.call(Sysno::ioctl, [fd.into(), TIOCSCTTY.into(), 0u32.into()]);
+/// Adds the call by which a session leader without a terminal takes the one behind `fd`, whose
+/// payload is given; after `setsid`. A terminal of outside is taken from the session that has it:
+/// that is the restorer's own.
+///
+/// # Errors
+/// [`crate::Error::Corrupt`].
+pub fn take(script: &mut Script, fd: impl Into<Arg>, payload: &[u8]) -> Result<()> {
+    let steal = checked(&TtyKind, payload)?.role() == Role::Outside;
+    let steal = u32::from(steal);
+    script.call(Sysno::ioctl, [fd.into(), TIOCSCTTY.into(), steal.into()]);
     script.note("controlling terminal");
+    Ok(())
 }
 
 /// Adds the call that puts the process group `group` in front. By a member of the session, with

@@ -19,7 +19,6 @@ use prost::Message as _;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, major, minor};
 use rustix::io::Errno;
-use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
 use rustix::termios::{Winsize, tcgetwinsize, tcsetwinsize};
 use sys::tty::{Attributes, Switch, is_on, switch};
 
@@ -422,10 +421,8 @@ fn make(index: u32, path: &Path) -> Result<OwnedFd> {
 }
 
 fn slave(record: &Tty, master: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
-    let failed = |error| Error::kernel(format!("open the slave of pty {}", record.index), error);
-    let access = (flags & OFlags::RWMODE).bits();
-    let peer = OpenptFlags::from_bits_retain(access) | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let own = ioctl_tiocgptpeer(master, peer).map_err(failed)?;
+    let own = queue::open_slave(master, flags)
+        .map_err(|error| Error::kernel(format!("open the slave of pty {}", record.index), error))?;
     status::set(&own, flags)?;
     Ok(own)
 }
@@ -466,7 +463,7 @@ fn finish_master(record: &Tty, pair: &Pair, own: BorrowedFd<'_>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use rustix::pty::{openpt, unlockpt};
+    use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
     use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
     use super::super::socket::testing::{World, cycle};
@@ -568,6 +565,11 @@ mod tests {
             assert!(flags.contains(OFlags::NONBLOCK));
             write(&master, b"hello\n");
             assert_eq!(read(&slave), b"hello\n");
+            // A descriptor of it that is not close-on-exec is not said to be.
+            let copy = rustix::io::dup(&slave).unwrap();
+            let info = format!("/proc/thread-self/fdinfo/{}", copy.as_raw_fd());
+            let info = std::fs::read_to_string(info).unwrap();
+            assert!(!info.contains("flags:\t0200"), "{info}");
         });
     }
 
@@ -717,11 +719,17 @@ mod tests {
     #[test]
     fn the_calls_of_a_session_leader() {
         let mut script = crate::script::Script::default();
-        control::take(&mut script, 0);
+        let mut record = Tty::default();
+        record.set_role(Role::Slave);
+        control::take(&mut script, 0, &record.encode_to_vec()).unwrap();
+        record.set_role(Role::Outside);
+        record.attributes = vec![0; sys::tty::ATTRIBUTES_BYTES];
+        control::take(&mut script, 0, &record.encode_to_vec()).unwrap();
         control::foreground(&mut script, 0, 77);
         assert_eq!(
             script.to_string(),
             "ioctl(0, TIOCSCTTY, 0)  # controlling terminal\n\
+             ioctl(0, TIOCSCTTY, 1)  # controlling terminal\n\
              ioctl(0, TIOCSPGRP, [77])  # foreground process group\n"
         );
     }

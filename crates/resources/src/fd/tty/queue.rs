@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message as _;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
 use rustix::termios::{Action, tcflow};
@@ -72,9 +73,19 @@ fn flags(attributes: &Attributes, at: usize) -> u32 {
 
 /// The slave of `master`, opened once more; neither waits nor becomes anybody's terminal.
 pub fn peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let slave = ioctl_tiocgptpeer(master, flags)?;
-    rustix::fs::fcntl_setfl(&slave, rustix::fs::OFlags::NONBLOCK)?;
+    let slave = open_slave(master, OFlags::RDWR)?;
+    rustix::fs::fcntl_setfl(&slave, OFlags::NONBLOCK)?;
+    Ok(slave)
+}
+
+/// Opens the slave of `master`, close-on-exec.
+///
+/// The kernel is not asked to set that: it would keep the flag with the description, from where
+/// /proc/PID/fdinfo would tell it of every descriptor.
+pub fn open_slave(master: BorrowedFd<'_>, access: OFlags) -> io::Result<OwnedFd> {
+    let access = OpenptFlags::from_bits_retain(access.intersection(OFlags::RWMODE).bits());
+    let slave = ioctl_tiocgptpeer(master, access | OpenptFlags::NOCTTY)?;
+    rustix::io::fcntl_setfd(&slave, rustix::io::FdFlags::CLOEXEC)?;
     Ok(slave)
 }
 
