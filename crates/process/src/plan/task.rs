@@ -388,7 +388,9 @@ impl<'a> Tasks<'a> {
         let descriptor = |task: &SavedTask<'_>| {
             let mut all = task.descriptors.iter();
             let found = all.find(|one| open.contains(&one.description));
-            found.filter(|_| task.node.session == session).map(|one| one.fd)
+            found
+                .filter(|_| task.node.session == session)
+                .map(|one| one.fd)
         };
         let first = tasks.iter().position(|task| descriptor(task).is_some());
         if let (Some(fd), true) = (descriptor(&tasks[index]), first == Some(index)) {
