@@ -37,7 +37,7 @@ pub struct Allowed {
     pub tcp_close: bool,
     /// Unix sockets may be connected to a peer outside the tree (`--ext-unix-sk`).
     pub ext_unix_sk: bool,
-    /// The inodes that `ext_unix_sk` is limited to; empty means every one.
+    /// The inodes of the tree's sockets that `ext_unix_sk` is limited to; empty means every one.
     pub ext_unix_inodes: Vec<u64>,
     /// File locks are saved and taken again (`--file-locks`).
     pub file_locks: bool,

@@ -102,6 +102,7 @@ fn allow(options: &RestoreOptions) -> Allow {
         tcp_established: allowed.tcp_established,
         tcp_close: allowed.tcp_close,
         ext_unix_sk: allowed.ext_unix_sk,
+        ext_unix_inodes: allowed.ext_unix_inodes.clone(),
         shell_job: allowed.shell_job,
         file_locks: allowed.file_locks,
         link_remap: allowed.link_remap,

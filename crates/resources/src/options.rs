@@ -9,6 +9,8 @@ pub struct Allow {
     pub tcp_close: bool,
     /// `--ext-unix-sk`: unix sockets whose peer is outside of the tree.
     pub ext_unix_sk: bool,
+    /// `--ext-unix-sk=INODE,…`: only these sockets of the tree; all where there are none.
+    pub ext_unix_inodes: Vec<u64>,
     /// `--shell-job`: a terminal and session inherited from outside of the tree.
     pub shell_job: bool,
     /// `--file-locks`: dump and restore file locks.
@@ -25,6 +27,7 @@ impl Default for Allow {
             tcp_established: false,
             tcp_close: false,
             ext_unix_sk: false,
+            ext_unix_inodes: Vec::new(),
             shell_job: false,
             file_locks: false,
             link_remap: false,

@@ -408,3 +408,53 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         &[One(names::P), Int, Address, Flags(names::WAIT), Address],
     ),
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// The names behind `Sysno::` in the code below a folder, tests left out.
+    fn used(folder: &Path, names: &mut Vec<(String, String)>) {
+        for entry in std::fs::read_dir(folder).expect("the sources are here") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                used(&path, names);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("a source");
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            for rest in code.split("Sysno::").skip(1) {
+                let end = rest.find(|char: char| !char.is_alphanumeric() && char != '_');
+                let name = &rest[..end.unwrap_or(rest.len())];
+                names.push((name.to_owned(), path.display().to_string()));
+            }
+        }
+    }
+
+    #[test]
+    fn no_call_of_a_script_is_forgotten() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut names = Vec::new();
+        used(&sources.join("src"), &mut names);
+        used(&sources.join("../process/src"), &mut names);
+        assert!(names.len() > 100, "{names:?}");
+        for (name, path) in names {
+            // Test support in files of its own.
+            if path.ends_with("testing.rs") {
+                continue;
+            }
+            let known = CALLS.iter().any(|(call, _)| call.name() == name);
+            assert!(known, "{name} of {path} is not in the table");
+        }
+    }
+
+    #[test]
+    fn calls_are_listed_once_and_have_at_most_six_arguments() {
+        for pair in CALLS.windows(2) {
+            assert!(pair[0].0.name() < pair[1].0.name(), "{}", pair[1].0.name());
+        }
+        assert!(CALLS.iter().all(|(_, forms)| forms.len() <= 6));
+    }
+}

@@ -338,6 +338,7 @@ mod tests {
         tcp_established: true,
         tcp_close: false,
         ext_unix_sk: false,
+        ext_unix_inodes: Vec::new(),
         shell_job: false,
         file_locks: false,
         link_remap: false,

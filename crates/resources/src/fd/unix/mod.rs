@@ -374,7 +374,9 @@ fn describe_outside(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) ->
     if !found {
         return Err(open.unsupported(&why, None));
     }
-    if !cx.allow().ext_unix_sk {
+    let inodes = &cx.allow().ext_unix_inodes;
+    let is_meant = inodes.is_empty() || inodes.contains(&record.inode.into());
+    if !cx.allow().ext_unix_sk || !is_meant {
         return Err(open.unsupported(&why, Some(OPTION)));
     }
     if record.peer_address.path().is_some() {
@@ -872,10 +874,15 @@ mod tests {
         let server = bound(DGRAM, b"\0stillframe-test-outside");
         let client = new(DGRAM).unwrap();
         connect(&client, &server);
+        let inode = rustix::fs::fstat(&client).unwrap().st_ino;
         let mut world = World::new(vec![client]);
         let error = world.dump().unwrap_err();
         assert!(error.to_string().contains("--ext-unix-sk"), "{error}");
         world.allow.ext_unix_sk = true;
+        world.allow.ext_unix_inodes = vec![1, 2];
+        let error = world.dump().unwrap_err();
+        assert!(error.to_string().contains("--ext-unix-sk"), "{error}");
+        world.allow.ext_unix_inodes.push(inode);
         world.dump().unwrap();
         let client = world.restore().unwrap().remove(0);
         send(&client, b"log line");
