@@ -84,7 +84,6 @@ fn download(port: u16, path: &str, received: &AtomicUsize) -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "a restored connection stalls"]
 fn a_slow_download_is_exact_over_dumps() {
     needs_root!();
     needs_program!("nginx");

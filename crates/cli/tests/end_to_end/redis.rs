@@ -101,7 +101,6 @@ fn start(folder: &Path, port: u16) -> Spawned {
 }
 
 #[test]
-#[ignore = "a restored connection is closed"]
 fn a_filled_redis_keeps_its_client_and_goes_on() {
     needs_root!();
     needs_program!("redis-server");

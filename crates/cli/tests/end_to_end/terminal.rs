@@ -76,7 +76,7 @@ impl Terminal {
 }
 
 #[test]
-#[ignore = "the controlling terminal is lost, and close-on-exec is set"]
+#[ignore = "the foreground group of the terminal is lost"]
 fn a_pipeline_goes_on_under_its_terminal() {
     needs_root!();
     needs_program!("/usr/bin/python3");
