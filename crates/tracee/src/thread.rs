@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use abi::Addr;
+use abi::{Addr, Span};
+use rustix::process::{Pid, Signal, kill_process};
 use sys::ptrace::{self, Event, Registers};
 
 use crate::{Error, Result};
@@ -35,6 +36,8 @@ pub struct Thread {
     masked: bool,
     /// A `SIGSTOP` that came while it was borrowed, to be sent again.
     held_stop: bool,
+    /// Whether it was started and not stopped again.
+    running: bool,
     detached: bool,
 }
 
@@ -79,6 +82,7 @@ impl Thread {
             borrowed: false,
             masked: false,
             held_stop: false,
+            running: false,
             detached: false,
         };
         thread.abort_rseq()?;
@@ -208,7 +212,48 @@ impl Thread {
     /// [`Error::Gone`], [`Error::Kernel`].
     pub(crate) fn start(&mut self) -> Result<()> {
         let tid = self.tid;
-        ptrace::resume(tid, 0).map_err(|e| Error::of(tid, "PTRACE_CONT", e))
+        ptrace::resume(tid, 0).map_err(|e| Error::of(tid, "PTRACE_CONT", e))?;
+        self.running = true;
+        Ok(())
+    }
+
+    /// Has a started thread go on that a stop signal, or the signal to continue, has stopped.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Astray`].
+    pub(crate) fn keep_going(&mut self) -> Result<()> {
+        let tid = self.tid;
+        let event = ptrace::try_wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
+        match event {
+            None => Ok(()),
+            Some((_, Event::Ended(_))) => Err(Error::Gone {
+                tid,
+                doing: "in a batch of calls",
+            }),
+            Some((_, event)) => {
+                self.running = false;
+                self.absorb(event)?;
+                self.start()
+            }
+        }
+    }
+
+    /// Stops the thread if it runs. One that is not in `areas` any more went back by itself: it
+    /// has its own registers.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Astray`].
+    pub(crate) fn recall(&mut self, areas: &[Span]) -> Result<()> {
+        if !self.running {
+            return Ok(());
+        }
+        self.halt()?;
+        let regs = ptrace::registers(self.tid);
+        let regs = regs.map_err(|e| Error::of(self.tid, "PTRACE_GETREGSET", e))?;
+        if !areas.iter().any(|area| area.contains(Addr(regs.rip))) {
+            (self.borrowed, self.masked) = (false, false);
+        }
+        Ok(())
     }
 
     /// Stops the thread after [`Thread::start`].
@@ -220,6 +265,7 @@ impl Thread {
         ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
         loop {
             let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
+            self.running = false;
             match event {
                 Event::Stop(_) => return Ok(()),
                 Event::Ended(_) => {
@@ -251,12 +297,12 @@ impl Thread {
         self.detached = true;
         let tid = self.tid;
         self.give_back()?;
-        let signal = if self.held_stop {
-            sys::ptrace::SIGSTOP
-        } else {
-            0
-        };
-        ptrace::detach(tid, signal).map_err(|e| Error::of(tid, "PTRACE_DETACH", e))
+        if let (true, Some(pid)) = (self.held_stop, Pid::from_raw(self.pid)) {
+            // Not by the detachment: from most stops the kernel does not take a signal along.
+            let sent = kill_process(pid, Signal::STOP);
+            sent.map_err(|e| Error::of(tid, "kill", e.into()))?;
+        }
+        ptrace::detach(tid, 0).map_err(|e| Error::of(tid, "PTRACE_DETACH", e))
     }
 
     /// Forgets the thread: it was killed.

@@ -229,7 +229,8 @@ impl Visit {
     }
 
     /// Waits until every thread has parked.
-    fn wait_parked(&self, places: &[Place]) -> Result<()> {
+    fn wait_parked(&mut self, places: &[Place]) -> Result<()> {
+        const LONG_PAUSE: Duration = Duration::from_millis(1);
         let pid = self.threads[0].pid;
         let begun = Instant::now();
         let mut pause = Duration::from_micros(10);
@@ -249,8 +250,12 @@ impl Visit {
                     let what = "a batch of calls did not end".to_owned();
                     return Err(Error::Astray { tid: pid, what });
                 }
+                if pause == LONG_PAUSE {
+                    // A stop cannot be blocked: it may have come in the middle.
+                    self.threads.iter_mut().try_for_each(Thread::keep_going)?;
+                }
                 std::thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_millis(1));
+                pause = (pause * 2).min(LONG_PAUSE);
             }
         }
         Ok(())
@@ -330,6 +335,11 @@ impl Visit {
         let Some(area) = self.area.take() else {
             return Ok(());
         };
+        // They run when a visit has failed halfway.
+        let areas = [area, Span::new(self.stub, STUB_BYTES as u64)];
+        for thread in &mut self.threads {
+            thread.recall(&areas)?;
+        }
         let leader = &mut self.threads[0];
         let unmap = [MUNMAP, area.start.0, area.bytes(), 0, 0, 0, 0];
         let call = call_at(self.stub.plus(UNMAP_AT), leader, unmap);
@@ -597,6 +607,71 @@ mod tests {
         echo(&mut child);
         child.kill().expect("kill");
         child.wait().expect("wait");
+    }
+
+    /// Visits a program of three threads and sends it `signal` while `at` of them is in the blob.
+    fn stop_in_a_batch(at: usize) {
+        const PROGRAM: &str = "import sys,threading,time\n\
+            for _ in range(2): threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()\n\
+            for line in sys.stdin.buffer.raw: sys.stdout.buffer.write(line[:1]); sys.stdout.flush()";
+        let mut command = Command::new("python3");
+        let command = command.args(["-c", PROGRAM]);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 starts");
+        let pid = i32::try_from(child.id()).expect("a pid");
+        let ask = |child: &mut Child| {
+            let stdin = child.stdin.as_mut().expect("piped");
+            stdin.write_all(b"x\n").expect("it reads");
+            let stdout = child.stdout.as_mut().expect("piped");
+            stdout.read_exact(&mut [0]).expect("it echoes");
+        };
+        ask(&mut child);
+        let tids = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+        let number = |name: std::ffi::OsString| name.to_string_lossy().parse::<i32>();
+        let mut tids = tids
+            .map(|entry| number(entry.expect("an entry").file_name()).expect("a number"))
+            .collect::<Vec<_>>();
+        tids.sort_by_key(|tid| *tid != pid);
+        let stop = |tid: &i32| {
+            Thread::seize(*tid).expect("seize");
+            Thread::stopped(pid, *tid, None).expect("stopped")
+        };
+        let threads = tids.iter().map(stop).collect::<Vec<_>>();
+        let mut visit = Visit::new(threads, memory(pid), &[vdso(pid)]).expect("room");
+        let calls = Calls(vec![Op::call(186, [0; 6])]);
+        // tgkill(pid, tid, SIGSTOP), to itself
+        let stopping = Calls(vec![
+            Op::call(234, [pid as u64, tids[at] as u64, 19, 0, 0, 0]),
+            Op::call(186, [0; 6]),
+        ]);
+        let mut batches = [&calls as &dyn Batch; 3];
+        batches[at] = &stopping;
+        let outcomes = visit.run(&batches).expect("it runs on");
+        assert_eq!(outcomes[at].results, [0, i64::from(tids[at])]);
+        drop(visit.leave().expect("leaves"));
+        let state = || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+            stat.rsplit(") ").next().map(|rest| rest.starts_with('T'))
+        };
+        let deadline = Instant::now() + PATIENCE;
+        while state() != Some(true) {
+            assert!(Instant::now() < deadline, "the stop was lost");
+            std::thread::yield_now();
+        }
+        let to = rustix::process::Pid::from_raw(pid).expect("a pid");
+        rustix::process::kill_process(to, rustix::process::Signal::CONT).expect("it lives");
+        ask(&mut child);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn a_stop_in_the_middle_of_a_batch_waits_until_its_end() {
+        stop_in_a_batch(0);
+        stop_in_a_batch(1);
     }
 
     #[test]
