@@ -91,8 +91,8 @@ pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str) -> Result<Vec<u
     loop {
         let got = rustix::io::read(&file, &mut bytes[filled..]).map_err(failed)?;
         filled += got;
-        // Such a file comes in one piece as far as it fits, but a listing of mappings in many.
-        if got == 0 || filled < bytes.len() && !name.ends_with("maps") {
+        // Such a file comes in one piece as far as it fits, but a list in many.
+        if got == 0 || filled < bytes.len() && !is_list(name) {
             bytes.truncate(filled);
             return Ok(bytes);
         }
@@ -100,6 +100,13 @@ pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str) -> Result<Vec<u
             bytes.resize(bytes.len() * 2, 0);
         }
     }
+}
+
+/// Whether a file of /proc/PID has an entry for each of many things: the kernel gives such a file
+/// in pieces of a page, however large the buffer is.
+fn is_list(name: &str) -> bool {
+    const LISTS: [&str; 4] = ["maps", "smaps", "children", "timers"];
+    LISTS.contains(&name.rsplit('/').next().unwrap_or(name))
 }
 
 /// Stops the tree whose root is `root`. `timeout` bounds the whole of it.
@@ -268,4 +275,28 @@ fn children(task: &Task) -> Result<Vec<i32>> {
         );
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn many_children_are_listed_to_the_last() {
+        // More than fit into the page that the kernel gives at once.
+        let sleep = |_| Command::new("sleep").arg("1000").spawn().expect("sleep");
+        let mut children = (0..900).map(sleep).collect::<Vec<_>>();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let proc = openat(CWD, "/proc/self", flags, Mode::empty()).expect("/proc");
+        let tid = rustix::thread::gettid().as_raw_nonzero();
+        let text = read_at(proc.as_fd(), 0, &format!("task/{tid}/children"));
+        for child in &mut children {
+            child.kill().expect("kill");
+            child.wait().expect("wait");
+        }
+        let text = String::from_utf8(text.expect("its children")).expect("numbers");
+        assert_eq!(text.split_ascii_whitespace().count(), children.len());
+    }
 }
