@@ -210,3 +210,23 @@ fn runs_untraced(pid: u32) -> bool {
     let state = value("State:");
     value("TracerPid:") == "0" && !state.starts_with(['t', 'T', 'X'])
 }
+
+#[test]
+fn a_restore_that_is_stopped_at_the_last_moment_leaves_nothing() {
+    needs_root!();
+    needs_program!("/bin/sh");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let script = folder.path().join("script");
+    let text = "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != pre-resume ]\n";
+    fs::write(&script, text).expect("the folder is writable");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&script, mode).expect("it is this process's");
+    let subject = Subject::start("threads-epoll", &["3"]);
+    let tree = subject.tree();
+    stillframe.dump(subject.pid(), &[]).must();
+    let script = script.to_str().expect("a plain path");
+    stillframe.restore(&["--action-script", script]).must_fail();
+    tree::wait_gone(&tree);
+    stillframe.restore(&[]).must();
+}
