@@ -105,3 +105,74 @@ fn threads_timers_and_a_pipe_in_flight_go_on() {
     let after = Facts::moving(program.pid()).without(changing);
     assert_restored(&stillframe, &facts.without(changing), &after, "python");
 }
+
+/// Starts `program`, which prints "ready" when it is, and then waits.
+fn start_waiting(program: &str, folder: &Path) -> Spawned {
+    let log = folder.join("log");
+    let spawned = Program::new("/usr/bin/python3")
+        .args(["-c", program])
+        .output(&log)
+        .spawn();
+    spawned.wait_ready("the program", || {
+        std::fs::read_to_string(&log).is_ok_and(|log| log == "ready\n")
+    });
+    spawned
+}
+
+#[test]
+fn memory_with_holes_stays_in_one_mapping() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    const PROGRAM: &str = r#"
+import mmap, signal
+memory = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, 64 << 20, 16384): memory[at] = 1
+print("ready", flush=True)
+signal.pause()
+"#;
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = start_waiting(PROGRAM, folder.path());
+    let before = Facts::still(program.pid());
+    stillframe.cycle(1, &program, &[]);
+    let after = Facts::still(program.pid());
+    assert_restored(&stillframe, &before, &after, "holes");
+}
+
+#[test]
+fn locked_memory_of_threads_survives() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    // The stacks' guards are locked too, and cannot be filled.
+    const PROGRAM: &str = r#"
+import ctypes, signal, threading
+assert ctypes.CDLL(None).mlockall(3) == 0
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print("ready", flush=True)
+def locked_kib():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmLck")).split()[1])
+def more(*_):
+    import mmap
+    before = locked_kib()
+    memory = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    print(locked_kib() - before, flush=True)
+signal.signal(signal.SIGUSR1, more)
+while True: signal.pause()
+"#;
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer does not ask whether later mappings are locked");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = start_waiting(PROGRAM, folder.path());
+    let before = Facts::still(program.pid());
+    stillframe.cycle(1, &program, &[]);
+    let after = Facts::still(program.pid());
+    assert_restored(&stillframe, &before, &after, "locked");
+    let pid = rustix::process::Pid::from_raw(program.pid().cast_signed()).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("it lives");
+    wait_until("later memory to be locked", SOON, || {
+        let log = std::fs::read_to_string(folder.path().join("log"));
+        log.is_ok_and(|log| log == "ready\n1024\n")
+    });
+}

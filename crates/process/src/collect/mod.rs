@@ -137,6 +137,7 @@ struct Found {
     listed: Vec<Listed>,
     brk: u64,
     vdso_build_id: Vec<u8>,
+    lock_future: u32,
     records: Vec<Record>,
     rows: Vec<fd::table::Row>,
 }
@@ -153,14 +154,14 @@ impl Found {
             listed: Vec::new(),
             brk: 0,
             vdso_build_id: Vec::new(),
+            lock_future: 0,
             records: Vec::new(),
             rows: Vec::new(),
         };
         if task.is_zombie() {
             return Ok(found);
         }
-        found.listed = listing::parse(&task.read("smaps")?)
-            .map_err(|line| Error::kernel(format!("cannot understand {line:?}"), invalid()))?;
+        found.listed = listed(task)?;
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
         // Everything that may be refused is looked at before the target is touched.
         for listed in &found.listed {
@@ -236,6 +237,12 @@ impl Found {
         for ((tid, _), state) in all.iter().zip(states) {
             self.records
                 .push(record(tag::THREAD, *tid, state.encode_to_vec()));
+        }
+        // Only the flags of new memory tell whether later mappings are to be locked.
+        if let (true, Some(area)) = (self.listed.iter().any(|map| map.has(b"lo")), visit.area()) {
+            let now = listed(task)?;
+            let fresh = now.iter().find(|map| map.span.contains(area.start));
+            self.lock_future = fresh.map_or(0, memory::lock_future);
         }
         task.body = if stay {
             Body::Visited(visit)
@@ -313,9 +320,15 @@ impl Found {
             exe: files.link(pid, proc, "exe", OFlags::RDONLY)?.0,
             mappings,
             vdso_build_id: self.vdso_build_id.clone(),
-            lock_future: 0,
+            lock_future: self.lock_future,
         })
     }
+}
+
+/// The task's mappings.
+fn listed(task: &Task) -> Result<Vec<Listed>> {
+    let failed = |line| Error::kernel(format!("cannot understand {line:?}"), invalid());
+    listing::parse(&task.read("smaps")?).map_err(failed)
 }
 
 fn invalid() -> std::io::Error {

@@ -66,6 +66,8 @@ pub struct Outside {
     pub filled: WordId,
     /// The pages.
     pub stored: Vec<Stored>,
+    /// The mappings that they are in.
+    pub mappings: Vec<Span>,
 }
 
 /// Words that all scripts share.

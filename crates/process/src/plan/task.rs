@@ -200,6 +200,7 @@ impl<'a> Tasks<'a> {
                 ready,
                 filled,
                 stored: body.laid.outside,
+                mappings: body.laid.filled,
             });
         }
         script.append(body.laid.finish);

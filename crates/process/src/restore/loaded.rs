@@ -1,20 +1,21 @@
 //! Loaded: the root task has been made and runs its script, and with it come all the others.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use abi::{Addr, Op, offset};
 use image::Reader;
 use pages::sink;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use sys::ptrace;
+use rustix::process::{Pid, Signal, kill_process};
+use sys::ptrace::{self, Event};
 use sys::spawn::{Entry, spawn};
 
 use super::describe_status;
 use super::running::Running;
 use super::verify::verify_rest;
 use crate::build::Built;
-use crate::plan::{Outside, word};
+use crate::plan::{Outside, Staying, word};
 use crate::{Error, Result};
 
 const EEXIST: i32 = 17;
@@ -28,7 +29,6 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(super) struct Loaded<'a> {
     built: &'a Built,
     root: i32,
-    sibling: bool,
     armed: bool,
 }
 
@@ -47,7 +47,6 @@ impl<'a> Loaded<'a> {
                     return Ok(Self {
                         built,
                         root,
-                        sibling,
                         armed: true,
                     });
                 }
@@ -94,12 +93,9 @@ impl<'a> Loaded<'a> {
         });
         let extents = extents.collect::<Vec<_>>();
         let placed = pages::place(reader, &extents)?;
-        let spans = outside
-            .stored
-            .iter()
-            .map(|stored| stored.span)
-            .collect::<Vec<_>>();
-        let sink = sink::Missing::new(outside.pid, sys::uffd::Uffd::from(uffd), &spans)?;
+        // Whole mappings: one that is registered in parts stays split when its parts are filled.
+        let spans = &outside.mappings;
+        let sink = sink::Missing::new(outside.pid, sys::uffd::Uffd::from(uffd), spans)?;
         Ok(pages::fill(reader, &placed, &sink, &|_| ())?.pages)
     }
 
@@ -214,14 +210,14 @@ impl<'a> Loaded<'a> {
         }
         self.check()?;
         self.armed = false;
-        Ok(Running::new(self.built, self.root, self.sibling))
+        Ok(Running::new(self.built, self.root))
     }
 }
 
 impl Drop for Loaded<'_> {
     fn drop(&mut self) {
         if self.armed {
-            kill_tree(self.built, self.root, self.sibling);
+            kill_tree(self.built, self.root);
         }
     }
 }
@@ -237,7 +233,8 @@ fn is_ending(pid: i32) -> bool {
 }
 
 /// Kills every task that was made so far; the root goes last, so that children cannot escape.
-pub(super) fn kill_tree(built: &Built, root: i32, sibling: bool) {
+pub(super) fn kill_tree(built: &Built, root: i32) {
+    let mut killed = HashSet::new();
     for planned in built
         .plan
         .scripts
@@ -247,12 +244,27 @@ pub(super) fn kill_tree(built: &Built, root: i32, sibling: bool) {
     {
         let pid = planned.tid;
         let made = pid == root || is_ours(pid, root);
-        if let (true, Some(pid)) = (made, Pid::from_raw(pid)) {
-            let _ = kill_process(pid, Signal::KILL);
+        if let (true, Some(task)) = (made, Pid::from_raw(pid)) {
+            let _ = kill_process(task, Signal::KILL);
+            killed.insert(pid);
         }
     }
-    if let (false, Some(root)) = (sibling, Pid::from_raw(root)) {
-        let _ = waitpid(Some(root), WaitOptions::empty());
+    // A traced thread stays until its tracer has seen its end, and its leader until then.
+    let ours = built.plan.threads.iter();
+    let (leaders, others): (Vec<&Staying>, Vec<&Staying>) = ours
+        .filter(|staying| killed.contains(&staying.pid))
+        .partition(|staying| staying.pid == staying.tid);
+    for staying in others.into_iter().chain(leaders) {
+        see_end(staying.tid);
+    }
+}
+
+/// Waits until a killed thread has ended, if it is traced or a child.
+fn see_end(tid: i32) {
+    while let Ok((_, event)) = ptrace::wait(tid) {
+        if matches!(event, Event::Ended(_)) {
+            break;
+        }
     }
 }
 

@@ -17,16 +17,14 @@ use crate::{Afterwards, Error, Result};
 pub(super) struct Running<'a> {
     built: &'a Built,
     root: i32,
-    sibling: bool,
     armed: bool,
 }
 
 impl<'a> Running<'a> {
-    pub(super) fn new(built: &'a Built, root: i32, sibling: bool) -> Self {
+    pub(super) fn new(built: &'a Built, root: i32) -> Self {
         Self {
             built,
             root,
-            sibling,
             armed: true,
         }
     }
@@ -171,7 +169,7 @@ impl<'a> Running<'a> {
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         if self.armed {
-            kill_tree(self.built, self.root, self.sibling);
+            kill_tree(self.built, self.root);
         }
     }
 }

@@ -76,6 +76,8 @@ pub struct Laid {
     pub finish: Script,
     /// What the restorer has to fill between `late` and `finish`.
     pub outside: Vec<Stored>,
+    /// The mappings that those are in.
+    pub filled: Vec<Span>,
 }
 
 /// Plans the calls that lay out a process.
@@ -109,6 +111,9 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
             Fill::Itself(file) => read(script, file),
             Fill::Outside(_) if !early && !kept[index] && map.is_anonymous() => {
                 laid.outside.extend(clip(planning.pages, map.span()));
+                if writable {
+                    laid.filled.push(map.span());
+                }
             }
             Fill::Outside(file) => read(script, file),
         }
@@ -120,7 +125,16 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
 }
 
 fn has_stored(pages: &Pages, span: Span) -> bool {
-    pages.stored.iter().any(|stored| stored.span.overlaps(span))
+    clip(pages, span).next().is_some()
+}
+
+/// Those of sorted and disjoint spans that overlap `span`.
+fn overlapping(spans: &[Span], span: Span) -> impl Iterator<Item = Span> + '_ {
+    let from = spans.partition_point(|one| one.end <= span.start);
+    let inside = spans[from..]
+        .iter()
+        .take_while(move |one| one.start < span.end);
+    inside.copied()
 }
 
 /// The stored pages inside `span`.
@@ -146,11 +160,8 @@ fn kept(planning: &Planning<'_>) -> Vec<bool> {
         return vec![false; planning.memory.mappings.len()];
     };
     let shares = |map: &Mapping| {
-        planning
-            .pages
-            .inherited
-            .iter()
-            .any(|span| span.overlaps(map.span()))
+        let mut shared = overlapping(&planning.pages.inherited, map.span());
+        shared.next().is_some()
     };
     let source = |map: &Mapping| {
         let mut early = parent
@@ -187,8 +198,8 @@ fn unmap_rest(planning: &Planning<'_>, kept: &[bool], script: &mut Script) {
         .filter(|(_, early)| **early)
     {
         let mut at = map.span().start;
-        let inside = kept.iter().filter(|span| span.overlaps(map.span()));
-        for span in inside.copied().chain([Span {
+        let inside = overlapping(&kept, map.span());
+        for span in inside.chain([Span {
             start: map.span().end,
             end: map.span().end,
         }]) {
@@ -220,19 +231,10 @@ fn keep(planning: &Planning<'_>, map: &Mapping, writable: bool, script: &mut Scr
             );
         }
     };
-    for present in planning
-        .parent_pages
-        .iter()
-        .filter(|present| present.overlaps(span))
-    {
+    for present in overlapping(planning.parent_pages, span) {
         let present = present.intersect(span);
         let mut at = present.start;
-        for same in planning
-            .pages
-            .inherited
-            .iter()
-            .filter(|same| same.overlaps(present))
-        {
+        for same in overlapping(&planning.pages.inherited, present) {
             drop(at, same.start);
             at = at.max(same.end);
         }
@@ -312,7 +314,12 @@ fn settle(map: &Mapping, changed: bool, script: &mut Script) {
     }
     if map.locked != 0 {
         let on_fault = map.locked - 1;
-        script.call(Sysno::mlock2, [range[0], range[1], on_fault.into()]);
+        let args = [range[0], range[1], on_fault.into()];
+        if map.has_unreachable_pages() {
+            script.attempt(Sysno::mlock2, args);
+        } else {
+            script.call(Sysno::mlock2, args);
+        }
     }
 }
 
@@ -479,5 +486,17 @@ mod tests {
         let error = plan(&planning(&memory, &pages)).expect_err("refused");
         let want = "image record memory: mapping 0x10000-0x11000 is out of order";
         assert_eq!(error.to_string(), want);
+    }
+
+    #[test]
+    fn locking_what_cannot_be_filled_may_fail() {
+        let [mut guard, mut plain] = [0x10000, 0x20000].map(|at| anonymous(at, at + 0x1000, 3));
+        (guard.prot, guard.locked, plain.locked) = (0, 1, 1);
+        let memory = memory(vec![guard, plain]);
+        let laid = plan(&planning(&memory, &Pages::default())).expect("plans");
+        let locks = laid.finish.steps.iter();
+        let locks = locks.filter(|step| step.call == Sysno::mlock2);
+        let kinds = locks.map(|step| step.kind).collect::<Vec<_>>();
+        assert_eq!(kinds, [abi::Kind::Try, abi::Kind::Call]);
     }
 }

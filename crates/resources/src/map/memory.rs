@@ -91,6 +91,8 @@ const MAP_DROPPABLE: u32 = 0x08;
 pub(super) const MAP_ANONYMOUS: u32 = 0x20;
 const MAP_GROWSDOWN: u32 = 0x100;
 const MAP_NORESERVE: u32 = 0x4000;
+const MCL_FUTURE: u32 = 2;
+const MCL_ONFAULT: u32 = 4;
 
 /// `VmFlags` codes and the advice that sets them.
 const ADVICE: [(&[u8; 2], u32); 8] = [
@@ -115,8 +117,9 @@ const REFUSED: [(&[u8; 2], &str); 6] = [
 ];
 
 impl Memory {
-    /// Checks what an image claims: mappings are sorted, disjoint and of whole pages, and each has
-    /// a file or none as its flags say.
+    /// Checks what an image claims: mappings are sorted, disjoint and of whole pages, each has a
+    /// file or none as its flags say, and nothing else is asked of the kernel than what a dump
+    /// finds: some advice destroys files or breaks the machine's memory.
     ///
     /// # Errors
     /// [`Error::Corrupt`].
@@ -133,7 +136,13 @@ impl Memory {
                 let span = map.span();
                 return bad(format!("mapping {span} has no file or one too many"));
             }
+            if let Some(what) = map.overreach() {
+                return bad(format!("mapping {} has {what}", map.span()));
+            }
             last = map.end;
+        }
+        if self.lock_future & !(MCL_FUTURE | MCL_ONFAULT) != 0 {
+            return bad(format!("{:#x} locks later mappings", self.lock_future));
         }
         if self.marks.len() != 11 {
             return bad(format!("{} marks instead of 11", self.marks.len()));
@@ -142,7 +151,51 @@ impl Memory {
     }
 }
 
+/// What [`Memory::lock_future`] is, as a mapping shows that was just made.
+#[must_use]
+pub fn lock_future(fresh: &Listed) -> u32 {
+    match (fresh.has(b"lo"), fresh.has(b"lf")) {
+        (true, true) => MCL_FUTURE | MCL_ONFAULT,
+        (true, false) => MCL_FUTURE,
+        _ => 0,
+    }
+}
+
 impl Mapping {
+    /// What no dump has written, if there is any of it.
+    fn overreach(&self) -> Option<String> {
+        const KINDS: [u32; 3] = [MAP_SHARED, MAP_PRIVATE, MAP_DROPPABLE];
+        const FLAGS: u32 = MAP_ANONYMOUS | MAP_GROWSDOWN | MAP_NORESERVE;
+        const PROT_ALL: u32 = 7;
+        let kind = self.flags & !FLAGS;
+        if !KINDS.contains(&kind) {
+            return Some(format!("flags {:#x}", self.flags));
+        }
+        if self.prot & !PROT_ALL != 0 || self.locked > 2 {
+            let (prot, locked) = (self.prot, self.locked);
+            return Some(format!("protection {prot:#x} and lock {locked}"));
+        }
+        let known = |advice: &u32| ADVICE.iter().any(|(_, known)| known == advice);
+        if let Some(advice) = self.advice.iter().find(|advice| !known(advice)) {
+            return Some(format!("advice {advice}"));
+        }
+        let inside = |guard: &[u64]| {
+            let [start, bytes] = *guard else { return false };
+            let whole = start.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES);
+            let end = start.checked_add(bytes);
+            whole && start >= self.start && end.is_some_and(|end| end <= self.end)
+        };
+        let outside = !self.guards.chunks(2).all(inside);
+        outside.then(|| "a guard region outside of it".to_owned())
+    }
+
+    /// Whether locking it may find pages that cannot be brought in, which the kernel reports
+    /// although it has locked the mapping. mlockall(2), by which such mappings come to be locked,
+    /// does not report it.
+    pub(super) fn has_unreachable_pages(&self) -> bool {
+        self.prot == 0 || !self.guards.is_empty() || !self.is_anonymous()
+    }
+
     /// The addresses.
     #[must_use]
     pub fn span(&self) -> Span {
@@ -248,4 +301,49 @@ fn implied(listed: &Listed, code: &[u8; 2]) -> bool {
 fn refuses(listed: &Listed, code: &[u8; 2]) -> bool {
     let kernel = matches!(listed.backing(), Backing::Vdso | Backing::Vvar);
     !kernel && listed.has(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_dump_writes_is_refused() {
+        const MADV_REMOVE: u32 = 9;
+        const MADV_HWPOISON: u32 = 100;
+        const MAP_POPULATE: u32 = 0x8000;
+        type Change = fn(&mut Mapping);
+        let changes: [(Change, &str); 6] = [
+            (|map| map.advice = vec![14, MADV_HWPOISON], "advice 100"),
+            (|map| map.advice = vec![MADV_REMOVE], "advice 9"),
+            (|map| map.flags |= MAP_POPULATE, "flags 0x8022"),
+            (|map| map.prot = 1 << 24, "protection 0x1000000 and lock 0"),
+            (
+                |map| map.guards = vec![0x1f000, 0x2000],
+                "a guard region outside of it",
+            ),
+            (
+                |map| map.guards = vec![0x1f000],
+                "a guard region outside of it",
+            ),
+        ];
+        for (change, what) in changes {
+            let mut map = Mapping {
+                start: 0x10000,
+                end: 0x20000,
+                prot: 3,
+                flags: MAP_PRIVATE | MAP_ANONYMOUS,
+                ..Mapping::default()
+            };
+            change(&mut map);
+            let mappings = vec![map];
+            let memory = Memory {
+                mappings,
+                ..Memory::default()
+            };
+            let error = memory.check().expect_err(what);
+            let want = format!("image record memory: mapping 0x10000-0x20000 has {what}");
+            assert_eq!(error.to_string(), want);
+        }
+    }
 }
