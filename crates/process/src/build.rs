@@ -240,7 +240,8 @@ impl Pool {
             let RunKind::Data { offset_bytes, .. } = run.kind else {
                 continue;
             };
-            if offset_bytes / PAGES_FILE < files.len() as u64 {
+            let missing = (offset_bytes / PAGES_FILE + 1).saturating_sub(files.len() as u64);
+            if missing == 0 {
                 continue;
             }
             let object = self
@@ -249,7 +250,14 @@ impl Pool {
                 .and_then(|object| object.0.as_fd());
             let object = object.map(|fd| fd.try_clone_to_owned());
             let object = object.unwrap_or_else(|| Err(std::io::ErrorKind::Unsupported.into()));
-            files.push(object.map_err(|e| Error::kernel("cannot copy a descriptor", e))?);
+            // A file before it in which no page is stored keeps its number.
+            for _ in 0..missing {
+                let copy = object
+                    .as_ref()
+                    .map_err(|e| e.kind().into())
+                    .and_then(OwnedFd::try_clone);
+                files.push(copy.map_err(|e| Error::kernel("cannot copy a descriptor", e))?);
+            }
         }
         Ok(files)
     }

@@ -15,6 +15,7 @@ mod plan;
 mod records;
 pub mod report;
 mod restore;
+mod room;
 #[cfg(test)]
 mod sample;
 mod sentinel;

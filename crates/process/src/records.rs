@@ -161,24 +161,47 @@ fn corrupt(what: impl Into<String>) -> Error {
     resources::Error::corrupt("tree", what).into()
 }
 
-fn find(reader: &Reader, tag: u16, id: i32) -> Option<&Record> {
-    let id = id.cast_unsigned();
-    reader
-        .records()
-        .iter()
-        .find(|record| record.tag == tag && record.id == id)
+/// The records of an image by what they are about.
+struct Sorted<'a> {
+    /// By number and id; the first of each.
+    all: HashMap<(u16, u32), &'a Record>,
+    /// Parts of threads, by tid.
+    parts: HashMap<u32, Vec<(u16, &'a [u8])>>,
 }
 
-fn decode<M: Message + Default>(reader: &Reader, tag: u16, id: i32, what: &str) -> Result<M> {
-    let record = find(reader, tag, id);
-    let record = record.ok_or_else(|| corrupt(format!("{what} of {id} is missing")))?;
-    M::decode(record.payload.as_slice()).map_err(|e| corrupt(format!("{what} of {id}: {e}")))
+impl<'a> Sorted<'a> {
+    fn new(reader: &'a Reader) -> Self {
+        let mut sorted = Self {
+            all: HashMap::new(),
+            parts: HashMap::new(),
+        };
+        for record in reader.records() {
+            let key = (record.tag, record.id);
+            sorted.all.entry(key).or_insert(record);
+            if is_part(record.tag) {
+                let part = (record.tag, record.payload.as_slice());
+                sorted.parts.entry(record.id).or_default().push(part);
+            }
+        }
+        sorted
+    }
+
+    fn find(&self, tag: u16, id: i32) -> Option<&'a Record> {
+        self.all.get(&(tag, id.cast_unsigned())).copied()
+    }
+
+    fn decode<M: Message + Default>(&self, tag: u16, id: i32, what: &str) -> Result<M> {
+        let record = self.find(tag, id);
+        let record = record.ok_or_else(|| corrupt(format!("{what} of {id} is missing")))?;
+        M::decode(record.payload.as_slice()).map_err(|e| corrupt(format!("{what} of {id}: {e}")))
+    }
 }
 
 impl<'a> Saved<'a> {
     /// Sorts out the records of an image.
     pub fn read(reader: &'a Reader) -> Result<Self> {
-        let tree: Tree = decode(reader, tag::TREE, 0, "the list of tasks")?;
+        let sorted = Sorted::new(reader);
+        let tree: Tree = sorted.decode(tag::TREE, 0, "the list of tasks")?;
         check_tree(&tree)?;
         let mut descriptions = Vec::new();
         for record in reader
@@ -202,7 +225,7 @@ impl<'a> Saved<'a> {
         let attributes = attributes.collect();
         let mut tasks = Vec::new();
         for node in &tree.tasks {
-            tasks.push(SavedTask::read(reader, node, descriptions.len())?);
+            tasks.push(SavedTask::read(&sorted, node, descriptions.len())?);
         }
         Ok(Self {
             tree,
@@ -213,8 +236,20 @@ impl<'a> Saved<'a> {
     }
 }
 
+impl Saved<'_> {
+    /// How many descriptors a restore needs room for: above the highest number that a task has
+    /// stand the pool's, and the restorer has some of its own.
+    pub fn descriptors_room(&self) -> u64 {
+        const OWN: u64 = 256;
+        let descriptors = self.tasks.iter().flat_map(|task| &task.descriptors);
+        let highest = descriptors.map(|descriptor| descriptor.fd).max();
+        let highest = u64::from(highest.unwrap_or(0).cast_unsigned());
+        highest + 2 * self.descriptions.len() as u64 + OWN
+    }
+}
+
 impl<'a> SavedTask<'a> {
-    fn read(reader: &'a Reader, node: &Node, descriptions: usize) -> Result<Self> {
+    fn read(sorted: &Sorted<'a>, node: &Node, descriptions: usize) -> Result<Self> {
         let mut task = Self {
             node: node.clone(),
             memory: memory::Memory::default(),
@@ -227,11 +262,13 @@ impl<'a> SavedTask<'a> {
             return Ok(task);
         }
         let pid = node.pid;
-        task.memory = decode(reader, memory::TAG, pid, "memory")?;
-        let list: Descriptors = decode(reader, tag::DESCRIPTORS, pid, "descriptors")?;
+        task.memory = sorted.decode(memory::TAG, pid, "memory")?;
+        let list: Descriptors = sorted.decode(tag::DESCRIPTORS, pid, "descriptors")?;
         task.descriptors = list.descriptors;
-        task.place = decode(reader, tag::PLACE, pid, "place")?;
-        task.locks = find(reader, tags::LOCKS, pid).map(|record| record.payload.as_slice());
+        task.place = sorted.decode(tag::PLACE, pid, "place")?;
+        task.locks = sorted
+            .find(tags::LOCKS, pid)
+            .map(|record| record.payload.as_slice());
         let files = task.memory.mappings.iter().filter_map(|map| map.file);
         let named = task
             .descriptors
@@ -259,17 +296,13 @@ impl<'a> SavedTask<'a> {
             )));
         }
         for tid in &node.threads {
-            let state: ThreadState = decode(reader, tag::THREAD, *tid, "registers")?;
+            let state: ThreadState = sorted.decode(tag::THREAD, *tid, "registers")?;
             if state.registers.len() != 27 {
                 let got = state.registers.len();
                 return Err(corrupt(format!("thread {tid} has {got} registers")));
             }
-            let id = tid.cast_unsigned();
-            let parts = reader.records().iter().filter(|record| record.id == id);
-            let parts = parts.filter(|record| is_part(record.tag));
-            let parts = parts
-                .map(|record| (record.tag, record.payload.as_slice()))
-                .collect();
+            let parts = sorted.parts.get(&tid.cast_unsigned());
+            let parts = parts.cloned().unwrap_or_default();
             task.threads.push(SavedThread {
                 tid: *tid,
                 state,
@@ -286,6 +319,7 @@ fn is_part(tag: u16) -> bool {
 
 fn check_tree(tree: &Tree) -> Result<()> {
     let mut seen = std::collections::HashSet::new();
+    let mut living = std::collections::HashSet::new();
     for (index, node) in tree.tasks.iter().enumerate() {
         let ids = node.threads.iter().copied().chain([node.pid]);
         let zombie = node.state() == State::Zombie;
@@ -304,10 +338,15 @@ fn check_tree(tree: &Tree) -> Result<()> {
         if signals.iter().any(|signal| !SIGNALS.contains(signal)) {
             return Err(corrupt(format!("task {} ends by no signal", node.pid)));
         }
-        let before = &tree.tasks[..index];
-        let parent = before.iter().find(|other| other.pid == node.parent);
-        let fit = parent.is_some_and(|parent| parent.state() != State::Zombie);
-        if index > 0 && !fit {
+        // These stop a task instead of ending it.
+        const STOPS: std::ops::RangeInclusive<i32> = 19..=22;
+        if zombie && STOPS.contains(&(node.exit_status & 0x7f)) {
+            return Err(corrupt(format!("task {} ends by no signal", node.pid)));
+        }
+        if !zombie {
+            living.insert(node.pid);
+        }
+        if index > 0 && (node.parent == node.pid || !living.contains(&node.parent)) {
             return Err(corrupt(format!(
                 "task {} has no parent before it",
                 node.pid

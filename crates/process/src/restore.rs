@@ -30,6 +30,8 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
     check_vdso(&saved)?;
+    let room = saved.descriptors_room();
+    crate::room::for_descriptors(room);
     let setting = setting(options)?;
     let plan = plan::plan(&reader, &saved, &setting)?;
     let built = build(plan, &saved, &reader, &allow(options), &options.inherit_fds)?;

@@ -75,10 +75,10 @@ pub(super) fn join(script: &mut Script, birth: &Birth, births: u32) {
 pub(super) fn end(script: &mut Script, pid: i32, status: i32) {
     let signal = status & 0x7f;
     if signal != 0 {
-        const RLIMIT_CORE: u32 = 4;
+        const PR_SET_DUMPABLE: u32 = 4;
         const SIG_UNBLOCK: u32 = 1;
-        let none = script.room(16);
-        script.call(Sysno::setrlimit, [RLIMIT_CORE.into(), none.into()]);
+        // No core dump: a limit of 0 does not keep it from a program that takes core dumps.
+        script.call(Sysno::prctl, [PR_SET_DUMPABLE.into(), 0u32.into()]);
         let mask = script.bytes(&(1u64 << (signal - 1)).to_le_bytes());
         let args = [SIG_UNBLOCK.into(), mask.into(), 0u32.into(), 8u32.into()];
         script.call(Sysno::rt_sigprocmask, args);

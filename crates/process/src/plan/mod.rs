@@ -67,7 +67,7 @@ pub struct Outside {
     /// The pages.
     pub stored: Vec<Stored>,
     /// The mappings that they are in.
-    pub mappings: Vec<Span>,
+    pub mappings: Vec<abi::Span>,
 }
 
 /// Words that all scripts share.

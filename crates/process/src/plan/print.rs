@@ -187,7 +187,7 @@ mod tests {
           setpgid(0, 100)
           futex(&GROUPED, FUTEX_WAKE_OP, INT_MAX, 0, &GROUPED, FUTEX_OP_ADD<<28|1<<12)
           await(&GROUPED >= 3)
-          setrlimit(RLIMIT_CORE, {rlim_cur=0, rlim_max=0})
+          prctl(PR_SET_DUMPABLE, 0)
           rt_sigprocmask(SIG_UNBLOCK, [KILL], NULL, 8)
           kill(103, SIGKILL)
           exit_group(0)

@@ -1,5 +1,7 @@
 //! The script of every task and thread, from its birth to the point where it can be let go.
 
+use std::collections::HashMap;
+
 use abi::Span;
 use image::Reader;
 use resources::fd;
@@ -27,6 +29,8 @@ pub(super) struct Tasks<'a> {
     present: Vec<Vec<Span>>,
     /// From whom a task inherits memory, by index of the task.
     heirs: Vec<Option<usize>>,
+    /// The first task, by index, that has a description.
+    first_holders: HashMap<u32, usize>,
     /// How many births and how many threads there are.
     all: (u32, u32),
 }
@@ -59,8 +63,15 @@ impl<'a> Tasks<'a> {
             early: Vec::new(),
             present: Vec::new(),
             heirs: vec![None; saved.tasks.len()],
+            first_holders: HashMap::new(),
             all: (count(births.len()), count(threads)),
         };
+        for (index, task) in saved.tasks.iter().enumerate() {
+            for descriptor in &task.descriptors {
+                let holder = tasks.first_holders.entry(descriptor.description);
+                holder.or_insert(index);
+            }
+        }
         for birth in births {
             if let Kind::Live(index) = birth.kind {
                 tasks.heirs[index] = tasks.ancestor(birth);
@@ -323,21 +334,18 @@ impl<'a> Tasks<'a> {
 
     /// Calls of descriptions that only a task which has them can make: the first one does.
     fn in_task(&self, index: usize, script: &mut Script) -> Result<()> {
-        for (id, (tag, payload)) in (0u32..).zip(&self.saved.descriptions) {
-            let has = |task: &SavedTask<'_>| {
-                let mut all = task.descriptors.iter();
-                all.find(|descriptor| descriptor.description == id)
-                    .map(|found| found.fd)
-            };
-            let Some(fd) = has(&self.saved.tasks[index]) else {
-                continue;
-            };
-            if self.saved.tasks[..index]
-                .iter()
-                .any(|task| has(task).is_some())
-            {
+        let mut own = self.saved.tasks[index]
+            .descriptors
+            .iter()
+            .collect::<Vec<_>>();
+        own.sort_by_key(|descriptor| descriptor.description);
+        own.dedup_by_key(|descriptor| descriptor.description);
+        for descriptor in own {
+            let (id, fd) = (descriptor.description, descriptor.fd);
+            if self.first_holders.get(&id) != Some(&index) {
                 continue;
             }
+            let (tag, payload) = &self.saved.descriptions[id as usize];
             let kind = fd::KINDS.iter().find(|kind| kind.tag() == *tag);
             if let Some(kind) = kind {
                 kind.in_task(payload, fd, script)?;

@@ -1,0 +1,41 @@
+//! Room for descriptors: tasks inherit this process's limit and take all of theirs under it.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Raises this process's limit of open files (setrlimit(2)) so that descriptors may have numbers
+/// below `wanted`, as far as it may; who then finds no room says so.
+pub(crate) fn for_descriptors(wanted: u64) {
+    let now = getrlimit(Resource::Nofile);
+    let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
+    if enough(now.current) {
+        return;
+    }
+    let hard = if enough(now.maximum) {
+        now.maximum
+    } else {
+        Some(wanted)
+    };
+    let raised = |current, maximum| setrlimit(Resource::Nofile, Rlimit { current, maximum });
+    let raised = raised(Some(wanted), hard).or_else(|_| raised(now.maximum, now.maximum));
+    if let Err(errno) = raised {
+        log::debug!("the limit of open files stays: {errno}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_raised_as_far_as_it_may_be() {
+        let before = getrlimit(Resource::Nofile);
+        let hard = before.maximum.unwrap_or(1 << 16);
+        let current = Some(hard - 1);
+        let lowered = Rlimit { current, ..before };
+        setrlimit(Resource::Nofile, lowered).expect("it may be lowered");
+        for_descriptors(hard - 1);
+        assert_eq!(getrlimit(Resource::Nofile).current, current);
+        for_descriptors(hard);
+        assert_eq!(getrlimit(Resource::Nofile).current, Some(hard));
+    }
+}
