@@ -613,7 +613,7 @@ mod tests {
     fn stop_in_a_batch(at: usize) {
         const PROGRAM: &str = "import sys,threading,time\n\
             for _ in range(2): threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()\n\
-            for line in sys.stdin.buffer.raw: sys.stdout.buffer.write(line[:1]); sys.stdout.flush()";
+            for line in sys.stdin.buffer.raw: print(end='x', flush=True)";
         let mut command = Command::new("python3");
         let command = command.args(["-c", PROGRAM]);
         let mut child = command
