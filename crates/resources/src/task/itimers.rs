@@ -64,13 +64,18 @@ impl Part for Itimers {
 
     fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
         const SIGALRM: u64 = 1 << 13;
-        // The kernel starts a repeating timer again when its signal is taken, not when it expires.
-        let expired = facts.status()?.shared_pending & SIGALRM != 0;
+        // The kernel starts a repeating timer again when its signal is taken, not when it expires:
+        // until then it has an interval but no value (one that was disarmed has neither). If it
+        // expired after the pending signals were listed, it has to expire again at once.
+        let listed = facts.status()?.shared_pending & SIGALRM != 0;
         let timers = (0..).zip(&asked.data).map(|(which, at)| {
             let value_us = answers.word(*at, 16) * MICROS + answers.word(*at, 24);
             let interval_us = answers.word(*at, 0) * MICROS + answers.word(*at, 8);
-            let again = which == 0 && value_us == 0 && expired;
-            let value_us = if again { interval_us } else { value_us };
+            let value_us = match (which, value_us) {
+                (0, 0) if interval_us > 0 && listed => interval_us,
+                (0, 0) => interval_us.min(1),
+                (_, value_us) => value_us,
+            };
             Itimer {
                 which,
                 value_us,
