@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime};
 use abi::Addr;
 use image::{Facts, PAGE_BYTES, Seal, Writer};
 use pages::{Drained, Extent, Source, TaskMemory};
-use resources::Allow;
 use resources::fd::tcp::lock::Lock;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -54,7 +53,7 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
 /// cut short are waited for.
 fn freeze_and_collect(options: &DumpOptions, began: Instant) -> Result<(Frozen, Inventory)> {
     const PATIENCE: Duration = Duration::from_secs(5);
-    let allow = allow(options);
+    let allow = options.allowed.for_resources(options.ghost_limit_bytes);
     let kill = options.afterwards == Afterwards::Kill;
     loop {
         let mut frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
@@ -79,20 +78,6 @@ struct Undo(Vec<Box<dyn FnOnce()>>);
 impl Drop for Undo {
     fn drop(&mut self) {
         self.0.drain(..).for_each(|undo| undo());
-    }
-}
-
-fn allow(options: &DumpOptions) -> Allow {
-    let allowed = &options.allowed;
-    Allow {
-        tcp_established: allowed.tcp_established,
-        tcp_close: allowed.tcp_close,
-        ext_unix_sk: allowed.ext_unix_sk,
-        ext_unix_inodes: allowed.ext_unix_inodes.clone(),
-        shell_job: allowed.shell_job,
-        file_locks: allowed.file_locks,
-        link_remap: allowed.link_remap,
-        ghost_limit_bytes: options.ghost_limit_bytes,
     }
 }
 

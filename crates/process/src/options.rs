@@ -45,6 +45,22 @@ pub struct Allowed {
     pub link_remap: bool,
 }
 
+impl Allowed {
+    /// The same for resources, with the size up to which deleted files are stored.
+    pub(crate) fn for_resources(&self, ghost_limit_bytes: u64) -> resources::Allow {
+        resources::Allow {
+            tcp_established: self.tcp_established,
+            tcp_close: self.tcp_close,
+            ext_unix_sk: self.ext_unix_sk,
+            ext_unix_inodes: self.ext_unix_inodes.clone(),
+            shell_job: self.shell_job,
+            file_locks: self.file_locks,
+            link_remap: self.link_remap,
+            ghost_limit_bytes,
+        }
+    }
+}
+
 /// What [`dump`](crate::dump) is asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DumpOptions {

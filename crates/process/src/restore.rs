@@ -7,9 +7,9 @@ mod verify;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::options::DEFAULT_GHOST_LIMIT_BYTES;
 use image::Reader;
 use loaded::Loaded;
-use resources::Allow;
 use rustix::process::Pid;
 
 use crate::build::build;
@@ -34,7 +34,13 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     crate::room::for_descriptors(room);
     let setting = setting(options)?;
     let plan = plan::plan(&reader, &saved, &setting)?;
-    let built = build(plan, &saved, &reader, &allow(options), &options.inherit_fds)?;
+    let built = build(
+        plan,
+        &saved,
+        &reader,
+        &options.allowed.for_resources(DEFAULT_GHOST_LIMIT_BYTES),
+        &options.inherit_fds,
+    )?;
     log::info!("{} scripts are built", built.plan.scripts.len());
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
@@ -96,20 +102,6 @@ fn setting(options: &RestoreOptions) -> Result<Setting> {
         born,
         ..Setting::default()
     })
-}
-
-fn allow(options: &RestoreOptions) -> Allow {
-    let allowed = &options.allowed;
-    Allow {
-        tcp_established: allowed.tcp_established,
-        tcp_close: allowed.tcp_close,
-        ext_unix_sk: allowed.ext_unix_sk,
-        ext_unix_inodes: allowed.ext_unix_inodes.clone(),
-        shell_job: allowed.shell_job,
-        file_locks: allowed.file_locks,
-        link_remap: allowed.link_remap,
-        ..Allow::default()
-    }
 }
 
 /// The image's vDSO must be this kernel's.
