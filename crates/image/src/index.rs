@@ -14,6 +14,8 @@ type Entry = [u8; ENTRY_BYTES];
 pub(crate) struct Bounds<'a> {
     /// The lengths of the pages objects.
     pub parts_bytes: &'a [u64],
+    /// How many of those bytes belong to no run.
+    pub unused_bytes: u64,
     /// Whether there is a parent.
     pub parent: bool,
 }
@@ -114,8 +116,8 @@ fn find_entry(entries: &[Entry], space: &Space, page: u64) -> Option<usize> {
 
 /// Checks everything about an index; returns its spaces, sorted.
 ///
-/// The entries are sorted and do not overlap; data runs fill the pages object exactly, each byte
-/// once; every page of a `same` run is described in the other space, and no such references form a
+/// The entries are sorted and do not overlap; data runs fill the pages objects, each byte
+/// once, but for as many bytes as are said to be unused; every page of a `same` run is described in the other space, and no such references form a
 /// circle.
 pub(crate) fn check(entries: &[Entry], bounds: Bounds<'_>) -> Result<Vec<Space>, Fault> {
     let mut spaces: Vec<Space> = Vec::new();
@@ -149,7 +151,7 @@ pub(crate) fn check(entries: &[Entry], bounds: Bounds<'_>) -> Result<Vec<Space>,
         }
         last = Some(run);
     }
-    check_data(entries, data, bounds.parts_bytes)?;
+    check_data(entries, data, bounds)?;
     check_same(entries, &spaces, &same)?;
     Ok(spaces)
 }
@@ -211,34 +213,45 @@ fn check_order(last: Option<Run>, run: Run) -> Result<(), &'static str> {
     }
 }
 
-/// Checks that data runs, given as (position, entry), lie in the pages objects without gap or
-/// overlap.
+/// Checks that data runs, given as (position, entry), lie in the pages objects without overlap, and
+/// without gaps other than those that are said to be there.
 fn check_data(
     entries: &[Entry],
     mut data: Vec<(u64, usize)>,
-    parts_bytes: &[u64],
+    bounds: Bounds<'_>,
 ) -> Result<(), Fault> {
+    let mut unused_bytes = bounds.unused_bytes;
+    let mut may_skip = |from: u64, to: u64| {
+        let rest = to.checked_sub(from);
+        let rest = rest.and_then(|gap| unused_bytes.checked_sub(gap));
+        unused_bytes = rest.unwrap_or(unused_bytes);
+        rest.is_some()
+    };
     // Mostly sorted already; the stable sort knows how to use that.
     data.sort();
     let mut data = data.into_iter().peekable();
-    for (part, &part_bytes) in parts_bytes.iter().enumerate() {
+    for (part, &part_bytes) in bounds.parts_bytes.iter().enumerate() {
         let mut end_bytes = 0;
         while let Some((position, entry)) =
             data.next_if(|(position, _)| parts::split(*position).0 == part)
         {
             let (_, offset_bytes) = parts::split(position);
-            if offset_bytes != end_bytes {
+            if !may_skip(end_bytes, offset_bytes) {
                 let what =
                     format!("its data is at byte {offset_bytes} where {end_bytes} comes next");
                 return Err(fault(entries, entry, &what));
             }
             let (_, _, pages) = run::decode_place(&entries[entry]);
-            end_bytes += u64::from(pages) * PAGE_BYTES as u64;
+            end_bytes = offset_bytes + u64::from(pages) * PAGE_BYTES as u64;
         }
-        if end_bytes != part_bytes {
+        if !may_skip(end_bytes, part_bytes) {
             let what = format!("runs describe {end_bytes} bytes of pages, there are {part_bytes}");
             return Err(fault(entries, entries.len(), &what));
         }
+    }
+    if unused_bytes > 0 {
+        let what = format!("{unused_bytes} bytes of pages fewer are unused than it says");
+        return Err(fault(entries, entries.len(), &what));
     }
     Ok(())
 }
@@ -374,6 +387,7 @@ mod tests {
             range,
             Bounds {
                 parts_bytes: &[pages * PAGE],
+                unused_bytes: 0,
                 parent: false,
             },
         )
@@ -489,6 +503,7 @@ mod tests {
             let parts_bytes: &[u64] = &parts.iter().map(|pages| pages * PAGE).collect::<Vec<_>>();
             let bounds = Bounds {
                 parts_bytes,
+                unused_bytes: 0,
                 parent: false,
             };
             super::check(entries(&bytes), bounds).map_err(|fault| fault.what)
@@ -520,6 +535,28 @@ mod tests {
         assert!(check(&gap, &[0, 2]).unwrap_err().contains("0 comes next"));
         let far = [data(1, 0, 1, part(1, 0)), data(1, 1, 1, part(15, 0))];
         assert!(check(&far, &[0, 1]).unwrap_err().contains("not inside"));
+    }
+
+    #[test]
+    fn gaps_are_as_large_as_it_says() {
+        let check = |runs: &[Run], unused: u64| {
+            let bytes: Vec<u8> = runs.iter().flat_map(run::encode).collect();
+            let bounds = Bounds {
+                parts_bytes: &[6 * PAGE, 2 * PAGE],
+                unused_bytes: unused * PAGE,
+                parent: false,
+            };
+            super::check(entries(&bytes), bounds).map_err(|fault| fault.what)
+        };
+        let runs = [data(1, 0, 2, 1), data(1, 2, 1, 4)];
+        assert!(check(&runs, 5).is_ok());
+        assert!(check(&runs, 4).unwrap_err().contains("there are 8192"));
+        assert!(check(&runs, 2).unwrap_err().contains("there are 24576"));
+        assert!(check(&runs, 0).unwrap_err().contains("0 comes next"));
+        assert!(check(&runs, 6).unwrap_err().contains("4096 bytes"));
+        assert!(check(&runs, u64::MAX / PAGE).is_err());
+        let overlap = [data(1, 0, 2, 1), data(1, 2, 1, 2)];
+        assert!(check(&overlap, 5).unwrap_err().contains("12288 comes next"));
     }
 
     #[test]

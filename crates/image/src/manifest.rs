@@ -56,13 +56,19 @@ pub(crate) struct Manifest {
     /// How many records there are.
     #[prost(uint64, tag = "5")]
     pub records: u64,
+    /// How many bytes of the pages objects belong to no run.
+    #[prost(uint64, tag = "9")]
+    pub unused_bytes: u64,
 }
 
 /// The feature of an image with several pages objects.
 pub(crate) const PARTS_FEATURE: &str = "parts";
 
+/// The feature of an image whose pages objects have bytes that belong to no run.
+pub(crate) const UNUSED_FEATURE: &str = "unused";
+
 /// The features that this version reads.
-const FEATURES: &[&str] = &[PARTS_FEATURE];
+const FEATURES: &[&str] = &[PARTS_FEATURE, UNUSED_FEATURE];
 
 impl Manifest {
     /// The lengths of all pages objects.

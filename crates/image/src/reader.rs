@@ -68,6 +68,7 @@ impl Reader {
         }
         let bounds = Bounds {
             parts_bytes: &parts_bytes,
+            unused_bytes: decoded.unused_bytes,
             parent: false,
         };
         let start = index.start;

@@ -9,7 +9,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::header::{self, MANIFEST_MAX_BYTES};
 use crate::index::{self, Bounds};
-use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest, PARTS_FEATURE, RECORDS_MAX};
+use crate::manifest::{
+    self, MESSAGE_MAX_BYTES, Manifest, PARTS_FEATURE, RECORDS_MAX, UNUSED_FEATURE,
+};
 use crate::parts::{self, PARTS_MAX};
 use crate::run::{self, DATA_RUN_MAX_PAGES, PAGE_BYTES};
 use crate::{Error, Facts, ImageId, MANIFEST_NAME, NewRun, Record, Result, Run, RunKind};
@@ -125,6 +127,20 @@ impl Writer {
     /// # Panics
     /// Like [`Writer::append`], and where `part` is not below [`PARTS_MAX`].
     pub fn append_to(&self, part: usize, bytes: &[u8], runs: &[NewRun]) -> Result<()> {
+        self.describe(self.store(part, bytes, runs)?);
+        Ok(())
+    }
+
+    /// Like [`Writer::append_to`], but the image does not have the pages yet: it gets those of the
+    /// returned runs, or of some of them, by [`Writer::describe`]. The room of the others stays
+    /// unused.
+    ///
+    /// # Errors
+    /// Like [`Writer::append`].
+    ///
+    /// # Panics
+    /// Like [`Writer::append_to`].
+    pub fn store(&self, part: usize, bytes: &[u8], runs: &[NewRun]) -> Result<Vec<Run>> {
         let pages: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
         assert_eq!(
             pages * PAGE_BYTES as u64,
@@ -132,21 +148,42 @@ impl Writer {
             "each page has its bytes"
         );
         if bytes.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let written = self.part(part).and_then(|part| {
-            let start_bytes = part.bytes.fetch_add(bytes.len() as u64, Relaxed);
-            part.object
-                .write_at(bytes, start_bytes)
-                .map_err(Error::store("write pages of"))?;
-            Ok(start_bytes)
-        });
-        if written.is_err() {
+        let start_bytes = match self.part(part) {
+            Ok(part) => part.bytes.fetch_add(bytes.len() as u64, Relaxed),
+            Err(error) => {
+                self.incomplete.store(true, Relaxed);
+                return Err(error);
+            }
+        };
+        self.store_at(parts::position(part, start_bytes), bytes, runs)
+    }
+
+    /// Stores `bytes`, the pages of `runs`, in room that an earlier [`Writer::store`] gave to other
+    /// pages, which must not be described: `offset_bytes` is that of their first data run.
+    ///
+    /// # Errors
+    /// Like [`Writer::append`].
+    ///
+    /// # Panics
+    /// Where the room was never given out.
+    pub fn store_at(&self, offset_bytes: u64, bytes: &[u8], runs: &[NewRun]) -> Result<Vec<Run>> {
+        let (number, start_bytes) = parts::split(offset_bytes);
+        let part = self.parts[number].get().expect("room in an object");
+        let end_bytes = start_bytes + bytes.len() as u64;
+        assert!(end_bytes <= part.bytes.load(Relaxed), "room given out");
+        let written = part.object.write_at(bytes, start_bytes);
+        if let Err(error) = written.map_err(Error::store("write pages of")) {
             self.incomplete.store(true, Relaxed);
+            return Err(error);
         }
-        let stored = data_runs(bytes, runs, parts::position(part, written?));
+        Ok(data_runs(bytes, runs, offset_bytes))
+    }
+
+    /// Describes pages in the image that [`Writer::store`] has stored.
+    pub fn describe(&self, stored: impl IntoIterator<Item = Run>) {
         lock(&self.runs).extend(stored);
-        Ok(())
     }
 
     /// Notes the fate of pages that are not stored: zero, or the same as in another space. Whether
@@ -256,8 +293,10 @@ impl Writer {
         let parts_bytes = self.parts_bytes();
         let runs = in_order(std::mem::take(&mut *lock(&self.runs)));
         let index: Vec<u8> = runs.iter().flat_map(run::encode).collect();
+        let unused_bytes = unused_bytes(&parts_bytes, &runs);
         let bounds = Bounds {
             parts_bytes: &parts_bytes,
+            unused_bytes,
             parent: false,
         };
         index::check(index::entries(&index), bounds).map_err(|fault| Error::BadRun {
@@ -266,15 +305,19 @@ impl Writer {
             what: fault.what,
         })?;
         let manifest = Manifest {
-            features: (parts_bytes.len() > 1)
-                .then(|| PARTS_FEATURE.to_owned())
-                .into_iter()
-                .collect(),
+            features: [
+                (parts_bytes.len() > 1, PARTS_FEATURE),
+                (unused_bytes > 0, UNUSED_FEATURE),
+            ]
+            .into_iter()
+            .filter_map(|(used, feature)| used.then(|| feature.to_owned()))
+            .collect(),
             parent: None,
             facts: Some(facts),
             pages_bytes: parts_bytes[0],
             more_pages_bytes: parts_bytes[1..].to_vec(),
             records: records.len() as u64,
+            unused_bytes,
         };
         let manifest = manifest.encode_to_vec();
         if manifest.len() > MESSAGE_MAX_BYTES {
@@ -343,6 +386,13 @@ fn sweep(store: &dyn Store, claim: &Claim) -> Vec<String> {
         old.retain(named);
     }
     old
+}
+
+/// Returns how many bytes of the pages objects belong to none of `runs`.
+fn unused_bytes(parts_bytes: &[u64], runs: &[Run]) -> u64 {
+    let data = |run: &&Run| matches!(run.kind, RunKind::Data { .. });
+    let used: u64 = runs.iter().filter(data).map(Run::len_bytes).sum();
+    parts_bytes.iter().sum::<u64>().saturating_sub(used)
 }
 
 /// Splits `runs`, whose pages are `bytes` stored at `start_bytes`, into data runs.
@@ -475,6 +525,37 @@ mod tests {
             store.list().unwrap(),
             ["dump.log", MANIFEST_NAME, "pages-1.img"]
         );
+    }
+
+    #[test]
+    fn pages_are_stored_again_until_they_are_described() {
+        let store = Arc::new(Memory::default());
+        let writer = Writer::create(store.clone()).unwrap();
+        let page = |byte: u8| [byte; PAGE_BYTES];
+        let bytes: Vec<u8> = [1, 2, 3, 4].iter().flat_map(|byte| page(*byte)).collect();
+        let stored = writer.store(2, &bytes, &[new_run(0, 1), new_run(5, 2), new_run(9, 1)]);
+        let [first, second, last] = stored.unwrap()[..] else {
+            panic!("three runs")
+        };
+        let RunKind::Data { offset_bytes, .. } = second.kind else {
+            panic!("data")
+        };
+        // Half of the room is used again, the first run's not at all.
+        let again = writer.store_at(offset_bytes, &page(7), &[new_run(6, 1)]);
+        writer.describe(again.unwrap());
+        writer.describe([last]);
+        writer.append(&page(8), &[new_run(0, 1)]).unwrap();
+        writer.seal(Seal::default()).unwrap();
+        let reader = Reader::open(&*store).unwrap();
+        reader.verify_all(2).unwrap();
+        for (number, byte) in [(0, 8), (6, 7), (9, 4)] {
+            let mut bytes = page(0);
+            reader.read_pages(SPACE, number, &mut bytes).unwrap();
+            assert_eq!(bytes, page(byte));
+        }
+        assert_eq!(first.pages, 1);
+        let mut bytes = page(0);
+        assert!(reader.read_pages(SPACE, 5, &mut bytes).is_err());
     }
 
     #[test]
