@@ -116,9 +116,9 @@ fn find_entry(entries: &[Entry], space: &Space, page: u64) -> Option<usize> {
 
 /// Checks everything about an index; returns its spaces, sorted.
 ///
-/// The entries are sorted and do not overlap; data runs fill the pages objects, each byte
-/// once, but for as many bytes as are said to be unused; every page of a `same` run is described in the other space, and no such references form a
-/// circle.
+/// The entries are sorted and do not overlap; data runs fill the pages objects, each byte once, but
+/// for as many bytes as are said to be unused; every page of a `same` run is described in the other
+/// space, and no such references form a circle.
 pub(crate) fn check(entries: &[Entry], bounds: Bounds<'_>) -> Result<Vec<Space>, Fault> {
     let mut spaces: Vec<Space> = Vec::new();
     let mut data = Vec::new();

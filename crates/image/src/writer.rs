@@ -310,7 +310,8 @@ impl Writer {
                 (unused_bytes > 0, UNUSED_FEATURE),
             ]
             .into_iter()
-            .filter_map(|(used, feature)| used.then(|| feature.to_owned()))
+            .filter(|(used, _)| *used)
+            .map(|(_, feature)| feature.to_owned())
             .collect(),
             parent: None,
             facts: Some(facts),
