@@ -20,6 +20,7 @@ mod room;
 mod sample;
 mod sentinel;
 mod target;
+mod uffd;
 
 pub use describe::describe;
 pub use dump::dump;

@@ -12,9 +12,11 @@ pub mod comeback;
 mod error;
 mod remake;
 mod thread;
+mod uffd;
 mod visit;
 
 pub use error::{Error, Result};
 pub use remake::remake;
 pub use thread::{Saved, Thread};
+pub use uffd::userfaultfd;
 pub use visit::{Batch, Outcome, Visit, is_visited};

@@ -21,6 +21,8 @@ use sys::ptrace::Registers;
 
 use crate::{Error, Result, Thread, comeback};
 
+mod bring;
+
 /// How long a parked thread waits for its tracer before it goes back on its own.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -36,8 +38,8 @@ const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, 0x0f, 0x05];
 const UNMAP_AT: u64 = 10;
 /// The stub: map, unmap, and the way back.
 const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
-/// What stands in front of the comeback code: see [`leaders_way`].
-const WAY_BYTES: usize = 64;
+/// What stands in front of the comeback code: see [`leaders_way`] and [`bring`].
+const WAY_BYTES: usize = 96;
 
 const MMAP: u64 = 9;
 const MUNMAP: u64 = 11;
@@ -50,6 +52,10 @@ pub trait Batch {
     fn data_bytes(&self) -> usize;
     /// The ops and the data for these addresses.
     fn compile(&self, ops: Addr, data: Addr) -> (Vec<u8>, Vec<u8>);
+    /// Whether the first op opens a descriptor that the process is not to keep, come what may.
+    fn opens(&self) -> bool {
+        false
+    }
 }
 
 /// What became of a batch.
@@ -193,7 +199,13 @@ impl Visit {
                     Duration::ZERO
                 };
                 let returned = header.plus(offset::RETURNED as u64);
-                let mut code = leaders_way(returned, others, area, self.stub.plus(UNMAP_AT));
+                let mut code = if batch.opens() {
+                    bring::closing(ops.plus(offset::RESULT as u64))
+                } else {
+                    Vec::new()
+                };
+                let unmap = self.stub.plus(UNMAP_AT);
+                code.extend(leaders_way(returned, others, area, unmap));
                 code.extend(back);
                 (code, PATIENCE + extra)
             } else {
@@ -284,6 +296,12 @@ impl Visit {
         }
         leader.halt()?;
         inside(leader, area)?;
+        self.lead_out(area)
+    }
+
+    /// Has the leader's registers lead to unmapping the area and back.
+    fn lead_out(&mut self, area: Span) -> Result<()> {
+        let leader = &mut self.threads[0];
         let unmap = [MUNMAP, area.start.0, area.bytes(), 0, 0, 0, 0];
         let call = call_at(self.stub.plus(UNMAP_AT), leader, unmap);
         leader.borrow(&call)
@@ -340,11 +358,8 @@ impl Visit {
         for thread in &mut self.threads {
             thread.recall(&areas)?;
         }
-        let leader = &mut self.threads[0];
-        let unmap = [MUNMAP, area.start.0, area.bytes(), 0, 0, 0, 0];
-        let call = call_at(self.stub.plus(UNMAP_AT), leader, unmap);
-        leader.borrow(&call)?;
-        leader.run_call()?;
+        self.lead_out(area)?;
+        self.threads[0].run_call()?;
         for thread in &mut self.threads {
             thread.give_back()?;
         }
@@ -492,7 +507,7 @@ pub fn is_visited(pid: i32, rip: Addr) -> Result<bool> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::{Read, Write};
     use std::process::{Child, Command, Stdio};
 
@@ -520,7 +535,7 @@ mod tests {
         }
     }
 
-    fn cat() -> (Child, i32) {
+    pub(crate) fn cat() -> (Child, i32) {
         let mut command = Command::new("cat");
         let mut child = command
             .stdin(Stdio::piped())
@@ -532,7 +547,7 @@ mod tests {
         (child, pid)
     }
 
-    fn echo(child: &mut Child) {
+    pub(crate) fn echo(child: &mut Child) {
         child
             .stdin
             .as_mut()
@@ -547,12 +562,27 @@ mod tests {
             .expect("cat echoes");
     }
 
-    fn vdso(pid: i32) -> Span {
+    /// The numbers of its descriptors, in ascending order.
+    pub(crate) fn descriptors(pid: i32) -> Vec<i32> {
+        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name();
+        let number = |name: std::ffi::OsString| name.to_string_lossy().parse::<i32>();
+        let mut numbers = entries
+            .map(|entry| number(name(entry)).expect("a number"))
+            .collect::<Vec<_>>();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    pub(crate) fn vdso(pid: i32) -> Span {
+        span_of(pid, "[vdso]")
+    }
+
+    /// The addresses of the mapping that /proc/PID/maps calls `name`.
+    pub(crate) fn span_of(pid: i32, name: &str) -> Span {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
-        let line = maps
-            .lines()
-            .find(|line| line.ends_with("[vdso]"))
-            .expect("a vDSO");
+        let mut lines = maps.lines();
+        let line = lines.find(|line| line.ends_with(name)).expect(name);
         let range = line.split(' ').next().expect("a range");
         let (start, end) = range.split_once('-').expect("two ends");
         let addr = |text| Addr(u64::from_str_radix(text, 16).expect("hexadecimal"));
@@ -562,12 +592,12 @@ mod tests {
         }
     }
 
-    fn stop(pid: i32) -> Vec<Thread> {
+    pub(crate) fn stop(pid: i32) -> Vec<Thread> {
         Thread::seize(pid).expect("seize");
         vec![Thread::stopped(pid, pid, None).expect("stopped")]
     }
 
-    fn memory(pid: i32) -> File {
+    pub(crate) fn memory(pid: i32) -> File {
         let path = format!("/proc/{pid}/mem");
         File::options()
             .read(true)

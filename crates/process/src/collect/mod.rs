@@ -6,7 +6,6 @@ mod fitness;
 mod sharing;
 mod spaces;
 
-use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use abi::{Addr, Span};
@@ -28,7 +27,7 @@ use tracee::{Batch, Outcome, Thread, Visit};
 use crate::freeze::{Body, Frozen, Task, Wait};
 use crate::plan::births::births;
 use crate::records::{Descriptor, Descriptors, Node, Place, State, ThreadState, Tree, tag};
-use crate::{Error, Result};
+use crate::{Error, Result, uffd};
 use facts::ThreadFacts;
 use files::Files;
 pub(crate) use files::{Object, fetch};
@@ -194,15 +193,8 @@ impl Found {
     /// Asks the task what only it can say.
     fn visit(&mut self, task: &mut Task, stay: bool, allow: &Allow, stat: Vec<u8>) -> Result<()> {
         let pid = task.pid;
-        let memory = open_memory(task)?;
-        let code = |listed: &&Listed| listed.prot & 4 != 0 && !listed.shared;
-        let (mut vdso, rest): (Vec<_>, Vec<_>) = self
-            .listed
-            .iter()
-            .filter(code)
-            .partition(|map| map.backing() == Backing::Vdso);
-        vdso.extend(rest);
-        let executable = vdso.iter().map(|listed| listed.span).collect::<Vec<_>>();
+        let memory = uffd::open_memory(task)?;
+        let executable = uffd::executable(&self.listed);
         let Body::Stopped(mut threads) = std::mem::replace(&mut task.body, Body::Ended) else {
             unreachable!("a task is visited once, when it was stopped")
         };
@@ -360,14 +352,6 @@ fn node(task: &Task, stat: &Stat) -> Node {
             Vec::new()
         },
     }
-}
-
-fn open_memory(task: &Task) -> Result<File> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(&task.proc, "mem", flags, rustix::fs::Mode::empty());
-    let doing = || format!("cannot open /proc/{}/mem", task.pid);
-    file.map(File::from)
-        .map_err(|errno| Error::kernel(doing(), errno))
 }
 
 fn build_id(pid: i32, listed: &[Listed]) -> Vec<u8> {

@@ -1,0 +1,171 @@
+//! A userfaultfd for the memory of a stopped task: what tracks or protects its pages from outside.
+
+use std::fs::File;
+
+use abi::Span;
+use resources::map::listing::{Backing, Listed};
+use rustix::fs::{Mode, OFlags, openat};
+use sys::proc::Status;
+use sys::uffd::{Features, Uffd};
+use tracee::Visit;
+
+use crate::freeze::{Body, Task};
+use crate::{Error, Result};
+
+/// Creates a userfaultfd for the memory of a stopped task and brings it here; the task keeps
+/// nothing of it. See [`tracee::userfaultfd`] about `user_mode_only`.
+///
+/// `listed` are the task's mappings.
+///
+/// # Errors
+/// [`resources::Error::Unsupported`] naming what keeps the task from making one;
+/// [`Error::Tracee`]. The task goes on then, and the tree must be let go.
+#[allow(dead_code)] // until the first command that tracks
+pub(crate) fn userfaultfd(
+    task: &mut Task,
+    listed: &[Listed],
+    user_mode_only: bool,
+    features: Features,
+) -> Result<Uffd> {
+    let pid = task.pid;
+    check_filter(task)?;
+    let memory = open_memory(task)?;
+    let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
+        unreachable!("a task gets its userfaultfd while it is stopped")
+    };
+    let visit = Visit::new(threads, memory, &executable(listed))?;
+    match tracee::userfaultfd(visit, user_mode_only, features) {
+        Ok((threads, uffd)) => {
+            task.body = Body::Stopped(threads);
+            Ok(uffd)
+        }
+        Err(error) => Err(refusal(pid, error)),
+    }
+}
+
+/// A filter might kill a task for calling userfaultfd(2).
+fn check_filter(task: &Task) -> Result<()> {
+    let status = Status::parse(&task.read("status")?);
+    let status = status.map_err(|e| {
+        let source = std::io::Error::new(std::io::ErrorKind::InvalidData, e);
+        Error::kernel(
+            format!("cannot understand /proc/{}/status", task.pid),
+            source,
+        )
+    })?;
+    match status.seccomp {
+        0 => Ok(()),
+        _ => {
+            let what = "tracking a task with a seccomp filter".to_owned();
+            Err(resources::Error::unsupported(task.pid, what).into())
+        }
+    }
+}
+
+fn refusal(pid: i32, error: tracee::Error) -> Error {
+    use rustix::io::Errno;
+    let errno = match &error {
+        tracee::Error::Kernel { source, .. } => Errno::from_io_error(source),
+        _ => None,
+    };
+    let what = match errno {
+        Some(Errno::MFILE) => "tracking a task at its limit of open files",
+        Some(Errno::PERM) => "tracking a task that may not use userfaultfd",
+        Some(Errno::NOSYS | Errno::INVAL) => "tracking on a kernel without write protection",
+        _ => return error.into(),
+    };
+    log::debug!("{error}");
+    resources::Error::unsupported(pid, what.to_owned()).into()
+}
+
+/// The executable mappings from which calls can be made, the vDSO first.
+pub(crate) fn executable(listed: &[Listed]) -> Vec<Span> {
+    let code = |listed: &&Listed| listed.prot & 4 != 0 && !listed.shared;
+    let (mut vdso, rest): (Vec<_>, Vec<_>) = listed
+        .iter()
+        .filter(code)
+        .partition(|map| map.backing() == Backing::Vdso);
+    vdso.extend(rest);
+    vdso.iter().map(|listed| listed.span).collect()
+}
+
+/// Opens /proc/PID/mem for reading and writing.
+pub(crate) fn open_memory(task: &Task) -> Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let file = openat(&task.proc, "mem", flags, Mode::empty());
+    let doing = || format!("cannot open /proc/{}/mem", task.pid);
+    file.map(File::from)
+        .map_err(|errno| Error::kernel(doing(), errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use resources::map::listing;
+    use sys::uffd::Modes;
+    use testkit::program::Program;
+
+    use super::*;
+    use crate::freeze::freeze;
+
+    fn descriptors(pid: i32) -> usize {
+        let entries = std::fs::read_dir(format!("/proc/{pid}/fd"));
+        entries.expect("its descriptors").count()
+    }
+
+    #[test]
+    fn a_task_of_several_threads_gets_one_and_keeps_none() {
+        testkit::needs_root!();
+        testkit::needs_program!("python3");
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let code = "import os, sys, threading, time
+for _ in range(3): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+os.mkdir(sys.argv[1] + '/ready')
+time.sleep(1000)";
+        let program = Program::new("python3")
+            .args(["-c", code])
+            .arg(folder.path())
+            .spawn();
+        program.wait_file(&folder.path().join("ready"));
+        let pid = program.pid().cast_signed();
+        let before = descriptors(pid);
+        let mut frozen = freeze(pid, None).expect("it can be stopped");
+        let task = &mut frozen.tasks[0];
+        let maps = task.read("maps").expect("its mappings");
+        let listed = listing::parse(&maps).expect("understood");
+        let uffd = userfaultfd(task, &listed, true, Features::WP_ASYNC).expect("a userfaultfd");
+        assert_eq!(task.threads().len(), 4);
+        drop(frozen);
+        assert_eq!(descriptors(pid), before);
+        let heap = listed.iter().find(|map| map.name == b"[heap]");
+        let heap = heap.expect("a heap").span;
+        uffd.register(heap, Modes::WP).expect("registered");
+        assert!(program.is_alive());
+    }
+
+    #[test]
+    fn a_filter_is_refused_by_name() {
+        testkit::needs_root!();
+        testkit::needs_program!("python3");
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        // PR_SET_NO_NEW_PRIVS; PR_SET_SECCOMP with a filter that allows everything.
+        let code = "import ctypes, os, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+allow = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))
+program = struct.pack('HxxxxxxQ', 1, ctypes.addressof(allow))
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program): sys.exit('no filter')
+os.mkdir(sys.argv[1] + '/ready')
+time.sleep(1000)";
+        let program = Program::new("python3")
+            .args(["-c", code])
+            .arg(folder.path())
+            .spawn();
+        program.wait_file(&folder.path().join("ready"));
+        let mut frozen = freeze(program.pid().cast_signed(), None).expect("it can be stopped");
+        let error = userfaultfd(&mut frozen.tasks[0], &[], true, Features::WP_ASYNC);
+        let want = format!(
+            "pid {}: tracking a task with a seccomp filter is not supported",
+            program.pid()
+        );
+        assert_eq!(error.expect_err("it may be killed").to_string(), want);
+    }
+}

@@ -1,0 +1,91 @@
+//! A userfaultfd for the memory of a stopped process.
+
+use abi::Op;
+use sys::uffd::{Features, Uffd};
+
+use crate::{Error, Result, Thread, Visit};
+
+const USERFAULTFD: u64 = 323;
+const O_NONBLOCK: u64 = 0o4000;
+const O_CLOEXEC: u64 = 0o2_000_000;
+/// `UFFD_USER_MODE_ONLY`: faults of the kernel on the process's behalf are not handed over.
+const USER_MODE_ONLY: u64 = 1;
+
+/// Creates a userfaultfd for the memory of a stopped process, with `features`, and brings it here:
+/// the process itself has to ask for it, and keeps nothing of it.
+///
+/// `user_mode_only` is all that processes without `CAP_SYS_PTRACE` may have where
+/// `vm.unprivileged_userfaultfd` is 0. It is enough for [`Features::WP_ASYNC`], where the kernel
+/// resolves faults by itself; with other features, writes to protected memory by system calls fail.
+///
+/// # Errors
+/// [`Error::Kernel`] when the kernel refuses it: `EPERM` as above, `EMFILE` when the process is at
+/// its limit of open files, `EINVAL` for features that the kernel lacks; those of [`Visit::bring`].
+/// The threads go on then.
+pub fn userfaultfd(
+    visit: Visit,
+    user_mode_only: bool,
+    features: Features,
+) -> Result<(Vec<Thread>, Uffd)> {
+    let mut flags = O_NONBLOCK | O_CLOEXEC;
+    if user_mode_only {
+        flags |= USER_MODE_ONLY;
+    }
+    let (threads, fd) = visit.bring(Op::call(USERFAULTFD, [flags, 0, 0, 0, 0, 0]))?;
+    let tid = threads[0].tid;
+    let fd = fd.map_err(|e| Error::of(tid, "it may not make a userfaultfd", e))?;
+    let uffd = Uffd::from(fd);
+    let opened = uffd.api(features);
+    opened.map_err(|e| Error::of(tid, "the kernel lacks features of userfaultfd", e))?;
+    Ok((threads, uffd))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    use sys::uffd::Modes;
+
+    use super::*;
+    use crate::visit::tests::{cat, descriptors, echo, memory, span_of, stop, vdso};
+
+    const TRACKING: Features = Features::WP_ASYNC;
+
+    #[test]
+    fn memory_of_another_process_is_registered() {
+        let (mut child, pid) = cat();
+        let before = descriptors(pid);
+        let visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let (threads, uffd) = userfaultfd(visit, true, TRACKING).expect("a userfaultfd");
+        drop(threads);
+        assert_eq!(descriptors(pid), before);
+        let heap = span_of(pid, "[heap]");
+        uffd.register(heap, Modes::WP).expect("registered");
+        uffd.write_protect(heap, true).expect("protected");
+        echo(&mut child);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn a_process_without_room_for_descriptors_is_refused() {
+        let (mut child, pid) = cat();
+        let number = Pid::from_raw(pid).expect("a pid");
+        let none = Rlimit {
+            current: Some(3),
+            maximum: Some(3),
+        };
+        prlimit(Some(number), Resource::Nofile, none).expect("it may be lowered");
+        // Numbers above the limit stay open; those below it are taken.
+        let before = descriptors(pid);
+        let visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let error = userfaultfd(visit, true, TRACKING).expect_err("no room");
+        assert_eq!(
+            error.to_string(),
+            format!("thread {pid}: it may not make a userfaultfd")
+        );
+        assert_eq!(descriptors(pid), before);
+        echo(&mut child);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+}

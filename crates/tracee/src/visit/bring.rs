@@ -1,0 +1,201 @@
+//! One call made inside a stopped process that opens a descriptor, which is brought here and does
+//! not stay there, not even when this process is killed on the way.
+//!
+//! The leader makes the call and parks. While it is parked the descriptor is copied; then the
+//! leader closes it. What closes it stands in front of the leader's way back, so that a leader
+//! that nobody fetches closes it as well.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use abi::{Addr, Kind, Op, Span, offset};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use sys::ptrace::Registers;
+
+use super::{Batch, Place, Visit, inside};
+use crate::{Error, Result, Thread};
+
+/// A batch of the one call.
+struct Opening(Op);
+
+impl Batch for Opening {
+    fn ops_bytes(&self) -> usize {
+        2 * Op::BYTES
+    }
+
+    fn data_bytes(&self) -> usize {
+        0
+    }
+
+    fn compile(&self, _: Addr, _: Addr) -> (Vec<u8>, Vec<u8>) {
+        let ops = [self.0.to_bytes(), Op::end().to_bytes()];
+        (ops.concat(), Vec::new())
+    }
+
+    fn opens(&self) -> bool {
+        true
+    }
+}
+
+/// Code that closes the descriptor whose number stands at `result`; a negative one is none.
+pub(super) fn closing(result: Addr) -> Vec<u8> {
+    let mut out = vec![0x48, 0xb8]; // movabs rax, result
+    out.extend(result.0.to_le_bytes());
+    out.extend([0x8b, 0x38]); // mov edi, [rax]
+    out.extend([0xb8, 3, 0, 0, 0]); // mov eax, 3 (close)
+    out.extend([0x0f, 0x05]); // syscall
+    out
+}
+
+impl Visit {
+    /// Has the process make `call`, which opens a descriptor, and brings that here. The blob is
+    /// taken out again, and the process has the descriptors that it had before.
+    ///
+    /// The outer result is that of the visit; the inner one that of the call: with a failed call
+    /// the process is as it was.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Kernel`], [`Error::Astray`]. The threads go on then.
+    pub fn bring(mut self, call: Op) -> Result<(Vec<Thread>, io::Result<OwnedFd>)> {
+        // The others stay as they are; only the leader has to find its way back.
+        let others = self.threads.split_off(1);
+        let brought = self.bring_by_leader(call);
+        self.threads.extend(others);
+        let brought = brought?;
+        Ok((self.leave()?, brought))
+    }
+
+    fn bring_by_leader(&mut self, call: Op) -> Result<io::Result<OwnedFd>> {
+        let batch = Opening(call.with(Kind::Try, 0));
+        let batches: [&dyn Batch; 1] = [&batch];
+        let area = self.make_room(&batches)?;
+        let places = self.fill(area, &batches)?;
+        self.start(area, &places)?;
+        self.wait_parked(&places)?;
+        let brought = self.copy(&places[0]);
+        self.close_there(area, &places[0])?;
+        self.lead_out(area)?;
+        brought
+    }
+
+    /// Copies the descriptor that the parked leader has opened.
+    fn copy(&self, place: &Place) -> Result<io::Result<OwnedFd>> {
+        let pid = self.threads[0].pid;
+        let mut word = [0; 8];
+        let result = place.ops.plus(offset::RESULT as u64);
+        let read = sys::vm::read_exact(pid, result, &mut word);
+        read.map_err(|e| Error::of(pid, "cannot read the blob's answers", e))?;
+        let number = i64::from_le_bytes(word) as i32;
+        if number < 0 {
+            return Ok(Err(io::Error::from_raw_os_error(-number)));
+        }
+        let failed = |errno: rustix::io::Errno| Error::of(pid, "pidfd_getfd", errno.into());
+        let process = Pid::from_raw(pid).expect("a traced process has a pid");
+        let process = pidfd_open(process, PidfdFlags::empty()).map_err(failed)?;
+        let got = pidfd_getfd(process.as_fd(), number, PidfdGetfdFlags::empty());
+        got.map(Ok).map_err(failed)
+    }
+
+    /// Has the parked leader close the descriptor; where the call failed there is none.
+    fn close_there(&mut self, area: Span, place: &Place) -> Result<()> {
+        let leader = &mut self.threads[0];
+        leader.halt()?;
+        inside(leader, area)?;
+        let closing = Registers {
+            rip: place.comeback.0,
+            orig_rax: u64::MAX,
+            ..leader.saved.registers
+        };
+        leader.borrow(&closing)?;
+        leader.run_call()?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::visit::tests::{cat, descriptors, echo, memory, stop, vdso};
+
+    /// memfd_create("", MFD_CLOEXEC): the empty name is the zero byte behind a name's end.
+    fn memfd(pid: i32) -> Op {
+        // The first bytes of an ELF file end with zeros before byte 16.
+        Op::call(319, [vdso(pid).start.0 + 15, 1, 0, 0, 0, 0])
+    }
+
+    #[test]
+    fn a_descriptor_is_brought_and_does_not_stay() {
+        let (mut child, pid) = cat();
+        let before = descriptors(pid);
+        let maps = || std::fs::read(format!("/proc/{pid}/maps")).expect("maps");
+        let maps_before = maps();
+        let threads = stop(pid);
+        let saved = threads[0].saved;
+        let visit = Visit::new(threads, memory(pid), &[vdso(pid)]).expect("room");
+        let (threads, fd) = visit.bring(memfd(pid)).expect("a visit");
+        let file = File::from(fd.expect("a descriptor"));
+        file.write_all_at(b"here", 0).expect("it works");
+        assert_eq!(descriptors(pid), before);
+        assert_eq!(maps(), maps_before);
+        assert_eq!(
+            sys::ptrace::registers(pid).expect("registers"),
+            saved.registers
+        );
+        assert_eq!(sys::ptrace::signal_mask(pid).expect("mask"), saved.mask);
+        drop(threads);
+        echo(&mut child);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn a_call_that_fails_is_told_and_closes_nothing() {
+        let (mut child, pid) = cat();
+        let before = descriptors(pid);
+        let visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let wrong = Op::call(319, [8, 0, 0, 0, 0, 0]);
+        let (threads, fd) = visit.bring(wrong).expect("a visit");
+        assert_eq!(fd.expect_err("a bad address").raw_os_error(), Some(14));
+        assert_eq!(descriptors(pid), before);
+        drop(threads);
+        echo(&mut child);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn a_leader_that_nobody_fetches_closes_it_itself() {
+        let (mut child, pid) = cat();
+        let before = descriptors(pid);
+        let mut visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let batch = Opening(memfd(pid));
+        let batches: [&dyn Batch; 1] = [&batch];
+        let area = visit.make_room(&batches).expect("an area");
+        let places = visit.fill(area, &batches).expect("filled");
+        visit.start(area, &places).expect("started");
+        visit.wait_parked(&places).expect("parked");
+        assert_eq!(descriptors(pid).len(), before.len() + 1);
+        // The tracer is killed: the kernel detaches the thread as it is.
+        sys::ptrace::interrupt(pid).expect("interrupt");
+        sys::ptrace::wait(pid).expect("stops");
+        sys::ptrace::detach(pid, 0).expect("detach");
+        visit.forget();
+        echo(&mut child);
+        assert_eq!(descriptors(pid), before);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mapped = || {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+            maps.contains(&format!("{:x}-", area.start.0))
+        };
+        while mapped() {
+            assert!(Instant::now() < deadline, "the blob is still there");
+            std::thread::yield_now();
+        }
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+}
