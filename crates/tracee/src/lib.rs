@@ -11,6 +11,8 @@
 pub mod comeback;
 mod error;
 mod remake;
+#[cfg(test)]
+mod testing;
 mod thread;
 mod uffd;
 mod visit;

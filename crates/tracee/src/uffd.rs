@@ -46,7 +46,7 @@ mod tests {
     use sys::uffd::Modes;
 
     use super::*;
-    use crate::visit::tests::{cat, descriptors, echo, memory, span_of, stop, vdso};
+    use crate::testing::{cat, descriptors, echo, memory, span_of, stop, vdso};
 
     const TRACKING: Features = Features::WP_ASYNC;
 

@@ -507,11 +507,12 @@ pub fn is_visited(pid: i32, rip: Addr) -> Result<bool> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::io::{Read, Write};
     use std::process::{Child, Command, Stdio};
 
     use super::*;
+    use crate::testing::{cat, echo, memory, stop, vdso};
 
     struct Calls(Vec<Op>);
 
@@ -533,77 +534,6 @@ pub(crate) mod tests {
                 vec![0; 16],
             )
         }
-    }
-
-    pub(crate) fn cat() -> (Child, i32) {
-        let mut command = Command::new("cat");
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("cat starts");
-        echo(&mut child);
-        let pid = i32::try_from(child.id()).expect("a pid");
-        (child, pid)
-    }
-
-    pub(crate) fn echo(child: &mut Child) {
-        child
-            .stdin
-            .as_mut()
-            .expect("piped")
-            .write_all(b"x")
-            .expect("cat reads");
-        child
-            .stdout
-            .as_mut()
-            .expect("piped")
-            .read_exact(&mut [0])
-            .expect("cat echoes");
-    }
-
-    /// The numbers of its descriptors, in ascending order.
-    pub(crate) fn descriptors(pid: i32) -> Vec<i32> {
-        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
-        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name();
-        let number = |name: std::ffi::OsString| name.to_string_lossy().parse::<i32>();
-        let mut numbers = entries
-            .map(|entry| number(name(entry)).expect("a number"))
-            .collect::<Vec<_>>();
-        numbers.sort_unstable();
-        numbers
-    }
-
-    pub(crate) fn vdso(pid: i32) -> Span {
-        span_of(pid, "[vdso]")
-    }
-
-    /// The addresses of the mapping that /proc/PID/maps calls `name`.
-    pub(crate) fn span_of(pid: i32, name: &str) -> Span {
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
-        let mut lines = maps.lines();
-        let line = lines.find(|line| line.ends_with(name)).expect(name);
-        let range = line.split(' ').next().expect("a range");
-        let (start, end) = range.split_once('-').expect("two ends");
-        let addr = |text| Addr(u64::from_str_radix(text, 16).expect("hexadecimal"));
-        Span {
-            start: addr(start),
-            end: addr(end),
-        }
-    }
-
-    pub(crate) fn stop(pid: i32) -> Vec<Thread> {
-        Thread::seize(pid).expect("seize");
-        vec![Thread::stopped(pid, pid, None).expect("stopped")]
-    }
-
-    pub(crate) fn memory(pid: i32) -> File {
-        let path = format!("/proc/{pid}/mem");
-        File::options()
-            .read(true)
-            .write(true)
-            .open(path)
-            .expect("memory")
     }
 
     #[test]

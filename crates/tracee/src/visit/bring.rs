@@ -119,7 +119,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::visit::tests::{cat, descriptors, echo, memory, stop, vdso};
+    use crate::testing::{cat, descriptors, echo, memory, stop, vdso};
 
     /// memfd_create("", MFD_CLOEXEC): the empty name is the zero byte behind a name's end.
     fn memfd(pid: i32) -> Op {
