@@ -61,6 +61,10 @@ pub(crate) struct Node {
     /// The process group in that terminal's foreground.
     #[prost(int32, tag = "11")]
     pub foreground: i32,
+    /// Whether it has no controlling terminal although its session, led by a task of the tree, has
+    /// one: it gave it up (`TIOCNOTTY`).
+    #[prost(bool, tag = "12")]
+    pub left_terminal: bool,
 }
 
 /// What a task was doing.

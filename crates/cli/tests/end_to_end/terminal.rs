@@ -69,6 +69,18 @@ impl Terminal {
             .expect("the terminal reads");
     }
 
+    /// Waits until a program of this name is in the foreground: what is typed reaches it.
+    #[track_caller]
+    fn wait_foreground(&self, name: &str) {
+        let front = |pid: &u32| {
+            let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let stat = sys::proc::Stat::parse(&stat);
+            stat.is_ok_and(|stat| stat.comm == name.as_bytes() && stat.pgrp == stat.tty_pgrp)
+        };
+        let ready = || self.program.tree().iter().any(front);
+        self.program.wait_ready(name, ready);
+    }
+
     #[track_caller]
     fn wait_shown(&self, text: &str) {
         self.program.wait_text(&self.shown, text);
@@ -76,7 +88,6 @@ impl Terminal {
 }
 
 #[test]
-#[ignore = "the foreground group of the terminal is lost"]
 fn a_pipeline_goes_on_under_its_terminal() {
     needs_root!();
     needs_program!("/usr/bin/python3");
@@ -105,16 +116,58 @@ fn a_pipeline_goes_on_under_its_terminal() {
     terminal.wait_shown("4712 41 99");
     // The terminal still makes signals.
     terminal.type_in("sleep 1000; echo code $?\n");
-    terminal.program.wait_ready("sleep", || {
-        let tree = terminal.program.tree();
-        tree.iter().any(|pid| {
-            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == "sleep\n")
-        })
-    });
+    terminal.wait_foreground("sleep");
     terminal.type_in("\x03");
-    terminal.wait_shown("prompt> ");
     terminal.type_in("echo interrupted $?\n");
     terminal.wait_shown("interrupted 130");
+    // A job can be stopped, sent to the background and brought back.
+    terminal.type_in("sed -u s/cold/warm/\n");
+    terminal.wait_foreground("sed");
+    terminal.type_in("\x1a");
+    terminal.wait_shown("Stopped");
+    terminal.type_in("echo in front: $((secret + 2))\n");
+    terminal.wait_shown("in front: 4713");
+    terminal.type_in("fg\n");
+    terminal.wait_foreground("sed");
+    terminal.type_in("as cold as ever\n");
+    terminal.wait_shown("as warm as ever");
+}
+
+/// A task that has given its session's terminal up, and its child that has it.
+const GIVEN_UP: &str = r#"
+import fcntl, os, pty, signal, sys, termios
+pid, master = pty.fork()
+if pid == 0:
+    if os.fork() == 0:
+        if os.fork() != 0:
+            fcntl.ioctl(0, termios.TIOCNOTTY)
+            open(sys.argv[1], "w")
+        signal.pause()
+    signal.pause()
+while True:
+    os.read(master, 4096)
+"#;
+
+#[test]
+fn a_terminal_that_was_given_up_stays_so() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer gives the terminal back to every task of its session");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let ready = folder.path().join("ready");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", GIVEN_UP])
+        .arg(&ready)
+        .spawn();
+    program.wait_file(&ready);
+    wait_until("the tree", SOON, || program.tree().len() == 4);
+    let facts = Facts::moving(program.pid());
+    stillframe.cycle(1, &program, &[]);
+    let after = Facts::moving(program.pid());
+    assert_restored(&stillframe, &facts, &after, "a terminal given up");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod fitness;
 mod sharing;
 mod spaces;
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use abi::{Addr, Span};
@@ -57,9 +58,10 @@ pub(crate) fn collect(frozen: &mut Frozen, allow: &Allow, stay: bool) -> Result<
     for task in &mut frozen.tasks {
         found.push(Found::new(task, stay, allow)?);
     }
-    let tree = Tree {
+    let mut tree = Tree {
         tasks: found.iter().map(|found| found.node.clone()).collect(),
     };
+    find_terminals_left(&mut tree, &found);
     check_session(&tree, allow)?;
     births(&tree)?;
     let mut files = Files::default();
@@ -112,6 +114,16 @@ fn check_session(tree: &Tree, allow: &Allow) -> Result<()> {
         allow,
     }
     .into())
+}
+
+/// Marks the tasks that do not have the controlling terminal of their session.
+fn find_terminals_left(tree: &mut Tree, found: &[Found]) {
+    let leaders = tree.tasks.iter().filter(|node| node.terminal != 0);
+    let sessions = leaders.map(|node| node.pid).collect::<HashSet<_>>();
+    for (node, found) in tree.tasks.iter_mut().zip(found) {
+        let living = node.state() != State::Zombie;
+        node.left_terminal = living && found.stat.tty == 0 && sessions.contains(&node.session);
+    }
 }
 
 /// The controlling terminals of the tree's sessions must be open in it.
@@ -338,6 +350,7 @@ fn node(task: &Task, stat: &Stat) -> Node {
     Node {
         terminal: if leads { stat.tty } else { 0 },
         foreground: if leads { stat.tty_pgrp } else { 0 },
+        left_terminal: false,
         pid: task.pid,
         parent: stat.ppid,
         group: stat.pgrp,

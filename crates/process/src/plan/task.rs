@@ -15,7 +15,7 @@ use syscalls::Sysno;
 use super::births::{Birth, BirthId, Kind};
 use super::{Outside, Plan, Planned, Setting, Staying, family, pages_of, word};
 use crate::Result;
-use crate::records::{Saved, SavedTask, SavedThread};
+use crate::records::{Node, Saved, SavedTask, SavedThread};
 
 /// Everything that is known of the tree while its scripts are made.
 pub(super) struct Tasks<'a> {
@@ -196,8 +196,15 @@ impl<'a> Tasks<'a> {
         script.append(body.laid.early);
         self.bear_all(&mut script, &birth.before, false);
         family::found(&mut script, birth);
+        // Who is in the session has its terminal by birth and in no other way.
+        if let Some((id, payload)) = self.terminal_of(&task.node)? {
+            control::take(&mut script, PoolId(id), payload)?;
+        }
         self.bear_all(&mut script, &birth.after, false);
         self.bear_all(&mut script, &birth.siblings, true);
+        if let Some(id) = self.terminal_left(&task.node)? {
+            control::leave(&mut script, PoolId(id));
+        }
         script.append(body.laid.late);
         if let Some((ready, filled)) = body.exchange {
             let uffd = (
@@ -217,9 +224,6 @@ impl<'a> Tasks<'a> {
         script.append(body.laid.finish);
         self.place(task, &mut script);
         script.append(leader.take(Phase::Alone));
-        if let Some((id, payload)) = self.terminal_of(index)? {
-            control::take(&mut script, PoolId(id), payload)?;
-        }
         self.descriptors(task, &mut script);
         if !self.lone() {
             family::join(&mut script, birth, self.all.0);
@@ -361,8 +365,8 @@ impl<'a> Tasks<'a> {
     }
 
     /// The description of the controlling terminal of the session that a task leads.
-    fn terminal_of(&self, index: usize) -> Result<Option<(u32, &'a [u8])>> {
-        let number = self.saved.tasks[index].node.terminal;
+    fn terminal_of(&self, node: &Node) -> Result<Option<(u32, &'a [u8])>> {
+        let number = node.terminal;
         if number == 0 {
             return Ok(None);
         }
@@ -372,6 +376,16 @@ impl<'a> Tasks<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// The description of the controlling terminal of its session, if a task has given it up.
+    fn terminal_left(&self, node: &Node) -> Result<Option<u32>> {
+        let mut nodes = self.saved.tasks.iter().map(|task| &task.node);
+        let leader = nodes.find(|leader| leader.pid == node.session);
+        match leader.filter(|_| node.left_terminal) {
+            Some(leader) => Ok(self.terminal_of(leader)?.map(|(id, _)| id)),
+            None => Ok(None),
+        }
     }
 
     /// Puts the terminal's foreground group in front: the first task of the session that has the

@@ -251,6 +251,7 @@ const FCNTL: &[Meaning] = meanings! { general:
 const IOCTL: &[Meaning] = meanings! { ioctl:
     TIOCSCTTY(Int);
     TIOCSPGRP(Struct(PROCESS_GROUP));
+    TIOCNOTTY();
 };
 
 const PRCTL: &[Meaning] = meanings! { prctl:

@@ -9,6 +9,7 @@ use crate::script::{Arg, Script};
 
 const TIOCSCTTY: u32 = 0x540e;
 const TIOCSPGRP: u32 = 0x5410;
+const TIOCNOTTY: u32 = 0x5422;
 
 /// Whether the description with this payload is the terminal that /proc/PID/stat calls `tty_nr`.
 ///
@@ -37,6 +38,13 @@ pub fn take(script: &mut Script, fd: impl Into<Arg>, payload: &[u8]) -> Result<(
     script.call(Sysno::ioctl, [fd.into(), TIOCSCTTY.into(), steal.into()]);
     script.note("controlling terminal");
     Ok(())
+}
+
+/// Adds the call by which a task that does not lead its session gives up the terminal behind `fd`,
+/// which it was born with.
+pub fn leave(script: &mut Script, fd: impl Into<Arg>) {
+    script.call(Sysno::ioctl, [fd.into(), TIOCNOTTY.into()]);
+    script.note("no controlling terminal");
 }
 
 /// Adds the call that puts the process group `group` in front. By a member of the session, with
