@@ -24,6 +24,16 @@ const PHASES: [Phase; 6] = [
 /// Where the test's own data begins in the puppet's memory; scripts have what is before.
 const OWN_AT: usize = 0x8_0000;
 
+/// Runs a test where nobody holds its descriptors open, has its names or sees its connections:
+/// tests beside it make processes, which have copies of all descriptors for a moment.
+macro_rules! alone {
+    ($body:block) => {
+        testkit::needs_root!();
+        sys::isolated::run(|| $body).unwrap();
+    };
+}
+pub(crate) use alone;
+
 /// A process on which parts are tried out.
 pub struct Stage {
     puppet: Puppet,

@@ -10,6 +10,7 @@ pub mod fcntl;
 pub mod features;
 pub mod fork;
 pub mod guardian;
+pub mod identity;
 pub mod inherited;
 pub mod isolated;
 pub mod kcmp;

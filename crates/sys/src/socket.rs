@@ -8,6 +8,7 @@ mod message;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+pub(crate) use message::with_message;
 pub use message::{Along, Credentials, RIGHTS_MAX, Received, before_last_piece, receive, send};
 
 /// The largest address that a socket can have, in bytes (`sockaddr_storage`).

@@ -341,14 +341,7 @@ mod tests {
 
     use super::super::socket::testing::{World, cycle};
     use super::*;
-
-    /// Runs a test where its sockets disturb nobody.
-    macro_rules! alone {
-        ($body:block) => {
-            testkit::needs_root!();
-            sys::isolated::run(|| $body).unwrap();
-        };
-    }
+    use crate::testing::alone;
 
     fn restored(socket: Socket) -> Socket {
         let [own] = cycle([socket.into()]);

@@ -173,6 +173,19 @@ pub struct Along<'a> {
 /// # Panics
 /// With more than [`RIGHTS_MAX`] descriptors.
 pub fn send(fd: impl AsFd, bytes: &[u8], along: Along<'_>, flags: i32) -> io::Result<usize> {
+    with_message(bytes, along, |message| {
+        // SAFETY: the message is sound as long as this function runs; the kernel only reads it.
+        let sent = unsafe { libc::sendmsg(raw(&fd), message, flags | libc::MSG_NOSIGNAL) };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    })
+}
+
+/// Calls `f` with a message whose every pointer is to a live buffer of the length given beside it.
+pub(crate) fn with_message<T>(
+    bytes: &[u8],
+    along: Along<'_>,
+    f: impl FnOnce(*const libc::msghdr) -> T,
+) -> T {
     assert!(along.rights.len() <= RIGHTS_MAX, "checked by the caller");
     let mut control = Vec::with_capacity(CONTROL_BYTES);
     if !along.rights.is_empty() {
@@ -200,10 +213,7 @@ pub fn send(fd: impl AsFd, bytes: &[u8], along: Along<'_>, flags: i32) -> io::Re
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = control.len();
     }
-    // SAFETY: every pointer of `message` is to a live buffer of the length given beside it, which
-    // the kernel only reads.
-    let sent = unsafe { libc::sendmsg(raw(&fd), &raw const message, flags | libc::MSG_NOSIGNAL) };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    f(&raw const message)
 }
 
 fn put_control(control: &mut Vec<u8>, kind: i32, data: &[u8]) {

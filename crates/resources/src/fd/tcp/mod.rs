@@ -333,6 +333,7 @@ mod tests {
 
     use super::super::socket::testing::World;
     use super::*;
+    use crate::testing::alone;
 
     const ESTABLISHED: crate::Allow = crate::Allow {
         tcp_established: true,
@@ -344,14 +345,6 @@ mod tests {
         link_remap: false,
         ghost_limit_bytes: 0,
     };
-
-    /// Runs a test where its rules and connections disturb nobody.
-    macro_rules! alone {
-        ($body:block) => {
-            testkit::needs_root!();
-            sys::isolated::run(|| $body).unwrap();
-        };
-    }
 
     fn connection(at: &str) -> (TcpListener, TcpStream, TcpStream) {
         let listener = TcpListener::bind((at, 0)).unwrap();

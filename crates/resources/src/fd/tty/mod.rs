@@ -468,14 +468,7 @@ mod tests {
 
     use super::super::socket::testing::{World, cycle};
     use super::*;
-
-    /// Runs a test where nobody else takes the numbers of its terminals.
-    macro_rules! alone {
-        ($body:block) => {
-            testkit::needs_root!();
-            sys::isolated::run(|| $body).unwrap();
-        };
-    }
+    use crate::testing::alone;
 
     fn master() -> OwnedFd {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();

@@ -24,6 +24,8 @@ const FAMILY: [u8; 2] = 1u16.to_ne_bytes();
 const NAME_MAX_BYTES: usize = 108;
 /// How many `..` a relative name may climb.
 const DEPTH_MAX: usize = 32;
+/// The mode of directories in the scratch file system.
+const ANYONE: Mode = Mode::RWXU.union(Mode::RWXG).union(Mode::RWXO);
 /// The scratch file system among the shared objects; sockets have smaller keys.
 const SCRATCH: u64 = u64::MAX;
 
@@ -329,7 +331,7 @@ fn file_of(own: BorrowedFd<'_>) -> Result<Option<(Stat, PathBuf)>> {
     if stat.st_nlink == 0 {
         return Ok(None);
     }
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let path = rustix::fs::readlink(link, Vec::new()).map_err(|error| failed(error.into()))?;
     Ok(Some((
         stat,
@@ -376,8 +378,10 @@ fn in_scratch<T: Send>(
     let result = sys::socket::in_own_fs(|| {
         rustix::process::fchdir(scratch)?;
         rustix::process::chroot(".")?;
+        // Whoever connects in somebody else's name may be anyone.
+        rustix::process::umask(Mode::empty());
         for _ in 0..=climbs {
-            match rustix::fs::mkdir("cwd", Mode::RWXU) {
+            match rustix::fs::mkdir("cwd", ANYONE) {
                 Ok(()) | Err(Errno::EXIST) => rustix::process::chdir("cwd")?,
                 Err(error) => return Err(error),
             }
@@ -395,7 +399,7 @@ fn make_parents(path: &Path) -> std::io::Result<()> {
     for component in path.parent().unwrap_or(Path::new("")).components() {
         at.push(component);
         if let Component::Normal(_) = component {
-            match rustix::fs::mkdir(&at, Mode::RWXU) {
+            match rustix::fs::mkdir(&at, ANYONE) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -5,6 +5,7 @@
 //! file made anew; clients that wait to be accepted connect again.
 
 mod address;
+mod connect;
 mod queue;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +14,8 @@ use prost::Message as _;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use address::Address;
-use queue::{Message, Source};
+use connect::Server;
+use queue::{Credentials, Message, Source};
 
 use super::socket::diag::{self, Facts, State};
 use super::socket::options::{Options, Stage};
@@ -86,6 +88,12 @@ pub struct Unix {
     /// Its options.
     #[prost(message, required, tag = "16")]
     pub options: Options,
+    /// Who made the other end, as it is told (`SO_PEERCRED`); of a listener, who made it listen.
+    #[prost(message, optional, tag = "17")]
+    pub maker: Option<Credentials>,
+    /// What the peer is told.
+    #[prost(message, optional, tag = "18")]
+    pub peer_maker: Option<Credentials>,
 }
 
 /// What a unix socket is connected to.
@@ -149,11 +157,12 @@ impl Kind for UnixSocket {
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let record = decode(payload)?;
         let own = match record.link() {
-            Link::Pair | Link::Gone => connected(&record, cx)?,
+            Link::Pair | Link::Gone => connect::connected(&record, cx)?,
             Link::None | Link::Listening | Link::Waiting | Link::Named => new(record.kind)?,
         };
         // A listener gets its name last: connections that it accepted may have to borrow it.
-        if record.link() != Link::Listening && !record.accepted {
+        let is_named = is_connection(&record) && connect::server(&record) == Some(Server::Own);
+        if record.link() != Link::Listening && !is_named {
             record.address.bind(own.as_fd(), record.kind, cx)?;
         }
         record.common.apply(own.as_fd())?;
@@ -186,12 +195,16 @@ impl Kind for UnixSocket {
 
     fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         let record = decode(payload)?;
-        let settled = record.kind != DGRAM && matches!(record.link(), Link::Pair | Link::Gone);
+        let settled = record.kind != DGRAM && is_connection(&record);
         if settled {
             return Ok(());
         }
         shut(own, record.shutdown)
     }
+}
+
+fn is_connection(record: &Unix) -> bool {
+    matches!(record.link(), Link::Pair | Link::Gone)
 }
 
 fn decode(payload: &[u8]) -> Result<Unix> {
@@ -227,6 +240,7 @@ fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
         peer_address: Address::of_name(address::peer_name_of(own)?),
         shutdown: facts.shutdown.into(),
         options: Options::read(own, &[])?,
+        maker: maker_of(own)?,
         ..Unix::default()
     };
     if facts.state == State::Listening {
@@ -258,6 +272,15 @@ fn is_shared(name: &[u8], cx: &dyn DumpContext) -> bool {
     };
     let streams = sockets(cx).filter(|(_, nature)| nature.kind != DGRAM);
     streams.filter(|(open, _)| same(open)).count() > 1
+}
+
+/// Who made the other end, as far as that can be seen from here.
+fn maker_of(own: BorrowedFd<'_>) -> Result<Option<Credentials>> {
+    const SO_PEERCRED: i32 = 17;
+    let bytes = sys::socket::option(own, 1, SO_PEERCRED, 12)
+        .map_err(|error| Error::kernel("ask a unix socket who made its peer", error))?;
+    let found = sys::socket::Credentials::from_bytes(&bytes);
+    Ok(found.filter(|who| who.pid > 0).map(Credentials::from))
 }
 
 /// Whether an error waits to be reported.
@@ -325,6 +348,9 @@ fn describe_peer(
     let back = diag::unix(peer)?.peer;
     if back == Some(record.inode) {
         record.set_link(Link::Pair);
+        if let Some(peer) = socket::find(cx, peer) {
+            record.peer_maker = maker_of(peer.own()?)?;
+        }
         return Ok(());
     }
     record.set_link(Link::Named);
@@ -390,61 +416,14 @@ fn new(kind: i32) -> Result<OwnedFd> {
     sys::socket::open(AF_UNIX, kind, 0).map_err(|error| Error::kernel("make a unix socket", error))
 }
 
-/// One end of a connection: the first one to be opened leaves the other for its owner.
-fn connected(record: &Unix, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-    let mine = (TAG, u64::from(record.inode));
-    if let Some(own) = cx.shared().remove(&mine).and_then(|mut fds| fds.pop()) {
-        return Ok(own);
-    }
-    let (own, other) = pair(record, cx)?;
-    if record.link() == Link::Gone {
-        if !record.peer_accepted {
-            record.peer_address.bind(other.as_fd(), record.kind, cx)?;
-        }
-        cx.shared()
-            .insert((TAG, u64::from(record.inode) | HELD), vec![other]);
-    } else {
-        cx.shared()
-            .insert((TAG, u64::from(record.peer)), vec![other]);
-    }
-    Ok(own)
-}
-
-/// Two connected sockets, this record's first. An abstract name that several sockets have can
-/// only be had by being accepted from a listener of that name.
-fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)> {
-    let name = match (record.accepted, record.peer_accepted) {
-        (false, false) => {
-            return sys::socket::pair(AF_UNIX, record.kind, 0)
-                .map_err(|error| Error::kernel("make a pair of unix sockets", error));
-        }
-        (true, _) => &record.address,
-        (false, true) => &record.peer_address,
-    };
-    let failed = |error| {
-        Error::kernel(
-            format!("connect a pair of unix sockets as {}", name.print()),
-            error,
-        )
-    };
-    let (listener, client) = (new(record.kind)?, new(record.kind)?);
-    name.bind(listener.as_fd(), record.kind, cx)?;
-    sys::socket::listen(&listener, 1).map_err(failed)?;
-    sys::socket::connect(&client, &name.bytes()).map_err(failed)?;
-    let server = sys::socket::accept(&listener).map_err(failed)?;
-    Ok(if record.accepted {
-        (server, client)
-    } else {
-        (client, server)
-    })
-}
-
 fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
     let name = record.address.print();
     let failed = |error| Error::kernel(format!("listen on unix socket {name}"), error);
     record.options.apply(own, Stage::Early)?;
     record.address.bind(own, record.kind, cx)?;
-    sys::socket::listen(own, i32::MAX).map_err(failed)?;
+    if !record.waiting.is_empty() {
+        connect::listen(record.maker, own, i32::MAX).map_err(failed)?;
+    }
     for id in &record.waiting {
         let client = cx.description(DescriptionId(*id))?;
         let client = rustix::io::fcntl_dupfd_cloexec(client, 0)
@@ -456,7 +435,8 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
             .there(cx, connect)?
             .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))?;
     }
-    sys::socket::listen(own, i32::try_from(record.backlog).unwrap_or(i32::MAX)).map_err(failed)
+    let backlog = i32::try_from(record.backlog).unwrap_or(i32::MAX);
+    connect::listen(record.maker, own, backlog).map_err(failed)
 }
 
 fn finish_gone(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
@@ -516,6 +496,7 @@ mod tests {
 
     use super::super::socket::testing::{World, cycle};
     use super::*;
+    use crate::testing::alone;
 
     fn pair(kind: i32) -> [OwnedFd; 2] {
         sys::socket::pair(AF_UNIX, kind, 0).unwrap().into()
@@ -562,155 +543,170 @@ mod tests {
 
     #[test]
     fn streams_keep_both_queues_and_go_on() {
-        let [left, right] = pair(STREAM);
-        send(&left, b"to the right, ");
-        send(&left, b"in two pieces");
-        send(&right, &vec![7; 100_000]);
-        let [left, right] = cycle([left, right]);
-        assert_eq!(receive(&right).0, b"to the right, in two pieces");
-        assert_eq!(receive(&left).0, vec![7; 100_000]);
-        send(&left, b"more");
-        assert_eq!(receive(&right).0, b"more");
-        assert!(is_empty(&left) && is_empty(&right));
+        alone!({
+            let [left, right] = pair(STREAM);
+            send(&left, b"to the right, ");
+            send(&left, b"in two pieces");
+            send(&right, &vec![7; 100_000]);
+            let [left, right] = cycle([left, right]);
+            assert_eq!(receive(&right).0, b"to the right, in two pieces");
+            assert_eq!(receive(&left).0, vec![7; 100_000]);
+            send(&left, b"more");
+            assert_eq!(receive(&right).0, b"more");
+            assert!(is_empty(&left) && is_empty(&right));
+        });
     }
 
     #[test]
     fn a_target_left_running_keeps_its_queue() {
-        let [left, right] = pair(SEQPACKET);
-        send(&left, b"one");
-        send(&left, b"two");
-        let mut world = World::new(vec![
-            rustix::io::dup(&left).unwrap(),
-            rustix::io::dup(&right).unwrap(),
-        ]);
-        world.dump().unwrap();
-        let offset = sys::socket::number(&right, 1, 42).unwrap();
-        assert_eq!(offset, -1);
-        assert_eq!(receive(&right).0, b"one");
-        assert_eq!(receive(&right).0, b"two");
+        alone!({
+            let [left, right] = pair(SEQPACKET);
+            send(&left, b"one");
+            send(&left, b"two");
+            let mut world = World::new(vec![
+                rustix::io::dup(&left).unwrap(),
+                rustix::io::dup(&right).unwrap(),
+            ]);
+            world.dump().unwrap();
+            let offset = sys::socket::number(&right, 1, 42).unwrap();
+            assert_eq!(offset, -1);
+            assert_eq!(receive(&right).0, b"one");
+            assert_eq!(receive(&right).0, b"two");
+        });
     }
 
     #[test]
     fn message_boundaries_survive() {
-        for kind in [DGRAM, SEQPACKET] {
-            let [left, right] = pair(kind);
-            let big = vec![3; 100_000];
-            for message in [&b"one"[..], b"", b"three", &big, b"", b"", b"end"] {
-                send(&left, message);
+        alone!({
+            for kind in [DGRAM, SEQPACKET] {
+                let [left, right] = pair(kind);
+                let big = vec![3; 100_000];
+                for message in [&b"one"[..], b"", b"three", &big, b"", b"", b"end"] {
+                    send(&left, message);
+                }
+                let [left, right] = cycle([left, right]);
+                for message in [&b"one"[..], b"", b"three", &big, b"", b"", b"end"] {
+                    assert_eq!(receive(&right).0, message);
+                }
+                assert!(is_empty(&right));
+                send(&left, b"on");
+                assert_eq!(receive(&right).0, b"on");
             }
-            let [left, right] = cycle([left, right]);
-            for message in [&b"one"[..], b"", b"three", &big, b"", b"", b"end"] {
-                assert_eq!(receive(&right).0, message);
-            }
-            assert!(is_empty(&right));
-            send(&left, b"on");
-            assert_eq!(receive(&right).0, b"on");
-        }
+        });
     }
 
     #[test]
     fn one_sided_shutdown_survives() {
-        let [left, right] = pair(STREAM);
-        send(&left, b"last words");
-        send(&right, b"answer");
-        sys::socket::shutdown(&left, SHUT_WR).unwrap();
-        let [left, right] = cycle([left, right]);
-        assert_eq!(receive(&right).0, b"last words");
-        assert_eq!(receive(&right).0, b"");
-        send(&right, b", more");
-        assert_eq!(receive(&left).0, b"answer, more");
-        let error = sys::socket::send(&left, b"x", Along::default(), 0).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+        alone!({
+            let [left, right] = pair(STREAM);
+            send(&left, b"last words");
+            send(&right, b"answer");
+            sys::socket::shutdown(&left, SHUT_WR).unwrap();
+            let [left, right] = cycle([left, right]);
+            assert_eq!(receive(&right).0, b"last words");
+            assert_eq!(receive(&right).0, b"");
+            send(&right, b", more");
+            assert_eq!(receive(&left).0, b"answer, more");
+            let error = sys::socket::send(&left, b"x", Along::default(), 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+        });
     }
 
     #[test]
     fn descriptors_in_flight_arrive_with_their_bytes() {
-        for kind in [STREAM, SEQPACKET, DGRAM] {
-            let [left, right] = pair(kind);
-            let [near, far] = pair(STREAM);
-            send(&left, b"before");
-            let along = Along {
-                rights: &[far.as_fd()],
-                ..Along::default()
-            };
-            sys::socket::send(&left, b"with", along, 0).unwrap();
-            send(&left, b"after");
-            drop(far);
-            let [left, right, near] = cycle([left, right, near]);
-            let (bytes, mut received) = receive(&right);
-            if kind == STREAM {
-                assert_eq!(bytes, b"beforewith");
-            } else {
-                assert_eq!(
-                    (bytes.as_slice(), received.rights.len()),
-                    (&b"before"[..], 0)
-                );
-                received = receive(&right).1;
+        alone!({
+            for kind in [STREAM, SEQPACKET, DGRAM] {
+                let [left, right] = pair(kind);
+                let [near, far] = pair(STREAM);
+                send(&left, b"before");
+                let along = Along {
+                    rights: &[far.as_fd()],
+                    ..Along::default()
+                };
+                sys::socket::send(&left, b"with", along, 0).unwrap();
+                send(&left, b"after");
+                drop(far);
+                let [left, right, near] = cycle([left, right, near]);
+                let (bytes, mut received) = receive(&right);
+                if kind == STREAM {
+                    assert_eq!(bytes, b"beforewith");
+                } else {
+                    assert_eq!(
+                        (bytes.as_slice(), received.rights.len()),
+                        (&b"before"[..], 0)
+                    );
+                    received = receive(&right).1;
+                }
+                let far = received.rights.pop().unwrap();
+                send(&near, b"through");
+                assert_eq!(receive(&far).0, b"through");
+                assert_eq!(receive(&right).0, b"after");
+                drop(left);
             }
-            let far = received.rights.pop().unwrap();
-            send(&near, b"through");
-            assert_eq!(receive(&far).0, b"through");
-            assert_eq!(receive(&right).0, b"after");
-            drop(left);
-        }
+        });
     }
 
     #[test]
     fn descriptors_belong_to_the_bytes_they_were_sent_with() {
-        let [left, right] = pair(STREAM);
-        let along = Along {
-            rights: &[left.as_fd()],
-            ..Along::default()
-        };
-        send(&left, b"0123456");
-        sys::socket::send(&left, b"789", along, 0).unwrap();
-        let [_left, right] = cycle([left, right]);
-        let mut seven = [0; 7];
-        assert!(
-            sys::socket::receive(&right, &mut seven, 0)
-                .unwrap()
-                .rights
-                .is_empty()
-        );
-        let mut one = [0; 1];
-        assert_eq!(
-            sys::socket::receive(&right, &mut one, 0)
-                .unwrap()
-                .rights
-                .len(),
-            1
-        );
-        assert_eq!(&one, b"7");
+        alone!({
+            let [left, right] = pair(STREAM);
+            let along = Along {
+                rights: &[left.as_fd()],
+                ..Along::default()
+            };
+            send(&left, b"0123456");
+            sys::socket::send(&left, b"789", along, 0).unwrap();
+            let [_left, right] = cycle([left, right]);
+            let mut seven = [0; 7];
+            assert!(
+                sys::socket::receive(&right, &mut seven, 0)
+                    .unwrap()
+                    .rights
+                    .is_empty()
+            );
+            let mut one = [0; 1];
+            assert_eq!(
+                sys::socket::receive(&right, &mut one, 0)
+                    .unwrap()
+                    .rights
+                    .len(),
+                1
+            );
+            assert_eq!(&one, b"7");
+        });
     }
 
     #[test]
     fn credentials_of_queued_messages_survive() {
-        let [left, right] = pair(DGRAM);
-        sys::socket::set_number(&right, 1, 16, 1).unwrap();
-        send(&left, b"who");
-        let [_left, right] = cycle([left, right]);
-        let who = receive(&right).1.credentials.unwrap();
-        assert_eq!(who.pid, std::process::id().cast_signed());
+        alone!({
+            let [left, right] = pair(DGRAM);
+            sys::socket::set_number(&right, 1, 16, 1).unwrap();
+            send(&left, b"who");
+            let [_left, right] = cycle([left, right]);
+            let who = receive(&right).1.credentials.unwrap();
+            assert_eq!(who.pid, std::process::id().cast_signed());
+        });
     }
 
     #[test]
     fn a_connection_keeps_its_names_and_its_listener() {
-        testkit::needs_root!();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
-        let name = path.as_os_str().as_encoded_bytes();
-        let [listener, client, server] = connection(name);
-        rustix::fs::chmod(&path, rustix::fs::Mode::from_raw_mode(0o640)).unwrap();
-        send(&client, b"request");
-        let [listener, client, server] = cycle([listener, client, server]);
-        assert_eq!(name_of(&server), name);
-        assert_eq!(address::peer_name_of(client.as_fd()).unwrap(), nul(name));
-        assert_eq!(name_of(&listener), name);
-        assert_eq!(receive(&server).0, b"request");
-        assert_eq!(rustix::fs::stat(&path).unwrap().st_mode & 0o7777, 0o640);
-        let second = new(STREAM).unwrap();
-        connect(&second, &listener);
-        sys::socket::accept(&listener).unwrap();
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("socket");
+            let name = path.as_os_str().as_encoded_bytes();
+            let [listener, client, server] = connection(name);
+            rustix::fs::chmod(&path, rustix::fs::Mode::from_raw_mode(0o640)).unwrap();
+            send(&client, b"request");
+            let [listener, client, server] = cycle([listener, client, server]);
+            assert_eq!(name_of(&server), name);
+            assert_eq!(address::peer_name_of(client.as_fd()).unwrap(), nul(name));
+            assert_eq!(name_of(&listener), name);
+            assert_eq!(receive(&server).0, b"request");
+            assert_eq!(rustix::fs::stat(&path).unwrap().st_mode & 0o7777, 0o640);
+            let second = new(STREAM).unwrap();
+            connect(&second, &listener);
+            sys::socket::accept(&listener).unwrap();
+        });
     }
 
     fn name_of(fd: &OwnedFd) -> Vec<u8> {
@@ -724,200 +720,287 @@ mod tests {
 
     #[test]
     fn abstract_names_are_shared_by_what_was_accepted() {
-        let [listener, client, server] = connection(b"\0stillframe-test-accepted");
-        let second = new(STREAM).unwrap();
-        connect(&second, &listener);
-        let other = sys::socket::accept(&listener).unwrap();
-        send(&second, b"second");
-        let all = cycle([client, server, listener, second, other]);
-        let [client, server, listener, second, other] = all;
-        for fd in [&server, &listener, &other] {
-            assert_eq!(name_of(fd), b"\0stillframe-test-accepted");
-        }
-        assert_eq!(name_of(&client), b"");
-        assert_eq!(receive(&other).0, b"second");
-        send(&server, b"first");
-        assert_eq!(receive(&client).0, b"first");
-        let third = new(STREAM).unwrap();
-        connect(&third, &listener);
-        drop(second);
+        alone!({
+            let [listener, client, server] = connection(b"\0stillframe-test-accepted");
+            let second = new(STREAM).unwrap();
+            connect(&second, &listener);
+            let other = sys::socket::accept(&listener).unwrap();
+            send(&second, b"second");
+            let all = cycle([client, server, listener, second, other]);
+            let [client, server, listener, second, other] = all;
+            for fd in [&server, &listener, &other] {
+                assert_eq!(name_of(fd), b"\0stillframe-test-accepted");
+            }
+            assert_eq!(name_of(&client), b"");
+            assert_eq!(receive(&other).0, b"second");
+            send(&server, b"first");
+            assert_eq!(receive(&client).0, b"first");
+            let third = new(STREAM).unwrap();
+            connect(&third, &listener);
+            drop(second);
+        });
     }
 
     #[test]
     fn clients_still_wait_to_be_accepted() {
-        let listener = bound(STREAM, b"\0stillframe-test-waiting");
-        sys::socket::listen(&listener, 1).unwrap();
-        let clients = [new(STREAM).unwrap(), new(STREAM).unwrap()];
-        clients.iter().for_each(|client| connect(client, &listener));
-        let [first, second] = clients;
-        let [second, listener, first] = cycle([second, listener, first]);
-        for client in [first, second] {
-            let server = sys::socket::accept(&listener).unwrap();
-            send(&server, b"hello");
-            assert_eq!(receive(&client).0, b"hello");
-        }
-        let inode = u32::try_from(rustix::fs::fstat(&listener).unwrap().st_ino).unwrap();
-        assert_eq!(diag::unix(inode).unwrap().backlog, 1);
+        alone!({
+            let listener = bound(STREAM, b"\0stillframe-test-waiting");
+            sys::socket::listen(&listener, 1).unwrap();
+            let clients = [new(STREAM).unwrap(), new(STREAM).unwrap()];
+            clients.iter().for_each(|client| connect(client, &listener));
+            let [first, second] = clients;
+            let [second, listener, first] = cycle([second, listener, first]);
+            for client in [first, second] {
+                let server = sys::socket::accept(&listener).unwrap();
+                send(&server, b"hello");
+                assert_eq!(receive(&client).0, b"hello");
+            }
+            let inode = u32::try_from(rustix::fs::fstat(&listener).unwrap().st_ino).unwrap();
+            assert_eq!(diag::unix(inode).unwrap().backlog, 1);
+        });
     }
 
     #[test]
     fn the_end_of_a_connection_survives() {
-        let [left, right] = pair(STREAM);
-        send(&left, b"farewell");
-        drop(left);
-        let [right] = cycle([right]);
-        assert_eq!(receive(&right).0, b"farewell");
-        assert_eq!(receive(&right).0, b"");
+        alone!({
+            let [left, right] = pair(STREAM);
+            send(&left, b"farewell");
+            drop(left);
+            let [right] = cycle([right]);
+            assert_eq!(receive(&right).0, b"farewell");
+            assert_eq!(receive(&right).0, b"");
+        });
     }
 
     #[test]
     fn a_reset_is_still_reported() {
-        let [left, right] = pair(STREAM);
-        send(&right, b"unread");
-        drop(left);
-        let [right] = cycle([right]);
-        let error = sys::socket::receive(&right, &mut [0; 1], 0).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        alone!({
+            let [left, right] = pair(STREAM);
+            send(&right, b"unread");
+            drop(left);
+            let [right] = cycle([right]);
+            let error = sys::socket::receive(&right, &mut [0; 1], 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        });
     }
 
     #[test]
     fn named_datagrams_keep_their_senders() {
-        testkit::needs_root!();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("server");
-        let server = bound(DGRAM, path.as_os_str().as_encoded_bytes());
-        let client = bound(DGRAM, b"\0stillframe-test-sender");
-        connect(&client, &server);
-        send(&client, b"one");
-        let stranger = bound(DGRAM, b"\0stillframe-test-stranger");
-        connect(&stranger, &server);
-        send(&stranger, b"two");
-        drop(stranger);
-        let [client, server] = cycle([client, server]);
-        let (bytes, received) = receive(&server);
-        assert_eq!(bytes, b"one");
-        assert_eq!(received.name[2..], *b"\0stillframe-test-sender");
-        let (bytes, received) = receive(&server);
-        assert_eq!(bytes, b"two");
-        assert_eq!(received.name[2..], *b"\0stillframe-test-stranger");
-        send(&client, b"still connected");
-        assert_eq!(receive(&server).0, b"still connected");
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("server");
+            let server = bound(DGRAM, path.as_os_str().as_encoded_bytes());
+            let client = bound(DGRAM, b"\0stillframe-test-sender");
+            connect(&client, &server);
+            send(&client, b"one");
+            let stranger = bound(DGRAM, b"\0stillframe-test-stranger");
+            connect(&stranger, &server);
+            send(&stranger, b"two");
+            drop(stranger);
+            let [client, server] = cycle([client, server]);
+            let (bytes, received) = receive(&server);
+            assert_eq!(bytes, b"one");
+            assert_eq!(received.name[2..], *b"\0stillframe-test-sender");
+            let (bytes, received) = receive(&server);
+            assert_eq!(bytes, b"two");
+            assert_eq!(received.name[2..], *b"\0stillframe-test-stranger");
+            send(&client, b"still connected");
+            assert_eq!(receive(&server).0, b"still connected");
+        });
     }
 
     #[test]
     fn a_deleted_name_is_kept_without_a_file() {
-        testkit::needs_root!();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("server");
-        let server = bound(DGRAM, path.as_os_str().as_encoded_bytes());
-        let client = new(DGRAM).unwrap();
-        connect(&client, &server);
-        rustix::fs::unlink(&path).unwrap();
-        send(&client, b"one");
-        let [client, server] = cycle([client, server]);
-        assert!(!path.exists());
-        assert_eq!(name_of(&server), path.as_os_str().as_encoded_bytes());
-        send(&client, b"two");
-        assert_eq!(receive(&server).0, b"one");
-        assert_eq!(receive(&server).0, b"two");
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("server");
+            let server = bound(DGRAM, path.as_os_str().as_encoded_bytes());
+            let client = new(DGRAM).unwrap();
+            connect(&client, &server);
+            rustix::fs::unlink(&path).unwrap();
+            send(&client, b"one");
+            let [client, server] = cycle([client, server]);
+            assert!(!path.exists());
+            assert_eq!(name_of(&server), path.as_os_str().as_encoded_bytes());
+            send(&client, b"two");
+            assert_eq!(receive(&server).0, b"one");
+            assert_eq!(receive(&server).0, b"two");
+        });
     }
 
     #[test]
     fn relative_names_are_bound_where_they_were() {
-        testkit::needs_root!();
-        let folder = tempfile::tempdir().unwrap();
-        let at = folder.path();
-        let listener = new(STREAM).unwrap();
-        let address = Address::of_name(b"relative".to_vec());
-        let bind = || {
-            rustix::process::chdir(at).unwrap();
-            sys::socket::bind(&listener, &address.bytes())
-        };
-        sys::socket::in_own_fs(bind).unwrap().unwrap();
-        sys::socket::listen(&listener, 5).unwrap();
-        let [listener] = cycle([listener]);
-        assert_eq!(name_of(&listener), b"relative");
-        assert!(at.join("relative").exists());
-        let client = new(STREAM).unwrap();
-        let there = at.join("relative");
-        let address = Address::of_name(there.into_os_string().into_encoded_bytes());
-        sys::socket::connect(&client, &address.bytes()).unwrap();
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            let at = folder.path();
+            let listener = new(STREAM).unwrap();
+            let address = Address::of_name(b"relative".to_vec());
+            let bind = || {
+                rustix::process::chdir(at).unwrap();
+                sys::socket::bind(&listener, &address.bytes())
+            };
+            sys::socket::in_own_fs(bind).unwrap().unwrap();
+            sys::socket::listen(&listener, 5).unwrap();
+            let [listener] = cycle([listener]);
+            assert_eq!(name_of(&listener), b"relative");
+            assert!(at.join("relative").exists());
+            let client = new(STREAM).unwrap();
+            let there = at.join("relative");
+            let address = Address::of_name(there.into_os_string().into_encoded_bytes());
+            sys::socket::connect(&client, &address.bytes()).unwrap();
+        });
     }
 
     #[test]
     fn a_live_socket_in_the_way_is_not_replaced() {
-        testkit::needs_root!();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
-        let name = path.as_os_str().as_encoded_bytes();
-        let listener = bound(STREAM, name);
-        sys::socket::listen(&listener, 5).unwrap();
-        let mut world = World::new(vec![listener]);
-        world.dump().unwrap();
-        rustix::fs::unlink(&path).unwrap();
-        let other = bound(STREAM, name);
-        let error = world.restore().unwrap_err();
-        assert!(
-            error.to_string().contains("in use by another process"),
-            "{error}"
-        );
-        assert!(Path::new(&path).exists());
-        drop(other);
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("socket");
+            let name = path.as_os_str().as_encoded_bytes();
+            let listener = bound(STREAM, name);
+            sys::socket::listen(&listener, 5).unwrap();
+            let mut world = World::new(vec![listener]);
+            world.dump().unwrap();
+            rustix::fs::unlink(&path).unwrap();
+            let other = bound(STREAM, name);
+            let error = world.restore().unwrap_err();
+            assert!(
+                error.to_string().contains("in use by another process"),
+                "{error}"
+            );
+            assert!(Path::new(&path).exists());
+            drop(other);
+        });
     }
 
     #[test]
     fn peers_outside_of_the_tree_are_refused_by_name() {
-        let [left, right] = pair(STREAM);
-        let error = World::new(vec![left]).dump().unwrap_err();
-        assert!(error.to_string().contains("outside of the tree"), "{error}");
-        drop(right);
-        let server = bound(DGRAM, b"\0stillframe-test-outside");
-        let client = new(DGRAM).unwrap();
-        connect(&client, &server);
-        let inode = rustix::fs::fstat(&client).unwrap().st_ino;
-        let mut world = World::new(vec![client]);
-        let error = world.dump().unwrap_err();
-        assert!(error.to_string().contains("--ext-unix-sk"), "{error}");
-        world.allow.ext_unix_sk = true;
-        world.allow.ext_unix_inodes = vec![1, 2];
-        let error = world.dump().unwrap_err();
-        assert!(error.to_string().contains("--ext-unix-sk"), "{error}");
-        world.allow.ext_unix_inodes.push(inode);
-        world.dump().unwrap();
-        let client = world.restore().unwrap().remove(0);
-        send(&client, b"log line");
-        assert_eq!(receive(&server).0, b"log line");
+        alone!({
+            let [left, right] = pair(STREAM);
+            let error = World::new(vec![left]).dump().unwrap_err();
+            assert!(error.to_string().contains("outside of the tree"), "{error}");
+            drop(right);
+            let server = bound(DGRAM, b"\0stillframe-test-outside");
+            let client = new(DGRAM).unwrap();
+            connect(&client, &server);
+            let inode = rustix::fs::fstat(&client).unwrap().st_ino;
+            let mut world = World::new(vec![client]);
+            let error = world.dump().unwrap_err();
+            assert!(error.to_string().contains("--ext-unix-sk"), "{error}");
+            world.allow.ext_unix_sk = true;
+            world.allow.ext_unix_inodes = vec![1, 2];
+            let error = world.dump().unwrap_err();
+            assert!(error.to_string().contains("--ext-unix-sk"), "{error}");
+            world.allow.ext_unix_inodes.push(inode);
+            world.dump().unwrap();
+            let client = world.restore().unwrap().remove(0);
+            send(&client, b"log line");
+            assert_eq!(receive(&server).0, b"log line");
+        });
+    }
+
+    /// A pid that nobody has: that of a child that ended.
+    fn free_pid() -> i32 {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        child.id().cast_signed()
+    }
+
+    fn who(uid: u32) -> Credentials {
+        Credentials {
+            pid: free_pid(),
+            uid,
+            gid: uid + 1,
+        }
+    }
+
+    #[test]
+    fn makers_are_remembered() {
+        alone!({
+            let one = who(1001);
+            let (left, right) = sys::identity::pair(one.into(), AF_UNIX, STREAM, 0).unwrap();
+            let [left, right] = cycle([left, right]);
+            assert_eq!(maker_of(left.as_fd()).unwrap(), Some(one));
+            assert_eq!(maker_of(right.as_fd()).unwrap(), Some(one));
+            // A server and its client, with a path and with an abstract name.
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("socket");
+            for name in [
+                path.as_os_str().as_encoded_bytes(),
+                b"\0stillframe-test-makers",
+            ] {
+                let (serves, asks) = (who(1001), who(1002));
+                let listener = bound(STREAM, name);
+                sys::identity::listen(serves.into(), &listener, 5).unwrap();
+                if name[0] != 0 {
+                    let all = rustix::fs::Mode::from_raw_mode(0o777);
+                    rustix::fs::chmod(folder.path(), all).unwrap();
+                    rustix::fs::chmod(&path, all).unwrap();
+                }
+                let client = new(STREAM).unwrap();
+                let address = sys::socket::name(&listener).unwrap();
+                sys::identity::connect(asks.into(), &client, &address).unwrap();
+                let server = sys::socket::accept(&listener).unwrap();
+                let [client, listener, server] = cycle([client, listener, server]);
+                assert_eq!(maker_of(client.as_fd()).unwrap(), Some(serves));
+                assert_eq!(maker_of(server.as_fd()).unwrap(), Some(asks));
+                assert_eq!(maker_of(listener.as_fd()).unwrap(), Some(serves));
+                assert_eq!(
+                    (name_of(&server), name_of(&client)),
+                    (name.to_vec(), Vec::new())
+                );
+                send(&client, b"x");
+                assert_eq!(receive(&server).0, b"x");
+            }
+        });
+    }
+
+    #[test]
+    fn senders_that_are_gone_are_named() {
+        alone!({
+            let [left, right] = pair(DGRAM);
+            sys::socket::set_number(&right, 1, 16, 1).unwrap();
+            let sender = who(1003);
+            sys::identity::send(sender.into(), &left, b"x", Along::default(), 0).unwrap();
+            let [_left, right] = cycle([left, right]);
+            let found = receive(&right).1.credentials.unwrap();
+            assert_eq!((found.pid, found.uid), (sender.pid, 1003));
+        });
     }
 
     #[test]
     fn options_and_flags_survive() {
-        let [left, right] = pair(STREAM);
-        sys::socket::set_number(&left, 1, 7, 12_345).unwrap();
-        sys::socket::set_number(&left, 1, 16, 1).unwrap();
-        rustix::fs::fcntl_setfl(&left, rustix::fs::OFlags::NONBLOCK).unwrap();
-        let wanted = Options::read(left.as_fd(), &[]).unwrap();
-        send(&right, b"with credentials");
-        let [left, _right] = cycle([left, right]);
-        assert_eq!(Options::read(left.as_fd(), &[]).unwrap(), wanted);
-        let flags = rustix::fs::fcntl_getfl(&left).unwrap();
-        assert!(flags.contains(rustix::fs::OFlags::NONBLOCK));
+        alone!({
+            let [left, right] = pair(STREAM);
+            sys::socket::set_number(&left, 1, 7, 12_345).unwrap();
+            sys::socket::set_number(&left, 1, 16, 1).unwrap();
+            rustix::fs::fcntl_setfl(&left, rustix::fs::OFlags::NONBLOCK).unwrap();
+            let wanted = Options::read(left.as_fd(), &[]).unwrap();
+            send(&right, b"with credentials");
+            let [left, _right] = cycle([left, right]);
+            assert_eq!(Options::read(left.as_fd(), &[]).unwrap(), wanted);
+            let flags = rustix::fs::fcntl_getfl(&left).unwrap();
+            assert!(flags.contains(rustix::fs::OFlags::NONBLOCK));
+        });
     }
 
     #[test]
     fn damaged_payloads_are_refused() {
-        let [left, right] = pair(STREAM);
-        let mut world = World::new(vec![left, right]);
-        world.dump().unwrap();
-        assert!(
-            world.lines()[0].starts_with("stream "),
-            "{:?}",
-            world.lines()
-        );
-        assert!(decode(b"\x08").is_err());
-        let record = Unix {
-            kind: 77,
-            ..Unix::default()
-        };
-        assert!(decode(&record.encode_to_vec()).is_err());
+        alone!({
+            let [left, right] = pair(STREAM);
+            let mut world = World::new(vec![left, right]);
+            world.dump().unwrap();
+            assert!(
+                world.lines()[0].starts_with("stream "),
+                "{:?}",
+                world.lines()
+            );
+            assert!(decode(b"\x08").is_err());
+            let record = Unix {
+                kind: 77,
+                ..Unix::default()
+            };
+            assert!(decode(&record.encode_to_vec()).is_err());
+        });
     }
 }

@@ -225,11 +225,32 @@ fn deliver(
         credentials: message.credentials.map(Into::into),
     };
     loop {
-        let sent = sys::socket::send(from, rest, along, MSG_DONTWAIT)?;
+        let sent = send_piece(from, rest, along)?;
         rest = &rest[sent..];
         if rest.is_empty() {
             return Ok(());
         }
         along.rights = &[];
     }
+}
+
+/// Sends what there is room for, in the name of its sender.
+fn send_piece(from: BorrowedFd<'_>, bytes: &[u8], along: Along<'_>) -> std::io::Result<usize> {
+    let plain = || sys::socket::send(from, bytes, along, MSG_DONTWAIT);
+    let Some(who) = along.credentials else {
+        return plain();
+    };
+    // The sender comes to life later: nobody else can name him now.
+    match sys::identity::send(who, from, bytes, along, MSG_DONTWAIT) {
+        Err(error) if is_no_identity(&error) => plain(),
+        other => other,
+    }
+}
+
+/// Whether an error means that a call cannot be made in that process's name: it lives, or we may
+/// not.
+pub fn is_no_identity(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let refused = [Errno::EXIST, Errno::PERM, Errno::INVAL, Errno::NOSYS];
+    Errno::from_io_error(error).is_some_and(|errno| refused.contains(&errno))
 }
