@@ -10,7 +10,7 @@ use pages::{Drained, Extent, Source, TaskMemory};
 use resources::fd::tcp::lock::Lock;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::collect::{Inventory, Object, collect};
+use crate::collect::{Inventory, Object, collect, look::Afresh};
 use crate::freeze::{Body, Frozen, freeze};
 use crate::sentinel::Sentinel;
 use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage};
@@ -58,7 +58,7 @@ fn freeze_and_collect(options: &DumpOptions, began: Instant) -> Result<(Frozen, 
     loop {
         let mut frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
         log::info!("{} tasks are stopped", frozen.tasks.len());
-        match collect(&mut frozen, &allow, kill) {
+        match collect(&mut frozen, &allow, kill, &mut Afresh) {
             Ok(inventory) => return Ok((frozen, inventory)),
             Err(Error::Returning { .. }) if began.elapsed() < PATIENCE => {
                 drop(frozen);

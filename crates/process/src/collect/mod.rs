@@ -3,6 +3,7 @@
 mod facts;
 mod files;
 mod fitness;
+pub(crate) mod look;
 mod sharing;
 mod spaces;
 
@@ -14,7 +15,7 @@ use image::{Record, Run};
 use prost::Message;
 use resources::fd::tcp::lock::Lock;
 use resources::fd::tty::control;
-use resources::map::listing::{self, Backing, Listed};
+use resources::map::listing::{Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
 use resources::script::{Answers, Layout, Script};
 use resources::task::interrupted::{self, Resume};
@@ -32,6 +33,7 @@ use crate::{Error, Result, uffd};
 use facts::ThreadFacts;
 use files::Files;
 pub(crate) use files::{Object, fetch};
+use look::Look;
 
 /// What was found, ready to be written.
 pub(crate) struct Inventory {
@@ -48,15 +50,21 @@ pub(crate) struct Inventory {
     pub lock: Option<Lock>,
 }
 
-/// Collects the tree. With `stay`, the blob stays in the tasks: they are going to be killed.
+/// Collects the tree, with `look` for its memory. With `stay`, the blob stays in the tasks: they are
+/// going to be killed.
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`] for what cannot be saved, before anything was changed.
-pub(crate) fn collect(frozen: &mut Frozen, allow: &Allow, stay: bool) -> Result<Inventory> {
+pub(crate) fn collect(
+    frozen: &mut Frozen,
+    allow: &Allow,
+    stay: bool,
+    look: &mut dyn Look,
+) -> Result<Inventory> {
     fitness::check(frozen)?;
     let mut found = Vec::new();
     for task in &mut frozen.tasks {
-        found.push(Found::new(task, stay, allow)?);
+        found.push(Found::new(task, stay, allow, look)?);
     }
     let mut tree = Tree {
         tasks: found.iter().map(|found| found.node.clone()).collect(),
@@ -71,7 +79,12 @@ pub(crate) fn collect(frozen: &mut Frozen, allow: &Allow, stay: bool) -> Result<
         if task.is_zombie() {
             continue;
         }
-        found.records(task, &mut files, &mut spaces, &mut records, allow)?;
+        let mut sinks = Sinks {
+            files: &mut files,
+            spaces: &mut spaces,
+            records: &mut records,
+        };
+        found.records(task, &mut sinks, allow, look)?;
     }
     spaces.find_shared(&tree)?;
     let described = files::describe(files, allow)?;
@@ -141,6 +154,13 @@ fn check_terminals(tree: &Tree, records: &[Record]) -> Result<()> {
     Ok(())
 }
 
+/// What tasks add to.
+struct Sinks<'s, 'a> {
+    files: &'s mut Files<'a>,
+    spaces: &'s mut spaces::Spaces,
+    records: &'s mut Vec<Record>,
+}
+
 /// One task, looked at.
 struct Found {
     node: Node,
@@ -154,7 +174,7 @@ struct Found {
 }
 
 impl Found {
-    fn new(task: &mut Task, stay: bool, allow: &Allow) -> Result<Self> {
+    fn new(task: &mut Task, stay: bool, allow: &Allow, look: &mut dyn Look) -> Result<Self> {
         let pid = task.pid;
         let stat_text = task.read("stat")?;
         let stat = Stat::parse(&stat_text);
@@ -172,7 +192,7 @@ impl Found {
         if task.is_zombie() {
             return Ok(found);
         }
-        found.listed = listed(task)?;
+        found.listed = look.mappings(task)?;
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
         // Everything that may be refused is looked at before the target is touched.
         for listed in &found.listed {
@@ -244,7 +264,7 @@ impl Found {
         }
         // Only the flags of new memory tell whether later mappings are to be locked.
         if let (true, Some(area)) = (self.listed.iter().any(|map| map.has(b"lo")), visit.area()) {
-            let now = listed(task)?;
+            let now = look::parse(&task.read("smaps")?)?;
             let fresh = now.iter().find(|map| map.span.contains(area.start));
             self.lock_future = fresh.map_or(0, memory::lock_future);
         }
@@ -259,13 +279,13 @@ impl Found {
     fn records<'a>(
         mut self,
         task: &'a Task,
-        files: &mut Files<'a>,
-        spaces: &mut spaces::Spaces,
-        records: &mut Vec<Record>,
+        sinks: &mut Sinks<'_, 'a>,
         allow: &Allow,
+        look: &mut dyn Look,
     ) -> Result<()> {
         let (pid, proc) = (task.pid, task.proc.as_fd());
-        let memory = self.memory(task, files, spaces)?;
+        let memory = self.memory(task, sinks, look)?;
+        let Sinks { files, records, .. } = sinks;
         records.push(record(memory::TAG, pid, memory.encode_to_vec()));
         if let Some(payload) = fd::locks::dump_process(pid, &self.rows, allow)? {
             records.push(record(fd::tags::LOCKS, pid, payload));
@@ -292,9 +312,10 @@ impl Found {
     fn memory<'a>(
         &self,
         task: &'a Task,
-        files: &mut Files<'a>,
-        spaces: &mut spaces::Spaces,
+        sinks: &mut Sinks<'_, 'a>,
+        look: &mut dyn Look,
     ) -> Result<Memory> {
+        let Sinks { files, spaces, .. } = sinks;
         let (pid, proc) = (task.pid, task.proc.as_fd());
         let mut mappings = Vec::with_capacity(self.listed.len());
         for listed in &self.listed {
@@ -304,7 +325,7 @@ impl Found {
             };
             mappings.push(Mapping::of(listed, pid, file)?);
         }
-        spaces.scan(pid, &mut mappings, &self.listed)?;
+        spaces.scan(pid, &mut mappings, &self.listed, look)?;
         let stat = &self.stat;
         Ok(Memory {
             marks: vec![
@@ -327,12 +348,6 @@ impl Found {
             lock_future: self.lock_future,
         })
     }
-}
-
-/// The task's mappings.
-fn listed(task: &Task) -> Result<Vec<Listed>> {
-    let failed = |line| Error::kernel(format!("cannot understand {line:?}"), invalid());
-    listing::parse(&task.read("smaps")?).map_err(failed)
 }
 
 fn invalid() -> std::io::Error {

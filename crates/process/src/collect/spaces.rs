@@ -9,6 +9,7 @@ use pages::scan::Area;
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
 
+use super::look::Look;
 use crate::Result;
 use crate::records::Tree;
 
@@ -33,7 +34,13 @@ const MAP_DROPPABLE: u32 = 0x08;
 
 impl Spaces {
     /// Finds the private pages of a task, and the guard regions of its mappings.
-    pub fn scan(&mut self, pid: i32, mappings: &mut [Mapping], listed: &[Listed]) -> Result<()> {
+    pub fn scan(
+        &mut self,
+        pid: i32,
+        mappings: &mut [Mapping],
+        listed: &[Listed],
+        look: &mut dyn Look,
+    ) -> Result<()> {
         let shared = listed.iter().filter(|listed| listed.may_share());
         let shared = shared.map(|listed| listed.span).collect();
         self.shared.insert(pid, shared);
@@ -44,7 +51,7 @@ impl Spaces {
             span: map.span(),
             file: !map.is_anonymous(),
         };
-        let found = pages::scan(pid, &private.iter().map(area).collect::<Vec<_>>())?;
+        let found = look.pages(pid, &private.iter().map(area).collect::<Vec<_>>())?;
         let mut own = Vec::new();
         for (map, found) in private.iter_mut().zip(found) {
             let guards = found.guards.iter();

@@ -1,0 +1,196 @@
+//! How a dump looks at the memory of stopped tasks: afresh, or with what was seen while they ran.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use pages::scan::{Area, Found};
+use resources::map::listing::{self, Listed};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use sys::proc::Stat;
+
+use crate::freeze::{Task, read_at};
+use crate::{Error, Result};
+
+/// What [`super::collect`] asks about memory.
+pub(crate) trait Look {
+    /// Lists the mappings of a stopped task.
+    fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>>;
+
+    /// Finds the pages to be stored of a stopped task's `areas`, and their guard regions.
+    fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>>;
+}
+
+/// Looks at everything while the tree is stopped.
+///
+/// The kernel walks all pages of a task to list its mappings with their flags (smaps): 20 ms a GiB.
+pub(crate) struct Afresh;
+
+impl Look for Afresh {
+    fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
+        parse(&task.read("smaps")?)
+    }
+
+    fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
+        Ok(pages::scan(pid, areas)?)
+    }
+}
+
+/// The mappings of a tree as they were while it ran.
+///
+/// While it is stopped, only the list without flags is read again, which takes as long as there
+/// are mappings and not as large as they are. Of a task whose list is the same, the flags seen
+/// before are taken for true: a change of the flags of exactly a whole mapping (madvise(2),
+/// mlock(2)) in between is not seen.
+#[derive(Debug, Default)]
+#[allow(dead_code, reason = "until the dumps of running trees use it")]
+pub(crate) struct Prepared {
+    tasks: HashMap<i32, Seen>,
+}
+
+#[derive(Debug)]
+#[allow(dead_code, reason = "until the dumps of running trees use it")]
+struct Seen {
+    start_ticks: u64,
+    /// /proc/PID/maps, before and after smaps.
+    maps: Vec<u8>,
+    listed: Vec<Listed>,
+}
+
+#[allow(dead_code, reason = "until the dumps of running trees use it")]
+impl Prepared {
+    /// Looks at the running tree under `root`. Tasks that come and go meanwhile may be missing.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when the root has ended, [`Error::Kernel`].
+    pub fn of(root: i32) -> Result<Self> {
+        let mut prepared = Self::default();
+        let mut pids = vec![root];
+        while let Some(pid) = pids.pop() {
+            match prepared.add(pid, &mut pids) {
+                Err(Error::Gone { .. }) if pid != root => {}
+                other => other?,
+            }
+        }
+        Ok(prepared)
+    }
+
+    fn add(&mut self, pid: i32, pids: &mut Vec<i32>) -> Result<()> {
+        let proc = open(pid)?;
+        let read = |name: &str| read_at(proc.as_fd(), pid, name);
+        let stat = Stat::parse(&read("stat")?);
+        let stat = stat.map_err(|error| Error::kernel(error.to_string(), super::invalid()))?;
+        let children = read(&format!("task/{pid}/children"))?;
+        let children = String::from_utf8_lossy(&children).into_owned();
+        pids.extend(
+            children
+                .split_ascii_whitespace()
+                .flat_map(str::parse::<i32>),
+        );
+        // One that changes all the time is left to the time when it is stopped.
+        const TRIES: usize = 5;
+        for _ in 0..TRIES {
+            let maps = read("maps")?;
+            let listed = parse(&read("smaps")?)?;
+            if read("maps")? == maps {
+                let start_ticks = stat.start_ticks;
+                self.tasks.insert(
+                    pid,
+                    Seen {
+                        start_ticks,
+                        maps,
+                        listed,
+                    },
+                );
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the task was seen and its mappings, but for their flags, are as they were.
+    fn is_as_before(&self, task: &Task) -> Result<Option<&Seen>> {
+        let Some(seen) = self.tasks.get(&task.pid) else {
+            return Ok(None);
+        };
+        let stat = Stat::parse(&task.read("stat")?);
+        let same = stat.is_ok_and(|stat| stat.start_ticks == seen.start_ticks);
+        Ok((same && task.read("maps")? == seen.maps).then_some(seen))
+    }
+}
+
+impl Look for Prepared {
+    fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
+        match self.is_as_before(task)? {
+            Some(seen) => Ok(seen.listed.clone()),
+            None => Afresh.mappings(task),
+        }
+    }
+
+    fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
+        Afresh.pages(pid, areas)
+    }
+}
+
+fn open(pid: i32) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
+    opened.map_err(|_| Error::Gone { pid })
+}
+
+pub(super) fn parse(smaps: &[u8]) -> Result<Vec<Listed>> {
+    let failed = |line| Error::kernel(format!("cannot understand {line:?}"), super::invalid());
+    listing::parse(smaps).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::program::Program;
+
+    use super::*;
+    use crate::freeze::freeze;
+
+    #[test]
+    fn a_quiet_task_is_as_it_was_seen() {
+        testkit::needs_root!();
+        let program = Program::new("sleep").arg("1000").spawn();
+        let pid = program.pid().cast_signed();
+        let mut prepared = Prepared::of(pid).expect("it runs");
+        let frozen = freeze(pid, None).expect("it can be stopped");
+        let task = &frozen.tasks[0];
+        assert!(prepared.is_as_before(task).expect("a look").is_some());
+        let before = prepared.mappings(task).expect("mappings");
+        assert_eq!(before, Afresh.mappings(task).expect("mappings"));
+        prepared.tasks.get_mut(&pid).expect("seen").start_ticks += 1;
+        assert!(prepared.is_as_before(task).expect("a look").is_none());
+        assert_eq!(prepared.mappings(task).expect("mappings"), before);
+    }
+
+    #[test]
+    fn other_mappings_are_looked_at_afresh() {
+        testkit::needs_root!();
+        let program = Program::new("sleep").arg("1000").spawn();
+        let pid = program.pid().cast_signed();
+        let mut prepared = Prepared::of(pid).expect("it runs");
+        prepared.tasks.get_mut(&pid).expect("seen").maps.pop();
+        prepared.tasks.get_mut(&pid).expect("seen").listed.clear();
+        let frozen = freeze(pid, None).expect("it can be stopped");
+        assert!(
+            !prepared
+                .mappings(&frozen.tasks[0])
+                .expect("mappings")
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn children_are_prepared_and_the_dead_are_gone() {
+        let program = Program::new("sh")
+            .arg("-c")
+            .arg("sleep 1000 & wait")
+            .spawn();
+        program.wait_ready("a child", || program.tree().len() == 2);
+        let prepared = Prepared::of(program.pid().cast_signed()).expect("it runs");
+        assert_eq!(prepared.tasks.len(), 2);
+        assert!(matches!(Prepared::of(i32::MAX), Err(Error::Gone { .. })));
+    }
+}
