@@ -50,8 +50,8 @@ pub(crate) struct Inventory {
     pub lock: Option<Lock>,
 }
 
-/// Collects the tree, with `look` for its memory. With `stay`, the blob stays in the tasks: they are
-/// going to be killed.
+/// Collects the tree, with `look` for its memory. With `stay`, the blob stays in the tasks: they
+/// are going to be killed.
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`] for what cannot be saved, before anything was changed.
