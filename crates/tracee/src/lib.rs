@@ -1,6 +1,7 @@
 //! A stopped process: its registers, its memory, batches of calls made inside it.
 //!
-//! - [`Thread`]: a traced and stopped thread with the registers that it goes on with,
+//! - [`Thread`]: a traced and stopped thread with the registers that it goes on with;
+//! - [`Call`]: one system call made in such a thread;
 //! - [`Visit`]: a stopped process into which the blob was mapped; runs a [`Batch`] in each thread.
 //!
 //! Whatever happens, a target goes on as it was: dropping a [`Visit`] takes the blob out again,
@@ -8,17 +9,17 @@
 //! target's own threads find the way back (module [`comeback`]).
 #![forbid(unsafe_code)]
 
+mod call;
 pub mod comeback;
 mod error;
-mod remake;
 #[cfg(test)]
 mod testing;
 mod thread;
 mod uffd;
 mod visit;
 
+pub use call::Call;
 pub use error::{Error, Result};
-pub use remake::remake;
 pub use thread::{Saved, Thread};
 pub use uffd::userfaultfd;
 pub use visit::{Batch, Outcome, Visit, is_visited};

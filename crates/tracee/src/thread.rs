@@ -6,7 +6,7 @@ use abi::{Addr, Span};
 use rustix::process::{Pid, Signal, kill_process};
 use sys::ptrace::{self, Event, Registers};
 
-use crate::{Error, Result};
+use crate::{Error, Result, call};
 
 /// What a thread goes on with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,31 +164,12 @@ impl Thread {
     /// # Errors
     /// [`Error::Gone`]; [`Error::Astray`] when it does something else.
     pub(crate) fn run_call(&mut self) -> Result<i64> {
-        self.reach_call_stop()?;
-        self.reach_call_stop()?;
-        let regs = ptrace::registers(self.tid);
-        Ok(regs
-            .map_err(|e| Error::of(self.tid, "PTRACE_GETREGSET", e))?
-            .rax
-            .cast_signed())
-    }
-
-    fn reach_call_stop(&mut self) -> Result<()> {
-        loop {
-            let tid = self.tid;
-            ptrace::resume_to_call(tid).map_err(|e| Error::of(tid, "PTRACE_SYSCALL", e))?;
-            let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
-            match event {
-                Event::Call => return Ok(()),
-                Event::Ended(_) => {
-                    return Err(Error::Gone {
-                        tid,
-                        doing: "in a call of ours",
-                    });
-                }
-                other => self.absorb(other)?,
-            }
+        let tid = self.tid;
+        // At its entry, then at its end.
+        for _ in 0..2 {
+            call::next_stop(tid, |event| self.absorb(event))?;
         }
+        call::result(tid)
     }
 
     /// Remembers a stop signal that came meanwhile; nothing else may come, as all is blocked.
@@ -199,10 +180,7 @@ impl Thread {
                 self.held_stop = true;
                 Ok(())
             }
-            other => Err(Error::Astray {
-                tid: self.tid,
-                what: format!("unexpected {other:?}"),
-            }),
+            other => Err(call::unexpected(self.tid, other)),
         }
     }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use abi::{Addr, Header, Op, PAGE_BYTES, Span, offset};
 use sys::ptrace::Registers;
 
-use crate::{Error, Result, Thread, comeback};
+use crate::{Call, Error, Result, Thread, comeback};
 
 mod bring;
 
@@ -162,8 +162,12 @@ impl Visit {
         let put = self.memory.write_all_at(&stub, self.stub.0);
         put.map_err(|e| Error::of(leader.tid, "cannot write the stub", e))?;
         // PROT_READ|PROT_WRITE|PROT_EXEC, MAP_PRIVATE|MAP_ANONYMOUS
-        let call = call_at(self.stub, leader, [MMAP, 0, bytes, 7, 0x22, u64::MAX, 0]);
-        leader.borrow(&call)?;
+        let call = Call {
+            at: self.stub,
+            number: MMAP,
+            args: [0, bytes, 7, 0x22, u64::MAX, 0],
+        };
+        leader.borrow(&call.registers(leader.saved.registers))?;
         let start = leader.run_call()?;
         if let 0..4096 = -start {
             let source = std::io::Error::from_raw_os_error(i32::try_from(-start).expect("errno"));
@@ -302,9 +306,12 @@ impl Visit {
     /// Has the leader's registers lead to unmapping the area and back.
     fn lead_out(&mut self, area: Span) -> Result<()> {
         let leader = &mut self.threads[0];
-        let unmap = [MUNMAP, area.start.0, area.bytes(), 0, 0, 0, 0];
-        let call = call_at(self.stub.plus(UNMAP_AT), leader, unmap);
-        leader.borrow(&call)
+        let unmap = Call {
+            at: self.stub.plus(UNMAP_AT),
+            number: MUNMAP,
+            args: [area.start.0, area.bytes(), 0, 0, 0, 0],
+        };
+        leader.borrow(&unmap.registers(leader.saved.registers))
     }
 
     fn outcomes(&self, places: &[Place], batches: &[&dyn Batch]) -> Result<Vec<Outcome>> {
@@ -405,22 +412,6 @@ fn part_bytes(batch: &dyn Batch) -> usize {
 fn too_large(tid: i32) -> Error {
     let what = "more questions than fit into 4 GiB".to_owned();
     Error::Astray { tid, what }
-}
-
-/// The registers with which `thread` makes one call at the stub.
-fn call_at(stub: Addr, thread: &Thread, call: [u64; 7]) -> Registers {
-    Registers {
-        rip: stub.0,
-        rax: call[0],
-        rdi: call[1],
-        rsi: call[2],
-        rdx: call[3],
-        r10: call[4],
-        r8: call[5],
-        r9: call[6],
-        orig_rax: u64::MAX,
-        ..thread.saved.registers
-    }
 }
 
 /// Code for a parked leader that nobody fetched: if all others have returned, `munmap(area)` at

@@ -4,6 +4,7 @@ use abi::Addr;
 use resources::task::interrupted::Remake;
 use rustix::process::{Pid, Signal, kill_process};
 use sys::ptrace::{self, Event, Registers};
+use tracee::Call;
 
 use super::describe_status;
 use super::loaded::kill_tree;
@@ -92,42 +93,29 @@ impl<'a> Running<'a> {
             resources::Error::corrupt(record, "its interrupted call makes no sense")
         })?;
         self.built.window.write(scratch, &remake.timespec());
-        let result = tracee::remake(thread.tid, self.syscall(), remake.number, args)?;
-        Ok(Some(result))
+        let call = Call {
+            at: self.syscall(),
+            number: remake.number,
+            args,
+        };
+        Ok(Some(call.make_interrupted(thread.tid)?))
     }
 
     /// Has a stopped leader unmap the window, by the blob's own `syscall` instruction.
     fn unmap_window(&self, tid: i32) -> Result<()> {
         const MUNMAP: u64 = 11;
-        let failed = |e| Error::kernel(format!("cannot unmap the window of {tid}"), e);
         let span = self.built.window.span();
-        let regs = ptrace::registers(tid).map_err(failed)?;
-        let regs = Registers {
-            rip: self.syscall().0,
-            rax: MUNMAP,
-            rdi: span.start.0,
-            rsi: span.bytes(),
-            orig_rax: u64::MAX,
-            ..regs
+        let call = Call {
+            at: self.syscall(),
+            number: MUNMAP,
+            args: [span.start.0, span.bytes(), 0, 0, 0, 0],
         };
-        ptrace::set_registers(tid, &regs).map_err(failed)?;
-        let mut stops = 0;
-        while stops < 2 {
-            ptrace::resume_to_call(tid).map_err(failed)?;
-            match ptrace::wait(tid).map_err(failed)? {
-                (_, Event::Call) => stops += 1,
-                // An interruption that was asked for before.
-                (_, Event::Stop(_)) => {}
-                (_, event) => {
-                    let how = format!("{event:?} while the window was unmapped");
-                    return Err(Error::Died { pid: tid, how });
-                }
-            }
-        }
-        let result = ptrace::registers(tid).map_err(failed)?.rax.cast_signed();
+        let result = call.make(tid)?;
         if result != 0 {
             let errno = i32::try_from(-result).unwrap_or(0);
-            return Err(failed(std::io::Error::from_raw_os_error(errno)));
+            let source = std::io::Error::from_raw_os_error(errno);
+            let doing = format!("cannot unmap the window of {tid}");
+            return Err(Error::kernel(doing, source));
         }
         Ok(())
     }

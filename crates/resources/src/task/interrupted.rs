@@ -433,8 +433,12 @@ mod tests {
             if let Resume::Remake(call) = resume {
                 self.stage.put(TIME, &call.timespec());
                 let args = call.args(self.stage.data() + TIME).expect("sound");
-                let syscall = Addr(registers.rip - SYSCALL_BYTES);
-                let result = tracee::remake(pid, syscall, call.number, args).expect("it is made");
+                let call = tracee::Call {
+                    at: Addr(registers.rip - SYSCALL_BYTES),
+                    number: call.number,
+                    args,
+                };
+                let result = call.make_interrupted(pid).expect("it is made");
                 Remake::finish(result, &mut registers);
             }
             ptrace::set_registers(pid, &registers).expect("set registers");
@@ -443,9 +447,12 @@ mod tests {
 
         /// Makes the kernel forget what it knows of the interrupted call.
         fn forget(&self, registers: &Registers) {
-            let syscall = Addr(registers.rip - SYSCALL_BYTES);
-            let args = [0, 0, 3_600_000, 0, 0, 0];
-            let result = tracee::remake(self.stage.pid(), syscall, nr::POLL, args);
+            let call = tracee::Call {
+                at: Addr(registers.rip - SYSCALL_BYTES),
+                number: nr::POLL,
+                args: [0, 0, 3_600_000, 0, 0, 0],
+            };
+            let result = call.make_interrupted(self.stage.pid());
             assert_eq!(result.expect("it is made"), ERESTART_RESTARTBLOCK);
         }
 

@@ -1,0 +1,155 @@
+//! One system call made in a stopped thread, from the `syscall` instruction to the stop at its end.
+
+use abi::Addr;
+use sys::ptrace::{self, Event, Registers};
+
+use crate::{Error, Result};
+
+/// A system call for a stopped thread to make.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Where a `syscall` instruction stands in its memory.
+    pub at: Addr,
+    /// The call's number.
+    pub number: u64,
+    /// Its arguments.
+    pub args: [u64; 6],
+}
+
+impl Call {
+    /// The registers with which a thread makes the call next; what does not matter is `others`'.
+    #[must_use]
+    pub fn registers(self, others: Registers) -> Registers {
+        let [rdi, rsi, rdx, r10, r8, r9] = self.args;
+        Registers {
+            rip: self.at.0,
+            rax: self.number,
+            rdi,
+            rsi,
+            rdx,
+            r10,
+            r8,
+            r9,
+            // It is in no call that would be restarted.
+            orig_rax: u64::MAX,
+            ..others
+        }
+    }
+
+    /// Has a traced and stopped thread make the call and gives its result. The thread is in the
+    /// stop at the call's end, with whatever registers the call left.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Kernel`]; [`Error::Astray`] when something else happens to it.
+    pub fn make(self, tid: i32) -> Result<i64> {
+        self.begin(tid)?;
+        next_stop(tid, expected(tid))?;
+        result(tid)
+    }
+
+    /// Does what [`Call::make`] does, but interrupts the call at once where it would wait, so that
+    /// the kernel remembers how much time remains of it (`restart_syscall(2)`).
+    ///
+    /// An interruption that is asked for before the call begins ends its wait before it starts.
+    /// The stop at the call's end takes its place: nothing else is reported, and the caller may
+    /// give the thread any registers there.
+    ///
+    /// # Errors
+    /// As [`Call::make`].
+    pub fn make_interrupted(self, tid: i32) -> Result<i64> {
+        self.begin(tid)?;
+        ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
+        next_stop(tid, expected(tid))?;
+        result(tid)
+    }
+
+    /// Brings the thread to the stop at the call's entry.
+    fn begin(self, tid: i32) -> Result<()> {
+        let own = ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))?;
+        let set = ptrace::set_registers(tid, &self.registers(own));
+        set.map_err(|e| Error::of(tid, "PTRACE_SETREGSET", e))?;
+        next_stop(tid, expected(tid))
+    }
+}
+
+/// Lets a stopped thread go on to its next stop at the entry or the end of a call. What else stops
+/// it on the way goes to `absorb`, which may fail.
+pub(crate) fn next_stop(tid: i32, mut absorb: impl FnMut(Event) -> Result<()>) -> Result<()> {
+    loop {
+        ptrace::resume_to_call(tid).map_err(|e| Error::of(tid, "PTRACE_SYSCALL", e))?;
+        let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
+        match event {
+            Event::Call => return Ok(()),
+            Event::Ended(_) => {
+                return Err(Error::Gone {
+                    tid,
+                    doing: "in a call of ours",
+                });
+            }
+            other => absorb(other)?,
+        }
+    }
+}
+
+/// What the call gave at whose end a thread is stopped.
+pub(crate) fn result(tid: i32) -> Result<i64> {
+    let registers = ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))?;
+    Ok(registers.rax.cast_signed())
+}
+
+/// An interruption that was asked for earlier may be reported before the call begins; nothing
+/// else.
+fn expected(tid: i32) -> impl FnMut(Event) -> Result<()> {
+    move |event| match event {
+        Event::Stop(_) => Ok(()),
+        other => Err(unexpected(tid, other)),
+    }
+}
+
+/// The error for a thread that was stopped by what should not come.
+pub(crate) fn unexpected(tid: i32, event: Event) -> Error {
+    let what = format!("unexpected {event:?}");
+    Error::Astray { tid, what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLL: u64 = 7;
+    const GETPID: u64 = 39;
+    const ERESTART_RESTARTBLOCK: i64 = -516;
+
+    #[test]
+    fn an_interrupted_call_is_over_for_calls_that_follow() {
+        let puppet = sys::puppet::Puppet::start().expect("a puppet");
+        let pid = puppet.pid();
+        ptrace::seize(pid, true).expect("seize");
+        ptrace::interrupt(pid).expect("interrupt");
+        ptrace::wait(pid).expect("wait");
+        // It waits for its owner in a futex call: behind the instruction that it needs.
+        let syscall = Addr(ptrace::registers(pid).expect("registers").rip - 2);
+        let hour = Call {
+            at: syscall,
+            number: POLL,
+            args: [0, 0, 3_600_000, 0, 0, 0],
+        };
+        let remade = hour.make_interrupted(pid).expect("it is made");
+        assert_eq!(remade, ERESTART_RESTARTBLOCK);
+        // A call that does not wait gives its result, and nothing else is reported.
+        let own = Call {
+            at: syscall,
+            number: GETPID,
+            args: [0; 6],
+        };
+        let remade = own.make_interrupted(pid).expect("it is made");
+        assert_eq!(remade, i64::from(pid));
+        assert_eq!(own.make(pid).expect("it is made"), i64::from(pid));
+        let call = own.registers(ptrace::registers(pid).expect("registers"));
+        ptrace::set_registers(pid, &call).expect("set registers");
+        for _ in 0..2 {
+            ptrace::resume_to_call(pid).expect("resume");
+            assert_eq!(ptrace::wait(pid).expect("wait"), (pid, Event::Call));
+        }
+    }
+}
