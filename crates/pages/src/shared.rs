@@ -9,8 +9,19 @@ use crate::{Error, Extent, Result, Source, TaskMemory};
 /// Pages compared at once by contents.
 const COMPARED_PAGES: u64 = 128;
 
-/// Finds the pages of `spans` that task `child` has in common with task `parent` at the same
-/// addresses: the very same physical pages, by copy-on-write.
+/// Entries of pages between two spans that are read rather than asking once more.
+const GAP_PAGES: u64 = 512;
+
+/// What a child has in common with its parent, in ascending order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shared {
+    /// Pages that both have at the same addresses: the very same physical pages, by copy-on-write.
+    pub common: Vec<Span>,
+    /// Pages that only the child has, and no other process.
+    pub alone: Vec<Span>,
+}
+
+/// Finds the pages of `spans` that task `child` has in common with task `parent`.
 ///
 /// Without `CAP_SYS_ADMIN` the kernel does not tell which those are; then pages with the same
 /// contents are found, which is no difference to the tasks. Swapped pages are not found. `spans`
@@ -18,52 +29,62 @@ const COMPARED_PAGES: u64 = 128;
 ///
 /// # Errors
 /// [`Error::Look`], [`Error::Gone`], and [`Error::Read`] where contents are compared.
-pub fn shared_with(parent: i32, child: i32, spans: &[Span]) -> Result<Vec<Span>> {
-    let open = |pid, span: &Span| {
-        Pagemap::open(pid).map_err(|source| Error::look(pid, span.start, source))
-    };
+pub fn shared_with(parent: i32, child: i32, spans: &[Span]) -> Result<Shared> {
+    let mut shared = Shared::default();
     let Some(first) = spans.first() else {
-        return Ok(Vec::new());
+        return Ok(shared);
     };
-    let maps = [(parent, open(parent, first)?), (child, open(child, first)?)];
-    let longest = spans
-        .iter()
-        .map(|span| span.pages() as usize)
-        .max()
-        .unwrap_or_default();
-    let mut entries = [(); 2].map(|()| vec![Entry::default(); ENTRIES.min(longest)]);
-    let mut shared = Vec::new();
+    let open = |pid| Pagemap::open(pid).map_err(|source| Error::look(pid, first.start, source));
+    let maps = [(parent, open(parent)?), (child, open(child)?)];
+    let mut entries = [(); 2].map(|()| Vec::new());
     let mut unknown = Vec::new();
-    for span in spans {
-        let mut rest = *span;
+    for stretch in stretches(spans) {
+        let whole = Span {
+            start: stretch[0].start,
+            end: stretch[stretch.len() - 1].end,
+        };
+        let mut rest = whole;
         while !rest.is_empty() {
-            let count = entries[0].len().min(rest.pages() as usize);
+            let count = ENTRIES.min(rest.pages() as usize);
             for ((pid, map), entries) in maps.iter().zip(&mut entries) {
-                let read = map.entries(rest.start, &mut entries[..count]);
+                entries.resize(count, Entry::default());
+                let read = map.entries(rest.start, entries);
                 match read.map_err(|source| Error::look(*pid, rest.start, source))? {
                     read if read == count => {}
                     _ => return Err(Error::Gone { pid: *pid }),
                 }
             }
-            let pairs = entries[0].iter().zip(&entries[1]).take(count);
-            for (page, (of_parent, of_child)) in (rest.start.page()..).zip(pairs) {
-                let page = Span::new(abi::Addr::of_page(page), PAGE_BYTES);
-                match same(*of_parent, *of_child) {
-                    Some(true) => push(&mut shared, page),
-                    Some(false) => {}
-                    None => push(&mut unknown, page),
+            let window = Span::new(rest.start, count as u64 * PAGE_BYTES);
+            for span in stretch.iter().map(|span| span.intersect(window)) {
+                for page in span.start.page()..span.end.page() {
+                    let at = (page - rest.start.page()) as usize;
+                    let span = Span::new(abi::Addr::of_page(page), PAGE_BYTES);
+                    match same(entries[0][at], entries[1][at]) {
+                        Some(true) => push(&mut shared.common, span),
+                        Some(false) => {}
+                        None => push(&mut unknown, span),
+                    }
+                    if entries[1][at].is_present() && entries[1][at].is_exclusive() {
+                        push(&mut shared.alone, span);
+                    }
                 }
             }
-            rest.start = rest.start.plus(count as u64 * PAGE_BYTES);
+            rest.start = window.end;
         }
     }
     if !unknown.is_empty() {
         let mut all = compare(parent, child, &unknown)?;
-        all.append(&mut shared);
+        all.append(&mut shared.common);
         all.sort();
-        all.into_iter().for_each(|span| push(&mut shared, span));
+        all.into_iter()
+            .for_each(|span| push(&mut shared.common, span));
     }
     Ok(shared)
+}
+
+/// Groups spans that are near each other.
+fn stretches(spans: &[Span]) -> impl Iterator<Item = &[Span]> {
+    spans.chunk_by(|one, next| next.start.page() - one.end.page() <= GAP_PAGES)
 }
 
 /// Whether two entries are of one page; none where the kernel hides that.

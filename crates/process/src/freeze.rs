@@ -1,11 +1,14 @@
 //! Target → frozen: every thread of every task of the tree is stopped.
 
+use std::cell::OnceCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use resources::task::interrupted::{Before, Clocks};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
+use sys::close::Later;
+use sys::proc::Stat;
 use tracee::Thread;
 
 use crate::{Error, Result, target};
@@ -30,6 +33,9 @@ pub struct Task {
     pub waits: Vec<Wait>,
     /// /proc/PID.
     pub proc: OwnedFd,
+    /// Files of it that were read.
+    pub(crate) spent: Later,
+    stat: OnceCell<Vec<u8>>,
 }
 
 /// A thread's wait in a system call, as far as it is known.
@@ -74,12 +80,33 @@ impl Task {
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
-        read_at(self.proc.as_fd(), self.pid, name)
+        read_at(self.proc.as_fd(), self.pid, name, &self.spent)
+    }
+
+    /// Reads /proc/PID/stat, once after the task was stopped.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Kernel`].
+    pub(crate) fn stat(&self) -> Result<(Stat, &[u8])> {
+        if self.stat.get().is_none() {
+            let text = self.read("stat")?;
+            self.stat.get_or_init(|| text);
+        }
+        let text = self.stat.get().expect("just read");
+        let unclear = |what| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
+        let doing = || format!("cannot understand /proc/{}/stat", self.pid);
+        let stat = Stat::parse(text).map_err(|e| Error::kernel(doing(), unclear(e)))?;
+        Ok((stat, text))
     }
 }
 
-/// Reads a file of the /proc directory of process `pid`.
-pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str) -> Result<Vec<u8>> {
+/// Reads a file of the /proc directory of process `pid`; `spent` closes it.
+pub(crate) fn read_at(
+    dir: BorrowedFd<'_>,
+    pid: i32,
+    name: &str,
+    spent: &Later,
+) -> Result<Vec<u8>> {
     let failed = |errno: Errno| match errno {
         Errno::NOENT | Errno::SRCH => Error::Gone { pid },
         errno => Error::kernel(format!("cannot read /proc/{pid}/{name}"), errno),
@@ -94,6 +121,7 @@ pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str) -> Result<Vec<u
         // Such a file comes in one piece as far as it fits, but a list in many.
         if got == 0 || filled < bytes.len() && !is_list(name) {
             bytes.truncate(filled);
+            spent.push(file);
             return Ok(bytes);
         }
         if bytes.len() - filled < 4096 {
@@ -163,6 +191,8 @@ fn stop_task(pid: i32, deadline: Option<Instant>, clocks: &mut Clocks) -> Result
         body: Body::Ended,
         waits: Vec::new(),
         proc,
+        spent: Later::default(),
+        stat: OnceCell::new(),
     };
     let before = look(&task, pid, clocks);
     match Thread::seize(pid) {
@@ -246,19 +276,8 @@ fn thread_ids(task: &Task) -> Result<Vec<i32>> {
     };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = openat(&task.proc, "task", flags, Mode::empty()).map_err(failed)?;
-    let mut buffer = Vec::with_capacity(8192);
-    let mut entries = rustix::fs::RawDir::new(dir, buffer.spare_capacity_mut());
-    let mut ids = Vec::new();
-    while let Some(entry) = entries.next() {
-        let entry = entry.map_err(failed)?;
-        ids.extend(
-            entry
-                .file_name()
-                .to_str()
-                .ok()
-                .and_then(|name| name.parse::<i32>().ok()),
-        );
-    }
+    let ids = sys::numbers::of(&dir).map_err(failed)?;
+    task.spent.push(dir);
     Ok(ids)
 }
 
@@ -291,7 +310,7 @@ mod tests {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let proc = openat(CWD, "/proc/self", flags, Mode::empty()).expect("/proc");
         let tid = rustix::thread::gettid().as_raw_nonzero();
-        let text = read_at(proc.as_fd(), 0, &format!("task/{tid}/children"));
+        let text = read_at(proc.as_fd(), 0, &format!("task/{tid}/children"), &Later::default());
         for child in &mut children {
             child.kill().expect("kill");
             child.wait().expect("wait");

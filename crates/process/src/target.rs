@@ -2,6 +2,7 @@
 
 use std::io;
 
+use rustix::fs::{Mode, OFlags};
 use sys::proc::{Stat, Status};
 
 use crate::{Error, Result};
@@ -14,34 +15,51 @@ const KERNEL_THREAD: u32 = 0x0020_0000;
 /// # Errors
 /// [`resources::Error::Unsupported`] for a kernel thread and for a tree that this process is in.
 pub(crate) fn check(root: i32) -> Result<()> {
+    let Some(found) = stat(root) else {
+        // Who stops it says that it is not there.
+        return Ok(());
+    };
+    if found.flags & KERNEL_THREAD != 0 {
+        let name = String::from_utf8_lossy(&found.comm).into_owned();
+        let what = format!("a kernel thread ({name})");
+        return Err(resources::Error::unsupported(root, what).into());
+    }
     let own = std::process::id().cast_signed();
-    let mut pid = own;
+    let what = match own {
+        own if own == root => "stillframe itself".to_owned(),
+        own if may_have_children(root, &found) && is_ancestor(root, own) => {
+            format!("a tree with stillframe itself (pid {own})")
+        }
+        _ => return Ok(()),
+    };
+    Err(resources::Error::unsupported(root, what).into())
+}
+
+/// Whether a process may have children: what its only thread says of them is quickly asked.
+fn may_have_children(pid: i32, stat: &Stat) -> bool {
+    let listed = || text(&format!("/proc/{pid}/task/{pid}/children"));
+    stat.threads > 1 || listed().is_none_or(|listed| !listed.is_empty())
+}
+
+/// Whether process `elder` is an ancestor of process `pid`.
+fn is_ancestor(elder: i32, pid: i32) -> bool {
+    let parent = |pid: &i32| stat(*pid).map(|stat| stat.ppid).filter(|ppid| *ppid > 0);
     // A pid that is used again meanwhile could make a circle.
-    for _ in 0..1 << 16 {
-        if pid == root {
-            let what = match own {
-                own if own == root => "stillframe itself".to_owned(),
-                own => format!("a tree with stillframe itself (pid {own})"),
-            };
-            return Err(resources::Error::unsupported(root, what).into());
-        }
-        match stat(pid) {
-            Some(stat) if stat.ppid > 0 => pid = stat.ppid,
-            _ => break,
-        }
-    }
-    match stat(root) {
-        Some(stat) if stat.flags & KERNEL_THREAD != 0 => {
-            let name = String::from_utf8_lossy(&stat.comm).into_owned();
-            let what = format!("a kernel thread ({name})");
-            Err(resources::Error::unsupported(root, what).into())
-        }
-        _ => Ok(()),
-    }
+    let mut line = std::iter::successors(parent(&pid), parent).take(1 << 16);
+    line.any(|pid| pid == elder)
 }
 
 fn stat(pid: i32) -> Option<Stat> {
-    Stat::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?).ok()
+    Stat::parse(&text(&format!("/proc/{pid}/stat"))?).ok()
+}
+
+/// A short file of /proc, with one call.
+fn text(path: &str) -> Option<Vec<u8>> {
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut bytes = vec![0; 4096];
+    let got = rustix::io::read(&file, &mut bytes[..]).ok()?;
+    bytes.truncate(got);
+    Some(bytes)
 }
 
 /// Says more of a process that may not be traced: who traces it already.

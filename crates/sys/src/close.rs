@@ -1,6 +1,35 @@
 //! Closing many descriptors with few calls.
 
+use std::cell::RefCell;
 use std::os::fd::{IntoRawFd, OwnedFd};
+
+/// Descriptors that nobody reads any more, closed together: at the latest when this is dropped.
+#[derive(Debug, Default)]
+pub struct Later(RefCell<Vec<OwnedFd>>);
+
+impl Later {
+    /// How many are kept at most.
+    const MOST: usize = 128;
+
+    /// Takes a descriptor to be closed.
+    pub fn push(&self, descriptor: OwnedFd) {
+        self.0.borrow_mut().push(descriptor);
+        if self.0.borrow().len() >= Self::MOST {
+            self.close();
+        }
+    }
+
+    /// Closes those taken so far.
+    pub fn close(&self) {
+        all(self.0.take());
+    }
+}
+
+impl Drop for Later {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
 
 /// Closes all of `descriptors`, those with consecutive numbers by one close_range(2).
 pub fn all(descriptors: impl IntoIterator<Item = OwnedFd>) {
@@ -31,5 +60,24 @@ mod tests {
             Ok(0),
             "{number} is closed"
         );
+    }
+
+    #[test]
+    fn what_is_left_for_later_is_closed_when_it_is_many_or_over() {
+        let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
+        let ended = || {
+            let mut ready = [rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut ready, Some(&rustix::event::Timespec::default())) == Ok(1)
+        };
+        let later = Later::default();
+        for _ in 1..Later::MOST {
+            later.push(writer.try_clone().expect("a copy"));
+        }
+        later.push(writer);
+        assert!(ended(), "all are closed when there are many");
+        let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
+        later.push(writer);
+        drop(later);
+        assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0));
     }
 }

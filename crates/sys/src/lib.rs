@@ -17,6 +17,7 @@ pub mod kcmp;
 pub mod memfd;
 pub mod netlink;
 pub mod nft;
+pub mod numbers;
 pub mod own;
 pub mod pagemap;
 pub mod proc;

@@ -2,11 +2,12 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 
 use resources::task::Facts;
 use resources::{Allow, Error, Result};
+use sys::close::Later;
 use sys::proc::Status;
 use sys::ptrace::RseqArea;
 
@@ -20,6 +21,7 @@ pub(super) struct ThreadFacts<'a> {
     /// /proc/PID.
     pub proc: BorrowedFd<'a>,
     pub rseq: RseqArea,
+    spent: &'a Later,
     texts: RefCell<HashMap<String, Rc<[u8]>>>,
     status: OnceCell<Rc<Status>>,
 }
@@ -28,7 +30,7 @@ impl<'a> ThreadFacts<'a> {
     pub fn new(
         allow: &'a Allow,
         (pid, tid): (i32, i32),
-        proc: BorrowedFd<'a>,
+        (proc, spent): (BorrowedFd<'a>, &'a Later),
         rseq: RseqArea,
     ) -> Self {
         Self {
@@ -37,6 +39,7 @@ impl<'a> ThreadFacts<'a> {
             tid,
             proc,
             rseq,
+            spent,
             texts: RefCell::default(),
             status: OnceCell::new(),
         }
@@ -72,7 +75,7 @@ impl Facts for ThreadFacts<'_> {
         } else {
             format!("task/{}/{name}", self.tid)
         };
-        let text = freeze::read_at(self.proc.as_fd(), self.pid, &path);
+        let text = freeze::read_at(self.proc, self.pid, &path, self.spent);
         let text: Rc<[u8]> = text.map_err(|error| self.failed(name, error))?.into();
         self.texts
             .borrow_mut()

@@ -12,9 +12,10 @@ use crate::{Error, Result};
 /// # Errors
 /// [`resources::Error::Unsupported`] naming the task.
 pub(super) fn check(frozen: &Frozen) -> Result<()> {
+    let ours = own_namespaces()?;
     for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
         check_code(task)?;
-        check_namespaces(task)?;
+        check_namespaces(task, &ours)?;
     }
     sharing::check(frozen)
 }
@@ -48,18 +49,31 @@ const NAMESPACES: [&str; 10] = [
     "time_for_children",
 ];
 
+/// The inodes of this process's namespaces; of none that the kernel does not have.
+fn own_namespaces() -> Result<[Option<u64>; NAMESPACES.len()]> {
+    let mut inodes = [None; NAMESPACES.len()];
+    for (name, inode) in NAMESPACES.iter().zip(&mut inodes) {
+        *inode = match rustix::fs::stat(format!("/proc/self/ns/{name}")) {
+            Ok(stat) => Some(stat.st_ino),
+            Err(Errno::NOENT) => None,
+            Err(errno) => {
+                let doing = format!("cannot look at /proc/self/ns/{name}");
+                return Err(Error::kernel(doing, errno));
+            }
+        };
+    }
+    Ok(inodes)
+}
+
 /// Only tasks in this process's own namespaces are saved.
-fn check_namespaces(task: &Task) -> Result<()> {
-    for name in NAMESPACES {
-        let ours = rustix::fs::stat(format!("/proc/self/ns/{name}"));
-        let theirs = statat(&task.proc, format!("ns/{name}"), AtFlags::empty());
-        let differs = match (ours, theirs) {
-            (Ok(ours), Ok(theirs)) => ours.st_ino != theirs.st_ino,
-            // A kernel without this kind of namespace.
-            (Err(Errno::NOENT), _) => false,
+fn check_namespaces(task: &Task, ours: &[Option<u64>]) -> Result<()> {
+    for (name, ours) in NAMESPACES.iter().zip(ours) {
+        let Some(ours) = ours else { continue };
+        let differs = match statat(&task.proc, format!("ns/{name}"), AtFlags::empty()) {
+            Ok(theirs) => theirs.st_ino != *ours,
             // A new one for children that has no first process yet.
-            (Ok(_), Err(Errno::NOENT)) if name == "pid_for_children" => true,
-            (Err(errno), _) | (_, Err(errno)) => {
+            Err(Errno::NOENT) if *name == "pid_for_children" => true,
+            Err(errno) => {
                 let doing = format!("cannot look at /proc/{}/ns/{name}", task.pid);
                 return Err(Error::kernel(doing, errno));
             }

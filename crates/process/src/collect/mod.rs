@@ -176,9 +176,8 @@ struct Found {
 impl Found {
     fn new(task: &mut Task, stay: bool, allow: &Allow, look: &mut dyn Look) -> Result<Self> {
         let pid = task.pid;
-        let stat_text = task.read("stat")?;
-        let stat = Stat::parse(&stat_text);
-        let stat = stat.map_err(|error| Error::kernel(error.to_string(), invalid()))?;
+        let (stat, stat_text) = task.stat()?;
+        let stat_text = stat_text.to_vec();
         let mut found = Self {
             node: node(task, &stat),
             stat,
@@ -235,7 +234,8 @@ impl Found {
             .map(|thread| (thread.tid, thread.saved))
             .collect::<Vec<_>>();
         let facts = all.iter().map(|(tid, saved)| {
-            ThreadFacts::new(allow, (pid, *tid), task.proc.as_fd(), saved.rseq)
+            let proc = (task.proc.as_fd(), &task.spent);
+            ThreadFacts::new(allow, (pid, *tid), proc, saved.rseq)
         });
         let facts = facts.collect::<Vec<_>>();
         facts[0].knows("stat", stat);

@@ -2,13 +2,11 @@
 //! such trees are made by clone(2) and unshare(2), and are not saved.
 
 use std::cmp::Ordering;
-use std::io;
 use std::sync::mpsc;
 
 use rustix::io::Errno;
 use rustix::thread::gettid;
 use sys::kcmp::{self, Shared};
-use sys::proc::Stat;
 
 use crate::freeze::{Frozen, Task};
 use crate::{Error, Result};
@@ -69,8 +67,7 @@ fn check_threads(task: &Task) -> Result<()> {
 
 /// The root may share with whoever made it, outside of the tree.
 fn check_parent(root: &Task) -> Result<()> {
-    let stat = Stat::parse(&root.read("stat")?);
-    let stat = stat.map_err(|error| Error::kernel(error.to_string(), io::Error::other("stat")))?;
+    let stat = root.stat()?.0;
     if stat.ppid == 0 {
         return Ok(());
     }

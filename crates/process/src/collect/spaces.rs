@@ -19,6 +19,8 @@ pub(super) struct Spaces {
     own: Vec<(i32, Vec<Span>)>,
     /// Mappings in which pages may be shared by copy-on-write, with whomever.
     shared: HashMap<i32, Vec<Span>>,
+    /// Pages in them that only the task has.
+    alone: HashMap<i32, Vec<Span>>,
     same: Vec<Run>,
 }
 
@@ -76,6 +78,8 @@ impl Spaces {
             };
             let own = &self.own[*child].1;
             let shared = pages::shared_with(node.parent, node.pid, own)?;
+            self.alone.insert(node.pid, shared.alone);
+            let shared = shared.common;
             let kind = RunKind::Same {
                 space: SpaceId(node.parent.cast_unsigned()),
             };
@@ -93,21 +97,27 @@ impl Spaces {
         let mut parts = Vec::new();
         for (pid, spans) in self.own {
             let shared = &self.shared[&pid];
-            let mut kinds = [Vec::new(), Vec::new()];
-            for span in spans {
-                // Pages found lie in one mapping.
+            let alone = self.alone.get(&pid).map_or(&[][..], Vec::as_slice);
+            // Pages found lie in one mapping.
+            let may_share = |span: &Span| {
                 let after = shared.partition_point(|shared| shared.end <= span.start);
-                let quiet = shared
-                    .get(after)
-                    .is_some_and(|shared| shared.overlaps(span));
-                kinds[usize::from(quiet)].push(Extent {
+                shared.get(after).is_some_and(|shared| shared.overlaps(*span))
+            };
+            let (suspect, plain): (Vec<_>, Vec<_>) = spans.into_iter().partition(may_share);
+            let quiet = subtract(&suspect, alone);
+            let more = subtract(&suspect, &quiet);
+            let extents = |spans: Vec<Span>| {
+                let extent = |span: Span| Extent {
                     space: SpaceId(pid.cast_unsigned()),
                     first_page: span.start.page(),
                     at: span.start,
                     pages: span.pages(),
-                });
-            }
-            let [plain, quiet] = kinds;
+                };
+                spans.into_iter().map(extent).collect::<Vec<_>>()
+            };
+            let mut plain = [plain, more].concat();
+            plain.sort_unstable();
+            let [plain, quiet] = [plain, quiet].map(extents);
             parts.push(Memory {
                 pid,
                 quiet: false,

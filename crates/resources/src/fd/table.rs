@@ -2,12 +2,11 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
-use std::ffi::CStr;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
+use sys::close::Later;
 
 use super::{DescriptionId, Info};
 use crate::{Error, Result};
@@ -44,20 +43,18 @@ pub fn read(pid: i32, proc: BorrowedFd<'_>) -> Result<Vec<Row>> {
         rustix::fs::openat(proc, name, flags, Mode::empty()).map_err(|error| failed(name, error))
     };
     let (links, infos) = (open("fd")?, open("fdinfo")?);
-    let mut room = [MaybeUninit::uninit(); 8192];
-    let mut entries = RawDir::new(&links, &mut room);
-    let mut buffer = vec![0; 1 << 16];
-    let mut rows = Vec::new();
-    while let Some(entry) = entries.next() {
-        let entry = entry.map_err(|error| failed("fd", error))?;
-        let Some(fd) = number(entry.file_name()) else {
-            continue;
-        };
-        let name = entry.file_name();
+    let mut numbers = sys::numbers::of(&links).map_err(|error| failed("fd", error))?;
+    numbers.sort_unstable();
+    let mut buffer = vec![0; 4096];
+    let mut rows = Vec::with_capacity(numbers.len());
+    let spent = Later::default();
+    for fd in numbers {
+        let name = fd.to_string();
+        let name = name.as_str();
         let failed = |error| failed(&format!("fd/{fd}"), error);
         let link = rustix::fs::readlinkat(&links, name, Vec::new()).map_err(failed)?;
         let stat = rustix::fs::statat(&links, name, AtFlags::empty()).map_err(failed)?;
-        let text = contents(infos.as_fd(), name, &mut buffer).map_err(failed)?;
+        let text = contents(infos.as_fd(), name, &mut buffer, &spent).map_err(failed)?;
         let (info, cloexec) = Info::parse(&String::from_utf8_lossy(text)).ok_or_else(|| {
             let text = String::from_utf8_lossy(text);
             Error::corrupt(format!("/proc/{pid}/fdinfo/{fd}"), format!("says {text:?}"))
@@ -70,7 +67,8 @@ pub fn read(pid: i32, proc: BorrowedFd<'_>) -> Result<Vec<Row>> {
             info,
         });
     }
-    rows.sort_unstable_by_key(|row| row.fd);
+    spent.push(links);
+    spent.push(infos);
     Ok(rows)
 }
 
@@ -97,15 +95,12 @@ pub fn own(fd: BorrowedFd<'_>) -> Result<Row> {
     })
 }
 
-fn number(name: &CStr) -> Option<i32> {
-    name.to_str().ok()?.parse().ok()
-}
-
-/// The file's bytes, read into `buffer`, which grows as needed.
+/// The file's bytes, read into `buffer`, which grows as needed; `spent` closes the file.
 fn contents<'a>(
     folder: BorrowedFd<'_>,
-    name: &CStr,
+    name: &str,
     buffer: &'a mut Vec<u8>,
+    spent: &Later,
 ) -> rustix::io::Result<&'a [u8]> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file: OwnedFd = rustix::fs::openat(folder, name, flags, Mode::empty())?;
@@ -114,6 +109,7 @@ fn contents<'a>(
         // A file of this kind comes in one piece as far as the buffer has room.
         filled += rustix::io::read(&file, &mut buffer[filled..])?;
         if filled < buffer.len() {
+            spent.push(file);
             return Ok(&buffer[..filled]);
         }
         buffer.resize(buffer.len() * 2, 0);
@@ -243,9 +239,9 @@ mod tests {
         let fd = file.as_raw_fd();
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let infos = rustix::fs::open("/proc/self/fdinfo", flags, Mode::empty()).expect("open");
-        let name = std::ffi::CString::new(fd.to_string()).expect("digits");
+        let (name, spent) = (fd.to_string(), Later::default());
         let mut small = vec![0; 4];
-        let text = contents(infos.as_fd(), &name, &mut small).expect("read");
+        let text = contents(infos.as_fd(), &name, &mut small, &spent).expect("read");
         let text = std::str::from_utf8(text).expect("text");
         let (info, cloexec) = Info::parse(text).expect("well formed");
         assert_eq!(
