@@ -2,7 +2,9 @@
 use std::panic::resume_unwind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::thread::{ScopedJoinHandle, available_parallelism, scope};
+use std::thread::{ScopedJoinHandle, scope};
+
+use rustix::thread::sched_getaffinity;
 
 use crate::Result;
 
@@ -17,7 +19,8 @@ pub fn threads(bytes: u64) -> usize {
     if bytes <= ALONE_BYTES {
         return 1;
     }
-    available_parallelism().map_or(1, |processors| processors.get().min(MAX_THREADS))
+    let allowed = sched_getaffinity(None).map_or(1, |processors| processors.count());
+    (allowed as usize).clamp(1, MAX_THREADS)
 }
 
 /// Does the work `0..count` on `threads` threads, of which the caller's is one. Each thread makes

@@ -51,6 +51,6 @@ pub use extent::Extent;
 pub use fill::{Filled, fill};
 pub use place::{Placed, place};
 pub use scan::scan;
-pub use shared::{Shared, shared_with};
+pub use shared::{Parent, Shared};
 pub use sink::Sink;
 pub use source::{Source, TaskMemory};

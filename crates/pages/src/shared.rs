@@ -1,5 +1,7 @@
 //! Which pages a child still shares with its parent since the fork.
-use abi::{PAGE_BYTES, Span};
+use std::collections::HashMap;
+
+use abi::{Addr, PAGE_BYTES, Span};
 use sys::pagemap::{Entry, Pagemap};
 
 use crate::buffer::Buffer;
@@ -21,65 +23,109 @@ pub struct Shared {
     pub alone: Vec<Span>,
 }
 
-/// Finds the pages of `spans` that task `child` has in common with task `parent`.
-///
-/// Without `CAP_SYS_ADMIN` the kernel does not tell which those are; then pages with the same
-/// contents are found, which is no difference to the tasks. Swapped pages are not found. `spans`
-/// are in ascending order, and of private mappings of both tasks.
-///
-/// # Errors
-/// [`Error::Look`], [`Error::Gone`], and [`Error::Read`] where contents are compared.
-pub fn shared_with(parent: i32, child: i32, spans: &[Span]) -> Result<Shared> {
-    let mut shared = Shared::default();
-    let Some(first) = spans.first() else {
-        return Ok(shared);
-    };
-    let open = |pid| Pagemap::open(pid).map_err(|source| Error::look(pid, first.start, source));
-    let maps = [(parent, open(parent)?), (child, open(child)?)];
-    let mut entries = [(); 2].map(|()| Vec::new());
-    let mut unknown = Vec::new();
-    for stretch in stretches(spans) {
-        let whole = Span {
-            start: stretch[0].start,
-            end: stretch[stretch.len() - 1].end,
-        };
-        let mut rest = whole;
-        while !rest.is_empty() {
-            let count = ENTRIES.min(rest.pages() as usize);
-            for ((pid, map), entries) in maps.iter().zip(&mut entries) {
-                entries.resize(count, Entry::default());
-                let read = map.entries(rest.start, entries);
-                match read.map_err(|source| Error::look(*pid, rest.start, source))? {
-                    read if read == count => {}
-                    _ => return Err(Error::Gone { pid: *pid }),
-                }
-            }
-            let window = Span::new(rest.start, count as u64 * PAGE_BYTES);
+/// A parent, whose page map is read once for all its children.
+pub struct Parent {
+    pid: i32,
+    map: Option<Pagemap>,
+    /// Its entries from a page on.
+    read: HashMap<(u64, usize), Vec<Entry>>,
+}
+
+impl Parent {
+    /// Stretches up to this length are kept for the other children.
+    const KEPT_PAGES: usize = 4096;
+    /// And as many of them.
+    const KEPT: usize = 64;
+
+    /// The stopped task `pid`.
+    #[must_use]
+    pub fn new(pid: i32) -> Self {
+        let (map, read) = (None, HashMap::new());
+        Self { pid, map, read }
+    }
+
+    /// Finds the pages of `spans` that task `child` has in common with this one.
+    ///
+    /// Without `CAP_SYS_ADMIN` the kernel does not tell which those are; then pages with the same
+    /// contents are found, which is no difference to the tasks. Swapped pages are not found.
+    /// `spans` are in ascending order, and of private mappings of both tasks.
+    ///
+    /// # Errors
+    /// [`Error::Look`], [`Error::Gone`], and [`Error::Read`] where contents are compared.
+    pub fn shared_with(&mut self, child: i32, spans: &[Span]) -> Result<Shared> {
+        let mut shared = Shared::default();
+        let mut unknown = Vec::new();
+        let mut map = None;
+        let mut theirs = Vec::new();
+        for (stretch, window) in windows(spans) {
+            let count = window.pages() as usize;
+            theirs.resize(count, Entry::default());
+            read(child, &mut map, window.start, &mut theirs)?;
+            let ours = self.entries(window.start, count)?;
             for span in stretch.iter().map(|span| span.intersect(window)) {
                 for page in span.start.page()..span.end.page() {
-                    let at = (page - rest.start.page()) as usize;
-                    let span = Span::new(abi::Addr::of_page(page), PAGE_BYTES);
-                    match same(entries[0][at], entries[1][at]) {
+                    let at = (page - window.start.page()) as usize;
+                    let (ours, theirs) = (ours[at], theirs[at]);
+                    let span = Span::new(Addr::of_page(page), PAGE_BYTES);
+                    match same(ours, theirs) {
                         Some(true) => push(&mut shared.common, span),
                         Some(false) => {}
                         None => push(&mut unknown, span),
                     }
-                    if entries[1][at].is_present() && entries[1][at].is_exclusive() {
+                    if theirs.is_present() && theirs.is_exclusive() {
                         push(&mut shared.alone, span);
                     }
                 }
             }
-            rest.start = window.end;
         }
+        if !unknown.is_empty() {
+            let mut all = compare(self.pid, child, &unknown)?;
+            all.append(&mut shared.common);
+            all.sort();
+            all.into_iter()
+                .for_each(|span| push(&mut shared.common, span));
+        }
+        Ok(shared)
     }
-    if !unknown.is_empty() {
-        let mut all = compare(parent, child, &unknown)?;
-        all.append(&mut shared.common);
-        all.sort();
-        all.into_iter()
-            .for_each(|span| push(&mut shared.common, span));
+
+    fn entries(&mut self, start: Addr, count: usize) -> Result<&[Entry]> {
+        let key = (start.page(), count);
+        if !self.read.contains_key(&key) {
+            let mut entries = vec![Entry::default(); count];
+            read(self.pid, &mut self.map, start, &mut entries)?;
+            if self.read.len() >= Self::KEPT || self.read.keys().any(|key| key.1 > Self::KEPT_PAGES)
+            {
+                self.read.clear();
+            }
+            self.read.insert(key, entries);
+        }
+        Ok(&self.read[&key])
     }
-    Ok(shared)
+}
+
+/// Reads the entries of task `pid` from `start` on; its page map is opened at the first need.
+fn read(pid: i32, map: &mut Option<Pagemap>, start: Addr, entries: &mut [Entry]) -> Result<()> {
+    let failed = |source| Error::look(pid, start, source);
+    if map.is_none() {
+        *map = Some(Pagemap::open(pid).map_err(failed)?);
+    }
+    let map = map.as_ref().expect("just opened");
+    match map.entries(start, entries).map_err(failed)? {
+        read if read == entries.len() => Ok(()),
+        _ => Err(Error::Gone { pid }),
+    }
+}
+
+/// Groups spans that are near each other, and cuts the groups into what is read at once.
+fn windows(spans: &[Span]) -> impl Iterator<Item = (&[Span], Span)> {
+    stretches(spans).flat_map(|stretch| {
+        let (start, end) = (stretch[0].start, stretch[stretch.len() - 1].end);
+        let starts = (start.page()..end.page()).step_by(ENTRIES).map(Addr::of_page);
+        starts.map(move |start| {
+            let window = Span::new(start, ENTRIES as u64 * PAGE_BYTES);
+            (stretch, window.intersect(Span { start, end }))
+        })
+    })
 }
 
 /// Groups spans that are near each other.
@@ -125,7 +171,7 @@ fn compare(parent: i32, child: i32, spans: &[Span]) -> Result<Vec<Span>> {
                 .zip(other.chunks(PAGE_BYTES as usize));
             for (page, (one, other)) in (first_page..).zip(pairs) {
                 if one == other {
-                    push(&mut shared, Span::new(abi::Addr::of_page(page), PAGE_BYTES));
+                    push(&mut shared, Span::new(Addr::of_page(page), PAGE_BYTES));
                 }
             }
             rest.start = rest.start.plus(extent.bytes());

@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use resources::task::interrupted::{Before, Clocks};
@@ -34,7 +35,7 @@ pub struct Task {
     /// /proc/PID.
     pub proc: OwnedFd,
     /// Files of it that were read.
-    pub(crate) spent: Later,
+    pub(crate) spent: Rc<Later>,
     stat: OnceCell<Vec<u8>>,
 }
 
@@ -59,6 +60,24 @@ pub enum Body {
 }
 
 impl Task {
+    /// A task that is not stopped yet.
+    fn new(pid: i32, spent: &Rc<Later>) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let proc = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
+        let proc = proc.map_err(|errno| match errno {
+            Errno::NOENT => Error::Gone { pid },
+            errno => Error::kernel(format!("cannot open /proc/{pid}"), errno),
+        })?;
+        Ok(Self {
+            pid,
+            body: Body::Ended,
+            waits: Vec::new(),
+            proc,
+            spent: spent.clone(),
+            stat: OnceCell::new(),
+        })
+    }
+
     /// Its stopped threads, the leader first; none for a zombie.
     #[must_use]
     pub fn threads(&self) -> &[Thread] {
@@ -155,7 +174,9 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
         tasks: Vec::new(),
         since,
     };
-    frozen.tasks.push(stop_task(root, deadline, &mut clocks)?);
+    let spent = Rc::new(Later::default());
+    let mut stop = |pid| stop_task(pid, deadline, &mut clocks, &spent);
+    frozen.tasks.push(stop(root)?);
     // A task that was not stopped yet may have made children or left some to a stopped one, so
     // the listing is repeated until it brings nothing new.
     loop {
@@ -164,7 +185,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
         while at < frozen.tasks.len() {
             for child in children(&frozen.tasks[at])? {
                 if !frozen.tasks.iter().any(|task| task.pid == child) {
-                    match stop_task(child, deadline, &mut clocks) {
+                    match stop(child) {
                         Ok(task) => frozen.tasks.push(task),
                         Err(Error::Gone { pid }) if pid == child => {}
                         Err(error) => return Err(error),
@@ -179,21 +200,13 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     }
 }
 
-fn stop_task(pid: i32, deadline: Option<Instant>, clocks: &mut Clocks) -> Result<Task> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let proc = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
-    let proc = proc.map_err(|errno| match errno {
-        Errno::NOENT => Error::Gone { pid },
-        errno => Error::kernel(format!("cannot open /proc/{pid}"), errno),
-    })?;
-    let mut task = Task {
-        pid,
-        body: Body::Ended,
-        waits: Vec::new(),
-        proc,
-        spent: Later::default(),
-        stat: OnceCell::new(),
-    };
+fn stop_task(
+    pid: i32,
+    deadline: Option<Instant>,
+    clocks: &mut Clocks,
+    spent: &Rc<Later>,
+) -> Result<Task> {
+    let mut task = Task::new(pid, spent)?;
     let before = look(&task, pid, clocks);
     match Thread::seize(pid) {
         Ok(()) => {}
@@ -210,6 +223,12 @@ fn stop_task(pid: i32, deadline: Option<Instant>, clocks: &mut Clocks) -> Result
     }
     let mut threads = vec![Thread::stopped(pid, pid, deadline).map_err(|e| gone(pid, e))?];
     task.waits.push(Wait::new(before));
+    if task.stat()?.0.threads == 1 {
+        task.body = Body::Stopped(threads);
+        return Ok(task);
+    }
+    // The others may still change what it says.
+    task.stat = OnceCell::new();
     loop {
         let ids = thread_ids(&task)?;
         let known = |tid: &i32| threads.iter().any(|thread| thread.tid == *tid);

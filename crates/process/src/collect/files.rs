@@ -1,6 +1,7 @@
 //! The descriptions of a tree: those behind descriptors, those that are mapped, and the places
 //! where tasks are.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -38,15 +39,30 @@ pub(super) struct Files<'a> {
     /// Ids by (pid, fd).
     at: HashMap<(i32, i32), DescriptionId>,
     opens: Vec<Open<'a>>,
+    /// Device and inode of this process's root.
+    own_root: OnceCell<(u64, u64)>,
 }
 
 impl<'a> Files<'a> {
+    /// Device and inode of this process's root directory.
+    pub fn own_root(&self) -> rustix::io::Result<(u64, u64)> {
+        if let Some(root) = self.own_root.get() {
+            return Ok(*root);
+        }
+        let root = rustix::fs::stat("/")?;
+        Ok(*self.own_root.get_or_init(|| (root.st_dev, root.st_ino)))
+    }
+
     fn next(&self) -> DescriptionId {
         DescriptionId(u32::try_from(self.opens.len()).expect("fewer than 2^32 descriptions"))
     }
 
     /// The description behind a descriptor.
     pub fn descriptor(&mut self, pid: i32, row: Row) -> Result<DescriptionId> {
+        if let Some(id) = row.same.and_then(|at| self.at.get(&at)).copied() {
+            self.at.insert((pid, row.fd), id);
+            return Ok(id);
+        }
         let (group, new) = self.grouping.show(pid, &row)?;
         let next = self.next();
         let id = *self.grouped.entry(group).or_insert(next);

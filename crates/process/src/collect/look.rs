@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use pages::scan::{Area, Found};
 use resources::map::listing::{self, Listed};
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use sys::close::Later;
 use sys::proc::Stat;
 
 use crate::freeze::{Task, read_at};
@@ -76,7 +77,8 @@ impl Prepared {
 
     fn add(&mut self, pid: i32, pids: &mut Vec<i32>) -> Result<()> {
         let proc = open(pid)?;
-        let read = |name: &str| read_at(proc.as_fd(), pid, name);
+        let spent = Later::default();
+        let read = |name: &str| read_at(proc.as_fd(), pid, name, &spent);
         let stat = Stat::parse(&read("stat")?);
         let stat = stat.map_err(|error| Error::kernel(error.to_string(), super::invalid()))?;
         let children = read(&format!("task/{pid}/children"))?;

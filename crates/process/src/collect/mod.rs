@@ -64,7 +64,7 @@ pub(crate) fn collect(
     fitness::check(frozen)?;
     let mut found = Vec::new();
     for task in &mut frozen.tasks {
-        found.push(Found::new(task, stay, allow, look)?);
+        found.push(Found::new(task, stay, allow, (look, &found))?);
     }
     let mut tree = Tree {
         tasks: found.iter().map(|found| found.node.clone()).collect(),
@@ -174,7 +174,13 @@ struct Found {
 }
 
 impl Found {
-    fn new(task: &mut Task, stay: bool, allow: &Allow, look: &mut dyn Look) -> Result<Self> {
+    /// Looks at a task after those in `before`, its parent among them.
+    fn new(
+        task: &mut Task,
+        stay: bool,
+        allow: &Allow,
+        (look, before): (&mut dyn Look, &[Self]),
+    ) -> Result<Self> {
         let pid = task.pid;
         let (stat, stat_text) = task.stat()?;
         let stat_text = stat_text.to_vec();
@@ -198,7 +204,9 @@ impl Found {
             Mapping::of(listed, pid, None)?;
         }
         found.check_returned(task)?;
-        found.rows = fd::table::read(pid, task.proc.as_fd())?;
+        let parent = before.iter().find(|one| one.node.pid == found.node.parent);
+        let parent = parent.map(|one| (one.node.pid, one.rows.as_slice()));
+        found.rows = fd::table::read(pid, task.proc.as_fd(), parent)?;
         found.vdso_build_id = build_id(pid, &found.listed);
         found.visit(task, stay, allow, stat_text)?;
         Ok(found)
@@ -234,7 +242,7 @@ impl Found {
             .map(|thread| (thread.tid, thread.saved))
             .collect::<Vec<_>>();
         let facts = all.iter().map(|(tid, saved)| {
-            let proc = (task.proc.as_fd(), &task.spent);
+            let proc = (task.proc.as_fd(), &*task.spent);
             ThreadFacts::new(allow, (pid, *tid), proc, saved.rseq)
         });
         let facts = facts.collect::<Vec<_>>();
@@ -440,8 +448,7 @@ fn place<'a>(pid: i32, proc: BorrowedFd<'a>, files: &mut Files<'a>) -> Result<Pl
     let cwd = files.link(pid, proc, "cwd", flags)?.0;
     let failed = |errno| Error::kernel(format!("cannot look at /proc/{pid}/root"), errno);
     let theirs = statat(proc, "root", AtFlags::empty()).map_err(failed)?;
-    let ours = rustix::fs::stat("/").map_err(failed)?;
-    let same = (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino);
+    let same = (theirs.st_dev, theirs.st_ino) == files.own_root().map_err(failed)?;
     let root = if same {
         None
     } else {

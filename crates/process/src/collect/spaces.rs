@@ -70,6 +70,7 @@ impl Spaces {
     pub fn find_shared(&mut self, tree: &Tree) -> Result<()> {
         let position = self.own.iter().enumerate().map(|(at, own)| (own.0, at));
         let position = position.collect::<HashMap<_, _>>();
+        let mut parents = HashMap::new();
         for node in &tree.tasks[1..] {
             let (Some(child), true) =
                 (position.get(&node.pid), position.contains_key(&node.parent))
@@ -77,7 +78,9 @@ impl Spaces {
                 continue;
             };
             let own = &self.own[*child].1;
-            let shared = pages::shared_with(node.parent, node.pid, own)?;
+            let parent = parents.entry(node.parent);
+            let parent = parent.or_insert_with(|| pages::Parent::new(node.parent));
+            let shared = parent.shared_with(node.pid, own)?;
             self.alone.insert(node.pid, shared.alone);
             let shared = shared.common;
             let kind = RunKind::Same {

@@ -24,13 +24,20 @@ pub struct Row {
     pub stat: Stat,
     /// /proc/PID/fdinfo of the descriptor.
     pub info: Info,
+    /// A descriptor of the same description, (pid, fd), where one is known.
+    pub same: Option<(i32, i32)>,
 }
 
-/// The descriptors of the stopped task `pid` in ascending order, given its folder /proc/PID.
+/// The descriptors of the stopped task `pid` in ascending order, given its folder /proc/PID and,
+/// where they are known, those of its parent, from whom most are inherited.
 ///
 /// # Errors
 /// [`Error::Gone`] when the task died, [`Error::Kernel`].
-pub fn read(pid: i32, proc: BorrowedFd<'_>) -> Result<Vec<Row>> {
+pub fn read(
+    pid: i32,
+    proc: BorrowedFd<'_>,
+    parent: Option<(i32, &[Row])>,
+) -> Result<Vec<Row>> {
     let failed = |what: &str, error: Errno| {
         let doing = format!("read /proc/{pid}/{what}");
         match error {
@@ -52,8 +59,14 @@ pub fn read(pid: i32, proc: BorrowedFd<'_>) -> Result<Vec<Row>> {
         let name = fd.to_string();
         let name = name.as_str();
         let failed = |error| failed(&format!("fd/{fd}"), error);
-        let link = rustix::fs::readlinkat(&links, name, Vec::new()).map_err(failed)?;
-        let stat = rustix::fs::statat(&links, name, AtFlags::empty()).map_err(failed)?;
+        let (link, stat, same) = match inherited((pid, fd), parent)? {
+            Some((at, row)) => (row.link.clone(), row.stat, Some(at)),
+            None => {
+                let link = rustix::fs::readlinkat(&links, name, Vec::new()).map_err(failed)?;
+                let stat = rustix::fs::statat(&links, name, AtFlags::empty()).map_err(failed)?;
+                (link.into_bytes(), stat, None)
+            }
+        };
         let text = contents(infos.as_fd(), name, &mut buffer, &spent).map_err(failed)?;
         let (info, cloexec) = Info::parse(&String::from_utf8_lossy(text)).ok_or_else(|| {
             let text = String::from_utf8_lossy(text);
@@ -62,9 +75,10 @@ pub fn read(pid: i32, proc: BorrowedFd<'_>) -> Result<Vec<Row>> {
         rows.push(Row {
             fd,
             cloexec,
-            link: link.into_bytes(),
+            link,
             stat,
             info,
+            same,
         });
     }
     spent.push(links);
@@ -92,7 +106,24 @@ pub fn own(fd: BorrowedFd<'_>) -> Result<Row> {
         link: link.into_bytes(),
         stat,
         info,
+        same: None,
     })
+}
+
+/// The parent's descriptor with the number of `at`, if it is of the same description.
+fn inherited(
+    at: (i32, i32),
+    parent: Option<(i32, &[Row])>,
+) -> Result<Option<((i32, i32), &Row)>> {
+    let Some((pid, rows)) = parent else {
+        return Ok(None);
+    };
+    let Ok(found) = rows.binary_search_by_key(&at.1, |row| row.fd) else {
+        return Ok(None);
+    };
+    let theirs = (pid, at.1);
+    let same = compare(at, theirs)? == Ordering::Equal;
+    Ok(same.then_some((theirs, &rows[found])))
 }
 
 /// The file's bytes, read into `buffer`, which grows as needed; `spent` closes the file.
@@ -218,7 +249,7 @@ mod tests {
         let pid = cat.id().cast_signed();
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let proc = rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).expect("open");
-        let rows = read(pid, proc.as_fd()).expect("read");
+        let rows = read(pid, proc.as_fd(), None).expect("read");
         drop(to);
         cat.wait().expect("wait");
         let seen = rows.iter().take(3).map(|row| (row.fd, row.cloexec));
@@ -229,7 +260,7 @@ mod tests {
         assert!(rows[0].link.starts_with(b"pipe:["));
         assert_eq!(rows[2].link, b"/dev/null");
         assert_eq!(rows[2].info.oflags() & OFlags::RWMODE, OFlags::WRONLY);
-        let error = read(pid, proc.as_fd()).expect_err("it is gone");
+        let error = read(pid, proc.as_fd(), None).expect_err("it is gone");
         assert!(matches!(error, Error::Gone { .. }), "{error}");
     }
 
@@ -268,6 +299,7 @@ mod tests {
                 .into_encoded_bytes(),
             stat: rustix::fs::stat(format!("/proc/self/fd/{fd}")).expect("stat"),
             info: Info::default(),
+            same: None,
         };
         let mut grouping = Grouping::default();
         let mut show = |fd| {

@@ -34,21 +34,26 @@ impl Part for Comm {
         Scope::Thread
     }
 
-    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
-        let room = questions.room(NAME_BYTES);
-        questions.call(Sysno::prctl, [PR_GET_NAME.into(), room.into()]);
-        Ok(Asked {
-            steps: Vec::new(),
-            data: vec![room],
-        })
+    // A process's stat says its leader's name, and has been read.
+    fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let mut asked = Asked::default();
+        if facts.tid() != facts.pid() {
+            let room = questions.room(NAME_BYTES);
+            questions.call(Sysno::prctl, [PR_GET_NAME.into(), room.into()]);
+            asked.data.push(room);
+        }
+        Ok(asked)
     }
 
-    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
-        let name = answers.bytes(asked.data[0], NAME_BYTES);
-        let name = name.iter().take_while(|byte| **byte != 0);
-        let record = Record {
-            name: name.copied().collect(),
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let name = match asked.data.first() {
+            Some(room) => {
+                let name = answers.bytes(*room, NAME_BYTES);
+                name.iter().copied().take_while(|byte| *byte != 0).collect()
+            }
+            None => facts.stat()?.comm.clone(),
         };
+        let record = Record { name };
         Ok(Some(prost::Message::encode_to_vec(&record)))
     }
 

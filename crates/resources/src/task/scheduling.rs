@@ -149,16 +149,19 @@ impl Part for Scheduling {
         Scope::Thread
     }
 
-    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+    fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
         let zero = 0u64.into();
         let attr = questions.room(SCHED_ATTR_BYTES);
         let size = SCHED_ATTR_BYTES.into();
         questions.call(Sysno::sched_getattr, [zero, attr.into(), size, zero]);
-        let steps = vec![
-            questions.call(Sysno::getpriority, [zero, zero]),
+        let mut steps = vec![
             questions.call(Sysno::ioprio_get, [IOPRIO_WHO_PROCESS.into(), zero]),
             questions.call(Sysno::prctl, [PR_GET_TIMERSLACK.into()]),
         ];
+        // A process's stat says its leader's, and has been read.
+        if facts.tid() != facts.pid() {
+            steps.push(questions.call(Sysno::getpriority, [zero, zero]));
+        }
         Ok(Asked {
             steps,
             data: vec![attr],
@@ -168,9 +171,12 @@ impl Part for Scheduling {
     fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
         let attr = answers.bytes(asked.data[0], SCHED_ATTR_BYTES);
         let mut record = Record::from_attr(attr.try_into().expect("as long as asked"));
-        let [nice, io_priority, slack] = [0, 1, 2].map(|at| answers.result(asked.steps[at]));
-        // getpriority gives 20 - nice, so as to never look like an error.
-        record.nice = 20 - i32::try_from(nice).unwrap_or(20);
+        let [io_priority, slack] = [0, 1].map(|at| answers.result(asked.steps[at]));
+        record.nice = match asked.steps.get(2) {
+            // getpriority gives 20 - nice, so as to never look like an error.
+            Some(step) => 20 - i32::try_from(answers.result(*step)).unwrap_or(20),
+            None => facts.stat()?.nice,
+        };
         record.io_priority = u32::try_from(io_priority).unwrap_or(0);
         record.timer_slack_ns = slack.cast_unsigned();
         record.cpus.clone_from(&facts.status()?.cpus);
