@@ -135,22 +135,9 @@ pub fn shutdown(fd: impl AsFd, how: i32) -> io::Result<()> {
 /// # Panics
 /// For an option whose value holds addresses.
 pub fn option(fd: impl AsFd, level: i32, name: i32, max_bytes: usize) -> io::Result<Vec<u8>> {
-    assert!(!holds_addresses(level, name), "a plain option");
     let mut value = vec![0u8; max_bytes];
-    let mut len = socklen(max_bytes);
-    // SAFETY: the buffer is `len` bytes long; the options that would have the kernel write
-    // elsewhere were refused above.
-    let result = unsafe {
-        libc::getsockopt(
-            raw(&fd),
-            level,
-            name,
-            value.as_mut_ptr().cast(),
-            &raw mut len,
-        )
-    };
-    check(result)?;
-    value.truncate(len as usize);
+    let len_bytes = ask_option(fd, level, name, &mut value)?;
+    value.truncate(len_bytes);
     Ok(value)
 }
 

@@ -2,7 +2,6 @@
 //! the tree over a unix socket, whose server end is in the tree too.
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
-use std::path::Path;
 
 use testkit::program::{Program, Spawned, free_port};
 use testkit::subject::Subject;
@@ -87,17 +86,21 @@ impl Client {
     }
 }
 
-fn start(folder: &Path, port: u16) -> Spawned {
+/// A server in a folder of its own at a port of its own, and a client of it.
+fn start() -> (tempfile::TempDir, u16, Spawned, Client) {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let port = free_port();
     let server = Program::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no", "--protected-mode", "no"])
         .arg("--unixsocket")
-        .arg(folder.join("redis.sock"))
-        .folder(folder)
-        .output(&folder.join("log"))
+        .arg(folder.path().join("redis.sock"))
+        .folder(folder.path())
+        .output(&folder.path().join("log"))
         .spawn();
     server.wait_port(port);
-    server
+    let client = Client::connect(port);
+    (folder, port, server, client)
 }
 
 #[test]
@@ -105,10 +108,7 @@ fn a_filled_redis_keeps_its_client_and_goes_on() {
     needs_root!();
     needs_program!("redis-server");
     let stillframe = stillframe();
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let port = free_port();
-    let server = start(folder.path(), port);
-    let mut client = Client::connect(port);
+    let (_folder, port, server, mut client) = start();
     client.fill();
     let run_id = client.ask(&["INFO", "server"]);
     let run_id = run_id.lines().find(|line| line.starts_with("run_id:"));
@@ -147,10 +147,7 @@ fn a_redis_left_running_keeps_its_client() {
     needs_root!();
     needs_program!("redis-server");
     let stillframe = stillframe();
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let port = free_port();
-    let server = start(folder.path(), port);
-    let mut client = Client::connect(port);
+    let (_folder, _port, server, mut client) = start();
     client.fill();
     for round in 0..3 {
         stillframe.clear();
@@ -241,10 +238,7 @@ fn a_client_outside_is_refused_or_cut_off_as_asked() {
     needs_root!();
     needs_program!("redis-server");
     let stillframe = stillframe();
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let port = free_port();
-    let server = start(folder.path(), port);
-    let mut client = Client::connect(port);
+    let (_folder, port, server, mut client) = start();
     assert_eq!(client.ask(&["SET", "a", "b"]), "OK");
     // Without an option the connection would be lost silently: refused, and nothing changed.
     stillframe.dump(server.pid(), &[]).must_fail();

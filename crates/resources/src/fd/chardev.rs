@@ -53,9 +53,7 @@ impl Kind for Chardev {
     }
 
     fn claims(&self, open: &Open<'_>) -> bool {
-        open.link.starts_with(b"/")
-            && FileType::from_raw_mode(open.stat.st_mode) == FileType::CharacterDevice
-            && device(open.stat.st_rdev).is_some()
+        open.is_file(FileType::CharacterDevice) && device(open.stat.st_rdev).is_some()
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {

@@ -3,12 +3,12 @@
 use std::os::fd::OwnedFd;
 
 use prost::Message;
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::FileType;
 
 use super::place::Place;
-use super::regular::seek;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
-use crate::{Error, Result};
+use super::regular;
+use super::{DumpContext, Kind, Open, RestoreContext, decode, tags};
+use crate::Result;
 
 /// See the file.
 pub struct Directory;
@@ -37,8 +37,7 @@ impl Kind for Directory {
     }
 
     fn claims(&self, open: &Open<'_>) -> bool {
-        open.link.starts_with(b"/")
-            && FileType::from_raw_mode(open.stat.st_mode) == FileType::Directory
+        open.is_file(FileType::Directory)
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
@@ -63,15 +62,8 @@ impl Kind for Directory {
 
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        if flags.contains(OFlags::PATH) || payload.place.kind() != FileType::Directory {
-            return Err(Error::corrupt(self.name(), "is not a directory"));
-        }
-        let directory = payload.place.open(flags, None, cx)?;
-        if payload.pos != 0 {
-            seek(&directory, payload.pos, &payload.place)?;
-        }
-        Ok(directory)
+        let at = (payload.flags, payload.pos);
+        regular::reopen(self, &payload.place, at, None, cx)
     }
 }
 
@@ -79,7 +71,7 @@ impl Kind for Directory {
 mod tests {
     use std::fs;
 
-    use rustix::fs::{Dir, Mode, SeekFrom};
+    use rustix::fs::{Dir, Mode, OFlags, SeekFrom};
 
     use super::super::testing::World;
     use super::*;

@@ -42,7 +42,7 @@ impl Kind for Fifo {
     }
 
     fn claims(&self, open: &Open<'_>) -> bool {
-        open.link.starts_with(b"/") && FileType::from_raw_mode(open.stat.st_mode) == FileType::Fifo
+        open.is_file(FileType::Fifo)
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {

@@ -37,7 +37,7 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::Stat;
+use rustix::fs::{FileType, Stat};
 
 pub use info::Info;
 
@@ -100,6 +100,12 @@ impl<'a> Open<'a> {
         }
         let own = (self.fetch)()?;
         Ok(self.own.get_or_init(|| own).as_fd())
+    }
+
+    /// Whether it is a file of this type that has a path.
+    #[must_use]
+    pub fn is_file(&self, of_type: FileType) -> bool {
+        self.link.starts_with(b"/") && FileType::from_raw_mode(self.stat.st_mode) == of_type
     }
 
     /// "fd 5 (pipe:[123])", for messages.

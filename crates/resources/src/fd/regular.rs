@@ -45,8 +45,7 @@ impl Kind for Regular {
     }
 
     fn claims(&self, open: &Open<'_>) -> bool {
-        open.link.starts_with(b"/")
-            && FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
+        open.is_file(FileType::RegularFile)
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
@@ -76,24 +75,35 @@ impl Kind for Regular {
 
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let payload: Payload = decode(self, payload)?;
-        let flags = status::checked(self.name(), payload.flags)?;
-        if flags.contains(OFlags::PATH) || payload.place.kind() != FileType::RegularFile {
-            return Err(Error::corrupt(self.name(), "is not a regular file"));
-        }
-        let file = payload.place.open(flags, Some(payload.size_bytes), cx)?;
-        let inherited = cx.inherited(payload.place.path.get(1..).unwrap_or_default());
-        if payload.pos != 0 && inherited.is_none() {
-            seek(&file, payload.pos, &payload.place)?;
-        }
-        Ok(file)
+        let size = Some(payload.size_bytes);
+        let at = (payload.flags, payload.pos);
+        reopen(self, &payload.place, at, size, cx)
     }
 }
 
-/// Sets the offset.
-pub(super) fn seek(file: &OwnedFd, pos: u64, place: &Place) -> Result<()> {
-    rustix::fs::seek(file, SeekFrom::Start(pos))
-        .map_err(|error| Error::kernel(format!("seek {} to {pos}", place.describe()), error))?;
-    Ok(())
+/// Opens a regular file (whose size is known) or a directory again and sets its offset.
+pub(super) fn reopen(
+    kind: &dyn Kind,
+    place: &Place,
+    (flags, pos): (u32, u64),
+    size_bytes: Option<u64>,
+    cx: &mut dyn RestoreContext,
+) -> Result<OwnedFd> {
+    let flags = status::checked(kind.name(), flags)?;
+    let wanted = match size_bytes {
+        Some(_) => FileType::RegularFile,
+        None => FileType::Directory,
+    };
+    if flags.contains(OFlags::PATH) || place.kind() != wanted {
+        return Err(Error::corrupt(kind.name(), "is a file of another type"));
+    }
+    let file = place.open(flags, size_bytes, cx)?;
+    let inherited = cx.inherited(place.path.get(1..).unwrap_or_default());
+    if pos != 0 && inherited.is_none() {
+        rustix::fs::seek(&file, SeekFrom::Start(pos))
+            .map_err(|error| Error::kernel(format!("seek {} to {pos}", place.describe()), error))?;
+    }
+    Ok(file)
 }
 
 #[cfg(test)]
