@@ -23,7 +23,7 @@ use crate::{Error, InheritFd, Result};
 const TOP: Addr = Addr(0x7fff_ffff_f000);
 
 /// How many bytes at the end of the window are for the restorer's use.
-const SCRATCH_BYTES: u64 = 16;
+const SCRATCH_BYTES: u64 = 24;
 
 /// A plan that only has to be set in motion.
 pub(crate) struct Built {
@@ -45,7 +45,7 @@ impl Built {
         words(self.window.span()).plus(4 * u64::from(id.0))
     }
 
-    /// Sixteen bytes of the window that no script uses.
+    /// Room of [`SCRATCH_BYTES`] in the window that no script uses.
     pub fn scratch(&self) -> Addr {
         Addr(self.window.span().end.0 - SCRATCH_BYTES)
     }

@@ -166,9 +166,8 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     let since = Instant::now();
     let deadline = timeout.map(|timeout| since + timeout);
     let mut clocks = Clocks::default();
-    let ticker = timeout.map(|_| sys::tick::Ticker::start(Duration::from_millis(50)));
-    let _ticker = ticker
-        .transpose()
+    // Also without a deadline: a leader that ends is not told of.
+    let _ticker = sys::tick::Ticker::start(Duration::from_millis(50))
         .map_err(|e| Error::kernel("cannot start a timer", e))?;
     let mut frozen = Frozen {
         tasks: Vec::new(),
@@ -208,20 +207,12 @@ fn stop_task(
 ) -> Result<Task> {
     let mut task = Task::new(pid, spent)?;
     let before = look(&task, pid, clocks);
-    match Thread::seize(pid) {
-        Ok(()) => {}
-        Err(error) if state(&task)? == b'Z' => {
-            let alone = thread_ids(&task)?.len() == 1;
-            if alone {
-                return Ok(task);
-            }
-            log::debug!("{error}");
-            let what = "its first thread has ended and others run on".to_owned();
-            return Err(resources::Error::unsupported(pid, what).into());
-        }
-        Err(error) => return Err(gone(pid, error)),
-    }
-    let mut threads = vec![Thread::stopped(pid, pid, deadline).map_err(|e| gone(pid, e))?];
+    let leader = Thread::seize(pid).and_then(|seized| seized.stopped(pid, deadline));
+    let leader = match leader {
+        Ok(leader) => leader,
+        Err(error) => return ended(task, error),
+    };
+    let mut threads = vec![leader];
     task.waits.push(Wait::new(before));
     if task.stat()?.0.threads == 1 {
         task.body = Body::Stopped(threads);
@@ -240,14 +231,15 @@ fn stop_task(
             task.body = Body::Stopped(threads);
             return Ok(task);
         }
-        // Ask all of them first: they stop side by side.
+        // Ask all of them first: they stop side by side. Those that are not waited for, as
+        // another failed, are let go.
         let mut asked = Vec::with_capacity(new.len());
         for tid in new {
             let before = look(&task, tid, clocks);
-            asked.push((tid, before, Thread::seize(tid)));
+            asked.push((before, Thread::seize(tid)));
         }
-        for (tid, before, seized) in asked {
-            match seized.and_then(|()| Thread::stopped(pid, tid, deadline)) {
+        for (before, seized) in asked {
+            match seized.and_then(|seized| seized.stopped(pid, deadline)) {
                 Ok(thread) => {
                     threads.push(thread);
                     task.waits.push(Wait::new(before));
@@ -270,6 +262,20 @@ impl Wait {
 fn look(task: &Task, tid: i32, clocks: &mut Clocks) -> Before {
     let read = |name: &str| task.read(&format!("task/{tid}/{name}")).ok();
     Before::read(clocks, read)
+}
+
+/// What a task is whose leader could not be stopped.
+fn ended(task: Task, error: tracee::Error) -> Result<Task> {
+    let pid = task.pid;
+    if state(&task).is_ok_and(|state| state == b'Z') {
+        if thread_ids(&task)?.len() == 1 {
+            return Ok(task);
+        }
+        log::debug!("{error}");
+        let what = "its first thread has ended and others run on".to_owned();
+        return Err(resources::Error::unsupported(pid, what).into());
+    }
+    Err(gone(pid, error))
 }
 
 /// A leader that ended is a task that is gone; who traces one already is named.

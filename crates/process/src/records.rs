@@ -65,6 +65,15 @@ pub(crate) struct Node {
     /// one: it gave it up (`TIOCNOTTY`).
     #[prost(bool, tag = "12")]
     pub left_terminal: bool,
+    /// The signal by which it was stopped; 0 in old images.
+    #[prost(int32, tag = "13")]
+    pub stop_signal: i32,
+    /// Whether its parent has waited for that stop.
+    #[prost(bool, tag = "14")]
+    pub stop_seen: bool,
+    /// Whether it is not stopped yet, but about to be.
+    #[prost(bool, tag = "15")]
+    pub stop_comes: bool,
 }
 
 /// What a task was doing.
@@ -321,6 +330,9 @@ fn is_part(tag: u16) -> bool {
     (200..300).contains(&tag)
 }
 
+/// Signals that stop a task instead of ending it.
+const STOPS: std::ops::RangeInclusive<i32> = 19..=22;
+
 fn check_tree(tree: &Tree) -> Result<()> {
     let mut seen = std::collections::HashSet::new();
     let mut living = std::collections::HashSet::new();
@@ -342,8 +354,12 @@ fn check_tree(tree: &Tree) -> Result<()> {
         if signals.iter().any(|signal| !SIGNALS.contains(signal)) {
             return Err(corrupt(format!("task {} ends by no signal", node.pid)));
         }
-        // These stop a task instead of ending it.
-        const STOPS: std::ops::RangeInclusive<i32> = 19..=22;
+        if node.stop_signal != 0 && !STOPS.contains(&node.stop_signal) {
+            return Err(corrupt(format!(
+                "task {} is stopped by no signal",
+                node.pid
+            )));
+        }
         if zombie && STOPS.contains(&(node.exit_status & 0x7f)) {
             return Err(corrupt(format!("task {} ends by no signal", node.pid)));
         }

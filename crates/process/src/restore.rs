@@ -2,6 +2,7 @@
 
 mod loaded;
 mod running;
+mod stops;
 mod verify;
 
 use std::sync::Arc;

@@ -150,12 +150,13 @@ pub fn resume(tid: i32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal.cast_unsigned() as usize).map(drop)
 }
 
-/// Lets the thread run to the next entry or exit of a system call.
+/// Lets the thread run to the next entry or exit of a system call, giving it `signal` if not 0.
 ///
 /// # Errors
 /// `ESRCH`.
-pub fn resume_to_call(tid: i32) -> io::Result<()> {
-    request(libc::PTRACE_SYSCALL, tid, 0, 0).map(drop)
+pub fn resume_to_call(tid: i32, signal: i32) -> io::Result<()> {
+    let signal = signal.cast_unsigned() as usize;
+    request(libc::PTRACE_SYSCALL, tid, 0, signal).map(drop)
 }
 
 /// Ends the tracing; the thread goes on, and gets `signal` if not 0.

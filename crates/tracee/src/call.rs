@@ -43,7 +43,7 @@ impl Call {
     /// [`Error::Gone`], [`Error::Kernel`]; [`Error::Astray`] when something else happens to it.
     pub fn make(self, tid: i32) -> Result<i64> {
         self.begin(tid)?;
-        next_stop(tid, expected(tid))?;
+        next_stop(tid)?;
         result(tid)
     }
 
@@ -59,7 +59,7 @@ impl Call {
     pub fn make_interrupted(self, tid: i32) -> Result<i64> {
         self.begin(tid)?;
         ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
-        next_stop(tid, expected(tid))?;
+        next_stop(tid)?;
         result(tid)
     }
 
@@ -68,26 +68,43 @@ impl Call {
         let own = ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))?;
         let set = ptrace::set_registers(tid, &self.registers(own));
         set.map_err(|e| Error::of(tid, "PTRACE_SETREGSET", e))?;
-        next_stop(tid, expected(tid))
+        next_stop(tid)
     }
 }
 
-/// Lets a stopped thread go on to its next stop at the entry or the end of a call. What else stops
-/// it on the way goes to `absorb`, which may fail.
-pub(crate) fn next_stop(tid: i32, mut absorb: impl FnMut(Event) -> Result<()>) -> Result<()> {
+/// Lets a stopped thread with all signals blocked go on to its next stop at the entry or the end
+/// of a call.
+pub(crate) fn next_stop(tid: i32) -> Result<()> {
+    let mut signal = 0;
     loop {
-        ptrace::resume_to_call(tid).map_err(|e| Error::of(tid, "PTRACE_SYSCALL", e))?;
-        let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
-        match event {
+        signal = match resume_to_call(tid, signal)? {
             Event::Call => return Ok(()),
-            Event::Ended(_) => {
-                return Err(Error::Gone {
-                    tid,
-                    doing: "in a call of ours",
-                });
-            }
-            other => absorb(other)?,
-        }
+            other => absorb(tid, other)?,
+        };
+    }
+}
+
+/// Lets a stopped thread go on, with `signal` if not 0, to its next stop of any kind.
+pub(crate) fn resume_to_call(tid: i32, signal: i32) -> Result<Event> {
+    let resumed = ptrace::resume_to_call(tid, signal);
+    resumed.map_err(|e| Error::of(tid, "PTRACE_SYSCALL", e))?;
+    let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
+    if let Event::Ended(_) = event {
+        let doing = "in a call of ours";
+        return Err(Error::Gone { tid, doing });
+    }
+    Ok(event)
+}
+
+/// What a thread is to go on with after an event. An interruption that was asked for earlier may be
+/// reported late. A stop signal takes effect: the kernel keeps in mind that the process is stopped,
+/// and whether it was continued since, while its traced threads go on. Nothing else may come, as
+/// all is blocked.
+pub(crate) fn absorb(tid: i32, event: Event) -> Result<i32> {
+    match event {
+        Event::Stop(_) => Ok(0),
+        Event::Signal(ptrace::SIGSTOP) => Ok(ptrace::SIGSTOP),
+        other => Err(unexpected(tid, other)),
     }
 }
 
@@ -95,15 +112,6 @@ pub(crate) fn next_stop(tid: i32, mut absorb: impl FnMut(Event) -> Result<()>) -
 pub(crate) fn result(tid: i32) -> Result<i64> {
     let registers = ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))?;
     Ok(registers.rax.cast_signed())
-}
-
-/// An interruption that was asked for earlier may be reported before the call begins; nothing
-/// else.
-fn expected(tid: i32) -> impl FnMut(Event) -> Result<()> {
-    move |event| match event {
-        Event::Stop(_) => Ok(()),
-        other => Err(unexpected(tid, other)),
-    }
 }
 
 /// The error for a thread that was stopped by what should not come.
@@ -148,7 +156,7 @@ mod tests {
         let call = own.registers(ptrace::registers(pid).expect("registers"));
         ptrace::set_registers(pid, &call).expect("set registers");
         for _ in 0..2 {
-            ptrace::resume_to_call(pid).expect("resume");
+            ptrace::resume_to_call(pid, 0).expect("resume");
             assert_eq!(ptrace::wait(pid).expect("wait"), (pid, Event::Call));
         }
     }

@@ -12,6 +12,7 @@
 mod call;
 pub mod comeback;
 mod error;
+mod stop;
 #[cfg(test)]
 mod testing;
 mod thread;
@@ -20,6 +21,7 @@ mod visit;
 
 pub use call::Call;
 pub use error::{Error, Result};
-pub use thread::{Saved, Thread};
+pub use stop::stop;
+pub use thread::{Saved, Seized, Thread};
 pub use uffd::userfaultfd;
 pub use visit::{Batch, Outcome, Visit, is_visited};

@@ -66,8 +66,8 @@ pub fn span_of(pid: i32, name: &str) -> Span {
 }
 
 pub fn stop(pid: i32) -> Vec<Thread> {
-    Thread::seize(pid).expect("seize");
-    vec![Thread::stopped(pid, pid, None).expect("stopped")]
+    let seized = Thread::seize(pid).expect("seize");
+    vec![seized.stopped(pid, None).expect("stopped")]
 }
 
 pub fn memory(pid: i32) -> File {

@@ -1,9 +1,8 @@
 //! A traced and stopped thread.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use abi::{Addr, Span};
-use rustix::process::{Pid, Signal, kill_process};
 use sys::ptrace::{self, Event, Registers};
 
 use crate::{Error, Result, call};
@@ -28,65 +27,137 @@ pub struct Thread {
     pub tid: i32,
     /// What it goes on with.
     pub saved: Saved,
-    /// The stop signal when it was in a group stop.
+    /// The stop signal, if it was in a group stop when it was stopped last.
     pub group_stop: Option<i32>,
     /// Whether registers and mask differ from `saved` now.
     pub(crate) borrowed: bool,
     /// Whether all its signals are blocked now.
     masked: bool,
-    /// A `SIGSTOP` that came while it was borrowed, to be sent again.
-    held_stop: bool,
     /// Whether it was started and not stopped again.
     running: bool,
     detached: bool,
 }
 
-/// Begins to trace a thread and asks it to stop; [`Thread::stopped`] waits for it.
-///
-/// # Errors
-/// [`Error::Gone`]; [`Error::Kernel`] with `EPERM` when it is traced already or not ours to trace.
-pub fn seize(tid: i32) -> Result<()> {
-    ptrace::seize(tid, false).map_err(|e| Error::of(tid, "cannot trace it (PTRACE_SEIZE)", e))?;
-    ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))
+/// A thread that is traced and was asked to stop. Dropping it lets it go.
+#[derive(Debug)]
+pub struct Seized {
+    tid: i32,
+    /// Whether it was seen to stop or to end.
+    seen: bool,
 }
 
-impl Thread {
-    /// Begins to trace a thread and asks it to stop; to be followed by [`Thread::stopped`].
-    ///
-    /// # Errors
-    /// [`Error::Gone`]; [`Error::Kernel`] with `EPERM` when it is traced already or not ours.
-    pub fn seize(tid: i32) -> Result<()> {
-        seize(tid)
-    }
-
-    /// Waits until a seized thread has stopped and reads what it goes on with.
+impl Seized {
+    /// Waits until it has stopped and reads what it goes on with. A [`sys::tick::Ticker`] must run:
+    /// it ends the wait now and then so that the deadline is seen, and the end of a leader whose
+    /// threads run on, which nothing else tells.
     ///
     /// # Errors
     /// [`Error::Gone`]; [`Error::Stuck`] when it does not stop before `deadline`.
-    pub fn stopped(pid: i32, tid: i32, deadline: Option<Instant>) -> Result<Self> {
-        let signal = wait_for_stop(tid, deadline)?;
-        let group_stop = (signal != sys::ptrace::SIGTRAP).then_some(signal);
-        let kernel = |doing| move |e| Error::of(tid, doing, e);
-        let registers = ptrace::registers(tid).map_err(kernel("PTRACE_GETREGSET"))?;
-        let mask = ptrace::signal_mask(tid).map_err(kernel("PTRACE_GETSIGMASK"))?;
-        let rseq = ptrace::rseq(tid).unwrap_or_default();
-        let mut thread = Self {
+    pub fn stopped(mut self, pid: i32, deadline: Option<Instant>) -> Result<Thread> {
+        let tid = self.tid;
+        let signal = self.wait_for_stop(deadline)?;
+        let mut thread = Thread {
             pid,
             tid,
             saved: Saved {
-                registers,
-                mask,
-                rseq,
+                registers: Registers::default(),
+                mask: 0,
+                rseq: ptrace::rseq(tid).unwrap_or_default(),
             },
-            group_stop,
+            group_stop: (signal != ptrace::SIGTRAP).then_some(signal),
             borrowed: false,
             masked: false,
-            held_stop: false,
             running: false,
             detached: false,
         };
+        let kernel = |doing| move |e| Error::of(tid, doing, e);
+        thread.saved.registers = ptrace::registers(tid).map_err(kernel("PTRACE_GETREGSET"))?;
+        thread.saved.mask = ptrace::signal_mask(tid).map_err(kernel("PTRACE_GETSIGMASK"))?;
         thread.abort_rseq()?;
         Ok(thread)
+    }
+
+    /// Blocks until the thread has stopped, and gives the signal by which it did.
+    fn wait_for_stop(&mut self, deadline: Option<Instant>) -> Result<i32> {
+        let (tid, begun) = (self.tid, Instant::now());
+        loop {
+            let event = match ptrace::wait_interruptible(tid) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
+                    if has_ended(tid) {
+                        self.seen = true;
+                        let doing = "stopping it";
+                        return Err(Error::Gone { tid, doing });
+                    }
+                    if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                        return Err(Error::Stuck {
+                            tid,
+                            waited_ms: begun.elapsed().as_millis(),
+                        });
+                    }
+                    continue;
+                }
+                event => event.map_err(|e| Error::of(tid, "waitpid", e))?.1,
+            };
+            let pass_on = match event {
+                Event::Stop(signal) => {
+                    self.seen = true;
+                    return Ok(signal);
+                }
+                Event::Ended(_) => {
+                    self.seen = true;
+                    let doing = "stopping it";
+                    return Err(Error::Gone { tid, doing });
+                }
+                // About to be delivered before the interruption was seen: let it have the signal.
+                Event::Signal(signal) => signal,
+                Event::Call | Event::Other(_) => 0,
+            };
+            ptrace::resume(tid, pass_on).map_err(|e| Error::of(tid, "PTRACE_CONT", e))?;
+        }
+    }
+}
+
+impl Drop for Seized {
+    fn drop(&mut self) {
+        // Of one that does not stop even now, the kernel lets go when this process ends.
+        const PATIENCE: Duration = Duration::from_millis(500);
+        const PAUSE: Duration = Duration::from_micros(200);
+        let begun = Instant::now();
+        while !self.seen && begun.elapsed() < PATIENCE {
+            let signal = match ptrace::try_wait(self.tid) {
+                Ok(None) => {
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                Ok(Some((_, Event::Signal(signal)))) => signal,
+                Ok(Some((_, Event::Stop(_) | Event::Call | Event::Other(_)))) => 0,
+                Ok(Some((_, Event::Ended(_)))) | Err(_) => return,
+            };
+            self.seen = true;
+            if let Err(error) = ptrace::detach(self.tid, signal) {
+                log::debug!("letting thread {} go: {error}", self.tid);
+            }
+        }
+    }
+}
+
+/// Whether a thread has ended. Of a leader with other threads its tracer is not told.
+fn has_ended(tid: i32) -> bool {
+    let stat = std::fs::read(format!("/proc/{tid}/stat")).ok();
+    let stat = stat.and_then(|stat| sys::proc::Stat::parse(&stat).ok());
+    stat.is_none_or(|stat| matches!(stat.state, b'Z' | b'X'))
+}
+
+impl Thread {
+    /// Begins to trace a thread and asks it to stop.
+    ///
+    /// # Errors
+    /// [`Error::Gone`]; [`Error::Kernel`] with `EPERM` when it is traced already or not ours.
+    pub fn seize(tid: i32) -> Result<Seized> {
+        let seized = ptrace::seize(tid, false);
+        seized.map_err(|e| Error::of(tid, "cannot trace it (PTRACE_SEIZE)", e))?;
+        ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
+        Ok(Seized { tid, seen: false })
     }
 
     /// A thread stopped inside a restartable sequence is moved to the sequence's abort handler,
@@ -167,21 +238,9 @@ impl Thread {
         let tid = self.tid;
         // At its entry, then at its end.
         for _ in 0..2 {
-            call::next_stop(tid, |event| self.absorb(event))?;
+            call::next_stop(tid)?;
         }
         call::result(tid)
-    }
-
-    /// Remembers a stop signal that came meanwhile; nothing else may come, as all is blocked.
-    fn absorb(&mut self, event: Event) -> Result<()> {
-        match event {
-            Event::Stop(_) => Ok(()),
-            Event::Signal(signal) if signal == sys::ptrace::SIGSTOP => {
-                self.held_stop = true;
-                Ok(())
-            }
-            other => Err(call::unexpected(self.tid, other)),
-        }
     }
 
     /// Starts the thread; [`Thread::halt`] stops it again.
@@ -189,8 +248,12 @@ impl Thread {
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
     pub(crate) fn start(&mut self) -> Result<()> {
+        self.start_with(0)
+    }
+
+    fn start_with(&mut self, signal: i32) -> Result<()> {
         let tid = self.tid;
-        ptrace::resume(tid, 0).map_err(|e| Error::of(tid, "PTRACE_CONT", e))?;
+        ptrace::resume(tid, signal).map_err(|e| Error::of(tid, "PTRACE_CONT", e))?;
         self.running = true;
         Ok(())
     }
@@ -210,8 +273,8 @@ impl Thread {
             }),
             Some((_, event)) => {
                 self.running = false;
-                self.absorb(event)?;
-                self.start()
+                let signal = call::absorb(tid, event)?;
+                self.start_with(signal)
             }
         }
     }
@@ -245,7 +308,10 @@ impl Thread {
             let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
             self.running = false;
             match event {
-                Event::Stop(_) => return Ok(()),
+                Event::Stop(signal) => {
+                    self.group_stop = (signal != ptrace::SIGTRAP).then_some(signal);
+                    return Ok(());
+                }
                 Event::Ended(_) => {
                     return Err(Error::Gone {
                         tid,
@@ -253,8 +319,8 @@ impl Thread {
                     });
                 }
                 other => {
-                    self.absorb(other)?;
-                    self.start()?;
+                    let signal = call::absorb(tid, other)?;
+                    self.start_with(signal)?;
                 }
             }
         }
@@ -275,11 +341,6 @@ impl Thread {
         self.detached = true;
         let tid = self.tid;
         self.give_back()?;
-        if let (true, Some(pid)) = (self.held_stop, Pid::from_raw(self.pid)) {
-            // Not by the detachment: from most stops the kernel does not take a signal along.
-            let sent = kill_process(pid, Signal::STOP);
-            sent.map_err(|e| Error::of(tid, "kill", e.into()))?;
-        }
         ptrace::detach(tid, 0).map_err(|e| Error::of(tid, "PTRACE_DETACH", e))
     }
 
@@ -297,35 +358,57 @@ impl Drop for Thread {
     }
 }
 
-/// Blocks until the thread has stopped. With a deadline, a [`sys::tick::Ticker`] must run: it ends
-/// the wait now and then so that the deadline is seen.
-fn wait_for_stop(tid: i32, deadline: Option<Instant>) -> Result<i32> {
-    let begun = Instant::now();
-    loop {
-        let event = match ptrace::wait_interruptible(tid) {
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
-                if deadline.is_some_and(|deadline| Instant::now() > deadline) {
-                    return Err(Error::Stuck {
-                        tid,
-                        waited_ms: begun.elapsed().as_millis(),
-                    });
-                }
-                continue;
-            }
-            event => event.map_err(|e| Error::of(tid, "waitpid", e))?.1,
-        };
-        let pass_on = match event {
-            Event::Stop(signal) => return Ok(signal),
-            Event::Ended(_) => {
-                return Err(Error::Gone {
-                    tid,
-                    doing: "stopping it",
-                });
-            }
-            // About to be delivered before the interruption was seen: let it have the signal.
-            Event::Signal(signal) => signal,
-            Event::Call | Event::Other(_) => 0,
-        };
-        ptrace::resume(tid, pass_on).map_err(|e| Error::of(tid, "PTRACE_CONT", e))?;
+#[cfg(test)]
+mod tests {
+    use sys::tick::Ticker;
+
+    use super::*;
+    use crate::testing::{cat, echo};
+
+    fn tracer(pid: i32) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+        let line = status.lines().find(|line| line.starts_with("TracerPid"));
+        line.expect("a line").to_owned()
+    }
+
+    #[test]
+    fn a_thread_that_is_not_waited_for_is_let_go() {
+        let (mut child, pid) = cat();
+        for _ in 0..3 {
+            let seized = Thread::seize(pid).expect("seize");
+            assert_ne!(tracer(pid), "TracerPid:\t0");
+            drop(seized);
+            assert_eq!(tracer(pid), "TracerPid:\t0");
+            echo(&mut child);
+        }
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn a_leader_that_ends_before_it_stops_is_told_of() {
+        // The leader ends when a line comes, and leaves a thread.
+        const PROGRAM: &str = "import ctypes, sys, threading, time\n\
+            threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()\n\
+            print(end='x', flush=True)\n\
+            sys.stdin.buffer.raw.read(1)\n\
+            ctypes.CDLL(None).syscall(60, 0)";
+        let mut command = std::process::Command::new("python3");
+        let command = command
+            .args(["-c", PROGRAM])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped());
+        let mut child = command.spawn().expect("python3 starts");
+        let stdout = child.stdout.as_mut().expect("piped");
+        std::io::Read::read_exact(stdout, &mut [0]).expect("it is ready");
+        let tid = i32::try_from(child.id()).expect("a pid");
+        ptrace::seize(tid, false).expect("seize");
+        drop(child.stdin.take());
+        let _ticker = Ticker::start(Duration::from_millis(5)).expect("a timer");
+        let seized = Seized { tid, seen: false };
+        let error = seized.stopped(tid, None).expect_err("it ended");
+        assert!(matches!(error, Error::Gone { .. }), "{error}");
+        child.kill().expect("kill");
+        child.wait().expect("wait");
     }
 }

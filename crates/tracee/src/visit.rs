@@ -560,8 +560,9 @@ mod tests {
         child.wait().expect("wait");
     }
 
-    /// Visits a program of three threads and sends it `signal` while `at` of them is in the blob.
-    fn stop_in_a_batch(at: usize) {
+    /// Visits a program of three threads, one of which stops it while it is in the blob. With
+    /// `goes_on`, it is told to continue before the visit ends.
+    fn stop_in_a_batch(at: usize, goes_on: bool) {
         const PROGRAM: &str = "import sys,threading,time\n\
             for _ in range(2): threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()\n\
             for line in sys.stdin.buffer.raw: print(end='x', flush=True)";
@@ -587,8 +588,8 @@ mod tests {
             .collect::<Vec<_>>();
         tids.sort_by_key(|tid| *tid != pid);
         let stop = |tid: &i32| {
-            Thread::seize(*tid).expect("seize");
-            Thread::stopped(pid, *tid, None).expect("stopped")
+            let seized = Thread::seize(*tid).expect("seize");
+            seized.stopped(pid, None).expect("stopped")
         };
         let threads = tids.iter().map(stop).collect::<Vec<_>>();
         let mut visit = Visit::new(threads, memory(pid), &[vdso(pid)]).expect("room");
@@ -602,6 +603,16 @@ mod tests {
         batches[at] = &stopping;
         let outcomes = visit.run(&batches).expect("it runs on");
         assert_eq!(outcomes[at].results, [0, i64::from(tids[at])]);
+        let to = rustix::process::Pid::from_raw(pid).expect("a pid");
+        assert_eq!(visit.threads()[0].group_stop, Some(sys::ptrace::SIGSTOP));
+        if goes_on {
+            rustix::process::kill_process(to, rustix::process::Signal::CONT).expect("it lives");
+            drop(visit.leave().expect("leaves"));
+            ask(&mut child);
+            child.kill().expect("kill");
+            child.wait().expect("wait");
+            return;
+        }
         drop(visit.leave().expect("leaves"));
         let state = || {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
@@ -612,7 +623,6 @@ mod tests {
             assert!(Instant::now() < deadline, "the stop was lost");
             std::thread::yield_now();
         }
-        let to = rustix::process::Pid::from_raw(pid).expect("a pid");
         rustix::process::kill_process(to, rustix::process::Signal::CONT).expect("it lives");
         ask(&mut child);
         child.kill().expect("kill");
@@ -621,8 +631,14 @@ mod tests {
 
     #[test]
     fn a_stop_in_the_middle_of_a_batch_waits_until_its_end() {
-        stop_in_a_batch(0);
-        stop_in_a_batch(1);
+        stop_in_a_batch(0, false);
+        stop_in_a_batch(1, false);
+    }
+
+    #[test]
+    fn a_stop_that_was_taken_back_leaves_nothing() {
+        stop_in_a_batch(0, true);
+        stop_in_a_batch(1, true);
     }
 
     #[test]
@@ -687,8 +703,8 @@ mod tests {
         tids.sort_by_key(|tid| *tid != pid);
         assert_eq!(tids.len(), 4);
         let stop = |tid: &i32| {
-            Thread::seize(*tid).expect("seize");
-            Thread::stopped(pid, *tid, None).expect("stopped")
+            let seized = Thread::seize(*tid).expect("seize");
+            seized.stopped(pid, None).expect("stopped")
         };
         let threads = tids.iter().map(stop).collect::<Vec<_>>();
         let mut visit = Visit::new(threads, memory(pid), &[vdso(pid)]).expect("room");

@@ -9,6 +9,7 @@ mod python;
 mod redis;
 mod refusals;
 mod states;
+mod stops;
 mod terminal;
 
 use testkit::facts::Facts;

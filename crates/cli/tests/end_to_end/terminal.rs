@@ -133,6 +133,42 @@ fn a_pipeline_goes_on_under_its_terminal() {
     terminal.wait_shown("as warm as ever");
 }
 
+#[test]
+fn a_stopped_job_is_brought_back_to_the_foreground() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    needs_program!("bash");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer lets the shell see the stop again");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let mut terminal = Terminal::start(folder.path());
+    terminal.wait_shown("prompt> ");
+    terminal.type_in("sed -u s/cold/warm/ | sed -u s/hot/mild/\n");
+    terminal.wait_foreground("sed");
+    terminal.type_in("cold and hot before\n");
+    terminal.wait_shown("warm and mild before");
+    terminal.type_in("\x1a");
+    terminal.wait_shown("Stopped");
+    // The shell shows its prompt when it has seen the stops of all of them.
+    terminal.type_in("echo $((1 + 1)) in front\n");
+    terminal.wait_shown("2 in front");
+    let facts = Facts::moving(terminal.program.pid());
+    stillframe.cycle(2, &terminal.program, &[]);
+    let after = Facts::moving(terminal.program.pid());
+    assert_restored(&stillframe, &facts, &after, "a stopped job");
+    let shown = |text: &str| {
+        let all = fs::read_to_string(&terminal.shown).expect("it is written");
+        all.matches(text).count()
+    };
+    assert_eq!(shown("Stopped"), 1);
+    terminal.type_in("fg\n");
+    terminal.wait_foreground("sed");
+    terminal.type_in("cold and hot after\n");
+    terminal.wait_shown("warm and mild after");
+}
+
 /// A task that has given its session's terminal up, and its child that has it.
 const GIVEN_UP: &str = r#"
 import fcntl, os, pty, signal, sys, termios

@@ -6,6 +6,7 @@ mod fitness;
 pub(crate) mod look;
 mod sharing;
 mod spaces;
+mod stops;
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -259,6 +260,7 @@ impl Found {
         let batches = batches.collect::<Vec<_>>();
         let mut visit = Visit::new(threads, memory, &executable)?;
         let outcomes = visit.run(&batches)?;
+        stops::see(&mut self.node, visit.threads()[0].group_stop);
         for ((facts, questions), outcome) in facts.iter().zip(&questions).zip(outcomes) {
             let answers = questions.answers(facts.tid, outcome)?;
             if facts.tid == pid {
@@ -369,11 +371,15 @@ fn node(task: &Task, stat: &Stat) -> Node {
         Some(leader) if leader.group_stop.is_some() => State::Stopped,
         Some(_) => State::Running,
     };
+    let group_stop = threads.first().and_then(|leader| leader.group_stop);
     let leads = stat.session == task.pid && state != State::Zombie && stat.tty != 0;
     Node {
         terminal: if leads { stat.tty } else { 0 },
         foreground: if leads { stat.tty_pgrp } else { 0 },
         left_terminal: false,
+        stop_signal: group_stop.unwrap_or(0),
+        stop_seen: group_stop.is_some() && stat.exit_code == 0,
+        stop_comes: false,
         pid: task.pid,
         parent: stat.ppid,
         group: stat.pgrp,

@@ -1,5 +1,6 @@
 //! Loaded: the root task has been made and runs its script, and with it come all the others.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ pub(super) struct Loaded<'a> {
     built: &'a Built,
     root: i32,
     armed: bool,
+    /// Threads that were found stopped on the way and are traced since.
+    traced: RefCell<HashSet<i32>>,
 }
 
 impl<'a> Loaded<'a> {
@@ -48,6 +51,7 @@ impl<'a> Loaded<'a> {
                         built,
                         root,
                         armed: true,
+                        traced: RefCell::default(),
                     });
                 }
                 Err(error) if error.raw_os_error() == Some(EEXIST) => {
@@ -166,16 +170,18 @@ impl<'a> Loaded<'a> {
     fn check_alive(&self) -> Result<()> {
         self.check()?;
         for staying in &self.built.plan.threads {
-            let stat = std::fs::read(format!("/proc/{}/stat", staying.pid));
-            let state = stat
+            let Staying { pid, tid } = *staying;
+            let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat"));
+            let stat = stat
                 .ok()
                 .and_then(|stat| sys::proc::Stat::parse(&stat).ok());
-            if let Some(stat) = state.filter(|stat| matches!(stat.state, b'Z' | b'X')) {
-                let how = describe_status(stat.exit_code);
-                return Err(Error::Died {
-                    pid: staying.pid,
-                    how,
-                });
+            match stat.map(|stat| (stat.state, stat.exit_code)) {
+                Some((b'Z' | b'X', status)) => return Err(died(tid, status)),
+                // Before its birth, its number may be somebody else's.
+                Some((b'T' | b't', _)) if pid == self.root || is_ours(pid, self.root) => {
+                    self.keep_going(tid)?;
+                }
+                _ => {}
             }
         }
         if !std::path::Path::new(&format!("/proc/{}", self.root)).exists() {
@@ -187,12 +193,35 @@ impl<'a> Loaded<'a> {
         Ok(())
     }
 
+    /// Has a thread go on that somebody has stopped. It is traced from now on: so the kernel keeps
+    /// in mind that the process is stopped, and whether it was continued since.
+    fn keep_going(&self, tid: i32) -> Result<()> {
+        let failed = |e| Error::kernel(format!("cannot have {tid} go on"), e);
+        let event = if self.traced.borrow_mut().insert(tid) {
+            ptrace::seize(tid, true).map_err(failed)?;
+            // It may have been told to continue meanwhile.
+            ptrace::interrupt(tid).map_err(failed)?;
+            Some(ptrace::wait(tid).map_err(failed)?)
+        } else {
+            ptrace::try_wait(tid).map_err(failed)?
+        };
+        let signal = match event {
+            None => return Ok(()),
+            Some((_, Event::Ended(status))) => return Err(died(tid, status)),
+            Some((_, Event::Signal(ptrace::SIGSTOP))) => ptrace::SIGSTOP,
+            Some(_) => 0,
+        };
+        ptrace::resume(tid, signal).map_err(failed)
+    }
+
     /// Traces all threads, so that they are killed if this process is, and lets the scripts run to
     /// their ends.
     pub(super) fn trace(mut self) -> Result<Running<'a>> {
         for staying in &self.built.plan.threads {
-            let seized = ptrace::seize(staying.tid, true);
-            seized.map_err(|e| Error::kernel(format!("cannot trace {}", staying.tid), e))?;
+            if self.traced.borrow_mut().insert(staying.tid) {
+                let seized = ptrace::seize(staying.tid, true);
+                seized.map_err(|e| Error::kernel(format!("cannot trace {}", staying.tid), e))?;
+            }
         }
         let window = &self.built.window;
         window.post(window.word(self.built.word(word::GO)), 1);
@@ -220,6 +249,11 @@ impl Drop for Loaded<'_> {
             kill_tree(self.built, self.root);
         }
     }
+}
+
+fn died(pid: i32, status: i32) -> Error {
+    let how = describe_status(status);
+    Error::Died { pid, how }
 }
 
 /// Whether the process has been killed but is not gone yet.

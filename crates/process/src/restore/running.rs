@@ -8,9 +8,10 @@ use tracee::Call;
 
 use super::describe_status;
 use super::loaded::kill_tree;
+use super::stops::{self, Untold};
 use crate::build::Built;
 use crate::plan::Staying;
-use crate::records::{Saved, SavedThread, State};
+use crate::records::{Saved, SavedTask, SavedThread, State};
 use crate::sentinel::Sentinel;
 use crate::{Afterwards, Error, Result};
 
@@ -55,22 +56,25 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Gives every thread its registers; leaders first unmap the window.
+    /// Gives every thread its registers; leaders first unmap the window. Children come before their
+    /// parents, who are told of their stops while they are still in the blob.
     pub(super) fn give_registers(&mut self, saved: &Saved<'_>) -> Result<()> {
-        let threads = saved.tasks.iter().flat_map(|task| &task.threads);
-        let states = threads.map(|thread| (thread.tid, thread));
-        let states = states.collect::<std::collections::HashMap<_, _>>();
-        let (leaders, others): (Vec<&Staying>, Vec<&Staying>) = self
-            .threads()
-            .iter()
-            .partition(|staying| staying.pid == staying.tid);
-        for staying in others.into_iter().chain(leaders) {
-            let thread = states[&staying.tid];
-            let result = self.remake(thread)?;
-            if staying.pid == staying.tid {
-                self.unmap_window(staying.tid)?;
+        let untold = Untold::new(saved)?;
+        let (syscall, scratch) = (self.syscall(), self.built.scratch());
+        let living = |task: &&SavedTask<'_>| task.node.state() != State::Zombie;
+        for task in saved.tasks.iter().rev().filter(living) {
+            let write = |at, bytes: &[u8]| self.built.window.write(at, bytes);
+            untold.settle(saved, task, syscall, scratch, write)?;
+            if stops::is_stopped(task) {
+                stops::stop(task, syscall)?;
             }
-            set_state(thread, result)?;
+            let (leader, others) = task.threads.split_first().expect("checked when read");
+            for thread in others {
+                set_state(thread, self.remake(thread)?)?;
+            }
+            let result = self.remake(leader)?;
+            self.unmap_window(leader.tid)?;
+            set_state(leader, result)?;
         }
         Ok(())
     }
@@ -122,11 +126,9 @@ impl<'a> Running<'a> {
 
     pub(super) fn let_go(mut self, saved: &Saved<'_>, afterwards: Afterwards) -> Result<()> {
         for task in &saved.tasks {
-            let stopped = task.node.state() == State::Stopped || afterwards == Afterwards::Stop;
-            if let (true, Some(pid)) = (
-                stopped && task.node.state() != State::Zombie,
-                Pid::from_raw(task.node.pid),
-            ) {
+            let stops = task.node.stop_comes || afterwards == Afterwards::Stop;
+            let runs = task.node.state() == State::Running;
+            if let (true, Some(pid)) = (stops && runs, Pid::from_raw(task.node.pid)) {
                 let sent = kill_process(pid, Signal::STOP);
                 sent.map_err(|e| Error::kernel(format!("cannot stop pid {}", task.node.pid), e))?;
             }
@@ -162,7 +164,8 @@ impl Drop for Running<'_> {
     }
 }
 
-fn wait_stop(tid: i32) -> Result<()> {
+/// Waits until a thread that was asked to stop has.
+pub(super) fn wait_stop(tid: i32) -> Result<()> {
     loop {
         let failed = |e| Error::kernel(format!("cannot stop {tid}"), e);
         match ptrace::wait(tid).map_err(failed)? {
@@ -173,7 +176,10 @@ fn wait_stop(tid: i32) -> Result<()> {
                     how: describe_status(status),
                 });
             }
-            // Not before the restore is complete: it stays pending.
+            // Somebody stops it, which takes effect when it is not traced any more.
+            (_, Event::Signal(ptrace::SIGSTOP)) => {
+                ptrace::resume(tid, ptrace::SIGSTOP).map_err(failed)?;
+            }
             _ => ptrace::resume(tid, 0).map_err(failed)?,
         }
     }

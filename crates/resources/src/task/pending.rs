@@ -74,10 +74,13 @@ impl Part for Pending {
         } else {
             status.pending
         };
+        // A stop takes effect in the dump: it belongs to the task's state.
+        let set = set & !(1 << (SIGSTOP - 1));
         if set == 0 {
             return Ok(None);
         }
         let mut infos = facts.pending(self.is_shared())?;
+        infos.retain(|info| number(info, 0) != SIGSTOP);
         let queued = infos.iter().map(|info| 1 << (number(info, 0) - 1));
         let queued = queued.fold(0u64, |all, bit| all | bit);
         // Where memory or the limit did not suffice, the kernel keeps the signal but not the rest.
@@ -86,11 +89,8 @@ impl Part for Pending {
             info[..4].copy_from_slice(&signal.to_le_bytes());
             infos.push(info);
         }
-        if infos
-            .iter()
-            .any(|info| [SIGKILL, SIGSTOP].contains(&number(info, 0)))
-        {
-            let what = "a SIGSTOP or SIGKILL on its way (try again)";
+        if infos.iter().any(|info| number(info, 0) == SIGKILL) {
+            let what = "a SIGKILL on its way";
             return Err(Error::unsupported(facts.tid(), what));
         }
         let infos = infos.iter().map(|info| info.to_vec()).collect();

@@ -1,0 +1,173 @@
+//! Stopped tasks, and stops that come while a tree is dumped or restored.
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use rustix::process::{Pid, Signal, kill_process};
+use testkit::facts::Facts;
+use testkit::stillframe::Stillframe;
+use testkit::subject::Subject;
+use testkit::wait::{SOON, wait_until};
+use testkit::{needs_root, tree};
+
+use crate::{assert_restored, assert_untouched, stillframe};
+
+/// What the parent of a stopped child knows of it.
+#[track_caller]
+fn check_child(subject: &Subject, arguments: &[&str]) {
+    let unseen = arguments.contains(&"unseen");
+    let signal = if arguments.contains(&"tstp") { 20 } else { 19 };
+    // Who was traced stops again a moment after it was let go.
+    wait_until("the child to be stopped", SOON, || {
+        subject.ask("state") == "T"
+    });
+    // CLD_STOPPED
+    let told = if unseen { "code 5" } else { "nothing" };
+    assert_eq!(subject.ask("told"), told, "{arguments:?}");
+    assert_eq!(subject.ask("told"), "nothing");
+    let seen = format!("stopped by {signal}");
+    let seen = if unseen { &seen } else { "nothing" };
+    assert_eq!(subject.ask("poll"), seen, "{arguments:?}");
+    assert_eq!(subject.ask("poll"), "nothing");
+    assert_eq!(subject.ask("continue"), "Some(9) None");
+}
+
+const CHILDREN: [&[&str]; 4] = [&[], &["unseen"], &["tstp"], &["unseen", "tstp"]];
+
+#[test]
+fn a_parent_sees_the_stop_of_its_child_once() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer lets the parent see the stop again");
+    }
+    for arguments in CHILDREN {
+        let subject = Subject::start("stopped", arguments);
+        wait_until("the subject to wait", SOON, || subject.is_waiting());
+        let before = Facts::still(subject.pid());
+        stillframe.cycle(2, &subject, &[]);
+        wait_until("the subject to wait", SOON, || subject.is_waiting());
+        let after = Facts::still(subject.pid());
+        assert_restored(&stillframe, &before, &after, "a stopped child");
+        check_child(&subject, arguments);
+    }
+}
+
+#[test]
+fn a_stopped_child_that_is_left_running_stays_stopped() {
+    needs_root!();
+    let stillframe = stillframe();
+    for arguments in CHILDREN {
+        let subject = Subject::start("stopped", arguments);
+        wait_until("the subject to wait", SOON, || subject.is_waiting());
+        let before = Facts::still(subject.pid());
+        for _ in 0..2 {
+            stillframe.clear();
+            stillframe.dump(subject.pid(), &["--leave-running"]).must();
+        }
+        wait_until("the subject to wait", SOON, || subject.is_waiting());
+        let after = Facts::still(subject.pid());
+        assert_untouched(&before, &after, "a stopped child");
+        check_child(&subject, arguments);
+    }
+}
+
+fn send(subject: &Subject, signal: Signal) {
+    let pid = i32::try_from(subject.pid()).expect("a pid");
+    kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("it lives");
+}
+
+#[track_caller]
+fn wait_stopped(subject: &Subject) {
+    wait_until("the subject to be stopped", SOON, || {
+        let threads = tree::threads(subject.pid());
+        threads.iter().all(|tid| tree::state(*tid) == Some('T'))
+    });
+}
+
+#[track_caller]
+fn must_go_on(subject: &Subject) {
+    let laps = subject.ask_number("laps");
+    wait_until("laps", SOON, || subject.ask_number("laps") > laps + 10);
+    assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn stopped_threads_go_on_when_they_are_told_to() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("threads-epoll", &["6"]);
+    for _ in 0..3 {
+        send(&subject, Signal::STOP);
+        wait_stopped(&subject);
+        let facts = Facts::moving(subject.pid());
+        stillframe.cycle(1, &subject, &[]);
+        wait_stopped(&subject);
+        let restored = Facts::moving(subject.pid());
+        assert_restored(&stillframe, &facts, &restored, "stopped threads");
+        send(&subject, Signal::CONT);
+        must_go_on(&subject);
+    }
+}
+
+/// An action script that runs `commands` at one stage.
+fn script(stillframe: &Stillframe, stage: &str, commands: &str) -> PathBuf {
+    let path = stillframe.images().with_file_name("action");
+    let text = format!(
+        "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION = {stage} ] || exit 0\npid=$CRTOOLS_INIT_PID\n{commands}\n"
+    );
+    fs::write(&path, text).expect("the scratch folder can be written");
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(&path, mode).expect("it is the test's");
+    path
+}
+
+#[test]
+fn a_stop_during_a_restore_takes_effect() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer's scripts run when the tasks are stopped in another way");
+    }
+    let subject = Subject::start("threads-epoll", &["6"]);
+    for stage in ["post-restore", "pre-resume"] {
+        for (commands, stops) in [
+            ("kill -STOP $pid", true),
+            ("kill -STOP $pid; kill -CONT $pid", false),
+            ("kill -STOP $pid; kill -CONT $pid; kill -STOP $pid", true),
+        ] {
+            stillframe.clear();
+            stillframe.dump(subject.pid(), &[]).must();
+            let script = script(&stillframe, stage, commands);
+            let script = script.to_str().expect("a plain name");
+            stillframe.restore(&["--action-script", script]).must();
+            if stops {
+                wait_stopped(&subject);
+                send(&subject, Signal::CONT);
+            }
+            must_go_on(&subject);
+        }
+    }
+}
+
+#[test]
+fn a_stop_during_a_dump_takes_effect() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("threads-epoll", &["6"]);
+    for (commands, stops) in [
+        ("kill -STOP $pid", true),
+        ("kill -STOP $pid; kill -CONT $pid", false),
+    ] {
+        stillframe.clear();
+        let script = script(&stillframe, "post-dump", commands);
+        let script = script.to_str().expect("a plain name");
+        let options = ["--leave-running", "--action-script", script];
+        stillframe.dump(subject.pid(), &options).must();
+        if stops {
+            wait_stopped(&subject);
+            send(&subject, Signal::CONT);
+        }
+        must_go_on(&subject);
+    }
+}

@@ -1,0 +1,122 @@
+//! Tasks that come back stopped, and what their parents know of it.
+//!
+//! A task is stopped while it is in the blob and traced: that is when its parent is told, which is
+//! in the blob as well and takes back what it had been told before the dump.
+
+use std::collections::HashSet;
+
+use abi::Addr;
+use sys::proc::Status;
+use sys::ptrace;
+use tracee::Call;
+
+use super::running::wait_stop;
+use crate::records::{Saved, SavedTask, State};
+use crate::{Error, Result};
+
+const SIGCHLD: i32 = 17;
+
+/// Those parents of stopped tasks who have to be told of the stop.
+pub(super) struct Untold(HashSet<i32>);
+
+impl Untold {
+    /// Looks for parents that wait to get a `SIGCHLD`: another one changes nothing.
+    pub(super) fn new(saved: &Saved<'_>) -> Result<Self> {
+        let stopped = saved.tasks[1..].iter().filter(|task| is_stopped(task));
+        let parents = stopped.map(|task| task.node.parent).collect::<HashSet<_>>();
+        let mut untold = HashSet::new();
+        for pid in parents {
+            if status(pid)?.shared_pending & bit(SIGCHLD) != 0 {
+                untold.insert(pid);
+            }
+        }
+        Ok(Self(untold))
+    }
+
+    /// Has a parent, by its leader, see the stops of its children that it had seen before, and
+    /// takes back the signal that told of them. `scratch` is room for 24 bytes in the window.
+    pub(super) fn settle(
+        &self,
+        saved: &Saved<'_>,
+        parent: &SavedTask<'_>,
+        syscall: Addr,
+        scratch: Addr,
+        write: impl Fn(Addr, &[u8]),
+    ) -> Result<()> {
+        const WAITID: u64 = 247;
+        const SIGTIMEDWAIT: u64 = 128;
+        const P_PID: u64 = 1;
+        const WNOHANG: u64 = 1;
+        const WSTOPPED: u64 = 2;
+        let pid = parent.node.pid;
+        let children = saved.tasks.iter().filter(|task| task.node.parent == pid);
+        let stopped = children.filter(|task| is_stopped(task)).collect::<Vec<_>>();
+        for child in stopped.iter().filter(|task| task.node.stop_seen) {
+            let child = u64::from(child.node.pid.cast_unsigned());
+            let call = Call {
+                at: syscall,
+                number: WAITID,
+                args: [P_PID, child, 0, WSTOPPED | WNOHANG, 0, 0],
+            };
+            let result = call.make(pid)?;
+            if result < 0 {
+                let errno = i32::try_from(-result).unwrap_or(0);
+                let source = std::io::Error::from_raw_os_error(errno);
+                let doing = format!("cannot have {pid} wait for its stopped child {child}");
+                return Err(Error::kernel(doing, source));
+            }
+        }
+        if !stopped.is_empty() && !self.0.contains(&pid) {
+            // The set, and no time to wait. It was not told if it does not want to know of stops.
+            let mut room = bit(SIGCHLD).to_le_bytes().to_vec();
+            room.resize(24, 0);
+            write(scratch, &room);
+            let call = Call {
+                at: syscall,
+                number: SIGTIMEDWAIT,
+                args: [scratch.0, 0, scratch.0 + 8, 8, 0, 0],
+            };
+            call.make(pid)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the task comes back stopped.
+pub(super) fn is_stopped(task: &SavedTask<'_>) -> bool {
+    task.node.state() == State::Stopped
+}
+
+/// Stops a task whose threads are all in the blob and stopped by this tracer.
+pub(super) fn stop(task: &SavedTask<'_>, syscall: Addr) -> Result<()> {
+    let pid = task.node.pid;
+    let by = match task.node.stop_signal {
+        0 => ptrace::SIGSTOP,
+        signal => signal,
+    };
+    let status = status(pid)?;
+    let default = (status.ignored | status.caught) & bit(by) == 0;
+    // Where another signal would not stop it any more, SIGSTOP does.
+    if !(default && tracee::stop(pid, pid, syscall, by)?) {
+        tracee::stop(pid, pid, syscall, ptrace::SIGSTOP)?;
+    }
+    for thread in &task.threads[1..] {
+        let tid = thread.tid;
+        let failed = |e| Error::kernel(format!("cannot stop {tid}"), e);
+        ptrace::interrupt(tid).map_err(failed)?;
+        ptrace::resume(tid, 0).map_err(failed)?;
+        wait_stop(tid)?;
+    }
+    Ok(())
+}
+
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+fn status(pid: i32) -> Result<Status> {
+    let failed = |e| Error::kernel(format!("cannot read /proc/{pid}/status"), e);
+    let text = std::fs::read(format!("/proc/{pid}/status")).map_err(failed)?;
+    let unclear = |e| std::io::Error::new(std::io::ErrorKind::InvalidData, e);
+    Status::parse(&text).map_err(|e| failed(unclear(e)))
+}
