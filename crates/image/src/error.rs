@@ -23,6 +23,29 @@ pub enum Error {
         /// The feature's name.
         feature: String,
     },
+    /// An image that holds pages of this one is not what it was.
+    #[error("image {id} in {path}, which this one has pages from, {what}")]
+    Ancestor {
+        /// The ancestor.
+        id: ImageId,
+        /// Where it should be, relative to the image.
+        path: String,
+        /// What is wrong.
+        what: String,
+        /// Why, where the store failed.
+        #[source]
+        source: Option<Box<store::Error>>,
+    },
+    /// An image cannot be replaced, because another has pages from it.
+    #[error("image {id} is needed by image {child} in {path}, which has pages from it")]
+    Needed {
+        /// The image.
+        id: ImageId,
+        /// The other one.
+        child: ImageId,
+        /// Where that is, relative to the image.
+        path: String,
+    },
     /// The store holds no image.
     #[error("there is no image in {store}")]
     NoImage {

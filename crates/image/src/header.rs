@@ -14,11 +14,19 @@ pub(crate) const PRELUDE_BYTES: usize = 40;
 
 const TABLE_ENTRY_BYTES: usize = 32;
 
-/// The sections of this version, in the order in which they stand.
-pub(crate) const SECTIONS: [&str; 3] = ["index", "manifest", "records"];
+/// The sections of this version, in the order in which they stand; only some images have the last.
+pub(crate) const SECTIONS: [&str; 4] = ["index", "manifest", "records", "origins"];
 
-/// The header's size: the prelude, the section table and the table's checksum.
-pub(crate) const HEADER_BYTES: usize = PRELUDE_BYTES + SECTIONS.len() * TABLE_ENTRY_BYTES + 8;
+/// How many sections every image has.
+const SECTIONS_MIN: usize = SECTIONS.len() - 1;
+
+/// The largest header's size.
+pub(crate) const HEADER_MAX_BYTES: usize = header_bytes(SECTIONS.len());
+
+/// The size of a header: the prelude, the section table and the table's checksum.
+const fn header_bytes(sections: usize) -> usize {
+    PRELUDE_BYTES + sections * TABLE_ENTRY_BYTES + 8
+}
 
 /// The largest manifest that is written or read: 32 million runs.
 pub(crate) const MANIFEST_MAX_BYTES: u64 = 1 << 30;
@@ -27,7 +35,7 @@ pub(crate) const MANIFEST_MAX_BYTES: u64 = 1 << 30;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub id: ImageId,
-    /// Each section's place in the file.
+    /// Each section's place in the file; one that is not there has no bytes.
     pub sections: [Section; SECTIONS.len()],
 }
 
@@ -48,16 +56,21 @@ pub(crate) enum Refusal {
     Version(u32),
 }
 
-/// Encodes the header of an image of these sections.
+/// Encodes the header of an image of these sections; the last, where it is empty, is left out.
 pub(crate) fn encode(id: ImageId, sections: [&[u8]; SECTIONS.len()]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEADER_BYTES);
+    let count = match sections[SECTIONS_MIN] {
+        [] => SECTIONS_MIN,
+        _ => SECTIONS.len(),
+    };
+    let header_bytes = header_bytes(count);
+    let mut bytes = Vec::with_capacity(header_bytes);
     bytes.extend(MAGIC);
     bytes.extend(FORMAT_VERSION.to_le_bytes());
-    bytes.extend((SECTIONS.len() as u32).to_le_bytes());
+    bytes.extend((count as u32).to_le_bytes());
     bytes.extend(id.0);
     bytes.extend(xxh3_64(&bytes).to_le_bytes());
-    let mut offset_bytes = HEADER_BYTES as u64;
-    for (name, section) in SECTIONS.iter().zip(sections) {
+    let mut offset_bytes = header_bytes as u64;
+    for (name, section) in SECTIONS.iter().zip(sections).take(count) {
         bytes.extend(padded(name));
         bytes.extend(offset_bytes.to_le_bytes());
         bytes.extend((section.len() as u64).to_le_bytes());
@@ -75,6 +88,10 @@ fn padded(name: &str) -> [u8; 8] {
     padded
 }
 
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
 fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
@@ -84,7 +101,9 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 pub(crate) fn decode(bytes: &[u8], file_bytes: u64) -> Result<Header, Refusal> {
     let corrupt = |at: usize, what: &str| Refusal::Corrupt(at as u64, what.into());
     let id = decode_prelude(bytes)?;
-    let Some(table) = bytes.get(PRELUDE_BYTES..HEADER_BYTES) else {
+    let count = word(bytes, 12) as usize;
+    let header_bytes = header_bytes(count);
+    let Some(table) = bytes.get(PRELUDE_BYTES..header_bytes) else {
         return Err(corrupt(bytes.len(), "the section table ends early"));
     };
     let (table, checksum) = table.split_at(table.len() - 8);
@@ -94,13 +113,15 @@ pub(crate) fn decode(bytes: &[u8], file_bytes: u64) -> Result<Header, Refusal> {
             "the section table's checksum does not match",
         ));
     }
-    let mut end = HEADER_BYTES as u64;
-    let mut sections = [Section {
+    let mut end = header_bytes as u64;
+    let absent = Section {
         offset_bytes: 0,
         len_bytes: 0,
-        checksum: 0,
-    }; SECTIONS.len()];
-    for (number, (name, section)) in SECTIONS.iter().zip(&mut sections).enumerate() {
+        checksum: xxh3_64(&[]),
+    };
+    let mut sections = [absent; SECTIONS.len()];
+    let all = SECTIONS.iter().zip(&mut sections).take(count);
+    for (number, (name, section)) in all.enumerate() {
         let entry = &table[number * TABLE_ENTRY_BYTES..][..TABLE_ENTRY_BYTES];
         let at = PRELUDE_BYTES + number * TABLE_ENTRY_BYTES;
         if entry[..8] != padded(name) {
@@ -136,12 +157,11 @@ pub(crate) fn decode_prelude(bytes: &[u8]) -> Result<ImageId, Refusal> {
     if xxh3_64(&prelude[..32]) != long(prelude, 32) {
         return Err(corrupt(0, "the header's checksum does not match"));
     }
-    let word = |at: usize| u32::from_le_bytes(prelude[at..at + 4].try_into().expect("4 bytes"));
-    let (version, sections) = (word(8), word(12));
+    let (version, sections) = (word(prelude, 8), word(prelude, 12));
     if version != FORMAT_VERSION {
         return Err(Refusal::Version(version));
     }
-    if sections as usize != SECTIONS.len() {
+    if !(SECTIONS_MIN..=SECTIONS.len()).contains(&(sections as usize)) {
         return Err(corrupt(12, &format!("{sections} sections")));
     }
     Ok(ImageId(prelude[16..32].try_into().expect("16 bytes")))
@@ -154,9 +174,10 @@ mod tests {
     const ID: ImageId = ImageId(*b"0123456789abcdef");
 
     fn header() -> Vec<u8> {
-        encode(ID, [b"iiii", b"", b"rr"])
+        encode(ID, [b"iiii", b"", b"rr", b""])
     }
 
+    const HEADER_BYTES: usize = header_bytes(3);
     const FILE_BYTES: u64 = HEADER_BYTES as u64 + 6;
 
     /// Makes the checksums right again after a change.
@@ -174,8 +195,17 @@ mod tests {
         let places = header
             .sections
             .map(|section| (section.offset_bytes, section.len_bytes));
-        assert_eq!(places, [(144, 4), (148, 0), (148, 2)]);
+        assert_eq!(places, [(144, 4), (148, 0), (148, 2), (0, 0)]);
         assert_eq!(header.sections[0].checksum, xxh3_64(b"iiii"));
+    }
+
+    #[test]
+    fn the_last_section_may_be_missing() {
+        let header = decode(&encode(ID, [b"iiii", b"", b"rr", b"o"]), 183).unwrap();
+        let places = header
+            .sections
+            .map(|section| (section.offset_bytes, section.len_bytes));
+        assert_eq!(places, [(176, 4), (180, 0), (180, 2), (182, 1)]);
     }
 
     #[test]
@@ -192,6 +222,8 @@ mod tests {
     fn sections_fill_the_file() {
         for (at, value) in [
             (12, 2),               // number of sections
+            (12, 4),               // the same
+            (12, 5),               // the same
             (40, u64::from(b'x')), // the first's name
             (48, 0),               // its offset
             (56, 5),               // its length

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
+use crate::origins;
 use crate::parts;
 use crate::run::{self, ENTRY_BYTES, PAGE_BYTES};
 use crate::{DATA_RUN_MAX_PAGES, Run, RunKind, SPACE_MAX_PAGES, SpaceId};
@@ -16,8 +17,8 @@ pub(crate) struct Bounds<'a> {
     pub parts_bytes: &'a [u64],
     /// How many of those bytes belong to no run.
     pub unused_bytes: u64,
-    /// Whether there is a parent.
-    pub parent: bool,
+    /// The stored runs that `parent` and `equal` runs are parts of.
+    pub origins: &'a [Run],
 }
 
 /// Why entries are not an index.
@@ -87,6 +88,18 @@ impl Index {
         self.entries()[range].iter().map(decode_checked)
     }
 
+    /// Returns the run that `page` of `space` is in, or else the next one of that space.
+    pub fn find_from(&self, space: SpaceId, page: u64) -> Option<Run> {
+        let space = find_space(&self.spaces, space)?;
+        let own = &self.entries()[space.entries.clone()];
+        let ends_before = |entry: &Entry| {
+            let (_, first_page, pages) = run::decode_place(entry);
+            first_page + u64::from(pages) <= page
+        };
+        own.get(own.partition_point(ends_before))
+            .map(decode_checked)
+    }
+
     /// Returns the run that `page` of `space` is in.
     pub fn find(&self, space: SpaceId, page: u64) -> Option<Run> {
         let space = find_space(&self.spaces, space)?;
@@ -132,7 +145,7 @@ pub(crate) fn check(entries: &[Entry], bounds: Bounds<'_>) -> Result<Vec<Space>,
         match run.kind {
             RunKind::Data { offset_bytes, .. } => data.push((offset_bytes, number)),
             RunKind::Same { .. } => same.push(number),
-            RunKind::Zero | RunKind::Parent => {}
+            RunKind::Zero | RunKind::Parent(_) | RunKind::Equal(_) => {}
         }
         if last.is_none_or(|last| last.space != run.space) {
             let entries = number..number;
@@ -195,8 +208,7 @@ fn check_alone(run: &Run, bounds: Bounds<'_>) -> Result<(), String> {
                 run.len_bytes()
             ))
         }
-        RunKind::Parent if !bounds.parent => Err("it is in the parent, and there is none".into()),
-        _ => Ok(()),
+        _ => origins::check(run, bounds.origins),
     }
 }
 
@@ -388,7 +400,7 @@ mod tests {
             Bounds {
                 parts_bytes: &[pages * PAGE],
                 unused_bytes: 0,
-                parent: false,
+                origins: &[],
             },
         )
     }
@@ -504,7 +516,7 @@ mod tests {
             let bounds = Bounds {
                 parts_bytes,
                 unused_bytes: 0,
-                parent: false,
+                origins: &[],
             };
             super::check(entries(&bytes), bounds).map_err(|fault| fault.what)
         };
@@ -544,7 +556,7 @@ mod tests {
             let bounds = Bounds {
                 parts_bytes: &[6 * PAGE, 2 * PAGE],
                 unused_bytes: unused * PAGE,
-                parent: false,
+                origins: &[],
             };
             super::check(entries(&bytes), bounds).map_err(|fault| fault.what)
         };
@@ -562,10 +574,13 @@ mod tests {
     #[test]
     fn parents_are_refused_where_there_is_none() {
         let run = Run {
-            kind: RunKind::Parent,
+            kind: RunKind::Parent(crate::Part {
+                origin: 0,
+                skip_pages: 0,
+            }),
             ..zero(1, 0, 1)
         };
-        refused(&[run], 0, 0, "parent");
+        refused(&[run], 0, 0, "there is none");
     }
 
     #[test]

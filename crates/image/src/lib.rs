@@ -27,22 +27,32 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod ancestors;
 mod error;
 mod header;
 mod index;
 mod manifest;
+mod marks;
+mod origins;
+mod over;
 mod parts;
 mod reader;
 mod run;
+mod verify;
 mod writer;
 
 use std::fmt;
 
+pub use ancestors::Ancestor;
 pub use error::{Error, Result};
 pub use manifest::{Facts, Record};
-pub use parts::PARTS_MAX;
+pub use marks::children;
+pub use over::Link;
+pub use parts::{ANCESTORS_MAX, PARTS_MAX};
 pub use reader::{Reader, Space};
-pub use run::{DATA_RUN_MAX_PAGES, NewRun, PAGE_BYTES, Run, RunKind, SPACE_MAX_PAGES, SpaceId};
+pub use run::{
+    DATA_RUN_MAX_PAGES, Located, NewRun, PAGE_BYTES, Part, Run, RunKind, SPACE_MAX_PAGES, SpaceId,
+};
 pub use writer::{Seal, Writer};
 
 /// The format version that is written, and the newest that is read.

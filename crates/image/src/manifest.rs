@@ -37,6 +37,19 @@ pub(crate) struct Parent {
     pub path: String,
 }
 
+/// An image that holds pages of this one.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Listed {
+    #[prost(bytes = "vec", tag = "1")]
+    pub id: Vec<u8>,
+    /// Where it is, relative to the image that names it.
+    #[prost(string, tag = "2")]
+    pub path: String,
+    /// The lengths of its pages objects by number; 0 for one of which nothing is needed.
+    #[prost(uint64, repeated, tag = "3")]
+    pub parts_bytes: Vec<u64>,
+}
+
 /// What stands in the manifest beside the index and the records.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Manifest {
@@ -59,6 +72,9 @@ pub(crate) struct Manifest {
     /// How many bytes of the pages objects belong to no run.
     #[prost(uint64, tag = "9")]
     pub unused_bytes: u64,
+    /// The images that hold pages of this one.
+    #[prost(message, repeated, tag = "7")]
+    pub ancestors: Vec<Listed>,
 }
 
 /// The feature of an image with several pages objects.
@@ -67,8 +83,14 @@ pub(crate) const PARTS_FEATURE: &str = "parts";
 /// The feature of an image whose pages objects have bytes that belong to no run.
 pub(crate) const UNUSED_FEATURE: &str = "unused";
 
+/// The feature of an image that has pages from another.
+pub(crate) const PARENT_FEATURE: &str = "parent";
+
+/// The feature of an image that stores pages with equal contents once.
+pub(crate) const EQUAL_FEATURE: &str = "equal";
+
 /// The features that this version reads.
-const FEATURES: &[&str] = &[PARTS_FEATURE, UNUSED_FEATURE];
+const FEATURES: &[&str] = &[PARTS_FEATURE, PARENT_FEATURE, EQUAL_FEATURE, UNUSED_FEATURE];
 
 impl Manifest {
     /// The lengths of all pages objects.
@@ -84,16 +106,26 @@ impl Manifest {
             .features
             .iter()
             .find(|feature| !FEATURES.contains(&feature.as_str()));
-        let parent = self
-            .parent
-            .as_ref()
-            .map(|parent| match parent.id.as_slice().try_into() {
-                Ok(id) => format!("parent {} ({})", ImageId(id), parent.path),
-                Err(_) => "parent".into(),
-            });
-        match unknown.cloned().or(parent) {
+        match unknown.cloned() {
             Some(feature) => Err(Error::Unsupported { feature }),
             None => Ok(()),
+        }
+    }
+
+    /// Returns the image that this one is a difference from.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_parent(&self) -> std::result::Result<Option<(ImageId, String)>, String> {
+        let Some(parent) = &self.parent else {
+            if self.ancestors.is_empty() {
+                return Ok(None);
+            }
+            return Err("there are ancestors and no parent".into());
+        };
+        match parent.id.as_slice().try_into() {
+            Ok(id) => Ok(Some((ImageId(id), parent.path.clone()))),
+            Err(_) => Err("the parent has no id".into()),
         }
     }
 }
@@ -251,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_features_and_parents_are_named() {
+    fn unknown_features_and_wrong_parents_are_refused() {
         let features = vec!["teleport".to_owned()];
         let error = Manifest {
             features,
@@ -260,17 +292,19 @@ mod tests {
         .check_features()
         .unwrap_err();
         assert!(error.to_string().contains("\"teleport\""), "{error}");
-        let parent = Some(Parent {
-            id: vec![0xab; 16],
-            path: "../1".into(),
-        });
-        let error = Manifest {
-            parent,
-            ..Default::default()
+        for (id, right) in [(vec![0xab; 16], true), (vec![0xab; 15], false)] {
+            let path = "../1".into();
+            let manifest = Manifest {
+                parent: Some(Parent { id, path }),
+                ..Default::default()
+            };
+            assert_eq!(manifest.check_parent().is_ok(), right);
         }
-        .check_features()
-        .unwrap_err();
-        assert!(error.to_string().contains("parent abab"), "{error}");
+        let orphan = Manifest {
+            ancestors: vec![Listed::default()],
+            ..Default::default()
+        };
+        assert!(orphan.check_parent().is_err());
         assert!(Manifest::default().check_features().is_ok());
     }
 }

@@ -5,18 +5,36 @@ use crate::ImageId;
 /// The most pages objects of an image.
 pub const PARTS_MAX: usize = 16;
 
-/// A position is an offset in a pages object and, in the bits from here on, the object's number.
-const NUMBER_SHIFT: u32 = 56;
+/// The most ancestors of an image: with its own, their pages objects have numbers of 16 bits.
+pub const ANCESTORS_MAX: usize = (1 << (64 - NUMBER_SHIFT)) / PARTS_MAX - 1;
 
-/// Returns the position of `offset_bytes` in pages object `part`.
-pub(crate) fn position(part: usize, offset_bytes: u64) -> u64 {
-    (part as u64) << NUMBER_SHIFT | offset_bytes
+/// A position is an offset in a pages object and, in the bits from here on, the object's number.
+const NUMBER_SHIFT: u32 = 48;
+
+/// The most bytes of a pages object.
+pub(crate) const PART_MAX_BYTES: u64 = 1 << NUMBER_SHIFT;
+
+/// Returns the position of `offset_bytes` in pages object `object`.
+pub(crate) fn position(object: usize, offset_bytes: u64) -> u64 {
+    (object as u64) << NUMBER_SHIFT | offset_bytes
 }
 
 /// Returns the number of the pages object that a position is in, and the offset there.
 pub(crate) fn split(position: u64) -> (usize, u64) {
-    let offset_bytes = position & ((1 << NUMBER_SHIFT) - 1);
+    let offset_bytes = position & (PART_MAX_BYTES - 1);
     ((position >> NUMBER_SHIFT) as usize, offset_bytes)
+}
+
+/// Returns the number of pages object `part` of ancestor number `ancestor`: those of the image
+/// itself come before them.
+pub(crate) fn of_ancestor(ancestor: usize, part: usize) -> usize {
+    (ancestor + 1) * PARTS_MAX + part
+}
+
+/// Returns which ancestor a pages object belongs to, none for the image's own, and its number
+/// there.
+pub(crate) fn owner(object: usize) -> (Option<usize>, usize) {
+    ((object / PARTS_MAX).checked_sub(1), object % PARTS_MAX)
 }
 
 impl ImageId {
@@ -57,10 +75,18 @@ mod tests {
 
     #[test]
     fn positions_name_object_and_offset() {
-        for (part, offset_bytes) in [(0, 0), (0, (1 << 56) - 1), (1, 0), (15, 4096)] {
+        for (part, offset_bytes) in [(0, 0), (0, (1 << 48) - 1), (1, 0), (15, 4096)] {
             assert_eq!(split(position(part, offset_bytes)), (part, offset_bytes));
         }
-        assert_eq!(split(u64::MAX).0, 255);
+        assert_eq!(split(u64::MAX).0, 65_535);
+    }
+
+    #[test]
+    fn objects_belong_to_an_ancestor() {
+        assert_eq!(owner(15), (None, 15));
+        let last = of_ancestor(ANCESTORS_MAX - 1, PARTS_MAX - 1);
+        assert_eq!((last, owner(last).0), (65_535, Some(ANCESTORS_MAX - 1)));
+        assert_eq!(owner(of_ancestor(7, 3)), (Some(7), 3));
     }
 
     #[test]

@@ -1,35 +1,40 @@
 //! Reads an image: everything but pages is checked when it is opened, pages when they are read.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use prost::Message;
 use store::{Object, Store};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::header::{self, HEADER_BYTES, Header, MANIFEST_MAX_BYTES, Refusal, SECTIONS};
+use crate::ancestors::{Ancestor, Ancestors};
+use crate::header::{self, HEADER_MAX_BYTES, Header, MANIFEST_MAX_BYTES, Refusal, SECTIONS};
 pub use crate::index::Space;
 use crate::index::{Bounds, Fault, Index};
 use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest};
+use crate::origins;
 use crate::parts::{self, PARTS_MAX};
-use crate::run::{ENTRY_BYTES, PAGE_BYTES};
+use crate::run::{ENTRY_BYTES, Located, PAGE_BYTES, Part};
 use crate::{Error, Facts, ImageId, MANIFEST_NAME, Record, Result, Run, RunKind, SpaceId};
 
 /// Manifests up to this size are read with one call; of larger ones the header first.
 const ONE_READ_BYTES: u64 = 1 << 18;
 
-/// How much [`Reader::verify_all`] reads at once.
-const VERIFY_BYTES: u64 = 4 << 20;
-
 /// An opened image.
+///
+/// Of a layer, the pages of older images are read where those are, which are opened when they are
+/// needed.
 pub struct Reader {
     id: ImageId,
+    parent: Option<(ImageId, String)>,
     features: Vec<String>,
     facts: Facts,
     records: Vec<Record>,
     index: Index,
-    /// The pages objects by number.
+    /// The stored runs that `parent` and `equal` runs are parts of.
+    origins: Vec<Run>,
+    /// The image's own pages objects by number.
     pages: Vec<Option<Box<dyn Object>>>,
+    ancestors: Ancestors,
 }
 
 impl Reader {
@@ -42,7 +47,7 @@ impl Reader {
     pub fn open(store: &dyn Store) -> Result<Self> {
         let bytes = read_manifest(store)?;
         let header = header::decode(&bytes, bytes.len() as u64).map_err(as_error)?;
-        let [index, manifest, records] = sections(&header, &bytes)?;
+        let [index, manifest, records, origins] = sections(&header, &bytes)?;
         if manifest.len() > MESSAGE_MAX_BYTES {
             return Err(corrupt_manifest(
                 manifest.start,
@@ -66,10 +71,17 @@ impl Reader {
             let what = format!("{} pages objects", parts_bytes.len());
             return Err(corrupt_manifest(manifest.start, what));
         }
+        let wrong = |what| corrupt_manifest(manifest.start, what);
+        let parent = decoded.check_parent().map_err(wrong)?;
+        let ancestors = Ancestor::check_all(decoded.ancestors, header.id).map_err(wrong)?;
+        let start = origins.start;
+        let object_bytes = |object| object_bytes(&parts_bytes, &ancestors, object);
+        let origins = origins::decode(&bytes[origins], &object_bytes)
+            .map_err(|(at, what)| corrupt_manifest(start + at, what))?;
         let bounds = Bounds {
             parts_bytes: &parts_bytes,
             unused_bytes: decoded.unused_bytes,
-            parent: false,
+            origins: &origins,
         };
         let start = index.start;
         let index = Index::new(bytes, index, bounds).map_err(|fault| bad_index(start, fault))?;
@@ -81,17 +93,71 @@ impl Reader {
             .collect::<Result<_>>()?;
         Ok(Self {
             id: header.id,
+            parent,
             features: decoded.features,
             facts: decoded.facts.unwrap_or_default(),
             records,
             index,
+            origins,
             pages,
+            ancestors: Ancestors::new(store, ancestors),
         })
     }
 
     /// Returns the image's identity.
     pub fn id(&self) -> ImageId {
         self.id
+    }
+
+    /// Returns the image that this one is a difference from, and where it is, relative to this one.
+    pub fn parent(&self) -> Option<(ImageId, &str)> {
+        let parent = self.parent.as_ref();
+        parent.map(|(id, path)| (*id, path.as_str()))
+    }
+
+    /// Returns the images that hold pages of this one. Each must be where it is said to be, or
+    /// those pages cannot be read.
+    pub fn ancestors(&self) -> &[Ancestor] {
+        self.ancestors.all()
+    }
+
+    /// Returns the ancestor that holds the pages of a `parent` run, and the stored run of which
+    /// they are a part; none for other runs.
+    pub fn origin(&self, run: &Run) -> Option<(&Ancestor, Run)> {
+        let RunKind::Parent(part) = run.kind else {
+            return None;
+        };
+        let origin = self.origins[part.origin as usize];
+        let (ancestor, _) = parts::owner(parts::split(data_offset(&origin)).0);
+        Some((&self.ancestors()[ancestor?], origin))
+    }
+
+    /// Returns which of `pages` pages from `first_page` of `space` on the image describes, as
+    /// ranges in ascending order that do not touch.
+    pub fn described(&self, space: SpaceId, first_page: u64, pages: u64) -> Vec<Range<u64>> {
+        let mut described: Vec<Range<u64>> = Vec::new();
+        let (mut page, end) = (first_page, first_page.saturating_add(pages));
+        while page < end {
+            let Some(run) = self.index.find_from(space, page) else {
+                break;
+            };
+            let range = run.first_page.max(page)..run.end_page().min(end);
+            if range.is_empty() {
+                break;
+            }
+            page = range.end;
+            match described.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => described.push(range),
+            }
+        }
+        described
+    }
+
+    /// The lengths of the image's own pages objects.
+    pub(crate) fn parts_bytes(&self) -> Vec<u64> {
+        let bytes = |part: &Option<Box<dyn Object>>| part.as_ref().map_or(0, |one| one.len_bytes());
+        self.pages.iter().map(bytes).collect()
     }
 
     /// Returns the features of the format that the image needs.
@@ -124,45 +190,86 @@ impl Reader {
         self.index.find(space, page)
     }
 
-    /// Returns the data runs of all spaces in the order of the pages objects, which they fill
-    /// without gaps: what to read to read everything with few large reads.
+    /// Returns all stored runs that the image has pages from, in the order of the pages objects:
+    /// its own data runs, which fill its objects without gaps, and those of ancestors. It is what
+    /// to read to read everything with few large reads.
     pub fn stored(&self) -> Vec<Run> {
         let is_data = |run: &Run| matches!(run.kind, RunKind::Data { .. });
         let mut runs: Vec<Run> = self.index.runs().filter(is_data).collect();
         runs.sort_by_key(data_offset);
+        let far = self.origins.iter().filter(|run| {
+            let (ancestor, _) = parts::owner(parts::split(data_offset(run)).0);
+            ancestor.is_some()
+        });
+        runs.extend(far);
         runs
     }
 
-    /// Returns the object that holds the pages of a data run, and the offset at which they start
+    /// Returns the object that holds the pages of a stored run, and the offset at which they start
     /// there. Who reads or maps it by itself passes what it found to [`Reader::check`].
-    pub fn pages_object(&self, run: &Run) -> Option<(&dyn Object, u64)> {
+    ///
+    /// # Errors
+    /// Those of [`Reader::read_stored`].
+    ///
+    /// # Panics
+    /// Where the run is not a stored one.
+    pub fn pages_object(&self, run: &Run) -> Result<(&dyn Object, u64)> {
         let RunKind::Data { offset_bytes, .. } = run.kind else {
-            return None;
+            panic!("{run:?} is not stored");
         };
-        let (part, offset_bytes) = parts::split(offset_bytes);
-        Some((self.pages.get(part)?.as_deref()?, offset_bytes))
+        self.object(offset_bytes, run.space)
+    }
+
+    /// Returns the pages object with this number: the part of a position above its lowest 48 bits.
+    ///
+    /// # Errors
+    /// Those of [`Reader::read_stored`].
+    pub fn file(&self, number: u64) -> Result<&dyn Object> {
+        let position = parts::position(number as usize, 0);
+        Ok(self.object(position, SpaceId(0))?.0)
+    }
+
+    /// Names the pages object with this number, as errors do.
+    pub fn file_name(&self, number: u64) -> String {
+        match parts::owner(number as usize) {
+            (Some(ancestor), part) => self.ancestors.name(ancestor, part),
+            (None, part) => self.id.pages_part_name(part),
+        }
     }
 
     /// Finds where `page` of `space` really is, following copy-on-write sharing, and for how many
-    /// of the following pages, at most `pages`, that is the same run. The run is in another space
-    /// where the page is shared, and never of kind [`RunKind::Same`].
+    /// of the following pages, at most `pages`, that is the same run: a zero run, or a stored run,
+    /// which may be of another space and of an ancestor.
     ///
     /// # Errors
     /// [`Error::NoPage`].
-    pub fn locate(&self, mut space: SpaceId, page: u64, mut pages: u64) -> Result<(Run, u64)> {
+    pub fn locate(&self, mut space: SpaceId, page: u64, mut pages: u64) -> Result<Located> {
         loop {
             let run = self
                 .find(space, page)
                 .ok_or(Error::NoPage { space, page })?;
             pages = pages.min(run.end_page() - page);
-            match run.kind {
-                RunKind::Same { space: other } => space = other,
-                _ => return Ok((run, pages)),
-            }
+            let skip = page - run.first_page;
+            let (run, skip) = match run.kind {
+                RunKind::Same { space: other } => {
+                    space = other;
+                    continue;
+                }
+                RunKind::Parent(Part { origin, skip_pages })
+                | RunKind::Equal(Part { origin, skip_pages }) => {
+                    (self.origins[origin as usize], skip + u64::from(skip_pages))
+                }
+                RunKind::Data { .. } | RunKind::Zero => (run, skip),
+            };
+            return Ok(Located {
+                run,
+                skip_pages: skip as u32,
+                pages: pages as u32,
+            });
         }
     }
 
-    /// Reads the pages of a data run or a zero run of this image into `bytes`, and verifies them.
+    /// Reads the pages of a stored run or a zero run into `bytes`, and verifies them.
     ///
     /// # Errors
     /// [`Error::Corrupt`], [`Error::Store`].
@@ -184,7 +291,7 @@ impl Reader {
                 bytes.fill(0);
                 Ok(())
             }
-            RunKind::Same { .. } | RunKind::Parent => panic!("{run:?} has no bytes of its own"),
+            _ => panic!("{run:?} has no bytes of its own"),
         }
     }
 
@@ -220,7 +327,7 @@ impl Reader {
                 };
                 (at as u64, "a byte of a zero page is not zero".into())
             }
-            RunKind::Same { .. } | RunKind::Parent => panic!("{run:?} has no bytes of its own"),
+            _ => panic!("{run:?} has no bytes of its own"),
         };
         let first_page = run.first_page;
         let what = format!("{what} (from page {first_page:#x} of the space on)");
@@ -239,71 +346,31 @@ impl Reader {
         assert!(bytes.len().is_multiple_of(PAGE_BYTES), "whole pages");
         let mut page = first_page;
         let mut rest = bytes;
+        // A run of which several parts are wanted is read once.
+        let mut whole: (Option<Run>, Vec<u8>) = (None, Vec::new());
         while !rest.is_empty() {
-            let (run, pages) = self.locate(space, page, (rest.len() / PAGE_BYTES) as u64)?;
+            let located = self.locate(space, page, (rest.len() / PAGE_BYTES) as u64)?;
+            let Located {
+                run,
+                skip_pages,
+                pages,
+            } = located;
             let (part, more) = rest.split_at_mut(pages as usize * PAGE_BYTES);
             if run.kind == RunKind::Zero {
                 part.fill(0);
-            } else if pages == u64::from(run.pages) {
+            } else if pages == run.pages {
                 self.read(&run, part)?;
             } else {
-                let mut whole = vec![0; run.len_bytes() as usize];
-                self.read(&run, &mut whole)?;
-                let start = (page - run.first_page) as usize * PAGE_BYTES;
-                part.copy_from_slice(&whole[start..start + part.len()]);
+                if whole.0 != Some(run) {
+                    whole.0 = None;
+                    whole.1.resize(run.len_bytes() as usize, 0);
+                    self.read(&run, &mut whole.1)?;
+                    whole.0 = Some(run);
+                }
+                let start = skip_pages as usize * PAGE_BYTES;
+                part.copy_from_slice(&whole.1[start..start + part.len()]);
             }
-            page += pages;
-            rest = more;
-        }
-        Ok(())
-    }
-
-    /// Reads and verifies every stored page, on `threads` threads.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for the first damage in the pages object; [`Error::Store`].
-    pub fn verify_all(&self, threads: usize) -> Result<()> {
-        let runs = self.stored();
-        let batches = batches(&runs);
-        let next = AtomicUsize::new(0);
-        let verify = || -> std::result::Result<(), (usize, Error)> {
-            let mut buffer = Vec::new();
-            loop {
-                let number = next.fetch_add(1, Relaxed);
-                let Some(batch) = batches.get(number) else {
-                    return Ok(());
-                };
-                self.verify(&runs[batch.clone()], &mut buffer)
-                    .map_err(|error| (number, error))?;
-            }
-        };
-        let threads = threads.clamp(1, batches.len().max(1));
-        let results: Vec<_> = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(verify)).collect();
-            let own = verify();
-            let join = |other: std::thread::ScopedJoinHandle<'_, _>| {
-                other
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            others.into_iter().map(join).chain([own]).collect()
-        });
-        let first = results
-            .into_iter()
-            .filter_map(|result| result.err())
-            .min_by_key(|error| error.0);
-        first.map_or(Ok(()), |(_, error)| Err(error))
-    }
-
-    /// Verifies runs that follow each other in the pages object with one read.
-    fn verify(&self, runs: &[Run], buffer: &mut Vec<u8>) -> Result<()> {
-        let len_bytes: u64 = runs.iter().map(Run::len_bytes).sum();
-        buffer.resize(len_bytes as usize, 0);
-        self.read_stored(buffer, data_offset(&runs[0]), runs[0].space)?;
-        let mut rest = &buffer[..];
-        for run in runs {
-            let (own, more) = rest.split_at(run.len_bytes() as usize);
-            self.check(run, own)?;
+            page += u64::from(pages);
             rest = more;
         }
         Ok(())
@@ -315,24 +382,36 @@ impl Reader {
     /// # Errors
     /// [`Error::Corrupt`] past the end, [`Error::Store`].
     pub fn read_stored(&self, bytes: &mut [u8], offset_bytes: u64, space: SpaceId) -> Result<()> {
-        let (part, start_bytes) = parts::split(offset_bytes);
-        let Some(Some(pages)) = self.pages.get(part) else {
-            let what = "the image has no pages".into();
-            return Err(self.corrupt_pages(offset_bytes, Some(space), what));
-        };
-        match pages.read_at(bytes, start_bytes) {
+        let (object, start_bytes) = self.object(offset_bytes, space)?;
+        match object.read_at(bytes, start_bytes) {
             Err(store::Error::Short { len_bytes, .. }) => {
                 let what = "it ends here, before its last page".into();
-                Err(self.corrupt_pages(parts::position(part, len_bytes), Some(space), what))
+                let position = offset_bytes - start_bytes + len_bytes;
+                Err(self.corrupt_pages(position, Some(space), what))
             }
             result => result.map_err(Error::store("read pages of")),
         }
     }
 
+    /// Returns the pages object at a position, and the offset there.
+    fn object(&self, position: u64, space: SpaceId) -> Result<(&dyn Object, u64)> {
+        let (object, offset_bytes) = parts::split(position);
+        match parts::owner(object) {
+            (Some(ancestor), part) => Ok((self.ancestors.object(ancestor, part)?, offset_bytes)),
+            (None, part) => match self.pages.get(part) {
+                Some(Some(pages)) => Ok((&**pages, offset_bytes)),
+                _ => {
+                    let what = "the image has no pages".into();
+                    Err(self.corrupt_pages(position, Some(space), what))
+                }
+            },
+        }
+    }
+
     fn corrupt_pages(&self, position: u64, space: Option<SpaceId>, what: String) -> Error {
-        let (part, offset_bytes) = parts::split(position);
+        let (object, offset_bytes) = parts::split(position);
         Error::Corrupt {
-            file: self.id.pages_part_name(part),
+            file: self.file_name(object as u64),
             what,
             space,
             offset_bytes,
@@ -340,29 +419,20 @@ impl Reader {
     }
 }
 
-/// Groups runs that follow each other in the pages object into reads of up to [`VERIFY_BYTES`].
-fn batches(runs: &[Run]) -> Vec<Range<usize>> {
-    let mut batches: Vec<Range<usize>> = Vec::new();
-    let mut len_bytes = 0;
-    for (number, run) in runs.iter().enumerate() {
-        match batches.last_mut() {
-            Some(batch)
-                if len_bytes + run.len_bytes() <= VERIFY_BYTES
-                    && data_offset(&runs[batch.start]) + len_bytes == data_offset(run) =>
-            {
-                batch.end = number + 1;
-            }
-            _ => {
-                batches.push(number..number + 1);
-                len_bytes = 0;
-            }
-        }
-        len_bytes += run.len_bytes();
-    }
-    batches
+/// The length of pages object `object` as the manifest tells it.
+fn object_bytes(own: &[u64], ancestors: &[Ancestor], object: usize) -> u64 {
+    let parts_bytes = match parts::owner(object) {
+        (None, _) => Some(own),
+        (Some(number), _) => ancestors.get(number).map(|one| one.parts_bytes.as_slice()),
+    };
+    let part = parts::owner(object).1;
+    parts_bytes
+        .and_then(|bytes| bytes.get(part))
+        .copied()
+        .unwrap_or(0)
 }
 
-fn data_offset(run: &Run) -> u64 {
+pub(crate) fn data_offset(run: &Run) -> u64 {
     match run.kind {
         RunKind::Data { offset_bytes, .. } => offset_bytes,
         _ => u64::MAX,
@@ -398,7 +468,7 @@ fn read_manifest(store: &dyn Store) -> Result<Vec<u8>> {
     };
     let file_bytes = object.len_bytes();
     if file_bytes > ONE_READ_BYTES {
-        let mut start = [0; HEADER_BYTES];
+        let mut start = [0; HEADER_MAX_BYTES];
         read(&mut start, 0)?;
         header::decode(&start, file_bytes).map_err(as_error)?;
         if file_bytes > MANIFEST_MAX_BYTES {
@@ -492,6 +562,7 @@ fn open_pages(
 mod tests {
     use std::os::fd::BorrowedFd;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     use proptest::prelude::*;
     use store::{Claim, Memory, NewObject};
@@ -511,7 +582,7 @@ mod tests {
     /// Puts a manifest of these sections, with right checksums, into a store beside `pages`.
     fn forge(index: &[u8], manifest: &[u8], records: &[u8], pages: &[u8]) -> Memory {
         let store = Memory::default();
-        let header = header::encode(ID, [index, manifest, records]);
+        let header = header::encode(ID, [index, manifest, records, &[]]);
         put(
             &store,
             MANIFEST_NAME,
@@ -657,6 +728,12 @@ mod tests {
         fn list(&self) -> store::Result<Vec<String>> {
             unreachable!("opened by name")
         }
+        fn beside(&self, _: &str) -> store::Result<Arc<dyn Store>> {
+            unreachable!("it has no parent")
+        }
+        fn handle(&self) -> Arc<dyn Store> {
+            unreachable!("it has no parent")
+        }
         fn remove(&self, _: &str) -> store::Result<()> {
             unreachable!("only read")
         }
@@ -687,12 +764,13 @@ mod tests {
 
     #[test]
     fn a_huge_manifest_is_refused_before_it_is_read() {
-        let mut fitting = header::encode(ID, [&[], &[], &[]]);
+        let mut fitting = header::encode(ID, [&[], &[], &[], &[]]);
         let len_bytes = 1_u64 << 60;
-        let last = len_bytes - HEADER_BYTES as u64;
+        let header_bytes = fitting.len();
+        let last = len_bytes - header_bytes as u64;
         fitting[120..128].copy_from_slice(&last.to_le_bytes());
-        let table = xxh3_64(&fitting[header::PRELUDE_BYTES..HEADER_BYTES - 8]);
-        fitting[HEADER_BYTES - 8..].copy_from_slice(&table.to_le_bytes());
+        let table = xxh3_64(&fitting[header::PRELUDE_BYTES..header_bytes - 8]);
+        fitting[header_bytes - 8..].copy_from_slice(&table.to_le_bytes());
         for (start, what) in [(fitting, "bytes"), (vec![], "not a manifest")] {
             let read_bytes = Arc::default();
             let store = Huge {
@@ -701,7 +779,7 @@ mod tests {
                 read_bytes: Arc::clone(&read_bytes),
             };
             corrupt(&store, what);
-            assert!(read_bytes.load(Relaxed) <= HEADER_BYTES, "{what}");
+            assert!(read_bytes.load(Relaxed) <= HEADER_MAX_BYTES, "{what}");
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::parts::{self, PART_MAX_BYTES};
+
 /// The size of a page, the unit of every run.
 pub const PAGE_BYTES: usize = 4096;
 
@@ -43,7 +45,7 @@ pub struct Run {
 pub enum RunKind {
     /// In the pages object; at most [`DATA_RUN_MAX_PAGES`].
     Data {
-        /// Where they start: an offset in a pages object, a multiple of [`PAGE_BYTES`], plus 2^56
+        /// Where they start: an offset in a pages object, a multiple of [`PAGE_BYTES`], plus 2^48
         /// times the number of that object.
         offset_bytes: u64,
         /// XXH3-64 of all of them.
@@ -56,8 +58,20 @@ pub enum RunKind {
         /// The other space.
         space: SpaceId,
     },
-    /// Unchanged since the image that this one is a difference from.
-    Parent,
+    /// Unchanged since the image that this one is a difference from: pages of a run that an
+    /// ancestor stores.
+    Parent(Part),
+    /// The contents of other pages of this image: pages of a run that it stores.
+    Equal(Part),
+}
+
+/// Pages of a stored run, as many as the run that refers to it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// The number of the stored run among the image's origins.
+    pub origin: u32,
+    /// How many of its pages come before these.
+    pub skip_pages: u32,
 }
 
 impl Run {
@@ -70,6 +84,17 @@ impl Run {
     pub fn len_bytes(&self) -> u64 {
         u64::from(self.pages) * PAGE_BYTES as u64
     }
+}
+
+/// Where pages really are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Located {
+    /// The zero run or stored run that they are in.
+    pub run: Run,
+    /// How many of its pages come before them.
+    pub skip_pages: u32,
+    /// How many they are.
+    pub pages: u32,
 }
 
 /// A run that is about to be written; of any length.
@@ -89,23 +114,47 @@ mod code {
     pub const ZERO: u64 = 2;
     pub const SAME: u64 = 3;
     pub const PARENT: u64 = 4;
+    pub const EQUAL: u64 = 5;
 }
 
 /// Bits of an entry's third word that hold the kind; the others hold its argument.
 const CODE_BITS: u32 = 8;
 
+/// Bits of a data run's argument that hold the page number in the pages object; the others hold the
+/// object's number.
+const PAGE_BITS: u32 = 44;
+
+/// Bits of the argument of a run that refers to an origin that hold the pages to skip; the others
+/// hold the origin's number.
+const SKIP_BITS: u32 = 16;
+
+fn argument_of(part: Part) -> u64 {
+    u64::from(part.origin) << SKIP_BITS | u64::from(part.skip_pages)
+}
+
+fn part_of(argument: u64) -> Result<Part, &'static str> {
+    let origin = argument >> SKIP_BITS;
+    Ok(Part {
+        origin: u32::try_from(origin).map_err(|_| "no origin has such a number")?,
+        skip_pages: (argument & ((1 << SKIP_BITS) - 1)) as u32,
+    })
+}
+
 /// Encodes `run` as an index entry.
-///
-/// The argument of a data run is its page number in the pages object, which 56 bits always hold.
 pub(crate) fn encode(run: &Run) -> [u8; ENTRY_BYTES] {
     let (code, argument, checksum) = match run.kind {
         RunKind::Data {
             offset_bytes,
             checksum,
-        } => (code::DATA, offset_bytes / PAGE_BYTES as u64, checksum),
+        } => {
+            let (object, offset_bytes) = parts::split(offset_bytes);
+            let page = offset_bytes / PAGE_BYTES as u64;
+            (code::DATA, (object as u64) << PAGE_BITS | page, checksum)
+        }
         RunKind::Zero => (code::ZERO, 0, 0),
         RunKind::Same { space } => (code::SAME, u64::from(space.0), 0),
-        RunKind::Parent => (code::PARENT, 0, 0),
+        RunKind::Parent(part) => (code::PARENT, argument_of(part), 0),
+        RunKind::Equal(part) => (code::EQUAL, argument_of(part), 0),
     };
     let mut entry = [0; ENTRY_BYTES];
     entry[0..4].copy_from_slice(&run.space.0.to_le_bytes());
@@ -139,11 +188,12 @@ pub(crate) fn decode(entry: &[u8; ENTRY_BYTES]) -> Result<Run, &'static str> {
     let checksum = long(entry, 24);
     let kind = match code {
         code::DATA => {
-            let offset_bytes = argument
-                .checked_mul(PAGE_BYTES as u64)
-                .ok_or("its data starts past the end of any file")?;
+            let (object, page) = (argument >> PAGE_BITS, argument & ((1 << PAGE_BITS) - 1));
+            if page >= PART_MAX_BYTES / PAGE_BYTES as u64 {
+                return Err("its data starts past the end of any file");
+            }
             RunKind::Data {
-                offset_bytes,
+                offset_bytes: parts::position(object as usize, page * PAGE_BYTES as u64),
                 checksum,
             }
         }
@@ -154,10 +204,11 @@ pub(crate) fn decode(entry: &[u8; ENTRY_BYTES]) -> Result<Run, &'static str> {
                 space: SpaceId(space),
             }
         }
-        code::PARENT => RunKind::Parent,
+        code::PARENT => RunKind::Parent(part_of(argument)?),
+        code::EQUAL => RunKind::Equal(part_of(argument)?),
         _ => return Err("no such kind of run"),
     };
-    let takes_argument = matches!(kind, RunKind::Data { .. } | RunKind::Same { .. });
+    let takes_argument = !matches!(kind, RunKind::Zero);
     let takes_checksum = matches!(kind, RunKind::Data { .. });
     if (argument != 0 && !takes_argument) || (checksum != 0 && !takes_checksum) {
         return Err("unused bits are set");
@@ -201,7 +252,11 @@ mod tests {
 
     #[test]
     fn every_kind_survives() {
-        let last = (u64::MAX >> CODE_BITS >> 12) * PAGE_BYTES as u64;
+        let part = Part {
+            origin: u32::MAX,
+            skip_pages: 255,
+        };
+        let last = parts::position(15, PART_MAX_BYTES - PAGE_BYTES as u64);
         for kind in [
             RunKind::Data {
                 offset_bytes: last,
@@ -211,7 +266,8 @@ mod tests {
             RunKind::Same {
                 space: SpaceId(u32::MAX),
             },
-            RunKind::Parent,
+            RunKind::Parent(part),
+            RunKind::Equal(part),
         ] {
             assert_eq!(decode(&encode(&run(kind))), Ok(run(kind)));
         }
@@ -219,24 +275,27 @@ mod tests {
 
     #[test]
     fn unused_bits_are_refused() {
+        let part = Part {
+            origin: 1,
+            skip_pages: 1,
+        };
         for kind in [
             RunKind::Zero,
             RunKind::Same { space: SpaceId(1) },
-            RunKind::Parent,
+            RunKind::Parent(part),
         ] {
             for at in 16..32 {
                 let mut entry = encode(&run(kind));
                 entry[at] ^= 0x80;
-                let same_with_other_space =
-                    matches!(kind, RunKind::Same { .. }) && (17..21).contains(&at);
-                assert_eq!(
-                    decode(&entry).is_ok(),
-                    same_with_other_space,
-                    "{kind:?} {at}"
-                );
+                let another = match kind {
+                    RunKind::Same { .. } => (17..21).contains(&at),
+                    RunKind::Parent(_) => (17..23).contains(&at),
+                    _ => false,
+                };
+                assert_eq!(decode(&entry).is_ok(), another, "{kind:?} {at}");
             }
         }
-        for code in [0, 5, 255] {
+        for code in [0, 6, 255] {
             let mut entry = encode(&run(RunKind::Zero));
             entry[16] = code;
             assert_eq!(decode(&entry), Err("no such kind of run"));

@@ -7,20 +7,30 @@ use prost::Message;
 use store::{Claim, NewObject, Store};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::ancestors::current;
 use crate::header::{self, MANIFEST_MAX_BYTES};
 use crate::index::{self, Bounds};
 use crate::manifest::{
-    self, MESSAGE_MAX_BYTES, Manifest, PARTS_FEATURE, RECORDS_MAX, UNUSED_FEATURE,
+    self, EQUAL_FEATURE, MESSAGE_MAX_BYTES, Manifest, PARENT_FEATURE, PARTS_FEATURE, RECORDS_MAX,
+    UNUSED_FEATURE,
 };
+use crate::marks;
+use crate::origins::{self, Collected};
+use crate::over::{self, Lineage, Link, Over};
 use crate::parts::{self, PARTS_MAX};
-use crate::run::{self, DATA_RUN_MAX_PAGES, PAGE_BYTES};
-use crate::{Error, Facts, ImageId, MANIFEST_NAME, NewRun, Record, Result, Run, RunKind};
+use crate::run::{self, DATA_RUN_MAX_PAGES, PAGE_BYTES, Part as RunPart};
+use crate::{
+    Error, Facts, ImageId, MANIFEST_NAME, NewRun, Reader, Record, Result, Run, RunKind, SpaceId,
+};
 
 /// An image under construction; several threads may add to it. Dropped before [`Writer::seal`], it
 /// leaves nothing, and an image that was in the store before stays as it was.
 pub struct Writer {
     store: Arc<dyn Store>,
     id: ImageId,
+    /// What this is a layer over.
+    over: Option<Over>,
+    origins: Mutex<Collected>,
     /// The pages objects by number, each made with its first page.
     parts: [OnceLock<Part>; PARTS_MAX],
     making_parts: Mutex<()>,
@@ -60,8 +70,43 @@ impl Writer {
     /// Removes pages that a killed writer left there.
     ///
     /// # Errors
-    /// [`Error::Random`]; [`Error::Store`], also where another writer is at work.
+    /// [`Error::Random`]; [`Error::Needed`] where another image has pages from the one that is in
+    /// `store`; [`Error::Store`], also where another writer is at work.
     pub fn create(store: Arc<dyn Store>) -> Result<Self> {
+        Self::start(store, None)
+    }
+
+    /// Like [`Writer::create`], for a layer: an image that may have pages of `parent`, which is in
+    /// another place, from [`Writer::inherit`].
+    ///
+    /// # Errors
+    /// Like [`Writer::create`]; [`Error::Ancestor`] where `link` does not lead to `parent`.
+    pub fn create_over(store: Arc<dyn Store>, parent: Arc<Reader>, link: Link) -> Result<Self> {
+        let (id, path) = (parent.id(), link.to_parent.clone());
+        let wrong = |what: String, source: Option<store::Error>| Error::Ancestor {
+            id,
+            path: path.clone(),
+            what,
+            source: source.map(Box::new),
+        };
+        let place = store
+            .beside(&path)
+            .map_err(|source| wrong("cannot be opened".into(), Some(source)))?;
+        if current(&*place) != Some(id) {
+            return Err(wrong("is not there".into(), None));
+        }
+        if current(&*store) == Some(id) {
+            return Err(wrong("is in the very place of this one".into(), None));
+        }
+        let over = Over {
+            parent,
+            link,
+            store: place,
+        };
+        Self::start(store, Some(over))
+    }
+
+    fn start(store: Arc<dyn Store>, over: Option<Over>) -> Result<Self> {
         let mut id = [0; 16];
         let drawn = rustix::rand::getrandom(&mut id[..], rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| Error::Random(errno.into()))?;
@@ -71,10 +116,13 @@ impl Writer {
             "getrandom(2) never returns less of so little"
         );
         let claim = store.claim().map_err(Error::store("claim the place of"))?;
+        marks::refuse_if_needed(&*store, &claim, current(&*store))?;
         let old_pages = sweep(&*store, &claim);
         Ok(Self {
             store,
             id: ImageId(id),
+            over,
+            origins: Mutex::default(),
             parts: Default::default(),
             making_parts: Mutex::default(),
             runs: Mutex::default(),
@@ -190,13 +238,33 @@ impl Writer {
     /// the run fits to the others is checked by [`Writer::seal`].
     ///
     /// # Panics
-    /// For a data run: those come from [`Writer::append`] alone.
+    /// For a run of another kind: those come from [`Writer::append`] and [`Writer::inherit`] alone.
     pub fn mark(&self, run: Run) {
         assert!(
-            !matches!(run.kind, RunKind::Data { .. }),
-            "data is appended, not marked"
+            matches!(run.kind, RunKind::Zero | RunKind::Same { .. }),
+            "data is appended or inherited, not marked"
         );
         lock(&self.runs).push(run);
+    }
+
+    /// Notes that pages are unchanged since the parent, which must describe all of them.
+    ///
+    /// # Errors
+    /// [`Error::BadRun`] for a page that the parent does not describe, or where there is no parent.
+    pub fn inherit(&self, space: SpaceId, first_page: u64, pages: u64) -> Result<()> {
+        let Some(over) = &self.over else {
+            let what = "there is no parent to have it from".into();
+            let page = first_page;
+            return Err(Error::BadRun { space, page, what });
+        };
+        let runs = over.inherit(&self.origins, space, first_page, pages)?;
+        lock(&self.runs).extend(runs);
+        Ok(())
+    }
+
+    /// Returns the image that this one is a layer over.
+    pub fn parent(&self) -> Option<&Arc<Reader>> {
+        self.over.as_ref().map(|over| &over.parent)
     }
 
     /// Adds a record; records are read in the order in which they were added.
@@ -218,7 +286,8 @@ impl Writer {
         if self.incomplete.load(Relaxed) {
             return Err(Error::Incomplete { id: self.id });
         }
-        let manifest = self.encode(seal.facts)?;
+        let (manifest, inherits) = self.encode(seal.facts)?;
+        let over = self.over.take().filter(|_| inherits);
         let mut names = Vec::new();
         let parts = std::mem::take(&mut self.parts).into_iter().enumerate();
         for (number, part) in parts.filter_map(|(number, part)| Some((number, part.into_inner()?)))
@@ -234,10 +303,16 @@ impl Writer {
             }
             names.push(self.id.pages_part_name(number));
         }
-        if let Err(error) = self.publish(&manifest, seal.durable) {
+        let marked = over
+            .as_ref()
+            .map_or(Ok(()), |over| marks::leave(over, self.id, seal.durable));
+        if let Err(error) = marked.and_then(|()| self.publish(&manifest, seal.durable)) {
             // It may have failed after the manifest got its name: then the pages belong to it.
             if current(&*self.store) != Some(self.id) {
                 self.remove(&names);
+                if let Some(over) = &over {
+                    marks::take_back(over, self.id);
+                }
             }
             return Err(error);
         }
@@ -281,8 +356,9 @@ impl Writer {
         bytes[..parts].to_vec()
     }
 
-    /// Encodes the whole manifest: header, index, manifest, records.
-    fn encode(&mut self, facts: Facts) -> Result<Vec<u8>> {
+    /// Encodes the whole manifest: header, index, manifest, records, origins. Tells whether any
+    /// page is inherited.
+    fn encode(&mut self, facts: Facts) -> Result<(Vec<u8>, bool)> {
         let records = std::mem::take(&mut *lock(&self.records));
         if records.len() > RECORDS_MAX {
             return Err(Error::TooLarge {
@@ -291,29 +367,38 @@ impl Writer {
             });
         }
         let parts_bytes = self.parts_bytes();
-        let runs = in_order(std::mem::take(&mut *lock(&self.runs)));
+        let mut runs = in_order(std::mem::take(&mut *lock(&self.runs)));
+        let collected = std::mem::take(&mut *lock(&self.origins));
+        let Lineage {
+            parent,
+            ancestors,
+            origins,
+        } = over::lineage(self.over.as_ref(), collected, &mut runs)?;
+        let inherits = parent.is_some();
+        let equal = runs.iter().any(|run| matches!(run.kind, RunKind::Equal(_)));
         let index: Vec<u8> = runs.iter().flat_map(run::encode).collect();
         let unused_bytes = unused_bytes(&parts_bytes, &runs);
         let bounds = Bounds {
             parts_bytes: &parts_bytes,
             unused_bytes,
-            parent: false,
+            origins: &origins,
         };
         index::check(index::entries(&index), bounds).map_err(|fault| Error::BadRun {
             space: fault.space,
             page: fault.first_page,
             what: fault.what,
         })?;
+        let features = [
+            (parts_bytes.len() > 1, PARTS_FEATURE),
+            (inherits, PARENT_FEATURE),
+            (equal, EQUAL_FEATURE),
+            (unused_bytes > 0, UNUSED_FEATURE),
+        ];
+        let used = features.into_iter().filter(|(used, _)| *used);
         let manifest = Manifest {
-            features: [
-                (parts_bytes.len() > 1, PARTS_FEATURE),
-                (unused_bytes > 0, UNUSED_FEATURE),
-            ]
-            .into_iter()
-            .filter(|(used, _)| *used)
-            .map(|(_, feature)| feature.to_owned())
-            .collect(),
-            parent: None,
+            features: used.map(|(_, name)| name.to_owned()).collect(),
+            parent,
+            ancestors,
             facts: Some(facts),
             pages_bytes: parts_bytes[0],
             more_pages_bytes: parts_bytes[1..].to_vec(),
@@ -328,7 +413,8 @@ impl Writer {
             });
         }
         let records = manifest::encode_records(records);
-        let sections = [&index[..], &manifest, &records];
+        let origins = origins::encode(&origins);
+        let sections = [&index[..], &manifest, &records, &origins];
         let mut bytes = header::encode(self.id, sections);
         let len = bytes.len() + sections.iter().map(|section| section.len()).sum::<usize>();
         if len as u64 > MANIFEST_MAX_BYTES {
@@ -341,7 +427,7 @@ impl Writer {
         sections
             .iter()
             .for_each(|section| bytes.extend_from_slice(section));
-        Ok(bytes)
+        Ok((bytes, inherits))
     }
 
     fn publish(&self, manifest: &[u8], durable: bool) -> Result<()> {
@@ -354,14 +440,6 @@ impl Writer {
             .commit(durable)
             .map_err(Error::store("finish the manifest of"))
     }
-}
-
-/// Returns the identity of the image in the store, where there is one that says.
-fn current(store: &dyn Store) -> Option<ImageId> {
-    let manifest = store.open(MANIFEST_NAME).ok()?;
-    let mut prelude = [0; header::PRELUDE_BYTES];
-    manifest.read_at(&mut prelude, 0).ok()?;
-    header::decode_prelude(&prelude).ok()
 }
 
 /// Removes pages that belong to no image; returns the names of those that stay and that a new image
@@ -428,9 +506,8 @@ fn data_runs(bytes: &[u8], runs: &[NewRun], start_bytes: u64) -> Vec<Run> {
 fn in_order(mut runs: Vec<Run>) -> Vec<Run> {
     runs.sort_by_key(|run| (run.space, run.first_page));
     runs.dedup_by(|run, last| {
-        let joins = (run.space, run.first_page, run.kind)
-            == (last.space, last.end_page(), last.kind)
-            && !matches!(run.kind, RunKind::Data { .. });
+        let joins = (run.space, run.first_page) == (last.space, last.end_page())
+            && joins_kind(last, run.kind);
         match last.pages.checked_add(run.pages) {
             Some(pages) if joins => {
                 last.pages = pages;
@@ -440,6 +517,20 @@ fn in_order(mut runs: Vec<Run>) -> Vec<Run> {
         }
     });
     runs
+}
+
+/// Whether pages of this kind behind `last` are of the same run.
+fn joins_kind(last: &Run, kind: RunKind) -> bool {
+    let next = |part: RunPart| RunPart {
+        skip_pages: part.skip_pages + last.pages,
+        ..part
+    };
+    match last.kind {
+        RunKind::Data { .. } => false,
+        RunKind::Zero | RunKind::Same { .. } => last.kind == kind,
+        RunKind::Parent(part) => kind == RunKind::Parent(next(part)),
+        RunKind::Equal(part) => kind == RunKind::Equal(next(part)),
+    }
 }
 
 #[cfg(test)]
@@ -762,6 +853,12 @@ mod tests {
         }
         fn list(&self) -> store::Result<Vec<String>> {
             self.store.list()
+        }
+        fn beside(&self, path: &str) -> store::Result<Arc<dyn Store>> {
+            self.store.beside(path)
+        }
+        fn handle(&self) -> Arc<dyn Store> {
+            self.store.handle()
         }
         fn remove(&self, name: &str) -> store::Result<()> {
             self.store.remove(name)

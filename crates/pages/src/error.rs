@@ -73,14 +73,6 @@ pub enum Error {
         /// Why.
         source: image::Error,
     },
-    /// A page's contents are in the image that this one is a difference from.
-    #[error("page {page:#x} of space {space} is in the parent image, which is not supported here")]
-    Parent {
-        /// The space.
-        space: image::SpaceId,
-        /// The page.
-        page: u64,
-    },
 }
 
 impl Error {

@@ -1,4 +1,5 @@
 //! The way out of an image: read, verify, hand to a sink.
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -78,27 +79,26 @@ fn fill_batch(
     sink: &dyn Sink,
     buffer: &mut [u8],
 ) -> Result<u64> {
-    let mut read = Vec::with_capacity(batch.len());
+    // A run of which several parts are wanted is read once.
+    let mut read = runs_of(batch)
+        .into_iter()
+        .map(|run| (run, 0..0))
+        .collect::<Vec<_>>();
     let mut used = 0;
-    for piece in batch {
-        // A run of which two parts are wanted is read once.
-        if read
-            .last()
-            .is_some_and(|(run, _): &(Run, Range<usize>)| *run == piece.run)
-        {
-            read.push((piece.run, read[read.len() - 1].1.clone()));
-            continue;
-        }
-        let len = piece.run.len_bytes() as usize;
-        read.push((piece.run, used..used + len));
-        used += len;
+    for (run, range) in &mut read {
+        *range = used..used + run.len_bytes() as usize;
+        used = range.end;
     }
     read_runs(reader, &read, buffer)?;
+    let place_of = |run: &Run| {
+        let at = read.binary_search_by_key(&key(run), |(run, _)| key(run));
+        read[at.expect("every run of the batch was read")].1.start
+    };
     let mut pieces: Vec<(Addr, &[u8])> = Vec::with_capacity(batch.len());
     let mut last_end = None;
     let mut filled = 0;
-    for (piece, (_, range)) in batch.iter().zip(&read) {
-        let start = range.start + piece.skip_pages as usize * PAGE_BYTES;
+    for piece in batch {
+        let start = place_of(&piece.run) + piece.skip_pages as usize * PAGE_BYTES;
         let end = start + piece.pages as usize * PAGE_BYTES;
         let target_end = piece.at.plus((end - start) as u64);
         match pieces.last_mut() {
@@ -115,15 +115,15 @@ fn fill_batch(
     Ok(filled as u64)
 }
 
-/// Reads runs to their places in `buffer`, neighbours in the image with one read, and verifies
-/// each. Equal entries follow each other.
+/// Reads runs, sorted by place, to their places in `buffer`, neighbours in the image with one read,
+/// and verifies each.
 fn read_runs(reader: &Reader, runs: &[(Run, Range<usize>)], buffer: &mut [u8]) -> Result<()> {
     let mut next = 0;
     while let Some((first, range)) = runs.get(next) {
         let mut end = range.end;
         let mut count = 1;
         for ((last, _), (run, range)) in runs[next..].iter().zip(&runs[next + 1..]) {
-            if run != last && offset_bytes(run) != offset_bytes(last) + last.len_bytes() {
+            if offset_bytes(run) != offset_bytes(last) + last.len_bytes() {
                 break;
             }
             end = range.end;
@@ -133,12 +133,10 @@ fn read_runs(reader: &Reader, runs: &[(Run, Range<usize>)], buffer: &mut [u8]) -
         reader
             .read_stored(bytes, offset_bytes(first), first.space)
             .map_err(Error::image("read"))?;
-        for (number, (run, range)) in runs.iter().enumerate().skip(next).take(count) {
-            if number == next || runs[number - 1].0 != *run {
-                reader
-                    .check(run, &buffer[range.clone()])
-                    .map_err(Error::image("read"))?;
-            }
+        for (run, range) in &runs[next..next + count] {
+            reader
+                .check(run, &buffer[range.clone()])
+                .map_err(Error::image("read"))?;
         }
         next += count;
     }
@@ -156,8 +154,21 @@ fn block(addr: Addr) -> u64 {
     addr.0 / BLOCK_BYTES
 }
 
+/// What tells stored runs apart and sorts them by place.
+fn key(run: &Run) -> (u64, u32) {
+    (offset_bytes(run), run.pages)
+}
+
+/// The runs that a batch needs, each once, sorted by place.
+fn runs_of(batch: &[Placed]) -> Vec<Run> {
+    let mut runs = batch.iter().map(|piece| piece.run).collect::<Vec<_>>();
+    runs.sort_unstable_by_key(key);
+    runs.dedup_by_key(|run| key(run));
+    runs
+}
+
 fn stored_bytes(batch: &[Placed]) -> u64 {
-    batch.iter().map(|piece| piece.run.len_bytes()).sum()
+    runs_of(batch).iter().map(Run::len_bytes).sum()
 }
 
 /// Groups pieces, sorted by address, into batches: small ones together, large ones by the block in
@@ -166,8 +177,12 @@ fn batches(placed: &[Placed]) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
     let mut bytes = 0;
     let total = stored_bytes(placed);
+    let mut seen = HashSet::new();
     for (number, piece) in placed.iter().enumerate() {
-        let own = piece.run.len_bytes();
+        let own = match seen.contains(&key(&piece.run)) {
+            true => 0,
+            false => piece.run.len_bytes(),
+        };
         match batches.last_mut() {
             Some(batch)
                 if bytes + own <= BATCH_BYTES
@@ -180,9 +195,12 @@ fn batches(placed: &[Placed]) -> Vec<Range<usize>> {
             _ => {
                 batches.push(number..number + 1);
                 bytes = 0;
+                seen.clear();
             }
         }
-        bytes += own;
+        if seen.insert(key(&piece.run)) {
+            bytes += piece.run.len_bytes();
+        }
     }
     batches
 }

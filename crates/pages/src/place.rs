@@ -7,7 +7,7 @@ use crate::{Error, Extent, Result};
 /// Pages of one stored run and where they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// The data run, of whatever space.
+    /// The stored run, of whatever space and image.
     pub run: Run,
     /// How many of its pages come before those wanted.
     pub skip_pages: u32,
@@ -17,11 +17,12 @@ pub struct Placed {
     pub at: Addr,
 }
 
-/// Finds the stored pages of `extents`, following copy-on-write sharing into other spaces. Pages
-/// that are zero, or that the image does not know, are left out: fresh memory has them already.
+/// Finds the stored pages of `extents`, following copy-on-write sharing into other spaces and
+/// layers into older images. Pages that are zero, or that the image does not know, are left out:
+/// fresh memory has them already.
 ///
 /// # Errors
-/// [`Error::Parent`], and [`Error::Image`] for sharing that leads nowhere.
+/// [`Error::Image`] for sharing that leads nowhere.
 pub fn place(reader: &Reader, extents: &[Extent]) -> Result<Vec<Placed>> {
     let mut placed = Vec::new();
     let mut known: Option<(SpaceId, Vec<Run>)> = None;
@@ -39,45 +40,39 @@ pub fn place(reader: &Reader, extents: &[Extent]) -> Result<Vec<Placed>> {
         for run in runs[first..].iter().take_while(|run| run.first_page < end) {
             let from = run.first_page.max(extent.first_page);
             let pages = run.end_page().min(end) - from;
-            resolve(
-                reader,
-                run,
-                extent.part(from - extent.first_page, pages),
-                &mut placed,
-            )?;
+            let part = extent.part(from - extent.first_page, pages);
+            match run.kind {
+                RunKind::Zero => {}
+                RunKind::Data { .. } => placed.push(Placed {
+                    run: *run,
+                    skip_pages: (part.first_page - run.first_page) as u32,
+                    pages: part.pages as u32,
+                    at: part.at,
+                }),
+                _ => resolve(reader, part, &mut placed)?,
+            }
         }
     }
     Ok(placed)
 }
 
-/// Adds the pages of `part`, all of which belong to `run`.
-fn resolve(reader: &Reader, run: &Run, part: Extent, placed: &mut Vec<Placed>) -> Result<()> {
-    let Extent {
-        space,
-        first_page: page,
-        at,
-        ..
-    } = part;
-    match run.kind {
-        RunKind::Zero => {}
-        RunKind::Parent => return Err(Error::Parent { space, page }),
-        RunKind::Data { .. } => placed.push(Placed {
-            run: *run,
-            skip_pages: (page - run.first_page) as u32,
-            pages: part.pages as u32,
-            at,
-        }),
-        RunKind::Same { .. } => {
-            let mut done = 0;
-            while done < part.pages {
-                let rest = part.part(done, part.pages - done);
-                let (real, pages) = reader
-                    .locate(space, rest.first_page, rest.pages)
-                    .map_err(Error::image("find"))?;
-                resolve(reader, &real, rest.part(0, pages), placed)?;
-                done += pages;
-            }
+/// Adds the pages of `part`, all of which the image describes.
+fn resolve(reader: &Reader, part: Extent, placed: &mut Vec<Placed>) -> Result<()> {
+    let mut done = 0;
+    while done < part.pages {
+        let rest = part.part(done, part.pages - done);
+        let located = reader
+            .locate(rest.space, rest.first_page, rest.pages)
+            .map_err(Error::image("find"))?;
+        if located.run.kind != RunKind::Zero {
+            placed.push(Placed {
+                run: located.run,
+                skip_pages: located.skip_pages,
+                pages: located.pages,
+                at: rest.at,
+            });
         }
+        done += u64::from(located.pages);
     }
     Ok(())
 }

@@ -120,7 +120,9 @@ fn read(pid: i32, map: &mut Option<Pagemap>, start: Addr, entries: &mut [Entry])
 fn windows(spans: &[Span]) -> impl Iterator<Item = (&[Span], Span)> {
     stretches(spans).flat_map(|stretch| {
         let (start, end) = (stretch[0].start, stretch[stretch.len() - 1].end);
-        let starts = (start.page()..end.page()).step_by(ENTRIES).map(Addr::of_page);
+        let starts = (start.page()..end.page())
+            .step_by(ENTRIES)
+            .map(Addr::of_page);
         starts.map(move |start| {
             let window = Span::new(start, ENTRIES as u64 * PAGE_BYTES);
             (stretch, window.intersect(Span { start, end }))

@@ -5,12 +5,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use abi::{Addr, Header, Op, PAGE_BYTES, Span};
-use image::{Reader, RunKind, SpaceId};
+use image::{Reader, SpaceId};
 use pages::{Extent, sink};
 use resources::fd::tcp::lock::{self, Leftover};
 use resources::fd::{DescriptionId, KINDS, Kind, RestoreContext};
 use resources::fd::{attributes, tags};
-use resources::map::layout::PAGES_FILE;
 use resources::script::{Layout, ScriptId, StepAt, WordId};
 use resources::{Allow, Error as ResourceError};
 use sys::window::Window;
@@ -91,7 +90,7 @@ pub(crate) fn build(
 ) -> Result<Built> {
     let mut pool = Pool::new(allow.clone(), reader.clone(), inherit);
     pool.open_all(saved)?;
-    let numbers = pool.numbers(saved)?;
+    let numbers = pool.numbers(saved, &plan.files)?;
     let words_bytes = (u64::from(plan.words) * 4).next_multiple_of(64);
     let sizes = plan.scripts.iter().map(|planned| {
         let ops = planned.script.ops_bytes() as u64;
@@ -215,13 +214,13 @@ impl Pool {
     }
 
     /// The number of each pool descriptor; none of them is a number that a task will give away.
-    fn numbers(&mut self, saved: &Saved<'_>) -> Result<Vec<i32>> {
+    fn numbers(&mut self, saved: &Saved<'_>, files: &[u64]) -> Result<Vec<i32>> {
         let descriptors = saved.tasks.iter().flat_map(|task| &task.descriptors);
         let above = descriptors
             .map(|descriptor| descriptor.fd + 1)
             .max()
             .unwrap_or(0);
-        let pages = self.pages_files()?;
+        let pages = self.pages_files(files)?;
         self.open.extend(pages.into_iter().map(Arc::new));
         for own in &mut self.open {
             if own.as_raw_fd() < above {
@@ -233,33 +232,17 @@ impl Pool {
         Ok(self.open.iter().map(|own| own.as_raw_fd()).collect())
     }
 
-    /// Descriptors of the pages files, in the order of their numbers.
-    fn pages_files(&self) -> Result<Vec<OwnedFd>> {
-        let mut files = Vec::new();
-        for run in self.reader.stored() {
-            let RunKind::Data { offset_bytes, .. } = run.kind else {
-                continue;
-            };
-            let missing = (offset_bytes / PAGES_FILE + 1).saturating_sub(files.len() as u64);
-            if missing == 0 {
-                continue;
-            }
-            let object = self
-                .reader
-                .pages_object(&run)
-                .and_then(|object| object.0.as_fd());
-            let object = object.map(|fd| fd.try_clone_to_owned());
-            let object = object.unwrap_or_else(|| Err(std::io::ErrorKind::Unsupported.into()));
-            // A file before it in which no page is stored keeps its number.
-            for _ in 0..missing {
-                let copy = object
-                    .as_ref()
-                    .map_err(|e| e.kind().into())
-                    .and_then(OwnedFd::try_clone);
-                files.push(copy.map_err(|e| Error::kernel("cannot copy a descriptor", e))?);
-            }
-        }
-        Ok(files)
+    /// Descriptors of the pages files that tasks read.
+    fn pages_files(&self, numbers: &[u64]) -> Result<Vec<OwnedFd>> {
+        let open = |number: &u64| {
+            let object = self.reader.file(*number)?;
+            let unmapped = || Err(std::io::ErrorKind::Unsupported.into());
+            let copy = object
+                .as_fd()
+                .map_or_else(unmapped, |fd| fd.try_clone_to_owned());
+            copy.map_err(|e| Error::kernel("cannot copy a descriptor", e))
+        };
+        numbers.iter().map(open).collect()
     }
 }
 

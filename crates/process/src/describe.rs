@@ -35,7 +35,7 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
     let facts = reader.facts();
     Ok(Description {
         image: reader.id().to_string(),
-        parent: None,
+        parent: reader.parent().map(|(id, path)| format!("{id} in {path}")),
         format: FORMAT_VERSION,
         features: reader.features().to_vec(),
         creation: Creation {
@@ -98,8 +98,8 @@ fn count(counts: &mut PageCounts, kind: RunKind, pages: u64) {
     let fate = match kind {
         RunKind::Data { .. } => &mut counts.stored,
         RunKind::Zero => &mut counts.zero,
-        RunKind::Same { .. } => &mut counts.shared,
-        RunKind::Parent => &mut counts.parent,
+        RunKind::Same { .. } | RunKind::Equal(_) => &mut counts.shared,
+        RunKind::Parent(_) => &mut counts.parent,
     };
     *fate = fate.saturating_add(pages);
 }

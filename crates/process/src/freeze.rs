@@ -120,12 +120,7 @@ impl Task {
 }
 
 /// Reads a file of the /proc directory of process `pid`; `spent` closes it.
-pub(crate) fn read_at(
-    dir: BorrowedFd<'_>,
-    pid: i32,
-    name: &str,
-    spent: &Later,
-) -> Result<Vec<u8>> {
+pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str, spent: &Later) -> Result<Vec<u8>> {
     let failed = |errno: Errno| match errno {
         Errno::NOENT | Errno::SRCH => Error::Gone { pid },
         errno => Error::kernel(format!("cannot read /proc/{pid}/{name}"), errno),
@@ -335,7 +330,12 @@ mod tests {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let proc = openat(CWD, "/proc/self", flags, Mode::empty()).expect("/proc");
         let tid = rustix::thread::gettid().as_raw_nonzero();
-        let text = read_at(proc.as_fd(), 0, &format!("task/{tid}/children"), &Later::default());
+        let text = read_at(
+            proc.as_fd(),
+            0,
+            &format!("task/{tid}/children"),
+            &Later::default(),
+        );
         for child in &mut children {
             child.kill().expect("kill");
             child.wait().expect("wait");

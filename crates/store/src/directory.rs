@@ -117,6 +117,36 @@ impl Directory {
     }
 }
 
+/// Returns the way from directory `from` to directory `to`, both of which exist: a relative path
+/// without symbolic links, so that it leads there however the two are reached.
+///
+/// # Errors
+/// [`Error::System`]; also for names that are not UTF-8.
+pub fn way(from: &Path, to: &Path) -> Result<String> {
+    let real = |path: &Path| {
+        let real = path.canonicalize();
+        real.map_err(|source| Error::System {
+            action: "find",
+            name: THE_DIRECTORY.into(),
+            store: path.display().to_string(),
+            source,
+        })
+    };
+    let (from, to) = (real(from)?, real(to)?);
+    let pairs = from.components().zip(to.components());
+    let common = pairs.take_while(|(one, other)| one == other).count();
+    let up = from.components().skip(common).map(|_| Path::new(".."));
+    let way: PathBuf = up
+        .map(Path::as_os_str)
+        .chain(to.components().skip(common).map(|part| part.as_os_str()))
+        .collect();
+    match way.to_str() {
+        Some("") => Ok(".".into()),
+        Some(way) => Ok(way.into()),
+        None => Err(failed_path("name", &to, Errno::ILSEQ)),
+    }
+}
+
 /// Lists, innermost first, the directories that get a new entry when `path` is made with all above
 /// it.
 fn missing_parents(path: &Path) -> Vec<PathBuf> {
@@ -363,6 +393,18 @@ impl Store for Directory {
         check_name(name)?;
         rustix::fs::unlinkat(&self.inner.fd, name, AtFlags::empty())
             .map_err(|errno| self.inner.failed_name("remove", name, errno))
+    }
+
+    fn beside(&self, path: &str) -> Result<Arc<dyn Store>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let place = self.inner.path.join(path);
+        let opened = rustix::fs::openat(&self.inner.fd, path, flags, Mode::empty());
+        let fd = opened.map_err(|errno| failed_path("open", &place, errno))?;
+        Ok(Arc::new(Self::new(&place, fd, Vec::new())))
+    }
+
+    fn handle(&self) -> Arc<dyn Store> {
+        Arc::new(self.clone())
     }
 
     fn place(&self) -> String {

@@ -26,8 +26,9 @@ mod memory;
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
-pub use directory::Directory;
+pub use directory::{Directory, way};
 pub use memory::Memory;
 
 /// What went wrong with a store or one of its objects.
@@ -113,6 +114,16 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`Error::Missing`] where there is none.
     fn remove(&self, name: &str) -> Result<()>;
+
+    /// Opens the store at `path`, which is relative to this one: `../1` is another in the same
+    /// place.
+    ///
+    /// # Errors
+    /// [`Error::System`], also where there is none.
+    fn beside(&self, path: &str) -> Result<Arc<dyn Store>>;
+
+    /// Returns another handle of this store.
+    fn handle(&self) -> Arc<dyn Store>;
 
     /// Says where the store is, for messages.
     fn place(&self) -> String;

@@ -14,6 +14,7 @@ type Objects = Arc<Mutex<BTreeMap<String, Arc<Vec<u8>>>>>;
 pub struct Memory {
     objects: Objects,
     claimed: Arc<AtomicBool>,
+    beside: Arc<Mutex<BTreeMap<String, Memory>>>,
 }
 
 const PLACE: &str = "memory";
@@ -24,6 +25,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Memory {
+    /// Makes `other` what [`Store::beside`] finds at `path`.
+    pub fn put_beside(&self, path: &str, other: &Self) {
+        lock(&self.beside).insert(path.into(), other.clone());
+    }
+
     fn missing(name: &str) -> Error {
         Error::Missing {
             name: name.into(),
@@ -87,6 +93,21 @@ impl Store for Memory {
             .remove(name)
             .map(drop)
             .ok_or_else(|| Self::missing(name))
+    }
+
+    fn beside(&self, path: &str) -> Result<Arc<dyn Store>> {
+        let other = lock(&self.beside).get(path).cloned();
+        let other = other.ok_or_else(|| Error::System {
+            action: "open",
+            name: path.into(),
+            store: PLACE.into(),
+            source: std::io::ErrorKind::NotFound.into(),
+        })?;
+        Ok(Arc::new(other))
+    }
+
+    fn handle(&self) -> Arc<dyn Store> {
+        Arc::new(self.clone())
     }
 
     fn place(&self) -> String {

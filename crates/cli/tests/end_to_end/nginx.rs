@@ -104,8 +104,7 @@ fn a_slow_download_is_exact_over_dumps() {
     let workers = server.tree();
     let (pause, pauses) = channel();
     let (reached, parts) = channel();
-    let client =
-        thread::spawn(move || download(port, "/slow/file", Some((&pauses, &reached))));
+    let client = thread::spawn(move || download(port, "/slow/file", Some((&pauses, &reached))));
     let options = &["--tcp-established"];
     for part in 1..=3 {
         pause.send(part * BYTES / 5).expect("the client runs");

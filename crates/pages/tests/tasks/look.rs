@@ -135,7 +135,9 @@ fn a_child_shares_what_neither_has_written() {
     let child = parent.ask(&format!("fork({}, 5, 6, 40)", span.start.0)) as i32;
     parent.put(span, 20, 77, 1);
     let spans = [part(span, 0, 30), part(span, 30, 34)];
-    let shared = Parent::new(parent.pid()).shared_with(child, &spans).expect("a comparison");
+    let shared = Parent::new(parent.pid())
+        .shared_with(child, &spans)
+        .expect("a comparison");
     let shared = shared.common;
     let expected = [(0, 5), (7, 13), (21, 19), (41, 23)];
     assert_eq!(
@@ -160,7 +162,9 @@ fn sharing_is_found_where_the_kernel_hides_it() {
         let span = parent.map("64", 64);
         parent.put(span, 0, 1, 64);
         let child = parent.ask(&format!("fork({}, 5, 6, 40)", span.start.0)) as i32;
-        let shared = Parent::new(parent.pid()).shared_with(child, &[span]).expect("a comparison");
+        let shared = Parent::new(parent.pid())
+            .shared_with(child, &[span])
+            .expect("a comparison");
         let shared = shared.common;
         let expected = [(0, 5), (7, 33), (41, 23)];
         assert_eq!(

@@ -104,7 +104,9 @@ impl Spaces {
             // Pages found lie in one mapping.
             let may_share = |span: &Span| {
                 let after = shared.partition_point(|shared| shared.end <= span.start);
-                shared.get(after).is_some_and(|shared| shared.overlaps(*span))
+                shared
+                    .get(after)
+                    .is_some_and(|shared| shared.overlaps(*span))
             };
             let (suspect, plain): (Vec<_>, Vec<_>) = spans.into_iter().partition(may_share);
             let quiet = subtract(&suspect, alone);

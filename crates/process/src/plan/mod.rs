@@ -28,6 +28,8 @@ pub struct Plan {
     pub outside: Vec<Outside>,
     /// How many descriptions the pool begins with; the pages files come behind them.
     pub descriptions: u32,
+    /// The numbers of the pages files that tasks read for themselves, as they stand in the pool.
+    pub files: Vec<u64>,
     /// Files of /proc that the restorer writes when the scripts have ended: the thread, the file
     /// and its text.
     pub writes: Vec<(i32, Write)>,
@@ -125,10 +127,14 @@ pub(crate) fn plan(reader: &Reader, saved: &Saved<'_>, setting: &Setting) -> Res
 }
 
 impl Plan {
-    /// The pool descriptor of the first pages file.
-    #[must_use]
-    pub fn pages_files(&self) -> PoolId {
-        PoolId(self.descriptions)
+    /// The pool descriptor of a pages file.
+    fn pages_file(&mut self, number: u64) -> PoolId {
+        let known = self.files.iter().position(|file| *file == number);
+        let at = known.unwrap_or_else(|| {
+            self.files.push(number);
+            self.files.len() - 1
+        });
+        PoolId(self.descriptions + u32::try_from(at).expect("at most 65,536 files"))
     }
 
     /// A new shared word.
@@ -162,20 +168,23 @@ pub(crate) fn pages_of(reader: &Reader, pid: i32, parent: Option<i32>) -> Result
             RunKind::Same { space } if Some(space.0) == parent.map(i32::cast_unsigned) => {
                 pages.inherited.push(span);
             }
-            RunKind::Same { .. } => resolve(reader, space, span, &mut pages)?,
-            RunKind::Zero | RunKind::Parent => {}
+            RunKind::Zero => {}
+            RunKind::Same { .. } | RunKind::Parent(_) | RunKind::Equal(_) => {
+                resolve(reader, space, span, &mut pages)?;
+            }
         }
     }
     Ok(pages)
 }
 
-/// Pages of another space that cannot be inherited are read from where that space has them.
+/// Pages that are stored elsewhere, in another space or an older image, are read from there.
 fn resolve(reader: &Reader, space: SpaceId, span: abi::Span, pages: &mut Pages) -> Result<()> {
     let mut page = span.start.page();
     while page < span.end.page() {
-        let (run, count) = reader.locate(space, page, span.end.page() - page)?;
-        if let RunKind::Data { offset_bytes, .. } = run.kind {
-            let offset = offset_bytes + (page - run.first_page) * abi::PAGE_BYTES;
+        let located = reader.locate(space, page, span.end.page() - page)?;
+        let count = u64::from(located.pages);
+        if let RunKind::Data { offset_bytes, .. } = located.run.kind {
+            let offset = offset_bytes + u64::from(located.skip_pages) * abi::PAGE_BYTES;
             let span = abi::Span::new(abi::Addr::of_page(page), count * abi::PAGE_BYTES);
             pages.stored.push(Stored { span, offset });
         }

@@ -2,8 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use image::{Reader, RunKind};
-use resources::map::layout::PAGES_FILE;
+use image::Reader;
 use resources::script::Legend;
 use resources::task::PARTS;
 
@@ -32,7 +31,7 @@ pub(crate) fn print(plan: &Plan, saved: &Saved<'_>, reader: &Reader) -> Result<S
     }
     let mut pool = descriptions.files();
     let first_pages = pool.len();
-    pool.extend(pages_files(reader));
+    pool.extend(plan.files.iter().map(|file| reader.file_name(*file)));
     let printed = Printed {
         plan,
         names: &names,
@@ -49,21 +48,6 @@ fn name(thread: &SavedThread<'_>) -> Result<String> {
     let payload = part.and_then(|part| Some((part, thread.part(part.tag())?)));
     let name = payload.map(|(part, payload)| part.describe(payload));
     Ok(name.transpose()?.unwrap_or_default())
-}
-
-/// The names of the pages files, in the order of the pool.
-fn pages_files(reader: &Reader) -> Vec<String> {
-    let mut names = Vec::new();
-    for run in reader.stored() {
-        let RunKind::Data { offset_bytes, .. } = run.kind else {
-            continue;
-        };
-        let part = usize::try_from(offset_bytes / PAGES_FILE).unwrap_or(usize::MAX);
-        if part >= names.len() {
-            names.push(reader.id().pages_part_name(part));
-        }
-    }
-    names
 }
 
 struct Printed<'a> {

@@ -259,7 +259,6 @@ impl<'a> Tasks<'a> {
     fn body(&self, index: usize, plan: &mut Plan) -> Result<Body> {
         let task = &self.saved.tasks[index];
         let pages = &self.pages[index];
-        let file = plan.pages_files();
         let bytes = pages
             .stored
             .iter()
@@ -271,18 +270,16 @@ impl<'a> Tasks<'a> {
             (memory, self.early[parent].as_slice())
         });
         let none = Vec::new();
+        let files = std::cell::RefCell::new(&mut *plan);
         let laid = layout::plan(&layout::Planning {
             memory: &task.memory,
             pages,
             parent,
             parent_pages: self.heirs[index].map_or(&none, |parent| &self.present[parent]),
             early: &self.early[index],
-            fill: if outside {
-                Fill::Outside(file)
-            } else {
-                Fill::Itself(file)
-            },
+            fill: if outside { Fill::Outside } else { Fill::Itself },
             pool: &PoolId,
+            files: &|number| files.borrow_mut().pages_file(number),
         })?;
         let exchange = !laid.outside.is_empty();
         let exchange = exchange.then(|| (plan.word(), plan.word()));

@@ -17,7 +17,7 @@ const MADV_DONTNEED: u32 = 4;
 const MADV_GUARD_INSTALL: u32 = 102;
 
 /// Positions in an image's pages name the file above this bit and the offset below it.
-pub const PAGES_FILE: u64 = 1 << 56;
+pub const PAGES_FILE: u64 = 1 << 48;
 
 /// Consecutive pages of a process that are stored in the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +41,10 @@ pub struct Pages {
 /// How stored pages get into the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// The task reads them from the pages files, the first of which is this pool descriptor.
-    Itself(PoolId),
+    /// The task reads them from the pages files.
+    Itself,
     /// The restorer copies them into late anonymous private mappings; the task reads the others.
-    Outside(PoolId),
+    Outside,
 }
 
 /// What the planner knows when it lays out a process.
@@ -63,6 +63,8 @@ pub struct Planning<'a> {
     pub fill: Fill,
     /// The pool descriptor of each description of the image.
     pub pool: &'a dyn Fn(u32) -> PoolId,
+    /// The pool descriptor of each pages file, by number.
+    pub files: &'a dyn Fn(u64) -> PoolId,
 }
 
 /// The calls that lay out a process.
@@ -105,17 +107,17 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
         } else {
             lay(planning, map, writable, script);
         }
-        let read = |script: &mut Script, file| read_in(planning.pages, map.span(), file, script);
+        let read = |script: &mut Script| read_in(planning, map.span(), script);
         match planning.fill {
             _ if !map.is_private() => {}
-            Fill::Itself(file) => read(script, file),
-            Fill::Outside(_) if !early && !kept[index] && map.is_anonymous() => {
+            Fill::Itself => read(script),
+            Fill::Outside if !early && !kept[index] && map.is_anonymous() => {
                 laid.outside.extend(clip(planning.pages, map.span()));
                 if writable {
                     laid.filled.push(map.span());
                 }
             }
-            Fill::Outside(file) => read(script, file),
+            Fill::Outside => read(script),
         }
         settle(map, writable || kept[index], &mut laid.finish);
     }
@@ -278,9 +280,9 @@ fn lay(planning: &Planning<'_>, map: &Mapping, writable: bool, script: &mut Scri
 
 /// Reads the stored pages of `span` from the pages file, with one call for each stretch that is
 /// consecutive in the file.
-fn read_in(pages: &Pages, span: Span, file: PoolId, script: &mut Script) {
+fn read_in(planning: &Planning<'_>, span: Span, script: &mut Script) {
     const PIECES_MAX: usize = 1024;
-    let stored = clip(pages, span).collect::<Vec<_>>();
+    let stored = clip(planning.pages, span).collect::<Vec<_>>();
     let follows = |a: &Stored, b: &Stored| a.offset + a.span.bytes() == b.offset;
     for stretch in stored.chunk_by(follows) {
         for group in stretch.chunks(PIECES_MAX) {
@@ -291,7 +293,7 @@ fn read_in(pages: &Pages, span: Span, file: PoolId, script: &mut Script) {
             let iov = iov.flat_map(u64::to_le_bytes).collect::<Vec<_>>();
             let iov = script.bytes(&iov);
             let (number, offset) = (group[0].offset / PAGES_FILE, group[0].offset % PAGES_FILE);
-            let file = PoolId(file.0 + u32::try_from(number).expect("eight bits"));
+            let file = (planning.files)(number);
             let args = [file.into(), iov.into(), group.len().into(), offset.into()];
             script.expect(Sysno::preadv, args, total);
         }
@@ -424,7 +426,8 @@ mod tests {
             parent: None,
             parent_pages: &[],
             early: &[],
-            fill: Fill::Itself(PoolId(0)),
+            fill: Fill::Itself,
+            files: &|_| PoolId(0),
             pool: &PoolId,
         }
     }

@@ -1,0 +1,171 @@
+//! Writing a layer: an image that has pages of another.
+
+use std::sync::{Arc, Mutex};
+
+use store::Store;
+
+use crate::ancestors::join;
+use crate::manifest::{Listed, Parent};
+use crate::origins::{self, Collected, ORIGINS_MAX};
+use crate::parts::{self, ANCESTORS_MAX};
+use crate::run::Part;
+use crate::{Error, Located, Reader, Result, Run, RunKind, SpaceId};
+
+/// The ways between the places of an image and its parent, as `store::way` tells them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// From the image to its parent.
+    pub to_parent: String,
+    /// From the parent to the image.
+    pub to_child: String,
+}
+
+/// The image that a new one is a difference from.
+pub(crate) struct Over {
+    pub parent: Arc<Reader>,
+    pub link: Link,
+    /// Where the parent is.
+    pub store: Arc<dyn Store>,
+}
+
+/// What a manifest says of the images that hold pages of this one.
+#[derive(Default)]
+pub(crate) struct Lineage {
+    /// None where no page is inherited.
+    pub parent: Option<Parent>,
+    pub ancestors: Vec<Listed>,
+    pub origins: Vec<Run>,
+}
+
+impl Over {
+    /// Returns the runs of a layer that has `pages` pages from `first_page` of `space` on from its
+    /// parent.
+    ///
+    /// # Errors
+    /// [`Error::BadRun`] for pages that the parent does not describe.
+    pub fn inherit(
+        &self,
+        origins: &Mutex<Collected>,
+        space: SpaceId,
+        first_page: u64,
+        pages: u64,
+    ) -> Result<Vec<Run>> {
+        let mut runs = Vec::new();
+        let mut origins = origins.lock().expect("no holder panics");
+        let (mut page, end) = (first_page, first_page.saturating_add(pages));
+        while page < end {
+            let located = self.parent.locate(space, page, end - page);
+            let Located {
+                run,
+                skip_pages,
+                pages,
+            } = located.map_err(|error| match error {
+                Error::NoPage { .. } => bad(space, page, "the parent does not describe it"),
+                other => other,
+            })?;
+            let kind = match run.kind {
+                RunKind::Data {
+                    offset_bytes,
+                    checksum,
+                } => {
+                    let (object, offset_bytes) = parts::split(offset_bytes);
+                    let object = of_child(object);
+                    let origin = origins.number(object, offset_bytes, checksum, run);
+                    RunKind::Parent(Part {
+                        origin: origin.ok_or(Error::TooLarge {
+                            of: "origins",
+                            limit: ORIGINS_MAX as u64,
+                        })?,
+                        skip_pages,
+                    })
+                }
+                kind => kind,
+            };
+            runs.push(Run {
+                space,
+                first_page: page,
+                pages,
+                kind,
+            });
+            page += u64::from(pages);
+        }
+        Ok(runs)
+    }
+
+    /// Describes ancestor number `ancestor` of the new image: the parent is number 0, and its own
+    /// ancestors come behind it.
+    fn listed(&self, ancestor: usize) -> Listed {
+        let Some(older) = ancestor.checked_sub(1) else {
+            return Listed {
+                id: self.parent.id().0.to_vec(),
+                path: self.link.to_parent.clone(),
+                parts_bytes: self.parent.parts_bytes(),
+            };
+        };
+        let older = &self.parent.ancestors()[older];
+        Listed {
+            id: older.id.0.to_vec(),
+            path: join(&self.link.to_parent, &older.path),
+            parts_bytes: older.parts_bytes.clone(),
+        }
+    }
+}
+
+/// The number that a child gives to a pages object of its parent.
+fn of_child(object: usize) -> usize {
+    let (ancestor, part) = parts::owner(object);
+    parts::of_ancestor(ancestor.map_or(0, |ancestor| ancestor + 1), part)
+}
+
+fn bad(space: SpaceId, page: u64, what: &str) -> Error {
+    let what = what.into();
+    Error::BadRun { space, page, what }
+}
+
+/// Sorts the origins of `runs` and names the ancestors that hold them.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub(crate) fn lineage(
+    over: Option<&Over>,
+    collected: Collected,
+    runs: &mut [Run],
+) -> Result<Lineage> {
+    let mut ancestors: Vec<usize> = collected
+        .objects()
+        .into_iter()
+        .filter_map(|object| parts::owner(object).0)
+        .collect();
+    ancestors.dedup();
+    if ancestors.len() > ANCESTORS_MAX {
+        return Err(Error::TooLarge {
+            of: "ancestors",
+            limit: ANCESTORS_MAX as u64,
+        });
+    }
+    let (origins, new) = collected.sorted(&|object| match parts::owner(object) {
+        (None, part) => part,
+        (Some(ancestor), part) => {
+            let number = ancestors.binary_search(&ancestor);
+            parts::of_ancestor(number.expect("it was listed above"), part)
+        }
+    });
+    runs.iter_mut().for_each(|run| origins::renumber(run, &new));
+    let Some(over) = over.filter(|_| !ancestors.is_empty()) else {
+        return Ok(Lineage {
+            origins,
+            ..Lineage::default()
+        });
+    };
+    Ok(Lineage {
+        parent: Some(Parent {
+            id: over.parent.id().0.to_vec(),
+            path: over.link.to_parent.clone(),
+        }),
+        ancestors: ancestors
+            .into_iter()
+            .map(|number| over.listed(number))
+            .collect(),
+        origins,
+    })
+}

@@ -1,0 +1,532 @@
+//! Chains of layers against a plain model, and what happens when one of them is not what it was.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use image::{
+    Error, ImageId, Link, NewRun, PAGE_BYTES, Reader, Record, Run, RunKind, Seal, SpaceId, Writer,
+};
+use proptest::prelude::*;
+use store::{Directory, Memory, Store};
+
+/// What a layer does with the next pages of a space.
+#[derive(Clone, Debug)]
+enum Step {
+    /// They have no contents.
+    Skip(u64),
+    Zero(u32),
+    Data(u32),
+    /// The parent's, as far as it describes them.
+    Parent(u64),
+    /// Those of the space before, as far as it has some.
+    Same(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (1..20_u64).prop_map(Step::Skip),
+        (1..12_u32).prop_map(Step::Zero),
+        (1..12_u32).prop_map(Step::Data),
+        (1..60_u64).prop_map(Step::Parent),
+        Just(Step::Parent(1000)),
+        (1..20_u64).prop_map(Step::Same),
+    ]
+}
+
+/// For each space and page, the byte that fills it.
+type Model = BTreeMap<(u32, u64), u8>;
+
+/// The pages from `first_page` on that `model` has without a hole, at most `most`.
+fn known(model: &Model, space: u32, first_page: u64, most: u64) -> Vec<u8> {
+    let pages = first_page..first_page + most;
+    pages
+        .map_while(|page| model.get(&(space, page)).copied())
+        .collect()
+}
+
+fn data(writer: &Writer, space: u32, first_page: u64, fills: &[u8]) {
+    let bytes: Vec<u8> = fills.iter().flat_map(|fill| [*fill; PAGE_BYTES]).collect();
+    let run = NewRun {
+        space: SpaceId(space),
+        first_page,
+        pages: fills.len() as u32,
+    };
+    writer.append(&bytes, &[run]).unwrap();
+}
+
+/// Writes a layer of spaces 0, 1, … by their steps; returns what all pages should be.
+fn write(writer: &Writer, layer: usize, spaces: &[Vec<Step>], parent: &Model) -> Model {
+    let mut model = Model::new();
+    for (number, steps) in (0_u32..).zip(spaces) {
+        let mut page = 0;
+        for step in steps {
+            let space = SpaceId(number);
+            let mark = |pages: usize, kind| {
+                let (first_page, pages) = (page, pages as u32);
+                writer.mark(Run {
+                    space,
+                    first_page,
+                    pages,
+                    kind,
+                });
+            };
+            let fills = match *step {
+                Step::Skip(pages) => {
+                    page += pages;
+                    continue;
+                }
+                Step::Zero(pages) => {
+                    mark(pages as usize, RunKind::Zero);
+                    vec![0; pages as usize]
+                }
+                Step::Data(pages) => {
+                    let fill = |page| (page * 7 + layer as u64 * 31 + u64::from(number)) as u8 | 1;
+                    let fills: Vec<u8> = (page..page + u64::from(pages)).map(fill).collect();
+                    data(writer, number, page, &fills);
+                    fills
+                }
+                Step::Parent(most) => {
+                    let fills = known(parent, number, page, most);
+                    if !fills.is_empty() {
+                        writer.inherit(space, page, fills.len() as u64).unwrap();
+                    }
+                    fills
+                }
+                Step::Same(most) => {
+                    let other = number.checked_sub(1);
+                    let fills = other.map_or(vec![], |other| known(&model, other, page, most));
+                    if let (Some(other), false) = (other, fills.is_empty()) {
+                        mark(
+                            fills.len(),
+                            RunKind::Same {
+                                space: SpaceId(other),
+                            },
+                        );
+                    }
+                    fills
+                }
+            };
+            for fill in fills {
+                model.insert((number, page), fill);
+                page += 1;
+            }
+        }
+    }
+    model
+}
+
+/// Reads everything of a layer in every way and compares it with the model.
+fn compare(reader: &Reader, model: &Model) {
+    reader.verify_all(2).unwrap();
+    let pages: u64 = reader.spaces().iter().map(|space| space.pages).sum();
+    assert_eq!(pages, model.len() as u64);
+    let mut last = None;
+    for (&(space, page), &fill) in model {
+        let space = SpaceId(space);
+        let located = reader.locate(space, page, 5).unwrap();
+        assert!((1..=5).contains(&located.pages));
+        if last.replace(located.run) == Some(located.run) {
+            continue;
+        }
+        let mut bytes = [0xee; PAGE_BYTES];
+        reader.read_pages(space, page, &mut bytes).unwrap();
+        assert_eq!(bytes, [fill; PAGE_BYTES], "space {space} page {page}");
+        let mut whole = vec![0xee; located.run.len_bytes() as usize];
+        reader.read(&located.run, &mut whole).unwrap();
+        assert_eq!(whole[located.skip_pages as usize * PAGE_BYTES], fill);
+        if let RunKind::Data { .. } = located.run.kind {
+            assert!(reader.stored().contains(&located.run));
+            let (object, offset_bytes) = reader.pages_object(&located.run).unwrap();
+            object.read_at(&mut whole, offset_bytes).unwrap();
+            reader.check(&located.run, &whole).unwrap();
+        }
+    }
+    for space in reader.spaces() {
+        let described = reader.described(space.id, 0, 1 << 20);
+        assert!(described.windows(2).all(|pair| pair[0].end < pair[1].start));
+        let pages: Vec<u64> = described.iter().cloned().flatten().collect();
+        let mine = model.range((space.id.0, 0)..=(space.id.0, u64::MAX));
+        assert!(pages.iter().eq(mine.map(|((_, page), _)| page)));
+        for range in described.iter().filter(|range| range.end - range.start > 2) {
+            let inner = range.start + 1..range.end - 1;
+            let asked = reader.described(space.id, inner.start, inner.end - inner.start);
+            assert!(asked.iter().eq([&inner]));
+            let mut bytes = vec![0xee; (inner.end - inner.start) as usize * PAGE_BYTES];
+            reader
+                .read_pages(space.id, inner.start, &mut bytes)
+                .unwrap();
+            for (page, bytes) in inner.zip(bytes.chunks(PAGE_BYTES)) {
+                assert_eq!(bytes, [model[&(space.id.0, page)]; PAGE_BYTES]);
+            }
+        }
+    }
+}
+
+/// Memory stores that find each other at `../NUMBER`.
+fn places(count: usize) -> Vec<Memory> {
+    let all: Vec<Memory> = (0..count).map(|_| Memory::default()).collect();
+    for one in &all {
+        for (number, other) in all.iter().enumerate() {
+            one.put_beside(&format!("../{number}"), other);
+        }
+    }
+    all
+}
+
+fn link(parent: usize, child: usize) -> Link {
+    Link {
+        to_parent: format!("../{parent}"),
+        to_child: format!("../{child}"),
+    }
+}
+
+/// Starts the layer `number` over the one before it.
+fn over(places: &[Memory], number: usize) -> Writer {
+    let store = Arc::new(places[number].clone());
+    match number.checked_sub(1) {
+        None => Writer::create(store).unwrap(),
+        Some(parent) => {
+            let reader = Arc::new(Reader::open(&places[parent]).unwrap());
+            Writer::create_over(store, reader, link(parent, number)).unwrap()
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 40, failure_persistence: None, ..Default::default()
+    })]
+
+    #[test]
+    fn chains_survive(
+        layers in prop::collection::vec(
+            prop::collection::vec(prop::collection::vec(step(), 0..8), 1..4), 1..6,
+        ),
+    ) {
+        let places = places(layers.len());
+        let mut models = vec![Model::new()];
+        for (number, spaces) in layers.iter().enumerate() {
+            let writer = over(&places, number);
+            let model = write(&writer, number, spaces, &models[number]);
+            writer.seal(Seal::default()).unwrap();
+            models.push(model);
+        }
+        for (place, model) in places.iter().zip(&models[1..]) {
+            compare(&Reader::open(place).unwrap(), model);
+        }
+    }
+}
+
+/// Three layers of one page each, of which the newest has all three.
+fn three(places: &[Memory]) -> Vec<ImageId> {
+    let page = |number| number as u64;
+    let write = |number: usize| {
+        let writer = over(places, number);
+        data(&writer, 1, page(number), &[number as u8 + 1]);
+        if number > 0 {
+            writer.inherit(SpaceId(1), 0, page(number)).unwrap();
+        }
+        writer.seal(Seal::default()).unwrap()
+    };
+    (0..3).map(write).collect()
+}
+
+fn read_all(place: &Memory) -> Result<Vec<u8>, Error> {
+    let reader = Reader::open(place)?;
+    let mut bytes = vec![0; 3 * PAGE_BYTES];
+    reader.read_pages(SpaceId(1), 0, &mut bytes)?;
+    reader.verify_all(1)?;
+    Ok(bytes.chunks(PAGE_BYTES).map(|page| page[0]).collect())
+}
+
+fn get(store: &dyn Store, name: &str) -> Vec<u8> {
+    let object = store.open(name).unwrap();
+    let mut bytes = vec![0; object.len_bytes() as usize];
+    object.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn put(store: &dyn Store, name: &str, bytes: &[u8]) {
+    let object = store.create(name).unwrap();
+    object.write_at(bytes, 0).unwrap();
+    object.commit(false).unwrap();
+}
+
+#[test]
+fn pages_are_read_where_they_are() {
+    let places = places(3);
+    let ids = three(&places);
+    assert_eq!(read_all(&places[2]).unwrap(), [1, 2, 3]);
+    let reader = Reader::open(&places[2]).unwrap();
+    assert_eq!(reader.parent(), Some((ids[1], "../1")));
+    assert_eq!(reader.features(), ["parent"]);
+    let ancestors: Vec<_> = reader
+        .ancestors()
+        .iter()
+        .map(|one| (one.id, &*one.path))
+        .collect();
+    assert_eq!(ancestors, [(ids[1], "../1"), (ids[0], "../0")]);
+    let origins: Vec<_> = reader
+        .runs(SpaceId(1))
+        .map(|run| reader.origin(&run).map(|(ancestor, _)| ancestor.id))
+        .collect();
+    assert_eq!(origins, [Some(ids[0]), Some(ids[1]), None]);
+    // The manifests of ancestors are not needed to read it.
+    for place in &places[..2] {
+        place.remove("manifest.img").unwrap();
+    }
+    assert_eq!(read_all(&places[2]).unwrap(), [1, 2, 3]);
+}
+
+#[test]
+fn damage_in_any_layer_names_the_file() {
+    let places = places(3);
+    let ids = three(&places);
+    for (number, id) in ids.iter().enumerate() {
+        let name = id.pages_name();
+        let whole = get(&places[number], &name);
+        let file = match number {
+            2 => name.clone(),
+            older => format!("../{older}/{name}"),
+        };
+        let mut bytes = whole.clone();
+        bytes[77] ^= 4;
+        put(&places[number], &name, &bytes);
+        match read_all(&places[2]).unwrap_err() {
+            Error::Corrupt {
+                file: named,
+                space,
+                offset_bytes,
+                ..
+            } => {
+                assert_eq!((named, space, offset_bytes), (file, Some(SpaceId(1)), 0));
+            }
+            error => panic!("{error}"),
+        }
+        put(&places[number], &name, &whole[..PAGE_BYTES - 1]);
+        let error = read_all(&places[2]).unwrap_err().to_string();
+        assert!(
+            error.contains(&name) && error.contains("4095 bytes"),
+            "{error}"
+        );
+        put(&places[number], &name, &whole);
+    }
+    assert_eq!(read_all(&places[2]).unwrap(), [1, 2, 3]);
+}
+
+#[test]
+fn ancestors_that_are_gone_or_others_are_named() {
+    let places = places(4);
+    let ids = three(&places);
+    let told = |what: &str| {
+        let error = read_all(&places[2]).unwrap_err();
+        let told = error.to_string();
+        assert!(
+            told.contains(&ids[0].to_string()) && told.contains("../0"),
+            "{told}"
+        );
+        assert!(told.contains(what), "{told}");
+    };
+    places[0].remove(&ids[0].pages_name()).unwrap();
+    told("is missing");
+    let manifest = get(&places[0], "manifest.img");
+    places[0].remove("manifest.img").unwrap();
+    told("there is no image");
+    put(&places[0], "manifest.img", &manifest);
+    // Its mark says that the next layer needs it; without that it can be replaced.
+    places[0].remove(&format!("child-{}.img", ids[1])).unwrap();
+    let writer = Writer::create(Arc::new(places[0].clone())).unwrap();
+    data(&writer, 1, 0, &[9]);
+    let other = writer.seal(Seal::default()).unwrap();
+    told(&other.to_string());
+    places[2].put_beside("../0", &places[3]);
+    told("there is no image");
+}
+
+#[test]
+fn a_needed_image_is_not_replaced() {
+    let places = places(3);
+    let ids = three(&places);
+    for (number, child) in [(0, ids[1]), (1, ids[2])] {
+        let error = Writer::create(Arc::new(places[number].clone()))
+            .err()
+            .unwrap();
+        match &error {
+            Error::Needed {
+                id,
+                child: named,
+                path,
+            } => {
+                assert_eq!((*id, *named), (ids[number], child));
+                assert_eq!(*path, format!("../{}", number + 1));
+            }
+            error => panic!("{error}"),
+        }
+        assert_eq!(
+            image::children(&places[number]).unwrap(),
+            [(child, format!("../{}", number + 1))]
+        );
+    }
+    // The newest is nobody's parent; what takes its place makes the mark of the old one stale.
+    let writer = Writer::create(Arc::new(places[2].clone())).unwrap();
+    data(&writer, 1, 0, &[7]);
+    writer.seal(Seal::default()).unwrap();
+    assert!(image::children(&places[1]).unwrap().is_empty());
+    let writer = Writer::create(Arc::new(places[1].clone())).unwrap();
+    assert!(
+        !places[1]
+            .list()
+            .unwrap()
+            .iter()
+            .any(|name| name.starts_with("child-"))
+    );
+    data(&writer, 1, 0, &[7]);
+    writer.seal(Seal::default()).unwrap();
+    drop(Writer::create(Arc::new(places[0].clone())).unwrap());
+}
+
+#[test]
+fn what_is_inherited_is_in_the_parent() {
+    let places = places(2);
+    let writer = over(&places, 0);
+    data(&writer, 1, 4, &[1, 2]);
+    let error = writer.inherit(SpaceId(1), 4, 1).unwrap_err();
+    assert!(matches!(error, Error::BadRun { page: 4, .. }), "{error}");
+    writer.seal(Seal::default()).unwrap();
+    let writer = over(&places, 1);
+    for (space, first_page, pages, bad) in [(1, 3, 2, 3), (1, 5, 2, 6), (2, 4, 1, 4)] {
+        match writer
+            .inherit(SpaceId(space), first_page, pages)
+            .unwrap_err()
+        {
+            Error::BadRun { page, what, .. } => {
+                assert_eq!(page, bad);
+                assert!(what.contains("does not describe"), "{what}");
+            }
+            error => panic!("{error}"),
+        }
+    }
+    // Overlaps are found when it is sealed.
+    writer.inherit(SpaceId(1), 4, 2).unwrap();
+    data(&writer, 1, 5, &[9]);
+    let error = writer.seal(Seal::default()).unwrap_err();
+    assert!(matches!(error, Error::BadRun { page: 5, .. }), "{error}");
+    assert!(places[1].list().unwrap().is_empty());
+    assert!(image::children(&places[0]).unwrap().is_empty());
+}
+
+#[test]
+fn a_layer_of_which_all_is_new_needs_no_parent() {
+    let places = places(2);
+    let writer = over(&places, 0);
+    data(&writer, 1, 0, &[1, 0]);
+    writer.mark(Run {
+        space: SpaceId(1),
+        first_page: 2,
+        pages: 5,
+        kind: RunKind::Zero,
+    });
+    writer.seal(Seal::default()).unwrap();
+    let writer = over(&places, 1);
+    data(&writer, 1, 0, &[2, 3]);
+    // What is zero is said to be zero, whoever said it first.
+    writer.inherit(SpaceId(1), 2, 5).unwrap();
+    writer.seal(Seal::default()).unwrap();
+    let reader = Reader::open(&places[1]).unwrap();
+    assert_eq!((reader.parent(), reader.ancestors().len()), (None, 0));
+    assert!(image::children(&places[0]).unwrap().is_empty());
+}
+
+#[test]
+fn the_parent_is_where_it_is_said_to_be() {
+    let places = places(3);
+    three(&places);
+    let parent = || Arc::new(Reader::open(&places[1]).unwrap());
+    let create = |number: usize, to: usize| {
+        Writer::create_over(Arc::new(places[number].clone()), parent(), link(to, number))
+            .err()
+            .unwrap()
+            .to_string()
+    };
+    assert!(create(2, 0).contains("is not there"));
+    assert!(create(2, 7).contains("cannot be opened"));
+    assert!(create(1, 1).contains("in the very place"));
+}
+
+#[test]
+fn long_chains_name_the_oldest_directly() {
+    const LAYERS: usize = 200;
+    let places = places(LAYERS);
+    for number in 0..LAYERS {
+        let writer = over(&places, number);
+        data(&writer, 1, number as u64, &[number as u8]);
+        if number > 0 {
+            writer.inherit(SpaceId(1), 0, number as u64).unwrap();
+        }
+        writer.record(Record {
+            tag: 1,
+            version: 1,
+            id: 0,
+            payload: vec![],
+        });
+        writer.seal(Seal::default()).unwrap();
+    }
+    let reader = Reader::open(&places[LAYERS - 1]).unwrap();
+    assert_eq!(reader.ancestors().len(), LAYERS - 1);
+    assert!(
+        reader
+            .ancestors()
+            .iter()
+            .all(|one| one.path.len() <= "../999".len())
+    );
+    let mut bytes = vec![0; LAYERS * PAGE_BYTES];
+    reader.read_pages(SpaceId(1), 0, &mut bytes).unwrap();
+    let fills = bytes.chunks(PAGE_BYTES).map(|page| page[4095]);
+    assert!(fills.eq((0..LAYERS).map(|number| number as u8)));
+}
+
+#[test]
+fn chains_survive_in_directories_and_when_all_move_together() {
+    let scratch = tempfile::tempdir().unwrap();
+    let old = scratch.path().join("old");
+    let path = |number: usize| old.join(format!("{number}"));
+    let mut models = vec![Model::new()];
+    let spaces = [vec![
+        Step::Parent(5),
+        Step::Data(300),
+        Step::Parent(400),
+        Step::Data(2),
+    ]];
+    for number in 0..4 {
+        let store = Arc::new(Directory::create(path(number)).unwrap());
+        let writer = match number.checked_sub(1) {
+            None => Writer::create(store).unwrap(),
+            Some(parent) => {
+                let link = Link {
+                    to_parent: store::way(&path(number), &path(parent)).unwrap(),
+                    to_child: store::way(&path(parent), &path(number)).unwrap(),
+                };
+                assert_eq!(link.to_parent, format!("../{parent}"));
+                let reader = Reader::open(&Directory::open(path(parent)).unwrap()).unwrap();
+                Writer::create_over(store, Arc::new(reader), link).unwrap()
+            }
+        };
+        models.push(write(&writer, number, &spaces, &models[number]));
+        writer.seal(Seal::default()).unwrap();
+    }
+    let new = scratch.path().join("new");
+    std::fs::rename(&old, &new).unwrap();
+    for number in 0..4 {
+        let store = Directory::open(new.join(format!("{number}"))).unwrap();
+        compare(&Reader::open(&store).unwrap(), &models[number + 1]);
+    }
+    let gone: Range<usize> = 0..1;
+    for number in gone {
+        std::fs::remove_dir_all(new.join(format!("{number}"))).unwrap();
+    }
+    let reader = Reader::open(&Directory::open(new.join("3")).unwrap()).unwrap();
+    let error = reader.verify_all(1).unwrap_err();
+    assert!(error.to_string().contains("../0"), "{error}");
+}
