@@ -360,12 +360,7 @@ impl Writer {
     /// page is inherited.
     fn encode(&mut self, facts: Facts) -> Result<(Vec<u8>, bool)> {
         let records = std::mem::take(&mut *lock(&self.records));
-        if records.len() > RECORDS_MAX {
-            return Err(Error::TooLarge {
-                of: "records",
-                limit: RECORDS_MAX as u64,
-            });
-        }
+        check_len("records", records.len() as u64, RECORDS_MAX as u64)?;
         let parts_bytes = self.parts_bytes();
         let mut runs = in_order(std::mem::take(&mut *lock(&self.runs)));
         let collected = std::mem::take(&mut *lock(&self.origins));
@@ -406,23 +401,17 @@ impl Writer {
             unused_bytes,
         };
         let manifest = manifest.encode_to_vec();
-        if manifest.len() > MESSAGE_MAX_BYTES {
-            return Err(Error::TooLarge {
-                of: "bytes of facts",
-                limit: MESSAGE_MAX_BYTES as u64,
-            });
-        }
+        check_len(
+            "bytes of facts",
+            manifest.len() as u64,
+            MESSAGE_MAX_BYTES as u64,
+        )?;
         let records = manifest::encode_records(records);
         let origins = origins::encode(&origins);
         let sections = [&index[..], &manifest, &records, &origins];
         let mut bytes = header::encode(self.id, sections);
         let len = bytes.len() + sections.iter().map(|section| section.len()).sum::<usize>();
-        if len as u64 > MANIFEST_MAX_BYTES {
-            return Err(Error::TooLarge {
-                of: "bytes of manifest",
-                limit: MANIFEST_MAX_BYTES,
-            });
-        }
+        check_len("bytes of manifest", len as u64, MANIFEST_MAX_BYTES)?;
         bytes.reserve_exact(len - bytes.len());
         sections
             .iter()
@@ -517,6 +506,13 @@ fn in_order(mut runs: Vec<Run>) -> Vec<Run> {
         }
     });
     runs
+}
+
+fn check_len(of: &'static str, len: u64, limit: u64) -> Result<()> {
+    if len > limit {
+        return Err(Error::TooLarge { of, limit });
+    }
+    Ok(())
 }
 
 /// Whether pages of this kind behind `last` are of the same run.
