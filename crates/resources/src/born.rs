@@ -29,6 +29,8 @@ pub struct Born {
     pub(crate) tick_us: u64,
     /// What `dumpable` becomes when a task changes its credentials.
     pub(crate) suid_dumpable: u32,
+    /// Whether it may be traced and leaves core dumps (`PR_GET_DUMPABLE`).
+    pub(crate) dumpable: u64,
 }
 
 impl Born {
@@ -58,8 +60,21 @@ impl Born {
                 .unwrap_or(PR_MCE_KILL_DEFAULT.into()),
             timer_ids: own::attribute(Attribute::TimerIds).is_ok(),
             tick_us: tick_us(),
+            dumpable: attribute(Attribute::Dumpable),
             suid_dumpable: number("/proc/sys/fs/suid_dumpable").unwrap_or(0),
         })
+    }
+}
+
+impl Born {
+    /// What the children of a restored task are born with: the first thing that it does is to
+    /// give ignored signals their default actions.
+    #[must_use]
+    pub fn of_descendants(&self) -> Self {
+        Self {
+            ignored: 0,
+            ..self.clone()
+        }
     }
 }
 
@@ -88,6 +103,7 @@ impl Default for Born {
             timer_ids: true,
             tick_us: 4000,
             suid_dumpable: 0,
+            dumpable: 1,
         }
     }
 }

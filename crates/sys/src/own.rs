@@ -8,6 +8,8 @@ use libc::c_int;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Attribute {
+    /// `PR_GET_DUMPABLE`.
+    Dumpable = 3,
     /// `PR_GET_SECUREBITS`.
     Securebits = 27,
     /// `PR_GET_TIMERSLACK`, in nanoseconds.

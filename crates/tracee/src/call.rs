@@ -42,7 +42,16 @@ impl Call {
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`]; [`Error::Astray`] when something else happens to it.
     pub fn make(self, tid: i32) -> Result<i64> {
-        self.begin(tid)?;
+        self.make_over(tid, own(tid)?)
+    }
+
+    /// Does what [`Call::make`] does for a thread that is to get `others` anyway where the call
+    /// does not need other registers.
+    ///
+    /// # Errors
+    /// As [`Call::make`].
+    pub fn make_over(self, tid: i32, others: Registers) -> Result<i64> {
+        self.begin(tid, others)?;
         next_stop(tid)?;
         result(tid)
     }
@@ -57,16 +66,15 @@ impl Call {
     /// # Errors
     /// As [`Call::make`].
     pub fn make_interrupted(self, tid: i32) -> Result<i64> {
-        self.begin(tid)?;
+        self.begin(tid, own(tid)?)?;
         ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
         next_stop(tid)?;
         result(tid)
     }
 
     /// Brings the thread to the stop at the call's entry.
-    fn begin(self, tid: i32) -> Result<()> {
-        let own = ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))?;
-        let set = ptrace::set_registers(tid, &self.registers(own));
+    fn begin(self, tid: i32, others: Registers) -> Result<()> {
+        let set = ptrace::set_registers(tid, &self.registers(others));
         set.map_err(|e| Error::of(tid, "PTRACE_SETREGSET", e))?;
         next_stop(tid)
     }
@@ -110,8 +118,11 @@ pub(crate) fn absorb(tid: i32, event: Event) -> Result<i32> {
 
 /// What the call gave at whose end a thread is stopped.
 pub(crate) fn result(tid: i32) -> Result<i64> {
-    let registers = ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))?;
-    Ok(registers.rax.cast_signed())
+    Ok(own(tid)?.rax.cast_signed())
+}
+
+fn own(tid: i32) -> Result<Registers> {
+    ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))
 }
 
 /// The error for a thread that was stopped by what should not come.

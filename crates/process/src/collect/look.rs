@@ -146,15 +146,26 @@ pub(super) fn parse(smaps: &[u8]) -> Result<Vec<Listed>> {
 
 #[cfg(test)]
 mod tests {
-    use testkit::program::Program;
+    use testkit::program::{Program, Spawned};
 
     use super::*;
     use crate::freeze::freeze;
 
+    /// A program that has done all that it ever does.
+    fn asleep() -> Spawned {
+        let program = Program::new("sleep").arg("1000").spawn();
+        program.wait_ready("its sleep", || {
+            let call = std::fs::read_to_string(format!("/proc/{}/syscall", program.pid()));
+            let nanosleep = syscalls::Sysno::clock_nanosleep.id().to_string();
+            call.is_ok_and(|call| call.split(' ').next() == Some(&nanosleep))
+        });
+        program
+    }
+
     #[test]
     fn a_quiet_task_is_as_it_was_seen() {
         testkit::needs_root!();
-        let program = Program::new("sleep").arg("1000").spawn();
+        let program = asleep();
         let pid = program.pid().cast_signed();
         let mut prepared = Prepared::of(pid).expect("it runs");
         let frozen = freeze(pid, None).expect("it can be stopped");
@@ -170,7 +181,7 @@ mod tests {
     #[test]
     fn other_mappings_are_looked_at_afresh() {
         testkit::needs_root!();
-        let program = Program::new("sleep").arg("1000").spawn();
+        let program = asleep();
         let pid = program.pid().cast_signed();
         let mut prepared = Prepared::of(pid).expect("it runs");
         prepared.tasks.get_mut(&pid).expect("seen").maps.pop();

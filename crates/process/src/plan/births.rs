@@ -55,6 +55,29 @@ pub(crate) enum Membership {
     Outside,
 }
 
+/// Whether every birth is of a task that runs on and that is born into its process group or
+/// founds it: then nobody has to wait for a group to be there, nor for who makes it.
+pub(crate) fn groups_are_inherited(births: &[Birth]) -> bool {
+    births.iter().enumerate().all(|(id, birth)| {
+        let inherited = || birth.group == group_at_birth(births, id);
+        matches!(birth.kind, Kind::Live(_)) && (birth.group == Membership::Founder || inherited())
+    })
+}
+
+/// The group that a task is born into.
+fn group_at_birth(births: &[Birth], id: BirthId) -> Membership {
+    let Some(maker) = births[id].maker else {
+        return Membership::Outside;
+    };
+    let founds = |membership| membership == Membership::Founder;
+    let founder = founds(births[maker].session) || founds(births[maker].group);
+    if founder && !births[maker].before.contains(&id) {
+        Membership::Of(births[maker].pid)
+    } else {
+        group_at_birth(births, maker)
+    }
+}
+
 /// The births of a tree, the root first.
 ///
 /// # Errors

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use abi::Span;
 use image::Reader;
 use resources::fd;
+use resources::Born;
 use resources::fd::tty::control;
 use resources::map::layout::{self, Fill, Laid, Pages};
 use resources::map::memory::Memory;
@@ -12,7 +13,7 @@ use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::{PARTS, Phase, Scope, ThreadPlan};
 use syscalls::Sysno;
 
-use super::births::{Birth, BirthId, Kind};
+use super::births::{Birth, BirthId, Kind, groups_are_inherited};
 use super::{Outside, Plan, Planned, Setting, Staying, family, pages_of, word};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread};
@@ -22,6 +23,8 @@ pub(super) struct Tasks<'a> {
     saved: &'a Saved<'a>,
     births: &'a [Birth],
     setting: &'a Setting,
+    /// What tasks are born with that another task of the tree makes.
+    descendants_born: Born,
     /// By index of the task in the tree: its pages, and which mappings its children share.
     pages: Vec<Pages>,
     early: Vec<Vec<bool>>,
@@ -33,6 +36,20 @@ pub(super) struct Tasks<'a> {
     first_holders: HashMap<u32, usize>,
     /// How many births and how many threads there are.
     all: (u32, u32),
+    /// Whether nobody has to join a group or to wait for somebody's end.
+    simple: bool,
+    /// Whether some thread does something that depends on others.
+    meeting: bool,
+    /// By index of the task: the protections of its mappings when it has children.
+    protections: Vec<Vec<u32>>,
+}
+
+/// What is planned of a task before it is known whether the tasks have to meet.
+struct Prepared {
+    /// By thread, the leader first.
+    threads: Vec<ThreadPlan>,
+    /// What the leader does when all tasks and threads exist.
+    together: Script,
 }
 
 /// The parts of a task's script that are made before the births are put between them.
@@ -59,12 +76,16 @@ impl<'a> Tasks<'a> {
             saved,
             births,
             setting,
+            descendants_born: setting.born.of_descendants(),
             pages: Vec::new(),
             early: Vec::new(),
             present: Vec::new(),
             heirs: vec![None; saved.tasks.len()],
             first_holders: HashMap::new(),
             all: (count(births.len()), count(threads)),
+            simple: groups_are_inherited(births),
+            meeting: false,
+            protections: vec![Vec::new(); saved.tasks.len()],
         };
         for (index, task) in saved.tasks.iter().enumerate() {
             for descriptor in &task.descriptors {
@@ -138,7 +159,7 @@ impl<'a> Tasks<'a> {
         }
     }
 
-    pub(super) fn plan(&self, plan: &mut Plan) -> Result<()> {
+    pub(super) fn plan(&mut self, plan: &mut Plan) -> Result<()> {
         // A birth's script has the birth's number; threads come behind.
         for birth in self.births {
             let role = match birth.kind {
@@ -153,19 +174,25 @@ impl<'a> Tasks<'a> {
                 script,
             });
         }
+        let mut prepared = (0..self.saved.tasks.len())
+            .map(|index| self.prepare(index, plan))
+            .collect::<Result<Vec<_>>>()?;
+        let depends = |thread: &ThreadPlan| !thread.is_empty(Phase::Together);
+        self.meeting = prepared
+            .iter()
+            .any(|one| !one.together.steps.is_empty() || one.threads.iter().any(depends));
         for id in 0..self.births.len() {
             let script = match self.births[id].kind {
-                Kind::Live(index) => self.live(id, index, plan)?,
+                Kind::Live(index) => {
+                    let prepared = &mut prepared[index];
+                    self.live(id, index, prepared, plan)?
+                }
                 Kind::Zombie(index) => self.zombie(id, index),
                 Kind::StandIn => self.stand_in(id),
             };
             plan.scripts[id].script = script;
         }
         Ok(())
-    }
-
-    fn lone(&self) -> bool {
-        self.births.len() == 1
     }
 
     fn parent_of(&self, id: BirthId) -> i32 {
@@ -182,11 +209,34 @@ impl<'a> Tasks<'a> {
         }
     }
 
-    fn live(&self, id: BirthId, index: usize, plan: &mut Plan) -> Result<Script> {
+    fn prepare(&self, index: usize, plan: &mut Plan) -> Result<Prepared> {
+        let task = &self.saved.tasks[index];
+        let threads = task.threads.iter();
+        let threads = threads.map(|thread| self.thread_plan(task, thread, plan));
+        let mut threads = threads.collect::<Result<Vec<_>>>()?;
+        let mut together = Script::default();
+        if let Some(leader) = threads.first_mut() {
+            let children = self.births.iter();
+            let children = children.filter(|other| other.parent == task.node.pid);
+            family::see_children_end(&mut together, &children.collect::<Vec<_>>());
+            together.append(leader.take(Phase::Together));
+            self.in_task(index, &mut together)?;
+            self.foreground(index, &mut together)?;
+        }
+        Ok(Prepared { threads, together })
+    }
+
+    fn live(
+        &mut self,
+        id: BirthId,
+        index: usize,
+        prepared: &mut Prepared,
+        plan: &mut Plan,
+    ) -> Result<Script> {
         let birth = &self.births[id];
         let task = &self.saved.tasks[index];
         let body = self.body(index, plan)?;
-        let mut leader = self.thread_plan(task, &task.threads[0], plan)?;
+        let (leader, others) = prepared.threads.split_first_mut().expect("it is alive");
         let mut script = Script::default();
         if id == 0 {
             self.clear(&mut script);
@@ -194,17 +244,7 @@ impl<'a> Tasks<'a> {
         family::tie_to_parent(&mut script, self.parent_of(id));
         script.append(leader.take(Phase::Birth));
         script.append(body.laid.early);
-        self.bear_all(&mut script, &birth.before, false);
-        family::found(&mut script, birth);
-        // Who is in the session has its terminal by birth and in no other way.
-        if let Some((id, payload)) = self.terminal_of(&task.node)? {
-            control::take(&mut script, PoolId(id), payload)?;
-        }
-        self.bear_all(&mut script, &birth.after, false);
-        self.bear_all(&mut script, &birth.siblings, true);
-        if let Some(id) = self.terminal_left(&task.node)? {
-            control::leave(&mut script, PoolId(id));
-        }
+        self.bear(birth, &task.node, &mut script)?;
         script.append(body.laid.late);
         if let Some((ready, filled)) = body.exchange {
             let uffd = (
@@ -225,29 +265,44 @@ impl<'a> Tasks<'a> {
         self.place(task, &mut script);
         script.append(leader.take(Phase::Alone));
         self.descriptors(task, &mut script);
-        if !self.lone() {
+        if !self.simple {
             family::join(&mut script, birth, self.all.0);
         }
         plan.threads.push(Staying {
             pid: birth.pid,
             tid: birth.pid,
         });
-        for thread in &task.threads[1..] {
-            self.thread(task, thread, plan, &mut script)?;
+        for (thread, phases) in task.threads[1..].iter().zip(others) {
+            self.thread((birth.pid, thread.tid), phases, plan, &mut script);
         }
         self.meet(&mut script);
-        let children = self.births.iter().filter(|other| other.parent == birth.pid);
-        family::see_children_end(&mut script, &children.collect::<Vec<_>>());
-        script.append(leader.take(Phase::Together));
-        self.in_task(index, &mut script)?;
-        self.foreground(index, &mut script)?;
-        script.append(leader.take(Phase::Privileges));
-        // A change of identity clears the tie.
-        family::tie_to_parent(&mut script, self.parent_of(id));
+        script.append(std::mem::take(&mut prepared.together));
+        let privileges = leader.take(Phase::Privileges);
+        if !privileges.steps.is_empty() {
+            script.append(privileges);
+            // A change of identity clears the tie.
+            family::tie_to_parent(&mut script, self.parent_of(id));
+        }
         script.append(leader.take(Phase::Last));
         await_go(&mut script);
         script.append(leader.take(Phase::Final));
         Ok(script)
+    }
+
+    /// Makes the children, founding its session or group between them.
+    fn bear(&self, birth: &Birth, node: &Node, script: &mut Script) -> Result<()> {
+        self.bear_all(script, &birth.before, false);
+        family::found(script, birth);
+        // Who is in the session has its terminal by birth and in no other way.
+        if let Some((id, payload)) = self.terminal_of(node)? {
+            control::take(script, PoolId(id), payload)?;
+        }
+        self.bear_all(script, &birth.after, false);
+        self.bear_all(script, &birth.siblings, true);
+        if let Some(id) = self.terminal_left(node)? {
+            control::leave(script, PoolId(id));
+        }
+        Ok(())
     }
 
     /// Unmaps everything that the root has of the restorer, but for the window.
@@ -256,7 +311,7 @@ impl<'a> Tasks<'a> {
         script.call(Sysno::munmap, [Arg::WindowEnd, Arg::AboveWindow]);
     }
 
-    fn body(&self, index: usize, plan: &mut Plan) -> Result<Body> {
+    fn body(&mut self, index: usize, plan: &mut Plan) -> Result<Body> {
         let task = &self.saved.tasks[index];
         let pages = &self.pages[index];
         let bytes = pages
@@ -267,7 +322,8 @@ impl<'a> Tasks<'a> {
         let outside = bytes >= self.setting.outside_from_bytes;
         let parent = self.heirs[index].map(|parent| {
             let memory: &Memory = &self.saved.tasks[parent].memory;
-            (memory, self.early[parent].as_slice())
+            let early = self.early[parent].as_slice();
+            (memory, early, self.protections[parent].as_slice())
         });
         let none = Vec::new();
         let files = std::cell::RefCell::new(&mut *plan);
@@ -281,6 +337,7 @@ impl<'a> Tasks<'a> {
             pool: &PoolId,
             files: &|number| files.borrow_mut().pages_file(number),
         })?;
+        self.protections[index].clone_from(&laid.protections);
         let exchange = !laid.outside.is_empty();
         let exchange = exchange.then(|| (plan.word(), plan.word()));
         Ok(Body { laid, exchange })
@@ -421,18 +478,17 @@ impl<'a> Tasks<'a> {
 
     fn thread(
         &self,
-        task: &SavedTask<'_>,
-        thread: &SavedThread<'_>,
+        (pid, tid): (i32, i32),
+        phases: &mut ThreadPlan,
         plan: &mut Plan,
         leader: &mut Script,
-    ) -> Result<()> {
+    ) {
         // CLONE_VM | FS | FILES | SIGHAND | THREAD | SYSVSEM
         const FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
         let id = script_id(plan.scripts.len());
-        let args = family::clone_args(leader, thread.tid, FLAGS, 0);
+        let args = family::clone_args(leader, tid, FLAGS, 0);
         leader.spawn(args, id);
-        leader.note(format!("thread {}", thread.tid));
-        let mut phases = self.thread_plan(task, thread, plan)?;
+        leader.note(format!("thread {tid}"));
         let mut script = phases.take(Phase::Birth);
         script.append(phases.take(Phase::Alone));
         self.meet(&mut script);
@@ -441,25 +497,21 @@ impl<'a> Tasks<'a> {
         }
         await_go(&mut script);
         script.append(phases.take(Phase::Final));
-        plan.threads.push(Staying {
-            pid: task.node.pid,
-            tid: thread.tid,
-        });
+        plan.threads.push(Staying { pid, tid });
         plan.scripts.push(Planned {
-            tid: thread.tid,
+            tid,
             role: "thread",
             script,
         });
-        Ok(())
     }
 
     /// Waits until every thread has all that does not depend on others.
     fn meet(&self, script: &mut Script) {
-        if self.all.1 > 1 {
+        if self.meeting && self.all.1 > 1 {
             script.post(word::ALONE);
             script.wait(word::ALONE, self.all.1);
         }
-        if !self.lone() {
+        if !self.simple {
             script.wait(word::GROUPED, self.all.0);
         }
     }
@@ -470,15 +522,15 @@ impl<'a> Tasks<'a> {
         thread: &SavedThread<'_>,
         whole: &mut Plan,
     ) -> Result<ThreadPlan> {
-        const PR_SET_PDEATHSIG: u32 = 1;
-        let (pid, tid, born) = (task.node.pid, thread.tid, &self.setting.born);
+        let root = self.saved.tasks[0].node.pid;
+        let (pid, tid) = (task.node.pid, thread.tid);
+        let born = if pid == root {
+            &self.setting.born
+        } else {
+            &self.descendants_born
+        };
         let mut plan = ThreadPlan::default();
         let leader = pid == tid;
-        if leader {
-            // The tie to the restorer; the part that owns the attribute comes behind.
-            let untie = [PR_SET_PDEATHSIG.into(), 0u32.into()];
-            plan.at(Phase::Final).call(Sysno::prctl, untie);
-        }
         let parts = PARTS.iter();
         for part in parts.filter(|part| leader || part.scope() == Scope::Thread) {
             let who = resources::task::Planned { pid, tid, born };

@@ -73,7 +73,7 @@ impl<'a> Running<'a> {
                 set_state(thread, self.remake(thread)?)?;
             }
             let result = self.remake(leader)?;
-            self.unmap_window(leader.tid)?;
+            self.unmap_window(leader)?;
             set_state(leader, result)?;
         }
         Ok(())
@@ -106,7 +106,8 @@ impl<'a> Running<'a> {
     }
 
     /// Has a stopped leader unmap the window, by the blob's own `syscall` instruction.
-    fn unmap_window(&self, tid: i32) -> Result<()> {
+    fn unmap_window(&self, thread: &SavedThread<'_>) -> Result<()> {
+        let tid = thread.tid;
         const MUNMAP: u64 = 11;
         let span = self.built.window.span();
         let call = Call {
@@ -114,7 +115,7 @@ impl<'a> Running<'a> {
             number: MUNMAP,
             args: [span.start.0, span.bytes(), 0, 0, 0, 0],
         };
-        let result = call.make(tid)?;
+        let result = call.make_over(tid, registers(thread))?;
         if result != 0 {
             let errno = i32::try_from(-result).unwrap_or(0);
             let source = std::io::Error::from_raw_os_error(errno);
@@ -185,16 +186,17 @@ pub(super) fn wait_stop(tid: i32) -> Result<()> {
     }
 }
 
+/// What it goes on with.
+fn registers(thread: &SavedThread<'_>) -> Registers {
+    let words = thread.state.registers.as_slice();
+    Registers::from_words(words.try_into().expect("checked when read"))
+}
+
 fn set_state(thread: &SavedThread<'_>, remade: Option<i64>) -> Result<()> {
     let (tid, state) = (thread.tid, &thread.state);
     let failed = |what: &str, e| Error::kernel(format!("cannot set {what} of {tid}"), e);
-    let words = state
-        .registers
-        .as_slice()
-        .try_into()
-        .expect("checked when read");
     ptrace::set_xstate(tid, &state.xstate).map_err(|e| failed("the extended state", e))?;
-    let mut registers = Registers::from_words(words);
+    let mut registers = registers(thread);
     if let Some(result) = remade {
         Remake::finish(result, &mut registers);
     }

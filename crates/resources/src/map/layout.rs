@@ -16,6 +16,10 @@ const PROT_WRITE: u32 = 2;
 const MADV_DONTNEED: u32 = 4;
 const MADV_GUARD_INSTALL: u32 = 102;
 
+/// Up to this length, stretches that are read anew are not given up before: the calls would take
+/// longer than the copies of inherited pages that they save.
+const OVERWRITTEN_BYTES: u64 = 64 << 10;
+
 /// Positions in an image's pages name the file above this bit and the offset below it.
 pub const PAGES_FILE: u64 = 1 << 48;
 
@@ -53,8 +57,8 @@ pub struct Planning<'a> {
     pub memory: &'a Memory,
     /// Its pages.
     pub pages: &'a Pages,
-    /// The parent's record and which of its mappings were mapped early.
-    pub parent: Option<(&'a Memory, &'a [bool])>,
+    /// The parent's record, which of its mappings were mapped early, and with which protection.
+    pub parent: Option<(&'a Memory, &'a [bool], &'a [u32])>,
     /// Which pages of the parent's early mappings exist when the process is spawned.
     pub parent_pages: &'a [Span],
     /// Its own mappings that children share pages with.
@@ -80,6 +84,8 @@ pub struct Laid {
     pub outside: Vec<Stored>,
     /// The mappings that those are in.
     pub filled: Vec<Span>,
+    /// The protection of each mapping before `finish`: that with which children inherit it.
+    pub protections: Vec<u32>,
 }
 
 /// Plans the calls that lay out a process.
@@ -89,7 +95,9 @@ pub struct Laid {
 pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     planning.memory.check()?;
     let mut laid = Laid::default();
-    let kept = kept(planning);
+    let inherited = inherited(planning);
+    let kept = inherited.iter().map(Option::is_some).collect::<Vec<_>>();
+    laid.protections = protections(planning, &inherited);
     unmap_rest(planning, &kept, &mut laid.early);
     for (index, map) in planning.memory.mappings.iter().enumerate() {
         let early = planning.early.get(index).copied().unwrap_or(false);
@@ -102,10 +110,11 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
             continue;
         }
         let writable = map.is_private() && has_stored(planning.pages, map.span());
-        if kept[index] {
-            keep(planning, map, writable, script);
+        if let Some(prot) = inherited[index] {
+            let wanted = laid.protections[index];
+            keep(planning, map, (wanted != prot).then_some(wanted), script);
         } else {
-            lay(planning, map, writable, script);
+            lay(planning, map, laid.protections[index], script);
         }
         let read = |script: &mut Script| read_in(planning, map.span(), script);
         match planning.fill {
@@ -119,7 +128,7 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
             }
             Fill::Outside => read(script),
         }
-        settle(map, writable || kept[index], &mut laid.finish);
+        settle(map, laid.protections[index] != map.prot, &mut laid.finish);
     }
     vdso(planning.memory, &mut laid.late)?;
     marks(planning, &mut laid.finish)?;
@@ -156,34 +165,36 @@ fn clip(pages: &Pages, span: Span) -> impl Iterator<Item = Stored> + '_ {
     })
 }
 
-/// Which mappings keep what they inherited: those with at least one inherited page.
-fn kept(planning: &Planning<'_>) -> Vec<bool> {
-    let Some((parent, early)) = planning.parent else {
-        return vec![false; planning.memory.mappings.len()];
-    };
-    let shares = |map: &Mapping| {
-        let mut shared = overlapping(&planning.pages.inherited, map.span());
-        shared.next().is_some()
+/// Which mappings keep what they inherited, and the protection that it has: those with at least
+/// one inherited page.
+fn inherited(planning: &Planning<'_>) -> Vec<Option<u32>> {
+    let Some((parent, early, prots)) = planning.parent else {
+        return vec![None; planning.memory.mappings.len()];
     };
     let source = |map: &Mapping| {
-        let mut early = parent
-            .mappings
-            .iter()
-            .zip(early)
-            .filter(|(_, early)| **early);
-        early.any(|(early, _)| map.inherits(early))
+        let mut shared = overlapping(&planning.pages.inherited, map.span());
+        shared.next()?;
+        let mut early = parent.mappings.iter().zip(early).zip(prots);
+        let found = early.find(|((from, early), _)| **early && map.inherits(from));
+        found.map(|(_, prot)| *prot)
     };
-    planning
-        .memory
-        .mappings
-        .iter()
-        .map(|map| shares(map) && source(map))
-        .collect()
+    planning.memory.mappings.iter().map(source).collect()
+}
+
+/// The protection of each mapping while pages are read into it.
+fn protections(planning: &Planning<'_>, inherited: &[Option<u32>]) -> Vec<u32> {
+    let maps = planning.memory.mappings.iter().zip(inherited);
+    let prots = maps.map(|(map, inherited)| {
+        let prot = inherited.unwrap_or(map.prot);
+        let writable = map.is_private() && has_stored(planning.pages, map.span());
+        if writable { prot | PROT_WRITE } else { prot }
+    });
+    prots.collect()
 }
 
 /// Unmaps what was inherited and is not kept.
 fn unmap_rest(planning: &Planning<'_>, kept: &[bool], script: &mut Script) {
-    let Some((parent, early)) = planning.parent else {
+    let Some((parent, early, _)) = planning.parent else {
         return;
     };
     let kept = planning
@@ -213,18 +224,15 @@ fn unmap_rest(planning: &Planning<'_>, kept: &[bool], script: &mut Script) {
     }
 }
 
-/// Prepares an inherited mapping: writable if pages are to be read into it, without the pages that
-/// the parent has and this process has not.
-fn keep(planning: &Planning<'_>, map: &Mapping, writable: bool, script: &mut Script) {
+/// Prepares an inherited mapping: with another protection if pages are to be read into it, without
+/// the pages that the parent has and this process has not.
+fn keep(planning: &Planning<'_>, map: &Mapping, prot: Option<u32>, script: &mut Script) {
     let span = map.span();
-    if writable && map.prot & PROT_WRITE == 0 {
-        let prot = map.prot | PROT_WRITE;
-        script.call(
-            Sysno::mprotect,
-            [span.start.into(), span.bytes().into(), prot.into()],
-        );
+    if let Some(prot) = prot {
+        let args = [span.start.into(), span.bytes().into(), prot.into()];
+        script.call(Sysno::mprotect, args);
     }
-    let mut drop = |from: Addr, to: Addr| {
+    let mut give_up = |from: Addr, to: Addr| {
         if from < to {
             let bytes = to.0 - from.0;
             script.call(
@@ -232,6 +240,18 @@ fn keep(planning: &Planning<'_>, map: &Mapping, writable: bool, script: &mut Scr
                 [from.into(), bytes.into(), MADV_DONTNEED.into()],
             );
         }
+    };
+    let mut drop = |mut at: Addr, to: Addr| {
+        let gap = Span {
+            start: at,
+            end: to.max(at),
+        };
+        let short = |stored: &Stored| stored.span.bytes() <= OVERWRITTEN_BYTES;
+        for stored in clip(planning.pages, gap).filter(short) {
+            give_up(at, stored.span.start);
+            at = stored.span.end;
+        }
+        give_up(at, to);
     };
     for present in overlapping(planning.parent_pages, span) {
         let present = present.intersect(span);
@@ -244,13 +264,8 @@ fn keep(planning: &Planning<'_>, map: &Mapping, writable: bool, script: &mut Scr
     }
 }
 
-/// Maps it.
-fn lay(planning: &Planning<'_>, map: &Mapping, writable: bool, script: &mut Script) {
-    let prot = if writable {
-        map.prot | PROT_WRITE
-    } else {
-        map.prot
-    };
+/// Maps it, with a protection that lets pages in.
+fn lay(planning: &Planning<'_>, map: &Mapping, prot: u32, script: &mut Script) {
     let file = map
         .file
         .map_or(Arg::from(-1i32), |file| (planning.pool)(file).into());
@@ -469,14 +484,45 @@ mod tests {
             inherited: vec![span(0x10000, 0x11000)],
         };
         let mut planning = planning(&child, &pages);
-        planning.parent = Some((&parent, &[true]));
+        planning.parent = Some((&parent, &[true], &[3]));
         let parent_pages = [span(0x10000, 0x13000)];
         planning.parent_pages = &parent_pages;
         let laid = plan(&planning).expect("plans");
         assert_eq!(laid.early.to_string(), "munmap(0x14000, 16384)\n");
-        let want = "madvise(0x11000, 8192, MADV_DONTNEED)\n\
+        let want = "madvise(0x11000, 4096, MADV_DONTNEED)\n\
                     preadv(pool[0], [{iov_base=0x12000, iov_len=4096}], 1, 20480) = 4096\n";
         assert_eq!(laid.late.to_string(), want);
+        assert!(!laid.finish.to_string().contains("mprotect"));
+    }
+
+    #[test]
+    fn a_child_sets_a_protection_that_differs_from_the_inherited_one() {
+        let parent = memory(vec![anonymous(0x10000, 0x18000, 1)]);
+        let child = memory(vec![
+            anonymous(0x10000, 0x14000, 3),
+            anonymous(0x14000, 0x18000, 1),
+        ]);
+        let span = |start, end| Span {
+            start: Addr(start),
+            end: Addr(end),
+        };
+        let pages = Pages {
+            stored: Vec::new(),
+            inherited: vec![span(0x10000, 0x18000)],
+        };
+        // The parent had to write into it, and protects it when its children are there.
+        for (prot, want) in [
+            (3, "mprotect(0x14000, 16384, PROT_READ)\n"),
+            (1, "mprotect(0x10000, 16384, PROT_READ|PROT_WRITE)\n"),
+        ] {
+            let prots = [prot];
+            let mut planning = planning(&child, &pages);
+            planning.parent = Some((&parent, &[true], &prots));
+            let laid = plan(&planning).expect("plans");
+            let finish = laid.finish.to_string();
+            assert!(finish.starts_with(want), "{finish}");
+            assert_eq!(finish.matches("mprotect").count(), 1, "{finish}");
+        }
     }
 
     #[test]

@@ -118,16 +118,6 @@ impl Part for Actions {
             );
         }
         let script = plan.at(Phase::Last);
-        // Children that became zombies again on the way here have left a SIGCHLD behind: setting
-        // its default action throws it away. Those that were pending at the dump come later.
-        set(
-            script,
-            &Action {
-                signal: SIGCHLD,
-                ..Action::default()
-            },
-        );
-        script.note("discards SIGCHLD");
         for action in &record.actions {
             let known = (1..=LAST_SIGNAL).contains(&action.signal);
             if !known || [SIGKILL, SIGSTOP].contains(&action.signal) {
@@ -226,22 +216,9 @@ mod tests {
         rt_sigaction(SIGCHLD, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
             NULL, 8)
         [Last]
-        rt_sigaction(SIGCHLD, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
-            NULL, 8)  # discards SIGCHLD
         rt_sigaction(SIGPIPE, {sa_handler=SIG_IGN, sa_mask=[], sa_flags=0, sa_restorer=NULL},
             NULL, 8)
         ");
-    }
-
-    #[test]
-    fn a_child_that_ends_while_being_restored_is_no_news() {
-        let mut stage = Stage::new();
-        let pid = u64::from(stage.pid().cast_unsigned());
-        stage.call(Sysno::kill, &[pid, 17]);
-        let pending = |stage: &Stage| stage.status().expect("it lives").shared_pending;
-        assert_eq!(pending(&stage), 1 << 16);
-        stage.restore(&Actions, None);
-        assert_eq!(pending(&stage), 0);
     }
 
     #[test]

@@ -229,6 +229,7 @@ impl Part for Credentials {
             return Err(who.mismatch(self, what));
         }
         record.plan(born, plan.at(Phase::Privileges));
+        super::dumpable::set_again(plan);
         Ok(())
     }
 }

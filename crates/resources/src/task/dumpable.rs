@@ -25,6 +25,19 @@ pub struct Record {
     pub mode: u32,
 }
 
+fn set(plan: &mut ThreadPlan, mode: u32) {
+    let script = plan.at(Phase::Last);
+    script.call(Sysno::prctl, [PR_SET_DUMPABLE.into(), mode.into()]);
+    script.note(Dumpable.name());
+}
+
+/// Has a thread set the attribute that is going to change its credentials.
+pub(super) fn set_again(plan: &mut ThreadPlan) {
+    if let Some(mode) = plan.dumpable.take() {
+        set(plan, mode);
+    }
+}
+
 impl Part for Dumpable {
     fn tag(&self) -> u16 {
         tags::DUMPABLE
@@ -58,11 +71,13 @@ impl Part for Dumpable {
 
     fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
         let record: Record = decode(self, payload.unwrap_or_default())?;
-        let script = plan.at(Phase::Last);
         match record.mode {
             0 | 1 => {
-                script.call(Sysno::prctl, [PR_SET_DUMPABLE.into(), record.mode.into()]);
-                script.note(self.name());
+                if u64::from(record.mode) == who.born.dumpable {
+                    plan.dumpable = Some(record.mode);
+                } else {
+                    set(plan, record.mode);
+                }
             }
             ROOT_ONLY if who.born.suid_dumpable == ROOT_ONLY => {
                 // Any change of credentials does it, also one that is taken back.

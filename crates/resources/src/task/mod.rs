@@ -136,6 +136,8 @@ pub enum Phase {
 #[derive(Clone, Debug, Default)]
 pub struct ThreadPlan {
     phases: [Script; 6],
+    /// The dumpable attribute, as long as it is what the thread is born with.
+    dumpable: Option<u32>,
     /// Files that the restorer writes when the thread's script has ended, before it goes on.
     pub outside: Vec<Write>,
 }
@@ -153,6 +155,12 @@ impl ThreadPlan {
     /// The part of the script that belongs to `phase`.
     pub fn at(&mut self, phase: Phase) -> &mut Script {
         &mut self.phases[phase as usize]
+    }
+
+    /// Whether nothing belongs to `phase`.
+    #[must_use]
+    pub fn is_empty(&self, phase: Phase) -> bool {
+        self.phases[phase as usize].steps.is_empty()
     }
 
     /// Takes the part of the script that belongs to `phase`.
