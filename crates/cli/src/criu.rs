@@ -60,7 +60,7 @@ impl Flag {
             Command::Dump => self.dump,
             Command::Restore => self.restore,
             Command::Check => self.check,
-            Command::Show | Command::Generate => Fate::Taken,
+            Command::Show | Command::Merge | Command::Generate => Fate::Taken,
         }
     }
 }
@@ -217,8 +217,10 @@ pub static FLAGS: &[Flag] = &[
     flag("work-dir", Required, [Taken, Taken, Taken]).short('W'),
 
     flag("json", Bare, [Taken, Taken, Taken]).own(),
+    flag("output", Required, [Misplaced, Misplaced, Misplaced]).own(),
     flag("plan", Bare, [Misplaced, Taken, Misplaced]).own(),
     flag("sync", Switch, [Taken, Misplaced, Misplaced]).own(),
+    flag("until", Required, [Misplaced, Misplaced, Misplaced]).own(),
 ];
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The stillframe command: reads the command line, calls the engine, tells how it went.
 //!
-//! One file per command ([`dump`], [`restore`], [`check`], [`show`], [`generate`]). The command
+//! One file per command ([`dump`], [`restore`], [`check`], [`show`], [`merge`],
+//! [`generate`]). The command
 //! line is criu(8)'s: [`reading`] understands it with the table in [`criu`], [`config`] adds the
 //! configuration files. [`exit`] picks exit statuses; nothing else in the workspace prints.
 #![forbid(unsafe_code)]
@@ -13,6 +14,7 @@ mod dump;
 mod exit;
 mod generate;
 mod logfile;
+mod merge;
 mod output;
 mod quick;
 mod reading;
@@ -46,6 +48,7 @@ enum Action {
     Restore(restore::Restore),
     Check(check::Check),
     Show(show::Show),
+    Merge(merge::Merge),
     #[command(hide = true)]
     Generate(generate::Generate),
 }
@@ -94,6 +97,10 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
         },
         Some(Command::Show) => match parse::<show::Show>("show", |_| None, reading.words) {
             Ok(show) => show.run(),
+            Err(error) => Ok(misused(&error)),
+        },
+        Some(Command::Merge) => match parse::<merge::Merge>("merge", |_| None, reading.words) {
+            Ok(merge) => merge.run(),
             Err(error) => Ok(misused(&error)),
         },
         Some(Command::Generate) => {

@@ -20,6 +20,8 @@ pub enum Command {
     Check,
     /// Tell what an image holds.
     Show,
+    /// Squash a chain of images.
+    Merge,
     /// Write completions or the manual.
     Generate,
 }
@@ -32,6 +34,7 @@ impl Command {
             "restore" => Self::Restore,
             "check" => Self::Check,
             "show" => Self::Show,
+            "merge" => Self::Merge,
             "generate" => Self::Generate,
             _ => return None,
         })

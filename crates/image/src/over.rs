@@ -9,7 +9,7 @@ use crate::manifest::{Listed, Parent};
 use crate::origins::{self, Collected, ORIGINS_MAX};
 use crate::parts::{self, ANCESTORS_MAX};
 use crate::run::Part;
-use crate::{Error, Located, Reader, Result, Run, RunKind, SpaceId};
+use crate::{Error, ImageId, Located, Reader, Result, Run, RunKind, SpaceId};
 
 /// The ways between the places of an image and its parent, as `store::way` tells them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +90,21 @@ impl Over {
             page += u64::from(pages);
         }
         Ok(runs)
+    }
+
+    /// Returns the number that the new image gives to the pages object of image `id` in which
+    /// `origin` lies; none where that is neither the parent nor one of its ancestors.
+    pub fn object_of(&self, id: ImageId, origin: &Run) -> Option<usize> {
+        let RunKind::Data { offset_bytes, .. } = origin.kind else {
+            return None;
+        };
+        let (_, part) = parts::owner(parts::split(offset_bytes).0);
+        if id == self.parent.id() {
+            return Some(parts::of_ancestor(0, part));
+        }
+        let mut older = self.parent.ancestors().iter();
+        let number = older.position(|ancestor| ancestor.id == id)?;
+        Some(parts::of_ancestor(number + 1, part))
     }
 
     /// Describes ancestor number `ancestor` of the new image: the parent is number 0, and its own

@@ -121,6 +121,12 @@ impl Reader {
         self.ancestors.all()
     }
 
+    /// Returns how many files of other images may have to be open to read all of this one.
+    pub fn far_files(&self) -> u64 {
+        let files = |one: &Ancestor| one.parts_bytes.iter().filter(|bytes| **bytes > 0).count();
+        self.ancestors().iter().map(files).sum::<usize>() as u64
+    }
+
     /// Returns the ancestor that holds the pages of a `parent` run, and the stored run of which
     /// they are a part; none for other runs.
     pub fn origin(&self, run: &Run) -> Option<(&Ancestor, Run)> {

@@ -40,6 +40,8 @@ pub struct Writer {
     incomplete: AtomicBool,
     /// The pages of the image that this one replaces, and others that nothing names.
     old_pages: Vec<String>,
+    /// Whether there is an image that this one replaces.
+    replaces: bool,
     /// Keeps other writers out; dropped last.
     _claim: Claim,
 }
@@ -129,6 +131,7 @@ impl Writer {
             records: Mutex::default(),
             incomplete: AtomicBool::new(false),
             old_pages,
+            replaces: claim.names.iter().any(|name| name == MANIFEST_NAME),
             _claim: claim,
         })
     }
@@ -262,6 +265,23 @@ impl Writer {
         Ok(())
     }
 
+    pub(crate) fn over(&self) -> Option<&Over> {
+        self.over.as_ref()
+    }
+
+    /// Returns the number of an origin in pages object `object`; none where there are too many.
+    pub(crate) fn origin(&self, object: usize, run: &Run) -> Option<u32> {
+        let RunKind::Data {
+            offset_bytes,
+            checksum,
+        } = run.kind
+        else {
+            panic!("an origin is stored");
+        };
+        let (_, offset_bytes) = parts::split(offset_bytes);
+        lock(&self.origins).number(object, offset_bytes, checksum, *run)
+    }
+
     /// Returns the image that this one is a layer over.
     pub fn parent(&self) -> Option<&Arc<Reader>> {
         self.over.as_ref().map(|over| &over.parent)
@@ -315,6 +335,11 @@ impl Writer {
                 }
             }
             return Err(error);
+        }
+        if over.is_some() || self.replaces {
+            let path = over.as_ref().map(|over| over.link.to_parent.as_str());
+            // As criu(8) does; no reader needs it.
+            let _ = self.store.point("parent", path);
         }
         for name in &self.old_pages {
             // The new image is whole without this; the next writer tries again.

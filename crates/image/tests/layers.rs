@@ -216,7 +216,81 @@ proptest! {
         for (place, model) in places.iter().zip(&models[1..]) {
             compare(&Reader::open(place).unwrap(), model);
         }
+        // The newest, squashed down to any of the others, and then wholly, where it is.
+        let newest = layers.len() - 1;
+        for until in (0..newest).rev() {
+            merge(&places, newest, newest, Some(until));
+            let reader = Reader::open(&places[newest]).unwrap();
+            compare(&reader, &models[newest + 1]);
+            let older = Reader::open(&places[until]).unwrap();
+            let known: Vec<_> = older.ancestors().iter().map(|one| one.id).collect();
+            prop_assert!(reader
+                .ancestors()
+                .iter()
+                .all(|one| one.id == older.id() || known.contains(&one.id)));
+        }
+        merge(&places, newest, newest, None);
+        let reader = Reader::open(&places[newest]).unwrap();
+        prop_assert!(reader.ancestors().is_empty() && reader.parent().is_none());
+        compare(&reader, &models[newest + 1]);
     }
+}
+
+#[test]
+fn a_merged_image_needs_no_other() {
+    let places = places(4);
+    let ids = three(&places);
+    let merged = merge(&places, 2, 3, Some(0));
+    assert_eq!((merged.stored_pages, merged.parent_pages), (2, 1));
+    let reader = Reader::open(&places[3]).unwrap();
+    assert_eq!(reader.parent(), Some((ids[0], "../0")));
+    assert_eq!(read_all(&places[3]).unwrap(), [1, 2, 3]);
+    let merged = merge(&places, 2, 3, None);
+    assert_eq!((merged.stored_pages, merged.parent_pages), (3, 0));
+    for place in &places[..3] {
+        place
+            .list()
+            .unwrap()
+            .iter()
+            .for_each(|name| place.remove(name).unwrap());
+    }
+    assert_eq!(read_all(&places[3]).unwrap(), [1, 2, 3]);
+}
+
+#[test]
+fn what_is_damaged_is_not_merged() {
+    let places = places(4);
+    let ids = three(&places);
+    let name = ids[0].pages_name();
+    let mut bytes = get(&places[0], &name);
+    bytes[5] ^= 1;
+    put(&places[0], &name, &bytes);
+    let reader = Reader::open(&places[2]).unwrap();
+    let writer = Writer::create(Arc::new(places[3].clone())).unwrap();
+    let error = image::merge(&reader, &writer).unwrap_err();
+    assert!(error.to_string().contains("../0/pages"), "{error}");
+}
+
+/// Merges image `from` into `to`, down to image `until`, which is kept.
+fn merge(places: &[Memory], from: usize, to: usize, until: Option<usize>) -> image::Merged {
+    let reader = Reader::open(&places[from]).unwrap();
+    let store = Arc::new(places[to].clone());
+    let writer = match until {
+        None => Writer::create(store).unwrap(),
+        Some(until) => {
+            let parent = Arc::new(Reader::open(&places[until]).unwrap());
+            Writer::create_over(store, parent, link(until, to)).unwrap()
+        }
+    };
+    let merged = image::merge(&reader, &writer).unwrap();
+    let facts = reader.facts().clone();
+    writer
+        .seal(Seal {
+            durable: false,
+            facts,
+        })
+        .unwrap();
+    merged
 }
 
 /// Three layers of one page each, of which the newest has all three.
@@ -515,6 +589,13 @@ fn chains_survive_in_directories_and_when_all_move_together() {
         };
         models.push(write(&writer, number, &spaces, &models[number]));
         writer.seal(Seal::default()).unwrap();
+        let sign = std::fs::read_link(path(number).join("parent"));
+        match number.checked_sub(1) {
+            None => assert!(sign.is_err()),
+            Some(parent) => {
+                assert_eq!(sign.unwrap(), std::path::Path::new(&format!("../{parent}")))
+            }
+        }
     }
     let new = scratch.path().join("new");
     std::fs::rename(&old, &new).unwrap();

@@ -98,6 +98,7 @@ impl Error {
             | Self::Image(image::Error::Unsupported { .. }) => Blame::Unsupported,
             Self::Resource(Resource::Gone { .. } | Resource::Mismatch { .. })
             | Self::Tracee(tracee::Error::Gone { .. })
+            | Self::Image(image::Error::Ancestor { .. })
             | Self::Gone { .. } => Blame::Gone,
             Self::Resource(Resource::Corrupt { .. })
             | Self::Image(image::Error::Corrupt { .. } | image::Error::NoPage { .. }) => {
@@ -117,6 +118,13 @@ impl Error {
                 allow: Some(option),
                 ..
             }) => Some(format!("run the command again with {option}")),
+            Self::Image(image::Error::Needed { path, .. }) => Some(format!(
+                "use another directory, or first have `stillframe merge` make the image in {path}, \
+                 relative to this one, whole"
+            )),
+            Self::Image(image::Error::Ancestor { path, .. }) => Some(format!(
+                "put it back to {path}, relative to the image that needs it"
+            )),
             Self::Taken { pid } => Some(format!(
                 "end process {pid}, or restore in a new pid namespace"
             )),
@@ -135,6 +143,7 @@ fn blame_pages(error: &pages::Error) -> Blame {
     while let Some(error) = source {
         match error.downcast_ref::<image::Error>() {
             Some(image::Error::Corrupt { .. }) => return Blame::Corrupt,
+            Some(image::Error::Ancestor { .. }) => return Blame::Gone,
             Some(_) => return Blame::Store,
             None => source = error.source(),
         }

@@ -10,6 +10,7 @@ mod describe;
 mod dump;
 mod error;
 mod freeze;
+mod merge;
 pub mod options;
 mod plan;
 mod records;
@@ -25,6 +26,9 @@ mod uffd;
 pub use describe::describe;
 pub use dump::dump;
 pub use error::{Error, Result};
-pub use options::{Afterwards, Allowed, DumpOptions, InheritFd, Inherited, RestoreOptions};
-pub use report::{Blame, Description, DumpReport, Observer, Restored, Stage, Veto};
+pub use merge::merge;
+pub use options::{
+    Afterwards, Allowed, DumpOptions, InheritFd, Inherited, MergeOptions, RestoreOptions,
+};
+pub use report::{Blame, Description, DumpReport, MergeReport, Observer, Restored, Stage, Veto};
 pub use restore::{plan, restore};

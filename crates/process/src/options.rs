@@ -177,3 +177,17 @@ impl RestoreOptions {
         }
     }
 }
+
+/// What [`merge`](crate::merge) is asked to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MergeOptions {
+    /// The directory of the newest image.
+    pub images_dir: PathBuf,
+    /// The directory of an older one, which stays with those that it is over; none means that no
+    /// other image is needed any more.
+    pub until: Option<PathBuf>,
+    /// Where the new image goes; none means to where the newest is.
+    pub output: Option<PathBuf>,
+    /// Whether the new image is on the disk before the old one goes.
+    pub sync: bool,
+}

@@ -71,6 +71,21 @@ pub enum Blame {
     Store,
 }
 
+/// What a merge did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MergeReport {
+    /// The new image's id.
+    pub image: String,
+    /// How many other images the old one had pages from.
+    pub ancestors_before: u64,
+    /// How many the new one has.
+    pub ancestors: u64,
+    /// Pages stored in the new image.
+    pub stored_pages: u64,
+    /// Pages that it still has from older images.
+    pub parent_pages: u64,
+}
+
 /// What a dump did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DumpReport {

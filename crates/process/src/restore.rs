@@ -31,7 +31,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
     check_vdso(&saved)?;
-    let room = saved.descriptors_room();
+    let room = saved.descriptors_room() + 2 * reader.far_files();
     crate::room::for_descriptors(room);
     let setting = setting(options)?;
     let plan = plan::plan(&reader, &saved, &setting)?;

@@ -407,6 +407,21 @@ impl Store for Directory {
         Arc::new(self.clone())
     }
 
+    fn point(&self, name: &str, path: Option<&str>) -> Result<()> {
+        check_name(name)?;
+        let fd = &self.inner.fd;
+        let failed = |errno| self.inner.failed("link", name, errno);
+        match rustix::fs::readlinkat(fd, name, Vec::new()) {
+            Ok(old) if path.is_some_and(|path| path.as_bytes() == old.as_bytes()) => return Ok(()),
+            Ok(_) => rustix::fs::unlinkat(fd, name, AtFlags::empty()).map_err(failed)?,
+            Err(Errno::NOENT) => {}
+            // What is no link is not ours.
+            Err(errno) => return Err(failed(errno)),
+        }
+        path.map_or(Ok(()), |path| rustix::fs::symlinkat(path, fd, name))
+            .map_err(failed)
+    }
+
     fn place(&self) -> String {
         self.inner.path.display().to_string()
     }

@@ -125,6 +125,17 @@ pub trait Store: Send + Sync {
     /// Returns another handle of this store.
     fn handle(&self) -> Arc<dyn Store>;
 
+    /// Leaves a sign for people, called `name`, that points to the store at `path`, relative to
+    /// this one; without a path, takes it away. It means nothing to programs, so a store may have
+    /// none.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    fn point(&self, name: &str, path: Option<&str>) -> Result<()> {
+        let _ = (name, path);
+        Ok(())
+    }
+
     /// Says where the store is, for messages.
     fn place(&self) -> String;
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use abi::Span;
 use image::Reader;
-use resources::fd;
 use resources::Born;
+use resources::fd;
 use resources::fd::tty::control;
 use resources::map::layout::{self, Fill, Laid, Pages};
 use resources::map::memory::Memory;

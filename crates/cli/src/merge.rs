@@ -1,0 +1,81 @@
+//! `stillframe merge`: squashes a chain of images.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use process::{MergeOptions, MergeReport};
+use serde_json::{Value, json};
+
+use crate::exit::{Failure, Status};
+use crate::output;
+
+/// Squash a chain: make an image need no other one, or only older ones
+#[derive(Debug, Args)]
+pub struct Merge {
+    /// The directory of the newest image of the chain
+    #[arg(value_name = "DIR")]
+    image: PathBuf,
+
+    /// Keep the image in this directory, and those that it is over, as they are
+    #[arg(long, value_name = "DIR")]
+    until: Option<PathBuf>,
+
+    /// Write the new image here instead of in place of the old one
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+
+    /// Do not wait until the new image is on the disk before the old one goes
+    #[arg(long)]
+    no_sync: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Merge {
+    /// Writes the new image.
+    ///
+    /// # Errors
+    /// Whatever the engine tells; the old image then is as it was.
+    pub fn run(self) -> Result<Status, Failure> {
+        let options = MergeOptions {
+            images_dir: self.image,
+            until: self.until,
+            output: self.output,
+            sync: !self.no_sync,
+        };
+        let report = process::merge(&options).map_err(|source| Failure::Engine {
+            doing: "merge",
+            source: Box::new(source),
+        })?;
+        let text = if self.json {
+            format!("{}\n", to_json(&report))
+        } else {
+            to_text(&report)
+        };
+        output::say(&text);
+        Ok(Status::Done)
+    }
+}
+
+fn to_json(report: &MergeReport) -> Value {
+    json!({"merge": {
+        "image": report.image,
+        "ancestors_before": report.ancestors_before,
+        "ancestors": report.ancestors,
+        "stored_pages": report.stored_pages,
+        "parent_pages": report.parent_pages,
+    }})
+}
+
+fn to_text(report: &MergeReport) -> String {
+    format!(
+        "image {} has {} pages of its own and {} of {} other images, instead of {}\n",
+        report.image,
+        report.stored_pages,
+        report.parent_pages,
+        report.ancestors,
+        report.ancestors_before,
+    )
+}
