@@ -44,6 +44,13 @@ fn script(dir: &Path, stage: &str) -> PathBuf {
     path
 }
 
+/// The names of the image's files.
+fn images(stillframe: &Stillframe) -> Vec<String> {
+    let entries = std::fs::read_dir(stillframe.images()).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".img")).collect()
+}
+
 fn noted(stillframe: &Stillframe) -> String {
     std::fs::read_to_string(stillframe.images().join("noted")).unwrap_or_default()
 }
@@ -91,8 +98,10 @@ fn a_failing_script_leaves_the_world_as_it_was() {
         wait::wait_until("the waiter to wait on", wait::SOON, || {
             tree::is_waiting(waiter.pid())
         });
+        assert_eq!(images(&stillframe), Vec::<String>::new(), "{stage}");
     }
     stillframe.dump(waiter.pid(), &[]).must();
+    assert!(!images(&stillframe).is_empty());
     for stage in ["pre-restore", "post-restore", "pre-resume"] {
         let script = script(folder.path(), stage);
         let options = [

@@ -55,7 +55,7 @@ pub use reader::{Reader, Space};
 pub use run::{
     DATA_RUN_MAX_PAGES, Located, NewRun, PAGE_BYTES, Part, Run, RunKind, SPACE_MAX_PAGES, SpaceId,
 };
-pub use writer::{Seal, Writer};
+pub use writer::{Seal, Writer, remove};
 
 /// The format version that is written, and the newest that is read.
 pub const FORMAT_VERSION: u32 = 1;

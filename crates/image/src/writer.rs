@@ -456,6 +456,26 @@ impl Writer {
     }
 }
 
+/// Removes the image called `id`; one that took its place stays.
+///
+/// # Errors
+/// [`Error::Store`]; the image may be there then, but never in part: pages that no image names are
+/// removed by the next writer.
+pub fn remove(store: &dyn Store, id: ImageId) -> Result<()> {
+    let claim = store.claim().map_err(Error::store("claim the place of"))?;
+    if current(store) != Some(id) {
+        return Ok(());
+    }
+    let removed = store.remove(MANIFEST_NAME);
+    removed.map_err(Error::store("remove"))?;
+    for name in claim.names.iter().filter(|name| id.owns(name)) {
+        store
+            .remove(name)
+            .map_err(Error::store("remove pages of"))?;
+    }
+    Ok(())
+}
+
 /// Removes pages that belong to no image; returns the names of those that stay and that a new image
 /// makes useless.
 fn sweep(store: &dyn Store, claim: &Claim) -> Vec<String> {
@@ -605,6 +625,23 @@ mod tests {
                 [MANIFEST_NAME.to_owned(), id.pages_name()]
             );
         }
+    }
+
+    #[test]
+    fn an_image_is_removed_with_its_pages_and_no_other() {
+        let store = Arc::new(Memory::default());
+        let [first, second] = [1, 2].map(|page| {
+            let writer = Writer::create(store.clone()).unwrap();
+            writer
+                .append(&[page; PAGE_BYTES], &[new_run(0, 1)])
+                .unwrap();
+            writer.seal(Seal::default()).unwrap()
+        });
+        remove(&*store, first).unwrap();
+        assert_eq!(Reader::open(&*store).unwrap().id(), second);
+        remove(&*store, second).unwrap();
+        assert_eq!(store.list().unwrap(), Vec::<String>::new());
+        remove(&*store, second).unwrap();
     }
 
     #[test]

@@ -22,18 +22,26 @@ use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage}
 pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpReport> {
     let began = Instant::now();
     let root = options.tree;
+    // Tasks and what they have open take a descriptor each.
+    crate::room::within_the_hard_limit();
     observer
         .stage(Stage::PreDump, Some(root))
         .map_err(Error::Vetoed)?;
     let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
-    let writer = Writer::create(Arc::new(store))?;
+    let store = Arc::new(store);
+    let writer = Writer::create(store.clone())?;
+    let image = writer.id();
     let (frozen, mut inventory) = freeze_and_collect(options, began)?;
     let lock = inventory.lock.take();
     let mut undo = Undo(Vec::new());
     let mut report = write(inventory, writer, options, observer, &mut undo)?;
-    observer
-        .stage(Stage::PostDump, Some(root))
-        .map_err(Error::Vetoed)?;
+    if let Err(veto) = observer.stage(Stage::PostDump, Some(root)) {
+        // The tree goes on: what the image says of it is true no longer.
+        if let Err(error) = image::remove(&*store, image) {
+            log::error!("the image stays although the tree goes on: {error}");
+        }
+        return Err(Error::Vetoed(veto));
+    }
     undo.0.clear();
     let frozen_for = frozen.since.elapsed();
     report.tasks = frozen.tasks.len() as u64;

@@ -1,7 +1,7 @@
 //! Loaded: the root task has been made and runs its script, and with it come all the others.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -268,16 +268,14 @@ fn is_ending(pid: i32) -> bool {
 
 /// Kills every task that was made so far; the root goes last, so that children cannot escape.
 pub(super) fn kill_tree(built: &Built, root: i32) {
+    let tasks = built.plan.scripts.iter();
+    let pids = tasks.filter(|planned| planned.role != "thread");
+    let pids = pids.map(|planned| planned.tid).collect::<Vec<_>>();
+    let parents = pids.iter().filter_map(|pid| Some((*pid, parent(*pid)?)));
+    let parents = parents.collect::<HashMap<_, _>>();
     let mut killed = HashSet::new();
-    for planned in built
-        .plan
-        .scripts
-        .iter()
-        .rev()
-        .filter(|planned| planned.role != "thread")
-    {
-        let pid = planned.tid;
-        let made = pid == root || is_ours(pid, root);
+    for pid in pids.into_iter().rev() {
+        let made = pid == root || descends(pid, root, &parents);
         if let (true, Some(task)) = (made, Pid::from_raw(pid)) {
             let _ = kill_process(task, Signal::KILL);
             killed.insert(pid);
@@ -302,21 +300,32 @@ fn see_end(tid: i32) {
     }
 }
 
-/// Whether `pid` descends from the root: its number may belong to somebody else.
-fn is_ours(pid: i32, root: i32) -> bool {
-    let mut at = pid;
-    for _ in 0..64 {
-        let stat = std::fs::read(format!("/proc/{at}/stat")).ok();
-        let Some(stat) = stat.and_then(|stat| sys::proc::Stat::parse(&stat).ok()) else {
-            return false;
-        };
-        if stat.ppid == root {
-            return true;
+fn parent(pid: i32) -> Option<i32> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    Some(sys::proc::Stat::parse(&stat).ok()?.ppid)
+}
+
+/// Whether `pid` descends from the root, all of whose tree is in `parents`: its number may belong
+/// to somebody else.
+fn descends(pid: i32, root: i32, parents: &HashMap<i32, i32>) -> bool {
+    let line = std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
+    line.take(parents.len() + 1).any(|pid| pid == root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_descends_from_the_root_is_ours() {
+        // A line of 999 below the root, a stranger, and two read while pids changed hands.
+        let mut parents = (101..1100)
+            .map(|pid| (pid, pid - 1))
+            .collect::<HashMap<_, _>>();
+        parents.extend([(50, 1), (60, 61), (61, 60)]);
+        assert!(descends(1099, 100, &parents) && descends(101, 100, &parents));
+        for stranger in [1, 50, 60, 2000] {
+            assert!(!descends(stranger, 100, &parents), "{stranger}");
         }
-        if stat.ppid <= 1 {
-            return false;
-        }
-        at = stat.ppid;
     }
-    false
 }
