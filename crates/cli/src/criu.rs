@@ -191,7 +191,8 @@ pub static FLAGS: &[Flag] = &[
     flag("ps-socket", Required, [Idle, Idle, Idle]),
     flag("restore-detached", Switch, [Idle, Taken, Idle]).short('d'),
     flag("restore-sibling", Switch, [Idle, Taken, Idle]).short('S'),
-    flag("root", Required, [Idle, Taken, Idle]).short('r'),
+    // It is about mount namespaces, and no image has one of its own.
+    flag("root", Required, [Idle, Idle, Idle]).short('r'),
     flag("shell-job", Switch, [Taken, Taken, Idle]).short('j'),
     flag("skip-file-rwx-check", Switch, [Idle, Refused, Idle]),
     flag("skip-in-flight", Switch, [Refused, Idle, Idle]),

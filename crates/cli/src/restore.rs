@@ -41,10 +41,6 @@ pub struct Restore {
     #[arg(long, value_name = "fd[NUMBER]:RESOURCE", value_parser = values::inherit_fd)]
     inherit_fd: Vec<(i32, Inherited)>,
 
-    /// The root filesystem of the restored mount namespace
-    #[arg(short = 'r', long, value_name = "DIR")]
-    root: Option<PathBuf>,
-
     /// Execute the command behind -- as the root's parent once the tree runs
     #[arg(long, requires = "command")]
     exec_cmd: bool,
@@ -72,7 +68,6 @@ impl Fill for Restore {
             "leave-stopped" => self.leave_stopped = flag(value)?,
             "pidfile" => self.pidfile = Some(path(value)?),
             "inherit-fd" => self.inherit_fd.push(values::inherit_fd(text(value)?).ok()?),
-            "root" => self.root = Some(path(value)?),
             "exec-cmd" => self.exec_cmd = flag(value)?,
             "plan" => self.plan = flag(value)?,
             _ => {
@@ -173,7 +168,6 @@ impl Restore {
             detached: self.restore_detached,
             sibling: self.restore_sibling,
             inherit_fds,
-            root: self.root.clone(),
         })
     }
 

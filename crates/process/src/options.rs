@@ -159,8 +159,6 @@ pub struct RestoreOptions {
     pub sibling: bool,
     /// Descriptors that take the place of saved ones.
     pub inherit_fds: Vec<InheritFd>,
-    /// The root filesystem of the restored mount namespace.
-    pub root: Option<PathBuf>,
 }
 
 impl RestoreOptions {
@@ -173,7 +171,6 @@ impl RestoreOptions {
             detached: false,
             sibling: false,
             inherit_fds: Vec::new(),
-            root: None,
         }
     }
 }
