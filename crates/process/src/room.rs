@@ -22,6 +22,13 @@ pub(crate) fn for_descriptors(wanted: u64) {
     }
 }
 
+/// Raises this process's limit of open files as far as that needs no privilege.
+pub(crate) fn within_the_hard_limit() {
+    if let Some(maximum) = getrlimit(Resource::Nofile).maximum {
+        for_descriptors(maximum);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,6 @@
 //! CPython: threads, an asyncio loop with timers, a subprocess and a pipe with data in flight.
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use testkit::program::{Program, Spawned};
 use testkit::wait::{SOON, wait_until};
@@ -175,4 +176,52 @@ while True: signal.pause()
         let log = std::fs::read_to_string(folder.path().join("log"));
         log.is_ok_and(|log| log == "ready\n1024\n")
     });
+}
+
+#[test]
+fn a_task_with_thousands_of_descriptors_is_saved_from_a_shell_with_few() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    needs_program!("bash");
+    const PROGRAM: &str = r#"
+import resource, signal, socket
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+count = 5000 if hard == resource.RLIM_INFINITY else min(5000, hard - 500)
+sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
+for number, one in enumerate(sockets):
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, number % 7)
+print("ready", flush=True)
+def check(*_):
+    found = [one.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) for one in sockets]
+    print(found == [number % 7 for number in range(count)], flush=True)
+signal.signal(signal.SIGUSR1, check)
+while True: signal.pause()
+"#;
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = start_waiting(PROGRAM, folder.path());
+    let tasks = testkit::tree::members(program.pid());
+    limited(&stillframe.dump_command(program.pid(), &[]));
+    testkit::tree::wait_gone(&tasks);
+    limited(&stillframe.restore_command(&[]));
+    let pid = rustix::process::Pid::from_raw(program.pid().cast_signed()).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("it lives");
+    wait_until("the sockets to be checked", SOON, || {
+        let log = std::fs::read_to_string(folder.path().join("log"));
+        log.is_ok_and(|log| log == "ready\nTrue\n")
+    });
+}
+
+/// Runs a command that may have 256 descriptors unless it raises its limit; it must succeed.
+fn limited(command: &Command) {
+    let outcome = Command::new("bash")
+        .args(["-c", "ulimit -Sn 256 && exec \"$0\" \"$@\""])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .stdin(Stdio::null())
+        .output();
+    let outcome = outcome.expect("bash starts");
+    let words = String::from_utf8_lossy(&outcome.stderr);
+    assert!(outcome.status.success(), "{command:?}: {words}");
 }

@@ -28,6 +28,9 @@ pub(crate) struct Object {
 /// Spaces of objects have numbers that no pid has.
 const FIRST_OBJECT: u32 = 1 << 31;
 
+/// How many descriptors this process may have besides those of the tree.
+const OWN_DESCRIPTORS: u64 = 1024;
+
 /// All descriptions found so far.
 #[derive(Default)]
 pub(super) struct Files<'a> {
@@ -181,6 +184,8 @@ pub(crate) struct Described {
 
 /// Describes all descriptions, and those that come up meanwhile.
 pub(super) fn describe(mut files: Files<'_>, allow: &Allow) -> Result<Described> {
+    // One of each is held here, and others come and go.
+    crate::room::for_descriptors(2 * files.opens.len() as u64 + OWN_DESCRIPTORS);
     let mut described = Described {
         lock: Lock::install(&files.opens, allow)?,
         ..Described::default()
