@@ -178,7 +178,7 @@ impl<'a> Loaded<'a> {
             match stat.map(|stat| (stat.state, stat.exit_code)) {
                 Some((b'Z' | b'X', status)) => return Err(died(tid, status)),
                 // Before its birth, its number may be somebody else's.
-                Some((b'T' | b't', _)) if pid == self.root || is_ours(pid, self.root) => {
+                Some((b'T' | b't', _)) if descends(pid, self.root, &parents(self.built)) => {
                     self.keep_going(tid)?;
                 }
                 _ => {}
@@ -268,14 +268,10 @@ fn is_ending(pid: i32) -> bool {
 
 /// Kills every task that was made so far; the root goes last, so that children cannot escape.
 pub(super) fn kill_tree(built: &Built, root: i32) {
-    let tasks = built.plan.scripts.iter();
-    let pids = tasks.filter(|planned| planned.role != "thread");
-    let pids = pids.map(|planned| planned.tid).collect::<Vec<_>>();
-    let parents = pids.iter().filter_map(|pid| Some((*pid, parent(*pid)?)));
-    let parents = parents.collect::<HashMap<_, _>>();
+    let parents = parents(built);
     let mut killed = HashSet::new();
-    for pid in pids.into_iter().rev() {
-        let made = pid == root || descends(pid, root, &parents);
+    for pid in pids(built).rev() {
+        let made = descends(pid, root, &parents);
         if let (true, Some(task)) = (made, Pid::from_raw(pid)) {
             let _ = kill_process(task, Signal::KILL);
             killed.insert(pid);
@@ -300,13 +296,25 @@ fn see_end(tid: i32) {
     }
 }
 
-fn parent(pid: i32) -> Option<i32> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    Some(sys::proc::Stat::parse(&stat).ok()?.ppid)
+/// The pids of all tasks to be made, parents before children.
+fn pids(built: &Built) -> impl DoubleEndedIterator<Item = i32> {
+    let tasks = built.plan.scripts.iter();
+    tasks
+        .filter(|planned| planned.role != "thread")
+        .map(|planned| planned.tid)
 }
 
-/// Whether `pid` descends from the root, all of whose tree is in `parents`: its number may belong
-/// to somebody else.
+/// The parents that these have now.
+fn parents(built: &Built) -> HashMap<i32, i32> {
+    let parent = |pid: i32| {
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        Some((pid, sys::proc::Stat::parse(&stat).ok()?.ppid))
+    };
+    pids(built).filter_map(parent).collect()
+}
+
+/// Whether `pid` is the root or descends from it, all of whose tree is in `parents`: its number
+/// may belong to somebody else.
 fn descends(pid: i32, root: i32, parents: &HashMap<i32, i32>) -> bool {
     let line = std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
     line.take(parents.len() + 1).any(|pid| pid == root)
@@ -323,7 +331,9 @@ mod tests {
             .map(|pid| (pid, pid - 1))
             .collect::<HashMap<_, _>>();
         parents.extend([(50, 1), (60, 61), (61, 60)]);
-        assert!(descends(1099, 100, &parents) && descends(101, 100, &parents));
+        for ours in [100, 101, 1099] {
+            assert!(descends(ours, 100, &parents), "{ours}");
+        }
         for stranger in [1, 50, 60, 2000] {
             assert!(!descends(stranger, 100, &parents), "{stranger}");
         }
