@@ -74,6 +74,15 @@ pub(crate) struct Node {
     /// Whether it is not stopped yet, but about to be.
     #[prost(bool, tag = "15")]
     pub stop_comes: bool,
+    /// Real, effective, saved and file system user id (zombies; of others a resource).
+    #[prost(uint32, repeated, tag = "16")]
+    pub uids: Vec<u32>,
+    /// The same of groups.
+    #[prost(uint32, repeated, tag = "17")]
+    pub gids: Vec<u32>,
+    /// Supplementary groups (zombies).
+    #[prost(uint32, repeated, tag = "18")]
+    pub groups: Vec<u32>,
 }
 
 /// What a task was doing.
@@ -362,6 +371,13 @@ fn check_tree(tree: &Tree) -> Result<()> {
         }
         if zombie && STOPS.contains(&(node.exit_status & 0x7f)) {
             return Err(corrupt(format!("task {} ends by no signal", node.pid)));
+        }
+        // Old images have none.
+        if [&node.uids, &node.gids]
+            .iter()
+            .any(|ids| ![0, 4].contains(&ids.len()))
+        {
+            return Err(corrupt(format!("task {} has half an identity", node.pid)));
         }
         if !zombie {
             living.insert(node.pid);

@@ -5,7 +5,7 @@ use rustix::fs::{Mode, OFlags};
 use sys::own::{self, Attribute};
 use sys::proc::{self, LIMITS, Limit, Status};
 
-use crate::task::{credentials, scheduling};
+use crate::task::{core_filter, credentials, scheduling};
 use crate::{Error, Result};
 
 /// The state of a task before its script has made a call. Parts plan calls only for what differs.
@@ -19,6 +19,10 @@ pub struct Born {
     pub(crate) scheduling: scheduling::Record,
     pub(crate) personality: u32,
     pub(crate) oom_score_adj: i32,
+    /// Which mappings a core dump has; `None` where the kernel makes none.
+    pub(crate) core_filter: Option<u32>,
+    /// Whether there is a memory policy other than the default one.
+    pub(crate) memory_policy: bool,
     pub(crate) thp_disable: u64,
     pub(crate) mdwe: u64,
     pub(crate) memory_merge: u64,
@@ -34,6 +38,13 @@ pub struct Born {
 }
 
 impl Born {
+    /// Whether these are the user and group ids, as /proc/PID/status has them.
+    #[must_use]
+    pub fn has_ids(&self, uids: &[u32], gids: &[u32], groups: &[u32]) -> bool {
+        let own = &self.credentials;
+        (uids, gids, groups) == (&own.uids[..], &own.gids[..], &own.groups[..])
+    }
+
     /// What children of the calling thread will be born with.
     ///
     /// # Errors
@@ -53,6 +64,10 @@ impl Born {
             scheduling: scheduling::Record::own(&status)?,
             personality: own::personality(),
             oom_score_adj: number("/proc/self/oom_score_adj")?,
+            core_filter: text("/proc/self/coredump_filter")
+                .ok()
+                .and_then(|text| core_filter::parse(&text)),
+            memory_policy: own::has_memory_policy(),
             thp_disable: attribute(Attribute::ThpDisable),
             mdwe: attribute(Attribute::Mdwe),
             memory_merge: attribute(Attribute::MemoryMerge),
@@ -96,6 +111,9 @@ impl Default for Born {
             },
             personality: 0,
             oom_score_adj: 0,
+            // MMF_DUMP_FILTER_DEFAULT
+            core_filter: Some(0x33),
+            memory_policy: false,
             thp_disable: 0,
             mdwe: 0,
             memory_merge: 0,

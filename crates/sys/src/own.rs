@@ -41,6 +41,26 @@ pub fn attribute(attribute: Attribute) -> io::Result<u64> {
     u64::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
+/// Whether the thread has a memory policy other than the default one (get_mempolicy(2)); not on a
+/// kernel that knows no policies.
+#[must_use]
+pub fn has_memory_policy() -> bool {
+    let mut mode: c_int = 0;
+    let none = std::ptr::null_mut::<u64>();
+    // SAFETY: the kernel writes the mode where `mode` lives, and no nodes.
+    let got = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut mode,
+            none,
+            0u64,
+            0u64,
+            0u64,
+        )
+    };
+    got == 0 && mode != 0
+}
+
 /// The size of `struct sched_attr` in bytes, as of Linux 5.3.
 pub const SCHED_ATTR_BYTES: usize = 56;
 

@@ -1,6 +1,9 @@
 //! The states of our own subjects, each restored.
+use std::fs;
+
 use testkit::facts::Facts;
 use testkit::needs_root;
+use testkit::program::Program;
 use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
@@ -108,7 +111,12 @@ fn alternate_stacks_survive() {
 fn zombies_keep_how_they_ended() {
     needs_root!();
     let subject = restored("zombies", &[]);
-    assert_eq!(subject.ask("reap"), "status 0, status 7, signal 9");
+    if !stillframe().is_peer() {
+        let who = "Uid: 4711 4711 4711 4711 Gid: 4712 4712 4712 4712 Groups:";
+        assert_eq!(subject.ask("who"), who);
+    }
+    let ends = "status 0, status 7, signal 9, status 3";
+    assert_eq!(subject.ask("reap"), ends);
 }
 
 #[test]
@@ -294,4 +302,52 @@ fn interrupted(stillframe: &Stillframe, interrupt: impl Fn(&Subject)) {
     wait_until("the read to return", SOON, || {
         subject.ask("results").contains("read 1 byte 33")
     });
+}
+
+/// Takes its memory from node 0 alone, and says whether the kernel can do that.
+const BOUND: &str = r#"
+import ctypes, os, signal, sys
+nodes = ctypes.c_ulong(1)
+MPOL_BIND, MPOL_F_STATIC_NODES = 2, 1 << 15
+failed = ctypes.CDLL(None).syscall(238, MPOL_BIND | MPOL_F_STATIC_NODES, ctypes.byref(nodes), 64)
+os.mkdir(sys.argv[1] + ("/plain" if failed else "/bound"))
+os.mkdir(sys.argv[1] + "/ready")
+signal.pause()
+"#;
+
+#[test]
+fn where_memory_comes_from_and_goes_survives() {
+    needs_root!();
+    testkit::needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer forgets them");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", BOUND])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&folder.path().join("ready"));
+    let path = |file: &str| format!("/proc/{}/{file}", program.pid());
+    let read = |file: &str| fs::read_to_string(path(file)).unwrap_or_default();
+    fs::write(path("coredump_filter"), "0x7f").expect("root may");
+    let grouped = read("autogroup").ends_with(" nice 0\n");
+    if grouped {
+        fs::write(path("autogroup"), "5").expect("root may");
+    }
+    let before = Facts::moving(program.pid());
+    stillframe.cycle(2, &program, &[]);
+    let after = Facts::moving(program.pid());
+    assert_restored(&stillframe, &before, &after, "choices");
+    assert_eq!(read("coredump_filter"), "0000007f\n");
+    assert!(!grouped || read("autogroup").ends_with(" nice 5\n"));
+    if folder.path().join("bound").exists() {
+        let maps = read("numa_maps");
+        let stack = maps.lines().find(|line| line.contains(" stack "));
+        assert!(
+            stack.is_some_and(|line| line.contains(" bind=static:0 ")),
+            "{maps}"
+        );
+    }
 }

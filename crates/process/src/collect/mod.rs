@@ -23,7 +23,7 @@ use resources::task::interrupted::{self, Resume};
 use resources::task::{Asked, Facts, PARTS, Part, Scope};
 use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
-use sys::proc::Stat;
+use sys::proc::{Stat, Status};
 use syscalls::Sysno;
 use tracee::{Batch, Outcome, Thread, Visit};
 
@@ -196,7 +196,7 @@ impl Found {
             rows: Vec::new(),
         };
         if task.is_zombie() {
-            return Ok(found);
+            return found.identify(task);
         }
         found.listed = look.mappings(task)?;
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
@@ -211,6 +211,16 @@ impl Found {
         found.vdso_build_id = build_id(pid, &found.listed);
         found.visit(task, stay, allow, stat_text)?;
         Ok(found)
+    }
+
+    /// Adds whose child has ended, which a zombie still shows.
+    fn identify(mut self, task: &Task) -> Result<Self> {
+        let status = Status::parse(&task.read("status")?);
+        let status = status.map_err(|error| Error::kernel(error.to_string(), invalid()))?;
+        self.node.uids = status.uids.to_vec();
+        self.node.gids = status.gids.to_vec();
+        self.node.groups = status.groups;
+        Ok(self)
     }
 
     /// Whether no thread runs what a dump left that was cut short.
@@ -380,6 +390,9 @@ fn node(task: &Task, stat: &Stat) -> Node {
         stop_signal: group_stop.unwrap_or(0),
         stop_seen: group_stop.is_some() && stat.exit_code == 0,
         stop_comes: false,
+        uids: Vec::new(),
+        gids: Vec::new(),
+        groups: Vec::new(),
         pid: task.pid,
         parent: stat.ppid,
         group: stat.pgrp,

@@ -3,6 +3,8 @@
 use resources::script::{Arg, Script, ScriptId, Width};
 use syscalls::Sysno;
 
+use crate::records::Node;
+
 use super::births::{Birth, Kind, Membership};
 use super::word;
 
@@ -69,6 +71,18 @@ pub(super) fn join(script: &mut Script, birth: &Birth, births: u32) {
         script.call(Sysno::setpgid, [0u32.into(), group.into()]);
     }
     script.post(word::GROUPED);
+}
+
+/// Takes on the user and groups that a zombie had.
+pub(super) fn identify(script: &mut Script, node: &Node) {
+    let groups = node.groups.iter().flat_map(|group| group.to_le_bytes());
+    let groups = script.bytes(&groups.collect::<Vec<_>>());
+    script.call(Sysno::setgroups, [node.groups.len().into(), groups.into()]);
+    let three = |ids: &[u32]| [ids[0].into(), ids[1].into(), ids[2].into()];
+    script.call(Sysno::setresgid, three(&node.gids));
+    script.call(Sysno::setfsgid, [node.gids[3].into()]);
+    script.call(Sysno::setresuid, three(&node.uids));
+    script.call(Sysno::setfsuid, [node.uids[3].into()]);
 }
 
 /// Ends with the wait status that the parent is to get.

@@ -552,6 +552,12 @@ impl<'a> Tasks<'a> {
         family::found(&mut script, birth);
         family::join(&mut script, birth, self.all.0);
         script.wait(word::GROUPED, self.all.0);
+        let born = &self.setting.born;
+        if !node.uids.is_empty() && !born.has_ids(&node.uids, &node.gids, &node.groups) {
+            family::identify(&mut script, node);
+            // A change of identity clears the tie.
+            family::tie_to_parent(&mut script, self.parent_of(id));
+        }
         family::end(&mut script, birth.pid, node.exit_status);
         script
     }

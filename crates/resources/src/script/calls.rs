@@ -202,6 +202,9 @@ const OWNER: &[Field] = fields! {
     pid: 4, 4, Int;
 };
 
+/// The first of the nodes of a memory policy.
+const NODES: &[Field] = fields! { nodes: 0, 8, Hex; };
+
 const MEMORY_MAP: &[Field] = fields! {
     start_code: 0, 8, Address;
     end_code: 8, 8, Address;
@@ -319,6 +322,10 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
             One(names::FUTEX_OP),
         ],
     ),
+    (
+        Sysno::get_mempolicy,
+        &[Address, Address, Number, Address, Number],
+    ),
     (Sysno::get_robust_list, &[Int, Address, Address]),
     (Sysno::getitimer, &[One(names::ITIMER), Address]),
     (Sysno::getppid, &[]),
@@ -375,6 +382,10 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::sched_getattr, &[Int, Address, Number, Int]),
     (Sysno::sched_setaffinity, &[Int, Number, Bits(1)]),
     (Sysno::sched_setattr, &[Int, Struct(SCHED_ATTR), Int]),
+    (
+        Sysno::set_mempolicy,
+        &[One(names::MPOL), Struct(NODES), Number],
+    ),
     (Sysno::set_robust_list, &[Address, Number]),
     (Sysno::set_tid_address, &[Address]),
     (Sysno::setfsgid, &[Int]),

@@ -146,6 +146,17 @@ pub(super) const SCHED_FLAG: Names = names!(general:
     SCHED_FLAG_KEEP_PARAMS SCHED_FLAG_UTIL_CLAMP_MIN SCHED_FLAG_UTIL_CLAMP_MAX);
 
 /// Kinds of ids of waitid(2).
+/// Modes of memory policies, and their flags.
+pub(super) const MPOL: Names = &[
+    (0, "MPOL_DEFAULT"),
+    (1, "MPOL_PREFERRED"),
+    (2, "MPOL_BIND"),
+    (3, "MPOL_INTERLEAVE"),
+    (4, "MPOL_LOCAL"),
+    (5, "MPOL_PREFERRED_MANY"),
+    (6, "MPOL_WEIGHTED_INTERLEAVE"),
+];
+
 pub(super) const P: Names = names!(general: P_ALL P_PID P_PGID P_PIDFD);
 
 pub(super) const WAIT: Names = names!(general:

@@ -11,13 +11,16 @@ use crate::{Allow, Born, Error, Result};
 mod actions;
 mod altstack;
 mod attributes;
+mod autogroup;
 mod comm;
+pub(crate) mod core_filter;
 pub(crate) mod credentials;
 mod dumpable;
 pub mod interrupted;
 mod io_flusher;
 mod itimers;
 mod limits;
+mod memory_policy;
 mod oom;
 mod pending;
 mod posix_timers;
@@ -251,8 +254,11 @@ pub static PARTS: &[&dyn Part] = &[
     // What needs privileges, before they are given up.
     &limits::Limits,
     &scheduling::Scheduling,
+    &memory_policy::MemoryPolicy,
+    &autogroup::Autogroup,
     &io_flusher::IoFlusher,
     &oom::Oom,
+    &core_filter::CoreFilter,
     // Credentials change it: set before or after them, depending on its value.
     &dumpable::Dumpable,
     &credentials::Credentials,

@@ -60,3 +60,9 @@ pub const REMAKE: u16 = 227;
 pub const UMASK: u16 = 228;
 /// Whether the cpuid instruction is allowed, by thread.
 pub const CPUID: u16 = 229;
+/// Which mappings a core dump has, by process.
+pub const CORE_FILTER: u16 = 230;
+/// The nice value of a session as a whole, by process.
+pub const AUTOGROUP: u16 = 231;
+/// Where memory comes from on a machine of several nodes, by thread.
+pub const MEMORY_POLICY: u16 = 232;

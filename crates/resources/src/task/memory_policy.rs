@@ -1,0 +1,154 @@
+//! Where a thread's memory comes from on a machine of several nodes (set_mempolicy(2)).
+
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use crate::Result;
+use crate::script::{Answers, Script};
+
+/// A thread's memory policy.
+pub struct MemoryPolicy;
+
+/// A policy other than the default one.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// `MPOL_` mode and flags.
+    #[prost(uint32, tag = "1")]
+    pub mode: u32,
+    /// The nodes, 64 a word.
+    #[prost(fixed64, repeated, tag = "2")]
+    pub nodes: Vec<u64>,
+}
+
+/// More nodes than any kernel is built for (`CONFIG_NODES_SHIFT`).
+const NODES_WORDS: usize = 16;
+const NODES: u64 = 64 * NODES_WORDS as u64;
+/// `MPOL_F_STATIC_NODES`, `MPOL_F_RELATIVE_NODES`, `MPOL_F_NUMA_BALANCING`.
+const FLAGS: u32 = 1 << 15 | 1 << 14 | 1 << 13;
+
+impl Part for MemoryPolicy {
+    fn tag(&self) -> u16 {
+        tags::MEMORY_POLICY
+    }
+
+    fn name(&self) -> &'static str {
+        "memory policy"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Thread
+    }
+
+    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let mode = questions.room(8);
+        let nodes = questions.room(8 * NODES_WORDS);
+        let args = [mode.into(), nodes.into(), (NODES + 1).into()];
+        // Kernels without nodes do not have the call.
+        let step = questions.attempt(Sysno::get_mempolicy, args);
+        Ok(Asked {
+            steps: vec![step],
+            data: vec![mode, nodes],
+        })
+    }
+
+    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let mode = answers.half(asked.data[0], 0);
+        if answers.result(asked.steps[0]) < 0 || mode == 0 {
+            return Ok(None);
+        }
+        let word = |at| answers.word(asked.data[1], 8 * at);
+        let mut nodes = (0..NODES_WORDS).map(word).collect::<Vec<_>>();
+        while nodes.last() == Some(&0) {
+            nodes.pop();
+        }
+        Ok(Some(prost::Message::encode_to_vec(&Record { mode, nodes })))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        let bit = |at: &u32| record.nodes[*at as usize / 64] & 1 << (at % 64) != 0;
+        let count = u32::try_from(record.nodes.len().min(NODES_WORDS)).unwrap_or(0);
+        let nodes = (0..64 * count).filter(bit).collect::<Vec<_>>();
+        Ok(format!("mode {:#x} nodes {nodes:?}", record.mode))
+    }
+
+    /// Last of all: its restored memory comes from where the restorer's does.
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let script = plan.at(Phase::Together);
+        let Some(payload) = payload else {
+            // Threads and children have that of their maker.
+            if who.born.memory_policy {
+                script.call(
+                    Sysno::set_mempolicy,
+                    [0u32.into(), 0u32.into(), 0u32.into()],
+                );
+                script.note(self.name());
+            }
+            return Ok(());
+        };
+        let record: Record = decode(self, payload)?;
+        if record.mode & !FLAGS > 16 || record.nodes.len() > NODES_WORDS {
+            return Err(who.corrupt(self, format!("mode {:#x}", record.mode)));
+        }
+        let mut nodes = record.nodes;
+        nodes.resize(NODES_WORDS, 0);
+        let nodes = nodes.iter().flat_map(|word| word.to_le_bytes());
+        let nodes = script.bytes(&nodes.collect::<Vec<_>>());
+        let args = [record.mode.into(), nodes.into(), (NODES + 1).into()];
+        script.call(Sysno::set_mempolicy, args);
+        script.note(self.name());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    const MPOL_BIND: u64 = 2;
+    const MPOL_LOCAL: u64 = 4;
+    const STATIC: u64 = 1 << 15;
+
+    /// A stage with this policy for node 0; `None` where the kernel has none.
+    fn stage(mode: u64, nodes: u64) -> Option<Stage> {
+        let mut stage = Stage::new();
+        stage.put(0, &nodes.to_le_bytes());
+        let args = [mode, stage.data(), if nodes == 0 { 0 } else { 64 }];
+        (stage.attempt(Sysno::set_mempolicy, &args) == 0).then_some(stage)
+    }
+
+    #[test]
+    fn policies_survive() {
+        for (mode, nodes, shown) in [
+            (MPOL_BIND | STATIC, 1, "mode 0x8002 nodes [0]"),
+            (MPOL_LOCAL, 0, "mode 0x4 nodes []"),
+        ] {
+            let Some(mut stage) = stage(mode, nodes) else {
+                testkit::skip!("the kernel has no memory policies");
+            };
+            let payload = stage.dump(&MemoryPolicy).expect("it is supported");
+            let payload = payload.expect("it is not the default");
+            assert_eq!(MemoryPolicy.describe(&payload).expect("sound"), shown);
+            let mut fresh = Stage::new();
+            assert_eq!(fresh.dump(&MemoryPolicy).expect("it is supported"), None);
+            fresh.restore(&MemoryPolicy, Some(&payload));
+            let restored = fresh.dump(&MemoryPolicy).expect("it is supported");
+            assert_eq!(restored, Some(payload));
+        }
+    }
+
+    #[test]
+    fn the_restorers_own_policy_is_not_handed_down() {
+        let mut born = Stage::born();
+        assert_eq!(
+            Stage::plan_with(&MemoryPolicy, None, &born).expect("sound"),
+            ""
+        );
+        born.memory_policy = true;
+        assert_eq!(
+            Stage::plan_with(&MemoryPolicy, None, &born).expect("sound"),
+            "[Together]\nset_mempolicy(MPOL_DEFAULT, NULL, 0)  # memory policy\n"
+        );
+    }
+}
