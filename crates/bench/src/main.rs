@@ -3,10 +3,12 @@
 //! `bench process` prepares the peer ([`peer`]), enters a mount namespace of its own ([`isolate`]),
 //! starts subjects ([`subject`], [`target`]), lets each program dump and restore them ([`pair`]),
 //! counts their system calls ([`calls`]) and writes what it found ([`record`], [`report`],
-//! [`plot`]). Start it with `cargo xtask bench process`.
+//! [`plot`]). Start it with `cargo xtask bench process`. `bench chain` reads long chains of layers
+//! ([`chain`]).
 #![forbid(unsafe_code)]
 
 mod calls;
+mod chain;
 mod error;
 mod isolate;
 mod machine;
@@ -37,6 +39,8 @@ struct Arguments {
 enum Task {
     /// Measure dump and restore of process trees.
     Process(suite::Arguments),
+    /// Measure what a long chain of layers costs its readers.
+    Chain(chain::Arguments),
     /// Write the table and the plot from kept numbers again.
     Report(report::Arguments),
     /// Run the measuring part; `process` starts it in a mount namespace of its own.
@@ -50,6 +54,7 @@ enum Task {
 fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Process(arguments) => suite::run(&arguments),
+        Task::Chain(arguments) => chain::run(&arguments),
         Task::Report(arguments) => report::run(&arguments),
         Task::Inside(arguments) => suite::run_inside(&arguments),
         Task::Subject(arguments) => subject::run(&arguments),

@@ -81,22 +81,33 @@ pub fn write(record: &Record, folder: &Path) -> Result<()> {
     let picture = kept.join("process.svg");
     std::fs::write(&picture, plot::draw(record)).map_err(file_error("write", &picture))?;
     let page = folder.join("benchmarks.md");
-    let before = std::fs::read_to_string(&page).unwrap_or_else(|_| format!("{BEGIN}\n{END}\n"));
     let tables = tables(record);
-    std::fs::write(&page, replace(&before, &tables)).map_err(file_error("write", &page))?;
+    put_between(&page, (BEGIN, END), &tables)?;
     println!("{tables}");
     eprintln!("written: {} and {}", page.display(), kept.display());
     Ok(())
 }
 
+/// Writes text between two marks of a page, which is made where it is missing.
+///
+/// # Errors
+/// [`crate::error::Error::File`].
+pub fn put_between(page: &Path, marks: (&str, &str), text: &str) -> Result<()> {
+    let folder = page.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).map_err(file_error("make", folder))?;
+    let (begin, end) = marks;
+    let before = std::fs::read_to_string(page).unwrap_or_else(|_| format!("{begin}\n{end}\n"));
+    std::fs::write(page, replace(&before, marks, text)).map_err(file_error("write", page))
+}
+
 /// Puts text between the marks, or at the end with marks around it.
-fn replace(page: &str, text: &str) -> String {
+fn replace(page: &str, (begin, end): (&str, &str), text: &str) -> String {
     match page
-        .split_once(BEGIN)
-        .and_then(|(head, rest)| Some((head, rest.split_once(END)?.1)))
+        .split_once(begin)
+        .and_then(|(head, rest)| Some((head, rest.split_once(end)?.1)))
     {
-        Some((head, tail)) => format!("{head}{BEGIN}\n{text}\n{END}{tail}"),
-        None => format!("{page}\n{BEGIN}\n{text}\n{END}\n"),
+        Some((head, tail)) => format!("{head}{begin}\n{text}\n{end}{tail}"),
+        None => format!("{page}\n{begin}\n{text}\n{end}\n"),
     }
 }
 
@@ -381,11 +392,11 @@ pub mod tests {
     fn what_a_person_wrote_on_the_page_stays() {
         let page = format!("above\n{BEGIN}\nold\n{END}\nbelow\n");
         assert_eq!(
-            replace(&page, "new"),
+            replace(&page, (BEGIN, END), "new"),
             format!("above\n{BEGIN}\nnew\n{END}\nbelow\n")
         );
         assert_eq!(
-            replace("above\n", "new"),
+            replace("above\n", (BEGIN, END), "new"),
             format!("above\n\n{BEGIN}\nnew\n{END}\n")
         );
     }
