@@ -836,5 +836,65 @@ mod tests {
                 }
             }
         }
+
+        /// The same of a layer: its ancestors are where they are said to be, and are others.
+        #[test]
+        fn forged_layers_are_read_or_refused(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        ) {
+            let part = |origin, skip_pages| Part { origin, skip_pages };
+            let run = |first_page, pages, kind| Run { kind, ..data(first_page, pages, 0) };
+            let runs = [
+                data(0, 1, 0),
+                run(1, 2, RunKind::Parent(part(1, 1))),
+                run(3, 1, RunKind::Parent(part(2, 0))),
+                run(4, 1, RunKind::Equal(part(0, 0))),
+            ];
+            let page = PAGE_BYTES as u64;
+            let far = |ancestor, pages| data(1, pages, parts::position(
+                parts::of_ancestor(ancestor, 0), page,
+            ));
+            let origins = origins::encode(&[data(0, 1, 0), far(0, 3), far(1, 1)]);
+            let listed = |id: u8| manifest::Listed {
+                id: vec![id; 16], path: "../1".into(), parts_bytes: vec![4 * page],
+            };
+            let message = Manifest {
+                features: vec!["parent".into(), "equal".into()],
+                parent: Some(manifest::Parent { id: vec![1; 16], path: "../1".into() }),
+                pages_bytes: page,
+                ancestors: vec![listed(1), listed(2)],
+                ..Default::default()
+            }
+            .encode_to_vec();
+            let index: Vec<u8> = runs.iter().flat_map(run::encode).collect();
+            let mut all = [&index[..], &message, &origins].concat();
+            for (at, byte) in changes {
+                let at = at.index(all.len());
+                all[at] = byte;
+            }
+            let (index, rest) = all.split_at(index.len());
+            let (message, origins) = rest.split_at(message.len());
+            let store = forge(index, message, &[], &[0; PAGE_BYTES]);
+            let header = header::encode(ID, [index, message, &[], origins]);
+            put(&store, MANIFEST_NAME, &[&header, index, message, origins].concat());
+            let other = Memory::default();
+            put(&other, &ImageId([1; 16]).pages_name(), &[0; 4 * PAGE_BYTES]);
+            store.put_beside("../1", &other);
+            if let Ok(reader) = Reader::open(&store) {
+                let _ = reader.verify_all(1);
+                for space in reader.spaces() {
+                    let described = reader.described(space.id, 0, u64::MAX);
+                    let pages: u64 = described.iter().map(|range| range.end - range.start).sum();
+                    prop_assert_eq!(pages, space.pages);
+                    for run in reader.runs(space.id) {
+                        for page in [run.first_page, run.end_page() - 1] {
+                            prop_assert!(reader.locate(space.id, page, 1).is_ok());
+                            let _ = reader.read_pages(space.id, page, &mut [0; PAGE_BYTES]);
+                        }
+                        let _ = reader.origin(&run);
+                    }
+                }
+            }
+        }
     }
 }

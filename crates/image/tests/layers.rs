@@ -391,6 +391,35 @@ fn damage_in_any_layer_names_the_file() {
 }
 
 #[test]
+fn every_flipped_byte_of_a_layers_manifest_is_named() {
+    let places = places(3);
+    three(&places);
+    let whole = get(&places[2], "manifest.img");
+    for at in 0..whole.len() {
+        for flip in [0x01, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= flip;
+            put(&places[2], "manifest.img", &bytes);
+            match read_all(&places[2]).unwrap_err() {
+                Error::Corrupt {
+                    file, offset_bytes, ..
+                } => {
+                    assert_eq!(file, "manifest.img");
+                    assert!(offset_bytes <= at as u64, "byte {at}: named {offset_bytes}");
+                }
+                error => panic!("byte {at} ^ {flip:#x}: {error}"),
+            }
+        }
+        put(&places[2], "manifest.img", &whole[..at]);
+        let error = read_all(&places[2]).unwrap_err();
+        assert!(
+            matches!(error, Error::Corrupt { .. }),
+            "cut at {at}: {error}"
+        );
+    }
+}
+
+#[test]
 fn ancestors_that_are_gone_or_others_are_named() {
     let places = places(4);
     let ids = three(&places);
