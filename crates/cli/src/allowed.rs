@@ -2,11 +2,11 @@
 
 use std::ffi::OsStr;
 
-use clap::Args;
-use process::Allowed;
+use clap::{Args, ValueEnum};
+use process::{Allowed, FileValidation};
 
 use crate::exit::Failure;
-use crate::quick::{Fill, flag};
+use crate::quick::{Fill, flag, text};
 
 /// Given to dump and restore alike.
 #[derive(Debug, Default, Args)]
@@ -41,6 +41,22 @@ pub struct AllowedArgs {
     /// Give a deleted file that has other names a temporary one
     #[arg(long)]
     link_remap: bool,
+
+    /// How a file is known to be the one that was open: by its size, or in ELF files also by their
+    /// build ID, which is the default
+    #[arg(long, value_name = "MODE")]
+    file_validation: Option<Validation>,
+}
+
+/// Ways to know a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Validation {
+    /// By its size, and by the build ID of an ELF file that has one.
+    #[value(name = "buildid")]
+    BuildId,
+    /// By its size.
+    #[value(name = "filesize")]
+    FileSize,
 }
 
 impl Fill for AllowedArgs {
@@ -54,6 +70,10 @@ impl Fill for AllowedArgs {
                 .push(value.map_or(Some(""), OsStr::to_str)?.into()),
             "file-locks" => self.file_locks = flag(value)?,
             "link-remap" => self.link_remap = flag(value)?,
+            "file-validation" => {
+                let mode = Validation::from_str(text(value)?, false).ok()?;
+                self.file_validation = Some(mode);
+            }
             _ => return None,
         }
         Some(())
@@ -81,6 +101,10 @@ impl TryFrom<&AllowedArgs> for Allowed {
             ext_unix_inodes: inodes,
             file_locks: args.file_locks,
             link_remap: args.link_remap,
+            file_validation: match args.file_validation {
+                Some(Validation::FileSize) => FileValidation::FileSize,
+                Some(Validation::BuildId) | None => FileValidation::BuildId,
+            },
         })
     }
 }

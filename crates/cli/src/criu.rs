@@ -157,7 +157,7 @@ pub static FLAGS: &[Flag] = &[
     flag("extra", Switch, [Idle, Idle, Taken]),
     flag("feature", Required, [Idle, Idle, Taken]).repeats(),
     flag("file-locks", Switch, [Taken, Taken, Idle]).short('l'),
-    flag("file-validation", Required, [Refused, Refused, Idle]).values(&["buildid", "filesize"]),
+    flag("file-validation", Required, [Taken, Taken, Idle]).values(&["buildid", "filesize"]),
     flag("force-irmap", Switch, [Refused, Idle, Idle]),
     flag("freeze-cgroup", Required, [Refused, Idle, Idle]),
     flag("ghost-fiemap", Switch, [Idle, Idle, Idle]),

@@ -262,6 +262,7 @@ mod tests {
         for flag in FLAGS.iter().filter(|flag| !READ.contains(&flag.name)) {
             let value = match (flag.name, flag.argument) {
                 ("inherit-fd", _) => "=fd[3]:x",
+                ("file-validation", _) => "=filesize",
                 (_, Argument::None | Argument::Switch) => "",
                 _ => "=1",
             };

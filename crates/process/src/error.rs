@@ -96,7 +96,9 @@ impl Error {
             Self::Resource(Resource::Unsupported { .. })
             | Self::Unfit(_)
             | Self::Image(image::Error::Unsupported { .. }) => Blame::Unsupported,
-            Self::Resource(Resource::Gone { .. } | Resource::Mismatch { .. })
+            Self::Resource(
+                Resource::Gone { .. } | Resource::Mismatch { .. } | Resource::Changed { .. },
+            )
             | Self::Tracee(tracee::Error::Gone { .. })
             | Self::Image(image::Error::Ancestor { .. })
             | Self::Gone { .. } => Blame::Gone,
@@ -125,6 +127,15 @@ impl Error {
             Self::Image(image::Error::Ancestor { path, .. }) => Some(format!(
                 "put it back to {path}, relative to the image that needs it"
             )),
+            // The inherited descriptor is what the task gets, whatever it is.
+            Self::Resource(resources::Error::Changed { path, .. }) => {
+                let path = path.display().to_string();
+                let name = path.trim_start_matches('/');
+                let passing = format!("--inherit-fd 'fd[9]:{name}' 9>>{path}");
+                Some(format!(
+                    "if it may differ, open it and pass it on: {passing}"
+                ))
+            }
             Self::Taken { pid } => Some(format!(
                 "end process {pid}, or restore in a new pid namespace"
             )),

@@ -31,4 +31,5 @@ pub use options::{
     Afterwards, Allowed, DumpOptions, InheritFd, Inherited, MergeOptions, RestoreOptions,
 };
 pub use report::{Blame, Description, DumpReport, MergeReport, Observer, Restored, Stage, Veto};
+pub use resources::FileValidation;
 pub use restore::{plan, restore};

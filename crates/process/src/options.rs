@@ -43,6 +43,8 @@ pub struct Allowed {
     pub file_locks: bool,
     /// Deleted files with another name may be given a temporary name (`--link-remap`).
     pub link_remap: bool,
+    /// How a file is known to be the one that was open (`--file-validation`).
+    pub file_validation: resources::FileValidation,
 }
 
 impl Allowed {
@@ -56,6 +58,7 @@ impl Allowed {
             shell_job: self.shell_job,
             file_locks: self.file_locks,
             link_remap: self.link_remap,
+            file_validation: self.file_validation,
             ghost_limit_bytes,
         }
     }

@@ -1,6 +1,7 @@
 //! What can go wrong with a resource, and whose fault it is.
 
 use std::io;
+use std::path::PathBuf;
 
 /// An error of this crate's functions.
 #[derive(Debug, thiserror::Error)]
@@ -40,10 +41,18 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// A file is not the one that it was.
+    #[error("{}: {what}", .path.display())]
+    Changed {
+        /// Its path.
+        path: PathBuf,
+        /// What differs: "size is 10 bytes, was 20".
+        what: String,
+    },
     /// Something that the image needs is not as it was on this host.
     #[error("{what}")]
     Mismatch {
-        /// What is missing or differs: "/var/log/x: size is 10 bytes, was 20".
+        /// What is missing or differs: "/var/log/x: is missing".
         what: String,
     },
 }

@@ -19,4 +19,4 @@ mod testing;
 
 pub use born::Born;
 pub use error::{Error, Result};
-pub use options::Allow;
+pub use options::{Allow, FileValidation};

@@ -17,8 +17,20 @@ pub struct Allow {
     pub file_locks: bool,
     /// `--link-remap`: deleted files that still have another hard link may be linked again.
     pub link_remap: bool,
+    /// `--file-validation`: how a file is known to be the one that was open.
+    pub file_validation: FileValidation,
     /// `--ghost-limit`: the largest deleted file whose contents are stored, in bytes.
     pub ghost_limit_bytes: u64,
+}
+
+/// How a file is known to be the one that was open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileValidation {
+    /// By its size, and the build ID where it is an ELF file that has one.
+    #[default]
+    BuildId,
+    /// By its size.
+    FileSize,
 }
 
 impl Default for Allow {
@@ -31,6 +43,7 @@ impl Default for Allow {
             shell_job: false,
             file_locks: false,
             link_remap: false,
+            file_validation: FileValidation::default(),
             ghost_limit_bytes: 1 << 20,
         }
     }

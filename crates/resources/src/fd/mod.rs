@@ -4,6 +4,7 @@
 //! opened once by the restorer; tasks inherit it and move it to its numbers with `dup2`.
 
 pub mod attributes;
+mod build_id;
 pub mod chardev;
 pub mod directory;
 pub mod epoll;

@@ -129,10 +129,10 @@ impl Place {
             return Err(differs(format!("is a {kind:?}, was a {:?}", self.kind())));
         }
         match size_bytes {
-            Some(size) if size != stat.st_size.cast_unsigned() => Err(differs(format!(
-                "size is {} bytes, was {size}",
-                stat.st_size
-            ))),
+            Some(size) if size != stat.st_size.cast_unsigned() => Err(Error::Changed {
+                path: path.to_owned(),
+                what: format!("size is {} bytes, was {size}", stat.st_size),
+            }),
             _ => Ok(()),
         }
     }

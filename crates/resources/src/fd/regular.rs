@@ -1,13 +1,13 @@
 //! Regular files, open or mapped; deleted ones as well.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use prost::Message;
 use rustix::fs::{FileType, OFlags, SeekFrom};
 
 use super::place::Place;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
-use crate::{Error, Result};
+use super::{DumpContext, Kind, Open, RestoreContext, build_id, decode, status, tags};
+use crate::{Error, FileValidation, Result};
 
 /// See the file.
 pub struct Regular;
@@ -27,6 +27,9 @@ struct Payload {
     /// The size in bytes: a file that has grown or shrunk since is not what the task knows.
     #[prost(uint64, tag = "4")]
     size_bytes: u64,
+    /// The build ID of an ELF file that has one.
+    #[prost(bytes = "vec", tag = "5")]
+    build_id: Vec<u8>,
 }
 
 /// Whether `link` leads into the folder of a process, which the restore cannot open beforehand.
@@ -52,11 +55,18 @@ impl Kind for Regular {
         if in_proc_of_task(&open.link) {
             return Err(open.unsupported("a /proc file of a process", None));
         }
+        let place = Place::dump(open, cx)?;
+        let size_bytes = open.stat.st_size.cast_unsigned();
+        let build_id = match cx.allow().file_validation {
+            FileValidation::BuildId => build_id::dump(&place, size_bytes),
+            FileValidation::FileSize => Vec::new(),
+        };
         let payload = Payload {
-            place: Place::dump(open, cx)?,
+            place,
             flags: open.info.flags,
             pos: open.info.pos,
-            size_bytes: open.stat.st_size.cast_unsigned(),
+            size_bytes,
+            build_id,
         };
         Ok(payload.encode_to_vec())
     }
@@ -77,8 +87,19 @@ impl Kind for Regular {
         let payload: Payload = decode(self, payload)?;
         let size = Some(payload.size_bytes);
         let at = (payload.flags, payload.pos);
-        reopen(self, &payload.place, at, size, cx)
+        let file = reopen(self, &payload.place, at, size, cx)?;
+        let inherited = inherited(&payload.place, cx);
+        if !inherited && cx.allow().file_validation == FileValidation::BuildId {
+            build_id::check(&payload.place, &payload.build_id, file.as_fd())?;
+        }
+        Ok(file)
     }
+}
+
+/// Whether another file takes its place (`--inherit-fd`).
+fn inherited(place: &Place, cx: &dyn RestoreContext) -> bool {
+    let name = place.path.get(1..).unwrap_or_default();
+    cx.inherited(name).is_some()
 }
 
 /// Opens a regular file (whose size is known) or a directory again and sets its offset.
@@ -98,8 +119,7 @@ pub(super) fn reopen(
         return Err(Error::corrupt(kind.name(), "is a file of another type"));
     }
     let file = place.open(flags, size_bytes, cx)?;
-    let inherited = cx.inherited(place.path.get(1..).unwrap_or_default());
-    if pos != 0 && inherited.is_none() {
+    if pos != 0 && !inherited(place, cx) {
         rustix::fs::seek(&file, SeekFrom::Start(pos))
             .map_err(|error| Error::kernel(format!("seek {} to {pos}", place.describe()), error))?;
     }

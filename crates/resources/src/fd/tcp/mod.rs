@@ -343,6 +343,7 @@ mod tests {
         shell_job: false,
         file_locks: false,
         link_remap: false,
+        file_validation: crate::FileValidation::BuildId,
         ghost_limit_bytes: 0,
     };
 

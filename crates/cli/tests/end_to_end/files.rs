@@ -1,0 +1,85 @@
+//! Files that are not what they were when the tree is restored.
+use std::fs::{self, File};
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use testkit::program::Program;
+use testkit::wait::{SOON, wait_until};
+use testkit::{needs_program, needs_root, tree};
+
+use crate::stillframe;
+
+#[test]
+fn a_log_that_grew_can_be_passed_on() {
+    needs_root!();
+    needs_program!("cat");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let (fifo, log) = (folder.path().join("fifo"), folder.path().join("log"));
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    let kind = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, kind, mode, 0).expect("a FIFO can be made");
+    let program = Program::new("cat").arg(&fifo).output(&log).spawn();
+    // Waits until the program opened it.
+    let mut words = File::options()
+        .write(true)
+        .open(&fifo)
+        .expect("the FIFO is there");
+    words.write_all(b"before\n").expect("it is read");
+    program.wait_text(&log, "before\n");
+    wait_until("cat to wait", SOON, || tree::is_waiting(program.pid()));
+    stillframe.dump(program.pid(), &[]).must();
+    let mut other = File::options()
+        .append(true)
+        .open(&log)
+        .expect("the log is there");
+    other.write_all(b"meanwhile\n").expect("it can be written");
+    let outcome = stillframe.restore(&[]).must_fail();
+    if stillframe.is_peer() {
+        return;
+    }
+    let path = log.to_str().expect("a plain name");
+    let inherit = format!("fd[9]:{}", &path[1..]);
+    let advice = format!("--inherit-fd '{inherit}' 9>>{path}");
+    let outcome = outcome.names(&["size is 17 bytes, was 7", &advice]);
+    assert_eq!(outcome.status.code(), Some(4), "{}", outcome.told());
+    let restore = stillframe.restore_command(&["--inherit-fd", &inherit]);
+    let status = Command::new("sh")
+        .args(["-c", "exec \"$@\" 9>>\"$LOG\"", "sh"])
+        .arg(restore.get_program())
+        .args(restore.get_args())
+        .env("LOG", &log)
+        .stdin(Stdio::null())
+        .status();
+    assert!(status.is_ok_and(|status| status.success()));
+    words.write_all(b"after\n").expect("it is read");
+    program.wait_text(&log, "after\n");
+    let text = fs::read_to_string(&log).expect("the log is there");
+    assert_eq!(text, "before\nmeanwhile\nafter\n");
+}
+
+#[test]
+fn another_version_of_a_program_is_noticed() {
+    needs_root!();
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let path = folder.path().join("sleep");
+    fs::copy("/bin/sleep", &path).expect("it can be copied");
+    let mut bytes = fs::read(&path).expect("it was copied");
+    let Some(id) = sys::vdso::build_id(&bytes) else {
+        testkit::skip!("the programs here have no build IDs");
+    };
+    let program = Program::new(&path).arg("infinity").spawn();
+    wait_until("sleep to sleep", SOON, || tree::is_waiting(program.pid()));
+    stillframe.dump(program.pid(), &[]).must();
+    let at = bytes.windows(id.len()).position(|part| part == id);
+    bytes[at.expect("it is there")] ^= 1;
+    fs::write(&path, &bytes).expect("nothing runs it");
+    let outcome = stillframe.restore(&[]).must_fail();
+    if !stillframe.is_peer() {
+        outcome.names(&["sleep: build ID is "]);
+    }
+    let by_size = ["--file-validation", "filesize"];
+    stillframe.restore(&by_size).must();
+    assert!(program.is_alive());
+}
