@@ -218,6 +218,7 @@ pub static FLAGS: &[Flag] = &[
     flag("work-dir", Required, [Taken, Taken, Taken]).short('W'),
 
     flag("json", Bare, [Taken, Taken, Taken]).own(),
+    flag("live", Bare, [Taken, Misplaced, Misplaced]).own(),
     flag("output", Required, [Misplaced, Misplaced, Misplaced]).own(),
     flag("plan", Bare, [Misplaced, Taken, Misplaced]).own(),
     flag("sync", Switch, [Taken, Misplaced, Misplaced]).own(),

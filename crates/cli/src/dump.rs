@@ -31,6 +31,10 @@ pub struct Dump {
     #[arg(short = 's', long)]
     leave_stopped: bool,
 
+    /// Let the tree run on, and stop it only for moments: its memory is copied while it runs
+    #[arg(long, conflicts_with = "leave_stopped")]
+    live: bool,
+
     /// Store deleted files up to this size, in bytes or with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = values::size)]
     ghost_limit: u64,
@@ -56,6 +60,7 @@ impl Fill for Dump {
             "tree" => self.tree = values::pid(text(value)?).ok()?,
             "leave-running" => self.leave_running = flag(value)?,
             "leave-stopped" => self.leave_stopped = flag(value)?,
+            "live" => self.live = flag(value)?,
             "ghost-limit" => self.ghost_limit = values::size(text(value)?).ok()?,
             "timeout" => self.timeout = number(value)?,
             "no-sync" => self.no_sync = flag(value)?,
@@ -77,6 +82,7 @@ impl Dump {
             tree: values::pid(text(tree.1)?).ok()?,
             leave_running: false,
             leave_stopped: false,
+            live: false,
             ghost_limit: DEFAULT_GHOST_LIMIT_BYTES,
             timeout: DEFAULT_TIMEOUT.as_secs(),
             no_sync: false,
@@ -114,7 +120,7 @@ impl Dump {
         DumpOptions {
             tree: self.tree,
             images_dir: images_dir.to_owned(),
-            afterwards: match (self.leave_running, self.leave_stopped) {
+            afterwards: match (self.leave_running || self.live, self.leave_stopped) {
                 (true, _) => Afterwards::Run,
                 (false, true) => Afterwards::Stop,
                 (false, false) => Afterwards::Kill,
@@ -123,6 +129,7 @@ impl Dump {
             ghost_limit_bytes: self.ghost_limit,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
             sync: !self.no_sync,
+            live: self.live,
         }
     }
 }
@@ -137,6 +144,8 @@ fn to_json(report: &DumpReport) -> Value {
         "shared_pages": report.shared_pages,
         "image_bytes": report.image_bytes,
         "frozen_us": report.frozen_us,
+        "longest_frozen_us": report.longest_frozen_us,
+        "instants": report.instants,
         "total_us": report.total_us,
     }})
 }
@@ -151,6 +160,8 @@ fn to_text(report: &DumpReport) -> String {
          pages shared  {}\n\
          image bytes   {}\n\
          frozen        {} us\n\
+         at one time   {} us\n\
+         instants      {}\n\
          whole dump    {} us\n",
         report.image,
         report.tasks,
@@ -160,6 +171,8 @@ fn to_text(report: &DumpReport) -> String {
         report.shared_pages,
         report.image_bytes,
         report.frozen_us,
+        report.longest_frozen_us,
+        report.instants,
         report.total_us,
     )
 }

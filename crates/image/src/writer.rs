@@ -232,7 +232,7 @@ impl Writer {
         Ok(data_runs(bytes, runs, offset_bytes))
     }
 
-    /// Describes pages in the image that [`Writer::store`] has stored.
+    /// Describes pages in the image that [`Writer::store`] has stored, or zero pages.
     pub fn describe(&self, stored: impl IntoIterator<Item = Run>) {
         lock(&self.runs).extend(stored);
     }

@@ -1,5 +1,6 @@
 //! The way into an image: read, drop zero pages, checksum, write.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use image::{DATA_RUN_MAX_PAGES, NewRun, PAGE_BYTES, Run, RunKind, Writer};
 
@@ -56,6 +57,38 @@ pub fn drain_all(
     writer: &Writer,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Drained> {
+    drain_to(sources, writer, &|runs| writer.describe(runs), progress)
+}
+
+/// Does what [`drain_all()`] does, but the image does not have the pages yet: they are those of the
+/// returned runs, for [`Writer::describe`].
+///
+/// # Errors
+/// As [`drain()`].
+pub fn drain_apart(
+    sources: &[(&dyn Source, &[Extent])],
+    writer: &Writer,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<(Drained, Vec<Run>)> {
+    let all = Mutex::new(Vec::new());
+    let keep = |runs| {
+        all.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(runs)
+    };
+    let drained = drain_to(sources, writer, &|runs: Vec<Run>| keep(runs), progress)?;
+    Ok((
+        drained,
+        all.into_inner().unwrap_or_else(PoisonError::into_inner),
+    ))
+}
+
+fn drain_to(
+    sources: &[(&dyn Source, &[Extent])],
+    writer: &Writer,
+    describe: &(dyn Fn(Vec<Run>) + Sync),
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Drained> {
     let extents = || {
         let sources = sources.iter().enumerate();
         sources.flat_map(|(number, (_, extents))| extents.iter().map(move |e| (number, *e)))
@@ -75,7 +108,7 @@ pub fn drain_all(
         chunks.len(),
         lane,
         |lane, number| {
-            let (read, zero) = lane.drain(sources, chunks.get(number), writer)?;
+            let (read, zero) = lane.drain(sources, chunks.get(number), writer, describe)?;
             zero_pages.fetch_add(zero, Relaxed);
             let bytes = read * PAGE_BYTES as u64;
             progress(done_bytes.fetch_add(bytes, Relaxed) + bytes);
@@ -107,6 +140,7 @@ impl Lane {
         sources: &[(&dyn Source, &[Extent])],
         chunk: &[(usize, Extent)],
         writer: &Writer,
+        describe: &(dyn Fn(Vec<Run>) + Sync),
     ) -> Result<(u64, u64)> {
         let bytes = self.buffer.bytes();
         self.pieces.clear();
@@ -128,9 +162,10 @@ impl Lane {
         self.zeros.clear();
         let bytes = &mut bytes[..used];
         let kept = sort_out(&self.pieces, bytes, &mut self.runs, &mut self.zeros);
-        let appended = writer.append_to(self.part, &bytes[..kept], &self.runs);
-        appended.map_err(Error::image("write"))?;
-        self.zeros.iter().for_each(|run| writer.mark(*run));
+        let stored = writer.store(self.part, &bytes[..kept], &self.runs);
+        let mut runs = stored.map_err(Error::image("write"))?;
+        runs.append(&mut self.zeros);
+        describe(runs);
         Ok((
             (used / PAGE_BYTES) as u64,
             ((used - kept) / PAGE_BYTES) as u64,
@@ -140,7 +175,7 @@ impl Lane {
 
 /// Moves the pages of `pieces` that are not all zero to the front of `bytes`, returns how many
 /// bytes those are, and notes both kinds.
-fn sort_out(
+pub(crate) fn sort_out(
     pieces: &[Extent],
     bytes: &mut [u8],
     runs: &mut Vec<NewRun>,

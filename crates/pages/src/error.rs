@@ -45,6 +45,19 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// A range could not be write-protected.
+    #[error("cannot write-protect {span} of task {pid}")]
+    Protect {
+        /// Whose memory.
+        pid: i32,
+        /// The range.
+        span: Span,
+        /// Why.
+        source: io::Error,
+    },
+    /// The thread that serves the tasks could not be started.
+    #[error("cannot start a thread that hears of writes")]
+    Thread(#[source] io::Error),
     /// A shared memory object or file could not be used.
     #[error("cannot {action} the shared memory object at offset {offset_bytes}")]
     Object {

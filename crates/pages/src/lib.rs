@@ -39,13 +39,14 @@ mod drain;
 mod error;
 mod extent;
 mod fill;
+pub mod live;
 mod place;
 pub mod scan;
 pub mod shared;
 pub mod sink;
 mod source;
 
-pub use drain::{Drained, drain, drain_all};
+pub use drain::{Drained, drain, drain_all, drain_apart};
 pub use error::{Error, Result};
 pub use extent::Extent;
 pub use fill::{Filled, fill};

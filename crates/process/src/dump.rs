@@ -10,16 +10,22 @@ use pages::{Drained, Extent, Source, TaskMemory};
 use resources::fd::tcp::lock::Lock;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::collect::{Inventory, Object, collect, look::Afresh};
+use crate::collect::look::{Afresh, Look};
+use crate::collect::{Inventory, Object, collect};
 use crate::freeze::{Body, Frozen, freeze};
 use crate::sentinel::Sentinel;
 use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage};
 
 /// Saves the tree under `options.tree` into `options.images_dir`.
 ///
+/// A live dump leaves it running, whatever `options.afterwards` says.
+///
 /// # Errors
 /// Every failure leaves the tree running as before and no image behind.
 pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpReport> {
+    if options.live {
+        return crate::live::dump(options, observer);
+    }
     let began = Instant::now();
     let root = options.tree;
     // Tasks and what they have open take a descriptor each.
@@ -31,7 +37,8 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     let store = Arc::new(store);
     let writer = Writer::create(store.clone())?;
     let image = writer.id();
-    let (frozen, mut inventory) = freeze_and_collect(options, began)?;
+    let kill = options.afterwards == Afterwards::Kill;
+    let (frozen, mut inventory) = freeze_and_collect(options, began, kill, &mut Afresh)?;
     let lock = inventory.lock.take();
     let mut undo = Undo(Vec::new());
     let mut report = write(inventory, writer, options, observer, &mut undo)?;
@@ -51,28 +58,39 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
         .map(|task| task.threads().len() as u64)
         .sum();
     report.frozen_us = u64::try_from(frozen_for.as_micros()).unwrap_or(u64::MAX);
+    report.longest_frozen_us = report.frozen_us;
+    report.instants = 1;
     finish(frozen, lock, options.afterwards)?;
     log::info!("the tree is let go: {:?}", options.afterwards);
     report.total_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     Ok(report)
 }
 
-/// Stops the tree and collects it. Threads that are still on their way back from a dump that was
-/// cut short are waited for.
-fn freeze_and_collect(options: &DumpOptions, began: Instant) -> Result<(Frozen, Inventory)> {
-    const PATIENCE: Duration = Duration::from_secs(5);
+/// Stops the tree and collects it, with `look` for its memory; see [`collect`] about `stay`.
+pub(crate) fn freeze_and_collect(
+    options: &DumpOptions,
+    began: Instant,
+    stay: bool,
+    look: &mut dyn Look,
+) -> Result<(Frozen, Inventory)> {
     let allow = options.allowed.for_resources(options.ghost_limit_bytes);
-    let kill = options.afterwards == Afterwards::Kill;
-    loop {
+    patiently(began, || {
         let mut frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
         log::info!("{} tasks are stopped", frozen.tasks.len());
-        match collect(&mut frozen, &allow, kill, &mut Afresh) {
-            Ok(inventory) => return Ok((frozen, inventory)),
+        let inventory = collect(&mut frozen, &allow, stay, look)?;
+        Ok((frozen, inventory))
+    })
+}
+
+/// Tries again while threads are still on their way back from a dump that was cut short.
+pub(crate) fn patiently<T>(began: Instant, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    loop {
+        match work() {
             Err(Error::Returning { .. }) if began.elapsed() < PATIENCE => {
-                drop(frozen);
                 std::thread::sleep(Duration::from_millis(20));
             }
-            Err(error) => return Err(error),
+            done => return done,
         }
     }
 }
@@ -81,7 +99,7 @@ fn freeze_and_collect(options: &DumpOptions, began: Instant) -> Result<(Frozen, 
 const RESERVE_FROM_BYTES: u64 = 4 << 20;
 
 /// What the dump changed on the host and takes back if it fails.
-struct Undo(Vec<Box<dyn FnOnce()>>);
+pub(crate) struct Undo(pub Vec<Box<dyn FnOnce()>>);
 
 impl Drop for Undo {
     fn drop(&mut self) {
@@ -150,12 +168,12 @@ fn write(
     Ok(report)
 }
 
-fn count(report: &mut DumpReport, drained: &Drained) {
+pub(crate) fn count(report: &mut DumpReport, drained: &Drained) {
     report.stored_pages += drained.stored_pages;
     report.zero_pages += drained.zero_pages;
 }
 
-fn facts() -> Facts {
+pub(crate) fn facts() -> Facts {
     let host = rustix::system::uname();
     let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
     let since_1970 = SystemTime::now()
@@ -170,7 +188,7 @@ fn facts() -> Facts {
 }
 
 /// The pages of an object, holes left out.
-fn of_object(object: Object) -> (Box<dyn Source>, Vec<Extent>) {
+pub(crate) fn of_object(object: Object) -> (Box<dyn Source>, Vec<Extent>) {
     let whole = abi::Span::new(
         Addr(0),
         object.len_bytes.next_multiple_of(PAGE_BYTES as u64),
@@ -223,7 +241,7 @@ impl Source for Contents {
 
 /// Kills the tree, stops it, or lets it go. Its connections go on where it does, and otherwise wait
 /// for the restore.
-fn finish(frozen: Frozen, lock: Option<Lock>, afterwards: Afterwards) -> Result<()> {
+pub(crate) fn finish(frozen: Frozen, lock: Option<Lock>, afterwards: Afterwards) -> Result<()> {
     let (lock, _leftover) = match afterwards {
         Afterwards::Kill => (lock, None),
         Afterwards::Run | Afterwards::Stop => (None, lock.and_then(Lock::lift)),

@@ -144,6 +144,14 @@ pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str, spent: &Later) 
     }
 }
 
+/// Reads a file of the /proc directory of a process that may end.
+pub(crate) fn read_proc(pid: i32, name: &str) -> Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
+    let dir = opened.map_err(|_| Error::Gone { pid })?;
+    read_at(dir.as_fd(), pid, name)
+}
+
 /// Whether a file of /proc/PID has an entry for each of many things: the kernel gives such a file
 /// in pieces of a page, however large the buffer is.
 fn is_list(name: &str) -> bool {

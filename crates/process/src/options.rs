@@ -81,6 +81,8 @@ pub struct DumpOptions {
     pub timeout: Option<Duration>,
     /// Whether the image is on the disk before the target is killed (`--no-sync` says no).
     pub sync: bool,
+    /// Whether the tree runs while its memory is copied (`--live`).
+    pub live: bool,
 }
 
 impl DumpOptions {
@@ -95,6 +97,7 @@ impl DumpOptions {
             ghost_limit_bytes: DEFAULT_GHOST_LIMIT_BYTES,
             timeout: Some(DEFAULT_TIMEOUT),
             sync: true,
+            live: false,
         }
     }
 }

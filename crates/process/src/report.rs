@@ -103,8 +103,12 @@ pub struct DumpReport {
     pub shared_pages: u64,
     /// Size of the image's files.
     pub image_bytes: u64,
-    /// How long the tree could not run.
+    /// How long the tree could not run, in all.
     pub frozen_us: u64,
+    /// How long it could not run at one time: a live dump stops it at least twice.
+    pub longest_frozen_us: u64,
+    /// How many instants a live dump tried; other dumps have one.
+    pub instants: u64,
     /// How long the dump took.
     pub total_us: u64,
 }

@@ -43,13 +43,11 @@ impl Look for Afresh {
 /// before are taken for true: a change of the flags of exactly a whole mapping (madvise(2),
 /// mlock(2)) in between is not seen.
 #[derive(Debug, Default)]
-#[allow(dead_code, reason = "until the dumps of running trees use it")]
 pub(crate) struct Prepared {
     tasks: HashMap<i32, Seen>,
 }
 
 #[derive(Debug)]
-#[allow(dead_code, reason = "until the dumps of running trees use it")]
 struct Seen {
     start_ticks: u64,
     /// /proc/PID/maps, before and after smaps.
@@ -57,7 +55,6 @@ struct Seen {
     listed: Vec<Listed>,
 }
 
-#[allow(dead_code, reason = "until the dumps of running trees use it")]
 impl Prepared {
     /// Looks at the running tree under `root`. Tasks that come and go meanwhile may be missing.
     ///
@@ -73,6 +70,32 @@ impl Prepared {
             }
         }
         Ok(prepared)
+    }
+
+    /// The mappings of all tasks.
+    pub fn listed(&self) -> impl Iterator<Item = (i32, &[Listed])> {
+        let tasks = self.tasks.iter();
+        tasks.map(|(pid, seen)| (*pid, seen.listed.as_slice()))
+    }
+
+    /// Changes all mappings of the tasks.
+    pub fn edit(&mut self, edit: impl Fn(i32, &mut Listed)) {
+        for (pid, seen) in &mut self.tasks {
+            seen.listed.iter_mut().for_each(|listed| edit(*pid, listed));
+        }
+    }
+
+    /// Whether flags of mappings were seen to be others by `later`, in tasks whose mappings are
+    /// the same otherwise.
+    pub fn differs(&self, later: &Self) -> bool {
+        self.tasks.iter().any(|(pid, seen)| {
+            let Some(now) = later.tasks.get(pid) else {
+                return false;
+            };
+            let same = (seen.start_ticks, &seen.maps) == (now.start_ticks, &now.maps);
+            let mut pairs = seen.listed.iter().zip(&now.listed);
+            same && pairs.any(|(seen, now)| seen.flags != now.flags)
+        })
     }
 
     fn add(&mut self, pid: i32, pids: &mut Vec<i32>) -> Result<()> {
@@ -139,7 +162,7 @@ fn open(pid: i32) -> Result<OwnedFd> {
     opened.map_err(|_| Error::Gone { pid })
 }
 
-pub(super) fn parse(smaps: &[u8]) -> Result<Vec<Listed>> {
+pub(crate) fn parse(smaps: &[u8]) -> Result<Vec<Listed>> {
     let failed = |line| Error::kernel(format!("cannot understand {line:?}"), super::invalid());
     listing::parse(smaps).map_err(failed)
 }

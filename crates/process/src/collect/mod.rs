@@ -204,7 +204,7 @@ impl Found {
         for listed in &found.listed {
             Mapping::of(listed, pid, None)?;
         }
-        found.check_returned(task)?;
+        check_returned(task, &found.listed)?;
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
         let parent = parent.map(|one| (one.node.pid, one.rows.as_slice()));
         found.rows = fd::table::read(pid, task.proc.as_fd(), parent)?;
@@ -221,23 +221,6 @@ impl Found {
         self.node.gids = status.gids.to_vec();
         self.node.groups = status.groups;
         Ok(self)
-    }
-
-    /// Whether no thread runs what a dump left that was cut short.
-    fn check_returned(&self, task: &Task) -> Result<()> {
-        let ours = self.listed.iter().filter(|map| {
-            let blob = map.backing() == Backing::Anonymous && map.prot & 4 != 0;
-            blob || map.backing() == Backing::Vdso
-        });
-        let ours = ours.map(|map| map.span).collect::<Vec<_>>();
-        for thread in task.threads() {
-            let rip = Addr(thread.saved.registers.rip);
-            let suspect = ours.iter().any(|span| span.contains(rip));
-            if suspect && tracee::is_visited(task.pid, rip)? {
-                return Err(Error::Returning { pid: task.pid });
-            }
-        }
-        Ok(())
     }
 
     /// Asks the task what only it can say.
@@ -368,6 +351,26 @@ impl Found {
             lock_future: self.lock_future,
         })
     }
+}
+
+/// Checks that no thread runs what a dump left that was cut short.
+///
+/// # Errors
+/// [`Error::Returning`].
+pub(crate) fn check_returned(task: &Task, listed: &[Listed]) -> Result<()> {
+    let ours = listed.iter().filter(|map| {
+        let blob = map.backing() == Backing::Anonymous && map.prot & 4 != 0;
+        blob || map.backing() == Backing::Vdso
+    });
+    let ours = ours.map(|map| map.span).collect::<Vec<_>>();
+    for thread in task.threads() {
+        let rip = Addr(thread.saved.registers.rip);
+        let suspect = ours.iter().any(|span| span.contains(rip));
+        if suspect && tracee::is_visited(task.pid, rip)? {
+            return Err(Error::Returning { pid: task.pid });
+        }
+    }
+    Ok(())
 }
 
 fn invalid() -> std::io::Error {

@@ -1,0 +1,282 @@
+//! What is known of the blocks of a task: 16 pages each.
+use std::collections::{BTreeMap, BTreeSet};
+
+use abi::{Addr, PAGE_BYTES, Span};
+use image::Run;
+
+/// Pages of a block: what a write makes stale, and a run of the image holds at most.
+pub const BLOCK_PAGES: u64 = 16;
+pub const BLOCK_BYTES: u64 = BLOCK_PAGES * PAGE_BYTES;
+
+/// The number of the block that holds an address.
+pub const fn block_of(addr: Addr) -> u64 {
+    addr.0 / BLOCK_BYTES
+}
+
+/// The addresses of a block.
+pub const fn span_of(block: u64) -> Span {
+    Span::new(Addr(block * BLOCK_BYTES), BLOCK_BYTES)
+}
+
+/// Where the contents of a block are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// In the task only.
+    Stale,
+    /// On the way into the image: being read from the task.
+    Copying,
+    /// On the way into the image: in memory of ours.
+    Saved,
+    /// In the image, as these data runs; pages without one are zero.
+    Done(Vec<Run>),
+}
+
+/// Room in the image for pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    pub offset_bytes: u64,
+    pub pages: u64,
+}
+
+/// One block.
+#[derive(Debug)]
+pub struct Block {
+    /// A bit for each page that there is.
+    pub mask: u16,
+    pub state: State,
+    /// The room that an earlier copy takes.
+    pub room: Option<Room>,
+}
+
+/// The blocks of a task that have pages.
+#[derive(Debug, Default)]
+pub struct Blocks {
+    map: BTreeMap<u64, Block>,
+    stale: BTreeSet<u64>,
+    /// Room that no block has any more, by its pages.
+    free: BTreeMap<u64, Vec<u64>>,
+}
+
+impl Blocks {
+    pub fn get(&self, block: u64) -> Option<&Block> {
+        self.map.get(&block)
+    }
+
+    pub fn state(&self, block: u64) -> Option<&State> {
+        self.map.get(&block).map(|block| &block.state)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Block)> {
+        self.map.iter().map(|(number, block)| (*number, block))
+    }
+
+    /// The stale blocks of `span`, the first `most` of them.
+    pub fn stale_in(&self, span: Span, most: usize) -> Vec<u64> {
+        let first = block_of(span.start);
+        let end = span.end.0.div_ceil(BLOCK_BYTES);
+        let range = self.stale.range(first..end.max(first));
+        range.take(most).copied().collect()
+    }
+
+    pub fn stale_bytes(&self) -> u64 {
+        self.stale.len() as u64 * BLOCK_BYTES
+    }
+
+    /// Says that of the pages of `span`, whatever was known, exactly `present` are there now, and
+    /// that their contents may be others. `present` is sorted and inside of `span`.
+    pub fn renew(&mut self, span: Span, present: &[Span]) {
+        if span.is_empty() {
+            return;
+        }
+        let mut present = present.iter().copied().peekable();
+        for number in block_of(span.start)..span.end.0.div_ceil(BLOCK_BYTES) {
+            let place = span_of(number);
+            let bits = bits_of(number, span);
+            let mut there = 0;
+            while let Some(next) = present.peek().filter(|next| next.start < place.end) {
+                there |= bits_of(number, *next);
+                if next.end > place.end {
+                    break;
+                }
+                present.next();
+            }
+            if there == 0 && !self.map.contains_key(&number) {
+                continue;
+            }
+            let block = self.map.entry(number).or_insert(Block {
+                mask: 0,
+                state: State::Stale,
+                room: None,
+            });
+            block.mask = block.mask & !bits | there & bits;
+            if block.mask == 0 {
+                self.remove(number);
+            } else {
+                self.set(number, State::Stale);
+            }
+        }
+    }
+
+    fn remove(&mut self, number: u64) {
+        self.stale.remove(&number);
+        if let Some(room) = self.map.remove(&number).and_then(|block| block.room) {
+            self.give_up(room);
+        }
+    }
+
+    /// Changes a block's state; one that is not there stays so.
+    pub fn set(&mut self, number: u64, state: State) {
+        let Some(block) = self.map.get_mut(&number) else {
+            return;
+        };
+        if state == State::Stale {
+            self.stale.insert(number);
+        } else {
+            self.stale.remove(&number);
+        }
+        block.state = state;
+    }
+
+    /// Finds room for `pages` of a block: its own, or some that is free.
+    pub fn take_room(&mut self, number: u64, pages: u64) -> Option<Room> {
+        let own = self
+            .map
+            .get_mut(&number)
+            .and_then(|block| block.room.take());
+        match own {
+            Some(room) if room.pages == pages => return Some(room),
+            Some(room) => self.give_up(room),
+            None => {}
+        }
+        let offset_bytes = self.free.get_mut(&pages)?.pop()?;
+        Some(Room {
+            offset_bytes,
+            pages,
+        })
+    }
+
+    pub fn give_up(&mut self, room: Room) {
+        self.free
+            .entry(room.pages)
+            .or_default()
+            .push(room.offset_bytes);
+    }
+
+    /// Says where the contents of a block are in the image.
+    pub fn done(&mut self, number: u64, runs: Vec<Run>, room: Option<Room>) {
+        match self.map.get_mut(&number) {
+            Some(block) => block.room = room,
+            None => room.into_iter().for_each(|room| self.give_up(room)),
+        }
+        self.set(number, State::Done(runs));
+    }
+
+    /// Whether pages of `span` are only in the task.
+    pub fn would_lose(&self, span: Span) -> bool {
+        let last = span.end.0.div_ceil(BLOCK_BYTES);
+        let mut range = self
+            .map
+            .range(block_of(span.start)..last.max(block_of(span.start)));
+        range.any(|(number, block)| {
+            let open = matches!(block.state, State::Stale | State::Copying);
+            open && block.mask & bits_of(*number, span) != 0
+        })
+    }
+}
+
+/// The bits of a block's pages that are in `span`.
+pub fn bits_of(number: u64, span: Span) -> u16 {
+    let first = number * BLOCK_PAGES;
+    let from = span.start.page().clamp(first, first + BLOCK_PAGES) - first;
+    let to = span.end.page().clamp(first, first + BLOCK_PAGES) - first;
+    if from >= to {
+        return 0;
+    }
+    let below = |bit: u64| (1_u32 << bit) - 1;
+    (below(to) & !below(from)) as u16
+}
+
+/// The spans of a block's pages with a bit in `mask`.
+pub fn spans_of(number: u64, mask: u16) -> impl Iterator<Item = Span> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = u32::from(mask) >> at;
+        if rest == 0 {
+            return None;
+        }
+        let first = at + rest.trailing_zeros();
+        let pages = (!(u32::from(mask) >> first)).trailing_zeros();
+        at = first + pages;
+        let start = Addr::of_page(number * BLOCK_PAGES + u64::from(first));
+        Some(Span::new(start, u64::from(pages) * PAGE_BYTES))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(first: u64, end: u64) -> Span {
+        Span {
+            start: Addr::of_page(first),
+            end: Addr::of_page(end),
+        }
+    }
+
+    #[test]
+    fn bits_are_pages() {
+        assert_eq!(bits_of(1, pages(0, 100)), 0xffff);
+        assert_eq!(bits_of(1, pages(16, 17)), 1);
+        assert_eq!(bits_of(1, pages(31, 40)), 0x8000);
+        assert_eq!(bits_of(1, pages(0, 16)), 0);
+        assert_eq!(bits_of(1, pages(32, 40)), 0);
+        for mask in [0, 1, 0x8000, 0xffff, 0b0110_0111, 0x7ffe] {
+            let bits = spans_of(3, mask).map(|span| bits_of(3, span));
+            assert_eq!(bits.fold(0, |all, bits| all | bits), mask);
+        }
+        assert_eq!(
+            spans_of(1, 0b1011).collect::<Vec<_>>(),
+            [pages(16, 18), pages(19, 20)]
+        );
+    }
+
+    #[test]
+    fn what_was_seen_again_is_stale() {
+        let mut blocks = Blocks::default();
+        blocks.renew(pages(0, 64), &[pages(3, 5), pages(14, 18), pages(48, 64)]);
+        let masks = |blocks: &Blocks| blocks.iter().map(|(n, b)| (n, b.mask)).collect::<Vec<_>>();
+        assert_eq!(
+            masks(&blocks),
+            [(0, 0b1100_0000_0001_1000), (1, 0b11), (3, 0xffff)]
+        );
+        for block in [0, 1, 3] {
+            blocks.done(
+                block,
+                Vec::new(),
+                Some(Room {
+                    offset_bytes: block,
+                    pages: 2,
+                }),
+            );
+        }
+        assert_eq!(blocks.stale_in(pages(0, 64), 9), []);
+        assert!(!blocks.would_lose(pages(0, 64)));
+        // Two pages are gone, one is new; the others of those blocks may be what they were.
+        blocks.renew(pages(4, 17), &[pages(5, 6)]);
+        assert_eq!(masks(&blocks), [(0, 0b10_1000), (1, 0b10), (3, 0xffff)]);
+        assert_eq!(blocks.stale_in(pages(0, 64), 9), [0, 1]);
+        assert!(blocks.would_lose(pages(17, 18)) && !blocks.would_lose(pages(6, 17)));
+        // A block without pages is none, and its room is another's.
+        blocks.renew(pages(17, 18), &[]);
+        assert_eq!(masks(&blocks), [(0, 0b10_1000), (3, 0xffff)]);
+        assert_eq!(
+            blocks.take_room(0, 2).map(|room| room.offset_bytes),
+            Some(0)
+        );
+        assert_eq!(
+            blocks.take_room(0, 2).map(|room| room.offset_bytes),
+            Some(1)
+        );
+        assert_eq!(blocks.take_room(0, 2), None);
+    }
+}

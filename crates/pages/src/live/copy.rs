@@ -1,0 +1,327 @@
+//! Copies stale blocks into the image.
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use abi::{Addr, PAGE_BYTES, Span};
+use image::{NewRun, Run, RunKind, Writer};
+use rustix::io::Errno;
+
+use super::Shared;
+use super::blocks::{BLOCK_BYTES, Room, State, bits_of, block_of, span_of, spans_of};
+use super::task::Task;
+use crate::drain::sort_out;
+use crate::{Error, Extent, Result, Source};
+
+/// Blocks that are copied together: a megabyte. Who writes to one of them waits for all.
+const BATCH: usize = 16;
+
+/// What a copy is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// It is of the instant.
+    Valid,
+    /// Not known yet: the mappings are changing.
+    Changing,
+    /// Pages were discarded meanwhile.
+    Lost,
+}
+
+/// Copies the stale blocks of `span` of a task before the instant. Returns how many bytes were
+/// read. What cannot be read is left to the next round.
+pub fn copy_stale(task: &Task, span: Span, shared: &Shared, writer: &Writer) -> Result<u64> {
+    let todo = task.book().blocks.stale_in(span, usize::MAX);
+    let mut copied_bytes = 0;
+    for batch in todo.chunks(BATCH) {
+        let claimed = claim(task, batch);
+        let quiet = task.book().shared.clone();
+        match read(task, &quiet, &claimed) {
+            Ok(mut contents) => {
+                copied_bytes += contents.len() as u64;
+                put(task, &claimed, &mut contents, writer)?;
+            }
+            Err(error) => {
+                give_up(task, &claimed);
+                alive(task, error)?;
+            }
+        }
+        release(task, shared);
+    }
+    Ok(copied_bytes)
+}
+
+/// Copies all stale blocks of a task after the instant, first those that somebody waits for.
+/// Returns whether they are of the instant.
+pub fn copy_rest(
+    tasks: &[Arc<Task>],
+    task: &Task,
+    shared: &Shared,
+    writer: &Writer,
+    progress: &dyn Fn(u64),
+) -> Result<bool> {
+    const WHOLE: Span = Span {
+        start: Addr(0),
+        end: Addr(u64::MAX),
+    };
+    while !task.is_lost() {
+        for task in tasks {
+            write_saved(task, shared, writer)?;
+        }
+        let mut batch = std::mem::take(&mut task.book().urgent);
+        batch.sort_unstable();
+        batch.dedup();
+        if batch.is_empty() {
+            batch = task.book().blocks.stale_in(WHOLE, BATCH);
+        }
+        if batch.is_empty() {
+            return Ok(true);
+        }
+        for batch in batch.chunks(BATCH) {
+            let claimed = claim(task, batch);
+            let quiet = task.book().shared.clone();
+            let copied = read(task, &quiet, &claimed);
+            let copied = copied.and_then(|contents| Ok((wait_checked(task, &claimed)?, contents)));
+            match copied {
+                Ok((true, mut contents)) => {
+                    progress(contents.len() as u64);
+                    put(task, &claimed, &mut contents, writer)?;
+                }
+                Ok((false, _)) => lose(task, &claimed),
+                Err(error) => {
+                    lose(task, &claimed);
+                    alive(task, error)?;
+                }
+            }
+            release(task, shared);
+        }
+    }
+    Ok(false)
+}
+
+/// A page that cannot be read is not worth an error while the task lives.
+fn alive(task: &Task, error: Error) -> Result<()> {
+    match error {
+        Error::Read { .. } | Error::Look { .. } => {
+            log::debug!("{error}");
+            Ok(())
+        }
+        error => {
+            log::debug!("task {}: {error}", task.pid);
+            Err(error)
+        }
+    }
+}
+
+fn lose(task: &Task, claimed: &[(u64, u16)]) {
+    task.lose();
+    give_up(task, claimed);
+}
+
+/// Takes stale blocks to be copied; returns them and their pages.
+fn claim(task: &Task, batch: &[u64]) -> Vec<(u64, u16)> {
+    let mut book = task.book();
+    let mut claimed = Vec::with_capacity(batch.len());
+    for number in batch {
+        let Some(block) = book.blocks.get(*number) else {
+            continue;
+        };
+        if block.state == State::Stale {
+            claimed.push((*number, block.mask));
+            book.blocks.set(*number, State::Copying);
+        }
+    }
+    claimed
+}
+
+fn give_up(task: &Task, claimed: &[(u64, u16)]) {
+    let mut book = task.book();
+    for (number, _) in claimed {
+        book.blocks.set(*number, State::Stale);
+    }
+}
+
+/// Reads pages of blocks, back to back.
+pub fn read(task: &Task, quiet: &[Span], blocks: &[(u64, u16)]) -> Result<Vec<u8>> {
+    let pages: u32 = blocks.iter().map(|(_, mask)| mask.count_ones()).sum();
+    let mut contents = vec![0; pages as usize * PAGE_BYTES as usize];
+    let is_quiet = |number: u64| {
+        let place = span_of(number);
+        let after = quiet.partition_point(|span| span.end <= place.start);
+        quiet.get(after).is_some_and(|span| span.overlaps(place))
+    };
+    let mut rest = &mut contents[..];
+    for same in blocks.chunk_by(|one, other| is_quiet(one.0) == is_quiet(other.0)) {
+        let extents = same
+            .iter()
+            .flat_map(|(number, mask)| pieces(task, *number, *mask));
+        let extents = extents.collect::<Vec<_>>();
+        let bytes = extents.iter().map(Extent::bytes).sum::<u64>();
+        let (part, after) = rest.split_at_mut(bytes as usize);
+        let source = if is_quiet(same[0].0) {
+            &task.quiet
+        } else {
+            &task.memory
+        };
+        source.read(&extents, part)?;
+        rest = after;
+    }
+    Ok(contents)
+}
+
+fn pieces(task: &Task, number: u64, mask: u16) -> impl Iterator<Item = Extent> {
+    spans_of(number, mask).map(|span| Extent {
+        space: task.space,
+        first_page: span.start.page(),
+        at: span.start,
+        pages: span.pages(),
+    })
+}
+
+/// Checks, after they were read, whether blocks are still what they were at the instant.
+///
+/// A page that is protected now was so all the time. Where a mapping is being changed, its place
+/// may have been taken by another that is not known yet: the kernel says so when asked to protect.
+pub fn check(task: &Task, blocks: &[(u64, u16)]) -> Result<Check> {
+    for near in blocks.chunk_by(|one, other| one.0 + 1 == other.0) {
+        let (first, last) = (near[0], near[near.len() - 1]);
+        let span = Span {
+            start: span_of(first.0).start,
+            end: span_of(last.0).end,
+        };
+        let protected = task.protected(span)?;
+        let mut at = 0;
+        for (number, mask) in near {
+            at += protected[at..].partition_point(|span| span.end <= span_of(*number).start);
+            let place = span_of(*number);
+            let here = protected[at..]
+                .iter()
+                .take_while(|span| span.start < place.end);
+            let bits = here.fold(0, |all, span| all | bits_of(*number, *span));
+            if mask & !bits != 0 {
+                return Ok(Check::Lost);
+            }
+        }
+    }
+    let page = blocks
+        .iter()
+        .find_map(|(number, mask)| spans_of(*number, *mask).next());
+    let Some(page) = page else {
+        return Ok(Check::Valid);
+    };
+    let page = Span::new(page.start, PAGE_BYTES);
+    match task.uffd.write_protect(page, true) {
+        Ok(()) => Ok(Check::Valid),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => Ok(Check::Changing),
+        Err(_) => Ok(Check::Lost),
+    }
+}
+
+/// Checks until it is known.
+fn wait_checked(task: &Task, blocks: &[(u64, u16)]) -> Result<bool> {
+    loop {
+        match check(task, blocks)? {
+            Check::Valid => return Ok(true),
+            Check::Lost => return Ok(false),
+            Check::Changing => std::thread::yield_now(),
+        }
+    }
+}
+
+/// Puts the contents of claimed blocks into the image.
+fn put(task: &Task, claimed: &[(u64, u16)], contents: &mut [u8], writer: &Writer) -> Result<()> {
+    let mut rest = contents;
+    let mut fresh = Fresh::default();
+    for (number, mask) in claimed {
+        let bytes = mask.count_ones() as usize * PAGE_BYTES as usize;
+        let (own, after) = rest.split_at_mut(bytes);
+        rest = after;
+        let pieces = pieces(task, *number, *mask).collect::<Vec<_>>();
+        let (mut runs, mut zeros) = (Vec::new(), Vec::new());
+        let kept = sort_out(&pieces, own, &mut runs, &mut zeros);
+        let pages = (kept / PAGE_BYTES as usize) as u64;
+        let room = task.book().blocks.take_room(*number, pages);
+        match room {
+            Some(room) => {
+                let stored = writer.store_at(room.offset_bytes, &own[..kept], &runs);
+                let stored = stored.map_err(Error::image("write"))?;
+                done(task, *number, stored);
+            }
+            None => fresh.add(*number, &own[..kept], runs),
+        }
+    }
+    fresh.store(task, writer)
+}
+
+/// Blocks that get new room, all with one write.
+#[derive(Default)]
+struct Fresh {
+    bytes: Vec<u8>,
+    runs: Vec<NewRun>,
+    blocks: Vec<(u64, usize)>,
+}
+
+impl Fresh {
+    fn add(&mut self, number: u64, bytes: &[u8], runs: Vec<NewRun>) {
+        self.bytes.extend_from_slice(bytes);
+        self.blocks.push((number, runs.len()));
+        self.runs.extend(runs);
+    }
+
+    fn store(self, task: &Task, writer: &Writer) -> Result<()> {
+        let stored = writer.store(0, &self.bytes, &self.runs);
+        let mut stored = stored.map_err(Error::image("write"))?.into_iter();
+        for (number, count) in self.blocks {
+            done(task, number, stored.by_ref().take(count).collect());
+        }
+        Ok(())
+    }
+}
+
+/// Notes where a block is now.
+fn done(task: &Task, number: u64, runs: Vec<Run>) {
+    let room = match runs.first().map(|run| run.kind) {
+        Some(RunKind::Data { offset_bytes, .. }) => {
+            let pages = runs.iter().map(|run| u64::from(run.pages)).sum();
+            Some(Room {
+                offset_bytes,
+                pages,
+            })
+        }
+        _ => None,
+    };
+    task.book().blocks.done(number, runs, room);
+}
+
+/// Writes what was saved before it changed.
+pub fn write_saved(task: &Task, shared: &Shared, writer: &Writer) -> Result<()> {
+    let saved = std::mem::take(&mut task.book().saved);
+    for (number, mut contents) in saved {
+        let mask = task.book().blocks.get(number).map_or(0, |block| block.mask);
+        let written = put(task, &[(number, mask)], &mut contents, writer);
+        shared
+            .saved_bytes
+            .fetch_sub(BLOCK_BYTES as usize, Ordering::SeqCst);
+        written?;
+    }
+    Ok(())
+}
+
+/// Lets those go on who wait for a block that is copied, or for an instant that is lost.
+pub fn release(task: &Task, shared: &Shared) {
+    let (ready, registered) = {
+        let mut book = task.book();
+        let saving = shared.saving.load(Ordering::SeqCst) && !task.is_lost();
+        let waiting = std::mem::take(&mut book.waiting);
+        let (still, ready): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|addr| {
+            let state = book.blocks.state(block_of(*addr));
+            saving && matches!(state, Some(State::Stale | State::Copying))
+        });
+        book.waiting = still;
+        (ready, book.registered.clone())
+    };
+    for addr in ready {
+        // The thread that hears of events ends a change of the mappings, and needs the book.
+        while task.unprotect(&registered, addr) {
+            std::thread::yield_now();
+        }
+    }
+}

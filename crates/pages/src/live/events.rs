@@ -1,0 +1,143 @@
+//! The thread that hears of faults and of changed mappings.
+//!
+//! It touches nothing that could wait for the tasks: it reads their memory, lifts protection, and
+//! opens books, which nobody keeps open for long. It writes no file and no log.
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use abi::{Addr, Span};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sys::uffd::Event;
+
+use super::blocks::{BLOCK_BYTES, State, block_of};
+use super::copy::{self, Check};
+use super::task::{Book, Task, cut};
+use super::{SAVED_MAX_BYTES, Shared};
+
+/// Serves the tasks until it is over.
+pub fn serve(tasks: &[Arc<Task>], shared: &Shared, wake: &OwnedFd) {
+    const RETRY: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 200_000,
+    };
+    while !shared.over.load(Ordering::SeqCst) {
+        let fds = tasks
+            .iter()
+            .map(|task| task.uffd.as_fd())
+            .chain([wake.as_fd()]);
+        let mut fds = fds
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect::<Vec<_>>();
+        let deferred = tasks.iter().any(|task| !task.book().deferred.is_empty());
+        if poll(&mut fds, deferred.then_some(&RETRY)).is_err() {
+            continue;
+        }
+        for (task, fd) in tasks.iter().zip(&fds) {
+            if deferred || !fd.revents().is_empty() {
+                hear(task, shared);
+            }
+        }
+    }
+}
+
+/// Hears what has come of a task; returns whether there may be more.
+pub fn hear(task: &Task, shared: &Shared) -> bool {
+    let mut events = Vec::new();
+    let mut book = task.book();
+    // The book stays open from the reading of an event until it is entered: whoever closes a copy
+    // finds it there.
+    let more = task.uffd.events(&mut events).unwrap_or(false);
+    for event in events {
+        enter(task, shared, &mut book, event);
+    }
+    for addr in std::mem::take(&mut book.deferred) {
+        fault(task, shared, &mut book, addr);
+    }
+    more
+}
+
+fn enter(task: &Task, shared: &Shared, book: &mut Book, event: Event) {
+    match event {
+        Event::Fault { addr, .. } => fault(task, shared, book, addr.page_start()),
+        Event::Remove(span) => discarded(task, shared, book, span),
+        Event::Unmap(span) => {
+            cut(&mut book.registered, span);
+            discarded(task, shared, book, span);
+        }
+        Event::Remap { from, to, bytes } => {
+            let [from, to] = [from, to].map(|start| Span::new(start, bytes));
+            cut(&mut book.registered, from);
+            discarded(task, shared, book, from);
+            discarded(task, shared, book, to);
+        }
+        Event::Fork(_) | Event::Unknown(_) => task.lose(),
+    }
+}
+
+/// Pages were given up, or are about to be.
+fn discarded(task: &Task, shared: &Shared, book: &mut Book, span: Span) {
+    const SUSPECTS: usize = 4096;
+    if shared.saving.load(Ordering::SeqCst) && book.blocks.would_lose(span) {
+        task.lose();
+    }
+    book.suspects.push(span);
+    if book.suspects.len() > SUSPECTS {
+        let all = std::mem::take(&mut book.suspects).into_iter();
+        book.suspects.extend(all.reduce(|one, other| Span {
+            start: one.start.min(other.start),
+            end: one.end.max(other.end),
+        }));
+    }
+}
+
+/// A thread is about to write to a page.
+fn fault(task: &Task, shared: &Shared, book: &mut Book, addr: Addr) {
+    let block = block_of(addr);
+    if shared.saving.load(Ordering::SeqCst) && !task.is_lost() {
+        match book.blocks.state(block) {
+            Some(State::Stale) => {
+                if !save(task, shared, book, block) {
+                    book.urgent.push(block);
+                    book.waiting.push(addr);
+                    return;
+                }
+            }
+            Some(State::Copying) => {
+                book.waiting.push(addr);
+                return;
+            }
+            None | Some(State::Saved | State::Done(_)) => {}
+        }
+    }
+    if task.unprotect(&book.registered, addr) {
+        book.deferred.push(addr);
+    }
+}
+
+/// Saves a block before it changes; returns whether the thread need not wait for it any more.
+fn save(task: &Task, shared: &Shared, book: &mut Book, block: u64) -> bool {
+    let bytes = BLOCK_BYTES as usize;
+    if shared.saved_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes > SAVED_MAX_BYTES {
+        shared.saved_bytes.fetch_sub(bytes, Ordering::SeqCst);
+        return false;
+    }
+    let mask = book.blocks.get(block).map_or(0, |block| block.mask);
+    let read = copy::read(task, &book.shared, &[(block, mask)]);
+    let checked = read.and_then(|contents| Ok((copy::check(task, &[(block, mask)])?, contents)));
+    match checked {
+        Ok((Check::Valid, contents)) => {
+            book.blocks.set(block, State::Saved);
+            book.saved.push((block, contents));
+            return true;
+        }
+        Ok((Check::Changing, _)) => {
+            shared.saved_bytes.fetch_sub(bytes, Ordering::SeqCst);
+            return false;
+        }
+        Ok((Check::Lost, _)) | Err(_) => {}
+    }
+    shared.saved_bytes.fetch_sub(bytes, Ordering::SeqCst);
+    task.lose();
+    true
+}

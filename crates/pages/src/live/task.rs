@@ -1,0 +1,246 @@
+//! One task of a live dump.
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use abi::{Addr, Span};
+use image::{Run, RunKind, SpaceId, Writer};
+use rustix::io::Errno;
+use sys::pagemap::Pagemap;
+use sys::uffd::{Modes, Uffd};
+
+use super::blocks::{Blocks, State, block_of, span_of, spans_of};
+use super::{Pages, Shared, events};
+use crate::{Error, Result, TaskMemory};
+
+/// Anonymous private mappings of a task.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Areas {
+    /// Their addresses, sorted.
+    pub spans: Vec<Span>,
+    /// Those in which pages may be shared by copy-on-write, to be read so that they stay so.
+    pub shared: Vec<Span>,
+}
+
+pub struct Task {
+    pub pid: i32,
+    pub space: SpaceId,
+    pub uffd: Uffd,
+    pub pagemap: Pagemap,
+    pub memory: TaskMemory,
+    pub quiet: TaskMemory,
+    state: Mutex<Book>,
+    lost: AtomicBool,
+}
+
+/// What is known of a task's memory.
+#[derive(Debug, Default)]
+pub struct Book {
+    pub blocks: Blocks,
+    /// What is registered, sorted.
+    pub registered: Vec<Span>,
+    /// Areas that may share pages.
+    pub shared: Vec<Span>,
+    /// Where pages may have vanished without a trace, until the next instant.
+    pub suspects: Vec<Span>,
+    /// Faults whose block is being copied.
+    pub waiting: Vec<Addr>,
+    /// Faults whose protection could not be lifted, because the mappings are changing.
+    pub deferred: Vec<Addr>,
+    /// Blocks that a thread waits for and that there was no room to save.
+    pub urgent: Vec<u64>,
+    /// Blocks saved, and their contents.
+    pub saved: Vec<(u64, Vec<u8>)>,
+}
+
+impl Task {
+    pub fn new(pid: i32, space: SpaceId, uffd: Uffd) -> Result<Self> {
+        let pagemap = Pagemap::open(pid).map_err(|source| Error::look(pid, Addr(0), source))?;
+        Ok(Self {
+            pid,
+            space,
+            uffd,
+            pagemap,
+            memory: TaskMemory::new(pid),
+            quiet: TaskMemory::quiet(pid),
+            state: Mutex::default(),
+            lost: AtomicBool::new(false),
+        })
+    }
+
+    /// The book. Whoever has it open makes no call that could wait for the task's threads.
+    pub fn book(&self) -> MutexGuard<'_, Book> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::SeqCst)
+    }
+
+    /// Says that pages were discarded before they were copied.
+    pub fn lose(&self) {
+        self.lost.store(true, Ordering::SeqCst);
+    }
+
+    pub fn stale_bytes(&self) -> u64 {
+        self.book().blocks.stale_bytes()
+    }
+
+    /// Registers the areas that are not yet. Those of a running task may be gone already.
+    pub fn adopt(&self, areas: &Areas, stopped: bool) -> Result<()> {
+        let mut book = self.book();
+        book.shared.clone_from(&areas.shared);
+        for area in &areas.spans {
+            if is_covered(&book.registered, *area) {
+                continue;
+            }
+            match self.uffd.register(*area, Modes::WP) {
+                Ok(()) => insert(&mut book.registered, *area),
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => {
+                    return Err(Error::Gone { pid: self.pid });
+                }
+                Err(_) if !stopped => {}
+                Err(source) => {
+                    let (pid, span) = (self.pid, *area);
+                    return Err(Error::Register { pid, span, source });
+                }
+            }
+        }
+        if stopped {
+            self.lost.store(false, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Hears all events of a stopped task that have come.
+    pub fn hear_out(&self, shared: &Shared) {
+        while events::hear(self, shared) {}
+    }
+
+    /// Protects, or lifts the protection, and tries again while the mappings are changing.
+    pub fn protect(&self, span: Span) -> std::io::Result<()> {
+        loop {
+            match self.uffd.write_protect(span, true) {
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => {
+                    std::thread::yield_now();
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Lets who waits at `addr` write: lifts the protection of its block, as far as it is one area.
+    /// Returns whether that is to be tried again.
+    pub fn unprotect(&self, registered: &[Span], addr: Addr) -> bool {
+        let page = Span::new(addr.page_start(), abi::PAGE_BYTES);
+        let after = registered.partition_point(|area| area.end <= addr);
+        let area = registered.get(after).filter(|area| area.contains(addr));
+        let whole = area.map_or(page, |area| area.intersect(span_of(block_of(addr))));
+        for span in [whole, page] {
+            match self.uffd.write_protect(span, false) {
+                Ok(()) => return false,
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => return true,
+                Err(_) => {}
+            }
+        }
+        // What is not mapped any more, or not registered, is not protected: the thread sees that.
+        let _ = self.uffd.wake(page);
+        false
+    }
+
+    /// Describes the pages in the image.
+    pub fn describe(&self, writer: &Writer, pages: &mut Pages) {
+        for (number, block) in self.book().blocks.iter() {
+            let State::Done(runs) = &block.state else {
+                panic!("block {number:#x} is not copied")
+            };
+            let bits = runs.iter().map(|run| {
+                let start = Addr::of_page(run.first_page);
+                super::blocks::bits_of(number, Span::new(start, run.len_bytes()))
+            });
+            let data = bits.fold(0, |all, bits| all | bits);
+            writer.describe(runs.iter().copied());
+            for span in spans_of(number, block.mask & !data) {
+                writer.mark(Run {
+                    space: self.space,
+                    first_page: span.start.page(),
+                    pages: u32::try_from(span.pages()).expect("at most 16"),
+                    kind: RunKind::Zero,
+                });
+            }
+            pages.stored += u64::from(data.count_ones());
+            pages.zero += u64::from((block.mask & !data).count_ones());
+        }
+    }
+}
+
+/// Whether `span` is inside of `sorted`, which are joined where they touch.
+fn is_covered(sorted: &[Span], span: Span) -> bool {
+    let after = sorted.partition_point(|one| one.end <= span.start);
+    sorted
+        .get(after)
+        .is_some_and(|one| one.start <= span.start && span.end <= one.end)
+}
+
+/// Adds `span`, and joins it with what it touches.
+fn insert(sorted: &mut Vec<Span>, span: Span) {
+    let first = sorted.partition_point(|one| one.end < span.start);
+    let last = sorted.partition_point(|one| one.start <= span.end);
+    let joined = sorted[first..last].iter().fold(span, |all, one| Span {
+        start: all.start.min(one.start),
+        end: all.end.max(one.end),
+    });
+    sorted.splice(first..last, [joined]);
+}
+
+/// Takes `span` out.
+pub fn cut(sorted: &mut Vec<Span>, span: Span) {
+    let first = sorted.partition_point(|one| one.end <= span.start);
+    let last = sorted.partition_point(|one| one.start < span.end);
+    let rest = sorted[first..last.max(first)].iter().flat_map(|one| {
+        let (before, after) = (one.start.min(span.start), one.end.max(span.end));
+        let before = Span {
+            start: before,
+            end: span.start.max(before),
+        };
+        [
+            before,
+            Span {
+                start: span.end,
+                end: after,
+            },
+        ]
+    });
+    let rest = rest.filter(|span| !span.is_empty()).collect::<Vec<_>>();
+    sorted.splice(first..last.max(first), rest);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: u64, end: u64) -> Span {
+        Span {
+            start: Addr(start),
+            end: Addr(end),
+        }
+    }
+
+    #[test]
+    fn spans_are_joined_and_cut() {
+        let mut spans = Vec::new();
+        for (start, end) in [(10, 20), (40, 50), (20, 30), (60, 70), (45, 60)] {
+            insert(&mut spans, span(start, end));
+        }
+        assert_eq!(spans, [span(10, 30), span(40, 70)]);
+        assert!(is_covered(&spans, span(10, 30)) && is_covered(&spans, span(41, 42)));
+        assert!(!is_covered(&spans, span(29, 31)) && !is_covered(&spans, span(30, 40)));
+        cut(&mut spans, span(20, 45));
+        assert_eq!(spans, [span(10, 20), span(45, 70)]);
+        cut(&mut spans, span(50, 51));
+        assert_eq!(spans, [span(10, 20), span(45, 50), span(51, 70)]);
+        cut(&mut spans, span(0, 11));
+        cut(&mut spans, span(60, 100));
+        cut(&mut spans, span(30, 31));
+        assert_eq!(spans, [span(11, 20), span(45, 50), span(51, 60)]);
+    }
+}

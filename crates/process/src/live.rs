@@ -1,0 +1,358 @@
+//! The dump of a tree that goes on: stopped for an instant, copied while it runs.
+//!
+//! The tree is stopped twice. The first time each task gets a userfaultfd, through which its memory
+//! is protected and copied while it runs ([`pages::live`]). The second time it is collected, and
+//! what it has written in the last few milliseconds is protected: that is the instant of the image.
+//! Then it goes on, and what is not copied yet is copied before it changes.
+//!
+//! Where a task discards pages before they were copied, there is another instant; the last one is
+//! copied while the tree is stopped. While it is stopped are also copied: shared memory and deleted
+//! files, pages of private file mappings, and all memory of tasks that were not there at the first
+//! stop.
+
+mod look;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use abi::Span;
+use image::{Run, Seal, SpaceId, Writer};
+use pages::live::{Areas, Live};
+use pages::{Drained, Source, TaskMemory};
+use resources::map::memory::Mapping;
+
+use self::look::LiveLook;
+use crate::collect::look::Prepared;
+use crate::collect::{self, Inventory};
+use crate::dump::{Undo, count, facts, finish, freeze_and_collect, of_object};
+use crate::freeze::{Body, Frozen, freeze, read_proc};
+use crate::uffd::userfaultfd;
+use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage};
+
+/// How many instants there may be; the last is copied while the tree is stopped.
+const INSTANTS: u64 = 4;
+
+/// How often memory is copied before the first instant, at most.
+const ROUNDS: usize = 4;
+
+/// A round that copied less is followed by the instant.
+const LITTLE_BYTES: u64 = 16 << 20;
+
+/// How long protecting may take at the instant, as far as that can be known.
+const SHORT: Duration = Duration::from_millis(1);
+
+/// Saves the tree under `options.tree` into `options.images_dir` and leaves it running.
+///
+/// # Errors
+/// Every failure leaves the tree running as before and no image behind.
+pub(crate) fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpReport> {
+    let began = Instant::now();
+    let root = options.tree;
+    observer
+        .stage(Stage::PreDump, Some(root))
+        .map_err(Error::Vetoed)?;
+    let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
+    let writer = Writer::create(Arc::new(store))?;
+    let mut dump = Dump::begin(options, writer, began, observer)?;
+    dump.copy_before()?;
+    for instant in 1.. {
+        if let Some(saved) = dump.instant(instant == INSTANTS)? {
+            return dump.seal(saved);
+        }
+        log::info!("instant {instant} was not copied in time: another follows");
+        dump.round()?;
+    }
+    unreachable!("the last instant is copied while the tree is stopped")
+}
+
+/// A live dump on its way.
+struct Dump<'a> {
+    options: &'a DumpOptions,
+    began: Instant,
+    writer: Writer,
+    live: Live,
+    /// Where pages may be shared by copy-on-write.
+    shared: HashMap<i32, Vec<Span>>,
+    observer: Mutex<&'a mut dyn Observer>,
+    report: DumpReport,
+    done_bytes: std::sync::atomic::AtomicU64,
+    total_bytes: u64,
+}
+
+/// What was saved of an instant.
+struct Saved {
+    inventory: Inventory,
+    pids: Vec<i32>,
+    stopped: Vec<Run>,
+    undo: Undo,
+}
+
+impl<'a> Dump<'a> {
+    /// Stops the tree for the first time: each task gets a userfaultfd.
+    fn begin(
+        options: &'a DumpOptions,
+        writer: Writer,
+        began: Instant,
+        observer: &'a mut dyn Observer,
+    ) -> Result<Self> {
+        let root = options.tree.as_raw_nonzero().get();
+        let prepared = Prepared::of(root)?;
+        prepared.check()?;
+        let mut frozen = freeze_returned(options, began)?;
+        let mut tasks = Vec::new();
+        for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
+            let listed = collect::look::parse(&task.read("maps")?)?;
+            let uffd = userfaultfd(task, &listed, false, pages::live::FEATURES)?;
+            tasks.push((task.pid, SpaceId(task.pid.cast_unsigned()), uffd));
+        }
+        let mut report = DumpReport::default();
+        let since = frozen.since;
+        release(frozen)?;
+        stopped_for(&mut report, since);
+        log::info!("{} tasks have a userfaultfd", tasks.len());
+        let live = Live::new(tasks)?;
+        Ok(Self {
+            options,
+            began,
+            writer,
+            live,
+            shared: look::shared(&prepared),
+            observer: Mutex::new(observer),
+            report,
+            done_bytes: 0.into(),
+            total_bytes: 0,
+        })
+    }
+
+    /// Copies what can be copied before the instant.
+    fn copy_before(&mut self) -> Result<()> {
+        let areas = self.areas()?;
+        let spans = areas.iter().flat_map(|(_, areas)| &areas.spans);
+        self.total_bytes = spans.map(|span| span.bytes()).sum();
+        let mut before = u64::MAX;
+        for round in 1..=ROUNDS {
+            let copied_bytes = self.round()?;
+            log::info!("round {round}: {copied_bytes} bytes were copied");
+            if copied_bytes <= LITTLE_BYTES || copied_bytes / 3 * 4 > before {
+                break;
+            }
+            before = copied_bytes;
+        }
+        Ok(())
+    }
+
+    /// Copies what is stale while the tree runs.
+    fn round(&self) -> Result<u64> {
+        let mut copied_bytes = 0;
+        for (pid, areas) in self.areas()? {
+            let progress = |bytes| self.progress(bytes);
+            match self.live.round(pid, &areas, &self.writer, &progress) {
+                Ok(bytes) => copied_bytes += bytes,
+                Err(error) => self.unless_root(pid, error)?,
+            }
+        }
+        Ok(copied_bytes)
+    }
+
+    /// A task that ends before the instant is not part of the image; the root is.
+    fn unless_root(&self, pid: i32, error: pages::Error) -> Result<()> {
+        match error {
+            pages::Error::Gone { .. } if pid != self.options.tree.as_raw_nonzero().get() => Ok(()),
+            error => Err(error.into()),
+        }
+    }
+
+    /// The anonymous memory of all tasks that are still there.
+    fn areas(&self) -> Result<Vec<(i32, Areas)>> {
+        let mut all = Vec::new();
+        for pid in self.live.pids() {
+            match read_proc(pid, "maps") {
+                Ok(maps) => {
+                    let listed = collect::look::parse(&maps)?;
+                    let spans = listed.iter().filter(|listed| look::is_live(listed));
+                    let spans = spans.map(|listed| listed.span).collect();
+                    let shared = self.shared.get(&pid).cloned().unwrap_or_default();
+                    all.push((pid, Areas { spans, shared }));
+                }
+                Err(Error::Gone { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    fn progress(&self, bytes: u64) {
+        use std::sync::atomic::Ordering::Relaxed;
+        let done_bytes = self.done_bytes.fetch_add(bytes, Relaxed) + bytes;
+        // Nobody panics while holding it; a bar that misses a step is none to stop for.
+        if let Ok(mut observer) = self.observer.try_lock() {
+            observer.progress(done_bytes.min(self.total_bytes), self.total_bytes);
+        }
+    }
+
+    /// Stops the tree and saves it as it is then. Returns nothing when pages were discarded before
+    /// they were copied. The `last` instant is copied while the tree is stopped.
+    fn instant(&mut self, last: bool) -> Result<Option<Saved>> {
+        let root = self.options.tree.as_raw_nonzero().get();
+        let prepared = Prepared::of(root)?;
+        self.shared = look::shared(&prepared);
+        let mut report = std::mem::take(&mut self.report);
+        let mut look = LiveLook::new(prepared, &self.live);
+        self.live.settle(&self.areas()?, SHORT)?;
+        let (frozen, mut inventory) =
+            freeze_and_collect(self.options, self.began, false, &mut look)?;
+        let since = frozen.since;
+        let pids = frozen.tasks.iter().map(|task| task.pid).collect::<Vec<_>>();
+        report.tasks = frozen.tasks.len() as u64;
+        let threads = frozen.tasks.iter().map(|task| task.threads().len() as u64);
+        report.threads = threads.sum();
+        let undo = Undo(std::mem::take(&mut inventory.undo));
+        let (drained, stopped) = self.copy_stopped(&mut inventory)?;
+        (report.stored_pages, report.zero_pages) = (0, 0);
+        count(&mut report, &drained);
+        let stale_bytes = self.live.stale_bytes();
+        let whole = match last {
+            true => Some(self.finish(&pids)?),
+            false => None,
+        };
+        let lock = inventory.lock.take();
+        finish(frozen, lock, Afterwards::Run)?;
+        stopped_for(&mut report, since);
+        log::info!("{stale_bytes} bytes were left to copy at the instant");
+        let whole = match whole {
+            Some(whole) => whole,
+            None => self.finish(&pids)? && (last || !look.has_changed(root)?),
+        };
+        report.instants += 1;
+        self.report = report;
+        let saved = Saved {
+            inventory,
+            pids,
+            stopped,
+            undo,
+        };
+        Ok(whole.then_some(saved))
+    }
+
+    fn finish(&self, pids: &[i32]) -> Result<bool> {
+        let progress = |bytes| self.progress(bytes);
+        Ok(self.live.finish(pids, &self.writer, &progress)?)
+    }
+
+    /// Copies what can only be copied while the tree is stopped.
+    fn copy_stopped(&self, inventory: &mut Inventory) -> Result<(Drained, Vec<Run>)> {
+        let memory = std::mem::take(&mut inventory.memory).into_iter();
+        let memory = memory.map(|memory| {
+            let task = if memory.quiet {
+                TaskMemory::quiet(memory.pid)
+            } else {
+                TaskMemory::new(memory.pid)
+            };
+            (Box::new(task) as Box<dyn Source>, memory.extents)
+        });
+        let objects = std::mem::take(&mut inventory.objects)
+            .into_iter()
+            .map(of_object);
+        let sources = memory.chain(objects).collect::<Vec<_>>();
+        let sources = sources
+            .iter()
+            .map(|(source, extents)| (&**source, extents.as_slice()))
+            .collect::<Vec<_>>();
+        Ok(pages::drain_apart(&sources, &self.writer, &|_| ())?)
+    }
+
+    /// Finishes the image.
+    fn seal(self, saved: Saved) -> Result<DumpReport> {
+        let Saved {
+            inventory,
+            pids,
+            stopped,
+            mut undo,
+        } = saved;
+        let Self {
+            writer,
+            live,
+            mut report,
+            observer,
+            ..
+        } = self;
+        let pages = live.describe(&pids, &writer);
+        // From here on the tree runs as if nothing had been.
+        drop(live);
+        report.stored_pages += pages.stored;
+        report.zero_pages += pages.zero;
+        let mut records_bytes = 0;
+        for record in inventory.records {
+            records_bytes += record.payload.len() as u64;
+            writer.record(record);
+        }
+        for run in inventory.same {
+            report.shared_pages += u64::from(run.pages);
+            writer.mark(run);
+        }
+        writer.describe(stopped);
+        report.image_bytes = report.stored_pages * image::PAGE_BYTES as u64 + records_bytes;
+        let facts = facts();
+        let durable = false;
+        let id = writer.seal(Seal { durable, facts })?;
+        log::info!("image {id} is whole");
+        report.image = id.to_string();
+        let observer = observer.into_inner();
+        let observer = observer.unwrap_or_else(std::sync::PoisonError::into_inner);
+        observer
+            .stage(Stage::PostDump, Some(self.options.tree))
+            .map_err(Error::Vetoed)?;
+        undo.0.clear();
+        report.total_us = micros(self.began.elapsed());
+        Ok(report)
+    }
+}
+
+/// Stops the tree when none of its threads is on the way back from a dump that was cut short.
+fn freeze_returned(options: &DumpOptions, began: Instant) -> Result<Frozen> {
+    crate::dump::patiently(began, || {
+        let frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
+        for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
+            let listed = collect::look::parse(&task.read("maps")?)?;
+            collect::check_returned(task, &listed)?;
+        }
+        Ok(frozen)
+    })
+}
+
+/// Lets the tree go on.
+fn release(frozen: Frozen) -> Result<()> {
+    for task in frozen.tasks {
+        if let Body::Stopped(threads) = task.body {
+            for thread in threads {
+                thread.release()?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds a stop to the report.
+fn stopped_for(report: &mut DumpReport, since: Instant) {
+    let stopped_us = micros(since.elapsed());
+    report.frozen_us += stopped_us;
+    report.longest_frozen_us = report.longest_frozen_us.max(stopped_us);
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Prepared {
+    /// Refuses mappings that cannot be saved, before anything is touched.
+    fn check(&self) -> Result<()> {
+        for (pid, listed) in self.listed() {
+            let listed = listed.iter().filter(|listed| listed.name != b"[vsyscall]");
+            for listed in listed {
+                Mapping::of(listed, pid, None)?;
+            }
+        }
+        Ok(())
+    }
+}

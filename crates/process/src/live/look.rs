@@ -1,0 +1,115 @@
+//! How the instant of a live dump looks at memory: with what was seen before, and protecting.
+
+use std::collections::HashMap;
+
+use abi::Span;
+use pages::live::{Areas, Live};
+use pages::scan::{Area, Found};
+use resources::map::listing::{Backing, Listed};
+
+use crate::collect::look::{Afresh, Look, Prepared};
+use crate::freeze::Task;
+use crate::{Error, Result};
+
+/// Whether a mapping's pages can be protected and copied later: anonymous memory of its own.
+pub(super) fn is_live(listed: &Listed) -> bool {
+    listed.backing() == Backing::Anonymous && !listed.shared && !listed.has(b"dp")
+}
+
+/// Where pages of each task may be shared by copy-on-write.
+pub(super) fn shared(prepared: &Prepared) -> HashMap<i32, Vec<Span>> {
+    let may_share = |listed: &[Listed]| {
+        let listed = listed.iter().filter(|listed| listed.may_share());
+        listed.map(|listed| listed.span).collect()
+    };
+    let tasks = prepared.listed();
+    tasks
+        .map(|(pid, listed)| (pid, may_share(listed)))
+        .collect()
+}
+
+/// [`Look`] of a live dump.
+pub(super) struct LiveLook<'a> {
+    prepared: Prepared,
+    live: &'a Live,
+    /// Areas of each task in which pages may be shared.
+    shared: HashMap<i32, Vec<Span>>,
+}
+
+impl<'a> LiveLook<'a> {
+    pub fn new(mut prepared: Prepared, live: &'a Live) -> Self {
+        forget_ours(&mut prepared, live);
+        Self {
+            prepared,
+            live,
+            shared: HashMap::new(),
+        }
+    }
+
+    /// Whether flags of mappings are others now than those that were taken for true.
+    pub fn has_changed(&self, root: i32) -> Result<bool> {
+        let mut now = Prepared::of(root)?;
+        forget_ours(&mut now, self.live);
+        Ok(self.prepared.differs(&now))
+    }
+}
+
+impl Look for LiveLook<'_> {
+    fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
+        let mut listed = self.prepared.mappings(task)?;
+        if self.live.has(task.pid) {
+            listed.iter_mut().for_each(forget_protection);
+        }
+        let shared = listed.iter().filter(|listed| listed.may_share());
+        let shared = shared.map(|listed| listed.span).collect();
+        self.shared.insert(task.pid, shared);
+        Ok(listed)
+    }
+
+    fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
+        if !self.live.has(pid) {
+            return Afresh.pages(pid, areas);
+        }
+        let (files, own): (Vec<Area>, Vec<Area>) = areas.iter().partition(|area| area.file);
+        let spans = own.iter().map(|area| area.span).collect::<Vec<_>>();
+        let shared = self.shared.remove(&pid).unwrap_or_default();
+        let guards = self.live.instant(pid, &Areas { spans, shared });
+        let guards = guards.map_err(|error| match error {
+            pages::Error::Gone { pid } => {
+                let what = "another program (execve) during a live dump".to_owned();
+                resources::Error::unsupported(pid, what).into()
+            }
+            error => Error::from(error),
+        })?;
+        let mut of_files = pages::scan(pid, &files)?.into_iter();
+        let found = areas.iter().map(|area| {
+            if area.file {
+                return of_files.next().unwrap_or_default();
+            }
+            let first = guards.partition_point(|guard| guard.end <= area.span.start);
+            let inside = guards[first..].iter();
+            let inside = inside.take_while(|guard| guard.start < area.span.end);
+            Found {
+                private: Vec::new(),
+                guards: inside.map(|guard| guard.intersect(area.span)).collect(),
+            }
+        });
+        Ok(found.collect())
+    }
+}
+
+fn forget_ours(prepared: &mut Prepared, live: &Live) {
+    prepared.edit(|pid, listed| {
+        if live.has(pid) {
+            forget_protection(listed);
+        }
+    });
+}
+
+/// Takes the mark of our userfaultfd off a mapping. One of the task's own was refused before ours
+/// were made, and where ours is, no other can be.
+fn forget_protection(listed: &mut Listed) {
+    if is_live(listed) {
+        listed.flags.retain(|flag| flag != b"uw");
+    }
+}
