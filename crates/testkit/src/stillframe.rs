@@ -100,7 +100,7 @@ impl Stillframe {
     pub fn dump(&self, pid: u32, options: &[&str]) -> Outcome {
         let tree = tree::members(pid);
         let outcome = self.run(self.dump_command(pid, options), DUMP_LOG);
-        let stays = ["-R", "--leave-running", "-s", "--leave-stopped"];
+        let stays = ["-R", "--leave-running", "--live", "-s", "--leave-stopped"];
         if outcome.status.success() && !options.iter().any(|option| stays.contains(option)) {
             tree::wait_gone(&tree);
         }

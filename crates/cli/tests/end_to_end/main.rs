@@ -5,6 +5,7 @@ mod cycles;
 mod damage;
 mod files;
 mod kills;
+mod live;
 mod nginx;
 mod python;
 mod redis;

@@ -139,6 +139,23 @@ impl Mapping {
         check(unsafe { libc::madvise(start, bytes, advice) }.into()).map(drop)
     }
 
+    /// Makes it longer or shorter, wherever it then is. mremap(2).
+    ///
+    /// # Errors
+    /// As mremap(2).
+    pub fn resize(&mut self, bytes: usize) -> Result<()> {
+        let (start, old_bytes) = self.part(0..self.bytes);
+        // SAFETY: this mapping alone is moved, to a place that the kernel finds, and nobody else
+        // has a reference into it.
+        let moved = unsafe { libc::mremap(start, old_bytes, bytes, libc::MREMAP_MAYMOVE) };
+        if moved == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        self.start = moved.expose_provenance();
+        self.bytes = bytes;
+        Ok(())
+    }
+
     /// Locks a range of bytes into memory, with the flags of mlock2(2).
     ///
     /// # Errors

@@ -27,6 +27,27 @@ fn check(answer: i64) -> Result<i64> {
     }
 }
 
+/// Makes a child that ends at once, and waits for its end; with other threads running as well.
+///
+/// See fork(2).
+///
+/// # Errors
+/// As fork(2).
+pub fn fork_for_a_moment() -> std::io::Result<()> {
+    // SAFETY: the child calls nothing but _exit(2), which needs no lock that a thread could hold.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    if child < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: no status is asked for.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    Ok(())
+}
+
 /// Waits with select(2) until `file` can be read; false after `timeout_ms`.
 ///
 /// # Errors

@@ -17,6 +17,7 @@ mod sigaltstack;
 mod stopped;
 mod threads_epoll;
 mod tree;
+mod writers;
 mod zombies;
 
 use std::fs::{self, File};
@@ -47,6 +48,7 @@ const ALL: &[(&str, Run)] = &[
     ("stopped", stopped::run),
     ("threads-epoll", threads_epoll::run),
     ("tree", tree::run),
+    ("writers", writers::run),
     ("zombies", zombies::run),
 ];
 
