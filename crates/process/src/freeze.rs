@@ -149,7 +149,7 @@ pub(crate) fn read_proc(pid: i32, name: &str) -> Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
     let dir = opened.map_err(|_| Error::Gone { pid })?;
-    read_at(dir.as_fd(), pid, name)
+    read_at(dir.as_fd(), pid, name, &Later::default())
 }
 
 /// Whether a file of /proc/PID has an entry for each of many things: the kernel gives such a file
