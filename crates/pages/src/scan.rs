@@ -143,7 +143,9 @@ fn search(
         if end <= rest.start {
             return Err(Errno::IO.into());
         }
-        rest.start = end;
+        // Where the answer was not too long, all was looked at, whatever the kernel says: it may
+        // name a place in the middle.
+        rest.start = if count < regions.len() { rest.end } else { end };
     }
     Ok(())
 }

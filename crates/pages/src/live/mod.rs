@@ -77,14 +77,21 @@ pub struct Pages {
 }
 
 impl Live {
-    /// Takes tasks: pid, space, and the userfaultfd of its memory, with [`FEATURES`].
+    /// Takes tasks: pid, space, and the userfaultfd of its memory, with [`FEATURES`]. One that has
+    /// ended is left out.
     ///
     /// # Errors
-    /// [`Error::Look`], [`Error::Gone`]; [`Error::Thread`].
+    /// [`Error::Look`], [`Error::Thread`].
     pub fn new(tasks: Vec<(i32, SpaceId, Uffd)>) -> Result<Self> {
-        let tasks = tasks.into_iter();
-        let tasks = tasks.map(|(pid, space, uffd)| Ok(Arc::new(Task::new(pid, space, uffd)?)));
-        let tasks = tasks.collect::<Result<Vec<_>>>()?;
+        let mut living = Vec::new();
+        for (pid, space, uffd) in tasks {
+            match Task::new(pid, space, uffd) {
+                Ok(task) => living.push(Arc::new(task)),
+                Err(Error::Gone { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let tasks = living;
         let shared = Arc::new(Shared::default());
         let failed = |errno: rustix::io::Errno| Error::Thread(errno.into());
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;

@@ -1,10 +1,11 @@
 //! Finds what is not protected, and protects it.
 use std::io;
 
-use abi::{PAGE_BYTES, Span};
+use abi::{Addr, PAGE_BYTES, Span};
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Pagemap, Query, Region};
 
+use super::blocks::BLOCK_BYTES;
 use super::task::Task;
 use crate::scan::push;
 use crate::{Error, Result};
@@ -54,12 +55,20 @@ impl Task {
         for area in areas {
             let failed = |source| Error::look(self.pid, area.start, source);
             let open = scan(&self.pagemap, *area, &OPEN).map_err(failed)?;
-            let open = open.into_iter().map(|(span, _)| span).collect::<Vec<_>>();
-            let near = joined(&open, GAP_BYTES);
+            let open = blockwise(open.into_iter().map(|(span, _)| span), *area);
+            // While the task runs, a page between two of these may be written before it is
+            // protected with them, and would not be noted.
+            let near = joined(&open, if stopped { GAP_BYTES } else { 0 });
             for span in &near {
-                match self.protect(*span) {
+                let mut protected = self.protect(*span);
+                if stopped && is(&protected, Errno::NOENT) {
+                    // It was registered while it was unmapped, and is a new mapping since.
+                    self.register(*area)?;
+                    protected = self.protect(*span);
+                }
+                match protected {
                     Ok(()) => {}
-                    Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => {
+                    error if is(&error, Errno::SRCH) => {
                         return Err(Error::Gone { pid: self.pid });
                     }
                     Err(_) if !stopped => {}
@@ -115,10 +124,16 @@ impl Task {
     }
 }
 
+fn is<T>(outcome: &io::Result<T>, errno: Errno) -> bool {
+    outcome
+        .as_ref()
+        .is_err_and(|error| Errno::from_io_error(error) == Some(errno))
+}
+
 /// Asks [`THERE`]; older kernels do not know guard pages.
 fn scan_there(map: &Pagemap, span: Span) -> io::Result<Vec<(Span, Category)>> {
     match scan(map, span, &THERE) {
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {
+        error if is(&error, Errno::INVAL) => {
             let told = Category::HUGE;
             let found = scan(map, span, &Query { told, ..THERE })?;
             let plain = found.into_iter().map(|(span, _)| (span, Category::empty()));
@@ -142,9 +157,23 @@ fn scan(map: &Pagemap, span: Span, query: &Query) -> io::Result<Vec<(Span, Categ
         if end <= rest.start {
             return Err(Errno::IO.into());
         }
-        rest.start = end;
+        // Where the answer was not too long, all was looked at, whatever the kernel says: it may
+        // name a place in the middle.
+        rest.start = if count < regions.len() { rest.end } else { end };
     }
     Ok(found)
+}
+
+/// Makes whole blocks of sorted spans, as far as they are inside of `area`, and joins them: all
+/// pages of a block are stale when one is.
+fn blockwise(spans: impl Iterator<Item = Span>, area: Span) -> Vec<Span> {
+    let mut whole = Vec::new();
+    for span in spans {
+        let start = Addr(span.start.0 / BLOCK_BYTES * BLOCK_BYTES);
+        let end = Addr(span.end.0.next_multiple_of(BLOCK_BYTES));
+        push(&mut whole, Span { start, end }.intersect(area));
+    }
+    whole
 }
 
 /// Joins spans that are at most `gap_bytes` apart.
@@ -170,8 +199,6 @@ fn within(sorted: &[Span], span: Span) -> Vec<Span> {
 
 #[cfg(test)]
 mod tests {
-    use abi::Addr;
-
     use super::*;
 
     #[test]
@@ -183,6 +210,10 @@ mod tests {
         let spans = [span(0, 10), span(12, 20), span(30, 31), span(31, 40)];
         assert_eq!(joined(&spans, 2), [span(0, 20), span(30, 40)]);
         assert_eq!(joined(&spans, 10), [span(0, 40)]);
+        let pages = |start: u64, end: u64| span(start << 12, end << 12);
+        let some = [pages(17, 18), pages(20, 33), pages(100, 101)];
+        let whole = blockwise(some.into_iter(), pages(0, 105));
+        assert_eq!(whole, [pages(16, 48), pages(96, 105)]);
         assert_eq!(within(&spans, span(5, 13)), [span(5, 10), span(12, 13)]);
         assert_eq!(within(&spans, span(20, 30)), []);
     }

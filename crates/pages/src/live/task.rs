@@ -93,22 +93,29 @@ impl Task {
             if is_covered(&book.registered, *area) {
                 continue;
             }
-            match self.uffd.register(*area, Modes::WP) {
+            match self.register(*area) {
                 Ok(()) => insert(&mut book.registered, *area),
-                Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => {
-                    return Err(Error::Gone { pid: self.pid });
-                }
-                Err(_) if !stopped => {}
-                Err(source) => {
-                    let (pid, span) = (self.pid, *area);
-                    return Err(Error::Register { pid, span, source });
-                }
+                Err(Error::Register { .. }) if !stopped => {}
+                Err(error) => return Err(error),
             }
         }
         if stopped {
             self.lost.store(false, Ordering::SeqCst);
         }
         Ok(())
+    }
+
+    pub fn register(&self, area: Span) -> Result<()> {
+        let pid = self.pid;
+        let registered = self.uffd.register(area, Modes::WP);
+        registered.map_err(|source| match Errno::from_io_error(&source) {
+            Some(Errno::SRCH) => Error::Gone { pid },
+            _ => Error::Register {
+                pid,
+                span: area,
+                source,
+            },
+        })
     }
 
     /// Hears all events of a stopped task that have come.
