@@ -33,11 +33,7 @@ pub struct Row {
 ///
 /// # Errors
 /// [`Error::Gone`] when the task died, [`Error::Kernel`].
-pub fn read(
-    pid: i32,
-    proc: BorrowedFd<'_>,
-    parent: Option<(i32, &[Row])>,
-) -> Result<Vec<Row>> {
+pub fn read(pid: i32, proc: BorrowedFd<'_>, parent: Option<(i32, &[Row])>) -> Result<Vec<Row>> {
     let failed = |what: &str, error: Errno| {
         let doing = format!("read /proc/{pid}/{what}");
         match error {
@@ -111,10 +107,7 @@ pub fn own(fd: BorrowedFd<'_>) -> Result<Row> {
 }
 
 /// The parent's descriptor with the number of `at`, if it is of the same description.
-fn inherited(
-    at: (i32, i32),
-    parent: Option<(i32, &[Row])>,
-) -> Result<Option<((i32, i32), &Row)>> {
+fn inherited(at: (i32, i32), parent: Option<(i32, &[Row])>) -> Result<Option<((i32, i32), &Row)>> {
     let Some((pid, rows)) = parent else {
         return Ok(None);
     };
