@@ -89,7 +89,9 @@ impl Dump {
             allowed: AllowedArgs::default(),
             common: Common::default(),
         };
-        quick::fill(&mut dump, words)?.is_empty().then_some(dump)
+        let whole = quick::fill(&mut dump, words)?.is_empty();
+        // What contradicts itself is the parser's to refuse.
+        (whole && !(dump.live && dump.leave_stopped)).then_some(dump)
     }
 
     /// Saves the tree.

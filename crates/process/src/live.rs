@@ -22,6 +22,8 @@ use pages::live::{Areas, Live};
 use pages::{Drained, Source, TaskMemory};
 use resources::map::memory::Mapping;
 
+use store::Store;
+
 use self::look::LiveLook;
 use crate::collect::look::Prepared;
 use crate::collect::{self, Inventory};
@@ -49,16 +51,18 @@ const SHORT: Duration = Duration::from_millis(1);
 pub(crate) fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpReport> {
     let began = Instant::now();
     let root = options.tree;
+    crate::room::within_the_hard_limit();
     observer
         .stage(Stage::PreDump, Some(root))
         .map_err(Error::Vetoed)?;
     let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
-    let writer = Writer::create(Arc::new(store))?;
+    let store = Arc::new(store);
+    let writer = Writer::create(store.clone())?;
     let mut dump = Dump::begin(options, writer, began, observer)?;
     dump.copy_before()?;
     for instant in 1.. {
         if let Some(saved) = dump.instant(instant == INSTANTS)? {
-            return dump.seal(saved);
+            return dump.seal(saved, &*store);
         }
         log::info!("instant {instant} was not copied in time: another follows");
         dump.round()?;
@@ -263,7 +267,7 @@ impl<'a> Dump<'a> {
     }
 
     /// Finishes the image.
-    fn seal(self, saved: Saved) -> Result<DumpReport> {
+    fn seal(self, saved: Saved, store: &dyn Store) -> Result<DumpReport> {
         let Saved {
             inventory,
             pids,
@@ -300,9 +304,13 @@ impl<'a> Dump<'a> {
         report.image = id.to_string();
         let observer = observer.into_inner();
         let observer = observer.unwrap_or_else(std::sync::PoisonError::into_inner);
-        observer
-            .stage(Stage::PostDump, Some(self.options.tree))
-            .map_err(Error::Vetoed)?;
+        if let Err(veto) = observer.stage(Stage::PostDump, Some(self.options.tree)) {
+            // What was changed on the host for the image is taken back with it.
+            if let Err(error) = image::remove(store, id) {
+                log::error!("the image stays: {error}");
+            }
+            return Err(Error::Vetoed(veto));
+        }
         undo.0.clear();
         report.total_us = micros(self.began.elapsed());
         Ok(report)

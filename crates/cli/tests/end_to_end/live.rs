@@ -97,6 +97,12 @@ fn a_task_cannot_tell_that_it_was_dumped_live() {
 }
 
 #[test]
+fn a_live_dump_leaves_nothing_stopped() {
+    let outcome = stillframe().dump(std::process::id(), &["--live", "--leave-stopped"]);
+    outcome.must_fail().names(&["--live", "--leave-stopped"]);
+}
+
+#[test]
 fn a_tree_is_dumped_live_and_restored() {
     needs_root!();
     let stillframe = stillframe();
