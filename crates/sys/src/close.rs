@@ -66,7 +66,10 @@ mod tests {
     fn what_is_left_for_later_is_closed_when_it_is_many_or_over() {
         let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
         let ended = || {
-            let mut ready = [rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN)];
+            let mut ready = [rustix::event::PollFd::new(
+                &reader,
+                rustix::event::PollFlags::IN,
+            )];
             rustix::event::poll(&mut ready, Some(&rustix::event::Timespec::default())) == Ok(1)
         };
         let later = Later::default();
