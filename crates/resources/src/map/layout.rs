@@ -8,6 +8,7 @@ use abi::{Addr, Span};
 use syscalls::Sysno;
 
 use super::memory::{Mapping, Memory, Special};
+use super::vdso;
 use crate::script::{Arg, PoolId, Script, Width};
 use crate::{Error, Result};
 
@@ -69,6 +70,8 @@ pub struct Planning<'a> {
     pub pool: &'a dyn Fn(u32) -> PoolId,
     /// The pool descriptor of each pages file, by number.
     pub files: &'a dyn Fn(u64) -> PoolId,
+    /// What is known of its vDSO.
+    pub vdso: vdso::lay::Old<'a>,
 }
 
 /// The calls that lay out a process.
@@ -86,6 +89,11 @@ pub struct Laid {
     pub filled: Vec<Span>,
     /// The protection of each mapping before `finish`: that with which children inherit it.
     pub protections: Vec<u32>,
+    /// Where this host's vDSO comes to be, if that is not where the old one was: nothing else may
+    /// be there.
+    pub room: Option<Span>,
+    /// The code that another kernel's vDSO becomes.
+    pub proxy: Option<vdso::proxy::Proxy>,
 }
 
 /// Plans the calls that lay out a process.
@@ -130,7 +138,9 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
         }
         settle(map, laid.protections[index] != map.prot, &mut laid.finish);
     }
-    vdso(planning.memory, &mut laid.late)?;
+    let vdso = vdso::lay::plan(planning.memory, &planning.vdso)?;
+    laid.late.append(vdso.script);
+    (laid.room, laid.proxy) = (vdso.room, vdso.proxy);
     marks(planning, &mut laid.finish)?;
     Ok(laid)
 }
@@ -340,31 +350,6 @@ fn settle(map: &Mapping, changed: bool, script: &mut Script) {
     }
 }
 
-/// Has the kernel map the vDSO where it was.
-fn vdso(memory: &Memory, script: &mut Script) -> Result<()> {
-    const ARCH_MAP_VDSO_64: u32 = 0x2003;
-    let vdso = memory
-        .mappings
-        .iter()
-        .position(|map| map.special() == Special::Vdso);
-    let Some(vdso) = vdso else { return Ok(()) };
-    let mut first = vdso;
-    while first > 0 && memory.mappings[first - 1].special() == Special::Vvar {
-        first -= 1;
-    }
-    let start = memory.mappings[first].start;
-    script.call(Sysno::arch_prctl, [ARCH_MAP_VDSO_64.into(), start.into()]);
-    script.note("vDSO");
-    let end = memory.mappings[vdso].span();
-    let seen = script.room(usize::try_from(end.pages()).unwrap_or(1).min(1024));
-    script.call(
-        Sysno::mincore,
-        [end.start.into(), end.bytes().into(), seen.into()],
-    );
-    script.note("the vDSO is where it was");
-    Ok(())
-}
-
 /// Sets the marks of the address space, the auxiliary vector and the executable.
 fn marks(planning: &Planning<'_>, script: &mut Script) -> Result<()> {
     const PR_SET_MM: u32 = 35;
@@ -444,6 +429,12 @@ mod tests {
             fill: Fill::Itself,
             files: &|_| PoolId(0),
             pool: &PoolId,
+            vdso: vdso::lay::Old {
+                way: vdso::Way::Absent,
+                host: None,
+                code: None,
+                pid: 1,
+            },
         }
     }
 

@@ -32,6 +32,9 @@ pub struct Memory {
     /// Bits of `mlockall` that apply to later mappings (`MCL_FUTURE`, `MCL_ONFAULT`).
     #[prost(uint32, tag = "6")]
     pub lock_future: u32,
+    /// Whether its vDSO is the one of 32-bit programs.
+    #[prost(bool, tag = "7")]
+    pub vdso_is_32_bit: bool,
 }
 
 /// One mapping in an image.

@@ -234,6 +234,11 @@ const ARCH_PRCTL: &[Meaning] = &[
         rest: &[Int],
     },
     Meaning {
+        number: 0x2002,
+        name: "ARCH_MAP_VDSO_32",
+        rest: &[Address],
+    },
+    Meaning {
         number: 0x2003,
         name: "ARCH_MAP_VDSO_64",
         rest: &[Address],
@@ -335,7 +340,6 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::ioprio_set, &[One(names::IOPRIO_WHO), Int, Hex]),
     (Sysno::kill, &[Int, Signal]),
     (Sysno::madvise, &[Address, Number, One(names::MADV)]),
-    (Sysno::mincore, &[Address, Number, Address]),
     (Sysno::mlock2, &[Address, Number, Flags(names::MLOCK)]),
     (Sysno::mlockall, &[Flags(names::MCL)]),
     (
@@ -350,6 +354,10 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         ],
     ),
     (Sysno::mprotect, &[Address, Number, Flags(names::PROT)]),
+    (
+        Sysno::mremap,
+        &[Address, Number, Number, Flags(names::MREMAP), Address],
+    ),
     (Sysno::munmap, &[Address, Number]),
     (Sysno::personality, &[Flags(names::PERSONALITY)]),
     (Sysno::prctl, &[Verb(PRCTL)]),
@@ -360,6 +368,17 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (
         Sysno::prlimit64,
         &[Int, One(names::RLIMIT), Struct(LIMIT), Address],
+    ),
+    (
+        Sysno::process_vm_readv,
+        &[
+            Int,
+            List(2, &Struct(IOVEC), 16),
+            Int,
+            List(4, &Struct(IOVEC), 16),
+            Int,
+            Number,
+        ],
     ),
     (Sysno::rseq, &[Address, Number, Int, Hex]),
     (

@@ -25,6 +25,8 @@ pub(super) const MADV: Names = names!(general:
 
 pub(super) const MLOCK: Names = names!(general: MLOCK_ONFAULT);
 
+pub(super) const MREMAP: Names = names!(general: MREMAP_MAYMOVE MREMAP_FIXED);
+
 pub(super) const MCL: Names = names!(general: MCL_CURRENT MCL_FUTURE MCL_ONFAULT);
 
 pub(super) const CLONE: Names = names!(general:

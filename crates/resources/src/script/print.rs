@@ -222,7 +222,9 @@ impl<'a> Line<'a> {
 
     fn result(&self) -> String {
         match (self.step.call, self.step.extra) {
-            (syscalls::Sysno::mmap, Arg::Value(value)) => number(&Form::Address, value),
+            (syscalls::Sysno::mmap | syscalls::Sysno::mremap, Arg::Value(value)) => {
+                number(&Form::Address, value)
+            }
             (_, Arg::Value(value)) => number(&Form::Number, value),
             (_, other) => self.reference(other),
         }

@@ -1,0 +1,203 @@
+//! The vDSO: the kernel's code in every process, and what becomes of it on another kernel.
+//!
+//! A program holds addresses of functions in its vDSO, so the same code must be back at the same
+//! address. On a kernel with the same vDSO that is the kernel's own, mapped there ([`lay`]). On
+//! another kernel the old code comes out of the image, as ordinary memory at its old address, and
+//! each of its functions begins with a jump to the same function of this kernel's vDSO, which is
+//! mapped elsewhere ([`proxy`]). A later dump knows such memory by its mark ([`found`]) and saves
+//! it as what it stands for: an image never tells whether a task had the vDSO itself or a proxy.
+
+pub mod elf;
+pub mod found;
+pub mod host;
+pub mod lay;
+pub mod proxy;
+pub mod unwind;
+
+use prost::Message;
+
+use super::memory::{Mapping, Memory, Special};
+use crate::{Error, Result};
+pub use host::{Host, Part};
+
+/// The record's number in images.
+pub const TAG: u16 = 301;
+
+/// More than any vDSO has, code or data.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// A vDSO in an image, one record each build id: the code holds its own table of symbols.
+#[derive(Clone, PartialEq, Message)]
+pub struct Vdso {
+    /// The build id in its ELF notes; empty if it has none.
+    #[prost(bytes = "vec", tag = "1")]
+    pub build_id: Vec<u8>,
+    /// Its bytes in memory from the first on; what follows them is zero.
+    #[prost(bytes = "vec", tag = "2")]
+    pub code: Vec<u8>,
+}
+
+/// How a task's vDSO comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// It had none.
+    Absent,
+    /// The kernel maps it at its address.
+    Straight,
+    /// The kernel maps it elsewhere and its parts are moved to their addresses.
+    Moved,
+    /// It was another kernel's.
+    Proxied,
+}
+
+impl Way {
+    /// Whether more of the host's own vDSO must be known than its build id.
+    #[must_use]
+    pub fn needs_host(self) -> bool {
+        matches!(self, Self::Moved | Self::Proxied)
+    }
+}
+
+/// The vDSO's code among a task's mappings.
+#[must_use]
+pub fn code_of(memory: &Memory) -> Option<&Mapping> {
+    let mut all = memory.mappings.iter();
+    all.find(|map| map.special() == Special::Vdso)
+}
+
+/// The bytes of vDSO data that end where its code begins.
+#[must_use]
+pub fn data_before(memory: &Memory) -> u64 {
+    let Some(code) = code_of(memory) else {
+        return 0;
+    };
+    let vvar = memory.mappings.iter().rev();
+    let vvar = vvar.filter(|map| map.special() == Special::Vvar);
+    let first = vvar.fold(
+        code.start,
+        |at, map| if map.end == at { map.start } else { at },
+    );
+    code.start - first
+}
+
+/// How the vDSO of `memory` comes back on a host whose own has the build id `own`.
+#[must_use]
+pub fn way(memory: &Memory, own: Option<&[u8]>) -> Way {
+    let Some(code) = code_of(memory) else {
+        return Way::Absent;
+    };
+    let known = !memory.vdso_build_id.is_empty();
+    if !known || own != Some(memory.vdso_build_id.as_slice()) {
+        return Way::Proxied;
+    }
+    let vvar = memory.mappings.iter();
+    let vvar = vvar.filter(|map| map.special() == Special::Vvar);
+    let vvar_bytes = vvar.map(|map| map.end - map.start).sum::<u64>();
+    let whole = vvar_bytes > 0 && vvar_bytes == data_before(memory);
+    if whole && !lay::is_below_stack(memory, code.end) {
+        Way::Straight
+    } else {
+        Way::Moved
+    }
+}
+
+/// Checks what an image claims of a task's vDSO.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn check(memory: &Memory) -> Result<()> {
+    let special = memory.mappings.iter();
+    let special = special.filter(|map| map.special() != Special::No);
+    let bad = |what: String| Err(Error::corrupt("memory", what));
+    let mut codes = 0;
+    for map in special {
+        if map.end - map.start > BYTES_MAX {
+            return bad(format!("mapping {} is too large for a vDSO", map.span()));
+        }
+        codes += u32::from(map.special() == Special::Vdso);
+    }
+    if codes > 1 {
+        return bad(format!("a task has {codes} vDSOs"));
+    }
+    Ok(())
+}
+
+/// Takes a record apart.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn read(payload: &[u8]) -> Result<Vdso> {
+    let vdso = Vdso::decode(payload).map_err(|e| Error::corrupt("vdso", e.to_string()))?;
+    if vdso.code.len() as u64 > BYTES_MAX {
+        let what = format!("has {} bytes of code", vdso.code.len());
+        return Err(Error::corrupt("vdso", what));
+    }
+    Ok(vdso)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::memory::{MAP_ANONYMOUS, MAP_PRIVATE};
+    use super::*;
+
+    pub(crate) fn special(start: u64, end: u64, special: Special) -> Mapping {
+        Mapping {
+            start,
+            end,
+            prot: if special == Special::Vdso { 5 } else { 1 },
+            flags: MAP_PRIVATE,
+            special: special as i32,
+            ..Mapping::default()
+        }
+    }
+
+    pub(crate) fn memory(mappings: Vec<Mapping>) -> Memory {
+        Memory {
+            marks: vec![0; 11],
+            mappings,
+            vdso_build_id: b"own".to_vec(),
+            ..Memory::default()
+        }
+    }
+
+    #[test]
+    fn each_layout_has_its_way() {
+        let (vvar, vdso) = (Special::Vvar, Special::Vdso);
+        let plain = vec![
+            special(0x10000, 0x14000, vvar),
+            special(0x14000, 0x16000, vvar),
+            special(0x16000, 0x18000, vdso),
+        ];
+        let own = Some(b"own".as_slice());
+        assert_eq!(way(&memory(plain.clone()), own), Way::Straight);
+        assert_eq!(data_before(&memory(plain.clone())), 0x6000);
+        assert_eq!(way(&memory(plain.clone()), Some(b"other")), Way::Proxied);
+        assert_eq!(way(&memory(plain.clone()), None), Way::Proxied);
+        assert_eq!(way(&memory(Vec::new()), own), Way::Absent);
+        let alone = memory(plain[2..].to_vec());
+        assert_eq!(way(&alone, own), Way::Moved);
+        let mut apart = memory(plain.clone());
+        apart.mappings[0].start -= 0x4000;
+        apart.mappings[0].end -= 0x4000;
+        assert_eq!(way(&apart, own), Way::Moved);
+        let mut below = plain;
+        below.push(Mapping {
+            start: 0x20000,
+            end: 0x40000,
+            prot: 3,
+            flags: MAP_PRIVATE | MAP_ANONYMOUS | 0x100,
+            ..Mapping::default()
+        });
+        assert_eq!(way(&memory(below), own), Way::Moved);
+    }
+
+    #[test]
+    fn what_no_task_has_is_refused() {
+        let vdso = Special::Vdso;
+        let two = [special(0x1000, 0x2000, vdso), special(0x3000, 0x4000, vdso)];
+        let error = check(&memory(two.to_vec())).expect_err("two of them");
+        assert_eq!(error.to_string(), "image record memory: a task has 2 vDSOs");
+        let huge = vec![special(0x1000, 0x1000 + BYTES_MAX + 0x1000, vdso)];
+        assert!(check(&memory(huge)).is_err());
+    }
+}
