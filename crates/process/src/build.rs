@@ -101,7 +101,7 @@ pub(crate) fn build(
     let head = PAGE_BYTES + Header::BYTES as u64 + words_bytes;
     let head = head.next_multiple_of(64);
     let total = head + sizes.iter().map(|(ops, data)| ops + data).sum::<u64>() + SCRATCH_BYTES;
-    let window = place_window(saved, total.next_multiple_of(PAGE_BYTES))?;
+    let window = place_window(saved, &plan.taken, total.next_multiple_of(PAGE_BYTES))?;
     let span = window.span();
     // A task whose maker was killed finds that out by a call that fails: it must not stay.
     let header = Header {
@@ -139,13 +139,14 @@ pub(crate) fn build(
 }
 
 /// Maps the window where no task has a mapping and this process has none either.
-fn place_window(saved: &Saved<'_>, bytes: u64) -> Result<Window> {
+fn place_window(saved: &Saved<'_>, more: &[Span], bytes: u64) -> Result<Window> {
     const LOWEST: Addr = Addr(0x10_0000);
     // Stacks may grow down to this distance of their neighbour (mmap(2), "stack guard gap").
     const MARGIN_BYTES: u64 = 2 << 20;
     let maps = saved.tasks.iter().flat_map(|task| &task.memory.mappings);
     let mut taken = maps
         .map(resources::map::memory::Mapping::span)
+        .chain(more.iter().copied())
         .collect::<Vec<_>>();
     taken.sort_unstable();
     let mut start = LOWEST;

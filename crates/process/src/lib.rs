@@ -10,6 +10,7 @@ mod describe;
 mod dump;
 mod error;
 mod freeze;
+mod host;
 mod live;
 mod merge;
 pub mod options;

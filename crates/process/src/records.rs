@@ -6,6 +6,7 @@ use image::{Reader, Record};
 use prost::Message;
 use resources::fd::tags;
 use resources::map::memory;
+use resources::map::vdso::{self, Vdso};
 use resources::task::interrupted::Remake;
 
 use crate::{Error, Result};
@@ -148,6 +149,8 @@ pub(crate) struct Saved<'a> {
     pub descriptions: Vec<(u16, &'a [u8])>,
     /// Owners and locks of descriptions, by the description's id.
     pub attributes: HashMap<u32, &'a [u8]>,
+    /// The code of the tasks' vDSOs.
+    pub vdsos: Vec<Vdso>,
 }
 
 /// The records of one task; empty for a zombie.
@@ -249,16 +252,28 @@ impl<'a> Saved<'a> {
         for node in &tree.tasks {
             tasks.push(SavedTask::read(&sorted, node, descriptions.len())?);
         }
+        let vdsos = reader.records().iter();
+        let vdsos = vdsos.filter(|record| record.tag == vdso::TAG);
+        let vdsos = vdsos.map(|record| vdso::read(&record.payload));
+        let vdsos = vdsos.collect::<std::result::Result<_, _>>()?;
         Ok(Self {
             tree,
             tasks,
             descriptions,
             attributes,
+            vdsos,
         })
     }
 }
 
 impl Saved<'_> {
+    /// The code of the vDSO with this build id.
+    pub fn vdso_code(&self, build_id: &[u8]) -> Option<&[u8]> {
+        let mut all = self.vdsos.iter();
+        let vdso = all.find(|vdso| vdso.build_id == build_id);
+        vdso.map(|vdso| vdso.code.as_slice())
+    }
+
     /// How many descriptors a restore needs room for: above the highest number that a task has
     /// stand the pool's, and the restorer has some of its own.
     pub fn descriptors_room(&self) -> u64 {

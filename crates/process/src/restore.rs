@@ -14,6 +14,7 @@ use loaded::Loaded;
 use rustix::process::Pid;
 
 use crate::build::build;
+use crate::host;
 use crate::plan::{self, Setting};
 use crate::records::Saved;
 use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
@@ -30,10 +31,9 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     observer
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
-    check_vdso(&saved)?;
     let room = saved.descriptors_room() + 2 * reader.far_files();
     crate::room::for_descriptors(room);
-    let setting = setting(options)?;
+    let setting = setting(options, &saved)?;
     let plan = plan::plan(&reader, &saved, &setting)?;
     let built = build(
         plan,
@@ -88,35 +88,22 @@ pub fn plan(options: &RestoreOptions) -> Result<String> {
     let saved = Saved::read(&reader)?;
     let setting = Setting {
         parent: 0,
-        ..setting(options)?
+        ..setting(options, &saved)?
     };
     let plan = plan::plan(&reader, &saved, &setting)?;
     plan::print(&plan, &saved, &reader)
 }
 
-fn setting(options: &RestoreOptions) -> Result<Setting> {
+fn setting(options: &RestoreOptions, saved: &Saved<'_>) -> Result<Setting> {
     let own = std::process::id().cast_signed();
     let parent = if options.sibling { 0 } else { own };
     let born = resources::Born::read()?;
     Ok(Setting {
         parent,
         born,
+        vdso: host::vdso_for(saved)?,
         ..Setting::default()
     })
-}
-
-/// The image's vDSO must be this kernel's.
-fn check_vdso(saved: &Saved<'_>) -> Result<()> {
-    let own = sys::vdso::own_build_id().unwrap_or_default();
-    for task in &saved.tasks {
-        let theirs = &task.memory.vdso_build_id;
-        if !theirs.is_empty() && *theirs != own {
-            let pid = task.node.pid;
-            let what = format!("pid {pid}: its vDSO is another kernel's, which is not supported");
-            return Err(Error::Unfit(what));
-        }
-    }
-    Ok(())
 }
 
 /// How a task with this wait status ended.

@@ -150,6 +150,15 @@ pub fn resume(tid: i32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal.cast_unsigned() as usize).map(drop)
 }
 
+/// Lets the thread execute one instruction. A thread whose tracer dies meanwhile is killed by a
+/// `SIGTRAP`, so this is for threads that may die.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn step(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_SINGLESTEP, tid, 0, 0).map(drop)
+}
+
 /// Lets the thread run to the next entry or exit of a system call, giving it `signal` if not 0.
 ///
 /// # Errors

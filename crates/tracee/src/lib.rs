@@ -12,6 +12,7 @@
 mod call;
 pub mod comeback;
 mod error;
+mod lead_out;
 mod stop;
 #[cfg(test)]
 mod testing;
@@ -21,6 +22,7 @@ mod visit;
 
 pub use call::Call;
 pub use error::{Error, Result};
+pub use lead_out::lead_out;
 pub use stop::stop;
 pub use thread::{Saved, Seized, Thread};
 pub use uffd::userfaultfd;

@@ -32,9 +32,9 @@ pub struct Thread {
     /// Whether registers and mask differ from `saved` now.
     pub(crate) borrowed: bool,
     /// Whether all its signals are blocked now.
-    masked: bool,
+    pub(crate) masked: bool,
     /// Whether it was started and not stopped again.
-    running: bool,
+    pub(crate) running: bool,
     detached: bool,
 }
 
@@ -251,7 +251,7 @@ impl Thread {
         self.start_with(0)
     }
 
-    fn start_with(&mut self, signal: i32) -> Result<()> {
+    pub(crate) fn start_with(&mut self, signal: i32) -> Result<()> {
         let tid = self.tid;
         ptrace::resume(tid, signal).map_err(|e| Error::of(tid, "PTRACE_CONT", e))?;
         self.running = true;

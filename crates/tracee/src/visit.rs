@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use abi::{Addr, Header, Op, PAGE_BYTES, Span, offset};
 use sys::ptrace::Registers;
 
+use crate::lead_out::BERTH;
 use crate::{Call, Error, Result, Thread, comeback};
 
 mod bring;
@@ -37,7 +38,7 @@ const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, 0x0f, 0x05];
 /// … here, in bytes from its start.
 const UNMAP_AT: u64 = 10;
 /// The stub: map, unmap, and the way back.
-const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
+pub(crate) const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
 /// What stands in front of the comeback code: see [`leaders_way`] and [`bring`].
 const WAY_BYTES: usize = 96;
 
@@ -457,7 +458,7 @@ fn inside(thread: &Thread, area: Span) -> Result<()> {
 
 /// The last bytes of an executable mapping, if they are zero and so nobody's code, or a stub that
 /// was left by a visit that was cut short.
-fn padding(memory: &File, span: Span) -> Option<Addr> {
+pub(crate) fn padding(memory: &File, span: Span) -> Option<Addr> {
     // A few bytes more, so that the last instruction before them may end in zeros.
     const MARGIN_BYTES: usize = 64;
     const WANTED_BYTES: usize = STUB_BYTES + MARGIN_BYTES;
@@ -474,7 +475,8 @@ fn padding(memory: &File, span: Span) -> Option<Addr> {
 }
 
 fn is_stub(bytes: &[u8]) -> bool {
-    bytes.starts_with(&STUB_MAP) && bytes[UNMAP_AT as usize..].starts_with(&STUB_UNMAP)
+    let visit = bytes.starts_with(&STUB_MAP) && bytes[UNMAP_AT as usize..].starts_with(&STUB_UNMAP);
+    visit || bytes.starts_with(&BERTH)
 }
 
 /// Whether the code at `rip` of a stopped process is a stub or the blob: a visit was cut short, and

@@ -7,6 +7,7 @@ pub(crate) mod look;
 mod sharing;
 mod spaces;
 mod stops;
+mod vdso;
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -64,8 +65,9 @@ pub(crate) fn collect(
 ) -> Result<Inventory> {
     fitness::check(frozen)?;
     let mut found = Vec::new();
+    let mut vdsos = vdso::Vdsos::default();
     for task in &mut frozen.tasks {
-        found.push(Found::new(task, stay, allow, (look, &found))?);
+        found.push(Found::new(task, stay, allow, (look, &found), &mut vdsos)?);
     }
     let mut tree = Tree {
         tasks: found.iter().map(|found| found.node.clone()).collect(),
@@ -91,6 +93,7 @@ pub(crate) fn collect(
     let described = files::describe(files, allow)?;
     check_terminals(&tree, &described.records)?;
     records.extend(described.records);
+    records.extend(vdsos.records());
     let (memory, same) = spaces.into_parts();
     Ok(Inventory {
         records,
@@ -168,7 +171,7 @@ struct Found {
     stat: Stat,
     listed: Vec<Listed>,
     brk: u64,
-    vdso_build_id: Vec<u8>,
+    vdso: vdso::Seen,
     lock_future: u32,
     records: Vec<Record>,
     rows: Vec<fd::table::Row>,
@@ -181,6 +184,7 @@ impl Found {
         stay: bool,
         allow: &Allow,
         (look, before): (&mut dyn Look, &[Self]),
+        vdsos: &mut vdso::Vdsos,
     ) -> Result<Self> {
         let pid = task.pid;
         let (stat, stat_text) = task.stat()?;
@@ -190,7 +194,7 @@ impl Found {
             stat,
             listed: Vec::new(),
             brk: 0,
-            vdso_build_id: Vec::new(),
+            vdso: vdso::Seen::default(),
             lock_future: 0,
             records: Vec::new(),
             rows: Vec::new(),
@@ -200,15 +204,16 @@ impl Found {
         }
         found.listed = look.mappings(task)?;
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
+        check_returned(task, &found.listed)?;
+        found.vdso = vdsos.look(task, &mut found.listed)?;
         // Everything that may be refused is looked at before the target is touched.
         for listed in &found.listed {
             Mapping::of(listed, pid, None)?;
         }
-        check_returned(task, &found.listed)?;
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
         let parent = parent.map(|one| (one.node.pid, one.rows.as_slice()));
         found.rows = fd::table::read(pid, task.proc.as_fd(), parent)?;
-        found.vdso_build_id = build_id(pid, &found.listed);
+        vdso::lead_out(task, &found.vdso, &found.listed)?;
         found.visit(task, stay, allow, stat_text)?;
         Ok(found)
     }
@@ -227,7 +232,9 @@ impl Found {
     fn visit(&mut self, task: &mut Task, stay: bool, allow: &Allow, stat: Vec<u8>) -> Result<()> {
         let pid = task.pid;
         let memory = uffd::open_memory(task)?;
-        let executable = uffd::executable(&self.listed);
+        let kernel = self.vdso.behind_proxy.into_iter();
+        let executable = kernel.chain(uffd::executable(&self.listed));
+        let executable = executable.collect::<Vec<_>>();
         let Body::Stopped(mut threads) = std::mem::replace(&mut task.body, Body::Ended) else {
             unreachable!("a task is visited once, when it was stopped")
         };
@@ -347,7 +354,8 @@ impl Found {
             auxv: task.read("auxv")?,
             exe: files.link(pid, proc, "exe", OFlags::RDONLY)?.0,
             mappings,
-            vdso_build_id: self.vdso_build_id.clone(),
+            vdso_build_id: self.vdso.build_id.clone(),
+            vdso_is_32_bit: self.vdso.is_32_bit,
             lock_future: self.lock_future,
         })
     }
@@ -409,18 +417,6 @@ fn node(task: &Task, stat: &Stat) -> Node {
         } else {
             Vec::new()
         },
-    }
-}
-
-fn build_id(pid: i32, listed: &[Listed]) -> Vec<u8> {
-    let vdso = listed
-        .iter()
-        .find(|listed| listed.backing() == Backing::Vdso);
-    let Some(vdso) = vdso else { return Vec::new() };
-    let mut page = [0; 4096];
-    match sys::vm::read_exact(pid, vdso.span.start, &mut page) {
-        Ok(()) => sys::vdso::build_id(&page).unwrap_or_default(),
-        Err(_) => Vec::new(),
     }
 }
 

@@ -8,6 +8,7 @@ mod task;
 use image::{Reader, RunKind, SpaceId};
 use resources::Born;
 use resources::map::layout::{Pages, Stored};
+use resources::map::vdso;
 use resources::script::{PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::Write;
 
@@ -33,6 +34,8 @@ pub struct Plan {
     /// Files of /proc that the restorer writes when the scripts have ended: the thread, the file
     /// and its text.
     pub writes: Vec<(i32, Write)>,
+    /// Addresses that the window must leave free, as mappings of the image's tasks are.
+    pub taken: Vec<abi::Span>,
 }
 
 /// One script and who runs it.
@@ -99,6 +102,17 @@ pub struct Setting {
     pub outside_from_bytes: u64,
     /// What the restorer hands down to its children.
     pub born: Born,
+    /// The vDSO of this host.
+    pub vdso: OwnVdso,
+}
+
+/// What is known of the vDSO of this host.
+#[derive(Clone, Debug, Default)]
+pub struct OwnVdso {
+    /// Its build id, if it has one.
+    pub build_id: Option<Vec<u8>>,
+    /// All of it; known where a task of the image needs another one replaced or its own moved.
+    pub host: Option<vdso::Host>,
 }
 
 impl Default for Setting {
@@ -107,6 +121,10 @@ impl Default for Setting {
             parent: 0,
             outside_from_bytes: 8 << 20,
             born: Born::default(),
+            vdso: OwnVdso {
+                build_id: sys::vdso::own_build_id(),
+                host: None,
+            },
         }
     }
 }

@@ -23,8 +23,8 @@ pub use host::{Host, Part};
 /// The record's number in images.
 pub const TAG: u16 = 301;
 
-/// More than any vDSO has, code or data.
-const BYTES_MAX: u64 = 1 << 20;
+/// More bytes than the code or the data of any vDSO has.
+pub const BYTES_MAX: u64 = 1 << 20;
 
 /// A vDSO in an image, one record each build id: the code holds its own table of symbols.
 #[derive(Clone, PartialEq, Message)]

@@ -1,0 +1,166 @@
+//! The vDSO of a stopped task: whose it is, its code for the image, and no thread inside of it.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use abi::{Addr, Span};
+use image::Record;
+use prost::Message;
+use resources::map::listing::{Backing, Listed};
+use resources::map::vdso::elf::Elf;
+use resources::map::vdso::{self, Vdso, found, unwind};
+use sys::ptrace::Registers;
+use tracee::Thread;
+
+use crate::freeze::{Body, Task};
+use crate::{Error, Result, uffd};
+
+/// The vDSO of one task.
+#[derive(Default)]
+pub(super) struct Seen {
+    /// The build id of the code that the program knows; empty if it has none.
+    pub build_id: Vec<u8>,
+    /// Whether it is that of 32-bit programs.
+    pub is_32_bit: bool,
+    /// Where the kernel's own is, if what the program knows is a proxy of another.
+    pub behind_proxy: Option<Span>,
+}
+
+/// The vDSOs of a tree.
+#[derive(Default)]
+pub(super) struct Vdsos {
+    all: Vec<Vdso>,
+}
+
+impl Vdsos {
+    /// Looks at the vDSO of a stopped task. In `listed` a proxy becomes what it stands for.
+    pub fn look(&mut self, task: &Task, listed: &mut Vec<Listed>) -> Result<Seen> {
+        let mut memory = None;
+        let mut head = |at: Addr| {
+            let memory = memory.get_or_insert_with(|| uffd::open_memory(task).ok());
+            let mut bytes = [0; 16];
+            let read = memory.as_ref()?.read_exact_at(&mut bytes, at.0);
+            read.ok().map(|()| bytes)
+        };
+        let mut seen = Seen {
+            behind_proxy: found::lift(listed, &mut head),
+            ..Seen::default()
+        };
+        let Some(code) = code(listed) else {
+            return Ok(seen);
+        };
+        let mut page = [0; abi::PAGE_BYTES as usize];
+        let read = match &memory {
+            Some(Some(memory)) => memory.read_exact_at(&mut page, code.start.0),
+            _ => sys::vm::read_exact(task.pid, code.start, &mut page),
+        };
+        read.map_err(|e| Error::kernel(format!("cannot read the vDSO of pid {}", task.pid), e))?;
+        const ELF_CLASS_32: &[u8] = b"\x7fELF\x01";
+        seen.is_32_bit = page.starts_with(ELF_CLASS_32);
+        seen.build_id = sys::vdso::build_id(&page).unwrap_or_default();
+        self.add(task, code, &seen.build_id)?;
+        Ok(seen)
+    }
+
+    /// Takes the code along, once for each build id. That of this host is at hand.
+    fn add(&mut self, task: &Task, span: Span, build_id: &[u8]) -> Result<()> {
+        if self.all.iter().any(|vdso| vdso.build_id == build_id) {
+            return Ok(());
+        }
+        let own = sys::vdso::own().filter(|own| {
+            let id = sys::vdso::build_id(own);
+            id.is_some_and(|id| id == build_id)
+        });
+        let mut code = match own {
+            Some(own) => own.to_vec(),
+            None => read_code(task, &uffd::open_memory(task)?, span)?,
+        };
+        found::unmark(&mut code);
+        if let Some(bytes) = Elf::new(&code).and_then(|elf| elf.load_bytes()) {
+            code.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
+        }
+        self.all.push(Vdso {
+            build_id: build_id.to_vec(),
+            code,
+        });
+        Ok(())
+    }
+
+    /// The records of the image.
+    pub fn records(self) -> impl Iterator<Item = Record> {
+        let all = (0..).zip(self.all);
+        all.map(|(id, vdso)| super::record(vdso::TAG, id, vdso.encode_to_vec()))
+    }
+}
+
+fn code(listed: &[Listed]) -> Option<Span> {
+    let mut all = listed.iter();
+    let code = all.find(|listed| listed.backing() == Backing::Vdso);
+    code.map(|listed| listed.span)
+}
+
+fn read_code(task: &Task, memory: &File, span: Span) -> Result<Vec<u8>> {
+    if span.bytes() > vdso::BYTES_MAX {
+        let what = format!("a vDSO of {} bytes", span.bytes());
+        return Err(resources::Error::unsupported(task.pid, what).into());
+    }
+    let mut code = vec![0; span.bytes() as usize];
+    let read = memory.read_exact_at(&mut code, span.start.0);
+    read.map_err(|e| Error::kernel(format!("cannot read the vDSO of pid {}", task.pid), e))?;
+    Ok(code)
+}
+
+/// Has threads that were stopped inside the kernel's vDSO leave it, so that what they have read of
+/// the kernel's data is not carried away.
+///
+/// # Errors
+/// [`Error::Returning`] when one cannot leave now and would be nowhere after a restore.
+pub(super) fn lead_out(task: &mut Task, seen: &Seen, listed: &[Listed]) -> Result<()> {
+    let Some(kernel) = seen.behind_proxy.or_else(|| code(listed)) else {
+        return Ok(());
+    };
+    let inside = |thread: &Thread| kernel.contains(Addr(thread.saved.registers.rip));
+    if !task.threads().iter().any(inside) {
+        return Ok(());
+    }
+    let memory = uffd::open_memory(task)?;
+    let code = read_code(task, &memory, kernel)?;
+    let pid = task.pid;
+    let Body::Stopped(threads) = &mut task.body else {
+        return Ok(());
+    };
+    for thread in threads.iter_mut().filter(|thread| inside(thread)) {
+        let registers = thread.saved.registers;
+        let slot = slot(&code, kernel, &registers);
+        let led = match slot {
+            Some(slot) => tracee::lead_out(thread, &memory, kernel, slot)?,
+            None => false,
+        };
+        let tid = thread.tid;
+        log::debug!(
+            "thread {tid} is in the vDSO at {:#x}; led out: {led}",
+            registers.rip
+        );
+        if !led && seen.behind_proxy.is_some() {
+            return Err(Error::Returning { pid });
+        }
+    }
+    Ok(())
+}
+
+/// Where the return address of the function stands that a thread is in.
+fn slot(code: &[u8], span: Span, registers: &Registers) -> Option<Addr> {
+    let elf = Elf::new(code)?;
+    let register = |number| match number {
+        3 => Some(registers.rbx),
+        6 => Some(registers.rbp),
+        7 => Some(registers.rsp),
+        10 => Some(registers.r10),
+        12 => Some(registers.r12),
+        13 => Some(registers.r13),
+        14 => Some(registers.r14),
+        15 => Some(registers.r15),
+        _ => None,
+    };
+    unwind::return_slot(&elf, registers.rip - span.start.0, &register).map(Addr)
+}

@@ -1,0 +1,335 @@
+//! Out of the vDSO: a stopped thread finishes the function of the kernel's that it is in.
+//!
+//! What such a function has read of the kernel's data is worth nothing after a restore, and after
+//! one on another kernel not even its code is there. So the thread runs on until the function
+//! returns: its return address on the stack is changed to that of a *berth*, code in the padding of
+//! the vDSO where the thread waits to be fetched. Single steps would do as well, but a thread whose
+//! tracer is killed in the middle of one is killed, too. In the berth it waits for [`PATIENCE`] and
+//! goes on by itself, with its own signal mask.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use abi::{Addr, Span};
+use sys::ptrace::{self, Event, Registers};
+
+use crate::visit::{PATIENCE, padding};
+use crate::{Error, Result, Thread, call};
+
+/// How a berth begins: `mov r9, rax` (the function's result), `mov eax, 271` (ppoll).
+pub(crate) const BERTH: [u8; 8] = [0x49, 0x89, 0xc1, 0xb8, 0x0f, 0x01, 0, 0];
+/// Where a berth's data begins, in bytes.
+const DATA_AT: usize = 72;
+const MASK_AT: usize = DATA_AT + 16;
+const HOME_AT: usize = DATA_AT + 24;
+const BERTH_BYTES: usize = DATA_AT + 32;
+
+/// How long a function of the vDSO may take to end.
+const LONGEST: Duration = Duration::from_millis(50);
+
+/// What a thread did that was to run to the end of its function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    /// It waits in the berth.
+    Arrived,
+    /// It is still in the function.
+    Inside,
+    /// A signal is about to be delivered that its own instruction made.
+    Fault(i32),
+}
+
+/// Has a thread that was stopped inside `code`, the kernel's vDSO, run to the end of the function
+/// that it is in, whose return address stands on the stack at `slot`. `memory` is its process's
+/// /proc/PID/mem opened for reading and writing.
+///
+/// Gives whether it is out; one that takes too long is left where it is.
+///
+/// # Errors
+/// [`Error::Gone`], [`Error::Kernel`], [`Error::Astray`]; the thread goes on as it was then.
+pub fn lead_out(thread: &mut Thread, memory: &File, code: Span, slot: Addr) -> Result<bool> {
+    let tid = thread.tid;
+    let Some(berth) = padding(memory, code) else {
+        return Ok(false);
+    };
+    let word = |at: Addr| {
+        let mut bytes = [0; 8];
+        let read = memory.read_exact_at(&mut bytes, at.0);
+        read.map_err(|e| Error::of(tid, "cannot read its stack", e))?;
+        Ok(u64::from_le_bytes(bytes))
+    };
+    let mut home = word(slot)?;
+    if home == berth.0 {
+        // Whoever sent it there was killed.
+        home = word(berth.plus(HOME_AT as u64))?;
+        thread.saved.mask = word(berth.plus(MASK_AT as u64))?;
+    }
+    if code.contains(Addr(home)) {
+        return Ok(false);
+    }
+    let put = |bytes: &[u8], at: Addr| memory.write_all_at(bytes, at.0);
+    // In this order it finds its way if this process is killed at any point.
+    put(&berth_code(home, thread.saved.mask), berth)
+        .map_err(|e| Error::of(tid, "cannot write to its vDSO", e))?;
+    let changed = put(&berth.0.to_le_bytes(), slot);
+    changed.map_err(|e| Error::of(tid, "cannot write to its stack", e))?;
+    let course = thread.run_to(berth, code);
+    let restored = match course {
+        Ok(Course::Arrived) => thread.disembark(berth, home),
+        _ => put(&home.to_le_bytes(), slot)
+            .map_err(|e| Error::of(tid, "cannot write to its stack", e))
+            .and_then(|()| thread.stay()),
+    };
+    if let Ok(Course::Fault(signal)) = course {
+        thread.take(signal)?;
+    }
+    let zeroed = put(&[0; BERTH_BYTES], berth);
+    zeroed.map_err(|e| Error::of(tid, "cannot zero the berth", e))?;
+    restored?;
+    Ok(matches!(course?, Course::Arrived | Course::Fault(_)))
+}
+
+/// The code of a berth: waits to be fetched, then restores the signal mask and returns `home`.
+fn berth_code(home: u64, mask: u64) -> Vec<u8> {
+    let mut out = BERTH.to_vec();
+    let again = out.len() - 5;
+    let data = |out: &mut Vec<u8>, op: &[u8], at: usize| {
+        out.extend(op);
+        let next = out.len() + 4;
+        out.extend(u32::try_from(at - next).expect("short").to_le_bytes());
+    };
+    out.extend([0x31, 0xff, 0x31, 0xf6]); // xor edi, edi; xor esi, esi
+    data(&mut out, &[0x48, 0x8d, 0x15], DATA_AT); // lea rdx, [rip + patience]
+    out.extend([0x45, 0x31, 0xd2, 0x45, 0x31, 0xc0]); // xor r10d, r10d; xor r8d, r8d
+    out.extend([0x0f, 0x05, 0x85, 0xc0, 0x75]); // syscall; test eax, eax; jnz again
+    let back = again as i64 - (out.len() as i64 + 1);
+    out.push(i8::try_from(back).expect("short").cast_unsigned());
+    out.extend([0xb8, 14, 0, 0, 0]); // mov eax, 14 (rt_sigprocmask)
+    out.extend([0xbf, 2, 0, 0, 0]); // mov edi, 2 (SIG_SETMASK)
+    data(&mut out, &[0x48, 0x8d, 0x35], MASK_AT); // lea rsi, [rip + mask]
+    out.extend([0x31, 0xd2, 0x41, 0xba, 8, 0, 0, 0]); // xor edx, edx; mov r10d, 8
+    out.extend([0x0f, 0x05, 0x4c, 0x89, 0xc8]); // syscall; mov rax, r9
+    data(&mut out, &[0xff, 0x25], HOME_AT); // jmp [rip + home]
+    assert!(out.len() <= DATA_AT, "{}", out.len());
+    out.resize(DATA_AT, 0xcc);
+    out.extend(PATIENCE.as_secs().to_le_bytes());
+    out.extend(u64::from(PATIENCE.subsec_nanos()).to_le_bytes());
+    out.extend(mask.to_le_bytes());
+    out.extend(home.to_le_bytes());
+    out
+}
+
+impl Thread {
+    /// Runs with signals blocked, but for those that its own instructions make, until it waits in
+    /// the berth.
+    fn run_to(&mut self, berth: Addr, code: Span) -> Result<Course> {
+        // SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS
+        const OWN: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30;
+        let tid = self.tid;
+        let failed = |doing| move |e| Error::of(tid, doing, e);
+        self.masked = true;
+        ptrace::set_signal_mask(tid, self.saved.mask | !OWN)
+            .map_err(failed("PTRACE_SETSIGMASK"))?;
+        // A redirection that was only noted, as out of a restartable sequence.
+        ptrace::set_registers(tid, &self.saved.registers).map_err(failed("PTRACE_SETREGSET"))?;
+        self.borrowed = true;
+        let berth = Span::new(berth, BERTH_BYTES as u64);
+        let begun = Instant::now();
+        let mut pause = Duration::from_micros(5);
+        loop {
+            self.start()?;
+            std::thread::sleep(pause);
+            if let Some(signal) = self.halt_or_fault()? {
+                return Ok(Course::Fault(signal));
+            }
+            let rip = self.own_registers()?.rip;
+            if berth.contains(Addr(rip)) {
+                return Ok(Course::Arrived);
+            }
+            if !code.contains(Addr(rip)) {
+                let what = format!("it went from the vDSO to {rip:#x}");
+                return Err(Error::Astray { tid, what });
+            }
+            if begun.elapsed() > LONGEST {
+                return Ok(Course::Inside);
+            }
+            pause *= 2;
+        }
+    }
+
+    fn own_registers(&self) -> Result<Registers> {
+        let tid = self.tid;
+        ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))
+    }
+
+    /// Stops it; or gives the signal of a fault that it is about to be told of.
+    fn halt_or_fault(&mut self) -> Result<Option<i32>> {
+        let tid = self.tid;
+        ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
+        loop {
+            let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
+            self.running = false;
+            match event {
+                Event::Stop(signal) => {
+                    self.group_stop = (signal != ptrace::SIGTRAP).then_some(signal);
+                    return Ok(None);
+                }
+                Event::Signal(signal) if signal != ptrace::SIGSTOP => return Ok(Some(signal)),
+                Event::Ended(_) => {
+                    let doing = "in its vDSO";
+                    return Err(Error::Gone { tid, doing });
+                }
+                other => {
+                    let signal = call::absorb(tid, other)?;
+                    self.start_with(signal)?;
+                }
+            }
+        }
+    }
+
+    /// Takes it out of the berth: it goes on behind the call of the function.
+    fn disembark(&mut self, berth: Addr, home: u64) -> Result<()> {
+        let regs = self.own_registers()?;
+        let result = if regs.rip == berth.0 {
+            regs.rax
+        } else {
+            regs.r9
+        };
+        self.saved.registers = Registers {
+            rip: home,
+            rax: result,
+            orig_rax: u64::MAX,
+            ..regs
+        };
+        self.give_back()
+    }
+
+    /// Leaves it where it has come to.
+    fn stay(&mut self) -> Result<()> {
+        self.saved.registers = self.own_registers()?;
+        self.give_back()
+    }
+
+    /// Lets it have the signal of a fault and stops it where that leads to.
+    fn take(&mut self, signal: i32) -> Result<()> {
+        let tid = self.tid;
+        ptrace::resume(tid, signal).map_err(|e| Error::of(tid, "PTRACE_CONT", e))?;
+        self.running = true;
+        self.halt()?;
+        self.saved.registers = self.own_registers()?;
+        let mask = ptrace::signal_mask(tid);
+        self.saved.mask = mask.map_err(|e| Error::of(tid, "PTRACE_GETSIGMASK", e))?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{memory, stop, vdso};
+    use std::process::{Child, Command, Stdio};
+
+    /// A process that asks the vDSO for the time, over and over, and tells that time went back by
+    /// ending.
+    fn busy() -> (Child, i32) {
+        const PROGRAM: &str = "import time\n\
+            print(flush=True)\n\
+            last = time.monotonic_ns()\n\
+            while True:\n \
+                now = time.monotonic_ns()\n \
+                assert now >= last and now - last < 10**11, (last, now)\n \
+                last = now\n";
+        let mut command = Command::new("python3");
+        let mut child = command
+            .args(["-c", PROGRAM])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 starts");
+        let out = child.stdout.as_mut().expect("piped");
+        std::io::Read::read_exact(out, &mut [0]).expect("it begins");
+        let pid = i32::try_from(child.id()).expect("a pid");
+        (child, pid)
+    }
+
+    /// Steps a traced and stopped thread to the first instruction of a function of `code`.
+    fn step_into(tid: i32, code: Span) -> Registers {
+        let mut was_outside = false;
+        for _ in 0..1_000_000 {
+            let regs = ptrace::registers(tid).expect("registers");
+            let inside = code.contains(Addr(regs.rip));
+            if was_outside && inside {
+                return regs;
+            }
+            was_outside |= !inside;
+            ptrace::step(tid).expect("a step");
+            ptrace::wait(tid).expect("stops");
+        }
+        panic!("it does not ask for the time");
+    }
+
+    #[test]
+    fn a_thread_runs_to_the_end_of_its_function() {
+        let (mut child, pid) = busy();
+        let code = vdso(pid);
+        let mem = memory(pid);
+        for round in 0..3 {
+            let mut thread = stop(pid).remove(0);
+            let out = |regs: &Registers| !code.contains(Addr(regs.rip));
+            let inside = step_into(pid, code);
+            thread.saved.registers = inside;
+            let slot = Addr(inside.rsp);
+            let led = lead_out(&mut thread, &mem, code, slot).expect("it is led out");
+            assert!(led, "round {round}");
+            let regs = ptrace::registers(pid).expect("registers");
+            assert!(out(&regs) && regs == thread.saved.registers);
+            assert_eq!(regs.rsp, inside.rsp + 8);
+            let mut home = [0; 8];
+            mem.read_exact_at(&mut home, inside.rsp).expect("its stack");
+            assert_eq!(padding(&mem, code).map(|berth| berth.0 > 0), Some(true));
+            thread.release().expect("it goes on");
+        }
+        // It still runs, and the time that it was told is right.
+        let ended = child.try_wait().expect("a child");
+        assert!(ended.is_none(), "{ended:?}");
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn whoever_is_left_in_the_berth_goes_on_by_itself() {
+        let (mut child, pid) = busy();
+        let code = vdso(pid);
+        let mem = memory(pid);
+        let mut thread = stop(pid).remove(0);
+        let inside = step_into(pid, code);
+        thread.saved.registers = inside;
+        let mut home = [0; 8];
+        mem.read_exact_at(&mut home, inside.rsp).expect("its stack");
+        let berth = padding(&mem, code).expect("padding");
+        let bytes = berth_code(u64::from_le_bytes(home), thread.saved.mask);
+        mem.write_all_at(&bytes, berth.0).expect("written");
+        let slot = berth.0.to_le_bytes();
+        mem.write_all_at(&slot, inside.rsp).expect("written");
+        ptrace::set_signal_mask(pid, u64::MAX).expect("blocked");
+        // What the kernel does when the tracer is killed: detach, nothing else.
+        ptrace::detach(pid, 0).expect("detach");
+        thread.forget();
+        assert_eq!(
+            padding(&mem, code),
+            Some(berth),
+            "a berth is not taken for code"
+        );
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let blocked = || {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("alive");
+            !status.contains("SigBlk:\t0000000000000000")
+        };
+        while blocked() {
+            assert!(Instant::now() < deadline, "it does not go on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(child.try_wait().expect("a child").is_none());
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+}
