@@ -64,7 +64,11 @@ fn to_json(image: &Description) -> Value {
             "arch": image.creation.arch,
         },
         "vdsos": image.vdsos.iter()
-            .map(|vdso| json!({"build_id": vdso.build_id, "is_ours": vdso.is_ours}))
+            .map(|vdso| json!({
+                "build_id": vdso.build_id,
+                "is_ours": vdso.is_ours,
+                "needs_proxy": vdso.needs_proxy,
+            }))
             .collect::<Vec<_>>(),
         "pages": pages_to_json(&image.pages),
         "files": image.files.iter()
@@ -145,10 +149,10 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
         writeln!(text, "features {}", image.features.join(", "))?;
     }
     for vdso in &image.vdsos {
-        let ours = if vdso.is_ours {
-            "the same as this host's"
+        let ours = if vdso.needs_proxy {
+            "another kernel's: a restore on this host needs a proxy"
         } else {
-            "not this host's: a restore is refused here"
+            "the same as this host's: a restore needs no proxy"
         };
         writeln!(text, "vDSO {}, {ours}", vdso.build_id)?;
     }
@@ -370,6 +374,7 @@ mod tests {
             vdsos: vec![Vdso {
                 build_id: "0a1b".to_owned(),
                 is_ours: false,
+                needs_proxy: true,
             }],
             pages: PageCounts {
                 stored: 12_000,
@@ -391,7 +396,7 @@ mod tests {
         image 5f, format 1
         written 2024-02-29 12:24:05 UTC by stillframe 0.1.0 on Linux 6.18.0, x86_64
         features checksums
-        vDSO 0a1b, not this host's: a restore is refused here
+        vDSO 0a1b, another kernel's: a restore on this host needs a proxy
         pages 12000 stored (46 MiB), 5 zero, 2 shared with a parent task, 0 as in the parent image
         file pages 46 MiB
 

@@ -82,6 +82,7 @@ fn vdsos(saved: &Saved<'_>) -> Vec<Vdso> {
     let vdso = |id: &[u8]| Vdso {
         build_id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
         is_ours: id == own,
+        needs_proxy: id != own,
     };
     ids.into_iter().map(vdso).collect()
 }

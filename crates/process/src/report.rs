@@ -164,13 +164,15 @@ pub struct Creation {
     pub arch: String,
 }
 
-/// A vDSO: the kernel's code in a task's memory, which a restore cannot bring along.
+/// A vDSO: the kernel's code in a task's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Vdso {
     /// Its build id, in hexadecimal.
     pub build_id: String,
-    /// Whether this host's kernel has the same one, so that the image can be restored here.
+    /// Whether this host's kernel has the same one.
     pub is_ours: bool,
+    /// Whether a restore on this host puts a proxy in its place, code that jumps to this host's.
+    pub needs_proxy: bool,
 }
 
 /// Pages by their fate.

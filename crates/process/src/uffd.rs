@@ -1,9 +1,11 @@
 //! A userfaultfd for the memory of a stopped task: what tracks or protects its pages from outside.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 
-use abi::Span;
+use abi::{PAGE_BYTES, Span};
 use resources::map::listing::{Backing, Listed};
+use resources::map::vdso::elf::Elf;
 use rustix::fs::{Mode, OFlags, openat};
 use sys::proc::Status;
 use sys::uffd::{Features, Uffd};
@@ -87,6 +89,29 @@ pub(crate) fn executable(listed: &[Listed]) -> Vec<Span> {
         .partition(|map| map.backing() == Backing::Vdso);
     vdso.extend(rest);
     vdso.iter().map(|listed| listed.span).collect()
+}
+
+/// The mapping of a program's or library's code whose end is none: what its file holds behind the
+/// code came along because pages are mapped whole.
+pub(crate) fn with_dead_end(memory: &File, listed: &[Listed]) -> Option<Span> {
+    let ends_dead = |code: &&Listed| {
+        let same = |other: &&Listed| (other.dev, other.ino) == (code.dev, code.ino);
+        let first = listed.iter().find(|other| other.offset == 0 && same(other));
+        let mut header = [0; PAGE_BYTES as usize];
+        let read = first.map(|first| memory.read_exact_at(&mut header, first.span.start.0));
+        let Some(Ok(())) = read else { return false };
+        let end = Elf::new(&header).and_then(|elf| elf.code_end());
+        let mapped_end = code.offset + code.span.bytes();
+        end.is_some_and(|end| {
+            let room = tracee::STUB_BYTES as u64;
+            end > code.offset && mapped_end.checked_sub(room).is_some_and(|last| end <= last)
+        })
+    };
+    let code = |listed: &&Listed| {
+        listed.prot & 4 != 0 && !listed.shared && listed.backing() == Backing::File
+    };
+    let mut all = listed.iter().filter(code);
+    all.find(ends_dead).map(|listed| listed.span)
 }
 
 /// Opens /proc/PID/mem for reading and writing.

@@ -138,8 +138,11 @@ impl Thread {
         let mut pause = Duration::from_micros(5);
         loop {
             self.start()?;
-            std::thread::sleep(pause);
-            if let Some(signal) = self.halt_or_fault()? {
+            let fault = match self.run_for(pause)? {
+                None => self.halt_or_fault()?,
+                fault => fault,
+            };
+            if let Some(signal) = fault {
                 return Ok(Course::Fault(signal));
             }
             let rip = self.own_registers()?.rip;
@@ -150,7 +153,8 @@ impl Thread {
                 let what = format!("it went from the vDSO to {rip:#x}");
                 return Err(Error::Astray { tid, what });
             }
-            if begun.elapsed() > LONGEST {
+            // Time alone says little on a machine with much to do.
+            if begun.elapsed() > LONGEST && pause > LONGEST / 10 {
                 return Ok(Course::Inside);
             }
             pause *= 2;
@@ -160,6 +164,31 @@ impl Thread {
     fn own_registers(&self) -> Result<Registers> {
         let tid = self.tid;
         ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))
+    }
+
+    /// Lets it run for a while; or gives the signal of a fault that it is about to be told of. One
+    /// that was stopped by a signal as well stops twice before it runs.
+    fn run_for(&mut self, pause: Duration) -> Result<Option<i32>> {
+        let tid = self.tid;
+        loop {
+            std::thread::sleep(pause);
+            let event = ptrace::try_wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
+            let Some((_, event)) = event else {
+                return Ok(None);
+            };
+            self.running = false;
+            match event {
+                Event::Signal(signal) if signal != ptrace::SIGSTOP => return Ok(Some(signal)),
+                Event::Ended(_) => {
+                    let doing = "in its vDSO";
+                    return Err(Error::Gone { tid, doing });
+                }
+                other => {
+                    self.absorb(other)?;
+                    self.start()?;
+                }
+            }
+        }
     }
 
     /// Stops it; or gives the signal of a fault that it is about to be told of.

@@ -26,4 +26,4 @@ pub use lead_out::lead_out;
 pub use stop::stop;
 pub use thread::{Saved, Seized, Thread};
 pub use uffd::userfaultfd;
-pub use visit::{Batch, Outcome, Visit, is_visited};
+pub use visit::{Batch, Outcome, STUB_BYTES, Visit, is_visited};

@@ -37,8 +37,8 @@ const STUB_MAP: [u8; 6] = [0x0f, 0x05, 0x48, 0x89, 0xc7, 0xbe];
 const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, 0x0f, 0x05];
 /// … here, in bytes from its start.
 const UNMAP_AT: u64 = 10;
-/// The stub: map, unmap, and the way back.
-pub(crate) const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
+/// The size of the code that a visit begins with, in bytes.
+pub const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
 /// What stands in front of the comeback code: see [`leaders_way`] and [`bring`].
 const WAY_BYTES: usize = 96;
 
@@ -76,6 +76,8 @@ pub struct Visit {
     threads: Vec<Thread>,
     memory: File,
     stub: Addr,
+    /// What was there before.
+    covered: Vec<u8>,
     area: Option<Span>,
 }
 
@@ -108,6 +110,32 @@ impl Visit {
             threads,
             memory,
             stub,
+            covered: vec![0; STUB_BYTES],
+            area: None,
+        })
+    }
+
+    /// As [`Visit::new`] for a process whose executable mappings end with no zeros: the last
+    /// [`STUB_BYTES`] of `executable` are no code, and what they are is put back.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] when they cannot be read; the threads go on then.
+    ///
+    /// # Panics
+    /// Without threads.
+    pub fn over(threads: Vec<Thread>, memory: File, executable: Span) -> Result<Self> {
+        let stub = Addr(executable.end.0 - STUB_BYTES as u64);
+        let mut covered = vec![0; STUB_BYTES];
+        let read = memory.read_exact_at(&mut covered, stub.0);
+        read.map_err(|_| Error::NoRoom {
+            pid: threads[0].pid,
+            bytes: STUB_BYTES,
+        })?;
+        Ok(Self {
+            threads,
+            memory,
+            stub,
+            covered,
             area: None,
         })
     }
@@ -371,8 +399,8 @@ impl Visit {
         for thread in &mut self.threads {
             thread.give_back()?;
         }
-        let zeroed = self.memory.write_all_at(&[0; STUB_BYTES], self.stub.0);
-        zeroed.map_err(|e| Error::of(self.threads[0].tid, "cannot zero the stub", e))
+        let zeroed = self.memory.write_all_at(&self.covered, self.stub.0);
+        zeroed.map_err(|e| Error::of(self.threads[0].tid, "cannot take the stub away", e))
     }
 
     /// The stopped threads, the leader first.

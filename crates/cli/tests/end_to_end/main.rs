@@ -13,6 +13,7 @@ mod refusals;
 mod states;
 mod stops;
 mod terminal;
+mod vdso;
 
 use testkit::facts::Facts;
 use testkit::stillframe::Stillframe;

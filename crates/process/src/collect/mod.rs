@@ -258,7 +258,11 @@ impl Found {
         let brk = questions[0].script.call(Sysno::brk, [0u32.into()]);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
         let batches = batches.collect::<Vec<_>>();
-        let mut visit = Visit::new(threads, memory, &executable)?;
+        let bare = !self.vdso.is_there;
+        let mut visit = match bare.then(|| uffd::with_dead_end(&memory, &self.listed)) {
+            Some(Some(end)) => Visit::over(threads, memory, end)?,
+            _ => Visit::new(threads, memory, &executable)?,
+        };
         let outcomes = visit.run(&batches)?;
         stops::see(&mut self.node, visit.threads()[0].group_stop);
         for ((facts, questions), outcome) in facts.iter().zip(&questions).zip(outcomes) {

@@ -18,6 +18,8 @@ use crate::{Error, Result, uffd};
 /// The vDSO of one task.
 #[derive(Default)]
 pub(super) struct Seen {
+    /// Whether there is one.
+    pub is_there: bool,
     /// The build id of the code that the program knows; empty if it has none.
     pub build_id: Vec<u8>,
     /// Whether it is that of 32-bit programs.
@@ -49,6 +51,7 @@ impl Vdsos {
         let Some(code) = code(listed) else {
             return Ok(seen);
         };
+        seen.is_there = true;
         let mut page = [0; abi::PAGE_BYTES as usize];
         let read = match &memory {
             Some(Some(memory)) => memory.read_exact_at(&mut page, code.start.0),

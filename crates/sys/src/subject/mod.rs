@@ -6,6 +6,7 @@
 mod mapping;
 mod signals;
 mod timers;
+pub mod vdso;
 
 use std::io::{Error, Result};
 use std::mem::zeroed;

@@ -3,6 +3,7 @@
 //! A subject gets into its state, says [`Control::ready`], and then answers questions until it is
 //! killed. Its file says which questions it understands.
 mod busy;
+mod clock;
 mod creds;
 mod fds;
 mod interrupted;
@@ -34,6 +35,7 @@ type Run = fn(Control, &[String]) -> Result<(), Failure>;
 /// Every subject by name.
 const ALL: &[(&str, Run)] = &[
     ("busy", busy::run),
+    ("clock", clock::run),
     ("creds", creds::run),
     ("fds", fds::run),
     ("interrupted", interrupted::run),

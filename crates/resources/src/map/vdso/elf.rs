@@ -35,14 +35,15 @@ struct Segment {
 }
 
 impl<'a> Elf<'a> {
-    /// Looks at a 64-bit vDSO for this processor.
+    /// Looks at a vDSO, or the first page of another program's file, for this processor.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
+        const ET_EXEC: u64 = 2;
         const ET_DYN: u64 = 3;
         const EM_X86_64: u64 = 62;
         let mut elf = Self { bytes, base: 0 };
         let is_ours = bytes.starts_with(b"\x7fELF\x02\x01")
-            && elf.number(16, 2)? == ET_DYN
+            && (ET_EXEC..=ET_DYN).contains(&elf.number(16, 2)?)
             && elf.number(18, 2)? == EM_X86_64;
         let load = elf.segment(PT_LOAD)?;
         elf.base = load.address;
@@ -68,6 +69,23 @@ impl<'a> Elf<'a> {
     pub fn slice(&self, at: u64, len: usize) -> Option<&'a [u8]> {
         let at = usize::try_from(at).ok()?;
         self.bytes.get(at..at.checked_add(len)?)
+    }
+
+    /// Where in the file the last byte of code ends that is loaded.
+    #[must_use]
+    pub fn code_end(&self) -> Option<u64> {
+        const EXECUTABLE: u64 = 1;
+        let (headers, size) = (self.number(32, 8)?, self.number(54, 2)?);
+        let mut end = None;
+        for index in 0..self.number(56, 2)?.min(ENTRIES_MAX) {
+            let at = headers.checked_add(index * size)?;
+            let flags = self.number(at.checked_add(4)?, 4)?;
+            if self.number(at, 4)? == PT_LOAD && flags & EXECUTABLE != 0 {
+                let offset = self.number(at.checked_add(8)?, 8)?;
+                end = end.max(offset.checked_add(self.number(at.checked_add(32)?, 8)?));
+            }
+        }
+        end
     }
 
     /// Where the table of unwind information begins, which debuggers use as well.
