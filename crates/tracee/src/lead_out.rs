@@ -184,8 +184,8 @@ impl Thread {
                     return Err(Error::Gone { tid, doing });
                 }
                 other => {
-                    self.absorb(other)?;
-                    self.start()?;
+                    let signal = call::absorb(tid, other)?;
+                    self.start_with(signal)?;
                 }
             }
         }

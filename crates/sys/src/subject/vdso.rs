@@ -42,13 +42,15 @@ impl Clock {
     fn at(start: usize, offsets: Offsets) -> Self {
         let code = |offset| ptr::with_exposed_provenance::<u8>(start + offset);
         // SAFETY: the caller has put a vDSO with this function at this offset there.
-        let clock_gettime = unsafe { std::mem::transmute(code(offsets.clock_gettime)) };
+        let clock_gettime =
+            unsafe { std::mem::transmute::<*const u8, ClockGettime>(code(offsets.clock_gettime)) };
         // SAFETY: as above.
-        let gettimeofday = unsafe { std::mem::transmute(code(offsets.gettimeofday)) };
+        let gettimeofday =
+            unsafe { std::mem::transmute::<*const u8, Gettimeofday>(code(offsets.gettimeofday)) };
         // SAFETY: as above.
-        let time = unsafe { std::mem::transmute(code(offsets.time)) };
+        let time = unsafe { std::mem::transmute::<*const u8, Time>(code(offsets.time)) };
         // SAFETY: as above.
-        let getcpu = unsafe { std::mem::transmute(code(offsets.getcpu)) };
+        let getcpu = unsafe { std::mem::transmute::<*const u8, Getcpu>(code(offsets.getcpu)) };
         Self {
             clock_gettime,
             gettimeofday,

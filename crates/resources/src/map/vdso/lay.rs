@@ -419,7 +419,7 @@ mod tests {
         );
         let found = free(&memory, 0x2_0000, near).expect("room");
         assert_eq!(found.start, Addr(0x7000_0012_1000), "behind the vDSO");
-        let all = self::memory(vec![special(0, u64::MAX & !0xfff, DATA)]);
+        let all = self::memory(vec![special(0, !0xfff, DATA)]);
         assert_eq!(free(&all, 0x1000, near), None);
     }
 }
