@@ -34,6 +34,9 @@ pub enum Error {
     /// A program that has to be static is not.
     #[error("{path} needs an interpreter", path = path.display())]
     Dynamic { path: PathBuf },
+    /// A kernel package is not as expected.
+    #[error("no vDSO in the kernel package of Debian {suite}")]
+    Vdso { suite: String },
     /// Needs root.
     #[error("{task} needs root")]
     Root { task: &'static str },

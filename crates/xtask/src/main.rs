@@ -13,6 +13,7 @@ mod packages;
 mod repo;
 mod test;
 mod tidy;
+mod vdsos;
 
 use std::process::ExitCode;
 

@@ -51,6 +51,18 @@ pub const FOR_TESTS: &[Package] = &[
         reason: "shows that a target that was left running is not traced, and its calls restart",
         services: &[],
     },
+    Package {
+        name: "lz4",
+        program: "lz4",
+        reason: "unpacks the kernel whose vDSO the tests put into their subjects",
+        services: &[],
+    },
+    Package {
+        name: "zstd",
+        program: "zstd",
+        reason: "unpacks the kernel whose vDSO the tests put into their subjects",
+        services: &[],
+    },
 ];
 
 /// What the demonstration uses.
