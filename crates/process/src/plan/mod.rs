@@ -4,11 +4,12 @@ pub(crate) mod births;
 mod family;
 mod print;
 mod task;
+mod vdso;
 
 use image::{Reader, RunKind, SpaceId};
 use resources::Born;
 use resources::map::layout::{Pages, Stored};
-use resources::map::vdso;
+use resources::map::vdso::Host;
 use resources::script::{PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::Write;
 
@@ -112,7 +113,7 @@ pub struct OwnVdso {
     /// Its build id, if it has one.
     pub build_id: Option<Vec<u8>>,
     /// All of it; known where a task of the image needs another one replaced or its own moved.
-    pub host: Option<vdso::Host>,
+    pub host: Option<Host>,
 }
 
 impl Default for Setting {

@@ -9,16 +9,14 @@ use resources::fd;
 use resources::fd::tty::control;
 use resources::map::layout::{self, Fill, Laid, Pages};
 use resources::map::memory::Memory;
-use resources::map::vdso;
 use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::{PARTS, Phase, Scope, ThreadPlan};
-use sys::ptrace::Registers;
 use syscalls::Sysno;
 
 use super::births::{Birth, BirthId, Kind, groups_are_inherited};
-use super::{Outside, Plan, Planned, Setting, Staying, family, pages_of, word};
+use super::{Outside, Plan, Planned, Setting, Staying, family, pages_of, vdso, word};
+use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread};
-use crate::{Error, Result};
 
 /// Everything that is known of the tree while its scripts are made.
 pub(super) struct Tasks<'a> {
@@ -338,27 +336,16 @@ impl<'a> Tasks<'a> {
             fill: if outside { Fill::Outside } else { Fill::Itself },
             pool: &PoolId,
             files: &|number| files.borrow_mut().pages_file(number),
-            vdso: self.vdso(task),
+            vdso: vdso::old(self.saved, task, &self.setting.vdso),
         })?;
         self.protections[index].clone_from(&laid.protections);
         plan.taken.extend(laid.room);
         if let Some(proxy) = &laid.proxy {
-            check_entries(task, proxy)?;
+            vdso::check_entries(task, proxy)?;
         }
         let exchange = !laid.outside.is_empty();
         let exchange = exchange.then(|| (plan.word(), plan.word()));
         Ok(Body { laid, exchange })
-    }
-
-    /// What is known of a task's vDSO.
-    fn vdso(&self, task: &'a SavedTask<'_>) -> vdso::lay::Old<'a> {
-        let own = &self.setting.vdso;
-        vdso::lay::Old {
-            way: vdso::way(&task.memory, own.build_id.as_deref()),
-            host: own.host.as_ref(),
-            code: self.saved.vdso_code(&task.memory.vdso_build_id),
-            pid: task.node.pid,
-        }
     }
 
     /// Makes a userfaultfd, which the restorer fetches, and waits until it has filled the pages.
@@ -598,25 +585,6 @@ impl<'a> Tasks<'a> {
 fn await_go(script: &mut Script) {
     script.post(word::READY);
     script.wait(word::GO, 1);
-}
-
-/// No thread may go on in the middle of what was written over in a proxy. A dump leads threads out
-/// of the vDSO, so this is one that could not be.
-fn check_entries(task: &SavedTask<'_>, proxy: &vdso::proxy::Proxy) -> Result<()> {
-    let Some(code) = vdso::code_of(&task.memory) else {
-        return Ok(());
-    };
-    for thread in &task.threads {
-        let words = thread.state.registers.as_slice().try_into();
-        let rip = Registers::from_words(words.expect("checked when read")).rip;
-        if proxy.splits(rip.wrapping_sub(code.start)) {
-            let tid = thread.tid;
-            let what =
-                format!("thread {tid} has just entered its vDSO, which is not this kernel's");
-            return Err(Error::Unfit(what));
-        }
-    }
-    Ok(())
 }
 
 fn script_id(index: usize) -> ScriptId {
