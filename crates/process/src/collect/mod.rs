@@ -4,6 +4,7 @@ mod facts;
 mod files;
 mod fitness;
 pub(crate) mod look;
+mod policies;
 mod sharing;
 mod spaces;
 mod stops;
@@ -36,6 +37,7 @@ use facts::ThreadFacts;
 use files::Files;
 pub(crate) use files::{Object, fetch};
 use look::Look;
+use policies::Policies;
 
 /// What was found, ready to be written.
 pub(crate) struct Inventory {
@@ -256,6 +258,7 @@ impl Found {
             .map(Questions::new)
             .collect::<Result<Vec<_>>>()?;
         let brk = questions[0].script.call(Sysno::brk, [0u32.into()]);
+        let policies = Policies::ask(&self.listed, &mut questions[0].script);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
         let batches = batches.collect::<Vec<_>>();
         let bare = !self.vdso.is_there;
@@ -269,6 +272,7 @@ impl Found {
             let answers = questions.answers(facts.tid, outcome)?;
             if facts.tid == pid {
                 self.brk = answers.result(brk).cast_unsigned();
+                policies.check(pid, &self.listed, &answers)?;
             }
             questions.records(facts, &answers, &mut self.records)?;
         }
