@@ -1,5 +1,6 @@
 //! Dumps of trees that go on: what they write meanwhile is not in the image, what they wrote before
 //! is, and they cannot tell.
+use testkit::chance::Chance;
 use testkit::facts::Facts;
 use testkit::needs_root;
 use testkit::stillframe::Stillframe;
@@ -21,11 +22,9 @@ fn goes_on(subject: &Subject, others: bool) {
     assert_eq!(subject.ask("check"), "right");
 }
 
-/// Insists that nothing is left of the protection.
-#[track_caller]
-fn is_free(pid: u32) {
-    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("its mappings");
-    assert!(!smaps.contains(" uw"), "{smaps}");
+fn is_protected(pid: u32) -> bool {
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"));
+    smaps.expect("its mappings").contains(" uw")
 }
 
 /// Dumps live some times, and restores the last image after the end of the original.
@@ -36,7 +35,10 @@ fn lives_on(stillframe: &Stillframe, arguments: &[&str], times: usize) {
     for _ in 0..times {
         stillframe.clear();
         stillframe.dump(subject.pid(), &["--live"]).must();
-        is_free(subject.pid());
+        assert!(
+            !is_protected(subject.pid()),
+            "nothing is left of the protection"
+        );
         goes_on(&subject, others);
     }
     let pids = subject.tree();
@@ -50,14 +52,14 @@ fn lives_on(stillframe: &Stillframe, arguments: &[&str], times: usize) {
 fn memory_is_that_of_one_instant() {
     needs_root!();
     let stillframe = stillframe();
-    lives_on(&stillframe, &["12", "3", "100"], 4);
+    lives_on(&stillframe, &["6", "3", "100"], 2);
 }
 
 #[test]
 fn memory_written_here_and_there_is_that_of_one_instant() {
     needs_root!();
     let stillframe = stillframe();
-    lives_on(&stillframe, &["24", "2", "5"], 4);
+    lives_on(&stillframe, &["12", "2", "5"], 2);
 }
 
 #[test]
@@ -65,7 +67,7 @@ fn mappings_change_meanwhile() {
     needs_root!();
     let stillframe = stillframe();
     for other in ["discard", "unmap", "move", "grow", "fork", "read"] {
-        lives_on(&stillframe, &["4", "1", "50", other], 3);
+        lives_on(&stillframe, &["2", "1", "50", other], 1);
     }
     lives_on(
         &stillframe,
@@ -93,6 +95,25 @@ fn a_task_cannot_tell_that_it_was_dumped_live() {
         wait_until("the subject to wait again", SOON, || subject.is_waiting());
         let after = Facts::still(subject.pid());
         assert_untouched(&before, &after, name);
+    }
+}
+
+#[test]
+fn a_killed_live_dump_lets_its_target_go_on() {
+    const KILLS: usize = 6;
+    needs_root!();
+    let stillframe = stillframe();
+    let mut chance = Chance::of("a_killed_live_dump_lets_its_target_go_on");
+    let subject = Subject::start("writers", &["2", "1", "30", "discard"]);
+    let whole = stillframe.dump(subject.pid(), &["--live"]).must();
+    for _ in 0..KILLS {
+        stillframe.clear();
+        let command = stillframe.dump_command(subject.pid(), &["--live"]);
+        stillframe.kill_after(command, chance.time(whole.elapsed));
+        wait_until("the protection to end", SOON, || {
+            !is_protected(subject.pid())
+        });
+        goes_on(&subject, true);
     }
 }
 
