@@ -12,6 +12,7 @@ pub mod fork;
 pub mod guardian;
 pub mod identity;
 pub mod inherited;
+pub mod inotify;
 pub mod isolated;
 pub mod kcmp;
 pub mod memfd;

@@ -14,6 +14,7 @@ mod states;
 mod stops;
 mod terminal;
 mod vdso;
+mod watches;
 
 use testkit::facts::Facts;
 use testkit::stillframe::Stillframe;

@@ -12,6 +12,7 @@ pub mod eventfd;
 pub mod fifo;
 mod ghost;
 mod info;
+pub mod inotify;
 pub mod locks;
 pub mod memfd;
 pub mod netlink;
@@ -261,6 +262,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &eventfd::Eventfd,
     &timerfd::Timerfd,
     &signalfd::Signalfd,
+    &inotify::Inotify,
     &epoll::Epoll,
     &unix::UnixSocket,
     &tcp::TcpSocket,
@@ -347,7 +349,6 @@ mod tests {
         let fetch = || Err(Error::unsupported(1, "nothing is fetched"));
         let null = rustix::fs::stat("/proc/self/stat").expect("stat");
         for link in [
-            "anon_inode:inotify",
             "anon_inode:[fanotify]",
             "anon_inode:[io_uring]",
             "anon_inode:bpf-map",

@@ -24,6 +24,8 @@ pub const EPOLL: u16 = 109;
 pub const MEMFD: u16 = 110;
 /// [`super::shmem`].
 pub const SHMEM: u16 = 111;
+/// [`super::inotify`].
+pub const INOTIFY: u16 = 112;
 /// [`super::attributes`]: by description.
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.

@@ -190,6 +190,10 @@ impl World {
                 attributes::finish(payload, own.as_fd())?;
             }
         }
+        for (index, dumped) in dumped.clone().enumerate() {
+            let own = restoring.opened[index].as_fd();
+            dumped.kind.resume(&dumped.payload, own, &self.allow)?;
+        }
         let mut script = Script::default();
         for (entry, dumped) in self.entries.iter().zip(dumped) {
             dumped
