@@ -45,6 +45,7 @@ pub mod scan;
 pub mod shared;
 pub mod sink;
 mod source;
+pub mod track;
 
 pub use drain::{Drained, drain, drain_all, drain_apart};
 pub use error::{Error, Result};

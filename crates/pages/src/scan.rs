@@ -10,13 +10,13 @@ use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 use crate::{Error, Result};
 
 /// Regions that one call of the kernel answers; more take more calls.
-const REGIONS: usize = 1024;
+pub(crate) const REGIONS: usize = 1024;
 /// Entries read at once where the kernel cannot search: 128 MiB of memory.
 pub(crate) const ENTRIES: usize = 32 << 10;
 
 /// From this size on, anonymous memory is looked at by itself: asking for each page whether it
 /// belongs to a file takes five times as long.
-const LARGE_BYTES: u64 = 4 << 20;
+pub(crate) const LARGE_BYTES: u64 = 4 << 20;
 
 /// A private mapping, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub fn scan(pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
 
 /// Scans from the start of the first area to the end of the last, of which `files` says whether
 /// they may be of files.
-fn scan_together(
+pub(crate) fn scan_together(
     map: &Pagemap,
     areas: &[Area],
     files: bool,
@@ -231,7 +231,7 @@ pub(crate) fn push(spans: &mut Vec<Span>, span: Span) {
     }
 }
 
-fn is(error: &io::Error, errno: Errno) -> bool {
+pub(crate) fn is(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 

@@ -49,11 +49,20 @@ impl Child {
     /// Evaluates an expression in the child.
     #[track_caller]
     pub fn ask(&mut self, expression: &str) -> i64 {
+        self.order(expression);
+        self.answer()
+    }
+
+    /// Has the child evaluate an expression, and does not wait for it.
+    pub fn order(&mut self, expression: &str) {
         writeln!(self.orders, "{expression}").expect("the child reads");
+    }
+
+    /// Reads the next line that the child prints.
+    #[track_caller]
+    pub fn answer(&mut self) -> i64 {
         let answer = self.answers.next().expect("an answer").expect("a line");
-        answer
-            .parse()
-            .unwrap_or_else(|_| panic!("{expression}: {answer}"))
+        answer.parse().unwrap_or_else(|_| panic!("{answer}"))
     }
 
     /// Maps memory in the child: the arguments of `mmap` in child.py.

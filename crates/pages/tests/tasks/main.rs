@@ -6,3 +6,4 @@ mod child;
 mod dump;
 mod look;
 mod restore;
+mod track;
