@@ -1,4 +1,5 @@
 //! The way into an image: read, drop zero pages, checksum, write.
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
@@ -20,6 +21,9 @@ pub struct Drained {
     pub zero_pages: u64,
     /// Those that are stored.
     pub stored_pages: u64,
+    /// Pages that were not there any more when they were to be read; the image does not describe
+    /// them.
+    pub lost_pages: u64,
 }
 
 impl Drained {
@@ -31,7 +35,7 @@ impl Drained {
 }
 
 /// Reads `extents` from `source` and puts their pages into the image: those that are not all zero
-/// as data, the others as zero.
+/// as data, the others as zero. Pages that the source has lost meanwhile are left out.
 ///
 /// Calls `progress` with the number of bytes read so far, from several threads when there is much
 /// to read. A megabyte, in however many extents, costs one read and one write.
@@ -95,31 +99,34 @@ fn drain_to(
     };
     let chunks = Chunks::new(extents(), CHUNK_PAGES, sys::vm::PIECES_MAX);
     let pages: u64 = extents().map(|(_, extent)| extent.pages).sum();
-    let [done_bytes, zero_pages] = [AtomicU64::new(0), AtomicU64::new(0)];
+    let [done_bytes, zero_pages, lost_pages] = [0, 0, 0].map(AtomicU64::new);
     let lane = |part| Lane {
         part,
         buffer: Buffer::new(pages.min(CHUNK_PAGES) as usize * PAGE_BYTES),
         pieces: Vec::new(),
         runs: Vec::new(),
         zeros: Vec::new(),
+        lost: Vec::new(),
     };
     crew::work(
         crew::threads(pages * PAGE_BYTES as u64),
         chunks.len(),
         lane,
         |lane, number| {
-            let (read, zero) = lane.drain(sources, chunks.get(number), writer, describe)?;
-            zero_pages.fetch_add(zero, Relaxed);
-            let bytes = read * PAGE_BYTES as u64;
+            let done = lane.drain(sources, chunks.get(number), writer, describe)?;
+            zero_pages.fetch_add(done.zero_pages, Relaxed);
+            lost_pages.fetch_add(done.lost_pages, Relaxed);
+            let bytes = (done.read_pages + done.lost_pages) * PAGE_BYTES as u64;
             progress(done_bytes.fetch_add(bytes, Relaxed) + bytes);
             Ok(())
         },
     )?;
-    let zero_pages = zero_pages.into_inner();
+    let (zero_pages, lost_pages) = (zero_pages.into_inner(), lost_pages.into_inner());
     Ok(Drained {
-        read_pages: pages,
+        read_pages: pages - lost_pages,
         zero_pages,
-        stored_pages: pages - zero_pages,
+        stored_pages: pages - lost_pages - zero_pages,
+        lost_pages,
     })
 }
 
@@ -131,20 +138,22 @@ struct Lane {
     pieces: Vec<Extent>,
     runs: Vec<NewRun>,
     zeros: Vec<Run>,
+    lost: Vec<Range<usize>>,
 }
 
 impl Lane {
-    /// Moves one chunk; returns how many pages were read, and how many of them were zero.
+    /// Moves one chunk.
     fn drain(
         &mut self,
         sources: &[(&dyn Source, &[Extent])],
         chunk: &[(usize, Extent)],
         writer: &Writer,
         describe: &(dyn Fn(Vec<Run>) + Sync),
-    ) -> Result<(u64, u64)> {
+    ) -> Result<Drained> {
         let bytes = self.buffer.bytes();
         self.pieces.clear();
         self.pieces.extend(chunk.iter().map(|(_, piece)| *piece));
+        let mut all_lost = Vec::new();
         let (mut first, mut used) = (0, 0);
         for same in chunk.chunk_by(|one, other| one.0 == other.0) {
             let pieces = &self.pieces[first..first + same.len()];
@@ -152,25 +161,58 @@ impl Lane {
                 .iter()
                 .map(|piece| piece.bytes() as usize)
                 .sum::<usize>();
-            sources[same[0].0]
-                .0
-                .read(pieces, &mut bytes[used..used + len])?;
+            self.lost.clear();
+            let source = sources[same[0].0].0;
+            source.read_there(pieces, &mut bytes[used..used + len], &mut self.lost)?;
+            let before = used / PAGE_BYTES;
+            let lost = self.lost.iter();
+            all_lost.extend(lost.map(|pages| pages.start + before..pages.end + before));
             first += same.len();
             used += len;
         }
         self.runs.clear();
         self.zeros.clear();
+        let all_pages = used / PAGE_BYTES;
+        if !all_lost.is_empty() {
+            used = leave_out(&mut self.pieces, &mut bytes[..used], &all_lost);
+        }
         let bytes = &mut bytes[..used];
         let kept = sort_out(&self.pieces, bytes, &mut self.runs, &mut self.zeros);
         let stored = writer.store(self.part, &bytes[..kept], &self.runs);
         let mut runs = stored.map_err(Error::image("write"))?;
         runs.append(&mut self.zeros);
         describe(runs);
-        Ok((
-            (used / PAGE_BYTES) as u64,
-            ((used - kept) / PAGE_BYTES) as u64,
-        ))
+        Ok(Drained {
+            read_pages: (used / PAGE_BYTES) as u64,
+            zero_pages: ((used - kept) / PAGE_BYTES) as u64,
+            stored_pages: (kept / PAGE_BYTES) as u64,
+            lost_pages: (all_pages - used / PAGE_BYTES) as u64,
+        })
     }
+}
+
+/// Takes the pages `lost`, numbered from the start of `bytes`, out of `pieces` and `bytes`; gives
+/// how many bytes are left.
+fn leave_out(pieces: &mut Vec<Extent>, bytes: &mut [u8], lost: &[Range<usize>]) -> usize {
+    let mut left = Vec::new();
+    let (mut first, mut kept) = (0, 0);
+    for piece in pieces.iter() {
+        let end = first + piece.pages as usize;
+        let mut at = first;
+        let cuts = lost.iter().filter(|cut| cut.start < end && cut.end > first);
+        for cut in cuts.cloned().chain(std::iter::once(end..end)) {
+            let until = cut.start.max(first);
+            if at < until {
+                left.push(piece.part((at - first) as u64, (until - at) as u64));
+                bytes.copy_within(at * PAGE_BYTES..until * PAGE_BYTES, kept * PAGE_BYTES);
+                kept += until - at;
+            }
+            at = at.max(cut.end);
+        }
+        first = end;
+    }
+    *pieces = left;
+    kept * PAGE_BYTES
 }
 
 /// Moves the pages of `pieces` that are not all zero to the front of `bytes`, returns how many
@@ -266,6 +308,26 @@ mod tests {
             .map(|run| (run.first_page, run.pages))
             .collect();
         assert_eq!(zeros, [(10, 1), (13, 1), (20, 1), (22, 1)]);
+    }
+
+    #[test]
+    fn lost_pages_are_left_out() {
+        let mut bytes = pages(&[1, 2, 3, 4, 5, 6, 7]);
+        let mut pieces = vec![extent(10, 4), extent(20, 3)];
+        let left = leave_out(&mut pieces, &mut bytes, &[0..1, 2..5, 6..7]);
+        assert_eq!(bytes[..left], pages(&[2, 6]));
+        let pieces: Vec<_> = pieces
+            .iter()
+            .map(|piece| (piece.first_page, piece.pages))
+            .collect();
+        assert_eq!(pieces, [(11, 1), (21, 1)]);
+        let mut bytes = pages(&[1, 2, 3, 4, 5, 6, 7]);
+        let mut none = vec![extent(10, 4), extent(20, 3)];
+        assert_eq!(
+            leave_out(&mut none, &mut bytes, std::slice::from_ref(&(0..7))),
+            0
+        );
+        assert!(none.is_empty());
     }
 
     #[test]

@@ -164,7 +164,11 @@ fn list(map: &Pagemap, areas: &[Area], found: &mut [Found]) -> io::Result<()> {
 }
 
 /// Calls `look` with every page of `span` and its entry.
-fn each_entry(map: &Pagemap, span: Span, mut look: impl FnMut(Span, Entry)) -> io::Result<()> {
+pub(crate) fn each_entry(
+    map: &Pagemap,
+    span: Span,
+    mut look: impl FnMut(Span, Entry),
+) -> io::Result<()> {
     let mut entries = vec![Entry::default(); ENTRIES.min(span.pages() as usize)];
     let mut page = span.start;
     while page < span.end {

@@ -5,7 +5,7 @@ use abi::{Addr, PAGE_BYTES, Span};
 use sys::pagemap::{Entry, Pagemap};
 
 use crate::buffer::Buffer;
-use crate::scan::{ENTRIES, push};
+use crate::scan::{ENTRIES, each_entry, push};
 use crate::{Error, Extent, Result, Source, TaskMemory};
 
 /// Pages compared at once by contents.
@@ -133,6 +133,28 @@ fn windows(spans: &[Span]) -> impl Iterator<Item = (&[Span], Span)> {
 /// Groups spans that are near each other.
 fn stretches(spans: &[Span]) -> impl Iterator<Item = &[Span]> {
     spans.chunk_by(|one, next| next.start.page() - one.end.page() <= GAP_PAGES)
+}
+
+/// Tells the pages of `spans` that only task `pid` has from those that others may have as well, by
+/// copy-on-write: the second ones must be read quietly (see [`TaskMemory::quiet`]).
+///
+/// # Errors
+/// [`Error::Look`], [`Error::Gone`].
+pub fn exclusive(pid: i32, spans: &[Span]) -> Result<[Vec<Span>; 2]> {
+    let mut kinds = [Vec::new(), Vec::new()];
+    let Some(first) = spans.first() else {
+        return Ok(kinds);
+    };
+    let map = Pagemap::open(pid).map_err(|source| Error::look(pid, first.start, source))?;
+    for span in spans {
+        let look = |page: Span, entry: Entry| {
+            let shared = entry.is_present() && !entry.is_exclusive();
+            push(&mut kinds[usize::from(shared)], page);
+        };
+        let looked = each_entry(&map, *span, look);
+        looked.map_err(|source| Error::look(pid, span.start, source))?;
+    }
+    Ok(kinds)
 }
 
 /// Whether two entries are of one page; none where the kernel hides that.

@@ -1,10 +1,11 @@
 //! Where pages come from.
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
-use abi::Addr;
+use abi::{Addr, PAGE_BYTES};
 use rustix::io::Errno;
 use sys::vm;
 
@@ -19,6 +20,21 @@ pub trait Source: Sync {
     /// # Errors
     /// Fails unless all of them were read, and names the page that was not.
     fn read(&self, extents: &[Extent], buffer: &mut [u8]) -> Result<()>;
+
+    /// Like [`Source::read`], but notes pages that are not there any more in `lost`, in ascending
+    /// order, as numbers of pages from the start of `buffer`, where they leave anything.
+    ///
+    /// # Errors
+    /// Those of [`Source::read`]; of most sources no page can be lost.
+    fn read_there(
+        &self,
+        extents: &[Extent],
+        buffer: &mut [u8],
+        lost: &mut Vec<Range<usize>>,
+    ) -> Result<()> {
+        let _ = lost;
+        self.read(extents, buffer)
+    }
 }
 
 /// The memory of a task, which the caller must be allowed to trace.
@@ -30,6 +46,7 @@ pub struct TaskMemory {
     /// /proc/PID/mem, opened where it is needed.
     file: OnceLock<File>,
     quiet: bool,
+    running: bool,
 }
 
 impl TaskMemory {
@@ -40,6 +57,7 @@ impl TaskMemory {
             pid,
             file: OnceLock::new(),
             quiet: false,
+            running: false,
         }
     }
 
@@ -52,6 +70,16 @@ impl TaskMemory {
         Self {
             quiet: true,
             ..Self::new(pid)
+        }
+    }
+
+    /// The same memory while the task runs: pages may vanish before they are read, and the task may
+    /// end. What is read of a page that is written meanwhile may be of before and after.
+    #[must_use]
+    pub fn while_it_runs(self) -> Self {
+        Self {
+            running: true,
+            ..self
         }
     }
 
@@ -74,31 +102,83 @@ impl TaskMemory {
 
 impl Source for TaskMemory {
     fn read(&self, extents: &[Extent], buffer: &mut [u8]) -> Result<()> {
-        let mut pieces: Vec<(Addr, usize)> = extents
-            .iter()
-            .map(|extent| (extent.at, extent.bytes() as usize))
-            .collect();
+        let mut pieces = pieces(extents);
         let mut pieces = &mut pieces[..];
         let mut rest = buffer;
-        while let Some(&(addr, bytes)) = pieces.first() {
-            let read = if self.quiet {
-                Ok(0)
-            } else {
-                vm::read_pieces(self.pid, pieces, rest)
-            };
-            let read = match read {
-                Ok(read) => read,
-                Err(error) if needs_force(&error) => 0,
-                Err(error) => return Err(Error::read(self.pid, addr, error)),
-            };
-            let read = match read {
-                0 => self.read_forced(addr, &mut rest[..bytes])?,
-                read => read,
-            };
+        while !pieces.is_empty() {
+            let read = self.read_some(pieces, rest)?;
             pieces = advance(pieces, read);
             rest = &mut rest[read..];
         }
         Ok(())
+    }
+
+    fn read_there(
+        &self,
+        extents: &[Extent],
+        buffer: &mut [u8],
+        lost: &mut Vec<Range<usize>>,
+    ) -> Result<()> {
+        if !self.running {
+            return self.read(extents, buffer);
+        }
+        let mut pieces = pieces(extents);
+        let mut pieces = &mut pieces[..];
+        let page_bytes = PAGE_BYTES as usize;
+        let pages = buffer.len() / page_bytes;
+        let mut done = 0;
+        while !pieces.is_empty() {
+            let read = match self.read_some(pieces, &mut buffer[done * page_bytes..]) {
+                // A part of a page is read again: its rest may be another page's.
+                Ok(bytes) if bytes >= page_bytes => bytes / page_bytes,
+                Ok(_) | Err(Error::Read { .. }) => {
+                    lose(lost, done..done + 1);
+                    1
+                }
+                Err(Error::Gone { .. }) => {
+                    lose(lost, done..pages);
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            };
+            pieces = advance(pieces, read * page_bytes);
+            done += read;
+        }
+        Ok(())
+    }
+}
+
+impl TaskMemory {
+    /// Reads the first bytes of `pieces` and gives how many those are.
+    fn read_some(&self, pieces: &[(Addr, usize)], buffer: &mut [u8]) -> Result<usize> {
+        let (addr, bytes) = pieces[0];
+        let read = if self.quiet {
+            Ok(0)
+        } else {
+            vm::read_pieces(self.pid, pieces, buffer)
+        };
+        let read = match read {
+            Ok(read) => read,
+            Err(error) if needs_force(&error) => 0,
+            Err(error) => return Err(Error::read(self.pid, addr, error)),
+        };
+        match read {
+            0 => self.read_forced(addr, &mut buffer[..bytes]),
+            read => Ok(read),
+        }
+    }
+}
+
+fn pieces(extents: &[Extent]) -> Vec<(Addr, usize)> {
+    let piece = |extent: &Extent| (extent.at, extent.bytes() as usize);
+    extents.iter().map(piece).collect()
+}
+
+/// Adds pages that follow those of `lost`.
+fn lose(lost: &mut Vec<Range<usize>>, pages: Range<usize>) {
+    match lost.last_mut() {
+        Some(last) if last.end == pages.start => last.end = pages.end,
+        _ => lost.push(pages),
     }
 }
 

@@ -23,6 +23,7 @@ mod room;
 mod sample;
 mod sentinel;
 mod target;
+mod tracker;
 mod uffd;
 
 pub use describe::describe;

@@ -51,6 +51,48 @@ pub fn fork_for(kept: BorrowedFd<'_>, work: impl FnOnce()) -> io::Result<Pid> {
     }
 }
 
+/// Makes a process that outlives this one and is nobody's child here: it holds no descriptor but
+/// `kept`, stands in the root directory and in a session of its own under the name `name`, calls
+/// `work` and ends. Of the threads of the calling process it has none, so `work` must use nothing
+/// that one of them could hold locked: it neither logs nor prints. See fork(2), setsid(2).
+///
+/// # Errors
+/// Those of fork(2).
+pub fn leave_behind(
+    kept: BorrowedFd<'_>,
+    name: &std::ffi::CStr,
+    work: impl FnOnce(),
+) -> io::Result<()> {
+    // SAFETY: the C library makes its memory usable in the copy, which touches nothing else that
+    // another thread could have been changing.
+    match unsafe { libc::fork() } {
+        0 => {}
+        pid if pid < 0 => return Err(io::Error::last_os_error()),
+        pid => {
+            let pid = Pid::from_raw(pid).expect("the parent gets a pid above 0");
+            let waited = rustix::io::retry_on_intr(|| {
+                rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty())
+            });
+            return match waited? {
+                Some((_, status)) if status.exit_status() == Some(0) => Ok(()),
+                _ => Err(io::ErrorKind::ResourceBusy.into()),
+            };
+        }
+    }
+    // SAFETY: as above; the process in between ends at once, which is what makes the other an
+    // orphan.
+    match unsafe { libc::fork() } {
+        0 => {}
+        pid => leave(i32::from(pid < 0)),
+    }
+    close_all_but(kept);
+    let _ = rustix::process::setsid();
+    let _ = rustix::process::chdir("/");
+    let _ = rustix::thread::set_name(name);
+    let done = std::panic::catch_unwind(AssertUnwindSafe(work));
+    leave(i32::from(done.is_err()))
+}
+
 /// Closes every descriptor but one: in a child, where nobody else uses them and none is dropped.
 fn close_all_but(kept: BorrowedFd<'_>) {
     let kept = kept.as_raw_fd().cast_unsigned();
@@ -72,7 +114,31 @@ pub(crate) fn leave(status: i32) -> ! {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+
     use super::*;
+
+    #[test]
+    fn who_is_left_behind_has_nothing_of_ours() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        leave_behind(writer.as_fd(), c"left", || {
+            let name = std::fs::read_to_string("/proc/self/comm").unwrap();
+            let links = std::fs::read_dir("/proc/self/fd").unwrap();
+            // The list of them is one more while it is read.
+            let open = links.count() - 1;
+            let place = std::env::current_dir().unwrap();
+            let session = rustix::process::getsid(None).unwrap();
+            let leads = session == rustix::process::getpid();
+            let told = format!("{} {open} {} {leads}", name.trim(), place.display());
+            rustix::io::write(&writer, told.as_bytes()).unwrap();
+        })
+        .unwrap();
+        drop(writer);
+        let mut told = String::new();
+        reader.read_to_string(&mut told).unwrap();
+        assert_eq!(told, "left 1 / true");
+    }
 
     #[test]
     fn a_process_of_several_threads_is_refused() {

@@ -1,0 +1,337 @@
+//! The tracker: a process that keeps the userfaultfds of a tree between the rounds of a pre-dump.
+//!
+//! The kernel remembers which pages were written only as long as somebody holds the userfaultfd.
+//! So the first round leaves a process behind, [`server`], one for the root of each tree. The next
+//! round finds it by an abstract unix socket whose name is made of the root's pid and start time;
+//! both sides look at who the other is. It goes when the root has ended, when nobody came for a
+//! time, or when it is told to; and whatever it held goes with it, which ends the tracking.
+//!
+//! A round has the kernel forget which pages were written, and stores those. If it fails in between,
+//! writes are lost. So the tracker is told before ([`Client::begin`]) and after ([`Client::end`]),
+//! with the image that has them now; only a layer over that very image may inherit pages.
+
+mod server;
+mod wire;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use image::ImageId;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use rustix::process::geteuid;
+use sys::proc::Stat;
+use sys::uffd::Uffd;
+
+use self::wire::{Said, What};
+use crate::{Error, Result};
+
+/// How long a new tracker waits for its first round to end.
+const FIRST_PATIENCE: Duration = Duration::from_secs(3600);
+/// The longest that a tracker can be asked to wait for the next round.
+const LONGEST_IDLE: Duration = Duration::from_secs(10 * 365 * 86400);
+/// How long a client waits for a tracker to answer: it may be talking to another one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A task whose memory is tracked, as a round knows it.
+#[derive(Debug)]
+pub(crate) struct TrackedTask {
+    /// Its pid.
+    pub pid: i32,
+    /// When it was started.
+    pub start_ticks: u64,
+    /// The userfaultfd with which its memory is registered.
+    pub uffd: Uffd,
+}
+
+/// A conversation with the tracker of a tree.
+#[derive(Debug)]
+pub(crate) struct Client {
+    socket: OwnedFd,
+    root: i32,
+    /// What the tracker held when the conversation began.
+    pub tasks: Vec<TrackedTask>,
+    /// The image up to which writes are known.
+    pub image: Option<ImageId>,
+}
+
+impl Client {
+    /// Talks to the tracker of the tree under `root`; none where there is none.
+    ///
+    /// # Errors
+    /// [`Error::Gone`]; [`Error::Kernel`] where it belongs to somebody else or does not answer.
+    pub fn find(root: i32) -> Result<Option<Self>> {
+        let failed = |doing: &str| {
+            let doing = format!("cannot {doing} the tracker of pid {root}");
+            move |error: io::Error| Error::kernel(doing, error)
+        };
+        let name = name(root)?;
+        let socket = socket().map_err(failed("make a socket for"))?;
+        match connect(&socket, &name) {
+            Err(Errno::CONNREFUSED) => return Ok(None),
+            other => other.map_err(|errno| failed("reach")(errno.into()))?,
+        }
+        if !is_trusted(&socket) {
+            let other = io::Error::new(io::ErrorKind::PermissionDenied, "it is another user's");
+            return Err(failed("use")(other));
+        }
+        let talk = || -> io::Result<_> {
+            set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+            set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+            let first = wire::receive(&socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+            let image = first.0.image.clone();
+            Ok((image, wire::receive_tasks(&socket, first)?))
+        };
+        let (image, tasks) = match talk() {
+            Ok(state) => state,
+            // It was about to go.
+            Err(error) if is_hung_up(&error) => return Ok(None),
+            Err(error) => return Err(failed("hear from")(error)),
+        };
+        let tasks = tasks.into_iter().map(|(task, fd)| TrackedTask {
+            pid: task.pid,
+            start_ticks: task.start_ticks,
+            uffd: fd.into(),
+        });
+        Ok(Some(Self {
+            socket,
+            root,
+            tasks: tasks.collect(),
+            image: image.try_into().ok().map(ImageId),
+        }))
+    }
+
+    /// Talks to the tracker of the tree under `root`, which is left behind where there is none.
+    ///
+    /// # Errors
+    /// As [`Self::find`]; [`Error::Kernel`] where no process can be made.
+    pub fn find_or_start(root: i32) -> Result<Self> {
+        let begun = Instant::now();
+        loop {
+            if let Some(client) = Self::find(root)? {
+                return Ok(client);
+            }
+            match start(root) {
+                // Another one was faster, or the old one is not quite gone.
+                Err(Error::Kernel { source, .. })
+                    if source.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < PATIENCE =>
+                {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                other => other?,
+            }
+        }
+    }
+
+    /// Gives the tracker the tasks that it is to hold from now on.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] when it is gone.
+    pub fn hold(&self, tasks: &[TrackedTask]) -> Result<()> {
+        let tasks = tasks.iter().map(|task| {
+            let tracked = wire::Tracked {
+                pid: task.pid,
+                start_ticks: task.start_ticks,
+            };
+            (tracked, task.uffd.as_fd())
+        });
+        let said = Said {
+            what: What::Tasks as i32,
+            ..Said::default()
+        };
+        let sent = wire::send_tasks(&self.socket, said, &tasks.collect::<Vec<_>>());
+        sent.map_err(|error| self.gone(error))
+    }
+
+    /// Says that writes are about to be forgotten by the kernel: until [`Self::end`] is said, no
+    /// image has them all.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] when it is gone.
+    pub fn begin(&self) -> Result<()> {
+        self.say(What::Begin, Said::default())
+    }
+
+    /// Says that everything written before is in `image` or one of its parents, and how long to
+    /// wait for the next round.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] when it is gone.
+    pub fn end(&self, image: ImageId, idle: Duration) -> Result<()> {
+        let said = Said {
+            image: image.0.to_vec(),
+            idle_ms: u64::try_from(idle.as_millis()).unwrap_or(u64::MAX),
+            ..Said::default()
+        };
+        self.say(What::End, said)
+    }
+
+    /// Ends the tracker, and with it the tracking.
+    pub fn quit(self) {
+        if let Err(error) = self.say(What::Quit, Said::default()) {
+            log::debug!("{error}");
+        }
+    }
+
+    fn say(&self, what: What, said: Said) -> Result<()> {
+        let said = Said {
+            what: what as i32,
+            ..said
+        };
+        wire::send(&self.socket, &said, &[]).map_err(|error| self.gone(error))
+    }
+
+    fn gone(&self, error: io::Error) -> Error {
+        Error::kernel(format!("the tracker of pid {} is gone", self.root), error)
+    }
+}
+
+fn is_hung_up(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
+}
+
+/// Leaves a tracker behind for the tree under `root`.
+fn start(root: i32) -> Result<()> {
+    let started = |error: io::Error| {
+        let doing = format!("cannot start a tracker for pid {root}");
+        Error::kernel(doing, error)
+    };
+    let name = name(root)?;
+    let tracked = wire::Tracked {
+        pid: root,
+        start_ticks: start_ticks(root).ok_or(Error::Gone { pid: root })?,
+    };
+    let listener = socket().map_err(started)?;
+    bind(&listener, &name).map_err(|errno| started(errno.into()))?;
+    listen(&listener, 16).map_err(|errno| started(errno.into()))?;
+    let serve = || server::serve(&listener, tracked);
+    sys::fork::leave_behind(listener.as_fd(), c"stillframe-trk", serve).map_err(started)
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
+}
+
+/// The name of the tracker's socket. Pids are told apart by their namespace, as such names are
+/// everybody's with the same network.
+fn name(root: i32) -> Result<SocketAddrUnix> {
+    let ticks = start_ticks(root).ok_or(Error::Gone { pid: root })?;
+    let space = rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino);
+    let name = format!("stillframe-tracker/{space}/{root}/{ticks}");
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
+        .map_err(|errno| Error::kernel("cannot name a tracker", errno))
+}
+
+/// When a process was started.
+pub(crate) fn start_ticks(pid: i32) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    Stat::parse(&stat).ok().map(|stat| stat.start_ticks)
+}
+
+/// Whether the other side is this user or root.
+fn is_trusted(socket: &OwnedFd) -> bool {
+    socket_peercred(socket).is_ok_and(|peer| peer.uid == geteuid() || peer.uid.is_root())
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::program::Program;
+    use testkit::wait;
+
+    use super::*;
+
+    fn uffd() -> Uffd {
+        // Any descriptor can be held.
+        let fd = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, 0.into());
+        fd.expect("/dev/null").into()
+    }
+
+    fn task(pid: i32) -> TrackedTask {
+        TrackedTask {
+            pid,
+            start_ticks: 1,
+            uffd: uffd(),
+        }
+    }
+
+    #[track_caller]
+    fn wait_gone(root: i32) {
+        wait::wait_for("the tracker's end", wait::SOON, || {
+            matches!(Client::find(root), Ok(None) | Err(Error::Gone { .. })).then_some(())
+        });
+    }
+
+    const LONG: Duration = Duration::from_secs(1000);
+
+    #[test]
+    fn what_is_held_is_given_to_the_next() {
+        let program = Program::new("sleep").arg("1000").spawn();
+        let root = program.pid().cast_signed();
+        assert!(Client::find(root).expect("a look").is_none());
+        let client = Client::find_or_start(root).expect("a tracker");
+        assert!(client.tasks.is_empty() && client.image.is_none());
+        client.hold(&[task(5), task(6)]).expect("held");
+        client.begin().expect("told");
+        client.end(ImageId([7; 16]), LONG).expect("told");
+        drop(client);
+        for _ in 0..2 {
+            let client = Client::find_or_start(root).expect("the same");
+            let pids = client.tasks.iter().map(|task| task.pid);
+            assert!(pids.eq([5, 6]));
+            assert_eq!(client.image, Some(ImageId([7; 16])));
+        }
+        let client = Client::find_or_start(root).expect("the same");
+        client.hold(&[task(6)]).expect("held");
+        client.begin().expect("told");
+        // A round that fails.
+        drop(client);
+        let client = Client::find(root).expect("a look").expect("the same");
+        assert_eq!((client.tasks.len(), client.image), (1, None));
+        client.quit();
+        wait_gone(root);
+    }
+
+    #[test]
+    fn it_goes_when_the_root_ends() {
+        let program = Program::new("sleep").arg("1000").spawn();
+        let root = program.pid().cast_signed();
+        let client = Client::find_or_start(root).expect("a tracker");
+        client.end(ImageId([7; 16]), LONG).expect("told");
+        // Also while it talks to somebody.
+        program.kill();
+        let hung_up = wire::receive(&client.socket);
+        assert!(hung_up.is_err() || hung_up.is_ok_and(|said| said.is_none()));
+        wait_gone(root);
+    }
+
+    #[test]
+    fn it_goes_when_nobody_comes() {
+        let program = Program::new("sleep").arg("1000").spawn();
+        let root = program.pid().cast_signed();
+        let client = Client::find_or_start(root).expect("a tracker");
+        client.end(ImageId([7; 16]), Duration::ZERO).expect("told");
+        drop(client);
+        wait_gone(root);
+    }
+
+    #[test]
+    fn a_client_that_talks_nonsense_is_hung_up_on() {
+        let program = Program::new("sleep").arg("1000").spawn();
+        let root = program.pid().cast_signed();
+        let client = Client::find_or_start(root).expect("a tracker");
+        client.end(ImageId([7; 16]), LONG).expect("told");
+        let along = sys::socket::Along::default();
+        sys::socket::send(&client.socket, b"\xff\xff\xff", along, 0).expect("sent");
+        assert!(wire::receive(&client.socket).expect("an end").is_none());
+        let next = Client::find(root).expect("a look").expect("it stays");
+        assert_eq!(next.image, Some(ImageId([7; 16])));
+        next.quit();
+        wait_gone(root);
+    }
+}
