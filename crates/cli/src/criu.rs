@@ -58,12 +58,44 @@ impl Flag {
     pub fn fate(&self, command: Command) -> Fate {
         match command {
             Command::Dump => self.dump,
+            Command::PreDump => self.pre_dump(),
             Command::Restore => self.restore,
             Command::Check => self.check,
             Command::Show | Command::Merge | Command::Generate => Fate::Taken,
         }
     }
+
+    /// A pre-dump accepts what the dump after it does: most of that is not about memory.
+    fn pre_dump(&self) -> Fate {
+        match self.dump {
+            Fate::Taken if !ON_PRE_DUMP.contains(&self.name) => Fate::Idle,
+            _ if self.name == "pre-dump-mode" => Fate::Taken,
+            fate => fate,
+        }
+    }
 }
+
+/// The options of a dump that a pre-dump does something about.
+const ON_PRE_DUMP: &[&str] = &[
+    "action-script",
+    "close",
+    "config",
+    "display-stats",
+    "help",
+    "images-dir",
+    "json",
+    "log-file",
+    "no-default-config",
+    "prev-images-dir",
+    "status-fd",
+    "sync",
+    "timeout",
+    "track-time",
+    "tree",
+    "verbosity",
+    "version",
+    "work-dir",
+];
 
 /// Commands of criu(8) that are not there yet: refused by name.
 pub const REFUSED_COMMANDS: &[&str] = &[
@@ -72,7 +104,6 @@ pub const REFUSED_COMMANDS: &[&str] = &[
     "exec",
     "lazy-pages",
     "page-server",
-    "pre-dump",
     "service",
     "swrk",
 ];
@@ -187,7 +218,7 @@ pub static FLAGS: &[Flag] = &[
     flag("pidfile", Required, [Idle, Taken, Idle]),
     flag("port", Required, [Idle, Idle, Idle]),
     flag("pre-dump-mode", Required, [Idle, Idle, Idle]).values(&["read", "splice"]),
-    flag("prev-images-dir", Required, [Refused, Idle, Idle]),
+    flag("prev-images-dir", Required, [Taken, Idle, Idle]),
     flag("ps-socket", Required, [Idle, Idle, Idle]),
     flag("restore-detached", Switch, [Idle, Taken, Idle]).short('d'),
     flag("restore-sibling", Switch, [Idle, Taken, Idle]).short('S'),
@@ -208,7 +239,7 @@ pub static FLAGS: &[Flag] = &[
     flag("tls-cert", Required, [Idle, Idle, Idle]),
     flag("tls-key", Required, [Idle, Idle, Idle]),
     flag("tls-no-cn-verify", Bare, [Idle, Idle, Idle]),
-    flag("track-mem", Switch, [Refused, Idle, Idle]),
+    flag("track-mem", Switch, [Taken, Idle, Idle]),
     flag("tree", Required, [Taken, Idle, Idle]).short('t'),
     flag("unprivileged", Switch, [Idle, Idle, Idle]),
     flag("verbosity", Optional, [Taken, Taken, Taken]).short('v').repeats(),
@@ -222,6 +253,7 @@ pub static FLAGS: &[Flag] = &[
     flag("output", Required, [Misplaced, Misplaced, Misplaced]).own(),
     flag("plan", Bare, [Misplaced, Taken, Misplaced]).own(),
     flag("sync", Switch, [Taken, Misplaced, Misplaced]).own(),
+    flag("track-time", Required, [Taken, Misplaced, Misplaced]).own(),
     flag("until", Required, [Misplaced, Misplaced, Misplaced]).own(),
 ];
 

@@ -1,10 +1,11 @@
 //! `stillframe dump`: saves a process tree.
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use process::options::{DEFAULT_GHOST_LIMIT_BYTES, DEFAULT_TIMEOUT};
+use process::options::{DEFAULT_GHOST_LIMIT_BYTES, DEFAULT_TIMEOUT, DEFAULT_TRACK_TIME};
 use process::{Afterwards, Allowed, DumpOptions, DumpReport};
 use rustix::process::Pid;
 use serde_json::{Value, json};
@@ -47,6 +48,19 @@ pub struct Dump {
     #[arg(long)]
     no_sync: bool,
 
+    /// The directory of the last image of this tree, relative to --images-dir: of memory that was
+    /// tracked since, only what was written is saved
+    #[arg(long, value_name = "DIR")]
+    prev_images_dir: Option<PathBuf>,
+
+    /// Track what a tree that runs on writes from now on
+    #[arg(long)]
+    track_mem: bool,
+
+    /// Stop tracking after this many seconds without another dump
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_TRACK_TIME.as_secs())]
+    track_time: u64,
+
     #[command(flatten)]
     allowed: AllowedArgs,
 
@@ -64,6 +78,9 @@ impl Fill for Dump {
             "ghost-limit" => self.ghost_limit = values::size(text(value)?).ok()?,
             "timeout" => self.timeout = number(value)?,
             "no-sync" => self.no_sync = flag(value)?,
+            "prev-images-dir" => self.prev_images_dir = Some(quick::path(value)?),
+            "track-mem" => self.track_mem = flag(value)?,
+            "track-time" => self.track_time = number(value)?,
             _ => {
                 let allowed = self.allowed.fill(name, value);
                 return allowed.or_else(|| self.common.fill(name, value));
@@ -86,6 +103,9 @@ impl Dump {
             ghost_limit: DEFAULT_GHOST_LIMIT_BYTES,
             timeout: DEFAULT_TIMEOUT.as_secs(),
             no_sync: false,
+            prev_images_dir: None,
+            track_mem: false,
+            track_time: DEFAULT_TRACK_TIME.as_secs(),
             allowed: AllowedArgs::default(),
             common: Common::default(),
         };
@@ -99,6 +119,10 @@ impl Dump {
     /// # Errors
     /// Whatever the engine tells; the tree then runs as before.
     pub fn run(self, idle: &[&str], started: Instant) -> Result<Status, Failure> {
+        if self.live && (self.track_mem || self.prev_images_dir.is_some()) {
+            let what = "--live goes with neither --track-mem nor --prev-images-dir";
+            return Err(Failure::Usage(what.to_owned()));
+        }
         let allowed = Allowed::try_from(&self.allowed)?;
         let mut session = self.common.start("dump", true, idle, started)?;
         let options = self.options(allowed, &session.images_dir);
@@ -132,6 +156,11 @@ impl Dump {
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
             sync: !self.no_sync,
             live: self.live,
+            prev_images_dir: self
+                .prev_images_dir
+                .as_ref()
+                .map(|dir| images_dir.join(dir)),
+            track: self.track_mem.then(|| Duration::from_secs(self.track_time)),
         }
     }
 }
@@ -144,6 +173,7 @@ fn to_json(report: &DumpReport) -> Value {
         "stored_pages": report.stored_pages,
         "zero_pages": report.zero_pages,
         "shared_pages": report.shared_pages,
+        "parent_pages": report.parent_pages,
         "image_bytes": report.image_bytes,
         "frozen_us": report.frozen_us,
         "longest_frozen_us": report.longest_frozen_us,
@@ -160,6 +190,7 @@ fn to_text(report: &DumpReport) -> String {
          pages stored  {}\n\
          pages zero    {}\n\
          pages shared  {}\n\
+         pages parent  {}\n\
          image bytes   {}\n\
          frozen        {} us\n\
          at one time   {} us\n\
@@ -171,6 +202,7 @@ fn to_text(report: &DumpReport) -> String {
         report.stored_pages,
         report.zero_pages,
         report.shared_pages,
+        report.parent_pages,
         report.image_bytes,
         report.frozen_us,
         report.longest_frozen_us,

@@ -8,6 +8,7 @@ use clap_complete::Shell;
 use crate::criu::{Argument, FLAGS, Fate};
 use crate::exit::{Failure, Status};
 use crate::output;
+use crate::reading::Command;
 
 /// Write shell completions or the manual page to stdout
 #[derive(Debug, Args)]
@@ -81,7 +82,9 @@ fn manual(mut program: clap::Command, text: &mut Vec<u8>) -> std::io::Result<()>
 
 /// Lists what becomes of each option of criu(8), as a table in Markdown.
 fn options() -> String {
-    let mut table = "| option | dump | restore | check |\n| --- | --- | --- | --- |\n".to_owned();
+    let mut table =
+        "| option | dump | pre-dump | restore | check |\n| --- | --- | --- | --- | --- |\n"
+            .to_owned();
     for flag in FLAGS.iter().filter(|flag| flag.of_criu) {
         let name = match flag.argument {
             Argument::Switch => format!("--[no-]{}", flag.name),
@@ -97,7 +100,14 @@ fn options() -> String {
             Fate::Refused => "**refused**",
             Fate::Misplaced => "error",
         };
-        let fates = [flag.dump, flag.restore, flag.check].map(fate).join(" | ");
+        let fates = [
+            Command::Dump,
+            Command::PreDump,
+            Command::Restore,
+            Command::Check,
+        ]
+        .map(|command| fate(flag.fate(command)))
+        .join(" | ");
         table += &format!("| {letter}`{name}` | {fates} |\n");
     }
     table

@@ -1,9 +1,9 @@
 //! The stillframe command: reads the command line, calls the engine, tells how it went.
 //!
-//! One file per command ([`dump`], [`restore`], [`check`], [`show`], [`merge`],
-//! [`generate`]). The command
-//! line is criu(8)'s: [`reading`] understands it with the table in [`criu`], [`config`] adds the
-//! configuration files. [`exit`] picks exit statuses; nothing else in the workspace prints.
+//! One file per command ([`dump`], [`pre_dump`], [`restore`], [`check`], [`show`], [`merge`],
+//! [`generate`]). The command line is criu(8)'s: [`reading`] understands it with the table in
+//! [`criu`], [`config`] adds the configuration files. [`exit`] picks exit statuses; nothing else in
+//! the workspace prints.
 #![forbid(unsafe_code)]
 
 mod allowed;
@@ -16,6 +16,7 @@ mod generate;
 mod logfile;
 mod merge;
 mod output;
+mod pre_dump;
 mod quick;
 mod reading;
 mod restore;
@@ -45,6 +46,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Action {
     Dump(dump::Dump),
+    PreDump(pre_dump::PreDump),
     Restore(restore::Restore),
     Check(check::Check),
     Show(show::Show),
@@ -87,6 +89,12 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
             Ok(dump) => dump.run(idle, started),
             Err(error) => Ok(misused(&error)),
         },
+        Some(Command::PreDump) => {
+            match parse::<pre_dump::PreDump>("pre-dump", |_| None, reading.words) {
+                Ok(pre_dump) => pre_dump.run(idle, started),
+                Err(error) => Ok(misused(&error)),
+            }
+        }
         Some(Command::Restore) => match parse("restore", restore::Restore::quick, reading.words) {
             Ok(restore) => restore.run(idle, started),
             Err(error) => Ok(misused(&error)),
@@ -129,7 +137,7 @@ fn read(words: Vec<OsString>) -> Result<Reading, Failure> {
     let alone = reading::read(std::slice::from_ref(&line)).map_err(Failure::Reading)?;
     let configured = matches!(
         alone.command,
-        Some(Command::Dump | Command::Restore | Command::Check)
+        Some(Command::Dump | Command::PreDump | Command::Restore | Command::Check)
     );
     if !configured || alone.version {
         return Ok(alone);
@@ -282,6 +290,7 @@ mod tests {
         let program = Cli::command();
         for (name, command) in [
             ("dump", Command::Dump),
+            ("pre-dump", Command::PreDump),
             ("restore", Command::Restore),
             ("check", Command::Check),
         ] {

@@ -14,6 +14,8 @@ use crate::criu::{Argument, FLAGS, Fate, Flag, REFUSED_COMMANDS};
 pub enum Command {
     /// Save a tree.
     Dump,
+    /// Save the memory of a running one.
+    PreDump,
     /// Bring it back.
     Restore,
     /// Tell what is possible here.
@@ -31,6 +33,7 @@ impl Command {
     pub fn named(name: &OsStr) -> Option<Self> {
         Some(match name.to_str()? {
             "dump" => Self::Dump,
+            "pre-dump" => Self::PreDump,
             "restore" => Self::Restore,
             "check" => Self::Check,
             "show" => Self::Show,
@@ -563,6 +566,7 @@ mod tests {
         let special = ["help", "version", "exec-cmd", "sync", "daemon"];
         for (name, command) in [
             ("dump", Command::Dump),
+            ("pre-dump", Command::PreDump),
             ("restore", Command::Restore),
             ("check", Command::Check),
         ] {

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
-use process::Description;
 use process::report::{MappingDescription, PageCounts, TaskDescription, printable};
+use process::{Description, PreDumpReport};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Status};
@@ -75,6 +75,21 @@ fn to_json(image: &Description) -> Value {
             .map(|file| json!({"name": file.name, "bytes": file.bytes}))
             .collect::<Vec<_>>(),
         "tasks": image.tasks.iter().map(task_to_json).collect::<Vec<_>>(),
+        "round": image.round.as_ref().map(round_to_json),
+    })
+}
+
+fn round_to_json(round: &PreDumpReport) -> Value {
+    json!({
+        "tasks": round.tasks,
+        "scanned_pages": round.scanned_pages,
+        "stored_pages": round.stored_pages,
+        "zero_pages": round.zero_pages,
+        "parent_pages": round.parent_pages,
+        "lost_pages": round.lost_pages,
+        "frozen_us": round.frozen_us,
+        "collect_us": round.collect_us,
+        "memory_us": round.memory_us,
     })
 }
 
@@ -142,6 +157,22 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
         printable(&creation.kernel),
         printable(&creation.arch)
     )?;
+    if let Some(round) = &image.round {
+        let PreDumpReport {
+            tasks,
+            frozen_us,
+            collect_us,
+            memory_us,
+            lost_pages,
+            ..
+        } = round;
+        writeln!(text, "a pre-dump of {tasks} tasks: memory only")?;
+        writeln!(
+            text,
+            "frozen {frozen_us} us, collecting {collect_us} us, memory {memory_us} us, \
+             {lost_pages} pages lost"
+        )?;
+    }
     if let Some(parent) = &image.parent {
         writeln!(text, "a difference from {parent}")?;
     }
@@ -387,6 +418,7 @@ mod tests {
                 bytes: 49_152_000,
             }],
             tasks: vec![root, child, dead],
+            round: None,
         }
     }
 

@@ -65,8 +65,8 @@ fn misuse_gives_2_and_says_why() {
     for (arguments, words) in [
         (&["bogus"][..], "unrecognized subcommand 'bogus'"),
         (
-            &["pre-dump"],
-            "the command pre-dump of criu(8) is not supported yet",
+            &["page-server"],
+            "the command page-server of criu(8) is not supported yet",
         ),
         (&["dump"], "--tree <PID>"),
         (&["dump", "-t", "0"], "a pid is a number above 0"),

@@ -60,6 +60,22 @@ pub fn tracked(pid: i32, areas: &[Area], reset: bool) -> Result<Vec<Tracked>> {
     areas.iter().map(look).collect()
 }
 
+/// Tells which mappings of task `pid`, of which `spans` are parts, are tracked.
+///
+/// # Errors
+/// [`Error::Look`], [`Error::Gone`].
+pub fn are_tracked(pid: i32, spans: &[Span]) -> Result<Vec<bool>> {
+    let Some(first) = spans.first() else {
+        return Ok(Vec::new());
+    };
+    let map = Pagemap::open(pid).map_err(|source| Error::look(pid, first.start, source))?;
+    let look = |span: &Span| {
+        let tracked = is_tracked(&map, *span);
+        tracked.map_err(|source| Error::look(pid, span.start, source))
+    };
+    spans.iter().map(look).collect()
+}
+
 /// Protects the pages of `spans` that have contents: what is written to them from now on is found
 /// by the next scan. They were found by [`tracked`] without a reset, and the task is stopped.
 ///

@@ -9,7 +9,7 @@ use resources::task::PARTS;
 use store::Store;
 
 use crate::build::kind;
-use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State};
+use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State, round_of};
 use crate::report::{
     Creation, DescriptorDescription, FileSize, MappingDescription, PageCounts, PartDescription,
     TaskDescription, Vdso,
@@ -28,7 +28,11 @@ pub fn describe(images_dir: &Path) -> Result<Description> {
 
 fn describe_in(store: &dyn Store) -> Result<Description> {
     let reader = Reader::open(store)?;
-    let saved = Saved::read(&reader)?;
+    let round = round_of(&reader)?;
+    let saved = match round {
+        Some(_) => Saved::nothing(),
+        None => Saved::read(&reader)?,
+    };
     let described = Descriptions::read(&saved)?;
     let tasks = saved.tasks.iter().enumerate();
     let tasks = tasks.map(|(index, task)| described.task(&reader, task, index == 0));
@@ -48,6 +52,7 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
         pages: count_all(&reader),
         files: files(store, &reader)?,
         tasks: tasks.collect::<Result<_>>()?,
+        round,
     })
 }
 

@@ -10,9 +10,10 @@ use pages::{Drained, Extent, Source, TaskMemory};
 use resources::fd::tcp::lock::Lock;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::collect::look::{Afresh, Look};
+use crate::collect::look::Look;
 use crate::collect::{Inventory, Object, collect};
 use crate::freeze::{Body, Frozen, freeze};
+use crate::layer::Layer;
 use crate::sentinel::Sentinel;
 use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage};
 
@@ -35,13 +36,17 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
         .map_err(Error::Vetoed)?;
     let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
     let store = Arc::new(store);
-    let writer = Writer::create(store.clone())?;
+    let mut layer = Layer::prepare(options)?;
+    let writer = layer.writer(store.clone(), options)?;
     let image = writer.id();
     let kill = options.afterwards == Afterwards::Kill;
-    let (frozen, mut inventory) = freeze_and_collect(options, began, kill, &mut Afresh)?;
+    let (mut frozen, mut inventory) = freeze_and_collect(options, began, kill, layer.look())?;
     let lock = inventory.lock.take();
     let mut undo = Undo(Vec::new());
+    let parent_pages = layer.inherit(&mut inventory, &writer)?;
+    layer.track(&mut frozen, &inventory)?;
     let mut report = write(inventory, writer, options, observer, &mut undo)?;
+    report.parent_pages = parent_pages;
     if let Err(veto) = observer.stage(Stage::PostDump, Some(root)) {
         // The tree goes on: what the image says of it is true no longer.
         if let Err(error) = image::remove(&*store, image) {
@@ -61,6 +66,7 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     report.longest_frozen_us = report.frozen_us;
     report.instants = 1;
     finish(frozen, lock, options.afterwards)?;
+    layer.done(options);
     log::info!("the tree is let go: {:?}", options.afterwards);
     report.total_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     Ok(report)
@@ -82,6 +88,23 @@ pub(crate) fn freeze_and_collect(
     })
 }
 
+/// Stops the tree under `root` and has `look` look at it.
+///
+/// # Errors
+/// Those of [`freeze`] and of `look`; the tree goes on then.
+pub(crate) fn freeze_and<T>(
+    root: Pid,
+    timeout: Option<Duration>,
+    began: Instant,
+    mut look: impl FnMut(&mut Frozen) -> Result<T>,
+) -> Result<(Frozen, T)> {
+    patiently(began, || {
+        let mut frozen = freeze(root.as_raw_nonzero().get(), timeout)?;
+        let found = look(&mut frozen)?;
+        Ok((frozen, found))
+    })
+}
+
 /// Tries again while threads are still on their way back from a dump that was cut short.
 pub(crate) fn patiently<T>(began: Instant, mut work: impl FnMut() -> Result<T>) -> Result<T> {
     const PATIENCE: Duration = Duration::from_secs(5);
@@ -91,6 +114,17 @@ pub(crate) fn patiently<T>(began: Instant, mut work: impl FnMut() -> Result<T>) 
                 std::thread::sleep(Duration::from_millis(20));
             }
             done => return done,
+        }
+    }
+}
+
+/// Tells the observer how far the work is, from whichever thread.
+pub(crate) fn watch_progress(observer: &mut dyn Observer, total_bytes: u64) -> impl Fn(u64) + Sync {
+    let observer = Mutex::new(observer);
+    move |done_bytes| {
+        // Nobody panics while holding it; a bar that misses a step is none to stop for.
+        if let Ok(mut observer) = observer.try_lock() {
+            observer.progress(done_bytes, total_bytes);
         }
     }
 }
@@ -145,13 +179,7 @@ fn write(
         .iter()
         .map(|(source, extents)| (&**source, extents.as_slice()))
         .collect::<Vec<_>>();
-    let observer = Mutex::new(observer);
-    let progress = |done_bytes| {
-        // Nobody panics while holding it; a bar that misses a step is none to stop for.
-        if let Ok(mut observer) = observer.try_lock() {
-            observer.progress(done_bytes, total_bytes);
-        }
-    };
+    let progress = watch_progress(observer, total_bytes);
     count(
         &mut report,
         &pages::drain_all(&sources, &writer, &progress)?,
@@ -253,7 +281,7 @@ pub(crate) fn finish(frozen: Frozen, lock: Option<Lock>, afterwards: Afterwards)
     }
 }
 
-fn end(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
+pub(crate) fn end(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
     let pid = |pid| Pid::from_raw(pid).expect("a pid is not 0");
     match afterwards {
         Afterwards::Run => {

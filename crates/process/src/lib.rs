@@ -11,10 +11,13 @@ mod dump;
 mod error;
 mod freeze;
 mod host;
+mod layer;
 mod live;
 mod merge;
 pub mod options;
+mod over;
 mod plan;
+mod predump;
 mod records;
 pub mod report;
 mod restore;
@@ -23,6 +26,7 @@ mod room;
 mod sample;
 mod sentinel;
 mod target;
+mod track;
 mod tracker;
 mod uffd;
 
@@ -31,8 +35,12 @@ pub use dump::dump;
 pub use error::{Error, Result};
 pub use merge::merge;
 pub use options::{
-    Afterwards, Allowed, DumpOptions, InheritFd, Inherited, MergeOptions, RestoreOptions,
+    Afterwards, Allowed, DumpOptions, InheritFd, Inherited, MergeOptions, PreDumpOptions,
+    RestoreOptions,
 };
-pub use report::{Blame, Description, DumpReport, MergeReport, Observer, Restored, Stage, Veto};
+pub use predump::predump;
+pub use report::{
+    Blame, Description, DumpReport, MergeReport, Observer, PreDumpReport, Restored, Stage, Veto,
+};
 pub use resources::FileValidation;
 pub use restore::{plan, restore};

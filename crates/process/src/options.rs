@@ -83,6 +83,12 @@ pub struct DumpOptions {
     pub sync: bool,
     /// Whether the tree runs while its memory is copied (`--live`).
     pub live: bool,
+    /// The directory of the image that this one is to be a layer over: the last round's of a
+    /// pre-dump, or an earlier dump's.
+    pub prev_images_dir: Option<PathBuf>,
+    /// Whether writes of a tree that runs on are tracked from now on, for this long when no other
+    /// dump comes.
+    pub track: Option<Duration>,
 }
 
 impl DumpOptions {
@@ -98,6 +104,44 @@ impl DumpOptions {
             timeout: Some(DEFAULT_TIMEOUT),
             sync: true,
             live: false,
+            prev_images_dir: None,
+            track: None,
+        }
+    }
+}
+
+/// How long writes are tracked after a round when nobody comes for the next one and nobody says
+/// otherwise.
+pub const DEFAULT_TRACK_TIME: Duration = Duration::from_secs(3600);
+
+/// What [`predump`](crate::predump()) is asked to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreDumpOptions {
+    /// The root of the tree.
+    pub tree: Pid,
+    /// The directory of the image; it exists.
+    pub images_dir: PathBuf,
+    /// The directory of the image that this one is to be a layer over: the last round's.
+    pub prev_images_dir: Option<PathBuf>,
+    /// How long stopping the tasks may take; `None` is for ever.
+    pub timeout: Option<Duration>,
+    /// How long writes are tracked when no other round comes.
+    pub track_time: Duration,
+    /// Whether the image is on the disk in the end (`--no-sync` says no): a dump over it, which
+    /// kills the tree, needs its pages.
+    pub sync: bool,
+}
+
+impl PreDumpOptions {
+    /// Returns the options of `pre-dump -t tree -D images_dir`.
+    pub fn new(tree: Pid, images_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            tree,
+            images_dir: images_dir.into(),
+            prev_images_dir: None,
+            timeout: Some(DEFAULT_TIMEOUT),
+            track_time: DEFAULT_TRACK_TIME,
+            sync: true,
         }
     }
 }

@@ -86,6 +86,35 @@ pub struct MergeReport {
     pub parent_pages: u64,
 }
 
+/// What one round of a pre-dump did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PreDumpReport {
+    /// The image's id.
+    pub image: String,
+    /// Tasks whose memory was looked at.
+    pub tasks: u64,
+    /// Pages with contents that they had.
+    pub scanned_pages: u64,
+    /// Pages stored in the image.
+    pub stored_pages: u64,
+    /// Pages found to be zero, which are not stored.
+    pub zero_pages: u64,
+    /// Pages that are as they were in the parent.
+    pub parent_pages: u64,
+    /// Pages that had vanished when they were to be read: what became of them the next round finds.
+    pub lost_pages: u64,
+    /// Size of the image's files.
+    pub image_bytes: u64,
+    /// How long the tree could not run.
+    pub frozen_us: u64,
+    /// How long it took to find out what was written.
+    pub collect_us: u64,
+    /// How long it took to read and store that.
+    pub memory_us: u64,
+    /// How long the round took.
+    pub total_us: u64,
+}
+
 /// What a dump did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DumpReport {
@@ -101,6 +130,8 @@ pub struct DumpReport {
     pub zero_pages: u64,
     /// Pages stored once for several tasks.
     pub shared_pages: u64,
+    /// Pages that are as they were in the parent.
+    pub parent_pages: u64,
     /// Size of the image's files.
     pub image_bytes: u64,
     /// How long the tree could not run, in all.
@@ -147,8 +178,10 @@ pub struct Description {
     pub pages: PageCounts,
     /// The files of the image.
     pub files: Vec<FileSize>,
-    /// The tasks, parents before children.
+    /// The tasks, parents before children; none in a pre-dump's.
     pub tasks: Vec<TaskDescription>,
+    /// What the round did, in the image of a pre-dump.
+    pub round: Option<PreDumpReport>,
 }
 
 /// What an image says about its creation.

@@ -22,7 +22,6 @@ use crate::{Error, Result};
 /// # Errors
 /// [`resources::Error::Unsupported`] naming what keeps the task from making one;
 /// [`Error::Tracee`]. The task goes on then, and the tree must be let go.
-#[allow(dead_code)] // until the first command that tracks
 pub(crate) fn userfaultfd(
     task: &mut Task,
     listed: &[Listed],

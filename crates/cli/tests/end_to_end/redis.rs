@@ -261,3 +261,71 @@ fn a_subject_is_no_client_of_redis() {
     stillframe.cycle(1, &subject, &["--tcp-established"]);
     assert_eq!(subject.ask("check"), "right");
 }
+
+/// Runs a command of `stillframe` on the server, with its image in `place`.
+#[track_caller]
+fn run(stillframe: &testkit::stillframe::Stillframe, words: &[&str], place: &std::path::Path) {
+    let mut command = stillframe.command(words);
+    command.arg("-D").arg(place);
+    // To files: the tracker must not keep a pipe open.
+    let output = tempfile::NamedTempFile::new().expect("a temporary file can be made");
+    let handle = || output.reopen().expect("the file was just made");
+    let status = command.stdout(handle()).stderr(handle()).status();
+    let told = std::fs::read_to_string(output.path()).expect("it is text");
+    assert!(status.expect("it starts").success(), "{words:?}: {told}");
+}
+
+#[test]
+fn a_redis_under_load_is_saved_in_rounds() {
+    needs_root!();
+    needs_program!("redis-server");
+    needs_program!("redis-benchmark");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer cannot track writes on every kernel");
+    }
+    let mut check = stillframe.command(&["check", "--feature", "uffd_wp_async"]);
+    if !check.output().expect("it starts").status.success() {
+        testkit::skip!("the kernel cannot track writes");
+    }
+    let (folder, port, server, mut client) = start();
+    client.fill();
+    let load = Program::new("redis-benchmark")
+        .args(["-h", "127.0.0.1", "-p", &port.to_string(), "-l", "-q"])
+        .args(["-c", "8", "-r", "5000", "-d", "512", "-t", "set"])
+        .output(&folder.path().join("load"))
+        .spawn();
+    let images = tempfile::tempdir().expect("a scratch folder");
+    let pid = server.pid().to_string();
+    let commands = |client: &mut Client| client.info("total_commands_processed");
+    for round in 1..=5 {
+        let before = commands(&mut client);
+        wait_until("the load to go on", SOON, || {
+            commands(&mut client) > before + 500
+        });
+        let place = images.path().join(round.to_string());
+        let last = format!("../{}", round - 1);
+        let over = if round == 1 {
+            &[][..]
+        } else {
+            &["--prev-images-dir", &last]
+        };
+        let words = ["pre-dump", "--no-sync", "-t", &pid];
+        run(&stillframe, &[&words, over].concat(), &place);
+    }
+    let place = images.path().join("6");
+    let words = ["dump", "--no-sync", "--tcp-established", "-t", &pid];
+    let over = ["--prev-images-dir", "../5"];
+    run(&stillframe, &[&words[..], &over].concat(), &place);
+    testkit::tree::wait_gone(&[server.pid()]);
+    run(&stillframe, &["restore", "-d", "--tcp-established"], &place);
+    for number in (1..=KEYS).step_by(487) {
+        let value = client.ask(&["GET", &format!("key:{number}")]);
+        assert_eq!(value, format!("value {}", number * 7));
+    }
+    let before = commands(&mut client);
+    wait_until("the load to go on", SOON, || {
+        commands(&mut client) > before + 500
+    });
+    assert!(load.is_alive(), "the load has ended");
+}

@@ -32,7 +32,7 @@ use tracee::{Batch, Outcome, Thread, Visit};
 use crate::freeze::{Body, Frozen, Task, Wait};
 use crate::plan::births::births;
 use crate::records::{Descriptor, Descriptors, Node, Place, State, ThreadState, Tree, tag};
-use crate::{Error, Result, uffd};
+use crate::{Error, Result, track, uffd};
 use facts::ThreadFacts;
 use files::Files;
 pub(crate) use files::{Object, fetch};
@@ -208,6 +208,7 @@ impl Found {
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
         check_returned(task, &found.listed)?;
         found.vdso = vdsos.look(task, &mut found.listed)?;
+        track::forget_watched(pid, &mut found.listed)?;
         // Everything that may be refused is looked at before the target is touched.
         for listed in &found.listed {
             Mapping::of(listed, pid, None)?;

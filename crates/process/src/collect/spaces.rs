@@ -12,6 +12,7 @@ use resources::map::memory::Mapping;
 use super::look::Look;
 use crate::Result;
 use crate::records::Tree;
+use crate::track::subtract;
 
 /// The private pages of all tasks.
 #[derive(Default)]
@@ -149,35 +150,6 @@ fn runs(space: SpaceId, span: Span, kind: RunKind) -> impl Iterator<Item = Run> 
         pages: u32::try_from((count - done).min(MOST)).expect("capped"),
         kind,
     })
-}
-
-/// What `all` has and `some` has not; both sorted and disjoint.
-fn subtract(all: &[Span], some: &[Span]) -> Vec<Span> {
-    let mut rest = Vec::new();
-    let mut some = some.iter().copied().peekable();
-    for span in all {
-        let mut at = span.start;
-        while let Some(cut) = some.peek().copied().filter(|cut| cut.start < span.end) {
-            if at < cut.start {
-                rest.push(Span {
-                    start: at,
-                    end: cut.start,
-                });
-            }
-            at = at.max(cut.end);
-            if cut.end > span.end {
-                break;
-            }
-            some.next();
-        }
-        if at < span.end {
-            rest.push(Span {
-                start: at,
-                end: span.end,
-            });
-        }
-    }
-    rest
 }
 
 #[cfg(test)]

@@ -6,9 +6,10 @@
 //! both sides look at who the other is. It goes when the root has ended, when nobody came for a
 //! time, or when it is told to; and whatever it held goes with it, which ends the tracking.
 //!
-//! A round has the kernel forget which pages were written, and stores those. If it fails in between,
-//! writes are lost. So the tracker is told before ([`Client::begin`]) and after ([`Client::end`]),
-//! with the image that has them now; only a layer over that very image may inherit pages.
+//! A round has the kernel forget which pages were written, and stores those. If it fails in
+//! between, writes are lost. So the tracker is told before ([`Client::begin`]) and after
+//! ([`Client::end`]), with the image that has them now; only a layer over that very image may
+//! inherit pages.
 
 mod server;
 mod wire;
@@ -111,6 +112,7 @@ impl Client {
     /// As [`Self::find`]; [`Error::Kernel`] where no process can be made.
     pub fn find_or_start(root: i32) -> Result<Self> {
         let begun = Instant::now();
+        let mut pause = Duration::from_micros(50);
         loop {
             if let Some(client) = Self::find(root)? {
                 return Ok(client);
@@ -118,12 +120,16 @@ impl Client {
             match start(root) {
                 // Another one was faster, or the old one is not quite gone.
                 Err(Error::Kernel { source, .. })
-                    if source.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < PATIENCE =>
-                {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                    if source.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < PATIENCE => {}
                 other => other?,
             }
+            if begun.elapsed() > PATIENCE {
+                let ended = io::Error::other("it ended at once");
+                let doing = format!("cannot use the tracker of pid {root}");
+                return Err(Error::kernel(doing, ended));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PATIENCE / 10);
         }
     }
 
@@ -228,10 +234,11 @@ fn name(root: i32) -> Result<SocketAddrUnix> {
         .map_err(|errno| Error::kernel("cannot name a tracker", errno))
 }
 
-/// When a process was started.
+/// When a process was started; none for one that has ended.
 pub(crate) fn start_ticks(pid: i32) -> Option<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    Stat::parse(&stat).ok().map(|stat| stat.start_ticks)
+    let stat = Stat::parse(&stat).ok()?;
+    (stat.state != b'Z').then_some(stat.start_ticks)
 }
 
 /// Whether the other side is this user or root.

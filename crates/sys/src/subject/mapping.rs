@@ -156,6 +156,26 @@ impl Mapping {
         Ok(())
     }
 
+    /// Moves it to another address. mremap(2).
+    ///
+    /// # Errors
+    /// As mmap(2) and mremap(2).
+    pub fn relocate(&mut self) -> Result<()> {
+        let place = Self::anonymous(self.bytes, ProtFlags::empty(), MapFlags::PRIVATE)?;
+        let (from, bytes) = self.part(0..self.bytes);
+        let to = place.part(0..bytes).0;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both are mappings of ours that nothing borrows; the second is given up for it.
+        let moved = unsafe { libc::mremap(from, bytes, bytes, flags, to) };
+        if moved == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        self.start = moved.expose_provenance();
+        // What was mapped there is gone.
+        std::mem::forget(place);
+        Ok(())
+    }
+
     /// Locks a range of bytes into memory, with the flags of mlock2(2).
     ///
     /// # Errors
@@ -186,6 +206,17 @@ mod tests {
         mapping.store(4096, 7);
         assert_eq!(mapping.add(4096, 2), 7);
         assert_eq!((mapping.load(4096), mapping.load(0)), (9, 0));
+    }
+
+    #[test]
+    fn contents_move_along() {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let mut mapping = Mapping::anonymous(8192, protection, MapFlags::PRIVATE).unwrap();
+        mapping.store(4096, 7);
+        let before = mapping.address();
+        mapping.relocate().unwrap();
+        assert_ne!(mapping.address(), before);
+        assert_eq!(mapping.load(4096), 7);
     }
 
     #[test]

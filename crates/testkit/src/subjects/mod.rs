@@ -3,6 +3,7 @@
 //! A subject gets into its state, says [`Control::ready`], and then answers questions until it is
 //! killed. Its file says which questions it understands.
 mod busy;
+mod churn;
 mod clock;
 mod creds;
 mod fds;
@@ -35,6 +36,7 @@ type Run = fn(Control, &[String]) -> Result<(), Failure>;
 /// Every subject by name.
 const ALL: &[(&str, Run)] = &[
     ("busy", busy::run),
+    ("churn", churn::run),
     ("clock", clock::run),
     ("creds", creds::run),
     ("fds", fds::run),
@@ -223,6 +225,7 @@ mod tests {
         crate::needs_root!();
         for (name, arguments) in [
             ("busy", &["1"][..]),
+            ("churn", &["2", "64"]),
             ("fds", &[]),
             ("mmaps", &[]),
             ("threads-epoll", &[]),

@@ -1,0 +1,350 @@
+//! Rounds of `pre-dump`, and dumps over them: only what was written is saved, and nothing is lost.
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde_json::Value;
+use testkit::chance::Chance;
+use testkit::needs_root;
+use testkit::stillframe::Stillframe;
+use testkit::subject::Subject;
+use testkit::tree;
+use testkit::wait::{SOON, wait_until};
+
+/// Rounds of pre-dump, dump and restore under fire.
+const CYCLES: usize = 10;
+/// Rounds of pre-dump in each of them.
+const ROUNDS: usize = 4;
+/// Pre-dumps killed.
+const KILLS: usize = 30;
+
+/// The command, and a folder with an image a round.
+struct Rounds {
+    stillframe: Stillframe,
+    folder: tempfile::TempDir,
+    pid: u32,
+    /// How many rounds there were.
+    count: usize,
+}
+
+impl Rounds {
+    fn new(pid: u32) -> Self {
+        Self {
+            stillframe: Stillframe::new(env!("CARGO_BIN_EXE_stillframe")),
+            folder: tempfile::tempdir().expect("a scratch folder"),
+            pid,
+            count: 0,
+        }
+    }
+
+    fn place(&self, round: usize) -> PathBuf {
+        self.folder.path().join(round.to_string())
+    }
+
+    /// The command line of the next round, over the last one.
+    fn next(&mut self, command: &str, options: &[&str]) -> std::process::Command {
+        self.count += 1;
+        let place = self.place(self.count);
+        let mut line = self
+            .stillframe
+            .command(&[command, "-v4", "--json", "--no-sync"]);
+        line.args(["-t", &self.pid.to_string(), "-D"])
+            .arg(place)
+            .args(options);
+        if self.count > 1 {
+            line.args(["--prev-images-dir", &format!("../{}", self.count - 1)]);
+        }
+        line
+    }
+
+    /// Makes the next round and tells what it reported.
+    #[track_caller]
+    fn make(&mut self, command: &str, options: &[&str]) -> Value {
+        let mut line = self.next(command, options);
+        // To a file: a tracker that was left behind must not keep a pipe open.
+        let output = tempfile::NamedTempFile::new().expect("a temporary file");
+        let status = line
+            .stdout(output.reopen().expect("it was just made"))
+            .stderr(Stdio::inherit())
+            .status()
+            .expect("it starts");
+        let text = std::fs::read_to_string(output.path()).expect("its output");
+        assert!(status.success(), "{line:?}: {text}\n{}", self.log(command));
+        if command == "dump" && !options.contains(&"--leave-running") {
+            tree::wait_gone(&self.saved());
+        }
+        let mut told: Value = serde_json::from_str(&text).expect("JSON");
+        told[command].take()
+    }
+
+    /// The tasks of the last image.
+    fn saved(&self) -> Vec<u32> {
+        let mut show = self.stillframe.command(&["show", "--json"]);
+        let shown = show
+            .arg(self.place(self.count))
+            .output()
+            .expect("it starts");
+        let image: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+        let tasks = image["tasks"].as_array().expect("a list").iter();
+        tasks.map(|task| number(task, "pid") as u32).collect()
+    }
+
+    fn log(&self, command: &str) -> String {
+        let log = self.place(self.count).join(format!("{command}.log"));
+        std::fs::read_to_string(log).unwrap_or_default()
+    }
+
+    fn pre_dump(&mut self) -> Value {
+        self.make("pre-dump", &[])
+    }
+
+    #[track_caller]
+    fn restore(&self, options: &[&str]) {
+        let mut line = self.stillframe.command(&["restore", "-d", "-v4"]);
+        line.arg("-D").arg(self.place(self.count)).args(options);
+        let status = line.status().expect("it starts");
+        assert!(status.success(), "{line:?}: {}", self.log("restore"));
+    }
+
+    /// Gives up the images and begins a new chain.
+    fn clear(&mut self) {
+        for round in 1..=self.count {
+            let _ = std::fs::remove_dir_all(self.place(round));
+        }
+        self.count = 0;
+    }
+}
+
+fn number(told: &Value, name: &str) -> u64 {
+    told[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no {name} in {told}"))
+}
+
+/// The trackers of the tree under `pid`, by what their command line says of it.
+fn trackers(folder: &Path) -> Vec<u32> {
+    let of_folder = |pid: &u32| {
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        comm.trim() == "stillframe-trk" && line.contains(&folder.display().to_string())
+    };
+    let all = std::fs::read_dir("/proc").expect("it is mounted");
+    let pids = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(of_folder).collect()
+}
+
+macro_rules! needs_tracking {
+    () => {
+        let mut check = std::process::Command::new(env!("CARGO_BIN_EXE_stillframe"));
+        let check = check.args(["check", "--feature", "uffd_wp_async"]);
+        if !check.output().expect("it starts").status.success() {
+            testkit::skip!("the kernel cannot track writes");
+        }
+    };
+}
+
+#[test]
+fn only_what_was_written_is_saved_again() {
+    needs_root!();
+    needs_tracking!();
+    let sleeper = Subject::start("mmaps", &["plain"]);
+    let mut rounds = Rounds::new(sleeper.pid());
+    let first = rounds.pre_dump();
+    assert_eq!(number(&first, "parent_pages"), 0);
+    let all = number(&first, "scanned_pages");
+    for _ in 0..3 {
+        let next = rounds.pre_dump();
+        let (stored, parent) = (number(&next, "stored_pages"), number(&next, "parent_pages"));
+        assert!(stored <= 8 && parent >= all - 16, "{first} {next}");
+    }
+    assert_eq!(trackers(rounds.folder.path()).len(), 1);
+    let last = rounds.make("dump", &[]);
+    assert!(number(&last, "parent_pages") >= all - 32, "{first} {last}");
+    rounds.restore(&[]);
+    assert_eq!(sleeper.ask("check"), "right");
+    wait_until("the tracker's end", SOON, || {
+        trackers(rounds.folder.path()).is_empty()
+    });
+}
+
+#[test]
+fn nothing_is_torn_or_stale_under_fire() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("churn", &["3", "300"]);
+    let mut rounds = Rounds::new(subject.pid());
+    let mut parent_pages = 0;
+    for cycle in 0..CYCLES {
+        rounds.clear();
+        for _ in 0..ROUNDS {
+            parent_pages += number(&rounds.pre_dump(), "parent_pages");
+        }
+        let last = rounds.make("dump", &[]);
+        parent_pages += number(&last, "parent_pages");
+        rounds.restore(&[]);
+        assert_eq!(subject.ask("check"), "right", "cycle {cycle}: {last}");
+        let count = subject.ask_number("count");
+        wait_until("the subject to write", SOON, || {
+            subject.ask_number("count") > count
+        });
+    }
+    assert!(parent_pages > 0, "nothing was ever inherited");
+}
+
+#[test]
+fn a_tree_that_runs_on_is_tracked_from_dump_to_dump() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("churn", &["2", "300"]);
+    let mut rounds = Rounds::new(subject.pid());
+    for _ in 0..4 {
+        rounds.make("dump", &["--track-mem", "--leave-running"]);
+    }
+    let last = rounds.make("dump", &["--track-mem"]);
+    assert!(number(&last, "parent_pages") > 0, "{last}");
+    rounds.restore(&[]);
+    assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn a_round_that_fails_loses_no_writes() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("churn", &["2", "300"]);
+    let mut rounds = Rounds::new(subject.pid());
+    rounds.pre_dump();
+    rounds.pre_dump();
+    // No file may grow above 64 KiB: as good as a disk that is full.
+    let failing = rounds.next("pre-dump", &[]);
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\""]);
+    shell.arg(failing.get_program()).args(failing.get_args());
+    let status = shell.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    assert!(!status.expect("it starts").success());
+    assert!(!rounds.place(rounds.count).join("manifest.img").exists());
+    // The next one is over the last that was whole, and cannot believe it.
+    rounds.count -= 1;
+    let next = rounds.pre_dump();
+    assert_eq!(number(&next, "parent_pages"), 0, "{next}");
+    let last = rounds.make("dump", &[]);
+    rounds.restore(&[]);
+    assert_eq!(subject.ask("check"), "right", "{last}");
+}
+
+#[test]
+fn killed_rounds_and_trackers_lose_no_writes() {
+    needs_root!();
+    needs_tracking!();
+    let mut chance = Chance::of("killed_rounds_and_trackers_lose_no_writes");
+    let subject = Subject::start("churn", &["2", "300"]);
+    let mut rounds = Rounds::new(subject.pid());
+    rounds.pre_dump();
+    let begun = std::time::Instant::now();
+    rounds.pre_dump();
+    let window = begun.elapsed() + begun.elapsed() / 5;
+    for round in 0..KILLS {
+        let line = rounds.next("pre-dump", &[]);
+        let instant = chance.time(window);
+        rounds.stillframe.kill_after(line, instant);
+        if !rounds.place(rounds.count).join("manifest.img").exists() {
+            rounds.count -= 1;
+        }
+        if round % 7 == 3 {
+            for tracker in trackers(rounds.folder.path()) {
+                let pid = rustix::process::Pid::from_raw(tracker.cast_signed()).expect("a pid");
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+        if round % 5 == 4 {
+            let told = rounds.make("dump", &[]);
+            rounds.restore(&[]);
+            assert_eq!(subject.ask("check"), "right", "round {round}, {told}");
+            rounds.clear();
+            rounds.pre_dump();
+        }
+    }
+    assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn a_tracker_goes_with_its_target_and_after_its_time() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("mmaps", &["plain"]);
+    let mut rounds = Rounds::new(subject.pid());
+    let gone = |rounds: &Rounds| trackers(rounds.folder.path()).is_empty();
+    rounds.make("pre-dump", &["--track-time", "0"]);
+    wait_until("the tracker's time to be over", SOON, || gone(&rounds));
+    // What nobody holds any more is not tracked.
+    let next = rounds.pre_dump();
+    assert_eq!(number(&next, "parent_pages"), 0);
+    assert_eq!(trackers(rounds.folder.path()).len(), 1);
+    subject.kill();
+    wait_until("the tracker to go with its target", SOON, || gone(&rounds));
+    let mut late = rounds.next("pre-dump", &[]);
+    let status = late.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    assert_eq!(status.expect("it starts").code(), Some(4));
+}
+
+#[test]
+fn a_round_cannot_be_restored_and_says_so() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("mmaps", &["plain"]);
+    let mut rounds = Rounds::new(subject.pid());
+    rounds.pre_dump();
+    let mut line = rounds.stillframe.command(&["restore", "-o", "-"]);
+    let outcome = line
+        .arg("-D")
+        .arg(rounds.place(1))
+        .output()
+        .expect("it starts");
+    let told = String::from_utf8_lossy(&outcome.stderr).into_owned();
+    assert_eq!(outcome.status.code(), Some(3), "{told}");
+    assert!(told.contains("pre-dump"), "{told}");
+    let mut show = rounds.stillframe.command(&["show", "--json"]);
+    let outcome = show.arg(rounds.place(1)).output().expect("it starts");
+    let told: Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
+    assert!(told["round"]["stored_pages"].as_u64() > Some(0), "{told}");
+    assert_eq!(told["tasks"].as_array().map(Vec::len), Some(0));
+}
+
+#[test]
+fn a_plain_dump_of_a_tracked_tree_is_like_any_other() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("churn", &["2", "200"]);
+    let mut rounds = Rounds::new(subject.pid());
+    rounds.pre_dump();
+    rounds.count = 0;
+    let told = rounds.make("dump", &["--leave-running"]);
+    assert_eq!(number(&told, "parent_pages"), 0);
+    // It neither ends the tracking nor does the next round miss anything.
+    rounds.count = 1;
+    assert_eq!(trackers(rounds.folder.path()).len(), 1);
+    rounds.pre_dump();
+    rounds.make("dump", &[]);
+    rounds.restore(&[]);
+    assert_eq!(subject.ask("check"), "right");
+}
+
+/// Tracking does not tell on a subject: what a patient observer sees of it is as before.
+#[test]
+fn a_target_has_no_descriptor_or_mapping_of_ours() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("mmaps", &["plain"]);
+    wait_until("the subject to wait", SOON, || subject.is_waiting());
+    let look = || {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", subject.pid()));
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", subject.pid()));
+        (maps.expect("maps"), fds.expect("descriptors").count())
+    };
+    let before = look();
+    let mut rounds = Rounds::new(subject.pid());
+    for _ in 0..3 {
+        rounds.pre_dump();
+        assert_eq!(look(), before);
+    }
+    assert_eq!(subject.ask("check"), "right");
+}

@@ -1,0 +1,211 @@
+//! A dump over an earlier image: what a dump does differently when the tree's memory is tracked.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use abi::Span;
+use image::{ImageId, Reader, SpaceId, Writer};
+use pages::scan::{Area, Found};
+use pages::track;
+use resources::map::listing::Listed;
+use store::Store;
+
+use crate::collect::Inventory;
+use crate::collect::look::{Afresh, Look, Prepared};
+use crate::freeze::{Frozen, Task};
+use crate::track::{Inheritance, Tracking, are_watched, merge, subtract};
+use crate::{Afterwards, DumpOptions, Result, over};
+
+/// What a dump is over, and what is tracked from it on.
+pub(crate) struct Layer {
+    parent: Option<(PathBuf, Arc<Reader>)>,
+    tracking: Option<Tracking>,
+    /// Whether the tree's memory is tracked from this dump on.
+    goes_on: bool,
+    look: Box<dyn Looking>,
+    image: Option<ImageId>,
+}
+
+/// A look that knows what was not written.
+trait Looking: Look {
+    fn unwritten(&self) -> Option<&HashMap<i32, Vec<Span>>> {
+        None
+    }
+    fn as_look(&mut self) -> &mut dyn Look;
+}
+
+impl Looking for Afresh {
+    fn as_look(&mut self) -> &mut dyn Look {
+        self
+    }
+}
+
+impl Layer {
+    /// Gets ready while the tree runs.
+    ///
+    /// # Errors
+    /// Those of opening the parent and of reaching the tracker.
+    pub fn prepare(options: &DumpOptions) -> Result<Self> {
+        let root = options.tree.as_raw_nonzero().get();
+        let parent = match &options.prev_images_dir {
+            Some(dir) => Some((dir.clone(), over::open(dir)?)),
+            None => None,
+        };
+        let goes_on = options.track.is_some() && options.afterwards != Afterwards::Kill;
+        let tracking = match (goes_on, &parent) {
+            (true, _) => Some(Tracking::start(root)?),
+            (false, Some(_)) => Tracking::find(root)?,
+            (false, None) => None,
+        };
+        let look: Box<dyn Looking> = if parent.is_some() {
+            Box::new(Tracked {
+                prepared: Prepared::of(root)?,
+                unwritten: HashMap::new(),
+            })
+        } else {
+            Box::new(Afresh)
+        };
+        Ok(Self {
+            parent,
+            tracking,
+            goes_on,
+            look,
+            image: None,
+        })
+    }
+
+    /// Starts the image.
+    ///
+    /// # Errors
+    /// Those of [`over::writer`].
+    pub fn writer(&mut self, store: Arc<dyn Store>, options: &DumpOptions) -> Result<Writer> {
+        let parent = self.parent.as_ref();
+        let parent = parent.map(|(dir, reader)| (dir.as_path(), reader));
+        let writer = over::writer(store, &options.images_dir, parent)?;
+        self.image = Some(writer.id());
+        Ok(writer)
+    }
+
+    /// How the memory of the stopped tree is looked at.
+    pub fn look(&mut self) -> &mut dyn Look {
+        self.look.as_look()
+    }
+
+    /// Leaves what was not written to the parent; gives how many pages those are.
+    ///
+    /// # Errors
+    /// [`crate::Error::Image`].
+    pub fn inherit(&self, inventory: &mut Inventory, writer: &Writer) -> Result<u64> {
+        let Some(unwritten) = self.look.unwritten() else {
+            return Ok(0);
+        };
+        let parent = self.parent.as_ref().map(|(_, reader)| &**reader);
+        let known = self.tracking.as_ref().and_then(Tracking::image);
+        let inheritance = Inheritance::new(parent, known);
+        if !inheritance.is_possible() {
+            return Ok(0);
+        }
+        let mut pages = 0;
+        let mut found = HashMap::new();
+        for memory in &mut inventory.memory {
+            let space = SpaceId(memory.pid.cast_unsigned());
+            let [described, _] = found.entry(memory.pid).or_insert_with(|| {
+                let unwritten = unwritten.get(&memory.pid).map_or(&[][..], Vec::as_slice);
+                inheritance.split(space, unwritten)
+            });
+            let all = memory.extents.iter().map(pages::Extent::span);
+            let all = all.collect::<Vec<_>>();
+            let rest = subtract(&all, described);
+            pages += over::inherit(writer, space, &subtract(&all, &rest))?;
+            let extent = |span: Span| pages::Extent {
+                space,
+                first_page: span.start.page(),
+                at: span.start,
+                pages: span.pages(),
+            };
+            memory.extents = rest.into_iter().map(extent).collect();
+        }
+        inventory.memory.retain(|memory| !memory.extents.is_empty());
+        Ok(pages)
+    }
+
+    /// Has the kernel track what is written from now on, if it is wanted: before what is to be read
+    /// is read.
+    ///
+    /// # Errors
+    /// Those of [`Tracking::enroll`]; the tracker is gone.
+    pub fn track(&mut self, frozen: &mut Frozen, inventory: &Inventory) -> Result<()> {
+        let Some(tracking) = self.tracking.as_mut().filter(|_| self.goes_on) else {
+            return Ok(());
+        };
+        let mapped = tracking.enroll(frozen)?;
+        tracking.begin()?;
+        for mapped in &mapped {
+            let own = inventory.memory.iter().filter(|own| own.pid == mapped.pid);
+            let spans = own.flat_map(|own| own.extents.iter().map(pages::Extent::span));
+            track::protect(mapped.pid, &spans.collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// Tells the tracker what became of the tree.
+    pub fn done(self, options: &DumpOptions) {
+        let Some(client) = self.tracking.map(Tracking::client) else {
+            return;
+        };
+        match (options.track, self.image) {
+            _ if options.afterwards == Afterwards::Kill => client.quit(),
+            (Some(time), Some(image)) => {
+                if let Err(error) = client.end(image, time) {
+                    log::warn!("{error}");
+                }
+            }
+            // Nothing was forgotten: the next round goes on from the one before.
+            _ => {}
+        }
+    }
+}
+
+/// Looks at a tree that was prepared and whose memory is tracked.
+struct Tracked {
+    prepared: Prepared,
+    /// Pages that were not written since the last round, by task.
+    unwritten: HashMap<i32, Vec<Span>>,
+}
+
+impl Look for Tracked {
+    fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
+        let listed = self.prepared.mappings(task)?;
+        // A mapping that was replaced by one of the same kind in the same place looks as before,
+        // but is not tracked any more.
+        if are_watched(task.pid, &listed)? {
+            return Ok(listed);
+        }
+        Afresh.mappings(task)
+    }
+
+    fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
+        let found = track::tracked(pid, areas, false)?;
+        let unwritten = self.unwritten.entry(pid).or_default();
+        unwritten.clear();
+        let found = found.into_iter().map(|found| {
+            unwritten.extend(&found.unwritten);
+            Found {
+                private: merge(&found.written, &found.unwritten),
+                guards: found.guards,
+            }
+        });
+        Ok(found.collect())
+    }
+}
+
+impl Looking for Tracked {
+    fn unwritten(&self) -> Option<&HashMap<i32, Vec<Span>>> {
+        Some(&self.unwritten)
+    }
+
+    fn as_look(&mut self) -> &mut dyn Look {
+        self
+    }
+}

@@ -1,0 +1,50 @@
+//! The image that a new one is a layer over.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use abi::Span;
+use image::{Link, Reader, SpaceId, Writer};
+use store::Store;
+
+use crate::{Error, Result};
+
+/// Opens the image in `dir`.
+///
+/// # Errors
+/// [`Error::Store`], [`Error::Image`].
+pub(crate) fn open(dir: &Path) -> Result<Arc<Reader>> {
+    let store = store::Directory::open(dir).map_err(Error::Store)?;
+    Ok(Arc::new(Reader::open(&store)?))
+}
+
+/// Starts an image in `store`, which is `dir`, over the one in `parent` where there is one.
+///
+/// # Errors
+/// [`Error::Store`], [`Error::Image`].
+pub(crate) fn writer(
+    store: Arc<dyn Store>,
+    dir: &Path,
+    parent: Option<(&Path, &Arc<Reader>)>,
+) -> Result<Writer> {
+    let Some((parent_dir, parent)) = parent else {
+        return Ok(Writer::create(store)?);
+    };
+    let way = |from, to| store::way(from, to).map_err(Error::Store);
+    let link = Link {
+        to_parent: way(dir, parent_dir)?,
+        to_child: way(parent_dir, dir)?,
+    };
+    Ok(Writer::create_over(store, parent.clone(), link)?)
+}
+
+/// Leaves `spans` to the parent, which describes them; gives how many pages those are.
+///
+/// # Errors
+/// [`Error::Image`].
+pub(crate) fn inherit(writer: &Writer, space: SpaceId, spans: &[Span]) -> Result<u64> {
+    for span in spans {
+        writer.inherit(space, span.start.page(), span.pages())?;
+    }
+    Ok(spans.iter().map(|span| span.pages()).sum())
+}

@@ -1,0 +1,139 @@
+//! One round of a pre-dump: the memory of a tree while it runs.
+//!
+//! The tree is stopped only while its tasks are listed with what they have mapped, and get a
+//! userfaultfd if they have none. Then, while it runs, it is found out which pages were written
+//! since the last round, and those are read. What vanishes meanwhile is left out: a page that an
+//! image does not describe is read by the next round.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use abi::Span;
+use image::{Seal, SpaceId, Writer};
+use pages::{Drained, Extent, Source, TaskMemory};
+
+use crate::dump::{end, facts, freeze_and, watch_progress};
+use crate::track::{Inheritance, Mapped, Tracking, merge};
+use crate::{
+    Afterwards, Error, Observer, PreDumpOptions, PreDumpReport, Result, Stage, over, records, room,
+};
+
+/// Saves the memory of the tree under `options.tree` into `options.images_dir` and lets it run.
+///
+/// # Errors
+/// Every failure leaves the tree running and no image behind; the next round reads what this one
+/// would have.
+pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<PreDumpReport> {
+    let began = Instant::now();
+    let root = options.tree;
+    observer
+        .stage(Stage::PreDump, Some(root))
+        .map_err(Error::Vetoed)?;
+    let parent_dir = options.prev_images_dir.as_deref();
+    let parent = parent_dir.map(over::open).transpose()?;
+    let store = Arc::new(store::Directory::create(&options.images_dir).map_err(Error::Store)?);
+    let writer = over::writer(store, &options.images_dir, parent_dir.zip(parent.as_ref()))?;
+    // Each task has a descriptor here.
+    room::for_descriptors(1 << 16);
+    let mut tracking = Tracking::start(root.as_raw_nonzero().get())?;
+    let (frozen, mapped) = freeze_and(root, options.timeout, began, |frozen| {
+        tracking.enroll(frozen)
+    })?;
+    let since = frozen.since;
+    end(frozen, Afterwards::Run)?;
+    let mut report = PreDumpReport {
+        frozen_us: micros(since),
+        tasks: mapped.len() as u64,
+        ..PreDumpReport::default()
+    };
+    log::info!(
+        "{} tasks run again after {} us",
+        mapped.len(),
+        report.frozen_us
+    );
+    let looking = Instant::now();
+    let inheritance = Inheritance::new(parent.as_deref(), tracking.image());
+    tracking.begin()?;
+    let sources = look(&tracking, &mapped, &inheritance, &writer, &mut report)?;
+    report.collect_us = micros(looking);
+    let reading = Instant::now();
+    let drained = drain(&sources, &writer, observer)?;
+    report.memory_us = micros(reading);
+    report.stored_pages = drained.stored_pages;
+    report.zero_pages = drained.zero_pages;
+    report.lost_pages = drained.lost_pages;
+    report.image_bytes = drained.stored_bytes();
+    writer.record(records::round(&report));
+    let id = writer.seal(Seal {
+        // Its pages may be all that a later layer has.
+        durable: options.sync,
+        facts: facts(),
+    })?;
+    log::info!("image {id} is whole");
+    report.image = id.to_string();
+    // Without a tracker the next round starts anew; this one is whole all the same.
+    if let Err(error) = tracking.client().end(id, options.track_time) {
+        log::warn!("{error}");
+    }
+    report.total_us = micros(began);
+    Ok(report)
+}
+
+fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+type Sources = Vec<(TaskMemory, Vec<Extent>)>;
+
+/// Finds what has to be read of all tasks, and leaves the rest to the parent.
+fn look(
+    tracking: &Tracking,
+    mapped: &[Mapped],
+    inheritance: &Inheritance<'_>,
+    writer: &Writer,
+    report: &mut PreDumpReport,
+) -> Result<Sources> {
+    let mut sources = Vec::new();
+    for mapped in mapped {
+        let Some(changes) = tracking.look(mapped)? else {
+            log::info!("pid {} has ended", mapped.pid);
+            continue;
+        };
+        let space = SpaceId(mapped.pid.cast_unsigned());
+        let [inherited, unknown] = inheritance.split(space, &changes.unwritten);
+        report.parent_pages += over::inherit(writer, space, &inherited)?;
+        let written = merge(&changes.written, &unknown);
+        let count = |spans: &[Span]| spans.iter().map(|span| span.pages()).sum::<u64>();
+        report.scanned_pages += count(&inherited) + count(&written);
+        let [plain, quiet] = match pages::shared::exclusive(mapped.pid, &written) {
+            Err(pages::Error::Gone { .. }) => continue,
+            kinds => kinds?,
+        };
+        let extents = |spans: Vec<Span>| spans.into_iter().map(|span| extent(space, span));
+        let memory = TaskMemory::new(mapped.pid).while_it_runs();
+        sources.push((memory, extents(plain).collect()));
+        let memory = TaskMemory::quiet(mapped.pid).while_it_runs();
+        sources.push((memory, extents(quiet).collect()));
+    }
+    Ok(sources)
+}
+
+fn extent(space: SpaceId, span: Span) -> Extent {
+    Extent {
+        space,
+        first_page: span.start.page(),
+        at: span.start,
+        pages: span.pages(),
+    }
+}
+
+fn drain(sources: &Sources, writer: &Writer, observer: &mut dyn Observer) -> Result<Drained> {
+    let bytes = |extents: &[Extent]| extents.iter().map(Extent::bytes).sum::<u64>();
+    let total_bytes = sources.iter().map(|(_, extents)| bytes(extents)).sum();
+    let sources = sources
+        .iter()
+        .map(|(memory, extents)| (memory as &dyn Source, extents.as_slice()))
+        .collect::<Vec<_>>();
+    let progress = watch_progress(observer, total_bytes);
+    Ok(pages::drain_all(&sources, writer, &progress)?)
+}
