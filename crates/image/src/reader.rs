@@ -127,6 +127,20 @@ impl Reader {
         self.ancestors().iter().map(files).sum::<usize>() as u64
     }
 
+    /// Opens the files of all ancestors, which otherwise happens when they are needed.
+    ///
+    /// # Errors
+    /// [`Error::Ancestor`] for the first that is not what it was.
+    pub fn open_ancestors(&self) -> Result<()> {
+        for (number, ancestor) in self.ancestors().iter().enumerate() {
+            let parts = ancestor.parts_bytes.iter().enumerate();
+            for (part, _) in parts.filter(|(_, bytes)| **bytes > 0) {
+                self.ancestors.object(number, part)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the ancestor that holds the pages of a `parent` run, and the stored run of which
     /// they are a part; none for other runs.
     pub fn origin(&self, run: &Run) -> Option<(&Ancestor, Run)> {

@@ -33,6 +33,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         .map_err(Error::Vetoed)?;
     let room = saved.descriptors_room() + 2 * reader.far_files();
     crate::room::for_descriptors(room);
+    reader.open_ancestors()?;
     let setting = setting(options, &saved)?;
     let plan = plan::plan(&reader, &saved, &setting)?;
     let built = build(

@@ -5,6 +5,7 @@ mod cycles;
 mod damage;
 mod files;
 mod kills;
+mod layers;
 mod live;
 mod nginx;
 mod python;
