@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use process::HostFacts;
 use serde_json::{Value, json};
 use sys::features::{self, Feature, Need, Outcome};
 
@@ -116,13 +117,43 @@ impl Check {
             (false, true) => ("Looks good but some features are missing.", Status::Failed),
             (false, false) => ("Looks good.", Status::Done),
         };
+        let host = process::host_facts();
         if self.json {
-            output::say(&format!("{}\n", to_json(&tried)));
+            let mut all = to_json(&tried);
+            all["host"] = host.as_ref().map_or(Value::Null, host_to_json);
+            output::say(&format!("{all}\n"));
         } else {
-            output::say(&format!("{words}\n"));
+            let host = host.as_ref().map_or_else(ToString::to_string, host_line);
+            output::say(&format!("{host}\n{words}\n"));
         }
         status
     }
+}
+
+fn build_id(host: &HostFacts) -> String {
+    let bytes = host.vdso.build_id.iter();
+    bytes.map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn host_to_json(host: &HostFacts) -> Value {
+    let functions = host.vdso.functions.iter();
+    json!({
+        "vdso_build_id": build_id(host),
+        "vdso_bytes": host.vdso.bytes(),
+        "vdso_functions": functions.map(|one| one.name.as_str()).collect::<Vec<_>>(),
+        "kept": host.kept,
+    })
+}
+
+fn host_line(host: &HostFacts) -> String {
+    let functions = host.vdso.functions.len();
+    let from = if host.kept {
+        "kept from before"
+    } else {
+        "looked at now"
+    };
+    let (id, bytes) = (build_id(host), host.vdso.bytes());
+    format!("vDSO {id}: {bytes} bytes, {functions} names of functions ({from})")
 }
 
 impl Tried {

@@ -1,10 +1,20 @@
-//! What a restore has to know of this host.
+//! What a restore has to know of this host, kept for the next one.
+//!
+//! Most dumps and restores need nothing of it: what they use of the kernel they use and see.
+//! Only where a vDSO has to be moved or replaced the host's own is looked at, and what was found is
+//! kept in a small file, where that can be written at all.
 
-use resources::map::vdso::{self, Host};
+mod cache;
 
-use crate::Result;
+use prost::Message;
+use resources::map::memory::Special;
+use resources::map::vdso::elf::Function;
+use resources::map::vdso::{self, Host, Part};
+
 use crate::plan::OwnVdso;
 use crate::records::Saved;
+use crate::{Error, Result};
+use cache::Cache;
 
 /// What is needed to know of this host's vDSO to restore `saved`; for most images only its build
 /// id, which is at hand.
@@ -12,9 +22,132 @@ pub(crate) fn vdso_for(saved: &Saved<'_>) -> Result<OwnVdso> {
     let build_id = sys::vdso::own_build_id();
     let ways = saved.tasks.iter();
     let mut ways = ways.map(|task| vdso::way(&task.memory, build_id.as_deref()));
-    let host = ways.any(vdso::Way::needs_host).then(Host::probe);
+    let host = ways
+        .any(vdso::Way::needs_host)
+        .then(|| facts().map(|facts| facts.vdso));
     Ok(OwnVdso {
         build_id,
         host: host.transpose()?,
     })
+}
+
+/// What is known of a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostFacts {
+    /// The vDSO that its kernel maps.
+    pub vdso: Host,
+    /// Whether this was kept from an earlier time.
+    pub kept: bool,
+}
+
+/// Tells what this host is like, from the cache or by looking.
+///
+/// # Errors
+/// [`Error::Resource`] when the vDSO is not one that can be used.
+pub fn facts() -> Result<HostFacts> {
+    facts_with(&Cache::of_this_host())
+}
+
+fn facts_with(cache: &Cache) -> Result<HostFacts> {
+    let own = sys::vdso::own_build_id().unwrap_or_default();
+    if let Some(vdso) = cache.load().and_then(|bytes| decode(&bytes, &own)) {
+        return Ok(HostFacts { vdso, kept: true });
+    }
+    let vdso = Host::probe().map_err(Error::from)?;
+    cache.store(&encode(&vdso));
+    Ok(HostFacts { vdso, kept: false })
+}
+
+/// The vDSO of a host, as it is kept.
+#[derive(Clone, PartialEq, Message)]
+struct Kept {
+    #[prost(bytes = "vec", tag = "1")]
+    build_id: Vec<u8>,
+    #[prost(message, repeated, tag = "2")]
+    parts: Vec<KeptPart>,
+    #[prost(message, repeated, tag = "3")]
+    functions: Vec<KeptFunction>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct KeptPart {
+    #[prost(bool, tag = "1")]
+    is_code: bool,
+    #[prost(uint64, tag = "2")]
+    bytes: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct KeptFunction {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(uint64, tag = "2")]
+    offset: u64,
+}
+
+fn encode(host: &Host) -> Vec<u8> {
+    let parts = host.parts.iter().map(|part| KeptPart {
+        is_code: part.special == Special::Vdso,
+        bytes: part.bytes,
+    });
+    let functions = host.functions.iter().map(|function| KeptFunction {
+        name: function.name.clone(),
+        offset: function.offset,
+    });
+    let kept = Kept {
+        build_id: host.build_id.clone(),
+        parts: parts.collect(),
+        functions: functions.collect(),
+    };
+    kept.encode_to_vec()
+}
+
+/// The vDSO that was kept, if it is the one that this process has.
+fn decode(bytes: &[u8], own: &[u8]) -> Option<Host> {
+    let kept = Kept::decode(bytes).ok()?;
+    let part = |part: &KeptPart| Part {
+        special: if part.is_code {
+            Special::Vdso
+        } else {
+            Special::Vvar
+        },
+        bytes: part.bytes,
+    };
+    let function = |function: KeptFunction| Function {
+        name: function.name,
+        offset: function.offset,
+    };
+    let host = Host {
+        build_id: kept.build_id,
+        parts: kept.parts.iter().map(part).collect(),
+        functions: kept.functions.into_iter().map(function).collect(),
+    };
+    (host.is_sound() && host.build_id == own).then_some(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_look_is_into_the_cache() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::at(folder.path().join("host"), "one host");
+        let first = facts_with(&cache).expect("a vDSO");
+        let second = facts_with(&cache).expect("a vDSO");
+        assert!(!first.kept && second.kept);
+        assert_eq!(first.vdso, second.vdso);
+    }
+
+    #[test]
+    fn what_is_kept_of_another_vdso_is_not_used() {
+        let host = Host::probe().expect("a vDSO");
+        assert_eq!(decode(&encode(&host), &host.build_id), Some(host.clone()));
+        assert_eq!(decode(&encode(&host), b"another"), None);
+        let none = Host {
+            parts: Vec::new(),
+            ..host.clone()
+        };
+        assert_eq!(decode(&encode(&none), &host.build_id), None);
+    }
 }

@@ -33,6 +33,7 @@ mod uffd;
 pub use describe::describe;
 pub use dump::dump;
 pub use error::{Error, Result};
+pub use host::{HostFacts, facts as host_facts};
 pub use merge::merge;
 pub use options::{
     Afterwards, Allowed, DumpOptions, InheritFd, Inherited, MergeOptions, PreDumpOptions,
