@@ -188,7 +188,10 @@ fn check_tells_a_line_a_feature() {
     let list = text(&stillframe(dir.path(), &["check", "--feature", "list"]).stdout);
     let output = stillframe(dir.path(), &["check"]);
     let lines = text(&output.stdout);
-    assert_eq!(lines.lines().count(), list.lines().count() + 1, "{lines}");
+    // Behind them stand what is known of the host and the verdict.
+    assert_eq!(lines.lines().count(), list.lines().count() + 2, "{lines}");
+    let host = lines.lines().nth_back(1).unwrap();
+    assert!(host.starts_with("vDSO "), "{lines}");
     let last = lines.lines().last().unwrap();
     assert_eq!(output.status.success(), last == "Looks good.", "{lines}");
     for (name, line) in list.lines().zip(lines.lines()) {
