@@ -125,7 +125,10 @@ fn look(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
         };
         exact(map, area, span, Only::Written, reset, &mut found)?;
     }
-    found.unwritten = protected(map, area.span, &candidates)?;
+    let protected = protected(map, area.span, &candidates)?;
+    // Of pages between candidates, some may have been written while these were looked at: they
+    // were found, and protected, with them.
+    found.unwritten = subtract(&protected, &found.written);
     Ok(found)
 }
 
@@ -326,4 +329,30 @@ fn each_region(
         rest.start = end;
     }
     Ok(())
+}
+
+/// What `all` has and `some` has not; both sorted and disjoint.
+#[must_use]
+pub fn subtract(all: &[Span], some: &[Span]) -> Vec<Span> {
+    let mut rest = Vec::new();
+    let mut some = some.iter().copied().peekable();
+    for span in all {
+        let mut at = span.start;
+        while let Some(cut) = some.peek().copied().filter(|cut| cut.start < span.end) {
+            if at < cut.start {
+                let end = cut.start;
+                rest.push(Span { start: at, end });
+            }
+            at = at.max(cut.end);
+            if cut.end > span.end {
+                break;
+            }
+            some.next();
+        }
+        if at < span.end {
+            let end = span.end;
+            rest.push(Span { start: at, end });
+        }
+    }
+    rest
 }

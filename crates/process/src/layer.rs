@@ -7,14 +7,14 @@ use std::sync::Arc;
 use abi::Span;
 use image::{ImageId, Reader, SpaceId, Writer};
 use pages::scan::{Area, Found};
-use pages::track;
+use pages::track::{self, subtract};
 use resources::map::listing::Listed;
 use store::Store;
 
 use crate::collect::Inventory;
 use crate::collect::look::{Afresh, Look, Prepared};
 use crate::freeze::{Frozen, Task};
-use crate::track::{Inheritance, Tracking, are_watched, merge, subtract};
+use crate::track::{Inheritance, Tracking, are_watched, merge};
 use crate::{Afterwards, DumpOptions, Result, over};
 
 /// What a dump is over, and what is tracked from it on.

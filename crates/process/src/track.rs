@@ -10,7 +10,7 @@ use std::ops::Range;
 use abi::{Addr, Span};
 use image::{ImageId, Reader, SpaceId};
 use pages::scan::Area;
-use pages::track;
+use pages::track::{self, subtract};
 use resources::map::listing::{self, Backing, Listed};
 use sys::kcmp::{self, Shared};
 use sys::uffd::{Features, Modes};
@@ -328,29 +328,4 @@ pub(crate) fn merge(one: &[Span], other: &[Span]) -> Vec<Span> {
         joins
     });
     all
-}
-
-/// What `all` has and `some` has not; both sorted and disjoint.
-pub(crate) fn subtract(all: &[Span], some: &[Span]) -> Vec<Span> {
-    let mut rest = Vec::new();
-    let mut some = some.iter().copied().peekable();
-    for span in all {
-        let mut at = span.start;
-        while let Some(cut) = some.peek().copied().filter(|cut| cut.start < span.end) {
-            if at < cut.start {
-                let end = cut.start;
-                rest.push(Span { start: at, end });
-            }
-            at = at.max(cut.end);
-            if cut.end > span.end {
-                break;
-            }
-            some.next();
-        }
-        if at < span.end {
-            let end = span.end;
-            rest.push(Span { start: at, end });
-        }
-    }
-    rest
 }

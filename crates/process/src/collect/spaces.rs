@@ -12,7 +12,7 @@ use resources::map::memory::Mapping;
 use super::look::Look;
 use crate::Result;
 use crate::records::Tree;
-use crate::track::subtract;
+use pages::track::subtract;
 
 /// The private pages of all tasks.
 #[derive(Default)]
