@@ -171,7 +171,19 @@ fn only_what_was_written_is_saved_again() {
 fn nothing_is_torn_or_stale_under_fire() {
     needs_root!();
     needs_tracking!();
-    let subject = Subject::start("churn", &["3", "300"]);
+    under_fire("forks");
+}
+
+#[test]
+fn nothing_is_torn_or_stale_in_memory_that_moves() {
+    needs_root!();
+    needs_tracking!();
+    under_fire("moves");
+}
+
+#[track_caller]
+fn under_fire(kind: &str) {
+    let subject = Subject::start("churn", &["3", "300", kind]);
     let mut rounds = Rounds::new(subject.pid());
     let mut parent_pages = 0;
     for cycle in 0..CYCLES {

@@ -76,6 +76,27 @@ pub fn are_tracked(pid: i32, spans: &[Span]) -> Result<Vec<bool>> {
     spans.iter().map(look).collect()
 }
 
+/// Tells in which of `spans`, parts of tracked mappings, any page counts as protected.
+///
+/// In a mapping that was just registered none should. But where the kernel joins a mapping that
+/// moves with one beside it, it takes both out of the tracking and leaves the marks in the page
+/// table. Such a page may be written without anybody noticing: the marks must be taken away.
+///
+/// # Errors
+/// [`Error::Look`], [`Error::Gone`].
+pub fn are_protected(pid: i32, spans: &[Span]) -> Result<Vec<bool>> {
+    let Some(first) = spans.first() else {
+        return Ok(Vec::new());
+    };
+    let map = Pagemap::open(pid).map_err(|source| Error::look(pid, first.start, source))?;
+    let look = |span: &Span| {
+        let found = candidates(&map, *span).and_then(|found| protected(&map, *span, &found));
+        let found = found.map_err(|source| Error::look(pid, span.start, source))?;
+        Ok(!found.is_empty())
+    };
+    spans.iter().map(look).collect()
+}
+
 /// Protects the pages of `spans` that have contents: what is written to them from now on is found
 /// by the next scan. They were found by [`tracked`] without a reset, and the task is stopped.
 ///

@@ -119,7 +119,7 @@ impl Tracking {
                     uffd: uffd::userfaultfd(task, &listed, true, Features::WP_ASYNC)?,
                 },
             };
-            mapped.register(&tracked, &known);
+            mapped.register(&tracked, &known)?;
             self.tasks.push(tracked);
             all.push(mapped);
         }
@@ -197,8 +197,9 @@ impl Mapped {
         Ok(track::are_tracked(self.pid, &spans.collect::<Vec<_>>())?)
     }
 
-    /// Registers what is to be tracked and is not yet `known`.
-    fn register(&mut self, task: &TrackedTask, known: &[bool]) {
+    /// Registers what is to be tracked and is not yet `known`, and takes away what marks of an
+    /// earlier tracking are left there.
+    fn register(&mut self, task: &TrackedTask, known: &[bool]) -> Result<()> {
         for (map, known) in self.maps.iter_mut().zip(known) {
             if *known || !map.tracked {
                 continue;
@@ -212,6 +213,15 @@ impl Mapped {
                 }
             }
         }
+        let new = self.maps.iter().filter(|map| map.new);
+        let new = new.map(|map| map.area.span).collect::<Vec<_>>();
+        let marked = track::are_protected(self.pid, &new)?;
+        for (span, _) in new.iter().zip(marked).filter(|(_, marked)| *marked) {
+            let cleared = task.uffd.write_protect(*span, false);
+            let doing = || format!("cannot lift the protection of {span} of pid {}", self.pid);
+            cleared.map_err(|error| Error::kernel(doing(), error))?;
+        }
+        Ok(())
     }
 }
 

@@ -116,7 +116,8 @@ impl Prepared {
         for _ in 0..TRIES {
             let maps = read("maps")?;
             let listed = parse(&read("smaps")?)?;
-            if read("maps")? == maps {
+            // A list that is the same before and after may have been another one in between.
+            if read("maps")? == maps && is_list_of(&listed, &parse(&maps)?) {
                 let start_ticks = stat.start_ticks;
                 self.tasks.insert(
                     pid,
@@ -154,6 +155,18 @@ impl Look for Prepared {
     fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
         Afresh.pages(pid, areas)
     }
+}
+
+/// Whether `listed`, out of smaps, are the mappings `plain`, which were listed without their flags.
+fn is_list_of(listed: &[Listed], plain: &[Listed]) -> bool {
+    let line = |map: &Listed| Listed {
+        flags: Vec::new(),
+        resident_bytes: 0,
+        swapped_bytes: 0,
+        common_bytes: (0, 0),
+        ..map.clone()
+    };
+    listed.iter().map(line).eq(plain.iter().map(line))
 }
 
 fn open(pid: i32) -> Result<OwnedFd> {
@@ -199,6 +212,18 @@ mod tests {
         prepared.tasks.get_mut(&pid).expect("seen").start_ticks += 1;
         assert!(prepared.is_as_before(task).expect("a look").is_none());
         assert_eq!(prepared.mappings(task).expect("mappings"), before);
+    }
+
+    #[test]
+    fn a_list_that_was_another_in_between_is_told() {
+        let with_flags = |prot: &str| {
+            let text = format!("1000-3000 {prot} 00000000 00:00 0 \nVmFlags: rd wr mr mw\n");
+            parse(text.as_bytes()).expect("a list")
+        };
+        let plain = parse(b"1000-3000 rw-p 00000000 00:00 0 \n").expect("a list");
+        assert!(is_list_of(&with_flags("rw-p"), &plain));
+        assert!(!is_list_of(&with_flags("---p"), &plain));
+        assert!(!is_list_of(&[], &plain));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! One task that writes memory at full speed, from several threads and in every way: each page
-//! holds a number of its own in all its words; ranges are given up, lose their protection, move
-//! elsewhere, are unmapped and mapped anew; another thread forks all the time. Every page is
-//! checked before it is written again, so a page that is torn or older than it should be is found.
-//! Arguments: threads, pages for each.
+//! holds a number of its own in all its words; ranges are given up, lose their protection, are
+//! unmapped and mapped anew. Every page is checked before it is written again, so a page that is
+//! torn or older than it should be is found. Arguments: threads, pages for each, and either `forks`
+//! (another thread forks all the time) or `moves` (the memory of every other thread moves elsewhere
+//! instead of losing its protection).
 //!
 //! `count` answers the pages written, `check` whether all pages are right.
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::mm::{MapFlags, ProtFlags};
@@ -26,8 +26,8 @@ struct Region {
     last: u64,
     chance: u64,
     /// Whether it moves elsewhere; otherwise parts of it lose their protection. No memory does
-    /// both: what a dump finds in several pieces stays so, and mremap(2) moves no pieces that are
-    /// tracked.
+    /// both, and none of a task that forks moves: what a dump finds in pieces, or brings back in
+    /// pieces, stays so, and mremap(2) moves no pieces that are tracked.
     moves: bool,
     wrong: Option<String>,
 }
@@ -46,13 +46,13 @@ fn word(number: u64, page: usize, word: usize) -> u64 {
 }
 
 impl Region {
-    fn new(pages: usize, seed: u64) -> std::io::Result<Self> {
+    fn new(pages: usize, seed: u64, moves: bool) -> std::io::Result<Self> {
         Ok(Self {
             mapping: map(pages)?,
             numbers: vec![0; pages],
             last: 0,
             chance: seed * 977 + 1,
-            moves: seed % 2 == 1,
+            moves: moves && seed % 2 == 1,
             wrong: None,
         })
     }
@@ -72,8 +72,9 @@ impl Region {
             let found = self.mapping.load(page * PAGE_BYTES + at * 8);
             if found != word(number, page, at) && self.wrong.is_none() {
                 let wanted = word(number, page, at);
+                let address = self.mapping.address() + (page * PAGE_BYTES) as u64;
                 self.wrong = Some(format!(
-                    "page {page} word {at}: {found:#x} instead of {wanted:#x}"
+                    "page {page} at {address:#x}, word {at}: {found:#x} instead of {wanted:#x}"
                 ));
             }
         }
@@ -138,12 +139,10 @@ impl Region {
 }
 
 /// Forks all the time; each child lives for a moment with a copy of everything.
-fn fork_for_ever(forks: &AtomicU64) {
+fn fork_for_ever() {
     loop {
-        let done = sys::guardian::apart(|| vec![1]);
-        if done.is_ok() {
-            forks.fetch_add(1, Ordering::Relaxed);
-        }
+        // Without room for another process there is none this time.
+        let _ = sys::guardian::apart(|| vec![1]);
         // Time for the others.
         std::thread::sleep(std::time::Duration::from_millis(3));
     }
@@ -152,7 +151,8 @@ fn fork_for_ever(forks: &AtomicU64) {
 pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure> {
     let threads = number(arguments, 0, 3)?;
     let pages = number(arguments, 1, 512)? as usize;
-    let regions = (0..threads).map(|seed| Region::new(pages, seed));
+    let moves = arguments.get(2).is_some_and(|kind| kind == "moves");
+    let regions = (0..threads).map(|seed| Region::new(pages, seed, moves));
     let regions = regions.map(|region| Ok(Arc::new(Mutex::new(region?))));
     let regions = regions.collect::<std::io::Result<Vec<_>>>()?;
     for region in &regions {
@@ -169,9 +169,9 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
             }
         });
     }
-    let forks = Arc::new(AtomicU64::new(0));
-    let counter = forks.clone();
-    std::thread::spawn(move || fork_for_ever(&counter));
+    if !moves {
+        std::thread::spawn(fork_for_ever);
+    }
     control.serve(|question| {
         let mut written = 0;
         let mut wrong = None;
