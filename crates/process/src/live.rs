@@ -108,14 +108,18 @@ impl<'a> Dump<'a> {
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
             let listed = collect::look::parse(&task.read("maps")?)?;
             let uffd = userfaultfd(task, &listed, false, pages::live::FEATURES)?;
-            tasks.push((task.pid, SpaceId(task.pid.cast_unsigned()), uffd));
+            let areas = Areas {
+                spans: look::live_spans(&listed),
+                shared: Vec::new(),
+            };
+            tasks.push((task.pid, SpaceId(task.pid.cast_unsigned()), uffd, areas));
         }
+        let live = Live::new(tasks)?;
         let mut report = DumpReport::default();
         let since = frozen.since;
         release(frozen)?;
         stopped_for(&mut report, since);
-        log::info!("{} tasks have a userfaultfd", tasks.len());
-        let live = Live::new(tasks)?;
+        log::info!("{} tasks have a userfaultfd", live.pids().len());
         Ok(Self {
             options,
             began,
@@ -174,8 +178,7 @@ impl<'a> Dump<'a> {
             match read_proc(pid, "maps") {
                 Ok(maps) => {
                     let listed = collect::look::parse(&maps)?;
-                    let spans = listed.iter().filter(|listed| look::is_live(listed));
-                    let spans = spans.map(|listed| listed.span).collect();
+                    let spans = look::live_spans(&listed);
                     let shared = self.shared.get(&pid).cloned().unwrap_or_default();
                     all.push((pid, Areas { spans, shared }));
                 }

@@ -77,15 +77,16 @@ pub struct Pages {
 }
 
 impl Live {
-    /// Takes tasks: pid, space, and the userfaultfd of its memory, with [`FEATURES`]. One that has
-    /// ended is left out.
+    /// Takes stopped tasks: pid, space, the userfaultfd of its memory, with [`FEATURES`], and that
+    /// memory, which is registered as far as it can be. One that has ended is left out.
     ///
     /// # Errors
-    /// [`Error::Look`], [`Error::Thread`].
-    pub fn new(tasks: Vec<(i32, SpaceId, Uffd)>) -> Result<Self> {
+    /// [`Error::Look`], [`Error::Register`], [`Error::Thread`].
+    pub fn new(tasks: Vec<(i32, SpaceId, Uffd, Areas)>) -> Result<Self> {
         let mut living = Vec::new();
-        for (pid, space, uffd) in tasks {
-            match Task::new(pid, space, uffd) {
+        for (pid, space, uffd, areas) in tasks {
+            let task = Task::new(pid, space, uffd);
+            match task.and_then(|task| task.adopt(&areas, false).map(|()| task)) {
                 Ok(task) => living.push(Arc::new(task)),
                 Err(Error::Gone { .. }) => {}
                 Err(error) => return Err(error),
@@ -148,7 +149,7 @@ impl Live {
         let Some(task) = self.task(pid) else {
             return Ok(0);
         };
-        task.adopt(areas, false)?;
+        task.note(areas);
         let mut copied_bytes = 0;
         for area in &areas.spans {
             let mut rest = *area;
@@ -179,7 +180,7 @@ impl Live {
             let begun = Instant::now();
             for (pid, areas) in areas {
                 if let Some(task) = self.task(*pid) {
-                    task.adopt(areas, false)?;
+                    task.note(areas);
                     task.sweep(&areas.spans, false)?;
                 }
             }

@@ -85,8 +85,10 @@ impl Task {
         self.book().blocks.stale_bytes()
     }
 
-    /// Registers the areas that are not yet. Those of a running task may be gone already.
-    pub fn adopt(&self, areas: &Areas, stopped: bool) -> Result<()> {
+    /// Registers the areas of a stopped task that are not yet. Those of a running one may be others
+    /// by now, and would be cut in pieces that it could not move any more. Unless `all` are wanted,
+    /// those that cannot be registered are left out.
+    pub fn adopt(&self, areas: &Areas, all: bool) -> Result<()> {
         let mut book = self.book();
         book.shared.clone_from(&areas.shared);
         for area in &areas.spans {
@@ -95,14 +97,17 @@ impl Task {
             }
             match self.register(*area) {
                 Ok(()) => insert(&mut book.registered, *area),
-                Err(Error::Register { .. }) if !stopped => {}
+                Err(Error::Register { .. }) if !all => {}
                 Err(error) => return Err(error),
             }
         }
-        if stopped {
-            self.lost.store(false, Ordering::SeqCst);
-        }
+        self.lost.store(false, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Notes where pages of a running task may be shared.
+    pub fn note(&self, areas: &Areas) {
+        self.book().shared.clone_from(&areas.shared);
     }
 
     pub fn register(&self, area: Span) -> Result<()> {

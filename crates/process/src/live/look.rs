@@ -12,8 +12,14 @@ use crate::freeze::Task;
 use crate::{Error, Result};
 
 /// Whether a mapping's pages can be protected and copied later: anonymous memory of its own.
-pub(super) fn is_live(listed: &Listed) -> bool {
+fn is_live(listed: &Listed) -> bool {
     listed.backing() == Backing::Anonymous && !listed.shared && !listed.has(b"dp")
+}
+
+/// The addresses of those mappings.
+pub(super) fn live_spans(listed: &[Listed]) -> Vec<Span> {
+    let live = listed.iter().filter(|listed| is_live(listed));
+    live.map(|listed| listed.span).collect()
 }
 
 /// Where pages of each task may be shared by copy-on-write.
