@@ -259,9 +259,7 @@ impl Found {
             .map(Questions::new)
             .collect::<Result<Vec<_>>>()?;
         let brk = questions[0].script.call(Sysno::brk, [0u32.into()]);
-        let nodes = facts[0].status()?;
-        let script = &mut questions[0].script;
-        let policies = Policies::ask(&self.listed, &nodes.memory_nodes, script);
+        let policies = Policies::ask(&self.listed, &mut questions[0].script);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
         let batches = batches.collect::<Vec<_>>();
         let bare = !self.vdso.is_there;

@@ -10,13 +10,9 @@ use crate::Result;
 pub(super) struct Policies(Vec<(StepAt, DataAt)>);
 
 impl Policies {
-    /// Asks for the policy of each mapping, by its first page, of a task that may use the memory
-    /// `nodes` (`Mems_allowed_list`): where there is but one, policies have no effect.
-    pub fn ask(listed: &[Listed], nodes: &str, script: &mut Script) -> Self {
+    /// Asks for the policy of each mapping, by its first page.
+    pub fn ask(listed: &[Listed], script: &mut Script) -> Self {
         const MPOL_F_ADDR: u32 = 2;
-        if !nodes.contains([',', '-']) {
-            return Self(Vec::new());
-        }
         let ask = |map: &Listed| {
             let mode = script.room(4);
             let start = map.span.start;
