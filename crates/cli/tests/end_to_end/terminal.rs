@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use testkit::program::{Program, Spawned};
 use testkit::wait::{SOON, wait_until};
@@ -28,6 +29,13 @@ while True:
             with open(sys.argv[2], "ab") as shown:
                 shown.write(data)
 "#;
+
+/// A terminal's number is free while it is an image, and has to be free when it comes back: only
+/// one test at a time makes terminals.
+fn alone() -> MutexGuard<'static, ()> {
+    static TERMINALS: Mutex<()> = Mutex::new(());
+    TERMINALS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 struct Terminal {
     program: Spawned,
@@ -92,6 +100,7 @@ fn a_pipeline_goes_on_under_its_terminal() {
     needs_root!();
     needs_program!("/usr/bin/python3");
     needs_program!("bash");
+    let _alone = alone();
     let stillframe = stillframe();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let mut terminal = Terminal::start(folder.path());
@@ -138,6 +147,7 @@ fn a_stopped_job_is_brought_back_to_the_foreground() {
     needs_root!();
     needs_program!("/usr/bin/python3");
     needs_program!("bash");
+    let _alone = alone();
     let stillframe = stillframe();
     if stillframe.is_peer() {
         testkit::skip!("the peer lets the shell see the stop again");
@@ -188,6 +198,7 @@ while True:
 fn a_terminal_that_was_given_up_stays_so() {
     needs_root!();
     needs_program!("/usr/bin/python3");
+    let _alone = alone();
     let stillframe = stillframe();
     if stillframe.is_peer() {
         testkit::skip!("the peer gives the terminal back to every task of its session");
@@ -211,6 +222,7 @@ fn a_job_of_the_tests_terminal_needs_the_option() {
     needs_root!();
     needs_program!("bash");
     needs_program!("/usr/bin/python3");
+    let _alone = alone();
     let stillframe = stillframe();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let mut terminal = Terminal::start(folder.path());
