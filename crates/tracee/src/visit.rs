@@ -40,7 +40,7 @@ const UNMAP_AT: u64 = 10;
 /// The size of the code that a visit begins with, in bytes.
 pub const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
 /// What stands in front of the comeback code: see [`leaders_way`] and [`bring`].
-const WAY_BYTES: usize = 96;
+const WAY_BYTES: usize = 160;
 
 const MMAP: u64 = 9;
 const MUNMAP: u64 = 11;
@@ -443,20 +443,31 @@ fn too_large(tid: i32) -> Error {
     Error::Astray { tid, what }
 }
 
-/// Code for a parked leader that nobody fetched: if all others have returned, `munmap(area)` at
-/// the stub, which leads back; else on to the comeback code that follows.
+/// Code for a parked leader that nobody fetched: when all others have returned, `munmap(area)` at
+/// the stub, which leads back. Where that takes unlikely long, on to the comeback code that
+/// follows: the area stays.
 fn leaders_way(returned: Addr, others: usize, area: Span, unmap: Addr) -> Vec<u8> {
+    const TURNS: u32 = 1 << 21;
     let mut unmapping = vec![0x48, 0xbf]; // movabs rdi, start
     unmapping.extend(area.start.0.to_le_bytes());
     unmapping.extend([0x48, 0xbe]); // movabs rsi, length
     unmapping.extend(area.bytes().to_le_bytes());
     unmapping.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
     unmapping.extend(unmap.0.to_le_bytes());
-    let mut out = vec![0x48, 0xb8]; // movabs rax, returned
+    let mut out = vec![0x41, 0xbc]; // mov r12d, turns
+    out.extend(TURNS.to_le_bytes());
+    let turn = out.len();
+    out.extend([0x48, 0xb8]); // movabs rax, returned
     out.extend(returned.0.to_le_bytes());
     out.extend([0x8b, 0x00, 0x3d]); // mov eax, [rax]; cmp eax, others
     out.extend(u32::try_from(others).unwrap_or(u32::MAX).to_le_bytes());
-    out.extend([0x72, unmapping.len() as u8]); // jb behind
+    out.extend([0x73, 14]); // jae unmapping
+    out.extend([0xb8, 24, 0, 0, 0]); // mov eax, 24 (sched_yield)
+    out.extend([0x0f, 0x05]); // syscall
+    out.extend([0x41, 0xff, 0xcc]); // dec r12d
+    let back = turn.wrapping_sub(out.len() + 2) as u8;
+    out.extend([0x75, back]); // jnz turn
+    out.extend([0xeb, unmapping.len() as u8]); // jmp behind
     out.extend(unmapping);
     out
 }
