@@ -143,10 +143,14 @@ mod tests {
     fn an_interrupted_call_is_over_for_calls_that_follow() {
         let puppet = sys::puppet::Puppet::start().expect("a puppet");
         let pid = puppet.pid();
+        let call = || std::fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it lives");
+        // It waits for its owner in a futex call: behind the instruction that it needs.
+        while !call().starts_with("202 ") {
+            std::thread::yield_now();
+        }
         ptrace::seize(pid, true).expect("seize");
         ptrace::interrupt(pid).expect("interrupt");
         ptrace::wait(pid).expect("wait");
-        // It waits for its owner in a futex call: behind the instruction that it needs.
         let syscall = Addr(ptrace::registers(pid).expect("registers").rip - 2);
         let hour = Call {
             at: syscall,
