@@ -125,6 +125,10 @@ pub struct Header {
     pub returned: u32,
     /// Whether (not 0) a thread that failed ends its process instead of parking.
     pub fatal: u64,
+    /// How many other threads of the process have come in.
+    pub entered: u32,
+    /// Nothing: keeps the size a multiple of 8 bytes.
+    pub unused: u32,
 }
 
 impl Header {
@@ -144,6 +148,7 @@ impl Header {
         out[40..44].copy_from_slice(&self.hold.to_le_bytes());
         out[44..48].copy_from_slice(&self.returned.to_le_bytes());
         out[48..56].copy_from_slice(&self.fatal.to_le_bytes());
+        out[56..60].copy_from_slice(&self.entered.to_le_bytes());
         out
     }
 }
@@ -176,6 +181,8 @@ pub mod offset {
     pub const HOLD: usize = offset_of!(Header, hold);
     /// Of [`Header::returned`].
     pub const RETURNED: usize = offset_of!(Header, returned);
+    /// Of [`Header::entered`].
+    pub const ENTERED: usize = offset_of!(Header, entered);
     /// Of [`Header::fatal`].
     pub const FATAL: usize = offset_of!(Header, fatal);
 }

@@ -9,7 +9,7 @@
 //! - in the stub: what was mapped is unmapped and the comeback code follows;
 //! - in a batch: the thread parks at the end of its script, nobody fetches it, and after
 //!   [`PATIENCE`] it comes back by itself. The leader waits a little longer and unmaps the blob,
-//!   through the stub, once all others have gone;
+//!   through the stub, once all others have gone, or those of them that had come at all;
 //! - afterwards: the leader's registers lead to the stub's `munmap`, the others' are their own.
 
 use std::fs::File;
@@ -86,6 +86,8 @@ struct Place {
     header: Addr,
     ops: Addr,
     data: Addr,
+    /// Where the thread begins.
+    entry: Addr,
     comeback: Addr,
 }
 
@@ -149,17 +151,18 @@ impl Visit {
         assert_eq!(batches.len(), self.threads.len(), "one batch a thread");
         let area = self.make_room(batches)?;
         let places = self.fill(area, batches)?;
-        self.start(area, &places)?;
+        self.start(&places)?;
         self.wait_parked(&places)?;
         self.fetch_threads(area, &places)?;
         self.outcomes(&places, batches)
     }
 
-    /// Sends every thread into the blob.
-    fn start(&mut self, area: Span, places: &[Place]) -> Result<()> {
+    /// Sends every thread into the blob, the leader first: once others are there, it must not
+    /// unmap the area at once.
+    fn start(&mut self, places: &[Place]) -> Result<()> {
         for (thread, place) in self.threads.iter_mut().zip(places) {
             let code = Registers {
-                rip: area.start.0,
+                rip: place.entry.0,
                 r12: place.ops.0,
                 r13: place.header.0,
                 orig_rax: u64::MAX,
@@ -217,34 +220,37 @@ impl Visit {
         bytes.resize(CODE_BYTES, 0xcc);
         let others = self.threads.len() - 1;
         let mut places = Vec::new();
-        let mut first_header = Addr(0);
+        let first_header = area.start.plus(bytes.len() as u64);
         for (index, (thread, batch)) in self.threads.iter().zip(batches).enumerate() {
             let header = area.start.plus(bytes.len() as u64);
             let ops = header.plus(Header::BYTES as u64);
             let data = ops.plus((batch.ops_bytes().next_multiple_of(64)) as u64);
             let comeback = data.plus(batch.data_bytes().next_multiple_of(64) as u64);
             let back = comeback::code(&thread.saved.registers, thread.saved.mask);
-            let (way_back, patience) = if index == 0 {
-                first_header = header;
+            let (way_in, way_back, patience) = if index == 0 {
                 let extra = if others > 0 {
                     LEADERS_PATIENCE
                 } else {
                     Duration::ZERO
                 };
-                let returned = header.plus(offset::RETURNED as u64);
                 let mut code = if batch.opens() {
                     bring::closing(ops.plus(offset::RESULT as u64))
                 } else {
                     Vec::new()
                 };
                 let unmap = self.stub.plus(UNMAP_AT);
-                code.extend(leaders_way(returned, others, area, unmap));
+                code.extend(leaders_way(header, others, area, unmap));
                 code.extend(back);
-                (code, PATIENCE + extra)
+                (Vec::new(), code, PATIENCE + extra)
             } else {
-                let mut code = others_way(first_header.plus(offset::RETURNED as u64));
+                let way_in = others_way_in(first_header, area.start);
+                let mut code = others_way(first_header);
                 code.extend(back);
-                (code, PATIENCE)
+                (way_in, code, PATIENCE)
+            };
+            let (entry, comeback) = match way_in.len() {
+                0 => (area.start, comeback),
+                len => (comeback, comeback.plus(len as u64)),
             };
             let header_value = Header {
                 resume: comeback.0,
@@ -257,13 +263,15 @@ impl Visit {
             bytes.extend(op_bytes);
             bytes.resize((data.0 - area.start.0) as usize, 0);
             bytes.extend(data_bytes);
-            bytes.resize((comeback.0 - area.start.0) as usize, 0);
+            bytes.resize((comeback.0 - area.start.0) as usize - way_in.len(), 0);
+            bytes.extend(way_in);
             bytes.extend(way_back);
             bytes.resize(bytes.len().next_multiple_of(64), 0);
             places.push(Place {
                 header,
                 ops,
                 data,
+                entry,
                 comeback,
             });
         }
@@ -430,6 +438,9 @@ impl Drop for Visit {
 /// The blob's code.
 const CODE_BYTES: usize = 512;
 
+/// How far behind the blob's start a thread is looked for that is on its way back.
+const AREA_BYTES: u64 = 1 << 20;
+
 fn part_bytes(batch: &dyn Batch) -> usize {
     Header::BYTES.next_multiple_of(64)
         + batch.ops_bytes().next_multiple_of(64)
@@ -444,10 +455,14 @@ fn too_large(tid: i32) -> Error {
 }
 
 /// Code for a parked leader that nobody fetched: when all others have returned, `munmap(area)` at
-/// the stub, which leads back. Where that takes unlikely long, on to the comeback code that
-/// follows: the area stays.
-fn leaders_way(returned: Addr, others: usize, area: Span, unmap: Addr) -> Vec<u8> {
-    const TURNS: u32 = 1 << 21;
+/// the stub, which leads back. `header` is the leader's.
+///
+/// Where that takes unlikely long, some were never sent, as the tracer was killed before: those
+/// that came must have returned. If even that is not so, on to the comeback code that follows: the
+/// area stays.
+fn leaders_way(header: Addr, others: usize, area: Span, unmap: Addr) -> Vec<u8> {
+    const TURNS: u32 = 1 << 20;
+    let (returned, entered) = (offset::RETURNED as u8, offset::ENTERED as u8);
     let mut unmapping = vec![0x48, 0xbf]; // movabs rdi, start
     unmapping.extend(area.start.0.to_le_bytes());
     unmapping.extend([0x48, 0xbe]); // movabs rsi, length
@@ -456,27 +471,41 @@ fn leaders_way(returned: Addr, others: usize, area: Span, unmap: Addr) -> Vec<u8
     unmapping.extend(unmap.0.to_le_bytes());
     let mut out = vec![0x41, 0xbc]; // mov r12d, turns
     out.extend(TURNS.to_le_bytes());
+    out.extend([0x49, 0xbd]); // movabs r13, header
+    out.extend(header.0.to_le_bytes());
     let turn = out.len();
-    out.extend([0x48, 0xb8]); // movabs rax, returned
-    out.extend(returned.0.to_le_bytes());
-    out.extend([0x8b, 0x00, 0x3d]); // mov eax, [rax]; cmp eax, others
+    out.extend([0x41, 0x8b, 0x45, returned, 0x3d]); // mov eax, [r13 + returned]; cmp eax, others
     out.extend(u32::try_from(others).unwrap_or(u32::MAX).to_le_bytes());
-    out.extend([0x73, 14]); // jae unmapping
+    out.extend([0x73, 22]); // jae unmapping
     out.extend([0xb8, 24, 0, 0, 0]); // mov eax, 24 (sched_yield)
     out.extend([0x0f, 0x05]); // syscall
     out.extend([0x41, 0xff, 0xcc]); // dec r12d
     let back = turn.wrapping_sub(out.len() + 2) as u8;
     out.extend([0x75, back]); // jnz turn
-    out.extend([0xeb, unmapping.len() as u8]); // jmp behind
+    out.extend([0x41, 0x8b, 0x45, returned]); // mov eax, [r13 + returned]
+    out.extend([0x41, 0x3b, 0x45, entered]); // cmp eax, [r13 + entered]
+    out.extend([0x75, unmapping.len() as u8]); // jne behind
     out.extend(unmapping);
     out
 }
 
+/// Code by which another thread comes in: it counts itself as entered. `header` is the leader's.
+fn others_way_in(header: Addr, blob: Addr) -> Vec<u8> {
+    let mut out = counting(header, offset::ENTERED);
+    out.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
+    out.extend(blob.0.to_le_bytes());
+    out
+}
+
 /// Code for another parked thread that nobody fetched: it counts itself as returned; the comeback
-/// code follows.
-fn others_way(returned: Addr) -> Vec<u8> {
-    let mut out = vec![0x48, 0xb8]; // movabs rax, returned
-    out.extend(returned.0.to_le_bytes());
+/// code follows. `header` is the leader's.
+fn others_way(header: Addr) -> Vec<u8> {
+    counting(header, offset::RETURNED)
+}
+
+fn counting(header: Addr, word: usize) -> Vec<u8> {
+    let mut out = vec![0x48, 0xb8]; // movabs rax, word
+    out.extend(header.plus(word as u64).0.to_le_bytes());
     out.extend([0xf0, 0xff, 0x00]); // lock inc dword ptr [rax]
     out
 }
@@ -518,24 +547,27 @@ fn is_stub(bytes: &[u8]) -> bool {
     visit || bytes.starts_with(&BERTH)
 }
 
-/// Whether the code at `rip` of a stopped process is a stub or the blob: a visit was cut short, and
-/// the thread is still on its way back.
+/// Whether the code at `rip` of a stopped process, in its mapping `span`, is a stub or belongs to
+/// the blob: a visit was cut short, and the thread is still on its way back.
 ///
 /// # Errors
 /// [`Error::Gone`], [`Error::Kernel`].
-pub fn is_visited(pid: i32, rip: Addr) -> Result<bool> {
-    // The blob stands at the start of its mapping, a stub at the end of its page.
+pub fn is_visited(pid: i32, span: Span, rip: Addr) -> Result<bool> {
+    // The blob stands at the start of its area, a stub at the end of its page.
     let page = rip.page_start();
-    let mut code = vec![0; PAGE_BYTES as usize];
-    match sys::vm::read(pid, page, &mut code) {
-        Ok(_) => {}
+    let start = span.start.max(Addr(page.0.saturating_sub(AREA_BYTES)));
+    let mut code = vec![0; (page.0 + PAGE_BYTES - start.0) as usize];
+    match sys::vm::read(pid, start, &mut code) {
+        Ok(read) if read == code.len() => {}
+        Ok(_) => return Ok(false),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
         Err(error) if error.raw_os_error() == Some(14) => return Ok(false),
         Err(error) => return Err(Error::of(pid, "cannot read the code that it runs", error)),
     }
-    let stub = &code[PAGE_BYTES as usize - STUB_BYTES..];
+    let stub = &code[code.len() - STUB_BYTES..];
     let in_stub = rip.0 >= page.0 + PAGE_BYTES - STUB_BYTES as u64 && is_stub(stub);
-    Ok(in_stub || code.starts_with(blob::code()))
+    let mut pages = code.chunks(PAGE_BYTES as usize);
+    Ok(in_stub || pages.any(|page| page.starts_with(blob::code())))
 }
 
 #[cfg(test)]
@@ -700,8 +732,8 @@ mod tests {
         child.wait().expect("wait");
     }
 
-    #[test]
-    fn threads_that_nobody_fetches_come_back_and_leave_nothing() {
+    /// Sends the first `sent` of four threads into the blob and forgets them.
+    fn abandon(sent: usize) {
         const PROGRAM: &str = "import sys,threading,time\n\
             sleep = lambda: time.sleep(1000)\n\
             for _ in range(3): threading.Thread(target=sleep, daemon=True).start()\n\
@@ -753,12 +785,14 @@ mod tests {
         let batches = [&calls as &dyn Batch; 4];
         let area = visit.make_room(&batches).expect("an area");
         let places = visit.fill(area, &batches).expect("filled");
-        visit.start(area, &places).expect("started");
-        visit.wait_parked(&places).expect("parked");
+        visit.start(&places[..sent]).expect("started");
+        visit.wait_parked(&places[..sent]).expect("parked");
         // The tracer is killed: the kernel detaches all threads as they are.
-        for tid in &tids {
-            sys::ptrace::interrupt(*tid).expect("interrupt");
-            sys::ptrace::wait(*tid).expect("stops");
+        for (index, tid) in tids.iter().enumerate() {
+            if index < sent {
+                sys::ptrace::interrupt(*tid).expect("interrupt");
+                sys::ptrace::wait(*tid).expect("stops");
+            }
             sys::ptrace::detach(*tid, 0).expect("detach");
         }
         visit.forget();
@@ -775,5 +809,16 @@ mod tests {
         ask();
         child.kill().expect("kill");
         child.wait().expect("wait");
+    }
+
+    #[test]
+    fn threads_that_nobody_fetches_come_back_and_leave_nothing() {
+        abandon(4);
+    }
+
+    #[test]
+    fn threads_that_were_sent_before_others_leave_nothing() {
+        abandon(1);
+        abandon(3);
     }
 }

@@ -157,7 +157,7 @@ impl Look for Prepared {
     }
 }
 
-/// Whether `listed`, out of smaps, are the mappings `plain`, which were listed without their flags.
+/// Whether `listed` are the mappings `plain`, whatever their flags and their pages.
 fn is_list_of(listed: &[Listed], plain: &[Listed]) -> bool {
     let line = |map: &Listed| Listed {
         flags: Vec::new(),
@@ -208,7 +208,16 @@ mod tests {
         let task = &frozen.tasks[0];
         assert!(prepared.is_as_before(task).expect("a look").is_some());
         let before = prepared.mappings(task).expect("mappings");
-        assert_eq!(before, Afresh.mappings(task).expect("mappings"));
+        let afresh = Afresh.mappings(task).expect("mappings");
+        // How many of its pages others have, too, changes with the others.
+        assert!(is_list_of(&before, &afresh));
+        let flags = |listed: &[Listed]| {
+            listed
+                .iter()
+                .map(|map| map.flags.clone())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(flags(&before), flags(&afresh));
         prepared.tasks.get_mut(&pid).expect("seen").start_ticks += 1;
         assert!(prepared.is_as_before(task).expect("a look").is_none());
         assert_eq!(prepared.mappings(task).expect("mappings"), before);

@@ -382,8 +382,9 @@ pub(crate) fn check_returned(task: &Task, listed: &[Listed]) -> Result<()> {
     let ours = ours.map(|map| map.span).collect::<Vec<_>>();
     for thread in task.threads() {
         let rip = Addr(thread.saved.registers.rip);
-        let suspect = ours.iter().any(|span| span.contains(rip));
-        if suspect && tracee::is_visited(task.pid, rip)? {
+        let suspect = ours.iter().find(|span| span.contains(rip));
+        let is_visited = |span: &Span| tracee::is_visited(task.pid, *span, rip);
+        if suspect.map(is_visited).transpose()? == Some(true) {
             return Err(Error::Returning { pid: task.pid });
         }
     }

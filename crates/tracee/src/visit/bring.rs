@@ -70,7 +70,7 @@ impl Visit {
         let batches: [&dyn Batch; 1] = [&batch];
         let area = self.make_room(&batches)?;
         let places = self.fill(area, &batches)?;
-        self.start(area, &places)?;
+        self.start(&places)?;
         self.wait_parked(&places)?;
         let brought = self.copy(&places[0]);
         self.close_there(area, &places[0])?;
@@ -176,7 +176,7 @@ mod tests {
         let batches: [&dyn Batch; 1] = [&batch];
         let area = visit.make_room(&batches).expect("an area");
         let places = visit.fill(area, &batches).expect("filled");
-        visit.start(area, &places).expect("started");
+        visit.start(&places).expect("started");
         visit.wait_parked(&places).expect("parked");
         assert_eq!(descriptors(pid).len(), before.len() + 1);
         // The tracer is killed: the kernel detaches the thread as it is.
