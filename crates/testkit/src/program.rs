@@ -185,9 +185,18 @@ impl Spawned {
     /// As [`Spawned::wait_ready`].
     #[track_caller]
     pub fn wait_text(&self, path: &Path, text: &str) {
-        self.wait_ready(&format!("{text:?} in {}", path.display()), || {
-            std::fs::read(path).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(text))
+        let read =
+            || String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
+        let found = wait::try_wait_for(wait::SOON, || {
+            assert!(self.is_alive(), "{} ended before {text:?}", self.name);
+            read().contains(text).then_some(())
         });
+        assert!(
+            found.is_some(),
+            "{} never wrote {text:?}, but:\n{}",
+            self.name,
+            read()
+        );
     }
 
     /// Kills the tree and waits until it is gone.

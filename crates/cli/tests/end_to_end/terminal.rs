@@ -89,6 +89,14 @@ impl Terminal {
         self.program.wait_ready(name, ready);
     }
 
+    /// Waits until the shell asks for the next line: what is typed while it deals with a signal
+    /// may be thrown away with the line that was interrupted.
+    #[track_caller]
+    fn wait_prompt(&self) {
+        let asks = || fs::read(&self.shown).is_ok_and(|shown| shown.ends_with(b"prompt> "));
+        self.program.wait_ready("its prompt", asks);
+    }
+
     #[track_caller]
     fn wait_shown(&self, text: &str) {
         self.program.wait_text(&self.shown, text);
@@ -121,12 +129,14 @@ fn a_pipeline_goes_on_under_its_terminal() {
     terminal.wait_shown("<AFTER 4711>");
     // End of file ends the pipeline; the shell is in charge of its terminal again.
     terminal.type_in("\x04");
+    terminal.wait_prompt();
     terminal.type_in("echo $((secret + 1)) $(stty size)\n");
     terminal.wait_shown("4712 41 99");
     // The terminal still makes signals.
     terminal.type_in("sleep 1000; echo code $?\n");
     terminal.wait_foreground("sleep");
     terminal.type_in("\x03");
+    terminal.wait_prompt();
     terminal.type_in("echo interrupted $?\n");
     terminal.wait_shown("interrupted 130");
     // A job can be stopped, sent to the background and brought back.
@@ -134,6 +144,7 @@ fn a_pipeline_goes_on_under_its_terminal() {
     terminal.wait_foreground("sed");
     terminal.type_in("\x1a");
     terminal.wait_shown("Stopped");
+    terminal.wait_prompt();
     terminal.type_in("echo in front: $((secret + 2))\n");
     terminal.wait_shown("in front: 4713");
     terminal.type_in("fg\n");
@@ -161,6 +172,7 @@ fn a_stopped_job_is_brought_back_to_the_foreground() {
     terminal.wait_shown("warm and mild before");
     terminal.type_in("\x1a");
     terminal.wait_shown("Stopped");
+    terminal.wait_prompt();
     // The shell shows its prompt when it has seen the stops of all of them.
     terminal.type_in("echo $((1 + 1)) in front\n");
     terminal.wait_shown("2 in front");

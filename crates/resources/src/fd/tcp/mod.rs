@@ -4,6 +4,10 @@
 //! what was agreed on and the data of both queues ([`repair`]). Between the dump and the restore
 //! its packets are dropped ([`lock`]). Of a half-closed connection our own shutdown is made again
 //! once it runs; the other end's is told to the socket by a packet made by hand ([`packet`]).
+//!
+//! A socket may be one of Multipath TCP (Go's listeners are): then it listens or is not connected,
+//! as the kernel has no repair mode for such a connection. One that its listener accepted from a
+//! client without MPTCP is plain TCP to the kernel.
 
 pub mod lock;
 mod repair;
@@ -22,6 +26,7 @@ use crate::{Allow, Error, Result};
 
 const SOCK_STREAM: i32 = 1;
 const IPPROTO_TCP: i32 = 6;
+const IPPROTO_MPTCP: i32 = 262;
 const SOL_SOCKET: i32 = 1;
 const SO_REUSEADDR: i32 = 2;
 const TCP_ULP: i32 = 31;
@@ -61,6 +66,9 @@ pub struct Tcp {
     /// Its options.
     #[prost(message, required, tag = "9")]
     pub options: Options,
+    /// Whether it is a socket of Multipath TCP.
+    #[prost(bool, tag = "10")]
+    pub multipath: bool,
 }
 
 /// The kind.
@@ -68,7 +76,8 @@ pub struct TcpSocket;
 
 fn is_tcp(nature: Nature) -> bool {
     let inet = [inet::AF_INET, inet::AF_INET6].contains(&nature.family);
-    inet && nature.kind == SOCK_STREAM && nature.protocol == IPPROTO_TCP
+    let tcp = [IPPROTO_TCP, IPPROTO_MPTCP].contains(&nature.protocol);
+    inet && nature.kind == SOCK_STREAM && tcp
 }
 
 impl Kind for TcpSocket {
@@ -96,6 +105,9 @@ impl Kind for TcpSocket {
             format!(" unacknowledged={sent} unread={received}")
         });
         Ok(match record.state() {
+            State::Listen if record.multipath => {
+                format!("{local} listening backlog={} multipath", record.backlog)
+            }
             State::Listen => format!("{local} listening backlog={}", record.backlog),
             State::Close => format!("{local} closed"),
             state => format!(
@@ -107,8 +119,13 @@ impl Kind for TcpSocket {
 
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let record = checked(self, payload)?;
-        let own = sys::socket::open(record.family, SOCK_STREAM, IPPROTO_TCP)
-            .map_err(|error| Error::kernel("make a TCP socket", error))?;
+        let (protocol, doing) = if record.multipath {
+            (IPPROTO_MPTCP, "make a Multipath TCP socket")
+        } else {
+            (IPPROTO_TCP, "make a TCP socket")
+        };
+        let own = sys::socket::open(record.family, SOCK_STREAM, protocol)
+            .map_err(|error| Error::kernel(doing, error))?;
         record.options.apply(own.as_fd(), Stage::Early)?;
         record.common.apply(own.as_fd())?;
         match (record.state(), &record.connection) {
@@ -187,6 +204,9 @@ fn checked(kind: &dyn Kind, payload: &[u8]) -> Result<Tcp> {
     if !(connected || [State::Close, State::Listen].contains(&state)) {
         return corrupt("in no state that is saved");
     }
+    if connected && record.multipath {
+        return corrupt("a connection of Multipath TCP");
+    }
     if connected != record.connection.is_some() {
         return corrupt("connected to nothing");
     }
@@ -207,10 +227,12 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
         common: socket::Common::of(open),
         local: sys::socket::name(own).map_err(failed)?,
         options: Options::read(own, &LEVELS)?,
+        multipath: nature.protocol == IPPROTO_MPTCP,
         ..Tcp::default()
     };
     record.set_state(info.state);
-    if sys::socket::option(own, IPPROTO_TCP, TCP_ULP, 16).is_ok_and(|name| !name.is_empty()) {
+    let upper = sys::socket::option(own, IPPROTO_TCP, TCP_ULP, 16).unwrap_or_default();
+    if !upper.is_empty() && !(record.multipath && upper.starts_with(b"mptcp\0")) {
         return Err(open.unsupported("an upper layer protocol (TLS in the kernel)", None));
     }
     match info.state {
@@ -227,6 +249,10 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
         }
         state if !state.is_connected() => {
             return Err(open.unsupported(&format!("a connection in state {state:?}"), None));
+        }
+        _ if record.multipath => {
+            let why = "a connection of Multipath TCP";
+            return Err(open.unsupported(why, Some("--tcp-close")));
         }
         _ if open.fd < 0 => {
             let why = "an established TCP connection on its way in a unix socket";
@@ -567,6 +593,43 @@ mod tests {
             listener.accept().unwrap();
             client.write_all(b"old").unwrap();
             assert_eq!(read(&mut server, 3), b"old");
+        });
+    }
+
+    #[test]
+    fn multipath_listeners_take_connections_again() {
+        alone!({
+            let Ok(own) = sys::socket::open(inet::AF_INET, SOCK_STREAM, IPPROTO_MPTCP) else {
+                testkit::skip!("this kernel has no Multipath TCP, or it is switched off");
+            };
+            let free = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+            rustix::net::bind(&own, &free).unwrap();
+            rustix::net::listen(&own, 17).unwrap();
+            let wanted = Options::read(own.as_fd(), &LEVELS).unwrap();
+            let listener = TcpListener::from(own);
+            let at = listener.local_addr().unwrap();
+            let client = TcpStream::connect(at).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            let mut world = world(vec![server.into(), listener.into()]);
+            world.dump().unwrap();
+            let mut opened = world.restore().unwrap();
+            let listener = TcpListener::from(opened.remove(1));
+            let mut server = TcpStream::from(opened.remove(0));
+            assert_eq!(
+                Nature::of_fd(listener.as_fd()).unwrap().protocol,
+                IPPROTO_MPTCP
+            );
+            assert_eq!(listener.local_addr().unwrap(), at);
+            assert_eq!(repair::info(listener.as_fd()).unwrap().backlog, 17);
+            assert_eq!(Options::read(listener.as_fd(), &LEVELS).unwrap(), wanted);
+            (&client).write_all(b"old").unwrap();
+            assert_eq!(read(&mut server, 3), b"old");
+            let client = sys::socket::open(inet::AF_INET, SOCK_STREAM, IPPROTO_MPTCP).unwrap();
+            rustix::net::connect(&client, &at).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            let error = World::new(vec![server.into()]).dump().unwrap_err();
+            assert!(error.to_string().contains("Multipath TCP"), "{error}");
+            assert!(error.to_string().contains("--tcp-close"), "{error}");
         });
     }
 
