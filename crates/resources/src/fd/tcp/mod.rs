@@ -232,7 +232,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
     };
     record.set_state(info.state);
     let upper = sys::socket::option(own, IPPROTO_TCP, TCP_ULP, 16).unwrap_or_default();
-    if !upper.is_empty() && !(record.multipath && upper.starts_with(b"mptcp\0")) {
+    if !(upper.is_empty() || record.multipath && upper.starts_with(b"mptcp\0")) {
         return Err(open.unsupported("an upper layer protocol (TLS in the kernel)", None));
     }
     match info.state {
