@@ -14,10 +14,12 @@ use crate::{Facts, assert_restored, stillframe};
 /// Runs bash under a pseudoterminal, types into it what comes out of a FIFO, and writes what it
 /// shows to a file.
 const TERMINAL: &str = r#"
-import os, pty, select, sys
+import os, pty, select, signal, sys
 typed = os.open(sys.argv[1], os.O_RDWR)
 pid, master = pty.fork()
 if pid == 0:
+    # Whoever runs the tests in the background may have it ignored, which is inherited.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execv("/bin/bash", ["bash", "--norc", "--noprofile", "-i"])
 while True:
     for ready in select.select([typed, master], [], [])[0]:
