@@ -15,7 +15,7 @@ use crate::exit::{Failure, Status};
 use crate::quick::{self, Fill, flag, number, text};
 use crate::session::Common;
 use crate::watch::Watch;
-use crate::{output, values};
+use crate::{output, statistics, values};
 
 /// Save a process tree into an image
 #[derive(Debug, Args)]
@@ -133,7 +133,11 @@ impl Dump {
         })?;
         watch.done();
         session.ready();
-        log::info!("dumped {} tasks in {} us", report.tasks, report.total_us);
+        log::info!(
+            "dumped {} tasks in {} us",
+            report.statistics.tasks,
+            report.total_us
+        );
         if self.common.json {
             output::say(&format!("{}\n", to_json(&report)));
         } else if self.common.display_stats {
@@ -166,47 +170,32 @@ impl Dump {
 }
 
 fn to_json(report: &DumpReport) -> Value {
+    let known = &report.statistics;
     json!({"dump": {
         "image": report.image,
-        "tasks": report.tasks,
-        "threads": report.threads,
-        "stored_pages": report.stored_pages,
-        "zero_pages": report.zero_pages,
-        "shared_pages": report.shared_pages,
-        "parent_pages": report.parent_pages,
+        "tasks": known.tasks,
+        "threads": known.threads,
+        "stored_pages": known.stored_pages,
+        "zero_pages": known.zero_pages,
+        "shared_pages": known.shared_pages,
+        "parent_pages": known.parent_pages,
         "image_bytes": report.image_bytes,
-        "frozen_us": report.frozen_us,
+        "frozen_us": known.frozen_us,
         "longest_frozen_us": report.longest_frozen_us,
         "instants": report.instants,
         "total_us": report.total_us,
+        "statistics": statistics::to_json(known),
     }})
 }
 
 fn to_text(report: &DumpReport) -> String {
+    let (longest_us, total_us) = (report.longest_frozen_us, report.total_us);
     format!(
-        "image         {}\n\
-         tasks         {}\n\
-         threads       {}\n\
-         pages stored  {}\n\
-         pages zero    {}\n\
-         pages shared  {}\n\
-         pages parent  {}\n\
-         image bytes   {}\n\
-         frozen        {} us\n\
-         at one time   {} us\n\
-         instants      {}\n\
-         whole dump    {} us\n",
+        "image {}\n{}frozen at one time {longest_us:>14} us\ninstants {:>24}\n\
+         whole dump {total_us:>22} us\nimage bytes {:>21}\n",
         report.image,
-        report.tasks,
-        report.threads,
-        report.stored_pages,
-        report.zero_pages,
-        report.shared_pages,
-        report.parent_pages,
-        report.image_bytes,
-        report.frozen_us,
-        report.longest_frozen_us,
+        statistics::to_text(&report.statistics, ""),
         report.instants,
-        report.total_us,
+        report.image_bytes,
     )
 }

@@ -22,6 +22,7 @@ mod reading;
 mod restore;
 mod session;
 mod show;
+mod statistics;
 mod values;
 mod watch;
 

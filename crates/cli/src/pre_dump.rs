@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::exit::{Failure, Status};
 use crate::session::Common;
 use crate::watch::Watch;
-use crate::{output, values};
+use crate::{output, statistics, values};
 
 /// Save the memory of a running process tree, so that a dump has little left to do
 #[derive(Debug, Args)]
@@ -61,7 +61,8 @@ impl PreDump {
         })?;
         watch.done();
         session.ready();
-        log::info!("{} us frozen, {} in all", report.frozen_us, report.total_us);
+        let frozen_us = report.statistics.frozen_us;
+        log::info!("{frozen_us} us frozen, {} in all", report.total_us);
         if self.common.json {
             output::say(&format!("{}\n", to_json(&report)));
         } else if self.common.display_stats {
@@ -89,47 +90,30 @@ impl PreDump {
 }
 
 fn to_json(report: &PreDumpReport) -> Value {
+    let known = &report.statistics;
     json!({"pre-dump": {
         "image": report.image,
-        "tasks": report.tasks,
-        "scanned_pages": report.scanned_pages,
-        "stored_pages": report.stored_pages,
-        "zero_pages": report.zero_pages,
-        "parent_pages": report.parent_pages,
-        "lost_pages": report.lost_pages,
+        "tasks": known.tasks,
+        "scanned_pages": known.scanned_pages,
+        "stored_pages": known.stored_pages,
+        "zero_pages": known.zero_pages,
+        "parent_pages": known.parent_pages,
+        "lost_pages": known.lost_pages,
         "image_bytes": report.image_bytes,
-        "frozen_us": report.frozen_us,
-        "collect_us": report.collect_us,
-        "memory_us": report.memory_us,
+        "frozen_us": known.frozen_us,
+        "collect_us": known.collect_us,
+        "memory_us": known.memory_us,
         "total_us": report.total_us,
+        "statistics": statistics::to_json(known),
     }})
 }
 
 fn to_text(report: &PreDumpReport) -> String {
     format!(
-        "image         {}\n\
-         tasks         {}\n\
-         pages scanned {}\n\
-         pages stored  {}\n\
-         pages zero    {}\n\
-         pages parent  {}\n\
-         pages lost    {}\n\
-         image bytes   {}\n\
-         frozen        {} us\n\
-         collecting    {} us\n\
-         memory        {} us\n\
-         whole round   {} us\n",
+        "image {}\n{}whole round {:>21} us\nimage bytes {:>21}\n",
         report.image,
-        report.tasks,
-        report.scanned_pages,
-        report.stored_pages,
-        report.zero_pages,
-        report.parent_pages,
-        report.lost_pages,
-        report.image_bytes,
-        report.frozen_us,
-        report.collect_us,
-        report.memory_us,
+        statistics::to_text(&report.statistics, ""),
         report.total_us,
+        report.image_bytes,
     )
 }

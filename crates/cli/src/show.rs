@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
-use process::report::{MappingDescription, PageCounts, TaskDescription, printable};
-use process::{Description, PreDumpReport};
+use process::report::{Layer, MappingDescription, PageCounts, TaskDescription, printable};
+use process::{Description, DumpKind};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Status};
-use crate::output;
+use crate::{output, statistics};
 
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
@@ -24,6 +24,10 @@ pub struct Show {
     /// The same, as dump and restore name it
     #[arg(short = 'D', long, value_name = "DIR", conflicts_with = "image")]
     images_dir: Option<PathBuf>,
+
+    /// Tell only what the dump did, and those of the images that this one is over
+    #[arg(long)]
+    stats: bool,
 
     /// Print JSON
     #[arg(long)]
@@ -41,10 +45,14 @@ impl Show {
             doing: "show",
             source: Box::new(source),
         })?;
-        let text = if self.json {
-            format!("{}\n", to_json(&description))
-        } else {
-            to_text(&description)
+        let text = match (self.json, self.stats) {
+            (true, false) => format!("{}\n", to_json(&description)),
+            (true, true) => format!(
+                "{}\n",
+                json!({"layers": layers_to_json(&description.layers)})
+            ),
+            (false, false) => to_text(&description),
+            (false, true) => layers_to_text(&description.layers),
         };
         output::say(&text);
         Ok(Status::Done)
@@ -75,22 +83,24 @@ fn to_json(image: &Description) -> Value {
             .map(|file| json!({"name": file.name, "bytes": file.bytes}))
             .collect::<Vec<_>>(),
         "tasks": image.tasks.iter().map(task_to_json).collect::<Vec<_>>(),
-        "round": image.round.as_ref().map(round_to_json),
+        "statistics": image.statistics.as_ref().map(statistics::to_json),
+        "layers": layers_to_json(&image.layers),
     })
 }
 
-fn round_to_json(round: &PreDumpReport) -> Value {
-    json!({
-        "tasks": round.tasks,
-        "scanned_pages": round.scanned_pages,
-        "stored_pages": round.stored_pages,
-        "zero_pages": round.zero_pages,
-        "parent_pages": round.parent_pages,
-        "lost_pages": round.lost_pages,
-        "frozen_us": round.frozen_us,
-        "collect_us": round.collect_us,
-        "memory_us": round.memory_us,
-    })
+fn layers_to_json(layers: &[Layer]) -> Vec<Value> {
+    let layer = |layer: &Layer| {
+        json!({
+            "image": layer.image,
+            "path": layer.path.display().to_string(),
+            "missing": layer.missing,
+            "pages": pages_to_json(&layer.pages),
+            "held_pages": layer.held_pages,
+            "bytes": layer.bytes,
+            "statistics": layer.statistics.as_ref().map(statistics::to_json),
+        })
+    };
+    layers.iter().map(layer).collect()
 }
 
 fn pages_to_json(pages: &PageCounts) -> Value {
@@ -99,6 +109,7 @@ fn pages_to_json(pages: &PageCounts) -> Value {
         "zero": pages.zero,
         "parent": pages.parent,
         "shared": pages.shared,
+        "equal": pages.equal,
     })
 }
 
@@ -157,21 +168,10 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
         printable(&creation.kernel),
         printable(&creation.arch)
     )?;
-    if let Some(round) = &image.round {
-        let PreDumpReport {
-            tasks,
-            frozen_us,
-            collect_us,
-            memory_us,
-            lost_pages,
-            ..
-        } = round;
-        writeln!(text, "a pre-dump of {tasks} tasks: memory only")?;
-        writeln!(
-            text,
-            "frozen {frozen_us} us, collecting {collect_us} us, memory {memory_us} us, \
-             {lost_pages} pages lost"
-        )?;
+    if let Some(known) = &image.statistics
+        && known.kind == DumpKind::PreDump
+    {
+        writeln!(text, "a pre-dump of {} tasks: memory only", known.tasks)?;
     }
     if let Some(parent) = &image.parent {
         writeln!(text, "a difference from {parent}")?;
@@ -187,18 +187,15 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
         };
         writeln!(text, "vDSO {}, {ours}", vdso.build_id)?;
     }
-    let pages = image.pages;
-    writeln!(
-        text,
-        "pages {} stored ({}), {} zero, {} shared with a parent task, {} as in the parent image",
-        pages.stored,
-        bytes(pages.stored.saturating_mul(PAGE_BYTES)),
-        pages.zero,
-        pages.shared,
-        pages.parent
-    )?;
+    writeln!(text, "pages {}", fates(&image.pages))?;
     for file in &image.files {
         writeln!(text, "file {} {}", file.name, bytes(file.bytes))?;
+    }
+    if image.layers.len() > 1 {
+        writeln!(text, "\nlayers, the newest first")?;
+    }
+    for layer in image.layers.iter().filter(|_| image.layers.len() > 1) {
+        write_layer(text, layer)?;
     }
     writeln!(text, "\ntree")?;
     for task in &image.tasks {
@@ -208,6 +205,58 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
         write_task(text, task)?;
     }
     Ok(())
+}
+
+/// Tells pages by their fate.
+fn fates(pages: &PageCounts) -> String {
+    let size = |pages: u64| bytes(pages.saturating_mul(PAGE_BYTES));
+    format!(
+        "{} stored ({}), {} zero, {} shared with a parent task, {} equal to others, \
+         {} as in the parent image ({})",
+        pages.stored,
+        size(pages.stored),
+        pages.zero,
+        pages.shared,
+        pages.equal,
+        pages.parent,
+        size(pages.parent),
+    )
+}
+
+/// A line of the chain.
+fn write_layer(text: &mut String, layer: &Layer) -> std::fmt::Result {
+    let path = layer.path.display().to_string();
+    let (image, path) = (&layer.image, printable(&path));
+    let held = bytes(layer.held_pages.saturating_mul(PAGE_BYTES));
+    write!(
+        text,
+        "  {image} in {path}, holds {} pages ({held}): ",
+        layer.held_pages
+    )?;
+    match &layer.missing {
+        Some(why) => writeln!(text, "cannot be read: {}", printable(why)),
+        None => writeln!(
+            text,
+            "{}, {} of files",
+            fates(&layer.pages),
+            bytes(layer.bytes)
+        ),
+    }
+}
+
+/// What the dumps of a chain did.
+fn layers_to_text(layers: &[Layer]) -> String {
+    let mut text = String::new();
+    for layer in layers {
+        // Writing to a string cannot fail.
+        let _ = write_layer(&mut text, layer);
+        match &layer.statistics {
+            Some(known) => text.push_str(&statistics::to_text(known, "    ")),
+            None if layer.missing.is_none() => text.push_str("    it says nothing of its dump\n"),
+            None => {}
+        }
+    }
+    text
 }
 
 /// Returns how many ancestors of the task are in the image.
@@ -291,6 +340,7 @@ fn write_mapping(text: &mut String, mapping: &MappingDescription) -> std::fmt::R
     for (count, fate) in [
         (pages.shared, "shared with its parent task"),
         (pages.zero, "zero"),
+        (pages.equal, "equal to others"),
         (pages.parent, "as in the parent image"),
     ] {
         if count > 0 {
@@ -412,13 +462,15 @@ mod tests {
                 zero: 5,
                 parent: 0,
                 shared: 2,
+                equal: 1,
             },
             files: vec![FileSize {
                 name: "pages".to_owned(),
                 bytes: 49_152_000,
             }],
             tasks: vec![root, child, dead],
-            round: None,
+            statistics: None,
+            layers: Vec::new(),
         }
     }
 
@@ -429,7 +481,7 @@ mod tests {
         written 2024-02-29 12:24:05 UTC by stillframe 0.1.0 on Linux 6.18.0, x86_64
         features checksums
         vDSO 0a1b, another kernel's: a restore on this host needs a proxy
-        pages 12000 stored (46 MiB), 5 zero, 2 shared with a parent task, 0 as in the parent image
+        pages 12000 stored (46 MiB), 5 zero, 2 shared with a parent task, 1 equal to others, 0 as in the parent image (0 B)
         file pages 46 MiB
 
         tree
@@ -450,6 +502,51 @@ mod tests {
     }
 
     #[test]
+    fn layers_are_told() {
+        let newest = Layer {
+            image: "5f".to_owned(),
+            path: ".".into(),
+            pages: image().pages,
+            held_pages: 12_000,
+            bytes: 50_000_000,
+            statistics: Some(process::Statistics {
+                kind: DumpKind::PreDump,
+                frozen_us: 17,
+                ..process::Statistics::default()
+            }),
+            ..Layer::default()
+        };
+        let gone = Layer {
+            image: "4e".to_owned(),
+            path: "../1".into(),
+            held_pages: 5,
+            missing: Some("there is no image".to_owned()),
+            ..Layer::default()
+        };
+        let layers = [newest, gone];
+        let text = layers_to_text(&layers);
+        assert!(
+            text.contains("  5f in ., holds 12000 pages (46 MiB): 12000 stored"),
+            "{text}"
+        );
+        assert!(
+            text.contains("frozen_time                    17 us\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with(
+                "4e in ../1, holds 5 pages (20 KiB): cannot be read: there is no image\n"
+            )
+        );
+        let json = layers_to_json(&layers);
+        assert_eq!(json[0]["statistics"]["kind"], "pre-dump");
+        assert_eq!(json[1]["held_pages"], 5);
+        let mut image = image();
+        image.layers = layers.into();
+        assert!(to_text(&image).contains("layers, the newest first\n  5f in ."));
+    }
+
+    #[test]
     fn an_image_is_told_to_machines() {
         let json = to_json(&image());
         assert_eq!(json["tasks"][0]["mappings"][0]["pages"]["stored"], 3);
@@ -457,7 +554,7 @@ mod tests {
         assert_eq!(json["tasks"][1]["descriptors"][0]["close_on_exec"], true);
         assert_eq!(
             json["pages"],
-            json!({"stored": 12_000, "zero": 5, "parent": 0, "shared": 2})
+            json!({"stored": 12_000, "zero": 5, "parent": 0, "shared": 2, "equal": 1})
         );
     }
 

@@ -317,8 +317,64 @@ fn a_round_cannot_be_restored_and_says_so() {
     let mut show = rounds.stillframe.command(&["show", "--json"]);
     let outcome = show.arg(rounds.place(1)).output().expect("it starts");
     let told: Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
-    assert!(told["round"]["stored_pages"].as_u64() > Some(0), "{told}");
+    assert!(
+        told["statistics"]["pages_written"].as_u64() > Some(0),
+        "{told}"
+    );
     assert_eq!(told["tasks"].as_array().map(Vec::len), Some(0));
+}
+
+#[test]
+fn every_layer_tells_what_its_dump_did() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("mmaps", &["plain"]);
+    let mut rounds = Rounds::new(subject.pid());
+    rounds.pre_dump();
+    rounds.pre_dump();
+    let told = rounds.make("dump", &[]);
+    let mut show = rounds.stillframe.command(&["show", "--stats", "--json"]);
+    let shown = show.arg(rounds.place(3)).output().expect("it starts");
+    let shown: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+    let layers = shown["layers"].as_array().expect("a list");
+    let kinds = layers.iter().map(|layer| &layer["statistics"]["kind"]);
+    assert_eq!(kinds.collect::<Vec<_>>(), ["dump", "pre-dump", "pre-dump"]);
+    let mut held = 0;
+    for layer in layers {
+        let (known, pages) = (&layer["statistics"], &layer["pages"]);
+        assert_eq!(known["pages_written"], pages["stored"], "{layer}");
+        let fates = [
+            "written",
+            "zero",
+            "skipped_parent",
+            "shared",
+            "equal",
+            "lost",
+        ];
+        let fates = fates.map(|fate| number(known, &format!("pages_{fate}")));
+        assert_eq!(
+            fates.iter().sum::<u64>(),
+            number(known, "pages_scanned"),
+            "{layer}"
+        );
+        assert_eq!(number(known, "tasks"), 1);
+        assert!(
+            number(known, "frozen_time") >= number(known, "freezing_time"),
+            "{layer}"
+        );
+        assert!(
+            number(known, "memdump_time") >= number(known, "memwrite_time"),
+            "{layer}"
+        );
+        held += number(layer, "held_pages");
+    }
+    let pages = &layers[0]["pages"];
+    assert_eq!(held, number(pages, "stored") + number(pages, "parent"));
+    assert!(number(pages, "parent") > 0, "{shown}");
+    // The image tells what the dump told, but for the last moments.
+    let mut same = told["statistics"].clone();
+    same["frozen_time"] = layers[0]["statistics"]["frozen_time"].clone();
+    assert_eq!(same, layers[0]["statistics"]);
 }
 
 #[test]

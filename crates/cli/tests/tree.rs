@@ -212,10 +212,14 @@ fn results_are_told_to_people_and_machines() {
     let quiet = run(stillframe.dump_command(waiter.pid(), &["-R"]));
     assert_eq!(quiet, "", "success is silent");
     let text = run(stillframe.dump_command(waiter.pid(), &["-R", "--display-stats"]));
-    assert!(text.contains("\ntasks         1\n"), "{text}");
+    assert!(
+        text.contains(&format!("\n{:<20} {:>12}\n", "tasks", 1)),
+        "{text}"
+    );
     let text = run(stillframe.dump_command(waiter.pid(), &["--json"]));
     let dump: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(dump["dump"]["tasks"], 1);
+    assert_eq!(dump["dump"]["statistics"]["kind"], "dump");
     assert!(dump["dump"]["stored_pages"].as_u64().unwrap() > 0, "{text}");
     tree::wait_gone(&[waiter.pid()]);
     let text = run(stillframe.restore_command(&["--json"]));

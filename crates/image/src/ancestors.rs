@@ -175,7 +175,12 @@ pub(crate) fn current(store: &dyn Store) -> Option<ImageId> {
 
 /// Returns where `path`, which is relative to `base`, is from where `base` is relative to. Both are
 /// ways without symbolic links.
-pub(crate) fn join(base: &str, path: &str) -> String {
+///
+/// ```
+/// assert_eq!(image::join("../2", "../1"), "../1");
+/// ```
+#[must_use]
+pub fn join(base: &str, path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in base.split('/').chain(path.split('/')) {
         match part {

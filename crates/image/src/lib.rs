@@ -44,7 +44,7 @@ mod writer;
 
 use std::fmt;
 
-pub use ancestors::Ancestor;
+pub use ancestors::{Ancestor, join};
 pub use error::{Error, Result};
 pub use manifest::{Facts, Record};
 pub use marks::children;

@@ -2,6 +2,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use image::{DATA_RUN_MAX_PAGES, NewRun, PAGE_BYTES, Run, RunKind, Writer};
 
@@ -24,6 +25,8 @@ pub struct Drained {
     /// Pages that were not there any more when they were to be read; the image does not describe
     /// them.
     pub lost_pages: u64,
+    /// How long each thread spent on storing them, on average.
+    pub writing: Duration,
 }
 
 impl Drained {
@@ -99,7 +102,7 @@ fn drain_to(
     };
     let chunks = Chunks::new(extents(), CHUNK_PAGES, sys::vm::PIECES_MAX);
     let pages: u64 = extents().map(|(_, extent)| extent.pages).sum();
-    let [done_bytes, zero_pages, lost_pages] = [0, 0, 0].map(AtomicU64::new);
+    let [done_bytes, zero_pages, lost_pages, writing_ns] = [0; 4].map(AtomicU64::new);
     let lane = |part| Lane {
         part,
         buffer: Buffer::new(pages.min(CHUNK_PAGES) as usize * PAGE_BYTES),
@@ -108,25 +111,23 @@ fn drain_to(
         zeros: Vec::new(),
         lost: Vec::new(),
     };
-    crew::work(
-        crew::threads(pages * PAGE_BYTES as u64),
-        chunks.len(),
-        lane,
-        |lane, number| {
-            let done = lane.drain(sources, chunks.get(number), writer, describe)?;
-            zero_pages.fetch_add(done.zero_pages, Relaxed);
-            lost_pages.fetch_add(done.lost_pages, Relaxed);
-            let bytes = (done.read_pages + done.lost_pages) * PAGE_BYTES as u64;
-            progress(done_bytes.fetch_add(bytes, Relaxed) + bytes);
-            Ok(())
-        },
-    )?;
+    let threads = crew::threads(pages * PAGE_BYTES as u64).min(chunks.len().max(1));
+    crew::work(threads, chunks.len(), lane, |lane, number| {
+        let done = lane.drain(sources, chunks.get(number), writer, describe)?;
+        zero_pages.fetch_add(done.zero_pages, Relaxed);
+        lost_pages.fetch_add(done.lost_pages, Relaxed);
+        writing_ns.fetch_add(done.writing.as_nanos() as u64, Relaxed);
+        let bytes = (done.read_pages + done.lost_pages) * PAGE_BYTES as u64;
+        progress(done_bytes.fetch_add(bytes, Relaxed) + bytes);
+        Ok(())
+    })?;
     let (zero_pages, lost_pages) = (zero_pages.into_inner(), lost_pages.into_inner());
     Ok(Drained {
         read_pages: pages - lost_pages,
         zero_pages,
         stored_pages: pages - lost_pages - zero_pages,
         lost_pages,
+        writing: Duration::from_nanos(writing_ns.into_inner() / threads as u64),
     })
 }
 
@@ -178,8 +179,10 @@ impl Lane {
         }
         let bytes = &mut bytes[..used];
         let kept = sort_out(&self.pieces, bytes, &mut self.runs, &mut self.zeros);
+        let before = Instant::now();
         let stored = writer.store(self.part, &bytes[..kept], &self.runs);
         let mut runs = stored.map_err(Error::image("write"))?;
+        let writing = before.elapsed();
         runs.append(&mut self.zeros);
         describe(runs);
         Ok(Drained {
@@ -187,6 +190,7 @@ impl Lane {
             zero_pages: ((used - kept) / PAGE_BYTES) as u64,
             stored_pages: (kept / PAGE_BYTES) as u64,
             lost_pages: (all_pages - used / PAGE_BYTES) as u64,
+            writing,
         })
     }
 }

@@ -9,13 +9,13 @@ use resources::task::PARTS;
 use store::Store;
 
 use crate::build::kind;
-use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State, round_of};
+use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State};
 use crate::report::{
     Creation, DescriptorDescription, FileSize, MappingDescription, PageCounts, PartDescription,
     TaskDescription, Vdso,
 };
 use crate::restore::describe_status;
-use crate::{Description, Error, Result};
+use crate::{Description, Error, Result, Statistics, chain};
 
 /// Tells what the image in `images_dir` holds.
 ///
@@ -28,10 +28,9 @@ pub fn describe(images_dir: &Path) -> Result<Description> {
 
 fn describe_in(store: &dyn Store) -> Result<Description> {
     let reader = Reader::open(store)?;
-    let round = round_of(&reader)?;
-    let saved = match round {
-        Some(_) => Saved::nothing(),
-        None => Saved::read(&reader)?,
+    let saved = match Statistics::is_of_predump(&reader)? {
+        true => Saved::nothing(),
+        false => Saved::read(&reader)?,
     };
     let described = Descriptions::read(&saved)?;
     let tasks = saved.tasks.iter().enumerate();
@@ -52,12 +51,13 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
         pages: count_all(&reader),
         files: files(store, &reader)?,
         tasks: tasks.collect::<Result<_>>()?,
-        round,
+        statistics: Statistics::of(&reader)?,
+        layers: chain::layers(store, &reader)?,
     })
 }
 
 /// The image's own files.
-fn files(store: &dyn Store, reader: &Reader) -> Result<Vec<FileSize>> {
+pub(crate) fn files(store: &dyn Store, reader: &Reader) -> Result<Vec<FileSize>> {
     let pages = (0..PARTS_MAX).map(|part| reader.id().pages_part_name(part));
     let mut files = Vec::new();
     for name in std::iter::once(MANIFEST_NAME.to_owned()).chain(pages) {
@@ -92,7 +92,7 @@ fn vdsos(saved: &Saved<'_>) -> Vec<Vdso> {
     ids.into_iter().map(vdso).collect()
 }
 
-fn count_all(reader: &Reader) -> PageCounts {
+pub(crate) fn count_all(reader: &Reader) -> PageCounts {
     let spaces = reader.spaces().iter();
     let runs = spaces.flat_map(|space| reader.runs(space.id));
     let mut counts = PageCounts::default();
@@ -104,7 +104,8 @@ fn count(counts: &mut PageCounts, kind: RunKind, pages: u64) {
     let fate = match kind {
         RunKind::Data { .. } => &mut counts.stored,
         RunKind::Zero => &mut counts.zero,
-        RunKind::Same { .. } | RunKind::Equal(_) => &mut counts.shared,
+        RunKind::Same { .. } => &mut counts.shared,
+        RunKind::Equal(_) => &mut counts.equal,
         RunKind::Parent(_) => &mut counts.parent,
     };
     *fate = fate.saturating_add(pages);
@@ -381,6 +382,7 @@ mod tests {
             zero: 1,
             parent: 0,
             shared: 2,
+            equal: 0,
         };
         assert_eq!(image.pages, want);
     }

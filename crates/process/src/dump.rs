@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use abi::Addr;
 use image::{Facts, PAGE_BYTES, Seal, Writer};
-use pages::{Drained, Extent, Source, TaskMemory};
+use pages::{Extent, Source, TaskMemory};
 use resources::fd::tcp::lock::Lock;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -15,7 +15,8 @@ use crate::collect::{Inventory, Object, collect};
 use crate::freeze::{Body, Frozen, freeze};
 use crate::layer::Layer;
 use crate::sentinel::Sentinel;
-use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage};
+use crate::statistics::as_micros;
+use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage, Statistics};
 
 /// Saves the tree under `options.tree` into `options.images_dir`.
 ///
@@ -43,10 +44,16 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     let (mut frozen, mut inventory) = freeze_and_collect(options, began, kill, layer.look())?;
     let lock = inventory.lock.take();
     let mut undo = Undo(Vec::new());
-    let parent_pages = layer.inherit(&mut inventory, &writer)?;
+    let statistics = Statistics {
+        parent_pages: layer.inherit(&mut inventory, &writer)?,
+        collect_us: as_micros(frozen.since.elapsed() - frozen.freezing),
+        ..statistics_of(&frozen)
+    };
     layer.track(&mut frozen, &inventory)?;
-    let mut report = write(inventory, writer, options, observer, &mut undo)?;
-    report.parent_pages = parent_pages;
+    let since = frozen.since;
+    let mut report = write(
+        inventory, writer, statistics, since, options, observer, &mut undo,
+    )?;
     if let Err(veto) = observer.stage(Stage::PostDump, Some(root)) {
         // The tree goes on: what the image says of it is true no longer.
         if let Err(error) = image::remove(&*store, image) {
@@ -55,21 +62,25 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
         return Err(Error::Vetoed(veto));
     }
     undo.0.clear();
-    let frozen_for = frozen.since.elapsed();
-    report.tasks = frozen.tasks.len() as u64;
-    report.threads = frozen
-        .tasks
-        .iter()
-        .map(|task| task.threads().len() as u64)
-        .sum();
-    report.frozen_us = u64::try_from(frozen_for.as_micros()).unwrap_or(u64::MAX);
-    report.longest_frozen_us = report.frozen_us;
+    report.statistics.frozen_us = as_micros(since.elapsed());
+    report.longest_frozen_us = report.statistics.frozen_us;
     report.instants = 1;
     finish(frozen, lock, options.afterwards)?;
     layer.done(options);
     log::info!("the tree is let go: {:?}", options.afterwards);
-    report.total_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    report.total_us = as_micros(began.elapsed());
     Ok(report)
+}
+
+/// What is known of a dump when the tree is stopped.
+pub(crate) fn statistics_of(frozen: &Frozen) -> Statistics {
+    let threads = frozen.tasks.iter().map(|task| task.threads().len() as u64);
+    Statistics {
+        tasks: frozen.tasks.len() as u64,
+        threads: threads.sum(),
+        freezing_us: as_micros(frozen.freezing),
+        ..Statistics::default()
+    }
 }
 
 /// Stops the tree and collects it, with `look` for its memory; see [`collect`] about `stay`.
@@ -144,6 +155,8 @@ impl Drop for Undo {
 fn write(
     inventory: Inventory,
     writer: Writer,
+    mut statistics: Statistics,
+    since: Instant,
     options: &DumpOptions,
     observer: &mut dyn Observer,
     undo: &mut Undo,
@@ -154,9 +167,8 @@ fn write(
         records_bytes += record.payload.len() as u64;
         writer.record(record);
     }
-    let mut report = DumpReport::default();
     for run in inventory.same {
-        report.shared_pages += u64::from(run.pages);
+        statistics.shared_pages += u64::from(run.pages);
         writer.mark(run);
     }
     let sources = inventory.memory.into_iter().map(|memory| {
@@ -180,25 +192,27 @@ fn write(
         .map(|(source, extents)| (&**source, extents.as_slice()))
         .collect::<Vec<_>>();
     let progress = watch_progress(observer, total_bytes);
-    count(
-        &mut report,
-        &pages::drain_all(&sources, &writer, &progress)?,
-    );
-    report.image_bytes = report.stored_pages * PAGE_BYTES as u64 + records_bytes;
-    log::info!("{} pages are stored", report.stored_pages);
+    let reading = Instant::now();
+    let drained = pages::drain_all(&sources, &writer, &progress)?;
+    statistics.memory_us = as_micros(reading.elapsed());
+    statistics.write_us = Some(as_micros(drained.writing));
+    statistics.count(&drained);
+    statistics.sum_up();
+    log::info!("{} pages are stored", statistics.stored_pages);
+    statistics.frozen_us = as_micros(since.elapsed());
+    writer.record(statistics.record());
     let durable = options.sync && options.afterwards == Afterwards::Kill;
     let id = writer.seal(Seal {
         durable,
         facts: facts(),
     })?;
     log::info!("image {id} is whole");
-    report.image = id.to_string();
-    Ok(report)
-}
-
-pub(crate) fn count(report: &mut DumpReport, drained: &Drained) {
-    report.stored_pages += drained.stored_pages;
-    report.zero_pages += drained.zero_pages;
+    Ok(DumpReport {
+        image: id.to_string(),
+        image_bytes: statistics.stored_bytes() + records_bytes,
+        statistics,
+        ..DumpReport::default()
+    })
 }
 
 pub(crate) fn facts() -> Facts {

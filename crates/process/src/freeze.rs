@@ -21,6 +21,8 @@ pub struct Frozen {
     pub tasks: Vec<Task>,
     /// When the first thread was asked to stop.
     pub since: Instant,
+    /// How long it took until all were stopped.
+    pub freezing: Duration,
 }
 
 /// A stopped task, or one that has ended and whose parent has not asked how.
@@ -175,6 +177,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     let mut frozen = Frozen {
         tasks: Vec::new(),
         since,
+        freezing: Duration::ZERO,
     };
     let spent = Rc::new(Later::default());
     let mut stop = |pid| stop_task(pid, deadline, &mut clocks, &spent);
@@ -197,6 +200,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
             at += 1;
         }
         if frozen.tasks.len() == known {
+            frozen.freezing = since.elapsed();
             return Ok(frozen);
         }
     }

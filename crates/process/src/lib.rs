@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod chain;
 mod collect;
 mod describe;
 mod dump;
@@ -25,6 +26,7 @@ mod room;
 #[cfg(test)]
 mod sample;
 mod sentinel;
+mod statistics;
 mod target;
 mod track;
 mod tracker;
@@ -45,3 +47,4 @@ pub use report::{
 };
 pub use resources::FileValidation;
 pub use restore::{plan, restore};
+pub use statistics::{DumpKind, Statistics};

@@ -27,10 +27,11 @@ use store::Store;
 use self::look::LiveLook;
 use crate::collect::look::Prepared;
 use crate::collect::{self, Inventory};
-use crate::dump::{Undo, count, facts, finish, freeze_and_collect, of_object};
+use crate::dump::{Undo, facts, finish, freeze_and_collect, of_object, statistics_of};
 use crate::freeze::{Body, Frozen, freeze, read_proc};
+use crate::statistics::as_micros;
 use crate::uffd::userfaultfd;
-use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage};
+use crate::{Afterwards, DumpKind, DumpOptions, DumpReport, Error, Observer, Result, Stage};
 
 /// How many instants there may be; the last is copied while the tree is stopped.
 const INSTANTS: u64 = 4;
@@ -116,8 +117,9 @@ impl<'a> Dump<'a> {
         }
         let live = Live::new(tasks)?;
         let mut report = DumpReport::default();
-        let since = frozen.since;
+        let (since, freezing) = (frozen.since, frozen.freezing);
         release(frozen)?;
+        report.statistics.freezing_us = as_micros(freezing);
         stopped_for(&mut report, since);
         log::info!("{} tasks have a userfaultfd", live.pids().len());
         Ok(Self {
@@ -138,6 +140,7 @@ impl<'a> Dump<'a> {
         let areas = self.areas()?;
         let spans = areas.iter().flat_map(|(_, areas)| &areas.spans);
         self.total_bytes = spans.map(|span| span.bytes()).sum();
+        let copying = Instant::now();
         let mut before = u64::MAX;
         for round in 1..=ROUNDS {
             let copied_bytes = self.round()?;
@@ -147,6 +150,7 @@ impl<'a> Dump<'a> {
             }
             before = copied_bytes;
         }
+        self.report.statistics.memory_us = as_micros(copying.elapsed());
         Ok(())
     }
 
@@ -211,13 +215,17 @@ impl<'a> Dump<'a> {
             freeze_and_collect(self.options, self.began, false, &mut look)?;
         let since = frozen.since;
         let pids = frozen.tasks.iter().map(|task| task.pid).collect::<Vec<_>>();
-        report.tasks = frozen.tasks.len() as u64;
-        let threads = frozen.tasks.iter().map(|task| task.threads().len() as u64);
-        report.threads = threads.sum();
+        let before = report.statistics;
+        report.statistics = statistics_of(&frozen);
+        report.statistics.kind = DumpKind::Live;
+        report.statistics.freezing_us += before.freezing_us;
+        report.statistics.frozen_us = before.frozen_us;
+        report.statistics.collect_us = as_micros(since.elapsed() - frozen.freezing);
+        report.statistics.memory_us = before.memory_us;
         let undo = Undo(std::mem::take(&mut inventory.undo));
+        let copying = Instant::now();
         let (drained, stopped) = self.copy_stopped(&mut inventory)?;
-        (report.stored_pages, report.zero_pages) = (0, 0);
-        count(&mut report, &drained);
+        report.statistics.count(&drained);
         let stale_bytes = self.live.stale_bytes();
         let whole = match last {
             true => Some(self.finish(&pids)?),
@@ -232,6 +240,7 @@ impl<'a> Dump<'a> {
             None => self.finish(&pids)? && (last || !look.has_changed(root)?),
         };
         report.instants += 1;
+        report.statistics.memory_us += as_micros(copying.elapsed());
         self.report = report;
         let saved = Saved {
             inventory,
@@ -287,19 +296,21 @@ impl<'a> Dump<'a> {
         let pages = live.describe(&pids, &writer);
         // From here on the tree runs as if nothing had been.
         drop(live);
-        report.stored_pages += pages.stored;
-        report.zero_pages += pages.zero;
+        report.statistics.stored_pages += pages.stored;
+        report.statistics.zero_pages += pages.zero;
         let mut records_bytes = 0;
         for record in inventory.records {
             records_bytes += record.payload.len() as u64;
             writer.record(record);
         }
         for run in inventory.same {
-            report.shared_pages += u64::from(run.pages);
+            report.statistics.shared_pages += u64::from(run.pages);
             writer.mark(run);
         }
         writer.describe(stopped);
-        report.image_bytes = report.stored_pages * image::PAGE_BYTES as u64 + records_bytes;
+        report.statistics.sum_up();
+        writer.record(report.statistics.record());
+        report.image_bytes = report.statistics.stored_bytes() + records_bytes;
         let facts = facts();
         let durable = false;
         let id = writer.seal(Seal { durable, facts })?;
@@ -315,7 +326,7 @@ impl<'a> Dump<'a> {
             return Err(Error::Vetoed(veto));
         }
         undo.0.clear();
-        report.total_us = micros(self.began.elapsed());
+        report.total_us = as_micros(self.began.elapsed());
         Ok(report)
     }
 }
@@ -346,13 +357,9 @@ fn release(frozen: Frozen) -> Result<()> {
 
 /// Adds a stop to the report.
 fn stopped_for(report: &mut DumpReport, since: Instant) {
-    let stopped_us = micros(since.elapsed());
-    report.frozen_us += stopped_us;
+    let stopped_us = as_micros(since.elapsed());
+    report.statistics.frozen_us += stopped_us;
     report.longest_frozen_us = report.longest_frozen_us.max(stopped_us);
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Prepared {

@@ -13,9 +13,11 @@ use image::{Seal, SpaceId, Writer};
 use pages::{Drained, Extent, Source, TaskMemory};
 
 use crate::dump::{end, facts, freeze_and, watch_progress};
+use crate::statistics::as_micros;
 use crate::track::{Inheritance, Mapped, Tracking, merge};
 use crate::{
-    Afterwards, Error, Observer, PreDumpOptions, PreDumpReport, Result, Stage, over, records, room,
+    Afterwards, DumpKind, Error, Observer, PreDumpOptions, PreDumpReport, Result, Stage,
+    Statistics, over, room,
 };
 
 /// Saves the memory of the tree under `options.tree` into `options.images_dir` and lets it run.
@@ -39,48 +41,51 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     let (frozen, mapped) = freeze_and(root, options.timeout, began, |frozen| {
         tracking.enroll(frozen)
     })?;
-    let since = frozen.since;
+    let (since, freezing) = (frozen.since, frozen.freezing);
     end(frozen, Afterwards::Run)?;
-    let mut report = PreDumpReport {
+    let mut statistics = Statistics {
+        kind: DumpKind::PreDump,
+        freezing_us: as_micros(freezing),
         frozen_us: micros(since),
         tasks: mapped.len() as u64,
-        ..PreDumpReport::default()
+        ..Statistics::default()
     };
     log::info!(
         "{} tasks run again after {} us",
         mapped.len(),
-        report.frozen_us
+        statistics.frozen_us
     );
     let looking = Instant::now();
     let inheritance = Inheritance::new(parent.as_deref(), tracking.image());
     tracking.begin()?;
-    let sources = look(&tracking, &mapped, &inheritance, &writer, &mut report)?;
-    report.collect_us = micros(looking);
+    let sources = look(&tracking, &mapped, &inheritance, &writer, &mut statistics)?;
+    statistics.collect_us = micros(looking);
     let reading = Instant::now();
     let drained = drain(&sources, &writer, observer)?;
-    report.memory_us = micros(reading);
-    report.stored_pages = drained.stored_pages;
-    report.zero_pages = drained.zero_pages;
-    report.lost_pages = drained.lost_pages;
-    report.image_bytes = drained.stored_bytes();
-    writer.record(records::round(&report));
+    statistics.memory_us = micros(reading);
+    statistics.write_us = Some(as_micros(drained.writing));
+    statistics.count(&drained);
+    writer.record(statistics.record());
     let id = writer.seal(Seal {
         // Its pages may be all that a later layer has.
         durable: options.sync,
         facts: facts(),
     })?;
     log::info!("image {id} is whole");
-    report.image = id.to_string();
     // Without a tracker the next round starts anew; this one is whole all the same.
     if let Err(error) = tracking.client().end(id, options.track_time) {
         log::warn!("{error}");
     }
-    report.total_us = micros(began);
-    Ok(report)
+    Ok(PreDumpReport {
+        image: id.to_string(),
+        image_bytes: drained.stored_bytes(),
+        total_us: micros(began),
+        statistics,
+    })
 }
 
 fn micros(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+    as_micros(since.elapsed())
 }
 
 type Sources = Vec<(TaskMemory, Vec<Extent>)>;
@@ -91,7 +96,7 @@ fn look(
     mapped: &[Mapped],
     inheritance: &Inheritance<'_>,
     writer: &Writer,
-    report: &mut PreDumpReport,
+    statistics: &mut Statistics,
 ) -> Result<Sources> {
     let mut sources = Vec::new();
     for mapped in mapped {
@@ -101,10 +106,10 @@ fn look(
         };
         let space = SpaceId(mapped.pid.cast_unsigned());
         let [inherited, unknown] = inheritance.split(space, &changes.unwritten);
-        report.parent_pages += over::inherit(writer, space, &inherited)?;
+        statistics.parent_pages += over::inherit(writer, space, &inherited)?;
         let written = merge(&changes.written, &unknown);
         let count = |spans: &[Span]| spans.iter().map(|span| span.pages()).sum::<u64>();
-        report.scanned_pages += count(&inherited) + count(&written);
+        statistics.scanned_pages += count(&inherited) + count(&written);
         let [plain, quiet] = match pages::shared::exclusive(mapped.pid, &written) {
             Err(pages::Error::Gone { .. }) => continue,
             kinds => kinds?,

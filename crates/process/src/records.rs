@@ -9,7 +9,7 @@ use resources::map::memory;
 use resources::map::vdso::{self, Vdso};
 use resources::task::interrupted::Remake;
 
-use crate::{Error, PreDumpReport, Result};
+use crate::{Error, Result, Statistics};
 
 /// Record numbers of this crate.
 pub(crate) mod tag {
@@ -21,91 +21,8 @@ pub(crate) mod tag {
     pub const DESCRIPTORS: u16 = 3;
     /// [`super::Place`], by pid.
     pub const PLACE: u16 = 4;
-    /// [`super::Round`], one an image of a pre-dump.
-    pub const ROUND: u16 = 5;
-}
-
-/// What one round of a pre-dump did.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Round {
-    /// Tasks whose memory was looked at.
-    #[prost(uint64, tag = "1")]
-    pub tasks: u64,
-    /// Pages with contents that they had.
-    #[prost(uint64, tag = "2")]
-    pub scanned_pages: u64,
-    /// Pages stored.
-    #[prost(uint64, tag = "3")]
-    pub stored_pages: u64,
-    /// Pages that were all zero.
-    #[prost(uint64, tag = "4")]
-    pub zero_pages: u64,
-    /// Pages as in the parent.
-    #[prost(uint64, tag = "5")]
-    pub parent_pages: u64,
-    /// Pages that had vanished.
-    #[prost(uint64, tag = "6")]
-    pub lost_pages: u64,
-    /// How long the tree could not run.
-    #[prost(uint64, tag = "7")]
-    pub frozen_us: u64,
-    /// How long it took to find out what was written.
-    #[prost(uint64, tag = "8")]
-    pub collect_us: u64,
-    /// How long it took to read and store that.
-    #[prost(uint64, tag = "9")]
-    pub memory_us: u64,
-}
-
-/// The record of a round.
-pub(crate) fn round(report: &PreDumpReport) -> Record {
-    let round = Round {
-        tasks: report.tasks,
-        scanned_pages: report.scanned_pages,
-        stored_pages: report.stored_pages,
-        zero_pages: report.zero_pages,
-        parent_pages: report.parent_pages,
-        lost_pages: report.lost_pages,
-        frozen_us: report.frozen_us,
-        collect_us: report.collect_us,
-        memory_us: report.memory_us,
-    };
-    Record {
-        tag: tag::ROUND,
-        version: 1,
-        id: 0,
-        payload: round.encode_to_vec(),
-    }
-}
-
-/// What the round did whose image this is; none for the image of a dump.
-///
-/// # Errors
-/// [`resources::Error::Corrupt`].
-pub(crate) fn round_of(reader: &Reader) -> Result<Option<PreDumpReport>> {
-    let Some(record) = reader
-        .records()
-        .iter()
-        .find(|record| record.tag == tag::ROUND)
-    else {
-        return Ok(None);
-    };
-    let round = Round::decode(record.payload.as_slice());
-    let round = round.map_err(|error| corrupt(format!("the round: {error}")))?;
-    Ok(Some(PreDumpReport {
-        image: reader.id().to_string(),
-        tasks: round.tasks,
-        scanned_pages: round.scanned_pages,
-        stored_pages: round.stored_pages,
-        zero_pages: round.zero_pages,
-        parent_pages: round.parent_pages,
-        lost_pages: round.lost_pages,
-        image_bytes: round.stored_pages.saturating_mul(image::PAGE_BYTES as u64),
-        frozen_us: round.frozen_us,
-        collect_us: round.collect_us,
-        memory_us: round.memory_us,
-        total_us: 0,
-    }))
+    /// [`crate::Statistics`], one an image.
+    pub const STATISTICS: u16 = 5;
 }
 
 /// The tasks of the tree, parents before children, the root first.
@@ -311,7 +228,7 @@ impl<'a> Saved<'a> {
     /// Sorts out the records of an image.
     pub fn read(reader: &'a Reader) -> Result<Self> {
         let sorted = Sorted::new(reader);
-        if round_of(reader)?.is_some() {
+        if Statistics::is_of_predump(reader)? {
             let what = "is of a pre-dump: it has memory, but no tasks to bring back".to_owned();
             return Err(Error::Unfit(format!("the image {what}")));
         }

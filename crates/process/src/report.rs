@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use rustix::process::Pid;
 
+use crate::Statistics;
+
 /// A moment of a dump or a restore at which the caller may act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
@@ -91,28 +93,12 @@ pub struct MergeReport {
 pub struct PreDumpReport {
     /// The image's id.
     pub image: String,
-    /// Tasks whose memory was looked at.
-    pub tasks: u64,
-    /// Pages with contents that they had.
-    pub scanned_pages: u64,
-    /// Pages stored in the image.
-    pub stored_pages: u64,
-    /// Pages found to be zero, which are not stored.
-    pub zero_pages: u64,
-    /// Pages that are as they were in the parent.
-    pub parent_pages: u64,
-    /// Pages that had vanished when they were to be read: what became of them the next round finds.
-    pub lost_pages: u64,
     /// Size of the image's files.
     pub image_bytes: u64,
-    /// How long the tree could not run.
-    pub frozen_us: u64,
-    /// How long it took to find out what was written.
-    pub collect_us: u64,
-    /// How long it took to read and store that.
-    pub memory_us: u64,
     /// How long the round took.
     pub total_us: u64,
+    /// What it did.
+    pub statistics: Statistics,
 }
 
 /// What a dump did.
@@ -120,28 +106,16 @@ pub struct PreDumpReport {
 pub struct DumpReport {
     /// The image's id.
     pub image: String,
-    /// Tasks saved.
-    pub tasks: u64,
-    /// Threads saved, the leaders included.
-    pub threads: u64,
-    /// Pages stored in the image.
-    pub stored_pages: u64,
-    /// Pages found to be zero, which are not stored.
-    pub zero_pages: u64,
-    /// Pages stored once for several tasks.
-    pub shared_pages: u64,
-    /// Pages that are as they were in the parent.
-    pub parent_pages: u64,
     /// Size of the image's files.
     pub image_bytes: u64,
-    /// How long the tree could not run, in all.
-    pub frozen_us: u64,
-    /// How long it could not run at one time: a live dump stops it at least twice.
+    /// How long the tree could not run at one time: a live dump stops it at least twice.
     pub longest_frozen_us: u64,
     /// How many instants a live dump tried; other dumps have one.
     pub instants: u64,
     /// How long the dump took.
     pub total_us: u64,
+    /// What it did.
+    pub statistics: Statistics,
 }
 
 /// What a restore brought back.
@@ -180,8 +154,29 @@ pub struct Description {
     pub files: Vec<FileSize>,
     /// The tasks, parents before children; none in a pre-dump's.
     pub tasks: Vec<TaskDescription>,
-    /// What the round did, in the image of a pre-dump.
-    pub round: Option<PreDumpReport>,
+    /// What the dump did, where the image says.
+    pub statistics: Option<Statistics>,
+    /// The image and those that it is over, the newest first: what is left of the chain.
+    pub layers: Vec<Layer>,
+}
+
+/// An image of a chain.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Layer {
+    /// Its id.
+    pub image: String,
+    /// Where it is, relative to the newest.
+    pub path: PathBuf,
+    /// Why nothing more is known of it and of older ones.
+    pub missing: Option<String>,
+    /// The pages that it describes, by their fate.
+    pub pages: PageCounts,
+    /// How many pages of the newest image it holds.
+    pub held_pages: u64,
+    /// The size of its files.
+    pub bytes: u64,
+    /// What its dump did, where it says.
+    pub statistics: Option<Statistics>,
 }
 
 /// What an image says about its creation.
@@ -220,6 +215,8 @@ pub struct PageCounts {
     /// Those that a task has in common with its parent (copy-on-write), stored or not once for
     /// both.
     pub shared: u64,
+    /// Those with the contents of other pages of this image.
+    pub equal: u64,
 }
 
 /// A file of an image.

@@ -40,6 +40,10 @@ fn lives_on(stillframe: &Stillframe, arguments: &[&str], times: usize) {
             "nothing is left of the protection"
         );
         goes_on(&subject, others);
+        let mut show = stillframe.command(&["show", "--stats"]);
+        let shown = show.arg(stillframe.images()).output().expect("it starts");
+        let shown = String::from_utf8_lossy(&shown.stdout);
+        assert!(shown.contains(" live dump\n"), "{shown}");
     }
     let pids = subject.tree();
     subject.kill();

@@ -1,0 +1,85 @@
+//! The chain of images that a layer is over, as `show` tells it.
+
+use std::collections::HashMap;
+use std::error::Error as _;
+
+use image::{ANCESTORS_MAX, ImageId, Reader};
+use store::Store;
+
+use crate::describe::{count_all, files};
+use crate::report::Layer;
+use crate::{Error, Result, Statistics};
+
+/// The image and those that it is over, as far as they are there.
+pub(crate) fn layers(store: &dyn Store, newest: &Reader) -> Result<Vec<Layer>> {
+    let mut held = HashMap::<ImageId, u64>::new();
+    for run in newest
+        .spaces()
+        .iter()
+        .flat_map(|space| newest.runs(space.id))
+    {
+        if let Some((ancestor, _)) = newest.origin(&run) {
+            *held.entry(ancestor.id).or_default() += u64::from(run.pages);
+        }
+    }
+    let mut layers = vec![layer(store, newest, ".")?];
+    layers[0].held_pages = layers[0].pages.stored;
+    let mut parent = own_parent(newest);
+    while let Some((id, path)) = parent.take() {
+        // A chain that leads back to itself ends as well.
+        if layers.len() > ANCESTORS_MAX {
+            break;
+        }
+        let opened = store.beside(&path).map_err(Error::Store);
+        let opened = opened.and_then(|store| Ok((Reader::open(&*store)?, store)));
+        let (mut next, older) = match opened {
+            Ok((reader, store)) if reader.id() == id => {
+                let older = own_parent(&reader).map(|(id, way)| (id, image::join(&path, &way)));
+                (layer(&*store, &reader, &path)?, older)
+            }
+            other => {
+                let missing = match other {
+                    Ok((reader, _)) => format!("image {} is there", reader.id()),
+                    Err(error) => with_causes(&error),
+                };
+                let layer = Layer {
+                    image: id.to_string(),
+                    path: path.clone().into(),
+                    missing: Some(missing),
+                    ..Layer::default()
+                };
+                (layer, None)
+            }
+        };
+        next.held_pages = held.get(&id).copied().unwrap_or(0);
+        layers.push(next);
+        parent = older;
+    }
+    Ok(layers)
+}
+
+fn own_parent(reader: &Reader) -> Option<(ImageId, String)> {
+    reader.parent().map(|(id, path)| (id, path.to_owned()))
+}
+
+fn layer(store: &dyn Store, reader: &Reader, path: &str) -> Result<Layer> {
+    Ok(Layer {
+        image: reader.id().to_string(),
+        path: path.into(),
+        missing: None,
+        pages: count_all(reader),
+        held_pages: 0,
+        bytes: files(store, reader)?.iter().map(|file| file.bytes).sum(),
+        statistics: Statistics::of(reader)?,
+    })
+}
+
+fn with_causes(error: &Error) -> String {
+    let mut told = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        told = format!("{told}: {error}");
+        cause = error.source();
+    }
+    told
+}
