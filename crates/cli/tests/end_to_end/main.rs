@@ -10,6 +10,7 @@ mod live;
 mod nginx;
 mod python;
 mod redis;
+mod redis_live;
 mod refusals;
 mod states;
 mod stops;

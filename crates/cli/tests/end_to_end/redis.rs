@@ -10,15 +10,15 @@ use testkit::{needs_program, needs_root};
 
 use crate::{Facts, assert_restored, stillframe};
 
-const KEYS: usize = 200_000;
+pub const KEYS: usize = 200_000;
 
 /// A connection that speaks redis's protocol.
-struct Client {
+pub struct Client {
     stream: BufReader<TcpStream>,
 }
 
 impl Client {
-    fn connect(port: u16) -> Self {
+    pub fn connect(port: u16) -> Self {
         let stream = TcpStream::connect(("127.0.0.1", port)).expect("redis listens");
         stream
             .set_read_timeout(Some(SOON))
@@ -30,13 +30,13 @@ impl Client {
 
     /// Sends a command and returns its answer, without the type's mark.
     #[track_caller]
-    fn ask(&mut self, command: &[&str]) -> String {
+    pub fn ask(&mut self, command: &[&str]) -> String {
         self.send(command);
         self.receive()
     }
 
     #[track_caller]
-    fn send(&mut self, command: &[&str]) {
+    pub fn send(&mut self, command: &[&str]) {
         let mut text = format!("*{}\r\n", command.len());
         for word in command {
             text += &format!("${}\r\n{word}\r\n", word.len());
@@ -48,7 +48,7 @@ impl Client {
     }
 
     #[track_caller]
-    fn receive(&mut self) -> String {
+    pub fn receive(&mut self) -> String {
         let mut line = String::new();
         self.stream
             .read_line(&mut line)
@@ -68,7 +68,7 @@ impl Client {
 
     /// A number out of INFO.
     #[track_caller]
-    fn info(&mut self, name: &str) -> u64 {
+    pub fn info(&mut self, name: &str) -> u64 {
         let info = self.ask(&["INFO"]);
         let prefix = format!("{name}:");
         let line = info.lines().find_map(|line| line.strip_prefix(&prefix));
@@ -77,7 +77,7 @@ impl Client {
             .expect("a number")
     }
 
-    fn fill(&mut self) {
+    pub fn fill(&mut self) {
         // By a script of the server's own: one call instead of 200,000.
         let script = format!(
             "for i=1,{KEYS} do redis.call('SET', 'key:'..i, 'value '..i*7) end return 'OK'"
@@ -87,7 +87,7 @@ impl Client {
 }
 
 /// A server in a folder of its own at a port of its own, and a client of it.
-fn start() -> (tempfile::TempDir, u16, Spawned, Client) {
+pub fn start() -> (tempfile::TempDir, u16, Spawned, Client) {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let port = free_port();
     let server = Program::new("redis-server")
@@ -262,9 +262,25 @@ fn a_subject_is_no_client_of_redis() {
     assert_eq!(subject.ask("check"), "right");
 }
 
+/// Puts a load of eight connections on a server whose only client so far is `client`. They are all
+/// accepted when this returns, and last: a connection that waits to be accepted cannot be saved.
+#[track_caller]
+pub fn load(port: u16, output: &std::path::Path, client: &mut Client) -> Spawned {
+    let load = Program::new("redis-benchmark")
+        .args(["-h", "127.0.0.1", "-p", &port.to_string(), "-q"])
+        .args(["-n", "1000000000", "-c", "8", "-r", "5000", "-d", "512"])
+        .args(["-t", "set"])
+        .output(output)
+        .spawn();
+    wait_until("the load to be connected", SOON, || {
+        client.info("connected_clients") == 9
+    });
+    load
+}
+
 /// Runs a command of `stillframe` on the server, with its image in `place`.
 #[track_caller]
-fn run(stillframe: &testkit::stillframe::Stillframe, words: &[&str], place: &std::path::Path) {
+pub fn run(stillframe: &testkit::stillframe::Stillframe, words: &[&str], place: &std::path::Path) {
     let mut command = stillframe.command(words);
     command.arg("-D").arg(place);
     // To files: the tracker must not keep a pipe open.
@@ -290,15 +306,14 @@ fn a_redis_under_load_is_saved_in_rounds() {
     }
     let (folder, port, server, mut client) = start();
     client.fill();
-    let load = Program::new("redis-benchmark")
-        .args(["-h", "127.0.0.1", "-p", &port.to_string(), "-l", "-q"])
-        .args(["-c", "8", "-r", "5000", "-d", "512", "-t", "set"])
-        .output(&folder.path().join("load"))
-        .spawn();
+    let load = load(port, &folder.path().join("load"), &mut client);
     let images = tempfile::tempdir().expect("a scratch folder");
     let pid = server.pid().to_string();
     let commands = |client: &mut Client| client.info("total_commands_processed");
+    let own_name = client.ask(&["CLIENT", "ID"]);
     for round in 1..=5 {
+        // One key that every round finds changed, beside those of the load.
+        assert_eq!(client.ask(&["INCR", "rounds"]), round.to_string());
         let before = commands(&mut client);
         wait_until("the load to go on", SOON, || {
             commands(&mut client) > before + 500
@@ -313,12 +328,17 @@ fn a_redis_under_load_is_saved_in_rounds() {
         let words = ["pre-dump", "--no-sync", "-t", &pid];
         run(&stillframe, &[&words, over].concat(), &place);
     }
+    assert_eq!(client.ask(&["INCR", "rounds"]), "6");
+    let before_all = commands(&mut client);
     let place = images.path().join("6");
     let words = ["dump", "--no-sync", "--tcp-established", "-t", &pid];
     let over = ["--prev-images-dir", "../5"];
     run(&stillframe, &[&words[..], &over].concat(), &place);
     testkit::tree::wait_gone(&[server.pid()]);
     run(&stillframe, &["restore", "-d", "--tcp-established"], &place);
+    assert_eq!(client.ask(&["INCR", "rounds"]), "7");
+    assert_eq!(client.ask(&["CLIENT", "ID"]), own_name);
+    assert!(commands(&mut client) > before_all, "what was done is known");
     for number in (1..=KEYS).step_by(487) {
         let value = client.ask(&["GET", &format!("key:{number}")]);
         assert_eq!(value, format!("value {}", number * 7));
