@@ -60,7 +60,7 @@ impl Found {
 ///
 /// Those are the written pages of anonymous memory and the copied ones of private file mappings,
 /// but neither pages of files and shared objects nor the kernel's page of zeros. The caller must be
-/// allowed to trace the task. One system call for most tasks, two more for each large area.
+/// allowed to trace the task. A few system calls for most tasks, two more for each large area.
 ///
 /// # Errors
 /// [`Error::Look`], [`Error::Gone`].
@@ -72,8 +72,12 @@ pub fn scan(pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
     let open = Pagemap::open(pid);
     let map = open.map_err(|source| Error::look(pid, first.span.start, source))?;
     let is_large = |area: &Area| !area.file && area.span.bytes() >= LARGE_BYTES;
+    // What lies between two areas is searched with them, and may be a mapping of any size.
+    let is_near = |one: &Area, other: &Area| other.span.start.0 - one.span.end.0 < LARGE_BYTES;
+    let together =
+        |one: &Area, other: &Area| !is_large(one) && !is_large(other) && is_near(one, other);
     let mut done = 0;
-    for areas in areas.chunk_by(|one, other| !is_large(one) && !is_large(other)) {
+    for areas in areas.chunk_by(together) {
         let found = &mut found[done..done + areas.len()];
         scan_together(&map, areas, !is_large(&areas[0]), found)
             .map_err(|source| Error::look(pid, areas[0].span.start, source))?;
