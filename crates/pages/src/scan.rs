@@ -11,6 +11,12 @@ use crate::{Error, Result};
 
 /// Regions that one call of the kernel answers; more take more calls.
 pub(crate) const REGIONS: usize = 1024;
+
+/// Room for the regions that one call finds in `span`: the kernel, too, takes memory for as many.
+pub(crate) fn room_for(span: Span) -> Vec<Region> {
+    vec![Region::EMPTY; (span.pages() as usize).clamp(1, REGIONS)]
+}
+
 /// Entries read at once where the kernel cannot search: 128 MiB of memory.
 pub(crate) const ENTRIES: usize = 32 << 10;
 
@@ -127,11 +133,11 @@ fn search(
         any: Category::PRESENT | Category::SWAPPED,
         told,
     };
-    let mut regions = vec![Region::EMPTY; REGIONS];
     let mut rest = Span {
         start: areas[0].span.start,
         end: areas[areas.len() - 1].span.end,
     };
+    let mut regions = room_for(rest);
     let mut number = 0;
     while !rest.is_empty() {
         let (count, end) = map.scan(rest, &query, Action::empty(), &mut regions)?;

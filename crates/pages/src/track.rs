@@ -16,7 +16,7 @@ use abi::{Addr, PAGE_BYTES, Span};
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 
-use crate::scan::{Area, Found, LARGE_BYTES, REGIONS, is, push, scan_together};
+use crate::scan::{Area, Found, LARGE_BYTES, is, push, room_for, scan_together};
 use crate::{Error, Result};
 
 /// What one page table covers.
@@ -339,7 +339,7 @@ fn each_region(
     action: Action,
     mut look: impl FnMut(&Region),
 ) -> io::Result<()> {
-    let mut regions = [Region::EMPTY; REGIONS];
+    let mut regions = room_for(span);
     let mut rest = span;
     while !rest.is_empty() {
         let (count, end) = map.scan(rest, query, action, &mut regions)?;

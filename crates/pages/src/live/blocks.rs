@@ -184,6 +184,11 @@ impl Blocks {
     }
 }
 
+/// The size of the pages of a mask.
+pub fn bytes_of(mask: u16) -> usize {
+    mask.count_ones() as usize * PAGE_BYTES as usize
+}
+
 /// The bits of a block's pages that are in `span`.
 pub fn bits_of(number: u64, span: Span) -> u16 {
     let first = number * BLOCK_PAGES;

@@ -7,13 +7,30 @@ use image::{NewRun, Run, RunKind, Writer};
 use rustix::io::Errno;
 
 use super::Shared;
-use super::blocks::{BLOCK_BYTES, Room, State, bits_of, block_of, span_of, spans_of};
+use super::blocks::{BLOCK_BYTES, Room, State, bits_of, block_of, bytes_of, span_of, spans_of};
 use super::task::Task;
+use crate::buffer::Buffer;
 use crate::drain::sort_out;
 use crate::{Error, Extent, Result, Source};
 
 /// Blocks that are copied together: a megabyte. Who writes to one of them waits for all.
 const BATCH: usize = 16;
+
+/// What one thread copies with.
+pub struct Lane {
+    contents: Buffer,
+    fresh: Fresh,
+}
+
+impl Lane {
+    /// For the thread that has the pages object `part` to itself.
+    pub fn new(part: usize) -> Self {
+        Self {
+            contents: Buffer::new(BATCH * BLOCK_BYTES as usize),
+            fresh: Fresh::new(part),
+        }
+    }
+}
 
 /// What a copy is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,16 +45,24 @@ pub enum Check {
 
 /// Copies the stale blocks of `span` of a task before the instant. Returns how many bytes were
 /// read. What cannot be read is left to the next round.
-pub fn copy_stale(task: &Task, span: Span, shared: &Shared, writer: &Writer) -> Result<u64> {
+pub fn copy_stale(
+    task: &Task,
+    span: Span,
+    shared: &Shared,
+    writer: &Writer,
+    lane: &mut Lane,
+) -> Result<u64> {
     let todo = task.book().blocks.stale_in(span, usize::MAX);
     let mut copied_bytes = 0;
     for batch in todo.chunks(BATCH) {
         let claimed = claim(task, batch);
         let quiet = task.book().shared.clone();
-        match read(task, &quiet, &claimed) {
-            Ok(mut contents) => {
-                copied_bytes += contents.len() as u64;
-                put(task, &claimed, &mut contents, writer)?;
+        let contents = lane.contents.bytes();
+        match read(task, &quiet, &claimed, contents) {
+            Ok(read_bytes) => {
+                copied_bytes += read_bytes as u64;
+                let contents = &mut contents[..read_bytes];
+                put(task, &claimed, contents, writer, &mut lane.fresh)?;
             }
             Err(error) => {
                 give_up(task, &claimed);
@@ -56,6 +81,7 @@ pub fn copy_rest(
     task: &Task,
     shared: &Shared,
     writer: &Writer,
+    lane: &mut Lane,
     progress: &dyn Fn(u64),
 ) -> Result<bool> {
     const WHOLE: Span = Span {
@@ -64,7 +90,7 @@ pub fn copy_rest(
     };
     while !task.is_lost() {
         for task in tasks {
-            write_saved(task, shared, writer)?;
+            write_saved(task, shared, writer, &mut lane.fresh)?;
         }
         let mut batch = std::mem::take(&mut task.book().urgent);
         batch.sort_unstable();
@@ -78,12 +104,14 @@ pub fn copy_rest(
         for batch in batch.chunks(BATCH) {
             let claimed = claim(task, batch);
             let quiet = task.book().shared.clone();
-            let copied = read(task, &quiet, &claimed);
-            let copied = copied.and_then(|contents| Ok((wait_checked(task, &claimed)?, contents)));
+            let contents = lane.contents.bytes();
+            let copied = read(task, &quiet, &claimed, contents);
+            let copied = copied.and_then(|bytes| Ok((wait_checked(task, &claimed)?, bytes)));
             match copied {
-                Ok((true, mut contents)) => {
-                    progress(contents.len() as u64);
-                    put(task, &claimed, &mut contents, writer)?;
+                Ok((true, read_bytes)) => {
+                    progress(read_bytes as u64);
+                    let contents = &mut contents[..read_bytes];
+                    put(task, &claimed, contents, writer, &mut lane.fresh)?;
                 }
                 Ok((false, _)) => lose(task, &claimed),
                 Err(error) => {
@@ -139,16 +167,20 @@ fn give_up(task: &Task, claimed: &[(u64, u16)]) {
     }
 }
 
-/// Reads pages of blocks, back to back.
-pub fn read(task: &Task, quiet: &[Span], blocks: &[(u64, u16)]) -> Result<Vec<u8>> {
-    let pages: u32 = blocks.iter().map(|(_, mask)| mask.count_ones()).sum();
-    let mut contents = vec![0; pages as usize * PAGE_BYTES as usize];
+/// Reads pages of blocks, back to back, to the start of `contents`; returns how many bytes.
+pub fn read(
+    task: &Task,
+    quiet: &[Span],
+    blocks: &[(u64, u16)],
+    contents: &mut [u8],
+) -> Result<usize> {
+    let read_bytes = blocks.iter().map(|(_, mask)| bytes_of(*mask)).sum();
     let is_quiet = |number: u64| {
         let place = span_of(number);
         let after = quiet.partition_point(|span| span.end <= place.start);
         quiet.get(after).is_some_and(|span| span.overlaps(place))
     };
-    let mut rest = &mut contents[..];
+    let mut rest = &mut contents[..read_bytes];
     for same in blocks.chunk_by(|one, other| is_quiet(one.0) == is_quiet(other.0)) {
         let extents = same
             .iter()
@@ -164,7 +196,7 @@ pub fn read(task: &Task, quiet: &[Span], blocks: &[(u64, u16)]) -> Result<Vec<u8
         source.read(&extents, part)?;
         rest = after;
     }
-    Ok(contents)
+    Ok(read_bytes)
 }
 
 fn pieces(task: &Task, number: u64, mask: u16) -> impl Iterator<Item = Extent> {
@@ -227,12 +259,16 @@ fn wait_checked(task: &Task, blocks: &[(u64, u16)]) -> Result<bool> {
 }
 
 /// Puts the contents of claimed blocks into the image.
-fn put(task: &Task, claimed: &[(u64, u16)], contents: &mut [u8], writer: &Writer) -> Result<()> {
+fn put(
+    task: &Task,
+    claimed: &[(u64, u16)],
+    contents: &mut [u8],
+    writer: &Writer,
+    fresh: &mut Fresh,
+) -> Result<()> {
     let mut rest = contents;
-    let mut fresh = Fresh::default();
     for (number, mask) in claimed {
-        let bytes = mask.count_ones() as usize * PAGE_BYTES as usize;
-        let (own, after) = rest.split_at_mut(bytes);
+        let (own, after) = rest.split_at_mut(bytes_of(*mask));
         rest = after;
         let pieces = pieces(task, *number, *mask).collect::<Vec<_>>();
         let (mut runs, mut zeros) = (Vec::new(), Vec::new());
@@ -252,26 +288,38 @@ fn put(task: &Task, claimed: &[(u64, u16)], contents: &mut [u8], writer: &Writer
 }
 
 /// Blocks that get new room, all with one write.
-#[derive(Default)]
-struct Fresh {
+pub struct Fresh {
+    part: usize,
     bytes: Vec<u8>,
     runs: Vec<NewRun>,
     blocks: Vec<(u64, usize)>,
 }
 
 impl Fresh {
+    /// For room in the pages object `part`.
+    pub fn new(part: usize) -> Self {
+        Self {
+            part,
+            bytes: Vec::new(),
+            runs: Vec::new(),
+            blocks: Vec::new(),
+        }
+    }
+
     fn add(&mut self, number: u64, bytes: &[u8], runs: Vec<NewRun>) {
         self.bytes.extend_from_slice(bytes);
         self.blocks.push((number, runs.len()));
         self.runs.extend(runs);
     }
 
-    fn store(self, task: &Task, writer: &Writer) -> Result<()> {
-        let stored = writer.store(0, &self.bytes, &self.runs);
+    fn store(&mut self, task: &Task, writer: &Writer) -> Result<()> {
+        let stored = writer.store(self.part, &self.bytes, &self.runs);
         let mut stored = stored.map_err(Error::image("write"))?.into_iter();
-        for (number, count) in self.blocks {
+        for (number, count) in self.blocks.drain(..) {
             done(task, number, stored.by_ref().take(count).collect());
         }
+        self.bytes.clear();
+        self.runs.clear();
         Ok(())
     }
 }
@@ -292,11 +340,16 @@ fn done(task: &Task, number: u64, runs: Vec<Run>) {
 }
 
 /// Writes what was saved before it changed.
-pub fn write_saved(task: &Task, shared: &Shared, writer: &Writer) -> Result<()> {
+pub fn write_saved(
+    task: &Task,
+    shared: &Shared,
+    writer: &Writer,
+    fresh: &mut Fresh,
+) -> Result<()> {
     let saved = std::mem::take(&mut task.book().saved);
     for (number, mut contents) in saved {
         let mask = task.book().blocks.get(number).map_or(0, |block| block.mask);
-        let written = put(task, &[(number, mask)], &mut contents, writer);
+        let written = put(task, &[(number, mask)], &mut contents, writer, fresh);
         shared
             .saved_bytes
             .fetch_sub(BLOCK_BYTES as usize, Ordering::SeqCst);

@@ -10,7 +10,7 @@ use abi::{Addr, Span};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::uffd::Event;
 
-use super::blocks::{BLOCK_BYTES, State, block_of};
+use super::blocks::{BLOCK_BYTES, State, block_of, bytes_of};
 use super::copy::{self, Check};
 use super::task::{Book, Task, cut};
 use super::{SAVED_MAX_BYTES, Shared};
@@ -123,19 +123,20 @@ fn save(task: &Task, shared: &Shared, book: &mut Book, block: u64) -> bool {
         return false;
     }
     let mask = book.blocks.get(block).map_or(0, |block| block.mask);
-    let read = copy::read(task, &book.shared, &[(block, mask)]);
-    let checked = read.and_then(|contents| Ok((copy::check(task, &[(block, mask)])?, contents)));
+    let mut contents = vec![0; bytes_of(mask)];
+    let read = copy::read(task, &book.shared, &[(block, mask)], &mut contents);
+    let checked = read.and_then(|_| copy::check(task, &[(block, mask)]));
     match checked {
-        Ok((Check::Valid, contents)) => {
+        Ok(Check::Valid) => {
             book.blocks.set(block, State::Saved);
             book.saved.push((block, contents));
             return true;
         }
-        Ok((Check::Changing, _)) => {
+        Ok(Check::Changing) => {
             shared.saved_bytes.fetch_sub(bytes, Ordering::SeqCst);
             return false;
         }
-        Ok((Check::Lost, _)) | Err(_) => {}
+        Ok(Check::Lost) | Err(_) => {}
     }
     shared.saved_bytes.fetch_sub(bytes, Ordering::SeqCst);
     task.lose();

@@ -26,16 +26,17 @@ mod task;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use abi::Span;
+use abi::{Addr, Span};
 use image::{SpaceId, Writer};
 use rustix::event::{EventfdFlags, eventfd};
 use sys::uffd::{Features, Uffd};
 
-use crate::{Error, Result};
+use crate::{Error, Result, crew};
+use copy::{Fresh, Lane};
 pub use task::Areas;
 use task::Task;
 
@@ -131,8 +132,8 @@ impl Live {
     }
 
     /// Protects what is not protected in the anonymous mappings of a running task, and copies what
-    /// is stale of them. Returns how many bytes were copied. Calls `progress` with the number of
-    /// bytes after each piece.
+    /// is stale of them, with several threads where that is much. Returns how many bytes were
+    /// copied. Calls `progress` with the number of bytes after each piece.
     ///
     /// What vanishes meanwhile is left alone.
     ///
@@ -143,30 +144,33 @@ impl Live {
         pid: i32,
         areas: &Areas,
         writer: &Writer,
-        progress: &dyn Fn(u64),
+        progress: &(dyn Fn(u64) + Sync),
     ) -> Result<u64> {
-        const PIECE_BYTES: u64 = 32 << 20;
         let Some(task) = self.task(pid) else {
             return Ok(0);
         };
         task.note(areas);
-        let mut copied_bytes = 0;
-        for area in &areas.spans {
-            let mut rest = *area;
-            while !rest.is_empty() {
-                let end = rest.end.min(rest.start.plus(PIECE_BYTES.min(rest.bytes())));
-                let piece = Span {
-                    start: rest.start,
-                    end,
+        let windows = windows(&areas.spans);
+        let all_bytes = areas.spans.iter().map(|span| span.bytes()).sum();
+        let copied_bytes = AtomicU64::new(0);
+        crew::work(
+            crew::threads(all_bytes),
+            windows.len(),
+            Lane::new,
+            |lane, number| {
+                let spans = &windows[number];
+                task.sweep(spans, false)?;
+                let whole = Span {
+                    start: spans[0].start,
+                    end: spans[spans.len() - 1].end,
                 };
-                rest.start = end;
-                task.sweep(&[piece], false)?;
-                let bytes = copy::copy_stale(task, piece, &self.shared, writer)?;
-                copied_bytes += bytes;
+                let bytes = copy::copy_stale(task, whole, &self.shared, writer, lane)?;
+                copied_bytes.fetch_add(bytes, Ordering::Relaxed);
                 progress(bytes);
-            }
-        }
-        Ok(copied_bytes)
+                Ok(())
+            },
+        )?;
+        Ok(copied_bytes.into_inner())
     }
 
     /// Protects what is not protected in running tasks until that takes but `short`, or some
@@ -214,19 +218,19 @@ impl Live {
     /// # Errors
     /// [`Error::Gone`], [`Error::Image`].
     pub fn finish(&self, pids: &[i32], writer: &Writer, progress: &dyn Fn(u64)) -> Result<bool> {
+        let mut lane = Lane::new(0);
         let tasks = self.tasks.iter().filter(|task| pids.contains(&task.pid));
         let whole = tasks.map(|task| {
-            Ok(
-                copy::copy_rest(&self.tasks, task, &self.shared, writer, progress)?
-                    && !task.is_lost(),
-            )
+            let shared = &self.shared;
+            let whole = copy::copy_rest(&self.tasks, task, shared, writer, &mut lane, progress)?;
+            Ok(whole && !task.is_lost())
         });
         let whole = whole.collect::<Result<Vec<bool>>>();
         if !matches!(&whole, Ok(whole) if whole.iter().all(|whole| *whole)) {
             self.shared.saving.store(false, Ordering::SeqCst);
         }
         for task in &self.tasks {
-            copy::write_saved(task, &self.shared, writer)?;
+            copy::write_saved(task, &self.shared, writer, &mut Fresh::new(0))?;
             copy::release(task, &self.shared);
         }
         Ok(whole?.into_iter().all(|whole| whole))
@@ -251,6 +255,28 @@ impl Live {
     }
 }
 
+/// Cuts sorted spans where addresses are multiples of 32 MiB, and puts those between two such
+/// places together. No block is in two of these: threads that have one each do not meet.
+fn windows(spans: &[Span]) -> Vec<Vec<Span>> {
+    const WINDOW_BYTES: u64 = 32 << 20;
+    const _: () = assert!(WINDOW_BYTES.is_multiple_of(blocks::BLOCK_BYTES));
+    let mut windows: Vec<(u64, Vec<Span>)> = Vec::new();
+    for span in spans {
+        let mut start = span.start;
+        while start < span.end {
+            let number = start.0 / WINDOW_BYTES;
+            let end = span.end.min(Addr((number + 1) * WINDOW_BYTES));
+            let piece = Span { start, end };
+            match windows.last_mut() {
+                Some((last, pieces)) if *last == number => pieces.push(piece),
+                _ => windows.push((number, vec![piece])),
+            }
+            start = end;
+        }
+    }
+    windows.into_iter().map(|(_, pieces)| pieces).collect()
+}
+
 impl Drop for Live {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::SeqCst);
@@ -259,5 +285,28 @@ impl Drop for Live {
             let _ = thread.join();
         }
         // The userfaultfds are closed with the last of the tasks: that lifts all protection.
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_has_all_that_is_in_it() {
+        let span = |start: u64, end: u64| Span {
+            start: Addr(start << 20),
+            end: Addr(end << 20),
+        };
+        let spans = [span(1, 2), span(3, 40), span(50, 64), span(130, 200)];
+        let expected = [
+            vec![span(1, 2), span(3, 32)],
+            vec![span(32, 40), span(50, 64)],
+            vec![span(130, 160)],
+            vec![span(160, 192)],
+            vec![span(192, 200)],
+        ];
+        assert_eq!(windows(&spans), expected);
+        assert_eq!(windows(&[]), Vec::<Vec<Span>>::new());
     }
 }

@@ -3,14 +3,12 @@ use std::io;
 
 use abi::{Addr, PAGE_BYTES, Span};
 use rustix::io::Errno;
-use sys::pagemap::{Action, Category, Pagemap, Query, Region};
+use sys::pagemap::{Action, Category, Pagemap, Query};
 
 use super::blocks::BLOCK_BYTES;
 use super::task::Task;
-use crate::scan::push;
+use crate::scan::{push, room_for};
 use crate::{Error, Result};
-
-const REGIONS: usize = 1024;
 
 /// What is not protected, as fast as the kernel tells; entries without a page among them.
 const OPEN: Query = Query {
@@ -144,7 +142,7 @@ fn scan_there(map: &Pagemap, span: Span) -> io::Result<Vec<(Span, Category)>> {
 }
 
 fn scan(map: &Pagemap, span: Span, query: &Query) -> io::Result<Vec<(Span, Category)>> {
-    let mut regions = vec![Region::EMPTY; REGIONS];
+    let mut regions = room_for(span);
     let mut found = Vec::new();
     let mut rest = span;
     while !rest.is_empty() {
