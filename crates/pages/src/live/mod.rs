@@ -279,6 +279,7 @@ fn windows(spans: &[Span]) -> Vec<Vec<Span>> {
 
 impl Drop for Live {
     fn drop(&mut self) {
+        self.tasks.iter().for_each(|task| task.lift());
         self.shared.over.store(true, Ordering::SeqCst);
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {

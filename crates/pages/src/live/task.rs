@@ -159,6 +159,22 @@ impl Task {
         false
     }
 
+    /// Lifts all protection piece by piece. The kernel does the same when the userfaultfd is
+    /// closed, but in one piece, for which page faults of the task wait: 30 ms a GiB.
+    pub fn lift(&self) {
+        const PIECE_BYTES: u64 = 2 << 20;
+        let registered = self.book().registered.clone();
+        for area in registered {
+            let mut start = area.start;
+            while start < area.end {
+                let end = area.end.min(Addr((start.0 + 1).next_multiple_of(PIECE_BYTES)));
+                // What is in the way is lifted when the userfaultfd is closed.
+                let _ = self.uffd.write_protect(Span { start, end }, false);
+                start = end;
+            }
+        }
+    }
+
     /// Describes the pages in the image.
     pub fn describe(&self, writer: &Writer, pages: &mut Pages) {
         for (number, block) in self.book().blocks.iter() {
