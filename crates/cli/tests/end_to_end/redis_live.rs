@@ -102,8 +102,7 @@ fn a_redis_under_load_is_dumped_live_in_a_row() {
     let mut during = Vec::new();
     for number in 0..DUMPS {
         let place = images.path().join(number.to_string());
-        let dumped =
-            dump_while_writing(&stillframe, server.pid(), &place, &mut client, &mut count);
+        let dumped = dump_while_writing(&stillframe, server.pid(), &place, &mut client, &mut count);
         during.push(dumped);
         // Nobody has lost a connection.
         assert_eq!(client.ask(&["CLIENT", "ID"]), own_name);

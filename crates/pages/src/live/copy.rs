@@ -340,12 +340,7 @@ fn done(task: &Task, number: u64, runs: Vec<Run>) {
 }
 
 /// Writes what was saved before it changed.
-pub fn write_saved(
-    task: &Task,
-    shared: &Shared,
-    writer: &Writer,
-    fresh: &mut Fresh,
-) -> Result<()> {
+pub fn write_saved(task: &Task, shared: &Shared, writer: &Writer, fresh: &mut Fresh) -> Result<()> {
     let saved = std::mem::take(&mut task.book().saved);
     for (number, mut contents) in saved {
         let mask = task.book().blocks.get(number).map_or(0, |block| block.mask);

@@ -167,7 +167,9 @@ impl Task {
         for area in registered {
             let mut start = area.start;
             while start < area.end {
-                let end = area.end.min(Addr((start.0 + 1).next_multiple_of(PIECE_BYTES)));
+                let end = area
+                    .end
+                    .min(Addr((start.0 + 1).next_multiple_of(PIECE_BYTES)));
                 // What is in the way is lifted when the userfaultfd is closed.
                 let _ = self.uffd.write_protect(Span { start, end }, false);
                 start = end;
