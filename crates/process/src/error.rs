@@ -136,9 +136,12 @@ impl Error {
                     "if it may differ, open it and pass it on: {passing}"
                 ))
             }
-            Self::Taken { pid } => Some(format!(
-                "end process {pid}, or restore in a new pid namespace"
-            )),
+            Self::Taken { pid } => Some(match zombies_parent(*pid) {
+                Some(parent) => format!(
+                    "process {pid} has ended, but its parent, pid {parent}, has not waited for it"
+                ),
+                None => format!("end process {pid}, or restore in a new pid namespace"),
+            }),
             Self::Tracee(tracee::Error::Kernel { source, .. })
                 if source.kind() == io::ErrorKind::PermissionDenied =>
             {
@@ -160,4 +163,10 @@ fn blame_pages(error: &pages::Error) -> Blame {
         }
     }
     Blame::Kernel
+}
+/// The parent of a process that has ended and that nobody has waited for.
+fn zombies_parent(pid: i32) -> Option<i32> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = sys::proc::Stat::parse(&stat).ok()?;
+    (stat.state == b'Z').then_some(stat.ppid)
 }

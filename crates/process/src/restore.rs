@@ -6,11 +6,11 @@ mod stops;
 mod verify;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::options::DEFAULT_GHOST_LIMIT_BYTES;
 use image::Reader;
-use loaded::Loaded;
+use loaded::{Loaded, wait_gone};
 use rustix::process::Pid;
 
 use crate::build::build;
@@ -18,6 +18,9 @@ use crate::host;
 use crate::plan::{self, Setting};
 use crate::records::Saved;
 use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
+
+/// How long pids that are just being freed are waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Brings back the tree that `options.images_dir` holds.
 ///
@@ -34,12 +37,29 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let room = saved.descriptors_room() + 2 * reader.far_files();
     crate::room::for_descriptors(room);
     reader.open_ancestors()?;
-    let setting = setting(options, &saved)?;
-    let plan = plan::plan(&reader, &saved, &setting)?;
+    loop {
+        match bring_back(options, &reader, &saved, began, observer) {
+            Err(Error::Taken { pid }) if wait_gone(pid, began + PATIENCE) => {
+                log::info!("pid {pid} was taken by a process that had ended: once more");
+            }
+            result => return result,
+        }
+    }
+}
+
+fn bring_back(
+    options: &RestoreOptions,
+    reader: &Arc<Reader>,
+    saved: &Saved<'_>,
+    began: Instant,
+    observer: &mut dyn Observer,
+) -> Result<Restored> {
+    let setting = setting(options, saved)?;
+    let plan = plan::plan(reader, saved, &setting)?;
     let built = build(
         plan,
-        &saved,
-        &reader,
+        saved,
+        reader,
         &options.allowed.for_resources(DEFAULT_GHOST_LIMIT_BYTES),
         &options.inherit_fds,
     )?;
@@ -47,7 +67,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
     let loaded = Loaded::new(&built, root, options.sibling)?;
-    let filled_pages = loaded.fill(&reader)?;
+    let filled_pages = loaded.fill(reader)?;
     log::info!("{filled_pages} pages are filled from outside");
     loaded.wait_ready()?;
     log::info!("all tasks are there");
@@ -58,12 +78,12 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     running.stop_all()?;
     log::info!("all threads are stopped at the end of their scripts");
     running.write_outside()?;
-    running.give_registers(&saved)?;
+    running.give_registers(saved)?;
     observer
         .stage(Stage::PreResume, Some(root_pid))
         .map_err(Error::Vetoed)?;
-    let leftover = built.wake(&saved)?;
-    running.let_go(&saved, options.afterwards)?;
+    let leftover = built.wake(saved)?;
+    running.let_go(saved, options.afterwards)?;
     drop(leftover);
     let threads = built.plan.threads.len() as u64;
     built.succeed();

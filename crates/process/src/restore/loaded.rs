@@ -20,9 +20,6 @@ use crate::plan::{Outside, Staying, word};
 use crate::{Error, Result};
 
 const EEXIST: i32 = 17;
-/// How long a pid that is just being freed is waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 /// How long a wait lasts before it is looked at whether all tasks still live.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -43,31 +40,16 @@ impl<'a> Loaded<'a> {
             ops: built.scripts[0],
             header: built.header(),
         };
-        let begun = Instant::now();
-        loop {
-            match spawn(root, sibling, entry) {
-                Ok(()) => {
-                    return Ok(Self {
-                        built,
-                        root,
-                        armed: true,
-                        traced: RefCell::default(),
-                    });
-                }
-                Err(error) if error.raw_os_error() == Some(EEXIST) => {
-                    if !is_ending(root) || begun.elapsed() > PATIENCE {
-                        return Err(Error::Taken { pid: root });
-                    }
-                    std::thread::sleep(Duration::from_micros(200));
-                }
-                Err(error) => {
-                    return Err(Error::kernel(
-                        format!("cannot make a task with pid {root}"),
-                        error,
-                    ));
-                }
-            }
-        }
+        spawn(root, sibling, entry).map_err(|error| match error.raw_os_error() {
+            Some(EEXIST) => Error::Taken { pid: root },
+            _ => Error::kernel(format!("cannot make a task with pid {root}"), error),
+        })?;
+        Ok(Self {
+            built,
+            root,
+            armed: true,
+            traced: RefCell::default(),
+        })
     }
 
     /// Fills the pages of the tasks that wait for it.
@@ -256,7 +238,22 @@ fn died(pid: i32, status: i32) -> Error {
     Error::Died { pid, how }
 }
 
-/// Whether the process has been killed but is not gone yet.
+/// Waits for a process that has ended and that nobody has asked how, until `deadline`: whether
+/// its number is free. It may be the last dump's, and its new parent busy.
+pub(super) fn wait_gone(pid: i32, deadline: Instant) -> bool {
+    while is_ending(pid) {
+        if !std::path::Path::new(&format!("/proc/{pid}")).exists() {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// Whether the process has been killed but is not gone yet, or is gone.
 fn is_ending(pid: i32) -> bool {
     let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else {
         return true;

@@ -56,6 +56,15 @@ pub struct BoundFile {
     /// Group.
     #[prost(uint32, tag = "4")]
     pub gid: u32,
+    /// Where the file is, if it was renamed after the socket was bound; the name is absolute then.
+    #[prost(bytes = "vec", tag = "5")]
+    pub moved_to: Vec<u8>,
+}
+
+impl BoundFile {
+    fn moved_to(&self) -> Option<&Path> {
+        (!self.moved_to.is_empty()).then(|| Path::new(OsStr::from_bytes(&self.moved_to)))
+    }
 }
 
 impl Address {
@@ -73,20 +82,24 @@ impl Address {
         let Some((stat, path)) = file_of(own)? else {
             return Ok(address);
         };
-        let base = address.base(&stat, &path).ok_or_else(|| {
-            let name = address.print();
-            let path = path.display();
-            open.unsupported(
-                &format!("bound as {name}, which does not lead to {path}"),
-                None,
-            )
-        })?;
-        address.file = Some(BoundFile {
-            base,
+        let mut file = BoundFile {
             mode: stat.st_mode & 0o7777,
             uid: stat.st_uid,
             gid: stat.st_gid,
-        });
+            ..BoundFile::default()
+        };
+        match address.base(&stat, &path) {
+            Some(base) => file.base = base,
+            None if address.is_renamed(&stat, &path) => {
+                file.moved_to = path.into_os_string().into_encoded_bytes();
+            }
+            None => {
+                let (name, path) = (address.print(), path.display());
+                let why = format!("bound as {name}, which does not lead to {path}");
+                return Err(open.unsupported(&why, None));
+            }
+        }
+        address.file = Some(file);
         Ok(address)
     }
 
@@ -126,10 +139,19 @@ impl Address {
         }
     }
 
-    /// The bytes that bind(2) and connect(2) take.
+    /// The bytes that bind(2) takes.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         [&FAMILY, self.name.as_slice()].concat()
+    }
+
+    /// The bytes that connect(2) and sendmsg(2) take.
+    #[must_use]
+    pub fn reached_by(&self) -> Vec<u8> {
+        match self.file.as_ref().and_then(BoundFile::moved_to) {
+            None => self.bytes(),
+            Some(path) => [&FAMILY, path.as_os_str().as_bytes(), b"\0"].concat(),
+        }
     }
 
     /// Refuses names that no socket can have.
@@ -139,9 +161,14 @@ impl Address {
     pub fn check(&self) -> Result<()> {
         let inner_nul = |path: &Path| path.as_os_str().as_bytes().contains(&0);
         let file_without_path = self.file.is_some() && self.path().is_none();
+        let moved_to = self.file.as_ref().and_then(BoundFile::moved_to);
+        let no_place = |path: &Path| {
+            inner_nul(path) || !path.is_absolute() || path.as_os_str().len() >= NAME_MAX_BYTES
+        };
         if self.name.len() > NAME_MAX_BYTES + 1
             || self.path().is_some_and(inner_nul)
             || file_without_path
+            || moved_to.is_some_and(no_place)
         {
             return Err(Error::corrupt("unix socket", "its name is none"));
         }
@@ -169,6 +196,15 @@ impl Address {
             }
         }
         same(&base.join(relative)).then(|| base.into_os_string().into_encoded_bytes())
+    }
+
+    /// Whether the file was given another name than the one that the socket was bound to, as
+    /// programs do that replace a socket without a gap. Both are names below this host's root.
+    fn is_renamed(&self, stat: &Stat, path: &Path) -> bool {
+        let absolute = self.path().is_some_and(Path::is_absolute) && path.is_absolute();
+        let there = rustix::fs::lstat(path)
+            .is_ok_and(|found| (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino));
+        absolute && there && path.as_os_str().len() < NAME_MAX_BYTES
     }
 
     /// Binds `own` to the name; the file, if there is one, replaces a dead socket's.
@@ -202,49 +238,32 @@ impl Address {
         file: &BoundFile,
         path: &Path,
     ) -> Result<()> {
-        let failed =
-            |doing: &str, error: Errno| Error::kernel(format!("{doing} {}", path.display()), error);
-        match rustix::fs::lstat(path) {
-            Err(Errno::NOENT) => {}
-            Err(error) => return Err(failed("look at", error)),
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Socket => {
-                let what = format!("{} is in the way: it is no socket", path.display());
-                return Err(Error::Mismatch { what });
-            }
-            Ok(_) if self.is_alive(kind) => {
-                let what = format!("{} is in use by another process", path.display());
-                return Err(Error::Mismatch { what });
-            }
-            Ok(_) => rustix::fs::unlink(path).map_err(|error| failed("unlink", error))?,
-        }
+        clear_the_way(path, &self.bytes(), kind)?;
         sys::socket::bind(own, &self.bytes()).map_err(|error| {
             Error::kernel(format!("bind a unix socket to {}", self.print()), error)
         })?;
-        let stat = rustix::fs::lstat(path).map_err(|error| failed("look at", error))?;
+        let mut path = path;
+        if let Some(moved_to) = file.moved_to() {
+            let renamed = clear_the_way(moved_to, &self.reached_by(), kind).and_then(|()| {
+                rustix::fs::rename(path, moved_to).map_err(|error| failed("rename", path, error))
+            });
+            if renamed.is_err() {
+                let _ = rustix::fs::unlink(path);
+            }
+            renamed?;
+            path = moved_to;
+        }
+        let stat = rustix::fs::lstat(path).map_err(|error| failed("look at", path, error))?;
         if (stat.st_uid, stat.st_gid) != (file.uid, file.gid) {
             let owner = rustix::fs::Uid::from_raw(file.uid);
             let group = rustix::fs::Gid::from_raw(file.gid);
             let nofollow = AtFlags::SYMLINK_NOFOLLOW;
             rustix::fs::chownat(CWD, path, Some(owner), Some(group), nofollow)
-                .map_err(|error| failed("give away", error))?;
+                .map_err(|error| failed("give away", path, error))?;
         }
         let mode = Mode::from_raw_mode(file.mode & 0o7777);
         rustix::fs::chmodat(CWD, path, mode, AtFlags::empty())
-            .map_err(|error| failed("change the mode of", error))
-    }
-
-    /// Whether a socket is bound to the file: one of another type cannot be connected to, which
-    /// is what tells it from one that nobody has, without disturbing it.
-    fn is_alive(&self, kind: i32) -> bool {
-        const STREAM: i32 = 1;
-        const DGRAM: i32 = 2;
-        let other = if kind == DGRAM { STREAM } else { DGRAM };
-        let Ok(probe) = sys::socket::open(1, other, 0) else {
-            return false;
-        };
-        let refused = sys::socket::connect(&probe, &self.bytes()).err();
-        let errno = refused.as_ref().and_then(Errno::from_io_error);
-        errno != Some(Errno::CONNREFUSED)
+            .map_err(|error| failed("change the mode of", path, error))
     }
 
     /// Runs `f` where the name leads to the socket (its file, its place in the scratch file
@@ -292,6 +311,41 @@ impl Address {
             .map_err(failed)?
             .map_err(|error| failed(error.into()))
     }
+}
+
+fn failed(doing: &str, path: &Path, error: Errno) -> Error {
+    Error::kernel(format!("{doing} {}", path.display()), error)
+}
+
+/// Removes a dead socket of `kind` from `path`, which `address` names.
+fn clear_the_way(path: &Path, address: &[u8], kind: i32) -> Result<()> {
+    let in_the_way = |why| {
+        let what = format!("{} {why}", path.display());
+        Err(Error::Mismatch { what })
+    };
+    match rustix::fs::lstat(path) {
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(failed("look at", path, error)),
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Socket => {
+            in_the_way("is in the way: it is no socket")
+        }
+        Ok(_) if is_alive(address, kind) => in_the_way("is in use by another process"),
+        Ok(_) => rustix::fs::unlink(path).map_err(|error| failed("unlink", path, error)),
+    }
+}
+
+/// Whether a socket of `kind` is bound to the file that `address` names: one of another type
+/// cannot be connected to, which is what tells it from one that nobody has, without disturbing it.
+fn is_alive(address: &[u8], kind: i32) -> bool {
+    const STREAM: i32 = 1;
+    const DGRAM: i32 = 2;
+    let other = if kind == DGRAM { STREAM } else { DGRAM };
+    let Ok(probe) = sys::socket::open(1, other, 0) else {
+        return false;
+    };
+    let refused = sys::socket::connect(&probe, address).err();
+    let errno = refused.as_ref().and_then(Errno::from_io_error);
+    errno != Some(Errno::CONNREFUSED)
 }
 
 /// The name of a unix socket, without the family.

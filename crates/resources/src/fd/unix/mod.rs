@@ -428,7 +428,7 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
         let client = cx.description(DescriptionId(*id))?;
         let client = rustix::io::fcntl_dupfd_cloexec(client, 0)
             .map_err(|error| Error::kernel("dup", error))?;
-        let bytes = record.address.bytes();
+        let bytes = record.address.reached_by();
         let connect = || sys::socket::connect(&client, &bytes);
         record
             .address
@@ -458,7 +458,7 @@ fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext
         if record.link() != Link::Named {
             return Ok(());
         }
-        let bytes = record.peer_address.bytes();
+        let bytes = record.peer_address.reached_by();
         let name = record.peer_address.print();
         let connect = || sys::socket::connect(own, &bytes);
         record
@@ -825,6 +825,29 @@ mod tests {
             send(&client, b"two");
             assert_eq!(receive(&server).0, b"one");
             assert_eq!(receive(&server).0, b"two");
+        });
+    }
+
+    #[test]
+    fn a_renamed_file_is_where_it_was_renamed_to() {
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            let (draft, path) = (folder.path().join("draft"), folder.path().join("server"));
+            let server = bound(DGRAM, draft.as_os_str().as_encoded_bytes());
+            rustix::fs::rename(&draft, &path).unwrap();
+            let client = new(DGRAM).unwrap();
+            let address = Address::of_name(path.as_os_str().as_encoded_bytes().to_vec());
+            sys::socket::connect(&client, &address.bytes()).unwrap();
+            send(&client, b"one");
+            // The old file is still there at the restore, and belongs to nobody.
+            let [client, server] = cycle([client, server]);
+            assert_eq!(name_of(&server), draft.as_os_str().as_encoded_bytes());
+            assert!(!draft.exists());
+            send(&client, b"two");
+            assert_eq!(receive(&server).0, b"one");
+            assert_eq!(receive(&server).0, b"two");
+            let other = new(DGRAM).unwrap();
+            sys::socket::connect(&other, &address.bytes()).unwrap();
         });
     }
 

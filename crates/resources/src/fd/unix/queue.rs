@@ -202,7 +202,7 @@ fn send(
         let right = rustix::io::fcntl_dupfd_cloexec(right, 0);
         rights.push(right.map_err(|error| failed(error.into()))?);
     }
-    let name = to.map(Address::bytes);
+    let name = to.map(Address::reached_by);
     let deliver = || deliver(message, from, name.as_deref(), &rights);
     let result = match to {
         Some(to) => to.there(cx, deliver)?,
