@@ -12,6 +12,7 @@ mod python;
 mod redis;
 mod redis_live;
 mod refusals;
+mod segments;
 mod states;
 mod stops;
 mod terminal;

@@ -5,6 +5,7 @@ mod files;
 mod fitness;
 pub(crate) mod look;
 mod policies;
+mod segments;
 mod sharing;
 mod spaces;
 mod stops;
@@ -77,6 +78,7 @@ pub(crate) fn collect(
     find_terminals_left(&mut tree, &found);
     check_session(&tree, allow)?;
     births(&tree)?;
+    segments::check(found.iter().map(|one| (one.node.pid, &*one.listed)))?;
     let mut files = Files::default();
     let mut records = vec![record(tag::TREE, 0, tree.encode_to_vec())];
     let mut spaces = spaces::Spaces::default();

@@ -21,6 +21,7 @@ pub mod pipe;
 pub mod place;
 mod queue;
 pub mod regular;
+pub mod segment;
 pub mod shmem;
 pub mod signalfd;
 pub mod socket;
@@ -254,6 +255,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &path::Path,
     &memfd::Memfd,
     &shmem::Shmem,
+    &segment::SystemV,
     &regular::Regular,
     &directory::Directory,
     &chardev::Chardev,

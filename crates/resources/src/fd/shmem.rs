@@ -31,8 +31,6 @@ struct Payload {
 
 /// What the kernel calls such memory.
 const LINK: &[u8] = b"/dev/zero (deleted)";
-/// How the kernel's names of System V shared memory begin.
-const SYSTEM_V: &[u8] = b"/SYSV";
 
 impl Kind for Shmem {
     fn tag(&self) -> u16 {
@@ -44,15 +42,12 @@ impl Kind for Shmem {
     }
 
     fn claims(&self, open: &Open<'_>) -> bool {
-        (open.link == LINK || open.link.starts_with(SYSTEM_V))
+        open.link == LINK
             && FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
             && Some(open.stat.st_dev) == memfd::device()
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        if open.link != LINK {
-            return Err(open.unsupported("System V shared memory", None));
-        }
         let mut payload = Payload {
             first: first_of_inode(open, cx),
             flags: open.info.flags,

@@ -26,6 +26,8 @@ pub const MEMFD: u16 = 110;
 pub const SHMEM: u16 = 111;
 /// [`super::inotify`].
 pub const INOTIFY: u16 = 112;
+/// [`super::segment`].
+pub const SYSTEM_V: u16 = 113;
 /// [`super::attributes`]: by description.
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.

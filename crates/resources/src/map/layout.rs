@@ -7,7 +7,7 @@
 use abi::{Addr, Span};
 use syscalls::Sysno;
 
-use super::memory::{Mapping, Memory, Special};
+use super::memory::{Mapping, Memory, Segment, Special};
 use super::vdso;
 use crate::script::{Arg, PoolId, Script, Width};
 use crate::{Error, Result};
@@ -276,6 +276,9 @@ fn keep(planning: &Planning<'_>, map: &Mapping, prot: Option<u32>, script: &mut 
 
 /// Maps it, with a protection that lets pages in.
 fn lay(planning: &Planning<'_>, map: &Mapping, prot: u32, script: &mut Script) {
+    if let Some(segment) = map.segment {
+        return attach(map, segment, prot, script);
+    }
     let file = map
         .file
         .map_or(Arg::from(-1i32), |file| (planning.pool)(file).into());
@@ -300,6 +303,32 @@ fn lay(planning: &Planning<'_>, map: &Mapping, prot: u32, script: &mut Script) {
             name.into(),
         ];
         script.attempt(Sysno::prctl, args);
+    }
+}
+
+/// Attaches System V shared memory: the kernel counts who has it.
+fn attach(map: &Mapping, segment: Segment, prot: u32, script: &mut Script) {
+    const PROT_READ: u32 = 1;
+    const PROT_EXEC: u32 = 4;
+    const SHM_RDONLY: u32 = 0o10000;
+    const SHM_REMAP: u32 = 0o40000;
+    const SHM_EXEC: u32 = 0o100_000;
+    let mut flags = SHM_REMAP;
+    let mut given = PROT_READ;
+    if segment.read_only {
+        flags |= SHM_RDONLY;
+    } else {
+        given |= PROT_WRITE;
+    }
+    if prot & PROT_EXEC != 0 {
+        flags |= SHM_EXEC;
+        given |= PROT_EXEC;
+    }
+    let args = [segment.number.into(), map.start.into(), flags.into()];
+    script.expect(Sysno::shmat, args, map.start);
+    if given != prot {
+        let range = [map.start.into(), map.span().bytes().into()];
+        script.call(Sysno::mprotect, [range[0], range[1], prot.into()]);
     }
 }
 

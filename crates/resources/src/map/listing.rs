@@ -2,6 +2,8 @@
 
 use abi::{Addr, Span};
 
+use crate::fd::segment;
+
 /// What a mapping is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backing {
@@ -51,11 +53,19 @@ impl Listed {
         match self.name.as_slice() {
             b"[vdso]" => Backing::Vdso,
             name if name.starts_with(b"[vvar") => Backing::Vvar,
-            _ if self.ino != 0 => Backing::File,
+            _ if self.ino != 0 || self.segment().is_some() => Backing::File,
             b"" | b"[heap]" | b"[stack]" => Backing::Anonymous,
             name if name.starts_with(b"[anon:") => Backing::Anonymous,
             _ => Backing::Special,
         }
+    }
+
+    /// The number of the System V shared memory that it is; the kernel numbers the file by it.
+    #[must_use]
+    pub fn segment(&self) -> Option<i32> {
+        let is_segment = self.shared && self.name.starts_with(segment::LINK);
+        let deleted = self.name.ends_with(b" (deleted)");
+        (is_segment && deleted).then(|| segment::number(self.ino))
     }
 
     /// Whether `VmFlags` has the code.

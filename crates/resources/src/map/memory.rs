@@ -74,6 +74,20 @@ pub struct Mapping {
     /// Guard regions inside: first address and length in bytes, in turn.
     #[prost(uint64, repeated, tag = "11")]
     pub guards: Vec<u64>,
+    /// The System V shared memory that it is.
+    #[prost(message, optional, tag = "12")]
+    pub segment: Option<Segment>,
+}
+
+/// An attached segment of System V shared memory, whose file only tells what is in it.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Segment {
+    /// Its number (shmid).
+    #[prost(int32, tag = "1")]
+    pub number: i32,
+    /// Whether it is attached for reading only.
+    #[prost(bool, tag = "2")]
+    pub read_only: bool,
 }
 
 /// Mappings that the kernel makes by itself.
@@ -178,6 +192,10 @@ impl Mapping {
             let (prot, locked) = (self.prot, self.locked);
             return Some(format!("protection {prot:#x} and lock {locked}"));
         }
+        let is_file = self.file.is_some() && self.offset == 0 && kind == MAP_SHARED;
+        if self.segment.is_some() && !is_file {
+            return Some("a segment that it cannot be".to_owned());
+        }
         let known = |advice: &u32| ADVICE.iter().any(|(_, known)| known == advice);
         if let Some(advice) = self.advice.iter().find(|advice| !known(advice)) {
             return Some(format!("advice {advice}"));
@@ -277,6 +295,10 @@ impl Mapping {
             },
             name: name.unwrap_or_default().to_vec(),
             guards: Vec::new(),
+            segment: listed.segment().map(|number| Segment {
+                number,
+                read_only: !listed.has(b"mw"),
+            }),
         })
     }
 

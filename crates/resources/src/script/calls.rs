@@ -420,6 +420,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::setresuid, &[Int, Int, Int]),
     (Sysno::setrlimit, &[One(names::RLIMIT), Struct(LIMIT)]),
     (Sysno::setsid, &[]),
+    (Sysno::shmat, &[Int, Address, Flags(names::SHM)]),
     (Sysno::sigaltstack, &[Struct(STACK), Address]),
     (
         Sysno::timer_create,

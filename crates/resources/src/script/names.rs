@@ -27,6 +27,12 @@ pub(super) const MLOCK: Names = names!(general: MLOCK_ONFAULT);
 
 pub(super) const MREMAP: Names = names!(general: MREMAP_MAYMOVE MREMAP_FIXED);
 
+pub(super) const SHM: Names = &[
+    (0o10000, "SHM_RDONLY"),
+    (0o40000, "SHM_REMAP"),
+    (0o100_000, "SHM_EXEC"),
+];
+
 pub(super) const MCL: Names = names!(general: MCL_CURRENT MCL_FUTURE MCL_ONFAULT);
 
 pub(super) const CLONE: Names = names!(general:

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use abi::Kind;
+use syscalls::Sysno;
 
 use super::calls::{CALLS, COUNT_OF_ONE, Field, Form};
 use super::names::{self, Names};
@@ -222,7 +223,7 @@ impl<'a> Line<'a> {
 
     fn result(&self) -> String {
         match (self.step.call, self.step.extra) {
-            (syscalls::Sysno::mmap | syscalls::Sysno::mremap, Arg::Value(value)) => {
+            (Sysno::mmap | Sysno::mremap | Sysno::shmat, Arg::Value(value)) => {
                 number(&Form::Address, value)
             }
             (_, Arg::Value(value)) => number(&Form::Number, value),
@@ -346,7 +347,6 @@ fn text(data: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use syscalls::Sysno;
 
     use super::super::{PoolId, ScriptId, Width, WordId};
     use super::*;

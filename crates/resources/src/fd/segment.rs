@@ -1,0 +1,248 @@
+//! System V shared memory: a segment that tasks have attached (shmat(2)).
+//!
+//! A segment outlives the tasks, under the number and the key by which programs know it. So a
+//! restore takes the one that is still there, if nobody else has attached it meanwhile, and makes
+//! it again where there is none; its contents are those of the dump either way. The tasks attach it
+//! themselves ([`crate::map::layout`]): the kernel counts who has it attached, and programs ask.
+
+use std::os::fd::OwnedFd;
+
+use prost::Message;
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use sys::shm::{self, Attached, Segment};
+
+use super::ghost::first_of_inode;
+use super::{DumpContext, Kind, Open, RestoreContext, decode, memfd, status, tags};
+use crate::{Allow, Error, Result};
+
+/// See the file.
+pub struct SystemV;
+
+/// A segment.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// The first description (by id) of this segment; those with the same number share it.
+    #[prost(uint32, tag = "1")]
+    first: u32,
+    /// Its number (shmid).
+    #[prost(int32, tag = "2")]
+    number: i32,
+    /// Its key; 0 for none.
+    #[prost(int32, tag = "3")]
+    key: i32,
+    /// The size in bytes.
+    #[prost(uint64, tag = "4")]
+    size_bytes: u64,
+    /// Permissions.
+    #[prost(uint32, tag = "5")]
+    mode: u32,
+    /// The owner.
+    #[prost(uint32, tag = "6")]
+    uid: u32,
+    /// The owning group.
+    #[prost(uint32, tag = "7")]
+    gid: u32,
+    /// Whether it goes with the last one that has it attached (`IPC_RMID`).
+    #[prost(bool, tag = "8")]
+    doomed: bool,
+    /// The space with its contents; on the first description only.
+    #[prost(uint32, optional, tag = "9")]
+    space: Option<u32>,
+}
+
+/// How the kernel's names of such memory begin.
+pub const LINK: &[u8] = b"/SYSV";
+/// The number that the kernel tries to give to the next segment.
+const NEXT: &str = "/proc/sys/kernel/shm_next_id";
+
+impl Kind for SystemV {
+    fn tag(&self) -> u16 {
+        tags::SYSTEM_V
+    }
+
+    fn name(&self) -> &'static str {
+        "system v shared memory"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        open.link.starts_with(LINK)
+            && FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
+            && Some(open.stat.st_dev) == memfd::device()
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        if open.fd >= 0 {
+            return Err(open.unsupported("System V shared memory as a file", None));
+        }
+        let number = number(open.stat.st_ino);
+        let doing = || format!("ask for System V shared memory {number}");
+        let found = shm::stat(number).map_err(|error| Error::kernel(doing(), error))?;
+        let mut payload = Payload {
+            first: first_of_inode(open, cx),
+            number,
+            key: found.key,
+            size_bytes: found.bytes,
+            mode: found.mode,
+            uid: found.uid,
+            gid: found.gid,
+            doomed: found.doomed,
+            space: None,
+        };
+        if payload.first == open.id.0 {
+            let file = status::reopen(open.own()?, rustix::fs::OFlags::RDONLY)?;
+            payload.space = Some(cx.store(file, open.stat.st_size.cast_unsigned())?);
+        }
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload: Payload = decode(self, payload)?;
+        let (number, key, size) = (payload.number, payload.key, payload.size_bytes);
+        let doomed = if payload.doomed { " removed" } else { "" };
+        Ok(format!("id={number} key={key:#x} size={size}{doomed}"))
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let payload: Payload = decode(self, payload)?;
+        let key = (tags::SYSTEM_V, u64::from(payload.first));
+        if !cx.shared().contains_key(&key) {
+            let made = payload.bring_back(cx)?;
+            cx.shared().insert(key, vec![made]);
+        }
+        let copy = rustix::io::fcntl_dupfd_cloexec(&cx.shared()[&key][0], 0);
+        copy.map_err(|error| Error::kernel("dup", error))
+    }
+
+    fn resume(
+        &self,
+        payload: &[u8],
+        _own: std::os::fd::BorrowedFd<'_>,
+        _allow: &Allow,
+    ) -> Result<()> {
+        let payload: Payload = decode(self, payload)?;
+        // The tasks have it attached by now.
+        if payload.doomed && payload.space.is_some() {
+            shm::remove(payload.number).map_err(|error| payload.failed("remove", error))?;
+        }
+        Ok(())
+    }
+}
+
+/// The number of the segment whose file has this inode number.
+#[must_use]
+pub fn number(inode: u64) -> i32 {
+    inode as i32
+}
+
+/// A segment that was made and goes again when the restore fails.
+struct Made {
+    number: i32,
+}
+
+impl Made {
+    fn stay(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        if let Err(error) = shm::remove(self.number) {
+            log::warn!(
+                "cannot remove System V shared memory {}: {error}",
+                self.number
+            );
+        }
+    }
+}
+
+impl Payload {
+    fn failed(&self, what: &str, error: std::io::Error) -> Error {
+        Error::kernel(
+            format!("{what} System V shared memory {}", self.number),
+            error,
+        )
+    }
+
+    /// Finds the segment or makes it, and fills it.
+    fn bring_back(&self, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let failed = |what: &'static str| move |error| self.failed(what, error);
+        match shm::stat(self.number) {
+            Ok(found) => self.check(&found)?,
+            Err(error) => {
+                let errno = Errno::from_io_error(&error);
+                if ![Some(Errno::INVAL), Some(Errno::IDRM)].contains(&errno) {
+                    return Err(self.failed("ask for", error));
+                }
+                let made = self.make()?;
+                cx.on_success(Box::new(move || made.stay()));
+            }
+        }
+        shm::give(self.number, (self.uid, self.gid), self.mode).map_err(failed("give away"))?;
+        let attached = Attached::new(self.number).map_err(failed("attach"))?;
+        let file = attached.file().map_err(failed("open"))?;
+        if let Some(space) = self.space {
+            // What was zero is not stored, and may be something else by now.
+            let all =
+                rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+            let bytes = self.size_bytes.next_multiple_of(abi::PAGE_BYTES);
+            rustix::fs::fallocate(&file, all, 0, bytes)
+                .map_err(|error| self.failed("empty", error.into()))?;
+            cx.load(space, std::os::fd::AsFd::as_fd(&file))?;
+        }
+        Ok(file)
+    }
+
+    fn make(&self) -> Result<Made> {
+        let number = self.number.to_string();
+        std::fs::write(NEXT, number).map_err(|error| self.failed("choose the number of", error))?;
+        let made = shm::create(self.key, self.size_bytes, self.mode).map_err(|error| {
+            match Errno::from_io_error(&error) {
+                Some(Errno::EXIST) => Error::Mismatch {
+                    what: format!(
+                        "key {:#x} of System V shared memory {} is another segment's",
+                        self.key, self.number
+                    ),
+                },
+                _ => self.failed("make", error),
+            }
+        })?;
+        let made = Made { number: made };
+        if made.number != self.number {
+            let what = format!("System V shared memory {} is another segment", self.number);
+            return Err(Error::Mismatch { what });
+        }
+        Ok(made)
+    }
+
+    /// Whether the segment that is there is the one of the dump and nobody's.
+    fn check(&self, found: &Segment) -> Result<()> {
+        let mismatch = |what: &str| {
+            let what = format!("System V shared memory {} {what}", self.number);
+            Err(Error::Mismatch { what })
+        };
+        if (found.key, found.bytes) != (self.key, self.size_bytes) {
+            return mismatch("is another segment");
+        }
+        if found.attached > 0 {
+            return mismatch("is attached by other processes");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_restore_leaves_none() {
+        let made = Made {
+            number: shm::create(0, 1, 0o600).expect("a segment"),
+        };
+        let number = made.number;
+        drop(made);
+        assert!(shm::stat(number).is_err());
+    }
+}
