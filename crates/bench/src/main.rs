@@ -4,24 +4,30 @@
 //! starts subjects ([`subject`], [`target`]), lets each program dump and restore them ([`pair`]),
 //! counts their system calls ([`calls`]) and writes what it found ([`record`], [`report`],
 //! [`plot`]). Start it with `cargo xtask bench process`. `bench chain` reads long chains of layers
-//! ([`chain`]).
+//! ([`chain`]). `bench predump` and `bench live` watch what a target that writes ([`writer`]) and
+//! the clients of a server ([`redis`]) notice of being saved ([`rounds`]).
 #![forbid(unsafe_code)]
 
 mod calls;
 mod chain;
 mod error;
 mod isolate;
+mod live;
 mod machine;
 mod pair;
 mod peer;
 mod plot;
+mod predump;
 mod record;
+mod redis;
 mod report;
+mod rounds;
 mod subject;
 mod suite;
 mod target;
 mod tool;
 mod workload;
+mod writer;
 
 use std::process::ExitCode;
 
@@ -41,6 +47,10 @@ enum Task {
     Process(suite::Arguments),
     /// Measure what a long chain of layers costs its readers.
     Chain(chain::Arguments),
+    /// Measure rounds of a pre-dump and the dump over them.
+    Predump(rounds::Arguments),
+    /// Measure dumps of targets that go on meanwhile.
+    Live(rounds::Arguments),
     /// Write the table and the plot from kept numbers again.
     Report(report::Arguments),
     /// Run the measuring part; `process` starts it in a mount namespace of its own.
@@ -49,15 +59,21 @@ enum Task {
     /// Be what is measured.
     #[command(hide = true)]
     Subject(subject::Arguments),
+    /// Be what writes while it is measured.
+    #[command(hide = true)]
+    Writer(writer::Arguments),
 }
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Process(arguments) => suite::run(&arguments),
         Task::Chain(arguments) => chain::run(&arguments),
+        Task::Predump(arguments) => predump::run(&arguments),
+        Task::Live(arguments) => live::run(&arguments),
         Task::Report(arguments) => report::run(&arguments),
         Task::Inside(arguments) => suite::run_inside(&arguments),
         Task::Subject(arguments) => subject::run(&arguments),
+        Task::Writer(arguments) => writer::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

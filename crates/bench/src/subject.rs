@@ -37,19 +37,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let workload = Workload::find(&arguments.workload).ok_or_else(|| Error::Nothing {
         what: format!("no workload {}", arguments.workload),
     })?;
-    rustix::process::setsid().map_err(kernel_error("begin a session"))?;
-    let mut ready = File::from(
-        rustix::io::fcntl_dupfd_cloexec(stdio::stdout(), 3).map_err(kernel_error("keep stdout"))?,
-    );
-    let null = std::path::Path::new("/dev/null");
-    let null = File::options()
-        .read(true)
-        .write(true)
-        .open(null)
-        .map_err(file_error("open", null))?;
-    stdio::dup2_stdout(&null).map_err(kernel_error("let go of stdout"))?;
-    drop(null);
-
+    let mut ready = keep_stdout()?;
     let memory = write_memory(workload);
     let (mut started, begun) = std::io::pipe().map_err(kernel_error("make a pipe"))?;
     if grow(workload.children)? == Place::Below {
@@ -74,6 +62,36 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     drop(ready);
     black_box(&memory);
     beat()
+}
+
+/// Begins a session with /dev/null as stdout; returns what stdout was.
+///
+/// # Errors
+/// When the kernel refuses that.
+pub fn keep_stdout() -> Result<File> {
+    rustix::process::setsid().map_err(kernel_error("begin a session"))?;
+    let kept = File::from(
+        rustix::io::fcntl_dupfd_cloexec(stdio::stdout(), 3).map_err(kernel_error("keep stdout"))?,
+    );
+    let null = std::path::Path::new("/dev/null");
+    let null = File::options()
+        .read(true)
+        .write(true)
+        .open(null)
+        .map_err(file_error("open", null))?;
+    stdio::dup2_stdout(&null).map_err(kernel_error("let go of stdout"))?;
+    Ok(kept)
+}
+
+/// Fills a page with numbers that go on from `word`.
+pub fn fill_page(page: &mut [u8], word: &mut u64) {
+    for eight in page.chunks_exact_mut(8) {
+        // xorshift: quick, and nothing that compresses away.
+        *word ^= *word << 13;
+        *word ^= *word >> 7;
+        *word ^= *word << 17;
+        eight.copy_from_slice(&word.to_ne_bytes());
+    }
 }
 
 /// Where in the tree a task stands.
@@ -108,13 +126,7 @@ fn write_memory(workload: &Workload) -> Vec<u8> {
             black_box(page).fill(black_box(0));
             continue;
         }
-        for eight in page.chunks_exact_mut(8) {
-            // xorshift: quick, and nothing that compresses away.
-            word ^= word << 13;
-            word ^= word >> 7;
-            word ^= word << 17;
-            eight.copy_from_slice(&word.to_ne_bytes());
-        }
+        fill_page(page, &mut word);
     }
     memory
 }

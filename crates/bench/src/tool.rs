@@ -52,6 +52,14 @@ impl Tool {
         command
     }
 
+    /// Returns the command that saves a tree's memory into an existing folder while it runs.
+    pub fn pre_dump(&self, pid: Pid, images: &Path) -> Command {
+        let mut command = self.command("pre-dump", images);
+        command.args(["-t", &pid.as_raw_nonzero().to_string()]);
+        command.args(self.volatile_options);
+        command
+    }
+
     /// Returns the command that restores a tree and leaves it alone.
     pub fn restore(&self, images: &Path) -> Command {
         let mut command = self.command("restore", images);

@@ -33,6 +33,7 @@ pub mod tick;
 pub mod timerfd;
 pub mod tty;
 pub mod uffd;
+pub mod usage;
 pub mod vdso;
 pub mod vm;
 pub mod window;
