@@ -23,6 +23,11 @@ pub fn threads(bytes: u64) -> usize {
     (allowed as usize).clamp(1, MAX_THREADS)
 }
 
+/// Returns how many threads should move `bytes` beside tasks that run: one processor is theirs.
+pub fn threads_beside(bytes: u64) -> usize {
+    threads(bytes).saturating_sub(1).max(1)
+}
+
 /// Does the work `0..count` on `threads` threads, of which the caller's is one. Each thread makes
 /// a state for itself; numbers are given out in ascending order, and none any more after a failure.
 ///
@@ -113,6 +118,12 @@ mod tests {
     #[test]
     fn little_work_is_done_alone() {
         assert_eq!(threads(300 << 10), 1);
-        assert!((1..=8).contains(&threads(1 << 30)));
+        let many = threads(1 << 30);
+        assert!((1..=8).contains(&many));
+        assert_eq!(
+            threads_beside(1 << 30),
+            if many == 1 { 1 } else { many - 1 }
+        );
+        assert_eq!(threads_beside(0), 1);
     }
 }

@@ -47,7 +47,7 @@ pub mod sink;
 mod source;
 pub mod track;
 
-pub use drain::{Drained, drain, drain_all, drain_apart};
+pub use drain::{Drained, drain, drain_all, drain_apart, drain_beside};
 pub use error::{Error, Result};
 pub use extent::Extent;
 pub use fill::{Filled, fill};

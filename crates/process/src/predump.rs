@@ -140,5 +140,5 @@ fn drain(sources: &Sources, writer: &Writer, observer: &mut dyn Observer) -> Res
         .map(|(memory, extents)| (memory as &dyn Source, extents.as_slice()))
         .collect::<Vec<_>>();
     let progress = watch_progress(observer, total_bytes);
-    Ok(pages::drain_all(&sources, writer, &progress)?)
+    Ok(pages::drain_beside(&sources, writer, &progress)?)
 }

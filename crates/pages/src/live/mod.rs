@@ -154,7 +154,7 @@ impl Live {
         let all_bytes = areas.spans.iter().map(|span| span.bytes()).sum();
         let copied_bytes = AtomicU64::new(0);
         crew::work(
-            crew::threads(all_bytes),
+            crew::threads_beside(all_bytes),
             windows.len(),
             Lane::new,
             |lane, number| {
