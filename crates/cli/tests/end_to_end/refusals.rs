@@ -142,6 +142,8 @@ fn a_full_disk_fails_the_dump_and_the_target_goes_on() {
         };
         let stillframe = stillframe().images_at(disk.path().join("images"));
         let subject = Subject::start("busy", &["16"]);
+        // It answers when it has written its memory: before, that would not be too much.
+        assert_eq!(subject.ask("check"), "right");
         let facts = Facts::moving(subject.pid());
         stillframe.dump(subject.pid(), &[]).must_fail();
         let count = subject.ask_number("count");
