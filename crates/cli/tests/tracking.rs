@@ -10,8 +10,10 @@ use testkit::subject::Subject;
 use testkit::tree;
 use testkit::wait::{SOON, wait_until};
 
-/// Rounds of pre-dump, dump and restore under fire.
-const CYCLES: usize = 10;
+/// How often pre-dumps, dump and restore under fire, unless [`CYCLES_VARIABLE`] says more.
+const CYCLES: usize = 16;
+/// 40 make 200 rounds in each test.
+const CYCLES_VARIABLE: &str = "STILLFRAME_FIRE_CYCLES";
 /// Rounds of pre-dump in each of them.
 const ROUNDS: usize = 4;
 /// Pre-dumps killed.
@@ -186,7 +188,9 @@ fn under_fire(kind: &str) {
     let subject = Subject::start("churn", &["3", "300", kind]);
     let mut rounds = Rounds::new(subject.pid());
     let mut parent_pages = 0;
-    for cycle in 0..CYCLES {
+    let asked = std::env::var(CYCLES_VARIABLE).ok();
+    let cycles = asked.map_or(CYCLES, |cycles| cycles.parse().expect("a number"));
+    for cycle in 0..cycles {
         rounds.clear();
         for _ in 0..ROUNDS {
             parent_pages += number(&rounds.pre_dump(), "parent_pages");
