@@ -15,7 +15,8 @@ use crate::freeze::{Body, Task};
 use crate::{Error, Result};
 
 /// Creates a userfaultfd for the memory of a stopped task and brings it here; the task keeps
-/// nothing of it. See [`tracee::userfaultfd`] about `user_mode_only`.
+/// nothing of it. See [`tracee::userfaultfd`] about `user_mode_only`; a task that may not make
+/// another one gets it by way of /dev/userfaultfd.
 ///
 /// `listed` are the task's mappings.
 ///
@@ -29,13 +30,25 @@ pub(crate) fn userfaultfd(
     features: Features,
 ) -> Result<Uffd> {
     let pid = task.pid;
-    check_filter(task)?;
+    let status = status(task)?;
+    check_filter(pid, &status)?;
+    let handed = !user_mode_only && !may_call(&status);
+    let taken = if handed {
+        descriptors(task)?
+    } else {
+        Vec::new()
+    };
     let memory = open_memory(task)?;
     let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
         unreachable!("a task gets its userfaultfd while it is stopped")
     };
     let visit = Visit::new(threads, memory, &executable(listed))?;
-    match tracee::userfaultfd(visit, user_mode_only, features) {
+    let made = if handed {
+        tracee::userfaultfd_of_device(visit, &taken, features)
+    } else {
+        tracee::userfaultfd(visit, user_mode_only, features)
+    };
+    match made {
         Ok((threads, uffd)) => {
             task.body = Body::Stopped(threads);
             Ok(uffd)
@@ -44,23 +57,42 @@ pub(crate) fn userfaultfd(
     }
 }
 
-/// A filter might kill a task for calling userfaultfd(2).
-fn check_filter(task: &Task) -> Result<()> {
+fn status(task: &Task) -> Result<Status> {
     let status = Status::parse(&task.read("status")?);
-    let status = status.map_err(|e| {
+    status.map_err(|e| {
         let source = std::io::Error::new(std::io::ErrorKind::InvalidData, e);
         Error::kernel(
             format!("cannot understand /proc/{}/status", task.pid),
             source,
         )
-    })?;
+    })
+}
+
+/// A filter might kill a task for calling userfaultfd(2).
+fn check_filter(pid: i32, status: &Status) -> Result<()> {
     match status.seccomp {
         0 => Ok(()),
         _ => {
             let what = "tracking a task with a seccomp filter".to_owned();
-            Err(resources::Error::unsupported(task.pid, what).into())
+            Err(resources::Error::unsupported(pid, what).into())
         }
     }
+}
+
+/// Whether a task may make a userfaultfd that handles faults of the kernel as well.
+fn may_call(status: &Status) -> bool {
+    const CAP_SYS_PTRACE: u64 = 1 << 19;
+    const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+    let anyone = || std::fs::read(SYSCTL).is_ok_and(|value| value.starts_with(b"1"));
+    status.capabilities.effective & CAP_SYS_PTRACE != 0 || anyone()
+}
+
+/// The numbers of a stopped task's descriptors.
+fn descriptors(task: &Task) -> Result<Vec<i32>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let listed =
+        openat(&task.proc, "fd", flags, Mode::empty()).and_then(|folder| sys::numbers::of(&folder));
+    listed.map_err(|errno| Error::kernel(format!("cannot list /proc/{}/fd", task.pid), errno))
 }
 
 fn refusal(pid: i32, error: tracee::Error) -> Error {
@@ -72,6 +104,9 @@ fn refusal(pid: i32, error: tracee::Error) -> Error {
     let what = match errno {
         Some(Errno::MFILE) => "tracking a task at its limit of open files",
         Some(Errno::PERM) => "tracking a task that may not use userfaultfd",
+        Some(Errno::NOENT) => {
+            "a live dump of a task that may not use userfaultfd, without /dev/userfaultfd here,"
+        }
         Some(Errno::NOSYS | Errno::INVAL) => "tracking on a kernel without write protection",
         _ => return error.into(),
     };

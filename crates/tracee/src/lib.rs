@@ -12,6 +12,7 @@
 mod call;
 pub mod comeback;
 mod error;
+mod handed;
 mod lead_out;
 mod stop;
 #[cfg(test)]
@@ -25,5 +26,5 @@ pub use error::{Error, Result};
 pub use lead_out::lead_out;
 pub use stop::stop;
 pub use thread::{Saved, Seized, Thread};
-pub use uffd::userfaultfd;
+pub use uffd::{userfaultfd, userfaultfd_of_device};
 pub use visit::{Batch, Outcome, STUB_BYTES, Visit, is_visited};

@@ -3,6 +3,7 @@
 use abi::Op;
 use sys::uffd::{Features, Uffd};
 
+use crate::handed::Handed;
 use crate::{Error, Result, Thread, Visit};
 
 const USERFAULTFD: u64 = 323;
@@ -40,6 +41,29 @@ pub fn userfaultfd(
     Ok((threads, uffd))
 }
 
+/// As [`userfaultfd`], of /dev/userfaultfd, which is opened here and handed to the process for a
+/// moment: it needs no privilege. `taken` are the numbers of its descriptors.
+///
+/// # Errors
+/// [`Error::Kernel`]: `ENOENT` where there is no such device, `EMFILE`, `EINVAL`; those of
+/// [`Visit::bring`]. The threads go on then.
+pub fn userfaultfd_of_device(
+    visit: Visit,
+    taken: &[i32],
+    features: Features,
+) -> Result<(Vec<Thread>, Uffd)> {
+    let pid = visit.threads()[0].pid;
+    let of = |doing| move |e| Error::of(pid, doing, e);
+    let handed = Handed::new(pid, taken, O_NONBLOCK | O_CLOEXEC);
+    let handed = handed.map_err(of("it cannot be given /dev/userfaultfd"))?;
+    let (threads, fd) = visit.bring_last(&handed)?;
+    let fd = fd.map_err(of("it cannot make a userfaultfd of the device"))?;
+    let uffd = Uffd::from(fd);
+    let opened = uffd.api(features);
+    opened.map_err(of("the kernel lacks features of userfaultfd"))?;
+    Ok((threads, uffd))
+}
+
 #[cfg(test)]
 mod tests {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
@@ -61,6 +85,34 @@ mod tests {
         let heap = span_of(pid, "[heap]");
         uffd.register(heap, Modes::WP).expect("registered");
         uffd.write_protect(heap, true).expect("protected");
+        echo(&mut child);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn a_process_is_handed_the_device_and_keeps_nothing() {
+        testkit::needs_root!();
+        if !std::path::Path::new("/dev/userfaultfd").exists() {
+            testkit::skip!("there is no /dev/userfaultfd");
+        }
+        let (mut child, pid) = cat();
+        let before = descriptors(pid);
+        let visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let brought = userfaultfd_of_device(visit, &before, Features::WP);
+        let (threads, uffd) = brought.expect("a userfaultfd");
+        drop(threads);
+        assert_eq!(descriptors(pid), before);
+        let heap = span_of(pid, "[heap]");
+        uffd.register(heap, Modes::WP).expect("registered");
+        uffd.write_protect(heap, true).expect("protected");
+        drop(uffd);
+        echo(&mut child);
+        // A number that is not free is no number for it.
+        let visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let none = userfaultfd_of_device(visit, &[], Features::WP);
+        none.expect_err("its numbers are others");
+        assert_eq!(descriptors(pid), before);
         echo(&mut child);
         child.kill().expect("kill");
         child.wait().expect("wait");

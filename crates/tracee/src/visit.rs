@@ -22,6 +22,8 @@ use sys::ptrace::Registers;
 use crate::lead_out::BERTH;
 use crate::{Call, Error, Result, Thread, comeback};
 
+pub(crate) use bring::{Opening, UNMADE};
+
 mod bring;
 
 /// How long a parked thread waits for its tracer before it goes back on its own.
@@ -53,9 +55,10 @@ pub trait Batch {
     fn data_bytes(&self) -> usize;
     /// The ops and the data for these addresses.
     fn compile(&self, ops: Addr, data: Addr) -> (Vec<u8>, Vec<u8>);
-    /// Whether the first op opens a descriptor that the process is not to keep, come what may.
-    fn opens(&self) -> bool {
-        false
+    /// Where the numbers of descriptors stand that the process is not to keep, come what may; a
+    /// negative number is none.
+    fn opened(&self, _ops: Addr, _data: Addr) -> Vec<Addr> {
+        Vec::new()
     }
 }
 
@@ -233,11 +236,8 @@ impl Visit {
                 } else {
                     Duration::ZERO
                 };
-                let mut code = if batch.opens() {
-                    bring::closing(ops.plus(offset::RESULT as u64))
-                } else {
-                    Vec::new()
-                };
+                let opened = batch.opened(ops, data).into_iter();
+                let mut code = opened.flat_map(bring::closing).collect::<Vec<_>>();
                 let unmap = self.stub.plus(UNMAP_AT);
                 code.extend(leaders_way(header, others, area, unmap));
                 code.extend(back);

@@ -1,12 +1,17 @@
 //! Dumps of trees that go on: what they write meanwhile is not in the image, what they wrote before
 //! is, and they cannot tell.
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
 use testkit::chance::Chance;
 use testkit::facts::Facts;
-use testkit::needs_root;
+use testkit::program::Program;
 use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
 use testkit::tree;
 use testkit::wait::{SOON, wait_until};
+use testkit::{needs_program, needs_root};
 
 use crate::{assert_restored, assert_untouched, stillframe};
 
@@ -125,6 +130,75 @@ fn a_killed_live_dump_lets_its_target_go_on() {
 fn a_live_dump_leaves_nothing_stopped() {
     let outcome = stillframe().dump(std::process::id(), &["--live", "--leave-stopped"]);
     outcome.must_fail().names(&["--live", "--leave-stopped"]);
+}
+
+/// Counts in memory that system calls write to as well, and reports it.
+const UNPRIVILEGED: &str = r#"
+import os, sys
+pages = bytearray(16 << 20)
+zero = open("/dev/zero", "rb", buffering=0)
+report = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+count = 0
+while True:
+    count += 1
+    at = count * 4096 % len(pages)
+    zero.readinto(memoryview(pages)[at:at + 4096])
+    pages[at:at + 8] = count.to_bytes(8, "little")
+    if count % 100 == 0:
+        os.pwrite(report, b"%20d" % count, 0)
+"#;
+
+#[test]
+fn a_task_without_privileges_is_dumped_live() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    needs_program!("setpriv");
+    let stillframe = stillframe();
+    if !Path::new("/dev/userfaultfd").exists() {
+        testkit::skip!("there is no /dev/userfaultfd");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let anyone = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(folder.path(), anyone).expect("the folder is ours");
+    let report = folder.path().join("report");
+    let program = Program::new("setpriv")
+        .args([
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "--inh-caps=-all",
+        ])
+        .args(["/usr/bin/python3", "-c", UNPRIVILEGED])
+        .arg(&report)
+        .folder(folder.path())
+        .spawn();
+    program.wait_text(&report, "00");
+    let count = || -> u64 {
+        let text = fs::read_to_string(&report).expect("a report");
+        text.trim().parse().expect("a number")
+    };
+    let pid = program.pid();
+    let facts = Facts::moving(pid);
+    for _ in 0..3 {
+        stillframe.clear();
+        stillframe.dump(pid, &["--live"]).must();
+        assert_untouched(&facts, &Facts::moving(pid), "a task without privileges");
+        let before = count();
+        program.wait_ready("a higher count", || count() > before);
+    }
+    let tasks = program.tree();
+    tree::kill(&tasks);
+    tree::wait_gone(&tasks);
+    let before = count();
+    stillframe.restore(&[]).must();
+    assert_restored(
+        &stillframe,
+        &facts,
+        &Facts::moving(pid),
+        "a task without privileges",
+    );
+    // It was saved when it had counted less.
+    program.wait_ready("a higher count", || count() > before);
 }
 
 #[test]

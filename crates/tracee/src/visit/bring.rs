@@ -1,9 +1,9 @@
-//! One call made inside a stopped process that opens a descriptor, which is brought here and does
-//! not stay there, not even when this process is killed on the way.
+//! Calls made inside a stopped process that open descriptors, the last of which is brought here;
+//! none stays there, not even when this process is killed on the way.
 //!
-//! The leader makes the call and parks. While it is parked the descriptor is copied; then the
-//! leader closes it. What closes it stands in front of the leader's way back, so that a leader
-//! that nobody fetches closes it as well.
+//! The leader makes the calls and parks. While it is parked the descriptor is copied; then the
+//! leader closes them. What closes them stands in front of the leader's way back, so that a leader
+//! that nobody fetches closes them as well.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,10 +15,21 @@ use sys::ptrace::Registers;
 use super::{Batch, Place, Visit, inside};
 use crate::{Error, Result, Thread};
 
-/// A batch of the one call.
-struct Opening(Op);
+/// The result of a call that was not reached: none that the kernel gives, and no descriptor.
+pub(crate) const UNMADE: i64 = -4096;
 
-impl Batch for Opening {
+/// Calls of the leader that open descriptors.
+pub(crate) trait Opening: Batch {
+    /// Does our part while the leader makes the calls.
+    fn assist(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A batch of one call.
+struct One(Op);
+
+impl Batch for One {
     fn ops_bytes(&self) -> usize {
         2 * Op::BYTES
     }
@@ -32,10 +43,12 @@ impl Batch for Opening {
         (ops.concat(), Vec::new())
     }
 
-    fn opens(&self) -> bool {
-        true
+    fn opened(&self, ops: Addr, _: Addr) -> Vec<Addr> {
+        vec![ops.plus(offset::RESULT as u64)]
     }
 }
+
+impl Opening for One {}
 
 /// Code that closes the descriptor whose number stands at `result`; a negative one is none.
 pub(super) fn closing(result: Addr) -> Vec<u8> {
@@ -56,38 +69,57 @@ impl Visit {
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`], [`Error::Astray`]. The threads go on then.
-    pub fn bring(mut self, call: Op) -> Result<(Vec<Thread>, io::Result<OwnedFd>)> {
+    pub fn bring(self, call: Op) -> Result<(Vec<Thread>, io::Result<OwnedFd>)> {
+        self.bring_last(&One(call.with(Kind::Try, 0)))
+    }
+
+    /// As [`Visit::bring`]: what the last call opens. The others fail the batch.
+    pub(crate) fn bring_last(
+        mut self,
+        opening: &dyn Opening,
+    ) -> Result<(Vec<Thread>, io::Result<OwnedFd>)> {
         // The others stay as they are; only the leader has to find its way back.
         let others = self.threads.split_off(1);
-        let brought = self.bring_by_leader(call);
+        let brought = self.bring_by_leader(opening);
         self.threads.extend(others);
         let brought = brought?;
         Ok((self.leave()?, brought))
     }
 
-    fn bring_by_leader(&mut self, call: Op) -> Result<io::Result<OwnedFd>> {
-        let batch = Opening(call.with(Kind::Try, 0));
-        let batches: [&dyn Batch; 1] = [&batch];
+    fn bring_by_leader(&mut self, opening: &dyn Opening) -> Result<io::Result<OwnedFd>> {
+        let batches: [&dyn Batch; 1] = [opening];
         let area = self.make_room(&batches)?;
         let places = self.fill(area, &batches)?;
         self.start(&places)?;
+        // Without our part a call fails, and the leader parks.
+        let assisted = opening.assist();
         self.wait_parked(&places)?;
-        let brought = self.copy(&places[0]);
-        self.close_there(area, &places[0])?;
+        let place = &places[0];
+        let brought = match (self.copy(opening, place), assisted) {
+            (Ok(Err(error)), Err(why)) if error.raw_os_error() == Some(-(UNMADE as i32)) => {
+                Ok(Err(why))
+            }
+            (brought, _) => brought,
+        };
+        self.close_there(area, place, opening.opened(place.ops, place.data).len())?;
         self.lead_out(area)?;
         brought
     }
 
-    /// Copies the descriptor that the parked leader has opened.
-    fn copy(&self, place: &Place) -> Result<io::Result<OwnedFd>> {
+    /// Copies the descriptor that the parked leader has opened last.
+    fn copy(&self, opening: &dyn Opening, place: &Place) -> Result<io::Result<OwnedFd>> {
         let pid = self.threads[0].pid;
-        let mut word = [0; 8];
-        let result = place.ops.plus(offset::RESULT as u64);
-        let read = sys::vm::read_exact(pid, result, &mut word);
-        read.map_err(|e| Error::of(pid, "cannot read the blob's answers", e))?;
-        let number = i64::from_le_bytes(word) as i32;
-        if number < 0 {
-            return Ok(Err(io::Error::from_raw_os_error(-number)));
+        let count = opening.ops_bytes() / Op::BYTES - 1;
+        let mut number = 0;
+        for index in 0..count as u64 {
+            let mut word = [0; 8];
+            let result = index * Op::BYTES as u64 + offset::RESULT as u64;
+            let read = sys::vm::read_exact(pid, place.ops.plus(result), &mut word);
+            read.map_err(|e| Error::of(pid, "cannot read the blob's answers", e))?;
+            number = i64::from_le_bytes(word) as i32;
+            if number < 0 {
+                return Ok(Err(io::Error::from_raw_os_error(-number)));
+            }
         }
         let failed = |errno: rustix::io::Errno| Error::of(pid, "pidfd_getfd", errno.into());
         let process = Pid::from_raw(pid).expect("a traced process has a pid");
@@ -96,8 +128,8 @@ impl Visit {
         got.map(Ok).map_err(failed)
     }
 
-    /// Has the parked leader close the descriptor; where the call failed there is none.
-    fn close_there(&mut self, area: Span, place: &Place) -> Result<()> {
+    /// Has the parked leader close what it opened; where a call failed there is none.
+    fn close_there(&mut self, area: Span, place: &Place, count: usize) -> Result<()> {
         let leader = &mut self.threads[0];
         leader.halt()?;
         inside(leader, area)?;
@@ -107,7 +139,9 @@ impl Visit {
             ..leader.saved.registers
         };
         leader.borrow(&closing)?;
-        leader.run_call()?;
+        for _ in 0..count {
+            leader.run_call()?;
+        }
         Ok(())
     }
 }
@@ -172,7 +206,7 @@ mod tests {
         let (mut child, pid) = cat();
         let before = descriptors(pid);
         let mut visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
-        let batch = Opening(memfd(pid));
+        let batch = One(memfd(pid));
         let batches: [&dyn Batch; 1] = [&batch];
         let area = visit.make_room(&batches).expect("an area");
         let places = visit.fill(area, &batches).expect("filled");
