@@ -228,7 +228,7 @@ impl<'a> Dump<'a> {
         report.statistics.count(&drained);
         let stale_bytes = self.live.stale_bytes();
         let whole = match last {
-            true => Some(self.finish(&pids)?),
+            true => Some(self.finish(&pids, true)?),
             false => None,
         };
         let lock = inventory.lock.take();
@@ -237,7 +237,7 @@ impl<'a> Dump<'a> {
         log::info!("{stale_bytes} bytes were left to copy at the instant");
         let whole = match whole {
             Some(whole) => whole,
-            None => self.finish(&pids)? && (last || !look.has_changed(root)?),
+            None => self.finish(&pids, false)? && (last || !look.has_changed(root)?),
         };
         report.instants += 1;
         report.statistics.memory_us += as_micros(copying.elapsed());
@@ -251,9 +251,18 @@ impl<'a> Dump<'a> {
         Ok(whole.then_some(saved))
     }
 
-    fn finish(&self, pids: &[i32]) -> Result<bool> {
+    /// Copies what is left. A task that ends before its memory was copied makes another instant
+    /// necessary, at which it is no more; at the `last` one none ends, for they are stopped.
+    fn finish(&self, pids: &[i32], last: bool) -> Result<bool> {
         let progress = |bytes| self.progress(bytes);
-        Ok(self.live.finish(pids, &self.writer, &progress)?)
+        match self.live.finish(pids, &self.writer, &progress) {
+            Err(pages::Error::Gone { pid }) if !last => {
+                self.unless_root(pid, pages::Error::Gone { pid })?;
+                log::info!("pid {pid} has ended or runs another program");
+                Ok(false)
+            }
+            done => Ok(done?),
+        }
     }
 
     /// Copies what can only be copied while the tree is stopped.

@@ -185,7 +185,11 @@ impl Live {
             for (pid, areas) in areas {
                 if let Some(task) = self.task(*pid) {
                     task.note(areas);
-                    task.sweep(&areas.spans, false)?;
+                    match task.sweep(&areas.spans, false) {
+                        // It ends, or runs another program: the instant is without it, or refused.
+                        Ok(_) | Err(Error::Gone { .. }) => {}
+                        Err(error) => return Err(error),
+                    }
                 }
             }
             if begun.elapsed() <= short {
