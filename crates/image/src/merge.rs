@@ -2,6 +2,7 @@
 //! older ones.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 
 use crate::ancestors::Ancestor;
 use crate::reader::data_offset;
@@ -40,6 +41,8 @@ pub fn merge(reader: &Reader, writer: &Writer) -> Result<Merged> {
         order: VecDeque::new(),
         bytes: Vec::with_capacity(WRITE_BYTES),
         runs: Vec::new(),
+        places: Vec::new(),
+        moved: Moved::of(reader),
         merged: Merged::default(),
     };
     for space in reader.spaces() {
@@ -63,7 +66,90 @@ struct Lane<'a> {
     /// Pages to be written, and whose.
     bytes: Vec<u8>,
     runs: Vec<NewRun>,
+    /// Where they were.
+    places: Vec<u64>,
+    moved: Moved,
     merged: Merged,
+}
+
+/// Stored pages that several pages of the image are: they are stored once in the new image, too.
+struct Moved {
+    /// Where they are, in ascending order.
+    wanted: Vec<Range<u64>>,
+    /// Those that have a new place, by the old one: the number of the run, and how many of its
+    /// pages come before.
+    pages: HashMap<u64, (usize, u32)>,
+    runs: Vec<Run>,
+}
+
+impl Moved {
+    fn of(reader: &Reader) -> Self {
+        let mut all = Vec::new();
+        for run in reader
+            .spaces()
+            .iter()
+            .flat_map(|space| reader.runs(space.id))
+        {
+            if matches!(run.kind, RunKind::Same { .. } | RunKind::Zero) {
+                continue;
+            }
+            // What lies nowhere is told when it is read.
+            if let Ok(located) = reader.locate(run.space, run.first_page, run.pages.into()) {
+                let start = place_of(&located);
+                all.push(start..start + run.len_bytes());
+            }
+        }
+        all.sort_unstable_by_key(|range| (range.start, range.end));
+        let mut wanted: Vec<Range<u64>> = Vec::new();
+        let mut end = 0;
+        for range in all {
+            let common = range.start..range.end.min(end);
+            end = end.max(range.end);
+            match wanted.last_mut() {
+                _ if common.is_empty() => {}
+                Some(last) if common.start <= last.end => last.end = last.end.max(common.end),
+                _ => wanted.push(common),
+            }
+        }
+        Self {
+            wanted,
+            pages: HashMap::new(),
+            runs: Vec::new(),
+        }
+    }
+
+    fn wants(&self, place: u64) -> bool {
+        let at = self.wanted.partition_point(|range| range.end <= place);
+        self.wanted
+            .get(at)
+            .is_some_and(|range| range.contains(&place))
+    }
+
+    /// Where the page is in the new image.
+    fn find(&self, place: u64) -> Option<(&Run, u32)> {
+        let (run, skip_pages) = self.pages.get(&place)?;
+        Some((&self.runs[*run], *skip_pages))
+    }
+
+    /// Notes that the pages at `places` are stored as `stored` now.
+    fn learn(&mut self, places: &[u64], stored: &[Run]) {
+        let mut places = places.iter();
+        for run in stored {
+            for (skip_pages, place) in (0..run.pages).zip(places.by_ref()) {
+                if self.wants(*place) {
+                    if self.runs.last() != Some(run) {
+                        self.runs.push(*run);
+                    }
+                    self.pages.insert(*place, (self.runs.len() - 1, skip_pages));
+                }
+            }
+        }
+    }
+}
+
+/// The place of the first of some pages that are stored.
+fn place_of(located: &Located) -> u64 {
+    data_offset(&located.run) + u64::from(located.skip_pages) * PAGE_BYTES as u64
 }
 
 impl Lane<'_> {
@@ -75,13 +161,14 @@ impl Lane<'_> {
             self.merged.parent_pages += u64::from(run.pages);
             return Ok(());
         }
+        let located = self
+            .reader
+            .locate(run.space, run.first_page, u64::from(run.pages))?;
         let Located {
             run: stored,
             skip_pages,
             pages,
-        } = self
-            .reader
-            .locate(run.space, run.first_page, u64::from(run.pages))?;
+        } = located;
         debug_assert_eq!(pages, run.pages, "a run lies in one stored run");
         let place = data_offset(&stored);
         if !self.kept.contains_key(&place) {
@@ -95,7 +182,23 @@ impl Lane<'_> {
             self.order.push_back(place);
             self.kept.insert(place, bytes);
         }
+        let first_place = place_of(&located);
         for page in 0..u64::from(run.pages) {
+            let at = first_place + page * PAGE_BYTES as u64;
+            if self.moved.wants(at) {
+                if self.places.contains(&at) {
+                    self.flush()?;
+                }
+                if let Some((stored, skip_pages)) = self.moved.find(at) {
+                    let first_page = run.first_page + page;
+                    let equal = self
+                        .writer
+                        .equal(run.space, first_page, 1, stored, skip_pages)?;
+                    self.writer.describe([equal]);
+                    continue;
+                }
+            }
+            self.places.push(at);
             let start = (u64::from(skip_pages) + page) as usize * PAGE_BYTES;
             let bytes = &self.kept[&place][start..start + PAGE_BYTES];
             self.bytes.extend_from_slice(bytes);
@@ -128,9 +231,12 @@ impl Lane<'_> {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.writer.append(&self.bytes, &self.runs)?;
+        let stored = self.writer.store(0, &self.bytes, &self.runs)?;
+        self.moved.learn(&self.places, &stored);
+        self.writer.describe(stored);
         self.merged.stored_pages += (self.bytes.len() / PAGE_BYTES) as u64;
         self.bytes.clear();
+        self.places.clear();
         self.runs.clear();
         Ok(())
     }

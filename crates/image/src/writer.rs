@@ -232,6 +232,59 @@ impl Writer {
         Ok(data_runs(bytes, runs, offset_bytes))
     }
 
+    /// Reads pages of a run that [`Writer::store`] has stored, after `skip_pages` of it, until
+    /// `bytes` is full.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    ///
+    /// # Panics
+    /// Where the run is none of those.
+    pub fn read_back(&self, run: &Run, skip_pages: u32, bytes: &mut [u8]) -> Result<()> {
+        let RunKind::Data { offset_bytes, .. } = run.kind else {
+            panic!("{run:?} is not stored");
+        };
+        let (part, start_bytes) = parts::split(offset_bytes);
+        let part = self.parts[part].get().expect("an object with a run");
+        let start_bytes = start_bytes + u64::from(skip_pages) * PAGE_BYTES as u64;
+        let read = part.object.read_at(bytes, start_bytes);
+        read.map_err(Error::store("read pages of"))
+    }
+
+    /// Returns the run for pages that have the contents of pages of `stored`, one of those that
+    /// [`Writer::store`] returned, after `skip_pages` of it; it is for [`Writer::describe`], and so
+    /// is `stored`, or the image cannot be sealed.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    ///
+    /// # Panics
+    /// Where `stored` has no such pages.
+    pub fn equal(
+        &self,
+        space: SpaceId,
+        first_page: u64,
+        pages: u32,
+        stored: &Run,
+        skip_pages: u32,
+    ) -> Result<Run> {
+        let RunKind::Data { offset_bytes, .. } = stored.kind else {
+            panic!("{stored:?} is not stored");
+        };
+        assert!(skip_pages + pages <= stored.pages, "pages of the run");
+        let origin = self.origin(parts::split(offset_bytes).0, stored);
+        let origin = origin.ok_or(Error::TooLarge {
+            of: "origins",
+            limit: u64::from(u32::MAX),
+        })?;
+        Ok(Run {
+            space,
+            first_page,
+            pages,
+            kind: RunKind::Equal(RunPart { origin, skip_pages }),
+        })
+    }
+
     /// Describes pages in the image that [`Writer::store`] has stored, or zero pages.
     pub fn describe(&self, stored: impl IntoIterator<Item = Run>) {
         lock(&self.runs).extend(stored);
@@ -930,6 +983,10 @@ mod tests {
         fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> store::Result<()> {
             step(&self.count, self.fail_at)?;
             self.object.write_at(bytes, offset_bytes)
+        }
+        fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> store::Result<()> {
+            step(&self.count, self.fail_at)?;
+            self.object.read_at(bytes, offset_bytes)
         }
         fn reserve(&self, len_bytes: u64) -> store::Result<()> {
             step(&self.count, self.fail_at)?;

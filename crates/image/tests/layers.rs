@@ -22,6 +22,8 @@ enum Step {
     Parent(u64),
     /// Those of the space before, as far as it has some.
     Same(u64),
+    /// The contents of pages that this layer has stored, after some of them.
+    Equal(usize, u32),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -32,6 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
         (1..60_u64).prop_map(Step::Parent),
         Just(Step::Parent(1000)),
         (1..20_u64).prop_map(Step::Same),
+        (0..20_usize, 1..9_u32).prop_map(|(skip, pages)| Step::Equal(skip, pages)),
     ]
 }
 
@@ -46,19 +49,22 @@ fn known(model: &Model, space: u32, first_page: u64, most: u64) -> Vec<u8> {
         .collect()
 }
 
-fn data(writer: &Writer, space: u32, first_page: u64, fills: &[u8]) {
+fn data(writer: &Writer, space: u32, first_page: u64, fills: &[u8]) -> Run {
     let bytes: Vec<u8> = fills.iter().flat_map(|fill| [*fill; PAGE_BYTES]).collect();
     let run = NewRun {
         space: SpaceId(space),
         first_page,
         pages: fills.len() as u32,
     };
-    writer.append(&bytes, &[run]).unwrap();
+    let stored = writer.store(0, &bytes, &[run]).unwrap();
+    writer.describe(stored.iter().copied());
+    stored[0]
 }
 
 /// Writes a layer of spaces 0, 1, … by their steps; returns what all pages should be.
 fn write(writer: &Writer, layer: usize, spaces: &[Vec<Step>], parent: &Model) -> Model {
     let mut model = Model::new();
+    let mut stored: Vec<(Run, Vec<u8>)> = Vec::new();
     for (number, steps) in (0_u32..).zip(spaces) {
         let mut page = 0;
         for step in steps {
@@ -84,9 +90,20 @@ fn write(writer: &Writer, layer: usize, spaces: &[Vec<Step>], parent: &Model) ->
                 Step::Data(pages) => {
                     let fill = |page| (page * 7 + layer as u64 * 31 + u64::from(number)) as u8 | 1;
                     let fills: Vec<u8> = (page..page + u64::from(pages)).map(fill).collect();
-                    data(writer, number, page, &fills);
+                    let run = data(writer, number, page, &fills);
+                    stored.push((run, fills.clone()));
                     fills
                 }
+                Step::Equal(skip, pages) => match stored.get(skip % stored.len().max(1)) {
+                    None => vec![],
+                    Some((run, fills)) => {
+                        let skip = skip as u32 % run.pages;
+                        let pages = pages.min(run.pages - skip);
+                        let equal = writer.equal(space, page, pages, run, skip).unwrap();
+                        writer.describe([equal]);
+                        fills[skip as usize..(skip + pages) as usize].to_vec()
+                    }
+                },
                 Step::Parent(most) => {
                     let fills = known(parent, number, page, most);
                     if !fills.is_empty() {
@@ -255,6 +272,36 @@ fn a_merged_image_needs_no_other() {
             .for_each(|name| place.remove(name).unwrap());
     }
     assert_eq!(read_all(&places[3]).unwrap(), [1, 2, 3]);
+}
+
+#[test]
+fn equal_pages_stay_stored_once() {
+    let places = places(3);
+    let writer = over(&places, 0);
+    let run = data(&writer, 1, 0, &[1, 2, 3]);
+    let equal = |first_page, skip_pages| {
+        let equal = writer.equal(SpaceId(2), first_page, 1, &run, skip_pages);
+        writer.describe([equal.unwrap()]);
+    };
+    equal(0, 2);
+    equal(1, 1);
+    equal(7, 1);
+    writer.seal(Seal::default()).unwrap();
+    let writer = over(&places, 1);
+    writer.inherit(SpaceId(1), 0, 3).unwrap();
+    writer.inherit(SpaceId(2), 0, 2).unwrap();
+    data(&writer, 2, 7, &[4]);
+    writer.seal(Seal::default()).unwrap();
+    for (from, pages) in [(0, 3), (1, 4)] {
+        let merged = merge(&places, from, 2, None);
+        assert_eq!((merged.stored_pages, merged.parent_pages), (pages, 0));
+        let reader = Reader::open(&places[2]).unwrap();
+        assert_eq!(reader.features(), ["equal"]);
+        let mut bytes = vec![0; 2 * PAGE_BYTES];
+        reader.read_pages(SpaceId(2), 0, &mut bytes).unwrap();
+        assert_eq!([bytes[0], bytes[PAGE_BYTES]], [3, 2]);
+        reader.verify_all(1).unwrap();
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use image::{DATA_RUN_MAX_PAGES, NewRun, PAGE_BYTES, Run, RunKind, Writer};
 
 use crate::buffer::Buffer;
 use crate::extent::Chunks;
-use crate::{Error, Extent, Result, Source, crew};
+use crate::{Equals, Error, Extent, Result, Source, crew};
 
 /// Pages read with one call and written with one: what stays in a processor's own cache meanwhile.
 const CHUNK_PAGES: u64 = DATA_RUN_MAX_PAGES as u64;
@@ -20,6 +20,8 @@ pub struct Drained {
     pub read_pages: u64,
     /// Those of them that were all zero and are not stored.
     pub zero_pages: u64,
+    /// Those with the contents of others, which are stored once for all.
+    pub equal_pages: u64,
     /// Those that are stored.
     pub stored_pages: u64,
     /// Pages that were not there any more when they were to be read; the image does not describe
@@ -64,22 +66,37 @@ pub fn drain_all(
     writer: &Writer,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Drained> {
-    let describe = |runs| writer.describe(runs);
-    drain_to(sources, writer, &describe, progress, crew::threads)
+    drain_once(sources, None, writer, progress)
 }
 
-/// Does what [`drain_all()`] does while the tasks run, and leaves them a processor. With a thread
+/// Does what [`drain_all()`] does, and stores pages that `equals` finds equal to others once.
+///
+/// # Errors
+/// As [`drain()`].
+pub fn drain_once(
+    sources: &[(&dyn Source, &[Extent])],
+    equals: Option<&Equals>,
+    writer: &Writer,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Drained> {
+    let describe = |runs| writer.describe(runs);
+    drain_to(sources, equals, writer, &describe, progress, crew::threads)
+}
+
+/// Does what [`drain_once()`] does while the tasks run, and leaves them a processor. With a thread
 /// for each processor, a busy target gets hardly any of them (5 % of one of two, for 170 ms).
 ///
 /// # Errors
 /// As [`drain()`].
 pub fn drain_beside(
     sources: &[(&dyn Source, &[Extent])],
+    equals: Option<&Equals>,
     writer: &Writer,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Drained> {
     let describe = |runs| writer.describe(runs);
-    drain_to(sources, writer, &describe, progress, crew::threads_beside)
+    let threads = crew::threads_beside;
+    drain_to(sources, equals, writer, &describe, progress, threads)
 }
 
 /// Does what [`drain_all()`] does, but the image does not have the pages yet: they are those of the
@@ -99,7 +116,7 @@ pub fn drain_apart(
             .extend(runs)
     };
     let describe = |runs: Vec<Run>| keep(runs);
-    let drained = drain_to(sources, writer, &describe, progress, crew::threads)?;
+    let drained = drain_to(sources, None, writer, &describe, progress, crew::threads)?;
     Ok((
         drained,
         all.into_inner().unwrap_or_else(PoisonError::into_inner),
@@ -108,6 +125,7 @@ pub fn drain_apart(
 
 fn drain_to(
     sources: &[(&dyn Source, &[Extent])],
+    equals: Option<&Equals>,
     writer: &Writer,
     describe: &(dyn Fn(Vec<Run>) + Sync),
     progress: &(dyn Fn(u64) + Sync),
@@ -119,7 +137,7 @@ fn drain_to(
     };
     let chunks = Chunks::new(extents(), CHUNK_PAGES, sys::vm::PIECES_MAX);
     let pages: u64 = extents().map(|(_, extent)| extent.pages).sum();
-    let [done_bytes, zero_pages, lost_pages, writing_ns] = [0; 4].map(AtomicU64::new);
+    let [done_bytes, zero_pages, equal_pages, lost_pages, writing_ns] = [0; 5].map(AtomicU64::new);
     let lane = |part| Lane {
         part,
         buffer: Buffer::new(pages.min(CHUNK_PAGES) as usize * PAGE_BYTES),
@@ -130,19 +148,22 @@ fn drain_to(
     };
     let threads = threads(pages * PAGE_BYTES as u64).min(chunks.len().max(1));
     crew::work(threads, chunks.len(), lane, |lane, number| {
-        let done = lane.drain(sources, chunks.get(number), writer, describe)?;
+        let done = lane.drain(sources, equals, chunks.get(number), writer, describe)?;
         zero_pages.fetch_add(done.zero_pages, Relaxed);
+        equal_pages.fetch_add(done.equal_pages, Relaxed);
         lost_pages.fetch_add(done.lost_pages, Relaxed);
         writing_ns.fetch_add(done.writing.as_nanos() as u64, Relaxed);
         let bytes = (done.read_pages + done.lost_pages) * PAGE_BYTES as u64;
         progress(done_bytes.fetch_add(bytes, Relaxed) + bytes);
         Ok(())
     })?;
-    let (zero_pages, lost_pages) = (zero_pages.into_inner(), lost_pages.into_inner());
+    let [zero_pages, equal_pages, lost_pages] =
+        [zero_pages, equal_pages, lost_pages].map(AtomicU64::into_inner);
     Ok(Drained {
         read_pages: pages - lost_pages,
         zero_pages,
-        stored_pages: pages - lost_pages - zero_pages,
+        equal_pages,
+        stored_pages: pages - lost_pages - zero_pages - equal_pages,
         lost_pages,
         writing: Duration::from_nanos(writing_ns.into_inner() / threads as u64),
     })
@@ -164,6 +185,7 @@ impl Lane {
     fn drain(
         &mut self,
         sources: &[(&dyn Source, &[Extent])],
+        equals: Option<&Equals>,
         chunk: &[(usize, Extent)],
         writer: &Writer,
         describe: &(dyn Fn(Vec<Run>) + Sync),
@@ -196,15 +218,28 @@ impl Lane {
         }
         let bytes = &mut bytes[..used];
         let kept = sort_out(&self.pieces, bytes, &mut self.runs, &mut self.zeros);
+        let not_zero = kept;
+        let mut kept = kept;
+        let mut plan = None;
+        if let Some(equals) = equals {
+            plan = equals.plan(writer, &bytes[..kept], &self.runs)?;
+        }
+        if let Some(plan) = &plan {
+            kept = plan.take_out(&mut bytes[..kept], &mut self.runs);
+        }
         let before = Instant::now();
         let stored = writer.store(self.part, &bytes[..kept], &self.runs);
         let mut runs = stored.map_err(Error::image("write"))?;
         let writing = before.elapsed();
+        if let (Some(equals), Some(plan)) = (equals, &plan) {
+            runs.append(&mut plan.finish(equals, writer, &runs)?);
+        }
         runs.append(&mut self.zeros);
         describe(runs);
         Ok(Drained {
             read_pages: (used / PAGE_BYTES) as u64,
-            zero_pages: ((used - kept) / PAGE_BYTES) as u64,
+            zero_pages: ((used - not_zero) / PAGE_BYTES) as u64,
+            equal_pages: ((not_zero - kept) / PAGE_BYTES) as u64,
             stored_pages: (kept / PAGE_BYTES) as u64,
             lost_pages: (all_pages - used / PAGE_BYTES) as u64,
             writing,

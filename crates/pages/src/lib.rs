@@ -36,6 +36,7 @@
 mod buffer;
 mod crew;
 mod drain;
+mod equal;
 mod error;
 mod extent;
 mod fill;
@@ -47,7 +48,8 @@ pub mod sink;
 mod source;
 pub mod track;
 
-pub use drain::{Drained, drain, drain_all, drain_apart, drain_beside};
+pub use drain::{Drained, drain, drain_all, drain_apart, drain_beside, drain_once};
+pub use equal::Equals;
 pub use error::{Error, Result};
 pub use extent::Extent;
 pub use fill::{Filled, fill};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use abi::Addr;
 use image::{Facts, PAGE_BYTES, Seal, Writer};
-use pages::{Extent, Source, TaskMemory};
+use pages::{Equals, Extent, Source, TaskMemory};
 use resources::fd::tcp::lock::Lock;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -171,6 +171,8 @@ fn write(
         statistics.shared_pages += u64::from(run.pages);
         writer.mark(run);
     }
+    let own = inventory.memory.iter().flat_map(|memory| &memory.extents);
+    let equals = Equals::new(own, inventory.copies);
     let sources = inventory.memory.into_iter().map(|memory| {
         let task = if memory.quiet {
             TaskMemory::quiet(memory.pid)
@@ -193,7 +195,7 @@ fn write(
         .collect::<Vec<_>>();
     let progress = watch_progress(observer, total_bytes);
     let reading = Instant::now();
-    let drained = pages::drain_all(&sources, &writer, &progress)?;
+    let drained = pages::drain_once(&sources, equals.as_ref(), &writer, &progress)?;
     statistics.memory_us = as_micros(reading.elapsed());
     statistics.write_us = Some(as_micros(drained.writing));
     statistics.count(&drained);

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use abi::Span;
 use image::{Seal, SpaceId, Writer};
-use pages::{Drained, Extent, Source, TaskMemory};
+use pages::{Drained, Equals, Extent, Source, TaskMemory};
 
 use crate::dump::{end, facts, freeze_and, watch_progress};
 use crate::statistics::as_micros;
@@ -140,5 +140,7 @@ fn drain(sources: &Sources, writer: &Writer, observer: &mut dyn Observer) -> Res
         .map(|(memory, extents)| (memory as &dyn Source, extents.as_slice()))
         .collect::<Vec<_>>();
     let progress = watch_progress(observer, total_bytes);
-    Ok(pages::drain_beside(&sources, writer, &progress)?)
+    let equals = Equals::new(sources.iter().flat_map(|(_, extents)| *extents), []);
+    let equals = equals.as_ref();
+    Ok(pages::drain_beside(&sources, equals, writer, &progress)?)
 }

@@ -76,6 +76,7 @@ impl Statistics {
     pub(crate) fn count(&mut self, drained: &pages::Drained) {
         self.stored_pages += drained.stored_pages;
         self.zero_pages += drained.zero_pages;
+        self.equal_pages += drained.equal_pages;
         self.lost_pages += drained.lost_pages;
     }
 

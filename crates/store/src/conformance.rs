@@ -9,6 +9,7 @@ pub fn suite(make: &dyn Fn() -> Box<dyn Store>) {
         committed_objects_are_whole,
         uncommitted_objects_are_invisible,
         dropped_objects_are_gone,
+        what_was_written_is_read_back,
         replacing_keeps_open_objects,
         gaps_read_as_zero,
         reserving_does_not_change_the_length,
@@ -65,6 +66,21 @@ fn committed_objects_are_whole(store: &dyn Store) {
     }
     store.create("empty").unwrap().commit(true).unwrap();
     assert_eq!(store.open("empty").unwrap().len_bytes(), 0);
+}
+
+fn what_was_written_is_read_back(store: &dyn Store) {
+    let new = store.create("one").unwrap();
+    new.write_at(b"world", 6).unwrap();
+    let mut bytes = [0; 3];
+    new.read_at(&mut bytes, 7).unwrap();
+    assert_eq!(&bytes, b"orl");
+    new.write_at(b"xx", 7).unwrap();
+    new.read_at(&mut bytes, 6).unwrap();
+    assert_eq!(&bytes, b"wxx");
+    let past = new.read_at(&mut bytes, 9);
+    assert!(matches!(past, Err(Error::Short { len_bytes: 11, .. })));
+    new.commit(false).unwrap();
+    assert_eq!(get(store, "one")[6..], *b"wxxld");
 }
 
 fn uncommitted_objects_are_invisible(store: &dyn Store) {

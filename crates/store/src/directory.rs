@@ -207,7 +207,7 @@ impl Inner {
         if !self.nameless.load(Relaxed) {
             return Ok(None);
         }
-        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.fd, ".", flags, FILE_MODE) {
             Ok(fd) => Ok(Some(fd)),
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
@@ -220,7 +220,7 @@ impl Inner {
 
     /// Makes a file with a temporary name that nobody has.
     fn create_named(&self, name: &str) -> rustix::io::Result<(OwnedFd, String)> {
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         loop {
             let temporary = temporary(name);
             match rustix::fs::openat(&self.fd, temporary.as_str(), flags, FILE_MODE) {
@@ -438,6 +438,33 @@ struct NewFile {
     directory: Arc<Inner>,
 }
 
+/// Fills all of `bytes` from `offset_bytes` of the file called `name`.
+fn read_all(
+    fd: &OwnedFd,
+    name: &str,
+    bytes: &mut [u8],
+    offset_bytes: u64,
+    failed: &dyn Fn(Errno) -> Error,
+) -> Result<()> {
+    let end_bytes = offset_bytes.saturating_add(bytes.len() as u64);
+    let mut done = 0;
+    while done < bytes.len() {
+        let at_bytes = offset_bytes + done as u64;
+        match retry_on_intr(|| rustix::io::pread(fd, &mut bytes[done..], at_bytes)) {
+            Ok(0) => {
+                return Err(Error::Short {
+                    name: name.into(),
+                    end_bytes,
+                    len_bytes: at_bytes,
+                });
+            }
+            Ok(count) => done += count,
+            Err(errno) => return Err(failed(errno)),
+        }
+    }
+    Ok(())
+}
+
 impl NewObject for NewFile {
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         let mut done = 0;
@@ -452,6 +479,11 @@ impl NewObject for NewFile {
         self.written_bytes
             .fetch_max(offset_bytes.saturating_add(done as u64), Relaxed);
         Ok(())
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
+        let failed = |errno| self.failed("read", errno);
+        read_all(&self.fd, &self.name, bytes, offset_bytes, &failed)
     }
 
     fn reserve(&self, len_bytes: u64) -> Result<()> {
@@ -549,24 +581,15 @@ impl Object for File {
 
     fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
         let end_bytes = offset_bytes.saturating_add(bytes.len() as u64);
-        let short = |len_bytes| Error::Short {
-            name: self.name.clone(),
-            end_bytes,
-            len_bytes,
-        };
         if end_bytes > self.len_bytes {
-            return Err(short(self.len_bytes));
+            return Err(Error::Short {
+                name: self.name.clone(),
+                end_bytes,
+                len_bytes: self.len_bytes,
+            });
         }
-        let mut done = 0;
-        while done < bytes.len() {
-            let at_bytes = offset_bytes + done as u64;
-            match retry_on_intr(|| rustix::io::pread(&self.fd, &mut bytes[done..], at_bytes)) {
-                Ok(0) => return Err(short(at_bytes)),
-                Ok(count) => done += count,
-                Err(errno) => return Err(self.directory.failed("read", &self.name, errno)),
-            }
-        }
-        Ok(())
+        let failed = |errno| self.directory.failed("read", &self.name, errno);
+        read_all(&self.fd, &self.name, bytes, offset_bytes, &failed)
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {

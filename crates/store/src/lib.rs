@@ -156,6 +156,12 @@ pub trait NewObject: Send + Sync {
     /// Ranges never written, before the last written byte, read as zero.
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()>;
 
+    /// Fills all of `bytes` with what was written from `offset_bytes` on.
+    ///
+    /// # Errors
+    /// [`Error::Short`] where nothing was written so far.
+    fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()>;
+
     /// Tells the store that about `len_bytes` will be written. It may prepare; the object's length
     /// does not change.
     fn reserve(&self, len_bytes: u64) -> Result<()>;

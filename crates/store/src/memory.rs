@@ -132,6 +132,22 @@ impl NewBuffer {
     }
 }
 
+/// Fills all of `bytes` from `offset_bytes` of the object called `name`.
+fn read(name: &str, object: &[u8], bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
+    let range = usize::try_from(offset_bytes)
+        .ok()
+        .and_then(|start| Some(start..start.checked_add(bytes.len())?));
+    let source = range
+        .and_then(|range| object.get(range))
+        .ok_or_else(|| Error::Short {
+            name: name.into(),
+            end_bytes: offset_bytes.saturating_add(bytes.len() as u64),
+            len_bytes: object.len() as u64,
+        })?;
+    bytes.copy_from_slice(source);
+    Ok(())
+}
+
 impl NewObject for NewBuffer {
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         if bytes.is_empty() {
@@ -149,6 +165,10 @@ impl NewObject for NewBuffer {
         }
         buffer[start..end].copy_from_slice(bytes);
         Ok(())
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
+        read(&self.name, &lock(&self.bytes), bytes, offset_bytes)
     }
 
     fn reserve(&self, len_bytes: u64) -> Result<()> {
@@ -180,18 +200,7 @@ impl Object for Buffer {
     }
 
     fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()> {
-        let range = usize::try_from(offset_bytes)
-            .ok()
-            .and_then(|start| Some(start..start.checked_add(bytes.len())?));
-        let source = range
-            .and_then(|range| self.bytes.get(range))
-            .ok_or_else(|| Error::Short {
-                name: self.name.clone(),
-                end_bytes: offset_bytes.saturating_add(bytes.len() as u64),
-                len_bytes: self.len_bytes(),
-            })?;
-        bytes.copy_from_slice(source);
-        Ok(())
+        read(&self.name, &self.bytes, bytes, offset_bytes)
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {

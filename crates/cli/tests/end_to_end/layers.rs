@@ -30,7 +30,7 @@ fn layer(parent: &Path, child: &Path) {
         writer.record(record.clone());
     }
     for run in older.spaces().iter().flat_map(|space| older.runs(space.id)) {
-        if !matches!(run.kind, RunKind::Data { .. }) {
+        if matches!(run.kind, RunKind::Zero | RunKind::Same { .. }) {
             writer.mark(run);
             continue;
         }

@@ -3,6 +3,7 @@
 //! `STILLFRAME_BIN` names another binary to run, such as criu, to prove the tests themselves.
 mod cycles;
 mod damage;
+mod equal;
 mod files;
 mod kills;
 mod layers;

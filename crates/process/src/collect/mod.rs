@@ -12,10 +12,11 @@ mod stops;
 mod vdso;
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use abi::{Addr, Span};
-use image::{Record, Run};
+use image::{Record, Run, SpaceId};
 use prost::Message;
 use resources::fd::tcp::lock::Lock;
 use resources::fd::tty::control;
@@ -45,6 +46,8 @@ pub(crate) struct Inventory {
     pub records: Vec<Record>,
     /// Pages of the tasks' own.
     pub memory: Vec<spaces::Memory>,
+    /// Pages that may be copies of the same page of a file.
+    pub copies: Vec<(SpaceId, Range<u64>)>,
     /// Pages that children share with their parents.
     pub same: Vec<Run>,
     /// Contents of shared memory and deleted files.
@@ -98,10 +101,12 @@ pub(crate) fn collect(
     check_terminals(&tree, &described.records)?;
     records.extend(described.records);
     records.extend(vdsos.records());
+    let copies = spaces.copies();
     let (memory, same) = spaces.into_parts();
     Ok(Inventory {
         records,
         memory,
+        copies,
         same,
         objects: described.objects,
         undo: described.undo,

@@ -1,6 +1,7 @@
 //! Which pages of which task are stored, and which ones a child has of its parent.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use abi::Span;
 use image::{Run, RunKind, SpaceId};
@@ -23,6 +24,8 @@ pub(super) struct Spaces {
     /// Pages in them that only the task has.
     alone: HashMap<i32, Vec<Span>>,
     same: Vec<Run>,
+    /// Private mappings of files, by device and inode.
+    files: HashMap<(u64, u64), Vec<(i32, Span)>>,
 }
 
 /// Pages to be read from one task.
@@ -47,6 +50,10 @@ impl Spaces {
         let shared = listed.iter().filter(|listed| listed.may_share());
         let shared = shared.map(|listed| listed.span).collect();
         self.shared.insert(pid, shared);
+        for listed in listed.iter().filter(|one| one.ino != 0 && !one.shared) {
+            let file = self.files.entry((listed.dev, listed.ino)).or_default();
+            file.push((pid, listed.span));
+        }
         let with_pages =
             |map: &&mut Mapping| map.is_private() && map.flags & MAP_DROPPABLE != MAP_DROPPABLE;
         let mut private = mappings.iter_mut().filter(with_pages).collect::<Vec<_>>();
@@ -94,6 +101,17 @@ impl Spaces {
             self.own[*child].1 = rest;
         }
         Ok(())
+    }
+
+    /// Pages of tasks that have mapped the same file: copies of its pages may be equal.
+    pub fn copies(&self) -> Vec<(SpaceId, Range<u64>)> {
+        let several = |mapped: &&Vec<(i32, Span)>| mapped.iter().any(|one| one.0 != mapped[0].0);
+        let files = self.files.values().filter(several).flatten();
+        let pages = files.map(|(pid, span)| {
+            let pages = span.start.page()..span.end.page();
+            (SpaceId(pid.cast_unsigned()), pages)
+        });
+        pages.collect()
     }
 
     /// The pages to be stored by task, and the runs of those that are not.

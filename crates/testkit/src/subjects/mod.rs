@@ -19,6 +19,7 @@ mod sigaltstack;
 mod stopped;
 mod threads_epoll;
 mod tree;
+mod twins;
 mod writers;
 mod zombies;
 
@@ -52,6 +53,7 @@ const ALL: &[(&str, Run)] = &[
     ("stopped", stopped::run),
     ("threads-epoll", threads_epoll::run),
     ("tree", tree::run),
+    ("twins", twins::run),
     ("writers", writers::run),
     ("zombies", zombies::run),
 ];
