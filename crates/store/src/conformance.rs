@@ -10,6 +10,7 @@ pub fn suite(make: &dyn Fn() -> Box<dyn Store>) {
         uncommitted_objects_are_invisible,
         dropped_objects_are_gone,
         what_was_written_is_read_back,
+        freed_parts_read_as_zero,
         replacing_keeps_open_objects,
         gaps_read_as_zero,
         reserving_does_not_change_the_length,
@@ -81,6 +82,36 @@ fn what_was_written_is_read_back(store: &dyn Store) {
     assert!(matches!(past, Err(Error::Short { len_bytes: 11, .. })));
     new.commit(false).unwrap();
     assert_eq!(get(store, "one")[6..], *b"wxxld");
+}
+
+fn freed_parts_read_as_zero(store: &dyn Store) {
+    const PAGE: u64 = 4096;
+    assert!(matches!(
+        store.free("one", &[0..PAGE]),
+        Err(Error::Missing { .. })
+    ));
+    put(store, "one", &[7; 5 * PAGE as usize]);
+    let none = store.free("one", &[9 * PAGE..10 * PAGE]);
+    if let Err(Error::System { source, .. }) = &none
+        && source.kind() == std::io::ErrorKind::Unsupported
+    {
+        assert_eq!(get(store, "one"), [7; 5 * PAGE as usize]);
+        return;
+    }
+    assert_eq!(none.unwrap(), 0);
+    let freed = store.free(
+        "one",
+        &[PAGE..2 * PAGE, 3 * PAGE..3 * PAGE, 4 * PAGE..9 * PAGE],
+    );
+    assert!(freed.unwrap() <= 2 * PAGE);
+    let pages = get(store, "one");
+    let pages = pages
+        .chunks(PAGE as usize)
+        .map(|page| (page[0], page[PAGE as usize - 1]));
+    assert_eq!(
+        pages.collect::<Vec<_>>(),
+        [(7, 7), (0, 0), (7, 7), (7, 7), (0, 0)]
+    );
 }
 
 fn uncommitted_objects_are_invisible(store: &dyn Store) {

@@ -395,6 +395,27 @@ impl Store for Directory {
             .map_err(|errno| self.inner.failed_name("remove", name, errno))
     }
 
+    fn free(&self, name: &str, parts_bytes: &[Range<u64>]) -> Result<u64> {
+        check_name(name)?;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+        let inner = &self.inner;
+        let fd = rustix::fs::openat(&inner.fd, name, flags, Mode::empty())
+            .map_err(|errno| inner.failed_name("open", name, errno))?;
+        let failed = |errno| inner.failed("free parts of", name, errno);
+        let room_bytes = || {
+            let stat = rustix::fs::fstat(&fd).map_err(failed)?;
+            Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
+        };
+        let before: u64 = room_bytes()?;
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for part in parts_bytes.iter().filter(|part| !part.is_empty()) {
+            let len_bytes = part.end - part.start;
+            retry_on_intr(|| rustix::fs::fallocate(&fd, how, part.start, len_bytes))
+                .map_err(failed)?;
+        }
+        Ok(before.saturating_sub(room_bytes()?))
+    }
+
     fn beside(&self, path: &str) -> Result<Arc<dyn Store>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let place = self.inner.path.join(path);

@@ -25,6 +25,7 @@ mod directory;
 mod memory;
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -114,6 +115,23 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`Error::Missing`] where there is none.
     fn remove(&self, name: &str) -> Result<()>;
+
+    /// Gives back the room of parts of the object called `name`, which read as zeros from then on;
+    /// its length stays, and what lies past it is left out. Tells how many bytes were given back, as
+    /// far as that can be known.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where there is no such object, [`Error::System`] also where the store
+    /// cannot do that: then nothing is changed.
+    fn free(&self, name: &str, parts_bytes: &[Range<u64>]) -> Result<u64> {
+        let _ = parts_bytes;
+        Err(Error::System {
+            action: "free parts of",
+            name: name.into(),
+            store: self.place(),
+            source: io::ErrorKind::Unsupported.into(),
+        })
+    }
 
     /// Opens the store at `path`, which is relative to this one: `../1` is another in the same
     /// place.

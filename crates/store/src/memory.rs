@@ -1,6 +1,7 @@
 //! A store in memory, for tests and for images that never leave a process.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -93,6 +94,22 @@ impl Store for Memory {
             .remove(name)
             .map(drop)
             .ok_or_else(|| Self::missing(name))
+    }
+
+    fn free(&self, name: &str, parts_bytes: &[Range<u64>]) -> Result<u64> {
+        check_name(name)?;
+        let mut objects = lock(&self.objects);
+        let object = objects.get_mut(name).ok_or_else(|| Self::missing(name))?;
+        let object = Arc::make_mut(object);
+        let mut freed_bytes = 0;
+        for part in parts_bytes {
+            let end = part.end.min(object.len() as u64);
+            if part.start < end {
+                object[part.start as usize..end as usize].fill(0);
+                freed_bytes += end - part.start;
+            }
+        }
+        Ok(freed_bytes)
     }
 
     fn beside(&self, path: &str) -> Result<Arc<dyn Store>> {
