@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod ancestors;
+mod clear;
 mod error;
 mod header;
 mod index;
@@ -45,6 +46,7 @@ mod writer;
 use std::fmt;
 
 pub use ancestors::{Ancestor, join};
+pub use clear::remove;
 pub use error::{Error, Result};
 pub use manifest::{Facts, Record};
 pub use marks::children;
@@ -55,7 +57,7 @@ pub use reader::{Reader, Space};
 pub use run::{
     DATA_RUN_MAX_PAGES, Located, NewRun, PAGE_BYTES, Part, Run, RunKind, SPACE_MAX_PAGES, SpaceId,
 };
-pub use writer::{Seal, Writer, remove};
+pub use writer::{Seal, Writer};
 
 /// The format version that is written, and the newest that is read.
 pub const FORMAT_VERSION: u32 = 1;

@@ -8,6 +8,7 @@ use store::{Claim, NewObject, Store};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::ancestors::current;
+use crate::clear;
 use crate::header::{self, MANIFEST_MAX_BYTES};
 use crate::index::{self, Bounds};
 use crate::manifest::{
@@ -119,7 +120,7 @@ impl Writer {
         );
         let claim = store.claim().map_err(Error::store("claim the place of"))?;
         marks::refuse_if_needed(&*store, &claim, current(&*store))?;
-        let old_pages = sweep(&*store, &claim);
+        let old_pages = clear::sweep(&*store, &claim);
         Ok(Self {
             store,
             id: ImageId(id),
@@ -509,51 +510,6 @@ impl Writer {
     }
 }
 
-/// Removes the image called `id`; one that took its place stays.
-///
-/// # Errors
-/// [`Error::Store`]; the image may be there then, but never in part: pages that no image names are
-/// removed by the next writer.
-pub fn remove(store: &dyn Store, id: ImageId) -> Result<()> {
-    let claim = store.claim().map_err(Error::store("claim the place of"))?;
-    if current(store) != Some(id) {
-        return Ok(());
-    }
-    let removed = store.remove(MANIFEST_NAME);
-    removed.map_err(Error::store("remove"))?;
-    for name in claim.names.iter().filter(|name| id.owns(name)) {
-        store
-            .remove(name)
-            .map_err(Error::store("remove pages of"))?;
-    }
-    Ok(())
-}
-
-/// Removes pages that belong to no image; returns the names of those that stay and that a new image
-/// makes useless.
-fn sweep(store: &dyn Store, claim: &Claim) -> Vec<String> {
-    let has_image = claim.names.iter().any(|name| name == MANIFEST_NAME);
-    let current = has_image.then(|| current(store)).flatten();
-    let named = |name: &String| current.is_some_and(|id| id.owns(name));
-    let mut old: Vec<String> = claim
-        .names
-        .iter()
-        .filter(|name| parts::pages_owner(name).is_some())
-        .cloned()
-        .collect();
-    // Without a lock, pages that nothing names may be those of another writer; beside a manifest
-    // that cannot be read, its own.
-    if claim.exclusive && (current.is_some() || !has_image) {
-        for name in old.extract_if(.., |name| !named(name)) {
-            // The next writer tries again.
-            let _ = store.remove(&name);
-        }
-    } else if !claim.exclusive {
-        old.retain(named);
-    }
-    old
-}
-
 /// Returns how many bytes of the pages objects belong to none of `runs`.
 fn unused_bytes(parts_bytes: &[u64], runs: &[Run]) -> u64 {
     let data = |run: &&Run| matches!(run.kind, RunKind::Data { .. });
@@ -634,7 +590,7 @@ mod tests {
     use store::{Memory, Object};
 
     use super::*;
-    use crate::{Reader, SpaceId};
+    use crate::{Reader, SpaceId, remove};
 
     const SPACE: SpaceId = SpaceId(1);
 

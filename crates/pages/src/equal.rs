@@ -1,9 +1,9 @@
 //! Pages with the same contents, stored once: those of tasks that were forked from each other, and
 //! the copies that tasks have of pages of the same file.
 //!
-//! Only pages that may be equal with some likelihood are looked at, because that costs a sixth of
+//! Only pages that may be equal with some likelihood are looked at, because that costs an eighth of
 //! the time to store them: pages that several spaces have at the same place, and those that the
-//! caller names. A page is equal to another where a hash finds it and all of its bytes are the same.
+//! caller names. A page is equal to another if a hash finds it and all of its bytes are the same.
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
@@ -91,8 +91,8 @@ impl Equals {
         })
     }
 
-    /// Finds out which of the pages in `bytes`, which are those of `runs`, are equal to others; none
-    /// where all are to be stored without a look.
+    /// Finds out which of the pages in `bytes`, which are those of `runs`, are equal to others;
+    /// none where all are to be stored without a look.
     ///
     /// # Errors
     /// [`Error::Image`] when what was stored cannot be read.

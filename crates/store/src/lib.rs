@@ -117,7 +117,7 @@ pub trait Store: Send + Sync {
     fn remove(&self, name: &str) -> Result<()>;
 
     /// Gives back the room of parts of the object called `name`, which read as zeros from then on;
-    /// its length stays, and what lies past it is left out. Tells how many bytes were given back, as
+    /// its length stays, and what lies past it is left out. Tells how many bytes that gave back, as
     /// far as that can be known.
     ///
     /// # Errors
