@@ -87,11 +87,11 @@ fn what_was_written_is_read_back(store: &dyn Store) {
 fn freed_parts_read_as_zero(store: &dyn Store) {
     const PAGE: u64 = 4096;
     assert!(matches!(
-        store.free("one", &[0..PAGE]),
+        store.free("one", std::slice::from_ref(&(0..PAGE))),
         Err(Error::Missing { .. })
     ));
     put(store, "one", &[7; 5 * PAGE as usize]);
-    let none = store.free("one", &[9 * PAGE..10 * PAGE]);
+    let none = store.free("one", std::slice::from_ref(&(9 * PAGE..10 * PAGE)));
     if let Err(Error::System { source, .. }) = &none
         && source.kind() == std::io::ErrorKind::Unsupported
     {
