@@ -61,7 +61,7 @@ impl Flag {
             Command::PreDump => self.pre_dump(),
             Command::Restore => self.restore,
             Command::Check => self.check,
-            Command::Show | Command::Merge | Command::Generate => Fate::Taken,
+            Command::Show | Command::Merge | Command::Dedup | Command::Generate => Fate::Taken,
         }
     }
 
@@ -78,6 +78,7 @@ impl Flag {
 /// The options of a dump that a pre-dump does something about.
 const ON_PRE_DUMP: &[&str] = &[
     "action-script",
+    "auto-dedup",
     "close",
     "config",
     "display-stats",
@@ -100,7 +101,6 @@ const ON_PRE_DUMP: &[&str] = &[
 /// Commands of criu(8) that are not there yet: refused by name.
 pub const REFUSED_COMMANDS: &[&str] = &[
     "cpuinfo",
-    "dedup",
     "exec",
     "lazy-pages",
     "page-server",
@@ -163,7 +163,7 @@ pub static FLAGS: &[Flag] = &[
     flag("address", Required, [Idle, Idle, Idle]),
     flag("all", Bare, [Idle, Idle, Taken]),
     flag("allow-uprobes", Switch, [Refused, Refused, Idle]),
-    flag("auto-dedup", Switch, [Refused, Refused, Idle]),
+    flag("auto-dedup", Switch, [Taken, Refused, Idle]),
     flag("cgroup-dump-controller", Required, [Refused, Idle, Idle]).repeats(),
     flag("cgroup-props", Required, [Refused, Idle, Idle]),
     flag("cgroup-props-file", Required, [Refused, Idle, Idle]),

@@ -53,6 +53,10 @@ pub struct Dump {
     #[arg(long, value_name = "DIR")]
     prev_images_dir: Option<PathBuf>,
 
+    /// Free in older images what this one replaces; they cannot be restored any more then
+    #[arg(long)]
+    auto_dedup: bool,
+
     /// Track what a tree that runs on writes from now on
     #[arg(long)]
     track_mem: bool,
@@ -79,6 +83,7 @@ impl Fill for Dump {
             "timeout" => self.timeout = number(value)?,
             "no-sync" => self.no_sync = flag(value)?,
             "prev-images-dir" => self.prev_images_dir = Some(quick::path(value)?),
+            "auto-dedup" => self.auto_dedup = flag(value)?,
             "track-mem" => self.track_mem = flag(value)?,
             "track-time" => self.track_time = number(value)?,
             _ => {
@@ -104,6 +109,7 @@ impl Dump {
             timeout: DEFAULT_TIMEOUT.as_secs(),
             no_sync: false,
             prev_images_dir: None,
+            auto_dedup: false,
             track_mem: false,
             track_time: DEFAULT_TRACK_TIME.as_secs(),
             allowed: AllowedArgs::default(),
@@ -164,6 +170,7 @@ impl Dump {
                 .prev_images_dir
                 .as_ref()
                 .map(|dir| images_dir.join(dir)),
+            auto_dedup: self.auto_dedup,
             track: self.track_mem.then(|| Duration::from_secs(self.track_time)),
         }
     }
@@ -183,6 +190,7 @@ fn to_json(report: &DumpReport) -> Value {
         "frozen_us": known.frozen_us,
         "longest_frozen_us": report.longest_frozen_us,
         "instants": report.instants,
+        "freed_bytes": report.freed_bytes,
         "total_us": report.total_us,
         "statistics": statistics::to_json(known),
     }})
@@ -192,10 +200,11 @@ fn to_text(report: &DumpReport) -> String {
     let (longest_us, total_us) = (report.longest_frozen_us, report.total_us);
     format!(
         "image {}\n{}frozen at one time {longest_us:>14} us\ninstants {:>24}\n\
-         whole dump {total_us:>22} us\nimage bytes {:>21}\n",
+         whole dump {total_us:>22} us\nimage bytes {:>21}\nfreed bytes {:>21}\n",
         report.image,
         statistics::to_text(&report.statistics, ""),
         report.instants,
         report.image_bytes,
+        report.freed_bytes,
     )
 }

@@ -184,7 +184,7 @@ mod tests {
     fn failures() -> Vec<Failure> {
         let denied = || std::io::Error::from_raw_os_error(13);
         vec![
-            Failure::Reading(reading::Error::CommandUnsupported("dedup")),
+            Failure::Reading(reading::Error::CommandUnsupported("exec")),
             Failure::Usage("--restore-sibling needs --restore-detached".to_owned()),
             Failure::NoSuchFeature("nope".to_owned()),
             Failure::File {
@@ -220,7 +220,7 @@ mod tests {
             })
             .collect();
         insta::assert_snapshot!(text.join("\n"), @r#"
-        2 usage: the command dedup of criu(8) is not supported yet
+        2 usage: the command exec of criu(8) is not supported yet
           `stillframe --help` lists the commands that are there
         2 usage: --restore-sibling needs --restore-detached
           `stillframe COMMAND --help` lists the options

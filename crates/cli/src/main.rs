@@ -1,15 +1,16 @@
 //! The stillframe command: reads the command line, calls the engine, tells how it went.
 //!
 //! One file per command ([`dump`], [`pre_dump`], [`restore`], [`check`], [`show`], [`merge`],
-//! [`generate`]). The command line is criu(8)'s: [`reading`] understands it with the table in
-//! [`criu`], [`config`] adds the configuration files. [`exit`] picks exit statuses; nothing else in
-//! the workspace prints.
+//! [`dedup`], [`generate`]). The command line is criu(8)'s: [`reading`] understands it with the
+//! table in [`criu`], [`config`] adds the configuration files. [`exit`] picks exit statuses;
+//! nothing else in the workspace prints.
 #![forbid(unsafe_code)]
 
 mod allowed;
 mod check;
 mod config;
 mod criu;
+mod dedup;
 mod dump;
 mod exit;
 mod generate;
@@ -52,6 +53,7 @@ enum Action {
     Check(check::Check),
     Show(show::Show),
     Merge(merge::Merge),
+    Dedup(dedup::Dedup),
     #[command(hide = true)]
     Generate(generate::Generate),
 }
@@ -110,6 +112,10 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
         },
         Some(Command::Merge) => match parse::<merge::Merge>("merge", |_| None, reading.words) {
             Ok(merge) => merge.run(),
+            Err(error) => Ok(misused(&error)),
+        },
+        Some(Command::Dedup) => match parse::<dedup::Dedup>("dedup", |_| None, reading.words) {
+            Ok(dedup) => dedup.run(),
             Err(error) => Ok(misused(&error)),
         },
         Some(Command::Generate) => {

@@ -26,6 +26,10 @@ pub struct PreDump {
     #[arg(long, value_name = "DIR")]
     prev_images_dir: Option<PathBuf>,
 
+    /// Free in older images what this one replaces; they cannot be restored any more then
+    #[arg(long)]
+    auto_dedup: bool,
+
     /// How memory is read: both are the same here, from outside while the tree runs
     #[arg(long, value_name = "MODE")]
     pre_dump_mode: Option<String>,
@@ -82,6 +86,7 @@ impl PreDump {
                 .prev_images_dir
                 .as_ref()
                 .map(|dir| images_dir.join(dir)),
+            auto_dedup: self.auto_dedup,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
             track_time: Duration::from_secs(self.track_time),
             sync: !self.no_sync,
@@ -103,6 +108,7 @@ fn to_json(report: &PreDumpReport) -> Value {
         "frozen_us": known.frozen_us,
         "collect_us": known.collect_us,
         "memory_us": known.memory_us,
+        "freed_bytes": report.freed_bytes,
         "total_us": report.total_us,
         "statistics": statistics::to_json(known),
     }})
@@ -110,10 +116,11 @@ fn to_json(report: &PreDumpReport) -> Value {
 
 fn to_text(report: &PreDumpReport) -> String {
     format!(
-        "image {}\n{}whole round {:>21} us\nimage bytes {:>21}\n",
+        "image {}\n{}whole round {:>21} us\nimage bytes {:>21}\nfreed bytes {:>21}\n",
         report.image,
         statistics::to_text(&report.statistics, ""),
         report.total_us,
         report.image_bytes,
+        report.freed_bytes,
     )
 }

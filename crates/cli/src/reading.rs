@@ -24,6 +24,8 @@ pub enum Command {
     Show,
     /// Squash a chain of images.
     Merge,
+    /// Free what newer images have replaced.
+    Dedup,
     /// Write completions or the manual.
     Generate,
 }
@@ -38,6 +40,7 @@ impl Command {
             "check" => Self::Check,
             "show" => Self::Show,
             "merge" => Self::Merge,
+            "dedup" => Self::Dedup,
             "generate" => Self::Generate,
             _ => return None,
         })

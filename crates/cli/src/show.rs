@@ -94,6 +94,7 @@ fn layers_to_json(layers: &[Layer]) -> Vec<Value> {
             "image": layer.image,
             "path": layer.path.display().to_string(),
             "missing": layer.missing,
+            "freed_by": layer.freed_by,
             "pages": pages_to_json(&layer.pages),
             "held_pages": layer.held_pages,
             "bytes": layer.bytes,
@@ -233,6 +234,9 @@ fn write_layer(text: &mut String, layer: &Layer) -> std::fmt::Result {
         "  {image} in {path}, holds {} pages ({held}): ",
         layer.held_pages
     )?;
+    if let Some(by) = &layer.freed_by {
+        write!(text, "parts of it were freed by auto-dedup of {by}; ")?;
+    }
     match &layer.missing {
         Some(why) => writeln!(text, "cannot be read: {}", printable(why)),
         None => writeln!(

@@ -381,6 +381,98 @@ fn every_layer_tells_what_its_dump_did() {
     assert_eq!(same, layers[0]["statistics"]);
 }
 
+/// Whether parts of files can be freed in the folder.
+fn can_free(folder: &Path) -> bool {
+    use store::Store;
+    let store = store::Directory::open(folder).expect("it is there");
+    let new = store.create("part").expect("a file");
+    new.write_at(&[1; 8192], 0).expect("room");
+    new.commit(false).expect("a name");
+    let freed = store.free("part", std::slice::from_ref(&(0..4096)));
+    store.remove("part").expect("it is there");
+    freed.is_ok()
+}
+
+#[test]
+fn what_later_dumps_replace_is_freed_and_told() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("churn", &["2", "200"]);
+    let mut rounds = Rounds::new(subject.pid());
+    if !can_free(rounds.folder.path()) {
+        testkit::skip!("the file system cannot free parts of files");
+    }
+    let go_on = [&["--track-mem", "--leave-running"][..], &["--auto-dedup"]].concat();
+    for _ in 0..3 {
+        rounds.make("dump", &go_on);
+        let count = subject.ask_number("count");
+        wait_until("the subject to write", SOON, || {
+            subject.ask_number("count") > count + 2000
+        });
+    }
+    rounds.make("dump", &["--auto-dedup"]);
+    let layers = |rounds: &Rounds| {
+        let mut show = rounds.stillframe.command(&["show", "--json"]);
+        let shown = show.arg(rounds.place(4)).output().expect("it starts");
+        let image: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+        image["layers"].as_array().expect("a list").clone()
+    };
+    let told = layers(&rounds);
+    assert_eq!((told.len(), &told[0]["freed_by"]), (4, &Value::Null));
+    // The last two are not whole any more, and name the one that has replaced their pages.
+    for (older, newer) in [(1, 0), (2, 1)] {
+        assert_eq!(told[older]["freed_by"], told[newer]["image"], "{told:?}");
+    }
+    let mut line = rounds.stillframe.command(&["restore", "-o", "-", "-D"]);
+    let outcome = line.arg(rounds.place(2)).output().expect("it starts");
+    let refusal = String::from_utf8_lossy(&outcome.stderr).into_owned();
+    assert_eq!(outcome.status.code(), Some(4), "{refusal}");
+    assert!(
+        refusal.contains("freed by auto-dedup of image"),
+        "{refusal}"
+    );
+    // All is freed already, and what another image needs stays.
+    let dedup = |place: &Path| {
+        let mut line = rounds.stillframe.command(&["dedup", "--json", "-D"]);
+        line.arg(place).output().expect("it starts")
+    };
+    let outcome = dedup(&rounds.place(4));
+    let again: Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
+    assert_eq!(again["dedup"]["freed_bytes"], 0, "{again}");
+    assert!(
+        !dedup(&rounds.place(3)).status.success(),
+        "image 4 needs it"
+    );
+    rounds.restore(&[]);
+    assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn auto_dedup_spares_what_another_image_needs() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("mmaps", &["plain"]);
+    let mut rounds = Rounds::new(subject.pid());
+    rounds.make("dump", &["--track-mem", "--leave-running"]);
+    rounds.make("dump", &["--track-mem", "--leave-running"]);
+    // Another one over the first.
+    rounds.count += 1;
+    let mut line = rounds.stillframe.command(&["dump", "--auto-dedup", "-t"]);
+    line.arg(subject.pid().to_string())
+        .arg("-D")
+        .arg(rounds.place(3));
+    let outcome = line
+        .args(["--prev-images-dir", "../1"])
+        .output()
+        .expect("it starts");
+    let refusal = String::from_utf8_lossy(&outcome.stderr).into_owned();
+    assert!(
+        !outcome.status.success() && refusal.contains("is needed by image"),
+        "{refusal}"
+    );
+    assert_eq!(subject.ask("check"), "right");
+}
+
 #[test]
 fn a_plain_dump_of_a_tracked_tree_is_like_any_other() {
     needs_root!();

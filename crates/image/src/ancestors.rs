@@ -123,16 +123,9 @@ impl Ancestors {
             what,
             source: source.map(Box::new),
         };
-        let store = match opened.store.get() {
-            Some(store) => store,
-            None => {
-                let home = self.home.as_ref().expect("there are ancestors");
-                let store = home
-                    .beside(&known.path)
-                    .map_err(|source| gone("cannot be opened".into(), Some(source)))?;
-                opened.store.get_or_init(|| store)
-            }
-        };
+        let store = self
+            .place(ancestor)
+            .map_err(|source| gone("cannot be opened".into(), Some(source)))?;
         let name = known.id.pages_part_name(part);
         let object = store.open(&name).map_err(|error| match error {
             store::Error::Missing { .. } => gone(missing(&**store, known.id, &name), None),
@@ -147,6 +140,30 @@ impl Ancestors {
             ));
         }
         Ok(&**opened.parts[part].get_or_init(|| object))
+    }
+
+    /// Where an ancestor is.
+    fn place(&self, ancestor: usize) -> store::Result<&Arc<dyn Store>> {
+        let place = &self.opened[ancestor].store;
+        if let Some(store) = place.get() {
+            return Ok(store);
+        }
+        let home = self.home.as_ref().expect("there are ancestors");
+        let store = home.beside(&self.all[ancestor].path)?;
+        Ok(place.get_or_init(|| store))
+    }
+
+    /// Refuses an ancestor of which pages were freed, as far as that can be known.
+    ///
+    /// # Errors
+    /// [`Error::Freed`].
+    pub fn check_freed(&self, ancestor: usize) -> Result<()> {
+        let id = self.all[ancestor].id;
+        let place = self.place(ancestor).ok();
+        match place.and_then(|store| crate::Reader::open(&**store).ok()) {
+            Some(older) if older.id() == id => older.check_freed(),
+            _ => Ok(()),
+        }
     }
 
     /// Names pages object `part` of ancestor number `ancestor`.

@@ -36,6 +36,15 @@ pub enum Error {
         #[source]
         source: Option<Box<store::Error>>,
     },
+    /// Pages of an image, or of those that it is over, were freed because a newer one has others in
+    /// their place.
+    #[error("image {id} is not whole: parts of it were freed by auto-dedup of image {by}")]
+    Freed {
+        /// The image.
+        id: ImageId,
+        /// The newer one.
+        by: ImageId,
+    },
     /// An image cannot be replaced, because another has pages from it.
     #[error("image {id} is needed by image {child} in {path}, which has pages from it")]
     Needed {

@@ -29,6 +29,7 @@
 
 mod ancestors;
 mod clear;
+mod dedup;
 mod error;
 mod header;
 mod index;
@@ -38,6 +39,7 @@ mod merge;
 mod origins;
 mod over;
 mod parts;
+mod raw;
 mod reader;
 mod run;
 mod verify;
@@ -47,6 +49,7 @@ use std::fmt;
 
 pub use ancestors::{Ancestor, join};
 pub use clear::remove;
+pub use dedup::{Deduped, check_dedup, dedup};
 pub use error::{Error, Result};
 pub use manifest::{Facts, Record};
 pub use marks::children;

@@ -75,6 +75,9 @@ pub(crate) struct Manifest {
     /// The images that hold pages of this one.
     #[prost(message, repeated, tag = "7")]
     pub ancestors: Vec<Listed>,
+    /// The image for which some pages of this one were freed; empty where all are there.
+    #[prost(bytes = "vec", tag = "10")]
+    pub freed_by: Vec<u8>,
 }
 
 /// The feature of an image with several pages objects.
@@ -89,8 +92,17 @@ pub(crate) const PARENT_FEATURE: &str = "parent";
 /// The feature of an image that stores pages with equal contents once.
 pub(crate) const EQUAL_FEATURE: &str = "equal";
 
+/// The feature of an image of which pages were freed.
+pub(crate) const FREED_FEATURE: &str = "freed";
+
 /// The features that this version reads.
-const FEATURES: &[&str] = &[PARTS_FEATURE, PARENT_FEATURE, EQUAL_FEATURE, UNUSED_FEATURE];
+const FEATURES: &[&str] = &[
+    PARTS_FEATURE,
+    PARENT_FEATURE,
+    EQUAL_FEATURE,
+    UNUSED_FEATURE,
+    FREED_FEATURE,
+];
 
 impl Manifest {
     /// The lengths of all pages objects.
@@ -109,6 +121,22 @@ impl Manifest {
         match unknown.cloned() {
             Some(feature) => Err(Error::Unsupported { feature }),
             None => Ok(()),
+        }
+    }
+
+    /// Returns the image for which pages of this one were freed.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_freed(&self) -> std::result::Result<Option<ImageId>, String> {
+        let is_freed = self.features.iter().any(|feature| feature == FREED_FEATURE);
+        match self.freed_by.as_slice() {
+            [] if is_freed => Err("pages were freed for no image".into()),
+            [] => Ok(None),
+            id => match id.try_into() {
+                Ok(id) if is_freed => Ok(Some(ImageId(id))),
+                _ => Err("pages were freed for something that is no image".into()),
+            },
         }
     }
 

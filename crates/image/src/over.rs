@@ -9,7 +9,7 @@ use crate::manifest::{Listed, Parent};
 use crate::origins::{self, Collected, ORIGINS_MAX};
 use crate::parts::{self, ANCESTORS_MAX};
 use crate::run::Part;
-use crate::{Error, ImageId, Located, Reader, Result, Run, RunKind, SpaceId};
+use crate::{Error, ImageId, Located, Reader, Result, Run, RunKind, SpaceId, raw};
 
 /// The ways between the places of an image and its parent, as `store::way` tells them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Over {
     /// parent.
     ///
     /// # Errors
-    /// [`Error::BadRun`] for pages that the parent does not describe.
+    /// [`Error::BadRun`] for pages that the parent does not describe, [`Error::Freed`].
     pub fn inherit(
         &self,
         origins: &Mutex<Collected>,
@@ -50,6 +50,7 @@ impl Over {
         first_page: u64,
         pages: u64,
     ) -> Result<Vec<Run>> {
+        self.parent.check_freed()?;
         let mut runs = Vec::new();
         let mut origins = origins.lock().expect("no holder panics");
         let (mut page, end) = (first_page, first_page.saturating_add(pages));
@@ -90,6 +91,22 @@ impl Over {
             page += u64::from(pages);
         }
         Ok(runs)
+    }
+
+    /// Refuses a parent that was changed since it was opened.
+    ///
+    /// # Errors
+    /// [`Error::Ancestor`].
+    pub fn check_same(&self) -> Result<()> {
+        if raw::stamp(&*self.store) == Some(self.parent.stamp) {
+            return Ok(());
+        }
+        Err(Error::Ancestor {
+            id: self.parent.id(),
+            path: self.link.to_parent.clone(),
+            what: "was changed meanwhile".into(),
+            source: None,
+        })
     }
 
     /// Returns the number that the new image gives to the pages object of image `id` in which

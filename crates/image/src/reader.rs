@@ -7,17 +7,14 @@ use store::{Object, Store};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::ancestors::{Ancestor, Ancestors};
-use crate::header::{self, HEADER_MAX_BYTES, Header, MANIFEST_MAX_BYTES, Refusal, SECTIONS};
 pub use crate::index::Space;
 use crate::index::{Bounds, Fault, Index};
 use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest};
 use crate::origins;
 use crate::parts::{self, PARTS_MAX};
+use crate::raw::{Raw, corrupt_manifest};
 use crate::run::{ENTRY_BYTES, Located, PAGE_BYTES, Part};
 use crate::{Error, Facts, ImageId, MANIFEST_NAME, Record, Result, Run, RunKind, SpaceId};
-
-/// Manifests up to this size are read with one call; of larger ones the header first.
-const ONE_READ_BYTES: u64 = 1 << 18;
 
 /// An opened image.
 ///
@@ -25,6 +22,10 @@ const ONE_READ_BYTES: u64 = 1 << 18;
 /// needed.
 pub struct Reader {
     id: ImageId,
+    /// Tells this manifest from others of the same image.
+    pub(crate) stamp: u64,
+    /// The image for which some of this one's pages were freed.
+    freed_by: Option<ImageId>,
     parent: Option<(ImageId, String)>,
     features: Vec<String>,
     facts: Facts,
@@ -45,9 +46,9 @@ impl Reader {
     /// # Errors
     /// [`Error::NoImage`], [`Error::Corrupt`], [`Error::Unsupported`], [`Error::Store`].
     pub fn open(store: &dyn Store) -> Result<Self> {
-        let bytes = read_manifest(store)?;
-        let header = header::decode(&bytes, bytes.len() as u64).map_err(as_error)?;
-        let [index, manifest, records, origins] = sections(&header, &bytes)?;
+        let raw = Raw::read(store)?;
+        let (id, stamp, bytes) = (raw.id, raw.stamp(), raw.bytes);
+        let [index, manifest, records, origins] = raw.sections;
         if manifest.len() > MESSAGE_MAX_BYTES {
             return Err(corrupt_manifest(
                 manifest.start,
@@ -73,7 +74,8 @@ impl Reader {
         }
         let wrong = |what| corrupt_manifest(manifest.start, what);
         let parent = decoded.check_parent().map_err(wrong)?;
-        let ancestors = Ancestor::check_all(decoded.ancestors, header.id).map_err(wrong)?;
+        let freed_by = decoded.check_freed().map_err(wrong)?;
+        let ancestors = Ancestor::check_all(decoded.ancestors, id).map_err(wrong)?;
         let start = origins.start;
         let object_bytes = |object| object_bytes(&parts_bytes, &ancestors, object);
         let origins = origins::decode(&bytes[origins], &object_bytes)
@@ -85,14 +87,16 @@ impl Reader {
         };
         let start = index.start;
         let index = Index::new(bytes, index, bounds).map_err(|fault| bad_index(start, fault))?;
-        let open = |(part, &bytes)| open_pages(store, header.id, part, bytes, &index);
+        let open = |(part, &bytes)| open_pages(store, id, part, bytes, &index);
         let pages = parts_bytes
             .iter()
             .enumerate()
             .map(open)
             .collect::<Result<_>>()?;
         Ok(Self {
-            id: header.id,
+            id,
+            stamp,
+            freed_by,
             parent,
             features: decoded.features,
             facts: decoded.facts.unwrap_or_default(),
@@ -127,11 +131,24 @@ impl Reader {
         self.ancestors().iter().map(files).sum::<usize>() as u64
     }
 
+    /// Returns the image for which pages of this one were freed, or of those that it is over:
+    /// nothing can be read of it any more.
+    pub fn freed_by(&self) -> Option<ImageId> {
+        self.freed_by
+    }
+
+    /// Refuses an image of which pages were freed.
+    pub(crate) fn check_freed(&self) -> Result<()> {
+        let freed = self.freed_by.map(|by| Error::Freed { id: self.id, by });
+        freed.map_or(Ok(()), Err)
+    }
+
     /// Opens the files of all ancestors, which otherwise happens when they are needed.
     ///
     /// # Errors
-    /// [`Error::Ancestor`] for the first that is not what it was.
+    /// [`Error::Ancestor`] for the first that is not what it was, [`Error::Freed`].
     pub fn open_ancestors(&self) -> Result<()> {
+        self.check_freed()?;
         for (number, ancestor) in self.ancestors().iter().enumerate() {
             let parts = ancestor.parts_bytes.iter().enumerate();
             for (part, _) in parts.filter(|(_, bytes)| **bytes > 0) {
@@ -172,6 +189,11 @@ impl Reader {
             }
         }
         described
+    }
+
+    /// The stored runs that `parent` and `equal` runs are parts of.
+    pub(crate) fn origins(&self) -> &[Run] {
+        &self.origins
     }
 
     /// The lengths of the image's own pages objects.
@@ -336,6 +358,7 @@ impl Reader {
                 if xxh3_64(bytes) == checksum {
                     return Ok(());
                 }
+                self.check_hole(offset_bytes, bytes)?;
                 (
                     offset_bytes,
                     format!("the checksum of {} pages does not match", run.pages),
@@ -415,6 +438,7 @@ impl Reader {
 
     /// Returns the pages object at a position, and the offset there.
     fn object(&self, position: u64, space: SpaceId) -> Result<(&dyn Object, u64)> {
+        self.check_freed()?;
         let (object, offset_bytes) = parts::split(position);
         match parts::owner(object) {
             (Some(ancestor), part) => Ok((self.ancestors.object(ancestor, part)?, offset_bytes)),
@@ -425,6 +449,17 @@ impl Reader {
                     Err(self.corrupt_pages(position, Some(space), what))
                 }
             },
+        }
+    }
+
+    /// Refuses pages that are zero because they were freed in another image.
+    fn check_hole(&self, position: u64, bytes: &[u8]) -> Result<()> {
+        let mut pages = bytes.chunks(PAGE_BYTES);
+        match parts::owner(parts::split(position).0) {
+            (Some(ancestor), _) if pages.any(|page| page.iter().all(|byte| *byte == 0)) => {
+                self.ancestors.check_freed(ancestor)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -457,72 +492,6 @@ pub(crate) fn data_offset(run: &Run) -> u64 {
         RunKind::Data { offset_bytes, .. } => offset_bytes,
         _ => u64::MAX,
     }
-}
-
-fn corrupt_manifest(offset: usize, what: String) -> Error {
-    let offset_bytes = offset as u64;
-    Error::Corrupt {
-        file: MANIFEST_NAME.into(),
-        what,
-        space: None,
-        offset_bytes,
-    }
-}
-
-/// Reads the whole manifest; what is too large is refused before memory is taken for it, and a
-/// large one only after its header was found to be right.
-fn read_manifest(store: &dyn Store) -> Result<Vec<u8>> {
-    let object = store.open(MANIFEST_NAME).map_err(|error| match error {
-        store::Error::Missing { store, .. } => Error::NoImage { store },
-        source => Error::Store {
-            action: "open the manifest of",
-            source,
-        },
-    })?;
-    let read = |bytes: &mut [u8], offset| match object.read_at(bytes, offset) {
-        Err(store::Error::Short { len_bytes, .. }) => Err(corrupt_manifest(
-            len_bytes as usize,
-            "it became shorter".into(),
-        )),
-        result => result.map_err(Error::store("read the manifest of")),
-    };
-    let file_bytes = object.len_bytes();
-    if file_bytes > ONE_READ_BYTES {
-        let mut start = [0; HEADER_MAX_BYTES];
-        read(&mut start, 0)?;
-        header::decode(&start, file_bytes).map_err(as_error)?;
-        if file_bytes > MANIFEST_MAX_BYTES {
-            let what = format!("it has {file_bytes} bytes");
-            return Err(corrupt_manifest(MANIFEST_MAX_BYTES as usize, what));
-        }
-    }
-    let mut bytes = vec![0; file_bytes as usize];
-    read(&mut bytes, 0)?;
-    Ok(bytes)
-}
-
-fn as_error(refusal: Refusal) -> Error {
-    match refusal {
-        Refusal::Corrupt(offset, what) => corrupt_manifest(offset as usize, what),
-        Refusal::Version(version) => Error::Unsupported {
-            feature: format!("format version {version}"),
-        },
-    }
-}
-
-/// Checks each section's checksum and returns where they are in `bytes`.
-fn sections(header: &Header, bytes: &[u8]) -> Result<[Range<usize>; SECTIONS.len()]> {
-    let ranges = header.sections.map(|section| {
-        let start = section.offset_bytes as usize;
-        start..start + section.len_bytes as usize
-    });
-    for ((name, section), range) in SECTIONS.iter().zip(header.sections).zip(&ranges) {
-        if xxh3_64(&bytes[range.clone()]) != section.checksum {
-            let what = format!("the checksum of section {name} does not match");
-            return Err(corrupt_manifest(range.start, what));
-        }
-    }
-    Ok(ranges)
 }
 
 fn bad_index(start: usize, fault: Fault) -> Error {
@@ -588,6 +557,7 @@ mod tests {
     use store::{Claim, Memory, NewObject};
 
     use super::*;
+    use crate::header::{self, HEADER_MAX_BYTES};
     use crate::manifest::RECORDS_MAX;
     use crate::run;
 

@@ -380,7 +380,18 @@ impl Writer {
         let marked = over
             .as_ref()
             .map_or(Ok(()), |over| marks::leave(over, self.id, seal.durable));
-        if let Err(error) = marked.and_then(|()| self.publish(&manifest, seal.durable)) {
+        // Before and after: who changes the parent looks for its children afterwards.
+        let same = || over.as_ref().map_or(Ok(()), Over::check_same);
+        let published = marked
+            .and_then(|()| same())
+            .and_then(|()| self.publish(&manifest, seal.durable));
+        let published = published.and_then(|()| {
+            same().inspect_err(|_| {
+                // The next writer tries again.
+                let _ = self.store.remove(MANIFEST_NAME);
+            })
+        });
+        if let Err(error) = published {
             // It may have failed after the manifest got its name: then the pages belong to it.
             if current(&*self.store) != Some(self.id) {
                 self.remove(&names);
@@ -478,6 +489,7 @@ impl Writer {
             more_pages_bytes: parts_bytes[1..].to_vec(),
             records: records.len() as u64,
             unused_bytes,
+            freed_by: Vec::new(),
         };
         let manifest = manifest.encode_to_vec();
         check_len(

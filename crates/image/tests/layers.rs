@@ -233,6 +233,7 @@ proptest! {
         for (place, model) in places.iter().zip(&models[1..]) {
             compare(&Reader::open(place).unwrap(), model);
         }
+        dedup(&places, &models[1..]);
         // The newest, squashed down to any of the others, and then wholly, where it is.
         let newest = layers.len() - 1;
         for until in (0..newest).rev() {
@@ -251,6 +252,184 @@ proptest! {
         prop_assert!(reader.ancestors().is_empty() && reader.parent().is_none());
         compare(&reader, &models[newest + 1]);
     }
+}
+
+/// Frees what the newest layer does not need: that is all there is, and older layers say so.
+fn dedup(places: &[Memory], models: &[Model]) {
+    let newest = places.len() - 1;
+    image::dedup(&places[newest], false).unwrap();
+    let reader = Reader::open(&places[newest]).unwrap();
+    compare(&reader, &models[newest]);
+    let mut needed = std::collections::BTreeSet::new();
+    for run in reader
+        .spaces()
+        .iter()
+        .flat_map(|space| reader.runs(space.id))
+    {
+        if reader.origin(&run).is_some() {
+            let located = reader
+                .locate(run.space, run.first_page, run.pages.into())
+                .unwrap();
+            let (object, first_bytes) = reader.pages_object(&located.run).unwrap();
+            let skip = u64::from(located.skip_pages);
+            let first = first_bytes / PAGE_BYTES as u64 + skip;
+            needed.extend(
+                (first..first + u64::from(run.pages)).map(|at| (object.name().to_owned(), at)),
+            );
+        }
+    }
+    let mut chain = std::collections::BTreeSet::new();
+    let mut at = reader.parent().map(|(_, path)| path.to_owned());
+    while let Some(path) = at {
+        let older = Reader::open(&*places[newest].beside(&path).unwrap()).unwrap();
+        chain.insert(older.id());
+        // All paths of these places are the same wherever they begin.
+        at = older.parent().map(|(_, path)| path.to_owned());
+    }
+    let mut left = 0;
+    for (place, model) in places[..newest].iter().zip(models) {
+        let older = Reader::open(place).unwrap();
+        if chain.contains(&older.id()) {
+            let names = place.list().unwrap();
+            for name in names.iter().filter(|name| name.starts_with("pages")) {
+                let bytes = get(place, name);
+                let pages = bytes.chunks(PAGE_BYTES);
+                left += pages
+                    .filter(|page| page.iter().any(|byte| *byte != 0))
+                    .count();
+            }
+        }
+        match older.freed_by() {
+            None => compare(&older, model),
+            Some(by) => {
+                assert!(by == reader.id() && chain.contains(&older.id()));
+                assert!(matches!(older.open_ancestors(), Err(Error::Freed { .. })));
+                let read = older.verify_all(1);
+                assert!(older.stored().is_empty() || matches!(read, Err(Error::Freed { .. })));
+            }
+        }
+    }
+    assert_eq!(left, needed.len(), "all that is not needed is free");
+    image::dedup(&places[newest], false).unwrap();
+    compare(&Reader::open(&places[newest]).unwrap(), &models[newest]);
+}
+
+#[test]
+fn what_is_not_needed_is_freed_and_told() {
+    let places = places(5);
+    let ids = three(&places);
+    // The newest replaces one page of its parent's and has no other of it.
+    let writer = over(&places, 3);
+    data(&writer, 1, 1, &[9]);
+    writer.inherit(SpaceId(1), 0, 1).unwrap();
+    writer.inherit(SpaceId(1), 2, 1).unwrap();
+    let newest = writer.seal(Seal::default()).unwrap();
+    let freed = image::dedup(&places[3], false).unwrap();
+    assert_eq!((freed.freed_bytes, freed.images), (PAGE_BYTES as u64, 1));
+    assert_eq!(read_all(&places[3]).unwrap(), [1, 9, 3]);
+    // The oldest is as it was; what is over the one that lost a page is not.
+    assert_eq!(Reader::open(&places[0]).unwrap().freed_by(), None);
+    for number in [1, 2] {
+        let error = read_all(&places[number]).unwrap_err();
+        let told = format!("image {} is not whole: parts of it were freed", ids[number]);
+        assert!(error.to_string().starts_with(&told), "{error}");
+        let reader = Reader::open(&places[number]).unwrap();
+        assert_eq!(reader.freed_by(), Some(newest));
+        assert!(reader.features().contains(&"freed".to_owned()));
+    }
+    // Nothing can be put over it, but over the newest.
+    let error = over(&places, 3).inherit(SpaceId(1), 0, 1).unwrap_err();
+    assert!(matches!(error, Error::Freed { .. }), "{error}");
+    let writer = over(&places, 4);
+    writer.inherit(SpaceId(1), 0, 3).unwrap();
+    writer.seal(Seal::default()).unwrap();
+    assert_eq!(read_all(&places[4]).unwrap(), [1, 9, 3]);
+    merge(&places, 4, 4, None);
+    assert_eq!(read_all(&places[4]).unwrap(), [1, 9, 3]);
+}
+
+#[test]
+fn what_another_image_needs_is_not_freed() {
+    let places = places(4);
+    let ids = three(&places);
+    let sibling = Arc::new(places[3].clone());
+    let parent = Arc::new(Reader::open(&places[0]).unwrap());
+    let writer = Writer::create_over(sibling, parent, link(0, 3)).unwrap();
+    writer.inherit(SpaceId(1), 0, 1).unwrap();
+    let other = writer.seal(Seal::default()).unwrap();
+    let refused = |result: Result<(), Error>, by: ImageId| match result.unwrap_err() {
+        Error::Needed { child, .. } => assert_eq!(child, by),
+        error => panic!("{error}"),
+    };
+    let freed = |number: usize| image::dedup(&places[number], false).map(drop);
+    refused(freed(2), other);
+    refused(freed(1), ids[2]);
+    refused(image::check_dedup(&places[2], None), other);
+    assert!(image::check_dedup(&places[2], Some(other)).is_ok());
+    refused(image::check_dedup(&places[1], None), ids[2]);
+    assert_eq!(read_all(&places[2]).unwrap(), [1, 2, 3]);
+    // It is gone: its mark is stale.
+    places[3].remove(image::MANIFEST_NAME).unwrap();
+    freed(2).unwrap();
+    assert_eq!(read_all(&places[2]).unwrap(), [1, 2, 3]);
+}
+
+#[test]
+fn what_was_freed_is_no_damage_to_images_that_nobody_knew() {
+    let places = places(3);
+    let writer = over(&places, 0);
+    data(&writer, 1, 0, &[1, 2]);
+    let oldest = writer.seal(Seal::default()).unwrap();
+    let child = |number: usize, own: u64| {
+        let parent = Arc::new(Reader::open(&places[0]).unwrap());
+        let store = Arc::new(places[number].clone());
+        let writer = Writer::create_over(store, parent, link(0, number)).unwrap();
+        data(&writer, 1, 2, &[3]);
+        (0..own).for_each(|page| {
+            data(&writer, 1, page, &[4]);
+        });
+        writer.inherit(SpaceId(1), own, 2 - own).unwrap();
+        writer.seal(Seal::default()).unwrap()
+    };
+    let unknown = child(1, 0);
+    places[0].remove(&format!("child-{unknown}.img")).unwrap();
+    let newest = child(2, 1);
+    image::dedup(&places[2], false).unwrap();
+    assert_eq!(read_all(&places[2]).unwrap(), [4, 2, 3]);
+    match read_all(&places[1]).unwrap_err() {
+        Error::Freed { id, by } => assert_eq!((id, by), (oldest, newest)),
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_parent_that_was_changed_meanwhile_has_no_child() {
+    let places = places(4);
+    three(&places);
+    let writer = over(&places, 3);
+    data(&writer, 1, 0, &[8]);
+    writer.inherit(SpaceId(1), 1, 2).unwrap();
+    // As if the parent's own needs were refined: another manifest of the same image.
+    let mut bytes = get(&places[2], image::MANIFEST_NAME);
+    let table = bytes.len();
+    bytes[table - 1] ^= 1;
+    put(&places[2], image::MANIFEST_NAME, &bytes);
+    assert!(
+        writer.seal(Seal::default()).is_ok(),
+        "the header is the same"
+    );
+    bytes[table - 1] ^= 1;
+    put(&places[2], image::MANIFEST_NAME, &bytes);
+    let writer = over(&places, 3);
+    data(&writer, 1, 0, &[7]);
+    writer.inherit(SpaceId(1), 1, 2).unwrap();
+    bytes[60] ^= 1;
+    put(&places[2], image::MANIFEST_NAME, &bytes);
+    let error = writer.seal(Seal::default()).unwrap_err();
+    assert!(
+        error.to_string().ends_with("was changed meanwhile"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! The chain of images that a layer is over, as `show` tells it.
 
 use std::collections::HashMap;
-use std::error::Error as _;
 
 use image::{ANCESTORS_MAX, ImageId, Reader};
 use store::Store;
@@ -40,7 +39,7 @@ pub(crate) fn layers(store: &dyn Store, newest: &Reader) -> Result<Vec<Layer>> {
             other => {
                 let missing = match other {
                     Ok((reader, _)) => format!("image {} is there", reader.id()),
-                    Err(error) => with_causes(&error),
+                    Err(error) => error.with_causes(),
                 };
                 let layer = Layer {
                     image: id.to_string(),
@@ -67,19 +66,10 @@ fn layer(store: &dyn Store, reader: &Reader, path: &str) -> Result<Layer> {
         image: reader.id().to_string(),
         path: path.into(),
         missing: None,
+        freed_by: reader.freed_by().map(|by| by.to_string()),
         pages: count_all(reader),
         held_pages: 0,
         bytes: files(store, reader)?.iter().map(|file| file.bytes).sum(),
         statistics: Statistics::of(reader)?,
     })
-}
-
-fn with_causes(error: &Error) -> String {
-    let mut told = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        told = format!("{told}: {error}");
-        cause = error.source();
-    }
-    told
 }

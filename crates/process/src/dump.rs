@@ -16,7 +16,9 @@ use crate::freeze::{Body, Frozen, freeze};
 use crate::layer::Layer;
 use crate::sentinel::Sentinel;
 use crate::statistics::as_micros;
-use crate::{Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage, Statistics};
+use crate::{
+    Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage, Statistics, dedup,
+};
 
 /// Saves the tree under `options.tree` into `options.images_dir`.
 ///
@@ -38,6 +40,13 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
     let store = Arc::new(store);
     let mut layer = Layer::prepare(options)?;
+    let dedup_over = options
+        .prev_images_dir
+        .as_deref()
+        .filter(|_| options.auto_dedup);
+    if let Some(parent) = dedup_over {
+        dedup::check(&options.images_dir, parent)?;
+    }
     let writer = layer.writer(store.clone(), options)?;
     let image = writer.id();
     let kill = options.afterwards == Afterwards::Kill;
@@ -68,6 +77,9 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     finish(frozen, lock, options.afterwards)?;
     layer.done(options);
     log::info!("the tree is let go: {:?}", options.afterwards);
+    if dedup_over.is_some() {
+        report.freed_bytes = dedup::after_dump(&options.images_dir, options.sync);
+    }
     report.total_us = as_micros(began.elapsed());
     Ok(report)
 }
@@ -203,7 +215,8 @@ fn write(
     log::info!("{} pages are stored", statistics.stored_pages);
     statistics.frozen_us = as_micros(since.elapsed());
     writer.record(statistics.record());
-    let durable = options.sync && options.afterwards == Afterwards::Kill;
+    // What it replaces elsewhere is not freed before it is safe.
+    let durable = options.sync && (options.afterwards == Afterwards::Kill || options.auto_dedup);
     let id = writer.seal(Seal {
         durable,
         facts: facts(),

@@ -81,6 +81,17 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// A failed system call of this process.
+    /// The whole of it, in one line.
+    pub(crate) fn with_causes(&self) -> String {
+        let mut told = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            told = format!("{told}: {error}");
+            cause = error.source();
+        }
+        told
+    }
+
     pub(crate) fn kernel(doing: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Kernel {
             doing: doing.into(),
@@ -100,7 +111,7 @@ impl Error {
                 Resource::Gone { .. } | Resource::Mismatch { .. } | Resource::Changed { .. },
             )
             | Self::Tracee(tracee::Error::Gone { .. })
-            | Self::Image(image::Error::Ancestor { .. })
+            | Self::Image(image::Error::Ancestor { .. } | image::Error::Freed { .. })
             | Self::Gone { .. } => Blame::Gone,
             Self::Resource(Resource::Corrupt { .. })
             | Self::Image(image::Error::Corrupt { .. } | image::Error::NoPage { .. }) => {
@@ -124,6 +135,9 @@ impl Error {
                 "use another directory, or first have `stillframe merge` make the image in {path}, \
                  relative to this one, whole"
             )),
+            Self::Image(image::Error::Freed { by, .. }) => {
+                Some(format!("use image {by}, or a newer one that is over it"))
+            }
             Self::Image(image::Error::Ancestor { path, .. }) => Some(format!(
                 "put it back to {path}, relative to the image that needs it"
             )),
@@ -157,7 +171,7 @@ fn blame_pages(error: &pages::Error) -> Blame {
     while let Some(error) = source {
         match error.downcast_ref::<image::Error>() {
             Some(image::Error::Corrupt { .. }) => return Blame::Corrupt,
-            Some(image::Error::Ancestor { .. }) => return Blame::Gone,
+            Some(image::Error::Ancestor { .. } | image::Error::Freed { .. }) => return Blame::Gone,
             Some(_) => return Blame::Store,
             None => source = error.source(),
         }

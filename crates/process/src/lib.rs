@@ -7,6 +7,7 @@
 mod build;
 mod chain;
 mod collect;
+mod dedup;
 mod describe;
 mod dump;
 mod error;
@@ -32,18 +33,20 @@ mod track;
 mod tracker;
 mod uffd;
 
+pub use dedup::dedup;
 pub use describe::describe;
 pub use dump::dump;
 pub use error::{Error, Result};
 pub use host::{HostFacts, facts as host_facts};
 pub use merge::merge;
 pub use options::{
-    Afterwards, Allowed, DumpOptions, InheritFd, Inherited, MergeOptions, PreDumpOptions,
-    RestoreOptions,
+    Afterwards, Allowed, DedupOptions, DumpOptions, InheritFd, Inherited, MergeOptions,
+    PreDumpOptions, RestoreOptions,
 };
 pub use predump::predump;
 pub use report::{
-    Blame, Description, DumpReport, MergeReport, Observer, PreDumpReport, Restored, Stage, Veto,
+    Blame, DedupReport, Description, DumpReport, MergeReport, Observer, PreDumpReport, Restored,
+    Stage, Veto,
 };
 pub use resources::FileValidation;
 pub use restore::{plan, restore};

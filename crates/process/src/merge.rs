@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use image::{ANCESTORS_MAX, ImageId, Link, Reader, Seal, Writer};
-use store::Directory;
+use store::{Directory, Store};
 
 use crate::options::MergeOptions;
 use crate::report::MergeReport;
@@ -22,7 +22,13 @@ const OWN_DESCRIPTORS: u64 = 64;
 /// pages from the one that is to be replaced.
 pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
     let dir = &options.images_dir;
-    let reader = open(dir)?;
+    let source = Directory::open(dir).map_err(Error::Store)?;
+    // Nothing that it needs is freed meanwhile; its own writer has the right to it itself.
+    let _claim = match &options.output {
+        Some(_) => Some(source.claim().map_err(Error::Store)?),
+        None => None,
+    };
+    let reader = Reader::open(&source)?;
     crate::room::for_descriptors(reader.far_files() + OWN_DESCRIPTORS);
     let output = options.output.as_deref().unwrap_or(dir);
     let store = Arc::new(Directory::create(output).map_err(Error::Store)?);

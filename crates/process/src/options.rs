@@ -86,6 +86,8 @@ pub struct DumpOptions {
     /// The directory of the image that this one is to be a layer over: the last round's of a
     /// pre-dump, or an earlier dump's.
     pub prev_images_dir: Option<PathBuf>,
+    /// Whether what this image replaces in older ones is freed there afterwards.
+    pub auto_dedup: bool,
     /// Whether writes of a tree that runs on are tracked from now on, for this long when no other
     /// dump comes.
     pub track: Option<Duration>,
@@ -105,6 +107,7 @@ impl DumpOptions {
             sync: true,
             live: false,
             prev_images_dir: None,
+            auto_dedup: false,
             track: None,
         }
     }
@@ -123,6 +126,8 @@ pub struct PreDumpOptions {
     pub images_dir: PathBuf,
     /// The directory of the image that this one is to be a layer over: the last round's.
     pub prev_images_dir: Option<PathBuf>,
+    /// Whether what this image replaces in older ones is freed there afterwards.
+    pub auto_dedup: bool,
     /// How long stopping the tasks may take; `None` is for ever.
     pub timeout: Option<Duration>,
     /// How long writes are tracked when no other round comes.
@@ -139,6 +144,7 @@ impl PreDumpOptions {
             tree,
             images_dir: images_dir.into(),
             prev_images_dir: None,
+            auto_dedup: false,
             timeout: Some(DEFAULT_TIMEOUT),
             track_time: DEFAULT_TRACK_TIME,
             sync: true,
@@ -236,5 +242,14 @@ pub struct MergeOptions {
     /// Where the new image goes; none means to where the newest is.
     pub output: Option<PathBuf>,
     /// Whether the new image is on the disk before the old one goes.
+    pub sync: bool,
+}
+
+/// What [`dedup`](crate::dedup()) is asked to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DedupOptions {
+    /// The directory of the newest image.
+    pub images_dir: PathBuf,
+    /// Whether everything is on the disk before anything is freed.
     pub sync: bool,
 }

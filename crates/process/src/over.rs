@@ -9,13 +9,21 @@ use store::Store;
 
 use crate::{Error, Result};
 
-/// Opens the image in `dir`.
+/// Opens the image in `dir`, of which pages are to be used.
 ///
 /// # Errors
-/// [`Error::Store`], [`Error::Image`].
+/// [`Error::Store`], [`Error::Image`], also where pages of it were freed.
 pub(crate) fn open(dir: &Path) -> Result<Arc<Reader>> {
     let store = store::Directory::open(dir).map_err(Error::Store)?;
-    Ok(Arc::new(Reader::open(&store)?))
+    let reader = Reader::open(&store)?;
+    match reader.freed_by() {
+        Some(by) => Err(image::Error::Freed {
+            id: reader.id(),
+            by,
+        }
+        .into()),
+        None => Ok(Arc::new(reader)),
+    }
 }
 
 /// Starts an image in `store`, which is `dir`, over the one in `parent` where there is one.

@@ -17,7 +17,7 @@ use crate::statistics::as_micros;
 use crate::track::{Inheritance, Mapped, Tracking, merge};
 use crate::{
     Afterwards, DumpKind, Error, Observer, PreDumpOptions, PreDumpReport, Result, Stage,
-    Statistics, over, room,
+    Statistics, dedup, over, room,
 };
 
 /// Saves the memory of the tree under `options.tree` into `options.images_dir` and lets it run.
@@ -34,6 +34,10 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     let parent_dir = options.prev_images_dir.as_deref();
     let parent = parent_dir.map(over::open).transpose()?;
     let store = Arc::new(store::Directory::create(&options.images_dir).map_err(Error::Store)?);
+    let dedup_over = parent_dir.filter(|_| options.auto_dedup);
+    if let Some(parent) = dedup_over {
+        dedup::check(&options.images_dir, parent)?;
+    }
     let writer = over::writer(store, &options.images_dir, parent_dir.zip(parent.as_ref()))?;
     // Each task has a descriptor here.
     room::for_descriptors(1 << 16);
@@ -76,8 +80,11 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     if let Err(error) = tracking.client().end(id, options.track_time) {
         log::warn!("{error}");
     }
+    let freed_bytes =
+        dedup_over.map_or(0, |_| dedup::after_dump(&options.images_dir, options.sync));
     Ok(PreDumpReport {
         image: id.to_string(),
+        freed_bytes,
         image_bytes: drained.stored_bytes(),
         total_us: micros(began),
         statistics,

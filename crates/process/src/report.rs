@@ -88,6 +88,15 @@ pub struct MergeReport {
     pub parent_pages: u64,
 }
 
+/// What was freed in older images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DedupReport {
+    /// How much room was given back.
+    pub freed_bytes: u64,
+    /// In how many images.
+    pub images: u64,
+}
+
 /// What one round of a pre-dump did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PreDumpReport {
@@ -95,6 +104,8 @@ pub struct PreDumpReport {
     pub image: String,
     /// Size of the image's files.
     pub image_bytes: u64,
+    /// How many bytes were freed in older images.
+    pub freed_bytes: u64,
     /// How long the round took.
     pub total_us: u64,
     /// What it did.
@@ -112,6 +123,8 @@ pub struct DumpReport {
     pub longest_frozen_us: u64,
     /// How many instants a live dump tried; other dumps have one.
     pub instants: u64,
+    /// How many bytes were freed in older images.
+    pub freed_bytes: u64,
     /// How long the dump took.
     pub total_us: u64,
     /// What it did.
@@ -169,6 +182,8 @@ pub struct Layer {
     pub path: PathBuf,
     /// Why nothing more is known of it and of older ones.
     pub missing: Option<String>,
+    /// The image that has replaced pages of it, which were freed: it cannot be restored.
+    pub freed_by: Option<String>,
     /// The pages that it describes, by their fate.
     pub pages: PageCounts,
     /// How many pages of the newest image it holds.

@@ -1,0 +1,344 @@
+//! Freeing what a chain of images does not need any more.
+//!
+//! Of all images that the newest one is over, only the pages that it has from them stay; the room
+//! of the others is given back to the store. The older images can then no longer be read by
+//! themselves, which their manifests say from before the first byte goes.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use prost::Message;
+use store::{Claim, Store};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::ancestors::{current, join};
+use crate::index::{self, Bounds};
+use crate::manifest::{FREED_FEATURE, Manifest};
+use crate::parts::{self, ANCESTORS_MAX};
+use crate::raw::{self, Raw};
+use crate::reader::data_offset;
+use crate::run::{self, PAGE_BYTES, Part};
+use crate::{Error, ImageId, Reader, Result, Run, RunKind, marks, origins};
+
+/// What was freed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deduped {
+    /// How much room was given back, as far as the store can tell.
+    pub freed_bytes: u64,
+    /// In how many images.
+    pub images: u64,
+}
+
+/// An image that the newest one is over.
+struct Older {
+    id: ImageId,
+    /// Where it is, relative to the newest.
+    path: String,
+    store: Arc<dyn Store>,
+    parts_bytes: Vec<u64>,
+    is_freed: bool,
+}
+
+/// Frees, in the images that the one in `store` is over, all pages that it does not need. Stored
+/// runs of which it needs parts are cut: its manifest is replaced by one that knows the parts.
+///
+/// Whenever that is cut short, the newest image is whole, and older ones are or say that they are
+/// not. With `durable`, all of that is on stable storage before anything is freed; the newest image
+/// must be so already.
+///
+/// # Errors
+/// [`Error::Needed`] where another image has pages from the one in `store` or from one that it is
+/// over; [`Error::Freed`] where the one in `store` is not whole itself; [`Error::Store`], also
+/// where the store cannot free parts of objects: then nothing was changed.
+pub fn dedup(store: &dyn Store, durable: bool) -> Result<Deduped> {
+    let claim = store.claim().map_err(Error::store("claim the place of"))?;
+    let mut newest = Reader::open(store)?;
+    newest.check_freed()?;
+    marks::refuse_if_needed(store, &claim, Some(newest.id()))?;
+    let chain = chain(store, &newest);
+    check(&newest, &chain, None)?;
+    if chain.iter().all(|older| older.parts_bytes.is_empty()) {
+        return Ok(Deduped::default());
+    }
+    for older in &chain {
+        older.probe()?;
+    }
+    if refine(store, &newest, durable)? {
+        newest = Reader::open(store)?;
+    }
+    let needed = needed(&newest);
+    let holes = chain.iter().map(|older| older.holes(&needed));
+    let holes = holes.collect::<Vec<_>>();
+    // What is over an image that is not whole is not, either.
+    let oldest = holes.iter().rposition(|holes| !holes.concat().is_empty());
+    let Some(oldest) = oldest else {
+        return Ok(Deduped::default());
+    };
+    let marked = chain[..=oldest].iter().rev();
+    let claims = marked.map(|older| older.mark(newest.id(), durable));
+    let _claims = claims.collect::<Result<Vec<_>>>()?;
+    // Who became a child before the manifests were changed is seen now, and who does later sees
+    // that they were.
+    refuse_children(store, newest.id(), &HashSet::new(), None)?;
+    check(&newest, &chain, None)?;
+    let mut done = Deduped::default();
+    for (older, holes) in chain.iter().zip(&holes) {
+        let freed_bytes = older.free(holes)?;
+        done.freed_bytes += freed_bytes;
+        done.images += u64::from(freed_bytes > 0);
+    }
+    Ok(done)
+}
+
+/// Tells whether [`dedup`] of an image over the one in `parent` would be refused, before there is
+/// one. Image `own` is to be replaced by it and does not count.
+///
+/// # Errors
+/// [`Error::Needed`], [`Error::Freed`], and those of reading the image.
+pub fn check_dedup(parent: &dyn Store, own: Option<ImageId>) -> Result<()> {
+    let reader = Reader::open(parent)?;
+    reader.check_freed()?;
+    refuse_children(parent, reader.id(), &HashSet::new(), own)?;
+    check(&reader, &chain(parent, &reader), own)
+}
+
+/// The images that `newest` is over, the youngest first, as far as they are there.
+fn chain(store: &dyn Store, newest: &Reader) -> Vec<Older> {
+    let mut chain = Vec::new();
+    let parent = |reader: &Reader| reader.parent().map(|(id, path)| (id, path.to_owned()));
+    let mut next = parent(newest);
+    while let Some((id, path)) = next.take() {
+        let Ok(place) = store.beside(&path) else {
+            break;
+        };
+        let reader = match Reader::open(&*place) {
+            Ok(reader) if reader.id() == id && chain.len() < ANCESTORS_MAX => reader,
+            // What is not there has nothing to be freed; the newest needs nothing of it, or else
+            // reading it says so.
+            _ => break,
+        };
+        next = parent(&reader).map(|(id, way)| (id, join(&path, &way)));
+        let parts_bytes = reader.parts_bytes();
+        chain.push(Older {
+            id,
+            path,
+            store: place,
+            parts_bytes: match parts_bytes.iter().any(|bytes| *bytes > 0) {
+                true => parts_bytes,
+                false => Vec::new(),
+            },
+            is_freed: reader.freed_by().is_some(),
+        });
+    }
+    chain
+}
+
+/// Refuses a chain from which an image has pages that is not in it; `own` does not count.
+fn check(newest: &Reader, chain: &[Older], own: Option<ImageId>) -> Result<()> {
+    let mut known = HashSet::from([newest.id()]);
+    for older in chain {
+        refuse_children(&*older.store, older.id, &known, own)?;
+        known.insert(older.id);
+    }
+    Ok(())
+}
+
+fn refuse_children(
+    store: &dyn Store,
+    id: ImageId,
+    known: &HashSet<ImageId>,
+    own: Option<ImageId>,
+) -> Result<()> {
+    let children = marks::children(store)?.into_iter();
+    let mut others = children.filter(|(child, _)| !known.contains(child) && Some(*child) != own);
+    match others.next() {
+        Some((child, path)) => Err(Error::Needed { id, child, path }),
+        None => Ok(()),
+    }
+}
+
+/// Replaces the manifest of `newest` by one in which no origin in another image has pages that are
+/// not needed. Tells whether there was one.
+fn refine(store: &dyn Store, newest: &Reader, durable: bool) -> Result<bool> {
+    let mut used = vec![Vec::new(); newest.origins().len()];
+    let runs = || {
+        let spaces = newest.spaces().iter();
+        spaces.flat_map(|space| newest.runs(space.id))
+    };
+    for run in runs() {
+        if let RunKind::Parent(part) | RunKind::Equal(part) = run.kind {
+            used[part.origin as usize].push(part.skip_pages..part.skip_pages + run.pages);
+        }
+    }
+    let mut finer = Vec::new();
+    // For each origin, the pages that are used and the number of the new origin.
+    let mut places = Vec::with_capacity(used.len());
+    for (origin, mut used) in newest.origins().iter().zip(used) {
+        let is_own = parts::owner(parts::split(data_offset(origin)).0)
+            .0
+            .is_none();
+        join_ranges(&mut used);
+        let whole = used.len() == 1 && used[0] == (0..origin.pages);
+        if is_own || whole {
+            places.push(vec![(0..origin.pages, finer.len() as u32)]);
+            finer.push(*origin);
+            continue;
+        }
+        let mut bytes = vec![0; origin.len_bytes() as usize];
+        newest.read(origin, &mut bytes)?;
+        let first = finer.len() as u32;
+        finer.extend(used.iter().map(|pages| part_of(origin, pages, &bytes)));
+        places.push(used.into_iter().zip(first..).collect());
+    }
+    if finer.len() == places.len() && finer == newest.origins() {
+        return Ok(false);
+    }
+    let place = |part: Part| {
+        let places = &places[part.origin as usize];
+        let at = places.partition_point(|(pages, _)| pages.end <= part.skip_pages);
+        let (pages, origin) = &places[at];
+        Part {
+            origin: *origin,
+            skip_pages: part.skip_pages - pages.start,
+        }
+    };
+    let runs = runs().map(|run| Run {
+        kind: match run.kind {
+            RunKind::Parent(part) => RunKind::Parent(place(part)),
+            RunKind::Equal(part) => RunKind::Equal(place(part)),
+            kind => kind,
+        },
+        ..run
+    });
+    let index = runs.flat_map(|run| run::encode(&run)).collect::<Vec<_>>();
+    let raw = Raw::read(store)?;
+    let message = Manifest::decode(raw.section(1)).expect("it was read before");
+    let bounds = Bounds {
+        parts_bytes: &message.parts_bytes(),
+        unused_bytes: message.unused_bytes,
+        origins: &finer,
+    };
+    index::check(index::entries(&index), bounds).map_err(|fault| Error::BadRun {
+        space: fault.space,
+        page: fault.first_page,
+        what: fault.what,
+    })?;
+    let origins = origins::encode(&finer);
+    let sections = [&index, raw.section(1), raw.section(2), &origins];
+    raw::replace(store, raw.id, sections, durable)?;
+    Ok(true)
+}
+
+/// The pages `pages` of an origin, whose contents are `bytes`.
+fn part_of(origin: &Run, pages: &Range<u32>, bytes: &[u8]) -> Run {
+    let place = |page: u32| page as usize * PAGE_BYTES;
+    Run {
+        space: origin.space,
+        first_page: origin.first_page + u64::from(pages.start),
+        pages: pages.end - pages.start,
+        kind: RunKind::Data {
+            offset_bytes: data_offset(origin) + place(pages.start) as u64,
+            checksum: xxh3_64(&bytes[place(pages.start)..place(pages.end)]),
+        },
+    }
+}
+
+type Needed = HashMap<(ImageId, usize), Vec<Range<u64>>>;
+
+/// The bytes that `newest` needs of the pages objects of other images.
+fn needed(newest: &Reader) -> Needed {
+    let mut needed = Needed::new();
+    for origin in newest.origins() {
+        let (object, start) = parts::split(data_offset(origin));
+        if let (Some(ancestor), part) = parts::owner(object) {
+            let id = newest.ancestors()[ancestor].id;
+            let ranges = needed.entry((id, part)).or_default();
+            ranges.push(start..start + origin.len_bytes());
+        }
+    }
+    needed
+}
+
+impl Older {
+    /// Finds out whether the store can free parts of objects, by freeing nothing.
+    fn probe(&self) -> Result<()> {
+        for (part, len) in self.parts() {
+            let past = len..len + PAGE_BYTES as u64;
+            let freed = self.store.free(&self.id.pages_part_name(part), &[past]);
+            freed.map_err(Error::store("free parts of"))?;
+        }
+        Ok(())
+    }
+
+    fn parts(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let parts = self.parts_bytes.iter().copied().enumerate();
+        parts.filter(|(_, len)| *len > 0)
+    }
+
+    /// The bytes of each pages object that are not needed.
+    fn holes(&self, needed: &Needed) -> Vec<Vec<Range<u64>>> {
+        let parts = self.parts_bytes.iter().enumerate();
+        let holes = parts.map(|(part, len)| {
+            let needed = needed.get(&(self.id, part)).map_or(&[][..], Vec::as_slice);
+            let mut holes = Vec::new();
+            let mut end = 0;
+            for range in needed {
+                holes.push(end..range.start.max(end));
+                end = end.max(range.end);
+            }
+            holes.push(end..*len);
+            holes.retain(|hole| !hole.is_empty());
+            holes
+        });
+        holes.collect()
+    }
+
+    /// Has the image say that it is not whole. Nobody else writes there until the claim is given
+    /// up.
+    fn mark(&self, by: ImageId, durable: bool) -> Result<Claim> {
+        let claim = self.store.claim();
+        let claim = claim.map_err(Error::store("claim the place of"))?;
+        if current(&*self.store) != Some(self.id) {
+            return Err(Error::Ancestor {
+                id: self.id,
+                path: self.path.clone(),
+                what: "is not there".into(),
+                source: None,
+            });
+        }
+        if self.is_freed {
+            return Ok(claim);
+        }
+        let raw = Raw::read(&*self.store)?;
+        let mut message = Manifest::decode(raw.section(1)).expect("it was read before");
+        message.features.push(FREED_FEATURE.into());
+        message.freed_by = by.0.to_vec();
+        let message = message.encode_to_vec();
+        let sections = [raw.section(0), &message, raw.section(2), raw.section(3)];
+        raw::replace(&*self.store, self.id, sections, durable)?;
+        Ok(claim)
+    }
+
+    fn free(&self, holes: &[Vec<Range<u64>>]) -> Result<u64> {
+        let mut freed_bytes = 0;
+        for (part, _) in self.parts().filter(|(part, _)| !holes[*part].is_empty()) {
+            let name = self.id.pages_part_name(part);
+            let freed = self.store.free(&name, &holes[part]);
+            freed_bytes += freed.map_err(Error::store("free parts of"))?;
+        }
+        Ok(freed_bytes)
+    }
+}
+
+/// Sorts ranges and joins those that touch.
+fn join_ranges(ranges: &mut Vec<Range<u32>>) {
+    ranges.sort_unstable_by_key(|range| (range.start, range.end));
+    ranges.dedup_by(|range, last| {
+        let touches = range.start <= last.end;
+        if touches {
+            last.end = last.end.max(range.end);
+        }
+        touches
+    });
+}
