@@ -680,6 +680,25 @@ mod tests {
     }
 
     #[test]
+    fn what_was_freed_is_said_twice() {
+        let forged = |feature: bool, freed_by: &[u8]| {
+            let features = feature.then(|| "freed".to_owned());
+            let message = Manifest {
+                features: features.into_iter().collect(),
+                freed_by: freed_by.into(),
+                ..Default::default()
+            };
+            forge(&[], &message.encode_to_vec(), &[], &[])
+        };
+        let by = ImageId([7; 16]);
+        let reader = Reader::open(&forged(true, &by.0)).unwrap();
+        assert_eq!(reader.freed_by(), Some(by));
+        corrupt(&forged(true, &[]), "for no image");
+        corrupt(&forged(false, &by.0), "no image");
+        corrupt(&forged(true, &[7; 15]), "no image");
+    }
+
+    #[test]
     fn what_is_not_known_is_named() {
         let features = vec!["teleport".to_owned()];
         let message = Manifest {
