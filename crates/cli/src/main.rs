@@ -5,6 +5,7 @@
 //! table in [`criu`], [`config`] adds the configuration files. [`exit`] picks exit statuses;
 //! nothing else in the workspace prints.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), no_main)]
 
 mod allowed;
 mod check;
@@ -28,7 +29,6 @@ mod values;
 mod watch;
 
 use std::ffi::OsString;
-use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Args, Parser, Subcommand};
@@ -58,7 +58,12 @@ enum Action {
     Generate(generate::Generate),
 }
 
-fn main() -> ExitCode {
+#[cfg(not(test))]
+sys::program!(program);
+
+/// Does what the command line says; gives the exit status.
+#[cfg_attr(test, allow(dead_code, reason = "tests have a program of their own"))]
+fn program() -> u8 {
     let started = Instant::now();
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let json = arguments
@@ -77,7 +82,7 @@ fn main() -> ExitCode {
         failure.status()
     });
     logfile::flush();
-    ExitCode::from(status as u8)
+    status as u8
 }
 
 fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {

@@ -263,3 +263,19 @@ fn a_closed_descriptor_is_closed() {
     let seen = std::fs::read_to_string(dir.path().join("image/seen"));
     assert_eq!(seen.unwrap_or_else(|_| text(&shell.stderr)), "closed\n");
 }
+
+#[test]
+fn no_file_takes_the_place_of_a_closed_stream() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let output = Command::new("sh")
+        .args(["-c", "\"$0\" restore -D \"$1\" <&- >&- 2>&-"])
+        .arg(env!("CARGO_BIN_EXE_stillframe"))
+        .arg(folder.path())
+        .output()
+        .expect("sh is there");
+    assert!(!output.status.success());
+    let log = std::fs::read_to_string(folder.path().join("restore.log")).expect("a log");
+    assert!(log.contains("there is no image"), "{log}");
+    let complaint = log.lines().find(|line| line.starts_with("stillframe:"));
+    assert_eq!(complaint, None, "{log}");
+}

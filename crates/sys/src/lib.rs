@@ -28,6 +28,7 @@ pub mod shm;
 pub mod signalfd;
 pub mod socket;
 pub mod spawn;
+pub mod start;
 pub mod subject;
 pub mod tick;
 pub mod timerfd;
