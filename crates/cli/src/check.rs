@@ -117,7 +117,7 @@ impl Check {
             (false, true) => ("Looks good but some features are missing.", Status::Failed),
             (false, false) => ("Looks good.", Status::Done),
         };
-        let host = process::host_facts();
+        let host = process::look_at_host();
         if self.json {
             let mut all = to_json(&tried);
             all["host"] = host.as_ref().map_or(Value::Null, host_to_json);
@@ -148,9 +148,9 @@ fn host_to_json(host: &HostFacts) -> Value {
 fn host_line(host: &HostFacts) -> String {
     let functions = host.vdso.functions.len();
     let from = if host.kept {
-        "kept from before"
+        "as kept before"
     } else {
-        "looked at now"
+        "not kept before"
     };
     let (id, bytes) = (build_id(host), host.vdso.bytes());
     format!("vDSO {id}: {bytes} bytes, {functions} names of functions ({from})")

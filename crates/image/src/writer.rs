@@ -119,7 +119,9 @@ impl Writer {
             "getrandom(2) never returns less of so little"
         );
         let claim = store.claim().map_err(Error::store("claim the place of"))?;
-        marks::refuse_if_needed(&*store, &claim, current(&*store))?;
+        let replaces = claim.names.iter().any(|name| name == MANIFEST_NAME);
+        let earlier = replaces.then(|| current(&*store)).flatten();
+        marks::refuse_if_needed(&*store, &claim, earlier)?;
         let old_pages = clear::sweep(&*store, &claim);
         Ok(Self {
             store,
@@ -132,7 +134,7 @@ impl Writer {
             records: Mutex::default(),
             incomplete: AtomicBool::new(false),
             old_pages,
-            replaces: claim.names.iter().any(|name| name == MANIFEST_NAME),
+            replaces,
             _claim: claim,
         })
     }

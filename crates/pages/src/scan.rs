@@ -7,7 +7,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 
-use crate::{Error, Result};
+use crate::{Error, PageMaps, Result};
 
 /// Regions that one call of the kernel answers; more take more calls.
 pub(crate) const REGIONS: usize = 1024;
@@ -66,17 +66,18 @@ impl Found {
 ///
 /// Those are the written pages of anonymous memory and the copied ones of private file mappings,
 /// but neither pages of files and shared objects nor the kernel's page of zeros. The caller must be
-/// allowed to trace the task. A few system calls for most tasks, two more for each large area.
+/// allowed to trace the task. A few system calls for most tasks once its page map is open among
+/// `maps`, two more for each large area.
 ///
 /// # Errors
 /// [`Error::Look`], [`Error::Gone`].
-pub fn scan(pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
+pub fn scan(pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
     let mut found = vec![Found::default(); areas.len()];
     let Some(first) = areas.first() else {
         return Ok(found);
     };
-    let open = Pagemap::open(pid);
-    let map = open.map_err(|source| Error::look(pid, first.span.start, source))?;
+    let map = maps.of(pid);
+    let map = map.map_err(|source| Error::look(pid, first.span.start, source))?;
     let is_large = |area: &Area| !area.file && area.span.bytes() >= LARGE_BYTES;
     // What lies between two areas is searched with them, and may be a mapping of any size.
     let is_near = |one: &Area, other: &Area| other.span.start.0 - one.span.end.0 < LARGE_BYTES;
@@ -294,7 +295,7 @@ mod tests {
         let start = Addr(bytes.as_ptr().addr() as u64 + PAGE_BYTES - 1).page_start();
         let span = Span::new(start, 15 * PAGE_BYTES);
         let area = Area { span, file: false };
-        let searched = scan(own, &[area]).expect("a search");
+        let searched = scan(own, &[area], &mut PageMaps::default()).expect("a search");
         assert_eq!(searched[0].private, [span]);
         let mut listed = [Found::default()];
         let map = Pagemap::open(own).expect("the own page map");

@@ -6,7 +6,7 @@ use sys::pagemap::{Entry, Pagemap};
 
 use crate::buffer::Buffer;
 use crate::scan::{ENTRIES, each_entry, push};
-use crate::{Error, Extent, Result, Source, TaskMemory};
+use crate::{Error, Extent, PageMaps, Result, Source, TaskMemory};
 
 /// Pages compared at once by contents.
 const COMPARED_PAGES: u64 = 128;
@@ -26,7 +26,6 @@ pub struct Shared {
 /// A parent, whose page map is read once for all its children.
 pub struct Parent {
     pid: i32,
-    map: Option<Pagemap>,
     /// Its entries from a page on.
     read: HashMap<(u64, usize), Vec<Entry>>,
 }
@@ -40,8 +39,8 @@ impl Parent {
     /// The stopped task `pid`.
     #[must_use]
     pub fn new(pid: i32) -> Self {
-        let (map, read) = (None, HashMap::new());
-        Self { pid, map, read }
+        let read = HashMap::new();
+        Self { pid, read }
     }
 
     /// Finds the pages of `spans` that task `child` has in common with this one.
@@ -52,16 +51,20 @@ impl Parent {
     ///
     /// # Errors
     /// [`Error::Look`], [`Error::Gone`], and [`Error::Read`] where contents are compared.
-    pub fn shared_with(&mut self, child: i32, spans: &[Span]) -> Result<Shared> {
+    pub fn shared_with(
+        &mut self,
+        child: i32,
+        spans: &[Span],
+        maps: &mut PageMaps,
+    ) -> Result<Shared> {
         let mut shared = Shared::default();
         let mut unknown = Vec::new();
-        let mut map = None;
         let mut theirs = Vec::new();
         for (stretch, window) in windows(spans) {
             let count = window.pages() as usize;
             theirs.resize(count, Entry::default());
-            read(child, &mut map, window.start, &mut theirs)?;
-            let ours = self.entries(window.start, count)?;
+            read(child, maps, window.start, &mut theirs)?;
+            let ours = self.entries(window.start, count, maps)?;
             for span in stretch.iter().map(|span| span.intersect(window)) {
                 for page in span.start.page()..span.end.page() {
                     let at = (page - window.start.page()) as usize;
@@ -88,11 +91,11 @@ impl Parent {
         Ok(shared)
     }
 
-    fn entries(&mut self, start: Addr, count: usize) -> Result<&[Entry]> {
+    fn entries(&mut self, start: Addr, count: usize, maps: &mut PageMaps) -> Result<&[Entry]> {
         let key = (start.page(), count);
         if !self.read.contains_key(&key) {
             let mut entries = vec![Entry::default(); count];
-            read(self.pid, &mut self.map, start, &mut entries)?;
+            read(self.pid, maps, start, &mut entries)?;
             if self.read.len() >= Self::KEPT || self.read.keys().any(|key| key.1 > Self::KEPT_PAGES)
             {
                 self.read.clear();
@@ -103,13 +106,10 @@ impl Parent {
     }
 }
 
-/// Reads the entries of task `pid` from `start` on; its page map is opened at the first need.
-fn read(pid: i32, map: &mut Option<Pagemap>, start: Addr, entries: &mut [Entry]) -> Result<()> {
+/// Reads the entries of task `pid` from `start` on.
+fn read(pid: i32, maps: &mut PageMaps, start: Addr, entries: &mut [Entry]) -> Result<()> {
     let failed = |source| Error::look(pid, start, source);
-    if map.is_none() {
-        *map = Some(Pagemap::open(pid).map_err(failed)?);
-    }
-    let map = map.as_ref().expect("just opened");
+    let map = maps.of(pid).map_err(failed)?;
     match map.entries(start, entries).map_err(failed)? {
         read if read == entries.len() => Ok(()),
         _ => Err(Error::Gone { pid }),

@@ -12,6 +12,7 @@ use resources::fd::{DescriptionId, KINDS, Kind, RestoreContext};
 use resources::fd::{attributes, tags};
 use resources::script::{Layout, ScriptId, StepAt, WordId};
 use resources::{Allow, Error as ResourceError};
+use rustix::fs::FileType;
 use sys::window::Window;
 
 use crate::plan::Plan;
@@ -178,6 +179,7 @@ struct Pool {
     inherited: Vec<(Vec<u8>, Arc<OwnedFd>)>,
     open: Vec<Arc<OwnedFd>>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
+    seen: HashMap<Vec<u8>, FileType>,
     then: Vec<Box<dyn FnOnce()>>,
 }
 
@@ -187,13 +189,15 @@ impl Pool {
             .iter()
             .map(|one| (one.stands_for.name(), one.fd.clone()));
         let inherited = inherited.collect();
-        let (open, shared, then) = (Vec::new(), HashMap::new(), Vec::new());
+        let (open, then) = (Vec::new(), Vec::new());
+        let (shared, seen) = (HashMap::new(), HashMap::new());
         Self {
             allow,
             reader,
             inherited,
             open,
             shared,
+            seen,
             then,
         }
     }
@@ -221,29 +225,37 @@ impl Pool {
             .map(|descriptor| descriptor.fd + 1)
             .max()
             .unwrap_or(0);
-        let pages = self.pages_files(files)?;
-        self.open.extend(pages.into_iter().map(Arc::new));
+        let mut left = Vec::new();
         for own in &mut self.open {
             if own.as_raw_fd() < above {
                 let moved = rustix::io::fcntl_dupfd_cloexec(&**own, above);
                 let moved = moved.map_err(|e| Error::kernel("cannot move a descriptor", e))?;
-                *own = Arc::new(moved);
+                left.extend(Arc::into_inner(std::mem::replace(own, Arc::new(moved))));
             }
         }
-        Ok(self.open.iter().map(|own| own.as_raw_fd()).collect())
+        sys::close::all(left);
+        let own = self.open.iter().map(|own| own.as_raw_fd());
+        let mut numbers = own.collect::<Vec<_>>();
+        for number in files {
+            numbers.push(self.pages_file(*number, above)?);
+        }
+        Ok(numbers)
     }
 
-    /// Descriptors of the pages files that tasks read.
-    fn pages_files(&self, numbers: &[u64]) -> Result<Vec<OwnedFd>> {
-        let open = |number: &u64| {
-            let object = self.reader.file(*number)?;
-            let unmapped = || Err(std::io::ErrorKind::Unsupported.into());
-            let copy = object
-                .as_fd()
-                .map_or_else(unmapped, |fd| fd.try_clone_to_owned());
-            copy.map_err(|e| Error::kernel("cannot copy a descriptor", e))
-        };
-        numbers.iter().map(open).collect()
+    /// The number, from `above` on, of a descriptor of a pages file that tasks read: the reader's
+    /// own, or another one.
+    fn pages_file(&mut self, number: u64, above: i32) -> Result<i32> {
+        let object = self.reader.file(number)?;
+        let failed = |errno| Error::kernel("cannot copy a descriptor", errno);
+        let own = object.as_fd().ok_or(rustix::io::Errno::OPNOTSUPP);
+        let own = own.map_err(failed)?;
+        if own.as_raw_fd() >= above {
+            return Ok(own.as_raw_fd());
+        }
+        let copy = rustix::io::fcntl_dupfd_cloexec(own, above).map_err(failed)?;
+        let number = copy.as_raw_fd();
+        self.open.push(Arc::new(copy));
+        Ok(number)
     }
 }
 
@@ -270,6 +282,10 @@ impl RestoreContext for Pool {
 
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
         &mut self.shared
+    }
+
+    fn seen(&mut self) -> &mut HashMap<Vec<u8>, FileType> {
+        &mut self.seen
     }
 
     fn load(&mut self, space: u32, file: BorrowedFd<'_>) -> resources::Result<()> {

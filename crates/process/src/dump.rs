@@ -231,7 +231,7 @@ fn write(
 }
 
 pub(crate) fn facts() -> Facts {
-    let host = rustix::system::uname();
+    let host = crate::host::kernel();
     let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
     let since_1970 = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -355,7 +355,7 @@ fn bury(task: crate::freeze::Task) {
     match task.body {
         Body::Ended => {}
         Body::Stopped(threads) => threads.into_iter().for_each(tracee::Thread::forget),
-        Body::Visited(visit) => visit.forget(),
+        Body::Visited(visit) => task.spent.push(visit.forget().into()),
     }
     // The leader's end is told last, when all its threads have ended.
     for tid in tids.into_iter().rev() {

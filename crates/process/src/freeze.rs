@@ -1,14 +1,15 @@
 //! Target → frozen: every thread of every task of the tree is stopped.
 
 use std::cell::OnceCell;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::HashSet;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use resources::task::interrupted::{Before, Clocks};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
-use sys::close::Later;
+use sys::close::{Lasting, Later};
 use sys::proc::Stat;
 use tracee::Thread;
 
@@ -35,7 +36,7 @@ pub struct Task {
     /// What each thread had been waiting for, in the order of the threads.
     pub waits: Vec<Wait>,
     /// /proc/PID.
-    pub proc: OwnedFd,
+    pub proc: Lasting,
     /// Files of it that were read.
     pub(crate) spent: Rc<Later>,
     stat: OnceCell<Vec<u8>>,
@@ -74,7 +75,7 @@ impl Task {
             pid,
             body: Body::Ended,
             waits: Vec::new(),
-            proc,
+            proc: Lasting::new(proc, spent),
             spent: spent.clone(),
             stat: OnceCell::new(),
         })
@@ -135,7 +136,7 @@ pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str, spent: &Later) 
         let got = rustix::io::read(&file, &mut bytes[filled..]).map_err(failed)?;
         filled += got;
         // Such a file comes in one piece as far as it fits, but a list in many.
-        if got == 0 || filled < bytes.len() && !is_list(name) {
+        if got == 0 || filled < bytes.len() && is_whole(name, &bytes[..filled], got) {
             bytes.truncate(filled);
             spent.push(file);
             return Ok(bytes);
@@ -154,11 +155,26 @@ pub(crate) fn read_proc(pid: i32, name: &str) -> Result<Vec<u8>> {
     read_at(dir.as_fd(), pid, name, &Later::default())
 }
 
-/// Whether a file of /proc/PID has an entry for each of many things: the kernel gives such a file
-/// in pieces of a page, however large the buffer is.
-fn is_list(name: &str) -> bool {
-    const LISTS: [&str; 4] = ["maps", "smaps", "children", "timers"];
-    LISTS.contains(&name.rsplit('/').next().unwrap_or(name))
+/// Whether nothing follows `text`, of which `last` bytes were read last. The kernel gives a file
+/// of /proc/PID that has an entry for each of many things in pieces, however large the buffer is:
+/// a piece is a page, and ends before the first entry for which it has no room.
+fn is_whole(name: &str, text: &[u8], last: usize) -> bool {
+    const PIECE_BYTES: usize = 4096;
+    const PID_BYTES: usize = 16;
+    match name.rsplit('/').next() {
+        Some("children") => last + PID_BYTES < PIECE_BYTES,
+        Some("maps" | "smaps") => ends_with_vsyscall(&text[text.len() - last..]),
+        Some("timers") => false,
+        _ => true,
+    }
+}
+
+/// Whether a piece of maps or smaps has the entry of the kernel's own page above all addresses of
+/// a program, which most kernels show to be there, as the last one.
+fn ends_with_vsyscall(piece: &[u8]) -> bool {
+    const START: &[u8] = b"ffffffffff600000-";
+    let lines = piece.split(|byte| *byte == b'\n');
+    lines.into_iter().any(|line| line.starts_with(START))
 }
 
 /// Stops the tree whose root is `root`. `timeout` bounds the whole of it.
@@ -183,12 +199,23 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     let mut stop = |pid| stop_task(pid, deadline, &mut clocks, &spent);
     frozen.tasks.push(stop(root)?);
     // A task that was not stopped yet may have made children or left some to a stopped one, so
-    // the listing is repeated until it brings nothing new.
+    // the listing is repeated until it brings nothing new. Who had no child when it was stopped
+    // gets none: only its descendants could make or leave one to it.
+    let mut childless = HashSet::new();
     loop {
         let known = frozen.tasks.len();
         let mut at = 0;
         while at < frozen.tasks.len() {
-            for child in children(&frozen.tasks[at])? {
+            let task = &frozen.tasks[at];
+            let listed = if childless.contains(&task.pid) {
+                Vec::new()
+            } else {
+                children(task)?
+            };
+            if listed.is_empty() {
+                childless.insert(task.pid);
+            }
+            for child in listed {
                 if !frozen.tasks.iter().any(|task| task.pid == child) {
                     match stop(child) {
                         Ok(task) => frozen.tasks.push(task),
@@ -354,5 +381,34 @@ mod tests {
         }
         let text = String::from_utf8(text.expect("its children")).expect("numbers");
         assert_eq!(text.split_ascii_whitespace().count(), children.len());
+    }
+
+    #[test]
+    fn a_list_of_mappings_is_read_to_its_end() {
+        let own = std::process::id().cast_signed();
+        let proc = openat(CWD, "/proc/self", OFlags::RDONLY, Mode::empty()).expect("/proc");
+        let spent = Later::default();
+        let text = |name| read_at(proc.as_fd(), own, name, &spent).expect("a list");
+        let starts = |text: Vec<u8>| {
+            let text = String::from_utf8(text).expect("mappings");
+            let lines = text.lines().filter_map(|line| line.split_once('-'));
+            let starts = lines.filter_map(|line| u64::from_str_radix(line.0, 16).ok());
+            starts.max()
+        };
+        let own = std::fs::read("/proc/self/maps").expect("mappings");
+        assert_eq!(starts(text("maps")), starts(own.clone()));
+        assert_eq!(starts(text("smaps")), starts(own));
+    }
+
+    #[test]
+    fn a_name_is_not_taken_for_the_end_of_a_list() {
+        let stack = b"7ffc0000-7ffd0000 rw-p 00000000 00:00 0 [stack]\n";
+        let top = b"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";
+        let file = b"1000-2000 r--p 00000000 08:01 7 /tmp/ffffffffff600000- [vsyscall]\n";
+        let whole = |text: &[u8]| is_whole("task/1/maps", text, text.len());
+        assert!(!whole(stack) && !whole(file) && whole(top));
+        assert!(whole(&[stack.as_slice(), top].concat()));
+        assert!(is_whole("children", b"1 2 ", 4) && !is_whole("children", b"", 4090));
+        assert!(!is_whole("timers", b"", 1) && is_whole("stat", b"1", 1));
     }
 }

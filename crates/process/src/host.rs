@@ -6,10 +6,13 @@
 
 mod cache;
 
+use std::sync::OnceLock;
+
 use prost::Message;
 use resources::map::memory::Special;
 use resources::map::vdso::elf::Function;
 use resources::map::vdso::{self, Host, Part};
+use rustix::system::Uname;
 
 use crate::plan::OwnVdso;
 use crate::records::Saved;
@@ -31,20 +34,43 @@ pub(crate) fn vdso_for(saved: &Saved<'_>) -> Result<OwnVdso> {
     })
 }
 
+/// What the kernel calls itself, asked once.
+pub(crate) fn kernel() -> &'static Uname {
+    static KERNEL: OnceLock<Uname> = OnceLock::new();
+    KERNEL.get_or_init(rustix::system::uname)
+}
+
 /// What is known of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
     /// The vDSO that its kernel maps.
     pub vdso: Host,
-    /// Whether this was kept from an earlier time.
+    /// Whether this is what was kept from an earlier time.
     pub kept: bool,
 }
 
-/// Tells what this host is like, from the cache or by looking.
+/// Looks at this host afresh, whatever was kept, and keeps what it finds.
 ///
 /// # Errors
 /// [`Error::Resource`] when the vDSO is not one that can be used.
-pub fn facts() -> Result<HostFacts> {
+pub fn look() -> Result<HostFacts> {
+    look_with(&Cache::of_this_host())
+}
+
+fn look_with(cache: &Cache) -> Result<HostFacts> {
+    let vdso = Host::probe().map_err(Error::from)?;
+    let before = cache
+        .load()
+        .and_then(|bytes| decode(&bytes, &vdso.build_id));
+    let kept = before.as_ref() == Some(&vdso);
+    if !kept {
+        cache.store(&encode(&vdso));
+    }
+    Ok(HostFacts { vdso, kept })
+}
+
+/// Tells what this host is like, from the cache or by looking.
+fn facts() -> Result<HostFacts> {
     facts_with(&Cache::of_this_host())
 }
 
@@ -137,6 +163,18 @@ mod tests {
         let second = facts_with(&cache).expect("a vDSO");
         assert!(!first.kept && second.kept);
         assert_eq!(first.vdso, second.vdso);
+    }
+
+    #[test]
+    fn a_look_mends_what_was_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::at(folder.path().join("host"), "one host");
+        let mut host = Host::probe().expect("a vDSO");
+        host.functions.pop().expect("it has functions");
+        cache.store(&encode(&host));
+        assert!(!look_with(&cache).expect("a vDSO").kept, "one is missing");
+        assert!(look_with(&cache).expect("a vDSO").kept);
+        assert!(facts_with(&cache).expect("a vDSO").kept);
     }
 
     #[test]

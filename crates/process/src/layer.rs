@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use abi::Span;
 use image::{ImageId, Reader, SpaceId, Writer};
+use pages::PageMaps;
 use pages::scan::{Area, Found};
 use pages::track::{self, subtract};
 use resources::map::listing::Listed;
@@ -185,7 +186,7 @@ impl Look for Tracked {
         Afresh.mappings(task)
     }
 
-    fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
+    fn pages(&mut self, pid: i32, areas: &[Area], _: &mut PageMaps) -> Result<Vec<Found>> {
         let found = track::tracked(pid, areas, false)?;
         let unwritten = self.unwritten.entry(pid).or_default();
         unwritten.clear();

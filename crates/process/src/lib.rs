@@ -37,7 +37,7 @@ pub use dedup::dedup;
 pub use describe::describe;
 pub use dump::dump;
 pub use error::{Error, Result};
-pub use host::{HostFacts, facts as host_facts};
+pub use host::{HostFacts, look as look_at_host};
 pub use merge::merge;
 pub use options::{
     Afterwards, Allowed, DedupOptions, DumpOptions, InheritFd, Inherited, MergeOptions,

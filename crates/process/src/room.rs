@@ -5,7 +5,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Raises this process's limit of open files (setrlimit(2)) so that descriptors may have numbers
 /// below `wanted`, as far as it may; who then finds no room says so.
 pub(crate) fn for_descriptors(wanted: u64) {
-    let now = getrlimit(Resource::Nofile);
+    raise(getrlimit(Resource::Nofile), wanted);
+}
+
+fn raise(now: Rlimit, wanted: u64) {
     let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
     if enough(now.current) {
         return;
@@ -24,8 +27,9 @@ pub(crate) fn for_descriptors(wanted: u64) {
 
 /// Raises this process's limit of open files as far as that needs no privilege.
 pub(crate) fn within_the_hard_limit() {
-    if let Some(maximum) = getrlimit(Resource::Nofile).maximum {
-        for_descriptors(maximum);
+    let now = getrlimit(Resource::Nofile);
+    if let Some(maximum) = now.maximum {
+        raise(now, maximum);
     }
 }
 

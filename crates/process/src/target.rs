@@ -3,6 +3,7 @@
 use std::io;
 
 use rustix::fs::{Mode, OFlags};
+use sys::close::Later;
 use sys::proc::{Stat, Status};
 
 use crate::{Error, Result};
@@ -15,7 +16,8 @@ const KERNEL_THREAD: u32 = 0x0020_0000;
 /// # Errors
 /// [`resources::Error::Unsupported`] for a kernel thread and for a tree that this process is in.
 pub(crate) fn check(root: i32) -> Result<()> {
-    let Some(found) = stat(root) else {
+    let spent = Later::default();
+    let Some(found) = stat(root, &spent) else {
         // Who stops it says that it is not there.
         return Ok(());
     };
@@ -27,7 +29,7 @@ pub(crate) fn check(root: i32) -> Result<()> {
     let own = std::process::id().cast_signed();
     let what = match own {
         own if own == root => "stillframe itself".to_owned(),
-        own if may_have_children(root, &found) && is_ancestor(root, own) => {
+        own if may_have_children(root, &found, &spent) && is_ancestor(root, &spent) => {
             format!("a tree with stillframe itself (pid {own})")
         }
         _ => return Ok(()),
@@ -36,29 +38,32 @@ pub(crate) fn check(root: i32) -> Result<()> {
 }
 
 /// Whether a process may have children: what its only thread says of them is quickly asked.
-fn may_have_children(pid: i32, stat: &Stat) -> bool {
-    let listed = || text(&format!("/proc/{pid}/task/{pid}/children"));
+fn may_have_children(pid: i32, stat: &Stat, spent: &Later) -> bool {
+    let listed = || text(&format!("/proc/{pid}/task/{pid}/children"), spent);
     stat.threads > 1 || listed().is_none_or(|listed| !listed.is_empty())
 }
 
-/// Whether process `elder` is an ancestor of process `pid`.
-fn is_ancestor(elder: i32, pid: i32) -> bool {
-    let parent = |pid: &i32| stat(*pid).map(|stat| stat.ppid).filter(|ppid| *ppid > 0);
+/// Whether process `elder` is an ancestor of this one.
+fn is_ancestor(elder: i32, spent: &Later) -> bool {
+    let first = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    let above = |pid: &i32| stat(*pid, spent).map(|stat| stat.ppid);
+    let parent = |pid: &i32| above(pid).filter(|ppid| *ppid > 0);
     // A pid that is used again meanwhile could make a circle.
-    let mut line = std::iter::successors(parent(&pid), parent).take(1 << 16);
+    let mut line = std::iter::successors(first, parent).take(1 << 16);
     line.any(|pid| pid == elder)
 }
 
-fn stat(pid: i32) -> Option<Stat> {
-    Stat::parse(&text(&format!("/proc/{pid}/stat"))?).ok()
+fn stat(pid: i32, spent: &Later) -> Option<Stat> {
+    Stat::parse(&text(&format!("/proc/{pid}/stat"), spent)?).ok()
 }
 
-/// A short file of /proc, with one call.
-fn text(path: &str) -> Option<Vec<u8>> {
+/// A short file of /proc, read at once; `spent` closes it.
+fn text(path: &str, spent: &Later) -> Option<Vec<u8>> {
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut bytes = vec![0; 4096];
     let got = rustix::io::read(&file, &mut bytes[..]).ok()?;
     bytes.truncate(got);
+    spent.push(file);
     Some(bytes)
 }
 
@@ -79,7 +84,8 @@ pub(crate) fn explain(pid: i32, error: tracee::Error) -> Error {
 /// Who traces a process: pid and name.
 fn tracer(pid: i32) -> Option<(i32, String)> {
     let status = Status::parse(&std::fs::read(format!("/proc/{pid}/status")).ok()?).ok()?;
-    let name = || stat(status.tracer).map(|stat| String::from_utf8_lossy(&stat.comm).into_owned());
+    let stat = || stat(status.tracer, &Later::default());
+    let name = || stat().map(|stat| String::from_utf8_lossy(&stat.comm).into_owned());
     (status.tracer != 0).then(|| (status.tracer, name().unwrap_or_default()))
 }
 
@@ -98,7 +104,7 @@ mod tests {
             error,
             format!("pid {own}: stillframe itself is not supported")
         );
-        let parent = stat(own).expect("it runs").ppid;
+        let parent = stat(own, &Later::default()).expect("it runs").ppid;
         let error = check(parent).expect_err("its parent").to_string();
         let want = format!("a tree with stillframe itself (pid {own}) is not supported");
         assert_eq!(error, format!("pid {parent}: {want}"));
@@ -110,7 +116,8 @@ mod tests {
     fn a_kernel_thread_is_named() {
         let numbers = std::fs::read_dir("/proc").expect("it is mounted");
         let pids = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        let is_kernel = |pid: &i32| stat(*pid).is_some_and(|it| it.flags & KERNEL_THREAD != 0);
+        let stat = |pid: &i32| stat(*pid, &Later::default());
+        let is_kernel = |pid: &i32| stat(pid).is_some_and(|it| it.flags & KERNEL_THREAD != 0);
         let Some(pid) = pids.into_iter().find(is_kernel) else {
             testkit::skip!("kernel threads are not seen from here");
         };

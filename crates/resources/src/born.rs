@@ -2,6 +2,7 @@
 
 use linux_raw_sys::prctl::PR_MCE_KILL_DEFAULT;
 use rustix::fs::{Mode, OFlags};
+use sys::close::Later;
 use sys::own::{self, Attribute};
 use sys::proc::{self, LIMITS, Limit, Status};
 
@@ -13,6 +14,8 @@ use crate::{Error, Result};
 pub struct Born {
     pub(crate) credentials: credentials::Record,
     pub(crate) no_new_privs: bool,
+    /// Its file mode creation mask, where that is known.
+    pub(crate) umask: Option<u32>,
     /// Signals that stay ignored in a new process; caught ones get their default action.
     pub(crate) ignored: u64,
     pub(crate) limits: [Limit; LIMITS],
@@ -28,13 +31,31 @@ pub struct Born {
     pub(crate) memory_merge: u64,
     pub(crate) machine_check: u64,
     /// The kernel creates timers with wanted ids (Linux 6.15).
-    pub(crate) timer_ids: bool,
+    pub(crate) timer_ids: OnNeed<bool>,
     /// The length of a timer tick of this kernel, in microseconds.
-    pub(crate) tick_us: u64,
+    pub(crate) tick_us: OnNeed<u64>,
     /// What `dumpable` becomes when a task changes its credentials.
-    pub(crate) suid_dumpable: u32,
+    pub(crate) suid_dumpable: OnNeed<u32>,
     /// Whether it may be traced and leaves core dumps (`PR_GET_DUMPABLE`).
     pub(crate) dumpable: u64,
+}
+
+/// A fact that few tasks need: asked when it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum OnNeed<T> {
+    /// It is this.
+    Known(T),
+    /// This finds out.
+    Ask(fn() -> T),
+}
+
+impl<T: Copy> OnNeed<T> {
+    pub fn get(self) -> T {
+        match self {
+            Self::Known(value) => value,
+            Self::Ask(ask) => ask(),
+        }
+    }
 }
 
 impl Born {
@@ -50,6 +71,8 @@ impl Born {
     /// # Errors
     /// [`Error::Kernel`] when /proc cannot be read.
     pub fn read() -> Result<Self> {
+        let spent = Later::default();
+        let text = |path| text(path, &spent);
         let status = Status::parse(&text("/proc/thread-self/status")?).map_err(unclear)?;
         let limits = proc::limits(&text("/proc/self/limits")?).map_err(unclear)?;
         let securebits = own::attribute(Attribute::Securebits);
@@ -59,11 +82,12 @@ impl Born {
         Ok(Self {
             credentials: credentials::Record::new(&status, securebits),
             no_new_privs: status.no_new_privs,
+            umask: status.umask,
             ignored: status.ignored,
             limits,
             scheduling: scheduling::Record::own(&status)?,
             personality: own::personality(),
-            oom_score_adj: number("/proc/self/oom_score_adj")?,
+            oom_score_adj: number("/proc/self/oom_score_adj", &spent)?,
             core_filter: text("/proc/self/coredump_filter")
                 .ok()
                 .and_then(|text| core_filter::parse(&text)),
@@ -73,10 +97,12 @@ impl Born {
             memory_merge: attribute(Attribute::MemoryMerge),
             machine_check: own::attribute(Attribute::MachineCheck)
                 .unwrap_or(PR_MCE_KILL_DEFAULT.into()),
-            timer_ids: own::attribute(Attribute::TimerIds).is_ok(),
-            tick_us: tick_us(),
+            timer_ids: OnNeed::Ask(|| own::attribute(Attribute::TimerIds).is_ok()),
+            tick_us: OnNeed::Ask(tick_us),
             dumpable: attribute(Attribute::Dumpable),
-            suid_dumpable: number("/proc/sys/fs/suid_dumpable").unwrap_or(0),
+            suid_dumpable: OnNeed::Ask(|| {
+                number("/proc/sys/fs/suid_dumpable", &Later::default()).unwrap_or(0)
+            }),
         })
     }
 }
@@ -100,6 +126,7 @@ impl Default for Born {
         Self {
             credentials: credentials::Record::root(),
             no_new_privs: false,
+            umask: None,
             ignored: 1 << 12,
             limits: [Limit {
                 soft: u64::MAX,
@@ -118,9 +145,9 @@ impl Default for Born {
             mdwe: 0,
             memory_merge: 0,
             machine_check: PR_MCE_KILL_DEFAULT.into(),
-            timer_ids: true,
-            tick_us: 4000,
-            suid_dumpable: 0,
+            timer_ids: OnNeed::Known(true),
+            tick_us: OnNeed::Known(4000),
+            suid_dumpable: OnNeed::Known(0),
             dumpable: 1,
         }
     }
@@ -132,19 +159,20 @@ fn tick_us() -> u64 {
     u64::try_from(tick.tv_nsec).expect("a tick is not negative") / 1000
 }
 
-/// A small file of /proc, which comes in one piece.
-fn text(path: &str) -> Result<Vec<u8>> {
+/// A small file of /proc, which comes in one piece; `spent` closes it.
+fn text(path: &str, spent: &Later) -> Result<Vec<u8>> {
     let failed = |e: rustix::io::Errno| Error::kernel(format!("reading {path}"), e);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
     let mut bytes = vec![0; 8192];
     let len = rustix::io::read(&file, &mut bytes).map_err(failed)?;
     bytes.truncate(len);
+    spent.push(file);
     Ok(bytes)
 }
 
-fn number<T: std::str::FromStr>(path: &str) -> Result<T> {
-    let text = text(path)?;
+fn number<T: std::str::FromStr>(path: &str, spent: &Later) -> Result<T> {
+    let text = text(path, spent)?;
     let number = std::str::from_utf8(&text).ok();
     let number = number.and_then(|text| text.trim().parse().ok());
     let wrong = || std::io::Error::from(std::io::ErrorKind::InvalidData);

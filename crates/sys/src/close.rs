@@ -1,7 +1,8 @@
 //! Closing many descriptors with few calls.
 
 use std::cell::RefCell;
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::rc::Rc;
 
 /// Descriptors that nobody reads any more, closed together: at the latest when this is dropped.
 #[derive(Debug, Default)]
@@ -9,7 +10,7 @@ pub struct Later(RefCell<Vec<OwnedFd>>);
 
 impl Later {
     /// How many are kept at most.
-    const MOST: usize = 128;
+    const MOST: usize = 512;
 
     /// Takes a descriptor to be closed.
     pub fn push(&self, descriptor: OwnedFd) {
@@ -22,6 +23,39 @@ impl Later {
     /// Closes those taken so far.
     pub fn close(&self) {
         all(self.0.take());
+    }
+}
+
+/// A descriptor that is closed with others once this is dropped.
+#[derive(Debug)]
+pub struct Lasting {
+    own: Option<OwnedFd>,
+    later: Rc<Later>,
+}
+
+impl Lasting {
+    /// Has `later` close `own` some time after this is dropped.
+    #[must_use]
+    pub fn new(own: OwnedFd, later: &Rc<Later>) -> Self {
+        let later = later.clone();
+        Self {
+            own: Some(own),
+            later,
+        }
+    }
+}
+
+impl AsFd for Lasting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.own.as_ref().expect("taken by drop alone").as_fd()
+    }
+}
+
+impl Drop for Lasting {
+    fn drop(&mut self) {
+        if let Some(own) = self.own.take() {
+            self.later.push(own);
+        }
     }
 }
 
@@ -80,6 +114,11 @@ mod tests {
         assert!(ended(), "all are closed when there are many");
         let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
         later.push(writer);
+        drop(later);
+        assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0));
+        let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
+        let later = Rc::new(Later::default());
+        drop(Lasting::new(writer, &later));
         drop(later);
         assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0));
     }

@@ -22,7 +22,9 @@ pub enum Fork {
 /// [`io::ErrorKind::ResourceBusy`] in a process with several threads, whose locks the child might
 /// find taken for ever; otherwise as fork(2), and when /proc/self/task cannot be read.
 pub fn fork() -> io::Result<Fork> {
-    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+    // A directory has a link for each directory in it and two more.
+    let threads = rustix::fs::stat("/proc/self/task")?.st_nlink - 2;
+    if threads != 1 {
         return Err(io::ErrorKind::ResourceBusy.into());
     }
     // SAFETY: one thread runs, and it is here: no lock of the C library or of Rust is held.

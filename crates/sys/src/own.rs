@@ -1,5 +1,6 @@
 //! What the calling thread can only ask about itself: attributes that a new task is born with.
 
+use std::cell::Cell;
 use std::io;
 
 use libc::c_int;
@@ -121,8 +122,13 @@ pub fn scheduler_clock_ns(cpu: u32) -> io::Result<u64> {
 
 /// Ends the calling thread's registration for restartable sequences, which the C library made and
 /// forked children would inherit: the kernel kills a task whose registered area is unmapped.
-/// `false` when there was none. See rseq(2).
+/// `false` when there was none any more. See rseq(2).
 pub fn leave_rseq() -> bool {
+    thread_local!(static LEFT: Cell<bool> = const { Cell::new(false) });
+    !LEFT.replace(true) && unregister_rseq()
+}
+
+fn unregister_rseq() -> bool {
     const RSEQ_FLAG_UNREGISTER: c_int = 1;
     const RSEQ_SIG: u32 = 0x5305_3053;
     unsafe extern "C" {

@@ -1,7 +1,7 @@
 //! What stands behind each page of a task: `PAGEMAP_SCAN` and /proc/PID/pagemap.
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use abi::{Addr, Span};
@@ -151,6 +151,12 @@ impl Entry {
 /// /proc/PID/pagemap of one task, open.
 #[derive(Debug)]
 pub struct Pagemap(File);
+
+impl From<Pagemap> for OwnedFd {
+    fn from(map: Pagemap) -> Self {
+        map.0.into()
+    }
+}
 
 impl Pagemap {
     /// Opens the page map of task `pid`; the caller must be allowed to trace it.

@@ -59,7 +59,6 @@ pub fn spawn(pid: i32, sibling: bool, entry: Entry) -> io::Result<()> {
         set_tid_size: 1,
         ..CloneArgs::default()
     };
-    forget_rseq()?;
     let old = set_mask(u64::MAX);
     let result: i64;
     // SAFETY: the parent returns here with only the clobbered registers changed; the child never
@@ -90,39 +89,6 @@ pub fn spawn(pid: i32, sibling: bool, entry: Entry) -> io::Result<()> {
         ));
     }
     Ok(())
-}
-
-/// Takes back the C library's registration of an rseq(2) area: a new process would inherit it and
-/// be killed as soon as its memory is unmapped.
-fn forget_rseq() -> io::Result<()> {
-    const UNREGISTER: i32 = 1;
-    const SIGNATURE: u32 = 0x5305_3053;
-    const SMALLEST_BYTES: u32 = 32;
-    unsafe extern "C" {
-        static __rseq_offset: isize;
-        static __rseq_size: u32;
-    }
-    // SAFETY: the C library sets it before main and never changes it.
-    let size = unsafe { __rseq_size };
-    if size == 0 {
-        return Ok(());
-    }
-    let thread: usize;
-    // SAFETY: reads the thread pointer, which the C library keeps at fs:0.
-    unsafe { std::arch::asm!("mov {}, fs:0", out(reg) thread) };
-    // SAFETY: as above.
-    let offset = unsafe { __rseq_offset };
-    let area = thread.wrapping_add_signed(offset);
-    let len = size.max(SMALLEST_BYTES);
-    // SAFETY: the kernel stops to write to the area; nothing else changes.
-    let result = unsafe { libc::syscall(libc::SYS_rseq, area, len, UNREGISTER, SIGNATURE) };
-    let error = io::Error::last_os_error();
-    // EINVAL: there is none (any more).
-    if result == 0 || error.raw_os_error() == Some(libc::EINVAL) {
-        Ok(())
-    } else {
-        Err(error)
-    }
 }
 
 /// Sets this thread's mask of blocked signals and gives the old one; bit 0 is signal 1.

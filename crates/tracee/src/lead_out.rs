@@ -131,7 +131,10 @@ impl Thread {
         ptrace::set_signal_mask(tid, self.saved.mask | !OWN)
             .map_err(failed("PTRACE_SETSIGMASK"))?;
         // A redirection that was only noted, as out of a restartable sequence.
-        ptrace::set_registers(tid, &self.saved.registers).map_err(failed("PTRACE_SETREGSET"))?;
+        if self.borrowed {
+            ptrace::set_registers(tid, &self.saved.registers)
+                .map_err(failed("PTRACE_SETREGSET"))?;
+        }
         self.borrowed = true;
         let berth = Span::new(berth, BERTH_BYTES as u64);
         let begun = Instant::now();
@@ -145,8 +148,10 @@ impl Thread {
             if let Some(signal) = fault {
                 return Ok(Course::Fault(signal));
             }
-            let rip = self.own_registers()?.rip;
+            let registers = self.own_registers()?;
+            let rip = registers.rip;
             if berth.contains(Addr(rip)) {
+                self.saved.registers = registers;
                 return Ok(Course::Arrived);
             }
             if !code.contains(Addr(rip)) {
@@ -216,9 +221,9 @@ impl Thread {
         }
     }
 
-    /// Takes it out of the berth: it goes on behind the call of the function.
+    /// Takes it, which has arrived, out of the berth: it goes on behind the call of the function.
     fn disembark(&mut self, berth: Addr, home: u64) -> Result<()> {
-        let regs = self.own_registers()?;
+        let regs = self.saved.registers;
         let result = if regs.rip == berth.0 {
             regs.rax
         } else {

@@ -27,4 +27,4 @@ pub use lead_out::lead_out;
 pub use stop::stop;
 pub use thread::{Saved, Seized, Thread};
 pub use uffd::{userfaultfd, userfaultfd_of_device};
-pub use visit::{Batch, Outcome, STUB_BYTES, Visit, is_visited};
+pub use visit::{Batch, Outcome, PADDING_BYTES, STUB_BYTES, Visit, is_visited, padding_in};

@@ -165,7 +165,9 @@ impl Thread {
     /// had run the blob. See rseq(2) and the kernel's kernel/rseq.c.
     fn abort_rseq(&mut self) -> Result<()> {
         let area = self.saved.rseq;
-        if area.addr == 0 {
+        // A sequence makes no system calls: a thread in a call is in none.
+        let in_call = self.saved.registers.orig_rax.cast_signed() >= 0;
+        if area.addr == 0 || in_call {
             return Ok(());
         }
         let mut pointer = [0; 8];

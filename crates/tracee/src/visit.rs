@@ -41,6 +41,10 @@ const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, 0x0f, 0x05];
 const UNMAP_AT: u64 = 10;
 /// The size of the code that a visit begins with, in bytes.
 pub const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
+/// How many bytes at the end of a mapping are looked at for room for it: some more, so that the
+/// last instruction before them may end in zeros.
+pub const PADDING_BYTES: usize = STUB_BYTES + MARGIN_BYTES;
+const MARGIN_BYTES: usize = 64;
 /// What stands in front of the comeback code: see [`leaders_way`] and [`bring`].
 const WAY_BYTES: usize = 160;
 
@@ -77,7 +81,8 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct Visit {
     threads: Vec<Thread>,
-    memory: File,
+    /// Given away by [`Visit::forget`] alone.
+    memory: Option<File>,
     stub: Addr,
     /// What was there before.
     covered: Vec<u8>,
@@ -92,6 +97,13 @@ struct Place {
     /// Where the thread begins.
     entry: Addr,
     comeback: Addr,
+}
+
+impl Place {
+    /// From its header to the end of its data, in bytes.
+    fn body_bytes(&self) -> usize {
+        (self.comeback.0 - self.header.0) as usize
+    }
 }
 
 impl Visit {
@@ -111,13 +123,19 @@ impl Visit {
             pid,
             bytes: STUB_BYTES,
         })?;
-        Ok(Self {
+        Ok(Self::at(threads, memory, stub))
+    }
+
+    /// As [`Visit::new`], with `stub` where [`padding_in`] found it to fit.
+    #[must_use]
+    pub fn at(threads: Vec<Thread>, memory: File, stub: Addr) -> Self {
+        Self {
             threads,
-            memory,
+            memory: Some(memory),
             stub,
             covered: vec![0; STUB_BYTES],
             area: None,
-        })
+        }
     }
 
     /// As [`Visit::new`] for a process whose executable mappings end with no zeros: the last
@@ -138,26 +156,32 @@ impl Visit {
         })?;
         Ok(Self {
             threads,
-            memory,
+            memory: Some(memory),
             stub,
             covered,
             area: None,
         })
     }
 
-    /// Runs one batch in each thread, at the same time; `batches` are in the threads' order.
+    /// Runs one batch in each thread, at the same time, and calls `meanwhile`; `batches` are in the
+    /// threads' order.
     ///
     /// # Errors
     /// [`Error::Gone`] when the process dies; [`Error::Kernel`] when it may not map memory;
     /// [`Error::Astray`].
-    pub fn run(&mut self, batches: &[&dyn Batch]) -> Result<Vec<Outcome>> {
+    pub fn run(
+        &mut self,
+        batches: &[&dyn Batch],
+        meanwhile: impl FnOnce(),
+    ) -> Result<Vec<Outcome>> {
         assert_eq!(batches.len(), self.threads.len(), "one batch a thread");
         let area = self.make_room(batches)?;
         let places = self.fill(area, batches)?;
         self.start(&places)?;
-        self.wait_parked(&places)?;
+        meanwhile();
+        let answers = self.wait_parked(&places)?;
         self.fetch_threads(area, &places)?;
-        self.outcomes(&places, batches)
+        Ok(outcomes(&places, batches, &answers))
     }
 
     /// Sends every thread into the blob, the leader first: once others are there, it must not
@@ -194,7 +218,8 @@ impl Visit {
         );
         stub.extend(STUB_UNMAP);
         stub.extend(comeback::code(&leader.saved.registers, leader.saved.mask));
-        let put = self.memory.write_all_at(&stub, self.stub.0);
+        let memory = self.memory.as_ref().expect("given away at the end");
+        let put = memory.write_all_at(&stub, self.stub.0);
         put.map_err(|e| Error::of(leader.tid, "cannot write the stub", e))?;
         // PROT_READ|PROT_WRITE|PROT_EXEC, MAP_PRIVATE|MAP_ANONYMOUS
         let call = Call {
@@ -281,22 +306,30 @@ impl Visit {
         Ok(places)
     }
 
-    /// Waits until every thread has parked.
-    fn wait_parked(&mut self, places: &[Place]) -> Result<()> {
+    /// Waits until every thread has parked; gives what each has left from its header on.
+    fn wait_parked(&mut self, places: &[Place]) -> Result<Vec<Vec<u8>>> {
         const LONG_PAUSE: Duration = Duration::from_millis(1);
+        const AT_ONCE: usize = 16;
         let pid = self.threads[0].pid;
         let begun = Instant::now();
         let mut pause = Duration::from_micros(10);
-        for group in places.chunks(sys::vm::PIECES_MAX) {
-            let pieces = group
-                .iter()
-                .map(|place| (place.header, 4))
-                .collect::<Vec<_>>();
-            let mut words = vec![0; pieces.len() * 4];
+        let mut answers = Vec::with_capacity(places.len());
+        for group in places.chunks(AT_ONCE) {
+            // The words first: what is read after a word that is set is complete.
+            let words = group.iter().map(|place| (place.header, 4));
+            let bodies = group.iter().map(|place| (place.header, place.body_bytes()));
+            let pieces = words.chain(bodies).collect::<Vec<_>>();
+            let mut bytes = vec![0; pieces.iter().map(|piece| piece.1).sum()];
             loop {
-                let got = sys::vm::read_pieces(pid, &pieces, &mut words);
+                let got = sys::vm::read_pieces(pid, &pieces, &mut bytes);
                 let got = got.map_err(|e| Error::of(pid, "cannot read the blob's state", e))?;
-                if got == words.len() && words.chunks(4).all(|word| word != [0; 4]) {
+                let (words, mut bodies) = bytes.split_at(4 * group.len());
+                if got == bytes.len() && words.chunks(4).all(|word| word != [0; 4]) {
+                    for place in group {
+                        let (body, rest) = bodies.split_at(place.body_bytes());
+                        answers.push(body.to_vec());
+                        bodies = rest;
+                    }
                     break;
                 }
                 if begun.elapsed() > PATIENCE {
@@ -311,7 +344,7 @@ impl Visit {
                 pause = (pause * 2).min(LONG_PAUSE);
             }
         }
-        Ok(())
+        Ok(answers)
     }
 
     /// Stops the parked threads. The leader's registers lead to unmapping the area and back, the
@@ -351,32 +384,6 @@ impl Visit {
         leader.borrow(&unmap.registers(leader.saved.registers))
     }
 
-    fn outcomes(&self, places: &[Place], batches: &[&dyn Batch]) -> Result<Vec<Outcome>> {
-        let pid = self.threads[0].pid;
-        let mut outcomes = Vec::new();
-        for (place, batch) in places.iter().zip(batches) {
-            let len = (place.comeback.0 - place.header.0) as usize;
-            let mut bytes = vec![0; len];
-            let read = sys::vm::read_exact(pid, place.header, &mut bytes);
-            read.map_err(|e| Error::of(pid, "cannot read the blob's answers", e))?;
-            let word =
-                |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-            let count = batch.ops_bytes() / Op::BYTES - 1;
-            let first = Header::BYTES + offset::RESULT;
-            let results = (0..count)
-                .map(|op| word(first + op * Op::BYTES).cast_signed())
-                .collect();
-            let failed = word(offset::FAILED).checked_sub(place.ops.0);
-            let data = (place.data.0 - place.header.0) as usize;
-            outcomes.push(Outcome {
-                results,
-                data: bytes[data..data + batch.data_bytes()].to_vec(),
-                failed: failed.map(|bytes| bytes as usize / Op::BYTES),
-            });
-        }
-        Ok(outcomes)
-    }
-
     /// The mapping that a visit added, to be left out of a dump.
     #[must_use]
     pub fn area(&self) -> Option<Span> {
@@ -407,7 +414,8 @@ impl Visit {
         for thread in &mut self.threads {
             thread.give_back()?;
         }
-        let zeroed = self.memory.write_all_at(&self.covered, self.stub.0);
+        let memory = self.memory.as_ref().expect("given away at the end");
+        let zeroed = memory.write_all_at(&self.covered, self.stub.0);
         zeroed.map_err(|e| Error::of(self.threads[0].tid, "cannot take the stub away", e))
     }
 
@@ -417,10 +425,12 @@ impl Visit {
         &self.threads
     }
 
-    /// Leaves everything as it is: the process was killed, or goes on by its comeback code.
-    pub fn forget(mut self) {
+    /// Leaves everything as it is, the process was killed, or goes on by its comeback code; gives
+    /// its memory's file.
+    pub fn forget(mut self) -> File {
         self.area = None;
         self.threads.drain(..).for_each(Thread::forget);
+        self.memory.take().expect("given away once")
     }
 }
 
@@ -433,6 +443,26 @@ impl Drop for Visit {
             );
         }
     }
+}
+
+/// Takes apart what the threads have left.
+fn outcomes(places: &[Place], batches: &[&dyn Batch], answers: &[Vec<u8>]) -> Vec<Outcome> {
+    let outcome = |((place, batch), bytes): ((&Place, &&dyn Batch), &Vec<u8>)| {
+        let word =
+            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let count = batch.ops_bytes() / Op::BYTES - 1;
+        let first = Header::BYTES + offset::RESULT;
+        let results = (0..count).map(|op| word(first + op * Op::BYTES).cast_signed());
+        let failed = word(offset::FAILED).checked_sub(place.ops.0);
+        let data = (place.data.0 - place.header.0) as usize;
+        Outcome {
+            results: results.collect(),
+            data: bytes[data..data + batch.data_bytes()].to_vec(),
+            failed: failed.map(|bytes| bytes as usize / Op::BYTES),
+        }
+    };
+    let pairs = places.iter().zip(batches).zip(answers);
+    pairs.map(outcome).collect()
 }
 
 /// The blob's code.
@@ -527,19 +557,23 @@ fn inside(thread: &Thread, area: Span) -> Result<()> {
 /// The last bytes of an executable mapping, if they are zero and so nobody's code, or a stub that
 /// was left by a visit that was cut short.
 pub(crate) fn padding(memory: &File, span: Span) -> Option<Addr> {
-    // A few bytes more, so that the last instruction before them may end in zeros.
-    const MARGIN_BYTES: usize = 64;
-    const WANTED_BYTES: usize = STUB_BYTES + MARGIN_BYTES;
-    let at = span.end.0.checked_sub(WANTED_BYTES as u64)?;
+    let at = span.end.0.checked_sub(PADDING_BYTES as u64)?;
     if at < span.start.0 {
         return None;
     }
-    let mut tail = [0; WANTED_BYTES];
+    let mut tail = [0; PADDING_BYTES];
     memory.read_exact_at(&mut tail, at).ok()?;
+    padding_in(&tail, span.end)
+}
+
+/// Where a stub fits that is to end at `end`, given the last [`PADDING_BYTES`] of an executable
+/// mapping before that.
+#[must_use]
+pub fn padding_in(tail: &[u8; PADDING_BYTES], end: Addr) -> Option<Addr> {
     let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let (margin, stub) = tail.split_at(MARGIN_BYTES);
     let free = zero(margin) && (zero(stub) || is_stub(stub));
-    free.then(|| Addr(span.end.0 - STUB_BYTES as u64))
+    free.then(|| Addr(end.0 - STUB_BYTES as u64))
 }
 
 fn is_stub(bytes: &[u8]) -> bool {
@@ -616,7 +650,7 @@ mod tests {
             Op::call(318, [0, 16, 0, 0, 0, 0]),
             close,
         ]);
-        let outcome = visit.run(&[&calls]).expect("runs").remove(0);
+        let outcome = visit.run(&[&calls], || ()).expect("runs").remove(0);
         assert_eq!(outcome.results, [i64::from(pid), 16, -9]);
         assert_eq!(outcome.failed, Some(2));
         assert_ne!(outcome.data, [0; 16]);
@@ -674,7 +708,7 @@ mod tests {
         ]);
         let mut batches = [&calls as &dyn Batch; 3];
         batches[at] = &stopping;
-        let outcomes = visit.run(&batches).expect("it runs on");
+        let outcomes = visit.run(&batches, || ()).expect("it runs on");
         assert_eq!(outcomes[at].results, [0, i64::from(tids[at])]);
         let to = rustix::process::Pid::from_raw(pid).expect("a pid");
         assert_eq!(visit.threads()[0].group_stop, Some(sys::ptrace::SIGSTOP));
@@ -719,12 +753,12 @@ mod tests {
         let (mut child, pid) = cat();
         let mut visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
         visit
-            .run(&[&Calls(vec![Op::call(39, [0; 6])])])
+            .run(&[&Calls(vec![Op::call(39, [0; 6])])], || ())
             .expect("runs");
         let area = visit.area().expect("an area");
         // What the kernel does when the tracer is killed: detach, nothing else.
         sys::ptrace::detach(pid, 0).expect("detach");
-        visit.forget();
+        drop(visit.forget());
         echo(&mut child);
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
         assert!(!maps.contains(&format!("{:x}-", area.start.0)), "{maps}");
@@ -795,7 +829,7 @@ mod tests {
             }
             sys::ptrace::detach(*tid, 0).expect("detach");
         }
-        visit.forget();
+        drop(visit.forget());
         ask();
         let deadline = Instant::now() + Duration::from_secs(60);
         let mapped = || {

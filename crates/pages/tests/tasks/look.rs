@@ -2,11 +2,15 @@
 use std::os::fd::AsFd;
 
 use abi::{Addr, Span};
-use pages::scan::{Area, allocated};
-use pages::{Parent, scan};
+use pages::scan::{Area, Found, allocated};
+use pages::{PageMaps, Parent};
 use rustix::thread::CapabilitySet;
 
 use crate::child::{Child, anonymous, part};
+
+fn scan(pid: i32, areas: &[Area]) -> pages::Result<Vec<Found>> {
+    pages::scan(pid, areas, &mut PageMaps::default())
+}
 
 #[test]
 fn only_written_pages_are_private() {
@@ -136,7 +140,7 @@ fn a_child_shares_what_neither_has_written() {
     parent.put(span, 20, 77, 1);
     let spans = [part(span, 0, 30), part(span, 30, 34)];
     let shared = Parent::new(parent.pid())
-        .shared_with(child, &spans)
+        .shared_with(child, &spans, &mut PageMaps::default())
         .expect("a comparison");
     let shared = shared.common;
     let expected = [(0, 5), (7, 13), (21, 19), (41, 23)];
@@ -163,7 +167,7 @@ fn sharing_is_found_where_the_kernel_hides_it() {
         parent.put(span, 0, 1, 64);
         let child = parent.ask(&format!("fork({}, 5, 6, 40)", span.start.0)) as i32;
         let shared = Parent::new(parent.pid())
-            .shared_with(child, &[span])
+            .shared_with(child, &[span], &mut PageMaps::default())
             .expect("a comparison");
         let shared = shared.common;
         let expected = [(0, 5), (7, 33), (41, 23)];

@@ -147,7 +147,12 @@ fn huge_pages_of_a_task_are_dumped_and_come_back() {
     if huge_kb(child.pid()) == 0 {
         testkit::skip!("the kernel gives no huge pages");
     }
-    let found = pages::scan(child.pid(), &[anonymous(span)]).expect("a scan");
+    let found = pages::scan(
+        child.pid(),
+        &[anonymous(span)],
+        &mut pages::PageMaps::default(),
+    )
+    .expect("a scan");
     assert_eq!(found[0].private, [span]);
     let (store, drained) = dump(&child, &[span]);
     assert_eq!(drained.stored_pages, 1024);

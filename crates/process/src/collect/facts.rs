@@ -21,6 +21,7 @@ pub(super) struct ThreadFacts<'a> {
     /// /proc/PID.
     pub proc: BorrowedFd<'a>,
     pub rseq: RseqArea,
+    leader_is_known: bool,
     spent: &'a Later,
     texts: RefCell<HashMap<String, Rc<[u8]>>>,
     status: OnceCell<Rc<Status>>,
@@ -31,7 +32,7 @@ impl<'a> ThreadFacts<'a> {
         allow: &'a Allow,
         (pid, tid): (i32, i32),
         (proc, spent): (BorrowedFd<'a>, &'a Later),
-        rseq: RseqArea,
+        (rseq, leader_is_known): (RseqArea, bool),
     ) -> Self {
         Self {
             allow,
@@ -39,6 +40,7 @@ impl<'a> ThreadFacts<'a> {
             tid,
             proc,
             rseq,
+            leader_is_known,
             spent,
             texts: RefCell::default(),
             status: OnceCell::new(),
@@ -50,6 +52,15 @@ impl ThreadFacts<'_> {
     /// A text that was read already.
     pub fn knows(&self, name: &str, text: Vec<u8>) {
         self.texts.borrow_mut().insert(name.to_owned(), text.into());
+    }
+}
+
+impl ThreadFacts<'_> {
+    /// Reads what every process is going to be asked for; who asks hears of errors.
+    pub fn look_ahead(&self) {
+        for name in ["limits", "oom_score_adj", "coredump_filter"] {
+            let _ = self.proc(name);
+        }
     }
 }
 
@@ -96,6 +107,10 @@ impl Facts for ThreadFacts<'_> {
 
     fn rseq(&self) -> Result<RseqArea> {
         Ok(self.rseq)
+    }
+
+    fn is_there(&self, session: i32) -> bool {
+        self.leader_is_known || rustix::fs::stat(format!("/proc/{session}")).is_ok()
     }
 }
 

@@ -163,6 +163,26 @@ impl<'a> Files<'a> {
     }
 }
 
+impl Files<'_> {
+    /// Looks at each path once that several descriptions of one file have, as /dev/null often is.
+    fn find_repeated(&mut self) {
+        let key = |open: &Open<'_>| (open.link.clone(), open.stat.st_dev, open.stat.st_ino);
+        let mut repeated: HashMap<_, Vec<usize>> = HashMap::new();
+        for (at, open) in self.opens.iter().enumerate() {
+            if open.link.starts_with(b"/") && !open.at_path {
+                repeated.entry(key(open)).or_default().push(at);
+            }
+        }
+        for ((path, dev, ino), all) in repeated.into_iter().filter(|(_, all)| all.len() > 1) {
+            let path = Path::new(std::ffi::OsStr::from_bytes(&path));
+            let same = |stat: Stat| (stat.st_dev, stat.st_ino) == (dev, ino);
+            if rustix::fs::lstat(path).is_ok_and(same) {
+                all.iter().for_each(|at| self.opens[*at].at_path = true);
+            }
+        }
+    }
+}
+
 /// A descriptor of the very description that descriptor `fd` of task `pid` refers to.
 pub(crate) fn fetch(pid: i32, fd: i32) -> resources::Result<OwnedFd> {
     let failed = |errno| Error::kernel(format!("cannot fetch fd {fd} of pid {pid}"), errno);
@@ -190,6 +210,7 @@ pub(super) fn describe(mut files: Files<'_>, allow: &Allow) -> Result<Described>
         lock: Lock::install(&files.opens, allow)?,
         ..Described::default()
     };
+    files.find_repeated();
     let mut first = 0;
     while first < files.opens.len() {
         let mut context = Context {

@@ -1,5 +1,7 @@
 //! Trees that are refused before any of their tasks is touched.
 
+use std::collections::HashMap;
+
 use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 
@@ -49,37 +51,48 @@ const NAMESPACES: [&str; 10] = [
     "time_for_children",
 ];
 
-/// The inodes of this process's namespaces; of none that the kernel does not have.
-fn own_namespaces() -> Result<[Option<u64>; NAMESPACES.len()]> {
-    let mut inodes = [None; NAMESPACES.len()];
-    for (name, inode) in NAMESPACES.iter().zip(&mut inodes) {
-        *inode = match rustix::fs::stat(format!("/proc/self/ns/{name}")) {
-            Ok(stat) => Some(stat.st_ino),
-            Err(Errno::NOENT) => None,
+/// How the names of those for children end.
+const FOR_CHILDREN: &str = "_for_children";
+
+/// The inodes of this process's namespaces by name; of none that the kernel does not have.
+fn own_namespaces() -> Result<HashMap<&'static str, u64>> {
+    let mut inodes = HashMap::new();
+    let own = NAMESPACES
+        .iter()
+        .filter(|name| !name.ends_with(FOR_CHILDREN));
+    for name in own {
+        match rustix::fs::stat(format!("/proc/self/ns/{name}")) {
+            Ok(stat) => {
+                inodes.insert(*name, stat.st_ino);
+            }
+            Err(Errno::NOENT) => {}
             Err(errno) => {
                 let doing = format!("cannot look at /proc/self/ns/{name}");
                 return Err(Error::kernel(doing, errno));
             }
-        };
+        }
     }
     Ok(inodes)
 }
 
 /// Only tasks in this process's own namespaces are saved.
-fn check_namespaces(task: &Task, ours: &[Option<u64>]) -> Result<()> {
-    for (name, ours) in NAMESPACES.iter().zip(ours) {
-        let Some(ours) = ours else { continue };
+fn check_namespaces(task: &Task, ours: &HashMap<&str, u64>) -> Result<()> {
+    for name in NAMESPACES {
+        let kind = name.strip_suffix(FOR_CHILDREN);
+        let Some(ours) = ours.get(kind.unwrap_or(name)) else {
+            continue;
+        };
         let differs = match statat(&task.proc, format!("ns/{name}"), AtFlags::empty()) {
             Ok(theirs) => theirs.st_ino != *ours,
             // A new one for children that has no first process yet.
-            Err(Errno::NOENT) if *name == "pid_for_children" => true,
+            Err(Errno::NOENT) if name == "pid_for_children" => true,
             Err(errno) => {
                 let doing = format!("cannot look at /proc/{}/ns/{name}", task.pid);
                 return Err(Error::kernel(doing, errno));
             }
         };
         if differs {
-            let what = match name.strip_suffix("_for_children") {
+            let what = match kind {
                 Some(name) => format!("another {name} namespace for its children"),
                 None => format!("its own {name} namespace"),
             };

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
+use pages::PageMaps;
 use pages::scan::{Area, Found};
 use resources::map::listing::{self, Listed};
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -18,7 +19,7 @@ pub(crate) trait Look {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>>;
 
     /// Finds the pages to be stored of a stopped task's `areas`, and their guard regions.
-    fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>>;
+    fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>>;
 }
 
 /// Looks at everything while the tree is stopped.
@@ -31,8 +32,8 @@ impl Look for Afresh {
         parse(&task.read("smaps")?)
     }
 
-    fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
-        Ok(pages::scan(pid, areas)?)
+    fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
+        Ok(pages::scan(pid, areas, maps)?)
     }
 }
 
@@ -152,8 +153,8 @@ impl Look for Prepared {
         }
     }
 
-    fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
-        Afresh.pages(pid, areas)
+    fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
+        Afresh.pages(pid, areas, maps)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Frozen → inventory: everything but the contents of memory.
 
+mod auxv;
 mod facts;
 mod files;
 mod fitness;
@@ -12,6 +13,7 @@ mod stops;
 mod vdso;
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -35,6 +37,7 @@ use crate::freeze::{Body, Frozen, Task, Wait};
 use crate::plan::births::births;
 use crate::records::{Descriptor, Descriptors, Node, Place, State, ThreadState, Tree, tag};
 use crate::{Error, Result, track, uffd};
+use auxv::Auxv;
 use facts::ThreadFacts;
 use files::Files;
 pub(crate) use files::{Object, fetch};
@@ -180,6 +183,9 @@ struct Found {
     stat: Stat,
     listed: Vec<Listed>,
     brk: u64,
+    auxv: Option<Vec<u8>>,
+    /// Whether the leader of its session was found in the tree before.
+    leader_is_known: bool,
     vdso: vdso::Seen,
     lock_future: u32,
     records: Vec<Record>,
@@ -198,11 +204,14 @@ impl Found {
         let pid = task.pid;
         let (stat, stat_text) = task.stat()?;
         let stat_text = stat_text.to_vec();
+        let leader_is_known = before.iter().any(|one| one.node.pid == stat.session);
         let mut found = Self {
             node: node(task, &stat),
             stat,
             listed: Vec::new(),
             brk: 0,
+            auxv: None,
+            leader_is_known,
             vdso: vdso::Seen::default(),
             lock_future: 0,
             records: Vec::new(),
@@ -222,9 +231,12 @@ impl Found {
         }
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
         let parent = parent.map(|one| (one.node.pid, one.rows.as_slice()));
-        found.rows = fd::table::read(pid, task.proc.as_fd(), parent)?;
-        vdso::lead_out(task, &found.vdso, &found.listed)?;
-        found.visit(task, stay, allow, stat_text)?;
+        found.rows = fd::table::read(pid, (task.proc.as_fd(), &task.spent), parent)?;
+        let memory = match vdso::lead_out(task, &found.vdso, &found.listed)? {
+            Some(memory) => memory,
+            None => uffd::open_memory(task)?,
+        };
+        found.visit(task, memory, (stay, allow), stat_text)?;
         Ok(found)
     }
 
@@ -239,9 +251,14 @@ impl Found {
     }
 
     /// Asks the task what only it can say.
-    fn visit(&mut self, task: &mut Task, stay: bool, allow: &Allow, stat: Vec<u8>) -> Result<()> {
+    fn visit(
+        &mut self,
+        task: &mut Task,
+        memory: File,
+        (stay, allow): (bool, &Allow),
+        stat: Vec<u8>,
+    ) -> Result<()> {
         let pid = task.pid;
-        let memory = uffd::open_memory(task)?;
         let kernel = self.vdso.behind_proxy.into_iter();
         let executable = kernel.chain(uffd::executable(&self.listed));
         let executable = executable.collect::<Vec<_>>();
@@ -254,7 +271,7 @@ impl Found {
             .collect::<Vec<_>>();
         let facts = all.iter().map(|(tid, saved)| {
             let proc = (task.proc.as_fd(), &*task.spent);
-            ThreadFacts::new(allow, (pid, *tid), proc, saved.rseq)
+            ThreadFacts::new(allow, (pid, *tid), proc, (saved.rseq, self.leader_is_known))
         });
         let facts = facts.collect::<Vec<_>>();
         facts[0].knows("stat", stat);
@@ -266,21 +283,26 @@ impl Found {
             .map(Questions::new)
             .collect::<Result<Vec<_>>>()?;
         let brk = questions[0].script.call(Sysno::brk, [0u32.into()]);
-        let policies = Policies::ask(&self.listed, &mut questions[0].script);
+        let policies = Policies::ask(task, &self.listed, &mut questions[0].script);
+        let auxv = Auxv::ask(&mut questions[0].script);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
         let batches = batches.collect::<Vec<_>>();
         let bare = !self.vdso.is_there;
-        let mut visit = match bare.then(|| uffd::with_dead_end(&memory, &self.listed)) {
-            Some(Some(end)) => Visit::over(threads, memory, end)?,
-            _ => Visit::new(threads, memory, &executable)?,
+        let dead_end = || uffd::with_dead_end(&memory, &self.listed);
+        let mut visit = match (self.vdso.padding, bare.then(dead_end).flatten()) {
+            (Some(stub), _) => Visit::at(threads, memory, stub),
+            (None, Some(end)) => Visit::over(threads, memory, end)?,
+            (None, None) => Visit::new(threads, memory, &executable)?,
         };
-        let outcomes = visit.run(&batches)?;
+        // The process does not wait for this, nor this for the process.
+        let outcomes = visit.run(&batches, || facts[0].look_ahead())?;
         stops::see(&mut self.node, visit.threads()[0].group_stop);
         for ((facts, questions), outcome) in facts.iter().zip(&questions).zip(outcomes) {
             let answers = questions.answers(facts.tid, outcome)?;
             if facts.tid == pid {
                 self.brk = answers.result(brk).cast_unsigned();
                 policies.check(pid, &self.listed, &answers)?;
+                self.auxv = auxv.answer(&answers);
             }
             questions.records(facts, &answers, &mut self.records)?;
         }
@@ -367,7 +389,10 @@ impl Found {
                 stat.env.0,
                 stat.env.1,
             ],
-            auxv: task.read("auxv")?,
+            auxv: match &self.auxv {
+                Some(auxv) => auxv.clone(),
+                None => task.read("auxv")?,
+            },
             exe: files.link(pid, proc, "exe", OFlags::RDONLY)?.0,
             mappings,
             vdso_build_id: self.vdso.build_id.clone(),

@@ -43,8 +43,9 @@ pub(super) fn check(frozen: &Frozen) -> Result<()> {
             return Err(shared(twins, name, flag));
         }
     }
-    check_undo(&pids)?;
-    check_io(&pids)
+    let own = gettid().as_raw_nonzero().get();
+    check_undo(&pids, own)?;
+    check_io(&pids, own)
 }
 
 fn shared((pid, other): (i32, i32), name: &str, flag: &str) -> Error {
@@ -84,21 +85,21 @@ fn check_parent(root: &Task) -> Result<()> {
 // Of what not every task has, all that have none are equal: they are told by comparing them with
 // a thread that has none.
 
-fn check_undo(pids: &[i32]) -> Result<()> {
+fn check_undo(pids: &[i32], own: i32) -> Result<()> {
     const WHAT: Shared = Shared::SemaphoreUndo;
     let forgotten = kcmp::forget_semaphore_undo();
     forgotten.map_err(|e| Error::kernel("cannot unshare semaphore undo lists", e))?;
-    let having = unequal(pids, own_tid(), WHAT)?;
+    let having = unequal(pids, own, WHAT)?;
     match twins(&having, |one, other| compare(one, other, WHAT))? {
         Some(twins) => Err(shared(twins, "semaphore undo list", "CLONE_SYSVSEM")),
         None => Ok(()),
     }
 }
 
-fn check_io(pids: &[i32]) -> Result<()> {
+fn check_io(pids: &[i32], own: i32) -> Result<()> {
     const WHAT: Shared = Shared::Io;
     let twins = |pids: &[i32]| twins(pids, |one, other| compare(one, other, WHAT));
-    let unlike = unequal(pids, own_tid(), WHAT)?;
+    let unlike = unequal(pids, own, WHAT)?;
     let Some(mut found) = twins(&unlike)? else {
         return Ok(());
     };

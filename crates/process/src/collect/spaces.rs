@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use abi::Span;
 use image::{Run, RunKind, SpaceId};
-use pages::Extent;
 use pages::scan::Area;
+use pages::{Extent, PageMaps};
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
 
@@ -26,6 +26,7 @@ pub(super) struct Spaces {
     same: Vec<Run>,
     /// Private mappings of files, by device and inode.
     files: HashMap<(u64, u64), Vec<(i32, Span)>>,
+    maps: PageMaps,
 }
 
 /// Pages to be read from one task.
@@ -61,7 +62,8 @@ impl Spaces {
             span: map.span(),
             file: !map.is_anonymous(),
         };
-        let found = look.pages(pid, &private.iter().map(area).collect::<Vec<_>>())?;
+        let areas = private.iter().map(area).collect::<Vec<_>>();
+        let found = look.pages(pid, &areas, &mut self.maps)?;
         let mut own = Vec::new();
         for (map, found) in private.iter_mut().zip(found) {
             let guards = found.guards.iter();
@@ -88,7 +90,7 @@ impl Spaces {
             let own = &self.own[*child].1;
             let parent = parents.entry(node.parent);
             let parent = parent.or_insert_with(|| pages::Parent::new(node.parent));
-            let shared = parent.shared_with(node.pid, own)?;
+            let shared = parent.shared_with(node.pid, own, &mut self.maps)?;
             self.alone.insert(node.pid, shared.alone);
             let shared = shared.common;
             let kind = RunKind::Same {

@@ -26,6 +26,8 @@ pub(super) struct Seen {
     pub is_32_bit: bool,
     /// Where the kernel's own is, if what the program knows is a proxy of another.
     pub behind_proxy: Option<Span>,
+    /// Where a visit's stub fits into it, as far as that was seen on the way.
+    pub padding: Option<Addr>,
 }
 
 /// The vDSOs of a tree.
@@ -55,7 +57,7 @@ impl Vdsos {
         let mut page = [0; abi::PAGE_BYTES as usize];
         let read = match &memory {
             Some(Some(memory)) => memory.read_exact_at(&mut page, code.start.0),
-            _ => sys::vm::read_exact(task.pid, code.start, &mut page),
+            _ => read_ends(task.pid, code, &mut page).map(|padding| seen.padding = padding),
         };
         read.map_err(|e| Error::kernel(format!("cannot read the vDSO of pid {}", task.pid), e))?;
         const ELF_CLASS_32: &[u8] = b"\x7fELF\x01";
@@ -96,6 +98,20 @@ impl Vdsos {
     }
 }
 
+/// Reads the first page of a vDSO's code, and sees whether there is room at its end.
+fn read_ends(pid: i32, code: Span, page: &mut [u8]) -> std::io::Result<Option<Addr>> {
+    let tail = Addr(code.end.0 - tracee::PADDING_BYTES as u64);
+    let pieces = [(code.start, page.len()), (tail, tracee::PADDING_BYTES)];
+    let mut bytes = vec![0; page.len() + tracee::PADDING_BYTES];
+    if sys::vm::read_pieces(pid, &pieces, &mut bytes)? < bytes.len() {
+        return Err(std::io::ErrorKind::UnexpectedEof.into());
+    }
+    let (first, tail) = bytes.split_at(page.len());
+    page.copy_from_slice(first);
+    let tail = tail.try_into().expect("as long as asked for");
+    Ok(tracee::padding_in(tail, code.end))
+}
+
 fn code(listed: &[Listed]) -> Option<Span> {
     let mut all = listed.iter();
     let code = all.find(|listed| listed.backing() == Backing::Vdso);
@@ -114,23 +130,23 @@ fn read_code(task: &Task, memory: &File, span: Span) -> Result<Vec<u8>> {
 }
 
 /// Has threads that were stopped inside the kernel's vDSO leave it, so that what they have read of
-/// the kernel's data is not carried away.
+/// the kernel's data is not carried away. Gives the task's memory where it had to be opened.
 ///
 /// # Errors
 /// [`Error::Returning`] when one cannot leave now and would be nowhere after a restore.
-pub(super) fn lead_out(task: &mut Task, seen: &Seen, listed: &[Listed]) -> Result<()> {
+pub(super) fn lead_out(task: &mut Task, seen: &Seen, listed: &[Listed]) -> Result<Option<File>> {
     let Some(kernel) = seen.behind_proxy.or_else(|| code(listed)) else {
-        return Ok(());
+        return Ok(None);
     };
     let inside = |thread: &Thread| kernel.contains(Addr(thread.saved.registers.rip));
     if !task.threads().iter().any(inside) {
-        return Ok(());
+        return Ok(None);
     }
     let memory = uffd::open_memory(task)?;
     let code = read_code(task, &memory, kernel)?;
     let pid = task.pid;
     let Body::Stopped(threads) = &mut task.body else {
-        return Ok(());
+        return Ok(None);
     };
     for thread in threads.iter_mut().filter(|thread| inside(thread)) {
         let registers = thread.saved.registers;
@@ -148,7 +164,7 @@ pub(super) fn lead_out(task: &mut Task, seen: &Seen, listed: &[Listed]) -> Resul
             return Err(Error::Returning { pid });
         }
     }
-    Ok(())
+    Ok(Some(memory))
 }
 
 /// Where the return address of the function stands that a thread is in.

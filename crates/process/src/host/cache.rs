@@ -26,7 +26,7 @@ pub(super) struct Cache {
 impl Cache {
     /// The cache of this boot of this kernel and this version of ours.
     pub fn of_this_host() -> Self {
-        let host = rustix::system::uname();
+        let host = super::kernel();
         // Without a boot's id, facts of another boot could be taken for this one's: keep none.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let path = boot

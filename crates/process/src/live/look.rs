@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use abi::Span;
+use pages::PageMaps;
 use pages::live::{Areas, Live};
 use pages::scan::{Area, Found};
 use resources::map::listing::{Backing, Listed};
@@ -72,9 +73,9 @@ impl Look for LiveLook<'_> {
         Ok(listed)
     }
 
-    fn pages(&mut self, pid: i32, areas: &[Area]) -> Result<Vec<Found>> {
+    fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
         if !self.live.has(pid) {
-            return Afresh.pages(pid, areas);
+            return Afresh.pages(pid, areas, maps);
         }
         let (files, own): (Vec<Area>, Vec<Area>) = areas.iter().partition(|area| area.file);
         let spans = own.iter().map(|area| area.span).collect::<Vec<_>>();
@@ -87,7 +88,7 @@ impl Look for LiveLook<'_> {
             }
             error => Error::from(error),
         })?;
-        let mut of_files = pages::scan(pid, &files)?.into_iter();
+        let mut of_files = pages::scan(pid, &files, maps)?.into_iter();
         let found = areas.iter().map(|area| {
             if area.file {
                 return of_files.next().unwrap_or_default();

@@ -171,6 +171,8 @@ pub trait RestoreContext {
     /// the first one to be opened leaves them here for the others, by kind and key. To be dropped
     /// after the last [`Kind::finish`]: a held end of a pipe would keep its readers waiting.
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>>;
+    /// Files that were looked at already, by path: several descriptions may be of one.
+    fn seen(&mut self) -> &mut HashMap<Vec<u8>, FileType>;
     /// Fills `file` with what [`DumpContext::store`] stored as `space`, in whole pages: a size that
     /// is none is to be cut again.
     ///

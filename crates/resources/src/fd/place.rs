@@ -1,6 +1,7 @@
 //! Where the restorer finds a file again: at its path, as a deleted file that is made again
 //! ("ghost"), or at a temporary hard link.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -101,7 +102,7 @@ impl Place {
         }
         let path = self.remap.as_ref().unwrap_or(&self.path);
         let path = Path::new(OsStr::from_bytes(path));
-        self.check(path, size_bytes)?;
+        self.check(path, size_bytes, cx.seen())?;
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|error| Error::kernel(format!("open {}", path.display()), error))?;
@@ -115,7 +116,16 @@ impl Place {
         Ok(file)
     }
 
-    fn check(&self, path: &Path, size_bytes: Option<u64>) -> Result<()> {
+    fn check(
+        &self,
+        path: &Path,
+        size_bytes: Option<u64>,
+        seen: &mut HashMap<Vec<u8>, FileType>,
+    ) -> Result<()> {
+        let name = path.as_os_str().as_bytes();
+        if size_bytes.is_none() && seen.get(name) == Some(&self.kind()) {
+            return Ok(());
+        }
         let differs = |what: String| Error::Mismatch {
             what: format!("{}: {what}", path.display()),
         };
@@ -125,6 +135,7 @@ impl Place {
             Err(error) => return Err(Error::kernel(format!("stat {}", path.display()), error)),
         };
         let kind = FileType::from_raw_mode(stat.st_mode);
+        seen.insert(name.to_owned(), kind);
         if kind != self.kind() {
             return Err(differs(format!("is a {kind:?}, was a {:?}", self.kind())));
         }

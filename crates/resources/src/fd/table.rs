@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -29,11 +29,16 @@ pub struct Row {
 }
 
 /// The descriptors of the stopped task `pid` in ascending order, given its folder /proc/PID and,
-/// where they are known, those of its parent, from whom most are inherited.
+/// where they are known, those of its parent, from whom most are inherited. `spent` closes what is
+/// opened.
 ///
 /// # Errors
 /// [`Error::Gone`] when the task died, [`Error::Kernel`].
-pub fn read(pid: i32, proc: BorrowedFd<'_>, parent: Option<(i32, &[Row])>) -> Result<Vec<Row>> {
+pub fn read(
+    pid: i32,
+    (proc, spent): (BorrowedFd<'_>, &Later),
+    parent: Option<(i32, &[Row])>,
+) -> Result<Vec<Row>> {
     let failed = |what: &str, error: Errno| {
         let doing = format!("read /proc/{pid}/{what}");
         match error {
@@ -41,16 +46,13 @@ pub fn read(pid: i32, proc: BorrowedFd<'_>, parent: Option<(i32, &[Row])>) -> Re
             error => Error::kernel(doing, error),
         }
     };
-    let open = |name: &str| {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::openat(proc, name, flags, Mode::empty()).map_err(|error| failed(name, error))
-    };
-    let (links, infos) = (open("fd")?, open("fdinfo")?);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let links = rustix::fs::openat(proc, "fd", flags, Mode::empty());
+    let links = links.map_err(|error| failed("fd", error))?;
     let mut numbers = sys::numbers::of(&links).map_err(|error| failed("fd", error))?;
     numbers.sort_unstable();
     let mut buffer = vec![0; 4096];
     let mut rows = Vec::with_capacity(numbers.len());
-    let spent = Later::default();
     for fd in numbers {
         let name = fd.to_string();
         let name = name.as_str();
@@ -63,7 +65,7 @@ pub fn read(pid: i32, proc: BorrowedFd<'_>, parent: Option<(i32, &[Row])>) -> Re
                 (link.into_bytes(), stat, None)
             }
         };
-        let text = contents(infos.as_fd(), name, &mut buffer, &spent).map_err(failed)?;
+        let text = contents(proc, &format!("fdinfo/{fd}"), &mut buffer, spent).map_err(failed)?;
         let (info, cloexec) = Info::parse(&String::from_utf8_lossy(text)).ok_or_else(|| {
             let text = String::from_utf8_lossy(text);
             Error::corrupt(format!("/proc/{pid}/fdinfo/{fd}"), format!("says {text:?}"))
@@ -78,7 +80,6 @@ pub fn read(pid: i32, proc: BorrowedFd<'_>, parent: Option<(i32, &[Row])>) -> Re
         });
     }
     spent.push(links);
-    spent.push(infos);
     Ok(rows)
 }
 
@@ -121,13 +122,13 @@ fn inherited(at: (i32, i32), parent: Option<(i32, &[Row])>) -> Result<Option<((i
 
 /// The file's bytes, read into `buffer`, which grows as needed; `spent` closes the file.
 fn contents<'a>(
-    folder: BorrowedFd<'_>,
+    proc: BorrowedFd<'_>,
     name: &str,
     buffer: &'a mut Vec<u8>,
     spent: &Later,
 ) -> rustix::io::Result<&'a [u8]> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file: OwnedFd = rustix::fs::openat(folder, name, flags, Mode::empty())?;
+    let file: OwnedFd = rustix::fs::openat(proc, name, flags, Mode::empty())?;
     let mut filled = 0;
     loop {
         // A file of this kind comes in one piece as far as the buffer has room.
@@ -220,7 +221,7 @@ fn compare(one: (i32, i32), other: (i32, i32)) -> Result<Ordering> {
 mod tests {
     use std::fs::File;
     use std::io::{Read, Write};
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, AsRawFd};
 
     use super::*;
 
@@ -242,7 +243,8 @@ mod tests {
         let pid = cat.id().cast_signed();
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let proc = rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).expect("open");
-        let rows = read(pid, proc.as_fd(), None).expect("read");
+        let spent = Later::default();
+        let rows = read(pid, (proc.as_fd(), &spent), None).expect("read");
         drop(to);
         cat.wait().expect("wait");
         let seen = rows.iter().take(3).map(|row| (row.fd, row.cloexec));
@@ -253,7 +255,7 @@ mod tests {
         assert!(rows[0].link.starts_with(b"pipe:["));
         assert_eq!(rows[2].link, b"/dev/null");
         assert_eq!(rows[2].info.oflags() & OFlags::RWMODE, OFlags::WRONLY);
-        let error = read(pid, proc.as_fd(), None).expect_err("it is gone");
+        let error = read(pid, (proc.as_fd(), &spent), None).expect_err("it is gone");
         assert!(matches!(error, Error::Gone { .. }), "{error}");
     }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::event::epoll;
-use rustix::fs::{OFlags, SealFlags};
+use rustix::fs::{FileType, OFlags, SealFlags};
 use syscalls::Sysno;
 
 use super::{
@@ -69,6 +69,7 @@ pub(crate) fn open_alone(kind: &dyn Kind, payload: &[u8]) -> Result<OwnedFd> {
         allow: Allow::default(),
         opened: Vec::new(),
         shared: HashMap::new(),
+        seen: HashMap::new(),
         inherited: &None,
         spaces: &[],
         then: Vec::new(),
@@ -169,6 +170,7 @@ impl World {
             allow: self.allow.clone(),
             opened: Vec::new(),
             shared: HashMap::new(),
+            seen: HashMap::new(),
             inherited: &self.inherited,
             spaces: &self.spaces,
             then: Vec::new(),
@@ -360,6 +362,7 @@ struct Restoring<'a> {
     allow: Allow,
     opened: Vec<Rc<OwnedFd>>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
+    seen: HashMap<Vec<u8>, FileType>,
     inherited: &'a Option<(&'static [u8], OwnedFd)>,
     spaces: &'a [Vec<u8>],
     then: Vec<Box<dyn FnOnce()>>,
@@ -378,6 +381,10 @@ impl RestoreContext for Restoring<'_> {
 
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
         &mut self.shared
+    }
+
+    fn seen(&mut self) -> &mut HashMap<Vec<u8>, FileType> {
+        &mut self.seen
     }
 
     fn load(&mut self, space: u32, file: BorrowedFd<'_>) -> Result<()> {

@@ -38,7 +38,7 @@ impl Part for Autogroup {
     /// without such groups do not have the file.
     fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
         let session = facts.stat()?.session;
-        if session != facts.pid() && rustix::fs::stat(format!("/proc/{session}")).is_ok() {
+        if session != facts.pid() && facts.is_there(session) {
             return Ok(None);
         }
         let text = facts.proc("autogroup").ok();

@@ -79,7 +79,7 @@ impl Part for Dumpable {
                     set(plan, record.mode);
                 }
             }
-            ROOT_ONLY if who.born.suid_dumpable == ROOT_ONLY => {
+            ROOT_ONLY if who.born.suid_dumpable.get() == ROOT_ONLY => {
                 // Any change of credentials does it, also one that is taken back.
                 let uid = who.born.credentials.uids.last().copied().unwrap_or(0);
                 self.change_credentials(plan, uid);
@@ -109,6 +109,7 @@ impl Dumpable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::born::OnNeed;
     use crate::task::credentials::Credentials;
     use crate::testing::Stage;
 
@@ -138,11 +139,11 @@ mod tests {
     fn root_only_needs_the_same_of_the_host() {
         let payload = prost::Message::encode_to_vec(&Record { mode: 2 });
         let mut born = Stage::born();
-        born.suid_dumpable = 0;
+        born.suid_dumpable = OnNeed::Known(0);
         let error = Stage::plan_with(&Dumpable, Some(&payload), &born).expect_err("not here");
         let want = "task 1: dumpable: 2 needs 2 in /proc/sys/fs/suid_dumpable";
         assert_eq!(error.to_string(), want);
-        born.suid_dumpable = 2;
+        born.suid_dumpable = OnNeed::Known(2);
         let plan = Stage::plan_with(&Dumpable, Some(&payload), &born).expect("possible");
         insta::assert_snapshot!(plan, @r"
         [Privileges]

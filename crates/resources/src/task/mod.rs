@@ -75,6 +75,10 @@ pub trait Facts {
         let stat = Stat::parse(&self.proc("stat")?);
         stat.map(Rc::new).map_err(|e| malformed(self.tid(), e))
     }
+    /// Whether the leader of the thread's session, process `session`, is there.
+    fn is_there(&self, session: i32) -> bool {
+        rustix::fs::stat(format!("/proc/{session}")).is_ok()
+    }
     /// Copies of the pending signals' `siginfo_t`, oldest first (`PTRACE_PEEKSIGINFO`); `shared`:
     /// those of the process. Asked only when a status says that there are some.
     ///

@@ -198,7 +198,7 @@ impl Part for PosixTimers {
             }
             previous = timer.id;
         }
-        if who.born.timer_ids {
+        if who.born.timer_ids.get() {
             create_with_ids(&record.timers, plan);
         } else {
             self.count_up(&record.timers, who, plan)?;
@@ -286,6 +286,7 @@ fn timers(facts: &dyn Facts) -> Result<Vec<Timer>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::born::OnNeed;
     use crate::testing::Stage;
 
     /// Makes timers of several kinds, with gaps between their ids.
@@ -335,7 +336,7 @@ mod tests {
         record.timers[0].thread = fresh.pid();
         let payload = prost::Message::encode_to_vec(&record);
         let mut born = Stage::born();
-        born.timer_ids = timer_ids;
+        born.timer_ids = OnNeed::Known(timer_ids);
         fresh.restore_with(&[(&PosixTimers, Some(&payload))], &born);
         let again = fresh
             .dump(&PosixTimers)
@@ -366,7 +367,7 @@ mod tests {
 
     #[test]
     fn timers_survive() {
-        if !Stage::born().timer_ids {
+        if !Stage::born().timer_ids.get() {
             testkit::skip!("needs PR_TIMER_CREATE_RESTORE_IDS of Linux 6.15");
         }
         survive(true);
@@ -390,7 +391,7 @@ mod tests {
         };
         let payload = prost::Message::encode_to_vec(&record);
         let mut born = Stage::born();
-        born.timer_ids = true;
+        born.timer_ids = OnNeed::Known(true);
         let plan = Stage::plan_with(&PosixTimers, Some(&payload), &born).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Together]
@@ -419,7 +420,7 @@ mod tests {
                 timers: timers.to_vec(),
             });
             let mut born = Stage::born();
-            born.timer_ids = timer_ids;
+            born.timer_ids = OnNeed::Known(timer_ids);
             Stage::plan_with(&PosixTimers, Some(&payload), &born)
         };
         plan(&[timer(3), timer(3)], true).expect_err("twice");

@@ -45,8 +45,11 @@ impl Part for Umask {
         if record.mask > 0o777 {
             return Err(who.corrupt(self, format!("{:#o}", record.mask)));
         }
-        plan.at(Phase::Last)
-            .call(Sysno::umask, [record.mask.into()]);
+        // No task changes it before all tasks are born.
+        if who.born.umask != Some(record.mask) {
+            plan.at(Phase::Last)
+                .call(Sysno::umask, [record.mask.into()]);
+        }
         Ok(())
     }
 }

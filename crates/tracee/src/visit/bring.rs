@@ -217,7 +217,7 @@ mod tests {
         sys::ptrace::interrupt(pid).expect("interrupt");
         sys::ptrace::wait(pid).expect("stops");
         sys::ptrace::detach(pid, 0).expect("detach");
-        visit.forget();
+        drop(visit.forget());
         echo(&mut child);
         assert_eq!(descriptors(pid), before);
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::FileType;
+
 use crate::fd::tcp::lock::{self, Lock};
 use crate::fd::{DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, claim, tags};
 use crate::{Allow, Error, Result};
@@ -108,6 +110,7 @@ impl World {
             allow: self.allow.clone(),
             opened: Vec::new(),
             shared: HashMap::new(),
+            seen: HashMap::new(),
             dumped: Vec::new(),
         };
         for (kind, payload) in &self.dumped {
@@ -203,6 +206,7 @@ pub(crate) struct Restoring {
     dumped: Vec<(&'static dyn Kind, Vec<u8>)>,
     opened: Vec<OwnedFd>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
+    seen: HashMap<Vec<u8>, FileType>,
 }
 
 impl RestoreContext for Restoring {
@@ -217,6 +221,10 @@ impl RestoreContext for Restoring {
 
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
         &mut self.shared
+    }
+
+    fn seen(&mut self) -> &mut HashMap<Vec<u8>, FileType> {
+        &mut self.seen
     }
 
     fn load(&mut self, _space: u32, _file: BorrowedFd<'_>) -> Result<()> {
