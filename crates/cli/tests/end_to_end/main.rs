@@ -5,6 +5,7 @@ mod cycles;
 mod damage;
 mod equal;
 mod files;
+mod host;
 mod kills;
 mod layers;
 mod live;

@@ -1,0 +1,96 @@
+//! What is kept of the host (/run/stillframe), and that ordinary work has no need of it.
+use std::fs;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::io::Errno;
+use testkit::{needs_program, needs_root, skip};
+
+use crate::stillframe;
+
+/// Runs `work` in a mount namespace where the folder `run` is /run.
+fn with_run(run: &Path, work: &str, images: &Path) {
+    const NO_NAMESPACE: i32 = 99;
+    let stillframe = stillframe().command(&[]);
+    let script = format!("mount --bind \"$1\" /run || exit {NO_NAMESPACE}\n{work}");
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", &script, "sh"])
+        .arg(run)
+        .arg(stillframe.get_program())
+        .arg(images)
+        .current_dir(run.parent().expect("it is in a folder"))
+        .output();
+    let output = output.expect("unshare is there");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {told}", output.status);
+}
+
+const DUMP_AND_RESTORE: &str = "\
+    sleep 1000 </dev/null >/dev/null 2>&1 &\n\
+    pid=$!\n\
+    \"$2\" dump --shell-job -t $pid -D \"$3\" || exit 1\n\
+    wait $pid\n\
+    \"$2\" restore --shell-job -d -D \"$3\" || exit 2\n\
+    kill -9 $pid";
+
+const CHECK: &str = "\"$2\" check >/dev/null";
+
+/// Notices whatever is done to a folder and what is in it.
+fn watch(folder: &Path) -> OwnedFd {
+    let watcher = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).expect("inotify");
+    inotify::add_watch(&watcher, folder, WatchFlags::ALL_EVENTS).expect("it is there");
+    watcher
+}
+
+/// What was noticed, by name.
+fn noticed(watcher: &OwnedFd) -> Vec<String> {
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut reader = inotify::Reader::new(watcher, &mut buffer);
+    let mut all = Vec::new();
+    loop {
+        match reader.next() {
+            Ok(event) => all.push(format!("{:?} {:?}", event.events(), event.file_name())),
+            Err(Errno::AGAIN) => return all,
+            Err(error) => panic!("inotify: {error}"),
+        }
+    }
+}
+
+#[test]
+fn a_dump_and_a_restore_ask_nothing_of_the_host() {
+    needs_root!();
+    needs_program!("unshare");
+    if stillframe().is_peer() {
+        skip!("the peer keeps its own");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let (run, images) = (folder.path().join("run"), folder.path().join("images"));
+    let kept = run.join("stillframe");
+    fs::create_dir_all(&kept).expect("a folder");
+    fs::write(kept.join("host"), "nothing that is true").expect("written");
+    let watcher = watch(&kept);
+    with_run(&run, DUMP_AND_RESTORE, &images);
+    assert_eq!(noticed(&watcher), Vec::<String>::new());
+    // And this is how it would be noticed.
+    with_run(&run, CHECK, &images);
+    assert!(!noticed(&watcher).is_empty());
+}
+
+#[test]
+fn what_no_one_asks_for_is_not_kept() {
+    needs_root!();
+    needs_program!("unshare");
+    if stillframe().is_peer() {
+        skip!("the peer keeps its own");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let (run, images) = (folder.path().join("run"), folder.path().join("images"));
+    fs::create_dir(&run).expect("a folder");
+    with_run(&run, DUMP_AND_RESTORE, &images);
+    assert_eq!(fs::read_dir(&run).expect("it is there").count(), 0);
+    with_run(&run, CHECK, &images);
+    assert!(run.join("stillframe/host").is_file());
+}
