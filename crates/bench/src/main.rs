@@ -6,6 +6,7 @@
 //! [`plot`]). Start it with `cargo xtask bench process`. `bench chain` reads long chains of layers
 //! ([`chain`]). `bench predump` and `bench live` watch what a target that writes ([`writer`]) and
 //! the clients of a server ([`redis`]) notice of being saved ([`rounds`]).
+//! ([`chain`]); `bench vdso` tells what it costs to know the host ([`vdso`]).
 #![forbid(unsafe_code)]
 
 mod calls;
@@ -26,6 +27,7 @@ mod subject;
 mod suite;
 mod target;
 mod tool;
+mod vdso;
 mod workload;
 mod writer;
 
@@ -51,6 +53,8 @@ enum Task {
     Predump(rounds::Arguments),
     /// Measure dumps of targets that go on meanwhile.
     Live(rounds::Arguments),
+    /// Measure what it costs to know the host, with what is remembered of it and without.
+    Vdso(vdso::Arguments),
     /// Write the table and the plot from kept numbers again.
     Report(report::Arguments),
     /// Run the measuring part; `process` starts it in a mount namespace of its own.
@@ -70,6 +74,7 @@ fn main() -> ExitCode {
         Task::Chain(arguments) => chain::run(&arguments),
         Task::Predump(arguments) => predump::run(&arguments),
         Task::Live(arguments) => live::run(&arguments),
+        Task::Vdso(arguments) => vdso::run(&arguments),
         Task::Report(arguments) => report::run(&arguments),
         Task::Inside(arguments) => suite::run_inside(&arguments),
         Task::Subject(arguments) => subject::run(&arguments),

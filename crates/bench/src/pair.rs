@@ -18,6 +18,8 @@ pub struct Setting<'a> {
     pub cache: Cache,
     /// The programs, in the order of their turns.
     pub tools: &'a [Tool],
+    /// Whether system calls are counted, where images are in memory.
+    pub counted: bool,
     /// Samples of each.
     pub rounds: usize,
     /// A folder on the medium.
@@ -50,7 +52,7 @@ pub fn measure(setting: &Setting<'_>) -> Result<Cell> {
             }
         }
     }
-    if setting.medium == Medium::Tmpfs && setting.cache == Cache::Warm {
+    if setting.medium == Medium::Tmpfs && setting.counted {
         for (tool, series) in setting.tools.iter().zip(&mut series) {
             series.calls = count_calls(setting, tool)?;
         }
@@ -77,6 +79,7 @@ impl Series {
 fn take_turn(setting: &Setting<'_>, tool: &Tool, compare: bool) -> Result<Sample> {
     let target = Target::start(setting.workload)?;
     let durable = setting.medium == Medium::Durable;
+    forget_host(setting);
 
     let images = Images::new(&setting.folder)?;
     target.forget_longest()?;
@@ -103,6 +106,7 @@ fn take_turn(setting: &Setting<'_>, tool: &Tool, compare: bool) -> Result<Sample
     }
     target.reap()?;
 
+    forget_host(setting);
     let restore = timed(&mut tool.restore(&images.path), &setting.said)?;
     target.check_goes_on(&tool.name)?;
     let pulse = target.pulse()?;
@@ -118,6 +122,14 @@ fn take_turn(setting: &Setting<'_>, tool: &Tool, compare: bool) -> Result<Sample
     })
 }
 
+/// Takes away what we remember of the host, as the peer remembers nothing where /run is no tmpfs.
+fn forget_host(setting: &Setting<'_>) {
+    if setting.cache == Cache::Cold {
+        // It may not be there.
+        let _ = std::fs::remove_dir_all("/run/stillframe");
+    }
+}
+
 /// Counts the calls of a dump and of a restore; nothing where the kernel has no trace.
 fn count_calls(setting: &Setting<'_>, tool: &Tool) -> Result<Option<Calls>> {
     let Some(counter) = Counter::new() else {
@@ -126,8 +138,10 @@ fn count_calls(setting: &Setting<'_>, tool: &Tool) -> Result<Option<Calls>> {
     let target = Target::start(setting.workload)?;
     let images = Images::new(&setting.folder)?;
     let dump = tool.dump(target.pid(), &images.path, false, false);
+    forget_host(setting);
     let dump = counter.count(&dump, &target.tasks()?, &setting.said)?;
     target.reap()?;
+    forget_host(setting);
     let restore = counter.count(&tool.restore(&images.path), &[], &setting.said)?;
     target.check_goes_on(&tool.name)?;
     Ok(Some(Calls { dump, restore }))

@@ -36,29 +36,32 @@ pub struct Arguments {
 
 /// What both the outer and the inner part have to know.
 #[derive(clap::Args)]
-struct Choice {
+pub struct Choice {
     /// Pair one program with itself: shows what differences mean nothing.
     #[arg(long, value_name = "PROGRAM", value_parser = ["criu", "stillframe"])]
-    only: Option<String>,
+    pub only: Option<String>,
     /// Only these workloads.
     #[arg(long = "workload", value_name = "NAME")]
-    workloads: Vec<String>,
+    pub workloads: Vec<String>,
     /// Only these media.
     #[arg(long = "medium", value_name = "NAME")]
-    media: Vec<Medium>,
+    pub media: Vec<Medium>,
+    /// Measure and count without the cache as much as with it.
+    #[arg(long, hide = true)]
+    pub cold_as_well: bool,
     /// The Debian suite that the peer is from.
     #[arg(long, default_value = "sid")]
-    suite: String,
+    pub suite: String,
     /// Where peers are unpacked.
     #[arg(
         long,
         value_name = "FOLDER",
         default_value = "/var/cache/stillframe/peers"
     )]
-    peers: PathBuf,
+    pub peers: PathBuf,
     /// The stillframe that is measured; without this, the one that STILLFRAME_BIN names.
     #[arg(long, value_name = "PATH")]
-    stillframe: Option<PathBuf>,
+    pub stillframe: Option<PathBuf>,
 }
 
 /// What the measuring part is told.
@@ -86,11 +89,22 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     } else {
         ROUNDS
     });
+    let record = measure_all(choice, rounds, arguments.cache)?;
+    let kept = !arguments.quick && choice.only.is_none();
+    let usual = PathBuf::from(if kept { "docs" } else { "target/bench" });
+    report::write(&record, arguments.out.as_ref().unwrap_or(&usual))
+}
+
+/// Prepares the peer and measures what was chosen, with its cache and without it.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn measure_all(choice: &Choice, rounds: usize, only: Option<Cache>) -> Result<Record> {
     tools(choice)?;
     let scratch = tempfile::tempdir().map_err(kernel_error("make a scratch folder"))?;
     let mut all: Option<Record> = None;
     for cache in [Cache::Warm, Cache::Cold] {
-        if arguments.cache.is_some_and(|only| only != cache) {
+        if only.is_some_and(|only| only != cache) {
             continue;
         }
         let numbers = scratch.path().join("numbers.json");
@@ -101,14 +115,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             None => all = Some(record),
         }
     }
-    let Some(record) = all.filter(|record| !record.cells.is_empty()) else {
-        return Err(Error::Nothing {
-            what: "nothing was chosen to be measured".into(),
-        });
-    };
-    let kept = !arguments.quick && choice.only.is_none();
-    let usual = PathBuf::from(if kept { "docs" } else { "target/bench" });
-    report::write(&record, arguments.out.as_ref().unwrap_or(&usual))
+    let all = all.filter(|record| !record.cells.is_empty());
+    all.ok_or_else(|| Error::Nothing {
+        what: "nothing was chosen to be measured".into(),
+    })
 }
 
 /// The measuring part, in a mount namespace of its own.
@@ -143,6 +153,7 @@ pub fn run_inside(arguments: &Inside) -> Result<()> {
             medium,
             cache: arguments.cache,
             tools: &tools,
+            counted: cache_is_counted(arguments),
             rounds: arguments.rounds,
             folder: folder.to_path_buf(),
             said: disk.path().join("said"),
@@ -161,6 +172,10 @@ pub fn run_inside(arguments: &Inside) -> Result<()> {
         cells,
     };
     record.write(&arguments.numbers)
+}
+
+fn cache_is_counted(arguments: &Inside) -> bool {
+    arguments.cache == Cache::Warm || arguments.choice.cold_as_well
 }
 
 /// Returns the programs in the order of their turns: the peer, and ours.
@@ -205,7 +220,9 @@ fn chosen(choice: &Choice, cache: Cache) -> Result<Vec<(&'static Workload, Mediu
         for medium in workload.media {
             let wanted_there = choice.media.is_empty() || choice.media.contains(medium);
             // Without the cache everything takes the same time longer: one cell shows how much.
-            let shown = cache == Cache::Warm || (workload.cold && *medium == Medium::Tmpfs);
+            let shown = cache == Cache::Warm
+                || choice.cold_as_well
+                || (workload.cold && *medium == Medium::Tmpfs);
             if wanted && wanted_there && shown {
                 cells.push((workload, *medium));
             }
@@ -233,6 +250,9 @@ fn words(choice: &Choice, rounds: usize, cache: Cache, numbers: &Path) -> Vec<Os
     }
     for medium in &choice.media {
         add("--medium", name_of(*medium).into());
+    }
+    if choice.cold_as_well {
+        words.push("--cold-as-well".into());
     }
     words
 }
