@@ -22,7 +22,7 @@ pub(crate) const ENTRIES: usize = 32 << 10;
 
 /// From this size on, anonymous memory is looked at by itself: asking for each page whether it
 /// belongs to a file takes five times as long.
-pub(crate) const LARGE_BYTES: u64 = 4 << 20;
+pub const LARGE_BYTES: u64 = 4 << 20;
 
 /// A private mapping, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct Area {
     pub span: Span,
     /// Whether a file is mapped, of which the task has copied some pages.
     pub file: bool,
+    /// Whether [`LARGE_BYTES`] or more are mapped between the area before it and this one.
+    pub apart: bool,
 }
 
 /// What was found in one range of addresses, in ascending order.
@@ -79,10 +81,8 @@ pub fn scan(pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>>
     let map = maps.of(pid);
     let map = map.map_err(|source| Error::look(pid, first.span.start, source))?;
     let is_large = |area: &Area| !area.file && area.span.bytes() >= LARGE_BYTES;
-    // What lies between two areas is searched with them, and may be a mapping of any size.
-    let is_near = |one: &Area, other: &Area| other.span.start.0 - one.span.end.0 < LARGE_BYTES;
-    let together =
-        |one: &Area, other: &Area| !is_large(one) && !is_large(other) && is_near(one, other);
+    // What is mapped between two areas is searched with them.
+    let together = |one: &Area, other: &Area| !is_large(one) && !is_large(other) && !other.apart;
     let mut done = 0;
     for areas in areas.chunk_by(together) {
         let found = &mut found[done..done + areas.len()];
@@ -294,7 +294,11 @@ mod tests {
         let bytes = vec![1_u8; 20 * PAGE_BYTES as usize];
         let start = Addr(bytes.as_ptr().addr() as u64 + PAGE_BYTES - 1).page_start();
         let span = Span::new(start, 15 * PAGE_BYTES);
-        let area = Area { span, file: false };
+        let area = Area {
+            span,
+            file: false,
+            apart: false,
+        };
         let searched = scan(own, &[area], &mut PageMaps::default()).expect("a search");
         assert_eq!(searched[0].private, [span]);
         let mut listed = [Found::default()];

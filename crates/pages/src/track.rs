@@ -112,6 +112,7 @@ pub fn protect(pid: i32, spans: &[Span]) -> Result<()> {
         let area = Area {
             span: *span,
             file: false,
+            apart: false,
         };
         exact(
             &map,

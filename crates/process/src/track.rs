@@ -181,6 +181,7 @@ impl Mapped {
                 area: Area {
                     span: listed.span,
                     file,
+                    apart: false,
                 },
                 // A tracked file is brought in page by page, and of one that cannot be written the
                 // task has no pages or few.

@@ -125,5 +125,9 @@ pub fn extent(span: Span) -> Extent {
 
 /// `span` as a part of an anonymous mapping.
 pub fn anonymous(span: Span) -> Area {
-    Area { span, file: false }
+    Area {
+        span,
+        file: false,
+        apart: false,
+    }
 }

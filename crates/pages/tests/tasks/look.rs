@@ -69,7 +69,15 @@ fn of_a_file_only_copied_pages_are_private() {
     let span = child.map(&open, 20);
     child.ask(&format!("len(ctypes.string_at({}, 81920))", span.start.0));
     child.put(span, 4, 200, 2);
-    let found = scan(child.pid(), &[Area { span, file: true }]).expect("a scan");
+    let found = scan(
+        child.pid(),
+        &[Area {
+            span,
+            file: true,
+            apart: false,
+        }],
+    )
+    .expect("a scan");
     assert_eq!(found[0].private, [part(span, 4, 2)]);
 }
 

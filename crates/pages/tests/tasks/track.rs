@@ -361,7 +361,11 @@ fn of_a_file_copied_pages_are_tracked_and_what_was_given_up_is_not_believed() {
     }
     uffd.register(span, Modes::WP).expect("registered");
     let look = |child: &Child, reset| {
-        let area = Area { span, file: true };
+        let area = Area {
+            span,
+            file: true,
+            apart: false,
+        };
         tracked(child.pid(), &[area], reset)
             .expect("a scan")
             .remove(0)

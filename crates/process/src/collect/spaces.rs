@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use abi::Span;
 use image::{Run, RunKind, SpaceId};
-use pages::scan::Area;
+use pages::scan::{Area, LARGE_BYTES};
 use pages::{Extent, PageMaps};
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
@@ -57,12 +57,19 @@ impl Spaces {
         }
         let with_pages =
             |map: &&mut Mapping| map.is_private() && map.flags & MAP_DROPPABLE != MAP_DROPPABLE;
-        let mut private = mappings.iter_mut().filter(with_pages).collect::<Vec<_>>();
-        let area = |map: &&mut Mapping| Area {
-            span: map.span(),
-            file: !map.is_anonymous(),
-        };
-        let areas = private.iter().map(area).collect::<Vec<_>>();
+        let (mut private, mut areas, mut between_bytes) = (Vec::new(), Vec::new(), 0);
+        for map in mappings {
+            if !with_pages(&map) {
+                between_bytes += map.span().bytes();
+                continue;
+            }
+            areas.push(Area {
+                span: map.span(),
+                file: !map.is_anonymous(),
+                apart: std::mem::take(&mut between_bytes) >= LARGE_BYTES,
+            });
+            private.push(map);
+        }
         let found = look.pages(pid, &areas, &mut self.maps)?;
         let mut own = Vec::new();
         for (map, found) in private.iter_mut().zip(found) {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use abi::Span;
 use pages::PageMaps;
 use pages::live::{Areas, Live};
-use pages::scan::{Area, Found};
+use pages::scan::{Area, Found, LARGE_BYTES};
 use resources::map::listing::{Backing, Listed};
 
 use crate::collect::look::{Afresh, Look, Prepared};
@@ -77,7 +77,7 @@ impl Look for LiveLook<'_> {
         if !self.live.has(pid) {
             return Afresh.pages(pid, areas, maps);
         }
-        let (files, own): (Vec<Area>, Vec<Area>) = areas.iter().partition(|area| area.file);
+        let (own, files) = apart(areas);
         let spans = own.iter().map(|area| area.span).collect::<Vec<_>>();
         let shared = self.shared.remove(&pid).unwrap_or_default();
         let guards = self.live.instant(pid, &Areas { spans, shared });
@@ -105,6 +105,25 @@ impl Look for LiveLook<'_> {
     }
 }
 
+/// The areas that are not of files, and those that are.
+fn apart(areas: &[Area]) -> (Vec<Area>, Vec<Area>) {
+    let (mut own, mut files) = (Vec::new(), Vec::new());
+    let mut between_bytes = 0;
+    for area in areas {
+        if area.apart {
+            between_bytes += LARGE_BYTES;
+        }
+        if area.file {
+            let apart = std::mem::take(&mut between_bytes) >= LARGE_BYTES;
+            files.push(Area { apart, ..*area });
+        } else {
+            between_bytes += area.span.bytes();
+            own.push(*area);
+        }
+    }
+    (own, files)
+}
+
 fn forget_ours(prepared: &mut Prepared, live: &Live) {
     prepared.edit(|pid, listed| {
         if live.has(pid) {
@@ -118,5 +137,38 @@ fn forget_ours(prepared: &mut Prepared, live: &Live) {
 fn forget_protection(listed: &mut Listed) {
     if is_live(listed) {
         listed.flags.retain(|flag| flag != b"uw");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use abi::{Addr, Span};
+
+    use super::*;
+
+    #[test]
+    fn files_are_apart_where_much_lies_between_them() {
+        let area = |start: u64, mib: u64, file: bool, apart: bool| Area {
+            span: Span::new(Addr(start << 20), mib << 20),
+            file,
+            apart,
+        };
+        let all = [
+            area(0, 1, true, false),
+            area(1, 3, false, false),
+            area(4, 1, true, false),
+            area(5, 2, false, false),
+            area(8, 2, false, false),
+            area(10, 1, true, false),
+            area(20, 1, false, true),
+            area(21, 1, true, false),
+            area(22, 1, true, false),
+        ];
+        let (own, files) = apart(&all);
+        let files = files.iter().map(|area| area.apart).collect::<Vec<_>>();
+        assert_eq!(
+            (own.len(), files),
+            (4, vec![false, false, true, true, false])
+        );
     }
 }
