@@ -35,8 +35,8 @@ pub struct Arguments {
     out: Option<PathBuf>,
 }
 
-/// Measures one busy task and a tree of ten, or what was chosen instead, with both programs' caches and without, and writes
-/// the tables.
+/// Measures one busy task and a tree of ten, or what was chosen instead, with both programs'
+/// caches and without, and writes the tables.
 ///
 /// # Errors
 /// When the peer cannot be prepared, system calls cannot be counted or anything fails that is
@@ -135,8 +135,9 @@ fn tables(record: &Record) -> Result<String> {
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{} · {} core(s) · kernel {} · {} · {}\n\nImages on tmpfs; medians of {}; calls of one dump \
-         and one restore, with those that tasks make for them.\n\n\
+        "{} · {} core(s) · kernel {} · {} · {}\n\n\
+         Images on tmpfs; medians of {}; calls of one dump and one restore, with those that tasks \
+         make for them.\n\n\
          | | dump, calls | restore, calls | dump, ms | restore, ms |\n\
          | --- | ---: | ---: | ---: | ---: |",
         machine.processor,
@@ -300,8 +301,8 @@ mod tests {
         let text = tables(&record).expect("they were counted");
         for line in [
             "| one busy task, host remembered: criu | 1000 | 1000 | 8.00 | 8.00 |",
-            "| one busy task, host not remembered: stillframe / criu | 0.100 | 0.100 | 0.250 | 0.250 |",
-            "| one busy task: stillframe, not remembered / remembered | 1.000 | 1.000 | 1.000 | 1.000 |",
+            "task, host not remembered: stillframe / criu | 0.100 | 0.100 | 0.250 | 0.250 |",
+            "task: stillframe, not remembered / remembered | 1.000 | 1.000 | 1.000 | 1.000 |",
             "| read | 1000 | 0 | 2000 | 0 | 200 | 0 | 200 | 0 |",
         ] {
             assert!(text.contains(line), "{line}\n{text}");

@@ -16,7 +16,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use abi::{Addr, Header, Op, PAGE_BYTES, Span, offset};
+use abi::{Addr, Header, PAGE_BYTES, Span, offset};
 use sys::ptrace::Registers;
 
 use crate::lead_out::BERTH;
@@ -24,6 +24,7 @@ use crate::{Call, Error, Result, Thread, comeback};
 
 pub(crate) use bring::{Opening, UNMADE};
 
+mod answers;
 mod bring;
 
 /// How long a parked thread waits for its tracer before it goes back on its own.
@@ -181,7 +182,7 @@ impl Visit {
         meanwhile();
         let answers = self.wait_parked(&places)?;
         self.fetch_threads(area, &places)?;
-        Ok(outcomes(&places, batches, &answers))
+        Ok(answers::outcomes(&places, batches, &answers))
     }
 
     /// Sends every thread into the blob, the leader first: once others are there, it must not
@@ -445,26 +446,6 @@ impl Drop for Visit {
     }
 }
 
-/// Takes apart what the threads have left.
-fn outcomes(places: &[Place], batches: &[&dyn Batch], answers: &[Vec<u8>]) -> Vec<Outcome> {
-    let outcome = |((place, batch), bytes): ((&Place, &&dyn Batch), &Vec<u8>)| {
-        let word =
-            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        let count = batch.ops_bytes() / Op::BYTES - 1;
-        let first = Header::BYTES + offset::RESULT;
-        let results = (0..count).map(|op| word(first + op * Op::BYTES).cast_signed());
-        let failed = word(offset::FAILED).checked_sub(place.ops.0);
-        let data = (place.data.0 - place.header.0) as usize;
-        Outcome {
-            results: results.collect(),
-            data: bytes[data..data + batch.data_bytes()].to_vec(),
-            failed: failed.map(|bytes| bytes as usize / Op::BYTES),
-        }
-    };
-    let pairs = places.iter().zip(batches).zip(answers);
-    pairs.map(outcome).collect()
-}
-
 /// The blob's code.
 const CODE_BYTES: usize = 512;
 
@@ -608,6 +589,8 @@ pub fn is_visited(pid: i32, span: Span, rip: Addr) -> Result<bool> {
 mod tests {
     use std::io::{Read, Write};
     use std::process::{Child, Command, Stdio};
+
+    use abi::Op;
 
     use super::*;
     use crate::testing::{cat, echo, memory, stop, vdso};

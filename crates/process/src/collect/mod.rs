@@ -250,6 +250,21 @@ impl Found {
         Ok(self)
     }
 
+    /// Finds room for a visit's stub.
+    fn prepare_visit(&self, threads: Vec<Thread>, memory: File) -> Result<Visit> {
+        if let Some(stub) = self.vdso.padding {
+            return Ok(Visit::at(threads, memory, stub));
+        }
+        let dead_end = || uffd::with_dead_end(&memory, &self.listed);
+        if let Some(end) = (!self.vdso.is_there).then(dead_end).flatten() {
+            return Ok(Visit::over(threads, memory, end)?);
+        }
+        let kernel = self.vdso.behind_proxy.into_iter();
+        let executable = kernel.chain(uffd::executable(&self.listed));
+        let executable = executable.collect::<Vec<_>>();
+        Ok(Visit::new(threads, memory, &executable)?)
+    }
+
     /// Asks the task what only it can say.
     fn visit(
         &mut self,
@@ -259,9 +274,6 @@ impl Found {
         stat: Vec<u8>,
     ) -> Result<()> {
         let pid = task.pid;
-        let kernel = self.vdso.behind_proxy.into_iter();
-        let executable = kernel.chain(uffd::executable(&self.listed));
-        let executable = executable.collect::<Vec<_>>();
         let Body::Stopped(mut threads) = std::mem::replace(&mut task.body, Body::Ended) else {
             unreachable!("a task is visited once, when it was stopped")
         };
@@ -287,13 +299,7 @@ impl Found {
         let auxv = Auxv::ask(&mut questions[0].script);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
         let batches = batches.collect::<Vec<_>>();
-        let bare = !self.vdso.is_there;
-        let dead_end = || uffd::with_dead_end(&memory, &self.listed);
-        let mut visit = match (self.vdso.padding, bare.then(dead_end).flatten()) {
-            (Some(stub), _) => Visit::at(threads, memory, stub),
-            (None, Some(end)) => Visit::over(threads, memory, end)?,
-            (None, None) => Visit::new(threads, memory, &executable)?,
-        };
+        let mut visit = self.prepare_visit(threads, memory)?;
         // The process does not wait for this, nor this for the process.
         let outcomes = visit.run(&batches, || facts[0].look_ahead())?;
         stops::see(&mut self.node, visit.threads()[0].group_stop);
