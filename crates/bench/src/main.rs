@@ -6,7 +6,7 @@
 //! [`plot`]). Start it with `cargo xtask bench process`. `bench chain` reads long chains of layers
 //! ([`chain`]). `bench predump` and `bench live` watch what a target that writes ([`writer`]) and
 //! the clients of a server ([`redis`]) notice of being saved ([`rounds`]).
-//! ([`chain`]); `bench vdso` tells what it costs to know the host ([`vdso`]).
+//! `bench vdso` tells what it costs to know the host ([`vdso`]).
 #![forbid(unsafe_code)]
 
 mod calls;
