@@ -5,8 +5,11 @@ use std::collections::HashMap;
 use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 
+use resources::Allow;
+
 use super::sharing;
 use crate::freeze::{Frozen, Task};
+use crate::records::Tree;
 use crate::{Error, Result};
 
 /// Checks what can be told of a whole tree without asking its tasks.
@@ -20,6 +23,26 @@ pub(super) fn check(frozen: &Frozen) -> Result<()> {
         check_namespaces(task, &ours)?;
     }
     sharing::check(frozen)
+}
+
+/// The session must be led from inside of the tree, unless that is allowed.
+pub(super) fn check_session(tree: &Tree, allow: &Allow) -> Result<()> {
+    let root = &tree.tasks[0];
+    let led = |id| tree.tasks.iter().any(|node| node.pid == id);
+    if led(root.session) || allow.shell_job {
+        return Ok(());
+    }
+    let what = format!(
+        "its session {}, led from outside of the tree,",
+        root.session
+    );
+    let allow = Some("--shell-job");
+    Err(resources::Error::Unsupported {
+        pid: root.pid,
+        what,
+        allow,
+    }
+    .into())
 }
 
 /// Only 64-bit code can make the blob's calls.

@@ -82,7 +82,7 @@ pub(crate) fn collect(
         tasks: found.iter().map(|found| found.node.clone()).collect(),
     };
     find_terminals_left(&mut tree, &found);
-    check_session(&tree, allow)?;
+    fitness::check_session(&tree, allow)?;
     births(&tree)?;
     segments::check(found.iter().map(|one| (one.node.pid, &*one.listed)))?;
     let mut files = Files::default();
@@ -124,25 +124,6 @@ pub(super) fn record(tag: u16, id: i32, payload: Vec<u8>) -> Record {
         id: id.cast_unsigned(),
         payload,
     }
-}
-
-fn check_session(tree: &Tree, allow: &Allow) -> Result<()> {
-    let root = &tree.tasks[0];
-    let led = |id| tree.tasks.iter().any(|node| node.pid == id);
-    if led(root.session) || allow.shell_job {
-        return Ok(());
-    }
-    let what = format!(
-        "its session {}, led from outside of the tree,",
-        root.session
-    );
-    let allow = Some("--shell-job");
-    Err(resources::Error::Unsupported {
-        pid: root.pid,
-        what,
-        allow,
-    }
-    .into())
 }
 
 /// Marks the tasks that do not have the controlling terminal of their session.
