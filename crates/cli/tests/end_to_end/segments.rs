@@ -22,6 +22,7 @@ gone = must(libc.shmget(0, 4096, 0o1600))
 at = [must(libc.shmat(number, None, 0)) for number in (kept, gone)]
 read_only = must(libc.shmat(kept, None, 0o10000))
 must(libc.shmctl(gone, 0, None))
+report = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 words = [ctypes.c_long.from_address(place) for place in at]
 seen = ctypes.c_long.from_address(read_only)
 if os.fork() == 0:
@@ -30,9 +31,8 @@ if os.fork() == 0:
             word.value += 1
         time.sleep(0.001)
 while True:
-    with open(sys.argv[1] + ".draft", "w") as report:
-        print(kept, words[0].value, words[1].value, seen.value, file=report)
-    os.rename(sys.argv[1] + ".draft", sys.argv[1])
+    line = "%20d" * 4 % (kept, words[0].value, words[1].value, seen.value)
+    os.pwrite(report, line.encode(), 0)
     time.sleep(0.001)
 "#;
 
@@ -49,7 +49,8 @@ impl Sharers {
             .arg(Self::report_at(folder.path()))
             .folder(folder.path())
             .spawn();
-        program.wait_file(&Self::report_at(folder.path()));
+        let report = || fs::read(Self::report_at(folder.path())).unwrap_or_default();
+        program.wait_ready("its report", || !report().is_empty());
         Self { program, folder }
     }
 
