@@ -77,7 +77,7 @@ pub fn data_before(memory: &Memory) -> u64 {
         code.start,
         |at, map| if map.end == at { map.start } else { at },
     );
-    code.start - first
+    code.start.saturating_sub(first)
 }
 
 /// How the vDSO of `memory` comes back on a host whose own has the build id `own`.
@@ -92,7 +92,9 @@ pub fn way(memory: &Memory, own: Option<&[u8]>) -> Way {
     }
     let vvar = memory.mappings.iter();
     let vvar = vvar.filter(|map| map.special() == Special::Vvar);
-    let vvar_bytes = vvar.map(|map| map.end - map.start).sum::<u64>();
+    // What an image claims need not be in order yet.
+    let bytes = vvar.map(|map| map.end.saturating_sub(map.start));
+    let vvar_bytes = bytes.fold(0, u64::saturating_add);
     let whole = vvar_bytes > 0 && vvar_bytes == data_before(memory);
     if whole && !lay::is_below_stack(memory, code.end) {
         Way::Straight
@@ -111,7 +113,7 @@ pub fn check(memory: &Memory) -> Result<()> {
     let bad = |what: String| Err(Error::corrupt("memory", what));
     let mut codes = 0;
     for map in special {
-        if map.end - map.start > BYTES_MAX {
+        if map.end.saturating_sub(map.start) > BYTES_MAX {
             return bad(format!("mapping {} is too large for a vDSO", map.span()));
         }
         codes += u32::from(map.special() == Special::Vdso);
