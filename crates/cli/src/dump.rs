@@ -15,7 +15,7 @@ use crate::exit::{Failure, Status};
 use crate::quick::{self, Fill, flag, number, text};
 use crate::session::Common;
 use crate::watch::Watch;
-use crate::{output, statistics, values};
+use crate::{statistics, values};
 
 /// Save a process tree into an image
 #[derive(Debug, Args)]
@@ -144,11 +144,7 @@ impl Dump {
             report.statistics.tasks,
             report.total_us
         );
-        if self.common.json {
-            output::say(&format!("{}\n", to_json(&report)));
-        } else if self.common.display_stats {
-            output::say(&to_text(&report));
-        }
+        self.common.tell(|| to_json(&report), || to_text(&report));
         Ok(Status::Done)
     }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::exit::{Failure, Status};
 use crate::session::Common;
 use crate::watch::Watch;
-use crate::{output, statistics, values};
+use crate::{statistics, values};
 
 /// Save the memory of a running process tree, so that a dump has little left to do
 #[derive(Debug, Args)]
@@ -67,11 +67,7 @@ impl PreDump {
         session.ready();
         let frozen_us = report.statistics.frozen_us;
         log::info!("{frozen_us} us frozen, {} in all", report.total_us);
-        if self.common.json {
-            output::say(&format!("{}\n", to_json(&report)));
-        } else if self.common.display_stats {
-            output::say(&to_text(&report));
-        }
+        self.common.tell(|| to_json(&report), || to_text(&report));
         Ok(Status::Done)
     }
 

@@ -121,11 +121,8 @@ impl Restore {
             restored.tasks,
             restored.total_us
         );
-        if self.common.json {
-            output::say(&format!("{}\n", to_json(&restored)));
-        } else if self.common.display_stats {
-            output::say(&to_text(&restored));
-        }
+        self.common
+            .tell(|| to_json(&restored), || to_text(&restored));
         if self.exec_cmd {
             return Err(self.execute(&session.work_dir));
         }

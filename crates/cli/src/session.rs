@@ -10,10 +10,11 @@ use std::time::Instant;
 use clap::Args;
 use rustix::fs::Mode;
 use rustix::io::Errno;
+use serde_json::Value;
 
 use crate::exit::Failure;
-use crate::logfile;
 use crate::quick::{Fill, flag, number, path};
+use crate::{logfile, output};
 
 /// Options of dump and restore alike.
 #[derive(Debug, Args)]
@@ -138,6 +139,15 @@ pub struct Session {
 }
 
 impl Common {
+    /// Prints what was done, as far as it is asked for.
+    pub fn tell(&self, json: impl FnOnce() -> Value, text: impl FnOnce() -> String) {
+        if self.json {
+            output::say(&format!("{}\n", json()));
+        } else if self.display_stats {
+            output::say(&text());
+        }
+    }
+
     /// Opens the log file in the work directory, making the directories that `make` asks for.
     ///
     /// Called before anything else opens a descriptor: the caller's are taken over here.

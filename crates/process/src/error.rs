@@ -180,7 +180,6 @@ fn blame_pages(error: &pages::Error) -> Blame {
 }
 /// The parent of a process that has ended and that nobody has waited for.
 fn zombies_parent(pid: i32) -> Option<i32> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let stat = sys::proc::Stat::parse(&stat).ok()?;
+    let stat = crate::freeze::stat_of(pid)?;
     (stat.state == b'Z').then_some(stat.ppid)
 }

@@ -10,7 +10,7 @@ use resources::task::interrupted::{Before, Clocks};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use sys::close::{Lasting, Later};
-use sys::proc::Stat;
+use sys::proc::{Stat, Status};
 use tracee::Thread;
 
 use crate::{Error, Result, target};
@@ -103,6 +103,34 @@ impl Task {
     /// [`Error::Gone`], [`Error::Kernel`].
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
         read_at(self.proc.as_fd(), self.pid, name, &self.spent)
+    }
+
+    /// Lists the numbers in a directory of /proc/PID: "task", "fd".
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Kernel`].
+    pub(crate) fn numbers(&self, name: &str) -> Result<Vec<i32>> {
+        let pid = self.pid;
+        let failed = |errno: Errno| match errno {
+            Errno::NOENT | Errno::SRCH => Error::Gone { pid },
+            errno => Error::kernel(format!("cannot list /proc/{pid}/{name}"), errno),
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = openat(&self.proc, name, flags, Mode::empty()).map_err(failed)?;
+        let numbers = sys::numbers::of(&dir).map_err(failed)?;
+        self.spent.push(dir);
+        Ok(numbers)
+    }
+
+    /// Reads /proc/PID/status.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Kernel`].
+    pub(crate) fn status(&self) -> Result<Status> {
+        let doing = || format!("cannot understand /proc/{}/status", self.pid);
+        let unclear = |what| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
+        let status = Status::parse(&self.read("status")?);
+        status.map_err(|e| Error::kernel(doing(), unclear(e)))
     }
 
     /// Reads /proc/PID/stat, once after the task was stopped.
@@ -255,7 +283,7 @@ fn stop_task(
     // The others may still change what it says.
     task.stat = OnceCell::new();
     loop {
-        let ids = thread_ids(&task)?;
+        let ids = task.numbers("task")?;
         let known = |tid: &i32| threads.iter().any(|thread| thread.tid == *tid);
         let new = ids
             .into_iter()
@@ -302,7 +330,7 @@ fn look(task: &Task, tid: i32, clocks: &mut Clocks) -> Before {
 fn ended(task: Task, error: tracee::Error) -> Result<Task> {
     let pid = task.pid;
     if state(&task).is_ok_and(|state| state == b'Z') {
-        if thread_ids(&task)?.len() == 1 {
+        if task.numbers("task")?.len() == 1 {
             return Ok(task);
         }
         log::debug!("{error}");
@@ -320,24 +348,17 @@ fn gone(pid: i32, error: tracee::Error) -> Error {
     }
 }
 
+/// /proc/PID/stat of a process; none when it is gone.
+pub(crate) fn stat_of(pid: i32) -> Option<Stat> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    Stat::parse(&stat).ok()
+}
+
 /// The state letter of /proc/PID/stat.
 fn state(task: &Task) -> Result<u8> {
     let stat = task.read("stat")?;
     let after = stat.iter().rposition(|byte| *byte == b')').map(|at| at + 2);
     Ok(after.and_then(|at| stat.get(at)).copied().unwrap_or(b'?'))
-}
-
-fn thread_ids(task: &Task) -> Result<Vec<i32>> {
-    let pid = task.pid;
-    let failed = |errno: Errno| match errno {
-        Errno::NOENT | Errno::SRCH => Error::Gone { pid },
-        errno => Error::kernel(format!("cannot list /proc/{pid}/task"), errno),
-    };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = openat(&task.proc, "task", flags, Mode::empty()).map_err(failed)?;
-    let ids = sys::numbers::of(&dir).map_err(failed)?;
-    task.spent.push(dir);
-    Ok(ids)
 }
 
 /// The children of all threads of a task, as long as it is stopped or a zombie.

@@ -30,11 +30,11 @@ pub(crate) fn userfaultfd(
     features: Features,
 ) -> Result<Uffd> {
     let pid = task.pid;
-    let status = status(task)?;
+    let status = task.status()?;
     check_filter(pid, &status)?;
     let handed = !user_mode_only && !may_call(&status);
     let taken = if handed {
-        descriptors(task)?
+        task.numbers("fd")?
     } else {
         Vec::new()
     };
@@ -57,17 +57,6 @@ pub(crate) fn userfaultfd(
     }
 }
 
-fn status(task: &Task) -> Result<Status> {
-    let status = Status::parse(&task.read("status")?);
-    status.map_err(|e| {
-        let source = std::io::Error::new(std::io::ErrorKind::InvalidData, e);
-        Error::kernel(
-            format!("cannot understand /proc/{}/status", task.pid),
-            source,
-        )
-    })
-}
-
 /// A filter might kill a task for calling userfaultfd(2).
 fn check_filter(pid: i32, status: &Status) -> Result<()> {
     match status.seccomp {
@@ -85,14 +74,6 @@ fn may_call(status: &Status) -> bool {
     const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
     let anyone = || std::fs::read(SYSCTL).is_ok_and(|value| value.starts_with(b"1"));
     status.capabilities.effective & CAP_SYS_PTRACE != 0 || anyone()
-}
-
-/// The numbers of a stopped task's descriptors.
-fn descriptors(task: &Task) -> Result<Vec<i32>> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let listed =
-        openat(&task.proc, "fd", flags, Mode::empty()).and_then(|folder| sys::numbers::of(&folder));
-    listed.map_err(|errno| Error::kernel(format!("cannot list /proc/{}/fd", task.pid), errno))
 }
 
 fn refusal(pid: i32, error: tracee::Error) -> Error {

@@ -142,7 +142,7 @@ impl Thread {
         loop {
             self.start()?;
             let fault = match self.run_for(pause)? {
-                None => self.halt_or_fault()?,
+                None => self.halt_or_fault("in its vDSO")?,
                 fault => fault,
             };
             if let Some(signal) = fault {
@@ -183,31 +183,6 @@ impl Thread {
             };
             self.running = false;
             match event {
-                Event::Signal(signal) if signal != ptrace::SIGSTOP => return Ok(Some(signal)),
-                Event::Ended(_) => {
-                    let doing = "in its vDSO";
-                    return Err(Error::Gone { tid, doing });
-                }
-                other => {
-                    let signal = call::absorb(tid, other)?;
-                    self.start_with(signal)?;
-                }
-            }
-        }
-    }
-
-    /// Stops it; or gives the signal of a fault that it is about to be told of.
-    fn halt_or_fault(&mut self) -> Result<Option<i32>> {
-        let tid = self.tid;
-        ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
-        loop {
-            let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
-            self.running = false;
-            match event {
-                Event::Stop(signal) => {
-                    self.group_stop = (signal != ptrace::SIGTRAP).then_some(signal);
-                    return Ok(None);
-                }
                 Event::Signal(signal) if signal != ptrace::SIGSTOP => return Ok(Some(signal)),
                 Event::Ended(_) => {
                     let doing = "in its vDSO";

@@ -304,6 +304,18 @@ impl Thread {
     /// # Errors
     /// [`Error::Gone`], [`Error::Astray`].
     pub(crate) fn halt(&mut self) -> Result<()> {
+        match self.halt_or_fault("in a batch of calls")? {
+            None => Ok(()),
+            Some(signal) => Err(call::unexpected(self.tid, Event::Signal(signal))),
+        }
+    }
+
+    /// Stops the thread after [`Thread::start`]; or gives the signal of a fault that it is about
+    /// to be told of. `doing` says what it was to do, should it have ended.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Astray`].
+    pub(crate) fn halt_or_fault(&mut self, doing: &'static str) -> Result<Option<i32>> {
         let tid = self.tid;
         ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
         loop {
@@ -312,14 +324,10 @@ impl Thread {
             match event {
                 Event::Stop(signal) => {
                     self.group_stop = (signal != ptrace::SIGTRAP).then_some(signal);
-                    return Ok(());
+                    return Ok(None);
                 }
-                Event::Ended(_) => {
-                    return Err(Error::Gone {
-                        tid,
-                        doing: "in a batch of calls",
-                    });
-                }
+                Event::Signal(signal) if signal != ptrace::SIGSTOP => return Ok(Some(signal)),
+                Event::Ended(_) => return Err(Error::Gone { tid, doing }),
                 other => {
                     let signal = call::absorb(tid, other)?;
                     self.start_with(signal)?;

@@ -160,13 +160,8 @@ fn a_redis_left_running_keeps_its_client() {
     assert_eq!(client.ask(&["DBSIZE"]), (KEYS + 1).to_string());
 }
 
-/// Starts a server and a client of it that counts by a key, over a unix socket, for ever; in one
-/// tree.
-const WITH_CLIENT: &str = r#"
-import socket, subprocess, sys, time, os
-path = sys.argv[1]
-server = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", path, "--save", "",
-    "--appendonly", "no"], stdin=subprocess.DEVNULL)
+/// Connects to the server at `path`, over a unix socket, and defines `ask`.
+pub(crate) const CLIENT: &str = r#"
 link = socket.socket(socket.AF_UNIX)
 while True:
     try:
@@ -184,6 +179,18 @@ def ask(*words):
     if line[:1] == b"$":
         return stream.read(int(line[1:]) + 2)[:-2]
     return line[1:]
+"#;
+
+/// Starts a server and a client of it that counts by a key, over a unix socket, for ever; in one
+/// tree.
+const WITH_CLIENT: [&str; 3] = [SERVER, CLIENT, COUNTING];
+const SERVER: &str = r#"
+import socket, subprocess, sys, time, os
+path = sys.argv[1]
+server = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", path, "--save", "",
+    "--appendonly", "no"], stdin=subprocess.DEVNULL)
+"#;
+const COUNTING: &str = r#"
 ask(b"EVAL", b"for i=1,200000 do redis.call('SET', 'key:'..i, 'value '..i*7) end return 1", b"0")
 identity = ask(b"CLIENT", b"ID")
 count = 0
@@ -208,7 +215,7 @@ fn a_client_in_the_tree_keeps_its_unix_socket() {
     let socket = folder.path().join("redis.sock");
     let report = folder.path().join("redis.sock.count");
     let tree = Program::new("/usr/bin/python3")
-        .args(["-c", WITH_CLIENT])
+        .args(["-c", &WITH_CLIENT.concat()])
         .arg(&socket)
         .folder(folder.path())
         .output(&folder.path().join("log"))

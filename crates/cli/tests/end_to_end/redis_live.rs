@@ -8,7 +8,7 @@ use testkit::stillframe::Stillframe;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::redis::{Client, KEYS, load, run, start};
+use crate::redis::{CLIENT, Client, KEYS, load, run, start};
 use crate::stillframe;
 
 /// Live dumps in a row.
@@ -124,7 +124,8 @@ fn a_redis_under_load_is_dumped_live_in_a_row() {
 
 /// Starts a server, a load on it, and a client of it that counts by a key, for ever; in one tree,
 /// over a unix socket.
-const WITH_LOAD: &str = r#"
+const WITH_LOAD: [&str; 3] = [SERVER, CLIENT, LOAD];
+const SERVER: &str = r#"
 import os, socket, struct, subprocess, sys, time
 path = sys.argv[1]
 def start(*words):
@@ -132,23 +133,8 @@ def start(*words):
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL)
 start("redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no")
-link = socket.socket(socket.AF_UNIX)
-while True:
-    try:
-        link.connect(path)
-        break
-    except OSError:
-        time.sleep(0.01)
-stream = link.makefile("rwb")
-def ask(*words):
-    stream.write(b"*%d\r\n" % len(words))
-    for word in words:
-        stream.write(b"$%d\r\n%s\r\n" % (len(word), word))
-    stream.flush()
-    line = stream.readline().strip()
-    if line[:1] == b"$":
-        return stream.read(int(line[1:]) + 2)[:-2]
-    return line[1:]
+"#;
+const LOAD: &str = r#"
 ask(b"EVAL", b"for i=1,50000 do redis.call('SET', 'key:'..i, 'value '..i*7) end return 1", b"0")
 identity = ask(b"CLIENT", b"ID")
 load = start("redis-benchmark", "-s", path, "-n", "1000000000", "-q", "-c", "4", "-r", "2000",
@@ -181,7 +167,7 @@ fn a_redis_with_its_load_and_its_client_lives_on_from_every_live_dump() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let report = folder.path().join("redis.sock.count");
     let tree = Program::new("/usr/bin/python3")
-        .args(["-c", WITH_LOAD])
+        .args(["-c", &WITH_LOAD.concat()])
         .arg(folder.path().join("redis.sock"))
         .folder(folder.path())
         .output(&folder.path().join("log"))

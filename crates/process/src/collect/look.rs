@@ -139,8 +139,7 @@ impl Prepared {
         let Some(seen) = self.tasks.get(&task.pid) else {
             return Ok(None);
         };
-        let stat = Stat::parse(&task.read("stat")?);
-        let same = stat.is_ok_and(|stat| stat.start_ticks == seen.start_ticks);
+        let same = task.stat()?.0.start_ticks == seen.start_ticks;
         Ok((same && task.read("maps")? == seen.maps).then_some(seen))
     }
 }

@@ -29,7 +29,7 @@ use resources::task::interrupted::{self, Resume};
 use resources::task::{Asked, Facts, PARTS, Part, Scope};
 use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
-use sys::proc::{Stat, Status};
+use sys::proc::Stat;
 use syscalls::Sysno;
 use tracee::{Batch, Outcome, Thread, Visit};
 
@@ -223,8 +223,7 @@ impl Found {
 
     /// Adds whose child has ended, which a zombie still shows.
     fn identify(mut self, task: &Task) -> Result<Self> {
-        let status = Status::parse(&task.read("status")?);
-        let status = status.map_err(|error| Error::kernel(error.to_string(), invalid()))?;
+        let status = task.status()?;
         self.node.uids = status.uids.to_vec();
         self.node.gids = status.gids.to_vec();
         self.node.groups = status.groups;

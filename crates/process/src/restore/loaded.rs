@@ -303,10 +303,7 @@ fn pids(built: &Built) -> impl DoubleEndedIterator<Item = i32> {
 
 /// The parents that these have now.
 fn parents(built: &Built) -> HashMap<i32, i32> {
-    let parent = |pid: i32| {
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-        Some((pid, sys::proc::Stat::parse(&stat).ok()?.ppid))
-    };
+    let parent = |pid: i32| Some((pid, crate::freeze::stat_of(pid)?.ppid));
     pids(built).filter_map(parent).collect()
 }
 

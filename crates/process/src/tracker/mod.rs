@@ -25,7 +25,6 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use rustix::process::geteuid;
-use sys::proc::Stat;
 use sys::uffd::Uffd;
 
 use self::wire::{Said, What};
@@ -236,8 +235,7 @@ fn name(root: i32) -> Result<SocketAddrUnix> {
 
 /// When a process was started; none for one that has ended.
 pub(crate) fn start_ticks(pid: i32) -> Option<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let stat = Stat::parse(&stat).ok()?;
+    let stat = crate::freeze::stat_of(pid)?;
     (stat.state != b'Z').then_some(stat.start_ticks)
 }
 

@@ -109,14 +109,13 @@ impl Visit {
     /// Copies the descriptor that the parked leader has opened last.
     fn copy(&self, opening: &dyn Opening, place: &Place) -> Result<io::Result<OwnedFd>> {
         let pid = self.threads[0].pid;
-        let count = opening.ops_bytes() / Op::BYTES - 1;
+        let mut ops = vec![0; opening.ops_bytes() - Op::BYTES];
+        let read = sys::vm::read_exact(pid, place.ops, &mut ops);
+        read.map_err(|e| Error::of(pid, "cannot read the blob's answers", e))?;
         let mut number = 0;
-        for index in 0..count as u64 {
-            let mut word = [0; 8];
-            let result = index * Op::BYTES as u64 + offset::RESULT as u64;
-            let read = sys::vm::read_exact(pid, place.ops.plus(result), &mut word);
-            read.map_err(|e| Error::of(pid, "cannot read the blob's answers", e))?;
-            number = i64::from_le_bytes(word) as i32;
+        for op in ops.chunks_exact(Op::BYTES) {
+            let result = &op[offset::RESULT..][..8];
+            number = i64::from_le_bytes(result.try_into().expect("eight bytes")) as i32;
             if number < 0 {
                 return Ok(Err(io::Error::from_raw_os_error(-number)));
             }
