@@ -14,7 +14,7 @@ use store::Directory;
 use crate::error::{Error, Result, kernel_error};
 use crate::machine::Machine;
 use crate::record::median;
-use crate::report::put_between;
+use crate::report::{self, put_between};
 
 const BEGIN: &str = "<!-- chain:begin, written by `cargo xtask bench chain` -->";
 const END: &str = "<!-- chain:end -->";
@@ -109,12 +109,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     )?);
     let table = table(&Machine::this(dir), arguments.mib, rounds, merge_ms, &costs);
     println!("{table}");
-    let usual = if arguments.quick {
-        "target/bench"
-    } else {
-        "docs"
-    };
-    let folder = arguments.out.clone().unwrap_or_else(|| usual.into());
+    let folder = report::folder(arguments.out.as_deref(), arguments.quick);
     put_between(&folder.join("benchmarks.md"), (BEGIN, END), &table)
 }
 

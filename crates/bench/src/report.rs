@@ -88,6 +88,13 @@ pub fn write(record: &Record, folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Where results go: to `out`, or else among the documents unless the measurement was a `quick`
+/// one.
+pub fn folder(out: Option<&Path>, quick: bool) -> PathBuf {
+    let usual = if quick { "target/bench" } else { "docs" };
+    out.unwrap_or(Path::new(usual)).to_owned()
+}
+
 /// Writes text between two marks of a page, which is made where it is missing.
 ///
 /// # Errors

@@ -12,15 +12,11 @@ use serde_json::Value;
 use crate::error::{Error, Result, file_error, kernel_error};
 use crate::machine::Machine;
 use crate::record::median;
-use crate::report::put_between;
+use crate::report::{self, put_between};
 use crate::subject::PAGE_BYTES;
 use crate::tool::{Tool, end_of, image_bytes, name};
 use crate::writer::Writer;
-use crate::{isolate, peer};
-
-/// Samples of a full and of a quick measurement.
-const ROUNDS: usize = 15;
-const QUICK_ROUNDS: usize = 3;
+use crate::{isolate, peer, suite};
 
 /// How long the target is watched before, to know how fast it is when left alone.
 const CALM: Duration = Duration::from_millis(200);
@@ -140,30 +136,20 @@ impl Bench {
                 percent: *percent,
             })
         });
-        let usual = if arguments.quick {
-            QUICK_ROUNDS
-        } else {
-            ROUNDS
-        };
-        let folder = if arguments.quick {
-            "target/bench"
-        } else {
-            "docs"
-        };
         let scratch = tempfile::Builder::new()
             .prefix("stillframe-bench-")
             .tempdir_in(&arguments.scratch)
             .map_err(file_error("make a folder in", &arguments.scratch))?;
         Ok(Self {
             kinds: kinds.collect(),
-            rounds: arguments.rounds.unwrap_or(usual),
+            rounds: suite::rounds(arguments.rounds, arguments.quick),
             criu: peer::criu(&arguments.suite, &arguments.peers)?,
             stillframe: peer::stillframe(Path::new(&program))?,
             rows: rows.to_vec(),
             samples: BTreeMap::new(),
             is_warming_up: false,
             scratch,
-            out: arguments.out.clone().unwrap_or_else(|| folder.into()),
+            out: report::folder(arguments.out.as_deref(), arguments.quick),
         })
     }
 

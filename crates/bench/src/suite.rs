@@ -11,10 +11,6 @@ use crate::tool::Tool;
 use crate::workload::{self, Cache, Medium, Workload};
 use crate::{isolate, peer, report};
 
-/// Rounds of a full and of a quick measurement.
-const ROUNDS: usize = 15;
-const QUICK_ROUNDS: usize = 3;
-
 /// What is measured.
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -84,15 +80,18 @@ pub struct Inside {
 /// When the peer cannot be prepared or anything fails that is measured.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let choice = &arguments.choice;
-    let rounds = arguments.rounds.unwrap_or(if arguments.quick {
-        QUICK_ROUNDS
-    } else {
-        ROUNDS
-    });
+    let rounds = rounds(arguments.rounds, arguments.quick);
     let record = measure_all(choice, rounds, arguments.cache)?;
-    let kept = !arguments.quick && choice.only.is_none();
-    let usual = PathBuf::from(if kept { "docs" } else { "target/bench" });
-    report::write(&record, arguments.out.as_ref().unwrap_or(&usual))
+    let passing = arguments.quick || choice.only.is_some();
+    report::write(&record, &report::folder(arguments.out.as_deref(), passing))
+}
+
+/// How many rounds are measured: as many as were asked for, or those of a full or a `quick`
+/// measurement.
+pub fn rounds(asked: Option<usize>, quick: bool) -> usize {
+    const ROUNDS: usize = 15;
+    const QUICK_ROUNDS: usize = 3;
+    asked.unwrap_or(if quick { QUICK_ROUNDS } else { ROUNDS })
 }
 
 /// Prepares the peer and measures what was chosen, with its cache and without it.

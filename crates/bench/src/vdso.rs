@@ -6,16 +6,12 @@ use std::path::PathBuf;
 
 use crate::error::{Error, Result};
 use crate::record::{Calls, Cell, Record, Series, median};
-use crate::report::put_between;
+use crate::report::{self, put_between};
 use crate::suite::{self, Choice};
 use crate::workload::{Cache, Medium, Workload};
 
 const BEGIN: &str = "<!-- vdso:begin, written by `cargo xtask bench vdso` -->";
 const END: &str = "<!-- vdso:end -->";
-
-/// Rounds of a full and of a quick measurement.
-const ROUNDS: usize = 15;
-const QUICK_ROUNDS: usize = 3;
 
 const WORKLOADS: [&str; 2] = ["busy", "tree10"];
 
@@ -42,12 +38,7 @@ pub struct Arguments {
 /// When the peer cannot be prepared, system calls cannot be counted or anything fails that is
 /// measured.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let usual = if arguments.quick {
-        QUICK_ROUNDS
-    } else {
-        ROUNDS
-    };
-    let rounds = arguments.rounds.unwrap_or(usual);
+    let rounds = suite::rounds(arguments.rounds, arguments.quick);
     let given = &arguments.choice;
     if given.media.iter().any(|medium| *medium != Medium::Tmpfs) {
         let what = "calls are counted with images on tmpfs alone".into();
@@ -69,12 +60,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let record = suite::measure_all(&choice, rounds, None)?;
     let text = tables(&record)?;
     println!("{text}");
-    let usual = if arguments.quick {
-        "target/bench"
-    } else {
-        "docs"
-    };
-    let folder = arguments.out.clone().unwrap_or_else(|| usual.into());
+    let folder = report::folder(arguments.out.as_deref(), arguments.quick);
     put_between(&folder.join("benchmarks.md"), (BEGIN, END), &text)
 }
 
