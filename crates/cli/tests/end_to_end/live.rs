@@ -72,6 +72,13 @@ fn memory_written_here_and_there_is_that_of_one_instant() {
 }
 
 #[test]
+fn memory_that_several_threads_protect_is_that_of_one_instant() {
+    needs_root!();
+    let stillframe = stillframe();
+    lives_on(&stillframe, &["300", "2", "10"], 1);
+}
+
+#[test]
 fn mappings_change_meanwhile() {
     needs_root!();
     let stillframe = stillframe();

@@ -159,7 +159,7 @@ impl Live {
             Lane::new,
             |lane, number| {
                 let spans = &windows[number];
-                task.sweep(spans, false)?;
+                task.sweep(spans)?;
                 let whole = Span {
                     start: spans[0].start,
                     end: spans[spans.len() - 1].end,
@@ -185,9 +185,9 @@ impl Live {
             for (pid, areas) in areas {
                 if let Some(task) = self.task(*pid) {
                     task.note(areas);
-                    match task.sweep(&areas.spans, false) {
+                    match task.sweep(&areas.spans) {
                         // It ends, or runs another program: the instant is without it, or refused.
-                        Ok(_) | Err(Error::Gone { .. }) => {}
+                        Ok(()) | Err(Error::Gone { .. }) => {}
                         Err(error) => return Err(error),
                     }
                 }
@@ -211,7 +211,7 @@ impl Live {
         };
         task.hear_out(&self.shared);
         task.adopt(areas, true)?;
-        let guards = task.sweep(&areas.spans, true)?;
+        let guards = task.sweep_stopped(&areas.spans)?;
         self.shared.saving.store(true, Ordering::SeqCst);
         Ok(guards)
     }
