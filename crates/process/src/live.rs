@@ -77,6 +77,8 @@ struct Dump<'a> {
     began: Instant,
     writer: Writer,
     live: Live,
+    /// Each task and its parent, as they were at the first stop.
+    parents: Vec<(i32, i32)>,
     /// Where pages may be shared by copy-on-write.
     shared: HashMap<i32, Vec<Span>>,
     observer: Mutex<&'a mut dyn Observer>,
@@ -105,7 +107,7 @@ impl<'a> Dump<'a> {
         let prepared = Prepared::of(root)?;
         prepared.check()?;
         let mut frozen = freeze_returned(options, began)?;
-        let mut tasks = Vec::new();
+        let (mut tasks, mut parents) = (Vec::new(), Vec::new());
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
             let listed = collect::look::parse(&task.read("maps")?)?;
             let uffd = userfaultfd(task, &listed, false, pages::live::FEATURES)?;
@@ -113,6 +115,7 @@ impl<'a> Dump<'a> {
                 spans: look::live_spans(&listed),
                 shared: Vec::new(),
             };
+            parents.push((task.pid, task.stat()?.0.ppid));
             tasks.push((task.pid, SpaceId(task.pid.cast_unsigned()), uffd, areas));
         }
         let live = Live::new(tasks)?;
@@ -127,6 +130,7 @@ impl<'a> Dump<'a> {
             began,
             writer,
             live,
+            parents,
             shared: look::shared(&prepared),
             observer: Mutex::new(observer),
             report,
@@ -138,6 +142,7 @@ impl<'a> Dump<'a> {
     /// Copies what can be copied before the instant.
     fn copy_before(&mut self) -> Result<()> {
         let areas = self.areas()?;
+        self.find_common(&areas)?;
         let spans = areas.iter().flat_map(|(_, areas)| &areas.spans);
         self.total_bytes = spans.map(|span| span.bytes()).sum();
         let copying = Instant::now();
@@ -154,9 +159,24 @@ impl<'a> Dump<'a> {
         Ok(())
     }
 
+    /// Finds what children have of their parents.
+    fn find_common(&mut self, areas: &[(i32, Areas)]) -> Result<()> {
+        for (child, parent) in &self.parents {
+            let of = |pid: i32| areas.iter().find(|(task, _)| *task == pid);
+            let (Some((_, own)), Some((_, theirs))) = (of(*child), of(*parent)) else {
+                continue;
+            };
+            let shared = intersection(&own.spans, &own.shared);
+            let shared = intersection(&shared, &theirs.spans);
+            self.live.find_common(*child, *parent, &shared)?;
+        }
+        Ok(())
+    }
+
     /// Copies what is stale while the tree runs.
     fn round(&self) -> Result<u64> {
         let mut copied_bytes = 0;
+        self.live.part(&self.live.pids());
         for (pid, areas) in self.areas()? {
             let progress = |bytes| self.progress(bytes);
             match self.live.round(pid, &areas, &self.writer, &progress) {
@@ -226,6 +246,7 @@ impl<'a> Dump<'a> {
         let copying = Instant::now();
         let (drained, stopped) = self.copy_stopped(&mut inventory)?;
         report.statistics.count(&drained);
+        self.live.part(&pids);
         let stale_bytes = self.live.stale_bytes();
         let whole = match last {
             true => Some(self.finish(&pids, true)?),
@@ -307,6 +328,7 @@ impl<'a> Dump<'a> {
         drop(live);
         report.statistics.stored_pages += pages.stored;
         report.statistics.zero_pages += pages.zero;
+        report.statistics.shared_pages += pages.shared;
         let mut records_bytes = 0;
         for record in inventory.records {
             records_bytes += record.payload.len() as u64;
@@ -350,6 +372,17 @@ fn freeze_returned(options: &DumpOptions, began: Instant) -> Result<Frozen> {
         }
         Ok(frozen)
     })
+}
+
+/// What is in both of two sorted lists.
+fn intersection(one: &[Span], other: &[Span]) -> Vec<Span> {
+    let both = one.iter().flat_map(|one| {
+        let first = other.partition_point(|other| other.end <= one.start);
+        let inside = other[first..].iter();
+        let inside = inside.take_while(|other| other.start < one.end);
+        inside.map(|other| other.intersect(*one))
+    });
+    both.collect()
 }
 
 /// Lets the tree go on.

@@ -21,7 +21,7 @@ fn goes_on(subject: &Subject) {
     assert_eq!(subject.ask("check"), "right");
 }
 
-fn pages_of(stillframe: &Stillframe) -> Value {
+pub(crate) fn pages_of(stillframe: &Stillframe) -> Value {
     let mut show = stillframe.command(&["show", "--json"]);
     let shown = show.arg(stillframe.images()).output().expect("it starts");
     let mut image: Value = serde_json::from_slice(&shown.stdout).expect("JSON");

@@ -13,6 +13,7 @@ use testkit::tree;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root};
 
+use crate::equal::pages_of;
 use crate::{assert_restored, assert_untouched, stillframe};
 
 /// Insists that all threads go on rightly for some rounds.
@@ -215,6 +216,9 @@ fn a_tree_is_dumped_live_and_restored() {
     let subject = Subject::start("tree", &["6"]);
     let facts = Facts::moving(subject.pid());
     stillframe.dump(subject.pid(), &["--live"]).must();
+    // The tasks write to two blocks of 16 pages at most, and the others are the root's.
+    let pages = pages_of(&stillframe);
+    assert!(pages["shared"].as_u64() >= Some(5 * 32), "{pages}");
     let pids = subject.tree();
     assert_eq!(subject.ask("check"), "right");
     subject.kill();
@@ -223,4 +227,23 @@ fn a_tree_is_dumped_live_and_restored() {
     assert_eq!(subject.ask("check"), "right");
     let after = Facts::moving(subject.pid());
     assert_restored(&stillframe, &facts, &after, "a tree");
+}
+
+#[test]
+fn what_children_have_of_their_parent_is_stored_once_until_one_of_them_writes() {
+    const BLOCKS: u64 = 1024;
+    needs_root!();
+    let stillframe = stillframe();
+    for _ in 0..3 {
+        // In the first second there is always more to be written for the first time.
+        let subject = Subject::start("heirs", &["2", &BLOCKS.to_string()]);
+        stillframe.clear();
+        stillframe.dump(subject.pid(), &["--live"]).must();
+        goes_on(&subject, false);
+        let pids = subject.tree();
+        subject.kill();
+        tree::wait_gone(&pids);
+        stillframe.restore(&[]).must();
+        goes_on(&subject, false);
+    }
 }

@@ -2,7 +2,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use abi::{Addr, PAGE_BYTES, Span};
-use image::Run;
+use image::{Run, SpaceId};
+
+use crate::scan::push;
 
 /// Pages of a block: what a write makes stale, and a run of the image holds at most.
 pub const BLOCK_PAGES: u64 = 16;
@@ -23,6 +25,8 @@ pub const fn span_of(block: u64) -> Span {
 pub enum State {
     /// In the task only.
     Stale,
+    /// The very pages of the same addresses in another space, which are copied there.
+    Common(SpaceId),
     /// On the way into the image: being read from the task.
     Copying,
     /// On the way into the image: in memory of ours.
@@ -53,6 +57,8 @@ pub struct Block {
 pub struct Blocks {
     map: BTreeMap<u64, Block>,
     stale: BTreeSet<u64>,
+    /// Blocks found unprotected, if that is watched, in the order of time.
+    renewed: Option<Vec<u64>>,
     /// Room that no block has any more, by its pages.
     free: BTreeMap<u64, Vec<u64>>,
 }
@@ -76,6 +82,42 @@ impl Blocks {
         let end = span.end.0.div_ceil(BLOCK_BYTES);
         let range = self.stale.range(first..end.max(first));
         range.take(most).copied().collect()
+    }
+
+    /// Notes from now on which blocks are found unprotected. Returns how many have been so far.
+    pub fn watch(&mut self) -> usize {
+        self.renewed.get_or_insert_default().len()
+    }
+
+    /// The blocks found unprotected after the first `seen`, some of them several times.
+    pub fn renewed(&self, seen: usize) -> &[u64] {
+        self.renewed.as_ref().map_or(&[], |all| &all[seen..])
+    }
+
+    /// The pages of stale blocks in sorted `areas`.
+    pub fn stale_spans(&self, areas: &[Span]) -> Vec<Span> {
+        let mut spans = Vec::new();
+        for area in areas {
+            for number in self.stale_in(*area, usize::MAX) {
+                let mask = self.map[&number].mask & bits_of(number, *area);
+                spans_of(number, mask).for_each(|span| push(&mut spans, span));
+            }
+        }
+        spans
+    }
+
+    /// The blocks that are another space's.
+    pub fn common(&self) -> Vec<u64> {
+        let common = self.map.iter();
+        let common = common.filter(|(_, block)| matches!(block.state, State::Common(_)));
+        common.map(|(number, _)| *number).collect()
+    }
+
+    /// Makes a block stale that was another space's.
+    pub fn part(&mut self, number: u64) {
+        if matches!(self.state(number), Some(State::Common(_))) {
+            self.set(number, State::Stale);
+        }
     }
 
     pub fn stale_bytes(&self) -> u64 {
@@ -108,6 +150,9 @@ impl Blocks {
                 state: State::Stale,
                 room: None,
             });
+            if let Some(renewed) = &mut self.renewed {
+                renewed.push(number);
+            }
             block.mask = block.mask & !bits | there & bits;
             if block.mask == 0 {
                 self.remove(number);

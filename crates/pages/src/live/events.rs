@@ -107,7 +107,7 @@ fn fault(task: &Task, shared: &Shared, book: &mut Book, addr: Addr) {
                 book.waiting.push(addr);
                 return;
             }
-            None | Some(State::Saved | State::Done(_)) => {}
+            None | Some(State::Common(_) | State::Saved | State::Done(_)) => {}
         }
     }
     if task.unprotect(&book.registered, addr) {

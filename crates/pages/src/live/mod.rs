@@ -21,6 +21,7 @@
 mod blocks;
 mod copy;
 mod events;
+mod family;
 mod sweep;
 mod task;
 
@@ -37,6 +38,7 @@ use sys::uffd::{Features, Uffd};
 
 use crate::{Error, Result, crew};
 use copy::{Fresh, Lane};
+use family::Family;
 pub use task::Areas;
 use task::Task;
 
@@ -63,6 +65,7 @@ struct Shared {
 /// The memory of running tasks. Dropping it lifts all protection.
 pub struct Live {
     tasks: Vec<Arc<Task>>,
+    families: Vec<Family>,
     shared: Arc<Shared>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -75,6 +78,8 @@ pub struct Pages {
     pub stored: u64,
     /// All zero.
     pub zero: u64,
+    /// Those of another task.
+    pub shared: u64,
 }
 
 impl Live {
@@ -106,6 +111,7 @@ impl Live {
         };
         Ok(Self {
             tasks,
+            families: Vec::new(),
             shared,
             wake,
             thread: Some(thread.map_err(Error::Thread)?),
@@ -171,6 +177,34 @@ impl Live {
             },
         )?;
         Ok(copied_bytes.into_inner())
+    }
+
+    /// Finds the pages of `areas` that running task `child` has of its `parent`, by copy-on-write:
+    /// they need not be copied. Both have anonymous memory there. To be called before
+    /// [`Live::round`], once for each child.
+    ///
+    /// # Errors
+    /// [`Error::Look`]. One of them that has ended has nothing in common.
+    pub fn find_common(&mut self, child: i32, parent: i32, areas: &[Span]) -> Result<()> {
+        let find = |pid| self.tasks.iter().find(|task| task.pid == pid).cloned();
+        let (Some(child), Some(parent)) = (find(child), find(parent)) else {
+            return Ok(());
+        };
+        match Family::find(child, parent, areas) {
+            Ok(family) => self.families.push(family),
+            Err(Error::Gone { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Sees which pages are no longer those of the parent, where that is in `pids`: they must be
+    /// copied. To be called for the instant, when all tasks are stopped and [`Live::instant`] was
+    /// called for each, and now and then before, so that little is left for afterwards.
+    pub fn part(&self, pids: &[i32]) {
+        for family in &self.families {
+            family.part(pids.contains(&family.parent.pid));
+        }
     }
 
     /// Protects what is not protected in running tasks until that takes but `short`, or some

@@ -180,8 +180,15 @@ impl Task {
     /// Describes the pages in the image.
     pub fn describe(&self, writer: &Writer, pages: &mut Pages) {
         for (number, block) in self.book().blocks.iter() {
-            let State::Done(runs) = &block.state else {
-                panic!("block {number:#x} is not copied")
+            let runs = match &block.state {
+                State::Done(runs) => runs,
+                State::Common(space) => {
+                    let kind = RunKind::Same { space: *space };
+                    self.mark(writer, number, block.mask, kind);
+                    pages.shared += u64::from(block.mask.count_ones());
+                    continue;
+                }
+                _ => panic!("block {number:#x} is not copied"),
             };
             let bits = runs.iter().map(|run| {
                 let start = Addr::of_page(run.first_page);
@@ -189,16 +196,20 @@ impl Task {
             });
             let data = bits.fold(0, |all, bits| all | bits);
             writer.describe(runs.iter().copied());
-            for span in spans_of(number, block.mask & !data) {
-                writer.mark(Run {
-                    space: self.space,
-                    first_page: span.start.page(),
-                    pages: u32::try_from(span.pages()).expect("at most 16"),
-                    kind: RunKind::Zero,
-                });
-            }
+            self.mark(writer, number, block.mask & !data, RunKind::Zero);
             pages.stored += u64::from(data.count_ones());
             pages.zero += u64::from((block.mask & !data).count_ones());
+        }
+    }
+
+    fn mark(&self, writer: &Writer, number: u64, mask: u16, kind: RunKind) {
+        for span in spans_of(number, mask) {
+            writer.mark(Run {
+                space: self.space,
+                first_page: span.start.page(),
+                pages: u32::try_from(span.pages()).expect("at most 16"),
+                kind,
+            });
         }
     }
 }

@@ -7,6 +7,7 @@ mod churn;
 mod clock;
 mod creds;
 mod fds;
+mod heirs;
 mod interrupted;
 mod itimers;
 mod mmaps;
@@ -41,6 +42,7 @@ const ALL: &[(&str, Run)] = &[
     ("clock", clock::run),
     ("creds", creds::run),
     ("fds", fds::run),
+    ("heirs", heirs::run),
     ("interrupted", interrupted::run),
     ("itimers", itimers::run),
     ("mmaps", mmaps::run),
