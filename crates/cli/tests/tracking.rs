@@ -492,6 +492,38 @@ fn a_plain_dump_of_a_tracked_tree_is_like_any_other() {
     assert_eq!(subject.ask("check"), "right");
 }
 
+#[test]
+fn two_chains_of_one_task_do_not_spoil_each_other() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("twins", &["2", "64"]);
+    let child = tree::children(subject.pid())[0];
+    let mut of_tree = Rounds::new(subject.pid());
+    let mut of_child = Rounds::new(child);
+    of_tree.pre_dump();
+    of_child.pre_dump();
+    // What the second chain has seen, the first one has not.
+    for number in 0..2 {
+        subject.ask(&format!("write {number} 7"));
+    }
+    of_child.pre_dump();
+    let next = of_tree.pre_dump();
+    let told = &next["statistics"];
+    let saved = number(told, "pages_written") + number(told, "pages_equal");
+    assert!(saved >= 2 * 64, "{next}");
+    for number in 0..2 {
+        subject.ask(&format!("write {number} 8"));
+    }
+    of_child.pre_dump();
+    let last = of_tree.make("dump", &[]);
+    of_tree.restore(&[]);
+    let seen = subject.ask_number("rounds");
+    wait_until("the children to look", SOON, || {
+        subject.ask_number("rounds") > seen + 1
+    });
+    assert_eq!(subject.ask("check"), "right", "{last}");
+}
+
 /// Tracking does not tell on a subject: what a patient observer sees of it is as before.
 #[test]
 fn a_target_has_no_descriptor_or_mapping_of_ours() {

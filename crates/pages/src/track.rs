@@ -76,25 +76,27 @@ pub fn are_tracked(pid: i32, spans: &[Span]) -> Result<Vec<bool>> {
     spans.iter().map(look).collect()
 }
 
-/// Tells in which of `spans`, parts of tracked mappings, any page counts as protected.
+/// Finds the pages of `spans` that are marked as protected, whether they are tracked or not.
 ///
-/// In a mapping that was just registered none should. But where the kernel joins a mapping that
-/// moves with one beside it, it takes both out of the tracking and leaves the marks in the page
-/// table. Such a page may be written without anybody noticing: the marks must be taken away.
+/// In a mapping that was just registered there should be none. But where the kernel joins a mapping
+/// that moves with one beside it, it takes both out of the tracking and leaves the marks in the page
+/// table; older kernels leave them on pages that move. Such a page may be written without anybody
+/// noticing: the marks must be taken away before what [`tracked`] says after a reset is believed.
 ///
 /// # Errors
 /// [`Error::Look`], [`Error::Gone`].
-pub fn are_protected(pid: i32, spans: &[Span]) -> Result<Vec<bool>> {
+pub fn marked(pid: i32, spans: &[Span]) -> Result<Vec<Span>> {
     let Some(first) = spans.first() else {
         return Ok(Vec::new());
     };
     let map = Pagemap::open(pid).map_err(|source| Error::look(pid, first.start, source))?;
-    let look = |span: &Span| {
-        let found = candidates(&map, *span).and_then(|found| protected(&map, *span, &found));
-        let found = found.map_err(|source| Error::look(pid, span.start, source))?;
-        Ok(!found.is_empty())
-    };
-    spans.iter().map(look).collect()
+    let mut marked = Vec::new();
+    for span in spans {
+        let found = candidates(&map, *span, Action::empty());
+        let found = found.and_then(|found| protected(&map, *span, &found));
+        marked.extend(found.map_err(|source| Error::look(pid, span.start, source))?);
+    }
+    Ok(marked)
 }
 
 /// Protects the pages of `spans` that have contents: what is written to them from now on is found
@@ -119,7 +121,7 @@ pub fn protect(pid: i32, spans: &[Span]) -> Result<()> {
             area,
             *span,
             Only::Written,
-            true,
+            Action::PROTECT,
             &mut Tracked::default(),
         )
         .map_err(failed)?;
@@ -128,24 +130,35 @@ pub fn protect(pid: i32, spans: &[Span]) -> Result<()> {
 }
 
 fn look(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
-    if !is_tracked(map, area.span)? {
-        return untracked(map, area);
+    match look_tracked(map, area, reset) {
+        // All of it must be tracked in the moment in which it is looked at: what is not may have
+        // marks that are not kept.
+        Err(error) if is(&error, Errno::PERM) => untracked(map, area),
+        found => found,
     }
+}
+
+fn look_tracked(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
     let mut found = Tracked {
         is_tracked: true,
         ..Tracked::default()
     };
+    let action = if reset {
+        Action::CHECK_TRACKED | Action::PROTECT
+    } else {
+        Action::CHECK_TRACKED
+    };
     if area.file || area.span.bytes() < LARGE_BYTES {
-        exact(map, area, area.span, Only::Any, reset, &mut found)?;
+        exact(map, area, area.span, Only::Any, action, &mut found)?;
         return Ok(found);
     }
-    let candidates = candidates(map, area.span)?;
+    let candidates = candidates(map, area.span, Action::CHECK_TRACKED)?;
     for near in candidates.chunk_by(|one, next| next.start.0 - one.end.0 < NEAR_BYTES) {
         let span = Span {
             start: near[0].start,
             end: near[near.len() - 1].end,
         };
-        exact(map, area, span, Only::Written, reset, &mut found)?;
+        exact(map, area, span, Only::Written, action, &mut found)?;
     }
     let protected = protected(map, area.span, &candidates)?;
     // Of pages between candidates, some may have been written while these were looked at: they
@@ -186,9 +199,9 @@ const WRITTEN: Query = Query {
 };
 
 /// The pages that are written or have no contents; those without a page table are missing.
-fn candidates(map: &Pagemap, span: Span) -> io::Result<Vec<Span>> {
+fn candidates(map: &Pagemap, span: Span, check: Action) -> io::Result<Vec<Span>> {
     let mut found = Vec::new();
-    each_region(map, span, &WRITTEN, Action::empty(), |region| {
+    each_region(map, span, &WRITTEN, check, |region| {
         push(&mut found, region.span());
     })?;
     Ok(found)
@@ -207,18 +220,18 @@ fn exact(
     area: Area,
     span: Span,
     only: Only,
-    reset: bool,
+    action: Action,
     found: &mut Tracked,
 ) -> io::Result<()> {
     let (guards, written) = (found.guards.len(), found.written.len());
     let unwritten = found.unwritten.len();
-    match exact_with(map, area, span, only, (reset, Category::GUARD), found) {
+    match exact_with(map, area, span, only, (action, Category::GUARD), found) {
         // The kernel does not know guard pages.
         Err(error) if is(&error, Errno::INVAL) => {
             found.guards.truncate(guards);
             found.written.truncate(written);
             found.unwritten.truncate(unwritten);
-            exact_with(map, area, span, only, (reset, Category::empty()), found)
+            exact_with(map, area, span, only, (action, Category::empty()), found)
         }
         done => done,
     }
@@ -229,7 +242,7 @@ fn exact_with(
     area: Area,
     span: Span,
     only: Only,
-    (reset, guard): (bool, Category),
+    (action, guard): (Action, Category),
     found: &mut Tracked,
 ) -> io::Result<()> {
     let mut unwanted = Category::ZERO;
@@ -238,7 +251,7 @@ fn exact_with(
         unwanted |= Category::FILE;
     }
     // A guard is not to be protected.
-    if reset {
+    if action.contains(Action::PROTECT) {
         unwanted |= guard;
     } else {
         told |= guard;
@@ -251,11 +264,6 @@ fn exact_with(
         },
         any: Category::PRESENT | Category::SWAPPED,
         told,
-    };
-    let action = if reset {
-        Action::PROTECT
-    } else {
-        Action::empty()
     };
     each_region(map, span, &query, action, |region| {
         let is = region.categories();

@@ -11,11 +11,12 @@ use pages::scan::{Area, Found};
 use pages::track::{self, subtract};
 use resources::map::listing::Listed;
 use store::Store;
+use sys::uffd::Uffd;
 
 use crate::collect::Inventory;
 use crate::collect::look::{Afresh, Look, Prepared};
 use crate::freeze::{Frozen, Task};
-use crate::track::{Inheritance, Tracking, are_watched, merge};
+use crate::track::{Inheritance, Tracking, are_watched, is_ours, merge};
 use crate::{Afterwards, DumpOptions, Result, over};
 
 /// What a dump is over, and what is tracked from it on.
@@ -60,7 +61,9 @@ impl Layer {
             (false, None) => None,
         };
         let look: Box<dyn Looking> = if parent.is_some() {
+            let owners = tracking.as_ref().map(Tracking::owners).transpose()?;
             Box::new(Tracked {
+                owners: owners.unwrap_or_default(),
                 prepared: Prepared::of(root)?,
                 unwritten: HashMap::new(),
             })
@@ -143,6 +146,7 @@ impl Layer {
         let mapped = tracking.enroll(frozen)?;
         tracking.begin()?;
         for mapped in &mapped {
+            tracking.lift_marks(mapped)?;
             let own = inventory.memory.iter().filter(|own| own.pid == mapped.pid);
             let spans = own.flat_map(|own| own.extents.iter().map(pages::Extent::span));
             track::protect(mapped.pid, &spans.collect::<Vec<_>>())?;
@@ -171,6 +175,8 @@ impl Layer {
 /// Looks at a tree that was prepared and whose memory is tracked.
 struct Tracked {
     prepared: Prepared,
+    /// By which the tasks' memory is tracked.
+    owners: HashMap<i32, Uffd>,
     /// Pages that were not written since the last round, by task.
     unwritten: HashMap<i32, Vec<Span>>,
 }
@@ -190,8 +196,12 @@ impl Look for Tracked {
         let found = track::tracked(pid, areas, false)?;
         let unwritten = self.unwritten.entry(pid).or_default();
         unwritten.clear();
-        let found = found.into_iter().map(|found| {
-            unwritten.extend(&found.unwritten);
+        let owner = self.owners.get(&pid);
+        let found = found.into_iter().zip(areas).map(|(found, area)| {
+            // What somebody else tracks may have been written before they looked.
+            if found.is_tracked && owner.is_some_and(|owner| is_ours(owner, area.span)) {
+                unwritten.extend(&found.unwritten);
+            }
             Found {
                 private: merge(&found.written, &found.unwritten),
                 guards: found.guards,

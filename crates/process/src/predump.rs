@@ -107,6 +107,7 @@ fn look(
 ) -> Result<Sources> {
     let mut sources = Vec::new();
     for mapped in mapped {
+        tracking.lift_marks(mapped)?;
         let Some(changes) = tracking.look(mapped)? else {
             log::info!("pid {} has ended", mapped.pid);
             continue;

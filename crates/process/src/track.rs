@@ -5,15 +5,18 @@
 //! to be as it was is read: mappings that are new, have moved or cannot be registered, tasks that
 //! have called execve(2), and everything after a round that failed.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::os::fd::AsFd;
 
-use abi::{Addr, Span};
+use abi::{Addr, PAGE_BYTES, Span};
 use image::{ImageId, Reader, SpaceId};
 use pages::scan::Area;
 use pages::track::{self, subtract};
 use resources::map::listing::{self, Backing, Listed};
+use rustix::io::Errno;
 use sys::kcmp::{self, Shared};
-use sys::uffd::{Features, Modes};
+use sys::uffd::{Features, Modes, Uffd};
 
 use crate::freeze::{Frozen, Task};
 use crate::tracker::{Client, TrackedTask};
@@ -30,8 +33,18 @@ struct Map {
     area: Area,
     /// Whether it is to be tracked.
     tracked: bool,
-    /// Whether it is tracked since it was listed.
-    new: bool,
+    by: By,
+}
+
+/// By whom a mapping is tracked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Nobody,
+    Us,
+    /// Since it was listed.
+    UsNow,
+    /// What was written before they looked is not known, and what was before we look is theirs.
+    Another,
 }
 
 /// What a task's pages are, in ascending order.
@@ -119,7 +132,12 @@ impl Tracking {
                     uffd: uffd::userfaultfd(task, &listed, true, Features::WP_ASYNC)?,
                 },
             };
-            mapped.register(&tracked, &known)?;
+            if self.client.image.is_some() && mapped.has_new(&known) {
+                // Should this round end before the marks in what is new are lifted, the next one
+                // must not take what is registered then for known.
+                self.client.begin()?;
+            }
+            mapped.register(&tracked, &known);
             self.tasks.push(tracked);
             all.push(mapped);
         }
@@ -136,31 +154,101 @@ impl Tracking {
         self.client.begin()
     }
 
+    /// Takes away the marks of an earlier tracking that are left where tracking begins, before
+    /// [`Self::look`] forgets what was written: a page with one may be written without being found.
+    /// The task may run.
+    ///
+    /// # Errors
+    /// [`Error::Pages`], [`Error::Kernel`].
+    pub fn lift_marks(&self, mapped: &Mapped) -> Result<()> {
+        let Some(task) = self.tasks.iter().find(|task| task.pid == mapped.pid) else {
+            return Ok(());
+        };
+        // Where writes are not all known, a round may have ended before this: no mark is trusted.
+        let all = self.image().is_none();
+        let maps = mapped.maps.iter();
+        let maps = maps.filter(|map| map.by == By::UsNow || (map.by == By::Us && all));
+        let spans = maps.map(|map| map.area.span);
+        let marked = match track::marked(mapped.pid, &spans.collect::<Vec<_>>()) {
+            Err(pages::Error::Gone { .. }) => return Ok(()),
+            marked => marked?,
+        };
+        for span in marked {
+            match lift(&task.uffd, span) {
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => break,
+                lifted => lifted.map_err(|error| {
+                    let doing = format!("cannot lift the protection of {span} of pid {}", task.pid);
+                    Error::kernel(doing, error)
+                })?,
+            }
+        }
+        Ok(())
+    }
+
     /// Finds what was written, and has the kernel forget it. None for a task that has ended.
     ///
     /// # Errors
     /// [`Error::Pages`].
     pub fn look(&self, mapped: &Mapped) -> Result<Option<Changes>> {
-        let areas = mapped.maps.iter().map(|map| map.area).collect::<Vec<_>>();
-        let found = match track::tracked(mapped.pid, &areas, true) {
-            Err(pages::Error::Gone { .. }) => return Ok(None),
-            found => found?,
-        };
         let mut changes = Changes::default();
-        for (found, map) in found.into_iter().zip(&mapped.maps) {
-            if map.new {
-                // What counts as protected here was so somewhere else: an older kernel has moved
-                // it along with its pages.
-                changes
-                    .written
-                    .extend(merge(&found.written, &found.unwritten));
-            } else {
-                changes.written.extend(found.written);
-                changes.unwritten.extend(found.unwritten);
+        for reset in [true, false] {
+            let maps = mapped.maps.iter();
+            let maps = maps.filter(|map| (map.by != By::Another) == reset);
+            let maps = maps.collect::<Vec<_>>();
+            let areas = maps.iter().map(|map| map.area).collect::<Vec<_>>();
+            let found = match track::tracked(mapped.pid, &areas, reset) {
+                Err(pages::Error::Gone { .. }) => return Ok(None),
+                found => found?,
+            };
+            for (found, map) in found.into_iter().zip(maps) {
+                if map.by == By::Us {
+                    changes.written.extend(found.written);
+                    changes.unwritten.extend(found.unwritten);
+                } else {
+                    let all = merge(&found.written, &found.unwritten);
+                    changes.written.extend(all);
+                }
             }
         }
+        changes.written.sort_unstable();
         Ok(Some(changes))
     }
+
+    /// The descriptors by which tasks' memory is tracked, for [`is_ours`].
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn owners(&self) -> Result<HashMap<i32, Uffd>> {
+        let owner = |task: &TrackedTask| {
+            let fd = task.uffd.as_fd().try_clone_to_owned();
+            let fd = fd.map_err(|error| Error::kernel("cannot keep a userfaultfd", error))?;
+            Ok((task.pid, fd.into()))
+        };
+        self.tasks.iter().map(owner).collect()
+    }
+}
+
+/// Whether a tracked mapping, of which `span` is a part, is tracked by `uffd` and not by somebody
+/// else's: the kernel lets only the one register it again, which changes nothing.
+pub(crate) fn is_ours(uffd: &Uffd, span: Span) -> bool {
+    uffd.register(span, Modes::WP).is_ok()
+}
+
+/// Lifts the protection of `span`, and of what is still tracked of it where that is not all: the
+/// rest is taken for new when it is tracked again.
+fn lift(uffd: &Uffd, span: Span) -> std::io::Result<()> {
+    let gone = |error: &std::io::Error| Errno::from_io_error(error) == Some(Errno::NOENT);
+    match uffd.write_protect(span, false) {
+        Err(error) if gone(&error) => {}
+        done => return done,
+    }
+    for page in span.start.page()..span.end.page() {
+        match uffd.write_protect(Span::new(Addr::of_page(page), PAGE_BYTES), false) {
+            Err(error) if gone(&error) => {}
+            done => done?,
+        }
+    }
+    Ok(())
 }
 
 impl Mapped {
@@ -186,7 +274,7 @@ impl Mapped {
                 // A tracked file is brought in page by page, and of one that cannot be written the
                 // task has no pages or few.
                 tracked: !file || listed.prot & PROT_WRITE != 0,
-                new: false,
+                by: By::Nobody,
             });
         }
         Ok(Self { pid, maps })
@@ -198,31 +286,28 @@ impl Mapped {
         Ok(track::are_tracked(self.pid, &spans.collect::<Vec<_>>())?)
     }
 
-    /// Registers what is to be tracked and is not yet `known`, and takes away what marks of an
-    /// earlier tracking are left there.
-    fn register(&mut self, task: &TrackedTask, known: &[bool]) -> Result<()> {
+    /// Whether anything is to be tracked and is not yet `known`.
+    fn has_new(&self, known: &[bool]) -> bool {
+        let mut maps = self.maps.iter().zip(known);
+        maps.any(|(map, known)| map.tracked && !known)
+    }
+
+    /// Registers what is to be tracked, and finds what of the `known` somebody else tracks.
+    fn register(&mut self, task: &TrackedTask, known: &[bool]) {
         for (map, known) in self.maps.iter_mut().zip(known) {
-            if *known || !map.tracked {
+            if !*known && !map.tracked {
                 continue;
             }
             // One that is of a kind that cannot be tracked, or somebody else's, is read in full.
             match task.uffd.register(map.area.span, Modes::WP) {
-                Ok(()) => map.new = true,
+                Ok(()) => map.by = if *known { By::Us } else { By::UsNow },
                 Err(error) => {
+                    map.by = if *known { By::Another } else { By::Nobody };
                     let span = map.area.span;
                     log::debug!("pid {}: {span} is not tracked: {error}", self.pid);
                 }
             }
         }
-        let new = self.maps.iter().filter(|map| map.new);
-        let new = new.map(|map| map.area.span).collect::<Vec<_>>();
-        let marked = track::are_protected(self.pid, &new)?;
-        for (span, _) in new.iter().zip(marked).filter(|(_, marked)| *marked) {
-            let cleared = task.uffd.write_protect(*span, false);
-            let doing = || format!("cannot lift the protection of {span} of pid {}", self.pid);
-            cleared.map_err(|error| Error::kernel(doing(), error))?;
-        }
-        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which pages a task has written: what the kernel tells, whatever the task does.
 use abi::{PAGE_BYTES, Span};
 use pages::scan::Area;
-use pages::track::{Tracked, protect, tracked};
+use pages::track::{Tracked, marked, protect, tracked};
 use sys::pagemap::{Action, Category, Pagemap, Query, Region};
 use sys::uffd::{Features, Modes, Uffd};
 
@@ -259,6 +259,67 @@ fn a_mapping_that_moves_loses_its_protection() {
             (look.is_tracked, look.written),
             (false, vec![task.part(0, 3)])
         );
+    }
+}
+
+#[test]
+fn marks_that_a_joined_mapping_keeps_are_found_and_lifted() {
+    for pages in SIZES {
+        let mut task = start!(pages);
+        let pid = task.child.pid();
+        // Its last page goes elsewhere, is tracked there, and comes back: then both are one
+        // mapping, which is not tracked, but what was protected keeps its marks.
+        let last = task.part(pages - 1, 1);
+        let other = task.child.map("1", 1);
+        task.child
+            .ask("setattr(libc.mremap, 'restype', ctypes.c_void_p) or 0");
+        let mut go = |from: Span, to: Span| {
+            let (from, to) = (from.start.0, to.start.0);
+            let moved = format!("call('mremap', {from}, 4096, 4096, 3, {to})");
+            assert_eq!(task.child.ask(&moved) as u64, to);
+        };
+        go(last, other);
+        task.uffd.register(other, Modes::WP).expect("registered");
+        go(other, last);
+        if task.look(false).is_tracked {
+            testkit::skip!("the kernel does not join them");
+        }
+        // Written while nobody looks.
+        task.put(5, 2);
+        assert_eq!(task.written(false), [task.span]);
+        task.uffd
+            .register(task.span, Modes::WP)
+            .expect("registered");
+        let all = marked(pid, &[task.span]).expect("a scan");
+        for span in all {
+            task.uffd.write_protect(span, false).expect("lifted");
+        }
+        assert!(!has_bits(pid, task.span));
+        assert_eq!(task.written(true), [task.span]);
+        assert_eq!(task.written(true), []);
+        task.put(6, 1);
+        assert_eq!(task.written(true), [task.part(6, 1)]);
+    }
+}
+
+#[test]
+fn nothing_is_believed_of_what_is_tracked_in_part() {
+    for pages in SIZES {
+        let mut task = start!(pages);
+        // The first pages become a mapping of their own.
+        let (start, bytes) = (task.span.start.0, 10 * PAGE_BYTES);
+        let protect = format!("call('mprotect', {start}, {bytes}, 1)");
+        assert_eq!(task.child.ask(&protect), 0);
+        assert!(task.look(false).is_tracked);
+        let rest = task.part(10, pages - 10);
+        task.uffd.unregister(rest).expect("given up");
+        let look = task.look(true);
+        assert!(!look.is_tracked);
+        assert_eq!((look.written, look.unwritten), (vec![task.span], vec![]));
+        // The first ones are as they were.
+        let first = task.part(0, 10);
+        let look = task.look_at(first, true);
+        assert_eq!((look.written, look.unwritten), (vec![], vec![first]));
     }
 }
 
