@@ -78,10 +78,11 @@ pub fn are_tracked(pid: i32, spans: &[Span]) -> Result<Vec<bool>> {
 
 /// Finds the pages of `spans` that are marked as protected, whether they are tracked or not.
 ///
-/// In a mapping that was just registered there should be none. But where the kernel joins a mapping
-/// that moves with one beside it, it takes both out of the tracking and leaves the marks in the page
-/// table; older kernels leave them on pages that move. Such a page may be written without anybody
-/// noticing: the marks must be taken away before what [`tracked`] says after a reset is believed.
+/// In a mapping that was just registered there should be none. But where the kernel joins a
+/// mapping that moves with one beside it, it takes both out of the tracking and leaves the marks in
+/// the page table; older kernels leave them on pages that move. Such a page may be written without
+/// anybody noticing: the marks must be taken away before what [`tracked`] says after a reset is
+/// believed.
 ///
 /// # Errors
 /// [`Error::Look`], [`Error::Gone`].
