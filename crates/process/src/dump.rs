@@ -339,30 +339,32 @@ pub(crate) fn end(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
             if let Some(sentinel) = sentinel {
                 sentinel.dismiss();
             }
-            frozen.tasks.into_iter().for_each(bury);
+            // What is left to do here is done while they end.
+            let tids = frozen.tasks.into_iter().flat_map(forget).collect::<Vec<_>>();
+            tids.into_iter().for_each(bury);
         }
     }
     Ok(())
 }
 
-/// Waits until a killed task has ended.
-fn bury(task: crate::freeze::Task) {
-    let tids = task
-        .threads()
-        .iter()
-        .map(|thread| thread.tid)
-        .collect::<Vec<_>>();
+/// Gives up what is held of a killed task; returns its threads in the order of their ends: that of
+/// the leader is told last.
+fn forget(task: crate::freeze::Task) -> Vec<i32> {
+    let tids = task.threads().iter().map(|thread| thread.tid);
+    let tids = tids.rev().collect();
     match task.body {
         Body::Ended => {}
         Body::Stopped(threads) => threads.into_iter().for_each(tracee::Thread::forget),
         Body::Visited(visit) => task.spent.push(visit.forget().into()),
     }
-    // The leader's end is told last, when all its threads have ended.
-    for tid in tids.into_iter().rev() {
-        while let Ok((_, event)) = sys::ptrace::wait(tid) {
-            if matches!(event, sys::ptrace::Event::Ended(_)) {
-                break;
-            }
+    tids
+}
+
+/// Waits until a killed thread has ended.
+fn bury(tid: i32) {
+    while let Ok((_, event)) = sys::ptrace::wait(tid) {
+        if matches!(event, sys::ptrace::Event::Ended(_)) {
+            break;
         }
     }
 }

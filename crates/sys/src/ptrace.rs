@@ -229,10 +229,10 @@ pub fn set_registers(tid: i32, regs: &Registers) -> io::Result<()> {
 /// # Errors
 /// `ESRCH`.
 pub fn xstate(tid: i32) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; XSTATE_MAX_BYTES];
+    let mut bytes = Vec::<u8>::with_capacity(XSTATE_MAX_BYTES);
     let mut io = iovec {
         iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: bytes.len(),
+        iov_len: XSTATE_MAX_BYTES,
     };
     request(
         libc::PTRACE_GETREGSET,
@@ -240,7 +240,8 @@ pub fn xstate(tid: i32) -> io::Result<Vec<u8>> {
         NT_X86_XSTATE,
         (&raw mut io) as usize,
     )?;
-    bytes.truncate(io.iov_len);
+    // SAFETY: the kernel has written that many bytes, of the room that it was told of.
+    unsafe { bytes.set_len(io.iov_len.min(XSTATE_MAX_BYTES)) };
     Ok(bytes)
 }
 
