@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sys::realtime::Prompt;
 
 use crate::error::{Error, Result, file_error, kernel_error};
 use crate::subject::now_ns;
@@ -80,7 +81,8 @@ impl Tool {
     }
 }
 
-/// Runs a command to its end, with its output in a file, and returns how long it took.
+/// Runs a command to its end, with its output in a file, and returns how long it took. Its end is
+/// noticed when it comes, even if the subject leaves no processor to those who want to know.
 ///
 /// # Errors
 /// When it cannot be started, fails (with the end of what it said) or does not end.
@@ -88,6 +90,7 @@ pub fn timed(command: &mut Command, said: &Path) -> Result<Took> {
     let output = File::create(said).map_err(file_error("create", said))?;
     let second = output.try_clone().map_err(file_error("share", said))?;
     command.stdout(output).stderr(second);
+    let _prompt = Prompt::new().map_err(kernel_error("take real-time priority"))?;
     let start_ns = now_ns();
     let mut child = command.spawn().map_err(|source| Error::Start {
         program: name(command),

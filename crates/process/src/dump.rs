@@ -340,7 +340,11 @@ pub(crate) fn end(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
                 sentinel.dismiss();
             }
             // What is left to do here is done while they end.
-            let tids = frozen.tasks.into_iter().flat_map(forget).collect::<Vec<_>>();
+            let tids = frozen
+                .tasks
+                .into_iter()
+                .flat_map(forget)
+                .collect::<Vec<_>>();
             tids.into_iter().for_each(bury);
         }
     }

@@ -24,6 +24,7 @@ pub mod pagemap;
 pub mod proc;
 pub mod ptrace;
 pub mod puppet;
+pub mod realtime;
 pub mod shm;
 pub mod signalfd;
 pub mod socket;

@@ -1,0 +1,57 @@
+//! Real-time priority for a while: for who must see at once that something has ended.
+use std::io;
+
+/// The calling thread has real-time priority (`SCHED_FIFO`, sched(7)) until this is dropped. What
+/// it starts meanwhile has none.
+#[derive(Debug)]
+pub struct Prompt(());
+
+impl Prompt {
+    /// # Errors
+    /// `EPERM` without `CAP_SYS_NICE`.
+    pub fn new() -> io::Result<Self> {
+        set(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1)?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Prompt {
+    fn drop(&mut self) {
+        // Giving it up is never refused.
+        let _ = set(libc::SCHED_OTHER, 0);
+    }
+}
+
+fn set(policy: i32, sched_priority: i32) -> io::Result<()> {
+    let param = libc::sched_param { sched_priority };
+    // SAFETY: `param` outlives the call.
+    match unsafe { libc::sched_setscheduler(0, policy, &raw const param) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy() -> i32 {
+        // SAFETY: the call touches no memory.
+        unsafe { libc::sched_getscheduler(0) }
+    }
+
+    #[test]
+    fn it_ends_and_is_not_inherited() {
+        let before = policy();
+        match Prompt::new() {
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
+            Ok(prompt) => {
+                assert_eq!(policy(), libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK);
+                let inherited = std::thread::spawn(policy).join().expect("it ends");
+                assert_eq!(inherited, libc::SCHED_OTHER);
+                drop(prompt);
+            }
+        }
+        assert_eq!(policy(), before);
+    }
+}
