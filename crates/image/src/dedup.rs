@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use prost::Message;
 use store::{Claim, Store};
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::ancestors::{current, join};
+use crate::checksum;
 use crate::index::{self, Bounds};
 use crate::manifest::{FREED_FEATURE, Manifest};
 use crate::parts::{self, ANCESTORS_MAX};
@@ -239,7 +239,7 @@ fn part_of(origin: &Run, pages: &Range<u32>, bytes: &[u8]) -> Run {
         pages: pages.end - pages.start,
         kind: RunKind::Data {
             offset_bytes: data_offset(origin) + place(pages.start) as u64,
-            checksum: xxh3_64(&bytes[place(pages.start)..place(pages.end)]),
+            checksum: checksum::of_pages(&bytes[place(pages.start)..place(pages.end)]),
         },
     }
 }

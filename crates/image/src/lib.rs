@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod ancestors;
+mod checksum;
 mod clear;
 mod dedup;
 mod error;

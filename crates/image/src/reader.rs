@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use prost::Message;
 use store::{Object, Store};
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::ancestors::{Ancestor, Ancestors};
+use crate::checksum;
 pub use crate::index::Space;
 use crate::index::{Bounds, Fault, Index};
 use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest};
@@ -355,7 +355,7 @@ impl Reader {
                 offset_bytes,
                 checksum,
             } => {
-                if xxh3_64(bytes) == checksum {
+                if checksum::of_pages(bytes) == checksum {
                     return Ok(());
                 }
                 self.check_hole(offset_bytes, bytes)?;
@@ -555,6 +555,8 @@ mod tests {
 
     use proptest::prelude::*;
     use store::{Claim, Memory, NewObject};
+
+    use xxhash_rust::xxh3::xxh3_64;
 
     use super::*;
     use crate::header::{self, HEADER_MAX_BYTES};

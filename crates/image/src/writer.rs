@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use prost::Message;
 use store::{Claim, NewObject, Store};
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::ancestors::current;
+use crate::checksum;
 use crate::clear;
 use crate::header::{self, MANIFEST_MAX_BYTES};
 use crate::index::{self, Bounds};
@@ -543,7 +543,7 @@ fn data_runs(bytes: &[u8], runs: &[NewRun], start_bytes: u64) -> Vec<Run> {
             let offset_bytes = start_bytes + at as u64;
             let kind = RunKind::Data {
                 offset_bytes,
-                checksum: xxh3_64(part),
+                checksum: checksum::of_pages(part),
             };
             let first_page = run.first_page.saturating_add(u64::from(done));
             stored.push(Run {
