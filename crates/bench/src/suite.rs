@@ -99,7 +99,7 @@ pub fn rounds(asked: Option<usize>, quick: bool) -> usize {
 /// # Errors
 /// Those of [`run`].
 pub fn measure_all(choice: &Choice, rounds: usize, only: Option<Cache>) -> Result<Record> {
-    tools(choice)?;
+    tools(choice, scratch_in("/var/tmp")?.path())?;
     let scratch = tempfile::tempdir().map_err(kernel_error("make a scratch folder"))?;
     let mut all: Option<Record> = None;
     for cache in [Cache::Warm, Cache::Cold] {
@@ -130,8 +130,8 @@ pub fn run_inside(arguments: &Inside) -> Result<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(kernel_error("become a subreaper"))?;
     let choice = &arguments.choice;
-    let tools = tools(choice)?;
     let disk = scratch_in("/var/tmp")?;
+    let tools = tools(choice, disk.path())?;
     let memory = scratch_in("/dev/shm")?;
     if file_system(memory.path()).as_deref() != Some("tmpfs") {
         return Err(Error::Nothing {
@@ -178,14 +178,14 @@ fn cache_is_counted(arguments: &Inside) -> bool {
 }
 
 /// Returns the programs in the order of their turns: the peer, and ours.
-fn tools(choice: &Choice) -> Result<Vec<Tool>> {
+fn tools(choice: &Choice, folder: &Path) -> Result<Vec<Tool>> {
     let stillframe = || {
         let named = std::env::var_os("STILLFRAME_BIN").map(PathBuf::from);
         let Some(program) = choice.stillframe.clone().or(named) else {
             let what = "name a stillframe with --stillframe or STILLFRAME_BIN".into();
             return Err(Error::Nothing { what });
         };
-        peer::stillframe(&program)
+        peer::stillframe(&installed(&program, folder)?)
     };
     let twice = |tool: Tool| {
         let again = Tool {
@@ -202,6 +202,14 @@ fn tools(choice: &Choice) -> Result<Vec<Tool>> {
             stillframe()?,
         ]),
     }
+}
+
+/// A copy of a program as an installed one is: written in one piece. What a linker wrote here and
+/// there lies in small pieces in the page cache too, and takes 70 microseconds longer to start.
+fn installed(program: &Path, folder: &Path) -> Result<PathBuf> {
+    let copy = folder.join("stillframe");
+    std::fs::copy(program, &copy).map_err(file_error("copy to", &copy))?;
+    Ok(copy)
 }
 
 fn chosen(choice: &Choice, cache: Cache) -> Result<Vec<(&'static Workload, Medium)>> {
