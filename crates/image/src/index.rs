@@ -100,11 +100,41 @@ impl Index {
             .map(decode_checked)
     }
 
+    /// Looks up runs of `space` one after the other.
+    pub fn walk(&self, space: SpaceId) -> Walk<'_> {
+        let range = find_space(&self.spaces, space).map_or(0..0, |space| space.entries.clone());
+        let rest = &self.entries()[range];
+        Walk { rest }
+    }
+
     /// Returns the run that `page` of `space` is in.
     pub fn find(&self, space: SpaceId, page: u64) -> Option<Run> {
         let space = find_space(&self.spaces, space)?;
         let entry = find_entry(self.entries(), space, page)?;
         Some(decode_checked(&self.entries()[entry]))
+    }
+}
+
+/// Runs of a space that are looked up in ascending order: looking up all takes one pass.
+pub(crate) struct Walk<'a> {
+    rest: &'a [Entry],
+}
+
+impl Walk<'_> {
+    /// Returns the run that `page` is in, or else the next one. Pages only grow from call to call.
+    pub fn find_from(&mut self, page: u64) -> Option<Run> {
+        let ends_before = |entry: &Entry| {
+            let (_, first_page, pages) = run::decode_place(entry);
+            first_page + u64::from(pages) <= page
+        };
+        // It is near most of the time.
+        let mut reach = 1;
+        while self.rest.get(reach).is_some_and(ends_before) {
+            reach *= 2;
+        }
+        let near = &self.rest[..self.rest.len().min(reach + 1)];
+        self.rest = &self.rest[near.partition_point(ends_before)..];
+        self.rest.first().map(decode_checked)
     }
 }
 

@@ -37,6 +37,7 @@ mod index;
 mod manifest;
 mod marks;
 mod merge;
+mod order;
 mod origins;
 mod over;
 mod parts;

@@ -4,8 +4,6 @@
 //! place and checksum. So nobody walks a chain to find a page, and reading one needs no other
 //! image's manifest.
 
-use std::collections::HashMap;
-
 use crate::parts;
 use crate::run::{DATA_RUN_MAX_PAGES, ENTRY_BYTES, PAGE_BYTES, Part};
 use crate::{Run, RunKind, SPACE_MAX_PAGES, SpaceId};
@@ -29,12 +27,14 @@ pub(crate) fn encode(origins: &[Run]) -> Vec<u8> {
     for run in origins {
         let (position, checksum) = place(run);
         let (object, offset_bytes) = parts::split(position);
-        bytes.extend(run.space.0.to_le_bytes());
-        bytes.extend((object as u32).to_le_bytes());
-        bytes.extend(run.first_page.to_le_bytes());
         let page = offset_bytes / PAGE_BYTES as u64;
-        bytes.extend((page << 16 | u64::from(run.pages)).to_le_bytes());
-        bytes.extend(checksum.to_le_bytes());
+        let mut entry = [0; ENTRY_BYTES];
+        entry[0..4].copy_from_slice(&run.space.0.to_le_bytes());
+        entry[4..8].copy_from_slice(&(object as u32).to_le_bytes());
+        entry[8..16].copy_from_slice(&run.first_page.to_le_bytes());
+        entry[16..24].copy_from_slice(&(page << 16 | u64::from(run.pages)).to_le_bytes());
+        entry[24..32].copy_from_slice(&checksum.to_le_bytes());
+        bytes.extend_from_slice(&entry);
     }
     bytes
 }
@@ -119,10 +119,9 @@ pub(crate) fn check(run: &Run, origins: &[Run]) -> Result<(), String> {
     }
 }
 
-/// Origins as they are found by a writer; each stands there once.
+/// Origins as they are found by a writer. One may stand there several times, until they are sorted.
 #[derive(Default)]
 pub(crate) struct Collected {
-    numbers: HashMap<(u32, u64, u32), u32>,
     /// The pages object by number, and the run with its offset there.
     runs: Vec<(u32, Run)>,
 }
@@ -137,18 +136,16 @@ impl Collected {
         checksum: u64,
         run: Run,
     ) -> Option<u32> {
-        let key = (object as u32, offset_bytes, run.pages);
-        if let Some(&number) = self.numbers.get(&key) {
-            return Some(number);
-        }
-        let number = u32::try_from(self.runs.len()).ok()?;
         let kind = RunKind::Data {
             offset_bytes,
             checksum,
         };
-        self.runs.push((key.0, Run { kind, ..run }));
-        self.numbers.insert(key, number);
-        Some(number)
+        let found = (object as u32, Run { kind, ..run });
+        // Parts of one run are found one after the other, but for a few.
+        if self.runs.last() != Some(&found) {
+            self.runs.push(found);
+        }
+        u32::try_from(self.runs.len() - 1).ok()
     }
 
     /// The numbers of the pages objects that origins lie in, sorted.
@@ -159,8 +156,8 @@ impl Collected {
         objects
     }
 
-    /// Sorts the origins by place, with the pages objects numbered anew, and tells each one's new
-    /// number by its old.
+    /// Sorts the origins by place, each once, with the pages objects numbered anew, and tells the
+    /// new number of each by its old.
     pub fn sorted(self, renumber: &dyn Fn(usize) -> usize) -> (Vec<Run>, Vec<u32>) {
         let mut all: Vec<(u64, usize)> = self
             .runs
@@ -173,11 +170,17 @@ impl Collected {
                 )
             })
             .collect();
-        all.sort_unstable();
+        // They were found in ascending order, of each pages object: that sort makes use of it.
+        all.sort();
         let mut new = vec![0; all.len()];
         let mut origins = Vec::with_capacity(all.len());
-        for (number, (position, old)) in all.into_iter().enumerate() {
-            new[old] = number as u32;
+        let mut last = None;
+        for (position, old) in all {
+            if last.replace(position) == Some(position) {
+                new[old] = origins.len() as u32 - 1;
+                continue;
+            }
+            new[old] = origins.len() as u32;
             let run = self.runs[old].1;
             let kind = RunKind::Data {
                 offset_bytes: position,

@@ -1,5 +1,6 @@
 //! Writing a layer: an image that has pages of another.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use store::Store;
@@ -38,32 +39,60 @@ pub(crate) struct Lineage {
 }
 
 impl Over {
-    /// Returns the runs of a layer that has `pages` pages from `first_page` of `space` on from its
-    /// parent.
+    /// Returns the runs of a layer that has from its parent those pages of `ranges` that the parent
+    /// describes, and which those are. The ranges of pages of `space` are in ascending order.
     ///
     /// # Errors
-    /// [`Error::BadRun`] for pages that the parent does not describe, [`Error::Freed`].
+    /// [`Error::Freed`], [`Error::TooLarge`].
     pub fn inherit(
         &self,
         origins: &Mutex<Collected>,
         space: SpaceId,
-        first_page: u64,
-        pages: u64,
-    ) -> Result<Vec<Run>> {
+        ranges: &[Range<u64>],
+    ) -> Result<(Vec<Run>, Vec<Range<u64>>)> {
         self.parent.check_freed()?;
-        let mut runs = Vec::new();
+        let mut walk = self.parent.walk(space);
+        let mut runs = Vec::with_capacity(ranges.len());
+        let mut described: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
         let mut origins = origins.lock().expect("no holder panics");
-        let (mut page, end) = (first_page, first_page.saturating_add(pages));
+        for range in ranges {
+            let mut page = range.start;
+            while page < range.end
+                && let Some(theirs) = walk.find_from(page)
+                && theirs.first_page < range.end
+            {
+                let part = theirs.first_page.max(page)..theirs.end_page().min(range.end);
+                page = part.end;
+                match described.last_mut() {
+                    Some(last) if last.end == part.start => last.end = part.end,
+                    _ => described.push(part.clone()),
+                }
+                self.add(&mut origins, &theirs, part, &mut runs)?;
+            }
+        }
+        Ok((runs, described))
+    }
+
+    /// Adds the runs of a layer for `pages` of one of the parent's runs.
+    fn add(
+        &self,
+        origins: &mut Collected,
+        theirs: &Run,
+        pages: Range<u64>,
+        runs: &mut Vec<Run>,
+    ) -> Result<()> {
+        let space = theirs.space;
+        let (mut page, end) = (pages.start, pages.end);
         while page < end {
-            let located = self.parent.locate(space, page, end - page);
+            let located = match self.parent.locate_in(theirs, page, end - page) {
+                Ok(located) => located,
+                Err(other) => self.parent.locate(other, page, end - page)?,
+            };
             let Located {
                 run,
                 skip_pages,
                 pages,
-            } = located.map_err(|error| match error {
-                Error::NoPage { .. } => bad(space, page, "the parent does not describe it"),
-                other => other,
-            })?;
+            } = located;
             let kind = match run.kind {
                 RunKind::Data {
                     offset_bytes,
@@ -90,7 +119,7 @@ impl Over {
             });
             page += u64::from(pages);
         }
-        Ok(runs)
+        Ok(())
     }
 
     /// Refuses a parent that was changed since it was opened.
@@ -147,11 +176,6 @@ impl Over {
 fn of_child(object: usize) -> usize {
     let (ancestor, part) = parts::owner(object);
     parts::of_ancestor(ancestor.map_or(0, |ancestor| ancestor + 1), part)
-}
-
-fn bad(space: SpaceId, page: u64, what: &str) -> Error {
-    let what = what.into();
-    Error::BadRun { space, page, what }
 }
 
 /// Sorts the origins of `runs` and names the ancestors that hold them.

@@ -8,12 +8,12 @@ use store::{Object, Store};
 use crate::ancestors::{Ancestor, Ancestors};
 use crate::checksum;
 pub use crate::index::Space;
-use crate::index::{Bounds, Fault, Index};
+use crate::index::{Bounds, Fault, Index, Walk};
 use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest};
 use crate::origins;
 use crate::parts::{self, PARTS_MAX};
 use crate::raw::{Raw, corrupt_manifest};
-use crate::run::{ENTRY_BYTES, Located, PAGE_BYTES, Part};
+use crate::run::{ENTRY_BYTES, Located, PAGE_BYTES};
 use crate::{Error, Facts, ImageId, MANIFEST_NAME, Record, Result, Run, RunKind, SpaceId};
 
 /// An opened image.
@@ -191,6 +191,11 @@ impl Reader {
         described
     }
 
+    /// Looks up runs of `space` one after the other.
+    pub(crate) fn walk(&self, space: SpaceId) -> Walk<'_> {
+        self.index.walk(space)
+    }
+
     /// The stored runs that `parent` and `equal` runs are parts of.
     pub(crate) fn origins(&self) -> &[Run] {
         &self.origins
@@ -290,25 +295,38 @@ impl Reader {
             let run = self
                 .find(space, page)
                 .ok_or(Error::NoPage { space, page })?;
-            pages = pages.min(run.end_page() - page);
-            let skip = page - run.first_page;
-            let (run, skip) = match run.kind {
-                RunKind::Same { space: other } => {
-                    space = other;
-                    continue;
-                }
-                RunKind::Parent(Part { origin, skip_pages })
-                | RunKind::Equal(Part { origin, skip_pages }) => {
-                    (self.origins[origin as usize], skip + u64::from(skip_pages))
-                }
-                RunKind::Data { .. } | RunKind::Zero => (run, skip),
-            };
-            return Ok(Located {
-                run,
-                skip_pages: skip as u32,
-                pages: pages as u32,
-            });
+            match self.locate_in(&run, page, pages) {
+                Ok(located) => return Ok(located),
+                Err(other) => (space, pages) = (other, pages.min(run.end_page() - page)),
+            }
         }
+    }
+
+    /// Does what [`Reader::locate`] does where the run is known that `page` is in.
+    ///
+    /// # Errors
+    /// The space where to look for it, where it is in another one.
+    pub(crate) fn locate_in(
+        &self,
+        run: &Run,
+        page: u64,
+        pages: u64,
+    ) -> std::result::Result<Located, SpaceId> {
+        let pages = pages.min(run.end_page() - page) as u32;
+        let skip_pages = (page - run.first_page) as u32;
+        let (run, skip_pages) = match run.kind {
+            RunKind::Same { space } => return Err(space),
+            RunKind::Parent(part) | RunKind::Equal(part) => (
+                self.origins[part.origin as usize],
+                skip_pages + part.skip_pages,
+            ),
+            RunKind::Data { .. } | RunKind::Zero => (*run, skip_pages),
+        };
+        Ok(Located {
+            run,
+            skip_pages,
+            pages,
+        })
     }
 
     /// Reads the pages of a stored run or a zero run into `bytes`, and verifies them.
@@ -561,7 +579,7 @@ mod tests {
     use super::*;
     use crate::header::{self, HEADER_MAX_BYTES};
     use crate::manifest::RECORDS_MAX;
-    use crate::run;
+    use crate::run::{self, Part};
 
     const ID: ImageId = ImageId([0xa5; 16]);
 

@@ -1,5 +1,6 @@
 //! Writes an image: pages as they come, then, in one piece, everything else.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -16,10 +17,11 @@ use crate::manifest::{
     UNUSED_FEATURE,
 };
 use crate::marks;
+use crate::order;
 use crate::origins::{self, Collected};
 use crate::over::{self, Lineage, Link, Over};
 use crate::parts::{self, PARTS_MAX};
-use crate::run::{self, DATA_RUN_MAX_PAGES, PAGE_BYTES, Part as RunPart};
+use crate::run::{self, DATA_RUN_MAX_PAGES, ENTRY_BYTES, PAGE_BYTES, Part as RunPart};
 use crate::{
     Error, Facts, ImageId, MANIFEST_NAME, NewRun, Reader, Record, Result, Run, RunKind, SpaceId,
 };
@@ -311,14 +313,46 @@ impl Writer {
     /// # Errors
     /// [`Error::BadRun`] for a page that the parent does not describe, or where there is no parent.
     pub fn inherit(&self, space: SpaceId, first_page: u64, pages: u64) -> Result<()> {
+        let wanted = first_page..first_page.saturating_add(pages);
+        let (runs, described) = self.parents(space, std::slice::from_ref(&wanted))?;
+        if described.iter().eq([&wanted]) {
+            lock(&self.runs).extend(runs);
+            return Ok(());
+        }
+        let known = described.iter().find(|known| known.start == first_page);
+        let page = known.map_or(first_page, |known| known.end);
+        let what = "the parent does not describe it".into();
+        Err(Error::BadRun { space, page, what })
+    }
+
+    /// Notes that of the pages of `ranges`, which are in ascending order and do not overlap, those
+    /// that the parent describes are unchanged since; returns which those are. It takes one pass
+    /// over the parent's runs.
+    ///
+    /// # Errors
+    /// [`Error::BadRun`] where there is no parent, [`Error::Freed`], [`Error::TooLarge`].
+    pub fn inherit_described(
+        &self,
+        space: SpaceId,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Range<u64>>> {
+        let (runs, described) = self.parents(space, ranges)?;
+        lock(&self.runs).extend(runs);
+        Ok(described)
+    }
+
+    /// Returns the runs for what the parent describes of `ranges`, and which pages those are.
+    fn parents(
+        &self,
+        space: SpaceId,
+        ranges: &[Range<u64>],
+    ) -> Result<(Vec<Run>, Vec<Range<u64>>)> {
         let Some(over) = &self.over else {
             let what = "there is no parent to have it from".into();
-            let page = first_page;
+            let page = ranges.first().map_or(0, |range| range.start);
             return Err(Error::BadRun { space, page, what });
         };
-        let runs = over.inherit(&self.origins, space, first_page, pages)?;
-        lock(&self.runs).extend(runs);
-        Ok(())
+        over.inherit(&self.origins, space, ranges)
     }
 
     pub(crate) fn over(&self) -> Option<&Over> {
@@ -454,17 +488,21 @@ impl Writer {
         let records = std::mem::take(&mut *lock(&self.records));
         check_len("records", records.len() as u64, RECORDS_MAX as u64)?;
         let parts_bytes = self.parts_bytes();
-        let mut runs = in_order(std::mem::take(&mut *lock(&self.runs)));
+        let mut runs = std::mem::take(&mut *lock(&self.runs));
         let collected = std::mem::take(&mut *lock(&self.origins));
         let Lineage {
             parent,
             ancestors,
             origins,
         } = over::lineage(self.over.as_ref(), collected, &mut runs)?;
+        let runs = order::in_order(runs);
         let inherits = parent.is_some();
         let equal = runs.iter().any(|run| matches!(run.kind, RunKind::Equal(_)));
-        let index: Vec<u8> = runs.iter().flat_map(run::encode).collect();
-        let unused_bytes = unused_bytes(&parts_bytes, &runs);
+        let mut index = Vec::with_capacity(runs.len() * ENTRY_BYTES);
+        for run in &runs {
+            index.extend_from_slice(&run::encode(run));
+        }
+        let unused_bytes = order::unused_bytes(&parts_bytes, &runs);
         let bounds = Bounds {
             parts_bytes: &parts_bytes,
             unused_bytes,
@@ -524,13 +562,6 @@ impl Writer {
     }
 }
 
-/// Returns how many bytes of the pages objects belong to none of `runs`.
-fn unused_bytes(parts_bytes: &[u64], runs: &[Run]) -> u64 {
-    let data = |run: &&Run| matches!(run.kind, RunKind::Data { .. });
-    let used: u64 = runs.iter().filter(data).map(Run::len_bytes).sum();
-    parts_bytes.iter().sum::<u64>().saturating_sub(used)
-}
-
 /// Splits `runs`, whose pages are `bytes` stored at `start_bytes`, into data runs.
 fn data_runs(bytes: &[u8], runs: &[NewRun], start_bytes: u64) -> Vec<Run> {
     let mut stored = Vec::with_capacity(runs.len());
@@ -559,42 +590,11 @@ fn data_runs(bytes: &[u8], runs: &[NewRun], start_bytes: u64) -> Vec<Run> {
     stored
 }
 
-/// Sorts runs, and joins neighbours that need not be apart.
-fn in_order(mut runs: Vec<Run>) -> Vec<Run> {
-    runs.sort_by_key(|run| (run.space, run.first_page));
-    runs.dedup_by(|run, last| {
-        let joins = (run.space, run.first_page) == (last.space, last.end_page())
-            && joins_kind(last, run.kind);
-        match last.pages.checked_add(run.pages) {
-            Some(pages) if joins => {
-                last.pages = pages;
-                true
-            }
-            _ => false,
-        }
-    });
-    runs
-}
-
 fn check_len(of: &'static str, len: u64, limit: u64) -> Result<()> {
     if len > limit {
         return Err(Error::TooLarge { of, limit });
     }
     Ok(())
-}
-
-/// Whether pages of this kind behind `last` are of the same run.
-fn joins_kind(last: &Run, kind: RunKind) -> bool {
-    let next = |part: RunPart| RunPart {
-        skip_pages: part.skip_pages + last.pages,
-        ..part
-    };
-    match last.kind {
-        RunKind::Data { .. } => false,
-        RunKind::Zero | RunKind::Same { .. } => last.kind == kind,
-        RunKind::Parent(part) => kind == RunKind::Parent(next(part)),
-        RunKind::Equal(part) => kind == RunKind::Equal(next(part)),
-    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ enum Step {
     Data(u32),
     /// The parent's, as far as it describes them.
     Parent(u64),
+    /// The parent's of several ranges of so many pages and so far apart, where it describes them.
+    Described(u64, u64),
     /// Those of the space before, as far as it has some.
     Same(u64),
     /// The contents of pages that this layer has stored, after some of them.
@@ -33,6 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
         (1..12_u32).prop_map(Step::Data),
         (1..60_u64).prop_map(Step::Parent),
         Just(Step::Parent(1000)),
+        (1..15_u64, 0..10_u64).prop_map(|(pages, gap)| Step::Described(pages, gap)),
         (1..20_u64).prop_map(Step::Same),
         (0..20_usize, 1..9_u32).prop_map(|(skip, pages)| Step::Equal(skip, pages)),
     ]
@@ -110,6 +113,23 @@ fn write(writer: &Writer, layer: usize, spaces: &[Vec<Step>], parent: &Model) ->
                         writer.inherit(space, page, fills.len() as u64).unwrap();
                     }
                     fills
+                }
+                Step::Described(_, _) if parent.is_empty() => continue,
+                Step::Described(pages, gap) => {
+                    let starts = (0..8).map(|number| page + number * (pages + gap));
+                    let ranges: Vec<Range<u64>> =
+                        starts.map(|start| start..start + pages).collect();
+                    let described = writer.inherit_described(space, &ranges).unwrap();
+                    assert!(described.windows(2).all(|pair| pair[0].end < pair[1].start));
+                    let wanted = ranges.into_iter().flatten();
+                    let theirs = wanted.filter(|page| parent.contains_key(&(number, *page)));
+                    let theirs = theirs.collect::<Vec<_>>();
+                    assert!(described.into_iter().flatten().eq(theirs.iter().copied()));
+                    for page in theirs {
+                        model.insert((number, page), parent[&(number, page)]);
+                    }
+                    page += 8 * (pages + gap);
+                    continue;
                 }
                 Step::Same(most) => {
                     let other = number.checked_sub(1);

@@ -138,15 +138,19 @@ fn drain_to(
     let chunks = Chunks::new(extents(), CHUNK_PAGES, sys::vm::PIECES_MAX);
     let pages: u64 = extents().map(|(_, extent)| extent.pages).sum();
     let [done_bytes, zero_pages, equal_pages, lost_pages, writing_ns] = [0; 5].map(AtomicU64::new);
+    let threads = threads(pages * PAGE_BYTES as u64).min(chunks.len().max(1));
+    // Made by one thread: it may have memory at hand.
+    let buffer = |_| Buffer::new(pages.min(CHUNK_PAGES) as usize * PAGE_BYTES);
+    let buffers = Mutex::new((0..threads).map(buffer).collect::<Vec<_>>());
+    let buffer = || buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let lane = |part| Lane {
         part,
-        buffer: Buffer::new(pages.min(CHUNK_PAGES) as usize * PAGE_BYTES),
+        buffer: buffer().expect("one for each thread"),
         pieces: Vec::new(),
         runs: Vec::new(),
         zeros: Vec::new(),
         lost: Vec::new(),
     };
-    let threads = threads(pages * PAGE_BYTES as u64).min(chunks.len().max(1));
     crew::work(threads, chunks.len(), lane, |lane, number| {
         let done = lane.drain(sources, equals, chunks.get(number), writer, describe)?;
         zero_pages.fetch_add(done.zero_pages, Relaxed);

@@ -301,8 +301,11 @@ fn at_the_same_place<'a>(
             (extent.first_page, end, extent.space)
         })
         .collect::<Vec<_>>();
-    all.sort_unstable();
     let mut found = HashMap::<SpaceId, Vec<Range<u64>>>::new();
+    if all.iter().all(|one| one.2 == all[0].2) {
+        return found;
+    }
+    all.sort_unstable();
     // The furthest that any space, and any other than that one, reached so far.
     let mut reach: [Option<(u64, SpaceId)>; 2] = [None, None];
     for &(start, end, space) in &all {

@@ -8,7 +8,7 @@ use abi::Span;
 use image::{ImageId, Reader, SpaceId, Writer};
 use pages::PageMaps;
 use pages::scan::{Area, Found};
-use pages::track::{self, subtract};
+use pages::track::{self, intersect, subtract};
 use resources::map::listing::Listed;
 use store::Store;
 use sys::uffd::Uffd;
@@ -16,8 +16,13 @@ use sys::uffd::Uffd;
 use crate::collect::Inventory;
 use crate::collect::look::{Afresh, Look, Prepared};
 use crate::freeze::{Frozen, Task};
-use crate::track::{Inheritance, Tracking, are_watched, is_ours, merge};
-use crate::{Afterwards, DumpOptions, Result, over};
+use crate::track::{Inheritance, Tracking, are_watched, count, is_ours, merge};
+use crate::{Afterwards, DumpOptions, Result, over, room};
+
+/// Lists of a stopped tree: what they take of memory, and what they take more for each run of the
+/// image that the dump is over.
+const LISTS_BYTES: usize = 8 << 20;
+const RUN_BYTES: usize = 400;
 
 /// What a dump is over, and what is tracked from it on.
 pub(crate) struct Layer {
@@ -60,6 +65,14 @@ impl Layer {
             (false, Some(_)) => Tracking::find(root)?,
             (false, None) => None,
         };
+        if let Some((_, reader)) = &parent {
+            let runs = reader
+                .spaces()
+                .iter()
+                .map(|space| reader.runs(space.id).len());
+            let runs = runs.sum::<usize>();
+            room::for_lists(LISTS_BYTES + runs * RUN_BYTES);
+        }
         let look: Box<dyn Looking> = if parent.is_some() {
             let owners = tracking.as_ref().map(Tracking::owners).transpose()?;
             Box::new(Tracked {
@@ -111,17 +124,16 @@ impl Layer {
             return Ok(0);
         }
         let mut pages = 0;
-        let mut found = HashMap::new();
         for memory in &mut inventory.memory {
             let space = SpaceId(memory.pid.cast_unsigned());
-            let [described, _] = found.entry(memory.pid).or_insert_with(|| {
-                let unwritten = unwritten.get(&memory.pid).map_or(&[][..], Vec::as_slice);
-                inheritance.split(space, unwritten)
-            });
+            let Some(unwritten) = unwritten.get(&memory.pid) else {
+                continue;
+            };
             let all = memory.extents.iter().map(pages::Extent::span);
             let all = all.collect::<Vec<_>>();
-            let rest = subtract(&all, described);
-            pages += over::inherit(writer, space, &subtract(&all, &rest))?;
+            let described = inheritance.leave(writer, space, &intersect(&all, unwritten))?;
+            pages += count(&described);
+            let rest = subtract(&all, &described);
             let extent = |span: Span| pages::Extent {
                 space,
                 first_page: span.start.page(),

@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use abi::Span;
-use image::{Link, Reader, SpaceId, Writer};
+use image::{Link, Reader, Writer};
 use store::Store;
 
 use crate::{Error, Result};
@@ -44,15 +43,4 @@ pub(crate) fn writer(
         to_child: way(parent_dir, dir)?,
     };
     Ok(Writer::create_over(store, parent.clone(), link)?)
-}
-
-/// Leaves `spans` to the parent, which describes them; gives how many pages those are.
-///
-/// # Errors
-/// [`Error::Image`].
-pub(crate) fn inherit(writer: &Writer, space: SpaceId, spans: &[Span]) -> Result<u64> {
-    for span in spans {
-        writer.inherit(space, span.start.page(), span.pages())?;
-    }
-    Ok(spans.iter().map(|span| span.pages()).sum())
 }

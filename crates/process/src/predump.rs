@@ -10,11 +10,12 @@ use std::time::Instant;
 
 use abi::Span;
 use image::{Seal, SpaceId, Writer};
+use pages::track::subtract;
 use pages::{Drained, Equals, Extent, Source, TaskMemory};
 
 use crate::dump::{end, facts, freeze_and, watch_progress};
 use crate::statistics::as_micros;
-use crate::track::{Inheritance, Mapped, Tracking, merge};
+use crate::track::{Inheritance, Mapped, Tracking, count, merge};
 use crate::{
     Afterwards, DumpKind, Error, Observer, PreDumpOptions, PreDumpReport, Result, Stage,
     Statistics, dedup, over, room,
@@ -101,7 +102,7 @@ type Sources = Vec<(TaskMemory, Vec<Extent>)>;
 fn look(
     tracking: &Tracking,
     mapped: &[Mapped],
-    inheritance: &Inheritance<'_>,
+    inheritance: &Inheritance,
     writer: &Writer,
     statistics: &mut Statistics,
 ) -> Result<Sources> {
@@ -113,10 +114,10 @@ fn look(
             continue;
         };
         let space = SpaceId(mapped.pid.cast_unsigned());
-        let [inherited, unknown] = inheritance.split(space, &changes.unwritten);
-        statistics.parent_pages += over::inherit(writer, space, &inherited)?;
+        let inherited = inheritance.leave(writer, space, &changes.unwritten)?;
+        let unknown = subtract(&changes.unwritten, &inherited);
         let written = merge(&changes.written, &unknown);
-        let count = |spans: &[Span]| spans.iter().map(|span| span.pages()).sum::<u64>();
+        statistics.parent_pages += count(&inherited);
         statistics.scanned_pages += count(&inherited) + count(&written);
         let [plain, quiet] = match pages::shared::exclusive(mapped.pid, &written) {
             Err(pages::Error::Gone { .. }) => continue,

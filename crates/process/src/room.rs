@@ -1,4 +1,5 @@
-//! Room for descriptors: tasks inherit this process's limit and take all of theirs under it.
+//! Room for descriptors: tasks inherit this process's limit and take all of theirs under it. Room
+//! for what is listed while a tree is stopped.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -31,6 +32,15 @@ pub(crate) fn within_the_hard_limit() {
     if let Some(maximum) = now.maximum {
         raise(now, maximum);
     }
+}
+
+/// Has the kernel give this process memory for `bytes` of lists now rather than while a tree is
+/// stopped: the first touch of a page takes longer than what is put there (2 us).
+pub(crate) fn for_lists(bytes: usize) {
+    // The allocator keeps that much, and not more (sys::start).
+    let mut pages = vec![0_u8; bytes.min(31 << 20)];
+    pages.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+    drop(std::hint::black_box(pages));
 }
 
 #[cfg(test)]

@@ -6,13 +6,12 @@
 //! have called execve(2), and everything after a round that failed.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::os::fd::AsFd;
 
 use abi::{Addr, PAGE_BYTES, Span};
-use image::{ImageId, Reader, SpaceId};
+use image::{ImageId, Reader, SpaceId, Writer};
 use pages::scan::Area;
-use pages::track::{self, subtract};
+use pages::track;
 use resources::map::listing::{self, Backing, Listed};
 use rustix::io::Errno;
 use sys::kcmp::{self, Shared};
@@ -371,13 +370,13 @@ fn is_watched(listed: &Listed) -> bool {
 }
 
 /// What pages of a layer's parent can be left where they are.
-pub(crate) struct Inheritance<'a> {
-    parent: Option<&'a Reader>,
+pub(crate) struct Inheritance {
+    is_possible: bool,
 }
 
-impl<'a> Inheritance<'a> {
+impl Inheritance {
     /// From `parent`, if it is the image up to which writes are `known`; else from none.
-    pub fn new(parent: Option<&'a Reader>, known: Option<ImageId>) -> Self {
+    pub fn new(parent: Option<&Reader>, known: Option<ImageId>) -> Self {
         let believed = parent.filter(|parent| Some(parent.id()) == known);
         if let (Some(parent), None) = (parent, believed) {
             log::warn!(
@@ -385,31 +384,38 @@ impl<'a> Inheritance<'a> {
                 parent.id()
             );
         }
-        Self { parent: believed }
+        let is_possible = believed.is_some();
+        Self { is_possible }
     }
 
     /// Whether anything can be.
     pub fn is_possible(&self) -> bool {
-        self.parent.is_some()
+        self.is_possible
     }
 
-    /// The part of `unwritten` that the parent describes, and the part that it does not.
-    pub fn split(&self, space: SpaceId, unwritten: &[Span]) -> [Vec<Span>; 2] {
-        let Some(parent) = self.parent else {
-            return [Vec::new(), unwritten.to_vec()];
-        };
-        let of_pages = |pages: Range<u64>| Span {
+    /// Leaves those pages of `unwritten` to the parent of `writer`'s image that it describes, and
+    /// tells which those are.
+    ///
+    /// # Errors
+    /// [`Error::Image`].
+    pub fn leave(&self, writer: &Writer, space: SpaceId, unwritten: &[Span]) -> Result<Vec<Span>> {
+        if !self.is_possible() || unwritten.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ranges = unwritten.iter();
+        let ranges = ranges.map(|span| span.start.page()..span.end.page());
+        let described = writer.inherit_described(space, &ranges.collect::<Vec<_>>())?;
+        let described = described.into_iter().map(|pages| Span {
             start: Addr::of_page(pages.start),
             end: Addr::of_page(pages.end),
-        };
-        let described = unwritten.iter().flat_map(|span| {
-            let pieces = parent.described(space, span.start.page(), span.pages());
-            pieces.into_iter().map(of_pages)
         });
-        let described = described.collect::<Vec<_>>();
-        let rest = subtract(unwritten, &described);
-        [described, rest]
+        Ok(described.collect())
     }
+}
+
+/// How many pages there are.
+pub(crate) fn count(spans: &[Span]) -> u64 {
+    spans.iter().map(|span| span.pages()).sum()
 }
 
 /// Joins two lists of spans, each sorted and both disjoint.

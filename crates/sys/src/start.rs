@@ -63,10 +63,10 @@ fn open_standard_streams() {
 /// A dump and a restore are short and need little: what they free is not given back piece by piece.
 fn keep_memory() {
     const PIECE_BYTES: i32 = 1 << 20;
-    const LARGE_BYTES: i32 = 1 << 20;
+    const LARGE_BYTES: i32 = 32 << 20;
     for (option, bytes) in [
         (libc::M_TOP_PAD, PIECE_BYTES),
-        (libc::M_TRIM_THRESHOLD, 4 * LARGE_BYTES),
+        (libc::M_TRIM_THRESHOLD, 2 * LARGE_BYTES),
         (libc::M_MMAP_THRESHOLD, LARGE_BYTES),
     ] {
         // SAFETY: this thread is the only one yet.

@@ -1,0 +1,42 @@
+//! The runs of an index: in order, and joined where they need not be apart.
+
+use crate::run::Part;
+use crate::{Run, RunKind};
+
+/// Sorts runs, and joins neighbours that need not be apart.
+pub(crate) fn in_order(mut runs: Vec<Run>) -> Vec<Run> {
+    runs.sort_by_key(|run| (run.space, run.first_page));
+    runs.dedup_by(|run, last| {
+        let joins = (run.space, run.first_page) == (last.space, last.end_page())
+            && joins_kind(last, run.kind);
+        match last.pages.checked_add(run.pages) {
+            Some(pages) if joins => {
+                last.pages = pages;
+                true
+            }
+            _ => false,
+        }
+    });
+    runs
+}
+
+/// Whether pages of this kind behind `last` are of the same run.
+fn joins_kind(last: &Run, kind: RunKind) -> bool {
+    let next = |part: Part| Part {
+        skip_pages: part.skip_pages + last.pages,
+        ..part
+    };
+    match last.kind {
+        RunKind::Data { .. } => false,
+        RunKind::Zero | RunKind::Same { .. } => last.kind == kind,
+        RunKind::Parent(part) => kind == RunKind::Parent(next(part)),
+        RunKind::Equal(part) => kind == RunKind::Equal(next(part)),
+    }
+}
+
+/// Returns how many bytes of the pages objects belong to none of `runs`.
+pub(crate) fn unused_bytes(parts_bytes: &[u64], runs: &[Run]) -> u64 {
+    let data = |run: &&Run| matches!(run.kind, RunKind::Data { .. });
+    let used: u64 = runs.iter().filter(data).map(Run::len_bytes).sum();
+    parts_bytes.iter().sum::<u64>().saturating_sub(used)
+}
