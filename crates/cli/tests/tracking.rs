@@ -10,9 +10,9 @@ use testkit::subject::Subject;
 use testkit::tree;
 use testkit::wait::{SOON, wait_until};
 
-/// How often pre-dumps, dump and restore under fire, unless [`CYCLES_VARIABLE`] says more.
-const CYCLES: usize = 16;
-/// 40 make 200 rounds in each test.
+/// How often pre-dumps, dump and restore under fire, unless [`CYCLES_VARIABLE`] says more: 200
+/// rounds in each test.
+const CYCLES: usize = 40;
 const CYCLES_VARIABLE: &str = "STILLFRAME_FIRE_CYCLES";
 /// Rounds of pre-dump in each of them.
 const ROUNDS: usize = 4;

@@ -9,6 +9,7 @@
 use std::sync::{Arc, Mutex};
 
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::setpriority_process;
 use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood, number};
@@ -151,6 +152,8 @@ fn fork_for_ever() {
 pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure> {
     let threads = number(arguments, 0, 3)?;
     let pages = number(arguments, 1, 512)? as usize;
+    // It writes as fast as it can all the same, and whoever saves it gets a processor at once.
+    setpriority_process(None, 10)?;
     let moves = arguments.get(2).is_some_and(|kind| kind == "moves");
     let regions = (0..threads).map(|seed| Region::new(pages, seed, moves));
     let regions = regions.map(|region| Ok(Arc::new(Mutex::new(region?))));
