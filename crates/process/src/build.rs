@@ -150,6 +150,8 @@ fn place_window(saved: &Saved<'_>, more: &[Span], bytes: u64) -> Result<Window> 
         .chain(more.iter().copied())
         .collect::<Vec<_>>();
     taken.sort_unstable();
+    let memory = Window::memory(bytes, blob::code());
+    let memory = memory.map_err(|e| Error::kernel("cannot make a window", e))?;
     let mut start = LOWEST;
     let mut last = None;
     for span in taken.into_iter().chain([Span {
@@ -157,7 +159,7 @@ fn place_window(saved: &Saved<'_>, more: &[Span], bytes: u64) -> Result<Window> 
         end: TOP,
     }]) {
         while start.plus(bytes + MARGIN_BYTES) <= span.start {
-            match Window::map(Span::new(start, bytes), blob::code()) {
+            match Window::map(Span::new(start, bytes), memory.as_fd()) {
                 Ok(window) => return Ok(window),
                 Err(error) => last = Some(error),
             }

@@ -1,7 +1,7 @@
 //! The window: memory at a chosen address that a restorer shares with all tasks that it makes.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -16,24 +16,32 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps a window of `span`, with `code` in its first page.
+    /// Makes the memory of a window of `bytes`, with `code` in its first page.
     ///
     /// # Errors
-    /// `EEXIST` when something is mapped there already; `ENOMEM`.
+    /// `ENOMEM`, `EMFILE`.
     ///
     /// # Panics
-    /// When `code` is longer than a page or `span` has not at least two.
-    pub fn map(span: Span, code: &[u8]) -> io::Result<Self> {
+    /// When `code` is longer than a page or `bytes` are not at least two.
+    pub fn memory(bytes: u64, code: &[u8]) -> io::Result<OwnedFd> {
         assert!(
-            code.len() as u64 <= PAGE_BYTES && span.pages() >= 2,
+            code.len() as u64 <= PAGE_BYTES && bytes >= 2 * PAGE_BYTES,
             "code and data have room"
         );
         let file = memfd_create("stillframe", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, span.bytes())?;
+        ftruncate(&file, bytes)?;
         rustix::io::pwrite(&file, code, 0)?;
+        Ok(file)
+    }
+
+    /// Maps the `file` of [`Self::memory`] at `span`, which is as long.
+    ///
+    /// # Errors
+    /// `EEXIST` when something is mapped there already; `ENOMEM`.
+    pub fn map(span: Span, file: BorrowedFd<'_>) -> io::Result<Self> {
         let map = |start: Addr, bytes: u64, prot: i32, offset: u64| {
             let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
-            let fd = std::os::fd::AsRawFd::as_raw_fd(&file.as_fd());
+            let fd = file.as_raw_fd();
             let at = start.0 as *mut libc::c_void;
             let (len, offset) = (bytes as usize, offset.cast_signed());
             // SAFETY: MAP_FIXED_NOREPLACE maps nothing over memory that is in use.
@@ -137,17 +145,20 @@ impl Drop for Window {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
     fn data_is_written_and_read() {
         let span = Span::new(Addr(0x6100_0000_0000), 2 * PAGE_BYTES);
-        let window = Window::map(span, &[0xc3]).expect("free");
+        let file = Window::memory(span.bytes(), &[0xc3]).expect("memory");
+        let window = Window::map(span, file.as_fd()).expect("free");
         let data = span.start.plus(PAGE_BYTES);
         window.write(data, &7u64.to_le_bytes());
         assert_eq!(window.load(data), 7);
         assert_eq!(window.word(data).load(Ordering::Relaxed), 7);
-        let taken = Window::map(span, &[]).expect_err("in use");
+        let taken = Window::map(span, file.as_fd()).expect_err("in use");
         assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));
     }
 }

@@ -1,6 +1,7 @@
 //! Reader → plan: what a restore will do, as data, without touching the kernel.
 
 pub(crate) mod births;
+mod early;
 mod family;
 mod print;
 mod task;

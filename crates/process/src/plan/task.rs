@@ -7,13 +7,14 @@ use image::Reader;
 use resources::Born;
 use resources::fd;
 use resources::fd::tty::control;
+use resources::map::inherit;
 use resources::map::layout::{self, Fill, Laid, Pages};
-use resources::map::memory::Memory;
 use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::{PARTS, Phase, Scope, ThreadPlan};
 use syscalls::Sysno;
 
 use super::births::{Birth, BirthId, Kind, groups_are_inherited};
+use super::early::Early;
 use super::{Outside, Plan, Planned, Setting, Staying, family, pages_of, vdso, word};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread};
@@ -25,11 +26,10 @@ pub(super) struct Tasks<'a> {
     setting: &'a Setting,
     /// What tasks are born with that another task of the tree makes.
     descendants_born: Born,
-    /// By index of the task in the tree: its pages, and which mappings its children share.
+    /// By index of the task in the tree: its pages.
     pages: Vec<Pages>,
-    early: Vec<Vec<bool>>,
-    /// Present pages of the early mappings, by index of the task.
-    present: Vec<Vec<Span>>,
+    /// What its children find mapped.
+    early: Early,
     /// From whom a task inherits memory, by index of the task.
     heirs: Vec<Option<usize>>,
     /// The first task, by index, that has a description.
@@ -78,8 +78,7 @@ impl<'a> Tasks<'a> {
             setting,
             descendants_born: setting.born.of_descendants(),
             pages: Vec::new(),
-            early: Vec::new(),
-            present: Vec::new(),
+            early: Early::default(),
             heirs: vec![None; saved.tasks.len()],
             first_holders: HashMap::new(),
             all: (count(births.len()), count(threads)),
@@ -102,7 +101,7 @@ impl<'a> Tasks<'a> {
             let parent = tasks.heirs[index].map(|parent| saved.tasks[parent].node.pid);
             tasks.pages.push(pages_of(reader, task.node.pid, parent)?);
         }
-        tasks.find_early();
+        tasks.early = Early::find(saved, &tasks.heirs, &tasks.pages, &setting.vdso);
         Ok(tasks)
     }
 
@@ -112,50 +111,6 @@ impl<'a> Tasks<'a> {
         match maker.kind {
             Kind::Live(index) => Some(index),
             _ => self.ancestor(maker),
-        }
-    }
-
-    fn find_early(&mut self) {
-        let tasks = &self.saved.tasks;
-        self.early = tasks
-            .iter()
-            .map(|task| vec![false; task.memory.mappings.len()])
-            .collect();
-        for (child, parent) in self.heirs.iter().enumerate() {
-            let Some(parent) = *parent else { continue };
-            let maps = tasks[parent]
-                .memory
-                .mappings
-                .iter()
-                .zip(&mut self.early[parent]);
-            for (map, early) in maps {
-                let span = map.span();
-                let inherited = &self.pages[child].inherited;
-                let from = inherited.partition_point(|run| run.end <= span.start);
-                *early |= inherited.get(from).is_some_and(|run| run.start < span.end);
-            }
-        }
-        for (index, task) in tasks.iter().enumerate() {
-            let early = task.memory.mappings.iter().zip(&self.early[index]);
-            let early = early
-                .filter(|(_, early)| **early)
-                .map(|(map, _)| map.span());
-            let pages = &self.pages[index];
-            let stored = pages.stored.iter().map(|stored| stored.span);
-            let mut all = stored
-                .chain(pages.inherited.iter().copied())
-                .collect::<Vec<_>>();
-            all.sort_unstable();
-            let inside = |map: Span| {
-                let from = all.partition_point(|run| run.end <= map.start);
-                let inside = all[from..]
-                    .iter()
-                    .take_while(move |run| run.start < map.end);
-                inside
-                    .map(move |run| run.intersect(map))
-                    .collect::<Vec<_>>()
-            };
-            self.present.push(early.flat_map(inside).collect());
         }
     }
 
@@ -320,19 +275,20 @@ impl<'a> Tasks<'a> {
             .map(|stored| stored.span.bytes())
             .sum::<u64>();
         let outside = bytes >= self.setting.outside_from_bytes;
-        let parent = self.heirs[index].map(|parent| {
-            let memory: &Memory = &self.saved.tasks[parent].memory;
-            let early = self.early[parent].as_slice();
-            (memory, early, self.protections[parent].as_slice())
+        let parent = self.heirs[index].map(|parent| inherit::Parent {
+            memory: &self.saved.tasks[parent].memory,
+            early: &self.early.maps[parent],
+            present: &self.early.present[parent],
+            protections: &self.protections[parent],
+            vdso_early: self.early.vdso[parent],
         });
-        let none = Vec::new();
         let files = std::cell::RefCell::new(&mut *plan);
         let laid = layout::plan(&layout::Planning {
             memory: &task.memory,
             pages,
             parent,
-            parent_pages: self.heirs[index].map_or(&none, |parent| &self.present[parent]),
-            early: &self.early[index],
+            early: &self.early.maps[index],
+            vdso_early: self.early.vdso[index],
             fill: if outside { Fill::Outside } else { Fill::Itself },
             pool: &PoolId,
             files: &|number| files.borrow_mut().pages_file(number),

@@ -4,22 +4,18 @@
 //! parent maps and fills them *early*, before it spawns the child, which keeps what it inherited.
 //! Everything else is mapped *late*, straight at its final address.
 
-use abi::{Addr, Span};
+use abi::Span;
 use syscalls::Sysno;
 
+use super::inherit::{self, Parent};
 use super::memory::{Mapping, Memory, Segment, Special};
-use super::vdso;
+use super::{read, vdso};
 use crate::script::{Arg, PoolId, Script, Width};
 use crate::{Error, Result};
 
 const MAP_FIXED: u32 = 0x10;
 const PROT_WRITE: u32 = 2;
-const MADV_DONTNEED: u32 = 4;
 const MADV_GUARD_INSTALL: u32 = 102;
-
-/// Up to this length, stretches that are read anew are not given up before: the calls would take
-/// longer than the copies of inherited pages that they save.
-const OVERWRITTEN_BYTES: u64 = 64 << 10;
 
 /// Positions in an image's pages name the file above this bit and the offset below it.
 pub const PAGES_FILE: u64 = 1 << 48;
@@ -58,12 +54,12 @@ pub struct Planning<'a> {
     pub memory: &'a Memory,
     /// Its pages.
     pub pages: &'a Pages,
-    /// The parent's record, which of its mappings were mapped early, and with which protection.
-    pub parent: Option<(&'a Memory, &'a [bool], &'a [u32])>,
-    /// Which pages of the parent's early mappings exist when the process is spawned.
-    pub parent_pages: &'a [Span],
-    /// Its own mappings that children share pages with.
+    /// What it is born with, if its parent is of the image.
+    pub parent: Option<Parent<'a>>,
+    /// Its own mappings that children keep.
     pub early: &'a [bool],
+    /// Whether children keep its vDSO.
+    pub vdso_early: bool,
     /// How pages come in.
     pub fill: Fill,
     /// The pool descriptor of each description of the image.
@@ -103,46 +99,73 @@ pub struct Laid {
 pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     planning.memory.check()?;
     let mut laid = Laid::default();
-    let inherited = inherited(planning);
+    let inherited = inherit::inherited(planning);
     let kept = inherited.iter().map(Option::is_some).collect::<Vec<_>>();
     laid.protections = protections(planning, &inherited);
-    unmap_rest(planning, &kept, &mut laid.early);
+    inherit::unmap_rest(planning, &kept, &mut laid.early);
+    let [mut read_early, mut read_late] = [Vec::new(), Vec::new()];
+    let [mut settled_early, mut settled_late] = [Settled::default(), Settled::default()];
     for (index, map) in planning.memory.mappings.iter().enumerate() {
-        let early = planning.early.get(index).copied().unwrap_or(false);
-        let script = if early {
-            &mut laid.early
-        } else {
-            &mut laid.late
-        };
         if map.special() != Special::No {
             continue;
         }
-        let writable = map.is_private() && has_stored(planning.pages, map.span());
-        if let Some(prot) = inherited[index] {
-            let wanted = laid.protections[index];
-            keep(planning, map, (wanted != prot).then_some(wanted), script);
+        let early = planning.early.get(index).copied().unwrap_or(false);
+        let (script, reads) = if early {
+            (&mut laid.early, &mut read_early)
         } else {
-            lay(planning, map, laid.protections[index], script);
+            (&mut laid.late, &mut read_late)
+        };
+        let stored = || clip(planning.pages, map.span());
+        let prot = laid.protections[index];
+        if let Some(inherited) = inherited[index] {
+            inherit::keep(planning, map, (prot != inherited).then_some(prot), script);
+        } else {
+            lay(planning, map, prot, script);
         }
-        let read = |script: &mut Script| read_in(planning, map.span(), script);
-        match planning.fill {
-            _ if !map.is_private() => {}
-            Fill::Itself => read(script),
-            Fill::Outside if !early && !kept[index] && map.is_anonymous() => {
-                laid.outside.extend(clip(planning.pages, map.span()));
-                if writable {
-                    laid.filled.push(map.span());
-                }
+        let outside = planning.fill == Fill::Outside && !early && !kept[index];
+        if outside && map.is_private() && map.is_anonymous() {
+            laid.outside.extend(stored());
+            if stored().next().is_some() {
+                laid.filled.push(map.span());
             }
-            Fill::Outside => read(script),
+        } else if map.is_private() {
+            reads.extend(stored());
         }
-        settle(map, laid.protections[index] != map.prot, &mut laid.finish);
+        let empty = planning.pages.is_empty(map.span());
+        let settled = if early && empty {
+            laid.protections[index] = map.prot;
+            &mut settled_early
+        } else {
+            &mut settled_late
+        };
+        settled.add(map, prot != map.prot, !(kept[index] && empty));
     }
+    read::read_in(planning, read_early, &mut laid.early);
+    read::read_in(planning, read_late, &mut laid.late);
+    settled_early.call(&mut laid.early);
+    settled_late.call(&mut laid.finish);
+    let own = planning.memory.mappings.iter();
+    let own = own.filter(|map| map.special() == Special::No);
+    own.for_each(|map| guard(map, &mut laid.finish));
     let vdso = vdso::lay::plan(planning.memory, &planning.vdso)?;
-    laid.late.append(vdso.script);
+    match planning {
+        _ if inherit::inherits_vdso(planning) => {}
+        Planning {
+            vdso_early: true, ..
+        } => laid.early.append(vdso.script),
+        _ => laid.late.append(vdso.script),
+    }
     (laid.room, laid.proxy) = (vdso.room, vdso.proxy);
     marks(planning, &mut laid.finish)?;
     Ok(laid)
+}
+
+impl Pages {
+    /// Whether there are none inside `span`.
+    #[must_use]
+    pub fn is_empty(&self, span: Span) -> bool {
+        !has_stored(self, span) && overlapping(&self.inherited, span).next().is_none()
+    }
 }
 
 fn has_stored(pages: &Pages, span: Span) -> bool {
@@ -150,7 +173,7 @@ fn has_stored(pages: &Pages, span: Span) -> bool {
 }
 
 /// Those of sorted and disjoint spans that overlap `span`.
-fn overlapping(spans: &[Span], span: Span) -> impl Iterator<Item = Span> + '_ {
+pub(super) fn overlapping(spans: &[Span], span: Span) -> impl Iterator<Item = Span> + '_ {
     let from = spans.partition_point(|one| one.end <= span.start);
     let inside = spans[from..]
         .iter()
@@ -159,7 +182,7 @@ fn overlapping(spans: &[Span], span: Span) -> impl Iterator<Item = Span> + '_ {
 }
 
 /// The stored pages inside `span`.
-fn clip(pages: &Pages, span: Span) -> impl Iterator<Item = Stored> + '_ {
+pub(super) fn clip(pages: &Pages, span: Span) -> impl Iterator<Item = Stored> + '_ {
     let from = pages
         .stored
         .partition_point(|stored| stored.span.end <= span.start);
@@ -175,22 +198,6 @@ fn clip(pages: &Pages, span: Span) -> impl Iterator<Item = Stored> + '_ {
     })
 }
 
-/// Which mappings keep what they inherited, and the protection that it has: those with at least
-/// one inherited page.
-fn inherited(planning: &Planning<'_>) -> Vec<Option<u32>> {
-    let Some((parent, early, prots)) = planning.parent else {
-        return vec![None; planning.memory.mappings.len()];
-    };
-    let source = |map: &Mapping| {
-        let mut shared = overlapping(&planning.pages.inherited, map.span());
-        shared.next()?;
-        let mut early = parent.mappings.iter().zip(early).zip(prots);
-        let found = early.find(|((from, early), _)| **early && map.inherits(from));
-        found.map(|(_, prot)| *prot)
-    };
-    planning.memory.mappings.iter().map(source).collect()
-}
-
 /// The protection of each mapping while pages are read into it.
 fn protections(planning: &Planning<'_>, inherited: &[Option<u32>]) -> Vec<u32> {
     let maps = planning.memory.mappings.iter().zip(inherited);
@@ -200,78 +207,6 @@ fn protections(planning: &Planning<'_>, inherited: &[Option<u32>]) -> Vec<u32> {
         if writable { prot | PROT_WRITE } else { prot }
     });
     prots.collect()
-}
-
-/// Unmaps what was inherited and is not kept.
-fn unmap_rest(planning: &Planning<'_>, kept: &[bool], script: &mut Script) {
-    let Some((parent, early, _)) = planning.parent else {
-        return;
-    };
-    let kept = planning
-        .memory
-        .mappings
-        .iter()
-        .zip(kept)
-        .filter(|(_, kept)| **kept);
-    let kept = kept.map(|(map, _)| map.span()).collect::<Vec<_>>();
-    for (map, _) in parent
-        .mappings
-        .iter()
-        .zip(early)
-        .filter(|(_, early)| **early)
-    {
-        let mut at = map.span().start;
-        let inside = overlapping(&kept, map.span());
-        for span in inside.chain([Span {
-            start: map.span().end,
-            end: map.span().end,
-        }]) {
-            if at < span.start {
-                script.call(Sysno::munmap, [at.into(), (span.start.0 - at.0).into()]);
-            }
-            at = at.max(span.end);
-        }
-    }
-}
-
-/// Prepares an inherited mapping: with another protection if pages are to be read into it, without
-/// the pages that the parent has and this process has not.
-fn keep(planning: &Planning<'_>, map: &Mapping, prot: Option<u32>, script: &mut Script) {
-    let span = map.span();
-    if let Some(prot) = prot {
-        let args = [span.start.into(), span.bytes().into(), prot.into()];
-        script.call(Sysno::mprotect, args);
-    }
-    let mut give_up = |from: Addr, to: Addr| {
-        if from < to {
-            let bytes = to.0 - from.0;
-            script.call(
-                Sysno::madvise,
-                [from.into(), bytes.into(), MADV_DONTNEED.into()],
-            );
-        }
-    };
-    let mut drop = |mut at: Addr, to: Addr| {
-        let gap = Span {
-            start: at,
-            end: to.max(at),
-        };
-        let short = |stored: &Stored| stored.span.bytes() <= OVERWRITTEN_BYTES;
-        for stored in clip(planning.pages, gap).filter(short) {
-            give_up(at, stored.span.start);
-            at = stored.span.end;
-        }
-        give_up(at, to);
-    };
-    for present in overlapping(planning.parent_pages, span) {
-        let present = present.intersect(span);
-        let mut at = present.start;
-        for same in overlapping(&planning.pages.inherited, present) {
-            drop(at, same.start);
-            at = at.max(same.end);
-        }
-        drop(at, present.end);
-    }
 }
 
 /// Maps it, with a protection that lets pages in.
@@ -332,45 +267,53 @@ fn attach(map: &Mapping, segment: Segment, prot: u32, script: &mut Script) {
     }
 }
 
-/// Reads the stored pages of `span` from the pages file, with one call for each stretch that is
-/// consecutive in the file.
-fn read_in(planning: &Planning<'_>, span: Span, script: &mut Script) {
-    const PIECES_MAX: usize = 1024;
-    let stored = clip(planning.pages, span).collect::<Vec<_>>();
-    let follows = |a: &Stored, b: &Stored| a.offset + a.span.bytes() == b.offset;
-    for stretch in stored.chunk_by(follows) {
-        for group in stretch.chunks(PIECES_MAX) {
-            let total = group.iter().map(|stored| stored.span.bytes()).sum::<u64>();
-            let iov = group
-                .iter()
-                .flat_map(|stored| [stored.span.start.0, stored.span.bytes()]);
-            let iov = iov.flat_map(u64::to_le_bytes).collect::<Vec<_>>();
-            let iov = script.bytes(&iov);
-            let (number, offset) = (group[0].offset / PAGES_FILE, group[0].offset % PAGES_FILE);
-            let file = (planning.files)(number);
-            let args = [file.into(), iov.into(), group.len().into(), offset.into()];
-            script.expect(Sysno::preadv, args, total);
+/// Mappings that get their final protection and advice; neighbours get the same by one call.
+#[derive(Default)]
+struct Settled<'a> {
+    protected: Vec<&'a Mapping>,
+    advised: Vec<&'a Mapping>,
+}
+
+impl<'a> Settled<'a> {
+    fn add(&mut self, map: &'a Mapping, protect: bool, advise: bool) {
+        if protect {
+            self.protected.push(map);
+        }
+        if advise && !map.advice.is_empty() {
+            self.advised.push(map);
+        }
+    }
+
+    fn call(self, script: &mut Script) {
+        let range = |stretch: &[&Mapping]| {
+            let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
+            [Arg::from(first.start), (last.end - first.start).into()]
+        };
+        let next = |one: &Mapping, next: &Mapping| one.end == next.start;
+        let alike = |a: &&Mapping, b: &&Mapping| next(a, b) && a.prot == b.prot;
+        for stretch in self.protected.chunk_by(alike) {
+            let [start, bytes] = range(stretch);
+            script.call(Sysno::mprotect, [start, bytes, stretch[0].prot.into()]);
+        }
+        let alike = |a: &&Mapping, b: &&Mapping| next(a, b) && a.advice == b.advice;
+        for stretch in self.advised.chunk_by(alike) {
+            for advice in &stretch[0].advice {
+                let [start, bytes] = range(stretch);
+                script.call(Sysno::madvise, [start, bytes, (*advice).into()]);
+            }
         }
     }
 }
 
-/// Gives it its final protection, advice, guards and lock.
-fn settle(map: &Mapping, changed: bool, script: &mut Script) {
-    let span = map.span();
-    let range = [Arg::from(span.start), span.bytes().into()];
-    if changed {
-        script.call(Sysno::mprotect, [range[0], range[1], map.prot.into()]);
-    }
-    for advice in &map.advice {
-        script.call(Sysno::madvise, [range[0], range[1], (*advice).into()]);
-    }
+/// Gives it its guards and its lock.
+fn guard(map: &Mapping, script: &mut Script) {
     for guard in map.guards.chunks_exact(2) {
         let args = [guard[0].into(), guard[1].into(), MADV_GUARD_INSTALL.into()];
         script.call(Sysno::madvise, args);
     }
     if map.locked != 0 {
         let on_fault = map.locked - 1;
-        let args = [range[0], range[1], on_fault.into()];
+        let args = [map.start.into(), map.span().bytes().into(), on_fault.into()];
         if map.has_unreachable_pages() {
             script.attempt(Sysno::mlock2, args);
         } else {
@@ -415,11 +358,13 @@ fn marks(planning: &Planning<'_>, script: &mut Script) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use abi::Addr;
+
     use super::super::memory::{MAP_ANONYMOUS, MAP_PRIVATE};
     use super::*;
 
-    fn anonymous(start: u64, end: u64, prot: u32) -> Mapping {
+    pub(in super::super) fn anonymous(start: u64, end: u64, prot: u32) -> Mapping {
         let flags = MAP_PRIVATE | MAP_ANONYMOUS;
         Mapping {
             start,
@@ -430,7 +375,7 @@ mod tests {
         }
     }
 
-    fn memory(mappings: Vec<Mapping>) -> Memory {
+    pub(in super::super) fn memory(mappings: Vec<Mapping>) -> Memory {
         Memory {
             marks: vec![0; 11],
             mappings,
@@ -438,7 +383,7 @@ mod tests {
         }
     }
 
-    fn stored(start: u64, end: u64, offset: u64) -> Stored {
+    pub(in super::super) fn stored(start: u64, end: u64, offset: u64) -> Stored {
         Stored {
             span: Span {
                 start: Addr(start),
@@ -448,13 +393,13 @@ mod tests {
         }
     }
 
-    fn planning<'a>(memory: &'a Memory, pages: &'a Pages) -> Planning<'a> {
+    pub(in super::super) fn planning<'a>(memory: &'a Memory, pages: &'a Pages) -> Planning<'a> {
         Planning {
             memory,
             pages,
             parent: None,
-            parent_pages: &[],
             early: &[],
+            vdso_early: false,
             fill: Fill::Itself,
             files: &|_| PoolId(0),
             pool: &PoolId,
@@ -504,9 +449,14 @@ mod tests {
             inherited: vec![span(0x10000, 0x11000)],
         };
         let mut planning = planning(&child, &pages);
-        planning.parent = Some((&parent, &[true], &[3]));
-        let parent_pages = [span(0x10000, 0x13000)];
-        planning.parent_pages = &parent_pages;
+        let present = [span(0x10000, 0x13000)];
+        planning.parent = Some(Parent {
+            memory: &parent,
+            early: &[true],
+            present: &present,
+            protections: &[3],
+            vdso_early: false,
+        });
         let laid = plan(&planning).expect("plans");
         assert_eq!(laid.early.to_string(), "munmap(0x14000, 16384)\n");
         let want = "madvise(0x11000, 4096, MADV_DONTNEED)\n\
@@ -537,7 +487,13 @@ mod tests {
         ] {
             let prots = [prot];
             let mut planning = planning(&child, &pages);
-            planning.parent = Some((&parent, &[true], &prots));
+            planning.parent = Some(Parent {
+                memory: &parent,
+                early: &[true],
+                present: &[],
+                protections: &prots,
+                vdso_early: false,
+            });
             let laid = plan(&planning).expect("plans");
             let finish = laid.finish.to_string();
             assert!(finish.starts_with(want), "{finish}");

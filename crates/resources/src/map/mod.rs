@@ -3,9 +3,13 @@
 //! - [`listing`]: what the kernel says of them,
 //! - [`memory`]: a process's address space in an image,
 //! - [`layout`]: the calls that lay it out again,
+//! - [`inherit`]: what is left out of them, as a parent made it,
+//! - [`read`]: those of them that read pages,
 //! - [`vdso`]: the kernel's code in it, and how another kernel's is replaced.
 
+pub mod inherit;
 pub mod layout;
 pub mod listing;
 pub mod memory;
+mod read;
 pub mod vdso;

@@ -1,0 +1,264 @@
+//! What a task keeps of the address space that it was born with, its parent's.
+
+use abi::{Addr, Span};
+use syscalls::Sysno;
+
+use super::layout::{Planning, Stored, clip, overlapping};
+use super::memory::{Mapping, Memory, Special};
+use super::vdso::Way;
+use crate::script::Script;
+
+const MADV_DONTNEED: u32 = 4;
+const MADV_DONTFORK: u32 = 10;
+const MADV_WIPEONFORK: u32 = 18;
+
+/// Up to this length, stretches that are read anew are not given up before: the calls would take
+/// longer than the copies of inherited pages that they save.
+const OVERWRITTEN_BYTES: u64 = 64 << 10;
+
+/// A parent as its children find it.
+#[derive(Clone, Copy, Debug)]
+pub struct Parent<'a> {
+    /// Its record.
+    pub memory: &'a Memory,
+    /// Which of its mappings are mapped before children are spawned.
+    pub early: &'a [bool],
+    /// Which pages of those exist then.
+    pub present: &'a [Span],
+    /// The protection that each mapping has then.
+    pub protections: &'a [u32],
+    /// Whether its vDSO is mapped then.
+    pub vdso_early: bool,
+}
+
+/// Whether a child may keep `parent` as its own mapping `child` where neither has pages in it.
+#[must_use]
+pub fn may_keep_empty(parent: &Mapping, child: &Mapping) -> bool {
+    let hidden = |advice: &u32| matches!(*advice, MADV_DONTFORK | MADV_WIPEONFORK);
+    child.inherits(parent) && child.advice == parent.advice && !parent.advice.iter().any(hidden)
+}
+
+/// Whether the vDSO of `child` is where that of `parent` is, data and all.
+#[must_use]
+pub fn same_vdso(parent: &Memory, child: &Memory) -> bool {
+    specials(parent).eq(specials(child)) && parent.vdso_is_32_bit == child.vdso_is_32_bit
+}
+
+fn specials(memory: &Memory) -> impl Iterator<Item = (Span, Special)> + Clone + '_ {
+    let all = memory.mappings.iter();
+    let all = all.filter(|map| map.special() != Special::No);
+    all.map(|map| (map.span(), map.special()))
+}
+
+/// Which mappings keep what they inherited, and the protection that it has: those with at least
+/// one inherited page, and those without pages on either side.
+pub(super) fn inherited(planning: &Planning<'_>) -> Vec<Option<u32>> {
+    let Some(parent) = planning.parent else {
+        return vec![None; planning.memory.mappings.len()];
+    };
+    let theirs = &parent.memory.mappings;
+    let source = |map: &Mapping| {
+        let at = theirs.partition_point(|from| from.end <= map.start);
+        let from = theirs.get(at).filter(|from| map.inherits(from))?;
+        if !*parent.early.get(at)? {
+            return None;
+        }
+        let shares = overlapping(&planning.pages.inherited, map.span()).next();
+        let empty = overlapping(parent.present, from.span()).next().is_none()
+            && planning.pages.is_empty(map.span())
+            && may_keep_empty(from, map);
+        (shares.is_some() || empty).then(|| parent.protections[at])
+    };
+    planning.memory.mappings.iter().map(source).collect()
+}
+
+/// Whether it keeps its parent's vDSO.
+pub(super) fn inherits_vdso(planning: &Planning<'_>) -> bool {
+    planning.parent.is_some_and(|parent| {
+        let same = same_vdso(parent.memory, planning.memory);
+        parent.vdso_early && planning.vdso.way == Way::Straight && same
+    })
+}
+
+/// Unmaps what was inherited and is not kept.
+pub(super) fn unmap_rest(planning: &Planning<'_>, kept: &[bool], script: &mut Script) {
+    let Some(parent) = planning.parent else {
+        return;
+    };
+    let own = planning.memory.mappings.iter().zip(kept);
+    let kept = own.filter(|(_, kept)| **kept);
+    let mut kept = kept.map(|(map, _)| map.span()).collect::<Vec<_>>();
+    let theirs = parent.memory.mappings.iter().zip(parent.early);
+    let theirs = theirs.filter(|(map, early)| **early && map.special() == Special::No);
+    let mut theirs = theirs.map(|(map, _)| map.span()).collect::<Vec<_>>();
+    if parent.vdso_early {
+        let specials = specials(parent.memory).map(|(span, _)| span);
+        if inherits_vdso(planning) {
+            kept.extend(specials.clone());
+            kept.sort_unstable();
+        }
+        theirs.extend(specials);
+        theirs.sort_unstable();
+    }
+    // Neighbours go together.
+    for stretch in theirs.chunk_by(|one, next| one.end == next.start) {
+        let all = Span {
+            start: stretch[0].start,
+            end: stretch[stretch.len() - 1].end,
+        };
+        let mut at = all.start;
+        let end = Span {
+            start: all.end,
+            end: all.end,
+        };
+        for span in overlapping(&kept, all).chain([end]) {
+            if at < span.start {
+                script.call(Sysno::munmap, [at.into(), (span.start.0 - at.0).into()]);
+            }
+            at = at.max(span.end);
+        }
+    }
+}
+
+/// Prepares an inherited mapping: with another protection if pages are to be read into it, without
+/// the pages that the parent has and this process has not.
+pub(super) fn keep(planning: &Planning<'_>, map: &Mapping, prot: Option<u32>, script: &mut Script) {
+    let span = map.span();
+    if let Some(prot) = prot {
+        let args = [span.start.into(), span.bytes().into(), prot.into()];
+        script.call(Sysno::mprotect, args);
+    }
+    let mut give_up = |from: Addr, to: Addr| {
+        if from < to {
+            let bytes = to.0 - from.0;
+            script.call(
+                Sysno::madvise,
+                [from.into(), bytes.into(), MADV_DONTNEED.into()],
+            );
+        }
+    };
+    let mut drop = |mut at: Addr, to: Addr| {
+        let gap = Span {
+            start: at,
+            end: to.max(at),
+        };
+        let short = |stored: &Stored| stored.span.bytes() <= OVERWRITTEN_BYTES;
+        for stored in clip(planning.pages, gap).filter(short) {
+            give_up(at, stored.span.start);
+            at = stored.span.end;
+        }
+        give_up(at, to);
+    };
+    let present = planning.parent.map_or(&[][..], |parent| parent.present);
+    for present in overlapping(present, span) {
+        let present = present.intersect(span);
+        let mut at = present.start;
+        for same in overlapping(&planning.pages.inherited, present) {
+            drop(at, same.start);
+            at = at.max(same.end);
+        }
+        drop(at, present.end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::tests::{anonymous, memory, planning};
+    use super::super::layout::{Pages, plan};
+    use super::super::vdso::tests::special;
+    use super::*;
+
+    const MADV_NOHUGEPAGE: u32 = 15;
+
+    fn advised(start: u64, advice: u32) -> Mapping {
+        Mapping {
+            advice: vec![advice],
+            ..anonymous(start, start + 0x1000, 3)
+        }
+    }
+
+    #[test]
+    fn what_has_no_pages_is_laid_out_once() {
+        let maps = vec![
+            advised(0x10000, MADV_NOHUGEPAGE),
+            advised(0x11000, MADV_NOHUGEPAGE),
+            special(0x20000, 0x24000, Special::Vvar),
+            special(0x24000, 0x26000, Special::Vdso),
+        ];
+        let own = memory(maps);
+        let pages = Pages::default();
+        let mut first = planning(&own, &pages);
+        (first.early, first.vdso_early) = (&[true; 4], true);
+        first.vdso.way = Way::Straight;
+        let laid = plan(&first).expect("plans");
+        let early = laid.early.to_string();
+        let want = "madvise(0x10000, 8192, MADV_NOHUGEPAGE)\n\
+                    arch_prctl(ARCH_MAP_VDSO_64, 0x20000)  # vDSO\n";
+        assert_eq!(early.matches("mmap(").count(), 2, "{early}");
+        assert!(early.contains(want), "{early}");
+        assert_eq!(laid.late.to_string(), "");
+        let mut child = planning(&own, &pages);
+        child.vdso.way = Way::Straight;
+        child.parent = Some(Parent {
+            memory: &own,
+            early: &[true; 4],
+            present: &[],
+            protections: &laid.protections,
+            vdso_early: true,
+        });
+        let laid = plan(&child).expect("plans");
+        let calls = [&laid.early, &laid.late].map(ToString::to_string);
+        assert_eq!(calls, ["", ""]);
+        assert!(!laid.finish.to_string().contains("madvise"));
+
+        // A program of its own has other mappings, and its vDSO elsewhere.
+        let mut other = memory(vec![special(0x34000, 0x36000, Special::Vdso)]);
+        other
+            .mappings
+            .insert(0, special(0x30000, 0x34000, Special::Vvar));
+        let mut child = Planning {
+            memory: &other,
+            ..child
+        };
+        let laid = plan(&child).expect("plans");
+        let want = "munmap(0x10000, 8192)\nmunmap(0x20000, 24576)\n";
+        assert_eq!(laid.early.to_string(), want);
+        assert!(
+            laid.late
+                .to_string()
+                .starts_with("arch_prctl(ARCH_MAP_VDSO_64, 0x30000)")
+        );
+        child.vdso.way = Way::Absent;
+        assert_eq!(plan(&child).expect("plans").late.to_string(), "");
+    }
+
+    #[test]
+    fn what_a_fork_hides_or_changes_is_not_kept() {
+        let plain = advised(0x10000, MADV_NOHUGEPAGE);
+        assert!(may_keep_empty(&plain, &plain));
+        for hidden in [MADV_DONTFORK, MADV_WIPEONFORK] {
+            let map = advised(0x10000, hidden);
+            assert!(!may_keep_empty(&map, &map), "{hidden}");
+        }
+        let other = advised(0x10000, 14);
+        assert!(!may_keep_empty(&plain, &other) && !may_keep_empty(&other, &plain));
+    }
+
+    #[test]
+    fn a_mapping_with_pages_on_one_side_is_made_anew() {
+        let own = memory(vec![anonymous(0x10000, 0x12000, 3)]);
+        let pages = Pages::default();
+        let mut child = planning(&own, &pages);
+        let present = [Span::new(Addr(0x11000), 0x1000)];
+        child.parent = Some(Parent {
+            memory: &own,
+            early: &[true],
+            present: &present,
+            protections: &[3],
+            vdso_early: false,
+        });
+        let laid = plan(&child).expect("plans");
+        assert_eq!(laid.early.to_string(), "munmap(0x10000, 8192)\n");
+        assert!(laid.late.to_string().starts_with("mmap(0x10000, 8192,"));
+    }
+}

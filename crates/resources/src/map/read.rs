@@ -1,0 +1,104 @@
+//! The calls by which a task reads its stored pages from the pages files.
+
+use super::layout::{PAGES_FILE, Planning, Stored};
+use crate::script::Script;
+use abi::{PAGE_BYTES, Span};
+use syscalls::Sysno;
+
+/// How many stretches of memory one call fills (`IOV_MAX`).
+const PIECES_MAX: usize = 1024;
+/// How many bytes one call reads at most; the kernel's own limit is close to twice that.
+const BYTES_MAX: u64 = 1 << 30;
+
+/// Reads `stored`, with one call for each stretch that is consecutive in a file.
+pub(super) fn read_in(planning: &Planning<'_>, stored: Vec<Stored>, script: &mut Script) {
+    let mut pieces = stored.into_iter().flat_map(split).collect::<Vec<_>>();
+    pieces.sort_by_key(|piece| piece.offset);
+    let follows = |one: &Stored, next: &Stored| one.offset + one.span.bytes() == next.offset;
+    for stretch in pieces.chunk_by(follows) {
+        let mut rest = stretch;
+        while !rest.is_empty() {
+            let mut total = 0;
+            let fits = rest.iter().take(PIECES_MAX).take_while(|piece| {
+                total += piece.span.bytes();
+                total <= BYTES_MAX
+            });
+            let (group, left) = rest.split_at(fits.count());
+            call(planning, group, script);
+            rest = left;
+        }
+    }
+}
+
+fn call(planning: &Planning<'_>, group: &[Stored], script: &mut Script) {
+    let total = group.iter().map(|piece| piece.span.bytes()).sum::<u64>();
+    let iov = group
+        .iter()
+        .flat_map(|piece| [piece.span.start.0, piece.span.bytes()]);
+    let iov = iov.flat_map(u64::to_le_bytes).collect::<Vec<_>>();
+    let iov = script.bytes(&iov);
+    let (number, offset) = (group[0].offset / PAGES_FILE, group[0].offset % PAGES_FILE);
+    let file = (planning.files)(number);
+    let args = [file.into(), iov.into(), group.len().into(), offset.into()];
+    script.expect(Sysno::preadv, args, total);
+}
+
+/// Pieces that one call can read.
+fn split(stored: Stored) -> impl Iterator<Item = Stored> {
+    debug_assert!(BYTES_MAX.is_multiple_of(PAGE_BYTES), "whole pages");
+    let starts = (0..stored.span.bytes()).step_by(BYTES_MAX as usize);
+    starts.map(move |done| Stored {
+        span: Span::new(
+            stored.span.start.plus(done),
+            (stored.span.bytes() - done).min(BYTES_MAX),
+        ),
+        offset: stored.offset + done,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::tests::{anonymous, memory, planning, stored};
+    use super::super::layout::{Pages, plan};
+    use super::*;
+
+    #[test]
+    fn pages_that_follow_each_other_in_a_file_are_read_together() {
+        let maps = [0x10000, 0x20000, 0x30000].map(|at| anonymous(at, at + 0x1000, 3));
+        let memory = memory(maps.to_vec());
+        let pages = Pages {
+            stored: vec![
+                stored(0x10000, 0x11000, 0x6000),
+                stored(0x20000, 0x21000, 0x1000),
+                stored(0x30000, 0x31000, 0x5000),
+            ],
+            ..Pages::default()
+        };
+        let laid = plan(&planning(&memory, &pages)).expect("plans");
+        let text = laid.late.to_string();
+        let reads = text.lines().skip_while(|line| line.starts_with("mmap"));
+        let want = [
+            "preadv(pool[0], [{iov_base=0x20000, iov_len=4096}], 1, 4096) = 4096",
+            "preadv(pool[0], [{iov_base=0x30000, iov_len=4096}, \
+             {iov_base=0x10000, iov_len=4096}], 2, 20480) = 8192",
+        ];
+        assert_eq!(reads.collect::<Vec<_>>(), want);
+    }
+
+    #[test]
+    fn what_one_call_cannot_read_is_cut() {
+        let end = 0x1_0000_0000 + BYTES_MAX * 2 + 0x3000;
+        let memory = memory(vec![anonymous(0x1_0000_0000, end, 3)]);
+        let pages = Pages {
+            stored: vec![stored(0x1_0000_0000, end, 0)],
+            ..Pages::default()
+        };
+        let laid = plan(&planning(&memory, &pages)).expect("plans");
+        let text = laid.late.to_string();
+        let reads = text.lines().filter_map(|line| {
+            let read = line.starts_with("preadv").then(|| line.rsplit_once(" = "));
+            Some(read??.1.parse::<u64>().expect("a number"))
+        });
+        assert_eq!(reads.collect::<Vec<_>>(), [BYTES_MAX, BYTES_MAX, 0x3000]);
+    }
+}
