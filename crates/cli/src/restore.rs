@@ -87,6 +87,20 @@ impl Restore {
         (restore.exec_cmd != restore.command.is_empty()).then_some(restore)
     }
 
+    /// Checks that there is a directory of an image.
+    fn check_directory(&self) -> Result<(), Failure> {
+        let path = self.common.images_dir.clone();
+        if path.is_dir() {
+            return Ok(());
+        }
+        let source = std::fs::read_dir(&path).err();
+        Err(Failure::File {
+            action: "open the image directory",
+            path,
+            source: source.unwrap_or(Errno::NOTDIR.into()),
+        })
+    }
+
     /// Brings the tree back.
     ///
     /// # Errors
@@ -94,18 +108,18 @@ impl Restore {
     pub fn run(mut self, idle: &[&str], started: Instant) -> Result<Status, Failure> {
         self.check()?;
         let allowed = Allowed::try_from(&self.allowed)?;
-        if !self.common.images_dir.is_dir() {
-            let path = self.common.images_dir.clone();
-            let source = std::fs::read_dir(&path)
-                .err()
-                .unwrap_or(Errno::NOTDIR.into());
-            return Err(Failure::File {
-                action: "open the image directory",
-                path,
-                source,
-            });
+        // Its log is made in the image's directory, unless it is to be elsewhere.
+        if !self.common.logs_with_images() {
+            self.check_directory()?;
         }
-        let mut session = self.common.start("restore", false, idle, started)?;
+        let session = self.common.start("restore", false, idle, started);
+        let mut session = match session {
+            Ok(session) => session,
+            Err(failure) => {
+                self.check_directory()?;
+                return Err(failure);
+            }
+        };
         let options = self.options(allowed, &session.images_dir)?;
         if self.plan {
             let plan = process::plan(&options).map_err(engine("plan"))?;

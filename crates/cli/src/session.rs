@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -148,6 +148,11 @@ impl Common {
         }
     }
 
+    /// Whether the log file is made in the directory of the image.
+    pub fn logs_with_images(&self) -> bool {
+        self.work_dir.is_none() && self.common.log_file.is_none()
+    }
+
     /// Opens the log file in the work directory, making the directories that `make` asks for.
     ///
     /// Called before anything else opens a descriptor: the caller's are taken over here.
@@ -167,7 +172,9 @@ impl Common {
             .map(|fd| take(fd, "--status-fd"))
             .transpose()?;
         let images_dir = absolute(&self.images_dir)?;
-        if make_images_dir {
+        // Where the log is to be in it, nothing needs to be made if that can be opened.
+        let is_tried = self.logs_with_images();
+        if make_images_dir && !is_tried {
             make_dir(&images_dir)?;
         }
         let work_dir = match &self.work_dir {
@@ -178,7 +185,16 @@ impl Common {
             }
             None => images_dir.clone(),
         };
-        self.common.open_log(&work_dir, Some(command), started)?;
+        let open = || self.common.open_log(&work_dir, Some(command), started);
+        match open() {
+            Err(Failure::File { source, .. })
+                if make_images_dir && is_tried && source.kind() == ErrorKind::NotFound =>
+            {
+                make_dir(&images_dir)?;
+                open()?;
+            }
+            opened => opened?,
+        }
         log::info!("stillframe {}, {command}", env!("CARGO_PKG_VERSION"));
         for option in idle {
             log::debug!("--{option} has no effect on {command}");

@@ -57,6 +57,6 @@ pub use fill::{Filled, fill};
 pub use maps::PageMaps;
 pub use place::{Placed, place};
 pub use scan::scan;
-pub use shared::{Parent, Shared};
+pub use shared::{Kin, Shared};
 pub use sink::Sink;
 pub use source::{Source, TaskMemory};

@@ -1,5 +1,6 @@
 //! Which pages a child still shares with its parent since the fork.
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use abi::{Addr, PAGE_BYTES, Span};
 use sys::pagemap::{Entry, Pagemap};
@@ -10,6 +11,11 @@ use crate::{Error, Extent, PageMaps, Result, Source, TaskMemory};
 
 /// Pages compared at once by contents.
 const COMPARED_PAGES: u64 = 128;
+
+/// Of how many pages the addresses are multiples at which reading begins and ends.
+const ROUND_PAGES: u64 = 64;
+/// The first page that no task can have with page tables of four levels.
+const TOP_PAGE: u64 = 0x7_ffff_ffff;
 
 /// Entries of pages between two spans that are read rather than asking once more.
 const GAP_PAGES: u64 = 512;
@@ -23,27 +29,19 @@ pub struct Shared {
     pub alone: Vec<Span>,
 }
 
-/// A parent, whose page map is read once for all its children.
-pub struct Parent {
-    pid: i32,
-    /// Its entries from a page on.
-    read: HashMap<(u64, usize), Vec<Entry>>,
+/// The stopped tasks of a tree, whose page maps are read once for all that are related.
+#[derive(Default)]
+pub struct Kin {
+    /// Entries of a task from a page on.
+    read: HashMap<(i32, u64, usize), Rc<[Entry]>>,
+    kept: usize,
 }
 
-impl Parent {
-    /// Stretches up to this length are kept for the other children.
-    const KEPT_PAGES: usize = 4096;
-    /// And as many of them.
-    const KEPT: usize = 64;
+impl Kin {
+    /// How many entries are kept for the next relation.
+    const KEPT: usize = 512 << 10;
 
-    /// The stopped task `pid`.
-    #[must_use]
-    pub fn new(pid: i32) -> Self {
-        let read = HashMap::new();
-        Self { pid, read }
-    }
-
-    /// Finds the pages of `spans` that task `child` has in common with this one.
+    /// Finds the pages of `spans` that task `child` has in common with `parent`.
     ///
     /// Without `CAP_SYS_ADMIN` the kernel does not tell which those are; then pages with the same
     /// contents are found, which is no difference to the tasks. Swapped pages are not found.
@@ -53,18 +51,16 @@ impl Parent {
     /// [`Error::Look`], [`Error::Gone`], and [`Error::Read`] where contents are compared.
     pub fn shared_with(
         &mut self,
+        parent: i32,
         child: i32,
         spans: &[Span],
         maps: &mut PageMaps,
     ) -> Result<Shared> {
         let mut shared = Shared::default();
         let mut unknown = Vec::new();
-        let mut theirs = Vec::new();
         for (stretch, window) in windows(spans) {
-            let count = window.pages() as usize;
-            theirs.resize(count, Entry::default());
-            read(child, maps, window.start, &mut theirs)?;
-            let ours = self.entries(window.start, count, maps)?;
+            let theirs = self.entries(child, window, maps)?;
+            let ours = self.entries(parent, window, maps)?;
             for span in stretch.iter().map(|span| span.intersect(window)) {
                 for page in span.start.page()..span.end.page() {
                     let at = (page - window.start.page()) as usize;
@@ -82,7 +78,7 @@ impl Parent {
             }
         }
         if !unknown.is_empty() {
-            let mut all = compare(self.pid, child, &unknown)?;
+            let mut all = compare(parent, child, &unknown)?;
             all.append(&mut shared.common);
             all.sort();
             all.into_iter()
@@ -91,18 +87,22 @@ impl Parent {
         Ok(shared)
     }
 
-    fn entries(&mut self, start: Addr, count: usize, maps: &mut PageMaps) -> Result<&[Entry]> {
-        let key = (start.page(), count);
-        if !self.read.contains_key(&key) {
-            let mut entries = vec![Entry::default(); count];
-            read(self.pid, maps, start, &mut entries)?;
-            if self.read.len() >= Self::KEPT || self.read.keys().any(|key| key.1 > Self::KEPT_PAGES)
-            {
-                self.read.clear();
-            }
-            self.read.insert(key, entries);
+    fn entries(&mut self, pid: i32, window: Span, maps: &mut PageMaps) -> Result<Rc<[Entry]>> {
+        let count = window.pages() as usize;
+        let key = (pid, window.start.page(), count);
+        if let Some(read) = self.read.get(&key) {
+            return Ok(read.clone());
         }
-        Ok(&self.read[&key])
+        let mut entries = vec![Entry::default(); count];
+        read(pid, maps, window.start, &mut entries)?;
+        let entries = Rc::<[Entry]>::from(entries);
+        if self.kept + count > Self::KEPT {
+            self.read.clear();
+            self.kept = 0;
+        }
+        self.kept += count;
+        self.read.insert(key, entries.clone());
+        Ok(entries)
     }
 }
 
@@ -116,16 +116,20 @@ fn read(pid: i32, maps: &mut PageMaps, start: Addr, entries: &mut [Entry]) -> Re
     }
 }
 
-/// Groups spans that are near each other, and cuts the groups into what is read at once.
+/// Groups spans that are near each other, and cuts the groups into what is read at once. What is
+/// read begins and ends at round addresses: so it is the same for relatives that differ a little.
 fn windows(spans: &[Span]) -> impl Iterator<Item = (&[Span], Span)> {
     stretches(spans).flat_map(|stretch| {
         let (start, end) = (stretch[0].start, stretch[stretch.len() - 1].end);
-        let starts = (start.page()..end.page())
-            .step_by(ENTRIES)
-            .map(Addr::of_page);
-        starts.map(move |start| {
-            let window = Span::new(start, ENTRIES as u64 * PAGE_BYTES);
-            (stretch, window.intersect(Span { start, end }))
+        let first = start.page() / ROUND_PAGES * ROUND_PAGES;
+        let round = end.page().next_multiple_of(ROUND_PAGES);
+        // The kernel tells nothing of what is above all tasks.
+        let last = if round < TOP_PAGE { round } else { end.page() };
+        let starts = (first..last).step_by(ENTRIES);
+        starts.map(move |page| {
+            let pages = (last - page).min(ENTRIES as u64);
+            let window = Span::new(Addr::of_page(page), pages * PAGE_BYTES);
+            (stretch, window)
         })
     })
 }

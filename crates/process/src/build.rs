@@ -102,7 +102,12 @@ pub(crate) fn build(
     let head = PAGE_BYTES + Header::BYTES as u64 + words_bytes;
     let head = head.next_multiple_of(64);
     let total = head + sizes.iter().map(|(ops, data)| ops + data).sum::<u64>() + SCRATCH_BYTES;
-    let window = place_window(saved, &plan.taken, total.next_multiple_of(PAGE_BYTES))?;
+    let bytes = total.next_multiple_of(PAGE_BYTES);
+    let memory = Window::memory(bytes, blob::code());
+    let memory = memory.map_err(|e| Error::kernel("cannot make a window", e))?;
+    let window = place_window(saved, &plan.taken, (bytes, memory.as_fd()))?;
+    // Closed with the others.
+    pool.open.push(Arc::new(memory));
     let span = window.span();
     // A task whose maker was killed finds that out by a call that fails: it must not stay.
     let header = Header {
@@ -140,7 +145,11 @@ pub(crate) fn build(
 }
 
 /// Maps the window where no task has a mapping and this process has none either.
-fn place_window(saved: &Saved<'_>, more: &[Span], bytes: u64) -> Result<Window> {
+fn place_window(
+    saved: &Saved<'_>,
+    more: &[Span],
+    (bytes, memory): (u64, BorrowedFd<'_>),
+) -> Result<Window> {
     const LOWEST: Addr = Addr(0x10_0000);
     // Stacks may grow down to this distance of their neighbour (mmap(2), "stack guard gap").
     const MARGIN_BYTES: u64 = 2 << 20;
@@ -150,8 +159,6 @@ fn place_window(saved: &Saved<'_>, more: &[Span], bytes: u64) -> Result<Window> 
         .chain(more.iter().copied())
         .collect::<Vec<_>>();
     taken.sort_unstable();
-    let memory = Window::memory(bytes, blob::code());
-    let memory = memory.map_err(|e| Error::kernel("cannot make a window", e))?;
     let mut start = LOWEST;
     let mut last = None;
     for span in taken.into_iter().chain([Span {
@@ -159,7 +166,7 @@ fn place_window(saved: &Saved<'_>, more: &[Span], bytes: u64) -> Result<Window> 
         end: TOP,
     }]) {
         while start.plus(bytes + MARGIN_BYTES) <= span.start {
-            match Window::map(Span::new(start, bytes), memory.as_fd()) {
+            match Window::map(Span::new(start, bytes), memory) {
                 Ok(window) => return Ok(window),
                 Err(error) => last = Some(error),
             }

@@ -247,6 +247,9 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
             if listed.is_empty() {
                 childless.insert(task.pid);
             }
+            if at == 0 && known == 1 && !listed.is_empty() {
+                target::check_children(root, &task.stat()?.0, &spent)?;
+            }
             for child in listed {
                 if !frozen.tasks.iter().any(|task| task.pid == child) {
                     match stop(child) {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::options::DEFAULT_GHOST_LIMIT_BYTES;
 use image::Reader;
 use loaded::{Loaded, wait_gone};
+use resources::Born;
 use rustix::process::Pid;
 
 use crate::build::build;
@@ -35,10 +36,14 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
     let room = saved.descriptors_room() + 2 * reader.far_files();
-    crate::room::for_descriptors(room);
+    let mut born = Born::read()?;
+    if born.open_files() < room {
+        crate::room::for_descriptors(room);
+        born = Born::read()?;
+    }
     reader.open_ancestors()?;
     loop {
-        match bring_back(options, &reader, &saved, began, observer) {
+        match bring_back(options, &reader, (&saved, &born), began, observer) {
             Err(Error::Taken { pid }) if wait_gone(pid, began + PATIENCE) => {
                 log::info!("pid {pid} was taken by a process that had ended: once more");
             }
@@ -50,11 +55,11 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
 fn bring_back(
     options: &RestoreOptions,
     reader: &Arc<Reader>,
-    saved: &Saved<'_>,
+    (saved, born): (&Saved<'_>, &Born),
     began: Instant,
     observer: &mut dyn Observer,
 ) -> Result<Restored> {
-    let setting = setting(options, saved)?;
+    let setting = setting(options, saved, born.clone())?;
     let plan = plan::plan(reader, saved, &setting)?;
     let built = build(
         plan,
@@ -109,16 +114,15 @@ pub fn plan(options: &RestoreOptions) -> Result<String> {
     let saved = Saved::read(&reader)?;
     let setting = Setting {
         parent: 0,
-        ..setting(options, &saved)?
+        ..setting(options, &saved, Born::read()?)?
     };
     let plan = plan::plan(&reader, &saved, &setting)?;
     plan::print(&plan, &saved, &reader)
 }
 
-fn setting(options: &RestoreOptions, saved: &Saved<'_>) -> Result<Setting> {
+fn setting(options: &RestoreOptions, saved: &Saved<'_>, born: Born) -> Result<Setting> {
     let own = std::process::id().cast_signed();
     let parent = if options.sibling { 0 } else { own };
-    let born = resources::Born::read()?;
     Ok(Setting {
         parent,
         born,

@@ -1,11 +1,19 @@
 //! Room for descriptors: tasks inherit this process's limit and take all of theirs under it. Room
 //! for what is listed while a tree is stopped.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// The limit when it was last looked at: nothing here lowers it.
+static SEEN: AtomicU64 = AtomicU64::new(0);
 
 /// Raises this process's limit of open files (setrlimit(2)) so that descriptors may have numbers
 /// below `wanted`, as far as it may; who then finds no room says so.
 pub(crate) fn for_descriptors(wanted: u64) {
+    if wanted <= SEEN.load(Ordering::Relaxed) {
+        return;
+    }
     raise(getrlimit(Resource::Nofile), wanted);
 }
 
@@ -32,6 +40,7 @@ pub(crate) fn within_the_hard_limit() {
     if let Some(maximum) = now.maximum {
         raise(now, maximum);
     }
+    SEEN.store(now.current.unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
 /// Has the kernel give this process memory for `bytes` of lists now rather than while a tree is
@@ -54,9 +63,9 @@ mod tests {
         let current = Some(hard - 1);
         let lowered = Rlimit { current, ..before };
         setrlimit(Resource::Nofile, lowered).expect("it may be lowered");
-        for_descriptors(hard - 1);
+        raise(getrlimit(Resource::Nofile), hard - 1);
         assert_eq!(getrlimit(Resource::Nofile).current, current);
-        for_descriptors(hard);
+        raise(getrlimit(Resource::Nofile), hard);
         assert_eq!(getrlimit(Resource::Nofile).current, Some(hard));
     }
 }

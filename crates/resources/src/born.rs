@@ -66,6 +66,13 @@ impl Born {
         (uids, gids, groups) == (&own.uids[..], &own.gids[..], &own.groups[..])
     }
 
+    /// How many descriptors a task may have when it is born (`RLIMIT_NOFILE`).
+    #[must_use]
+    pub fn open_files(&self) -> u64 {
+        const RLIMIT_NOFILE: usize = 7;
+        self.limits[RLIMIT_NOFILE].soft
+    }
+
     /// What children of the calling thread will be born with.
     ///
     /// # Errors

@@ -156,6 +156,7 @@ impl Stage {
             pid,
             tid: pid,
             born,
+            alone: false,
         };
         let mut plan = ThreadPlan::default();
         for (part, payload) in parts {
@@ -217,6 +218,7 @@ impl Stage {
                 pid: 1,
                 tid: 1,
                 born,
+                alone: false,
             },
         )
     }
@@ -231,6 +233,7 @@ impl Stage {
                 pid: 1,
                 tid: 2,
                 born,
+                alone: false,
             },
         )
         .expect("the plan is possible")

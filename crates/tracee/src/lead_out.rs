@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use abi::{Addr, Span};
 use sys::ptrace::{self, Event, Registers};
 
-use crate::visit::{PATIENCE, padding};
+use crate::visit::{PATIENCE, padding_in};
 use crate::{Error, Result, Thread, call};
 
 /// How a berth begins: `mov r9, rax` (the function's result), `mov eax, 271` (ppoll).
@@ -40,16 +40,24 @@ enum Course {
 }
 
 /// Has a thread that was stopped inside `code`, the kernel's vDSO, run to the end of the function
-/// that it is in, whose return address stands on the stack at `slot`. `memory` is its process's
-/// /proc/PID/mem opened for reading and writing.
+/// that it is in, whose return address stands on the stack at `slot`. `bytes` are that code,
+/// `memory` is its process's /proc/PID/mem opened for reading and writing.
 ///
 /// Gives whether it is out; one that takes too long is left where it is.
 ///
 /// # Errors
 /// [`Error::Gone`], [`Error::Kernel`], [`Error::Astray`]; the thread goes on as it was then.
-pub fn lead_out(thread: &mut Thread, memory: &File, code: Span, slot: Addr) -> Result<bool> {
+pub fn lead_out(
+    thread: &mut Thread,
+    memory: &File,
+    (code, bytes): (Span, &[u8]),
+    slot: Addr,
+) -> Result<bool> {
     let tid = thread.tid;
-    let Some(berth) = padding(memory, code) else {
+    let tail = bytes
+        .last_chunk()
+        .filter(|_| bytes.len() as u64 == code.bytes());
+    let Some(berth) = tail.and_then(|tail| padding_in(tail, code.end)) else {
         return Ok(false);
     };
     let word = |at: Addr| {
@@ -138,7 +146,8 @@ impl Thread {
         self.borrowed = true;
         let berth = Span::new(berth, BERTH_BYTES as u64);
         let begun = Instant::now();
-        let mut pause = Duration::from_micros(5);
+        // It needs less, once it runs; each look whether it has arrived stops it for longer.
+        let mut pause = Duration::from_micros(30);
         loop {
             self.start()?;
             let fault = match self.run_for(pause)? {
@@ -236,6 +245,7 @@ impl Thread {
 mod tests {
     use super::*;
     use crate::testing::{memory, stop, vdso};
+    use crate::visit::padding;
     use std::process::{Child, Command, Stdio};
 
     /// A process that asks the vDSO for the time, over and over, and tells that time went back by
@@ -287,7 +297,11 @@ mod tests {
             let inside = step_into(pid, code);
             thread.saved.registers = inside;
             let slot = Addr(inside.rsp);
-            let led = lead_out(&mut thread, &mem, code, slot).expect("it is led out");
+            let mut bytes = vec![0; code.bytes() as usize];
+            mem.read_exact_at(&mut bytes, code.start.0)
+                .expect("its vDSO");
+            let led = lead_out(&mut thread, &mem, (code, &bytes), slot);
+            let led = led.expect("it is led out");
             assert!(led, "round {round}");
             let regs = ptrace::registers(pid).expect("registers");
             assert!(out(&regs) && regs == thread.saved.registers);

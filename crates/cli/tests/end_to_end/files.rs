@@ -83,3 +83,49 @@ fn another_version_of_a_program_is_noticed() {
     stillframe.restore(&by_size).must();
     assert!(program.is_alive());
 }
+
+/// A task and its child with two descriptors in common, on whose files each holds a lock of its
+/// own; what `execve` does to the descriptors is different in the child.
+const INHERITED: &str = r#"
+import fcntl, os, signal, sys
+one, two = [os.open(name, os.O_RDWR | os.O_CREAT) for name in sys.argv[1:3]]
+os.set_inheritable(one, True)
+fcntl.lockf(one, fcntl.LOCK_EX, 10, 0)
+if os.fork() == 0:
+    os.set_inheritable(one, False)
+    os.set_inheritable(two, True)
+    fcntl.lockf(two, fcntl.LOCK_EX, 20, 5)
+    open(sys.argv[3], "w").close()
+signal.pause()
+"#;
+
+#[test]
+fn what_is_a_tasks_own_of_a_shared_descriptor_survives() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let [one, two, ready] = ["one", "two", "ready"].map(|name| folder.path().join(name));
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", INHERITED])
+        .args([&one, &two, &ready])
+        .spawn();
+    program.wait_file(&ready);
+    let pid = program.pid();
+    wait_until("the tree", SOON, || program.tree().len() == 2);
+    let child = tree::children(pid)[0];
+    wait_until("both to wait", SOON, || {
+        tree::is_waiting(pid) && tree::is_waiting(child)
+    });
+    let told = || {
+        let files = [(pid, 3), (pid, 4), (child, 3), (child, 4)];
+        let text = |(pid, fd)| fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}"));
+        files.map(|file| text(file).expect("it is open"))
+    };
+    let before = told();
+    let locks = before.each_ref().map(|text| text.matches("POSIX").count());
+    assert_eq!(locks, [1, 0, 0, 1], "{before:?}");
+    stillframe.dump(pid, &["--file-locks"]).must();
+    stillframe.restore(&["--file-locks"]).must();
+    assert_eq!(told(), before);
+}

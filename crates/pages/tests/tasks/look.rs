@@ -3,7 +3,7 @@ use std::os::fd::AsFd;
 
 use abi::{Addr, Span};
 use pages::scan::{Area, Found, allocated};
-use pages::{PageMaps, Parent};
+use pages::{Kin, PageMaps};
 use rustix::thread::CapabilitySet;
 
 use crate::child::{Child, anonymous, part};
@@ -147,8 +147,8 @@ fn a_child_shares_what_neither_has_written() {
     let child = parent.ask(&format!("fork({}, 5, 6, 40)", span.start.0)) as i32;
     parent.put(span, 20, 77, 1);
     let spans = [part(span, 0, 30), part(span, 30, 34)];
-    let shared = Parent::new(parent.pid())
-        .shared_with(child, &spans, &mut PageMaps::default())
+    let shared = Kin::default()
+        .shared_with(parent.pid(), child, &spans, &mut PageMaps::default())
         .expect("a comparison");
     let shared = shared.common;
     let expected = [(0, 5), (7, 13), (21, 19), (41, 23)];
@@ -174,8 +174,8 @@ fn sharing_is_found_where_the_kernel_hides_it() {
         let span = parent.map("64", 64);
         parent.put(span, 0, 1, 64);
         let child = parent.ask(&format!("fork({}, 5, 6, 40)", span.start.0)) as i32;
-        let shared = Parent::new(parent.pid())
-            .shared_with(child, &[span], &mut PageMaps::default())
+        let shared = Kin::default()
+            .shared_with(parent.pid(), child, &[span], &mut PageMaps::default())
             .expect("a comparison");
         let shared = shared.common;
         let expected = [(0, 5), (7, 33), (41, 23)];

@@ -12,17 +12,22 @@ use crate::freeze::{Frozen, Task};
 use crate::records::Tree;
 use crate::{Error, Result};
 
-/// Checks what can be told of a whole tree without asking its tasks.
+/// The inode of the first pid namespace (`PROC_PID_INIT_INO`).
+const FIRST_PID_NAMESPACE: u64 = 0xefff_fffc;
+
+/// Checks what can be told of a whole tree without asking its tasks, and gives whether they are in
+/// the first pid namespace, which sees every process.
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`] naming the task.
-pub(super) fn check(frozen: &Frozen) -> Result<()> {
+pub(super) fn check(frozen: &Frozen) -> Result<bool> {
     let ours = own_namespaces()?;
     for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
         check_code(task)?;
         check_namespaces(task, &ours)?;
     }
-    sharing::check(frozen)
+    sharing::check(frozen)?;
+    Ok(ours.get("pid") == Some(&FIRST_PID_NAMESPACE))
 }
 
 /// The session must be led from inside of the tree, unless that is allowed.
@@ -98,31 +103,39 @@ fn own_namespaces() -> Result<HashMap<&'static str, u64>> {
     Ok(inodes)
 }
 
-/// Only tasks in this process's own namespaces are saved.
+/// Only tasks in this process's own namespaces are saved. In which pid namespace a task is need not
+/// be asked where its children are born into ours: they would be born into the task's own or one
+/// below it, and a task that has a number here is in ours or in one below.
 fn check_namespaces(task: &Task, ours: &HashMap<&str, u64>) -> Result<()> {
-    for name in NAMESPACES {
+    for name in NAMESPACES.iter().filter(|name| **name != "pid") {
         let kind = name.strip_suffix(FOR_CHILDREN);
         let Some(ours) = ours.get(kind.unwrap_or(name)) else {
             continue;
         };
-        let differs = match statat(&task.proc, format!("ns/{name}"), AtFlags::empty()) {
-            Ok(theirs) => theirs.st_ino != *ours,
-            // A new one for children that has no first process yet.
-            Err(Errno::NOENT) if name == "pid_for_children" => true,
-            Err(errno) => {
-                let doing = format!("cannot look at /proc/{}/ns/{name}", task.pid);
-                return Err(Error::kernel(doing, errno));
-            }
-        };
-        if differs {
+        if differs(task, name, *ours)? {
             let what = match kind {
-                Some(name) => format!("another {name} namespace for its children"),
-                None => format!("its own {name} namespace"),
+                Some(name) if name != "pid" || !differs(task, name, *ours)? => {
+                    format!("another {name} namespace for its children")
+                }
+                _ => format!("its own {} namespace", kind.unwrap_or(name)),
             };
             return Err(resources::Error::unsupported(task.pid, what).into());
         }
     }
     Ok(())
+}
+
+/// Whether a namespace of a task is another one than that with the inode `ours`.
+fn differs(task: &Task, name: &str, ours: u64) -> Result<bool> {
+    match statat(&task.proc, format!("ns/{name}"), AtFlags::empty()) {
+        Ok(theirs) => Ok(theirs.st_ino != ours),
+        // A new one for children that has no first process yet.
+        Err(Errno::NOENT) if name == "pid_for_children" => Ok(true),
+        Err(errno) => {
+            let doing = format!("cannot look at /proc/{}/ns/{name}", task.pid);
+            Err(Error::kernel(doing, errno))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -137,7 +150,7 @@ mod tests {
     #[track_caller]
     fn verdict(program: &Spawned) -> String {
         let frozen = freeze(program.pid().cast_signed(), None).expect("it can be stopped");
-        check(&frozen).map_or_else(|error| error.to_string(), |()| "fine".into())
+        check(&frozen).map_or_else(|error| error.to_string(), |_| "fine".into())
     }
 
     /// A static i386 program that does nothing but pause(2), for ever.

@@ -4,6 +4,7 @@ mod auxv;
 mod facts;
 mod files;
 mod fitness;
+mod flags;
 pub(crate) mod look;
 mod policies;
 mod segments;
@@ -41,6 +42,7 @@ use auxv::Auxv;
 use facts::ThreadFacts;
 use files::Files;
 pub(crate) use files::{Object, fetch};
+use flags::Flags;
 use look::Look;
 use policies::Policies;
 
@@ -72,11 +74,13 @@ pub(crate) fn collect(
     stay: bool,
     look: &mut dyn Look,
 ) -> Result<Inventory> {
-    fitness::check(frozen)?;
+    let sees_all = fitness::check(frozen)?;
+    let held = fd::locks::Held::new(sees_all);
     let mut found = Vec::new();
     let mut vdsos = vdso::Vdsos::default();
     for task in &mut frozen.tasks {
-        found.push(Found::new(task, stay, allow, (look, &found), &mut vdsos)?);
+        let known = (found.as_slice(), &held);
+        found.push(Found::new(task, stay, allow, (look, known), &mut vdsos)?);
     }
     let mut tree = Tree {
         tasks: found.iter().map(|found| found.node.clone()).collect(),
@@ -179,7 +183,7 @@ impl Found {
         task: &mut Task,
         stay: bool,
         allow: &Allow,
-        (look, before): (&mut dyn Look, &[Self]),
+        (look, (before, held)): (&mut dyn Look, (&[Self], &fd::locks::Held)),
         vdsos: &mut vdso::Vdsos,
     ) -> Result<Self> {
         let pid = task.pid;
@@ -212,7 +216,7 @@ impl Found {
         }
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
         let parent = parent.map(|one| (one.node.pid, one.rows.as_slice()));
-        found.rows = fd::table::read(pid, (task.proc.as_fd(), &task.spent), parent)?;
+        found.rows = fd::table::read(pid, (task.proc.as_fd(), &task.spent), parent, held)?;
         let memory = match vdso::lead_out(task, &found.vdso, &found.listed)? {
             Some(memory) => memory,
             None => uffd::open_memory(task)?,
@@ -275,6 +279,7 @@ impl Found {
             .map(Questions::new)
             .collect::<Result<Vec<_>>>()?;
         let brk = questions[0].script.call(Sysno::brk, [0u32.into()]);
+        let flags = Flags::ask(&self.rows, &mut questions[0].script);
         let policies = Policies::ask(task, &self.listed, &mut questions[0].script);
         let auxv = Auxv::ask(&mut questions[0].script);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
@@ -287,6 +292,7 @@ impl Found {
             let answers = questions.answers(facts.tid, outcome)?;
             if facts.tid == pid {
                 self.brk = answers.result(brk).cast_unsigned();
+                flags.answer(&mut self.rows, &answers);
                 policies.check(pid, &self.listed, &answers)?;
                 self.auxv = auxv.answer(&answers);
             }
@@ -325,7 +331,7 @@ impl Found {
             records.push(record(fd::tags::LOCKS, pid, payload));
         }
         let descriptors = std::mem::take(&mut self.rows).into_iter().map(|row| {
-            let (fd, close_on_exec) = (row.fd, row.cloexec);
+            let (fd, close_on_exec) = (row.fd, row.cloexec.expect("the task was asked"));
             let description = files.descriptor(pid, row)?.0;
             Ok(Descriptor {
                 fd,

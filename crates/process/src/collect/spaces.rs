@@ -87,7 +87,7 @@ impl Spaces {
     pub fn find_shared(&mut self, tree: &Tree) -> Result<()> {
         let position = self.own.iter().enumerate().map(|(at, own)| (own.0, at));
         let position = position.collect::<HashMap<_, _>>();
-        let mut parents = HashMap::new();
+        let mut kin = pages::Kin::default();
         for node in &tree.tasks[1..] {
             let (Some(child), true) =
                 (position.get(&node.pid), position.contains_key(&node.parent))
@@ -95,9 +95,7 @@ impl Spaces {
                 continue;
             };
             let own = &self.own[*child].1;
-            let parent = parents.entry(node.parent);
-            let parent = parent.or_insert_with(|| pages::Parent::new(node.parent));
-            let shared = parent.shared_with(node.pid, own, &mut self.maps)?;
+            let shared = kin.shared_with(node.parent, node.pid, own, &mut self.maps)?;
             self.alone.insert(node.pid, shared.alone);
             let shared = shared.common;
             let kind = RunKind::Same {

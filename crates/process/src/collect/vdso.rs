@@ -152,7 +152,7 @@ pub(super) fn lead_out(task: &mut Task, seen: &Seen, listed: &[Listed]) -> Resul
         let registers = thread.saved.registers;
         let slot = slot(&code, kernel, &registers);
         let led = match slot {
-            Some(slot) => tracee::lead_out(thread, &memory, kernel, slot)?,
+            Some(slot) => tracee::lead_out(thread, &memory, (kernel, &code), slot)?,
             None => false,
         };
         let tid = thread.tid;

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use abi::Span;
 use image::Reader;
 use resources::Born;
 use resources::fd;
@@ -491,10 +490,15 @@ impl<'a> Tasks<'a> {
             &self.descendants_born
         };
         let mut plan = ThreadPlan::default();
-        let leader = pid == tid;
+        let (leader, alone) = (pid == tid, self.births.len() == 1);
         let parts = PARTS.iter();
         for part in parts.filter(|part| leader || part.scope() == Scope::Thread) {
-            let who = resources::task::Planned { pid, tid, born };
+            let who = resources::task::Planned {
+                pid,
+                tid,
+                born,
+                alone,
+            };
             part.plan(thread.part(part.tag()), who, &mut plan)?;
         }
         let writes = plan.outside.drain(..);

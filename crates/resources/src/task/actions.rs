@@ -107,8 +107,14 @@ impl Part for Actions {
     fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
         let record: Record = decode(self, payload.unwrap_or_default())?;
         // A new process has no handlers, but goes on ignoring what the restorer ignores. First of
-        // all: where SIGCHLD is ignored, children that should be zombies vanish.
-        for signal in signals(who.born.ignored) {
+        // all: where SIGCHLD is ignored, children that should be zombies vanish. Others have their
+        // own actions or ends by signals; without them, what is ignored again need not be set twice.
+        let again = record
+            .actions
+            .iter()
+            .filter(|one| who.alone && one.handler == 1);
+        let again = again.map(|one| one.signal).collect::<Vec<_>>();
+        for signal in signals(who.born.ignored).filter(|signal| !again.contains(signal)) {
             set(
                 plan.at(Phase::Birth),
                 &Action {
@@ -208,6 +214,17 @@ mod tests {
         let payload = prost::Message::encode_to_vec(&Record {
             actions: vec![action],
         });
+        let who = |alone| Planned {
+            pid: 1,
+            tid: 1,
+            born: &born,
+            alone,
+        };
+        let mut plan = ThreadPlan::default();
+        let planned = Actions.plan(Some(&payload), who(true), &mut plan);
+        planned.expect("sound");
+        let first = plan.at(Phase::Birth).to_string();
+        assert!(first.starts_with("rt_sigaction(SIGCHLD") && first.lines().count() == 1);
         let plan = Stage::plan_with(&Actions, Some(&payload), &born).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Birth]

@@ -32,7 +32,11 @@ impl Part for IoFlusher {
         Scope::Thread
     }
 
-    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+    /// A leader's flags are known anyway, and show that it is none.
+    fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        if facts.tid() == facts.pid() && facts.stat()?.flags & FLAGS == 0 {
+            return Ok(Asked::default());
+        }
         let step = questions.attempt(Sysno::prctl, [PR_GET_IO_FLUSHER.into()]);
         Ok(Asked {
             steps: vec![step],
@@ -40,10 +44,13 @@ impl Part for IoFlusher {
         })
     }
 
-    /// A thread may only ask with the capability that it needs to set it; a leader's flags are
-    /// known anyway. (Another thread that gave the capability up since is taken for none.)
+    /// A thread may only ask with the capability that it needs to set it. (One that is no leader
+    /// and gave the capability up since is taken for none.)
     fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
-        let is_one = match answers.result(asked.steps[0]) {
+        let Some(step) = asked.steps.first() else {
+            return Ok(None);
+        };
+        let is_one = match answers.result(*step) {
             said @ 0.. => said != 0,
             _ if facts.tid() == facts.pid() => facts.stat()?.flags & FLAGS == FLAGS,
             _ => false,

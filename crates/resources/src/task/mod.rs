@@ -185,6 +185,8 @@ pub struct Planned<'a> {
     pub tid: i32,
     /// What it is born with, if no call changes it.
     pub born: &'a Born,
+    /// Whether its process is the only one that is made.
+    pub alone: bool,
 }
 
 impl Planned<'_> {
