@@ -11,7 +11,7 @@ use resources::fd::tcp::lock::Lock;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::collect::look::Look;
-use crate::collect::{Inventory, Object, collect};
+use crate::collect::{Contents, Inventory, Object, collect};
 use crate::freeze::{Body, Frozen, freeze};
 use crate::layer::Layer;
 use crate::sentinel::Sentinel;
@@ -250,8 +250,11 @@ pub(crate) fn of_object(object: Object) -> (Box<dyn Source>, Vec<Extent>) {
         Addr(0),
         object.len_bytes.next_multiple_of(PAGE_BYTES as u64),
     );
-    let allocated = pages::scan::allocated(std::os::fd::AsFd::as_fd(&object.file));
-    let spans = allocated.unwrap_or_else(|_| vec![whole]);
+    let allocated = match &object.contents {
+        Contents::File(file) => pages::scan::allocated(std::os::fd::AsFd::as_fd(file)).ok(),
+        Contents::Bytes(_) => None,
+    };
+    let spans = allocated.unwrap_or_else(|| vec![whole]);
     let spans = spans
         .iter()
         .map(|span| span.intersect(whole))
@@ -263,22 +266,40 @@ pub(crate) fn of_object(object: Object) -> (Box<dyn Source>, Vec<Extent>) {
         pages: span.pages(),
     });
     let extents = extents.collect();
-    (Box::new(Contents { file: object.file }), extents)
+    match object.contents {
+        Contents::File(file) => (Box::new(InFile(file)), extents),
+        Contents::Bytes(bytes) => (Box::new(AtHand(bytes)), extents),
+    }
+}
+
+/// Bytes that are at hand; the last page is filled up with zeros.
+struct AtHand(Vec<u8>);
+
+impl Source for AtHand {
+    fn read(&self, extents: &[Extent], mut buffer: &mut [u8]) -> pages::Result<()> {
+        for extent in extents {
+            let (part, rest) = buffer.split_at_mut(extent.bytes() as usize);
+            buffer = rest;
+            let there = self.0.get(extent.at.0 as usize..).unwrap_or_default();
+            let (filled, empty) = part.split_at_mut(there.len().min(part.len()));
+            filled.copy_from_slice(&there[..filled.len()]);
+            empty.fill(0);
+        }
+        Ok(())
+    }
 }
 
 /// An object that is read as a file; the last page is filled up with zeros.
-struct Contents {
-    file: OwnedFd,
-}
+struct InFile(OwnedFd);
 
-impl Source for Contents {
+impl Source for InFile {
     fn read(&self, extents: &[Extent], mut buffer: &mut [u8]) -> pages::Result<()> {
         for extent in extents {
             let (mut part, rest) = buffer.split_at_mut(extent.bytes() as usize);
             buffer = rest;
             let mut at = extent.at.0;
             while !part.is_empty() {
-                let got = rustix::io::pread(&self.file, &mut *part, at);
+                let got = rustix::io::pread(&self.0, &mut *part, at);
                 let got = got.map_err(|errno| pages::Error::Read {
                     pid: 0,
                     addr: Addr(at),

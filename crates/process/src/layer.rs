@@ -10,6 +10,7 @@ use pages::PageMaps;
 use pages::scan::{Area, Found};
 use pages::track::{self, intersect, subtract};
 use resources::map::listing::Listed;
+use resources::map::vdso::Vdso;
 use store::Store;
 use sys::uffd::Uffd;
 
@@ -76,6 +77,7 @@ impl Layer {
         let look: Box<dyn Looking> = if parent.is_some() {
             let owners = tracking.as_ref().map(Tracking::owners).transpose()?;
             Box::new(Tracked {
+                vdsos: over::vdsos(parent.as_ref().map(|(_, reader)| &**reader))?,
                 owners: owners.unwrap_or_default(),
                 prepared: Prepared::of(root)?,
                 unwritten: HashMap::new(),
@@ -114,6 +116,9 @@ impl Layer {
     /// # Errors
     /// [`crate::Error::Image`].
     pub fn inherit(&self, inventory: &mut Inventory, writer: &Writer) -> Result<u64> {
+        for (space, pages) in inventory.kept.drain(..) {
+            writer.inherit(space, 0, pages)?;
+        }
         let Some(unwritten) = self.look.unwritten() else {
             return Ok(0);
         };
@@ -187,6 +192,8 @@ impl Layer {
 /// Looks at a tree that was prepared and whose memory is tracked.
 struct Tracked {
     prepared: Prepared,
+    /// What the parent image has.
+    vdsos: Vec<Vdso>,
     /// By which the tasks' memory is tracked.
     owners: HashMap<i32, Uffd>,
     /// Pages that were not written since the last round, by task.
@@ -202,6 +209,10 @@ impl Look for Tracked {
             return Ok(listed);
         }
         Afresh.mappings(task)
+    }
+
+    fn vdsos(&self) -> &[Vdso] {
+        &self.vdsos
     }
 
     fn pages(&mut self, pid: i32, areas: &[Area], _: &mut PageMaps) -> Result<Vec<Found>> {

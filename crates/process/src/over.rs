@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use image::{Link, Reader, Writer};
+use image::{Link, Reader, SpaceId, Writer};
+use resources::map::vdso::{self, Vdso};
 use store::Store;
 
 use crate::{Error, Result};
@@ -43,4 +44,47 @@ pub(crate) fn writer(
         to_child: way(parent_dir, dir)?,
     };
     Ok(Writer::create_over(store, parent.clone(), link)?)
+}
+
+/// The vDSOs whose code is pages of an image.
+///
+/// # Errors
+/// [`resources::Error::Corrupt`].
+pub(crate) fn vdsos(image: Option<&Reader>) -> Result<Vec<Vdso>> {
+    let records = image.into_iter().flat_map(Reader::records);
+    let records = records.filter(|record| record.tag == vdso::TAG);
+    let mut all = Vec::new();
+    for record in records {
+        let vdso = vdso::read(&record.payload)?;
+        let pages = u64::from(vdso.len_bytes).div_ceil(abi::PAGE_BYTES);
+        let described = |space: u32| {
+            let runs = image
+                .into_iter()
+                .flat_map(|image| image.runs(SpaceId(space)));
+            runs.map(|run| u64::from(run.pages)).sum::<u64>() == pages
+        };
+        if vdso.space.is_some_and(described) {
+            all.push(vdso);
+        }
+    }
+    Ok(all)
+}
+
+/// Has an image of memory alone hand down what its parent has of vDSOs.
+///
+/// # Errors
+/// [`resources::Error::Corrupt`], [`Error::Image`].
+pub(crate) fn hand_down(writer: &Writer, parent: Option<&Reader>) -> Result<()> {
+    for (id, vdso) in (0..).zip(vdsos(parent)?) {
+        let space = SpaceId(vdso.space.expect("those that have one"));
+        let pages = u64::from(vdso.len_bytes).div_ceil(abi::PAGE_BYTES);
+        writer.inherit(space, 0, pages)?;
+        writer.record(image::Record {
+            tag: vdso::TAG,
+            version: 1,
+            id,
+            payload: prost::Message::encode_to_vec(&vdso),
+        });
+    }
+    Ok(())
 }

@@ -284,6 +284,21 @@ impl Saved<'_> {
         }
     }
 
+    /// Reads the code of those vDSOs that are not this host's, `own`, from the image.
+    ///
+    /// # Errors
+    /// [`Error::Image`], also where an image that has their pages is missing; a code that is
+    /// nowhere is corrupt.
+    pub fn read_vdsos(&mut self, reader: &Reader, own: Option<&[u8]>) -> Result<()> {
+        let needed = |vdso: &&mut Vdso| Some(vdso.build_id.as_slice()) != own;
+        for vdso in self.vdsos.iter_mut().filter(needed) {
+            let Some(space) = vdso.space else { continue };
+            let len = vdso.len_bytes as usize;
+            vdso.code = crate::build::space_bytes(reader, image::SpaceId(space), len)?;
+        }
+        Ok(())
+    }
+
     /// The code of the vDSO with this build id.
     pub fn vdso_code(&self, build_id: &[u8]) -> Option<&[u8]> {
         let mut all = self.vdsos.iter();

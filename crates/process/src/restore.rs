@@ -31,7 +31,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let began = Instant::now();
     let store = store::Directory::open(&options.images_dir).map_err(Error::Store)?;
     let reader = Arc::new(Reader::open(&store)?);
-    let saved = Saved::read(&reader)?;
+    let mut saved = Saved::read(&reader)?;
     observer
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
@@ -42,6 +42,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         born = Born::read()?;
     }
     reader.open_ancestors()?;
+    saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
     loop {
         match bring_back(options, &reader, (&saved, &born), began, observer) {
             Err(Error::Taken { pid }) if wait_gone(pid, began + PATIENCE) => {
@@ -111,7 +112,8 @@ fn bring_back(
 pub fn plan(options: &RestoreOptions) -> Result<String> {
     let store = store::Directory::open(&options.images_dir).map_err(Error::Store)?;
     let reader = Reader::open(&store)?;
-    let saved = Saved::read(&reader)?;
+    let mut saved = Saved::read(&reader)?;
+    saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
     let setting = Setting {
         parent: 0,
         ..setting(options, &saved, Born::read()?)?

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use resources::map::memory::Special;
-use resources::map::vdso::{Host, Part, elf::Elf, found};
+use resources::map::vdso::{self, Host, Part, elf::Elf, found};
 use sys::ptrace::{self, Event};
 use testkit::needs_root;
 use testkit::subject::Subject;
@@ -169,6 +169,71 @@ fn a_proxy_of_this_kernels_vdso_becomes_the_vdso_again() {
         stillframe.cycle(1, &subject, &[]);
         assert_eq!(subject.ask("check all"), "right");
         assert_one(subject.pid(), address, false);
+    }
+}
+
+/// Dumps a subject twice, the second image a layer over the first: it has none of the vDSO's code
+/// itself, brings the subject back, and has all of it when the two are merged.
+#[track_caller]
+fn layered(subject: &Subject, is_proxy: bool) {
+    let stillframe = stillframe();
+    let top = stillframe.images().to_owned();
+    let base = top.with_file_name("base");
+    let first = crate::stillframe().images_at(&base);
+    let address = subject.ask_number("address");
+    first.dump(subject.pid(), &["--leave-running"]).must();
+    let over = ["--prev-images-dir", "../base"];
+    stillframe.dump(subject.pid(), &over).must();
+    let code = |inherited: bool| {
+        let store = store::Directory::open(&top).expect("there is an image");
+        let reader = image::Reader::open(&store).expect("it is whole");
+        let records = reader.records().iter();
+        let mut vdsos = records.filter(|record| record.tag == vdso::TAG);
+        let vdso = vdso::read(&vdsos.next().expect("one").payload).expect("sound");
+        assert_eq!((vdsos.next(), vdso.code.len()), (None, 0));
+        let space = image::SpaceId(vdso.space.expect("its code is pages"));
+        let runs = reader.runs(space).collect::<Vec<_>>();
+        let pages = runs.iter().map(|run| u64::from(run.pages)).sum::<u64>();
+        assert_eq!(pages, u64::from(vdso.len_bytes).div_ceil(4096));
+        let older = |run: &image::Run| matches!(run.kind, image::RunKind::Parent(_));
+        assert!(runs.iter().all(|run| older(run) == inherited), "{runs:?}");
+    };
+    code(true);
+    let back = || {
+        stillframe.restore(&[]).must();
+        assert_eq!(subject.ask("check all"), "right");
+        assert_one(subject.pid(), address, is_proxy);
+    };
+    if is_proxy {
+        let away = base.with_file_name("away");
+        fs::rename(&base, &away).expect("it can be moved");
+        let _ = stillframe.restore(&[]).must_fail().names(&["../base"]);
+        fs::rename(&away, &base).expect("it can be moved");
+    }
+    back();
+    let other = crate::stillframe();
+    other.dump(subject.pid(), &[]).must();
+    let mut merge = stillframe.command(&["merge"]);
+    let merged = merge.arg(&top).output().expect("it is started");
+    let told = String::from_utf8_lossy(&merged.stderr);
+    assert!(merged.status.success(), "{told}");
+    fs::remove_dir_all(&base).expect("it is there");
+    code(false);
+    back();
+}
+
+#[test]
+fn a_layer_has_its_parents_vdso() {
+    needs_root!();
+    if stillframe().is_peer() {
+        return;
+    }
+    layered(&clock("moved", own(), &[]), false);
+    for suite in ["bookworm", "trixie"] {
+        let file = format!("{FOREIGN}/{suite}.so");
+        if let Ok(code) = fs::read(&file) {
+            layered(&clock("foreign", &code, &[&file]), true);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use abi::Span;
 
 use super::blocks::{Block, State, bits_of, block_of};
 use super::task::Task;
-use crate::{PageMaps, Parent, Result};
+use crate::{Kin, PageMaps, Result};
 
 /// A task and the one that it has pages of.
 pub struct Family {
@@ -32,7 +32,8 @@ impl Family {
         let spans = child.book().blocks.stale_spans(areas);
         let mut maps = PageMaps::default();
         let mut look = |spans: &[Span]| -> Result<Vec<Span>> {
-            let shared = Parent::new(parent.pid).shared_with(child.pid, spans, &mut maps);
+            let kin = &mut Kin::default();
+            let shared = kin.shared_with(parent.pid, child.pid, spans, &mut maps);
             Ok(shared?.common)
         };
         // A page that was moved by the kernel may have left its number to another: of that the

@@ -21,8 +21,16 @@ use crate::Result;
 /// An object whose contents are stored as a space of their own.
 pub(crate) struct Object {
     pub space: SpaceId,
-    pub file: OwnedFd,
+    pub contents: Contents,
     pub len_bytes: u64,
+}
+
+/// What an object has in it.
+pub(crate) enum Contents {
+    /// What this file has.
+    File(OwnedFd),
+    /// These bytes.
+    Bytes(Vec<u8>),
 }
 
 /// Spaces of objects have numbers that no pid has.
@@ -313,7 +321,7 @@ impl DumpContext for Context<'_, '_> {
         let space = SpaceId(FIRST_OBJECT + count);
         self.described.objects.push(Object {
             space,
-            file,
+            contents: Contents::File(file),
             len_bytes,
         });
         Ok(space.0)

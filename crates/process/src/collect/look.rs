@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use pages::PageMaps;
 use pages::scan::{Area, Found};
 use resources::map::listing::{self, Listed};
+use resources::map::vdso::Vdso;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use sys::close::Later;
 use sys::proc::Stat;
@@ -20,6 +21,11 @@ pub(crate) trait Look {
 
     /// Finds the pages to be stored of a stopped task's `areas`, and their guard regions.
     fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>>;
+
+    /// The vDSOs whose pages the image that the new one is over has.
+    fn vdsos(&self) -> &[Vdso] {
+        &[]
+    }
 }
 
 /// Looks at everything while the tree is stopped.

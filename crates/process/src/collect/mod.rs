@@ -41,7 +41,7 @@ use crate::{Error, Result, track, uffd};
 use auxv::Auxv;
 use facts::ThreadFacts;
 use files::Files;
-pub(crate) use files::{Object, fetch};
+pub(crate) use files::{Contents, Object, fetch};
 use flags::Flags;
 use look::Look;
 use policies::Policies;
@@ -57,6 +57,8 @@ pub(crate) struct Inventory {
     pub same: Vec<Run>,
     /// Contents of shared memory and deleted files.
     pub objects: Vec<Object>,
+    /// What the parent image has: spaces and how many pages from the first on.
+    pub kept: Vec<(SpaceId, u64)>,
     /// To be called when the dump fails later.
     pub undo: Vec<Box<dyn FnOnce()>>,
     /// Keeps the tree's TCP connections quiet.
@@ -107,7 +109,8 @@ pub(crate) fn collect(
     let described = files::describe(files, allow)?;
     check_terminals(&tree, &described.records)?;
     records.extend(described.records);
-    records.extend(vdsos.records());
+    let mut objects = described.objects;
+    let kept = vdsos.store(look.vdsos(), &mut records, &mut objects);
     let copies = spaces.copies();
     let (memory, same) = spaces.into_parts();
     Ok(Inventory {
@@ -115,7 +118,8 @@ pub(crate) fn collect(
         memory,
         copies,
         same,
-        objects: described.objects,
+        objects,
+        kept,
         undo: described.undo,
         lock: described.lock,
     })

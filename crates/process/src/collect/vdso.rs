@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use abi::{Addr, Span};
-use image::Record;
+use image::{Record, SpaceId};
 use prost::Message;
 use resources::map::listing::{Backing, Listed};
 use resources::map::vdso::elf::Elf;
@@ -12,6 +12,7 @@ use resources::map::vdso::{self, Vdso, found, unwind};
 use sys::ptrace::Registers;
 use tracee::Thread;
 
+use super::{Contents, Object};
 use crate::freeze::{Body, Task};
 use crate::{Error, Result, uffd};
 
@@ -87,14 +88,52 @@ impl Vdsos {
         self.all.push(Vdso {
             build_id: build_id.to_vec(),
             code,
+            ..Vdso::default()
         });
         Ok(())
     }
 
-    /// The records of the image.
-    pub fn records(self) -> impl Iterator<Item = Record> {
-        let all = (0..).zip(self.all);
-        all.map(|(id, vdso)| super::record(vdso::TAG, id, vdso.encode_to_vec()))
+    /// Adds the records of the image and the objects that the code is stored as; gives the spaces
+    /// of what the parent image, which has those `before`, has already, and their pages.
+    pub fn store(
+        self,
+        before: &[Vdso],
+        records: &mut Vec<Record>,
+        objects: &mut Vec<Object>,
+    ) -> Vec<(SpaceId, u64)> {
+        let used = before.iter().filter_map(|vdso| vdso.space);
+        let mut free = used
+            .max()
+            .map_or(vdso::FIRST_SPACE, |last| last.saturating_add(1));
+        let mut kept = Vec::new();
+        for (id, vdso) in (0..).zip(self.all) {
+            let len_bytes = u32::try_from(vdso.code.len()).expect("at most BYTES_MAX");
+            let same = |one: &&Vdso| {
+                !vdso.build_id.is_empty()
+                    && (&one.build_id, one.len_bytes) == (&vdso.build_id, len_bytes)
+            };
+            let known = before.iter().find(same).and_then(|one| one.space);
+            let space = known.unwrap_or(free);
+            if known.is_some() {
+                let pages = u64::from(len_bytes).div_ceil(abi::PAGE_BYTES);
+                kept.push((SpaceId(space), pages));
+            } else {
+                free += 1;
+                objects.push(Object {
+                    space: SpaceId(space),
+                    contents: Contents::Bytes(vdso.code),
+                    len_bytes: len_bytes.into(),
+                });
+            }
+            let stored = Vdso {
+                build_id: vdso.build_id,
+                code: Vec::new(),
+                space: Some(space),
+                len_bytes,
+            };
+            records.push(super::record(vdso::TAG, id, stored.encode_to_vec()));
+        }
+        kept
     }
 }
 

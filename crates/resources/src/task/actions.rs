@@ -107,8 +107,8 @@ impl Part for Actions {
     fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
         let record: Record = decode(self, payload.unwrap_or_default())?;
         // A new process has no handlers, but goes on ignoring what the restorer ignores. First of
-        // all: where SIGCHLD is ignored, children that should be zombies vanish. Others have their
-        // own actions or ends by signals; without them, what is ignored again need not be set twice.
+        // all: where SIGCHLD is ignored, children that should be zombies vanish. Other tasks have
+        // their own actions or end by signals; if there are none, what stays ignored is set once.
         let again = record
             .actions
             .iter()

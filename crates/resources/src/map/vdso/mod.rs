@@ -23,6 +23,9 @@ pub use host::{Host, Part};
 /// The record's number in images.
 pub const TAG: u16 = 301;
 
+/// Spaces of vDSOs have numbers from here on, which neither tasks nor objects have.
+pub const FIRST_SPACE: u32 = 0xffff_0000;
+
 /// More bytes than the code or the data of any vDSO has.
 pub const BYTES_MAX: u64 = 1 << 20;
 
@@ -32,9 +35,16 @@ pub struct Vdso {
     /// The build id in its ELF notes; empty if it has none.
     #[prost(bytes = "vec", tag = "1")]
     pub build_id: Vec<u8>,
-    /// Its bytes in memory from the first on; what follows them is zero.
+    /// Its bytes in memory from the first on, what follows them is zero; empty where they are
+    /// pages of the image.
     #[prost(bytes = "vec", tag = "2")]
     pub code: Vec<u8>,
+    /// The space that the bytes are the pages of: a layer has those of its parent.
+    #[prost(uint32, optional, tag = "3")]
+    pub space: Option<u32>,
+    /// How many bytes of that space.
+    #[prost(uint32, tag = "4")]
+    pub len_bytes: u32,
 }
 
 /// How a task's vDSO comes back.
@@ -130,9 +140,16 @@ pub fn check(memory: &Memory) -> Result<()> {
 /// [`Error::Corrupt`].
 pub fn read(payload: &[u8]) -> Result<Vdso> {
     let vdso = Vdso::decode(payload).map_err(|e| Error::corrupt("vdso", e.to_string()))?;
-    if vdso.code.len() as u64 > BYTES_MAX {
-        let what = format!("has {} bytes of code", vdso.code.len());
+    let len_bytes = (vdso.code.len() as u64).max(vdso.len_bytes.into());
+    if len_bytes > BYTES_MAX {
+        let what = format!("has {len_bytes} bytes of code");
         return Err(Error::corrupt("vdso", what));
+    }
+    if vdso.space.is_some_and(|space| space < FIRST_SPACE) {
+        return Err(Error::corrupt(
+            "vdso",
+            "its code is in a space of something else",
+        ));
     }
     Ok(vdso)
 }
