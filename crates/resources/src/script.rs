@@ -105,7 +105,7 @@ pub struct Step {
 pub struct Script {
     /// The steps in order; the blob's end is added by [`Script::compile`].
     pub steps: Vec<Step>,
-    data: Vec<u8>,
+    pub(crate) data: Vec<u8>,
     fixes: Vec<(DataAt, Arg, Width)>,
 }
 

@@ -8,6 +8,7 @@ mod flags;
 pub(crate) mod look;
 mod policies;
 mod segments;
+mod semaphores;
 mod sharing;
 mod spaces;
 mod stops;
@@ -45,6 +46,7 @@ pub(crate) use files::{Contents, Object, fetch};
 use flags::Flags;
 use look::Look;
 use policies::Policies;
+use semaphores::Semaphores;
 
 /// What was found, ready to be written.
 pub(crate) struct Inventory {
@@ -286,6 +288,7 @@ impl Found {
         let flags = Flags::ask(&self.rows, &mut questions[0].script);
         let policies = Policies::ask(task, &self.listed, &mut questions[0].script);
         let auxv = Auxv::ask(&mut questions[0].script);
+        let semaphores = Semaphores::ask(&self.rows, &mut questions[0].script);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
         let batches = batches.collect::<Vec<_>>();
         let mut visit = self.prepare_visit(threads, memory)?;
@@ -299,6 +302,7 @@ impl Found {
                 flags.answer(&mut self.rows, &answers);
                 policies.check(pid, &self.listed, &answers)?;
                 self.auxv = auxv.answer(&answers);
+                semaphores.answer(&mut self.rows, &answers);
             }
             questions.records(facts, &answers, &mut self.records)?;
         }

@@ -74,6 +74,13 @@ impl Listed {
         self.flags.contains(flag)
     }
 
+    /// Whether pages are locked when they are brought in (`MLOCK_ONFAULT`). Of locked memory, the
+    /// older kernels say so by a code that they have no letters for.
+    #[must_use]
+    pub fn locks_on_fault(&self) -> bool {
+        self.has(b"lf") || self.has(b"lo") && self.has(b"??")
+    }
+
     /// Whether some of its own pages may be another process's as well, by copy-on-write since a
     /// fork; a file's clean pages are everybody's.
     #[must_use]
@@ -185,6 +192,16 @@ fn header(line: &[u8]) -> Option<Listed> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_locked_when_touched_is_told_by_older_kernels_too() {
+        let locked = |flags: &str| {
+            let text = format!("1000-3000 rw-p 00000000 00:00 0 \nVmFlags: {flags} \n");
+            parse(text.as_bytes()).expect("a list")[0].locks_on_fault()
+        };
+        assert!(locked("rd wr lo lf") && locked("rd wr lo ??"));
+        assert!(!locked("rd wr lo") && !locked("rd wr ??"));
+    }
 
     #[test]
     fn own_listing_is_understood() {

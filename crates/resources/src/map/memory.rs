@@ -171,7 +171,7 @@ impl Memory {
 /// What [`Memory::lock_future`] is, as a mapping shows that was just made.
 #[must_use]
 pub fn lock_future(fresh: &Listed) -> u32 {
-    match (fresh.has(b"lo"), fresh.has(b"lf")) {
+    match (fresh.has(b"lo"), fresh.locks_on_fault()) {
         (true, true) => MCL_FUTURE | MCL_ONFAULT,
         (true, false) => MCL_FUTURE,
         _ => 0,
@@ -288,7 +288,7 @@ impl Mapping {
             file,
             special: special as i32,
             advice: advice.map(|(_, advice)| *advice).collect(),
-            locked: match (listed.has(b"lo"), listed.has(b"lf")) {
+            locked: match (listed.has(b"lo"), listed.locks_on_fault()) {
                 (true, true) => 2,
                 (true, false) => 1,
                 _ => 0,
