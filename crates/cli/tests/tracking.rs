@@ -135,11 +135,15 @@ fn trackers(folder: &Path) -> Vec<u32> {
     pids.filter(of_folder).collect()
 }
 
+fn has(feature: &str) -> bool {
+    let mut check = std::process::Command::new(env!("CARGO_BIN_EXE_stillframe"));
+    let check = check.args(["check", "--feature", feature]);
+    check.output().expect("it starts").status.success()
+}
+
 macro_rules! needs_tracking {
     () => {
-        let mut check = std::process::Command::new(env!("CARGO_BIN_EXE_stillframe"));
-        let check = check.args(["check", "--feature", "uffd_wp_async"]);
-        if !check.output().expect("it starts").status.success() {
+        if !["uffd_wp_async", "mem_dirty_track"].into_iter().any(has) {
             testkit::skip!("the kernel cannot track writes");
         }
     };

@@ -35,6 +35,7 @@
 
 mod buffer;
 mod crew;
+pub mod dirty;
 mod drain;
 mod equal;
 mod error;

@@ -134,7 +134,7 @@ fn look(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
     match look_tracked(map, area, reset) {
         // All of it must be tracked in the moment in which it is looked at: what is not may have
         // marks that are not kept.
-        Err(error) if is(&error, Errno::PERM) => untracked(map, area),
+        Err(error) if is(&error, Errno::PERM) || is(&error, Errno::NOTTY) => untracked(map, area),
         found => found,
     }
 }
@@ -174,6 +174,8 @@ fn is_tracked(map: &Pagemap, span: Span) -> io::Result<bool> {
     match map.scan(page, &WRITTEN, Action::CHECK_TRACKED, &mut [Region::EMPTY]) {
         Ok(_) => Ok(true),
         Err(error) if is(&error, Errno::PERM) => Ok(false),
+        // The kernel cannot track.
+        Err(error) if is(&error, Errno::NOTTY) => Ok(false),
         Err(error) => Err(error),
     }
 }

@@ -337,8 +337,11 @@ fn look(task: &Task, tid: i32, clocks: &mut Clocks) -> Before {
 fn ended(task: Task, error: tracee::Error) -> Result<Task> {
     let pid = task.pid;
     if state(&task).is_ok_and(|state| state == b'Z') {
-        if task.numbers("task")?.len() == 1 {
-            return Ok(task);
+        match task.numbers("task")?.len() {
+            // Its parent has just waited for it.
+            0 => return Err(Error::Gone { pid }),
+            1 => return Ok(task),
+            _ => {}
         }
         log::debug!("{error}");
         let what = "its first thread has ended and others run on".to_owned();

@@ -17,7 +17,7 @@ use sys::uffd::Uffd;
 use crate::collect::Inventory;
 use crate::collect::look::{Afresh, Look, Prepared};
 use crate::freeze::{Frozen, Task};
-use crate::track::{Inheritance, Tracking, are_watched, count, is_ours, merge};
+use crate::track::{Cleared, Inheritance, Tracking, Way, are_watched, count, is_ours, merge};
 use crate::{Afterwards, DumpOptions, Result, over, room};
 
 /// Lists of a stopped tree: what they take of memory, and what they take more for each run of the
@@ -76,9 +76,11 @@ impl Layer {
         }
         let look: Box<dyn Looking> = if parent.is_some() {
             let owners = tracking.as_ref().map(Tracking::owners).transpose()?;
+            let cleared = tracking.as_ref().map(Cleared::of);
             Box::new(Tracked {
                 vdsos: over::vdsos(parent.as_ref().map(|(_, reader)| &**reader))?,
                 owners: owners.unwrap_or_default(),
+                cleared: cleared.unwrap_or_default(),
                 prepared: Prepared::of(root)?,
                 unwritten: HashMap::new(),
             })
@@ -163,6 +165,9 @@ impl Layer {
         let mapped = tracking.enroll(frozen)?;
         tracking.begin()?;
         for mapped in &mapped {
+            if Way::here() == Way::Bits {
+                continue;
+            }
             tracking.lift_marks(mapped)?;
             let own = inventory.memory.iter().filter(|own| own.pid == mapped.pid);
             let spans = own.flat_map(|own| own.extents.iter().map(pages::Extent::span));
@@ -196,12 +201,17 @@ struct Tracked {
     vdsos: Vec<Vdso>,
     /// By which the tasks' memory is tracked.
     owners: HashMap<i32, Uffd>,
+    /// Whose soft-dirty bits tell, on kernels where those are used.
+    cleared: Cleared,
     /// Pages that were not written since the last round, by task.
     unwritten: HashMap<i32, Vec<Span>>,
 }
 
 impl Look for Tracked {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
+        if Way::here() == Way::Bits {
+            return Afresh.mappings(task);
+        }
         let listed = self.prepared.mappings(task)?;
         // A mapping that was replaced by one of the same kind in the same place looks as before,
         // but is not tracked any more.
@@ -216,9 +226,12 @@ impl Look for Tracked {
     }
 
     fn pages(&mut self, pid: i32, areas: &[Area], _: &mut PageMaps) -> Result<Vec<Found>> {
-        let found = track::tracked(pid, areas, false)?;
         let unwritten = self.unwritten.entry(pid).or_default();
         unwritten.clear();
+        if let Some(found) = self.cleared.look(pid, areas, unwritten)? {
+            return Ok(found);
+        }
+        let found = track::tracked(pid, areas, false)?;
         let owner = self.owners.get(&pid);
         let found = found.into_iter().zip(areas).map(|(found, area)| {
             // What somebody else tracks may have been written before they looked.

@@ -52,6 +52,7 @@ const SHORT: Duration = Duration::from_millis(1);
 pub(crate) fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpReport> {
     let began = Instant::now();
     let root = options.tree;
+    check_kernel(root.as_raw_nonzero().get())?;
     crate::room::within_the_hard_limit();
     observer
         .stage(Stage::PreDump, Some(root))
@@ -69,6 +70,16 @@ pub(crate) fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result
         dump.round()?;
     }
     unreachable!("the last instant is copied while the tree is stopped")
+}
+
+/// Pages must be found and protected in one call.
+fn check_kernel(root: i32) -> Result<()> {
+    let scan = sys::features::named("pagemap_scan").expect("it is on the list");
+    scan.probe().map(drop).map_err(|why| {
+        log::debug!("{why}");
+        let what = "a live dump on a kernel without PAGEMAP_SCAN (before Linux 6.7)".to_owned();
+        resources::Error::unsupported(root, what).into()
+    })
 }
 
 /// A live dump on its way.

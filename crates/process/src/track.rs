@@ -5,6 +5,8 @@
 //! to be as it was is read: mappings that are new, have moved or cannot be registered, tasks that
 //! have called execve(2), and everything after a round that failed.
 
+mod bits;
+
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 
@@ -17,14 +19,17 @@ use rustix::io::Errno;
 use sys::kcmp::{self, Shared};
 use sys::uffd::{Features, Modes, Uffd};
 
+pub(crate) use self::bits::{Cleared, Way};
 use crate::freeze::{Frozen, Task};
-use crate::tracker::{Client, TrackedTask};
+use crate::tracker::{Client, Means, TrackedTask};
 use crate::{Error, Result, uffd};
 
 /// The memory of one task as it was listed while the task was stopped.
 pub(crate) struct Mapped {
     pub pid: i32,
     maps: Vec<Map>,
+    /// What soft-dirty bits told while it was stopped.
+    changes: Option<Changes>,
 }
 
 /// A mapping in which a task may have pages of its own.
@@ -47,7 +52,7 @@ enum By {
 }
 
 /// What a task's pages are, in ascending order.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
     /// To be read.
     pub written: Vec<Span>,
@@ -66,8 +71,9 @@ impl Tracking {
     /// none.
     ///
     /// # Errors
-    /// Those of [`Client::find_or_start`].
+    /// Those of [`Way::check`] and [`Client::find_or_start`].
     pub fn start(root: i32) -> Result<Self> {
+        Way::here().check(root)?;
         Client::find_or_start(root).map(Self::new)
     }
 
@@ -117,27 +123,32 @@ impl Tracking {
                 .iter()
                 .position(|known| (known.pid, known.start_ticks) == (task.pid, start_ticks));
             let held = at.map(|at| known.swap_remove(at));
+            if Way::here() == Way::Bits {
+                all.extend(self.take_bits((mapped, start_ticks), held)?);
+                continue;
+            }
             // One of a memory that the task has left by execve(2) is of no use.
             let known = mapped.are_tracked()?;
             let of_use = mapped.maps.iter().zip(&known);
             let of_use = of_use
                 .filter(|(map, _)| map.tracked)
                 .any(|(_, known)| *known);
-            let tracked = match held.filter(|_| of_use) {
-                Some(held) => held,
-                None => TrackedTask {
-                    pid: task.pid,
-                    start_ticks,
-                    uffd: uffd::userfaultfd(task, &listed, true, Features::WP_ASYNC)?,
-                },
+            let held = held.filter(|_| of_use).map(|held| held.by);
+            let uffd = match held {
+                Some(Means::Protection(uffd)) => uffd,
+                _ => uffd::userfaultfd(task, &listed, true, Features::WP_ASYNC)?,
             };
             if self.client.image.is_some() && mapped.has_new(&known) {
                 // Should this round end before the marks in what is new are lifted, the next one
                 // must not take what is registered then for known.
                 self.client.begin()?;
             }
-            mapped.register(&tracked, &known);
-            self.tasks.push(tracked);
+            mapped.register(&uffd, &known);
+            self.tasks.push(TrackedTask {
+                pid: task.pid,
+                start_ticks,
+                by: Means::Protection(uffd),
+            });
             all.push(mapped);
         }
         Ok(all)
@@ -160,7 +171,8 @@ impl Tracking {
     /// # Errors
     /// [`Error::Pages`], [`Error::Kernel`].
     pub fn lift_marks(&self, mapped: &Mapped) -> Result<()> {
-        let Some(task) = self.tasks.iter().find(|task| task.pid == mapped.pid) else {
+        let task = self.tasks.iter().find(|task| task.pid == mapped.pid);
+        let Some(uffd) = task.and_then(|task| task.by.uffd()) else {
             return Ok(());
         };
         // Where writes are not all known, a round may have ended before this: no mark is trusted.
@@ -173,10 +185,11 @@ impl Tracking {
             marked => marked?,
         };
         for span in marked {
-            match lift(&task.uffd, span) {
+            match lift(uffd, span) {
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => break,
                 lifted => lifted.map_err(|error| {
-                    let doing = format!("cannot lift the protection of {span} of pid {}", task.pid);
+                    let doing =
+                        format!("cannot lift the protection of {span} of pid {}", mapped.pid);
                     Error::kernel(doing, error)
                 })?,
             }
@@ -189,6 +202,9 @@ impl Tracking {
     /// # Errors
     /// [`Error::Pages`].
     pub fn look(&self, mapped: &Mapped) -> Result<Option<Changes>> {
+        if let Some(changes) = &mapped.changes {
+            return Ok(Some(changes.clone()));
+        }
         let mut changes = Changes::default();
         for reset in [true, false] {
             let maps = mapped.maps.iter();
@@ -218,12 +234,14 @@ impl Tracking {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn owners(&self) -> Result<HashMap<i32, Uffd>> {
-        let owner = |task: &TrackedTask| {
-            let fd = task.uffd.as_fd().try_clone_to_owned();
+        let owner = |(pid, uffd): (i32, &Uffd)| {
+            let fd = uffd.as_fd().try_clone_to_owned();
             let fd = fd.map_err(|error| Error::kernel("cannot keep a userfaultfd", error))?;
-            Ok((task.pid, fd.into()))
+            Ok((pid, fd.into()))
         };
-        self.tasks.iter().map(owner).collect()
+        let tasks = self.tasks.iter();
+        let uffds = tasks.filter_map(|task| Some((task.pid, task.by.uffd()?)));
+        uffds.map(owner).collect()
     }
 }
 
@@ -276,7 +294,11 @@ impl Mapped {
                 by: By::Nobody,
             });
         }
-        Ok(Self { pid, maps })
+        Ok(Self {
+            pid,
+            maps,
+            changes: None,
+        })
     }
 
     /// Which of it is tracked.
@@ -292,13 +314,13 @@ impl Mapped {
     }
 
     /// Registers what is to be tracked, and finds what of the `known` somebody else tracks.
-    fn register(&mut self, task: &TrackedTask, known: &[bool]) {
+    fn register(&mut self, uffd: &Uffd, known: &[bool]) {
         for (map, known) in self.maps.iter_mut().zip(known) {
             if !*known && !map.tracked {
                 continue;
             }
             // One that is of a kind that cannot be tracked, or somebody else's, is read in full.
-            match task.uffd.register(map.area.span, Modes::WP) {
+            match uffd.register(map.area.span, Modes::WP) {
                 Ok(()) => map.by = if *known { By::Us } else { By::UsNow },
                 Err(error) => {
                     map.by = if *known { By::Another } else { By::Nobody };

@@ -105,6 +105,12 @@ impl std::fmt::Debug for Region {
 pub struct Entry(u64);
 
 impl Entry {
+    /// The entry of that value.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
     /// The page is in memory.
     #[must_use]
     pub const fn is_present(self) -> bool {
@@ -127,6 +133,13 @@ impl Entry {
     #[must_use]
     pub const fn is_guard(self) -> bool {
         self.0 >> 58 & 1 == 1
+    }
+
+    /// Written since the soft-dirty bits were cleared, or in a mapping that is newer than that;
+    /// never where the kernel has no such bits.
+    #[must_use]
+    pub const fn is_soft_dirty(self) -> bool {
+        self.0 >> 55 & 1 == 1
     }
 
     /// Only one mapping has the page.

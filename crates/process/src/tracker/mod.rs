@@ -15,7 +15,7 @@ mod server;
 mod wire;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use image::ImageId;
@@ -44,8 +44,36 @@ pub(crate) struct TrackedTask {
     pub pid: i32,
     /// When it was started.
     pub start_ticks: u64,
+    /// By what its memory is tracked.
+    pub by: Means,
+}
+
+/// By what a task's memory is tracked, with a descriptor of it.
+#[derive(Debug)]
+pub(crate) enum Means {
     /// The userfaultfd with which its memory is registered.
-    pub uffd: Uffd,
+    Protection(Uffd),
+    /// Soft-dirty bits, which only one tracker may clear; the claim to them.
+    Bits(OwnedFd),
+}
+
+impl Means {
+    /// The userfaultfd, if it is one.
+    pub fn uffd(&self) -> Option<&Uffd> {
+        match self {
+            Self::Protection(uffd) => Some(uffd),
+            Self::Bits(_) => None,
+        }
+    }
+}
+
+impl AsFd for Means {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Protection(uffd) => uffd.as_fd(),
+            Self::Bits(claim) => claim.as_fd(),
+        }
+    }
 }
 
 /// A conversation with the tracker of a tree.
@@ -95,7 +123,11 @@ impl Client {
         let tasks = tasks.into_iter().map(|(task, fd)| TrackedTask {
             pid: task.pid,
             start_ticks: task.start_ticks,
-            uffd: fd.into(),
+            by: if task.by_bits {
+                Means::Bits(fd)
+            } else {
+                Means::Protection(fd.into())
+            },
         });
         Ok(Some(Self {
             socket,
@@ -141,8 +173,9 @@ impl Client {
             let tracked = wire::Tracked {
                 pid: task.pid,
                 start_ticks: task.start_ticks,
+                by_bits: matches!(task.by, Means::Bits(_)),
             };
-            (tracked, task.uffd.as_fd())
+            (tracked, task.by.as_fd())
         });
         let said = Said {
             what: What::Tasks as i32,
@@ -200,6 +233,24 @@ fn is_hung_up(error: &io::Error) -> bool {
     matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
 }
 
+/// Claims the soft-dirty bits of a task, for as long as somebody keeps what is returned; none where
+/// another tracker has claimed them.
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub(crate) fn claim_bits(pid: i32, start_ticks: u64) -> Result<Option<OwnedFd>> {
+    let failed = |error: io::Error| {
+        let doing = format!("cannot claim the soft-dirty bits of pid {pid}");
+        Error::kernel(doing, error)
+    };
+    let claim = socket().map_err(failed)?;
+    match bind(&claim, &named("stillframe-bits", pid, start_ticks)?) {
+        Ok(()) => Ok(Some(claim)),
+        Err(Errno::ADDRINUSE) => Ok(None),
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
 /// Leaves a tracker behind for the tree under `root`.
 fn start(root: i32) -> Result<()> {
     let started = |error: io::Error| {
@@ -210,6 +261,7 @@ fn start(root: i32) -> Result<()> {
     let tracked = wire::Tracked {
         pid: root,
         start_ticks: start_ticks(root).ok_or(Error::Gone { pid: root })?,
+        by_bits: false,
     };
     let listener = socket().map_err(started)?;
     bind(&listener, &name).map_err(|errno| started(errno.into()))?;
@@ -227,8 +279,12 @@ fn socket() -> io::Result<OwnedFd> {
 /// everybody's with the same network.
 fn name(root: i32) -> Result<SocketAddrUnix> {
     let ticks = start_ticks(root).ok_or(Error::Gone { pid: root })?;
+    named("stillframe-tracker", root, ticks)
+}
+
+fn named(what: &str, pid: i32, start_ticks: u64) -> Result<SocketAddrUnix> {
     let space = rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino);
-    let name = format!("stillframe-tracker/{space}/{root}/{ticks}");
+    let name = format!("{what}/{space}/{pid}/{start_ticks}");
     SocketAddrUnix::new_abstract_name(name.as_bytes())
         .map_err(|errno| Error::kernel("cannot name a tracker", errno))
 }
@@ -261,7 +317,7 @@ mod tests {
         TrackedTask {
             pid,
             start_ticks: 1,
-            uffd: uffd(),
+            by: Means::Protection(uffd()),
         }
     }
 
@@ -300,6 +356,16 @@ mod tests {
         assert_eq!((client.tasks.len(), client.image), (1, None));
         client.quit();
         wait_gone(root);
+    }
+
+    #[test]
+    fn bits_are_claimed_once() {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        let claim = claim_bits(pid, u64::MAX).expect("a claim");
+        assert!(claim.is_some());
+        assert!(claim_bits(pid, u64::MAX).expect("a look").is_none());
+        drop(claim);
+        assert!(claim_bits(pid, u64::MAX).expect("a claim").is_some());
     }
 
     #[test]

@@ -40,6 +40,9 @@ pub(super) struct Tracked {
     /// When it was started.
     #[prost(uint64, tag = "2")]
     pub start_ticks: u64,
+    /// Whether soft-dirty bits tell what it writes; a userfaultfd otherwise.
+    #[prost(bool, tag = "3")]
+    pub by_bits: bool,
 }
 
 /// What is said.
@@ -156,6 +159,7 @@ mod tests {
         let tasks = (0..count).map(|pid| Tracked {
             pid,
             start_ticks: u64::MAX,
+            by_bits: pid % 2 == 0,
         });
         // Any descriptor goes along, but one of `left` would keep it open.
         let fd = std::fs::File::open("/dev/null").expect("it is there");

@@ -19,8 +19,8 @@ const PAGE_BYTES: usize = 4096;
 pub(super) static ALL: &[Feature] = &[
     Feature::here(
         "pagemap_scan",
-        Always,
-        "find the pages of a task",
+        Sometimes,
+        "find the pages of a task fast, dump it live",
         pagemap_scan,
     ),
     Feature::here(
