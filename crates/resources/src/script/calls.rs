@@ -380,6 +380,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
             Number,
         ],
     ),
+    (Sysno::read, &[Fd, Address, Number]),
     (Sysno::rseq, &[Address, Number, Int, Hex]),
     (
         Sysno::rt_sigaction,
@@ -439,6 +440,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         Sysno::waitid,
         &[One(names::P), Int, Address, Flags(names::WAIT), Address],
     ),
+    (Sysno::write, &[Fd, Address, Number]),
 ];
 
 #[cfg(test)]
