@@ -4,7 +4,6 @@ mod auxv;
 mod facts;
 mod files;
 mod fitness;
-mod flags;
 pub(crate) mod look;
 mod policies;
 mod segments;
@@ -43,7 +42,6 @@ use auxv::Auxv;
 use facts::ThreadFacts;
 use files::Files;
 pub(crate) use files::{Contents, Object, fetch};
-use flags::Flags;
 use look::Look;
 use policies::Policies;
 use semaphores::Semaphores;
@@ -78,13 +76,11 @@ pub(crate) fn collect(
     stay: bool,
     look: &mut dyn Look,
 ) -> Result<Inventory> {
-    let sees_all = fitness::check(frozen)?;
-    let held = fd::locks::Held::new(sees_all);
+    fitness::check(frozen)?;
     let mut found = Vec::new();
     let mut vdsos = vdso::Vdsos::default();
     for task in &mut frozen.tasks {
-        let known = (found.as_slice(), &held);
-        found.push(Found::new(task, stay, allow, (look, known), &mut vdsos)?);
+        found.push(Found::new(task, stay, allow, (look, &found), &mut vdsos)?);
     }
     let mut tree = Tree {
         tasks: found.iter().map(|found| found.node.clone()).collect(),
@@ -189,7 +185,7 @@ impl Found {
         task: &mut Task,
         stay: bool,
         allow: &Allow,
-        (look, (before, held)): (&mut dyn Look, (&[Self], &fd::locks::Held)),
+        (look, before): (&mut dyn Look, &[Self]),
         vdsos: &mut vdso::Vdsos,
     ) -> Result<Self> {
         let pid = task.pid;
@@ -222,7 +218,7 @@ impl Found {
         }
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
         let parent = parent.map(|one| (one.node.pid, one.rows.as_slice()));
-        found.rows = fd::table::read(pid, (task.proc.as_fd(), &task.spent), parent, held)?;
+        found.rows = fd::table::read(pid, (task.proc.as_fd(), &task.spent), parent)?;
         let memory = match vdso::lead_out(task, &found.vdso, &found.listed)? {
             Some(memory) => memory,
             None => uffd::open_memory(task)?,
@@ -285,7 +281,6 @@ impl Found {
             .map(Questions::new)
             .collect::<Result<Vec<_>>>()?;
         let brk = questions[0].script.call(Sysno::brk, [0u32.into()]);
-        let flags = Flags::ask(&self.rows, &mut questions[0].script);
         let policies = Policies::ask(task, &self.listed, &mut questions[0].script);
         let auxv = Auxv::ask(&mut questions[0].script);
         let semaphores = Semaphores::ask(&self.rows, &mut questions[0].script);
@@ -299,7 +294,6 @@ impl Found {
             let answers = questions.answers(facts.tid, outcome)?;
             if facts.tid == pid {
                 self.brk = answers.result(brk).cast_unsigned();
-                flags.answer(&mut self.rows, &answers);
                 policies.check(pid, &self.listed, &answers)?;
                 self.auxv = auxv.answer(&answers);
                 semaphores.answer(&mut self.rows, &answers);
@@ -339,7 +333,7 @@ impl Found {
             records.push(record(fd::tags::LOCKS, pid, payload));
         }
         let descriptors = std::mem::take(&mut self.rows).into_iter().map(|row| {
-            let (fd, close_on_exec) = (row.fd, row.cloexec.expect("the task was asked"));
+            let (fd, close_on_exec) = (row.fd, row.cloexec);
             let description = files.descriptor(pid, row)?.0;
             Ok(Descriptor {
                 fd,

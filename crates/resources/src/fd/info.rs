@@ -59,17 +59,6 @@ impl Info {
         })
     }
 
-    /// The same for another process that has the description and holds no lock of its own.
-    #[must_use]
-    pub(super) fn without_process_locks(&self) -> Self {
-        let of_process = |line: &&str| line.starts_with("lock:") && line.contains(" POSIX ");
-        let rest = self.rest.lines().filter(|line| !of_process(line));
-        Self {
-            rest: rest.flat_map(|line| [line, "\n"]).collect(),
-            ..*self
-        }
-    }
-
     /// The status flags as a set.
     #[must_use]
     pub fn oflags(&self) -> OFlags {
@@ -91,15 +80,6 @@ mod tests {
         assert_eq!(info.field("ticks"), Some("3"));
         assert_eq!(info.field("settime flags"), Some("01"));
         assert_eq!(info.field("tick"), None);
-    }
-
-    #[test]
-    fn locks_of_the_process_are_left_out_for_another_one() {
-        let posix = "lock:\t1: POSIX  ADVISORY  WRITE 35 fe:00:11 0 EOF\n";
-        let flock = "lock:\t2: FLOCK  ADVISORY  WRITE 35 fe:00:11 0 EOF\n";
-        let text = format!("pos:\t0\nflags:\t02\n{posix}{flock}");
-        let (info, _) = Info::parse(&text).expect("well formed");
-        assert_eq!(info.without_process_locks().rest, flock);
     }
 
     #[test]

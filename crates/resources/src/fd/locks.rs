@@ -3,10 +3,9 @@
 //! A description's own locks are taken again by the restorer, those of a process by the process
 //! itself.
 
-use std::cell::OnceCell;
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::FlockOperation;
 use syscalls::Sysno;
 
 use super::Info;
@@ -51,70 +50,6 @@ pub enum Style {
 struct ProcessLocks {
     #[prost(message, repeated, tag = "1")]
     locks: Vec<Lock>,
-}
-
-/// The locks that processes hold by fcntl(2), looked up in /proc/locks when first asked for.
-#[derive(Debug)]
-pub struct Held {
-    /// Who took each, and the file's inode; `None` where that is not understood.
-    all: OnceCell<Option<Vec<(i32, u64)>>>,
-    tells_all: bool,
-}
-
-impl Held {
-    /// `tells_all` is false where the kernel leaves out locks: outside of the first pid namespace,
-    /// those of processes that have no number.
-    #[must_use]
-    pub fn new(tells_all: bool) -> Self {
-        let all = OnceCell::new();
-        Self { all, tells_all }
-    }
-
-    /// Whether process `pid` may hold a lock on a file with this inode.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`].
-    pub(super) fn may_be(&self, pid: i32, inode: u64) -> Result<bool> {
-        if !self.tells_all {
-            return Ok(true);
-        }
-        if self.all.get().is_none() {
-            let text = text("/proc/locks");
-            let text = text.map_err(|error| Error::kernel("read /proc/locks", error))?;
-            self.all
-                .get_or_init(|| taken(&String::from_utf8_lossy(&text)));
-        }
-        let all = self.all.get().expect("just read").as_deref();
-        // One that another process took which shared its descriptors is found by the file.
-        let it_is = |lock: &(i32, u64)| lock.0 == pid || lock.1 == inode;
-        Ok(all.is_none_or(|all| all.iter().any(it_is)))
-    }
-}
-
-/// All of a file of /proc.
-fn text(path: &str) -> rustix::io::Result<Vec<u8>> {
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut text = Vec::with_capacity(16 << 10);
-    while rustix::io::read(&file, rustix::buffer::spare_capacity(&mut text))? > 0 {
-        text.reserve(4096);
-    }
-    Ok(text)
-}
-
-/// The process and the inode of each lock in the text of /proc/locks that a process has or wants.
-fn taken(text: &str) -> Option<Vec<(i32, u64)>> {
-    let description = |line: &&str| {
-        [" FLOCK ", " OFDLCK "]
-            .iter()
-            .any(|kind| line.contains(kind))
-    };
-    let of_process = text.lines().filter(|line| !description(line));
-    let parts = of_process.map(|line| {
-        let mut words = line.split_whitespace().rev().skip(2);
-        let inode = words.next()?.rsplit(':').next()?.parse().ok()?;
-        Some((words.next()?.parse().ok()?, inode))
-    });
-    parts.collect()
 }
 
 const F_SETLK: i32 = 6;
@@ -308,22 +243,6 @@ mod tests {
         );
         assert!(parse("1: LEASE  ACTIVE    READ 35 fe:00:9977964 0 EOF").is_none());
         assert!(parse("1: POSIX  ADVISORY  WRITE 35 fe:00:1 9 3").is_none());
-    }
-
-    #[test]
-    fn who_may_hold_a_lock_is_looked_up() {
-        let text = "1: POSIX  ADVISORY  WRITE 3568 fd:00:2531452 0 EOF\n\
-                    1: -> POSIX  ADVISORY  READ 77 fd:00:2531452 0 9\n\
-                    2: FLOCK  ADVISORY  WRITE 708 00:13:16140 0 EOF\n\
-                    3: OFDLCK ADVISORY  READ -1 fe:00:5 7 EOF\n";
-        assert_eq!(taken(text), Some(vec![(3568, 2_531_452), (77, 2_531_452)]));
-        assert_eq!(taken("1: POSIX  and what else\n"), None);
-        let held = Held::new(true);
-        held.all.set(taken(text)).expect("not read yet");
-        let may_be = |pid, inode| held.may_be(pid, inode).expect("known");
-        assert!(may_be(3568, 1) && may_be(1, 2_531_452));
-        assert!(!may_be(708, 16140) && !may_be(1, 5));
-        assert!(Held::new(false).may_be(1, 1).expect("unknown"));
     }
 
     #[test]

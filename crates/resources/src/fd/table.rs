@@ -8,7 +8,6 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sys::close::Later;
 
-use super::locks::Held;
 use super::{DescriptionId, Info};
 use crate::{Error, Result};
 
@@ -17,8 +16,8 @@ use crate::{Error, Result};
 pub struct Row {
     /// Its number.
     pub fd: i32,
-    /// Whether it is closed by `execve`; `None` where only the task has to be asked (`F_GETFD`).
-    pub cloexec: Option<bool>,
+    /// Whether it is closed by `execve`.
+    pub cloexec: bool,
     /// What the link in /proc/PID/fd says.
     pub link: Vec<u8>,
     /// `fstat` of the file.
@@ -30,8 +29,8 @@ pub struct Row {
 }
 
 /// The descriptors of the stopped task `pid` in ascending order, given its folder /proc/PID and,
-/// where they are known, those of its parent, from whom most are inherited: what is the same for
-/// all who have a description is not read again. `spent` closes what is opened.
+/// where they are known, those of its parent, from whom most are inherited. `spent` closes what is
+/// opened.
 ///
 /// # Errors
 /// [`Error::Gone`] when the task died, [`Error::Kernel`].
@@ -39,7 +38,6 @@ pub fn read(
     pid: i32,
     (proc, spent): (BorrowedFd<'_>, &Later),
     parent: Option<(i32, &[Row])>,
-    held: &Held,
 ) -> Result<Vec<Row>> {
     let failed = |what: &str, error: Errno| {
         let doing = format!("read /proc/{pid}/{what}");
@@ -60,16 +58,6 @@ pub fn read(
         let name = name.as_str();
         let failed = |error| failed(&format!("fd/{fd}"), error);
         let (link, stat, same) = match inherited((pid, fd), parent)? {
-            Some((at, row)) if !held.may_be(pid, row.stat.st_ino)? => {
-                rows.push(Row {
-                    fd,
-                    cloexec: None,
-                    info: row.info.without_process_locks(),
-                    same: Some(at),
-                    ..row.clone()
-                });
-                continue;
-            }
             Some((at, row)) => (row.link.clone(), row.stat, Some(at)),
             None => {
                 let link = rustix::fs::readlinkat(&links, name, Vec::new()).map_err(failed)?;
@@ -84,7 +72,7 @@ pub fn read(
         })?;
         rows.push(Row {
             fd,
-            cloexec: Some(cloexec),
+            cloexec,
             link,
             stat,
             info,
@@ -111,7 +99,7 @@ pub fn own(fd: BorrowedFd<'_>) -> Result<Row> {
         .ok_or_else(|| Error::corrupt(format!("/proc/self/fdinfo/{number}"), text))?;
     Ok(Row {
         fd: number,
-        cloexec: Some(cloexec),
+        cloexec,
         link: link.into_bytes(),
         stat,
         info,
@@ -256,28 +244,18 @@ mod tests {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let proc = rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).expect("open");
         let spent = Later::default();
-        let held = Held::new(true);
-        let rows = read(pid, (proc.as_fd(), &spent), None, &held).expect("read");
-        // As if it had inherited them from itself.
-        let parent = Some((pid, rows.as_slice()));
-        let again = read(pid, (proc.as_fd(), &spent), parent, &held).expect("read");
-        let unsure = read(pid, (proc.as_fd(), &spent), parent, &Held::new(false)).expect("read");
+        let rows = read(pid, (proc.as_fd(), &spent), None).expect("read");
         drop(to);
         cat.wait().expect("wait");
         let seen = rows.iter().take(3).map(|row| (row.fd, row.cloexec));
         assert_eq!(
             seen.collect::<Vec<_>>(),
-            [0, 1, 2].map(|fd| (fd, Some(false)))
+            [(0, false), (1, false), (2, false)]
         );
-        for ((row, again), unsure) in rows.iter().zip(&again).zip(&unsure) {
-            assert_eq!((again.cloexec, unsure.cloexec), (None, row.cloexec));
-            assert_eq!((again.same, unsure.same), (Some((pid, row.fd)), again.same));
-            assert_eq!((&again.link, &again.info), (&row.link, &row.info));
-        }
         assert!(rows[0].link.starts_with(b"pipe:["));
         assert_eq!(rows[2].link, b"/dev/null");
         assert_eq!(rows[2].info.oflags() & OFlags::RWMODE, OFlags::WRONLY);
-        let error = read(pid, (proc.as_fd(), &spent), None, &held).expect_err("it is gone");
+        let error = read(pid, (proc.as_fd(), &spent), None).expect_err("it is gone");
         assert!(matches!(error, Error::Gone { .. }), "{error}");
     }
 
@@ -309,7 +287,7 @@ mod tests {
         let pid = i32::try_from(std::process::id()).expect("pids are positive");
         let row = |fd: i32| Row {
             fd,
-            cloexec: Some(true),
+            cloexec: true,
             link: std::fs::read_link(format!("/proc/self/fd/{fd}"))
                 .expect("readlink")
                 .into_os_string()
