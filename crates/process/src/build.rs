@@ -299,8 +299,18 @@ impl RestoreContext for Pool {
 
     fn load(&mut self, space: u32, file: BorrowedFd<'_>) -> resources::Result<()> {
         let failed = |source: std::io::Error| ResourceError::kernel("cannot fill a file", source);
+        let extents = self.reader.runs(SpaceId(space)).map(|run| Extent {
+            space: run.space,
+            first_page: run.first_page,
+            at: Addr(run.first_page * PAGE_BYTES),
+            pages: run.pages.into(),
+        });
+        let extents = extents.collect::<Vec<_>>();
+        let placed = pages::place(&self.reader, &extents).map_err(|e| failed(other(e)))?;
         let file = file.try_clone_to_owned().map_err(failed)?;
-        fill_file(&self.reader, SpaceId(space), file).map_err(|e| failed(other(e)))
+        let sink = sink::Object::new(file);
+        let filled = pages::fill(&self.reader, &placed, &sink, &|_| ());
+        filled.map(drop).map_err(|e| failed(other(e)))
     }
 
     fn inherited(&self, name: &[u8]) -> Option<BorrowedFd<'_>> {
@@ -311,48 +321,6 @@ impl RestoreContext for Pool {
     fn on_success(&mut self, then: Box<dyn FnOnce()>) {
         self.then.push(then);
     }
-}
-
-/// Fills `file` with the pages of a space.
-fn fill_file(reader: &Reader, space: SpaceId, file: OwnedFd) -> pages::Result<()> {
-    let extents = reader.runs(space).map(|run| Extent {
-        space: run.space,
-        first_page: run.first_page,
-        at: Addr(run.first_page * PAGE_BYTES),
-        pages: run.pages.into(),
-    });
-    let extents = extents.collect::<Vec<_>>();
-    let placed = pages::place(reader, &extents)?;
-    pages::fill(reader, &placed, &sink::Object::new(file), &|_| ()).map(drop)
-}
-
-/// The first `len` bytes of a space.
-///
-/// # Errors
-/// [`Error::Pages`], also where an older image that has them is missing; a space that has not as
-/// many is corrupt.
-pub(crate) fn space_bytes(reader: &Reader, space: SpaceId, len: usize) -> Result<Vec<u8>> {
-    let pages = reader
-        .runs(space)
-        .map(|run| u64::from(run.pages))
-        .sum::<u64>();
-    if pages < (len as u64).div_ceil(PAGE_BYTES) {
-        let what = format!("space {:#x} has only {pages} pages", space.0);
-        return Err(ResourceError::corrupt("vdso", what).into());
-    }
-    let failed = |doing: &'static str| move |e: rustix::io::Errno| Error::kernel(doing, e);
-    let file = rustix::fs::memfd_create("stillframe", rustix::fs::MemfdFlags::CLOEXEC);
-    let file = file.map_err(failed("cannot make a file in memory"))?;
-    rustix::fs::ftruncate(&file, len as u64).map_err(failed("cannot make a file longer"))?;
-    let filled = file
-        .try_clone()
-        .map_err(|e| Error::kernel("cannot copy a descriptor", e))?;
-    fill_file(reader, space, filled)?;
-    let mut bytes = vec![0; len];
-    let file = std::fs::File::from(file);
-    let read = std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0);
-    read.map_err(|e| Error::kernel("cannot read a file in memory", e))?;
-    Ok(bytes)
 }
 
 fn other(error: pages::Error) -> std::io::Error {

@@ -17,7 +17,7 @@ use sys::uffd::Uffd;
 use crate::collect::Inventory;
 use crate::collect::look::{Afresh, Look, Prepared};
 use crate::freeze::{Frozen, Task};
-use crate::track::{Cleared, Inheritance, Tracking, Way, are_watched, count, is_ours, merge};
+use crate::track::{Cleared, Inheritance, Tracking, Way, all_of, are_watched, count, is_ours};
 use crate::{Afterwards, DumpOptions, Result, over, room};
 
 /// Lists of a stopped tree: what they take of memory, and what they take more for each run of the
@@ -66,19 +66,14 @@ impl Layer {
             (false, Some(_)) => Tracking::find(root)?,
             (false, None) => None,
         };
-        if let Some((_, reader)) = &parent {
-            let runs = reader
-                .spaces()
-                .iter()
-                .map(|space| reader.runs(space.id).len());
-            let runs = runs.sum::<usize>();
-            room::for_lists(LISTS_BYTES + runs * RUN_BYTES);
-        }
-        let look: Box<dyn Looking> = if parent.is_some() {
+        let look: Box<dyn Looking> = if let Some((_, reader)) = &parent {
+            let spaces = reader.spaces().iter();
+            let runs = spaces.map(|space| reader.runs(space.id).len());
+            room::for_lists(LISTS_BYTES + runs.sum::<usize>() * RUN_BYTES);
             let owners = tracking.as_ref().map(Tracking::owners).transpose()?;
             let cleared = tracking.as_ref().map(Cleared::of);
             Box::new(Tracked {
-                vdsos: over::vdsos(parent.as_ref().map(|(_, reader)| &**reader))?,
+                vdsos: over::vdsos(reader)?,
                 owners: owners.unwrap_or_default(),
                 cleared: cleared.unwrap_or_default(),
                 prepared: Prepared::of(root)?,
@@ -164,10 +159,11 @@ impl Layer {
         };
         let mapped = tracking.enroll(frozen)?;
         tracking.begin()?;
+        if Way::here() == Way::Bits {
+            // Enrolling has cleared them.
+            return Ok(());
+        }
         for mapped in &mapped {
-            if Way::here() == Way::Bits {
-                continue;
-            }
             tracking.lift_marks(mapped)?;
             let own = inventory.memory.iter().filter(|own| own.pid == mapped.pid);
             let spans = own.flat_map(|own| own.extents.iter().map(pages::Extent::span));
@@ -238,10 +234,7 @@ impl Look for Tracked {
             if found.is_tracked && owner.is_some_and(|owner| is_ours(owner, area.span)) {
                 unwritten.extend(&found.unwritten);
             }
-            Found {
-                private: merge(&found.written, &found.unwritten),
-                guards: found.guards,
-            }
+            all_of(found)
         });
         Ok(found.collect())
     }

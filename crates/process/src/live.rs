@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use abi::Span;
 use image::{Run, Seal, SpaceId, Writer};
 use pages::live::{Areas, Live};
+use pages::track::intersect;
 use pages::{Drained, Source, TaskMemory};
 use resources::map::memory::Mapping;
 
@@ -177,8 +178,8 @@ impl<'a> Dump<'a> {
             let (Some((_, own)), Some((_, theirs))) = (of(*child), of(*parent)) else {
                 continue;
             };
-            let shared = intersection(&own.spans, &own.shared);
-            let shared = intersection(&shared, &theirs.spans);
+            let shared = intersect(&own.spans, &own.shared);
+            let shared = intersect(&shared, &theirs.spans);
             self.live.find_common(*child, *parent, &shared)?;
         }
         Ok(())
@@ -383,17 +384,6 @@ fn freeze_returned(options: &DumpOptions, began: Instant) -> Result<Frozen> {
         }
         Ok(frozen)
     })
-}
-
-/// What is in both of two sorted lists.
-fn intersection(one: &[Span], other: &[Span]) -> Vec<Span> {
-    let both = one.iter().flat_map(|one| {
-        let first = other.partition_point(|other| other.end <= one.start);
-        let inside = other[first..].iter();
-        let inside = inside.take_while(|other| other.start < one.end);
-        inside.map(|other| other.intersect(*one))
-    });
-    both.collect()
 }
 
 /// Lets the tree go on.

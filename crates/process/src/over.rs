@@ -50,17 +50,15 @@ pub(crate) fn writer(
 ///
 /// # Errors
 /// [`resources::Error::Corrupt`].
-pub(crate) fn vdsos(image: Option<&Reader>) -> Result<Vec<Vdso>> {
-    let records = image.into_iter().flat_map(Reader::records);
+pub(crate) fn vdsos(image: &Reader) -> Result<Vec<Vdso>> {
+    let records = image.records().iter();
     let records = records.filter(|record| record.tag == vdso::TAG);
     let mut all = Vec::new();
     for record in records {
         let vdso = vdso::read(&record.payload)?;
         let pages = u64::from(vdso.len_bytes).div_ceil(abi::PAGE_BYTES);
         let described = |space: u32| {
-            let runs = image
-                .into_iter()
-                .flat_map(|image| image.runs(SpaceId(space)));
+            let runs = image.runs(SpaceId(space));
             runs.map(|run| u64::from(run.pages)).sum::<u64>() == pages
         };
         if vdso.space.is_some_and(described) {
@@ -74,7 +72,7 @@ pub(crate) fn vdsos(image: Option<&Reader>) -> Result<Vec<Vdso>> {
 ///
 /// # Errors
 /// [`resources::Error::Corrupt`], [`Error::Image`].
-pub(crate) fn hand_down(writer: &Writer, parent: Option<&Reader>) -> Result<()> {
+pub(crate) fn hand_down(writer: &Writer, parent: &Reader) -> Result<()> {
     for (id, vdso) in (0..).zip(vdsos(parent)?) {
         let space = SpaceId(vdso.space.expect("those that have one"));
         let pages = u64::from(vdso.len_bytes).div_ceil(abi::PAGE_BYTES);

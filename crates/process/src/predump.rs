@@ -70,7 +70,9 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     statistics.memory_us = micros(reading);
     statistics.write_us = Some(as_micros(drained.writing));
     statistics.count(&drained);
-    over::hand_down(&writer, parent.as_deref())?;
+    if let Some(parent) = &parent {
+        over::hand_down(&writer, parent)?;
+    }
     writer.record(statistics.record());
     let id = writer.seal(Seal {
         // Its pages may be all that a later layer has.

@@ -294,7 +294,16 @@ impl Saved<'_> {
         for vdso in self.vdsos.iter_mut().filter(needed) {
             let Some(space) = vdso.space else { continue };
             let len = vdso.len_bytes as usize;
-            vdso.code = crate::build::space_bytes(reader, image::SpaceId(space), len)?;
+            vdso.code = vec![0; len.next_multiple_of(image::PAGE_BYTES)];
+            let read = reader.read_pages(image::SpaceId(space), 0, &mut vdso.code);
+            read.map_err(|error| match error {
+                image::Error::NoPage { page, .. } => {
+                    let what = format!("space {space:#x} has only {page} pages");
+                    Error::from(resources::Error::corrupt("vdso", what))
+                }
+                error => error.into(),
+            })?;
+            vdso.code.truncate(len);
         }
         Ok(())
     }

@@ -12,8 +12,8 @@ use std::os::fd::AsFd;
 
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{ImageId, Reader, SpaceId, Writer};
-use pages::scan::Area;
-use pages::track;
+use pages::scan::{Area, Found};
+use pages::track::{self, Tracked};
 use resources::map::listing::{self, Backing, Listed};
 use rustix::io::Errno;
 use sys::kcmp::{self, Shared};
@@ -216,13 +216,7 @@ impl Tracking {
                 found => found?,
             };
             for (found, map) in found.into_iter().zip(maps) {
-                if map.by == By::Us {
-                    changes.written.extend(found.written);
-                    changes.unwritten.extend(found.unwritten);
-                } else {
-                    let all = merge(&found.written, &found.unwritten);
-                    changes.written.extend(all);
-                }
+                changes.add(found, map.by == By::Us);
             }
         }
         changes.written.sort_unstable();
@@ -242,6 +236,26 @@ impl Tracking {
         let tasks = self.tasks.iter();
         let uffds = tasks.filter_map(|task| Some((task.pid, task.by.uffd()?)));
         uffds.map(owner).collect()
+    }
+}
+
+impl Changes {
+    /// Adds what was found in an area; where it is not `known` what was written there, all was.
+    fn add(&mut self, found: Tracked, known: bool) {
+        if known {
+            self.written.extend(found.written);
+            self.unwritten.extend(found.unwritten);
+        } else {
+            self.written.extend(all_of(found).private);
+        }
+    }
+}
+
+/// All pages that were found, written or not.
+pub(crate) fn all_of(found: Tracked) -> Found {
+    Found {
+        private: merge(&found.written, &found.unwritten),
+        guards: found.guards,
     }
 }
 

@@ -12,7 +12,7 @@ use pages::dirty;
 use pages::scan::{Area, Found};
 use pages::track::Tracked;
 
-use super::{Changes, Mapped, Tracking, merge};
+use super::{Changes, Mapped, Tracking, all_of};
 use crate::Result;
 use crate::tracker::{Means, TrackedTask, claim_bits, start_ticks};
 
@@ -104,13 +104,7 @@ impl Tracking {
 fn changes(found: Vec<Tracked>, known: bool) -> Changes {
     let mut changes = Changes::default();
     for found in found {
-        if known {
-            changes.written.extend(found.written);
-            changes.unwritten.extend(found.unwritten);
-        } else {
-            let all = merge(&found.written, &found.unwritten);
-            changes.written.extend(all);
-        }
+        changes.add(found, known);
     }
     changes
 }
@@ -144,10 +138,7 @@ impl Cleared {
         }
         let found = dirty::look(pid, areas)?.into_iter().map(|found| {
             unwritten.extend(&found.unwritten);
-            Found {
-                private: merge(&found.written, &found.unwritten),
-                guards: found.guards,
-            }
+            all_of(found)
         });
         Ok(Some(found.collect()))
     }
