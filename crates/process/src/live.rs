@@ -40,7 +40,7 @@ const INSTANTS: u64 = 4;
 /// How often memory is copied before the first instant, at most.
 const ROUNDS: usize = 4;
 
-/// A round that copied less is followed by the instant.
+/// When less was written in a round, the instant follows.
 const LITTLE_BYTES: u64 = 16 << 20;
 
 /// How long protecting may take at the instant, as far as that can be known.
@@ -158,14 +158,13 @@ impl<'a> Dump<'a> {
         let spans = areas.iter().flat_map(|(_, areas)| &areas.spans);
         self.total_bytes = spans.map(|span| span.bytes()).sum();
         let copying = Instant::now();
-        let mut before = u64::MAX;
         for round in 1..=ROUNDS {
             let copied_bytes = self.round()?;
-            log::info!("round {round}: {copied_bytes} bytes were copied");
-            if copied_bytes <= LITTLE_BYTES || copied_bytes / 3 * 4 > before {
+            let written_bytes = self.live.written_bytes();
+            log::info!("round {round}: {copied_bytes} bytes were copied, {written_bytes} written");
+            if written_bytes <= LITTLE_BYTES || written_bytes / 3 * 4 > copied_bytes {
                 break;
             }
-            before = copied_bytes;
         }
         self.report.statistics.memory_us = as_micros(copying.elapsed());
         Ok(())
@@ -241,7 +240,7 @@ impl<'a> Dump<'a> {
         let prepared = Prepared::of(root)?;
         self.shared = look::shared(&prepared);
         let mut report = std::mem::take(&mut self.report);
-        let mut look = LiveLook::new(prepared, &self.live);
+        let mut look = LiveLook::new(prepared, &self.live, !last);
         self.live.settle(&self.areas()?, SHORT)?;
         let (frozen, mut inventory) =
             freeze_and_collect(self.options, self.began, false, &mut look)?;

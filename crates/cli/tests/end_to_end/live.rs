@@ -83,7 +83,7 @@ fn memory_that_several_threads_protect_is_that_of_one_instant() {
 fn mappings_change_meanwhile() {
     needs_root!();
     let stillframe = stillframe();
-    for other in ["discard", "unmap", "move", "grow", "fork", "read"] {
+    for other in ["discard", "guard", "unmap", "move", "grow", "fork", "read"] {
         lives_on(&stillframe, &["2", "1", "50", other], 1);
     }
     lives_on(

@@ -84,6 +84,17 @@ impl Blocks {
         range.take(most).copied().collect()
     }
 
+    /// Whether every page of `span` is there.
+    pub fn has_all(&self, span: Span) -> bool {
+        let end = span.end.0.div_ceil(BLOCK_BYTES);
+        let mut next = block_of(span.start);
+        let all = self.map.range(next..end).all(|(number, block)| {
+            let follows = *number == std::mem::replace(&mut next, number + 1);
+            follows && bits_of(*number, span) & !block.mask == 0
+        });
+        all && next == end
+    }
+
     /// Notes from now on which blocks are found unprotected. Returns how many have been so far.
     pub fn watch(&mut self) -> usize {
         self.renewed.get_or_insert_default().len()
@@ -310,6 +321,9 @@ mod tests {
             );
         }
         assert_eq!(blocks.stale_in(pages(0, 64), 9), []);
+        assert!(blocks.has_all(pages(48, 64)) && blocks.has_all(pages(15, 18)));
+        assert!(!blocks.has_all(pages(47, 64)) && !blocks.has_all(pages(48, 65)));
+        assert!(!blocks.has_all(pages(14, 19)) && !blocks.has_all(pages(17, 49)));
         assert!(!blocks.would_lose(pages(0, 64)));
         // Two pages are gone, one is new; the others of those blocks may be what they were.
         blocks.renew(pages(4, 17), &[pages(5, 6)]);

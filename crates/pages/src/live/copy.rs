@@ -367,9 +367,13 @@ pub fn release(task: &Task, shared: &Shared) {
         (ready, book.registered.clone())
     };
     for addr in ready {
-        // The thread that hears of events ends a change of the mappings, and needs the book.
-        while task.unprotect(&registered, addr) {
+        let lifted = loop {
+            if let Some(lifted) = task.unprotect(&registered, addr) {
+                break lifted;
+            }
+            // The thread that hears of events ends a change of the mappings, and needs the book.
             std::thread::yield_now();
-        }
+        };
+        task.book().lifted.push(lifted);
     }
 }

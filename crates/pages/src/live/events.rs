@@ -110,8 +110,9 @@ fn fault(task: &Task, shared: &Shared, book: &mut Book, addr: Addr) {
             None | Some(State::Common(_) | State::Saved | State::Done(_)) => {}
         }
     }
-    if task.unprotect(&book.registered, addr) {
-        book.deferred.push(addr);
+    match task.unprotect(&book.registered, addr) {
+        Some(lifted) => book.lifted.push(lifted),
+        None => book.deferred.push(addr),
     }
 }
 

@@ -9,9 +9,12 @@
 //!    some times; a write meanwhile lifts the protection of its block and goes on. What is not
 //!    protected is found by the next round: those blocks are stale again.
 //! 2. At the instant all tasks are stopped: [`Live::instant`] protects what is not protected. That
-//!    is little, when [`Live::settle`] has just done the same.
-//! 3. Afterwards [`Live::finish`] copies the stale blocks. A write to one waits until the thread of
-//!    ours has copied the block: 64 KiB, into memory of at most 64 MiB in all.
+//!    is little, when [`Live::settle`] has just done the same, and found without a look at all page
+//!    tables: where all pages were there and protected, one can be open only if we lifted its
+//!    protection, or if it was discarded, which is told.
+//! 3. Afterwards [`Live::finish`] looks whether that was true, and copies the stale blocks. A write
+//!    to one waits until the thread of ours has copied the block: 64 KiB, into memory of at most
+//!    64 MiB in all.
 //!
 //! Pages that a task discards before they were copied (munmap(2), madvise(2)) are lost: then there
 //! must be another instant. What was copied and not written since stays valid.
@@ -219,7 +222,7 @@ impl Live {
             for (pid, areas) in areas {
                 if let Some(task) = self.task(*pid) {
                     task.note(areas);
-                    match task.sweep(&areas.spans) {
+                    match task.sweep_unknown(&areas.spans) {
                         // It ends, or runs another program: the instant is without it, or refused.
                         Ok(()) | Err(Error::Gone { .. }) => {}
                         Err(error) => return Err(error),
@@ -237,21 +240,26 @@ impl Live {
     /// Returns the guard regions of its areas. To be called for every task before any of them goes
     /// on, with all that it has.
     ///
+    /// Who is `trusting` has only those pages looked at that may not be protected by all that was
+    /// heard: that takes the same time however much memory there is. [`Live::finish`] looks at the
+    /// others, and wants another instant if there was something not heard of.
+    ///
     /// # Errors
     /// [`Error::Protect`]; [`Error::Gone`] when the task runs another program since.
-    pub fn instant(&self, pid: i32, areas: &Areas) -> Result<Vec<Span>> {
+    pub fn instant(&self, pid: i32, areas: &Areas, trusting: bool) -> Result<Vec<Span>> {
         let Some(task) = self.task(pid) else {
             return Ok(Vec::new());
         };
         task.hear_out(&self.shared);
         task.adopt(areas, true)?;
-        let guards = task.sweep_stopped(&areas.spans)?;
+        let guards = task.sweep_stopped(&areas.spans, trusting)?;
         self.shared.saving.store(true, Ordering::SeqCst);
         Ok(guards)
     }
 
     /// Copies what is stale since the instant in the tasks with these `pids`. Returns whether
-    /// everything is there; otherwise pages were discarded, and there must be another instant.
+    /// everything is there; otherwise pages were discarded or not protected, and there must be
+    /// another instant.
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Image`].
@@ -260,7 +268,8 @@ impl Live {
         let tasks = self.tasks.iter().filter(|task| pids.contains(&task.pid));
         let whole = tasks.map(|task| {
             let shared = &self.shared;
-            let whole = copy::copy_rest(&self.tasks, task, shared, writer, &mut lane, progress)?;
+            let whole = task.confirm(shared)?
+                && copy::copy_rest(&self.tasks, task, shared, writer, &mut lane, progress)?;
             Ok(whole && !task.is_lost())
         });
         let whole = whole.collect::<Result<Vec<bool>>>();
@@ -272,6 +281,12 @@ impl Live {
             copy::release(task, &self.shared);
         }
         Ok(whole?.into_iter().all(|whole| whole))
+    }
+
+    /// About how many bytes were written since the last [`Live::round`].
+    #[must_use]
+    pub fn written_bytes(&self) -> u64 {
+        self.tasks.iter().map(|task| task.lifted_bytes()).sum()
     }
 
     /// How many bytes are stale.

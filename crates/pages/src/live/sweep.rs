@@ -8,9 +8,10 @@ use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Pagemap, Query};
 
 use super::blocks::BLOCK_BYTES;
-use super::task::Task;
-use super::windows;
+use super::task::{Task, cut, sort};
+use super::{Shared, windows};
 use crate::scan::{push, room_for};
+use crate::track::{intersect, subtract};
 use crate::{Error, Result, crew};
 
 /// What is not protected, as fast as the kernel tells; entries without a page among them.
@@ -47,25 +48,43 @@ impl Task {
     /// that no page is protected that was not noted. One that comes in between is not protected,
     /// and is found by the next sweep.
     pub fn sweep(&self, areas: &[Span]) -> Result<()> {
-        let mut guards = Vec::new();
-        for area in areas {
-            self.sweep_part(*area, None, &mut guards)?;
-        }
-        Ok(())
+        areas
+            .iter()
+            .try_for_each(|area| self.sweep_part(*area, None).map(drop))
+    }
+
+    /// Does the same, and looks only where it is not known what is protected.
+    pub fn sweep_unknown(&self, areas: &[Span]) -> Result<()> {
+        let known = intersect(areas, &self.book().known);
+        self.sweep(&subtract(areas, &known))?;
+        self.protect_lifted(&known, None)
     }
 
     /// Protects all that is not protected in `areas` of a stopped task, with several threads where
     /// they are large: those pages' blocks are stale. Returns the guard regions found.
-    pub fn sweep_stopped(&self, areas: &[Span]) -> Result<Vec<Span>> {
+    ///
+    /// Who is `trusting` looks only where it is not known what is protected, and asks
+    /// [`Task::confirm`] when the task runs again.
+    pub fn sweep_stopped(&self, areas: &[Span], trusting: bool) -> Result<Vec<Span>> {
         /// What one thread looks through faster than another one starts.
         const ALONE_BYTES: u64 = 256 << 20;
-        let suspects = std::mem::take(&mut self.book().suspects);
-        let all_bytes = areas.iter().map(|area| area.bytes()).sum::<u64>();
-        let threads = match all_bytes {
+        let (suspects, trusted) = {
+            let mut book = self.book();
+            let suspects = std::mem::take(&mut book.suspects);
+            suspects.iter().for_each(|span| cut(&mut book.known, *span));
+            if !trusting || book.surprised {
+                book.known.clear();
+            }
+            let trusted = intersect(areas, &book.known);
+            book.trusted.clone_from(&trusted);
+            (suspects, trusted)
+        };
+        let unknown = subtract(areas, &trusted);
+        let threads = match unknown.iter().map(|span| span.bytes()).sum() {
             ..=ALONE_BYTES => 1,
             more => crew::threads(more),
         };
-        let windows = windows(areas);
+        let windows = windows(&unknown);
         let guards = Mutex::new(BTreeMap::new());
         crew::work(
             threads,
@@ -74,7 +93,7 @@ impl Task {
             |(), number| {
                 let mut found = Vec::new();
                 for part in &windows[number] {
-                    self.sweep_part(*part, Some(areas), &mut found)?;
+                    found.append(&mut self.sweep_part(*part, Some(areas))?);
                 }
                 if !found.is_empty() {
                     let mut guards = guards.lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,6 +102,7 @@ impl Task {
                 Ok(())
             },
         )?;
+        self.protect_lifted(&trusted, Some(areas))?;
         for suspect in suspects {
             self.look_again(areas, suspect)?;
         }
@@ -94,20 +114,72 @@ impl Task {
         Ok(joined)
     }
 
-    /// Protects what is not protected in a part of an area, and adds the guard regions found. With
-    /// the areas of a stopped task, nothing may stay unprotected.
-    fn sweep_part(
-        &self,
-        part: Span,
-        stopped: Option<&[Span]>,
-        guards: &mut Vec<Span>,
-    ) -> Result<()> {
+    /// Whether what the last [`Task::sweep_stopped`] took to be protected was so. The task runs.
+    ///
+    /// The kernel says nothing when a task makes guard pages where others were (madvise(2),
+    /// MADV_GUARD_INSTALL), and drops protection where it merges equal pages (MADV_MERGEABLE).
+    pub fn confirm(&self, shared: &Shared) -> Result<bool> {
+        let trusted = self.book().trusted.clone();
+        let mut open = Vec::new();
+        for span in &trusted {
+            let found = scan(&self.pagemap, *span, &OPEN);
+            let found = found.map_err(|source| Error::look(self.pid, span.start, source))?;
+            open.extend(found.into_iter().map(|(span, _)| span));
+        }
+        // What was discarded before the look is known when all was heard that came before now.
+        self.hear_out(shared);
+        let mut book = self.book();
+        let mut expected = [&book.lifted[..], &book.suspects[..]].concat();
+        sort(&mut expected);
+        let surprises = subtract(&open, &expected);
+        if let Some(first) = surprises.first() {
+            let (pid, count) = (self.pid, surprises.len());
+            log::info!("pid {pid}: {count} spans were open unexpectedly, the first at {first:?}");
+            book.surprised = true;
+        }
+        Ok(surprises.is_empty())
+    }
+
+    /// Protects what is not protected in a part of an area, and returns the guard regions found.
+    /// With the areas of a stopped task, nothing may stay unprotected.
+    fn sweep_part(&self, part: Span, stopped: Option<&[Span]>) -> Result<Vec<Span>> {
+        {
+            let mut book = self.book();
+            cut(&mut book.known, part);
+            book.take_lifted(&[part]);
+        }
         let failed = |source| Error::look(self.pid, part.start, source);
         let open = scan(&self.pagemap, part, &OPEN).map_err(failed)?;
         let open = blockwise(open.into_iter().map(|(span, _)| span), part);
+        let (is_whole, guards) = self.protect_open(&open, stopped)?;
+        if is_whole {
+            self.book().learn(part);
+        }
+        Ok(guards)
+    }
+
+    /// Protects again what was protected in `known` until somebody wrote to it.
+    fn protect_lifted(&self, known: &[Span], stopped: Option<&[Span]>) -> Result<()> {
+        let lifted = self.book().take_lifted(known);
+        let mut rest = lifted.iter().copied().peekable();
+        for area in known {
+            let here = std::iter::from_fn(|| rest.next_if(|span| span.start < area.end));
+            let open = blockwise(here, *area);
+            let (is_whole, _) = self.protect_open(&open, stopped)?;
+            if !is_whole {
+                cut(&mut self.book().known, *area);
+            }
+        }
+        Ok(())
+    }
+
+    /// Protects the spans `open` of one area, and notes which pages are there. Returns whether all
+    /// were protected, and the guard regions found.
+    fn protect_open(&self, open: &[Span], stopped: Option<&[Span]>) -> Result<(bool, Vec<Span>)> {
         // While the task runs, a page between two of these may be written before it is
         // protected with them, and would not be noted.
-        let near = joined(&open, if stopped.is_some() { GAP_BYTES } else { 0 });
+        let near = joined(open, if stopped.is_some() { GAP_BYTES } else { 0 });
+        let mut is_whole = true;
         for span in &near {
             let mut protected = self.protect(*span);
             if let (true, Some(areas)) = (is(&protected, Errno::NOENT), stopped) {
@@ -121,25 +193,27 @@ impl Task {
                 error if is(&error, Errno::SRCH) => {
                     return Err(Error::Gone { pid: self.pid });
                 }
-                Err(_) if stopped.is_none() => {}
+                Err(_) if stopped.is_none() => is_whole = false,
                 Err(source) => {
                     let (pid, span) = (self.pid, *span);
                     return Err(Error::Protect { pid, span, source });
                 }
             }
         }
-        let mut there = Vec::new();
+        let (mut there, mut guards) = (Vec::new(), Vec::new());
         for span in &near {
-            for (span, categories) in scan_there(&self.pagemap, *span).map_err(failed)? {
+            let found = scan_there(&self.pagemap, *span);
+            let found = found.map_err(|source| Error::look(self.pid, span.start, source))?;
+            for (span, categories) in found {
                 let guard = categories.contains(Category::GUARD);
-                push(if guard { &mut *guards } else { &mut there }, span);
+                push(if guard { &mut guards } else { &mut there }, span);
             }
         }
         let mut book = self.book();
         for span in open {
-            book.blocks.renew(span, &within(&there, span));
+            book.blocks.renew(*span, &within(&there, *span));
         }
-        Ok(())
+        Ok((is_whole, guards))
     }
 
     /// Looks at a span from which pages may have vanished: not even an entry that is not protected

@@ -10,6 +10,8 @@ use sys::uffd::{Modes, Uffd};
 
 use super::blocks::{Blocks, State, block_of, span_of, spans_of};
 use super::{Pages, Shared, events};
+use crate::scan::push;
+use crate::track::{intersect, subtract};
 use crate::{Error, Result, TaskMemory};
 
 /// Anonymous private mappings of a task.
@@ -42,6 +44,14 @@ pub struct Book {
     pub shared: Vec<Span>,
     /// Where pages may have vanished without a trace, until the next instant.
     pub suspects: Vec<Span>,
+    /// Where all pages are there and were protected by a sweep, until that is lifted; sorted.
+    pub known: Vec<Span>,
+    /// Where protection was lifted since, for somebody to write; the older ones sorted.
+    pub lifted: Vec<Span>,
+    /// What was known at the instant, and not looked at.
+    pub trusted: Vec<Span>,
+    /// Whether there were pages without protection that should have had it.
+    pub surprised: bool,
     /// Faults whose block is being copied.
     pub waiting: Vec<Addr>,
     /// Faults whose protection could not be lifted, because the mappings are changing.
@@ -83,6 +93,10 @@ impl Task {
 
     pub fn stale_bytes(&self) -> u64 {
         self.book().blocks.stale_bytes()
+    }
+
+    pub fn lifted_bytes(&self) -> u64 {
+        self.book().lifted.iter().map(|span| span.bytes()).sum()
     }
 
     /// Registers the areas of a stopped task that are not yet. Those of a running one may be others
@@ -141,22 +155,22 @@ impl Task {
     }
 
     /// Lets who waits at `addr` write: lifts the protection of its block, as far as it is one area.
-    /// Returns whether that is to be tried again.
-    pub fn unprotect(&self, registered: &[Span], addr: Addr) -> bool {
+    /// Returns what was lifted, nothing where that is to be tried again.
+    pub fn unprotect(&self, registered: &[Span], addr: Addr) -> Option<Span> {
         let page = Span::new(addr.page_start(), abi::PAGE_BYTES);
         let after = registered.partition_point(|area| area.end <= addr);
         let area = registered.get(after).filter(|area| area.contains(addr));
         let whole = area.map_or(page, |area| area.intersect(span_of(block_of(addr))));
         for span in [whole, page] {
             match self.uffd.write_protect(span, false) {
-                Ok(()) => return false,
-                Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => return true,
+                Ok(()) => return Some(span),
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => return None,
                 Err(_) => {}
             }
         }
         // What is not mapped any more, or not registered, is not protected: the thread sees that.
         let _ = self.uffd.wake(page);
-        false
+        Some(page)
     }
 
     /// Lifts all protection piece by piece. The kernel does the same when the userfaultfd is
@@ -212,6 +226,43 @@ impl Task {
             });
         }
     }
+}
+
+impl Book {
+    /// Notes that every page of `part` is protected. A page that is not there may come without a
+    /// word, so where one is missing, nothing is known.
+    pub fn learn(&mut self, part: Span) {
+        /// What is known or not, as a whole: as fast looked through as a page.
+        const PIECE_BYTES: u64 = 2 << 20;
+        let mut full = Vec::new();
+        for piece in part.start.0 / PIECE_BYTES..part.end.0.div_ceil(PIECE_BYTES) {
+            let piece = Span::new(Addr(piece * PIECE_BYTES), PIECE_BYTES).intersect(part);
+            if self.blocks.has_all(piece) {
+                push(&mut full, piece);
+            }
+        }
+        for span in full {
+            insert(&mut self.known, span);
+        }
+    }
+
+    /// Takes out what was lifted inside of sorted `spans`.
+    pub fn take_lifted(&mut self, spans: &[Span]) -> Vec<Span> {
+        sort(&mut self.lifted);
+        let taken = intersect(spans, &self.lifted);
+        if !taken.is_empty() {
+            self.lifted = subtract(&self.lifted, &taken);
+        }
+        taken
+    }
+}
+
+/// Sorts spans and joins those that touch.
+pub fn sort(spans: &mut Vec<Span>) {
+    spans.sort_unstable_by_key(|span| span.start);
+    let mut joined = Vec::with_capacity(spans.len());
+    spans.iter().for_each(|span| push(&mut joined, *span));
+    *spans = joined;
 }
 
 /// Whether `span` is inside of `sorted`, which are joined where they touch.

@@ -4,6 +4,7 @@
 
 mod child;
 mod dump;
+mod live;
 mod look;
 mod restore;
 mod track;

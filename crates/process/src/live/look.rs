@@ -39,16 +39,19 @@ pub(super) fn shared(prepared: &Prepared) -> HashMap<i32, Vec<Span>> {
 pub(super) struct LiveLook<'a> {
     prepared: Prepared,
     live: &'a Live,
+    /// Whether to look only for what may not be protected.
+    trusting: bool,
     /// Areas of each task in which pages may be shared.
     shared: HashMap<i32, Vec<Span>>,
 }
 
 impl<'a> LiveLook<'a> {
-    pub fn new(mut prepared: Prepared, live: &'a Live) -> Self {
+    pub fn new(mut prepared: Prepared, live: &'a Live, trusting: bool) -> Self {
         forget_ours(&mut prepared, live);
         Self {
             prepared,
             live,
+            trusting,
             shared: HashMap::new(),
         }
     }
@@ -80,7 +83,9 @@ impl Look for LiveLook<'_> {
         let (own, files) = apart(areas);
         let spans = own.iter().map(|area| area.span).collect::<Vec<_>>();
         let shared = self.shared.remove(&pid).unwrap_or_default();
-        let guards = self.live.instant(pid, &Areas { spans, shared });
+        let guards = self
+            .live
+            .instant(pid, &Areas { spans, shared }, self.trusting);
         let guards = guards.map_err(|error| match error {
             pages::Error::Gone { pid } => {
                 let what = "another program (execve) during a live dump".to_owned();

@@ -4,7 +4,8 @@
 //! back anything else is found out within a round.
 //!
 //! Arguments: MiB of memory of each thread, the number of threads, how many of 100 pages a round
-//! writes, and what else goes on: any of `discard`, `unmap`, `move`, `grow`, `fork`, `read`.
+//! writes, and what else goes on: any of `discard`, `guard`, `unmap`, `move`, `grow`, `fork` and
+//! `read`.
 //!
 //! `check` answers "right" or what was wrong, `rounds` the rounds of the slowest thread, `others`
 //! the rounds of the slowest of what else goes on.
@@ -21,6 +22,8 @@ use super::{Control, Failure, not_understood, number};
 const PAGE_BYTES: usize = 4096;
 const LAST_WORD: usize = PAGE_BYTES - 8;
 const MADV_DONTNEED: i32 = 4;
+const MADV_GUARD_INSTALL: i32 = 102;
+const MADV_GUARD_REMOVE: i32 = 103;
 /// The pages that the other things go on with.
 const OTHERS_PAGES: usize = 200;
 
@@ -152,6 +155,25 @@ fn other(name: &str, file: &File, told: &Told) -> Result<(), Failure> {
             fill(&memory, 10..half, 2000);
             look(&memory, 10..half, 2000, told);
             look(&memory, half..OTHERS_PAGES, 1000, told);
+            return Ok(());
+        }
+        "guard" => {
+            let some = 10..OTHERS_PAGES / 2;
+            let bytes = some.start * PAGE_BYTES..some.end * PAGE_BYTES;
+            let unknown = rustix::io::Errno::INVAL.raw_os_error();
+            for mark in (2000..).step_by(1000).take(100) {
+                match memory.advise(bytes.clone(), MADV_GUARD_INSTALL) {
+                    // Linux before 6.13.
+                    Err(error) if error.raw_os_error() == Some(unknown) => return Ok(()),
+                    done => done?,
+                }
+                look(&memory, 0..some.start, 1000, told);
+                memory.advise(bytes.clone(), MADV_GUARD_REMOVE)?;
+                look(&memory, some.clone(), 0, told);
+                fill(&memory, some.clone(), mark);
+                look(&memory, some.clone(), mark, told);
+            }
+            look(&memory, some.end..OTHERS_PAGES, 1000, told);
             return Ok(());
         }
         "move" => {
