@@ -12,7 +12,7 @@ use prost::Message;
 use store::{Claim, Store};
 
 use crate::ancestors::{current, join};
-use crate::checksum;
+use crate::cut::part_of;
 use crate::index::{self, Bounds};
 use crate::manifest::{FREED_FEATURE, Manifest};
 use crate::parts::{self, ANCESTORS_MAX};
@@ -228,20 +228,6 @@ fn refine(store: &dyn Store, newest: &Reader, durable: bool) -> Result<bool> {
     let sections = [&index, raw.section(1), raw.section(2), &origins];
     raw::replace(store, raw.id, sections, durable)?;
     Ok(true)
-}
-
-/// The pages `pages` of an origin, whose contents are `bytes`.
-fn part_of(origin: &Run, pages: &Range<u32>, bytes: &[u8]) -> Run {
-    let place = |page: u32| page as usize * PAGE_BYTES;
-    Run {
-        space: origin.space,
-        first_page: origin.first_page + u64::from(pages.start),
-        pages: pages.end - pages.start,
-        kind: RunKind::Data {
-            offset_bytes: data_offset(origin) + place(pages.start) as u64,
-            checksum: checksum::of_pages(&bytes[place(pages.start)..place(pages.end)]),
-        },
-    }
 }
 
 type Needed = HashMap<(ImageId, usize), Vec<Range<u64>>>;

@@ -30,6 +30,7 @@
 mod ancestors;
 mod checksum;
 mod clear;
+mod cut;
 mod dedup;
 mod error;
 mod header;
@@ -44,6 +45,7 @@ mod parts;
 mod raw;
 mod reader;
 mod run;
+mod unused;
 mod verify;
 mod writer;
 

@@ -33,10 +33,3 @@ fn joins_kind(last: &Run, kind: RunKind) -> bool {
         RunKind::Equal(part) => kind == RunKind::Equal(next(part)),
     }
 }
-
-/// Returns how many bytes of the pages objects belong to none of `runs`.
-pub(crate) fn unused_bytes(parts_bytes: &[u64], runs: &[Run]) -> u64 {
-    let data = |run: &&Run| matches!(run.kind, RunKind::Data { .. });
-    let used: u64 = runs.iter().filter(data).map(Run::len_bytes).sum();
-    parts_bytes.iter().sum::<u64>().saturating_sub(used)
-}

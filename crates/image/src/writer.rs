@@ -22,6 +22,7 @@ use crate::origins::{self, Collected};
 use crate::over::{self, Lineage, Link, Over};
 use crate::parts::{self, PARTS_MAX};
 use crate::run::{self, DATA_RUN_MAX_PAGES, ENTRY_BYTES, PAGE_BYTES, Part as RunPart};
+use crate::unused::{self, Used};
 use crate::{
     Error, Facts, ImageId, MANIFEST_NAME, NewRun, Reader, Record, Result, Run, RunKind, SpaceId,
 };
@@ -54,6 +55,28 @@ struct Part {
     object: Box<dyn NewObject>,
     /// Where the next run goes.
     bytes: AtomicU64,
+}
+
+impl Part {
+    /// Gives up what is not used.
+    fn keep(self, used: &Used) -> store::Result<Box<dyn NewObject>> {
+        if self.bytes.into_inner() > used.len_bytes {
+            self.object.cut(used.len_bytes)?;
+        }
+        if !used.holes.is_empty() {
+            self.object.free(&used.holes)?;
+        }
+        Ok(self.object)
+    }
+}
+
+/// A manifest, and what follows from it.
+struct Encoded {
+    manifest: Vec<u8>,
+    /// Whether any page is inherited.
+    inherits: bool,
+    /// What is used of the pages objects, up to the last that has pages.
+    used: Vec<Used>,
 }
 
 /// How an image is finished.
@@ -188,8 +211,8 @@ impl Writer {
     }
 
     /// Like [`Writer::append_to`], but the image does not have the pages yet: it gets those of the
-    /// returned runs, or of some of them, by [`Writer::describe`]. The room of the others stays
-    /// unused.
+    /// returned runs, or of some of them, by [`Writer::describe`]. The room of the others goes when
+    /// the image is sealed, as far as the store can give it back.
     ///
     /// # Errors
     /// Like [`Writer::append`].
@@ -396,17 +419,22 @@ impl Writer {
         if self.incomplete.load(Relaxed) {
             return Err(Error::Incomplete { id: self.id });
         }
-        let (manifest, inherits) = self.encode(seal.facts)?;
+        let Encoded {
+            manifest,
+            inherits,
+            used,
+        } = self.encode(seal.facts)?;
         let over = self.over.take().filter(|_| inherits);
         let mut names = Vec::new();
         let parts = std::mem::take(&mut self.parts).into_iter().enumerate();
         for (number, part) in parts.filter_map(|(number, part)| Some((number, part.into_inner()?)))
         {
             // One without pages has no name, and goes.
-            if part.bytes.into_inner() == 0 {
+            let Some(used) = used.get(number).filter(|used| used.len_bytes > 0) else {
                 continue;
-            }
-            let committed = part.object.commit(seal.durable);
+            };
+            let committed = part.keep(used);
+            let committed = committed.and_then(|object| object.commit(seal.durable));
             if let Err(error) = committed.map_err(Error::store("finish the pages of")) {
                 self.remove(&names);
                 return Err(error);
@@ -471,23 +499,10 @@ impl Writer {
         }
     }
 
-    /// Returns the lengths of the pages objects, up to the last that has pages.
-    fn parts_bytes(&self) -> Vec<u64> {
-        let bytes = |part: &OnceLock<Part>| part.get().map_or(0, |part| part.bytes.load(Relaxed));
-        let bytes: Vec<u64> = self.parts.iter().map(bytes).collect();
-        let parts = bytes
-            .iter()
-            .rposition(|bytes| *bytes > 0)
-            .map_or(1, |last| last + 1);
-        bytes[..parts].to_vec()
-    }
-
-    /// Encodes the whole manifest: header, index, manifest, records, origins. Tells whether any
-    /// page is inherited.
-    fn encode(&mut self, facts: Facts) -> Result<(Vec<u8>, bool)> {
+    /// Encodes the whole manifest: header, index, manifest, records, origins.
+    fn encode(&mut self, facts: Facts) -> Result<Encoded> {
         let records = std::mem::take(&mut *lock(&self.records));
         check_len("records", records.len() as u64, RECORDS_MAX as u64)?;
-        let parts_bytes = self.parts_bytes();
         let mut runs = std::mem::take(&mut *lock(&self.runs));
         let collected = std::mem::take(&mut *lock(&self.origins));
         let Lineage {
@@ -502,7 +517,13 @@ impl Writer {
         for run in &runs {
             index.extend_from_slice(&run::encode(run));
         }
-        let unused_bytes = order::unused_bytes(&parts_bytes, &runs);
+        let mut used = unused::used(runs.iter().chain(&origins));
+        if used.is_empty() {
+            used.push(Used::default());
+        }
+        let parts_bytes = used.iter().map(|part| part.len_bytes).collect::<Vec<_>>();
+        let holes = used.iter().flat_map(|part| &part.holes);
+        let unused_bytes = holes.map(|hole| hole.end - hole.start).sum::<u64>();
         let bounds = Bounds {
             parts_bytes: &parts_bytes,
             unused_bytes,
@@ -519,9 +540,9 @@ impl Writer {
             (equal, EQUAL_FEATURE),
             (unused_bytes > 0, UNUSED_FEATURE),
         ];
-        let used = features.into_iter().filter(|(used, _)| *used);
+        let features = features.into_iter().filter(|(used, _)| *used);
         let manifest = Manifest {
-            features: used.map(|(_, name)| name.to_owned()).collect(),
+            features: features.map(|(_, name)| name.to_owned()).collect(),
             parent,
             ancestors,
             facts: Some(facts),
@@ -547,7 +568,11 @@ impl Writer {
         sections
             .iter()
             .for_each(|section| bytes.extend_from_slice(section));
-        Ok((bytes, inherits))
+        Ok(Encoded {
+            manifest: bytes,
+            inherits,
+            used,
+        })
     }
 
     fn publish(&self, manifest: &[u8], durable: bool) -> Result<()> {
@@ -962,6 +987,14 @@ mod tests {
             step(&self.count, self.fail_at)?;
             self.object.reserve(len_bytes)
         }
+        fn free(&self, parts_bytes: &[Range<u64>]) -> store::Result<()> {
+            step(&self.count, self.fail_at)?;
+            self.object.free(parts_bytes)
+        }
+        fn cut(&self, len_bytes: u64) -> store::Result<()> {
+            step(&self.count, self.fail_at)?;
+            self.object.cut(len_bytes)
+        }
         fn commit(self: Box<Self>, durable: bool) -> store::Result<()> {
             step(&self.count, self.fail_at)?;
             self.object.commit(durable)
@@ -982,6 +1015,10 @@ mod tests {
             // A dump that goes on after a failed append must not get an image with a hole.
             let _ = writer.append(&[fail_at as u8; PAGE_BYTES], &[new_run(0, 1)]);
             let _ = writer.append(&[5; PAGE_BYTES], &[new_run(1, 1)]);
+            // Room that is not used, between pages and at the end.
+            let _ = writer.store(0, &[6; PAGE_BYTES], &[new_run(2, 1)]);
+            let _ = writer.append(&[7; PAGE_BYTES], &[new_run(3, 1)]);
+            let _ = writer.store(0, &[8; PAGE_BYTES], &[new_run(4, 1)]);
             writer.seal(Seal {
                 durable: true,
                 ..Seal::default()
@@ -1007,8 +1044,8 @@ mod tests {
             failures += 1;
         }
         assert_eq!(
-            failures, 8,
-            "create, reserve, two writes, commit; create, write, commit"
+            failures, 13,
+            "create, reserve, five writes, cut, free, commit; create, write, commit"
         );
     }
 }

@@ -11,6 +11,7 @@ pub fn suite(make: &dyn Fn() -> Box<dyn Store>) {
         dropped_objects_are_gone,
         what_was_written_is_read_back,
         freed_parts_read_as_zero,
+        a_new_object_is_freed_in_parts_and_cut,
         replacing_keeps_open_objects,
         gaps_read_as_zero,
         reserving_does_not_change_the_length,
@@ -112,6 +113,26 @@ fn freed_parts_read_as_zero(store: &dyn Store) {
         pages.collect::<Vec<_>>(),
         [(7, 7), (0, 0), (7, 7), (7, 7), (0, 0)]
     );
+}
+
+fn a_new_object_is_freed_in_parts_and_cut(store: &dyn Store) {
+    const PAGE: usize = 4096;
+    let new = store.create("one").unwrap();
+    new.reserve(9 * PAGE as u64).unwrap();
+    new.write_at(&[7; 5 * PAGE], 0).unwrap();
+    let page = |number: usize| (number * PAGE) as u64;
+    new.free(&[page(1)..page(2), page(3)..page(3)]).unwrap();
+    new.cut(page(4)).unwrap();
+    let past = new.read_at(&mut [0], page(4));
+    assert!(matches!(past, Err(Error::Short { .. })));
+    new.commit(false).unwrap();
+    let bytes = get(store, "one");
+    assert_eq!(bytes.len(), 4 * PAGE);
+    for (number, page) in bytes.chunks(PAGE).enumerate() {
+        let freed = number == 1 && page.iter().all(|byte| *byte == 0);
+        assert!(freed || page.iter().all(|byte| *byte == 7), "{number}");
+    }
+    store.create("one").unwrap().cut(0).unwrap();
 }
 
 fn uncommitted_objects_are_invisible(store: &dyn Store) {

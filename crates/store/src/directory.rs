@@ -12,10 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RawDir, SeekFrom,
-};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, SeekFrom};
+use rustix::io::Errno;
 
 use self::file::{File, NewFile};
 use crate::{Claim, Error, NewObject, Object, Result, Store, check_name};
@@ -408,12 +406,7 @@ impl Store for Directory {
             Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
         };
         let before: u64 = room_bytes()?;
-        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        for part in parts_bytes.iter().filter(|part| !part.is_empty()) {
-            let len_bytes = part.end - part.start;
-            retry_on_intr(|| rustix::fs::fallocate(&fd, how, part.start, len_bytes))
-                .map_err(failed)?;
-        }
+        file::punch(&fd, parts_bytes).map_err(failed)?;
         Ok(before.saturating_sub(room_bytes()?))
     }
 

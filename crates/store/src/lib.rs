@@ -184,6 +184,13 @@ pub trait NewObject: Send + Sync {
     /// does not change.
     fn reserve(&self, len_bytes: u64) -> Result<()>;
 
+    /// Gives back the room of `parts_bytes`, which nobody reads any more: what is read there later
+    /// is what was written, or zeros. A store that cannot do that leaves them as they are.
+    fn free(&self, parts_bytes: &[Range<u64>]) -> Result<()>;
+
+    /// Ends the object at `len_bytes`, which is not past the last written byte.
+    fn cut(&self, len_bytes: u64) -> Result<()>;
+
     /// Gives the object its name, in place of another of that name. With `durable`, the contents
     /// and the name are on stable storage when this returns.
     fn commit(self: Box<Self>, durable: bool) -> Result<()>;

@@ -100,16 +100,7 @@ impl Store for Memory {
         check_name(name)?;
         let mut objects = lock(&self.objects);
         let object = objects.get_mut(name).ok_or_else(|| Self::missing(name))?;
-        let object = Arc::make_mut(object);
-        let mut freed_bytes = 0;
-        for part in parts_bytes {
-            let end = part.end.min(object.len() as u64);
-            if part.start < end {
-                object[part.start as usize..end as usize].fill(0);
-                freed_bytes += end - part.start;
-            }
-        }
-        Ok(freed_bytes)
+        Ok(clear(Arc::make_mut(object).as_mut_slice(), parts_bytes))
     }
 
     fn beside(&self, path: &str) -> Result<Arc<dyn Store>> {
@@ -147,6 +138,19 @@ impl NewBuffer {
             source: std::io::ErrorKind::OutOfMemory.into(),
         }
     }
+}
+
+/// Makes parts of an object zero, as far as it has them; tells how many bytes those are.
+fn clear(object: &mut [u8], parts_bytes: &[Range<u64>]) -> u64 {
+    let mut cleared_bytes = 0;
+    for part in parts_bytes {
+        let end = part.end.min(object.len() as u64);
+        if part.start < end {
+            object[part.start as usize..end as usize].fill(0);
+            cleared_bytes += end - part.start;
+        }
+    }
+    cleared_bytes
 }
 
 /// Fills all of `bytes` from `offset_bytes` of the object called `name`.
@@ -193,6 +197,17 @@ impl NewObject for NewBuffer {
         let mut buffer = lock(&self.bytes);
         let more = len.saturating_sub(buffer.len());
         buffer.try_reserve(more).map_err(|_| self.too_large())
+    }
+
+    fn free(&self, parts_bytes: &[Range<u64>]) -> Result<()> {
+        clear(&mut lock(&self.bytes), parts_bytes);
+        Ok(())
+    }
+
+    fn cut(&self, len_bytes: u64) -> Result<()> {
+        let len = usize::try_from(len_bytes).map_err(|_| self.too_large())?;
+        lock(&self.bytes).truncate(len);
+        Ok(())
     }
 
     fn commit(self: Box<Self>, _durable: bool) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The files of a directory: those under construction, and those that are read.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -52,6 +53,16 @@ fn read_all(
     Ok(())
 }
 
+/// Gives back the room of parts of a file, whose length stays.
+pub(super) fn punch(fd: &OwnedFd, parts_bytes: &[Range<u64>]) -> rustix::io::Result<()> {
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for part in parts_bytes.iter().filter(|part| !part.is_empty()) {
+        let len_bytes = part.end - part.start;
+        retry_on_intr(|| rustix::fs::fallocate(fd, how, part.start, len_bytes))?;
+    }
+    Ok(())
+}
+
 impl NewObject for NewFile {
     fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         let mut done = 0;
@@ -90,6 +101,20 @@ impl NewObject for NewFile {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             Err(errno) => Err(self.failed("reserve space for", errno)),
         }
+    }
+
+    fn free(&self, parts_bytes: &[Range<u64>]) -> Result<()> {
+        match punch(&self.fd, parts_bytes) {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            Err(errno) => Err(self.failed("free parts of", errno)),
+        }
+    }
+
+    fn cut(&self, len_bytes: u64) -> Result<()> {
+        let cut = rustix::fs::ftruncate(&self.fd, len_bytes);
+        cut.map_err(|errno| self.failed("cut", errno))?;
+        self.written_bytes.store(len_bytes, Relaxed);
+        Ok(())
     }
 
     fn commit(mut self: Box<Self>, durable: bool) -> Result<()> {

@@ -1,0 +1,90 @@
+//! Room in pages objects that no page uses: it goes before the image is whole.
+//!
+//! Pages that are copied several times while they change, and those that turn out to be equal to
+//! others, leave such room. At the end of an object it is cut off; before, it is given back to the
+//! store, which keeps the object's length.
+
+use std::ops::Range;
+
+use crate::parts::{self, PARTS_MAX};
+use crate::{Run, RunKind};
+
+/// What of a pages object is used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Used {
+    /// Where the last run ends.
+    pub len_bytes: u64,
+    /// What no run uses before.
+    pub holes: Vec<Range<u64>>,
+}
+
+/// Finds out what `stored`, data runs in any order and some of them several times, use of the pages
+/// objects of the image itself; other runs do not count. The last object has pages.
+pub(crate) fn used<'a>(stored: impl Iterator<Item = &'a Run>) -> Vec<Used> {
+    let places = stored.filter_map(|run| match run.kind {
+        RunKind::Data { offset_bytes, .. } => Some((offset_bytes, run.len_bytes())),
+        _ => None,
+    });
+    let own = |(position, _): &(u64, u64)| parts::split(*position).0 < PARTS_MAX;
+    let mut places = places.filter(own).collect::<Vec<_>>();
+    // Mostly sorted already; the stable sort knows how to use that.
+    places.sort();
+    let mut objects: Vec<Used> = Vec::new();
+    for (position, bytes) in places {
+        let (object, start_bytes) = parts::split(position);
+        objects.resize_with(objects.len().max(object + 1), Used::default);
+        let object = &mut objects[object];
+        if start_bytes > object.len_bytes {
+            object.holes.push(object.len_bytes..start_bytes);
+        }
+        object.len_bytes = object.len_bytes.max(start_bytes + bytes);
+    }
+    objects
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{PAGE_BYTES, SpaceId};
+
+    use super::*;
+
+    const PAGE: u64 = PAGE_BYTES as u64;
+
+    fn data(object: usize, page: u64, pages: u32) -> Run {
+        let kind = RunKind::Data {
+            offset_bytes: parts::position(object, page * PAGE),
+            checksum: 1,
+        };
+        Run {
+            space: SpaceId(1),
+            first_page: 0,
+            pages,
+            kind,
+        }
+    }
+
+    #[test]
+    fn holes_are_what_no_run_uses() {
+        let zero = Run {
+            kind: RunKind::Zero,
+            ..data(0, 0, 9)
+        };
+        assert_eq!(used([zero].iter()), []);
+        let runs = [
+            data(2, 7, 2),
+            data(0, 1, 2),
+            zero,
+            data(2, 3, 4),
+            data(16, 0, 9),
+            data(0, 4, 1),
+            data(0, 1, 2),
+        ];
+        let found = used(runs.iter());
+        let holes = [vec![0..PAGE, 3 * PAGE..4 * PAGE], vec![], vec![0..3 * PAGE]];
+        let lengths = [5, 0, 9].map(|pages| pages * PAGE);
+        assert_eq!(found.len(), 3);
+        for (used, (holes, len_bytes)) in found.into_iter().zip(holes.into_iter().zip(lengths)) {
+            assert_eq!(used, Used { len_bytes, holes });
+        }
+    }
+}
