@@ -159,6 +159,11 @@ impl Observer for Watch<'_> {
             };
         }
         if let Bar::Shown(bar) = &self.bar {
+            // There may be more to do than was known.
+            if bar.is_finished() && done_bytes < total_bytes {
+                bar.reset();
+            }
+            bar.set_length(total_bytes);
             bar.set_position(done_bytes);
             if done_bytes >= total_bytes {
                 bar.finish_and_clear();

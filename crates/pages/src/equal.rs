@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use image::{NewRun, PAGE_BYTES, Run, SpaceId, Writer};
+use image::{NewRun, PAGE_BYTES, Run, RunKind, SpaceId, Writer};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Error, Extent, Result};
@@ -78,7 +78,29 @@ impl Equals {
         extents: impl Iterator<Item = &'a Extent>,
         more: impl IntoIterator<Item = (SpaceId, Range<u64>)>,
     ) -> Option<Self> {
-        let mut wanted = at_the_same_place(extents);
+        let places = extents.map(|extent| {
+            let end = extent.first_page + extent.pages;
+            (extent.first_page, end, extent.space)
+        });
+        Self::of(places.collect(), more)
+    }
+
+    /// Does what [`Equals::new`] does for the pages of those of `runs` that are stored.
+    #[must_use]
+    pub fn of_runs<'a>(
+        runs: impl Iterator<Item = &'a Run>,
+        more: impl IntoIterator<Item = (SpaceId, Range<u64>)>,
+    ) -> Option<Self> {
+        let stored = runs.filter(|run| matches!(run.kind, RunKind::Data { .. }));
+        let places = stored.map(|run| (run.first_page, run.end_page(), run.space));
+        Self::of(places.collect(), more)
+    }
+
+    fn of(
+        places: Vec<(u64, u64, SpaceId)>,
+        more: impl IntoIterator<Item = (SpaceId, Range<u64>)>,
+    ) -> Option<Self> {
+        let mut wanted = at_the_same_place(places);
         for (space, pages) in more {
             wanted.entry(space).or_default().push(pages);
         }
@@ -159,7 +181,8 @@ impl Equals {
         }
     }
 
-    fn wants(&self, run: &NewRun) -> bool {
+    /// Whether any pages of a run are to be looked at.
+    pub(crate) fn wants(&self, run: &NewRun) -> bool {
         let Some(wanted) = self.wanted.get(&run.space) else {
             return false;
         };
@@ -222,6 +245,26 @@ impl Plan {
         Ok(())
     }
 
+    /// Gives, for each of the `runs` that this is about, which of its pages are stored, numbered
+    /// from its first.
+    pub fn kept(&self, runs: &[NewRun]) -> Vec<Vec<Range<u32>>> {
+        let mut fates = self.fates.iter();
+        let kept = runs.iter().map(|run| {
+            let mut kept: Vec<Range<u32>> = Vec::new();
+            for (page, _) in (0..run.pages)
+                .zip(&mut fates)
+                .filter(|(_, fate)| fate.is_stored())
+            {
+                match kept.last_mut() {
+                    Some(last) if last.end == page => last.end += 1,
+                    _ => kept.push(page..page + 1),
+                }
+            }
+            kept
+        });
+        kept.collect()
+    }
+
     /// Moves the pages to be stored to the front of `bytes` and puts their runs into `runs`; gives
     /// how many bytes those are.
     pub fn take_out(&self, bytes: &mut [u8], runs: &mut Vec<NewRun>) -> usize {
@@ -269,9 +312,9 @@ impl Plan {
             .filter(|(_, fate)| fate.is_stored())
             .map(|(number, _)| number);
         let places = kept.zip(places).collect::<HashMap<_, _>>();
-        let mut equal = Vec::new();
+        let mut equal: Vec<Equal> = Vec::new();
         for (number, fate) in numbers {
-            let (run, skip_pages) = match fate {
+            let (stored, skip_pages) = match fate {
                 Fate::Stored | Fate::Found(_) => continue,
                 Fate::Equal(run, skip_pages) => (*run, *skip_pages),
                 Fate::Before(before) => match self.fates[*before] {
@@ -279,11 +322,50 @@ impl Plan {
                     _ => places[before],
                 },
             };
-            let (space, page) = self.pages[number];
-            let run = writer.equal(space, page, 1, &run, skip_pages);
-            equal.push(run.map_err(Error::image("write"))?);
+            let (space, first_page) = self.pages[number];
+            let one = Equal {
+                place: NewRun {
+                    space,
+                    first_page,
+                    pages: 1,
+                },
+                stored,
+                skip_pages,
+            };
+            match equal.last_mut() {
+                Some(last) if last.goes_on_with(&one) => last.place.pages += 1,
+                _ => equal.push(one),
+            }
         }
-        Ok(equal)
+        let runs = equal.iter().map(|equal| equal.run(writer));
+        runs.collect()
+    }
+}
+
+/// Pages that are equal to those of a stored run after some of it.
+struct Equal {
+    place: NewRun,
+    stored: Run,
+    skip_pages: u32,
+}
+
+impl Equal {
+    fn goes_on_with(&self, next: &Self) -> bool {
+        let end_page = self.place.first_page + u64::from(self.place.pages);
+        self.place.space == next.place.space
+            && end_page == next.place.first_page
+            && self.stored == next.stored
+            && self.skip_pages + self.place.pages == next.skip_pages
+    }
+
+    fn run(&self, writer: &Writer) -> Result<Run> {
+        let NewRun {
+            space,
+            first_page,
+            pages,
+        } = self.place;
+        let run = writer.equal(space, first_page, pages, &self.stored, self.skip_pages);
+        run.map_err(Error::image("write"))
     }
 }
 
@@ -291,16 +373,9 @@ fn page_of(bytes: &[u8], number: usize) -> &[u8] {
     &bytes[number * PAGE_BYTES..(number + 1) * PAGE_BYTES]
 }
 
-/// The pages that more than one space has at the same place.
-fn at_the_same_place<'a>(
-    extents: impl Iterator<Item = &'a Extent>,
-) -> HashMap<SpaceId, Vec<Range<u64>>> {
-    let mut all = extents
-        .map(|extent| {
-            let end = extent.first_page + extent.pages;
-            (extent.first_page, end, extent.space)
-        })
-        .collect::<Vec<_>>();
+/// Of pages given by their first, the one after the last, and the space: those that more than one
+/// space has at the same place.
+fn at_the_same_place(mut all: Vec<(u64, u64, SpaceId)>) -> HashMap<SpaceId, Vec<Range<u64>>> {
     let mut found = HashMap::<SpaceId, Vec<Range<u64>>>::new();
     if all.iter().all(|one| one.2 == all[0].2) {
         return found;
@@ -359,7 +434,7 @@ mod tests {
     use std::sync::Arc;
 
     use abi::Addr;
-    use image::{Reader, RunKind, Seal};
+    use image::{Reader, Seal};
 
     use super::*;
     use crate::Source;

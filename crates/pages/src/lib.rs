@@ -49,6 +49,7 @@ pub mod shared;
 pub mod sink;
 mod source;
 pub mod track;
+mod unite;
 
 pub use drain::{Drained, drain, drain_all, drain_apart, drain_beside, drain_once};
 pub use equal::Equals;
@@ -61,3 +62,4 @@ pub use scan::scan;
 pub use shared::{Kin, Shared};
 pub use sink::Sink;
 pub use source::{Source, TaskMemory};
+pub use unite::{United, unite, wanted_bytes};

@@ -9,7 +9,11 @@
 //! copied while the tree is stopped. While it is stopped are also copied: shared memory and deleted
 //! files, pages of private file mappings, and all memory of tasks that were not there at the first
 //! stop.
+//!
+//! Which pages are equal is found out afterwards, from what was written: until the copy is over
+//! they change.
 
+mod equal;
 mod look;
 
 use std::collections::HashMap;
@@ -332,14 +336,27 @@ impl<'a> Dump<'a> {
             live,
             mut report,
             observer,
+            total_bytes,
             ..
         } = self;
-        let pages = live.describe(&pids, &writer);
+        let (pages, mut stored) = live.describe(&pids, &writer);
         // From here on the tree runs as if nothing had been.
         drop(live);
         report.statistics.stored_pages += pages.stored;
         report.statistics.zero_pages += pages.zero;
         report.statistics.shared_pages += pages.shared;
+        stored.extend(stopped);
+        let watch = (&observer, total_bytes);
+        let copies = inventory.copies;
+        let united = equal::unite(
+            stored,
+            &pids,
+            copies,
+            &writer,
+            &mut report.statistics,
+            watch,
+        )?;
+        writer.describe(united);
         let mut records_bytes = 0;
         for record in inventory.records {
             records_bytes += record.payload.len() as u64;
@@ -349,7 +366,6 @@ impl<'a> Dump<'a> {
             report.statistics.shared_pages += u64::from(run.pages);
             writer.mark(run);
         }
-        writer.describe(stopped);
         report.statistics.sum_up();
         writer.record(report.statistics.record());
         report.image_bytes = report.statistics.stored_bytes() + records_bytes;

@@ -1,5 +1,10 @@
 //! Tasks with equal memory: it is stored once, and each gets a copy of its own back.
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
 use serde_json::Value;
+use testkit::chance::Chance;
 use testkit::needs_root;
 use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
@@ -54,4 +59,102 @@ fn equal_memory_of_children_is_stored_once_and_is_their_own_again() {
     assert!(pages["equal"].as_u64() < Some(PAGES), "{pages}");
     stillframe.restore(&[]).must();
     goes_on(&subject);
+}
+
+/// Dumps live and restores; gives the pages of the image by their fate.
+#[track_caller]
+fn live(stillframe: &Stillframe, subject: &Subject) -> Value {
+    stillframe.clear();
+    stillframe.dump(subject.pid(), &["--live"]).must();
+    let pages = pages_of(stillframe);
+    goes_on(subject);
+    let tasks = subject.tree();
+    subject.kill();
+    tree::wait_gone(&tasks);
+    stillframe.restore(&[]).must();
+    goes_on(subject);
+    pages
+}
+
+#[test]
+fn equal_memory_is_stored_once_by_a_live_dump_too() {
+    needs_root!();
+    let subject = Subject::start("twins", &["3", &PAGES.to_string()]);
+    let stillframe = stillframe();
+    let pages = live(&stillframe, &subject);
+    assert!(pages["equal"].as_u64() >= Some(2 * PAGES), "{pages}");
+    subject.ask("write 1 7");
+    subject.ask("write 0 8");
+    subject.ask("write 2 9");
+    goes_on(&subject);
+    let pages = live(&stillframe, &subject);
+    assert!(pages["equal"].as_u64() < Some(PAGES), "{pages}");
+}
+
+#[test]
+fn memory_that_is_equal_at_times_is_that_of_the_instant() {
+    const PAGES: u64 = 512;
+    const FILE_PAGES: u64 = 64;
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("mates", &["3", &PAGES.to_string()]);
+    for _ in 0..3 {
+        let pages = live(&stillframe, &subject);
+        // What was written once is the same in all four.
+        let least = 3 * (PAGES / 4 + FILE_PAGES);
+        assert!(pages["equal"].as_u64() >= Some(least), "{pages}");
+        // What always changes is not the same in any two, nor in any round.
+        assert!(pages["stored"].as_u64() >= Some(4 * PAGES / 4), "{pages}");
+    }
+}
+
+#[test]
+fn a_killed_live_dump_leaves_a_whole_image_or_none() {
+    const KILLS: usize = 10;
+    needs_root!();
+    let stillframe = stillframe();
+    let mut chance = Chance::of("a_killed_live_dump_leaves_a_whole_image_or_none");
+    let subject = Subject::start("mates", &["2", "1024"]);
+    let whole = stillframe.dump(subject.pid(), &["--live"]).must().elapsed;
+    for _ in 0..KILLS {
+        stillframe.clear();
+        let command = stillframe.dump_command(subject.pid(), &["--live"]);
+        // Past its end, too.
+        stillframe.kill_after(command, chance.time(whole + whole / 4));
+        goes_on(&subject);
+        if stillframe.images().join("manifest.img").exists() {
+            let tasks = subject.tree();
+            subject.kill();
+            tree::wait_gone(&tasks);
+            stillframe.restore(&[]).must();
+            goes_on(&subject);
+        }
+    }
+}
+
+#[test]
+fn equal_memory_takes_no_room_in_a_live_dump() {
+    const PAGES: u64 = 2048;
+    needs_root!();
+    if !is_tmpfs(Path::new("/dev/shm")) {
+        testkit::skip!("there is no tmpfs");
+    }
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let stillframe = stillframe().images_at(folder.path().join("images"));
+    let subject = Subject::start("twins", &["3", &PAGES.to_string()]);
+    let pages = live(&stillframe, &subject);
+    let files = fs::read_dir(stillframe.images()).expect("an image");
+    let files = files.map(|file| file.expect("a file"));
+    let files = files.filter(|file| file.file_name().to_string_lossy().starts_with("pages-"));
+    let room_bytes = files.map(|file| file.metadata().expect("it is there").blocks() * 512);
+    let room_pages = room_bytes.sum::<u64>() / 4096;
+    let stored = pages["stored"].as_u64().expect("a number");
+    assert!(room_pages < stored + PAGES, "{room_pages}: {pages}");
+    assert!(pages["equal"].as_u64() >= Some(2 * PAGES), "{pages}");
+}
+
+fn is_tmpfs(folder: &Path) -> bool {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    let stat = rustix::fs::statfs(folder);
+    stat.is_ok_and(|stat| stat.f_type as u64 == TMPFS_MAGIC)
 }

@@ -35,7 +35,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use abi::{Addr, Span};
-use image::{SpaceId, Writer};
+use image::{Run, SpaceId, Writer};
 use rustix::event::{EventfdFlags, eventfd};
 use sys::uffd::{Features, Uffd};
 
@@ -295,16 +295,19 @@ impl Live {
         self.tasks.iter().map(|task| task.stale_bytes()).sum()
     }
 
-    /// Describes the pages of the instant in the image, those of tasks in `pids`.
+    /// Describes the pages of the instant in the image, those of tasks in `pids`, but for those
+    /// that are stored: their runs are returned, for [`unite()`](crate::unite()) and
+    /// [`Writer::describe`].
     ///
     /// # Panics
     /// Unless [`Live::finish`] has found everything.
-    pub fn describe(&self, pids: &[i32], writer: &Writer) -> Pages {
-        let mut pages = Pages::default();
+    #[must_use = "the image does not have the stored pages yet"]
+    pub fn describe(&self, pids: &[i32], writer: &Writer) -> (Pages, Vec<Run>) {
+        let (mut pages, mut stored) = (Pages::default(), Vec::new());
         for task in self.tasks.iter().filter(|task| pids.contains(&task.pid)) {
-            task.describe(writer, &mut pages);
+            task.describe(writer, &mut stored, &mut pages);
         }
-        pages
+        (pages, stored)
     }
 }
 

@@ -191,8 +191,9 @@ impl Task {
         }
     }
 
-    /// Describes the pages in the image.
-    pub fn describe(&self, writer: &Writer, pages: &mut Pages) {
+    /// Describes the pages in the image that are not stored, and adds the runs of the others to
+    /// `stored`.
+    pub fn describe(&self, writer: &Writer, stored: &mut Vec<Run>, pages: &mut Pages) {
         for (number, block) in self.book().blocks.iter() {
             let runs = match &block.state {
                 State::Done(runs) => runs,
@@ -209,7 +210,7 @@ impl Task {
                 super::blocks::bits_of(number, Span::new(start, run.len_bytes()))
             });
             let data = bits.fold(0, |all, bits| all | bits);
-            writer.describe(runs.iter().copied());
+            stored.extend(runs);
             self.mark(writer, number, block.mask & !data, RunKind::Zero);
             pages.stored += u64::from(data.count_ones());
             pages.zero += u64::from((block.mask & !data).count_ones());

@@ -84,7 +84,8 @@ impl Task {
     }
 
     fn image(self) -> Reader {
-        self.live.describe(&[self.child.pid()], &self.writer);
+        let (_, stored) = self.live.describe(&[self.child.pid()], &self.writer);
+        self.writer.describe(stored);
         self.writer.seal(Seal::default()).expect("an image");
         Reader::open(&*self.store).expect("an image")
     }

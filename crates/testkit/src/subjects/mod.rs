@@ -10,6 +10,7 @@ mod fds;
 mod heirs;
 mod interrupted;
 mod itimers;
+mod mates;
 mod mmaps;
 mod pending_signals;
 mod posix_timers;
@@ -45,6 +46,7 @@ const ALL: &[(&str, Run)] = &[
     ("heirs", heirs::run),
     ("interrupted", interrupted::run),
     ("itimers", itimers::run),
+    ("mates", mates::run),
     ("mmaps", mmaps::run),
     ("pending-signals", pending_signals::run),
     ("posix-timers", posix_timers::run),
