@@ -1,12 +1,12 @@
-//! Parts of stored runs, as runs of their own.
+//! Pages of stored runs: parts that become runs of their own, and others that are equal to them.
 
 use std::ops::Range;
 
 use crate::checksum;
 use crate::parts;
 use crate::reader::data_offset;
-use crate::run::PAGE_BYTES;
-use crate::{Error, Result, Run, RunKind, Writer};
+use crate::run::{PAGE_BYTES, Part};
+use crate::{Error, Result, Run, RunKind, SpaceId, Writer};
 
 impl Writer {
     /// Returns runs for parts of `stored`, a data run of this image: the pages `kept`, numbered
@@ -42,6 +42,40 @@ impl Writer {
             .map(|pages| part_of(stored, pages, bytes))
             .collect())
     }
+
+    /// Returns the run for pages that have the contents of pages of `stored`, one of those that
+    /// [`Writer::store`] returned, after `skip_pages` of it; it is for [`Writer::describe`], and so
+    /// is `stored`, or the image cannot be sealed.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    ///
+    /// # Panics
+    /// Where `stored` has no such pages.
+    pub fn equal(
+        &self,
+        space: SpaceId,
+        first_page: u64,
+        pages: u32,
+        stored: &Run,
+        skip_pages: u32,
+    ) -> Result<Run> {
+        let RunKind::Data { offset_bytes, .. } = stored.kind else {
+            panic!("{stored:?} is not stored");
+        };
+        assert!(skip_pages + pages <= stored.pages, "pages of the run");
+        let origin = self.origin(parts::split(offset_bytes).0, stored);
+        let origin = origin.ok_or(Error::TooLarge {
+            of: "origins",
+            limit: u64::from(u32::MAX),
+        })?;
+        Ok(Run {
+            space,
+            first_page,
+            pages,
+            kind: RunKind::Equal(Part { origin, skip_pages }),
+        })
+    }
 }
 
 /// The pages `pages` of a stored run, whose contents are `bytes`.
@@ -65,7 +99,7 @@ mod tests {
     use store::Memory;
 
     use super::*;
-    use crate::{NewRun, Reader, Seal, SpaceId};
+    use crate::{NewRun, Reader, Seal};
 
     const SPACE: SpaceId = SpaceId(1);
 
@@ -88,7 +122,9 @@ mod tests {
         assert_eq!(kept.iter().map(|run| run.pages).sum::<u32>(), 3);
         let equal = writer.equal(SPACE, 11, 1, &kept[1], 1).unwrap();
         let (last, bytes) = stored(&writer, 20, &[5, 6, 7]);
-        let last = writer.cut(&last, &bytes, &[0..1]).unwrap();
+        let last = writer
+            .cut(&last, &bytes, std::slice::from_ref(&(0..1)))
+            .unwrap();
         writer.describe(kept.into_iter().chain(last).chain([equal]));
         let id = writer.seal(Seal::default()).unwrap();
 

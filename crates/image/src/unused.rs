@@ -18,8 +18,16 @@ pub(crate) struct Used {
     pub holes: Vec<Range<u64>>,
 }
 
+impl Used {
+    /// How many bytes the holes have.
+    pub fn unused_bytes(&self) -> u64 {
+        self.holes.iter().map(|hole| hole.end - hole.start).sum()
+    }
+}
+
 /// Finds out what `stored`, data runs in any order and some of them several times, use of the pages
-/// objects of the image itself; other runs do not count. The last object has pages.
+/// objects of the image itself; other runs do not count. The last object has pages, unless it is
+/// the only one.
 pub(crate) fn used<'a>(stored: impl Iterator<Item = &'a Run>) -> Vec<Used> {
     let places = stored.filter_map(|run| match run.kind {
         RunKind::Data { offset_bytes, .. } => Some((offset_bytes, run.len_bytes())),
@@ -29,7 +37,7 @@ pub(crate) fn used<'a>(stored: impl Iterator<Item = &'a Run>) -> Vec<Used> {
     let mut places = places.filter(own).collect::<Vec<_>>();
     // Mostly sorted already; the stable sort knows how to use that.
     places.sort();
-    let mut objects: Vec<Used> = Vec::new();
+    let mut objects = vec![Used::default()];
     for (position, bytes) in places {
         let (object, start_bytes) = parts::split(position);
         objects.resize_with(objects.len().max(object + 1), Used::default);
@@ -69,7 +77,7 @@ mod tests {
             kind: RunKind::Zero,
             ..data(0, 0, 9)
         };
-        assert_eq!(used([zero].iter()), []);
+        assert_eq!(used([zero].iter()), [Used::default()]);
         let runs = [
             data(2, 7, 2),
             data(0, 1, 2),
@@ -80,9 +88,14 @@ mod tests {
             data(0, 1, 2),
         ];
         let found = used(runs.iter());
-        let holes = [vec![0..PAGE, 3 * PAGE..4 * PAGE], vec![], vec![0..3 * PAGE]];
+        let holes = [&[(0, 1), (3, 4)][..], &[], &[(0, 3)]];
+        let holes = holes.map(|holes| {
+            let bytes = holes.iter().map(|(from, to)| from * PAGE..to * PAGE);
+            bytes.collect()
+        });
         let lengths = [5, 0, 9].map(|pages| pages * PAGE);
-        assert_eq!(found.len(), 3);
+        let unused = found.iter().map(Used::unused_bytes);
+        assert_eq!(unused.collect::<Vec<_>>(), [2 * PAGE, 0, 3 * PAGE]);
         for (used, (holes, len_bytes)) in found.into_iter().zip(holes.into_iter().zip(lengths)) {
             assert_eq!(used, Used { len_bytes, holes });
         }

@@ -21,7 +21,7 @@ use crate::order;
 use crate::origins::{self, Collected};
 use crate::over::{self, Lineage, Link, Over};
 use crate::parts::{self, PARTS_MAX};
-use crate::run::{self, DATA_RUN_MAX_PAGES, ENTRY_BYTES, PAGE_BYTES, Part as RunPart};
+use crate::run::{self, DATA_RUN_MAX_PAGES, ENTRY_BYTES, PAGE_BYTES};
 use crate::unused::{self, Used};
 use crate::{
     Error, Facts, ImageId, MANIFEST_NAME, NewRun, Reader, Record, Result, Run, RunKind, SpaceId,
@@ -279,40 +279,6 @@ impl Writer {
         read.map_err(Error::store("read pages of"))
     }
 
-    /// Returns the run for pages that have the contents of pages of `stored`, one of those that
-    /// [`Writer::store`] returned, after `skip_pages` of it; it is for [`Writer::describe`], and so
-    /// is `stored`, or the image cannot be sealed.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
-    ///
-    /// # Panics
-    /// Where `stored` has no such pages.
-    pub fn equal(
-        &self,
-        space: SpaceId,
-        first_page: u64,
-        pages: u32,
-        stored: &Run,
-        skip_pages: u32,
-    ) -> Result<Run> {
-        let RunKind::Data { offset_bytes, .. } = stored.kind else {
-            panic!("{stored:?} is not stored");
-        };
-        assert!(skip_pages + pages <= stored.pages, "pages of the run");
-        let origin = self.origin(parts::split(offset_bytes).0, stored);
-        let origin = origin.ok_or(Error::TooLarge {
-            of: "origins",
-            limit: u64::from(u32::MAX),
-        })?;
-        Ok(Run {
-            space,
-            first_page,
-            pages,
-            kind: RunKind::Equal(RunPart { origin, skip_pages }),
-        })
-    }
-
     /// Describes pages in the image that [`Writer::store`] has stored, or zero pages.
     pub fn describe(&self, stored: impl IntoIterator<Item = Run>) {
         lock(&self.runs).extend(stored);
@@ -517,13 +483,9 @@ impl Writer {
         for run in &runs {
             index.extend_from_slice(&run::encode(run));
         }
-        let mut used = unused::used(runs.iter().chain(&origins));
-        if used.is_empty() {
-            used.push(Used::default());
-        }
+        let used = unused::used(runs.iter().chain(&origins));
         let parts_bytes = used.iter().map(|part| part.len_bytes).collect::<Vec<_>>();
-        let holes = used.iter().flat_map(|part| &part.holes);
-        let unused_bytes = holes.map(|hole| hole.end - hole.start).sum::<u64>();
+        let unused_bytes = used.iter().map(Used::unused_bytes).sum();
         let bounds = Bounds {
             parts_bytes: &parts_bytes,
             unused_bytes,

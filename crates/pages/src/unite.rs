@@ -142,11 +142,13 @@ fn unite_chunk(
     for (run, kept) in chunk.iter().zip(plan.kept(&places)) {
         let (own, after) = rest.split_at(run.len_bytes() as usize);
         rest = after;
-        if kept == [0..run.pages] {
-            runs.push(*run);
-        } else if !kept.is_empty() {
-            let parts = writer.cut(run, own, &kept);
-            runs.append(&mut parts.map_err(Error::image("read"))?);
+        match &kept[..] {
+            [] => {}
+            [all] if *all == (0..run.pages) => runs.push(*run),
+            parts => {
+                let parts = writer.cut(run, own, parts);
+                runs.append(&mut parts.map_err(Error::image("read"))?);
+            }
         }
     }
     let mut equal = plan.finish(equals, writer, &runs)?;
@@ -208,7 +210,9 @@ mod tests {
             let equals = Equals::of_runs(self.stored.iter(), more).expect("some are wanted");
             let wanted = wanted_bytes(&self.stored, &equals);
             let done_bytes = AtomicU64::new(0);
-            let progress = |bytes| drop(done_bytes.fetch_add(bytes, Relaxed));
+            let progress = |bytes| {
+                done_bytes.fetch_add(bytes, Relaxed);
+            };
             let united = unite(self.stored, &equals, &self.writer, &progress).unwrap();
             assert_eq!(done_bytes.into_inner(), wanted);
             self.writer.describe(united.runs);

@@ -83,7 +83,7 @@ fn stamp(task: usize, round: u64, page: usize) -> u64 {
     match (page % 4, round) {
         (_, 0) => 0,
         (0, _) => at,
-        (1, _) => round % 2 << 32 | at,
+        (1, _) => ((round % 2) << 32) | at,
         (2, _) => (task as u64 + 1) << 56 | round << 24 | at,
         (_, round) if round % 2 == 0 => 0,
         (_, _) => (task as u64 + 1) << 48 | at,
