@@ -1,5 +1,4 @@
 //! Copies stale blocks into the image.
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use abi::{Addr, PAGE_BYTES, Span};
@@ -74,11 +73,10 @@ pub fn copy_stale(
     Ok(copied_bytes)
 }
 
-/// Copies all stale blocks of a task after the instant, first those that somebody waits for.
-/// Returns whether they are of the instant.
+/// Copies all stale blocks of tasks after the instant: first those that somebody waits for, then,
+/// so that there is room for more, what was saved. Returns whether they are of the instant.
 pub fn copy_rest(
-    tasks: &[Arc<Task>],
-    task: &Task,
+    tasks: &[&Task],
     shared: &Shared,
     writer: &Writer,
     lane: &mut Lane,
@@ -88,41 +86,61 @@ pub fn copy_rest(
         start: Addr(0),
         end: Addr(u64::MAX),
     };
-    while !task.is_lost() {
-        for task in tasks {
-            write_saved(task, shared, writer, &mut lane.fresh)?;
-        }
-        let mut batch = std::mem::take(&mut task.book().urgent);
-        batch.sort_unstable();
-        batch.dedup();
-        if batch.is_empty() {
-            batch = task.book().blocks.stale_in(WHOLE, BATCH);
-        }
-        if batch.is_empty() {
-            return Ok(true);
-        }
-        for batch in batch.chunks(BATCH) {
-            let claimed = claim(task, batch);
-            let quiet = task.book().shared.clone();
-            let contents = lane.contents.bytes();
-            let copied = read(task, &quiet, &claimed, contents);
-            let copied = copied.and_then(|bytes| Ok((wait_checked(task, &claimed)?, bytes)));
-            match copied {
-                Ok((true, read_bytes)) => {
-                    progress(read_bytes as u64);
-                    let contents = &mut contents[..read_bytes];
-                    put(task, &claimed, contents, writer, &mut lane.fresh)?;
-                }
-                Ok((false, _)) => lose(task, &claimed),
-                Err(error) => {
-                    lose(task, &claimed);
-                    alive(task, error)?;
-                }
+    // Tasks before this one have nothing stale: after the instant, nothing becomes so.
+    let mut first = 0;
+    while !tasks.iter().any(|task| task.is_lost()) {
+        if let Some((task, urgent)) = tasks.iter().find_map(|task| task.take_urgent()) {
+            for batch in urgent.chunks(BATCH) {
+                copy_batch(task, batch, shared, writer, lane, progress)?;
             }
-            release(task, shared);
+            continue;
+        }
+        let saved = tasks.iter().find(|task| !task.book().saved.is_empty());
+        if let Some(task) = saved {
+            write_saved(task, BATCH, shared, writer, &mut lane.fresh)?;
+            continue;
+        }
+        let Some(task) = tasks.get(first) else {
+            return Ok(true);
+        };
+        let batch = task.book().blocks.stale_in(WHOLE, BATCH);
+        if batch.is_empty() {
+            first += 1;
+        } else {
+            copy_batch(task, &batch, shared, writer, lane, progress)?;
         }
     }
     Ok(false)
+}
+
+/// Copies blocks after the instant, and lets those go on who wait for them.
+fn copy_batch(
+    task: &Task,
+    batch: &[u64],
+    shared: &Shared,
+    writer: &Writer,
+    lane: &mut Lane,
+    progress: &dyn Fn(u64),
+) -> Result<()> {
+    let claimed = claim(task, batch);
+    let quiet = task.book().shared.clone();
+    let contents = lane.contents.bytes();
+    let copied = read(task, &quiet, &claimed, contents);
+    let copied = copied.and_then(|bytes| Ok((wait_checked(task, &claimed)?, bytes)));
+    match copied {
+        Ok((true, read_bytes)) => {
+            progress(read_bytes as u64);
+            let contents = &mut contents[..read_bytes];
+            put(task, &claimed, contents, writer, &mut lane.fresh)?;
+        }
+        Ok((false, _)) => lose(task, &claimed),
+        Err(error) => {
+            lose(task, &claimed);
+            alive(task, error)?;
+        }
+    }
+    release(task, shared);
+    Ok(())
 }
 
 /// A page that cannot be read is not worth an error while the task lives.
@@ -339,9 +357,19 @@ fn done(task: &Task, number: u64, runs: Vec<Run>) {
     task.book().blocks.done(number, runs, room);
 }
 
-/// Writes what was saved before it changed.
-pub fn write_saved(task: &Task, shared: &Shared, writer: &Writer, fresh: &mut Fresh) -> Result<()> {
-    let saved = std::mem::take(&mut task.book().saved);
+/// Writes the first `most` of the blocks that were saved before they changed.
+pub fn write_saved(
+    task: &Task,
+    most: usize,
+    shared: &Shared,
+    writer: &Writer,
+    fresh: &mut Fresh,
+) -> Result<()> {
+    let saved = {
+        let saved = &mut task.book().saved;
+        let count = saved.len().min(most);
+        saved.drain(..count).collect::<Vec<_>>()
+    };
     for (number, mut contents) in saved {
         let mask = task.book().blocks.get(number).map_or(0, |block| block.mask);
         let written = put(task, &[(number, mask)], &mut contents, writer, fresh);

@@ -264,23 +264,31 @@ impl Live {
     /// # Errors
     /// [`Error::Gone`], [`Error::Image`].
     pub fn finish(&self, pids: &[i32], writer: &Writer, progress: &dyn Fn(u64)) -> Result<bool> {
-        let mut lane = Lane::new(0);
-        let tasks = self.tasks.iter().filter(|task| pids.contains(&task.pid));
-        let whole = tasks.map(|task| {
-            let shared = &self.shared;
-            let whole = task.confirm(shared)?
-                && copy::copy_rest(&self.tasks, task, shared, writer, &mut lane, progress)?;
-            Ok(whole && !task.is_lost())
-        });
-        let whole = whole.collect::<Result<Vec<bool>>>();
-        if !matches!(&whole, Ok(whole) if whole.iter().all(|whole| *whole)) {
+        let tasks = self.tasks.iter().map(|task| &**task);
+        let tasks = tasks
+            .filter(|task| pids.contains(&task.pid))
+            .collect::<Vec<_>>();
+        let whole = self.copy_rest(&tasks, writer, progress);
+        if !matches!(whole, Ok(true)) {
             self.shared.saving.store(false, Ordering::SeqCst);
         }
         for task in &self.tasks {
-            copy::write_saved(task, &self.shared, writer, &mut Fresh::new(0))?;
+            let fresh = &mut Fresh::new(0);
+            copy::write_saved(task, usize::MAX, &self.shared, writer, fresh)?;
             copy::release(task, &self.shared);
         }
-        Ok(whole?.into_iter().all(|whole| whole))
+        whole
+    }
+
+    fn copy_rest(&self, tasks: &[&Task], writer: &Writer, progress: &dyn Fn(u64)) -> Result<bool> {
+        for task in tasks {
+            if !task.confirm(&self.shared)? {
+                return Ok(false);
+            }
+        }
+        let lane = &mut Lane::new(0);
+        let copied = copy::copy_rest(tasks, &self.shared, writer, lane, progress)?;
+        Ok(copied && !tasks.iter().any(|task| task.is_lost()))
     }
 
     /// About how many bytes were written since the last [`Live::round`].

@@ -95,6 +95,14 @@ impl Task {
         self.book().blocks.stale_bytes()
     }
 
+    /// Takes the blocks that somebody waits for, if there are any.
+    pub fn take_urgent(&self) -> Option<(&Self, Vec<u64>)> {
+        let mut urgent = std::mem::take(&mut self.book().urgent);
+        urgent.sort_unstable();
+        urgent.dedup();
+        (!urgent.is_empty()).then_some((self, urgent))
+    }
+
     pub fn lifted_bytes(&self) -> u64 {
         self.book().lifted.iter().map(|span| span.bytes()).sum()
     }
