@@ -35,8 +35,8 @@ pub enum Error {
     #[error("{path} needs an interpreter", path = path.display())]
     Dynamic { path: PathBuf },
     /// A kernel package is not as expected.
-    #[error("no vDSO in the kernel package of Debian {suite}")]
-    Vdso { suite: String },
+    #[error("Debian {suite} has no {what}")]
+    Kernel { what: &'static str, suite: String },
     /// Needs root.
     #[error("{task} needs root")]
     Root { task: &'static str },

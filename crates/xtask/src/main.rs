@@ -8,12 +8,13 @@ mod ci;
 mod demo;
 mod dist;
 mod error;
+mod kernels;
 mod measure;
 mod packages;
 mod repo;
 mod test;
 mod tidy;
-mod vdsos;
+mod vdso;
 
 use std::process::ExitCode;
 

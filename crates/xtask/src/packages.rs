@@ -63,6 +63,18 @@ pub const FOR_TESTS: &[Package] = &[
         reason: "unpacks the kernel whose vDSO the tests put into their subjects",
         services: &[],
     },
+    Package {
+        name: "xz-utils",
+        program: "xz",
+        reason: "unpacks the modules of a kernel that the tests boot",
+        services: &[],
+    },
+    Package {
+        name: "qemu-system-x86",
+        program: "qemu-system-x86_64",
+        reason: "boots other kernels, on which the tests run as well",
+        services: &[],
+    },
 ];
 
 /// What the demonstration uses.

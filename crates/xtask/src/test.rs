@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::{packages, repo, vdsos};
+use crate::{kernels, packages, repo};
 
 /// What is run.
 #[derive(clap::Args, Default)]
@@ -31,7 +31,7 @@ struct Tally {
 /// When the build or any test fails.
 pub fn run(arguments: &Arguments) -> Result<()> {
     packages::install(packages::FOR_TESTS)?;
-    vdsos::fetch();
+    kernels::fetch();
     if !rustix::process::geteuid().is_root() {
         eprintln!("not root: tests that need it are left out; they are listed at the end");
     }
