@@ -133,6 +133,14 @@ impl Netlink {
         Self::open(libc::NETLINK_SOCK_DIAG)
     }
 
+    /// Opens one for interfaces and routes (rtnetlink(7)).
+    ///
+    /// # Errors
+    /// The calls' errno.
+    pub fn route() -> io::Result<Self> {
+        Self::open(libc::NETLINK_ROUTE)
+    }
+
     /// Opens one for nf_tables and its kin.
     ///
     /// # Errors

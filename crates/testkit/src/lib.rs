@@ -4,6 +4,7 @@
 //!   [`subject::Subject`] one of our own with a state of interest and questions to ask it;
 //! - [`stillframe::Stillframe`] runs the command under test;
 //! - [`facts::Facts`] is what /proc and ptrace tell about a tree, to compare before and after;
+//! - [`machine`] runs tests on another kernel;
 //! - [`wait`] waits for what can be observed, [`skip`] names the tests that cannot run.
 //!
 //! ```no_run
@@ -19,6 +20,7 @@
 
 pub mod chance;
 pub mod facts;
+pub mod machine;
 pub mod program;
 pub mod skip;
 pub mod stillframe;

@@ -137,39 +137,38 @@ impl DerefMut for Subject {
     }
 }
 
-/// The binary of all subjects: it stands beside the folder of this test's own binary, and is
-/// built first where cargo runs the test.
+/// The binary of all subjects.
+///
+/// # Panics
+/// As [`built`].
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| built("subject"))
+}
+
+/// A binary of this crate: it stands beside the folder of this test's own binary, and is built
+/// first where cargo runs the test.
 ///
 /// # Panics
 /// When it cannot be built or found.
-pub fn binary() -> &'static Path {
-    static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        let own = std::env::current_exe().expect("/proc is mounted");
-        let deps = own.parent().expect("a file has a folder");
-        let profile = deps.parent().expect("cargo puts tests two folders deep");
-        if let Some(cargo) = std::env::var_os("CARGO") {
-            let mut build = Command::new(cargo);
-            build.args([
-                "build",
-                "--quiet",
-                "--package",
-                "testkit",
-                "--bin",
-                "subject",
-            ]);
-            if profile.ends_with("release") {
-                build.arg("--release");
-            }
-            let workspace = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-            let status = build.current_dir(workspace).status();
-            assert!(
-                status.as_ref().is_ok_and(|status| status.success()),
-                "{build:?}: {status:?}"
-            );
+pub fn built(name: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("/proc is mounted");
+    let deps = own.parent().expect("a file has a folder");
+    let profile = deps.parent().expect("cargo puts tests two folders deep");
+    if let Some(cargo) = std::env::var_os("CARGO") {
+        let mut build = Command::new(cargo);
+        build.args(["build", "--quiet", "--package", "testkit", "--bin", name]);
+        if profile.ends_with("release") {
+            build.arg("--release");
         }
-        let binary = profile.join("subject");
-        assert!(binary.exists(), "{} is not built", binary.display());
-        binary
-    })
+        let workspace = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        let status = build.current_dir(workspace).status();
+        assert!(
+            status.as_ref().is_ok_and(|status| status.success()),
+            "{build:?}: {status:?}"
+        );
+    }
+    let binary = profile.join(name);
+    assert!(binary.exists(), "{} is not built", binary.display());
+    binary
 }
