@@ -1,11 +1,13 @@
 //! Rounds of `pre-dump`, and dumps over them: only what was written is saved, and nothing is lost.
-use std::path::{Path, PathBuf};
+mod rounds;
+
+use std::path::Path;
 use std::process::Stdio;
 
+use rounds::{Rounds, number, under_fire};
 use serde_json::Value;
 use testkit::chance::Chance;
 use testkit::needs_root;
-use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
 use testkit::tree;
 use testkit::wait::{SOON, wait_until};
@@ -14,113 +16,8 @@ use testkit::wait::{SOON, wait_until};
 /// rounds in each test.
 const CYCLES: usize = 40;
 const CYCLES_VARIABLE: &str = "STILLFRAME_FIRE_CYCLES";
-/// Rounds of pre-dump in each of them.
-const ROUNDS: usize = 4;
 /// Pre-dumps killed.
 const KILLS: usize = 30;
-
-/// The command, and a folder with an image a round.
-struct Rounds {
-    stillframe: Stillframe,
-    folder: tempfile::TempDir,
-    pid: u32,
-    /// How many rounds there were.
-    count: usize,
-}
-
-impl Rounds {
-    fn new(pid: u32) -> Self {
-        Self {
-            stillframe: Stillframe::new(env!("CARGO_BIN_EXE_stillframe")),
-            folder: tempfile::tempdir().expect("a scratch folder"),
-            pid,
-            count: 0,
-        }
-    }
-
-    fn place(&self, round: usize) -> PathBuf {
-        self.folder.path().join(round.to_string())
-    }
-
-    /// The command line of the next round, over the last one.
-    fn next(&mut self, command: &str, options: &[&str]) -> std::process::Command {
-        self.count += 1;
-        let place = self.place(self.count);
-        let mut line = self
-            .stillframe
-            .command(&[command, "-v4", "--json", "--no-sync"]);
-        line.args(["-t", &self.pid.to_string(), "-D"])
-            .arg(place)
-            .args(options);
-        if self.count > 1 {
-            line.args(["--prev-images-dir", &format!("../{}", self.count - 1)]);
-        }
-        line
-    }
-
-    /// Makes the next round and tells what it reported.
-    #[track_caller]
-    fn make(&mut self, command: &str, options: &[&str]) -> Value {
-        let mut line = self.next(command, options);
-        // To a file: a tracker that was left behind must not keep a pipe open.
-        let output = tempfile::NamedTempFile::new().expect("a temporary file");
-        let status = line
-            .stdout(output.reopen().expect("it was just made"))
-            .stderr(Stdio::inherit())
-            .status()
-            .expect("it starts");
-        let text = std::fs::read_to_string(output.path()).expect("its output");
-        assert!(status.success(), "{line:?}: {text}\n{}", self.log(command));
-        if command == "dump" && !options.contains(&"--leave-running") {
-            tree::wait_gone(&self.saved());
-        }
-        let mut told: Value = serde_json::from_str(&text).expect("JSON");
-        told[command].take()
-    }
-
-    /// The tasks of the last image.
-    fn saved(&self) -> Vec<u32> {
-        let mut show = self.stillframe.command(&["show", "--json"]);
-        let shown = show
-            .arg(self.place(self.count))
-            .output()
-            .expect("it starts");
-        let image: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
-        let tasks = image["tasks"].as_array().expect("a list").iter();
-        tasks.map(|task| number(task, "pid") as u32).collect()
-    }
-
-    fn log(&self, command: &str) -> String {
-        let log = self.place(self.count).join(format!("{command}.log"));
-        std::fs::read_to_string(log).unwrap_or_default()
-    }
-
-    fn pre_dump(&mut self) -> Value {
-        self.make("pre-dump", &[])
-    }
-
-    #[track_caller]
-    fn restore(&self, options: &[&str]) {
-        let mut line = self.stillframe.command(&["restore", "-d", "-v4"]);
-        line.arg("-D").arg(self.place(self.count)).args(options);
-        let status = line.status().expect("it starts");
-        assert!(status.success(), "{line:?}: {}", self.log("restore"));
-    }
-
-    /// Gives up the images and begins a new chain.
-    fn clear(&mut self) {
-        for round in 1..=self.count {
-            let _ = std::fs::remove_dir_all(self.place(round));
-        }
-        self.count = 0;
-    }
-}
-
-fn number(told: &Value, name: &str) -> u64 {
-    told[name]
-        .as_u64()
-        .unwrap_or_else(|| panic!("no {name} in {told}"))
-}
 
 /// The trackers of the tree under `pid`, by what their command line says of it.
 fn trackers(folder: &Path) -> Vec<u32> {
@@ -133,6 +30,11 @@ fn trackers(folder: &Path) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").expect("it is mounted");
     let pids = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     pids.filter(of_folder).collect()
+}
+
+fn cycles() -> usize {
+    let asked = std::env::var(CYCLES_VARIABLE).ok();
+    asked.map_or(CYCLES, |cycles| cycles.parse().expect("a number"))
 }
 
 fn has(feature: &str) -> bool {
@@ -177,38 +79,14 @@ fn only_what_was_written_is_saved_again() {
 fn nothing_is_torn_or_stale_under_fire() {
     needs_root!();
     needs_tracking!();
-    under_fire("forks");
+    under_fire("forks", cycles());
 }
 
 #[test]
 fn nothing_is_torn_or_stale_in_memory_that_moves() {
     needs_root!();
     needs_tracking!();
-    under_fire("moves");
-}
-
-#[track_caller]
-fn under_fire(kind: &str) {
-    let subject = Subject::start("churn", &["3", "300", kind]);
-    let mut rounds = Rounds::new(subject.pid());
-    let mut parent_pages = 0;
-    let asked = std::env::var(CYCLES_VARIABLE).ok();
-    let cycles = asked.map_or(CYCLES, |cycles| cycles.parse().expect("a number"));
-    for cycle in 0..cycles {
-        rounds.clear();
-        for _ in 0..ROUNDS {
-            parent_pages += number(&rounds.pre_dump(), "parent_pages");
-        }
-        let last = rounds.make("dump", &[]);
-        parent_pages += number(&last, "parent_pages");
-        rounds.restore(&[]);
-        assert_eq!(subject.ask("check"), "right", "cycle {cycle}: {last}");
-        let count = subject.ask_number("count");
-        wait_until("the subject to write", SOON, || {
-            subject.ask_number("count") > count
-        });
-    }
-    assert!(parent_pages > 0, "nothing was ever inherited");
+    under_fire("moves", cycles());
 }
 
 #[test]
