@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use resources::map::memory::Special;
-use resources::map::vdso::{self, Host, Part, elf::Elf, found};
+use resources::map::vdso::{self, Host, elf::Elf, found};
 use sys::ptrace::{self, Event};
 use testkit::needs_root;
 use testkit::subject::Subject;
@@ -150,10 +150,14 @@ fn a_proxy_of_this_kernels_vdso_becomes_the_vdso_again() {
         return;
     }
     let host = Host::probe().expect("a vDSO");
-    let data = |part: &&Part| part.special == Special::Vvar;
-    let data_bytes = host.parts.iter().filter(data).map(|part| part.bytes);
-    let data_bytes = data_bytes.sum::<u64>();
+    let bytes = |special: Special| {
+        let parts = host.parts.iter().filter(|part| part.special == special);
+        parts.map(|part| part.bytes).sum::<u64>()
+    };
+    let data_bytes = bytes(Special::Vvar);
     let mut code = own().to_vec();
+    // Some kernels (6.1) map a page more than the ELF headers tell of.
+    code.resize(bytes(Special::Vdso) as usize, 0);
     found::mark(
         &mut code,
         u8::try_from(data_bytes / 4096).expect("few pages"),
