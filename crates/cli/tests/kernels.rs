@@ -13,7 +13,7 @@ use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
 
 /// Cycles under fire: the emulator is slow.
-const CYCLES: usize = 3;
+const CYCLES: usize = 2;
 
 /// The feature by which writes are tracked, if there is one.
 const PROTECTION: &str = "uffd_wp_async";

@@ -8,12 +8,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use super::{MARK, Verdict};
+use crate::tree;
 
 /// The emulator's name in `PATH`.
 pub const PROGRAM: &str = "qemu-system-x86_64";
 
-/// When a machine is given up, by the host's clock. It takes half a minute on an idle host.
-const LIMIT: Duration = Duration::from_secs(480);
+/// When a machine is given up, by the processor time that it took: 15 to 25 s are usual.
+const MOST_PROCESSOR_TIME: Duration = Duration::from_secs(300);
+/// The same by the host's clock, should it take none: however busy the host is, it gets some.
+const MOST_TIME: Duration = Duration::from_secs(1200);
+/// How often the former is looked at.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// The environment variable that names a file to which all that machines say is appended, each line
 /// with the seconds since the beginning.
@@ -60,7 +65,7 @@ pub fn run(emulator: &Path, kernel: &Path, archive: &Path) -> Told {
         Ok(child) => {
             let mut running = Running(child);
             let stdout = running.0.stdout.take().expect("it was made a pipe above");
-            told.end = listen(lines(stdout), &mut told.lines);
+            told.end = listen(running.0.id(), lines(stdout), &mut told.lines);
             drop(running);
         }
     }
@@ -95,7 +100,7 @@ fn lines(serial: impl Read + Send + 'static) -> Receiver<String> {
 }
 
 /// Takes all lines until there are no more, and says how it ended.
-fn listen(from: Receiver<String>, lines: &mut Vec<String>) -> String {
+fn listen(machine: u32, from: Receiver<String>, lines: &mut Vec<String>) -> String {
     let begun = Instant::now();
     let log = std::env::var_os(VARIABLE).and_then(|path| {
         fs::File::options()
@@ -104,9 +109,9 @@ fn listen(from: Receiver<String>, lines: &mut Vec<String>) -> String {
             .open(path)
             .ok()
     });
+    let mut looked = begun;
     loop {
-        let left = LIMIT.saturating_sub(begun.elapsed());
-        match from.recv_timeout(left) {
+        match from.recv_timeout(LOOK) {
             Ok(line) => {
                 if let Some(mut log) = log.as_ref() {
                     let _ = writeln!(log, "{:6.1} {line}", begun.elapsed().as_secs_f64());
@@ -116,11 +121,23 @@ fn listen(from: Receiver<String>, lines: &mut Vec<String>) -> String {
             Err(RecvTimeoutError::Disconnected) => {
                 return format!("the machine ended after {:?}", begun.elapsed());
             }
-            Err(RecvTimeoutError::Timeout) => {
-                return format!("the machine was killed after {LIMIT:?}");
-            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if looked.elapsed() < LOOK {
+            continue;
+        }
+        looked = Instant::now();
+        let (took, after) = (processor_time(machine), begun.elapsed());
+        if took > MOST_PROCESSOR_TIME || after > MOST_TIME {
+            return format!("the machine was killed after {after:?}, {took:?} of them busy");
         }
     }
+}
+
+fn processor_time(pid: u32) -> Duration {
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    let ticks = tree::ticks(pid).unwrap_or(0);
+    Duration::from_secs(ticks / per_second)
 }
 
 impl Told {
