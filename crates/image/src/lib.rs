@@ -30,6 +30,7 @@
 mod ancestors;
 mod checksum;
 mod clear;
+mod compact;
 mod cut;
 mod dedup;
 mod error;

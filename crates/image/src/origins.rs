@@ -148,6 +148,26 @@ impl Collected {
         u32::try_from(self.runs.len() - 1).ok()
     }
 
+    /// The origins by place, in the order in which they were found.
+    pub fn places(&self) -> impl Iterator<Item = (u64, u32)> {
+        let places = self.runs.iter();
+        places.map(|(object, run)| (parts::position(*object as usize, place(run).0), run.pages))
+    }
+
+    /// Has origins at new places inside of their pages objects, where `moved` tells one.
+    pub fn follow(&mut self, moved: &dyn Fn(u64) -> Option<u64>) {
+        for (object, run) in &mut self.runs {
+            let (offset_bytes, checksum) = place(run);
+            if let Some(to) = moved(parts::position(*object as usize, offset_bytes)) {
+                let (_, offset_bytes) = parts::split(to);
+                run.kind = RunKind::Data {
+                    offset_bytes,
+                    checksum,
+                };
+            }
+        }
+    }
+
     /// The numbers of the pages objects that origins lie in, sorted.
     pub fn objects(&self) -> Vec<usize> {
         let mut objects: Vec<usize> = self.runs.iter().map(|one| one.0 as usize).collect();

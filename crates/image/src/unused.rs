@@ -1,8 +1,8 @@
 //! Room in pages objects that no page uses: it goes before the image is whole.
 //!
 //! Pages that are copied several times while they change, and those that turn out to be equal to
-//! others, leave such room. At the end of an object it is cut off; before, it is given back to the
-//! store, which keeps the object's length.
+//! others, leave such room. At the end of an object it is cut off; before, where no other pages
+//! have moved there, it is given back to the store, which keeps the object's length.
 
 use std::ops::Range;
 

@@ -34,11 +34,11 @@ pub struct Writer {
     id: ImageId,
     /// What this is a layer over.
     over: Option<Over>,
-    origins: Mutex<Collected>,
+    pub(crate) origins: Mutex<Collected>,
     /// The pages objects by number, each made with its first page.
-    parts: [OnceLock<Part>; PARTS_MAX],
+    pub(crate) parts: [OnceLock<Part>; PARTS_MAX],
     making_parts: Mutex<()>,
-    runs: Mutex<Vec<Run>>,
+    pub(crate) runs: Mutex<Vec<Run>>,
     records: Mutex<Vec<Record>>,
     /// Set where a write failed: there is a hole in the pages.
     incomplete: AtomicBool,
@@ -51,10 +51,10 @@ pub struct Writer {
 }
 
 /// A pages object under construction.
-struct Part {
-    object: Box<dyn NewObject>,
+pub(crate) struct Part {
+    pub object: Box<dyn NewObject>,
     /// Where the next run goes.
-    bytes: AtomicU64,
+    pub bytes: AtomicU64,
 }
 
 impl Part {
@@ -385,6 +385,7 @@ impl Writer {
         if self.incomplete.load(Relaxed) {
             return Err(Error::Incomplete { id: self.id });
         }
+        self.compact()?;
         let Encoded {
             manifest,
             inherits,
@@ -978,9 +979,10 @@ mod tests {
             let _ = writer.append(&[fail_at as u8; PAGE_BYTES], &[new_run(0, 1)]);
             let _ = writer.append(&[5; PAGE_BYTES], &[new_run(1, 1)]);
             // Room that is not used, between pages and at the end.
-            let _ = writer.store(0, &[6; PAGE_BYTES], &[new_run(2, 1)]);
-            let _ = writer.append(&[7; PAGE_BYTES], &[new_run(3, 1)]);
-            let _ = writer.store(0, &[8; PAGE_BYTES], &[new_run(4, 1)]);
+            let _ = writer.store(0, &[6; 2 * PAGE_BYTES], &[new_run(2, 2)]);
+            let _ = writer.append(&[7; 3 * PAGE_BYTES], &[new_run(4, 3)]);
+            let _ = writer.append(&[8; PAGE_BYTES], &[new_run(7, 1)]);
+            let _ = writer.store(0, &[9; PAGE_BYTES], &[new_run(8, 1)]);
             writer.seal(Seal {
                 durable: true,
                 ..Seal::default()
@@ -1006,8 +1008,8 @@ mod tests {
             failures += 1;
         }
         assert_eq!(
-            failures, 13,
-            "create, reserve, five writes, cut, free, commit; create, write, commit"
+            failures, 16,
+            "create, reserve, six writes, read, write, cut, free, commit; create, write, commit"
         );
     }
 }

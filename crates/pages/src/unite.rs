@@ -266,9 +266,9 @@ mod tests {
         assert_eq!(read(&reader, 1, 100, 40), one);
         assert_eq!(read(&reader, 2, 100, 40), two);
         assert_eq!(read(&reader, 3, 100, 42), three);
-        // Holes in the middle keep their length: those of the second and the third.
-        assert_eq!(bytes, (40 + 34 + 42) * PAGE_BYTES as u64);
-        assert_eq!(reader.features(), ["parts", "equal", "unused"]);
+        // What does not fit into the room of others stays where it is.
+        let pages = bytes / PAGE_BYTES as u64;
+        assert!((stored..40 + 34 + 42).contains(&pages), "{pages}");
     }
 
     #[test]
@@ -287,10 +287,11 @@ mod tests {
             for (space, fills) in [(1, &one), (2, &two), (3, &one)] {
                 assert_eq!(read(&reader, space, 0, PAGES as usize), *fills);
             }
-            if most == 16 {
-                // All but one page of the second and third are at the end, and gone.
-                assert_eq!(bytes, 2 * u64::from(PAGES) * PAGE_BYTES as u64);
-            }
+            let stored_bytes = u64::from(PAGES + 1) * PAGE_BYTES as u64;
+            assert!(
+                (stored_bytes..stored_bytes + (1 << 20)).contains(&bytes),
+                "{bytes}"
+            );
         }
     }
 
