@@ -1,8 +1,7 @@
 //! The command on other kernels: what they lack is done another way, or refused by name.
 //!
-//! Linux 6.1 has soft-dirty bits and neither asynchronous write protection nor `PAGEMAP_SCAN`;
-//! Linux 6.12 has both of those. The tests in a module named as a kernel run on that kernel
-//! (`testkit::machine`).
+//! Linux 6.1 has soft-dirty bits and neither asynchronous write protection nor `PAGEMAP_SCAN`. The
+//! tests in a module named as a kernel run on that kernel (`testkit::machine`).
 mod rounds;
 
 use rounds::{Rounds, number, under_fire};
@@ -178,64 +177,6 @@ mod linux_6_1 {
     #[test]
     fn nothing_is_torn_or_stale_in_memory_that_moves() {
         testkit::on_kernel!("linux_6_1");
-        under_fire("moves", CYCLES);
-    }
-}
-
-mod linux_6_12 {
-    use super::*;
-
-    #[test]
-    fn check_tells_what_is_there() {
-        testkit::on_kernel!("linux_6_12");
-        let (release, features) = check();
-        assert!(release.starts_with("6.12."), "{release}");
-        let has = |name: &str| features.iter().any(|feature| feature == name);
-        assert!(has(PROTECTION) && has("pagemap_scan"), "{features:?}");
-    }
-
-    #[test]
-    fn rounds_save_what_write_protection_tells() {
-        testkit::on_kernel!("linux_6_12");
-        rounds_save_what_was_written();
-    }
-
-    #[test]
-    fn trees_survive() {
-        testkit::on_kernel!("linux_6_12");
-        super::trees_survive();
-    }
-
-    #[test]
-    fn a_live_dump_is_of_one_instant() {
-        testkit::on_kernel!("linux_6_12");
-        let stillframe = stillframe();
-        let subject = Subject::start("writers", &["2", "2", "50", "discard", "move"]);
-        let go_on = || {
-            let rounds = subject.ask_number("rounds");
-            wait_until("the threads to go on", SOON, || {
-                subject.ask_number("rounds") > rounds + 2
-            });
-            assert_eq!(subject.ask("check"), "right");
-        };
-        stillframe.dump(subject.pid(), &["--live"]).must();
-        go_on();
-        let pids = subject.tree();
-        subject.kill();
-        testkit::tree::wait_gone(&pids);
-        stillframe.restore(&[]).must();
-        go_on();
-    }
-
-    #[test]
-    fn nothing_is_torn_or_stale_under_fire() {
-        testkit::on_kernel!("linux_6_12");
-        under_fire("forks", CYCLES);
-    }
-
-    #[test]
-    fn nothing_is_torn_or_stale_in_memory_that_moves() {
-        testkit::on_kernel!("linux_6_12");
         under_fire("moves", CYCLES);
     }
 }

@@ -14,6 +14,8 @@ const KERNELS: &str = "/var/cache/stillframe/kernel";
 const VDSOS: &str = "/var/cache/stillframe/vdso";
 /// Debian's suites, whose kernels are Linux 6.1 and 6.12.
 const SUITES: &[&str] = &["bookworm", "trixie"];
+/// Of these, the one whose kernel is booted.
+const BOOTED: &str = "bookworm";
 /// The package that depends on the suite's smallest kernel.
 const PACKAGE: &str = "linux-image-cloud-amd64";
 /// What a dump of sockets needs and that kernel has as modules, each after what it needs itself.
@@ -30,14 +32,14 @@ pub fn fetch() {
     for suite in SUITES {
         let kernel = Path::new(KERNELS).join(suite);
         let code = Path::new(VDSOS).join(format!("{suite}.so"));
-        if kernel.exists() && code.exists() {
+        if (kernel.exists() || *suite != BOOTED) && code.exists() {
             continue;
         }
         if !rustix::process::geteuid().is_root() {
             eprintln!("not root: the kernel of Debian {suite} is not fetched");
             continue;
         }
-        eprintln!("missing: the kernel of Debian {suite}: tests boot it and use its vDSO");
+        eprintln!("missing: the kernel of Debian {suite}: tests boot it or use its vDSO");
         if let Err(error) = fetch_one(suite, &kernel, &code) {
             eprintln!("it cannot be fetched, and what needs it is left out: {error}");
         }
@@ -64,7 +66,7 @@ fn fetch_one(suite: &str, kernel: &Path, code: &Path) -> Result<()> {
         std::fs::write(&part, found).map_err(repo::file_error("write", &part))?;
         std::fs::rename(&part, code).map_err(repo::file_error("rename to", code))?;
     }
-    if !kernel.exists() {
+    if suite == BOOTED && !kernel.exists() {
         std::fs::rename(&part, kernel).map_err(repo::file_error("rename to", kernel))?;
     }
     Ok(())

@@ -170,7 +170,7 @@ fn wait_for(child: &mut Child) -> io::Result<Option<ExitStatus>> {
 
 /// Says what each process waits for.
 fn tell_processes() {
-    println!("it does not end; every process:");
+    println!("\nit does not end; every process:");
     let own = std::process::id();
     for pid in tree::members(own).into_iter().filter(|pid| *pid != own) {
         for tid in tree::threads(pid) {

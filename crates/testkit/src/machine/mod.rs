@@ -49,7 +49,8 @@ const PROGRAM: &str = "/test/deps/program";
 /// Where `cargo xtask test` puts the kernels.
 const KERNELS: &str = "/var/cache/stillframe/kernel";
 /// Each kernel under the name of the modules with its tests, and the suite of Debian that has it.
-const SUITES: &[(&str, &str)] = &[("linux_6_1", "bookworm"), ("linux_6_12", "trixie")];
+/// (Not 6.12 of trixie: under write protection, the emulator of Debian 12 breaks it now and then.)
+const SUITES: &[(&str, &str)] = &[("linux_6_1", "bookworm")];
 
 /// How a test went inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
