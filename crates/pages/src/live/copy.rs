@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::Shared;
 use super::blocks::{BLOCK_BYTES, Room, State, bits_of, block_of, bytes_of, span_of, spans_of};
-use super::task::Task;
+use super::task::{Task, let_change};
 use crate::buffer::Buffer;
 use crate::drain::sort_out;
 use crate::{Error, Extent, Result, Source};
@@ -271,7 +271,7 @@ fn wait_checked(task: &Task, blocks: &[(u64, u16)]) -> Result<bool> {
         match check(task, blocks)? {
             Check::Valid => return Ok(true),
             Check::Lost => return Ok(false),
-            Check::Changing => std::thread::yield_now(),
+            Check::Changing => let_change(),
         }
     }
 }
@@ -400,7 +400,7 @@ pub fn release(task: &Task, shared: &Shared) {
                 break lifted;
             }
             // The thread that hears of events ends a change of the mappings, and needs the book.
-            std::thread::yield_now();
+            let_change();
         };
         task.book().lifted.push(lifted);
     }

@@ -1,6 +1,7 @@
 //! One task of a live dump.
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use abi::{Addr, Span};
 use image::{Run, RunKind, SpaceId, Writer};
@@ -155,7 +156,7 @@ impl Task {
         loop {
             match self.uffd.write_protect(span, true) {
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => {
-                    std::thread::yield_now();
+                    let_change();
                 }
                 other => return other,
             }
@@ -264,6 +265,13 @@ impl Book {
         }
         taken
     }
+}
+
+/// Waits a moment for mappings that are changing. That ends when a thread of the task has run,
+/// which nobody tells. (To give up the processor over and over, sched_yield(2), would keep the
+/// thread from running for seconds where there is but one.)
+pub fn let_change() {
+    std::thread::sleep(Duration::from_micros(50));
 }
 
 /// Sorts spans and joins those that touch.
