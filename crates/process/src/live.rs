@@ -44,7 +44,7 @@ const INSTANTS: u64 = 4;
 /// How often memory is copied before the first instant, at most.
 const ROUNDS: usize = 4;
 
-/// When less was written in a round, the instant follows.
+/// When a round is likely to copy less, the instant follows.
 const LITTLE_BYTES: u64 = 16 << 20;
 
 /// How long protecting may take at the instant, as far as that can be known.
@@ -166,7 +166,9 @@ impl<'a> Dump<'a> {
             let copied_bytes = self.round()?;
             let written_bytes = self.live.written_bytes();
             log::info!("round {round}: {copied_bytes} bytes were copied, {written_bytes} written");
-            if written_bytes <= LITTLE_BYTES || written_bytes / 3 * 4 > copied_bytes {
+            // When a round ends, what it protected has been so for half of its time, on average.
+            let next_bytes = 2 * written_bytes;
+            if next_bytes <= LITTLE_BYTES || next_bytes / 3 * 4 > copied_bytes {
                 break;
             }
         }
