@@ -32,7 +32,7 @@ pub enum Error {
         source: io::Error,
     },
     /// There is no such process, or it ended.
-    #[error("pid {pid}: there is no such process")]
+    #[error("pid {pid}: there is no such process, or it has ended")]
     Gone {
         /// The process.
         pid: i32,

@@ -210,8 +210,8 @@ fn ends_with_vsyscall(piece: &[u8]) -> bool {
 /// Stops the tree whose root is `root`. `timeout` bounds the whole of it.
 ///
 /// # Errors
-/// [`Error::Gone`]; [`Error::Tracee`] when a task may not be traced or does not stop in time. The
-/// tree goes on then.
+/// [`Error::Gone`], also for a root that is a zombie: there is nothing to bring back;
+/// [`Error::Tracee`] when a task may not be traced or does not stop in time. The tree goes on then.
 pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     target::check(root)?;
     let since = Instant::now();
@@ -230,6 +230,9 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     let spent = Rc::new(Later::default());
     let mut stop = |pid| stop_task(pid, deadline, &mut clocks, &spent);
     frozen.tasks.push(stop(root)?);
+    if frozen.tasks[0].is_zombie() {
+        return Err(Error::Gone { pid: root });
+    }
     // A task that was not stopped yet may have made children or left some to a stopped one, so
     // the listing is repeated until it brings nothing new. Who had no child when it was stopped
     // gets none: only its descendants could make or leave one to it.

@@ -45,6 +45,28 @@ fn a_process_that_is_not_there_is_named() {
 }
 
 #[test]
+fn a_process_that_has_ended_is_named_though_nobody_waited_for_it() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no --live");
+    }
+    let mut ended = Command::new("true").spawn().expect("it starts");
+    let pid = ended.id();
+    wait_until("it to end", SOON, || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.expect("it is a zombie").contains(") Z ")
+    });
+    for options in [&[][..], &["--leave-running"], &["--live"]] {
+        let outcome = stillframe.dump(pid, options).must_fail();
+        let outcome = outcome.names(&[&pid.to_string(), "has ended"]);
+        assert_eq!(outcome.status.code(), Some(4), "{}", outcome.told());
+        stillframe.restore(&[]).must_fail();
+    }
+    ended.wait().expect("it is ours");
+}
+
+#[test]
 fn an_image_that_is_not_there_is_refused() {
     needs_root!();
     let stillframe = stillframe();
