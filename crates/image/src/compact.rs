@@ -25,7 +25,7 @@ impl Writer {
         let origins = origins.unwrap_or_else(PoisonError::into_inner);
         let stored = runs
             .iter()
-            .filter_map(|run| Some((position(run)?, run.pages)));
+            .filter_map(|run| Some((run.stored_at()?, run.pages)));
         let stored_bytes = stored
             .clone()
             .map(|(_, pages)| u64::from(pages) * PAGE_BYTES as u64);
@@ -65,18 +65,11 @@ impl Writer {
     }
 }
 
-fn position(run: &Run) -> Option<u64> {
-    match run.kind {
-        RunKind::Data { offset_bytes, .. } => Some(offset_bytes),
-        _ => None,
-    }
-}
-
 /// Finds room for the last runs of each pages object, until there is none that is large enough.
 fn plan(runs: &[Run]) -> Moves {
     let mut places = runs
         .iter()
-        .filter_map(|run| Some((position(run)?, run.len_bytes())))
+        .filter_map(|run| Some((run.stored_at()?, run.len_bytes())))
         .collect::<Vec<_>>();
     places.sort();
     let mut moves = Moves::new();
@@ -133,22 +126,10 @@ mod tests {
     use store::{Memory, Store};
 
     use super::*;
+    use crate::unused::testing::data;
     use crate::{NewRun, PAGE_BYTES, Reader, Seal, SpaceId};
 
     const PAGE: u64 = PAGE_BYTES as u64;
-
-    fn data(object: usize, page: u64, pages: u32) -> Run {
-        let kind = RunKind::Data {
-            offset_bytes: parts::position(object, page * PAGE),
-            checksum: 1,
-        };
-        Run {
-            space: SpaceId(1),
-            first_page: 0,
-            pages,
-            kind,
-        }
-    }
 
     fn moves(runs: &[Run]) -> Vec<(u64, u64)> {
         let moves = plan(runs).into_iter();

@@ -506,10 +506,7 @@ fn object_bytes(own: &[u64], ancestors: &[Ancestor], object: usize) -> u64 {
 }
 
 pub(crate) fn data_offset(run: &Run) -> u64 {
-    match run.kind {
-        RunKind::Data { offset_bytes, .. } => offset_bytes,
-        _ => u64::MAX,
-    }
+    run.stored_at().unwrap_or(u64::MAX)
 }
 
 fn bad_index(start: usize, fault: Fault) -> Error {

@@ -80,6 +80,14 @@ impl Run {
         self.first_page.saturating_add(u64::from(self.pages))
     }
 
+    /// Returns where its pages are stored, as [`RunKind::Data`] says it.
+    pub(crate) fn stored_at(&self) -> Option<u64> {
+        match self.kind {
+            RunKind::Data { offset_bytes, .. } => Some(offset_bytes),
+            _ => None,
+        }
+    }
+
     /// Returns the run's size in bytes.
     pub fn len_bytes(&self) -> u64 {
         u64::from(self.pages) * PAGE_BYTES as u64

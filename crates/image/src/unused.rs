@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
+use crate::Run;
 use crate::parts::{self, PARTS_MAX};
-use crate::{Run, RunKind};
 
 /// What of a pages object is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,10 +29,7 @@ impl Used {
 /// objects of the image itself; other runs do not count. The last object has pages, unless it is
 /// the only one.
 pub(crate) fn used<'a>(stored: impl Iterator<Item = &'a Run>) -> Vec<Used> {
-    let places = stored.filter_map(|run| match run.kind {
-        RunKind::Data { offset_bytes, .. } => Some((offset_bytes, run.len_bytes())),
-        _ => None,
-    });
+    let places = stored.filter_map(|run| Some((run.stored_at()?, run.len_bytes())));
     let own = |(position, _): &(u64, u64)| parts::split(*position).0 < PARTS_MAX;
     let mut places = places.filter(own).collect::<Vec<_>>();
     // Mostly sorted already; the stable sort knows how to use that.
@@ -51,16 +48,13 @@ pub(crate) fn used<'a>(stored: impl Iterator<Item = &'a Run>) -> Vec<Used> {
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::{PAGE_BYTES, SpaceId};
+pub(crate) mod testing {
+    use crate::{PAGE_BYTES, Run, RunKind, SpaceId, parts};
 
-    use super::*;
-
-    const PAGE: u64 = PAGE_BYTES as u64;
-
-    fn data(object: usize, page: u64, pages: u32) -> Run {
+    /// A stored run.
+    pub fn data(object: usize, page: u64, pages: u32) -> Run {
         let kind = RunKind::Data {
-            offset_bytes: parts::position(object, page * PAGE),
+            offset_bytes: parts::position(object, page * PAGE_BYTES as u64),
             checksum: 1,
         };
         Run {
@@ -70,6 +64,16 @@ mod tests {
             kind,
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{PAGE_BYTES, RunKind};
+
+    use super::testing::data;
+    use super::*;
+
+    const PAGE: u64 = PAGE_BYTES as u64;
 
     #[test]
     fn holes_are_what_no_run_uses() {

@@ -246,6 +246,14 @@ pub(crate) fn push(spans: &mut Vec<Span>, span: Span) {
     }
 }
 
+/// The spans in ascending order, those that touch as one.
+pub(crate) fn sorted(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort();
+    let mut joined = Vec::with_capacity(spans.len());
+    spans.into_iter().for_each(|span| push(&mut joined, span));
+    joined
+}
+
 pub(crate) fn is(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }

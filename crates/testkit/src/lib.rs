@@ -23,6 +23,7 @@ pub mod facts;
 pub mod machine;
 pub mod program;
 pub mod skip;
+mod slots;
 pub mod stillframe;
 pub mod subject;
 pub mod subjects;

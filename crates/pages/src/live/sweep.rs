@@ -8,9 +8,9 @@ use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Pagemap, Query};
 
 use super::blocks::BLOCK_BYTES;
-use super::task::{Task, cut, sort};
+use super::task::{Task, cut};
 use super::{Shared, windows};
-use crate::scan::{push, room_for};
+use crate::scan::{push, room_for, sorted};
 use crate::track::{intersect, subtract};
 use crate::{Error, Result, crew};
 
@@ -129,8 +129,7 @@ impl Task {
         // What was discarded before the look is known when all was heard that came before now.
         self.hear_out(shared);
         let mut book = self.book();
-        let mut expected = [&book.lifted[..], &book.suspects[..]].concat();
-        sort(&mut expected);
+        let expected = sorted([&book.lifted[..], &book.suspects[..]].concat());
         let surprises = subtract(&open, &expected);
         if let Some(first) = surprises.first() {
             let (pid, count) = (self.pid, surprises.len());

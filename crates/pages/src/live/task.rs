@@ -11,7 +11,7 @@ use sys::uffd::{Modes, Uffd};
 
 use super::blocks::{Blocks, State, block_of, span_of, spans_of};
 use super::{Pages, Shared, events};
-use crate::scan::push;
+use crate::scan::{push, sorted};
 use crate::track::{intersect, subtract};
 use crate::{Error, Result, TaskMemory};
 
@@ -258,7 +258,7 @@ impl Book {
 
     /// Takes out what was lifted inside of sorted `spans`.
     pub fn take_lifted(&mut self, spans: &[Span]) -> Vec<Span> {
-        sort(&mut self.lifted);
+        self.lifted = sorted(std::mem::take(&mut self.lifted));
         let taken = intersect(spans, &self.lifted);
         if !taken.is_empty() {
             self.lifted = subtract(&self.lifted, &taken);
@@ -272,14 +272,6 @@ impl Book {
 /// thread from running for seconds where there is but one.)
 pub fn let_change() {
     std::thread::sleep(Duration::from_micros(50));
-}
-
-/// Sorts spans and joins those that touch.
-pub fn sort(spans: &mut Vec<Span>) {
-    spans.sort_unstable_by_key(|span| span.start);
-    let mut joined = Vec::with_capacity(spans.len());
-    spans.iter().for_each(|span| push(&mut joined, *span));
-    *spans = joined;
 }
 
 /// Whether `span` is inside of `sorted`, which are joined where they touch.

@@ -6,7 +6,7 @@ use abi::{Addr, Span};
 use rustix::io::Errno;
 use sys::uffd::{Features, Modes, Uffd};
 
-use crate::scan::push;
+use crate::scan::sorted;
 use crate::{Error, Result, Sink};
 
 /// How long the kernel may say that the task's mappings are about to change; the task is stopped.
@@ -39,7 +39,7 @@ impl Missing {
         uffd.api(Features::empty())
             .map_err(register_failed(pid, whole))?;
         let memory = super::Memory::new(pid);
-        let spans = joined(spans);
+        let spans = sorted(spans.to_vec());
         let mut missing = Self {
             pid,
             uffd,
@@ -108,15 +108,6 @@ impl Drop for Missing {
             let _ = self.uffd.unregister(*span);
         }
     }
-}
-
-/// The spans in ascending order, those that touch as one.
-fn joined(spans: &[Span]) -> Vec<Span> {
-    let mut sorted = spans.to_vec();
-    sorted.sort();
-    let mut joined = Vec::new();
-    sorted.into_iter().for_each(|span| push(&mut joined, span));
-    joined
 }
 
 fn register_failed(pid: i32, span: Span) -> impl Fn(io::Error) -> Error {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use abi::{Addr, PAGE_BYTES, Span};
-use image::SpaceId;
+use image::{Reader, SpaceId};
 use pages::Extent;
 use pages::scan::Area;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -121,6 +121,14 @@ pub fn extent(span: Span) -> Extent {
         at,
         pages,
     }
+}
+
+/// The pages of `span` as an image has them.
+pub fn stored(reader: &Reader, span: Span) -> Vec<u8> {
+    let mut bytes = vec![0; span.bytes() as usize];
+    let read = reader.read_pages(SPACE, span.start.page(), &mut bytes);
+    read.expect("all pages");
+    bytes
 }
 
 /// `span` as a part of an anonymous mapping.

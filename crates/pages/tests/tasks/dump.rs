@@ -6,7 +6,7 @@ use abi::Span;
 use image::{Reader, RunKind, Seal, Writer};
 use pages::{Drained, Error, TaskMemory, drain, drain_all};
 
-use crate::child::{Child, SPACE, extent, part};
+use crate::child::{self, Child, SPACE, extent, part};
 
 /// Drains `spans` of a child into an image in memory.
 pub fn dump(child: &Child, spans: &[Span]) -> (Arc<store::Memory>, Drained) {
@@ -21,11 +21,7 @@ pub fn dump(child: &Child, spans: &[Span]) -> (Arc<store::Memory>, Drained) {
 
 /// The pages of `span` as the image has them.
 fn stored(store: &store::Memory, span: Span) -> Vec<u8> {
-    let reader = Reader::open(store).expect("an image");
-    let mut bytes = vec![0; span.bytes() as usize];
-    let read = reader.read_pages(SPACE, span.start.page(), &mut bytes);
-    read.expect("all pages");
-    bytes
+    child::stored(&Reader::open(store).expect("an image"), span)
 }
 
 #[test]

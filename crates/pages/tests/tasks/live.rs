@@ -6,7 +6,7 @@ use abi::{PAGE_BYTES, Span};
 use image::{Reader, Seal, Writer};
 use pages::live::{Areas, FEATURES, Live};
 
-use crate::child::{Child, SPACE, part};
+use crate::child::{Child, SPACE, part, stored};
 
 const DONTNEED: u32 = 4;
 const GUARD_INSTALL: u32 = 102;
@@ -99,13 +99,6 @@ fn advise(child: &mut Child, span: Span, advice: u32) -> bool {
     let unknown = -i64::from(rustix::io::Errno::INVAL.raw_os_error());
     assert!(done == 0 || done == unknown, "madvise: {done}");
     done == 0
-}
-
-fn stored(reader: &Reader, span: Span) -> Vec<u8> {
-    let mut bytes = vec![0; span.bytes() as usize];
-    let read = reader.read_pages(SPACE, span.start.page(), &mut bytes);
-    read.expect("all pages");
-    bytes
 }
 
 #[test]

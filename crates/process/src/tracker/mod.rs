@@ -366,7 +366,7 @@ mod tests {
         assert!(claim_bits(pid, u64::MAX).expect("a look").is_none());
         drop(claim);
         // What other tests start at this moment has it for a moment as well.
-        testkit::wait::wait_until("the claim to be given up", testkit::wait::SOON, || {
+        wait::wait_until("the claim to be given up", wait::SOON, || {
             claim_bits(pid, u64::MAX).expect("a claim").is_some()
         });
     }

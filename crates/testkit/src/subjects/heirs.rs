@@ -9,8 +9,8 @@ use rustix::thread::{Timespec, nanosleep};
 use sys::fork::{Fork, fork};
 use sys::subject::Mapping;
 
-use super::{Control, Failure, not_understood, number};
-use crate::wait;
+use super::{Control, Failure, number};
+use crate::slots::Slots;
 
 const PAGE_BYTES: usize = 4096;
 const BLOCK_PAGES: usize = 16;
@@ -18,13 +18,8 @@ const PAUSE_NS: i64 = 1_000_000;
 /// Every how many writes a task looks at all its pages.
 const WRITES: u64 = 16;
 
-/// The words of a task in the memory that all share.
-const SLOT_BYTES: usize = 64;
-const ROUNDS: usize = 0;
-const WRONG: usize = 8;
-
 struct State {
-    slots: Mapping,
+    slots: Slots,
     own: Mapping,
     blocks: usize,
 }
@@ -35,7 +30,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     let both = ProtFlags::READ | ProtFlags::WRITE;
     let bytes = blocks * BLOCK_PAGES * PAGE_BYTES;
     let state: &State = Box::leak(Box::new(State {
-        slots: Mapping::anonymous((children + 1) * SLOT_BYTES, both, MapFlags::SHARED)?,
+        slots: Slots::new(children + 1)?,
         own: Mapping::anonymous(bytes, both, MapFlags::PRIVATE)?,
         blocks,
     }));
@@ -48,22 +43,8 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
         }
     }
     std::thread::Builder::new().spawn(move || work(state, 0))?;
-    let all = |word: usize| (0..=children).map(move |task| task * SLOT_BYTES + word);
-    let rounds = || {
-        all(ROUNDS)
-            .map(|at| state.slots.load(at))
-            .min()
-            .unwrap_or(0)
-    };
-    wait::wait_until("every task to look", wait::SOON, || rounds() > 0);
-    control.serve(|question| match question.verb.as_str() {
-        "rounds" => Ok(rounds().to_string()),
-        "check" => Ok(match all(WRONG).find(|at| state.slots.load(*at) != 0) {
-            None => "right".into(),
-            Some(at) => format!("wrong in task {}", at / SLOT_BYTES),
-        }),
-        _ => not_understood(question),
-    })
+    state.slots.wait_rounds(0);
+    state.slots.serve_alone(control)
 }
 
 /// What `task` writes to a page in its lap `lap`; nobody's lap 0 is what all had at first.
@@ -96,7 +77,6 @@ fn work(state: &State, task: usize) -> ! {
 
 /// Looks at all pages.
 fn look(state: &State, task: usize, laps: &[u64]) {
-    let slot = task * SLOT_BYTES;
     for (block, lap) in laps.iter().enumerate() {
         for at in 0..BLOCK_PAGES {
             let page = block * BLOCK_PAGES + at;
@@ -105,9 +85,9 @@ fn look(state: &State, task: usize, laps: &[u64]) {
                 _ => stamp(0, 0, page),
             };
             if state.own.load(page * PAGE_BYTES) != expected {
-                state.slots.add(slot + WRONG, 1);
+                state.slots.add_wrong(task);
             }
         }
     }
-    state.slots.add(slot + ROUNDS, 1);
+    state.slots.add_round(task);
 }

@@ -18,8 +18,8 @@ use rustix::thread::{Timespec, nanosleep};
 use sys::fork::{Fork, fork};
 use sys::subject::Mapping;
 
-use super::{Control, Failure, not_understood, number};
-use crate::wait;
+use super::{Control, Failure, number};
+use crate::slots::Slots;
 
 const PAGE_BYTES: usize = 4096;
 const LAST_WORD: usize = PAGE_BYTES - 8;
@@ -28,13 +28,8 @@ const FILE_PAGES: usize = 64;
 const PAGES: usize = 16;
 const PAUSE_NS: i64 = 50_000;
 
-/// The words of a task in the memory that all share.
-const SLOT_BYTES: usize = 64;
-const ROUNDS: usize = 0;
-const WRONG: usize = 8;
-
 struct State {
-    slots: Mapping,
+    slots: Slots,
     own: Mapping,
     of_file: Mapping,
     pages: usize,
@@ -48,7 +43,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     file.set_len((FILE_PAGES * PAGE_BYTES) as u64)?;
     let file = File::open(control.folder().join("mapped"))?;
     let state: &State = Box::leak(Box::new(State {
-        slots: Mapping::anonymous((children + 1) * SLOT_BYTES, both, MapFlags::SHARED)?,
+        slots: Slots::new(children + 1)?,
         own: Mapping::anonymous(pages * PAGE_BYTES, both, MapFlags::PRIVATE)?,
         of_file: Mapping::of_file(&file, 0, FILE_PAGES * PAGE_BYTES, both, MapFlags::PRIVATE)?,
         pages,
@@ -59,22 +54,8 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
         }
     }
     std::thread::Builder::new().spawn(move || work(state, 0))?;
-    let all = |word: usize| (0..=children).map(move |task| task * SLOT_BYTES + word);
-    let rounds = || {
-        all(ROUNDS)
-            .map(|at| state.slots.load(at))
-            .min()
-            .unwrap_or(0)
-    };
-    wait::wait_until("every task to write", wait::SOON, || rounds() > 1);
-    control.serve(|question| match question.verb.as_str() {
-        "rounds" => Ok(rounds().to_string()),
-        "check" => Ok(match all(WRONG).find(|at| state.slots.load(*at) != 0) {
-            None => "right".into(),
-            Some(at) => format!("wrong in task {}", at / SLOT_BYTES),
-        }),
-        _ => not_understood(question),
-    })
+    state.slots.wait_rounds(1);
+    state.slots.serve_alone(control)
 }
 
 /// What `task` writes to a page in a round; before the first, all pages are zero.
@@ -92,7 +73,6 @@ fn stamp(task: usize, round: u64, page: usize) -> u64 {
 
 /// Writes and looks for ever.
 fn work(state: &State, task: usize) -> ! {
-    let slot = task * SLOT_BYTES;
     let of_file = |page: usize| (page * PAGE_BYTES, stamp(task, 1, 4 * page));
     for (at, mark) in (0..FILE_PAGES).map(of_file) {
         state.of_file.store(at, mark);
@@ -105,7 +85,7 @@ fn work(state: &State, task: usize) -> ! {
                 .iter()
                 .any(|at| state.own.load(*at) != before)
             {
-                state.slots.add(slot + WRONG, 1);
+                state.slots.add_wrong(task);
             }
             let now = stamp(task, round, page);
             if now != before {
@@ -122,9 +102,9 @@ fn work(state: &State, task: usize) -> ! {
         }
         let mut copies = (0..FILE_PAGES).map(of_file);
         if copies.any(|(at, mark)| state.of_file.load(at) != mark) {
-            state.slots.add(slot + WRONG, 1);
+            state.slots.add_wrong(task);
         }
-        state.slots.store(slot + ROUNDS, round);
+        state.slots.add_round(task);
     }
     unreachable!("rounds are never all used up")
 }

@@ -149,7 +149,7 @@ impl Control {
     }
 
     /// Answers every question with what `respond` makes of it, for ever.
-    fn serve(
+    pub(crate) fn serve(
         mut self,
         mut respond: impl FnMut(&Question) -> Result<String, Failure>,
     ) -> Result<(), Failure> {
@@ -170,7 +170,7 @@ impl Control {
 }
 
 /// The failure of a subject that is asked what it does not understand.
-fn not_understood<T>(question: &Question) -> Result<T, Failure> {
+pub(crate) fn not_understood<T>(question: &Question) -> Result<T, Failure> {
     Err(format!("{:?} is not a question for this subject", question.verb).into())
 }
 

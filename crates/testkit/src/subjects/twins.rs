@@ -9,20 +9,18 @@ use sys::fork::{Fork, fork};
 use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood, number};
+use crate::slots::Slots;
 use crate::wait;
 
 const PAGE_BYTES: usize = 4096;
 const PAUSE_NS: i64 = 1_000_000;
 
-/// The words of a child in the memory that all share.
-const SLOT_BYTES: usize = 64;
-const ROUNDS: usize = 0;
-const WRONG: usize = 8;
-const WANTED: usize = 16;
-const WRITTEN: usize = 24;
+/// Words of a child: what it is to write, and what it has written.
+const WANTED: usize = 0;
+const WRITTEN: usize = 1;
 
 struct State {
-    slots: Mapping,
+    slots: Slots,
     own: Mapping,
     pages: usize,
 }
@@ -32,58 +30,46 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     let pages = number(arguments, 1, 64)? as usize;
     let both = ProtFlags::READ | ProtFlags::WRITE;
     let state = State {
-        slots: Mapping::anonymous(children * SLOT_BYTES, both, MapFlags::SHARED)?,
+        slots: Slots::new(children)?,
         own: Mapping::anonymous(pages * PAGE_BYTES, both, MapFlags::PRIVATE)?,
         pages,
     };
     for child in 0..children {
-        state.slots.store(child * SLOT_BYTES + WANTED, 1);
+        state.slots.set_own(child, WANTED, 1);
         if fork()? == Fork::Child {
-            work(&state, child * SLOT_BYTES);
+            work(&state, child);
         }
     }
-    let all = |word: usize| (0..children).map(move |child| child * SLOT_BYTES + word);
-    let rounds = || {
-        all(ROUNDS)
-            .map(|at| state.slots.load(at))
-            .min()
-            .unwrap_or(0)
-    };
-    wait::wait_until("every child to write", wait::SOON, || rounds() > 0);
-    control.serve(|question| match question.verb.as_str() {
-        "rounds" => Ok(rounds().to_string()),
-        "check" => Ok(match all(WRONG).find(|at| state.slots.load(*at) != 0) {
-            None => "right".into(),
-            Some(at) => format!("wrong in child {}", at / SLOT_BYTES),
-        }),
-        "write" => {
-            let slot = number(&question.words, 0, 0)? as usize * SLOT_BYTES;
-            let value = number(&question.words, 1, 1)?;
-            state.slots.store(slot + WANTED, value);
-            wait::wait_until("the child to write", wait::SOON, || {
-                state.slots.load(slot + WRITTEN) == value
-            });
-            Ok(String::new())
+    state.slots.wait_rounds(0);
+    state.slots.serve(control, |question| {
+        if question.verb != "write" {
+            return not_understood(question);
         }
-        _ => not_understood(question),
+        let child = number(&question.words, 0, 0)? as usize;
+        let value = number(&question.words, 1, 1)?;
+        state.slots.set_own(child, WANTED, value);
+        wait::wait_until("the child to write", wait::SOON, || {
+            state.slots.own(child, WRITTEN) == value
+        });
+        Ok(String::new())
     })
 }
 
-fn work(state: &State, slot: usize) -> ! {
+fn work(state: &State, child: usize) -> ! {
     let mut written = 0;
     loop {
-        let wanted = state.slots.load(slot + WANTED);
+        let wanted = state.slots.own(child, WANTED);
         for page in 0..state.pages {
             let at = page * PAGE_BYTES;
             if wanted != written {
                 state.own.store(at, wanted << 32 | page as u64);
             } else if state.own.load(at) != written << 32 | page as u64 {
-                state.slots.add(slot + WRONG, 1);
+                state.slots.add_wrong(child);
             }
         }
         written = wanted;
-        state.slots.store(slot + WRITTEN, written);
-        state.slots.add(slot + ROUNDS, 1);
+        state.slots.set_own(child, WRITTEN, written);
+        state.slots.add_round(child);
         let pause = Timespec {
             tv_sec: 0,
             tv_nsec: PAUSE_NS,
