@@ -32,6 +32,7 @@ pub struct Setting<'a> {
 struct Sample {
     dump: Took,
     frozen_ns: u64,
+    plan_ms: Option<f64>,
     restore: Took,
     runs_again_ns: u64,
     image_bytes: u64,
@@ -69,6 +70,7 @@ impl Series {
     fn add(&mut self, sample: &Sample) {
         self.dump_ms.push(milliseconds(sample.dump.ns));
         self.frozen_ms.push(milliseconds(sample.frozen_ns));
+        self.plan_ms.extend(sample.plan_ms);
         self.restore_ms.push(milliseconds(sample.restore.ns));
         self.runs_again_ms.push(milliseconds(sample.runs_again_ns));
         self.image_bytes.push(sample.image_bytes);
@@ -105,6 +107,7 @@ fn take_turn(setting: &Setting<'_>, tool: &Tool, compare: bool) -> Result<Sample
         dump.ns = crate::subject::now_ns() - dump.start_ns;
     }
     target.reap()?;
+    let plan_ms = tool.planned_ms(&images.path);
 
     forget_host(setting);
     let restore = timed(&mut tool.restore(&images.path), &setting.said)?;
@@ -116,6 +119,7 @@ fn take_turn(setting: &Setting<'_>, tool: &Tool, compare: bool) -> Result<Sample
     Ok(Sample {
         dump,
         frozen_ns,
+        plan_ms,
         restore,
         runs_again_ns: pulse.end_ns.saturating_sub(restore.start_ns),
         image_bytes: image_bytes(&images.path)?,

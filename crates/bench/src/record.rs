@@ -50,6 +50,9 @@ pub struct Series {
     pub dump_ms: Vec<f64>,
     /// How long the target could not run when it was left running, as it saw itself.
     pub frozen_ms: Vec<f64>,
+    /// How long a dump that kills its target planned the restore before; of those that do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub plan_ms: Vec<f64>,
     /// From the start of a detached restore until the program ended.
     pub restore_ms: Vec<f64>,
     /// From the start of a restore until the target looked at the clock.

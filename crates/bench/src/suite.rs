@@ -288,9 +288,11 @@ fn print_progress(cell: &Cell, tools: &[Tool], start: Instant) {
     for (tool, series) in tools.iter().zip(&cell.series) {
         let ms = |numbers: &[f64]| median(numbers).unwrap_or(f64::NAN);
         eprintln!(
-            "  {:12} dump {:8.2} ms  frozen {:8.2} ms  restore {:8.2} ms  runs again {:8.2} ms",
+            "  {:12} dump {:8.2} ms  plan {:6.2} ms  frozen {:8.2} ms  restore {:8.2} ms  \
+             runs again {:8.2} ms",
             tool.name,
             ms(&series.dump_ms),
+            ms(&series.plan_ms),
             ms(&series.frozen_ms),
             ms(&series.restore_ms),
             ms(&series.runs_again_ms),

@@ -68,6 +68,18 @@ impl Tool {
         command
     }
 
+    /// Returns how long the dump of an image planned its restore, where it tells.
+    pub fn planned_ms(&self, images: &Path) -> Option<f64> {
+        let mut command = Command::new(&self.words[0]);
+        command
+            .args(&self.words[1..])
+            .args(["show", "--stats", "--json"]);
+        let said = command.arg(images).stdin(Stdio::null()).output().ok()?;
+        let told: serde_json::Value = serde_json::from_slice(&said.stdout).ok()?;
+        let plan_us = told["layers"][0]["statistics"]["plan_time"].as_u64()?;
+        Some(plan_us as f64 / 1e3)
+    }
+
     fn command(&self, what: &str, images: &Path) -> Command {
         let mut command = Command::new(&self.words[0]);
         command

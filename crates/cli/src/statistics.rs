@@ -17,6 +17,7 @@ pub fn to_json(statistics: &Statistics) -> Value {
         "collect_time": statistics.collect_us,
         "memdump_time": statistics.memory_us,
         "memwrite_time": statistics.write_us,
+        "plan_time": statistics.plan_us,
         "pages_scanned": statistics.scanned_pages,
         "pages_written": statistics.stored_pages,
         "pages_zero": statistics.zero_pages,
@@ -41,6 +42,7 @@ pub fn to_text(statistics: &Statistics, indent: &str) -> String {
         "collect_time",
         "memdump_time",
         "memwrite_time",
+        "plan_time",
         "pages_scanned",
         "pages_written",
         "pages_zero",
@@ -82,6 +84,7 @@ mod tests {
             kind: DumpKind::Live,
             frozen_us: 1234,
             write_us: Some(5),
+            plan_us: Some(6),
             stored_pages: 2,
             ..Statistics::default()
         };

@@ -73,6 +73,11 @@ impl Index {
         &self.spaces
     }
 
+    /// The entries as they are stored.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[self.range.clone()]
+    }
+
     fn entries(&self) -> &[Entry] {
         entries(&self.bytes[self.range.clone()])
     }

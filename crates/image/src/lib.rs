@@ -33,6 +33,7 @@ mod clear;
 mod compact;
 mod cut;
 mod dedup;
+mod draft;
 mod error;
 mod header;
 mod index;

@@ -21,21 +21,21 @@ use crate::{Error, Facts, ImageId, MANIFEST_NAME, Record, Result, Run, RunKind, 
 /// Of a layer, the pages of older images are read where those are, which are opened when they are
 /// needed.
 pub struct Reader {
-    id: ImageId,
+    pub(crate) id: ImageId,
     /// Tells this manifest from others of the same image.
     pub(crate) stamp: u64,
     /// The image for which some of this one's pages were freed.
-    freed_by: Option<ImageId>,
-    parent: Option<(ImageId, String)>,
-    features: Vec<String>,
-    facts: Facts,
-    records: Vec<Record>,
-    index: Index,
+    pub(crate) freed_by: Option<ImageId>,
+    pub(crate) parent: Option<(ImageId, String)>,
+    pub(crate) features: Vec<String>,
+    pub(crate) facts: Facts,
+    pub(crate) records: Vec<Record>,
+    pub(crate) index: Index,
     /// The stored runs that `parent` and `equal` runs are parts of.
-    origins: Vec<Run>,
+    pub(crate) origins: Vec<Run>,
     /// The image's own pages objects by number.
-    pages: Vec<Option<Box<dyn Object>>>,
-    ancestors: Ancestors,
+    pub(crate) pages: Vec<Option<Box<dyn Object>>>,
+    pub(crate) ancestors: Ancestors,
 }
 
 impl Reader {

@@ -4,24 +4,19 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use prost::Message;
 use store::{Claim, NewObject, Store};
 
 use crate::ancestors::current;
 use crate::checksum;
 use crate::clear;
-use crate::header::{self, MANIFEST_MAX_BYTES};
-use crate::index::{self, Bounds};
-use crate::manifest::{
-    self, EQUAL_FEATURE, MESSAGE_MAX_BYTES, Manifest, PARENT_FEATURE, PARTS_FEATURE, RECORDS_MAX,
-    UNUSED_FEATURE,
-};
+use crate::draft::{self, Draft};
+use crate::manifest::{EQUAL_FEATURE, Manifest, PARENT_FEATURE, PARTS_FEATURE, UNUSED_FEATURE};
 use crate::marks;
 use crate::order;
-use crate::origins::{self, Collected};
+use crate::origins::Collected;
 use crate::over::{self, Lineage, Link, Over};
 use crate::parts::{self, PARTS_MAX};
-use crate::run::{self, DATA_RUN_MAX_PAGES, ENTRY_BYTES, PAGE_BYTES};
+use crate::run::{DATA_RUN_MAX_PAGES, PAGE_BYTES};
 use crate::unused::{self, Used};
 use crate::{
     Error, Facts, ImageId, MANIFEST_NAME, NewRun, Reader, Record, Result, Run, RunKind, SpaceId,
@@ -68,15 +63,6 @@ impl Part {
         }
         Ok(self.object)
     }
-}
-
-/// A manifest, and what follows from it.
-struct Encoded {
-    manifest: Vec<u8>,
-    /// Whether any page is inherited.
-    inherits: bool,
-    /// What is used of the pages objects, up to the last that has pages.
-    used: Vec<Used>,
 }
 
 /// How an image is finished.
@@ -381,16 +367,40 @@ impl Writer {
     /// # Errors
     /// [`Error::BadRun`] where runs overlap or refer to pages that are not there,
     /// [`Error::Incomplete`] after a failed write, [`Error::TooLarge`], [`Error::Store`].
-    pub fn seal(mut self, seal: Seal) -> Result<ImageId> {
-        if self.incomplete.load(Relaxed) {
-            return Err(Error::Incomplete { id: self.id });
-        }
-        self.compact()?;
-        let Encoded {
-            manifest,
-            inherits,
-            used,
-        } = self.encode(seal.facts)?;
+    pub fn seal(self, seal: Seal) -> Result<ImageId> {
+        self.seal_after(seal, |_| Ok(Vec::new()))
+    }
+
+    /// As [`Writer::seal`], once `check` has looked at the image as readers are going to see it;
+    /// only its own pages cannot be read yet. The image has the records that `check` returns, too.
+    ///
+    /// # Errors
+    /// Those of [`Writer::seal`], and those of `check`; the store is as it was before.
+    pub fn seal_after<E: From<Error>>(
+        mut self,
+        seal: Seal,
+        check: impl FnOnce(&Reader) -> std::result::Result<Vec<Record>, E>,
+    ) -> std::result::Result<ImageId, E> {
+        let draft = self.draft(seal.facts)?;
+        let more = check(draft.reader())?;
+        Ok(self.publish(draft, more, seal.durable)?)
+    }
+
+    /// Has `check` look at the image as [`Writer::seal_after`] does, and gives it up.
+    ///
+    /// # Errors
+    /// Those of [`Writer::seal`], and those of `check`.
+    pub fn check<T, E: From<Error>>(
+        mut self,
+        check: impl FnOnce(&Reader) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        check(self.draft(Facts::default())?.reader())
+    }
+
+    /// Gives the image its names.
+    fn publish(mut self, draft: Draft, more: Vec<Record>, durable: bool) -> Result<ImageId> {
+        let inherits = draft.reader().parent().is_some();
+        let (manifest, used) = draft.encode(more)?;
         let over = self.over.take().filter(|_| inherits);
         let mut names = Vec::new();
         let parts = std::mem::take(&mut self.parts).into_iter().enumerate();
@@ -401,7 +411,7 @@ impl Writer {
                 continue;
             };
             let committed = part.keep(used);
-            let committed = committed.and_then(|object| object.commit(seal.durable));
+            let committed = committed.and_then(|object| object.commit(durable));
             if let Err(error) = committed.map_err(Error::store("finish the pages of")) {
                 self.remove(&names);
                 return Err(error);
@@ -410,12 +420,12 @@ impl Writer {
         }
         let marked = over
             .as_ref()
-            .map_or(Ok(()), |over| marks::leave(over, self.id, seal.durable));
+            .map_or(Ok(()), |over| marks::leave(over, self.id, durable));
         // Before and after: who changes the parent looks for its children afterwards.
         let same = || over.as_ref().map_or(Ok(()), Over::check_same);
         let published = marked
             .and_then(|()| same())
-            .and_then(|()| self.publish(&manifest, seal.durable));
+            .and_then(|()| self.write_manifest(&manifest, durable));
         let published = published.and_then(|()| {
             same().inspect_err(|_| {
                 // The next writer tries again.
@@ -466,10 +476,13 @@ impl Writer {
         }
     }
 
-    /// Encodes the whole manifest: header, index, manifest, records, origins.
-    fn encode(&mut self, facts: Facts) -> Result<Encoded> {
+    /// Puts together everything but the contents of the pages.
+    fn draft(&mut self, facts: Facts) -> Result<Draft> {
+        if self.incomplete.load(Relaxed) {
+            return Err(Error::Incomplete { id: self.id });
+        }
+        self.compact()?;
         let records = std::mem::take(&mut *lock(&self.records));
-        check_len("records", records.len() as u64, RECORDS_MAX as u64)?;
         let mut runs = std::mem::take(&mut *lock(&self.runs));
         let collected = std::mem::take(&mut *lock(&self.origins));
         let Lineage {
@@ -478,28 +491,13 @@ impl Writer {
             origins,
         } = over::lineage(self.over.as_ref(), collected, &mut runs)?;
         let runs = order::in_order(runs);
-        let inherits = parent.is_some();
         let equal = runs.iter().any(|run| matches!(run.kind, RunKind::Equal(_)));
-        let mut index = Vec::with_capacity(runs.len() * ENTRY_BYTES);
-        for run in &runs {
-            index.extend_from_slice(&run::encode(run));
-        }
         let used = unused::used(runs.iter().chain(&origins));
         let parts_bytes = used.iter().map(|part| part.len_bytes).collect::<Vec<_>>();
         let unused_bytes = used.iter().map(Used::unused_bytes).sum();
-        let bounds = Bounds {
-            parts_bytes: &parts_bytes,
-            unused_bytes,
-            origins: &origins,
-        };
-        index::check(index::entries(&index), bounds).map_err(|fault| Error::BadRun {
-            space: fault.space,
-            page: fault.first_page,
-            what: fault.what,
-        })?;
         let features = [
             (parts_bytes.len() > 1, PARTS_FEATURE),
-            (inherits, PARENT_FEATURE),
+            (parent.is_some(), PARENT_FEATURE),
             (equal, EQUAL_FEATURE),
             (unused_bytes > 0, UNUSED_FEATURE),
         ];
@@ -511,34 +509,21 @@ impl Writer {
             facts: Some(facts),
             pages_bytes: parts_bytes[0],
             more_pages_bytes: parts_bytes[1..].to_vec(),
-            records: records.len() as u64,
+            records: 0,
             unused_bytes,
             freed_by: Vec::new(),
         };
-        let manifest = manifest.encode_to_vec();
-        check_len(
-            "bytes of facts",
-            manifest.len() as u64,
-            MESSAGE_MAX_BYTES as u64,
-        )?;
-        let records = manifest::encode_records(records);
-        let origins = origins::encode(&origins);
-        let sections = [&index[..], &manifest, &records, &origins];
-        let mut bytes = header::encode(self.id, sections);
-        let len = bytes.len() + sections.iter().map(|section| section.len()).sum::<usize>();
-        check_len("bytes of manifest", len as u64, MANIFEST_MAX_BYTES)?;
-        bytes.reserve_exact(len - bytes.len());
-        sections
-            .iter()
-            .for_each(|section| bytes.extend_from_slice(section));
-        Ok(Encoded {
-            manifest: bytes,
-            inherits,
+        let parts = draft::Parts {
+            manifest,
+            records,
+            runs,
+            origins,
             used,
-        })
+        };
+        Draft::new(&*self.store, self.id, parts)
     }
 
-    fn publish(&self, manifest: &[u8], durable: bool) -> Result<()> {
+    fn write_manifest(&self, manifest: &[u8], durable: bool) -> Result<()> {
         let object = self.store.create(MANIFEST_NAME);
         let object = object.map_err(Error::store("create the manifest of"))?;
         object
@@ -578,7 +563,7 @@ fn data_runs(bytes: &[u8], runs: &[NewRun], start_bytes: u64) -> Vec<Run> {
     stored
 }
 
-fn check_len(of: &'static str, len: u64, limit: u64) -> Result<()> {
+pub(crate) fn check_len(of: &'static str, len: u64, limit: u64) -> Result<()> {
     if len > limit {
         return Err(Error::TooLarge { of, limit });
     }
@@ -611,6 +596,62 @@ mod tests {
             first_page,
             pages,
         }
+    }
+
+    #[test]
+    fn what_is_checked_is_what_is_sealed() {
+        let store = Arc::new(Memory::default());
+        let writer = Writer::create(store.clone()).unwrap();
+        writer
+            .append(&[1; 2 * PAGE_BYTES], &[new_run(5, 2)])
+            .unwrap();
+        writer.mark(zero(7, 3));
+        let record = |tag| Record {
+            tag,
+            version: 1,
+            id: 2,
+            payload: vec![3],
+        };
+        writer.record(record(1));
+        let mut seen = None;
+        let check = |draft: &Reader| {
+            let runs = draft.runs(SPACE).collect::<Vec<_>>();
+            seen = Some((draft.id(), runs, draft.records().to_vec()));
+            Ok::<_, Error>(vec![record(4)])
+        };
+        let id = writer.seal_after(Seal::default(), check).unwrap();
+        let reader = Reader::open(&*store).unwrap();
+        let (seen_id, runs, records) = seen.unwrap();
+        assert_eq!((seen_id, reader.id()), (id, id));
+        assert_eq!(runs, reader.runs(SPACE).collect::<Vec<_>>());
+        assert_eq!(records, [record(1)]);
+        assert_eq!(reader.records(), [record(1), record(4)]);
+    }
+
+    #[test]
+    fn what_fails_its_check_was_never_there() {
+        let store = Arc::new(Memory::default());
+        let first = Writer::create(store.clone()).unwrap();
+        first.append(&[1; PAGE_BYTES], &[new_run(5, 1)]).unwrap();
+        let id = first.seal(Seal::default()).unwrap();
+        let names = || {
+            let mut names = store.list().unwrap();
+            names.sort();
+            names
+        };
+        let before = names();
+        let writer = Writer::create(store.clone()).unwrap();
+        writer.append(&[2; PAGE_BYTES], &[new_run(5, 1)]).unwrap();
+        let check = |_: &Reader| {
+            Err(Error::TooLarge {
+                of: "tests",
+                limit: 0,
+            })
+        };
+        let error = writer.seal_after(Seal::default(), check).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        assert_eq!(names(), before);
+        assert_eq!(Reader::open(&*store).unwrap().id(), id);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use abi::Addr;
-use image::{Facts, PAGE_BYTES, Seal, Writer};
+use image::{Facts, PAGE_BYTES, Writer};
 use pages::{Equals, Extent, Source, TaskMemory};
 use resources::fd::tcp::lock::Lock;
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,6 +14,7 @@ use crate::collect::look::Look;
 use crate::collect::{Contents, Inventory, Object, collect};
 use crate::freeze::{Body, Frozen, freeze};
 use crate::layer::Layer;
+use crate::seal::seal;
 use crate::sentinel::Sentinel;
 use crate::statistics::as_micros;
 use crate::{
@@ -213,14 +214,10 @@ fn write(
     statistics.count(&drained);
     statistics.sum_up();
     log::info!("{} pages are stored", statistics.stored_pages);
-    statistics.frozen_us = as_micros(since.elapsed());
-    writer.record(statistics.record());
     // What it replaces elsewhere is not freed before it is safe.
     let durable = options.sync && (options.afterwards == Afterwards::Kill || options.auto_dedup);
-    let id = writer.seal(Seal {
-        durable,
-        facts: facts(),
-    })?;
+    let counted = (&mut statistics, Some(since));
+    let id = seal(writer, durable, &inventory.foreign, counted)?;
     log::info!("image {id} is whole");
     Ok(DumpReport {
         image: id.to_string(),

@@ -71,6 +71,13 @@ pub enum Error {
     /// The image was made on a system that this one cannot stand in for.
     #[error("{0}")]
     Unfit(String),
+    /// A restore of the image that was made cannot be planned.
+    #[error("the image could not be restored, so there is none and the tree goes on")]
+    Unrestorable {
+        /// Why.
+        #[source]
+        source: Box<Error>,
+    },
     /// The caller's observer stopped the work.
     #[error("stopped at the caller's wish")]
     Vetoed(#[source] Veto),
@@ -80,7 +87,6 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// A failed system call of this process.
     /// The whole of it, in one line.
     pub(crate) fn with_causes(&self) -> String {
         let mut told = self.to_string();
@@ -92,6 +98,7 @@ impl Error {
         told
     }
 
+    /// A failed system call of this process.
     pub(crate) fn kernel(doing: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Kernel {
             doing: doing.into(),
@@ -117,6 +124,8 @@ impl Error {
             | Self::Image(image::Error::Corrupt { .. } | image::Error::NoPage { .. }) => {
                 Blame::Corrupt
             }
+            // Whatever the planner says, the target has something that cannot be brought back.
+            Self::Unrestorable { .. } => Blame::Unsupported,
             Self::Image(_) | Self::Store(_) => Blame::Store,
             Self::Pages(error) => blame_pages(error),
             _ => Blame::Kernel,
@@ -150,6 +159,7 @@ impl Error {
                     "if it may differ, open it and pass it on: {passing}"
                 ))
             }
+            Self::Unrestorable { source } => source.advice(),
             Self::Taken { pid } => Some(match zombies_parent(*pid) {
                 Some(parent) => format!(
                     "process {pid} has ended, but its parent, pid {parent}, has not waited for it"

@@ -26,6 +26,7 @@ mod restore;
 mod room;
 #[cfg(test)]
 mod sample;
+mod seal;
 mod sentinel;
 mod statistics;
 mod target;

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use abi::Span;
-use image::{Run, Seal, SpaceId, Writer};
+use image::{Run, SpaceId, Writer};
 use pages::live::{Areas, Live};
 use pages::track::intersect;
 use pages::{Drained, Source, TaskMemory};
@@ -32,8 +32,9 @@ use store::Store;
 use self::look::LiveLook;
 use crate::collect::look::Prepared;
 use crate::collect::{self, Inventory};
-use crate::dump::{Undo, facts, finish, freeze_and_collect, of_object, statistics_of};
+use crate::dump::{Undo, finish, freeze_and_collect, of_object, statistics_of};
 use crate::freeze::{Body, Frozen, freeze, read_proc};
+use crate::seal::seal;
 use crate::statistics::as_micros;
 use crate::uffd::userfaultfd;
 use crate::{Afterwards, DumpKind, DumpOptions, DumpReport, Error, Observer, Result, Stage};
@@ -369,11 +370,9 @@ impl<'a> Dump<'a> {
             writer.mark(run);
         }
         report.statistics.sum_up();
-        writer.record(report.statistics.record());
         report.image_bytes = report.statistics.stored_bytes() + records_bytes;
-        let facts = facts();
-        let durable = false;
-        let id = writer.seal(Seal { durable, facts })?;
+        let counted = (&mut report.statistics, None);
+        let id = seal(writer, false, &inventory.foreign, counted)?;
         log::info!("image {id} is whole");
         report.image = id.to_string();
         let observer = observer.into_inner();

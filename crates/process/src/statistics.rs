@@ -49,6 +49,8 @@ pub struct Statistics {
     /// For how much of that each thread that did it was storing, on average; none where that was
     /// not measured.
     pub write_us: Option<u64>,
+    /// How long it took to plan the restore before the image was finished; none of a pre-dump.
+    pub plan_us: Option<u64>,
     /// Pages with contents that were found.
     pub scanned_pages: u64,
     /// Those stored in the image.
@@ -113,6 +115,7 @@ impl Statistics {
             write_us: self.write_us,
             shared_pages: self.shared_pages,
             equal_pages: self.equal_pages,
+            plan_us: self.plan_us,
         };
         Record {
             tag: tag::STATISTICS,
@@ -149,6 +152,7 @@ impl Statistics {
             collect_us: saved.collect_us,
             memory_us: saved.memory_us,
             write_us: saved.write_us,
+            plan_us: saved.plan_us,
             scanned_pages: saved.scanned_pages,
             stored_pages: saved.stored_pages,
             zero_pages: saved.zero_pages,
@@ -202,6 +206,8 @@ struct Saved {
     shared_pages: u64,
     #[prost(uint64, tag = "15")]
     equal_pages: u64,
+    #[prost(uint64, optional, tag = "16")]
+    plan_us: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
@@ -239,6 +245,7 @@ mod tests {
             collect_us: 5,
             memory_us: 6,
             write_us: None,
+            plan_us: Some(13),
             stored_pages: 7,
             zero_pages: 8,
             parent_pages: 9,

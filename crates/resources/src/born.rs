@@ -73,6 +73,17 @@ impl Born {
         self.limits[RLIMIT_NOFILE].soft
     }
 
+    /// What children of a root that lacks nothing are born with on this kernel.
+    #[must_use]
+    pub fn of_kernel() -> Self {
+        Self {
+            timer_ids: OnNeed::Ask(timer_ids),
+            tick_us: OnNeed::Ask(tick_us),
+            suid_dumpable: OnNeed::Ask(suid_dumpable),
+            ..Self::default()
+        }
+    }
+
     /// What children of the calling thread will be born with.
     ///
     /// # Errors
@@ -104,12 +115,10 @@ impl Born {
             memory_merge: attribute(Attribute::MemoryMerge),
             machine_check: own::attribute(Attribute::MachineCheck)
                 .unwrap_or(PR_MCE_KILL_DEFAULT.into()),
-            timer_ids: OnNeed::Ask(|| own::attribute(Attribute::TimerIds).is_ok()),
+            timer_ids: OnNeed::Ask(timer_ids),
             tick_us: OnNeed::Ask(tick_us),
             dumpable: attribute(Attribute::Dumpable),
-            suid_dumpable: OnNeed::Ask(|| {
-                number("/proc/sys/fs/suid_dumpable", &Later::default()).unwrap_or(0)
-            }),
+            suid_dumpable: OnNeed::Ask(suid_dumpable),
         })
     }
 }
@@ -158,6 +167,14 @@ impl Default for Born {
             dumpable: 1,
         }
     }
+}
+
+fn timer_ids() -> bool {
+    own::attribute(Attribute::TimerIds).is_ok()
+}
+
+fn suid_dumpable() -> u32 {
+    number("/proc/sys/fs/suid_dumpable", &Later::default()).unwrap_or(0)
 }
 
 /// The resolution of coarse clocks.

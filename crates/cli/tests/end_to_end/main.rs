@@ -18,6 +18,7 @@ mod segments;
 mod states;
 mod stops;
 mod terminal;
+mod unrestorable;
 mod vdso;
 mod watches;
 

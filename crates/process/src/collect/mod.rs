@@ -25,6 +25,7 @@ use resources::fd::tcp::lock::Lock;
 use resources::fd::tty::control;
 use resources::map::listing::{Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
+use resources::map::vdso::Vdso;
 use resources::script::{Answers, Layout, Script};
 use resources::task::interrupted::{self, Resume};
 use resources::task::{Asked, Facts, PARTS, Part, Scope};
@@ -59,6 +60,8 @@ pub(crate) struct Inventory {
     pub objects: Vec<Object>,
     /// What the parent image has: spaces and how many pages from the first on.
     pub kept: Vec<(SpaceId, u64)>,
+    /// The vDSOs that are not this host's, with their code.
+    pub foreign: Vec<Vdso>,
     /// To be called when the dump fails later.
     pub undo: Vec<Box<dyn FnOnce()>>,
     /// Keeps the tree's TCP connections quiet.
@@ -108,6 +111,7 @@ pub(crate) fn collect(
     check_terminals(&tree, &described.records)?;
     records.extend(described.records);
     let mut objects = described.objects;
+    let foreign = vdsos.foreign();
     let kept = vdsos.store(look.vdsos(), &mut records, &mut objects);
     let copies = spaces.copies();
     let (memory, same) = spaces.into_parts();
@@ -118,6 +122,7 @@ pub(crate) fn collect(
         same,
         objects,
         kept,
+        foreign,
         undo: described.undo,
         lock: described.lock,
     })

@@ -93,6 +93,13 @@ impl Vdsos {
         Ok(())
     }
 
+    /// Those that are not this host's.
+    pub fn foreign(&self) -> Vec<Vdso> {
+        let own = sys::vdso::own_build_id();
+        let is_foreign = |vdso: &&Vdso| Some(&vdso.build_id) != own.as_ref();
+        self.all.iter().filter(is_foreign).cloned().collect()
+    }
+
     /// Adds the records of the image and the objects that the code is stored as; gives the spaces
     /// of what the parent image, which has those `before`, has already, and their pages.
     pub fn store(

@@ -1,0 +1,65 @@
+//! The end of an image of a tree: it gets its name only if its restore can be planned.
+
+use std::time::Instant;
+
+use image::{ImageId, Reader, Record, Seal, Writer};
+use resources::Born;
+use resources::map::vdso::Vdso;
+
+use crate::dump::facts;
+use crate::plan::{self, Setting};
+use crate::records::Saved;
+use crate::statistics::as_micros;
+use crate::{Error, Result, Statistics, host};
+
+/// Seals the image of a tree and notes in `statistics`, which becomes a record of it, how long it
+/// took to plan its restore. `since` tells since when the tree is stopped, where it is.
+/// `foreign` are the vDSOs of the tree that are not this host's.
+///
+/// # Errors
+/// [`Error::Unrestorable`], and those of [`Writer::seal_after`]; there is no new image then.
+pub(crate) fn seal(
+    writer: Writer,
+    durable: bool,
+    foreign: &[Vdso],
+    (statistics, since): (&mut Statistics, Option<Instant>),
+) -> Result<ImageId> {
+    let facts = facts();
+    writer.seal_after(Seal { durable, facts }, |draft| {
+        let began = Instant::now();
+        check(draft, foreign)?;
+        statistics.plan_us = Some(as_micros(began.elapsed()));
+        if let Some(since) = since {
+            statistics.frozen_us = as_micros(since.elapsed());
+        }
+        let record: Record = statistics.record();
+        Ok(vec![record])
+    })
+}
+
+/// Plans the restore of an image by a root of this host that lacks nothing.
+///
+/// # Errors
+/// [`Error::Unrestorable`].
+pub(crate) fn check(draft: &Reader, foreign: &[Vdso]) -> Result<()> {
+    let planned = planned(draft, foreign).map_err(|error| Error::Unrestorable {
+        source: Box::new(error),
+    })?;
+    log::info!("a restore would run {planned} scripts");
+    Ok(())
+}
+
+fn planned(draft: &Reader, foreign: &[Vdso]) -> Result<usize> {
+    let mut saved = Saved::read(draft)?;
+    for vdso in &mut saved.vdsos {
+        if let Some(known) = foreign.iter().find(|one| one.build_id == vdso.build_id) {
+            vdso.code.clone_from(&known.code);
+        }
+    }
+    let setting = Setting {
+        born: Born::of_kernel(),
+        vdso: host::vdso_for(&saved)?,
+        ..Setting::default()
+    };
+    Ok(plan::plan(draft, &saved, &setting)?.scripts.len())
+}
