@@ -250,6 +250,7 @@ pub static FLAGS: &[Flag] = &[
 
     flag("json", Bare, [Taken, Taken, Taken]).own(),
     flag("live", Bare, [Taken, Misplaced, Misplaced]).own(),
+    flag("no-timens", Bare, [Misplaced, Taken, Misplaced]).own(),
     flag("output", Required, [Misplaced, Misplaced, Misplaced]).own(),
     flag("plan", Bare, [Misplaced, Taken, Misplaced]).own(),
     flag("sync", Switch, [Taken, Misplaced, Misplaced]).own(),

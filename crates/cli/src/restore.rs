@@ -45,6 +45,10 @@ pub struct Restore {
     #[arg(long, requires = "command")]
     exec_cmd: bool,
 
+    /// Leave monotonic clocks as this host has them, instead of going on from where they stood
+    #[arg(long)]
+    no_timens: bool,
+
     /// Print the scripts that would be run, as strace prints calls, and restore nothing
     #[arg(long)]
     plan: bool,
@@ -69,6 +73,7 @@ impl Fill for Restore {
             "pidfile" => self.pidfile = Some(path(value)?),
             "inherit-fd" => self.inherit_fd.push(values::inherit_fd(text(value)?).ok()?),
             "exec-cmd" => self.exec_cmd = flag(value)?,
+            "no-timens" => self.no_timens = flag(value)?,
             "plan" => self.plan = flag(value)?,
             _ => {
                 let allowed = self.allowed.fill(name, value);
@@ -179,6 +184,7 @@ impl Restore {
             detached: self.restore_detached,
             sibling: self.restore_sibling,
             inherit_fds,
+            timens: !self.no_timens,
         })
     }
 

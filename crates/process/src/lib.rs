@@ -6,6 +6,7 @@
 
 mod build;
 mod chain;
+mod clocks;
 mod collect;
 mod dedup;
 mod describe;

@@ -215,6 +215,9 @@ pub struct RestoreOptions {
     pub sibling: bool,
     /// Descriptors that take the place of saved ones.
     pub inherit_fds: Vec<InheritFd>,
+    /// Whether monotonic clocks go on from where they stood, by a time namespace (`--no-timens`
+    /// says no).
+    pub timens: bool,
 }
 
 impl RestoreOptions {
@@ -227,6 +230,7 @@ impl RestoreOptions {
             detached: false,
             sibling: false,
             inherit_fds: Vec::new(),
+            timens: true,
         }
     }
 }

@@ -9,6 +9,7 @@ use resources::map::memory;
 use resources::map::vdso::{self, Vdso};
 use resources::task::interrupted::Remake;
 
+use crate::clocks::TreeClocks;
 use crate::{Error, Result, Statistics};
 
 /// Record numbers of this crate.
@@ -23,6 +24,8 @@ pub(crate) mod tag {
     pub const PLACE: u16 = 4;
     /// [`crate::Statistics`], one an image.
     pub const STATISTICS: u16 = 5;
+    /// [`crate::clocks::TreeClocks`], one an image.
+    pub const CLOCKS: u16 = 6;
 }
 
 /// The tasks of the tree, parents before children, the root first.
@@ -153,6 +156,8 @@ pub(crate) struct Saved<'a> {
     pub attributes: HashMap<u32, &'a [u8]>,
     /// The code of the tasks' vDSOs.
     pub vdsos: Vec<Vdso>,
+    /// What the tree's clocks said; old images do not know.
+    pub clocks: Option<TreeClocks>,
 }
 
 /// The records of one task; empty for a zombie.
@@ -262,12 +267,15 @@ impl<'a> Saved<'a> {
         let vdsos = vdsos.filter(|record| record.tag == vdso::TAG);
         let vdsos = vdsos.map(|record| vdso::read(&record.payload));
         let vdsos = vdsos.collect::<std::result::Result<_, _>>()?;
+        let clocks = sorted.find(tag::CLOCKS, 0);
+        let clocks = clocks.map(|record| TreeClocks::read(&record.payload));
         Ok(Self {
             tree,
             tasks,
             descriptions,
             attributes,
             vdsos,
+            clocks: clocks.transpose()?,
         })
     }
 }
@@ -281,6 +289,7 @@ impl Saved<'_> {
             descriptions: Vec::new(),
             attributes: HashMap::new(),
             vdsos: Vec::new(),
+            clocks: None,
         }
     }
 

@@ -15,6 +15,7 @@ use resources::Born;
 use rustix::process::Pid;
 
 use crate::build::build;
+use crate::clocks::Resumed;
 use crate::host;
 use crate::plan::{self, Setting};
 use crate::records::Saved;
@@ -62,6 +63,9 @@ fn bring_back(
 ) -> Result<Restored> {
     let setting = setting(options, saved, born.clone())?;
     let plan = plan::plan(reader, saved, &setting)?;
+    // Before any timer is set.
+    let clocks = saved.clocks.filter(|_| options.timens);
+    let clocks = clocks.as_ref().map(Resumed::from_now);
     let built = build(
         plan,
         saved,
@@ -72,7 +76,7 @@ fn bring_back(
     log::info!("{} scripts are built", built.plan.scripts.len());
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
-    let loaded = Loaded::new(&built, root, options.sibling)?;
+    let loaded = Loaded::new(&built, root, options.sibling, clocks)?;
     let filled_pages = loaded.fill(reader)?;
     log::info!("{filled_pages} pages are filled from outside");
     loaded.wait_ready()?;

@@ -32,6 +32,7 @@ pub mod spawn;
 pub mod start;
 pub mod subject;
 pub mod tick;
+pub mod timens;
 pub mod timerfd;
 pub mod tty;
 pub mod uffd;

@@ -13,17 +13,30 @@ use crate::freeze::{Frozen, Task};
 use crate::records::Tree;
 use crate::{Error, Result};
 
-/// Checks what can be told of a whole tree without asking its tasks.
+/// Checks what can be told of a whole tree without asking its tasks. Returns whether the tree is in
+/// another time namespace than this process.
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`] naming the task.
-pub(super) fn check(frozen: &Frozen) -> Result<()> {
-    let ours = own_namespaces()?;
+pub(super) fn check(frozen: &Frozen) -> Result<bool> {
+    let mut wanted = own_namespaces()?;
+    let has_its_clocks = take_clocks(&frozen.tasks[0], &mut wanted)?;
     for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
         check_code(task)?;
-        check_namespaces(task, &ours)?;
+        check_namespaces(task, &wanted)?;
     }
-    sharing::check(frozen)
+    sharing::check(frozen)?;
+    Ok(has_its_clocks)
+}
+
+/// Wants the time namespace of the root for the whole tree: it gets another one at the restore.
+/// Returns whether that is not this process's.
+fn take_clocks(root: &Task, wanted: &mut HashMap<&str, u64>) -> Result<bool> {
+    let Some(ours) = wanted.get_mut("time") else {
+        return Ok(false);
+    };
+    let theirs = inode(root, "time")?.unwrap_or(*ours);
+    Ok(std::mem::replace(ours, theirs) != theirs)
 }
 
 /// The session must be led from inside of the tree, unless that is allowed.
@@ -99,18 +112,19 @@ fn own_namespaces() -> Result<HashMap<&'static str, u64>> {
     Ok(inodes)
 }
 
-/// Only tasks in this process's own namespaces are saved. In which pid namespace a task is need not
-/// be asked where its children are born into ours: they would be born into the task's own or one
-/// below it, and a task that has a number here is in ours or in one below.
-fn check_namespaces(task: &Task, ours: &HashMap<&str, u64>) -> Result<()> {
+/// Only tasks in the namespaces with the inodes `wanted` are saved. In which pid namespace a task
+/// is need not be asked where its children are born into ours: they would be born into the task's
+/// own or one below it, and a task that has a number here is in ours or in one below.
+fn check_namespaces(task: &Task, wanted: &HashMap<&str, u64>) -> Result<()> {
     for name in NAMESPACES.iter().filter(|name| **name != "pid") {
         let kind = name.strip_suffix(FOR_CHILDREN);
-        let Some(ours) = ours.get(kind.unwrap_or(name)) else {
+        let Some(wanted) = wanted.get(kind.unwrap_or(name)) else {
             continue;
         };
-        if differs(task, name, *ours)? {
+        let differs = |name| -> Result<bool> { Ok(inode(task, name)? != Some(*wanted)) };
+        if differs(name)? {
             let what = match kind {
-                Some(name) if name != "pid" || !differs(task, name, *ours)? => {
+                Some(name) if name != "pid" || !differs(name)? => {
                     format!("another {name} namespace for its children")
                 }
                 _ => format!("its own {} namespace", kind.unwrap_or(name)),
@@ -121,12 +135,12 @@ fn check_namespaces(task: &Task, ours: &HashMap<&str, u64>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a namespace of a task is another one than that with the inode `ours`.
-fn differs(task: &Task, name: &str, ours: u64) -> Result<bool> {
+/// The inode of a namespace of a task; none of a new one for children that has no first process
+/// yet.
+fn inode(task: &Task, name: &str) -> Result<Option<u64>> {
     match namespace(task.proc.as_fd(), &format!("ns/{name}")) {
-        Ok(theirs) => Ok(theirs != ours),
-        // A new one for children that has no first process yet.
-        Err(Errno::NOENT) if name == "pid_for_children" => Ok(true),
+        Ok(inode) => Ok(Some(inode)),
+        Err(Errno::NOENT) if name == "pid_for_children" => Ok(None),
         Err(errno) => {
             let doing = format!("cannot look at /proc/{}/ns/{name}", task.pid);
             Err(Error::kernel(doing, errno))
@@ -157,7 +171,7 @@ mod tests {
     #[track_caller]
     fn verdict(program: &Spawned) -> String {
         let frozen = freeze(program.pid().cast_signed(), None).expect("it can be stopped");
-        check(&frozen).map_or_else(|error| error.to_string(), |()| "fine".into())
+        check(&frozen).map_or_else(|error| error.to_string(), |_| "fine".into())
     }
 
     /// A static i386 program that does nothing but pause(2), for ever.
@@ -231,5 +245,43 @@ time.sleep(1000)";
             let want = format!("pid {}: {what} is not supported", program.pid());
             assert_eq!(verdict(&program), want);
         }
+    }
+
+    #[test]
+    fn a_tree_may_have_one_time_namespace_but_not_two() {
+        testkit::needs_root!();
+        testkit::needs_program!("python3");
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let ready = folder.path().join("ready");
+        // With a child in the namespace, and the second time in there altogether.
+        let code = "import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x80): sys.exit(os.strerror(ctypes.get_errno()))
+child = os.fork()
+if child:
+    open(sys.argv[1], 'w').write(str(child))
+time.sleep(1000)";
+        let program = Program::new("python3")
+            .args(["-c", code])
+            .arg(&ready)
+            .spawn();
+        program.wait_ready("a child", || {
+            std::fs::read(&ready).is_ok_and(|pid| !pid.is_empty())
+        });
+        let child = std::fs::read_to_string(&ready).expect("it was written");
+        let child = child.parse().expect("a pid");
+        let (root, what) = (program.pid(), "another time namespace for its children");
+        assert_eq!(
+            verdict(&program),
+            format!("pid {root}: {what} is not supported")
+        );
+        let frozen = freeze(child, None).expect("it can be stopped");
+        assert!(check(&frozen).expect("fine"), "it has clocks of its own");
+        let wanted = own_namespaces().expect("they are there");
+        let refused = check_namespaces(&frozen.tasks[0], &wanted).expect_err("another one");
+        assert_eq!(
+            refused.to_string(),
+            format!("pid {child}: its own time namespace is not supported")
+        );
     }
 }

@@ -11,6 +11,7 @@ mod semaphores;
 mod sharing;
 mod spaces;
 mod stops;
+mod thread;
 mod vdso;
 
 use std::collections::HashSet;
@@ -27,7 +28,6 @@ use resources::map::listing::{Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
 use resources::map::vdso::Vdso;
 use resources::script::{Answers, Layout, Script};
-use resources::task::interrupted::{self, Resume};
 use resources::task::{Asked, Facts, PARTS, Part, Scope};
 use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
@@ -35,9 +35,10 @@ use sys::proc::Stat;
 use syscalls::Sysno;
 use tracee::{Batch, Outcome, Thread, Visit};
 
-use crate::freeze::{Body, Frozen, Task, Wait};
+use crate::clocks::TreeClocks;
+use crate::freeze::{Body, Frozen, Task};
 use crate::plan::births::births;
-use crate::records::{Descriptor, Descriptors, Node, Place, State, ThreadState, Tree, tag};
+use crate::records::{Descriptor, Descriptors, Node, Place, State, Tree, tag};
 use crate::{Error, Result, track, uffd};
 use auxv::Auxv;
 use facts::ThreadFacts;
@@ -79,7 +80,7 @@ pub(crate) fn collect(
     stay: bool,
     look: &mut dyn Look,
 ) -> Result<Inventory> {
-    fitness::check(frozen)?;
+    let has_its_clocks = fitness::check(frozen)?;
     let mut found = Vec::new();
     let mut vdsos = vdso::Vdsos::default();
     for task in &mut frozen.tasks {
@@ -115,6 +116,9 @@ pub(crate) fn collect(
     let kept = vdsos.store(look.vdsos(), &mut records, &mut objects);
     let copies = spaces.copies();
     let (memory, same) = spaces.into_parts();
+    // After all timers were looked at: what was left of them then ends no earlier by these.
+    let clocks = TreeClocks::of_stopped(has_its_clocks.then(|| &frozen.tasks[0]))?;
+    records.push(record(tag::CLOCKS, 0, clocks.encode_to_vec()));
     Ok(Inventory {
         records,
         memory,
@@ -279,7 +283,7 @@ impl Found {
         let facts = facts.collect::<Vec<_>>();
         facts[0].knows("stat", stat);
         let states = threads.iter_mut().zip(&facts).zip(&task.waits);
-        let states = states.map(|((thread, facts), wait)| thread_state(thread, facts, wait));
+        let states = states.map(|((thread, facts), wait)| thread::state(thread, facts, wait));
         let states = states.collect::<Result<Vec<_>>>()?;
         let mut questions = facts
             .iter()
@@ -459,47 +463,6 @@ fn node(task: &Task, stat: &Stat) -> Node {
             Vec::new()
         },
     }
-}
-
-/// What the processor knows of a thread, as it is to be restored. Where the kernel would make the
-/// program see that its call was interrupted, the living thread is made to call again.
-fn thread_state(thread: &mut Thread, facts: &ThreadFacts<'_>, wait: &Wait) -> Result<ThreadState> {
-    let (tid, saved) = (thread.tid, thread.saved);
-    let xstate = sys::ptrace::xstate(tid);
-    let xstate = xstate.map_err(|e| Error::kernel(format!("cannot read xstate of {tid}"), e))?;
-    let memory = |at: u64| {
-        let mut bytes = [0; 16];
-        let read = sys::vm::read_exact(thread.pid, Addr(at), &mut bytes);
-        read.ok().map(|()| bytes)
-    };
-    let handler = interrupted::handler_waits(&*facts.status()?, saved.mask);
-    let mut stopped = interrupted::Stopped {
-        registers: &saved.registers,
-        before: &wait.before,
-        waited: wait.waited,
-        memory: &memory,
-        expects_interruption: thread.group_stop.is_some() || handler,
-        stays: false,
-    };
-    let restored = interrupted::resume(&stopped);
-    stopped.stays = true;
-    let living = interrupted::resume(&stopped);
-    let mut registers = saved.registers;
-    restored.apply(&mut registers);
-    let remake = match restored {
-        Resume::Remake(remake) => Some(remake),
-        Resume::AsIs | Resume::Again { .. } => None,
-    };
-    let mut on = saved.registers;
-    living.apply(&mut on);
-    thread.redirect(on);
-    let registers = registers.to_words().to_vec();
-    Ok(ThreadState {
-        registers,
-        xstate,
-        mask: saved.mask,
-        remake,
-    })
 }
 
 fn place<'a>(pid: i32, proc: BorrowedFd<'a>, files: &mut Files<'a>) -> Result<Place> {

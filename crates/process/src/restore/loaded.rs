@@ -16,6 +16,7 @@ use super::describe_status;
 use super::running::Running;
 use super::verify::verify_rest;
 use crate::build::Built;
+use crate::clocks::Resumed;
 use crate::plan::{Outside, Staying, word};
 use crate::{Error, Result};
 
@@ -33,23 +34,35 @@ pub(super) struct Loaded<'a> {
 }
 
 impl<'a> Loaded<'a> {
-    pub(super) fn new(built: &'a Built, root: i32, sibling: bool) -> Result<Self> {
+    /// Makes the root, whose clocks and those of the whole tree go on as `clocks` says.
+    pub(super) fn new(
+        built: &'a Built,
+        root: i32,
+        sibling: bool,
+        clocks: Option<Resumed>,
+    ) -> Result<Self> {
         let span = built.window.span();
         let entry = Entry {
             code: span.start,
             ops: built.scripts[0],
             header: built.header(),
         };
+        let namespace = clocks.map(|clocks| clocks.for_children(root)).transpose()?;
         spawn(root, sibling, entry).map_err(|error| match error.raw_os_error() {
             Some(EEXIST) => Error::Taken { pid: root },
             _ => Error::kernel(format!("cannot make a task with pid {root}"), error),
         })?;
-        Ok(Self {
+        let loaded = Self {
             built,
             root,
             armed: true,
             traced: RefCell::default(),
-        })
+        };
+        if let Some(namespace) = namespace.flatten() {
+            let left = namespace.leave();
+            left.map_err(|e| Error::kernel("cannot leave the time namespace of the tree", e))?;
+        }
+        Ok(loaded)
     }
 
     /// Fills the pages of the tasks that wait for it.

@@ -173,6 +173,16 @@ pub fn take_signal(signals: &[i32]) -> Option<(i32, i32, u64)> {
     Some((signal, info.si_code, value.sival_ptr.addr() as u64))
 }
 
+/// Waits until `signal`, which is blocked, comes, and takes it. sigwaitinfo(2).
+///
+/// # Errors
+/// As sigwaitinfo(2).
+pub fn wait_for_signal(signal: i32) -> Result<()> {
+    let set = signal_set(&[signal]);
+    // SAFETY: a valid set, and nowhere to put what came.
+    check(unsafe { libc::sigwaitinfo(&raw const set, ptr::null_mut()) }.into()).map(drop)
+}
+
 /// Gives this thread an alternate signal stack of `bytes`, for good; its address.
 /// sigaltstack(2).
 ///

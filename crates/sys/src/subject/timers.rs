@@ -98,6 +98,22 @@ impl Timer {
         check(unsafe { libc::syscall(libc::SYS_timer_settime, self.0, 0, new, none) }).map(drop)
     }
 
+    /// Arms it to fire once, when its clock says `until_ns`. timer_settime(2).
+    ///
+    /// # Errors
+    /// As timer_settime(2).
+    pub fn arm_until(self, until_ns: i64) -> Result<()> {
+        const BILLION: i64 = 1_000_000_000;
+        // SAFETY: all zeros is a valid itimerspec.
+        let mut new: libc::itimerspec = unsafe { zeroed() };
+        new.it_value.tv_sec = until_ns / BILLION;
+        new.it_value.tv_nsec = until_ns % BILLION;
+        let (number, flags) = (self.0, libc::TIMER_ABSTIME);
+        let (new, none) = (&raw const new, ptr::null_mut::<u8>());
+        // SAFETY: a live itimerspec, and null for the old one.
+        check(unsafe { libc::syscall(libc::SYS_timer_settime, number, flags, new, none) }).map(drop)
+    }
+
     /// Time left and interval, in milliseconds. timer_gettime(2).
     ///
     /// # Errors

@@ -107,13 +107,13 @@ impl Facts {
     }
 
     /// Leaves out what criu is known not to bring back, so that the rest can be compared when it
-    /// stands in: it restores into a time namespace of its own, maps shared anonymous memory from
-    /// a memfd, forgets O_DIRECTORY and MADV_WIPEONFORK, takes the controlling terminal from all
-    /// but the session's leader, and lets the parent of a stopped child see the stop again.
+    /// stands in: it maps shared anonymous memory from a memfd, forgets O_DIRECTORY and
+    /// MADV_WIPEONFORK, takes the controlling terminal from all but the session's leader, and lets
+    /// the parent of a stopped child see the stop again.
     pub fn as_peer_restores(mut self) -> Self {
         self.lines.retain(|name, _| {
             let (_, fact) = name.split_once(' ').unwrap_or_default();
-            !["ns/time", "exit_code", "tty_nr", "tpgid"].contains(&fact)
+            !["exit_code", "tty_nr", "tpgid"].contains(&fact)
         });
         for line in self.lines.values_mut() {
             *line = line

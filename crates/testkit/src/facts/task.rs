@@ -54,7 +54,6 @@ const LINKS: &[&str] = &[
     "ns/mnt",
     "ns/net",
     "ns/pid",
-    "ns/time",
     "ns/user",
     "ns/uts",
 ];

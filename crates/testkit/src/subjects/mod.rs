@@ -6,6 +6,7 @@ mod busy;
 mod churn;
 mod clock;
 mod creds;
+mod deadlines;
 mod fds;
 mod heirs;
 mod interrupted;
@@ -42,6 +43,7 @@ const ALL: &[(&str, Run)] = &[
     ("churn", churn::run),
     ("clock", clock::run),
     ("creds", creds::run),
+    ("deadlines", deadlines::run),
     ("fds", fds::run),
     ("heirs", heirs::run),
     ("interrupted", interrupted::run),
