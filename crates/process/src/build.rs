@@ -9,7 +9,7 @@ use image::{Reader, SpaceId};
 use pages::{Extent, sink};
 use resources::fd::tcp::lock::{self, Leftover};
 use resources::fd::{DescriptionId, KINDS, Kind, RestoreContext};
-use resources::fd::{attributes, tags};
+use resources::fd::{attributes, tags, unix};
 use resources::script::{Layout, ScriptId, StepAt, WordId};
 use resources::{Allow, Error as ResourceError};
 use rustix::fs::FileType;
@@ -189,6 +189,7 @@ struct Pool {
     open: Vec<Arc<OwnedFd>>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
     seen: HashMap<Vec<u8>, FileType>,
+    unix: unix::Deferred,
     then: Vec<Box<dyn FnOnce()>>,
 }
 
@@ -207,6 +208,7 @@ impl Pool {
             open,
             shared,
             seen,
+            unix: unix::Deferred::default(),
             then,
         }
     }
@@ -223,6 +225,7 @@ impl Pool {
                 attributes::finish(payload, own.as_fd())?;
             }
         }
+        self.unix.finish()?;
         self.shared.clear();
         Ok(())
     }
@@ -289,6 +292,10 @@ impl RestoreContext for Pool {
         open.map(|own| own.as_fd()).ok_or_else(missing)
     }
 
+    fn opened(&self) -> Vec<BorrowedFd<'_>> {
+        self.open.iter().map(|own| own.as_fd()).collect()
+    }
+
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
         &mut self.shared
     }
@@ -316,6 +323,10 @@ impl RestoreContext for Pool {
     fn inherited(&self, name: &[u8]) -> Option<BorrowedFd<'_>> {
         let one = self.inherited.iter().find(|one| one.0 == name);
         one.map(|one| one.1.as_fd())
+    }
+
+    fn unix(&mut self) -> &mut unix::Deferred {
+        &mut self.unix
     }
 
     fn on_success(&mut self, then: Box<dyn FnOnce()>) {

@@ -167,6 +167,8 @@ pub trait RestoreContext {
     /// # Errors
     /// [`Error::Corrupt`] for an id that the image does not have or that is not open yet.
     fn description(&self, id: DescriptionId) -> Result<BorrowedFd<'_>>;
+    /// All descriptions that are open already.
+    fn opened(&self) -> Vec<BorrowedFd<'_>>;
     /// Objects that several descriptions share (the other end of a pipe, a deleted file's inode):
     /// the first one to be opened leaves them here for the others, by kind and key. To be dropped
     /// after the last [`Kind::finish`]: a held end of a pipe would keep its readers waiting.
@@ -184,6 +186,8 @@ pub trait RestoreContext {
     fn inherited(&self, _name: &[u8]) -> Option<BorrowedFd<'_>> {
         None
     }
+    /// What unix sockets put off until after the last [`Kind::finish`].
+    fn unix(&mut self) -> &mut unix::Deferred;
     /// Has `then` called once the restore has succeeded as a whole.
     fn on_success(&mut self, then: Box<dyn FnOnce()>);
 }

@@ -70,6 +70,7 @@ pub(crate) fn open_alone(kind: &dyn Kind, payload: &[u8]) -> Result<OwnedFd> {
         opened: Vec::new(),
         shared: HashMap::new(),
         seen: HashMap::new(),
+        unix: crate::fd::unix::Deferred::default(),
         inherited: &None,
         spaces: &[],
         then: Vec::new(),
@@ -171,6 +172,7 @@ impl World {
             opened: Vec::new(),
             shared: HashMap::new(),
             seen: HashMap::new(),
+            unix: crate::fd::unix::Deferred::default(),
             inherited: &self.inherited,
             spaces: &self.spaces,
             then: Vec::new(),
@@ -363,6 +365,7 @@ struct Restoring<'a> {
     opened: Vec<Rc<OwnedFd>>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
     seen: HashMap<Vec<u8>, FileType>,
+    unix: crate::fd::unix::Deferred,
     inherited: &'a Option<(&'static [u8], OwnedFd)>,
     spaces: &'a [Vec<u8>],
     then: Vec<Box<dyn FnOnce()>>,
@@ -377,6 +380,10 @@ impl RestoreContext for Restoring<'_> {
         let own = self.opened.get(id.0 as usize);
         let own = own.ok_or_else(|| Error::corrupt(format!("{id:?}"), "is not open"))?;
         Ok(own.as_fd())
+    }
+
+    fn opened(&self) -> Vec<BorrowedFd<'_>> {
+        self.opened.iter().map(|own| own.as_fd()).collect()
     }
 
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
@@ -400,6 +407,10 @@ impl RestoreContext for Restoring<'_> {
     fn inherited(&self, wanted: &[u8]) -> Option<BorrowedFd<'_>> {
         let (name, own) = self.inherited.as_ref()?;
         (*name == wanted).then(|| own.as_fd())
+    }
+
+    fn unix(&mut self) -> &mut crate::fd::unix::Deferred {
+        &mut self.unix
     }
 
     fn on_success(&mut self, then: Box<dyn FnOnce()>) {

@@ -111,6 +111,7 @@ impl World {
             opened: Vec::new(),
             shared: HashMap::new(),
             seen: HashMap::new(),
+            unix: crate::fd::unix::Deferred::default(),
             dumped: Vec::new(),
         };
         for (kind, payload) in &self.dumped {
@@ -121,9 +122,21 @@ impl World {
             let own = dup(cx.opened[index].as_fd());
             kind.finish(payload, own.as_fd(), &mut cx)?;
         }
+        cx.unix.finish()?;
         cx.shared.clear();
         cx.dumped = self.dumped;
         Ok(cx)
+    }
+
+    /// The target goes on and its connections with it, until everything is closed.
+    pub(crate) fn left_running(&mut self) {
+        self.lock = None;
+        self.live.clear();
+    }
+
+    /// Closes everything.
+    pub(crate) fn forget(&mut self) {
+        self.live.clear();
     }
 
     /// One description's payload.
@@ -207,6 +220,7 @@ pub(crate) struct Restoring {
     opened: Vec<OwnedFd>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
     seen: HashMap<Vec<u8>, FileType>,
+    unix: crate::fd::unix::Deferred,
 }
 
 impl RestoreContext for Restoring {
@@ -217,6 +231,10 @@ impl RestoreContext for Restoring {
     fn description(&self, id: DescriptionId) -> Result<BorrowedFd<'_>> {
         let own = self.opened.get(id.0 as usize).map(AsFd::as_fd);
         own.ok_or_else(|| Error::corrupt("description", "is not there"))
+    }
+
+    fn opened(&self) -> Vec<BorrowedFd<'_>> {
+        self.opened.iter().map(AsFd::as_fd).collect()
     }
 
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
@@ -230,6 +248,11 @@ impl RestoreContext for Restoring {
     fn load(&mut self, _space: u32, _file: BorrowedFd<'_>) -> Result<()> {
         Err(Error::unsupported(0, "files"))
     }
+
+    fn unix(&mut self) -> &mut crate::fd::unix::Deferred {
+        &mut self.unix
+    }
+
     fn on_success(&mut self, then: Box<dyn FnOnce()>) {
         then();
     }

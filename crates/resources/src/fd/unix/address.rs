@@ -3,10 +3,11 @@
 //! A name is what bind(2) was told: it may be relative to a working directory that nobody has any
 //! more, absolute below another root, or of a file that is gone. Whoever needs only the name and
 //! not the file (an accepted connection, a deleted socket) is bound inside a *scratch* file system
-//! that nobody else sees and that vanishes with its last user.
+//! that nobody else sees and that vanishes with its last user. There each deleted socket has a root
+//! directory of its own, since several may have the same name.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -14,8 +15,8 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, Stat};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
-use super::TAG;
-use crate::fd::{Open, RestoreContext};
+use super::deferred::Deferred;
+use crate::fd::Open;
 use crate::{Error, Result};
 
 /// `AF_UNIX` in front of a name makes it an address.
@@ -26,8 +27,9 @@ const NAME_MAX_BYTES: usize = 108;
 const DEPTH_MAX: usize = 32;
 /// The mode of directories in the scratch file system.
 const ANYONE: Mode = Mode::RWXU.union(Mode::RWXG).union(Mode::RWXO);
-/// The scratch file system among the shared objects; sockets have smaller keys.
-const SCRATCH: u64 = u64::MAX;
+/// The scratch root directory of names that nobody has to find again; others have the number of
+/// their socket's inode.
+pub const NOBODYS: u32 = 0;
 
 /// A name, and the file that belongs to it.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -207,26 +209,38 @@ impl Address {
         absolute && there && path.as_os_str().len() < NAME_MAX_BYTES
     }
 
-    /// Binds `own` to the name; the file, if there is one, replaces a dead socket's.
+    /// Binds `own`, whose inode number was `inode`, to the name; the file, if there is one,
+    /// replaces a dead socket's.
     ///
     /// # Errors
     /// [`Error::Mismatch`] when something else is in the way, or a system call's errno.
-    pub fn bind(&self, own: BorrowedFd<'_>, kind: i32, cx: &mut dyn RestoreContext) -> Result<()> {
+    pub fn bind(
+        &self,
+        own: BorrowedFd<'_>,
+        (kind, inode): (i32, u32),
+        deferred: &mut Deferred,
+    ) -> Result<()> {
         let failed =
             |error| Error::kernel(format!("bind a unix socket to {}", self.print()), error);
         match (&self.file, self.path()) {
             _ if self.is_unnamed() => Ok(()),
             (None, None) => sys::socket::bind(own, &self.bytes()).map_err(failed),
             (None, Some(path)) => {
-                let scratch = scratch(cx)?;
-                let result = in_scratch(scratch.as_fd(), path, || {
+                let route = self.route(inode, deferred)?;
+                let result = route.run(|| {
                     make_parents(path)?;
                     let _ = rustix::fs::unlink(path);
                     sys::socket::bind(own, &self.bytes())
                 });
-                result?.map_err(failed)
+                result?.map_err(failed)?;
+                if inode != NOBODYS {
+                    deferred.delete(route, path.to_owned());
+                }
+                Ok(())
             }
-            (Some(file), Some(path)) => self.at_file(|| self.bind_file(own, kind, file, path))?,
+            (Some(file), Some(path)) => self
+                .route(inode, deferred)?
+                .run(|| self.bind_file(own, kind, file, path))?,
             (Some(_), None) => Err(Error::corrupt("unix socket", "a file without a path")),
         }
     }
@@ -266,50 +280,126 @@ impl Address {
             .map_err(|error| failed("change the mode of", path, error))
     }
 
-    /// Runs `f` where the name leads to the socket (its file, its place in the scratch file
-    /// system), for connect(2) and sendmsg(2).
+    /// From where the name leads to the socket that had this inode number: to its file, or to its
+    /// place in the scratch file system. For bind(2), connect(2) and sendmsg(2).
+    ///
+    /// # Errors
+    /// When there can be no scratch file system.
+    pub fn route(&self, inode: u32, deferred: &mut Deferred) -> Result<Route> {
+        let Some(path) = self.path() else {
+            return Ok(Route::Here);
+        };
+        let Some(file) = &self.file else {
+            return Route::in_scratch(deferred.scratch()?, inode, path);
+        };
+        if file.base.is_empty() {
+            return Ok(Route::Here);
+        }
+        let base = PathBuf::from(OsStr::from_bytes(&file.base));
+        Ok(if path.is_absolute() {
+            Route::Below(base)
+        } else {
+            Route::From(base)
+        })
+    }
+}
+
+/// From where a name leads to its socket.
+#[derive(Debug)]
+pub enum Route {
+    /// From this process's own root and working directory.
+    Here,
+    /// With this as the root directory.
+    Below(PathBuf),
+    /// With this as the working directory.
+    From(PathBuf),
+    /// In a root directory of the scratch file system, so deep that the name leads nowhere else.
+    Scratch {
+        /// The file system.
+        mount: OwnedFd,
+        /// The root directory in it.
+        root: String,
+        /// How many directories the name climbs.
+        climbs: usize,
+    },
+}
+
+impl Route {
+    fn in_scratch(mount: OwnedFd, inode: u32, path: &Path) -> Result<Self> {
+        let climbs = path
+            .components()
+            .filter(|part| *part == Component::ParentDir)
+            .count();
+        if climbs > DEPTH_MAX {
+            let what = "its name climbs too many directories";
+            return Err(Error::corrupt("unix socket", what));
+        }
+        let root = inode.to_string();
+        Ok(Self::Scratch {
+            mount,
+            root,
+            climbs,
+        })
+    }
+
+    /// Runs `f` there.
     ///
     /// # Errors
     /// When one cannot get there.
-    pub fn there<T: Send>(
-        &self,
-        cx: &mut dyn RestoreContext,
-        f: impl FnOnce() -> T + Send,
-    ) -> Result<T> {
-        match (&self.file, self.path()) {
-            (_, None) => Ok(f()),
-            (Some(_), Some(_)) => self.at_file(f),
-            (None, Some(path)) => {
-                let scratch = scratch(cx)?;
-                in_scratch(scratch.as_fd(), path, f)
-            }
-        }
-    }
-
-    /// Runs `f` where the name leads to the file.
-    fn at_file<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
-        let base = self
-            .file
-            .as_ref()
-            .map_or(&[][..], |file| file.base.as_slice());
-        if base.is_empty() {
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
+        if let Self::Here = self {
             return Ok(f());
         }
-        let base = Path::new(OsStr::from_bytes(base));
-        let absolute = self.path().is_some_and(Path::is_absolute);
         let failed =
-            |error: std::io::Error| Error::kernel(format!("enter {}", base.display()), error);
+            |error: std::io::Error| Error::kernel(format!("enter {}", self.print()), error);
         let result = sys::socket::in_own_fs(|| {
-            if absolute {
-                rustix::process::chroot(base)?;
-            } else {
-                rustix::process::chdir(base)?;
-            }
+            self.enter()?;
             Ok::<_, Errno>(f())
         });
         result
             .map_err(failed)?
             .map_err(|error| failed(error.into()))
+    }
+
+    fn print(&self) -> String {
+        match self {
+            Self::Below(base) | Self::From(base) => base.display().to_string(),
+            Self::Here => "/".to_owned(),
+            Self::Scratch { .. } => "the scratch file system".to_owned(),
+        }
+    }
+
+    fn enter(&self) -> rustix::io::Result<()> {
+        match self {
+            Self::Here => Ok(()),
+            Self::Below(base) => rustix::process::chroot(base),
+            Self::From(base) => rustix::process::chdir(base),
+            Self::Scratch {
+                mount,
+                root,
+                climbs,
+            } => {
+                rustix::process::fchdir(mount)?;
+                // Whoever connects in somebody else's name may be anyone.
+                rustix::process::umask(Mode::empty());
+                make_directory(root.as_str())?;
+                rustix::process::chroot(root.as_str())?;
+                rustix::process::chdir("/")?;
+                for _ in 0..=*climbs {
+                    make_directory("cwd")?;
+                    rustix::process::chdir("cwd")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Makes a directory for anyone, if it is not there.
+fn make_directory(path: impl rustix::path::Arg) -> rustix::io::Result<()> {
+    match rustix::fs::mkdir(path, ANYONE) {
+        Err(Errno::EXIST) => Ok(()),
+        other => other,
     }
 }
 
@@ -393,58 +483,16 @@ fn file_of(own: BorrowedFd<'_>) -> Result<Option<(Stat, PathBuf)>> {
     )))
 }
 
-/// The scratch file system of this restore: a mount that is attached nowhere.
-fn scratch(cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+/// A scratch file system: a mount that is attached nowhere.
+///
+/// # Errors
+/// The system calls' errno.
+pub fn new_scratch() -> Result<OwnedFd> {
     let failed = |error| Error::kernel("make a scratch file system for names of sockets", error);
-    let fds = cx.shared().entry((TAG, SCRATCH)).or_default();
-    if fds.is_empty() {
-        let context =
-            rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed)?;
-        rustix::mount::fsconfig_create(&context).map_err(failed)?;
-        let mount = rustix::mount::fsmount(
-            &context,
-            FsMountFlags::FSMOUNT_CLOEXEC,
-            MountAttrFlags::empty(),
-        );
-        fds.push(mount.map_err(failed)?);
-    }
-    rustix::io::fcntl_dupfd_cloexec(&fds[0], 0).map_err(failed)
-}
-
-/// Runs `f` with the scratch file system as its root, in a directory from which `path` leads
-/// nowhere outside.
-fn in_scratch<T: Send>(
-    scratch: BorrowedFd<'_>,
-    path: &Path,
-    f: impl FnOnce() -> T + Send,
-) -> Result<T> {
-    let failed = |error| Error::kernel("enter the scratch file system", error);
-    let climbs = path
-        .components()
-        .filter(|part| *part == Component::ParentDir)
-        .count();
-    if climbs > DEPTH_MAX {
-        return Err(Error::corrupt(
-            "unix socket",
-            "its name climbs too many directories",
-        ));
-    }
-    let result = sys::socket::in_own_fs(|| {
-        rustix::process::fchdir(scratch)?;
-        rustix::process::chroot(".")?;
-        // Whoever connects in somebody else's name may be anyone.
-        rustix::process::umask(Mode::empty());
-        for _ in 0..=climbs {
-            match rustix::fs::mkdir("cwd", ANYONE) {
-                Ok(()) | Err(Errno::EXIST) => rustix::process::chdir("cwd")?,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(f())
-    });
-    result
-        .map_err(failed)?
-        .map_err(|error| failed(error.into()))
+    let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed)?;
+    rustix::mount::fsconfig_create(&context).map_err(failed)?;
+    let (flags, attributes) = (FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty());
+    rustix::mount::fsmount(&context, flags, attributes).map_err(failed)
 }
 
 /// Makes the directories on the way to `path`.
@@ -453,10 +501,7 @@ fn make_parents(path: &Path) -> std::io::Result<()> {
     for component in path.parent().unwrap_or(Path::new("")).components() {
         at.push(component);
         if let Component::Normal(_) = component {
-            match rustix::fs::mkdir(&at, ANYONE) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(error.into()),
-            }
+            make_directory(&at)?;
         }
     }
     Ok(())

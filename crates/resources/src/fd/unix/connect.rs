@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::address::Address;
+use super::address::{Address, NOBODYS};
 use super::queue::{self, Credentials};
 use super::{AF_UNIX, DGRAM, HELD, Link, TAG, Unix, new};
 use crate::fd::RestoreContext;
@@ -48,7 +48,8 @@ pub fn connected(record: &Unix, cx: &mut dyn RestoreContext) -> Result<OwnedFd> 
     let (own, other) = pair(record, cx)?;
     let key = if record.link() == Link::Gone {
         if server(record) != Some(Server::Peer) {
-            record.peer_address.bind(other.as_fd(), record.kind, cx)?;
+            let what = (record.kind, NOBODYS);
+            record.peer_address.bind(other.as_fd(), what, cx.unix())?;
         }
         u64::from(record.inode) | HELD
     } else {
@@ -81,7 +82,7 @@ fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)
         )
     };
     let (listener, client) = (new(record.kind)?, new(record.kind)?);
-    name.bind(listener.as_fd(), record.kind, cx)?;
+    name.bind(listener.as_fd(), (record.kind, NOBODYS), cx.unix())?;
     listen(listens, listener.as_fd(), 1).map_err(failed)?;
     let bytes = name.bytes();
     let connect = || {
@@ -91,7 +92,8 @@ fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)
             || sys::socket::connect(&client, &bytes),
         )
     };
-    name.there(cx, connect)?.map_err(failed)?;
+    let route = name.route(NOBODYS, cx.unix())?;
+    route.run(connect)?.map_err(failed)?;
     let accepted = sys::socket::accept(&listener).map_err(failed)?;
     Ok(match server {
         Server::Own => (accepted, client),

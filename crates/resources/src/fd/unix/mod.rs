@@ -6,7 +6,10 @@
 
 mod address;
 mod connect;
+mod deferred;
 mod queue;
+
+pub use deferred::Deferred;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -163,7 +166,8 @@ impl Kind for UnixSocket {
         // A listener gets its name last: connections that it accepted may have to borrow it.
         let is_named = is_connection(&record) && connect::server(&record) == Some(Server::Own);
         if record.link() != Link::Listening && !is_named {
-            record.address.bind(own.as_fd(), record.kind, cx)?;
+            let what = (record.kind, record.inode);
+            record.address.bind(own.as_fd(), what, cx.unix())?;
         }
         record.common.apply(own.as_fd())?;
         Ok(own)
@@ -346,7 +350,7 @@ fn describe_peer(
     };
     record.peer_id = id.0;
     let back = diag::unix(peer)?.peer;
-    if back == Some(record.inode) {
+    if back == Some(record.inode) && !is_by_name(record) {
         record.set_link(Link::Pair);
         if let Some(peer) = socket::find(cx, peer) {
             record.peer_maker = maker_of(peer.own()?)?;
@@ -361,6 +365,13 @@ fn describe_peer(
         record.peer_address = Address::read(peer, true)?;
     }
     Ok(())
+}
+
+/// Whether a datagram socket was connected to its peer by connect(2): to itself, or each of the two
+/// to the other. Those that were made as a pair are told of their maker.
+fn is_by_name(record: &Unix) -> bool {
+    let named = !record.address.is_unnamed() && !record.peer_address.is_unnamed();
+    record.kind == DGRAM && named && record.maker.is_none()
 }
 
 /// The peer is closed, or not accepted yet.
@@ -420,7 +431,9 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
     let name = record.address.print();
     let failed = |error| Error::kernel(format!("listen on unix socket {name}"), error);
     record.options.apply(own, Stage::Early)?;
-    record.address.bind(own, record.kind, cx)?;
+    record
+        .address
+        .bind(own, (record.kind, record.inode), cx.unix())?;
     if !record.waiting.is_empty() {
         connect::listen(record.maker, own, i32::MAX).map_err(failed)?;
     }
@@ -430,9 +443,9 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
             .map_err(|error| Error::kernel("dup", error))?;
         let bytes = record.address.reached_by();
         let connect = || sys::socket::connect(&client, &bytes);
-        record
-            .address
-            .there(cx, connect)?
+        let route = record.address.route(record.inode, cx.unix())?;
+        route
+            .run(connect)?
             .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))?;
     }
     let backlog = i32::try_from(record.backlog).unwrap_or(i32::MAX);
@@ -454,26 +467,27 @@ fn finish_gone(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) 
 }
 
 fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
-    let connect = |cx: &mut dyn RestoreContext| {
-        if record.link() != Link::Named {
-            return Ok(());
-        }
-        let bytes = record.peer_address.reached_by();
-        let name = record.peer_address.print();
-        let connect = || sys::socket::connect(own, &bytes);
-        record
-            .peer_address
-            .there(cx, connect)?
-            .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))
-    };
+    let is_connected = record.link() == Link::Named;
     if record.address.is_unnamed() {
         // Connecting with SO_PASSCRED set would give it a name.
-        connect(cx)?;
+        if is_connected {
+            let bytes = record.peer_address.reached_by();
+            let name = record.peer_address.print();
+            let route = record.peer_address.route(record.peer, cx.unix())?;
+            let connected = route.run(|| sys::socket::connect(own, &bytes))?;
+            connected
+                .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))?;
+        }
         return record.options.apply(own, Stage::Early);
     }
     record.options.apply(own, Stage::Early)?;
-    queue::fill(&record.queue, &Source::Anyone(&record.address), cx)?;
-    connect(cx)
+    let to = Source::Anyone(&record.address, record.inode);
+    queue::fill(&record.queue, &to, cx)?;
+    if is_connected {
+        let peer = (&record.peer_address, record.peer);
+        cx.unix().connect((own, record.inode), peer)?;
+    }
+    Ok(())
 }
 
 /// Shuts down what is shut down.
@@ -825,6 +839,113 @@ mod tests {
             send(&client, b"two");
             assert_eq!(receive(&server).0, b"one");
             assert_eq!(receive(&server).0, b"two");
+        });
+    }
+
+    #[test]
+    fn deleted_names_are_deleted_after_every_restore() {
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("gone");
+            for put_there in [None, Some("a file"), Some("a socket")] {
+                let server = bound(DGRAM, &nul(path.as_os_str().as_encoded_bytes()));
+                let client = new(DGRAM).unwrap();
+                connect(&client, &server);
+                std::fs::remove_file(&path).unwrap();
+                let other = (put_there == Some("a socket"))
+                    .then(|| bound(DGRAM, &nul(path.as_os_str().as_encoded_bytes())));
+                if put_there == Some("a file") {
+                    std::fs::write(&path, "somebody's").unwrap();
+                }
+                let mut all = [server, client];
+                for _ in 0..3 {
+                    all = cycle(all);
+                    send(&all[1], b"on");
+                    assert_eq!(receive(&all[0]).0, b"on");
+                }
+                assert_eq!(path.exists(), put_there.is_some());
+                drop(other);
+                let _ = std::fs::remove_file(&path);
+            }
+        });
+    }
+
+    #[test]
+    fn of_several_deleted_sockets_of_one_name_each_keeps_its_clients() {
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("twin");
+            let pairs = [(); 3].map(|()| {
+                let server = bound(DGRAM, &nul(path.as_os_str().as_encoded_bytes()));
+                let clients = [(); 2].map(|()| new(DGRAM).unwrap());
+                clients.iter().for_each(|client| connect(client, &server));
+                std::fs::remove_file(&path).unwrap();
+                let [one, other] = clients;
+                send(&one, b"before");
+                [server, one, other]
+            });
+            let mut all = pairs.into_iter().flatten().collect::<Vec<_>>();
+            for round in 0..2 {
+                let mut world = World::new(all);
+                world.dump().unwrap();
+                all = world.restore().unwrap();
+                for (number, three) in (0u8..).zip(all.chunks(3)) {
+                    if round == 0 {
+                        assert_eq!(receive(&three[0]).0, b"before");
+                    }
+                    send(&three[1], &[number, 1]);
+                    send(&three[2], &[number, 2]);
+                    assert_eq!(receive(&three[0]).0, [number, 1]);
+                    assert_eq!(receive(&three[0]).0, [number, 2]);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn datagram_connections_by_name_come_back_in_any_order() {
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            for peers in [[1, 2, 3, 4, 4], [1, 2, 3, 4, 3]] {
+                for backwards in [false, true] {
+                    let at = |number: usize| if backwards { 4 - number } else { number };
+                    let names = [0, 1, 2, 3, 4].map(|one| folder.path().join(one.to_string()));
+                    let bind = |path: &std::path::PathBuf| {
+                        bound(DGRAM, &nul(path.as_os_str().as_encoded_bytes()))
+                    };
+                    let mut sockets = [0, 1, 2, 3, 4].map(|one| bind(&names[at(one)]));
+                    // Each is connected before its peer is: the kernel wants it so.
+                    for (own, peer) in peers.into_iter().enumerate() {
+                        connect(&sockets[at(own)], &sockets[at(peer)]);
+                        if own == 2 {
+                            send(&sockets[at(2)], b"queued");
+                        }
+                    }
+                    std::fs::remove_file(&names[1]).unwrap();
+                    for round in 0..3 {
+                        sockets = cycle(sockets);
+                        if round == 0 {
+                            assert_eq!(receive(&sockets[at(3)]).0, b"queued");
+                        }
+                        for (own, peer) in peers.into_iter().enumerate() {
+                            let inode = |at: usize| {
+                                let stat = rustix::fs::fstat(&sockets[at]).unwrap();
+                                u32::try_from(stat.st_ino).unwrap()
+                            };
+                            let facts = diag::unix(inode(at(own))).unwrap();
+                            assert_eq!(facts.peer, Some(inode(at(peer))), "{own} {peers:?}");
+                        }
+                        // Who is connected hears its own peer alone.
+                        let (last, peer) = (at(4), at(peers[4]));
+                        send(&sockets[last], b"on");
+                        assert_eq!(receive(&sockets[peer]).0, b"on");
+                    }
+                    drop(sockets);
+                    for name in &names {
+                        let _ = std::fs::remove_file(name);
+                    }
+                }
+            }
         });
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use sys::socket::{Along, Credentials as Who};
 
-use super::address::Address;
+use super::address::{Address, NOBODYS};
 use crate::fd::socket::options;
 use crate::fd::socket::peek::{self, Peeked};
 use crate::fd::{DescriptionId, DumpContext, Open, RestoreContext};
@@ -135,8 +135,9 @@ pub enum Source<'a> {
     Peer(DescriptionId),
     /// The other end, of a connection whose other side is gone.
     Held(BorrowedFd<'a>),
-    /// Anyone, to this address: a datagram socket that is not connected.
-    Anyone(&'a Address),
+    /// Anyone, to this address of the socket that had this inode number: a datagram socket that is
+    /// not connected yet.
+    Anyone(&'a Address, u32),
 }
 
 /// Fills a receive queue.
@@ -150,24 +151,22 @@ pub fn fill(messages: &[Message], source: &Source<'_>, cx: &mut dyn RestoreConte
         .map(|message| message.data.len() + 1024)
         .sum();
     for message in messages {
-        let temporary;
         let dup = |fd: BorrowedFd<'_>| {
             rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|error| failed(error.into()))
         };
         let (from, to) = match source {
             Source::Held(held) => (dup(*held)?, None),
             Source::Peer(id) => (dup(cx.description(*id)?)?, None),
-            Source::Anyone(to) => {
-                temporary = (*to).clone();
+            Source::Anyone(to, inode) => {
                 let from = match message.sender {
                     Some(id) => dup(cx.description(DescriptionId(id))?)?,
                     None => stand_in(&message.from, cx)?,
                 };
-                (from, Some(temporary))
+                (from, Some((*to, *inode)))
             }
         };
         let old = options::make_send_room(from.as_fd(), total).map_err(failed)?;
-        send(message, from.as_fd(), to.as_ref(), cx)?;
+        send(message, from.as_fd(), to, cx)?;
         options::restore_send_room(from.as_fd(), old).map_err(failed)?;
     }
     Ok(())
@@ -179,14 +178,14 @@ fn stand_in(name: &[u8], cx: &mut dyn RestoreContext) -> Result<std::os::fd::Own
         .map_err(|error| Error::kernel("make a unix socket", error))?;
     let address = Address::of_name(name.to_vec());
     address.check()?;
-    address.bind(socket.as_fd(), super::DGRAM, cx)?;
+    address.bind(socket.as_fd(), (super::DGRAM, NOBODYS), cx.unix())?;
     Ok(socket)
 }
 
 fn send(
     message: &Message,
     from: BorrowedFd<'_>,
-    to: Option<&Address>,
+    to: Option<(&Address, u32)>,
     cx: &mut dyn RestoreContext,
 ) -> Result<()> {
     let failed = |error| Error::kernel("refill a unix socket's queue", error);
@@ -202,10 +201,10 @@ fn send(
         let right = rustix::io::fcntl_dupfd_cloexec(right, 0);
         rights.push(right.map_err(|error| failed(error.into()))?);
     }
-    let name = to.map(Address::reached_by);
+    let name = to.map(|(to, _)| to.reached_by());
     let deliver = || deliver(message, from, name.as_deref(), &rights);
     let result = match to {
-        Some(to) => to.there(cx, deliver)?,
+        Some((to, inode)) => to.route(inode, cx.unix())?.run(deliver)?,
         None => deliver(),
     };
     result.map_err(failed)
