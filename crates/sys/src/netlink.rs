@@ -176,13 +176,37 @@ impl Netlink {
     /// # Errors
     /// The call's errno, or the one that an answer reports; `EAGAIN` when nothing is there.
     pub fn receive(&self, wait: bool) -> io::Result<Vec<Message>> {
+        let mut messages = parse(&self.datagram(wait)?)?;
+        messages.retain(|message| i32::from(message.kind) != libc::NLMSG_DONE);
+        Ok(messages)
+    }
+
+    fn datagram(&self, wait: bool) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; REPLY_BYTES];
         let flags = if wait { 0 } else { libc::MSG_DONTWAIT };
         let received = socket::receive(&self.socket, &mut buffer, flags)?;
         if received.flags & libc::MSG_TRUNC != 0 {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
-        parse(&buffer[..received.len])
+        buffer.truncate(received.len);
+        Ok(buffer)
+    }
+
+    /// Sends one request for a list ([`DUMP`]), and gives all of it.
+    ///
+    /// # Errors
+    /// The call's errno, or the one that an answer reports.
+    pub fn list(&self, batch: Batch) -> io::Result<Vec<Message>> {
+        self.send(batch)?;
+        let mut all = Vec::new();
+        loop {
+            for message in parse(&self.datagram(true)?)? {
+                if i32::from(message.kind) == libc::NLMSG_DONE {
+                    return Ok(all);
+                }
+                all.push(message);
+            }
+        }
     }
 
     /// Sends one request that has one answer, and gives that.
@@ -234,7 +258,7 @@ fn parse(mut bytes: &[u8]) -> io::Result<Vec<Message>> {
             if errno != 0 {
                 return Err(io::Error::from_raw_os_error(errno));
             }
-        } else if i32::from(kind) != libc::NLMSG_DONE {
+        } else {
             messages.push(Message {
                 kind,
                 payload: payload.to_vec(),

@@ -28,6 +28,9 @@ const IPV6_ADD_MEMBERSHIP: i32 = 20;
 const MCAST_MSFILTER: i32 = 48;
 const MCAST_EXCLUDE: u32 = 0;
 const SHUT_RD: i32 = 0;
+const SHUT_WR: i32 = 1;
+const RCV_SHUTDOWN: u8 = 1;
+const SEND_SHUTDOWN: u8 = 2;
 
 /// The levels of options that a UDP socket of either family has.
 const LEVELS: [i32; 3] = [0, 17, 41];
@@ -59,6 +62,12 @@ pub struct Udp {
     /// Its options.
     #[prost(message, required, tag = "8")]
     pub options: Options,
+    /// Whether it is shut down for writing.
+    #[prost(bool, tag = "9")]
+    pub is_mute: bool,
+    /// Whether its own address was none of the host's.
+    #[prost(bool, tag = "10")]
+    pub is_foreign: bool,
 }
 
 /// Membership in a multicast group.
@@ -118,7 +127,7 @@ impl Kind for UdpSocket {
         Ok(line)
     }
 
-    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let record = checked(payload)?;
         let own = sys::socket::open(record.family, SOCK_DGRAM, IPPROTO_UDP)
             .map_err(|error| Error::kernel("make a UDP socket", error))?;
@@ -126,7 +135,8 @@ impl Kind for UdpSocket {
         record.common.apply(own.as_fd())?;
         let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
         if !inet::is_any(&record.local) {
-            sys::socket::bind(&own, &record.local)
+            let at = (record.local.as_slice(), record.is_foreign);
+            socket::bind::bind(own.as_fd(), at, cx)
                 .map_err(|error| Error::kernel(format!("bind a UDP socket to {local}"), error))?;
         }
         if !record.remote.is_empty() {
@@ -145,11 +155,15 @@ impl Kind for UdpSocket {
         _cx: &mut dyn RestoreContext,
     ) -> Result<()> {
         let record = checked(payload)?;
+        record.options.settle(own)?;
         record.options.apply(own, Stage::Late)?;
         fill(&record, own);
-        if record.is_shut {
+        for (_, how) in [(record.is_shut, SHUT_RD), (record.is_mute, SHUT_WR)]
+            .into_iter()
+            .filter(|(is_shut, _)| *is_shut)
+        {
             // Says that it is not connected where it is not, and does it nevertheless.
-            let _ = sys::socket::shutdown(own, SHUT_RD);
+            let _ = sys::socket::shutdown(own, how);
         }
         Ok(())
     }
@@ -187,26 +201,47 @@ fn read(open: &Open<'_>) -> Result<Udp> {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => Vec::new(),
         Err(error) => return Err(failed(error)),
     };
+    let family = Nature::of_fd(own)?.family;
+    let local = sys::socket::name(own).map_err(failed)?;
+    let shutdown = shutdown(open).map_err(failed)?;
     Ok(Udp {
-        family: Nature::of_fd(own)?.family,
+        family,
         common: socket::Common::of(open),
-        local: sys::socket::name(own).map_err(failed)?,
+        is_foreign: socket::bind::is_foreign(family, &local),
+        local,
         remote,
-        is_shut: is_shut(own).map_err(|error| failed(error.into()))?,
+        is_shut: shutdown & RCV_SHUTDOWN != 0,
+        is_mute: shutdown & SEND_SHUTDOWN != 0,
         groups: groups(open)?,
         queue: queue.collect(),
         options: Options::read(own, &LEVELS)?,
     })
 }
 
-fn is_shut(own: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+/// In which directions it is shut down, as bits.
+fn shutdown(open: &Open<'_>) -> std::io::Result<u8> {
+    let own = open.own().map_err(std::io::Error::other)?;
     let mut fds = [PollFd::new(&own, PollFlags::RDHUP)];
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     rustix::event::poll(&mut fds, Some(&now))?;
-    Ok(fds[0].revents().contains(PollFlags::RDHUP))
+    let told = fds[0].revents();
+    if told.contains(PollFlags::HUP) {
+        return Ok(RCV_SHUTDOWN | SEND_SHUTDOWN);
+    }
+    if told.contains(PollFlags::RDHUP) {
+        return Ok(RCV_SHUTDOWN);
+    }
+    // That it is shut for writing alone, poll does not tell; sock_diag does, of one with a port.
+    match socket::inet_diag::udp_shutdown(socket::inode(open)) {
+        Ok(shutdown) => Ok(shutdown.unwrap_or_default()),
+        Err(error) => {
+            log::debug!("{}: sock_diag does not tell of it: {error}", open.place());
+            Ok(0)
+        }
+    }
 }
 
 /// The groups that a socket is a member of: the host's are known, and the socket is asked about
@@ -436,6 +471,105 @@ mod tests {
             socket.send(b"begun").unwrap();
             let error = World::new(vec![socket.into()]).dump().unwrap_err();
             assert!(error.to_string().contains("UDP_CORK"), "{error}");
+        });
+    }
+
+    #[test]
+    fn every_kind_of_shutdown_survives() {
+        alone!({
+            for at in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0"] {
+                for (how, bits) in [(0, 1), (1, 2), (2, 3)] {
+                    for connected in [false, true] {
+                        let socket = Socket::bind(at).unwrap();
+                        let peer = Socket::bind(at.replace("0.0.0.0", "127.0.0.1")).unwrap();
+                        let to = peer.local_addr().unwrap();
+                        if connected {
+                            socket.connect(to).unwrap();
+                        }
+                        let _ = sys::socket::shutdown(&socket, how);
+                        let [own] = cycle([socket.into()]);
+                        let inode = rustix::fs::fstat(&own).unwrap().st_ino as u32;
+                        let now = socket::inet_diag::udp_shutdown(inode).unwrap();
+                        assert_eq!(now, Some(bits), "{at} {how} {connected}");
+                        let sent = Socket::from(own).send_to(b"x", to);
+                        assert_eq!(sent.is_ok(), bits & SEND_SHUTDOWN == 0, "{sent:?}");
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_port_is_shared_although_the_option_was_cleared() {
+        alone!({
+            for option in [2, SO_REUSEPORT] {
+                for at in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+                    let shared = |at: &[u8]| {
+                        let family = i32::from(at[0]);
+                        let own = sys::socket::open(family, SOCK_DGRAM, IPPROTO_UDP).unwrap();
+                        sys::socket::set_number(&own, SOL_SOCKET, option, 1).unwrap();
+                        sys::socket::bind(&own, at).unwrap();
+                        own
+                    };
+                    let free = Socket::bind(at).unwrap();
+                    let name = sys::socket::name(&free).unwrap();
+                    drop(free);
+                    let all = [(); 3].map(|()| shared(&name));
+                    for own in &all[..2] {
+                        sys::socket::set_number(own, SOL_SOCKET, option, 0).unwrap();
+                    }
+                    let all = cycle(cycle(all));
+                    for (own, is_on) in all.iter().zip([0, 0, 1]) {
+                        assert_eq!(sys::socket::name(own).unwrap(), name);
+                        let now = sys::socket::number(own, SOL_SOCKET, option).unwrap();
+                        assert_eq!(now, is_on, "{at} {option}");
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_port_that_somebody_else_has_is_not_shared() {
+        alone!({
+            let socket = Socket::bind("127.0.0.1:0").unwrap();
+            let at = socket.local_addr().unwrap();
+            let mut world = World::new(vec![socket.into()]);
+            world.dump().unwrap();
+            world.forget();
+            let _other = Socket::bind(at).unwrap();
+            let error = world.restore().unwrap_err();
+            assert!(error.to_string().contains(&at.to_string()), "{error}");
+        });
+    }
+
+    #[test]
+    fn a_foreign_address_is_bound_again() {
+        alone!({
+            for (level, options) in [(0, [15, 19]), (41, [78, 75])] {
+                for option in options {
+                    let family = if level == 0 {
+                        inet::AF_INET
+                    } else {
+                        inet::AF_INET6
+                    };
+                    let at: SocketAddr = if level == 0 {
+                        ([192, 0, 2, 7], 5353).into()
+                    } else {
+                        ([0x2001, 0xdb8, 0, 0, 0, 0, 0, 7], 5353).into()
+                    };
+                    for kind in [SOCK_DGRAM, 1] {
+                        let own = sys::socket::open(family, kind, 0).unwrap();
+                        sys::socket::set_number(&own, level, option, 1).unwrap();
+                        rustix::net::bind(&own, &at).unwrap();
+                        sys::socket::set_number(&own, level, option, 0).unwrap();
+                        let name = sys::socket::name(&own).unwrap();
+                        let [own] = cycle(cycle([own]));
+                        assert_eq!(sys::socket::name(&own).unwrap(), name);
+                        assert_eq!(sys::socket::number(&own, level, option).unwrap(), 0);
+                    }
+                }
+            }
         });
     }
 

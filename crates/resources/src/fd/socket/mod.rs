@@ -1,7 +1,9 @@
 //! What all sockets have in common: how they are told apart, their options, their neighbours.
 
+pub mod bind;
 pub mod diag;
 pub mod inet;
+pub mod inet_diag;
 pub mod options;
 pub mod packet;
 pub mod peek;

@@ -177,6 +177,17 @@ const TABLE: &[Known] = &[
     known(SOL_NETLINK, 12, 4, Late, "NETLINK_GET_STRICT_CHK"),
 ];
 
+/// Options that binding looks at: they may have been changed since.
+const OF_BINDING: [(i32, i32); 7] = [
+    (SOL_SOCKET, 2),
+    (SOL_SOCKET, 15),
+    (SOL_IP, 15),
+    (SOL_IP, 19),
+    (SOL_IP, 24),
+    (SOL_IPV6, 78),
+    (SOL_IPV6, 75),
+];
+
 /// The options of one socket.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Options {
@@ -246,6 +257,20 @@ impl Options {
         let mut values = self.values.iter();
         let found = values.find(|value| (value.level, value.name) == (level, name))?;
         Some(i32::from_ne_bytes(found.value.as_slice().try_into().ok()?))
+    }
+
+    /// Gives a socket back the options that binding needed otherwise.
+    ///
+    /// # Errors
+    /// As [`Options::apply`].
+    pub fn settle(&self, own: BorrowedFd<'_>) -> Result<()> {
+        let bound = |value: &&Value| OF_BINDING.contains(&(value.level, value.name));
+        for value in self.values.iter().filter(bound) {
+            let same = |known: &&Known| (known.level, known.name) == (value.level, value.name);
+            let known = TABLE.iter().find(same).expect("all of them are saved");
+            apply_one(own, known, &value.value)?;
+        }
+        Ok(())
     }
 
     /// Gives a socket the options of one stage, setting only what differs.

@@ -69,6 +69,9 @@ pub struct Tcp {
     /// Whether it is a socket of Multipath TCP.
     #[prost(bool, tag = "10")]
     pub multipath: bool,
+    /// Whether its own address was none of the host's.
+    #[prost(bool, tag = "11")]
+    pub is_foreign: bool,
 }
 
 /// The kind.
@@ -129,7 +132,7 @@ impl Kind for TcpSocket {
         record.options.apply(own.as_fd(), Stage::Early)?;
         record.common.apply(own.as_fd())?;
         match (record.state(), &record.connection) {
-            (State::Listen, _) => listen(&record, own.as_fd())?,
+            (State::Listen, _) => bind(&record, own.as_fd(), cx)?,
             (_, Some(_)) if !cx.allow().tcp_established && !cx.allow().tcp_close => {
                 let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
                 return Err(Error::Mismatch {
@@ -140,14 +143,16 @@ impl Kind for TcpSocket {
                 });
             }
             (_, Some(_)) if cx.allow().tcp_close => end(own.as_fd()),
-            // Ports of listeners are taken first: a connection can share one, not the reverse.
+            // Ports of others are taken first: a connection can share one, not the reverse.
             (_, Some(_)) => {}
-            (_, None) => {
-                bind(&record, own.as_fd())?;
-                if record.ended {
-                    end(own.as_fd());
+            (_, None) if record.ended => {
+                // Nothing can be done with its address any more.
+                if let Err(error) = bind(&record, own.as_fd(), cx) {
+                    log::warn!("an ended connection loses its address: {error}");
                 }
+                end(own.as_fd());
             }
+            (_, None) => bind(&record, own.as_fd(), cx)?,
         }
         Ok(own)
     }
@@ -169,13 +174,16 @@ impl Kind for TcpSocket {
                 )
             })?;
         }
+        if record.state() == State::Listen {
+            listen(&record, own, cx)?;
+        }
         record.options.apply(own, Stage::Late)
     }
 
     fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
         let record = checked(self, payload)?;
         let Some(connection) = record.connection.as_ref().filter(|_| !allow.tcp_close) else {
-            return Ok(());
+            return record.options.settle(own);
         };
         let failed = |error| {
             let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
@@ -239,8 +247,14 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
         State::Listen if info.waiting > 0 => {
             return Err(open.unsupported("a connection waits to be accepted", None));
         }
-        State::Listen => record.backlog = info.backlog,
-        State::Close => record.ended = has_ended(open)?,
+        State::Listen => {
+            record.backlog = info.backlog;
+            record.is_foreign = socket::bind::is_foreign(record.family, &record.local);
+        }
+        State::Close => {
+            record.ended = has_ended(open)?;
+            record.is_foreign = socket::bind::is_foreign(record.family, &record.local);
+        }
         state if cx.allow().tcp_close => {
             log::debug!("{}: {state:?}, saved as closed", open.place());
             record.set_state(State::Close);
@@ -291,34 +305,28 @@ fn has_ended(open: &Open<'_>) -> Result<bool> {
     Ok(ended)
 }
 
-/// Gives a socket its address, if it had one.
-fn bind(record: &Tcp, own: BorrowedFd<'_>) -> Result<()> {
-    let late_port = record.options.number(0, 24).is_some_and(|on| on != 0);
-    let port = inet::parse(&record.local).map_or(0, |local| local.port());
-    if inet::is_any(&record.local) || (port == 0 && !late_port) {
+/// Gives a socket its address, if it had one. Ended connections of before do not stand in the way.
+fn bind(record: &Tcp, own: BorrowedFd<'_>, cx: &dyn RestoreContext) -> Result<()> {
+    if inet::is_any(&record.local) {
         return Ok(());
     }
-    sys::socket::bind(own, &record.local).map_err(|error| {
-        let local = inet::print(&record.local);
-        Error::kernel(format!("bind a TCP socket to {local}"), error)
-    })
+    let at = (record.local.as_slice(), record.is_foreign);
+    sys::socket::set_number(own, SOL_SOCKET, SO_REUSEADDR, 1)
+        .and_then(|()| socket::bind::bind(own, at, cx))
+        .map_err(|error| {
+            let local = inet::print(&record.local);
+            Error::kernel(format!("bind a TCP socket to {local}"), error)
+        })
 }
 
-/// Binds and listens; ended connections of before do not stand in the way.
-fn listen(record: &Tcp, own: BorrowedFd<'_>) -> Result<()> {
-    let failed = |error| {
+/// Has a bound socket listen. Only when all others of the image are bound: nobody can share the
+/// port of one that listens.
+fn listen(record: &Tcp, own: BorrowedFd<'_>, cx: &dyn RestoreContext) -> Result<()> {
+    let backlog = i32::try_from(record.backlog).unwrap_or(i32::MAX);
+    socket::bind::listen(own, (&record.local, backlog), cx).map_err(|error| {
         let local = inet::print(&record.local);
         Error::kernel(format!("listen on {local}"), error)
-    };
-    let reuse = record
-        .options
-        .number(SOL_SOCKET, SO_REUSEADDR)
-        .unwrap_or_default();
-    sys::socket::set_number(own, SOL_SOCKET, SO_REUSEADDR, 1).map_err(failed)?;
-    sys::socket::bind(own, &record.local).map_err(failed)?;
-    let backlog = i32::try_from(record.backlog).unwrap_or(i32::MAX);
-    sys::socket::listen(own, backlog).map_err(failed)?;
-    sys::socket::set_number(own, SOL_SOCKET, SO_REUSEADDR, reuse).map_err(failed)
+    })
 }
 
 /// Has a closed socket read as a connection that ended. The call says that it is not connected,
@@ -327,9 +335,10 @@ fn end(own: BorrowedFd<'_>) {
     let _ = sys::socket::shutdown(own, SHUT_RDWR);
 }
 
-/// Brings a connection that was established again to the half-closed state of the dump.
+/// Brings a connection that was established again to the half-closed state of the dump, as far as
+/// it is not there yet.
 fn half_close(record: &Tcp, connection: &Connection, own: BorrowedFd<'_>) -> std::io::Result<()> {
-    let state = record.state();
+    let (wanted, now) = (record.state(), repair::info(own)?.state);
     let hear = || {
         let ends = inet::parse(&record.local).zip(inet::parse(&record.remote));
         let (local, remote) = ends.ok_or(rustix::io::Errno::AFNOSUPPORT)?;
@@ -337,15 +346,15 @@ fn half_close(record: &Tcp, connection: &Connection, own: BorrowedFd<'_>) -> std
         let sequence = connection.receive_sequence.wrapping_add(received);
         packet::send_fin(local, remote, sequence, connection.send_sequence)
     };
+    let shuts = wanted.has_sent_fin() && !now.has_sent_fin();
     // Both at once is what makes it Closing: our own shutdown must come first.
-    if state == State::Closing {
+    if wanted == State::Closing && shuts {
         sys::socket::shutdown(own, SHUT_WR)?;
-        return hear();
     }
-    if state.has_received_fin() {
+    if wanted.has_received_fin() && !now.has_received_fin() {
         hear()?;
     }
-    if state.has_sent_fin() {
+    if wanted != State::Closing && shuts {
         sys::socket::shutdown(own, SHUT_WR)?;
     }
     Ok(())
@@ -593,6 +602,101 @@ mod tests {
             listener.accept().unwrap();
             client.write_all(b"old").unwrap();
             assert_eq!(read(&mut server, 3), b"old");
+        });
+    }
+
+    /// A socket bound to `at` with this option.
+    fn bound(at: std::net::SocketAddr, option: i32) -> OwnedFd {
+        let family = match at {
+            std::net::SocketAddr::V4(_) => inet::AF_INET,
+            std::net::SocketAddr::V6(_) => inet::AF_INET6,
+        };
+        let own = sys::socket::open(family, SOCK_STREAM, IPPROTO_TCP).unwrap();
+        sys::socket::set_number(&own, SOL_SOCKET, option, 1).unwrap();
+        rustix::net::bind(&own, &at).unwrap();
+        own
+    }
+
+    #[test]
+    fn a_port_is_shared_although_the_option_was_cleared() {
+        alone!({
+            for at in ["127.0.0.1:7762", "[::1]:7762", "[::]:7762"] {
+                let at = at.parse().unwrap();
+                // One listens and one does not; two of one group listen.
+                for (option, listen) in [(SO_REUSEADDR, [true, false]), (15, [true, true])] {
+                    for backwards in [false, true] {
+                        let mut all = [(); 2].map(|()| bound(at, option));
+                        for (own, listens) in all.iter().zip(listen) {
+                            if listens {
+                                sys::socket::listen(own, 5).unwrap();
+                            }
+                        }
+                        for own in &all {
+                            sys::socket::set_number(own, SOL_SOCKET, option, 0).unwrap();
+                        }
+                        if backwards {
+                            all.reverse();
+                        }
+                        let all = restored(restored(all).map(OwnedFd::from)).map(OwnedFd::from);
+                        for own in &all {
+                            let now = sys::socket::number(own, SOL_SOCKET, option).unwrap();
+                            assert_eq!(now, 0, "{at} {option}");
+                            let name = sys::socket::name(own).unwrap();
+                            assert_eq!(inet::parse(&name), Some(at));
+                        }
+                        TcpStream::connect(at).unwrap();
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn what_the_killed_original_left_is_not_in_the_way() {
+        alone!({
+            for at in ["127.0.0.1", "::1"] {
+                let (listener, client, server) = connection(at);
+                sys::socket::set_number(&listener, SOL_SOCKET, SO_REUSEADDR, 0).unwrap();
+                let port = listener.local_addr().unwrap();
+                let third = TcpStream::connect(port).unwrap();
+                let (fourth, _) = listener.accept().unwrap();
+                let (_elsewhere, alive, mut other) = connection(at);
+                let all = vec![server.into(), client.into(), listener.into()];
+                let mut world = world(all);
+                world.dump().unwrap();
+                // The target goes on, and is killed later: all that it had open is closed.
+                world.left_running();
+                drop((fourth, third));
+                let mut opened = world.restore().unwrap();
+                let listener = TcpListener::from(opened.remove(2));
+                let mut client = TcpStream::from(opened.remove(1));
+                let mut server = TcpStream::from(opened.remove(0));
+                client.write_all(b"on").unwrap();
+                assert_eq!(read(&mut server, 2), b"on");
+                server.write_all(b"and on").unwrap();
+                assert_eq!(read(&mut client, 6), b"and on");
+                (&alive).write_all(b"x").unwrap();
+                assert_eq!(read(&mut other, 1), b"x");
+                drop(listener);
+            }
+        });
+    }
+
+    #[test]
+    fn an_ended_connection_does_not_need_its_port() {
+        alone!({
+            let (listener, mut client, mut server) = connection("127.0.0.1");
+            client.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(server.read(&mut [0]).unwrap(), 0);
+            drop(server);
+            assert_eq!(client.read(&mut [0]).unwrap(), 0);
+            reaches(&client, State::Close);
+            let [client, listener] =
+                restored(restored([client.into(), listener.into()]).map(OwnedFd::from));
+            assert_eq!((&client).read(&mut [0]).unwrap(), 0);
+            let listener = TcpListener::from(OwnedFd::from(listener));
+            TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            listener.accept().unwrap();
         });
     }
 

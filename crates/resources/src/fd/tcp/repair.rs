@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 
 use sys::socket::{Along, Count, count, number, option, receive, send, set_number, set_option};
 
-use crate::fd::socket::options;
+use crate::fd::socket::{inet, inet_diag, options};
 
 const SOL_SOCKET: i32 = 1;
 const SOL_TCP: i32 = 6;
@@ -333,7 +333,7 @@ impl Connection {
                 .map_err(doing("set the sequence numbers of"))?;
         }
         sys::socket::bind(own, local).map_err(doing("bind"))?;
-        sys::socket::connect(own, remote).map_err(doing("connect"))?;
+        connect(own, local, remote).map_err(doing("connect"))?;
         self.write_options(own)
             .map_err(doing("set what was agreed on for"))?;
         self.write_received(own)
@@ -404,17 +404,45 @@ impl Connection {
     }
 
     /// Lets the connection run: a probe tells the other end that this one is back, and what was
-    /// never on the wire is sent.
+    /// never on the wire is sent. Who was killed while it did this may have somebody else do it
+    /// again: what was sent already is not sent twice.
     ///
     /// # Errors
     /// The calls' errno.
     pub fn wake(&self, own: BorrowedFd<'_>, reuse: i32) -> io::Result<()> {
+        let sleeps = number(own, SOL_TCP, TCP_REPAIR)? != 0;
         set_number(own, SOL_TCP, TCP_REPAIR, REPAIR_OFF)?;
         set_number(own, SOL_SOCKET, SO_REUSEADDR, reuse)?;
-        send_all(
-            own,
-            &self.sent[self.sent.len() - self.unsent_bytes as usize..],
-        )
+        let unsent = &self.sent[self.sent.len() - self.unsent_bytes as usize..];
+        let taken = if sleeps { 0 } else { self.taken(own)? };
+        send_all(own, unsent.get(taken..).unwrap_or_default())
+    }
+
+    /// How much the woken connection was given to send since it was made.
+    fn taken(&self, own: BorrowedFd<'_>) -> io::Result<usize> {
+        const ACKNOWLEDGED_AT: usize = 120;
+        let info = option(own, SOL_TCP, TCP_INFO, ACKNOWLEDGED_AT + 8)?;
+        let acknowledged = info
+            .get(ACKNOWLEDGED_AT..)
+            .and_then(|eight| eight.try_into().ok());
+        let acknowledged = acknowledged.map_or(0, u64::from_ne_bytes);
+        let all = usize::try_from(acknowledged).unwrap_or(usize::MAX);
+        let all = all.saturating_add(usize_of(count(own, Count::Outbound)?));
+        Ok(all.saturating_sub(self.sent.len() - self.unsent_bytes as usize))
+    }
+}
+
+/// Connects, also where the end of this very connection is still in the way: that of the original,
+/// which was killed a moment ago.
+fn connect(own: BorrowedFd<'_>, local: &[u8], remote: &[u8]) -> io::Result<()> {
+    let failed = match sys::socket::connect(own, remote) {
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => error,
+        other => return other,
+    };
+    let ends = inet::parse(local).zip(inet::parse(remote));
+    match ends.map(|(local, remote)| inet_diag::end_leftovers(local, remote)) {
+        Some(Ok(true)) => sys::socket::connect(own, remote),
+        _ => Err(failed),
     }
 }
 

@@ -1,0 +1,207 @@
+//! sock_diag(7): what the kernel tells about internet sockets, also those that nobody has open any
+//! more.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use sys::netlink::{ACK, Batch, DUMP, Netlink, REQUEST, attributes};
+
+use super::inet::{AF_INET, AF_INET6};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+const MESSAGE_BYTES: usize = 72;
+const IPPROTO_TCP: u8 = 6;
+const IPPROTO_UDP: u8 = 17;
+const INET_DIAG_SHUTDOWN: u16 = 8;
+/// States, as bits: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING.
+const ENDING: u32 = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 9 | 1 << 11;
+const TIME_WAIT: u8 = 6;
+const ANY_STATE: u32 = u32::MAX;
+
+/// An internet socket, as sock_diag(7) tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Found {
+    state: u8,
+    local: SocketAddr,
+    remote: SocketAddr,
+    /// Addresses, interface and cookie: what the kernel knows it by.
+    id: [u8; 48],
+    /// 0 for one that nobody has open.
+    inode: u32,
+    shutdown: u8,
+    family: u8,
+}
+
+impl Found {
+    fn read(payload: &[u8]) -> Option<Self> {
+        let fixed = payload.get(..MESSAGE_BYTES)?;
+        let family = fixed[0];
+        let id: [u8; 48] = fixed[4..52].try_into().ok()?;
+        let end = |port: usize, ip: usize| {
+            let port = u16::from_be_bytes([id[port], id[port + 1]]);
+            let ip = if i32::from(family) == AF_INET {
+                IpAddr::from(<[u8; 4]>::try_from(&id[ip..ip + 4]).expect("4 bytes"))
+            } else {
+                IpAddr::from(<[u8; 16]>::try_from(&id[ip..ip + 16]).expect("16 bytes"))
+            };
+            SocketAddr::new(ip.to_canonical(), port)
+        };
+        let mut attributes = attributes(payload, MESSAGE_BYTES);
+        let shutdown = attributes.find(|(kind, _)| *kind == INET_DIAG_SHUTDOWN);
+        Some(Self {
+            state: fixed[1],
+            local: end(0, 4),
+            remote: end(2, 20),
+            id,
+            inode: u32::from_ne_bytes(fixed[68..72].try_into().ok()?),
+            // Not told of one that waits for late packets.
+            shutdown: shutdown.map_or(0, |(_, data)| data.first().copied().unwrap_or(0)),
+            family,
+        })
+    }
+}
+
+/// The fixed part of a request.
+fn request(family: u8, protocol: u8, states: u32, id: &[u8; 48]) -> Vec<u8> {
+    let head = [family, protocol, 0, 0];
+    [&head[..], &states.to_ne_bytes(), id].concat()
+}
+
+/// All sockets of a protocol in these states.
+fn list(protocol: u8, states: u32) -> io::Result<Vec<Found>> {
+    let mut all = Vec::new();
+    for family in [AF_INET, AF_INET6] {
+        let family = u8::try_from(family).expect("a small number");
+        let mut batch = Batch::default();
+        let what = request(family, protocol, states, &[0; 48]);
+        batch.message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, &what);
+        let answers = Netlink::sock_diag()?.list(batch)?;
+        all.extend(answers.iter().filter_map(|one| Found::read(&one.payload)));
+    }
+    Ok(all)
+}
+
+/// The `RCV_SHUTDOWN` (1) and `SEND_SHUTDOWN` (2) bits of the UDP socket with this inode number;
+/// `None` for one that has no port, which nobody finds.
+///
+/// # Errors
+/// The system calls' errno.
+pub fn udp_shutdown(inode: u32) -> io::Result<Option<u8>> {
+    let all = list(IPPROTO_UDP, ANY_STATE)?;
+    let found = all.iter().find(|found| found.inode == inode);
+    Ok(found.map(|found| found.shutdown))
+}
+
+/// The inode number of the TCP socket that has this connection open on this host.
+///
+/// # Errors
+/// The system calls' errno.
+pub fn tcp_owner(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u32>> {
+    let ends = (canonical(local), canonical(remote));
+    let all = list(IPPROTO_TCP, ANY_STATE)?;
+    let found = all.iter().find(|found| (found.local, found.remote) == ends);
+    Ok(found.map(|found| found.inode).filter(|inode| *inode != 0))
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Ends what is left of a connection that was closed on this host, seen from either of its ends:
+/// what waits for late packets, and what nobody has open any more. Returns whether there was any.
+///
+/// # Errors
+/// The system calls' errno.
+pub fn end_leftovers(local: SocketAddr, remote: SocketAddr) -> io::Result<bool> {
+    let (local, remote) = (canonical(local), canonical(remote));
+    let ends = [(local, remote), (remote, local)];
+    destroy(|found| ends.contains(&(found.local, found.remote)))
+}
+
+/// Ends what waits for late packets of connections from this address. Returns whether there was
+/// any.
+///
+/// # Errors
+/// As [`end_leftovers`].
+pub fn end_late(local: SocketAddr) -> io::Result<bool> {
+    let local = canonical(local);
+    destroy(|found| {
+        let same = local.ip().is_unspecified() || found.local.ip() == local.ip();
+        found.state == TIME_WAIT && same && found.local.port() == local.port()
+    })
+}
+
+/// Destroys TCP sockets that are ending and that nobody has open.
+fn destroy(which: impl Fn(&Found) -> bool) -> io::Result<bool> {
+    let mut any = false;
+    for found in list(IPPROTO_TCP, ENDING)? {
+        if found.inode != 0 || !which(&found) {
+            continue;
+        }
+        // Its cookie is in the id: no other socket of these addresses is meant.
+        let what = request(found.family, IPPROTO_TCP, 1 << found.state, &found.id);
+        let mut batch = Batch::default();
+        batch.message(SOCK_DESTROY, REQUEST | ACK, &what);
+        match Netlink::sock_diag()?.apply(batch) {
+            Ok(()) => any = true,
+            // It has ended meanwhile.
+            Err(error) if error.raw_os_error() == Some(2) => any = true,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(any)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    use super::*;
+
+    #[test]
+    fn udp_sockets_tell_what_is_shut() {
+        for at in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+            let socket = UdpSocket::bind(at).unwrap();
+            let inode = u32::try_from(rustix::fs::fstat(&socket).unwrap().st_ino).unwrap();
+            assert_eq!(udp_shutdown(inode).unwrap(), Some(0), "{at}");
+            let _ = sys::socket::shutdown(&socket, 1);
+            assert_eq!(udp_shutdown(inode).unwrap(), Some(2), "{at}");
+        }
+    }
+
+    #[test]
+    fn only_the_leftovers_of_one_connection_are_ended() {
+        testkit::needs_root!();
+        sys::isolated::run(|| {
+            for at in ["127.0.0.1:0", "[::1]:0"] {
+                let listener = TcpListener::bind(at).unwrap();
+                let connect = || {
+                    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                    let server = listener.accept().unwrap().0;
+                    let ends = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+                    (client, server, ends)
+                };
+                let (client, server, ends) = connect();
+                let (other_client, other_server, other) = connect();
+                let (_alive, _server, alive) = connect();
+                drop((client, other_client));
+                drop((server, other_server));
+                let there = |(local, remote)| {
+                    let all = list(IPPROTO_TCP, ANY_STATE).unwrap();
+                    let same = |found: &Found| (found.local, found.remote) == (local, remote);
+                    all.iter().any(same)
+                };
+                assert!(there(ends) && there(other));
+                assert!(end_leftovers(ends.0, ends.1).unwrap());
+                assert!(!there(ends) && there(other));
+                assert!(!end_leftovers(alive.0, alive.1).unwrap());
+                assert!(!end_late(listener.local_addr().unwrap()).unwrap());
+                assert!(end_late(other.0).unwrap());
+                assert!(!there(other) && there(alive));
+                TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            }
+        })
+        .unwrap();
+    }
+}
