@@ -1,5 +1,6 @@
 //! The restore of a process tree: built → loaded → running.
 
+mod ending;
 mod loaded;
 mod running;
 mod stops;
@@ -9,8 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::options::DEFAULT_GHOST_LIMIT_BYTES;
+use ending::wait_gone;
 use image::Reader;
-use loaded::{Loaded, wait_gone};
+use loaded::Loaded;
 use resources::Born;
 use rustix::process::Pid;
 

@@ -8,6 +8,9 @@ use std::time::Duration;
 use abi::{Addr, PAGE_BYTES, Span};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
+/// The name of its memory, by which a task that is being made is told from others.
+pub const NAME: &str = "stillframe-window";
+
 /// A page of code and pages of data behind it, shared with every process forked from here. The
 /// tasks write into the data at any time, so it is only reached by copies and atomics.
 #[derive(Debug)]
@@ -28,7 +31,7 @@ impl Window {
             code.len() as u64 <= PAGE_BYTES && bytes >= 2 * PAGE_BYTES,
             "code and data have room"
         );
-        let file = memfd_create("stillframe", MemfdFlags::CLOEXEC)?;
+        let file = memfd_create(NAME, MemfdFlags::CLOEXEC)?;
         ftruncate(&file, bytes)?;
         rustix::io::pwrite(&file, code, 0)?;
         Ok(file)

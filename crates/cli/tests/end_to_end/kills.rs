@@ -1,5 +1,7 @@
 //! The command killed at random instants: a dump leaves a target that goes on or a whole image, a
 //! restore leaves a whole tree or nothing.
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
 use std::time::Duration;
 
 use testkit::chance::Chance;
@@ -216,4 +218,68 @@ fn a_killed_restore_leaves_all_or_nothing() {
     println!("{KILLS_OF_RESTORE} kills within {window:?}, {whole} after the restore was done");
     stillframe.restore(&[]).must();
     assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn a_failed_restore_returns_when_its_tasks_are_gone() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer does not wait for the tasks of a failed restore");
+    }
+    let subject = Subject::start("tree", &["30", "still"]);
+    let pids = subject.tree();
+    stillframe.dump(subject.pid(), &[]).must();
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let script = scratch.path().join("refuse");
+    let text = "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != \"$STAGE\" ]\n";
+    std::fs::write(&script, text).expect("the folder can be written");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&script, mode).expect("the file is ours");
+    let script = script.to_str().expect("a plain path");
+    for stage in ["post-restore", "pre-resume"].repeat(10) {
+        let mut command = stillframe.restore_command(&["--action-script", script]);
+        let status = command.env("STAGE", stage).status().expect("it starts");
+        assert_eq!(status.code(), Some(1), "{stage}");
+        let left = pids.iter().filter(|&&pid| tree::state(pid).is_some());
+        let left = left.map(|&pid| (pid, tree::state(pid))).collect::<Vec<_>>();
+        assert_eq!(left, [], "{stage}");
+    }
+    stillframe.restore(&[]).must();
+    assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn a_restore_waits_for_tasks_that_are_being_killed() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer does not wait for pids");
+    }
+    let subject = Subject::start("tree", &["30", "still"]);
+    let pids = subject.tree();
+    stillframe.dump(subject.pid(), &[]).must();
+    for round in 0..20 {
+        stillframe.restore(&[]).must();
+        assert_eq!(subject.ask("check"), "right", "round {round}");
+        for &pid in pids.iter().rev() {
+            tree::signal(pid, rustix::process::Signal::KILL);
+        }
+        // They are this process's children when they have ended: somebody must wait for them.
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Relaxed) {
+                    pids.iter().for_each(|&pid| tree::reap(pid));
+                    thread::yield_now();
+                }
+            });
+            let outcome = stillframe.restore(&[]);
+            is_done.store(true, Relaxed);
+            outcome
+        })
+        .must();
+        subject.kill();
+        tree::wait_gone(&pids);
+    }
 }

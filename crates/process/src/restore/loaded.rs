@@ -1,18 +1,18 @@
 //! Loaded: the root task has been made and runs its script, and with it come all the others.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use abi::{Addr, Op, offset};
 use image::Reader;
 use pages::sink;
-use rustix::process::{Pid, Signal, kill_process};
 use sys::ptrace::{self, Event};
 use sys::spawn::{Entry, spawn};
 
 use super::describe_status;
+use super::ending::{descends, kill_tree, parents};
 use super::running::Running;
 use super::verify::verify_rest;
 use crate::build::Built;
@@ -249,100 +249,4 @@ impl Drop for Loaded<'_> {
 fn died(pid: i32, status: i32) -> Error {
     let how = describe_status(status);
     Error::Died { pid, how }
-}
-
-/// Waits for a process that has ended and that nobody has asked how, until `deadline`: whether
-/// its number is free. It may be the last dump's, and its new parent busy.
-pub(super) fn wait_gone(pid: i32, deadline: Instant) -> bool {
-    while is_ending(pid) {
-        if !std::path::Path::new(&format!("/proc/{pid}")).exists() {
-            return true;
-        }
-        if Instant::now() > deadline {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
-}
-
-/// Whether the process has been killed but is not gone yet, or is gone.
-fn is_ending(pid: i32) -> bool {
-    let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else {
-        return true;
-    };
-    const PF_EXITING: u32 = 4;
-    let stat = sys::proc::Stat::parse(&stat);
-    stat.is_ok_and(|stat| matches!(stat.state, b'Z' | b'X') || stat.flags & PF_EXITING != 0)
-}
-
-/// Kills every task that was made so far; the root goes last, so that children cannot escape.
-pub(super) fn kill_tree(built: &Built, root: i32) {
-    let parents = parents(built);
-    let mut killed = HashSet::new();
-    for pid in pids(built).rev() {
-        let made = descends(pid, root, &parents);
-        if let (true, Some(task)) = (made, Pid::from_raw(pid)) {
-            let _ = kill_process(task, Signal::KILL);
-            killed.insert(pid);
-        }
-    }
-    // A traced thread stays until its tracer has seen its end, and its leader until then.
-    let ours = built.plan.threads.iter();
-    let (leaders, others): (Vec<&Staying>, Vec<&Staying>) = ours
-        .filter(|staying| killed.contains(&staying.pid))
-        .partition(|staying| staying.pid == staying.tid);
-    for staying in others.into_iter().chain(leaders) {
-        see_end(staying.tid);
-    }
-}
-
-/// Waits until a killed thread has ended, if it is traced or a child.
-fn see_end(tid: i32) {
-    while let Ok((_, event)) = ptrace::wait(tid) {
-        if matches!(event, Event::Ended(_)) {
-            break;
-        }
-    }
-}
-
-/// The pids of all tasks to be made, parents before children.
-fn pids(built: &Built) -> impl DoubleEndedIterator<Item = i32> {
-    let tasks = built.plan.scripts.iter();
-    tasks
-        .filter(|planned| planned.role != "thread")
-        .map(|planned| planned.tid)
-}
-
-/// The parents that these have now.
-fn parents(built: &Built) -> HashMap<i32, i32> {
-    let parent = |pid: i32| Some((pid, crate::freeze::stat_of(pid)?.ppid));
-    pids(built).filter_map(parent).collect()
-}
-
-/// Whether `pid` is the root or descends from it, all of whose tree is in `parents`: its number
-/// may belong to somebody else.
-fn descends(pid: i32, root: i32, parents: &HashMap<i32, i32>) -> bool {
-    let line = std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
-    line.take(parents.len() + 1).any(|pid| pid == root)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_descends_from_the_root_is_ours() {
-        // A line of 999 below the root, a stranger, and two read while pids changed hands.
-        let mut parents = (101..1100)
-            .map(|pid| (pid, pid - 1))
-            .collect::<HashMap<_, _>>();
-        parents.extend([(50, 1), (60, 61), (61, 60)]);
-        for ours in [100, 101, 1099] {
-            assert!(descends(ours, 100, &parents), "{ours}");
-        }
-        for stranger in [1, 50, 60, 2000] {
-            assert!(!descends(stranger, 100, &parents), "{stranger}");
-        }
-    }
 }

@@ -7,7 +7,7 @@ use sys::ptrace::{self, Event, Registers};
 use tracee::Call;
 
 use super::describe_status;
-use super::loaded::kill_tree;
+use super::ending::kill_tree;
 use super::stops::{self, Untold};
 use crate::build::Built;
 use crate::plan::Staying;

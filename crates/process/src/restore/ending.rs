@@ -1,0 +1,166 @@
+//! Tasks that end: those of a failed restore, and those whose numbers a restore needs.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
+use sys::ptrace;
+
+use crate::build::Built;
+use crate::freeze::stat_of;
+
+/// How long the ends of killed tasks are waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked at what is left.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Waits for a process that is ending to be gone, until `deadline`: whether its number is free. It
+/// may be the last dump's, and its new parent busy, or that of a restore which was killed.
+pub(super) fn wait_gone(pid: i32, deadline: Instant) -> bool {
+    while Instant::now() < deadline {
+        if !is_ending(pid) {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+        if !Path::new(&format!("/proc/{pid}")).exists() {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether the process has been killed but is not gone yet, or is gone.
+fn is_ending(pid: i32) -> bool {
+    let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else {
+        return true;
+    };
+    const PF_EXITING: u32 = 4;
+    let stat = sys::proc::Stat::parse(&stat);
+    let ends =
+        |stat: sys::proc::Stat| matches!(stat.state, b'Z' | b'X') || stat.flags & PF_EXITING != 0;
+    stat.is_ok_and(ends) || is_killed(pid) || is_being_made(pid)
+}
+
+/// Whether a `SIGKILL` is on its way to the process.
+fn is_killed(pid: i32) -> bool {
+    let killed = 1u64 << (Signal::KILL.as_raw() - 1);
+    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = sys::proc::Status::parse(&status);
+    status.is_ok_and(|status| (status.pending | status.shared_pending) & killed != 0)
+}
+
+/// Whether a restore makes the process: it comes to life or, where that restore was killed, ends.
+fn is_being_made(pid: i32) -> bool {
+    let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let window = sys::window::NAME.as_bytes();
+    maps.windows(window.len()).any(|name| name == window)
+}
+
+/// Kills every task that was made so far and waits until all are gone. The root goes last, so that
+/// children cannot escape.
+pub(super) fn kill_tree(built: &Built, root: i32) {
+    // Whose parent is killed becomes our child: so nobody else has to see its end.
+    let is_reaper = set_child_subreaper(Some(getpid())).is_ok();
+    let deadline = Instant::now() + PATIENCE;
+    let mut ours = HashMap::new();
+    loop {
+        // Also those that were made since the last look.
+        for pid in made(built, root).into_iter().rev() {
+            if let Some(stat) = stat_of(pid) {
+                ours.entry(pid).or_insert(stat.start_ticks);
+            }
+            if let Some(task) = Pid::from_raw(pid) {
+                let _ = kill_process(task, Signal::KILL);
+            }
+        }
+        see_ends(built, &ours);
+        ours.retain(|pid, start| is_left(*pid, *start));
+        if ours.is_empty() || Instant::now() > deadline {
+            break;
+        }
+        std::thread::sleep(LOOK);
+    }
+    if is_reaper {
+        let _ = set_child_subreaper(None);
+    }
+    if !ours.is_empty() {
+        log::warn!("{} killed tasks are still there", ours.len());
+    }
+}
+
+/// The tasks of the tree that are there: what descends from the root, and orphans of it that are
+/// our children now.
+fn made(built: &Built, root: i32) -> Vec<i32> {
+    let parents = parents(built);
+    let own = std::process::id().cast_signed();
+    let ours = |pid: &i32| descends(*pid, root, &parents) || descends(*pid, own, &parents);
+    pids(built).filter(ours).collect()
+}
+
+/// Sees the ends of killed threads that are traced or children. A traced thread stays until its
+/// tracer has seen its end, and its leader until then.
+fn see_ends(built: &Built, ours: &HashMap<i32, u64>) {
+    let threads = built.plan.threads.iter();
+    let threads = threads.filter(|staying| staying.pid != staying.tid);
+    let threads = threads.filter(|staying| ours.contains_key(&staying.pid));
+    let tids = threads.map(|staying| staying.tid);
+    for tid in tids.chain(ours.keys().copied()) {
+        while let Ok(Some((_, event))) = ptrace::try_wait(tid) {
+            if matches!(event, ptrace::Event::Ended(_)) {
+                break;
+            }
+        }
+    }
+}
+
+/// Whether the task is there still; one that only somebody else can wait for is as good as gone
+/// when it has ended, and its number is free soon.
+fn is_left(pid: i32, start: u64) -> bool {
+    let own = std::process::id().cast_signed();
+    let Some(stat) = stat_of(pid).filter(|stat| stat.start_ticks == start) else {
+        return false;
+    };
+    !matches!(stat.state, b'Z' | b'X') || stat.ppid == own
+}
+
+/// The pids of all tasks to be made, parents before children.
+fn pids(built: &Built) -> impl DoubleEndedIterator<Item = i32> {
+    let tasks = built.plan.scripts.iter();
+    tasks
+        .filter(|planned| planned.role != "thread")
+        .map(|planned| planned.tid)
+}
+
+/// The parents that these have now.
+pub(super) fn parents(built: &Built) -> HashMap<i32, i32> {
+    let parent = |pid: i32| Some((pid, stat_of(pid)?.ppid));
+    pids(built).filter_map(parent).collect()
+}
+
+/// Whether `pid` is the root or descends from it, all of whose tree is in `parents`: its number
+/// may belong to somebody else.
+pub(super) fn descends(pid: i32, root: i32, parents: &HashMap<i32, i32>) -> bool {
+    let line = std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
+    line.take(parents.len() + 1).any(|pid| pid == root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_descends_from_the_root_is_ours() {
+        // A line of 999 below the root, a stranger, and two read while pids changed hands.
+        let mut parents = (101..1100)
+            .map(|pid| (pid, pid - 1))
+            .collect::<HashMap<_, _>>();
+        parents.extend([(50, 1), (60, 61), (61, 60)]);
+        for ours in [100, 101, 1099] {
+            assert!(descends(ours, 100, &parents), "{ours}");
+        }
+        for stranger in [1, 50, 60, 2000] {
+            assert!(!descends(stranger, 100, &parents), "{stranger}");
+        }
+    }
+}
