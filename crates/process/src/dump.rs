@@ -107,7 +107,11 @@ pub(crate) fn freeze_and_collect(
     patiently(began, || {
         let mut frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
         log::info!("{} tasks are stopped", frozen.tasks.len());
+        if !options.live {
+            frozen.limit.lift();
+        }
         let inventory = collect(&mut frozen, &allow, stay, look)?;
+        frozen.take_time();
         Ok((frozen, inventory))
     })
 }
@@ -333,11 +337,7 @@ pub(crate) fn end(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
     match afterwards {
         Afterwards::Run => {
             for task in frozen.tasks {
-                if let Body::Stopped(threads) = task.body {
-                    for thread in threads {
-                        thread.release()?;
-                    }
-                }
+                task.release()?;
             }
         }
         Afterwards::Stop => {

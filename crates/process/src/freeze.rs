@@ -13,8 +13,10 @@ use rustix::io::Errno;
 use rustix::thread::set_current_timer_slack;
 use sys::close::{Lasting, Later};
 use sys::proc::{Stat, Status};
-use tracee::Thread;
+use sys::tick::Ticker;
+use tracee::{Seized, Thread};
 
+use crate::waits::Wait;
 use crate::{Error, Result, target};
 
 /// A stopped tree, parents before children. It goes on when this is dropped.
@@ -26,6 +28,47 @@ pub struct Frozen {
     pub since: Instant,
     /// How long it took until all were stopped.
     pub freezing: Duration,
+    /// How long that may go on.
+    pub(crate) limit: Limit,
+    /// Ends waits for tasks that do not do as they are told.
+    ticker: Option<Ticker>,
+}
+
+/// How long a tree may be stopped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    since: Instant,
+    deadline: Option<Instant>,
+}
+
+impl Limit {
+    /// Takes the limit away.
+    pub fn lift(&mut self) {
+        self.deadline = None;
+    }
+
+    /// To be called after every step.
+    ///
+    /// # Errors
+    /// [`tracee::Error::Stuck`], about thread `tid`, when the time is over.
+    pub fn check(self, tid: i32) -> tracee::Result<()> {
+        let waited_ms = self.since.elapsed().as_millis();
+        match self
+            .deadline
+            .is_some_and(|deadline| Instant::now() > deadline)
+        {
+            true => Err(tracee::Error::Stuck { tid, waited_ms }),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Frozen {
+    /// Lets the stop take as long as it may: the tasks stay as they are from here on.
+    pub(crate) fn take_time(&mut self) {
+        self.limit.lift();
+        self.ticker = None;
+    }
 }
 
 /// A stopped task, or one that has ended and whose parent has not asked how.
@@ -42,15 +85,6 @@ pub struct Task {
     /// Files of it that were read.
     pub(crate) spent: Rc<Later>,
     stat: OnceCell<Vec<u8>>,
-}
-
-/// A thread's wait in a system call, as far as it is known.
-#[derive(Debug)]
-pub struct Wait {
-    /// What it did before it was stopped.
-    pub before: Before,
-    /// How long it had waited when it was stopped.
-    pub waited: Duration,
 }
 
 /// The threads of a task.
@@ -122,6 +156,30 @@ impl Task {
         let numbers = sys::numbers::of(&dir).map_err(failed)?;
         self.spent.push(dir);
         Ok(numbers)
+    }
+
+    /// Reads a file of /proc/PID/task/TID, as far as that is still there.
+    fn read_of(&self, tid: i32, name: &str) -> Option<Vec<u8>> {
+        self.read(&format!("task/{tid}/{name}")).ok()
+    }
+
+    /// Lets a stopped task go on; the calls in which its threads wait go on with the time that
+    /// remains.
+    ///
+    /// # Errors
+    /// [`Error::Tracee`] when a thread has ended.
+    pub(crate) fn release(mut self) -> Result<()> {
+        let body = std::mem::replace(&mut self.body, Body::Ended);
+        let Body::Stopped(threads) = body else {
+            return Ok(());
+        };
+        let waits = std::mem::take(&mut self.waits);
+        for (mut thread, wait) in threads.into_iter().zip(waits) {
+            let tid = thread.tid;
+            wait.end(&mut thread, |name| self.read_of(tid, name));
+            thread.release()?;
+        }
+        Ok(())
     }
 
     /// Reads /proc/PID/status.
@@ -215,21 +273,28 @@ fn ends_with_vsyscall(piece: &[u8]) -> bool {
 pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     target::check(root)?;
     let since = Instant::now();
-    let deadline = timeout.map(|timeout| since + timeout);
-    let mut clocks = Clocks::default();
+    let spent = Rc::new(Later::default());
+    let mut stop = Stop {
+        limit: Limit {
+            since,
+            deadline: timeout.map(|timeout| since + timeout),
+        },
+        clocks: Clocks::default(),
+        spent: spent.clone(),
+    };
     // What tasks are waited for takes microseconds; the kernel may add 50 where that is allowed.
     let _ = set_current_timer_slack(NonZeroU64::new(1));
     // Also without a deadline: a leader that ends is not told of.
-    let _ticker = sys::tick::Ticker::start(Duration::from_millis(50))
+    let ticker = Ticker::start(Duration::from_millis(50))
         .map_err(|e| Error::kernel("cannot start a timer", e))?;
     let mut frozen = Frozen {
         tasks: Vec::new(),
         since,
         freezing: Duration::ZERO,
+        limit: stop.limit,
+        ticker: Some(ticker),
     };
-    let spent = Rc::new(Later::default());
-    let mut stop = |pid| stop_task(pid, deadline, &mut clocks, &spent);
-    frozen.tasks.push(stop(root)?);
+    frozen.tasks.push(stop_task(root, &mut stop)?);
     if frozen.tasks[0].is_zombie() {
         return Err(Error::Gone { pid: root });
     }
@@ -255,7 +320,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
             }
             for child in listed {
                 if !frozen.tasks.iter().any(|task| task.pid == child) {
-                    match stop(child) {
+                    match stop_task(child, &mut stop) {
                         Ok(task) => frozen.tasks.push(task),
                         Err(Error::Gone { pid }) if pid == child => {}
                         Err(error) => return Err(error),
@@ -266,26 +331,74 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
         }
         if frozen.tasks.len() == known {
             frozen.freezing = since.elapsed();
+            if let Some(ticker) = &frozen.ticker {
+                let slower = ticker.every(Duration::from_secs(1));
+                slower.map_err(|e| Error::kernel("cannot set a timer", e))?;
+            }
             return Ok(frozen);
         }
     }
 }
 
-fn stop_task(
-    pid: i32,
-    deadline: Option<Instant>,
-    clocks: &mut Clocks,
-    spent: &Rc<Later>,
-) -> Result<Task> {
-    let mut task = Task::new(pid, spent)?;
-    let before = look(&task, pid, clocks);
-    let leader = Thread::seize(pid).and_then(|seized| seized.stopped(pid, deadline));
+/// A stop on its way.
+struct Stop {
+    limit: Limit,
+    clocks: Clocks,
+    spent: Rc<Later>,
+}
+
+impl Stop {
+    /// Waits for threads of a task that were asked to stop. When one fails, the others are waited
+    /// for all the same: whoever was asked has left its call, and is to make it again.
+    fn all(
+        &self,
+        task: &mut Task,
+        asked: Vec<(Before, tracee::Result<Seized>)>,
+        threads: &mut Vec<Thread>,
+    ) -> Result<()> {
+        const PATIENCE: Duration = Duration::from_millis(500);
+        let (mut deadline, mut failure) = (self.limit.deadline, None);
+        for (before, seized) in asked {
+            let stopped = seized.and_then(|seized| seized.stopped(task.pid, deadline));
+            match stopped.and_then(|thread| self.take(task, before, thread, threads)) {
+                Ok(()) | Err(tracee::Error::Gone { .. }) => {}
+                Err(error) if failure.is_none() => {
+                    failure = Some(error);
+                    deadline = Some(Instant::now() + PATIENCE);
+                }
+                Err(error) => log::debug!("{error}"),
+            }
+        }
+        failure.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Adds a thread that has just stopped, unless that took too long.
+    fn take(
+        &self,
+        task: &mut Task,
+        before: Before,
+        mut thread: Thread,
+        threads: &mut Vec<Thread>,
+    ) -> tracee::Result<()> {
+        let tid = thread.tid;
+        let wait = Wait::begin(before, &mut thread, |name| task.read_of(tid, name))?;
+        self.limit.check(tid)?;
+        task.waits.push(wait);
+        threads.push(thread);
+        Ok(())
+    }
+}
+
+fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
+    let mut task = Task::new(pid, &stop.spent)?;
+    let before = look(&task, pid, &mut stop.clocks);
+    let leader = Thread::seize(pid).and_then(|seized| seized.stopped(pid, stop.limit.deadline));
     let leader = match leader {
         Ok(leader) => leader,
         Err(error) => return ended(task, error),
     };
-    let mut threads = vec![leader];
-    task.waits.push(Wait::new(before));
+    let mut threads = Vec::new();
+    stop.take(&mut task, before, leader, &mut threads)?;
     if task.stat()?.0.threads == 1 {
         task.body = Body::Stopped(threads);
         return Ok(task);
@@ -294,7 +407,7 @@ fn stop_task(
     task.stat = OnceCell::new();
     loop {
         let ids = task.numbers("task")?;
-        let known = |tid: &i32| threads.iter().any(|thread| thread.tid == *tid);
+        let known = |tid: &i32| threads.iter().any(|thread: &Thread| thread.tid == *tid);
         let new = ids
             .into_iter()
             .filter(|tid| !known(tid))
@@ -303,37 +416,19 @@ fn stop_task(
             task.body = Body::Stopped(threads);
             return Ok(task);
         }
-        // Ask all of them first: they stop side by side. Those that are not waited for, as
-        // another failed, are let go.
+        // Ask all of them first: they stop side by side.
         let mut asked = Vec::with_capacity(new.len());
         for tid in new {
-            let before = look(&task, tid, clocks);
+            let before = look(&task, tid, &mut stop.clocks);
             asked.push((before, Thread::seize(tid)));
         }
-        for (before, seized) in asked {
-            match seized.and_then(|seized| seized.stopped(pid, deadline)) {
-                Ok(thread) => {
-                    threads.push(thread);
-                    task.waits.push(Wait::new(before));
-                }
-                Err(tracee::Error::Gone { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-impl Wait {
-    fn new(before: Before) -> Self {
-        let waited = before.waited();
-        Self { before, waited }
+        stop.all(&mut task, asked, &mut threads)?;
     }
 }
 
 /// Looks at what a thread waits for before it is stopped.
 fn look(task: &Task, tid: i32, clocks: &mut Clocks) -> Before {
-    let read = |name: &str| task.read(&format!("task/{tid}/{name}")).ok();
-    Before::read(clocks, read)
+    Before::read(clocks, |name| task.read_of(tid, name))
 }
 
 /// What a task is whose leader could not be stopped.

@@ -34,6 +34,7 @@ mod target;
 mod track;
 mod tracker;
 mod uffd;
+mod waits;
 
 pub use dedup::dedup;
 pub use describe::describe;

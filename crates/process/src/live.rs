@@ -28,12 +28,13 @@ use pages::{Drained, Source, TaskMemory};
 use resources::map::memory::Mapping;
 
 use store::Store;
+use sys::realtime::Prompt;
 
 use self::look::LiveLook;
 use crate::collect::look::Prepared;
 use crate::collect::{self, Inventory};
-use crate::dump::{Undo, finish, freeze_and_collect, of_object, statistics_of};
-use crate::freeze::{Body, Frozen, freeze, read_proc};
+use crate::dump::{Undo, end, finish, freeze_and_collect, of_object, statistics_of};
+use crate::freeze::{Frozen, freeze, read_proc};
 use crate::seal::seal;
 use crate::statistics::as_micros;
 use crate::uffd::userfaultfd;
@@ -123,9 +124,12 @@ impl<'a> Dump<'a> {
         let root = options.tree.as_raw_nonzero().get();
         let prepared = Prepared::of(root)?;
         prepared.check()?;
+        let prompt = Prompt::new();
         let mut frozen = freeze_returned(options, began)?;
+        let limit = frozen.limit;
         let (mut tasks, mut parents) = (Vec::new(), Vec::new());
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
+            limit.check(task.pid)?;
             let listed = collect::look::parse(&task.read("maps")?)?;
             let uffd = userfaultfd(task, &listed, false, pages::live::FEATURES)?;
             let areas = Areas {
@@ -138,7 +142,8 @@ impl<'a> Dump<'a> {
         let live = Live::new(tasks)?;
         let mut report = DumpReport::default();
         let (since, freezing) = (frozen.since, frozen.freezing);
-        release(frozen)?;
+        end(frozen, Afterwards::Run)?;
+        drop(prompt);
         report.statistics.freezing_us = as_micros(freezing);
         stopped_for(&mut report, since);
         log::info!("{} tasks have a userfaultfd", live.pids().len());
@@ -249,6 +254,7 @@ impl<'a> Dump<'a> {
         let mut report = std::mem::take(&mut self.report);
         let mut look = LiveLook::new(prepared, &self.live, !last);
         self.live.settle(&self.areas()?, SHORT)?;
+        let mut prompt = Prompt::new().ok();
         let (frozen, mut inventory) =
             freeze_and_collect(self.options, self.began, false, &mut look)?;
         let since = frozen.since;
@@ -262,6 +268,9 @@ impl<'a> Dump<'a> {
         report.statistics.memory_us = before.memory_us;
         let undo = Undo(std::mem::take(&mut inventory.undo));
         let copying = Instant::now();
+        if last || inventory.bytes() > LITTLE_BYTES {
+            prompt = None;
+        }
         let (drained, stopped) = self.copy_stopped(&mut inventory)?;
         report.statistics.count(&drained);
         self.live.part(&pids);
@@ -272,6 +281,7 @@ impl<'a> Dump<'a> {
         };
         let lock = inventory.lock.take();
         finish(frozen, lock, Afterwards::Run)?;
+        drop(prompt);
         stopped_for(&mut report, since);
         log::info!("{stale_bytes} bytes were left to copy at the instant");
         let whole = match whole {
@@ -400,18 +410,6 @@ fn freeze_returned(options: &DumpOptions, began: Instant) -> Result<Frozen> {
         }
         Ok(frozen)
     })
-}
-
-/// Lets the tree go on.
-fn release(frozen: Frozen) -> Result<()> {
-    for task in frozen.tasks {
-        if let Body::Stopped(threads) = task.body {
-            for thread in threads {
-                thread.release()?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Adds a stop to the report.

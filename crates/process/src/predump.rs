@@ -12,6 +12,7 @@ use abi::Span;
 use image::{Seal, SpaceId, Writer};
 use pages::track::subtract;
 use pages::{Drained, Equals, Extent, Source, TaskMemory};
+use sys::realtime::Prompt;
 
 use crate::dump::{end, facts, freeze_and, watch_progress};
 use crate::statistics::as_micros;
@@ -43,11 +44,13 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     // Each task has a descriptor here.
     room::for_descriptors(1 << 16);
     let mut tracking = Tracking::start(root.as_raw_nonzero().get())?;
+    let prompt = Prompt::new();
     let (frozen, mapped) = freeze_and(root, options.timeout, began, |frozen| {
         tracking.enroll(frozen)
     })?;
     let (since, freezing) = (frozen.since, frozen.freezing);
     end(frozen, Afterwards::Run)?;
+    drop(prompt);
     let mut statistics = Statistics {
         kind: DumpKind::PreDump,
         freezing_us: as_micros(freezing),

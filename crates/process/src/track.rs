@@ -109,8 +109,10 @@ impl Tracking {
     pub fn enroll(&mut self, frozen: &mut Frozen) -> Result<Vec<Mapped>> {
         let mut known = std::mem::take(&mut self.tasks);
         let owners = owners(frozen);
+        let limit = frozen.limit;
         let mut all = Vec::new();
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
+            limit.check(task.pid)?;
             if !owners.contains(&task.pid) {
                 log::info!("pid {} uses another's memory: not tracked", task.pid);
                 continue;

@@ -504,6 +504,16 @@ pub fn exec_start_ns(sched: &[u8]) -> Option<u64> {
     ms.checked_mul(1_000_000)?.checked_add(ns)
 }
 
+/// How often the thread gave up the processor to wait, of /proc/PID/sched; `None` where the kernel
+/// does not tell.
+#[must_use]
+pub fn waits_begun(sched: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(sched).ok()?;
+    let mut lines = text.lines();
+    let line = lines.find(|line| line.starts_with("nr_voluntary_switches"));
+    line?.split_once(':')?.1.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -681,7 +691,9 @@ mod tests {
     fn the_schedulers_clock_is_read_in_nanoseconds() {
         let text = b"cat (30801, #threads: 1)\n-------\n\
             se.exec_start                                :       1685156.646994\n\
-            se.vruntime                                  :           189.775039\n";
+            se.vruntime                                  :           189.775039\n\
+            nr_voluntary_switches                        :                   17\n";
+        assert_eq!(waits_begun(text), Some(17));
         assert_eq!(exec_start_ns(text), Some(1_685_156_646_994));
         assert_eq!(exec_start_ns(b"cat (1, #threads: 1)\n"), None);
     }

@@ -4,21 +4,35 @@ use std::io;
 /// The calling thread has real-time priority (`SCHED_FIFO`, sched(7)) until this is dropped. What
 /// it starts meanwhile has none.
 #[derive(Debug)]
-pub struct Prompt(());
+pub struct Prompt {
+    policy: i32,
+    priority: i32,
+}
 
 impl Prompt {
     /// # Errors
-    /// `EPERM` without `CAP_SYS_NICE`.
+    /// `EPERM` without `CAP_SYS_NICE`, and where the control group has no share of real time.
     pub fn new() -> io::Result<Self> {
-        set(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1)?;
-        Ok(Self(()))
+        // SAFETY: the call touches no memory.
+        let policy = unsafe { libc::sched_getscheduler(0) };
+        let mut param = libc::sched_param { sched_priority: 0 };
+        // SAFETY: `param` outlives the call.
+        if policy == -1 || unsafe { libc::sched_getparam(0, &raw mut param) } == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        let priority = param.sched_priority;
+        set(
+            libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
+            priority.max(1),
+        )?;
+        Ok(Self { policy, priority })
     }
 }
 
 impl Drop for Prompt {
     fn drop(&mut self) {
         // Giving it up is never refused.
-        let _ = set(libc::SCHED_OTHER, 0);
+        let _ = set(self.policy, self.priority);
     }
 }
 
@@ -49,6 +63,8 @@ mod tests {
                 assert_eq!(policy(), libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK);
                 let inherited = std::thread::spawn(policy).join().expect("it ends");
                 assert_eq!(inherited, libc::SCHED_OTHER);
+                drop(Prompt::new().expect("as before"));
+                assert_eq!(policy(), libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK);
                 drop(prompt);
             }
         }

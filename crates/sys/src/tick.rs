@@ -38,6 +38,15 @@ impl Ticker {
         // SAFETY: both structures outlive the call.
         check(unsafe { libc::timer_create(clock, &raw mut event, &raw mut timer) })?;
         let ticker = Self { timer };
+        ticker.every(interval)?;
+        Ok(ticker)
+    }
+
+    /// Has it tick in this interval from now on.
+    ///
+    /// # Errors
+    /// None that is known: see timer_settime(2).
+    pub fn every(&self, interval: Duration) -> io::Result<()> {
         let every = libc::timespec {
             tv_sec: i64::try_from(interval.as_secs()).expect("a short interval"),
             tv_nsec: i64::from(interval.subsec_nanos()),
@@ -48,8 +57,7 @@ impl Ticker {
         };
         let none = std::ptr::null_mut();
         // SAFETY: the timer exists; `times` outlives the call.
-        check(unsafe { libc::timer_settime(ticker.timer, 0, &raw const times, none) })?;
-        Ok(ticker)
+        check(unsafe { libc::timer_settime(self.timer, 0, &raw const times, none) })
     }
 }
 
@@ -74,7 +82,10 @@ mod tests {
 
     #[test]
     fn a_blocking_call_ends() {
-        let _ticker = Ticker::start(Duration::from_millis(1)).expect("a timer");
+        let ticker = Ticker::start(Duration::from_secs(1000)).expect("a timer");
+        ticker
+            .every(Duration::from_millis(1))
+            .expect("another interval");
         let (reader, _writer) = rustix::pipe::pipe().expect("a pipe");
         let end = rustix::io::read(&reader, &mut [0u8; 1]);
         assert_eq!(end, Err(rustix::io::Errno::INTR));

@@ -77,9 +77,13 @@ impl Stillframe {
 
     /// The command line of a dump of the tree of `pid` with `options`.
     pub fn dump_command(&self, pid: u32, options: &[&str]) -> Command {
+        self.saving_command("dump", pid, options)
+    }
+
+    fn saving_command(&self, name: &str, pid: u32, options: &[&str]) -> Command {
         // criu wants the directory to be there.
         let _ = fs::create_dir_all(&self.images);
-        let mut command = self.command(&["dump", "-o", DUMP_LOG, "-v4"]);
+        let mut command = self.command(&[name, "-o", DUMP_LOG, "-v4"]);
         command
             .args(["-t", &pid.to_string()])
             .arg("-D")
@@ -105,6 +109,12 @@ impl Stillframe {
             tree::wait_gone(&tree);
         }
         outcome
+    }
+
+    /// Makes a round of pre-dump of the tree of `pid`.
+    #[must_use = "a pre-dump may have failed"]
+    pub fn pre_dump(&self, pid: u32, options: &[&str]) -> Outcome {
+        self.run(self.saving_command("pre-dump", pid, options), DUMP_LOG)
     }
 
     /// Restores, detached.

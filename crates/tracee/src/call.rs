@@ -1,5 +1,8 @@
 //! One system call made in a stopped thread, from the `syscall` instruction to the stop at its end.
 
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
 use abi::Addr;
 use sys::ptrace::{self, Event, Registers};
 
@@ -96,12 +99,30 @@ pub(crate) fn next_stop(tid: i32) -> Result<()> {
 pub(crate) fn resume_to_call(tid: i32, signal: i32) -> Result<Event> {
     let resumed = ptrace::resume_to_call(tid, signal);
     resumed.map_err(|e| Error::of(tid, "PTRACE_SYSCALL", e))?;
-    let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
+    let event = next_event(tid)?;
     if let Event::Ended(_) = event {
         let doing = "in a call of ours";
         return Err(Error::Gone { tid, doing });
     }
     Ok(event)
+}
+
+/// Waits for the next event of a thread that was told to do something short. Where a
+/// [`sys::tick::Ticker`] runs, it is not waited for ever.
+pub(crate) fn next_event(tid: i32) -> Result<Event> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let begun = Instant::now();
+    loop {
+        match ptrace::wait_interruptible(tid) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {
+                if begun.elapsed() > PATIENCE {
+                    let waited_ms = begun.elapsed().as_millis();
+                    return Err(Error::Stuck { tid, waited_ms });
+                }
+            }
+            event => return Ok(event.map_err(|e| Error::of(tid, "waitpid", e))?.1),
+        }
+    }
 }
 
 /// What a thread is to go on with after an event. An interruption that was asked for earlier may be

@@ -147,9 +147,11 @@ impl Opening for Handed {
     fn assist(&self) -> io::Result<()> {
         loop {
             let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
-            if poll(&mut fds, Some(&patience()))? == 0 {
-                return Err(Errno::TIMEDOUT.into());
-            }
+            match poll(&mut fds, Some(&patience())) {
+                Ok(0) => return Err(Errno::TIMEDOUT.into()),
+                Err(Errno::INTR) => continue,
+                other => other?,
+            };
             let own = acceptfrom_with(&self.listener, SocketFlags::CLOEXEC)?.0;
             // Anyone may connect to the name.
             let peer = rustix::net::sockopt::socket_peercred(&own)?;

@@ -44,6 +44,8 @@ pub struct Seized {
     tid: i32,
     /// Whether it was seen to stop or to end.
     seen: bool,
+    /// Until when it may be waited for, where that was said.
+    deadline: Option<Instant>,
 }
 
 impl Seized {
@@ -55,7 +57,8 @@ impl Seized {
     /// [`Error::Gone`]; [`Error::Stuck`] when it does not stop before `deadline`.
     pub fn stopped(mut self, pid: i32, deadline: Option<Instant>) -> Result<Thread> {
         let tid = self.tid;
-        let signal = self.wait_for_stop(deadline)?;
+        self.deadline = deadline;
+        let signal = self.wait_for_stop()?;
         let mut thread = Thread {
             pid,
             tid,
@@ -77,8 +80,14 @@ impl Seized {
         Ok(thread)
     }
 
+    /// Whether the deadline was passed by more than `by`.
+    fn is_late(&self, by: Duration) -> bool {
+        let deadline = self.deadline;
+        deadline.is_some_and(|deadline| Instant::now() > deadline + by)
+    }
+
     /// Blocks until the thread has stopped, and gives the signal by which it did.
-    fn wait_for_stop(&mut self, deadline: Option<Instant>) -> Result<i32> {
+    fn wait_for_stop(&mut self) -> Result<i32> {
         let (tid, begun) = (self.tid, Instant::now());
         loop {
             let event = match ptrace::wait_interruptible(tid) {
@@ -88,7 +97,7 @@ impl Seized {
                         let doing = "stopping it";
                         return Err(Error::Gone { tid, doing });
                     }
-                    if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                    if self.is_late(Duration::ZERO) {
                         return Err(Error::Stuck {
                             tid,
                             waited_ms: begun.elapsed().as_millis(),
@@ -122,8 +131,8 @@ impl Drop for Seized {
         // Of one that does not stop even now, the kernel lets go when this process ends.
         const PATIENCE: Duration = Duration::from_millis(500);
         const PAUSE: Duration = Duration::from_micros(200);
-        let begun = Instant::now();
-        while !self.seen && begun.elapsed() < PATIENCE {
+        self.deadline.get_or_insert_with(Instant::now);
+        while !self.seen && !self.is_late(PATIENCE) {
             let signal = match ptrace::try_wait(self.tid) {
                 Ok(None) => {
                     std::thread::sleep(PAUSE);
@@ -157,7 +166,11 @@ impl Thread {
         let seized = ptrace::seize(tid, false);
         seized.map_err(|e| Error::of(tid, "cannot trace it (PTRACE_SEIZE)", e))?;
         ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
-        Ok(Seized { tid, seen: false })
+        Ok(Seized {
+            tid,
+            seen: false,
+            deadline: None,
+        })
     }
 
     /// A thread stopped inside a restartable sequence is moved to the sequence's abort handler,
@@ -319,7 +332,7 @@ impl Thread {
         let tid = self.tid;
         ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
         loop {
-            let (_, event) = ptrace::wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
+            let event = call::next_event(tid)?;
             self.running = false;
             match event {
                 Event::Stop(signal) => {
@@ -415,7 +428,11 @@ mod tests {
         ptrace::seize(tid, false).expect("seize");
         drop(child.stdin.take());
         let _ticker = Ticker::start(Duration::from_millis(5)).expect("a timer");
-        let seized = Seized { tid, seen: false };
+        let seized = Seized {
+            tid,
+            seen: false,
+            deadline: None,
+        };
         let error = seized.stopped(tid, None).expect_err("it ended");
         assert!(matches!(error, Error::Gone { .. }), "{error}");
         child.kill().expect("kill");

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::{Child, Command};
 
 use testkit::chance::Chance;
 use testkit::facts::Facts;
@@ -132,6 +133,60 @@ fn a_killed_live_dump_lets_its_target_go_on() {
         });
         goes_on(&subject, true);
     }
+}
+
+/// Programs that want the processors all the time, in the session of the dump.
+struct BusyLoops(Vec<Child>);
+
+impl BusyLoops {
+    fn start(count: usize) -> Self {
+        let start = |_| {
+            Command::new("sh")
+                .args(["-c", "while :; do :; done"])
+                .spawn()
+        };
+        Self((0..count).map(|at| start(at).expect("sh starts")).collect())
+    }
+}
+
+impl Drop for BusyLoops {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Who is asked to stop inside a system call that writes to a protected page tries that over and
+/// over, and needs the processor for it that another one needs to lift the protection.
+#[test]
+fn many_short_waits_beside_busy_loops_are_stopped_only_for_moments() {
+    const DUMPS: usize = 20;
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("short-waits", &["30"]);
+    let _loops = BusyLoops::start(4);
+    for _ in 0..DUMPS {
+        stillframe.clear();
+        let outcome = stillframe.dump(subject.pid(), &["--live", "--timeout", "10"]);
+        let outcome = outcome.must();
+        assert!(outcome.elapsed < SOON / 10, "{:?}", outcome.elapsed);
+        let before = subject.ask_number("rounds");
+        wait_until("more rounds", SOON, || {
+            subject.ask_number("rounds") > before
+        });
+    }
+    assert_eq!(subject.ask("ended"), "");
+    let pids = subject.tree();
+    subject.kill();
+    tree::wait_gone(&pids);
+    stillframe.restore(&[]).must();
+    let before = subject.ask_number("rounds");
+    wait_until("more rounds", SOON, || {
+        subject.ask_number("rounds") > before
+    });
+    assert_eq!(subject.ask("ended"), "");
 }
 
 #[test]

@@ -268,20 +268,49 @@ fn interrupted_calls_of_a_task_left_running_go_on() {
     });
 }
 
+#[test]
+fn interrupted_calls_of_a_task_that_is_pre_dumped_go_on() {
+    needs_root!();
+    let stillframe = stillframe();
+    interrupted(&stillframe, |subject| {
+        for _ in 0..3 {
+            stillframe.clear();
+            stillframe.pre_dump(subject.pid(), &[]).must();
+        }
+    });
+}
+
+#[test]
+fn interrupted_calls_of_a_task_that_is_dumped_live_go_on() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no live dumps");
+    }
+    interrupted(&stillframe, |subject| {
+        for _ in 0..2 {
+            stillframe.clear();
+            stillframe.dump(subject.pid(), &["--live"]).must();
+        }
+    });
+}
+
 /// Every call with a limit of two seconds times out after those, however often interrupted, and
 /// the read goes on waiting.
 fn interrupted(stillframe: &Stillframe, interrupt: impl Fn(&Subject)) {
     const LIMIT_MS: u64 = 2000;
     let subject = Subject::start("interrupted", &[&LIMIT_MS.to_string()]);
     wait_until("the threads to wait", SOON, || subject.is_waiting());
+    assert_eq!(subject.ask("results"), "", "none has ended yet");
     let start = std::time::Instant::now();
     interrupt(&subject);
     let gone_ms = start.elapsed().as_millis() as u64;
     if gone_ms >= LIMIT_MS {
         testkit::skip!("the machine is too busy to prove anything: {gone_ms} ms");
     }
-    wait_until("six calls to return", SOON, || {
-        subject.ask("results").lines().count() == 6
+    const CALLS: usize = 9;
+    wait_until("the calls to return", SOON, || {
+        subject.ask("results").lines().count() == CALLS
     });
     for line in subject.ask("results").lines() {
         // criu lets them return early, epoll_wait even the kernel itself: signal(7).

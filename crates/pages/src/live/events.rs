@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use abi::{Addr, Span};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sys::realtime::Prompt;
 use sys::uffd::Event;
 
 use super::blocks::{BLOCK_BYTES, State, block_of, bytes_of};
@@ -21,6 +22,9 @@ pub fn serve(tasks: &[Arc<Task>], shared: &Shared, wake: &OwnedFd) {
         tv_sec: 0,
         tv_nsec: 200_000,
     };
+    // Whoever waits for this thread cannot go on without it; and a thread that is to stop while it
+    // writes to a protected page inside a system call does not wait, but tries again and again.
+    let _prompt = Prompt::new();
     while !shared.over.load(Ordering::SeqCst) {
         let fds = tasks
             .iter()

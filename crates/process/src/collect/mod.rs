@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use abi::{Addr, Span};
 use image::{Record, Run, SpaceId};
+use pages::Extent;
 use prost::Message;
 use resources::fd::tcp::lock::Lock;
 use resources::fd::tty::control;
@@ -69,6 +70,15 @@ pub(crate) struct Inventory {
     pub lock: Option<Lock>,
 }
 
+impl Inventory {
+    /// How much is to be read of tasks and objects, at most.
+    pub fn bytes(&self) -> u64 {
+        let extents = self.memory.iter().flat_map(|memory| &memory.extents);
+        let objects = self.objects.iter().map(|object| object.len_bytes);
+        extents.map(Extent::bytes).chain(objects).sum()
+    }
+}
+
 /// Collects the tree, with `look` for its memory. With `stay`, the blob stays in the tasks: they
 /// are going to be killed.
 ///
@@ -83,7 +93,9 @@ pub(crate) fn collect(
     let has_its_clocks = fitness::check(frozen)?;
     let mut found = Vec::new();
     let mut vdsos = vdso::Vdsos::default();
+    let limit = frozen.limit;
     for task in &mut frozen.tasks {
+        limit.check(task.pid)?;
         found.push(Found::new(task, stay, allow, (look, &found), &mut vdsos)?);
     }
     let mut tree = Tree {
@@ -269,7 +281,7 @@ impl Found {
         stat: Vec<u8>,
     ) -> Result<()> {
         let pid = task.pid;
-        let Body::Stopped(mut threads) = std::mem::replace(&mut task.body, Body::Ended) else {
+        let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
             unreachable!("a task is visited once, when it was stopped")
         };
         let all = threads
@@ -282,7 +294,7 @@ impl Found {
         });
         let facts = facts.collect::<Vec<_>>();
         facts[0].knows("stat", stat);
-        let states = threads.iter_mut().zip(&facts).zip(&task.waits);
+        let states = threads.iter().zip(&facts).zip(&task.waits);
         let states = states.map(|((thread, facts), wait)| thread::state(thread, facts, wait));
         let states = states.collect::<Result<Vec<_>>>()?;
         let mut questions = facts

@@ -15,7 +15,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use sys::proc::{Stat, Status, Syscall, exec_start_ns};
+use sys::proc::{Stat, Status, Syscall, exec_start_ns, waits_begun};
 use sys::ptrace::Registers;
 
 const EINTR: i64 = -4;
@@ -43,10 +43,19 @@ mod nr {
 /// lasts can only be told before the stop ends it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// How long it had waited at what time.
-    waited: Option<(Duration, Instant)>,
+    /// How long it had waited.
+    waited: Option<Waited>,
     /// The kernel's function in which it waits, when the call alone does not say what it is.
     function: String,
+}
+
+/// How long a thread had waited at what time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Waited {
+    time: Duration,
+    then: Instant,
+    /// How many waits it had begun.
+    begun: u64,
 }
 
 impl Before {
@@ -67,12 +76,25 @@ impl Before {
         before
     }
 
+    /// Sees, when the thread was stopped, whether that has ended the wait that was seen: otherwise
+    /// it is not known how long it has waited. Reads at most one file.
+    pub fn see_stopped(&mut self, mut read: impl FnMut(&str) -> Option<Vec<u8>>) {
+        // To be stopped is a wait as well.
+        const OWN: u64 = 1;
+        if let Some(waited) = self.waited {
+            let begun = read("sched").and_then(|sched| waits_begun(&sched));
+            if begun.is_none_or(|begun| begun > waited.begun + OWN) {
+                self.waited = None;
+            }
+        }
+    }
+
     /// How long the thread has waited if it was stopped just now; 0 when that is not known.
     /// Exact to some microseconds, but without time that a hypervisor took from its processor.
     #[must_use]
     pub fn waited(&self) -> Duration {
         let waited = self.waited;
-        waited.map_or(Duration::ZERO, |(waited, then)| waited + then.elapsed())
+        waited.map_or(Duration::ZERO, |waited| waited.time + waited.then.elapsed())
     }
 }
 
@@ -89,14 +111,14 @@ impl Clocks {
 }
 
 /// How long a sleeping thread has slept, by the clock of the processor that it ran on.
-fn waited(
-    clocks: &mut Clocks,
-    read: &mut impl FnMut(&str) -> Option<Vec<u8>>,
-) -> Option<(Duration, Instant)> {
-    let ran_ns = exec_start_ns(&read("sched")?).filter(|ns| *ns != 0)?;
+fn waited(clocks: &mut Clocks, read: &mut impl FnMut(&str) -> Option<Vec<u8>>) -> Option<Waited> {
+    let sched = read("sched")?;
+    let begun = waits_begun(&sched)?;
+    let ran_ns = exec_start_ns(&sched).filter(|ns| *ns != 0)?;
     let cpu = Stat::parse(&read("stat")?).ok()?.processor;
-    let waited = Duration::from_nanos(clocks.now_ns(cpu)?.saturating_sub(ran_ns));
-    Some((waited, Instant::now()))
+    let time = Duration::from_nanos(clocks.now_ns(cpu)?.saturating_sub(ran_ns));
+    let then = Instant::now();
+    Some(Waited { time, then, begun })
 }
 
 /// Whether the time that a call has lasted decides about how it goes on.
@@ -220,6 +242,12 @@ impl Resume {
 #[must_use]
 pub fn handler_waits(status: &Status, mask: u64) -> bool {
     (status.pending | status.shared_pending) & status.caught & !mask != 0
+}
+
+/// Whether the stop has ended a call that the kernel does not make again.
+#[must_use]
+pub fn has_ended(registers: &Registers) -> bool {
+    registers.orig_rax.cast_signed() >= 0 && registers.rax.cast_signed() == EINTR
 }
 
 /// Decides how a stopped thread goes on.
@@ -402,11 +430,19 @@ mod tests {
 
         /// Stops the process and decides how it goes on.
         fn stop(&self, stays: bool) -> (Registers, Resume) {
-            let before = Before::read(&mut Clocks::default(), |name| self.read(name));
+            self.stop_after(self.look(), stays)
+        }
+
+        fn look(&self) -> Before {
+            Before::read(&mut Clocks::default(), |name| self.read(name))
+        }
+
+        fn stop_after(&self, mut before: Before, stays: bool) -> (Registers, Resume) {
             let pid = self.stage.pid();
             ptrace::seize(pid, true).expect("seize");
             ptrace::interrupt(pid).expect("interrupt");
             ptrace::wait(pid).expect("wait");
+            before.see_stopped(|name| self.read(name));
             let waited = before.waited();
             let registers = ptrace::registers(pid).expect("registers");
             let memory = |at: u64| {

@@ -16,7 +16,8 @@ use std::ptr;
 pub use mapping::Mapping;
 pub use signals::{
     Counted, alternate_stack, alternate_stack_now, block_signals, count_signal, counted,
-    ignore_signal, last_handler_stack, queue_signal, take_signal, unblock_signals, wait_for_signal,
+    ignore_signal, last_handler_stack, queue_signal, signal_within, take_signal, unblock_signals,
+    wait_for_signal,
 };
 pub use timers::{Notify, Timer, create_timer, interval_timer_left, set_interval_timer};
 

@@ -153,6 +153,22 @@ pub fn queue_signal(tid: Option<u32>, signal: i32, value: u64) -> Result<()> {
     check(answer).map(drop)
 }
 
+/// Waits for `signal`, which this thread blocks from here on. sigtimedwait(2).
+///
+/// # Errors
+/// `EAGAIN` after `timeout_ms`; `EINTR`.
+pub fn signal_within(signal: i32, timeout_ms: u64) -> Result<()> {
+    block_signals(&[signal]);
+    let set = signal_set(&[signal]);
+    let limit = libc::timespec {
+        tv_sec: (timeout_ms / 1000).cast_signed(),
+        tv_nsec: (timeout_ms % 1000 * 1_000_000).cast_signed(),
+    };
+    // SAFETY: two live values of the right types, and no place for more about the signal.
+    let got = unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const limit) };
+    check(got.into()).map(drop)
+}
+
 /// Takes one of the pending `signals` off the queue, lowest first: number, si_code and value.
 /// sigtimedwait(2).
 pub fn take_signal(signals: &[i32]) -> Option<(i32, i32, u64)> {

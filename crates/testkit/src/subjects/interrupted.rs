@@ -3,22 +3,29 @@
 //!
 //! `results` answers a line for each call that returned: name, what it returned, and after how
 //! many milliseconds.
+use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, accept, recv, socketpair};
 use rustix::thread::{
     ClockId, NanosleepRelativeResult, Timespec, clock_nanosleep_absolute, futex, nanosleep,
 };
 use rustix::time::clock_gettime;
-use sys::subject::select_readable;
+use sys::subject::{select_readable, signal_within};
 
 use super::{Control, Failure, not_understood, number};
 
 type Wait = fn(u64) -> String;
+
+/// A signal that nobody sends.
+const SIGRTMAX: i32 = 64;
 
 const CALLS: &[(&str, Wait)] = &[
     ("nanosleep", in_nanosleep),
@@ -27,6 +34,9 @@ const CALLS: &[(&str, Wait)] = &[
     ("futex", in_futex),
     ("epoll_wait", in_epoll_wait),
     ("select", in_select),
+    ("recv", in_recv),
+    ("accept", in_accept),
+    ("sigtimedwait", in_sigtimedwait),
 ];
 
 pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure> {
@@ -131,6 +141,46 @@ fn in_select(ms: u64) -> String {
         Ok(false) => "timeout".into(),
         Err(error) if error.kind() == std::io::ErrorKind::Interrupted => "interrupted".into(),
         Err(error) => error.to_string(),
+    }
+}
+
+fn in_recv(ms: u64) -> String {
+    let ends = socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let (own, _other) = ends.expect("descriptors are left");
+    set_limit(&own, ms);
+    show_socket(recv(&own, &mut [0; 1], RecvFlags::empty()).map(|(bytes, _)| bytes))
+}
+
+fn in_accept(ms: u64) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    set_limit(&listener, ms);
+    show_socket(accept(&listener).map(|_| 1))
+}
+
+fn set_limit(socket: impl AsFd, ms: u64) {
+    let limit = Some(Duration::from_millis(ms));
+    let set = set_socket_timeout(socket, Timeout::Recv, limit);
+    set.expect("sockets have a time limit");
+}
+
+fn show_socket(result: rustix::io::Result<usize>) -> String {
+    match result {
+        Err(Errno::AGAIN) => "timeout".into(),
+        other => show(other.map(when_none)),
+    }
+}
+
+fn in_sigtimedwait(ms: u64) -> String {
+    match signal_within(SIGRTMAX, ms) {
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => "timeout".into(),
+        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => "interrupted".into(),
+        Err(error) => error.to_string(),
+        Ok(()) => "ready".into(),
     }
 }
 

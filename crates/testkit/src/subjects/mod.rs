@@ -18,6 +18,7 @@ mod posix_timers;
 mod refused;
 mod rlimits;
 mod sessions;
+mod short_waits;
 mod sigaltstack;
 mod stopped;
 mod threads_epoll;
@@ -55,6 +56,7 @@ const ALL: &[(&str, Run)] = &[
     ("refused", refused::run),
     ("rlimits", rlimits::run),
     ("sessions", sessions::run),
+    ("short-waits", short_waits::run),
     ("sigaltstack", sigaltstack::run),
     ("stopped", stopped::run),
     ("threads-epoll", threads_epoll::run),
