@@ -15,6 +15,7 @@ pub const WAITING: &[(&str, &[&str])] = &[
     ("creds", &["root"]),
     ("fds", &[]),
     ("mmaps", &[]),
+    ("patchwork", &["9"]),
     ("pending-signals", &[]),
     ("rlimits", &[]),
     ("sessions", &[]),
@@ -62,6 +63,16 @@ fn mappings_survive() {
     let subject = restored("mmaps", kinds);
     assert_eq!(subject.ask("check"), "right");
     assert_eq!(subject.ask("write"), "right");
+}
+
+/// Below and above the size from which on memory is filled from outside.
+#[test]
+fn neighbours_that_the_kernel_keeps_apart_survive() {
+    needs_root!();
+    for mib in ["1", "4", "17"] {
+        let subject = restored("patchwork", &[mib]);
+        assert_eq!(subject.ask("check"), "right");
+    }
 }
 
 #[test]

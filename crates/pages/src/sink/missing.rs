@@ -21,37 +21,42 @@ const CHANGING: Duration = Duration::from_secs(5);
 pub struct Missing {
     pid: i32,
     uffd: Uffd,
-    spans: Vec<Span>,
+    /// What was registered.
+    registered: Vec<Span>,
+    /// The mappings, in ascending order.
+    mappings: Vec<Span>,
     /// For pages that are there already.
     memory: super::Memory,
 }
 
 impl Missing {
     /// Opens the conversation with `uffd`, which was created in task `pid` and not used yet, and
-    /// registers `spans`, each of which must be mapped wholly. Those that touch are registered
-    /// together.
+    /// registers `mappings`, each of which is one mapping of the task or a part of one. Those that
+    /// touch are registered together.
     ///
     /// # Errors
     /// [`Error::Register`] with `EINVAL` for a mapping of another kind, such as a private mapping
     /// of a file; [`Error::Gone`].
-    pub fn new(pid: i32, uffd: Uffd, spans: &[Span]) -> Result<Self> {
-        let whole = spans.first().copied().unwrap_or_default();
+    pub fn new(pid: i32, uffd: Uffd, mappings: &[Span]) -> Result<Self> {
+        let first = mappings.first().copied().unwrap_or_default();
         uffd.api(Features::empty())
-            .map_err(register_failed(pid, whole))?;
-        let memory = super::Memory::new(pid);
-        let spans = sorted(spans.to_vec());
+            .map_err(register_failed(pid, first))?;
+        let mut mappings = mappings.to_vec();
+        mappings.sort_unstable();
+        let spans = sorted(mappings.clone());
         let mut missing = Self {
             pid,
             uffd,
-            spans: Vec::with_capacity(spans.len()),
-            memory,
+            registered: Vec::with_capacity(spans.len()),
+            mappings,
+            memory: super::Memory::new(pid),
         };
         for span in &spans {
             missing
                 .uffd
                 .register(*span, Modes::MISSING)
                 .map_err(register_failed(pid, *span))?;
-            missing.spans.push(*span);
+            missing.registered.push(*span);
         }
         Ok(missing)
     }
@@ -60,14 +65,25 @@ impl Missing {
     fn fill_piece(&self, mut addr: Addr, mut bytes: &[u8]) -> Result<()> {
         let start = Instant::now();
         while !bytes.is_empty() {
-            let filled = match self.uffd.copy(addr, bytes, false) {
+            let part = &bytes[..self.in_one_mapping(addr, bytes.len())];
+            let filled = match self.uffd.copy(addr, part, false) {
                 Ok(filled) => filled,
-                Err(error) => self.cope(addr, bytes, error, start)?,
+                Err(error) => self.cope(addr, part, error, start)?,
             };
             addr = addr.plus(filled as u64);
             bytes = &bytes[filled..];
         }
         Ok(())
+    }
+
+    /// How many of `len` bytes from `addr` on one call may fill. The kernel copies into one mapping
+    /// only, and keeps neighbours apart that differ in anything: in their protection, name, or in
+    /// whether they count as committed memory.
+    fn in_one_mapping(&self, addr: Addr, len: usize) -> usize {
+        let after = self.mappings.partition_point(|map| map.end <= addr);
+        let inside = self.mappings.get(after).filter(|map| map.start <= addr);
+        let left = inside.map_or(u64::MAX, |map| map.end.0 - addr.0);
+        usize::try_from(left).map_or(len, |left| left.min(len))
     }
 
     /// Does what can be done after a failure, and returns how many bytes were filled by that.
@@ -103,7 +119,7 @@ impl Sink for Missing {
 
 impl Drop for Missing {
     fn drop(&mut self) {
-        for span in &self.spans {
+        for span in &self.registered {
             // Fails only when the task or the mapping is gone, and the registration with it.
             let _ = self.uffd.unregister(*span);
         }

@@ -56,6 +56,42 @@ fn fresh_memory_is_filled_through_a_userfaultfd() {
 }
 
 #[test]
+fn mappings_that_touch_are_filled_each_by_itself() {
+    testkit::needs_program!("python3");
+    testkit::needs_root!();
+    let (original, span, reader) = original();
+    let mut child = Child::start();
+    let target = child.map("4000", 4000);
+    let mut mappings = Vec::new();
+    // Every part differs from its neighbours: in its protection, or in that alone that it does not
+    // count as committed memory (MAP_NORESERVE).
+    let parts = [
+        (0, 7),
+        (7, 1),
+        (8, 700),
+        (708, 500),
+        (1208, 1),
+        (1209, 2791),
+    ];
+    for (number, (page, pages)) in parts.into_iter().enumerate() {
+        let one = part(target, page, pages);
+        let (protection, flags) =
+            [(3, 0x32), (2, 0x32), (3, 0x32), (3, 0x4032), (7, 0x4032)][number.min(4)];
+        let (start, bytes) = (one.start.0, one.bytes());
+        let map = format!("call('mmap', {start}, {bytes}, {protection}, {flags}, -1, 0)");
+        assert_eq!(child.ask(&map) as u64, start);
+        mappings.push(one);
+    }
+    let sink = Missing::new(child.pid(), child.uffd(), &mappings).expect("a registration");
+    let pages = restore(&reader, span, target, &sink).expect("a restore");
+    assert_eq!(pages, 3100);
+    drop(sink);
+    let (start, bytes) = (target.start.0, target.bytes());
+    child.ask(&format!("call('mprotect', {start}, {bytes}, 1)"));
+    assert!(child.read(target) == original.read(span));
+}
+
+#[test]
 fn a_page_that_is_there_is_overwritten() {
     testkit::needs_program!("python3");
     testkit::needs_root!();

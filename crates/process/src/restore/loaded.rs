@@ -93,8 +93,8 @@ impl<'a> Loaded<'a> {
         let extents = extents.collect::<Vec<_>>();
         let placed = pages::place(reader, &extents)?;
         // Whole mappings: one that is registered in parts stays split when its parts are filled.
-        let spans = &outside.mappings;
-        let sink = sink::Missing::new(outside.pid, sys::uffd::Uffd::from(uffd), spans)?;
+        let mappings = &outside.mappings;
+        let sink = sink::Missing::new(outside.pid, sys::uffd::Uffd::from(uffd), mappings)?;
         Ok(pages::fill(reader, &placed, &sink, &|_| ())?.pages)
     }
 

@@ -13,6 +13,7 @@ mod interrupted;
 mod itimers;
 mod mates;
 mod mmaps;
+mod patchwork;
 mod pending_signals;
 mod posix_timers;
 mod refused;
@@ -51,6 +52,7 @@ const ALL: &[(&str, Run)] = &[
     ("itimers", itimers::run),
     ("mates", mates::run),
     ("mmaps", mmaps::run),
+    ("patchwork", patchwork::run),
     ("pending-signals", pending_signals::run),
     ("posix-timers", posix_timers::run),
     ("refused", refused::run),
@@ -211,6 +213,7 @@ mod tests {
             ("creds", &[]),
             ("fds", &[]),
             ("mmaps", &[]),
+            ("patchwork", &["1"]),
             ("pending-signals", &[]),
             ("rlimits", &[]),
             ("sessions", &[]),
@@ -238,6 +241,7 @@ mod tests {
             ("churn", &["2", "64"]),
             ("fds", &[]),
             ("mmaps", &[]),
+            ("patchwork", &["1"]),
             ("threads-epoll", &[]),
             ("tree", &["7"]),
         ] {
