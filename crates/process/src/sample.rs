@@ -181,48 +181,58 @@ fn parts(tid: i32) -> impl Iterator<Item = Record> {
 
 /// The records of the image.
 pub(crate) fn records() -> Vec<Record> {
-    const DIRECTORY: u32 = 0o200_000;
     let mut records = vec![record(tag::TREE, 0, tree().encode_to_vec())];
     for (pid, threads) in [(ROOT, &[ROOT, THREAD][..]), (CHILD, &[CHILD])] {
-        let memory = memory();
-        records.push(record(memory::TAG, pid, memory.encode_to_vec()));
-        let descriptor = |fd, description, close_on_exec| Descriptor {
-            fd,
-            description,
-            close_on_exec,
-        };
-        let descriptors = vec![
-            descriptor(0, 2, false),
-            descriptor(5, 3, true),
-            descriptor(6, 3, false),
-        ];
-        let descriptors = Descriptors { descriptors };
-        records.push(record(tag::DESCRIPTORS, pid, descriptors.encode_to_vec()));
-        let place = Directories { cwd: 1, root: None };
-        records.push(record(tag::PLACE, pid, place.encode_to_vec()));
-        for tid in threads {
-            let state = ThreadState {
-                registers: vec![0; 27],
-                xstate: vec![0; 64],
-                ..ThreadState::default()
-            };
-            records.push(record(tag::THREAD, *tid, state.encode_to_vec()));
-            records.extend(parts(*tid));
-        }
+        records.extend(task(pid, threads, &memory()));
     }
+    records.extend(descriptions());
+    records
+}
+
+/// The records of one task.
+pub(crate) fn task(pid: i32, threads: &[i32], memory: &Memory) -> Vec<Record> {
+    let mut records = vec![record(memory::TAG, pid, memory.encode_to_vec())];
+    let descriptor = |fd, description, close_on_exec| Descriptor {
+        fd,
+        description,
+        close_on_exec,
+    };
+    let descriptors = vec![
+        descriptor(0, 2, false),
+        descriptor(5, 3, true),
+        descriptor(6, 3, false),
+    ];
+    let descriptors = Descriptors { descriptors };
+    records.push(record(tag::DESCRIPTORS, pid, descriptors.encode_to_vec()));
+    let place = Directories { cwd: 1, root: None };
+    records.push(record(tag::PLACE, pid, place.encode_to_vec()));
+    for tid in threads {
+        let state = ThreadState {
+            registers: vec![0; 27],
+            xstate: vec![0; 64],
+            ..ThreadState::default()
+        };
+        records.push(record(tag::THREAD, *tid, state.encode_to_vec()));
+        records.extend(parts(*tid));
+    }
+    records
+}
+
+/// What the tasks have open, mapped and as their folder.
+pub(crate) fn descriptions() -> impl Iterator<Item = Record> {
+    const DIRECTORY: u32 = 0o200_000;
     let descriptions = [
         (tags::REGULAR, file("/usr/bin/true", 0o100_755, 0, 4096)),
         (tags::DIRECTORY, file("/srv", 0o040_755, DIRECTORY, 0)),
         (tags::REGULAR, file("/srv/a", 0o100_644, 2, 10)),
         (tags::EVENTFD, Eventfd { count: 3 }.encode_to_vec()),
     ];
-    records.extend((0..).zip(descriptions).map(|(id, (tag, payload))| Record {
+    (0..).zip(descriptions).map(|(id, (tag, payload))| Record {
         tag,
         version: 1,
         id,
         payload,
-    }));
-    records
+    })
 }
 
 /// The runs that are not stored; two pages of the root's heap are.

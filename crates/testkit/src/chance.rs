@@ -25,6 +25,12 @@ impl Chance {
         Self(seed)
     }
 
+    /// Starts the sequence of `seed`.
+    #[must_use]
+    pub const fn with(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// The next number: splitmix64.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -6,6 +6,7 @@ mod cycles;
 mod damage;
 mod equal;
 mod files;
+mod generations;
 mod host;
 mod kills;
 mod layers;

@@ -64,6 +64,19 @@ pub(crate) fn groups_are_inherited(births: &[Birth]) -> bool {
     })
 }
 
+/// All births, each behind that of who makes it: a sibling may make one that comes before it in
+/// the tree.
+pub(crate) fn makers_first(births: &[Birth]) -> Vec<BirthId> {
+    let mut order = vec![0];
+    let mut next = 0;
+    while let Some(birth) = order.get(next).map(|id| &births[*id]) {
+        let made = [&birth.before, &birth.after, &birth.siblings];
+        order.extend(made.into_iter().flatten());
+        next += 1;
+    }
+    order
+}
+
 /// The group that a task is born into.
 fn group_at_birth(births: &[Birth], id: BirthId) -> Membership {
     let Some(maker) = births[id].maker else {
@@ -302,6 +315,21 @@ mod tests {
         let births = births(&tree(tasks)).expect("born");
         assert_eq!(births[1].before, [2]);
         assert_eq!(births[2].group, Membership::Outside);
+    }
+
+    #[test]
+    fn who_is_made_by_a_later_sibling_comes_behind_it() {
+        let tasks = vec![
+            node(10, 1, 10, 10),
+            node(11, 10, 12, 12),
+            node(12, 10, 12, 12),
+        ];
+        let births = births(&tree(tasks)).expect("born");
+        assert_eq!(
+            (births[1].maker, &births[2].siblings[..]),
+            (Some(2), &[1][..])
+        );
+        assert_eq!(makers_first(&births), [0, 2, 1]);
     }
 
     #[test]

@@ -21,10 +21,10 @@ pub(super) struct Early {
 }
 
 impl Early {
-    /// Finds them for tasks that inherit the memory of the task that `heirs` names.
+    /// Finds them for tasks that inherit the memory of the task that `memory_parents` names.
     pub fn find(
         saved: &Saved<'_>,
-        heirs: &[Option<usize>],
+        memory_parents: &[Option<usize>],
         pages: &[Pages],
         own: &OwnVdso,
     ) -> Self {
@@ -39,7 +39,7 @@ impl Early {
             way(memory, own.build_id.as_deref()) == Way::Straight
         };
         let pairs = || {
-            let pairs = heirs.iter().enumerate();
+            let pairs = memory_parents.iter().enumerate();
             pairs.filter_map(|(child, parent)| Some((child, (*parent)?)))
         };
         for (child, parent) in pairs() {
@@ -88,11 +88,7 @@ impl Early {
 
 /// The pages inside of `spans`.
 fn present(pages: &Pages, spans: impl Iterator<Item = Span>) -> Vec<Span> {
-    let stored = pages.stored.iter().map(|stored| stored.span);
-    let mut all = stored
-        .chain(pages.inherited.iter().copied())
-        .collect::<Vec<_>>();
-    all.sort_unstable();
+    let all = pages.all();
     let inside = |map: Span| {
         let from = all.partition_point(|run| run.end <= map.start);
         let inside = all[from..]

@@ -3,6 +3,8 @@
 pub(crate) mod births;
 mod early;
 mod family;
+#[cfg(test)]
+mod model;
 mod print;
 mod task;
 mod vdso;
@@ -167,7 +169,8 @@ impl Plan {
 /// No task has more: 56 bits are the most that processors of this kind address.
 const ADDRESSES_PAGES: u64 = 1 << 44;
 
-/// The pages of a process: those stored, and those inherited from `parent` if it may inherit.
+/// The pages of a process: those stored, those inherited from `parent` if it may inherit, and
+/// zeros.
 pub(crate) fn pages_of(reader: &Reader, pid: i32, parent: Option<i32>) -> Result<Pages> {
     let space = SpaceId(pid.cast_unsigned());
     let mut pages = Pages::default();
@@ -188,7 +191,7 @@ pub(crate) fn pages_of(reader: &Reader, pid: i32, parent: Option<i32>) -> Result
             RunKind::Same { space } if Some(space.0) == parent.map(i32::cast_unsigned) => {
                 pages.inherited.push(span);
             }
-            RunKind::Zero => {}
+            RunKind::Zero => pages.zero.push(span),
             RunKind::Same { .. } | RunKind::Parent(_) | RunKind::Equal(_) => {
                 resolve(reader, space, span, &mut pages)?;
             }
@@ -203,10 +206,12 @@ fn resolve(reader: &Reader, space: SpaceId, span: abi::Span, pages: &mut Pages) 
     while page < span.end.page() {
         let located = reader.locate(space, page, span.end.page() - page)?;
         let count = u64::from(located.pages);
+        let span = abi::Span::new(abi::Addr::of_page(page), count * abi::PAGE_BYTES);
         if let RunKind::Data { offset_bytes, .. } = located.run.kind {
             let offset = offset_bytes + u64::from(located.skip_pages) * abi::PAGE_BYTES;
-            let span = abi::Span::new(abi::Addr::of_page(page), count * abi::PAGE_BYTES);
             pages.stored.push(Stored { span, offset });
+        } else {
+            pages.zero.push(span);
         }
         page += count;
     }

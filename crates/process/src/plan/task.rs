@@ -2,19 +2,19 @@
 
 use std::collections::HashMap;
 
-use image::Reader;
+use image::{Reader, SpaceId};
 use resources::Born;
 use resources::fd;
 use resources::fd::tty::control;
 use resources::map::inherit;
-use resources::map::layout::{self, Fill, Laid, Pages};
+use resources::map::layout::{self, AtFork, Fill, Laid, Pages};
 use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::{PARTS, Phase, Scope, ThreadPlan};
 use syscalls::Sysno;
 
-use super::births::{Birth, BirthId, Kind, groups_are_inherited};
+use super::births::{self, Birth, BirthId, Kind, groups_are_inherited};
 use super::early::Early;
-use super::{Outside, Plan, Planned, Setting, Staying, family, pages_of, vdso, word};
+use super::{Outside, Plan, Planned, Setting, Staying, family, pages_of, resolve, vdso, word};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread};
 
@@ -29,8 +29,8 @@ pub(super) struct Tasks<'a> {
     pages: Vec<Pages>,
     /// What its children find mapped.
     early: Early,
-    /// From whom a task inherits memory, by index of the task.
-    heirs: Vec<Option<usize>>,
+    /// Whose memory a task is born with, by index of the task.
+    memory_parents: Vec<Option<usize>>,
     /// The first task, by index, that has a description.
     first_holders: HashMap<u32, usize>,
     /// How many births and how many threads there are.
@@ -39,8 +39,8 @@ pub(super) struct Tasks<'a> {
     simple: bool,
     /// Whether some thread does something that depends on others.
     meeting: bool,
-    /// By index of the task: the protections of its mappings when it has children.
-    protections: Vec<Vec<u32>>,
+    /// By index of the task: what its children are born with.
+    at_fork: Vec<AtFork>,
 }
 
 /// What is planned of a task before it is known whether the tasks have to meet.
@@ -76,14 +76,14 @@ impl<'a> Tasks<'a> {
             births,
             setting,
             descendants_born: setting.born.of_descendants(),
-            pages: Vec::new(),
+            pages: vec![Pages::default(); saved.tasks.len()],
             early: Early::default(),
-            heirs: vec![None; saved.tasks.len()],
+            memory_parents: vec![None; saved.tasks.len()],
             first_holders: HashMap::new(),
             all: (count(births.len()), count(threads)),
             simple: groups_are_inherited(births),
             meeting: false,
-            protections: vec![Vec::new(); saved.tasks.len()],
+            at_fork: vec![AtFork::default(); saved.tasks.len()],
         };
         for (index, task) in saved.tasks.iter().enumerate() {
             for descriptor in &task.descriptors {
@@ -91,25 +91,42 @@ impl<'a> Tasks<'a> {
                 holder.or_insert(index);
             }
         }
-        for birth in births {
-            if let Kind::Live(index) = birth.kind {
-                tasks.heirs[index] = tasks.ancestor(birth);
+        for id in births::makers_first(births) {
+            if let Kind::Live(index) = births[id].kind {
+                tasks.find_pages(reader, index, &births[id])?;
             }
         }
-        for (index, task) in saved.tasks.iter().enumerate() {
-            let parent = tasks.heirs[index].map(|parent| saved.tasks[parent].node.pid);
-            tasks.pages.push(pages_of(reader, task.node.pid, parent)?);
-        }
-        tasks.early = Early::find(saved, &tasks.heirs, &tasks.pages, &setting.vdso);
+        tasks.early = Early::find(saved, &tasks.memory_parents, &tasks.pages, &setting.vdso);
         Ok(tasks)
     }
 
-    /// The task whose memory a newborn has: its maker's, or that of a stand-in's parent.
-    fn ancestor(&self, birth: &Birth) -> Option<usize> {
+    /// Finds the pages of a task, those of its memory parent being known.
+    fn find_pages(&mut self, reader: &Reader, index: usize, birth: &Birth) -> Result<()> {
+        let task = &self.saved.tasks[index];
+        let parent = self.memory_parent(birth);
+        let parents_pid = parent.map(|parent| self.saved.tasks[parent].node.pid);
+        let pid = task.node.pid;
+        let mut pages = pages_of(reader, pid, parents_pid)?;
+        if let Some(parent) = parent {
+            let theirs = (&self.saved.tasks[parent].memory, &self.pages[parent]);
+            for span in pages.split_inherited(&task.memory, theirs) {
+                resolve(reader, SpaceId(pid.cast_unsigned()), span, &mut pages)?;
+            }
+        }
+        pages.stored.sort_unstable_by_key(|stored| stored.span);
+        pages.zero.sort_unstable();
+        pages.drop_plain_zeros(&task.memory);
+        self.memory_parents[index] = parent;
+        self.pages[index] = pages;
+        Ok(())
+    }
+
+    /// The task whose memory a newborn has: its maker's, or that of a stand-in's maker.
+    fn memory_parent(&self, birth: &Birth) -> Option<usize> {
         let maker = &self.births[birth.maker?];
         match maker.kind {
             Kind::Live(index) => Some(index),
-            _ => self.ancestor(maker),
+            _ => self.memory_parent(maker),
         }
     }
 
@@ -135,7 +152,7 @@ impl<'a> Tasks<'a> {
         self.meeting = prepared
             .iter()
             .any(|one| !one.together.steps.is_empty() || one.threads.iter().any(depends));
-        for id in 0..self.births.len() {
+        for id in births::makers_first(self.births) {
             let script = match self.births[id].kind {
                 Kind::Live(index) => {
                     let prepared = &mut prepared[index];
@@ -274,12 +291,11 @@ impl<'a> Tasks<'a> {
             .map(|stored| stored.span.bytes())
             .sum::<u64>();
         let outside = bytes >= self.setting.outside_from_bytes;
-        let parent = self.heirs[index].map(|parent| inherit::Parent {
+        let parent = self.memory_parents[index].map(|parent| inherit::Parent {
             memory: &self.saved.tasks[parent].memory,
             early: &self.early.maps[parent],
             present: &self.early.present[parent],
-            protections: &self.protections[parent],
-            vdso_early: self.early.vdso[parent],
+            at_fork: &self.at_fork[parent],
         });
         let files = std::cell::RefCell::new(&mut *plan);
         let laid = layout::plan(&layout::Planning {
@@ -293,7 +309,7 @@ impl<'a> Tasks<'a> {
             files: &|number| files.borrow_mut().pages_file(number),
             vdso: vdso::old(self.saved, task, &self.setting.vdso),
         })?;
-        self.protections[index].clone_from(&laid.protections);
+        self.at_fork[index] = laid.at_fork.clone();
         plan.taken.extend(laid.room);
         if let Some(proxy) = &laid.proxy {
             vdso::check_entries(task, proxy)?;

@@ -3,7 +3,7 @@
 use abi::{Addr, Span};
 use syscalls::Sysno;
 
-use super::layout::{Planning, Stored, clip, overlapping};
+use super::layout::{AtFork, Planning, Stored, clip, overlapping};
 use super::memory::{Mapping, Memory, Special};
 use super::vdso::Way;
 use crate::script::Script;
@@ -21,14 +21,22 @@ const OVERWRITTEN_BYTES: u64 = 64 << 10;
 pub struct Parent<'a> {
     /// Its record.
     pub memory: &'a Memory,
-    /// Which of its mappings are mapped before children are spawned.
+    /// Which of its mappings are as they are to be, but for protection and advice, before children
+    /// are spawned: those that children may keep.
     pub early: &'a [bool],
     /// Which pages of those exist then.
     pub present: &'a [Span],
-    /// The protection that each mapping has then.
-    pub protections: &'a [u32],
-    /// Whether its vDSO is mapped then.
-    pub vdso_early: bool,
+    /// All that its children are born with.
+    pub at_fork: &'a AtFork,
+}
+
+/// The mapping of `parent`, by index, that a child can make its own mapping `map` of: one that has
+/// all of it, and the same behind it.
+#[must_use]
+pub fn source(parent: &Memory, map: &Mapping) -> Option<usize> {
+    let theirs = &parent.mappings;
+    let at = theirs.partition_point(|from| from.end <= map.start);
+    theirs.get(at).filter(|from| map.inherits(from)).map(|_| at)
 }
 
 /// Whether a child may keep `parent` as its own mapping `child` where neither has pages in it.
@@ -56,10 +64,9 @@ pub(super) fn inherited(planning: &Planning<'_>) -> Vec<Option<u32>> {
     let Some(parent) = planning.parent else {
         return vec![None; planning.memory.mappings.len()];
     };
-    let theirs = &parent.memory.mappings;
     let source = |map: &Mapping| {
-        let at = theirs.partition_point(|from| from.end <= map.start);
-        let from = theirs.get(at).filter(|from| map.inherits(from))?;
+        let at = source(parent.memory, map)?;
+        let from = &parent.memory.mappings[at];
         if !*parent.early.get(at)? {
             return None;
         }
@@ -67,7 +74,7 @@ pub(super) fn inherited(planning: &Planning<'_>) -> Vec<Option<u32>> {
         let empty = overlapping(parent.present, from.span()).next().is_none()
             && planning.pages.is_empty(map.span())
             && may_keep_empty(from, map);
-        (shares.is_some() || empty).then(|| parent.protections[at])
+        (shares.is_some() || empty).then(|| parent.at_fork.protections[at])
     };
     planning.memory.mappings.iter().map(source).collect()
 }
@@ -76,11 +83,25 @@ pub(super) fn inherited(planning: &Planning<'_>) -> Vec<Option<u32>> {
 pub(super) fn inherits_vdso(planning: &Planning<'_>) -> bool {
     planning.parent.is_some_and(|parent| {
         let same = same_vdso(parent.memory, planning.memory);
-        parent.vdso_early && planning.vdso.way == Way::Straight && same
+        parent.at_fork.vdso && planning.vdso.way == Way::Straight && same
     })
 }
 
-/// Unmaps what was inherited and is not kept.
+/// What the children of a process are born with that keeps these of its mappings.
+pub(super) fn at_fork(planning: &Planning<'_>, kept: &[bool], protections: Vec<u32>) -> AtFork {
+    let all = planning.memory.mappings.iter().enumerate();
+    let mapped = all.filter(|(index, map)| {
+        let early = planning.early.get(*index).copied().unwrap_or(false);
+        map.special() == Special::No && (early || kept[*index])
+    });
+    AtFork {
+        mapped: mapped.map(|(_, map)| map.span()).collect(),
+        vdso: planning.vdso_early || inherits_vdso(planning),
+        protections,
+    }
+}
+
+/// Unmaps what was inherited and is not kept, also what the parent itself has inherited and keeps.
 pub(super) fn unmap_rest(planning: &Planning<'_>, kept: &[bool], script: &mut Script) {
     let Some(parent) = planning.parent else {
         return;
@@ -88,10 +109,8 @@ pub(super) fn unmap_rest(planning: &Planning<'_>, kept: &[bool], script: &mut Sc
     let own = planning.memory.mappings.iter().zip(kept);
     let kept = own.filter(|(_, kept)| **kept);
     let mut kept = kept.map(|(map, _)| map.span()).collect::<Vec<_>>();
-    let theirs = parent.memory.mappings.iter().zip(parent.early);
-    let theirs = theirs.filter(|(map, early)| **early && map.special() == Special::No);
-    let mut theirs = theirs.map(|(map, _)| map.span()).collect::<Vec<_>>();
-    if parent.vdso_early {
+    let mut theirs = parent.at_fork.mapped.clone();
+    if parent.at_fork.vdso {
         let specials = specials(parent.memory).map(|(span, _)| span);
         if inherits_vdso(planning) {
             kept.extend(specials.clone());
@@ -163,7 +182,7 @@ pub(super) fn keep(planning: &Planning<'_>, map: &Mapping, prot: Option<u32>, sc
 
 #[cfg(test)]
 mod tests {
-    use super::super::layout::tests::{anonymous, memory, planning};
+    use super::super::layout::tests::{anonymous, at_fork, memory, planning};
     use super::super::layout::{Pages, plan};
     use super::super::vdso::tests::special;
     use super::*;
@@ -199,17 +218,20 @@ mod tests {
         assert_eq!(laid.late.to_string(), "");
         let mut child = planning(&own, &pages);
         child.vdso.way = Way::Straight;
-        child.parent = Some(Parent {
+        let first = laid.at_fork;
+        let parent = Parent {
             memory: &own,
             early: &[true; 4],
             present: &[],
-            protections: &laid.protections,
-            vdso_early: true,
-        });
+            at_fork: &first,
+        };
+        child.parent = Some(parent);
         let laid = plan(&child).expect("plans");
         let calls = [&laid.early, &laid.late].map(ToString::to_string);
         assert_eq!(calls, ["", ""]);
         assert!(!laid.finish.to_string().contains("madvise"));
+        let kept = laid.at_fork;
+        assert_eq!((kept.mapped.len(), kept.vdso), (2, true));
 
         // A program of its own has other mappings, and its vDSO elsewhere.
         let mut other = memory(vec![special(0x34000, 0x36000, Special::Vdso)]);
@@ -228,6 +250,13 @@ mod tests {
                 .to_string()
                 .starts_with("arch_prctl(ARCH_MAP_VDSO_64, 0x30000)")
         );
+        // So has one whose parent maps nothing early, but keeps what it has of its own parent.
+        child.parent = Some(Parent {
+            early: &[false; 4],
+            at_fork: &kept,
+            ..parent
+        });
+        assert_eq!(plan(&child).expect("plans").early.to_string(), want);
         child.vdso.way = Way::Absent;
         assert_eq!(plan(&child).expect("plans").late.to_string(), "");
     }
@@ -250,12 +279,12 @@ mod tests {
         let pages = Pages::default();
         let mut child = planning(&own, &pages);
         let present = [Span::new(Addr(0x11000), 0x1000)];
+        let at_fork = at_fork(&own, &[3]);
         child.parent = Some(Parent {
             memory: &own,
             early: &[true],
             present: &present,
-            protections: &[3],
-            vdso_early: false,
+            at_fork: &at_fork,
         });
         let laid = plan(&child).expect("plans");
         assert_eq!(laid.early.to_string(), "munmap(0x10000, 8192)\n");

@@ -9,6 +9,9 @@ use syscalls::Sysno;
 
 use super::inherit::{self, Parent};
 use super::memory::{Mapping, Memory, Segment, Special};
+use super::pages::has_own;
+pub use super::pages::{PAGES_FILE, Pages, Stored};
+pub(super) use super::pages::{clip, overlapping};
 use super::{read, vdso};
 use crate::script::{Arg, PoolId, Script, Width};
 use crate::{Error, Result};
@@ -16,28 +19,6 @@ use crate::{Error, Result};
 const MAP_FIXED: u32 = 0x10;
 const PROT_WRITE: u32 = 2;
 const MADV_GUARD_INSTALL: u32 = 102;
-
-/// Positions in an image's pages name the file above this bit and the offset below it.
-pub const PAGES_FILE: u64 = 1 << 48;
-
-/// Consecutive pages of a process that are stored in the image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stored {
-    /// Their addresses.
-    pub span: Span,
-    /// The position of the first: an offset in a pages file, in bytes, plus [`PAGES_FILE`] times
-    /// the file's number.
-    pub offset: u64,
-}
-
-/// Where a process's pages come from.
-#[derive(Clone, Debug, Default)]
-pub struct Pages {
-    /// Those stored, sorted by address.
-    pub stored: Vec<Stored>,
-    /// Those inherited from the parent, sorted.
-    pub inherited: Vec<Span>,
-}
 
 /// How stored pages get into the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,13 +64,25 @@ pub struct Laid {
     pub outside: Vec<Stored>,
     /// The mappings that those are in.
     pub filled: Vec<Span>,
-    /// The protection of each mapping before `finish`: that with which children inherit it.
-    pub protections: Vec<u32>,
+    /// What its children are born with.
+    pub at_fork: AtFork,
     /// Where this host's vDSO comes to be, if that is not where the old one was: nothing else may
     /// be there.
     pub room: Option<Span>,
     /// The code that another kernel's vDSO becomes.
     pub proxy: Option<vdso::proxy::Proxy>,
+}
+
+/// What is mapped in a process when it makes its children.
+#[derive(Clone, Debug, Default)]
+pub struct AtFork {
+    /// Its mappings that are there, sorted: those that are mapped early, and those that it has kept
+    /// of what it was born with itself.
+    pub mapped: Vec<Span>,
+    /// Whether its vDSO is there.
+    pub vdso: bool,
+    /// The protection that each of its mappings has.
+    pub protections: Vec<u32>,
 }
 
 /// Plans the calls that lay out a process.
@@ -101,22 +94,23 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     let mut laid = Laid::default();
     let inherited = inherit::inherited(planning);
     let kept = inherited.iter().map(Option::is_some).collect::<Vec<_>>();
-    laid.protections = protections(planning, &inherited);
+    let mut protections = protections(planning, &inherited);
     inherit::unmap_rest(planning, &kept, &mut laid.early);
     let [mut read_early, mut read_late] = [Vec::new(), Vec::new()];
+    let [mut zero_early, mut zero_late] = [Vec::new(), Vec::new()];
     let [mut settled_early, mut settled_late] = [Settled::default(), Settled::default()];
     for (index, map) in planning.memory.mappings.iter().enumerate() {
         if map.special() != Special::No {
             continue;
         }
         let early = planning.early.get(index).copied().unwrap_or(false);
-        let (script, reads) = if early {
-            (&mut laid.early, &mut read_early)
+        let (script, reads, zeros) = if early {
+            (&mut laid.early, &mut read_early, &mut zero_early)
         } else {
-            (&mut laid.late, &mut read_late)
+            (&mut laid.late, &mut read_late, &mut zero_late)
         };
         let stored = || clip(planning.pages, map.span());
-        let prot = laid.protections[index];
+        let prot = protections[index];
         if let Some(inherited) = inherited[index] {
             inherit::keep(planning, map, (prot != inherited).then_some(prot), script);
         } else {
@@ -130,10 +124,12 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
             }
         } else if map.is_private() {
             reads.extend(stored());
+            let zero = overlapping(&planning.pages.zero, map.span());
+            zeros.extend(zero.map(|zero| zero.intersect(map.span())));
         }
         let empty = planning.pages.is_empty(map.span());
         let settled = if early && empty {
-            laid.protections[index] = map.prot;
+            protections[index] = map.prot;
             &mut settled_early
         } else {
             &mut settled_late
@@ -142,6 +138,9 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     }
     read::read_in(planning, read_early, &mut laid.early);
     read::read_in(planning, read_late, &mut laid.late);
+    read::zero(planning, &zero_early, &mut laid.early);
+    read::zero(planning, &zero_late, &mut laid.late);
+    laid.at_fork = inherit::at_fork(planning, &kept, protections);
     settled_early.call(&mut laid.early);
     settled_late.call(&mut laid.finish);
     let own = planning.memory.mappings.iter();
@@ -160,50 +159,12 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     Ok(laid)
 }
 
-impl Pages {
-    /// Whether there are none inside `span`.
-    #[must_use]
-    pub fn is_empty(&self, span: Span) -> bool {
-        !has_stored(self, span) && overlapping(&self.inherited, span).next().is_none()
-    }
-}
-
-fn has_stored(pages: &Pages, span: Span) -> bool {
-    clip(pages, span).next().is_some()
-}
-
-/// Those of sorted and disjoint spans that overlap `span`.
-pub(super) fn overlapping(spans: &[Span], span: Span) -> impl Iterator<Item = Span> + '_ {
-    let from = spans.partition_point(|one| one.end <= span.start);
-    let inside = spans[from..]
-        .iter()
-        .take_while(move |one| one.start < span.end);
-    inside.copied()
-}
-
-/// The stored pages inside `span`.
-pub(super) fn clip(pages: &Pages, span: Span) -> impl Iterator<Item = Stored> + '_ {
-    let from = pages
-        .stored
-        .partition_point(|stored| stored.span.end <= span.start);
-    let inside = pages.stored[from..]
-        .iter()
-        .take_while(move |stored| stored.span.start < span.end);
-    inside.map(move |stored| {
-        let cut = stored.span.intersect(span);
-        Stored {
-            span: cut,
-            offset: stored.offset + (cut.start.0 - stored.span.start.0),
-        }
-    })
-}
-
 /// The protection of each mapping while pages are read into it.
 fn protections(planning: &Planning<'_>, inherited: &[Option<u32>]) -> Vec<u32> {
     let maps = planning.memory.mappings.iter().zip(inherited);
     let prots = maps.map(|(map, inherited)| {
         let prot = inherited.unwrap_or(map.prot);
-        let writable = map.is_private() && has_stored(planning.pages, map.span());
+        let writable = map.is_private() && has_own(planning.pages, map.span());
         if writable { prot | PROT_WRITE } else { prot }
     });
     prots.collect()
@@ -412,6 +373,15 @@ pub(super) mod tests {
         }
     }
 
+    /// All of `memory` with these protections.
+    pub(in super::super) fn at_fork(memory: &Memory, protections: &[u32]) -> AtFork {
+        AtFork {
+            mapped: memory.mappings.iter().map(Mapping::span).collect(),
+            vdso: false,
+            protections: protections.to_vec(),
+        }
+    }
+
     #[test]
     fn stored_pages_are_read_into_a_writable_mapping() {
         let memory = memory(vec![anonymous(0x10000, 0x14000, 1)]);
@@ -447,15 +417,16 @@ pub(super) mod tests {
         let pages = Pages {
             stored: vec![stored(0x12000, 0x13000, 0x5000)],
             inherited: vec![span(0x10000, 0x11000)],
+            ..Pages::default()
         };
         let mut planning = planning(&child, &pages);
         let present = [span(0x10000, 0x13000)];
+        let at_fork = at_fork(&parent, &[3]);
         planning.parent = Some(Parent {
             memory: &parent,
             early: &[true],
             present: &present,
-            protections: &[3],
-            vdso_early: false,
+            at_fork: &at_fork,
         });
         let laid = plan(&planning).expect("plans");
         assert_eq!(laid.early.to_string(), "munmap(0x14000, 16384)\n");
@@ -477,28 +448,50 @@ pub(super) mod tests {
             end: Addr(end),
         };
         let pages = Pages {
-            stored: Vec::new(),
             inherited: vec![span(0x10000, 0x18000)],
+            ..Pages::default()
         };
         // The parent had to write into it, and protects it when its children are there.
         for (prot, want) in [
             (3, "mprotect(0x14000, 16384, PROT_READ)\n"),
             (1, "mprotect(0x10000, 16384, PROT_READ|PROT_WRITE)\n"),
         ] {
-            let prots = [prot];
+            let at_fork = at_fork(&parent, &[prot]);
             let mut planning = planning(&child, &pages);
             planning.parent = Some(Parent {
                 memory: &parent,
                 early: &[true],
                 present: &[],
-                protections: &prots,
-                vdso_early: false,
+                at_fork: &at_fork,
             });
             let laid = plan(&planning).expect("plans");
             let finish = laid.finish.to_string();
             assert!(finish.starts_with(want), "{finish}");
             assert_eq!(finish.matches("mprotect").count(), 1, "{finish}");
         }
+    }
+
+    #[test]
+    fn zeros_cover_what_a_file_has() {
+        let mut map = anonymous(0x10000, 0x14000, 1);
+        (map.flags, map.file) = (MAP_PRIVATE, Some(7));
+        let memory = memory(vec![map, anonymous(0x14000, 0x16000, 3)]);
+        let mut pages = Pages {
+            zero: vec![Span::new(Addr(0x13000), 0x2000)],
+            ..Pages::default()
+        };
+        pages.drop_plain_zeros(&memory);
+        assert_eq!(pages.zero, [Span::new(Addr(0x13000), 0x1000)]);
+        let laid = plan(&planning(&memory, &pages)).expect("plans");
+        let late = laid.late.to_string();
+        let want = "mmap(0x10000, 16384, PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_FIXED, pool[7], 0)";
+        assert!(late.starts_with(want), "{late}");
+        assert!(late.contains("process_vm_readv(1, "), "{late}");
+        let finish = laid.finish.to_string();
+        assert!(
+            finish.starts_with("mprotect(0x10000, 16384, PROT_READ)\n"),
+            "{finish}"
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! - [`listing`]: what the kernel says of them,
 //! - [`memory`]: a process's address space in an image,
+//! - [`pages`]: where its pages come from,
 //! - [`layout`]: the calls that lay it out again,
 //! - [`inherit`]: what is left out of them, as a parent made it,
 //! - [`read`]: those of them that read pages,
@@ -11,5 +12,6 @@ pub mod inherit;
 pub mod layout;
 pub mod listing;
 pub mod memory;
+pub mod pages;
 mod read;
 pub mod vdso;

@@ -1,7 +1,7 @@
-//! The calls by which a task reads its stored pages from the pages files.
+//! The calls by which a task reads its stored pages from the pages files, and its zeros.
 
 use super::layout::{PAGES_FILE, Planning, Stored};
-use crate::script::Script;
+use crate::script::{Script, Width};
 use abi::{PAGE_BYTES, Span};
 use syscalls::Sysno;
 
@@ -41,6 +41,39 @@ fn call(planning: &Planning<'_>, group: &[Stored], script: &mut Script) {
     let file = (planning.files)(number);
     let args = [file.into(), iov.into(), group.len().into(), offset.into()];
     script.expect(Sysno::preadv, args, total);
+}
+
+/// Writes zeros, from one page of them that is among the script's data.
+pub(super) fn zero(planning: &Planning<'_>, spans: &[Span], script: &mut Script) {
+    const PAGES_MAX: usize = 256;
+    if spans.is_empty() {
+        return;
+    }
+    let pages = |span: &Span| (span.start.page()..span.end.page()).map(abi::Addr::of_page);
+    let pages = spans.iter().flat_map(pages).collect::<Vec<_>>();
+    let zeros = script.room(PAGE_BYTES as usize);
+    let iovec = |at: u64| [at, PAGE_BYTES].map(u64::to_le_bytes).concat();
+    let from = (0..pages.len().min(PAGES_MAX)).flat_map(|_| iovec(0));
+    let from = script.bytes(&from.collect::<Vec<_>>());
+    for entry in 0..pages.len().min(PAGES_MAX) {
+        let at = u32::try_from(16 * entry).expect("a few entries");
+        script.fix(from, at, zeros, Width::Eight);
+    }
+    for pages in pages.chunks(PAGES_MAX) {
+        let to = pages.iter().flat_map(|page| iovec(page.0));
+        let to = script.bytes(&to.collect::<Vec<_>>());
+        let count = pages.len();
+        let args = [
+            planning.vdso.pid.into(),
+            to.into(),
+            count.into(),
+            from.into(),
+            count.into(),
+            0u32.into(),
+        ];
+        script.expect(Sysno::process_vm_readv, args, count as u64 * PAGE_BYTES);
+        script.note("zeros");
+    }
 }
 
 /// Pieces that one call can read.

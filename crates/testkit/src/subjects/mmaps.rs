@@ -33,6 +33,8 @@ struct Kind {
     mapping: Mapping,
     /// The pages that hold `MARK` plus their number; the others are as they came.
     written: Vec<usize>,
+    /// Pages that were written over with zeros.
+    zeroed: Vec<usize>,
     /// What unwritten pages begin with: zero, or this plus their number.
     background: u64,
     /// Made readable before a look, and unreadable after.
@@ -98,6 +100,8 @@ fn check(kind: &Kind) -> Result<Vec<String>, Failure> {
         };
         let expected = if kind.written.contains(&page) {
             MARK + page as u64
+        } else if kind.zeroed.contains(&page) {
+            0
         } else {
             background
         };
@@ -124,6 +128,7 @@ impl Kind {
             name,
             mapping,
             written: written.to_vec(),
+            zeroed: Vec::new(),
             background: 0,
             is_hidden: false,
             behind: None,
@@ -232,6 +237,13 @@ fn of_files(folder: &Path) -> Result<Vec<Kind>, Failure> {
     let file = make_file(&folder.join("mapped"), 0x1000)?;
     add("file, private", &file, MapFlags::PRIVATE, 0x1000, &[2, 9])?;
     add("file, shared", &file, MapFlags::SHARED, 0x1000, &[])?;
+    let mapping = Mapping::of_file(&file, 0, BYTES, both, MapFlags::PRIVATE)?;
+    let mut cleared = Kind::new("file, private, with zeros", mapping, &[4]);
+    (cleared.background, cleared.zeroed) = (0x1000, vec![5, 6, PAGES - 1]);
+    for page in &cleared.zeroed {
+        // The file has nothing but zeros behind the first word.
+        cleared.mapping.store(page * PAGE_BYTES, 0);
+    }
     let deleted = make_file(&folder.join("deleted"), 0x2000)?;
     fs::remove_file(folder.join("deleted"))?;
     add(
@@ -249,6 +261,7 @@ fn of_files(folder: &Path) -> Result<Vec<Kind>, Failure> {
     fill(&memfd, 0x3000)?;
     add("memfd, shared", &memfd, MapFlags::SHARED, 0x3000, &[])?;
     add("memfd, private", &memfd, MapFlags::PRIVATE, 0x3000, &[1])?;
+    kinds.push(cleared);
     fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW)?;
     Ok(kinds)
 }
