@@ -38,9 +38,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         what: format!("no workload {}", arguments.workload),
     })?;
     let mut ready = keep_stdout()?;
-    let memory = write_memory(workload);
+    let mut memory = Vec::new();
+    if !workload.own_memory {
+        memory = write_memory(workload, 0);
+    }
     let (mut started, begun) = std::io::pipe().map_err(kernel_error("make a pipe"))?;
-    if grow(workload.children)? == Place::Below {
+    let place = grow(workload.children)?;
+    if workload.own_memory {
+        memory = write_memory(workload, std::process::id().into());
+    }
+    if place == Place::Below {
+        black_box(&memory);
         // The last writer that goes lets the first task's read end.
         drop((ready, started, begun));
         loop {
@@ -116,11 +124,12 @@ fn grow(levels: &[usize]) -> Result<Place> {
     Ok(place)
 }
 
-/// Writes every page: with numbers that differ from page to page, or with zeros.
-fn write_memory(workload: &Workload) -> Vec<u8> {
+/// Writes every page: with numbers that differ from page to page, and from those of another
+/// `seed`, or with zeros.
+fn write_memory(workload: &Workload, seed: u64) -> Vec<u8> {
     let bytes = usize::try_from(workload.memory_bytes).expect("64-bit addresses");
     let mut memory = vec![0u8; bytes];
-    let mut word = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut word = 0x9e37_79b9_7f4a_7c15_u64 ^ seed << 32;
     for (number, page) in (0u64..).zip(memory.chunks_exact_mut(PAGE_BYTES)) {
         if number % 100 < workload.zero_percent {
             black_box(page).fill(black_box(0));
@@ -169,7 +178,7 @@ mod tests {
             memory_bytes: 1000 * PAGE_BYTES as u64,
             ..*zero1g
         };
-        let memory = write_memory(&small);
+        let memory = write_memory(&small, 0);
         let zeros = memory
             .chunks(PAGE_BYTES)
             .filter(|page| page.iter().all(|byte| *byte == 0));

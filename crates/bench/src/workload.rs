@@ -14,6 +14,8 @@ pub struct Workload {
     pub children: &'static [usize],
     /// Memory that the first task writes before it starts children, in bytes.
     pub memory_bytes: u64,
+    /// Whether every task writes that much instead, after all were started: nothing is shared.
+    pub own_memory: bool,
     /// How many of a hundred pages of it are written with zeros.
     pub zero_percent: u64,
     /// What share of the peer's time a dump and a restore may take, where that was set as a goal.
@@ -57,6 +59,7 @@ pub const ALL: &[Workload] = &[
         title: "one busy task",
         children: &[],
         memory_bytes: 0,
+        own_memory: false,
         zero_percent: 0,
         goals: [Some(0.25), Some(0.25)],
         media: &[Medium::Tmpfs, Medium::Disk, Medium::Durable],
@@ -67,6 +70,7 @@ pub const ALL: &[Workload] = &[
         title: "tree of 10",
         children: &[3, 2],
         memory_bytes: 0,
+        own_memory: false,
         zero_percent: 0,
         goals: [None, None],
         media: &[Medium::Tmpfs, Medium::Disk],
@@ -77,6 +81,7 @@ pub const ALL: &[Workload] = &[
         title: "1 GiB written",
         children: &[],
         memory_bytes: 1024 * MIB,
+        own_memory: false,
         zero_percent: 0,
         goals: [Some(0.6), Some(0.4)],
         media: &[Medium::Tmpfs, Medium::Disk, Medium::Durable],
@@ -87,6 +92,7 @@ pub const ALL: &[Workload] = &[
         title: "1 GiB, 90 % zero pages",
         children: &[],
         memory_bytes: 1024 * MIB,
+        own_memory: false,
         zero_percent: 90,
         goals: [None, None],
         media: &[Medium::Tmpfs, Medium::Disk],
@@ -97,6 +103,18 @@ pub const ALL: &[Workload] = &[
         title: "50 tasks of 10 MiB",
         children: &[49],
         memory_bytes: 10 * MIB,
+        own_memory: false,
+        zero_percent: 0,
+        goals: [Some(0.4), Some(0.4)],
+        media: &[Medium::Tmpfs, Medium::Disk],
+        cold: false,
+    },
+    Workload {
+        name: "own50",
+        title: "50 tasks, 10 MiB of its own each",
+        children: &[49],
+        memory_bytes: 10 * MIB,
+        own_memory: true,
         zero_percent: 0,
         goals: [Some(0.4), Some(0.4)],
         media: &[Medium::Tmpfs, Medium::Disk],
@@ -138,6 +156,7 @@ mod tests {
             ("written1g", 1),
             ("zero1g", 1),
             ("tree50", 50),
+            ("own50", 50),
         ];
         assert_eq!(tasks, want);
     }
