@@ -214,7 +214,9 @@ impl Mapping {
     /// although it has locked the mapping. mlockall(2), by which such mappings come to be locked,
     /// does not report it.
     pub(super) fn has_unreachable_pages(&self) -> bool {
-        self.prot == 0 || !self.guards.is_empty() || !self.is_anonymous()
+        const READ_OR_WRITE: u32 = 3;
+        // Memory that can only be executed has a protection key that nobody may read by.
+        self.prot & READ_OR_WRITE == 0 || !self.guards.is_empty() || !self.is_anonymous()
     }
 
     /// The addresses.
