@@ -333,16 +333,27 @@ fn set_buffer(own: BorrowedFd<'_>, force: i32, plain: i32, value: &[u8]) -> io::
         .or_else(|_| sys::socket::set_number(own, SOL_SOCKET, plain, half))
 }
 
-/// Makes room in a socket's send buffer for `bytes`, whatever its owner has set, and gives the
-/// size to be given back with [`restore_send_room`].
+/// What a socket's send buffer was before [`make_send_room`].
+#[derive(Clone, Copy, Debug)]
+pub struct SendRoom {
+    bytes: i32,
+    /// Whether its owner has set the sizes of buffers; absent where the kernel does not tell.
+    locked: Option<i32>,
+}
+
+/// Makes room in a socket's send buffer for `bytes`, whatever its owner has set; gives what is to
+/// be given back with [`restore_send_room`].
 ///
 /// # Errors
 /// The system calls' errno.
-pub fn make_send_room(own: BorrowedFd<'_>, bytes: usize) -> io::Result<i32> {
-    let old = sys::socket::number(own, SOL_SOCKET, SO_SNDBUF)?;
+pub fn make_send_room(own: BorrowedFd<'_>, bytes: usize) -> io::Result<SendRoom> {
+    let old = SendRoom {
+        bytes: sys::socket::number(own, SOL_SOCKET, SO_SNDBUF)?,
+        locked: sys::socket::number(own, SOL_SOCKET, SO_BUF_LOCK).ok(),
+    };
     // Every small message is charged with its bookkeeping as well.
     let wanted = i32::try_from(bytes.saturating_mul(4)).unwrap_or(i32::MAX / 4);
-    if old < wanted {
+    if old.bytes < wanted {
         sys::socket::set_number(own, SOL_SOCKET, SO_SNDBUFFORCE, wanted.min(i32::MAX / 4))?;
     }
     Ok(old)
@@ -351,9 +362,13 @@ pub fn make_send_room(own: BorrowedFd<'_>, bytes: usize) -> io::Result<i32> {
 /// Gives a socket the send buffer that it had before [`make_send_room`].
 ///
 /// # Errors
-/// The system call's errno.
-pub fn restore_send_room(own: BorrowedFd<'_>, old: i32) -> io::Result<()> {
-    set_buffer(own, SO_SNDBUFFORCE, SO_SNDBUF, &old.to_ne_bytes())
+/// The system calls' errno.
+pub fn restore_send_room(own: BorrowedFd<'_>, old: SendRoom) -> io::Result<()> {
+    set_buffer(own, SO_SNDBUFFORCE, SO_SNDBUF, &old.bytes.to_ne_bytes())?;
+    // Having been set, the size is marked as one that the owner wants.
+    old.locked.map_or(Ok(()), |locked| {
+        sys::socket::set_number(own, SOL_SOCKET, SO_BUF_LOCK, locked)
+    })
 }
 
 /// The errnos for options that a kernel or a family lacks.
@@ -416,5 +431,16 @@ mod tests {
         // Setting a size would have set its lock as well.
         let lock = sys::socket::number(&fresh, SOL_SOCKET, 72).unwrap();
         assert_eq!(lock, 0);
+    }
+
+    #[test]
+    fn room_that_was_made_is_not_noticed_afterwards() {
+        let socket = socket(1);
+        let number = |name| sys::socket::number(&socket, SOL_SOCKET, name).unwrap();
+        let before = [SO_SNDBUF, SO_BUF_LOCK].map(number);
+        let old = make_send_room(socket.as_fd(), 1 << 20).unwrap();
+        assert!(number(SO_SNDBUF) > before[0]);
+        restore_send_room(socket.as_fd(), old).unwrap();
+        assert_eq!([SO_SNDBUF, SO_BUF_LOCK].map(number), before);
     }
 }

@@ -600,6 +600,43 @@ mod tests {
         });
     }
 
+    /// Reads until there is no more.
+    fn read_all(fd: &OwnedFd) -> Vec<u8> {
+        let mut all = Vec::new();
+        while is_readable(fd) {
+            all.extend(read(fd));
+        }
+        all
+    }
+
+    #[test]
+    fn more_than_the_line_discipline_holds_arrives() {
+        alone!({
+            let [master, slave] = pty();
+            change(&slave, rustix::termios::Termios::make_raw);
+            rustix::fs::fcntl_setfl(&slave, OFlags::RDWR | OFlags::NONBLOCK).unwrap();
+            rustix::fs::fcntl_setfl(&master, OFlags::RDWR | OFlags::NONBLOCK).unwrap();
+            // In small pieces and in large ones.
+            let fill = |fd: &OwnedFd, piece: usize| {
+                let mut all: Vec<u8> = Vec::new();
+                let piece = (0..piece).map(|at| (at % 251) as u8);
+                let piece = piece.collect::<Vec<u8>>();
+                while all.len() < 6000 {
+                    let written = rustix::io::write(fd, &piece).unwrap();
+                    all.extend(&piece[..written]);
+                }
+                all
+            };
+            let (printed, typed) = (fill(&slave, 3001), fill(&master, 777));
+            let [master, slave] = cycle([master, slave]);
+            let [master, slave] = cycle([master, slave]);
+            assert!(read_all(&master) == printed, "what was printed");
+            assert!(read_all(&slave) == typed, "what was typed");
+            write(&slave, b"not stopped");
+            assert_eq!(read(&master), b"not stopped");
+        });
+    }
+
     #[test]
     fn a_target_left_running_keeps_what_is_in_flight() {
         alone!({

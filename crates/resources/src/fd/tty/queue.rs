@@ -28,6 +28,9 @@ const ICANON: u32 = 2;
 
 /// The line discipline holds 4096 bytes; what is before it is bounded as well.
 const LINES_MAX: usize = 4096;
+/// How many bytes the line discipline lets be read at a time: one place stays free. What goes
+/// beyond it waits in front of it, uncounted.
+const VISIBLE_MAX: usize = 4095;
 /// How long the kernel's worker may take to pass bytes on.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -206,11 +209,11 @@ pub fn put(
             }
         }
         input.extend(&flight.typed);
-        write_all(master, &input)?;
+        write_all(master, slave, &input)?;
         let lines: usize = flight.lines.iter().map(Vec::len).sum();
         let visible = lines + if canonical { 0 } else { flight.typed.len() };
         arrives(slave, visible)?;
-        print(&flight.printed, slave)?;
+        print(&flight.printed, slave, master)?;
         arrives(master, flight.printed.len())?;
     }
     // The kernel waits for a worker that is in the middle of the bytes.
@@ -238,28 +241,44 @@ fn unused_byte(flight: &Flight) -> Option<u8> {
     (1..=255).find(|byte| *byte != b'\n' && !is_used(byte))
 }
 
-fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let written = rustix::io::write(to, bytes)?;
-        bytes = &bytes[written..];
+/// Writes everything. Where there is no more room, the kernel's worker is given the time to pass
+/// on what came before towards `reader`.
+fn write_all(to: BorrowedFd<'_>, reader: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
+    let started = Instant::now();
+    let mut written = 0;
+    while written < bytes.len() {
+        match rustix::io::write(to, &bytes[written..]) {
+            Ok(more) => written += more,
+            // Without room for a first byte it is not the room that is missing.
+            Err(Errno::AGAIN) if written > 0 && started.elapsed() < PATIENCE => {
+                settle(reader)?;
+                std::thread::yield_now();
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(())
 }
 
-/// Prints on a terminal that may be stopped (Ctrl-S).
-fn print(bytes: &[u8], slave: BorrowedFd<'_>) -> io::Result<()> {
-    match write_all(slave, bytes) {
+/// Prints on an empty terminal, which may be stopped (Ctrl-S): then it takes nothing.
+fn print(bytes: &[u8], slave: BorrowedFd<'_>, master: BorrowedFd<'_>) -> io::Result<()> {
+    let Some(first) = bytes.get(..1) else {
+        return Ok(());
+    };
+    match write_all(slave, master, first) {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => {
             tcflow(slave, Action::OOn)?;
-            write_all(slave, bytes)?;
+            write_all(slave, master, bytes)?;
             Ok(tcflow(slave, Action::OOff)?)
         }
+        Ok(()) => write_all(slave, master, &bytes[1..]),
         other => other,
     }
 }
 
-/// Waits until this many bytes can be read.
+/// Waits until this many bytes can be read, or as many as can be at a time.
 fn arrives(at: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+    let bytes = bytes.min(VISIBLE_MAX);
     let started = Instant::now();
     loop {
         settle(at)?;

@@ -799,6 +799,35 @@ mod tests {
     }
 
     #[test]
+    fn a_reset_of_a_socket_of_messages_is_still_reported() {
+        alone!({
+            let [left, right] = pair(SEQPACKET);
+            send(&right, b"unread");
+            drop(left);
+            let [right] = cycle([right]);
+            let error = sys::socket::receive(&right, &mut [0; 1], 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        });
+    }
+
+    #[test]
+    fn messages_behind_an_error_are_refused_and_stay() {
+        alone!({
+            let [left, right] = pair(SEQPACKET);
+            send(&right, b"unread");
+            send(&left, b"sent");
+            drop(left);
+            let mut world = World::new(vec![rustix::io::dup(&right).unwrap()]);
+            let error = world.dump().unwrap_err();
+            assert!(error.to_string().contains("behind an error"), "{error}");
+            let error = sys::socket::receive(&right, &mut [0; 8], 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+            let read = sys::socket::receive(&right, &mut [0; 8], 0).unwrap();
+            assert_eq!(read.len, 4);
+        });
+    }
+
+    #[test]
     fn named_datagrams_keep_their_senders() {
         alone!({
             let folder = tempfile::tempdir().unwrap();

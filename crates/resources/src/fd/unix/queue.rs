@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use sys::socket::{Along, Credentials as Who};
+use sys::socket::{Along, Count, Credentials as Who};
 
 use super::address::{Address, NOBODYS};
 use crate::fd::socket::options;
@@ -119,6 +119,13 @@ fn peek(open: &Open<'_>, kind: i32) -> Result<Vec<Peeked>> {
     let failed = |error| Error::kernel(doing(), error);
     if !peek::is_readable(own).map_err(|error| failed(error.into()))? {
         return Ok(Vec::new());
+    }
+    // To look at messages would take an error that waits to be reported.
+    if kind != super::STREAM && super::has_error(own)? {
+        return match sys::socket::count(own, Count::Inbound).map_err(failed)? {
+            0 => Ok(Vec::new()),
+            _ => Err(open.unsupported("messages behind an error that nobody was told of", None)),
+        };
     }
     let peeked = match kind {
         super::STREAM => peek::stream(own),
