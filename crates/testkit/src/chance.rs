@@ -31,6 +31,19 @@ impl Chance {
         Self(seed)
     }
 
+    /// True once in `times`, on the average.
+    pub fn once_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of `among`.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn pick<T: Copy>(&mut self, among: &[T]) -> T {
+        among[self.below(among.len() as u64) as usize]
+    }
+
     /// The next number: splitmix64.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -5,6 +5,7 @@
 //! - [`stillframe::Stillframe`] runs the command under test;
 //! - [`facts::Facts`] is what /proc and ptrace tell about a tree, to compare before and after;
 //! - [`machine`] runs tests on another kernel;
+//! - [`storm`] makes subjects from seeds, and finds out what of them matters where one fails;
 //! - [`wait`] waits for what can be observed, [`skip`] names the tests that cannot run.
 //!
 //! ```no_run
@@ -25,6 +26,7 @@ pub mod program;
 pub mod skip;
 mod slots;
 pub mod stillframe;
+pub mod storm;
 pub mod subject;
 pub mod subjects;
 pub mod tree;

@@ -62,6 +62,11 @@ impl Stillframe {
         self.is_peer
     }
 
+    /// The command under test.
+    pub fn binary(&self) -> &Path {
+        &self.binary
+    }
+
     /// The directory of the images.
     pub fn images(&self) -> &Path {
         &self.images

@@ -146,15 +146,17 @@ pub fn binary() -> &'static Path {
     BINARY.get_or_init(|| built("subject"))
 }
 
-/// A binary of this crate: it stands beside the folder of this test's own binary, and is built
-/// first where cargo runs the test.
+/// A binary of this crate: it stands beside this program, or beside the folder of this test's own
+/// binary, and is built first where cargo runs the test.
 ///
 /// # Panics
 /// When it cannot be built or found.
 pub fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("/proc is mounted");
-    let deps = own.parent().expect("a file has a folder");
-    let profile = deps.parent().expect("cargo puts tests two folders deep");
+    let folder = own.parent().expect("a file has a folder");
+    let is_test = folder.ends_with("deps");
+    let above = folder.parent().filter(|_| is_test);
+    let profile = above.unwrap_or(folder);
     if let Some(cargo) = std::env::var_os("CARGO") {
         let mut build = Command::new(cargo);
         build.args(["build", "--quiet", "--package", "testkit", "--bin", name]);

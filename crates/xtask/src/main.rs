@@ -12,6 +12,7 @@ mod kernels;
 mod measure;
 mod packages;
 mod repo;
+mod storm;
 mod test;
 mod tidy;
 mod vdso;
@@ -38,6 +39,8 @@ enum Task {
     Tidy(tidy::Arguments),
     /// Freeze and restore a real redis-server with a connected client.
     Demo(demo::Arguments),
+    /// Dump and restore trees that are made from seeds; docs/testing.md.
+    Storm(storm::Arguments),
     /// Measure against a peer; the results go to docs/benchmarks.md.
     Bench(measure::Arguments),
     /// Write the static release binary, its completions and its man page into one folder.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Task::Ci => ci::run(),
         Task::Tidy(arguments) => tidy::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
+        Task::Storm(arguments) => storm::run(&arguments),
         Task::Bench(arguments) => measure::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
     };

@@ -19,6 +19,7 @@ mod refusals;
 mod segments;
 mod states;
 mod stops;
+mod storm;
 mod terminal;
 mod unrestorable;
 mod vdso;

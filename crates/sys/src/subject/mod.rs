@@ -3,6 +3,7 @@
 //!
 //! Each is safe because what it touches is only ever touched atomically and bounds-checked, or
 //! is never given back.
+mod arena;
 mod mapping;
 mod signals;
 mod timers;
@@ -13,6 +14,7 @@ use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+pub use arena::{ARENA_START, Arena};
 pub use mapping::Mapping;
 pub use signals::{
     Counted, alternate_stack, alternate_stack_now, block_signals, count_signal, counted,

@@ -12,6 +12,7 @@ pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
     for fd in numbers(pid) {
         let target = fs::read_link(format!("/proc/{pid}/fd/{fd}"))
             .map_or_else(|error| error.to_string(), |path| path.display().to_string());
+        let unnamed = !target.starts_with('/') || target.starts_with("/memfd:");
         let described = match object_class(&target) {
             Some(kind) => {
                 let what = sockets.describe(&target);
@@ -21,7 +22,11 @@ pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
         };
         facts.note(pid, &format!("fd {fd}"), described);
         let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
-        facts.note(pid, &format!("fd {fd} info"), normalise(&info, depth));
+        facts.note(
+            pid,
+            &format!("fd {fd} info"),
+            normalise(&info, depth, unnamed),
+        );
     }
 }
 
@@ -70,7 +75,7 @@ fn object_class(target: &str) -> Option<&str> {
 }
 
 /// Leaves the lines of fdinfo that stay the same, as one line.
-fn normalise(info: &str, depth: Depth) -> String {
+fn normalise(info: &str, depth: Depth, unnamed: bool) -> String {
     let kept = info.lines().filter_map(|line| {
         let (name, value) = line.split_once(':').unwrap_or((line, ""));
         let changes = matches!(name, "ino" | "it_value" | "eventfd-id")
@@ -87,8 +92,12 @@ fn normalise(info: &str, depth: Depth) -> String {
                 .split_ascii_whitespace()
                 .take_while(|word| !word.starts_with("pos:"))
                 .collect(),
-            // The first word counts all locks of the system.
-            "lock" => value.split_ascii_whitespace().skip(1).collect(),
+            // The first word counts all locks of the system; the sixth is the file's inode.
+            "lock" => {
+                let words = value.split_ascii_whitespace().enumerate().skip(1);
+                let words = words.filter(|(at, _)| !unnamed || *at != 5);
+                words.map(|(_, word)| word).collect()
+            }
             _ => value.split_ascii_whitespace().collect(),
         };
         Some(format!("{name}:{}", words.join(" ")))
@@ -156,7 +165,7 @@ mod tests {
         let info = "pos:\t0\nflags:\t02\nmnt_id:\t15\nino:\t1060\n\
                     tfd:       13 events:       19 data:               5  pos:0 ino:424 sdev:f\n";
         assert_eq!(
-            normalise(info, Depth::Still),
+            normalise(info, Depth::Still, false),
             "flags:02 mnt_id:15 pos:0 tfd:13 events: 19 data: 5"
         );
     }

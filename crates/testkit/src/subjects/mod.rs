@@ -22,6 +22,7 @@ mod sessions;
 mod short_waits;
 mod sigaltstack;
 mod stopped;
+mod storm;
 mod threads_epoll;
 mod tree;
 mod twins;
@@ -61,6 +62,7 @@ const ALL: &[(&str, Run)] = &[
     ("short-waits", short_waits::run),
     ("sigaltstack", sigaltstack::run),
     ("stopped", stopped::run),
+    ("storm", storm::run),
     ("threads-epoll", threads_epoll::run),
     ("tree", tree::run),
     ("twins", twins::run),

@@ -1,0 +1,61 @@
+//! Subjects made from seeds, and the steps that failed once: see docs/testing.md.
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use testkit::needs_root;
+use testkit::storm::generate;
+use testkit::storm::trial::{Ended, Variant, kept, try_steps};
+
+use crate::stillframe;
+
+/// How many are tried at a time.
+const JOBS: usize = 2;
+
+#[test]
+fn what_failed_once_comes_back() {
+    needs_root!();
+    if stillframe().is_peer() {
+        testkit::skip!("the peer saves less");
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/storm");
+    let files = std::fs::read_dir(folder).expect("the steps are there");
+    for file in files {
+        let path = file.expect("a file").path();
+        let steps = kept(&path).expect("a step on each line");
+        let ended = try_steps(&stillframe(), &steps, Variant::Plain);
+        match ended {
+            Ok(Ended::Restored { .. }) => {}
+            other => panic!("{}: {other:?}", path.display()),
+        }
+    }
+}
+
+#[test]
+fn fifty_seeds_come_back() {
+    needs_root!();
+    if stillframe().is_peer() {
+        testkit::skip!("the peer saves less");
+    }
+    const SEEDS: u64 = 50;
+    let next = AtomicU64::new(0);
+    let failures = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..JOBS {
+            scope.spawn(|| {
+                while let Some(seed) = Some(next.fetch_add(1, Ordering::Relaxed))
+                    && seed < SEEDS
+                {
+                    let variant = Variant::of_seed(seed);
+                    let ended = try_steps(&stillframe(), &generate::steps(seed), variant);
+                    if let Err(failure) = ended {
+                        let told = format!("seed {seed}, {}: {failure}", variant.name());
+                        failures.lock().expect("no panic holds it").push(told);
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().expect("no panic holds it");
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+}

@@ -1,0 +1,253 @@
+//! Steps that open descriptors of every kind, share and pass them, and get them into some state.
+use super::Generator;
+use crate::storm::step::{Action, LockHolder, Opened, SLOTS, Setting};
+
+/// What a task knows of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct End {
+    pub kind: Opened,
+    /// The name that it was opened under.
+    pub origin: u16,
+    /// The other end, for what has two.
+    pub other: u16,
+}
+
+/// How much is written at once: around a page, a pipe's room, a socket's.
+const AMOUNTS: [u32; 12] = [
+    1, 8, 100, 4095, 4096, 4097, 10_000, 65_535, 65_536, 70_000, 200_000, 9,
+];
+/// Signals that nothing else uses: SIGUSR1, SIGUSR2, real-time ones.
+const SIGNALS: [u8; 5] = [10, 12, 35, 40, 64];
+/// Options of sockets that are numbers: SO_BROADCAST, SNDBUF, RCVBUF, KEEPALIVE, OOBINLINE,
+/// PRIORITY, PASSCRED, RCVLOWAT, TIMESTAMP, MARK, PEEK_OFF; and of IP and TCP.
+const OPTIONS: [(u8, u8); 15] = [
+    (1, 6),
+    (1, 7),
+    (1, 8),
+    (1, 9),
+    (1, 10),
+    (1, 12),
+    (1, 16),
+    (1, 18),
+    (1, 29),
+    (1, 36),
+    (1, 42),
+    (0, 1),
+    (0, 2),
+    (6, 1),
+    (6, 4),
+];
+
+impl Generator {
+    pub(super) fn change_descriptors(&mut self, task: u8) {
+        let held: Vec<(u16, End)> = self.known(task).held.clone().into_iter().collect();
+        if held.is_empty() || self.chance.below(100) < 30 {
+            return self.open(task);
+        }
+        let (slot, end) = self.chance.pick(&held);
+        match self.chance.below(70) {
+            0..18 => {
+                let bytes = self.chance.pick(&AMOUNTS);
+                self.step(task, Action::Send { slot, bytes });
+            }
+            18..26 => self.step(task, Action::Receive { slot }),
+            26..32 => {
+                if let Some(to) = self.new_slots(1) {
+                    let least = self.chance.pick(&[0, 3, 50, 700]);
+                    self.known(task).held.insert(to, end);
+                    self.step(task, Action::Duplicate { slot, to, least });
+                }
+            }
+            32..40 => {
+                self.known(task).held.remove(&slot);
+                self.step(task, Action::Close { slot });
+            }
+            40..47 => self.pass_or_take(task, slot, end, &held),
+            47..53 => self.watch(task, slot, &held),
+            53..56 => self.lock(task, slot),
+            56..64 => self.set(task, slot, end),
+            64..67 => self.connect_or_accept(task, slot, end),
+            // A datagram socket whose name is deleted comes back, but not twice.
+            67 if end.kind != Opened::Named => self.step(task, Action::Delete { slot }),
+            _ => {
+                let (signal, value) = (self.chance.pick(&SIGNALS), self.chance.below(1000));
+                let thread = self.chance.once_in(2);
+                let signal = Action::Signal {
+                    signal,
+                    value,
+                    thread,
+                };
+                self.step(task, signal);
+            }
+        }
+    }
+
+    /// Names that were not given yet, one after the other.
+    fn new_slots(&mut self, count: u16) -> Option<u16> {
+        let first = self.next_slot;
+        (first + count < SLOTS).then(|| {
+            self.next_slot += count;
+            first
+        })
+    }
+
+    fn open(&mut self, task: u8) {
+        let kind = self.chance.pick(&Opened::ALL);
+        if kind == Opened::Tcp && !self.has_tcp {
+            return;
+        }
+        if matches!(kind, Opened::Connection | Opened::Sender) {
+            return;
+        }
+        let Some(slot) = self.new_slots(2) else {
+            return;
+        };
+        let origins = if kind.has_two_ends() {
+            &[0, 1][..]
+        } else {
+            &[0]
+        };
+        for &at in origins {
+            let end = End {
+                kind,
+                origin: slot + at,
+                other: slot + 1 - at,
+            };
+            self.known(task).held.insert(slot + at, end);
+        }
+        self.step(task, Action::Open { slot, kind });
+        if self.chance.once_in(2) {
+            let end = slot + self.chance.below(origins.len() as u64) as u16;
+            let bytes = self.chance.pick(&AMOUNTS);
+            self.step(task, Action::Send { slot: end, bytes });
+        }
+    }
+
+    /// Passes `slot` through a mailbox of the task's, or takes what lies in one.
+    fn pass_or_take(&mut self, task: u8, slot: u16, end: End, held: &[(u16, End)]) {
+        let mailboxes: Vec<(u16, End)> = held
+            .iter()
+            .filter(|(_, end)| end.kind == Opened::Mailbox)
+            .copied()
+            .collect();
+        if mailboxes.is_empty() {
+            return;
+        }
+        let (through, mailbox) = self.chance.pick(&mailboxes);
+        if self.chance.once_in(3) {
+            for end in self.mail.remove(&mailbox.origin).unwrap_or_default() {
+                self.known(task).held.insert(end.origin, end);
+            }
+            return self.step(task, Action::Take { through });
+        }
+        // What of these is set after they are opened is lost where they are only in flight.
+        let loses = matches!(end.kind, Opened::Epoll | Opened::Memfd | Opened::Mailbox);
+        if !loses && end.kind != Opened::Tcp && !self.has_owners {
+            self.mail.entry(mailbox.other).or_default().push(end);
+            self.step(task, Action::Pass { slot, through });
+        }
+    }
+
+    fn watch(&mut self, task: u8, slot: u16, held: &[(u16, End)]) {
+        let mut epolls = held.iter().filter(|(_, end)| end.kind == Opened::Epoll);
+        // Under the number of its first holder: another's is not kept.
+        let is_first = held
+            .iter()
+            .any(|&(name, end)| name == slot && end.origin == slot);
+        if let (Some(&(epoll, _)), true) = (epolls.next(), is_first) {
+            let (edge, once) = (self.chance.once_in(2), self.chance.once_in(4));
+            let watch = Action::Watch {
+                epoll,
+                slot,
+                edge,
+                once,
+            };
+            self.step(task, watch);
+        }
+    }
+
+    fn lock(&mut self, task: u8, slot: u16) {
+        let holder = self
+            .chance
+            .pick(&[LockHolder::Process, LockHolder::Description]);
+        let lock = Action::LockFile {
+            slot,
+            holder,
+            write: self.chance.once_in(2),
+            start: self.chance.below(100) as u16,
+            bytes: self.chance.below(50) as u16,
+        };
+        self.step(task, lock);
+    }
+
+    fn set(&mut self, task: u8, slot: u16, end: End) {
+        let on = self.chance.once_in(2);
+        let what = match self.chance.below(12) {
+            0 => Setting::Nonblocking(on),
+            1 => Setting::CloseOnExec(on),
+            // An epoll's comes back without it.
+            2 if end.kind != Opened::Epoll => Setting::Append(on),
+            3 => Setting::PipeBytes(self.chance.pick(&[4096, 8192, 65_536, 262_144, 1 << 20])),
+            4 => Setting::Position(self.chance.below(70_000) as u16),
+            5 => Setting::Length(self.chance.pick(&[0, 1, 4096, 4097, 60_000])),
+            6 => Setting::Seals(self.chance.below(32) as u8),
+            7 if self.has_owners => Setting::Owner {
+                kind: 1,
+                signal: self.chance.pick(&[0, 10, 40]),
+            },
+            // What is shut down of these is forgotten.
+            8 if !matches!(end.kind, Opened::Udp | Opened::Tcp) => {
+                Setting::Shutdown(self.chance.below(3) as u8)
+            }
+            _ => {
+                let (level, name) = self.chance.pick(&OPTIONS);
+                let value = self.chance.pick(&[0, 1, 5, 7, 100, 20_000]);
+                Setting::Option { level, name, value }
+            }
+        };
+        self.step(task, Action::Set { slot, what });
+    }
+
+    fn connect_or_accept(&mut self, task: u8, slot: u16, end: End) {
+        match end.kind {
+            Opened::Listener if self.chance.once_in(2) => self.step(task, Action::Accept { slot }),
+            // A socket that sends to one with a name is told of another maker of that.
+            Opened::Listener => {
+                let Some(new) = self.new_slots(2) else {
+                    return;
+                };
+                let sender = end.kind == Opened::Named;
+                let end = End {
+                    kind: if sender {
+                        Opened::Sender
+                    } else {
+                        Opened::Connection
+                    },
+                    origin: new,
+                    other: new + 1,
+                };
+                self.known(task).held.insert(new, end);
+                let to = slot;
+                self.step(task, Action::Connect { slot: new, to });
+            }
+            _ => {}
+        }
+    }
+
+    /// Has everything read that is there, by whoever can.
+    pub(super) fn receive_all(&mut self) {
+        for task in 0..self.tasks.len() as u8 {
+            if !self.known(task).is_alive {
+                continue;
+            }
+            let held: Vec<(u16, End)> = self.known(task).held.clone().into_iter().collect();
+            for (slot, end) in held {
+                match end.kind {
+                    Opened::Mailbox => self.step(task, Action::Take { through: slot }),
+                    Opened::Listener => self.step(task, Action::Accept { slot }),
+                    _ => self.step(task, Action::Receive { slot }),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! From a seed to steps.
+mod descriptors;
+mod memory;
+
+use std::collections::BTreeMap;
+
+use descriptors::End;
+
+use super::memory::Memory;
+use super::step::{Action, Backing, OBJECTS, Step, TASKS, Wait};
+use crate::chance::Chance;
+
+/// How often the tree is dumped and restored.
+const PAUSES: usize = 3;
+/// The most pages that are written to, in small, middle and large seeds. Not yet above 8 MiB, where
+/// pages are filled from outside, and not over mappings that differ in little.
+const BUDGETS: [u32; 3] = [300, 900, 1900];
+
+/// What the generator knows of a task.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    memory: Memory,
+    /// Objects that it has open, with their pages.
+    objects: BTreeMap<u8, u32>,
+    /// What it has open, by name.
+    held: BTreeMap<u16, End>,
+    threads: usize,
+    parent: u8,
+    is_alive: bool,
+}
+
+/// A seed on its way to steps.
+struct Generator {
+    chance: Chance,
+    steps: Vec<Step>,
+    tasks: Vec<Known>,
+    next_object: u8,
+    next_slot: u16,
+    /// What lies in each mailbox.
+    mail: BTreeMap<u16, Vec<End>>,
+    /// Of 100 steps, how many concern descriptors.
+    descriptors: u64,
+    has_tcp: bool,
+    has_owners: bool,
+    /// How many pages may still be written, and how many mapped.
+    budget_pages: u32,
+    room_pages: u32,
+    /// How many tasks are wanted.
+    tasks_wanted: usize,
+}
+
+/// The steps of a seed: always the same ones.
+pub fn steps(seed: u64) -> Vec<Step> {
+    let mut chance = Chance::with(seed);
+    let size = chance.pick(&[0, 0, 0, 0, 1, 1, 2]);
+    let budget_pages = BUDGETS[size];
+    let tasks_wanted = chance.pick(&[1, 2, 2, 3, 3, 4, 5, 7, 10]);
+    let root = Known {
+        is_alive: true,
+        ..Known::default()
+    };
+    let mut generator = Generator {
+        steps: Vec::new(),
+        tasks: vec![root],
+        next_object: 0,
+        next_slot: 0,
+        mail: BTreeMap::new(),
+        descriptors: chance.pick(&[0, 20, 40, 70]),
+        has_tcp: chance.once_in(6),
+        has_owners: chance.once_in(3),
+        budget_pages,
+        room_pages: budget_pages * 2 + 600,
+        tasks_wanted,
+        chance,
+    };
+    let first = 15 + generator.chance.below(60) as usize;
+    generator.add(first);
+    for _ in 1..PAUSES {
+        generator.pause();
+        // What was restored must be able to go on.
+        let more = generator.chance.below(12) as usize;
+        generator.add(more);
+    }
+    generator.pause();
+    generator.receive_all();
+    generator.steps
+}
+
+impl Generator {
+    fn pause(&mut self) {
+        self.step(0, Action::Pause);
+    }
+
+    fn step(&mut self, task: u8, action: Action) {
+        self.steps.push(Step { task, action });
+    }
+
+    fn add(&mut self, steps: usize) {
+        for _ in 0..steps {
+            self.add_one();
+        }
+    }
+
+    /// Some task that lives, one time in two that which did something last.
+    fn any_task(&mut self) -> u8 {
+        if let Some(last) = self.steps.last()
+            && self.tasks[usize::from(last.task)].is_alive
+            && self.chance.once_in(2)
+        {
+            return last.task;
+        }
+        let alive: Vec<u8> = (0..self.tasks.len() as u8)
+            .filter(|&task| self.tasks[usize::from(task)].is_alive)
+            .collect();
+        self.chance.pick(&alive)
+    }
+
+    fn known(&mut self, task: u8) -> &mut Known {
+        &mut self.tasks[usize::from(task)]
+    }
+
+    fn add_one(&mut self) {
+        let task = self.any_task();
+        if self.chance.below(100) < self.descriptors {
+            return self.change_descriptors(task);
+        }
+        match self.chance.below(100) {
+            0..12 => self.fork(task),
+            12..14 => self.exit(task),
+            14..15 => self.step(task, Action::Reap),
+            15..17 => self.step(task, Action::Session),
+            17..19 => {
+                let leader = if self.chance.once_in(2) {
+                    task
+                } else {
+                    self.any_task()
+                };
+                self.step(task, Action::Group { leader });
+            }
+            19..20 => self.step(task, Action::Subreaper),
+            20..23 => self.thread(task),
+            23..28 => self.object(task),
+            _ => self.change_memory(task),
+        }
+    }
+
+    fn fork(&mut self, task: u8) {
+        let child = self.tasks.len() as u8;
+        let known = self.known(task);
+        if known.threads > 0 || child >= TASKS || usize::from(child) >= self.tasks_wanted {
+            return self.change_memory(task);
+        }
+        let known = self.known(task);
+        let child_known = Known {
+            memory: known.memory.forked(),
+            parent: task,
+            ..known.clone()
+        };
+        self.tasks.push(child_known);
+        self.step(task, Action::Fork { child });
+    }
+
+    fn exit(&mut self, task: u8) {
+        if task == 0 {
+            return;
+        }
+        self.known(task).is_alive = false;
+        let status = self.chance.below(256) as u8;
+        self.step(task, Action::Exit { status });
+        let parent = self.known(task).parent;
+        if self.known(parent).is_alive && self.chance.once_in(2) {
+            self.step(parent, Action::Reap);
+        }
+    }
+
+    fn thread(&mut self, task: u8) {
+        let waits = [
+            Wait::Futex,
+            Wait::FutexTimed,
+            Wait::SleepUntil,
+            Wait::EpollTimed,
+            Wait::Poll,
+            Wait::Read,
+        ];
+        let wait = self.chance.pick(&waits);
+        let stack_pages = self.chance.pick(&[8, 16, 17, 64, 512, 2048, 2049]);
+        self.known(task).threads += 1;
+        self.step(task, Action::Thread { wait, stack_pages });
+    }
+
+    fn object(&mut self, task: u8) {
+        if self.next_object >= OBJECTS {
+            return;
+        }
+        let open: Vec<u8> = self.known(task).objects.keys().copied().collect();
+        if !open.is_empty() && self.chance.once_in(3) {
+            let id = self.chance.pick(&open);
+            self.known(task).objects.remove(&id);
+            return self.step(task, Action::Forget { id });
+        }
+        // Files without a name come back, but O_TMPFILE is not among their flags.
+        let kinds = [Backing::File, Backing::Deleted, Backing::Memfd];
+        let kind = self.chance.pick(&kinds);
+        // A deleted file goes into the image as a whole, up to the limit.
+        let most = if kind == Backing::Memfd {
+            self.budget_pages.max(1)
+        } else {
+            240
+        };
+        let pages = self.size().min(most).min(super::step::OBJECT_PAGES);
+        let id = self.next_object;
+        self.next_object += 1;
+        self.known(task).objects.insert(id, pages);
+        self.step(task, Action::Object { id, kind, pages });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storm::step::{from_text, to_text};
+
+    #[test]
+    fn a_seed_gives_its_steps_again_and_as_text() {
+        for seed in 0..50 {
+            let made = steps(seed);
+            assert_eq!(made, steps(seed));
+            assert_eq!(made, from_text(&to_text(&made)).unwrap());
+            let pauses = made.iter().filter(|step| step.action == Action::Pause);
+            assert_eq!(pauses.count(), PAUSES);
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Steps that open, share, pass and close descriptors.
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fs::{FileType, MemfdFlags, Mode, inotify, memfd_create};
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use sys::socket::{self, Along};
+
+use super::{Done, Task};
+use crate::storm::step::{Action, Opened, SLOTS};
+use crate::subjects::Failure;
+
+const UNIX: i32 = 1;
+const INET: i32 = 2;
+const STREAM: i32 = 1;
+const DATAGRAM: i32 = 2;
+const PACKETS: i32 = 5;
+const BACKLOG: i32 = 8;
+const DONT_WAIT: i32 = 0x40;
+/// The signals that a signalfd reads: SIGUSR1 and one of the real-time ones.
+const READ_SIGNALS: u64 = 1 << 9 | 1 << 39;
+
+/// A descriptor, and where what is written to it and read from it comes out and goes in.
+pub(super) struct Held {
+    pub file: OwnedFd,
+    pub ends: Ends,
+}
+
+/// What a descriptor leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ends {
+    pub kind: Opened,
+    /// The name that it was opened under.
+    pub origin: u16,
+    /// The end at which what is written to it is read.
+    pub out: Option<u16>,
+    /// The end at which it reads.
+    pub into: Option<u16>,
+}
+
+impl Ends {
+    fn to_bytes(self) -> [u8; 8] {
+        let end = |end: Option<u16>| end.unwrap_or(u16::MAX);
+        let words = [self.kind as u16, self.origin, end(self.out), end(self.into)];
+        let mut bytes = [0; 8];
+        for (two, word) in bytes.chunks_exact_mut(2).zip(words) {
+            two.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn of_bytes(bytes: [u8; 8]) -> Option<Self> {
+        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let end = |at: usize| Some(word(at)).filter(|&end| end != u16::MAX);
+        Some(Self {
+            kind: *Opened::ALL.get(usize::from(word(0)))?,
+            origin: word(2),
+            out: end(4),
+            into: end(6),
+        })
+    }
+}
+
+impl Task {
+    pub(super) fn change_descriptors(&mut self, action: &Action) -> Done {
+        match *action {
+            Action::Open { slot, kind } if slot + 1 < SLOTS => self.open(slot, kind),
+            Action::Duplicate { slot, to, least } => {
+                if let Some(held) = self.held.get(&slot) {
+                    let file = fcntl_dupfd_cloexec(&held.file, least)?;
+                    let ends = held.ends;
+                    self.held.insert(to, Held { file, ends });
+                }
+                Ok(())
+            }
+            Action::Close { slot } => {
+                self.held.remove(&slot);
+                Ok(())
+            }
+            Action::Connect { slot, to } if slot + 1 < SLOTS => self.connect(slot, to),
+            Action::Accept { slot } => self.accept(slot),
+            Action::Pass { slot, through } => {
+                self.pass(slot, through);
+                Ok(())
+            }
+            Action::Take { through } => self.take(through),
+            Action::Delete { slot } => {
+                // It may have none, or no more.
+                let _ = fs::remove_file(self.path_of(slot));
+                Ok(())
+            }
+            Action::Watch {
+                epoll,
+                slot,
+                edge,
+                once,
+            } => {
+                self.watch(epoll, slot, edge, once);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn path_of(&self, slot: u16) -> PathBuf {
+        self.folder.join(format!("open-{slot}"))
+    }
+
+    fn address_of(&self, slot: u16) -> Vec<u8> {
+        let mut address = vec![1, 0];
+        address.extend(self.path_of(slot).as_os_str().as_bytes());
+        address.push(0);
+        address
+    }
+
+    fn keep(
+        &mut self,
+        slot: u16,
+        kind: Opened,
+        file: OwnedFd,
+        out: Option<u16>,
+        into: Option<u16>,
+    ) {
+        let origin = slot;
+        let ends = Ends {
+            kind,
+            origin,
+            out,
+            into,
+        };
+        self.held.insert(slot, Held { file, ends });
+    }
+
+    /// Keeps two ends that write to each other.
+    fn keep_pair(&mut self, slot: u16, kind: Opened, (one, other): (OwnedFd, OwnedFd)) {
+        self.keep(slot, kind, one, Some(slot + 1), Some(slot));
+        self.keep(slot + 1, kind, other, Some(slot), Some(slot + 1));
+    }
+
+    fn open(&mut self, slot: u16, kind: Opened) -> Done {
+        let path = self.path_of(slot);
+        match kind {
+            Opened::Pipe | Opened::PacketPipe => {
+                let packets = if kind == Opened::Pipe {
+                    PipeFlags::empty()
+                } else {
+                    PipeFlags::DIRECT
+                };
+                let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | packets)?;
+                self.keep(slot, kind, reader, None, Some(slot));
+                self.keep(slot + 1, kind, writer, Some(slot), None);
+            }
+            Opened::Fifo => {
+                let mode = Mode::RUSR | Mode::WUSR;
+                rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, mode, 0)?;
+                let file = File::options().read(true).write(true).open(&path)?;
+                self.keep(slot, kind, file.into(), Some(slot), Some(slot));
+            }
+            Opened::Streams | Opened::Mailbox => {
+                self.keep_pair(slot, kind, socket::pair(UNIX, STREAM, 0)?);
+            }
+            Opened::Datagrams => self.keep_pair(slot, kind, socket::pair(UNIX, DATAGRAM, 0)?),
+            Opened::Packets => self.keep_pair(slot, kind, socket::pair(UNIX, PACKETS, 0)?),
+            Opened::Listener => {
+                let socket = socket::open(UNIX, STREAM, 0)?;
+                socket::bind(&socket, &self.address_of(slot))?;
+                socket::listen(&socket, BACKLOG)?;
+                self.keep(slot, kind, socket, None, None);
+            }
+            Opened::Named => {
+                let socket = socket::open(UNIX, DATAGRAM, 0)?;
+                socket::bind(&socket, &self.address_of(slot))?;
+                self.keep(slot, kind, socket, None, Some(slot));
+            }
+            Opened::Tcp => self.keep_pair(slot, kind, tcp_pair()?),
+            Opened::Udp => self.keep_pair(slot, kind, udp_pair()?),
+            Opened::Terminal => {
+                let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+                let own = openpt(flags)?;
+                unlockpt(&own)?;
+                let other = ioctl_tiocgptpeer(&own, flags)?;
+                let mut modes = tcgetattr(&other)?;
+                modes.make_raw();
+                tcsetattr(&other, OptionalActions::Now, &modes)?;
+                self.keep(slot, kind, own, None, Some(slot));
+                self.keep(slot + 1, kind, other, Some(slot), None);
+            }
+            // These are made by `connect`.
+            Opened::Connection | Opened::Sender => {}
+            _ => {
+                let file = self.open_one(slot, kind)?;
+                self.keep(slot, kind, file, None, None);
+            }
+        }
+        Ok(())
+    }
+
+    fn open_one(&self, slot: u16, kind: Opened) -> Result<OwnedFd, Failure> {
+        Ok(match kind {
+            Opened::Event => eventfd(u32::from(slot), EventfdFlags::CLOEXEC)?,
+            Opened::Timer => {
+                let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
+                let hours = |hours: i64| Timespec {
+                    tv_sec: hours * 3600,
+                    tv_nsec: 0,
+                };
+                let time = Itimerspec {
+                    it_interval: hours(i64::from(slot % 2)),
+                    it_value: hours(1 + i64::from(slot)),
+                };
+                timerfd_settime(&timer, TimerfdTimerFlags::empty(), &time)?;
+                timer
+            }
+            Opened::Signals => sys::signalfd::create(READ_SIGNALS, slot.is_multiple_of(2))?,
+            Opened::Epoll => epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            Opened::Inotify => {
+                let watcher = inotify::init(inotify::CreateFlags::CLOEXEC)?;
+                let quiet = self.path_of(slot);
+                fs::create_dir(&quiet)?;
+                let events = inotify::WatchFlags::CREATE | inotify::WatchFlags::DELETE;
+                inotify::add_watch(&watcher, &quiet, events)?;
+                watcher
+            }
+            Opened::Memfd => {
+                let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+                memfd_create(format!("slot-{slot}"), flags)?
+            }
+            _ => {
+                let mut options = File::options();
+                options.read(true).write(true).create_new(true);
+                options.open(self.path_of(slot))?.into()
+            }
+        })
+    }
+
+    fn connect(&mut self, slot: u16, to: u16) -> Done {
+        let kind = match fs::symlink_metadata(self.path_of(to)) {
+            Ok(_) => self.held.get(&to).map(|held| held.ends.kind),
+            Err(_) => None,
+        };
+        match kind {
+            Some(Opened::Listener) => {
+                let client = socket::open(UNIX, STREAM, 0)?;
+                // By its name whoever accepts it knows it.
+                socket::bind(&client, &self.address_of(slot))?;
+                let file = client.as_fd();
+                rustix::io::ioctl_fionbio(file, true)?;
+                let connected = socket::connect(file, &self.address_of(to));
+                rustix::io::ioctl_fionbio(file, false)?;
+                if connected.is_ok() {
+                    let kind = Opened::Connection;
+                    self.keep(slot, kind, client, Some(slot + 1), Some(slot));
+                }
+            }
+            Some(Opened::Named) => {
+                let sender = socket::open(UNIX, DATAGRAM, 0)?;
+                socket::connect(&sender, &self.address_of(to))?;
+                self.keep(slot, Opened::Sender, sender, Some(to), None);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, slot: u16) -> Done {
+        let listener = self.held.get(&slot);
+        let Some(held) = listener.filter(|held| held.ends.kind == Opened::Listener) else {
+            return Ok(());
+        };
+        if !super::data::can_read(&held.file)? {
+            return Ok(());
+        }
+        let accepted = socket::accept(&held.file)?;
+        let peer = socket::peer_name(&accepted)?;
+        let text = String::from_utf8_lossy(&peer).into_owned();
+        let number = text.trim_end_matches('\0').rsplit('-').next();
+        let client: u16 = number.unwrap_or_default().parse()?;
+        let (out, into) = (Some(client), Some(client + 1));
+        self.keep(client + 1, Opened::Connection, accepted, out, into);
+        Ok(())
+    }
+
+    fn pass(&self, slot: u16, through: u16) {
+        let Some((held, mailbox)) = self.held.get(&slot).zip(self.mailbox(through)) else {
+            return;
+        };
+        let along = Along {
+            rights: &[held.file.as_fd()],
+            ..Along::default()
+        };
+        // There may be no room, or nobody to receive it any more.
+        let _ = socket::send(&mailbox.file, &held.ends.to_bytes(), along, DONT_WAIT);
+    }
+
+    fn mailbox(&self, slot: u16) -> Option<&Held> {
+        let held = self.held.get(&slot);
+        held.filter(|held| held.ends.kind == Opened::Mailbox)
+    }
+
+    fn take(&mut self, through: u16) -> Done {
+        while let Some(mailbox) = self.mailbox(through) {
+            let mut bytes = [0; 8];
+            let received = match socket::receive(&mailbox.file, &mut bytes, DONT_WAIT) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            // Nobody is there who could send.
+            if received.len == 0 {
+                return Ok(());
+            }
+            let ends = Ends::of_bytes(bytes).ok_or("what came is no descriptor's")?;
+            let [file] = <[OwnedFd; 1]>::try_from(received.rights)
+                .map_err(|rights| format!("{} descriptors came", rights.len()))?;
+            self.held.insert(ends.origin, Held { file, ends });
+        }
+        Ok(())
+    }
+
+    fn watch(&self, waiter: u16, slot: u16, edge: bool, once: bool) {
+        let is_epoll = |held: &&Held| held.ends.kind == Opened::Epoll;
+        let waiter = self.held.get(&waiter).filter(is_epoll);
+        let Some((waiter, held)) = waiter.zip(self.held.get(&slot)) else {
+            return;
+        };
+        let mut flags = epoll::EventFlags::IN;
+        flags.set(epoll::EventFlags::ET, edge);
+        flags.set(epoll::EventFlags::ONESHOT, once);
+        let data = epoll::EventData::new_u64(u64::from(slot));
+        // It may be watched already, or cannot be.
+        let _ = epoll::add(&waiter.file, &held.file, data, flags);
+    }
+}
+
+/// 127.0.0.1 and a port: 0 for any that is free.
+fn loopback() -> [u8; 16] {
+    let mut address = [0; 16];
+    address[..8].copy_from_slice(&[2, 0, 0, 0, 127, 0, 0, 1]);
+    address
+}
+
+fn tcp_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let listener = socket::open(INET, STREAM, 0)?;
+    socket::bind(&listener, &loopback())?;
+    socket::listen(&listener, BACKLOG)?;
+    let client = socket::open(INET, STREAM, 0)?;
+    socket::connect(&client, &socket::name(&listener)?)?;
+    Ok((client, socket::accept(&listener)?))
+}
+
+fn udp_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let open = || {
+        let socket = socket::open(INET, DATAGRAM, 0)?;
+        socket::bind(&socket, &loopback())?;
+        Ok::<_, io::Error>(socket)
+    };
+    let (one, other) = (open()?, open()?);
+    socket::connect(&one, &socket::name(&other)?)?;
+    socket::connect(&other, &socket::name(&one)?)?;
+    Ok((one, other))
+}

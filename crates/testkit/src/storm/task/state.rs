@@ -1,0 +1,210 @@
+//! Steps that change the state of descriptions, and the words that tell it.
+use std::fmt::Write;
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FlockOperation, OFlags, SealFlags, SeekFrom};
+use rustix::io::FdFlags;
+use rustix::pipe::{fcntl_getpipe_size, fcntl_setpipe_size};
+use rustix::thread::Timespec;
+use sys::fcntl::{self, Holder, Owner};
+use sys::socket;
+
+use super::descriptors::Held;
+use super::{Done, Task};
+use crate::storm::step::{LockHolder, Opened, Setting};
+
+/// `O_LARGEFILE`, which every open on a 64-bit kernel sets, while calls that make files otherwise
+/// do not, and `O_CLOEXEC`, which the one that opens a terminal's other end keeps.
+const BY_CHANCE: u32 = 0o2_100_000;
+const SOCKET: i32 = 1;
+/// Options of sockets whose values mean nothing later, or that change by being asked for: errors,
+/// filters, the processor, memory in use, cookies, the id of a queue, a descriptor of the peer.
+const NOT_TOLD: [i32; 9] = [4, 26, 49, 51, 55, 56, 57, 71, 77];
+const LAST_OPTION: i32 = 83;
+/// TCP_NODELAY, KEEPIDLE, KEEPINTVL, KEEPCNT, SYNCNT, LINGER2, CONGESTION, USER_TIMEOUT and
+/// NOTSENT_LOWAT.
+const OF_TCP: [i32; 9] = [1, 4, 5, 6, 7, 8, 13, 18, 25];
+/// IP_TOS, TTL, PKTINFO, MTU_DISCOVER, RECVERR, RECVTTL, RECVTOS, FREEBIND and, of no meaning to
+/// TCP, MULTICAST_TTL.
+const OF_IP: [i32; 9] = [1, 2, 8, 10, 11, 12, 13, 15, 33];
+
+impl Task {
+    pub(super) fn lock_file(
+        &self,
+        slot: u16,
+        holder: LockHolder,
+        write: bool,
+        range: (u16, u16),
+    ) -> Done {
+        let Some(held) = self.held.get(&slot) else {
+            return Ok(());
+        };
+        let range = (range.0.into(), range.1.into());
+        // Others may have locked it.
+        match holder {
+            LockHolder::Whole => {
+                let operation = if write {
+                    FlockOperation::NonBlockingLockExclusive
+                } else {
+                    FlockOperation::NonBlockingLockShared
+                };
+                let _ = rustix::fs::flock(&held.file, operation);
+            }
+            LockHolder::Process => {
+                let _ = fcntl::lock(held.file.as_fd(), Holder::Process, write, range);
+            }
+            LockHolder::Description => {
+                let _ = fcntl::lock(held.file.as_fd(), Holder::Description, write, range);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn set(&self, slot: u16, what: Setting) -> Done {
+        let Some(held) = self.held.get(&slot) else {
+            return Ok(());
+        };
+        let file = held.file.as_fd();
+        let switch = |flag: OFlags, on: bool| {
+            let mut flags = rustix::fs::fcntl_getfl(file)?;
+            flags.set(flag, on);
+            rustix::fs::fcntl_setfl(file, flags)
+        };
+        let is_file = matches!(held.ends.kind, Opened::File | Opened::Memfd);
+        // What it does not have stays as it is.
+        match what {
+            Setting::Nonblocking(on) => switch(OFlags::NONBLOCK, on)?,
+            Setting::Append(on) => switch(OFlags::APPEND, on)?,
+            Setting::CloseOnExec(on) => {
+                let flags = if on {
+                    FdFlags::CLOEXEC
+                } else {
+                    FdFlags::empty()
+                };
+                rustix::io::fcntl_setfd(file, flags)?;
+            }
+            Setting::PipeBytes(bytes) => {
+                let _ = fcntl_setpipe_size(file, bytes as usize);
+            }
+            Setting::Position(at) if is_file => {
+                rustix::fs::seek(file, SeekFrom::Start(at.into()))?;
+            }
+            Setting::Length(bytes) if is_file => {
+                let _ = rustix::fs::ftruncate(file, bytes.into());
+            }
+            Setting::Seals(seals) if held.ends.kind == Opened::Memfd => {
+                let seals = SealFlags::from_bits_truncate(seals.into());
+                let _ = rustix::fs::fcntl_add_seals(file, seals);
+            }
+            Setting::Owner { kind, signal } => {
+                let pid = std::process::id().cast_signed();
+                let kind = kind.into();
+                let _ = fcntl::set_owner(file, Owner { kind, pid });
+                let _ = fcntl::set_signal(file, signal.into());
+            }
+            Setting::Option { level, name, value } if held.ends.kind.is_socket() => {
+                let _ = socket::set_number(file, level.into(), name.into(), value);
+            }
+            Setting::Shutdown(how) if held.ends.kind.is_socket() => {
+                let _ = socket::shutdown(file, how.into());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What it has open, a line each.
+    pub(super) fn describe_descriptors(&self) -> Vec<String> {
+        let told = self.held.iter().map(|(slot, held)| {
+            let kind = held.ends.kind;
+            format!("slot {slot} {kind:?}{}", describe(held))
+        });
+        told.collect()
+    }
+}
+
+fn describe(held: &Held) -> String {
+    let file = held.file.as_fd();
+    let mut told = String::new();
+    // Writing to a string does not fail.
+    let mut tell = |name: &str, value: &dyn std::fmt::Debug| {
+        let _ = write!(told, ", {name} {value:?}");
+    };
+    if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
+        tell("flags", &format_args!("{:o}", flags.bits() & !BY_CHANCE));
+    }
+    tell("close on exec", &rustix::io::fcntl_getfd(file));
+    if let Ok(stat) = rustix::fs::fstat(file) {
+        let whose = (stat.st_uid, stat.st_gid, stat.st_nlink, stat.st_size);
+        tell("mode", &format_args!("{:o}", stat.st_mode));
+        tell("whose, links, bytes", &whose);
+    }
+    tell("owner", &fcntl::owner(file).ok());
+    tell("signal", &fcntl::signal(file).ok());
+    if let Opened::Memfd = held.ends.kind {
+        tell("seals", &rustix::fs::fcntl_get_seals(file));
+    }
+    if matches!(
+        held.ends.kind,
+        Opened::Pipe | Opened::PacketPipe | Opened::Fifo
+    ) {
+        tell("pipe bytes", &fcntl_getpipe_size(file).ok());
+    }
+    tell("unread", &rustix::io::ioctl_fionread(file).ok());
+    // How much room a terminal has left depends on the pieces in which what it holds was written.
+    let out = if held.ends.kind == Opened::Terminal {
+        PollFlags::empty()
+    } else {
+        PollFlags::OUT
+    };
+    let any = PollFlags::IN | out | PollFlags::PRI | PollFlags::RDHUP;
+    let mut watched = [PollFd::new(&file, any)];
+    let at_once = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    if poll(&mut watched, Some(&at_once)).is_ok() {
+        tell("events", &watched[0].revents());
+    }
+    if held.ends.kind.is_socket() {
+        describe_socket(held, &mut tell);
+    }
+    told
+}
+
+fn describe_socket(held: &Held, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug)) {
+    let file = held.file.as_fd();
+    let text = |name: Vec<u8>| String::from_utf8_lossy(&name).into_owned();
+    tell("name", &socket::name(file).map(text).ok());
+    tell("peer", &socket::peer_name(file).map(text).ok());
+    let is_tcp = held.ends.kind == Opened::Tcp;
+    let levels: [(i32, Vec<i32>); 3] = [
+        (
+            SOCKET,
+            (1..=LAST_OPTION)
+                .filter(|name| !NOT_TOLD.contains(name))
+                .collect(),
+        ),
+        (6, if is_tcp { OF_TCP.to_vec() } else { Vec::new() }),
+        (
+            0,
+            if is_tcp {
+                OF_IP[..8].to_vec()
+            } else {
+                OF_IP.to_vec()
+            },
+        ),
+    ];
+    for (level, names) in levels {
+        for name in names {
+            // The kernel makes TCP's buffers larger by itself.
+            if is_tcp && level == SOCKET && (name == 7 || name == 8) {
+                continue;
+            }
+            if let Ok(value) = socket::option(file, level, name, 64) {
+                tell(&format!("option {level}.{name}"), &value);
+            }
+        }
+    }
+}
