@@ -1,6 +1,8 @@
 //! When, where and how often a thread gets a processor: policy, nice value, priority, affinity,
 //! I/O priority, timer slack (sched(7), ioprio_set(2), `PR_SET_TIMERSLACK`).
 
+use std::sync::OnceLock;
+
 use linux_raw_sys::prctl::{PR_GET_TIMERSLACK, PR_SET_TIMERSLACK};
 use sys::own::{self, Attribute, SCHED_ATTR_BYTES};
 use sys::proc::Status;
@@ -17,6 +19,8 @@ const SCHED_DEADLINE: u32 = 6;
 const KEPT_FLAGS: u64 = 0b111;
 /// `SCHED_FLAG_UTIL_CLAMP_MIN` and `_MAX`.
 const CLAMP_FLAGS: u64 = 0x60;
+/// The greatest utilisation.
+const CLAMP_MOST: u32 = 1024;
 const IOPRIO_WHO_PROCESS: u32 = 1;
 /// More processors than any kernel is built for.
 const CPU_WORDS_MAX: usize = 1024;
@@ -39,7 +43,7 @@ pub struct Record {
     /// The real-time priority.
     #[prost(uint32, tag = "4")]
     pub priority: u32,
-    /// Deadline: the runtime; others: the slice; in nanoseconds.
+    /// Deadline: the runtime; others: the slice, 0 for the host's default; in nanoseconds.
     #[prost(uint64, tag = "5")]
     pub runtime_ns: u64,
     /// Deadline: the relative deadline in nanoseconds.
@@ -98,13 +102,43 @@ impl Record {
         }
     }
 
+    fn clamps(&self) -> (u32, u32) {
+        (self.clamp_min, self.clamp_max)
+    }
+
+    /// The clamps of a thread of this policy that has none of its own.
+    fn default_clamps(&self) -> (u32, u32) {
+        let boosted = [SCHED_FIFO, SCHED_RR].contains(&self.policy);
+        (if boosted { CLAMP_MOST } else { 0 }, CLAMP_MOST)
+    }
+
+    /// Whether the clamps have to be set for a thread born with `born`. A kernel without them says
+    /// 0 of both.
+    fn clamps_differ(&self, born: &Self) -> bool {
+        if self.clamps() == (0, 0) {
+            return false;
+        }
+        let inherits = born.clamps() != born.default_clamps() && born.clamps() != (0, 0);
+        let as_born = if inherits {
+            born.clamps()
+        } else {
+            self.default_clamps()
+        };
+        self.clamps() != as_born
+    }
+
+    /// Whether the clamps would have to be set on a kernel that has none.
+    fn lacks_clamps(&self, born: &Self) -> bool {
+        // Without them, no thread is boosted.
+        let is_usual = (0, CLAMP_MOST) == self.clamps();
+        born.clamps() == (0, 0) && !is_usual && self.clamps_differ(born)
+    }
+
     /// The `struct sched_attr` that makes a thread born with `born` be scheduled like this.
     fn to_attr(&self, born: &Self) -> [u8; SCHED_ATTR_BYTES] {
-        let clamped = (self.clamp_min, self.clamp_max) != (born.clamp_min, born.clamp_max);
+        let clamped = self.clamps_differ(born) && born.clamps() != (0, 0);
         let flags = self.flags | if clamped { CLAMP_FLAGS } else { 0 };
-        // A fair thread's slice: 0 for the host's default.
-        let is_default = self.policy != SCHED_DEADLINE && self.runtime_ns == born.runtime_ns;
-        let runtime_ns = if is_default { 0 } else { self.runtime_ns };
+        let runtime_ns = self.slice_or_runtime(born);
         let mut attr = Vec::with_capacity(SCHED_ATTR_BYTES);
         attr.extend((SCHED_ATTR_BYTES as u32).to_le_bytes());
         attr.extend(self.policy.to_le_bytes());
@@ -114,8 +148,9 @@ impl Record {
         for word in [runtime_ns, self.deadline_ns, self.period_ns] {
             attr.extend(word.to_le_bytes());
         }
-        attr.extend(self.clamp_min.to_le_bytes());
-        attr.extend(self.clamp_max.to_le_bytes());
+        let (least, most) = if clamped { self.clamps() } else { (0, 0) };
+        attr.extend(least.to_le_bytes());
+        attr.extend(most.to_le_bytes());
         attr.try_into()
             .expect("the fields have the structure's size")
     }
@@ -126,9 +161,27 @@ impl Record {
             cpus: Vec::new(),
             io_priority: 0,
             timer_slack_ns: 0,
+            runtime_ns: record.slice_or_runtime(born),
+            clamp_min: 0,
+            clamp_max: 0,
             ..record.clone()
         };
-        only_attr(self) != only_attr(born)
+        only_attr(self) != only_attr(born) || self.clamps_differ(born) && born.clamps() != (0, 0)
+    }
+
+    /// The runtime; of a fair thread the slice, 0 where that is the default or where the kernel of
+    /// `born` has no slices.
+    fn slice_or_runtime(&self, born: &Self) -> u64 {
+        let is_default = self.runtime_ns == born.runtime_ns || born.runtime_ns == 0;
+        if self.is_fair() && is_default {
+            0
+        } else {
+            self.runtime_ns
+        }
+    }
+
+    fn is_fair(&self) -> bool {
+        !self.is_realtime()
     }
 
     fn is_realtime(&self) -> bool {
@@ -177,6 +230,9 @@ impl Part for Scheduling {
             Some(step) => 20 - i32::try_from(answers.result(*step)).unwrap_or(20),
             None => facts.stat()?.nice,
         };
+        if record.is_fair() && record.runtime_ns == usual_slice_ns() {
+            record.runtime_ns = 0;
+        }
         record.io_priority = u32::try_from(io_priority).unwrap_or(0);
         record.timer_slack_ns = slack.cast_unsigned();
         record.cpus.clone_from(&facts.status()?.cpus);
@@ -209,6 +265,11 @@ impl Part for Scheduling {
             return Err(who.corrupt(self, format!("{record:?}")));
         }
         let (script, born) = (plan.at(Phase::Privileges), &who.born.scheduling);
+        if record.lacks_clamps(born) {
+            let (least, most) = record.clamps();
+            let what = format!("utilisation clamps ({least} to {most} of 1024)");
+            return Err(who.mismatch(self, format!("{what}, which this kernel does not have")));
+        }
         // Real-time threads have no slack, and switching back to the other policies sets it anew.
         if !record.is_realtime() && record.timer_slack_ns != born.timer_slack_ns {
             let slack = record.timer_slack_ns.into();
@@ -238,6 +299,13 @@ impl Part for Scheduling {
         }
         Ok(())
     }
+}
+
+/// The slice of a fair thread that has none of its own, which depends on the host: this process's.
+fn usual_slice_ns() -> u64 {
+    static SLICE: OnceLock<u64> = OnceLock::new();
+    let look = || own::sched_attr().map_or(0, |attr| Record::from_attr(&attr).runtime_ns);
+    *SLICE.get_or_init(look)
 }
 
 fn set_affinity(script: &mut Script, cpus: &[u64]) {
@@ -283,6 +351,72 @@ mod tests {
             Stage::plan(&Scheduling, payload.as_deref()).expect("sound"),
             ""
         );
+    }
+
+    fn clamped(policy: u32, clamp_min: u32, clamp_max: u32) -> Record {
+        Record {
+            policy,
+            clamp_min,
+            clamp_max,
+            ..Record::default()
+        }
+    }
+
+    #[test]
+    fn clamps_and_slices_at_their_defaults_are_not_set() {
+        let (with, without) = (clamped(0, 0, 1024), clamped(0, 0, 0));
+        for thread in [
+            clamped(0, 0, 1024),
+            clamped(0, 0, 0),
+            clamped(SCHED_FIFO, 1024, 1024),
+        ] {
+            assert!(!thread.clamps_differ(&with), "{thread:?}");
+            assert!(!thread.lacks_clamps(&without), "{thread:?}");
+        }
+        let slice = |runtime_ns| Record {
+            runtime_ns,
+            ..with.clone()
+        };
+        assert!(!slice(2_800_000).attr_differs(&without), "no slices there");
+        assert!(!slice(0).attr_differs(&slice(1_400_000)), "the host's own");
+        assert!(slice(2_800_000).attr_differs(&slice(1_400_000)));
+        // As an image of a kernel with clamps has it, whatever this one has.
+        let record = Record {
+            clamp_max: 1024,
+            ..Stage::born().scheduling
+        };
+        let payload = prost::Message::encode_to_vec(&record);
+        assert_eq!(Stage::plan(&Scheduling, Some(&payload)).expect("sound"), "");
+    }
+
+    #[test]
+    fn clamps_of_its_own_are_set_or_refused() {
+        let (with, without) = (clamped(0, 0, 1024), clamped(0, 0, 0));
+        for thread in [clamped(0, 200, 800), clamped(SCHED_FIFO, 0, 1024)] {
+            assert!(thread.attr_differs(&with), "{thread:?}");
+            let attr = thread.to_attr(&with);
+            let flags = u64::from_le_bytes(attr[8..16].try_into().expect("8 bytes"));
+            assert_eq!(flags, CLAMP_FLAGS);
+            let back = Record::from_attr(&attr);
+            assert_eq!(back.clamps(), thread.clamps());
+        }
+        // Who is born with some must lose them.
+        assert!(with.clamps_differ(&clamped(0, 100, 900)));
+        assert!(clamped(0, 200, 800).lacks_clamps(&without));
+        let born = Stage::born().scheduling;
+        if born.clamps() != (0, 0) {
+            testkit::skip!("this kernel has clamps");
+        }
+        let record = Record {
+            clamp_min: 200,
+            clamp_max: 800,
+            ..born
+        };
+        let payload = prost::Message::encode_to_vec(&record);
+        let refused = Stage::plan(&Scheduling, Some(&payload)).expect_err("they are not there");
+        let what = "scheduling: utilisation clamps (200 to 800 of 1024), which this kernel does \
+                    not have";
+        assert!(refused.to_string().ends_with(what), "{refused}");
     }
 
     #[test]
