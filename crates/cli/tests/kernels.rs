@@ -4,9 +4,13 @@
 //! tests in a module named as a kernel run on that kernel (`testkit::machine`).
 mod rounds;
 
+use std::path::PathBuf;
+
 use rounds::{Rounds, number, under_fire};
 use serde_json::Value;
 use testkit::facts::Facts;
+use testkit::machine::Verdict;
+use testkit::machine::leg::{self, Stay};
 use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
@@ -121,6 +125,62 @@ fn trees_survive() {
             subject.ask_number("ticks") > ticks + 2
         });
     }
+}
+
+/// Has a tree go from stay to stay, in each for so many seconds.
+#[track_caller]
+fn go_round(stays: &[Stay], seconds: u32) {
+    testkit::needs_root!();
+    testkit::needs_program!("unshare");
+    let stillframe = PathBuf::from(env!("CARGO_BIN_EXE_stillframe"));
+    let scratch = tempfile::tempdir().expect("the folder for temporary files can be written");
+    let mut from = None;
+    for (number, stay) in stays.iter().enumerate() {
+        let to = scratch.path().join(number.to_string());
+        match leg::run(&stillframe, *stay, from.as_deref(), seconds, &to) {
+            Verdict::Passed => println!("{number}: {stay:?}"),
+            Verdict::Left(why) => testkit::skip!("{why}"),
+            Verdict::Failed(told) => panic!("stay {number}, {stay:?}: {told}"),
+        }
+        from = Some(to);
+    }
+}
+
+const fn machine(suite: &'static str, processor: &'static str) -> Stay {
+    Stay::Machine { suite, processor }
+}
+
+/// A processor without what the emulator's best has: its extended state is smaller.
+const SMALL: &str = "SandyBridge";
+const LARGE: &str = "max";
+
+#[test]
+fn a_tree_comes_from_a_small_processor_to_this_one_and_goes_to_a_third() {
+    let stays = [
+        machine("bookworm", SMALL),
+        Stay::Here,
+        machine("bookworm", LARGE),
+    ];
+    go_round(&stays, 2);
+}
+
+#[test]
+#[ignore = "takes many minutes: cargo xtask kernels"]
+fn a_tree_goes_round_all_kernels_and_processors() {
+    let stays = [
+        machine("bookworm", SMALL),
+        machine("trixie", LARGE),
+        machine("sid", SMALL),
+        Stay::Here,
+        machine("bookworm", LARGE),
+        machine("trixie", SMALL),
+        machine("sid", LARGE),
+        Stay::Here,
+        machine("sid", SMALL),
+        machine("bookworm", SMALL),
+        Stay::Here,
+    ];
+    go_round(&stays, 5);
 }
 
 mod linux_6_1 {

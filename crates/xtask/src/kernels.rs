@@ -12,9 +12,10 @@ const KEPT: &str = "/var/cache/stillframe";
 const KERNELS: &str = "/var/cache/stillframe/kernel";
 /// Where they look for vDSOs, as `SUITE.so`.
 const VDSOS: &str = "/var/cache/stillframe/vdso";
-/// Debian's suites, whose kernels are Linux 6.1 and 6.12.
-const SUITES: &[&str] = &["bookworm", "trixie"];
-/// Of these, the one whose kernel is booted.
+/// Debian's suites, whose kernels are Linux 6.1, 6.12 and, in sid, the newest; and of which tests
+/// boot the kernel or use the vDSO.
+const SUITES: &[(&str, bool)] = &[("bookworm", true), ("trixie", true), ("sid", false)];
+/// Of these, the one whose kernel all tests boot.
 const BOOTED: &str = "bookworm";
 /// The package that depends on the suite's smallest kernel.
 const PACKAGE: &str = "linux-image-cloud-amd64";
@@ -27,12 +28,30 @@ const MODULES: &[&str] = &[
     "netlink_diag",
 ];
 
+/// Has a tree go round all kernels, in a test that takes too long for all days.
+///
+/// # Errors
+/// When the build or the test fails.
+pub fn run() -> Result<()> {
+    fetch_all(true);
+    let binary = repo::build_stillframe()?;
+    eprintln!("built {}", binary.display());
+    let mut command = repo::cargo(&["test", "--locked", "--release", "--package", "cli"]);
+    command.args(["--test", "kernels", "--", "--ignored", "--nocapture"]);
+    repo::run(&mut command)
+}
+
 /// Fetches those that are missing. What cannot be fetched is told: its tests skip themselves.
 pub fn fetch() {
-    for suite in SUITES {
+    fetch_all(false);
+}
+
+/// With `all`, also those that only [`run`] boots.
+fn fetch_all(all: bool) {
+    for (suite, _) in SUITES.iter().filter(|suite| all || suite.1) {
         let kernel = Path::new(KERNELS).join(suite);
         let code = Path::new(VDSOS).join(format!("{suite}.so"));
-        if (kernel.exists() || *suite != BOOTED) && code.exists() {
+        if (kernel.exists() || *suite != BOOTED && !all) && code.exists() {
             continue;
         }
         if !rustix::process::geteuid().is_root() {
@@ -66,7 +85,7 @@ fn fetch_one(suite: &str, kernel: &Path, code: &Path) -> Result<()> {
         std::fs::write(&part, found).map_err(repo::file_error("write", &part))?;
         std::fs::rename(&part, code).map_err(repo::file_error("rename to", code))?;
     }
-    if suite == BOOTED && !kernel.exists() {
+    if !kernel.exists() {
         std::fs::rename(&part, kernel).map_err(repo::file_error("rename to", kernel))?;
     }
     Ok(())
@@ -110,11 +129,14 @@ fn download(suite: &str, scratch: &Path) -> Result<PathBuf> {
         what: "kernel package",
         suite: suite.to_owned(),
     };
-    repo::run(
-        apt("apt-get")
-            .arg("download")
-            .arg(name.ok_or_else(missing)?),
-    )?;
+    let name = name.ok_or_else(missing)?;
+    // Newer packages have the kernel's file in one of their own.
+    let said = repo::output(apt("apt-cache").args(["depends", &name]))?;
+    let part = said.lines().find_map(|line| {
+        let (_, part) = line.split_once("Depends: ")?;
+        part.starts_with("linux-binary-").then(|| part.to_owned())
+    });
+    repo::run(apt("apt-get").arg("download").arg(part.unwrap_or(name)))?;
     let entries = std::fs::read_dir(scratch).map_err(repo::file_error("list", scratch))?;
     let mut files = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let package = files.find(|path| path.extension().is_some_and(|end| end == "deb"));
@@ -124,6 +146,9 @@ fn download(suite: &str, scratch: &Path) -> Result<PathBuf> {
 /// Unpacks the kernel's file and the modules of a package into `folder`; what is in the former.
 fn unpack(package: &Path, folder: &Path) -> Result<Vec<u8>> {
     std::fs::create_dir(folder).map_err(repo::file_error("make", folder))?;
+    // Where the kernel's file is apart, so are its modules; trees without sockets need none.
+    let name = package.file_name().unwrap_or_default().to_string_lossy();
+    let is_apart = name.starts_with("linux-binary-");
     let mut archive = Command::new("dpkg-deb");
     archive.arg("--fsys-tarfile").arg(package);
     archive.stdout(Stdio::piped());
@@ -142,8 +167,10 @@ fn unpack(package: &Path, folder: &Path) -> Result<Vec<u8>> {
             "--transform",
             "s|^vmlinuz-.*|vmlinuz|",
         ])
-        .arg("./boot/vmlinuz-*")
-        .args(MODULES.iter().map(|module| format!("*/{module}.ko*")));
+        .arg("*/vmlinuz*");
+    if !is_apart {
+        extract.args(MODULES.iter().map(|module| format!("*/{module}.ko*")));
+    }
     let unpacked = repo::run(extract.stdin(tar));
     let ended = running.wait();
     ended.map_err(|source| repo::start_error(&archive, source))?;

@@ -1,4 +1,4 @@
-//! Everything a developer runs: `cargo xtask test`, `ci`, `tidy`, `demo`, `bench`, `dist`.
+//! Everything a developer runs: `cargo xtask test`, `ci`, `kernels`, `tidy`, `demo` and others.
 //!
 //! Each subcommand is one file; what they share is [`repo`] (where things are, how programs are
 //! run) and [`packages`] (what is installed from Debian, and why).
@@ -35,6 +35,8 @@ enum Task {
     Test(test::Arguments),
     /// tidy, clippy, fmt --check and test: what has to pass before a change lands.
     Ci,
+    /// Have a tree go round all kernels that the emulator boots, and back to this one.
+    Kernels,
     /// Check the invariants of the source tree.
     Tidy(tidy::Arguments),
     /// Freeze and restore a real redis-server with a connected client.
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Test(arguments) => test::run(&arguments),
         Task::Ci => ci::run(),
+        Task::Kernels => kernels::run(),
         Task::Tidy(arguments) => tidy::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Storm(arguments) => storm::run(&arguments),

@@ -32,8 +32,21 @@ pub struct Told {
     end: String,
 }
 
-/// Boots `kernel` with the file system in `archive`, and returns when it is off.
-pub fn run(emulator: &Path, kernel: &Path, archive: &Path) -> Told {
+/// A machine to be booted.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine<'a> {
+    /// The kernel.
+    pub kernel: &'a Path,
+    /// Its first file system.
+    pub archive: &'a Path,
+    /// The model of its processor, as the emulator calls it.
+    pub processor: &'a str,
+    /// Where what it writes to a second serial line goes.
+    pub out: Option<&'a Path>,
+}
+
+/// Boots a machine, and returns when it is off.
+pub fn run(emulator: &Path, machine: &Machine<'_>) -> Told {
     let errors = tempfile::NamedTempFile::new().expect("a temporary file can be made");
     // setpriv(1), so that it dies with the thread that started it, whatever ends that.
     let mut command = Command::new("setpriv");
@@ -41,16 +54,17 @@ pub fn run(emulator: &Path, kernel: &Path, archive: &Path) -> Told {
         .args(["--pdeathsig", "KILL", "--"])
         .arg(emulator)
         // Only ring 3 may be run by some hosts' processors, so none is asked to.
-        .args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", "1024"])
+        .args(["-accel", "tcg", "-cpu", machine.processor])
+        .args(["-smp", "1", "-m", "1024"])
         // An instruction takes 2 ns, and time that is only waited for takes none.
         .args(["-icount", "shift=1,sleep=off", "-seed", "1"])
         .args(["-rtc", "base=2026-01-01T00:00:00,clock=vm"])
         .args(["-no-user-config", "-nodefaults", "-display", "none"])
         .args(["-no-reboot", "-serial", "stdio"])
         .arg("-kernel")
-        .arg(kernel)
+        .arg(machine.kernel)
         .arg("-initrd")
-        .arg(archive)
+        .arg(machine.archive)
         // Nothing of the kernel's may come between what the tests say, but its last words.
         .args([
             "-append",
@@ -59,6 +73,11 @@ pub fn run(emulator: &Path, kernel: &Path, archive: &Path) -> Told {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(errors.reopen().expect("it was just made"));
+    if let Some(out) = machine.out {
+        command
+            .arg("-serial")
+            .arg(format!("file:{}", out.display()));
+    }
     let mut told = Told::default();
     match command.spawn() {
         Err(error) => told.end = format!("setpriv cannot be started: {error}"),
@@ -141,6 +160,12 @@ fn processor_time(pid: u32) -> Duration {
 }
 
 impl Told {
+    /// What was said by something else than a machine, and how it ended.
+    pub fn new(said: &str, end: String) -> Self {
+        let lines = said.lines().map(str::to_owned).collect();
+        Self { lines, end }
+    }
+
     /// How each of `tests` went.
     pub fn verdicts(&self, tests: &[String]) -> BTreeMap<String, Verdict> {
         let verdict = |test: &String| (test.clone(), self.verdict(test));

@@ -12,7 +12,7 @@ use rustix::process::WaitOptions;
 use rustix::system::RebootCommand;
 use sys::netlink::{Batch, Netlink};
 
-use super::{INSIDE, MARK, MODULES, PLAN, STILLFRAME};
+use super::{INSIDE, MARK, MODULES, PLAN, STILLFRAME, leg, stay};
 use crate::{skip, stillframe, tree, wait};
 
 /// How long a test may take, in the machine's own time: what waits for nothing but time waits that
@@ -23,12 +23,19 @@ const SKIPS: &str = "/run/skips";
 
 /// Does all of it, and never returns.
 pub fn run() -> ! {
-    let done = prepare().and_then(|()| run_all());
+    let done = prepare().and_then(|()| match stay::is_planned() {
+        true => run_stay(),
+        false => run_all(),
+    });
     match done {
         Ok(()) => say("end"),
         Err(error) => say(&format!("broken {error}")),
     }
     let _ = io::stdout().flush();
+    if stay::is_here() {
+        // There is no machine that could be turned off.
+        std::process::exit(0);
+    }
     let _ = rustix::system::reboot(RebootCommand::PowerOff);
     // The kernel panics, and the machine ends too.
     std::process::exit(1);
@@ -74,7 +81,9 @@ fn prepare() -> io::Result<()> {
         mount(kind, place, kind, MountFlags::empty(), None)
             .map_err(|errno| failed(&doing)(errno.into()))?;
     }
-    insert_modules()?;
+    if Path::new(MODULES).exists() {
+        insert_modules()?;
+    }
     bring_loopback_up().map_err(failed("bring the loopback interface up"))?;
     tree::adopt_orphans();
     Ok(())
@@ -112,6 +121,20 @@ fn bring_loopback_up() -> io::Result<()> {
     let mut batch = Batch::default();
     batch.message(RTM_NEWLINK, 0, &words.concat());
     Netlink::route()?.apply(batch)
+}
+
+/// What a tree does here that goes from kernel to kernel.
+fn run_stay() -> io::Result<()> {
+    say(&format!("begin {}", leg::NAME));
+    match stay::run() {
+        Ok(verdict) => say(&verdict),
+        Err(error) => {
+            println!("{error}");
+            tell_processes();
+            say(&format!("failed {}", leg::NAME));
+        }
+    }
+    Ok(())
 }
 
 fn run_all() -> io::Result<()> {

@@ -20,6 +20,8 @@
 pub mod archive;
 mod emulator;
 pub mod inside;
+pub mod leg;
+mod stay;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -130,7 +132,13 @@ fn run(suite: &str, stillframe: &str, tests: &[String]) -> Verdicts {
     let archive = scratch.path().join("files");
     pack(&archive, &folder, &stillframe, tests)
         .unwrap_or_else(|error| panic!("make {}: {error}", archive.display()));
-    let told = emulator::run(&emulator, &folder.join("vmlinuz"), &archive);
+    let machine = emulator::Machine {
+        kernel: &folder.join("vmlinuz"),
+        archive: &archive,
+        processor: "max",
+        out: None,
+    };
+    let told = emulator::run(&emulator, &machine);
     Ok(told.verdicts(tests))
 }
 

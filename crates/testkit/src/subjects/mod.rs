@@ -2,6 +2,7 @@
 //!
 //! A subject gets into its state, says [`Control::ready`], and then answers questions until it is
 //! killed. Its file says which questions it understands.
+mod around;
 mod busy;
 mod churn;
 mod clock;
@@ -42,6 +43,7 @@ type Run = fn(Control, &[String]) -> Result<(), Failure>;
 
 /// Every subject by name.
 const ALL: &[(&str, Run)] = &[
+    ("around", around::run),
     ("busy", busy::run),
     ("churn", churn::run),
     ("clock", clock::run),
