@@ -31,6 +31,10 @@ pub struct Check {
     #[arg(long)]
     all: bool,
 
+    /// Tell what the image in this directory needs of this host, and restore nothing
+    #[arg(long, value_name = "DIR", conflicts_with = "feature")]
+    image: Option<PathBuf>,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -62,6 +66,9 @@ impl Check {
             let names: Vec<_> = features::all().map(|feature| feature.name).collect();
             output::say(&format!("{}\n", names.join("\n")));
             return Ok(Status::Done);
+        }
+        if let Some(directory) = &self.image {
+            return self.run_image(directory);
         }
         if self.feature.is_empty() {
             Ok(self.run_all())
@@ -95,6 +102,39 @@ impl Check {
         } else {
             Status::Done
         })
+    }
+
+    /// Tells what an image needs.
+    fn run_image(&self, directory: &Path) -> Result<Status, Failure> {
+        let needs = process::needs(directory).map_err(|source| Failure::Engine {
+            doing: "check",
+            source: Box::new(source),
+        })?;
+        let is_met = needs.iter().all(|need| need.outcome.is_ok());
+        if self.json {
+            let all = needs.iter().map(|need| {
+                json!({
+                    "name": need.name,
+                    "what": need.what,
+                    "met": need.outcome.is_ok(),
+                    "remark": need.outcome.as_ref().ok(),
+                    "why": need.outcome.as_ref().err(),
+                })
+            });
+            output::say(&format!("{}\n", json!({"needs": all.collect::<Vec<_>>()})));
+        } else {
+            for need in &needs {
+                let answer = if need.outcome.is_ok() { "yes" } else { "NO" };
+                output::say(&line(need.name, answer, need.what, &need.outcome));
+            }
+            let words = if is_met {
+                "It can be restored."
+            } else {
+                "It cannot be restored."
+            };
+            output::say(&format!("{words}\n"));
+        }
+        Ok(if is_met { Status::Done } else { Status::Failed })
     }
 
     fn run_all(&self) -> Status {
@@ -168,21 +208,21 @@ impl Tried {
 
     fn line(&self) -> String {
         let Self { feature, outcome } = self;
-        let (answer, remark) = match (outcome, feature.need) {
-            (Ok(remark), _) => ("yes", remark),
-            (Err(why), Need::Always) => ("NO", why),
-            (Err(why), Need::Sometimes) => ("no", why),
+        let answer = match (outcome, feature.need) {
+            (Ok(_), _) => "yes",
+            (Err(_), Need::Always) => "NO",
+            (Err(_), Need::Sometimes) => "no",
         };
-        let remark = if remark.is_empty() {
-            String::new()
-        } else {
-            format!(" ({remark})")
-        };
-        format!(
-            "{:<26} {answer:<3} {}{remark}\n",
-            feature.name, feature.what
-        )
+        line(feature.name, answer, feature.what, outcome)
     }
+}
+
+fn line(name: &str, answer: &str, what: &str, outcome: &Outcome) -> String {
+    let remark = match outcome {
+        Ok(remark) | Err(remark) if remark.is_empty() => String::new(),
+        Ok(remark) | Err(remark) => format!(" ({remark})"),
+    };
+    format!("{name:<26} {answer:<3} {what}{remark}\n")
 }
 
 fn to_json(tried: &[Tried]) -> Value {

@@ -83,6 +83,7 @@ const ON_PRE_DUMP: &[&str] = &[
     "config",
     "display-stats",
     "help",
+    "image",
     "images-dir",
     "json",
     "log-file",
@@ -248,6 +249,8 @@ pub static FLAGS: &[Flag] = &[
     flag("weak-sysctls", Switch, [Idle, Refused, Idle]),
     flag("work-dir", Required, [Taken, Taken, Taken]).short('W'),
 
+    // Elsewhere than on check the beginning of criu's --images-dir.
+    flag("image", Required, [Taken, Taken, Taken]).own(),
     flag("json", Bare, [Taken, Taken, Taken]).own(),
     flag("live", Bare, [Taken, Misplaced, Misplaced]).own(),
     flag("no-timens", Bare, [Misplaced, Taken, Misplaced]).own(),

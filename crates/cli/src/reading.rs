@@ -466,10 +466,10 @@ fn state(one: &Occurrence, command: Command, reading: &mut Reading) -> Result<()
             });
         }
         Fate::Taken | Fate::Misplaced => {
-            let name = if flag.name == "daemon" {
-                "restore-detached"
-            } else {
-                flag.name
+            let name = match flag.name {
+                "daemon" => "restore-detached",
+                "image" if command != Command::Check => "images-dir",
+                name => name,
             };
             match (on, flag.name) {
                 (true, "sync") => {}

@@ -130,7 +130,10 @@ impl Resumed {
     }
 
     /// What it means that no namespace can be made because of `error`.
-    fn without(self, root: i32, error: &io::Error) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`resources::Error::Unsupported`] for the root task `root` where a clock would go back.
+    pub fn without(self, root: i32, error: &io::Error) -> Result<()> {
         let Self(ahead) = self;
         let most_ns = ahead.monotonic_ns.max(ahead.boottime_ns);
         let seconds = most_ns.unsigned_abs() as f64 / BILLION as f64;

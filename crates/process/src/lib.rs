@@ -17,10 +17,12 @@ mod host;
 mod layer;
 mod live;
 mod merge;
+mod needs;
 pub mod options;
 mod over;
 mod plan;
 mod predump;
+mod processor;
 mod records;
 pub mod report;
 mod restore;
@@ -42,6 +44,7 @@ pub use dump::dump;
 pub use error::{Error, Result};
 pub use host::{HostFacts, look as look_at_host};
 pub use merge::merge;
+pub use needs::{Need, needs};
 pub use options::{
     Afterwards, Allowed, DedupOptions, DumpOptions, InheritFd, Inherited, MergeOptions,
     PreDumpOptions, RestoreOptions,

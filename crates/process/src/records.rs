@@ -8,6 +8,7 @@ use resources::fd::tags;
 use resources::map::memory;
 use resources::map::vdso::{self, Vdso};
 use resources::task::interrupted::Remake;
+use resources::task::xstate::Layout;
 
 use crate::clocks::TreeClocks;
 use crate::{Error, Result, Statistics};
@@ -26,6 +27,8 @@ pub(crate) mod tag {
     pub const STATISTICS: u16 = 5;
     /// [`crate::clocks::TreeClocks`], one an image.
     pub const CLOCKS: u16 = 6;
+    /// [`resources::task::xstate::Layout`], one an image.
+    pub const PROCESSOR: u16 = 7;
 }
 
 /// The tasks of the tree, parents before children, the root first.
@@ -158,6 +161,8 @@ pub(crate) struct Saved<'a> {
     pub vdsos: Vec<Vdso>,
     /// What the tree's clocks said; old images do not know.
     pub clocks: Option<TreeClocks>,
+    /// Where the processor kept the extended state; old images do not know.
+    pub processor: Option<Layout>,
 }
 
 /// The records of one task; empty for a zombie.
@@ -269,6 +274,8 @@ impl<'a> Saved<'a> {
         let vdsos = vdsos.collect::<std::result::Result<_, _>>()?;
         let clocks = sorted.find(tag::CLOCKS, 0);
         let clocks = clocks.map(|record| TreeClocks::read(&record.payload));
+        let processor = sorted.find(tag::PROCESSOR, 0);
+        let processor = processor.map(|_| sorted.decode(tag::PROCESSOR, 0, "the processor"));
         Ok(Self {
             tree,
             tasks,
@@ -276,6 +283,7 @@ impl<'a> Saved<'a> {
             attributes,
             vdsos,
             clocks: clocks.transpose()?,
+            processor: processor.transpose()?,
         })
     }
 }
@@ -290,6 +298,7 @@ impl Saved<'_> {
             attributes: HashMap::new(),
             vdsos: Vec::new(),
             clocks: None,
+            processor: None,
         }
     }
 

@@ -20,6 +20,7 @@ use crate::build::build;
 use crate::clocks::Resumed;
 use crate::host;
 use crate::plan::{self, Setting};
+use crate::processor::Processor;
 use crate::records::Saved;
 use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
 
@@ -46,8 +47,13 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     }
     reader.open_ancestors()?;
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
+    let image = Image {
+        processor: Processor::check(&saved, &reader)?,
+        saved,
+        reader: &reader,
+    };
     loop {
-        match bring_back(options, &reader, (&saved, &born), began, observer) {
+        match bring_back(options, &image, &born, began, observer) {
             Err(Error::Taken { pid }) if wait_gone(pid, began + PATIENCE) => {
                 log::info!("pid {pid} was taken by a process that had ended: once more");
             }
@@ -56,13 +62,22 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     }
 }
 
+/// An image that was read, and looked at for what it needs.
+struct Image<'a> {
+    reader: &'a Arc<Reader>,
+    saved: Saved<'a>,
+    /// How its threads come to this processor, where it tells.
+    processor: Option<Processor>,
+}
+
 fn bring_back(
     options: &RestoreOptions,
-    reader: &Arc<Reader>,
-    (saved, born): (&Saved<'_>, &Born),
+    image: &Image<'_>,
+    born: &Born,
     began: Instant,
     observer: &mut dyn Observer,
 ) -> Result<Restored> {
+    let Image { reader, saved, .. } = image;
     let setting = setting(options, saved, born.clone())?;
     let plan = plan::plan(reader, saved, &setting)?;
     // Before any timer is set.
@@ -90,7 +105,7 @@ fn bring_back(
     running.stop_all()?;
     log::info!("all threads are stopped at the end of their scripts");
     running.write_outside()?;
-    running.give_registers(saved)?;
+    running.give_registers(saved, image.processor.as_ref())?;
     observer
         .stage(Stage::PreResume, Some(root_pid))
         .map_err(Error::Vetoed)?;
@@ -128,7 +143,7 @@ pub fn plan(options: &RestoreOptions) -> Result<String> {
     plan::print(&plan, &saved, &reader)
 }
 
-fn setting(options: &RestoreOptions, saved: &Saved<'_>, born: Born) -> Result<Setting> {
+pub(crate) fn setting(options: &RestoreOptions, saved: &Saved<'_>, born: Born) -> Result<Setting> {
     let own = std::process::id().cast_signed();
     let parent = if options.sibling { 0 } else { own };
     Ok(Setting {

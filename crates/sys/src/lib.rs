@@ -40,3 +40,4 @@ pub mod usage;
 pub mod vdso;
 pub mod vm;
 pub mod window;
+pub mod xsave;

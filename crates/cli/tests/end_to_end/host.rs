@@ -7,6 +7,7 @@ use std::process::Command;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
+use testkit::program::Program;
 use testkit::{needs_program, needs_root, skip};
 
 use crate::stillframe;
@@ -93,4 +94,43 @@ fn what_no_one_asks_for_is_not_kept() {
     assert_eq!(fs::read_dir(&run).expect("it is there").count(), 0);
     with_run(&run, CHECK, &images);
     assert!(run.join("stillframe/host").is_file());
+}
+
+#[test]
+fn what_an_image_needs_is_told_before_the_restore() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        skip!("an option of ours");
+    }
+    let program = Program::new("sleep").arg("1000").spawn();
+    stillframe.dump(program.pid(), &["-R"]).must();
+    let check = || {
+        let mut command = stillframe.command(&["check", "--image"]);
+        let output = command.arg(stillframe.images()).output();
+        let output = output.expect("it can be started");
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.code(), told)
+    };
+    let (status, told) = check();
+    let taken = format!("(pid {} is taken by another process)", program.pid());
+    assert_eq!(status, Some(1), "{told}");
+    let has = |name: &str, text: &str| {
+        let mut lines = told.lines().filter(|line| line.starts_with(name));
+        lines.any(|line| line.contains(text))
+    };
+    assert!(has("pids", &taken) && has("pids", " NO "), "{told}");
+    assert!(
+        has("processor", " yes ") && has("attributes", " yes "),
+        "{told}"
+    );
+    program.kill();
+    let (status, told) = check();
+    assert_eq!(status, Some(0), "{told}");
+    assert!(told.ends_with("It can be restored.\n"), "{told}");
+    // As criu(8) abbreviates --images-dir elsewhere.
+    let mut restore = stillframe.command(&["restore", "-d", "--image"]);
+    let restored = restore.arg(stillframe.images()).output();
+    assert!(restored.expect("it can be started").status.success());
+    assert!(program.is_alive());
 }

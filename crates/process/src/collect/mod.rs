@@ -29,7 +29,7 @@ use resources::map::listing::{Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
 use resources::map::vdso::Vdso;
 use resources::script::{Answers, Layout, Script};
-use resources::task::{Asked, Facts, PARTS, Part, Scope};
+use resources::task::{Asked, Facts, PARTS, Part, Scope, xstate};
 use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
 use sys::proc::Stat;
@@ -131,6 +131,8 @@ pub(crate) fn collect(
     // After all timers were looked at: what was left of them then ends no earlier by these.
     let clocks = TreeClocks::of_stopped(has_its_clocks.then(|| &frozen.tasks[0]))?;
     records.push(record(tag::CLOCKS, 0, clocks.encode_to_vec()));
+    let processor = xstate::Layout::here();
+    records.push(record(tag::PROCESSOR, 0, processor.encode_to_vec()));
     Ok(Inventory {
         records,
         memory,

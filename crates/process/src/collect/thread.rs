@@ -1,7 +1,7 @@
 //! A stopped thread: its registers, and how it goes on with the call that it was in.
 
-use resources::task::Facts;
 use resources::task::interrupted::Resume;
+use resources::task::{Facts, xstate};
 use tracee::Thread;
 
 use super::facts::ThreadFacts;
@@ -12,8 +12,10 @@ use crate::{Error, Result};
 /// What the processor knows of a thread, as it is to be restored.
 pub(super) fn state(thread: &Thread, facts: &ThreadFacts<'_>, wait: &Wait) -> Result<ThreadState> {
     let tid = thread.tid;
-    let xstate = sys::ptrace::xstate(tid);
-    let xstate = xstate.map_err(|e| Error::kernel(format!("cannot read xstate of {tid}"), e))?;
+    let extended = sys::ptrace::xstate(tid);
+    let extended =
+        extended.map_err(|e| Error::kernel(format!("cannot read xstate of {tid}"), e))?;
+    xstate::check(thread.pid, tid, &extended)?;
     let restored = wait.restored(thread, &*facts.status()?);
     let mut registers = wait.registers(thread);
     restored.apply(&mut registers);
@@ -23,7 +25,7 @@ pub(super) fn state(thread: &Thread, facts: &ThreadFacts<'_>, wait: &Wait) -> Re
     };
     Ok(ThreadState {
         registers: registers.to_words().to_vec(),
-        xstate,
+        xstate: extended,
         mask: thread.saved.mask,
         remake,
     })

@@ -11,6 +11,7 @@ use super::ending::kill_tree;
 use super::stops::{self, Untold};
 use crate::build::Built;
 use crate::plan::Staying;
+use crate::processor::{Processor, Rewrite};
 use crate::records::{Saved, SavedTask, SavedThread, State};
 use crate::sentinel::Sentinel;
 use crate::{Afterwards, Error, Result};
@@ -58,7 +59,12 @@ impl<'a> Running<'a> {
 
     /// Gives every thread its registers; leaders first unmap the window. Children come before their
     /// parents, who are told of their stops while they are still in the blob.
-    pub(super) fn give_registers(&mut self, saved: &Saved<'_>) -> Result<()> {
+    pub(super) fn give_registers(
+        &mut self,
+        saved: &Saved<'_>,
+        processor: Option<&Processor>,
+    ) -> Result<()> {
+        processor.map_or(Ok(()), rewrite)?;
         let untold = Untold::new(saved)?;
         let (syscall, scratch) = (self.syscall(), self.built.scratch());
         let living = |task: &&SavedTask<'_>| task.node.state() != State::Zombie;
@@ -70,11 +76,11 @@ impl<'a> Running<'a> {
             }
             let (leader, others) = task.threads.split_first().expect("checked when read");
             for thread in others {
-                set_state(thread, self.remake(thread)?)?;
+                set_state(thread, self.remake(thread)?, processor)?;
             }
             let result = self.remake(leader)?;
             self.unmap_window(leader)?;
-            set_state(leader, result)?;
+            set_state(leader, result, processor)?;
         }
         Ok(())
     }
@@ -192,10 +198,27 @@ fn registers(thread: &SavedThread<'_>) -> Registers {
     Registers::from_words(words.try_into().expect("checked when read"))
 }
 
-fn set_state(thread: &SavedThread<'_>, remade: Option<i64>) -> Result<()> {
+/// Makes what handlers have interrupted fit this processor.
+fn rewrite(processor: &Processor) -> Result<()> {
+    for Rewrite { pid, at, bytes } in processor.rewrites() {
+        let written = sys::vm::write(*pid, *at, bytes);
+        written.map_err(|e| Error::kernel(format!("cannot write to the stack of {pid}"), e))?;
+    }
+    Ok(())
+}
+
+fn set_state(
+    thread: &SavedThread<'_>,
+    remade: Option<i64>,
+    processor: Option<&Processor>,
+) -> Result<()> {
     let (tid, state) = (thread.tid, &thread.state);
     let failed = |what: &str, e| Error::kernel(format!("cannot set {what} of {tid}"), e);
-    ptrace::set_xstate(tid, &state.xstate).map_err(|e| failed("the extended state", e))?;
+    let extended = match processor {
+        Some(processor) => processor.xstate(tid, &state.xstate)?,
+        None => state.xstate.as_slice().into(),
+    };
+    ptrace::set_xstate(tid, &extended).map_err(|e| failed("the extended state", e))?;
     let mut registers = registers(thread);
     if let Some(result) = remade {
         Remake::finish(result, &mut registers);

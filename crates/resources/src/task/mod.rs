@@ -16,6 +16,7 @@ mod comm;
 pub(crate) mod core_filter;
 pub(crate) mod credentials;
 mod dumpable;
+pub mod frames;
 pub mod interrupted;
 mod io_flusher;
 mod itimers;
@@ -32,6 +33,7 @@ mod speculation;
 pub mod tags;
 mod tid_address;
 mod umask;
+pub mod xstate;
 
 /// Whether a part belongs to a process or to each of its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, clock_gettime, timerfd_create,
     timerfd_settime,
 };
-use sys::subject::{Notify, count_signal, counted, create_timer};
+use sys::subject::{Notify, block_signals, count_signal, counted, create_timer, unblock_signals};
 
 use super::{Control, Failure, not_understood, number};
 
@@ -32,6 +32,8 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     let limit_s = number(arguments, 0, 30)?.cast_signed();
     let (wrong, found) = channel();
     let (late, ended) = channel();
+    // No sleep but this thread's is to be interrupted by it.
+    block_signals(&[SIGNAL]);
     count_signal(SIGNAL, 0)?;
     create_timer(ClockId::Monotonic as i32, Notify::Process(SIGNAL), 0)?.arm(30, 30)?;
     for body in [look, nap, tick] {
@@ -46,6 +48,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
         // The listener lives as long as the process.
         let _ = late.send(told);
     })?;
+    unblock_signals(&[SIGNAL]);
     let (mut first_wrong, mut deadline) = (None, "waits".to_owned());
     control.serve(|question| match question.verb.as_str() {
         "steps" => {
