@@ -55,10 +55,12 @@ pub enum Error {
         source: io::Error,
     },
     /// A pid that the tree had is in use.
-    #[error("pid {pid} is taken by another process")]
+    #[error("pid {pid} is taken by {by}")]
     Taken {
         /// The pid.
         pid: i32,
+        /// Who has it.
+        by: Holder,
     },
     /// A restored task ended before it was whole.
     #[error("pid {pid}: the restored task ended early ({how})")]
@@ -81,6 +83,46 @@ pub enum Error {
     /// The caller's observer stopped the work.
     #[error("stopped at the caller's wish")]
     Vetoed(#[source] Veto),
+}
+
+/// Who has a number that a task of a tree is to get.
+#[derive(Debug, thiserror::Error)]
+pub enum Holder {
+    /// Nobody that can be seen in /proc.
+    #[error("another process")]
+    Unseen,
+    /// A process.
+    #[error("another process ({name})")]
+    Process {
+        /// Its name.
+        name: String,
+    },
+    /// A process that has ended and that its parent has not waited for.
+    #[error("a process that has ended ({name})")]
+    Zombie {
+        /// Its parent.
+        parent: i32,
+        /// Its name.
+        name: String,
+    },
+    /// A thread.
+    #[error("a thread of process {pid} ({name})")]
+    Thread {
+        /// Its process.
+        pid: i32,
+        /// Its name.
+        name: String,
+    },
+    /// A session or process group whose leader is gone.
+    #[error("the {of} of process {pid} ({name})")]
+    Member {
+        /// A process that is in it.
+        pid: i32,
+        /// Its name.
+        name: String,
+        /// What it is in: "session", "process group".
+        of: &'static str,
+    },
 }
 
 /// The result of this crate's functions.
@@ -119,7 +161,8 @@ impl Error {
             )
             | Self::Tracee(tracee::Error::Gone { .. })
             | Self::Image(image::Error::Ancestor { .. } | image::Error::Freed { .. })
-            | Self::Gone { .. } => Blame::Gone,
+            | Self::Gone { .. }
+            | Self::Taken { .. } => Blame::Gone,
             Self::Resource(Resource::Corrupt { .. })
             | Self::Image(image::Error::Corrupt { .. } | image::Error::NoPage { .. }) => {
                 Blame::Corrupt
@@ -160,11 +203,14 @@ impl Error {
                 ))
             }
             Self::Unrestorable { source } => source.advice(),
-            Self::Taken { pid } => Some(match zombies_parent(*pid) {
-                Some(parent) => format!(
+            Self::Taken { pid, by } => Some(match by {
+                Holder::Zombie { parent, .. } => format!(
                     "process {pid} has ended, but its parent, pid {parent}, has not waited for it"
                 ),
-                None => format!("end process {pid}, or restore in a new pid namespace"),
+                Holder::Thread { pid: holder, .. } | Holder::Member { pid: holder, .. } => {
+                    format!("end process {holder}, or restore in a new pid namespace")
+                }
+                _ => format!("end process {pid}, or restore in a new pid namespace"),
             }),
             Self::Tracee(tracee::Error::Kernel { source, .. })
                 if source.kind() == io::ErrorKind::PermissionDenied =>
@@ -187,9 +233,4 @@ fn blame_pages(error: &pages::Error) -> Blame {
         }
     }
     Blame::Kernel
-}
-/// The parent of a process that has ended and that nobody has waited for.
-fn zombies_parent(pid: i32) -> Option<i32> {
-    let stat = crate::freeze::stat_of(pid)?;
-    (stat.state == b'Z').then_some(stat.ppid)
 }

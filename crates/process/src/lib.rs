@@ -41,7 +41,7 @@ mod waits;
 pub use dedup::dedup;
 pub use describe::describe;
 pub use dump::dump;
-pub use error::{Error, Result};
+pub use error::{Error, Holder, Result};
 pub use host::{HostFacts, look as look_at_host};
 pub use merge::merge;
 pub use needs::{Need, needs};

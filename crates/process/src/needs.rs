@@ -6,6 +6,7 @@ use image::Reader;
 use sys::features;
 
 use crate::clocks::Resumed;
+use crate::error::Holder;
 use crate::options::RestoreOptions;
 use crate::processor::Processor;
 use crate::records::Saved;
@@ -100,7 +101,10 @@ fn pids(saved: &Saved<'_>) -> Result<String> {
     let mut all = tasks.chain(threads.map(|thread| thread.tid));
     let taken = all.find(|pid| rustix::fs::stat(format!("/proc/{pid}")).is_ok());
     match taken {
-        Some(pid) => Err(Error::Taken { pid }),
+        Some(pid) => Err(Error::Taken {
+            pid,
+            by: Holder::Unseen,
+        }),
         None => Ok(String::new()),
     }
 }

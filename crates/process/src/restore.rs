@@ -4,13 +4,13 @@ mod ending;
 mod loaded;
 mod running;
 mod stops;
+mod taken;
 mod verify;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::options::DEFAULT_GHOST_LIMIT_BYTES;
-use ending::wait_gone;
 use image::Reader;
 use loaded::Loaded;
 use resources::Born;
@@ -23,9 +23,6 @@ use crate::plan::{self, Setting};
 use crate::processor::Processor;
 use crate::records::Saved;
 use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
-
-/// How long pids that are just being freed are waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Brings back the tree that `options.images_dir` holds.
 ///
@@ -52,9 +49,11 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         saved,
         reader: &reader,
     };
+    let mut waiting = taken::Waiting::default();
     loop {
         match bring_back(options, &image, &born, began, observer) {
-            Err(Error::Taken { pid }) if wait_gone(pid, began + PATIENCE) => {
+            Err(Error::Taken { pid, .. }) => {
+                waiting.wait_free(pid)?;
                 log::info!("pid {pid} was taken by a process that had ended: once more");
             }
             result => return result,

@@ -109,6 +109,47 @@ fn a_pid_that_is_taken_is_named_and_nothing_is_restored() {
 }
 
 #[test]
+fn a_session_that_somebody_is_still_in_is_named() {
+    needs_root!();
+    needs_program!("sh");
+    let stillframe = stillframe();
+    let mut program = Program::new("sh").args(["-c", "sleep 1000 & wait"]).spawn();
+    wait_until("the child", SOON, || program.tree().len() == 2);
+    let tree = program.tree();
+    let (root, orphan) = (tree[0], tree[1]);
+    program.adopt(&[orphan]);
+    stillframe.dump(root, &["--leave-running"]).must();
+    tree::signal(root, rustix::process::Signal::KILL);
+    tree::wait_gone(&[root]);
+    let restore = stillframe
+        .restore_command(&[])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn();
+    let mut restore = restore.expect("the command can be started");
+    let ended = try_wait_for(SOON, || {
+        restore.try_wait().expect("a child can be waited for")
+    });
+    if ended.is_none() {
+        let _ = restore.kill();
+        let _ = restore.wait();
+        panic!("the restore waits for ever");
+    }
+    let outcome = stillframe.restore(&[]).must_fail();
+    let outcome = outcome.names(&[&root.to_string()]);
+    if !stillframe.is_peer() {
+        let member = format!("taken by the session of process {orphan} (sleep)");
+        outcome.names(&[&member]);
+    }
+    assert!(tree::is_alive(orphan) && !tree::exists(root));
+    // One that ends meanwhile is waited for.
+    tree::signal(orphan, rustix::process::Signal::KILL);
+    tree::wait_gone(&[orphan]);
+    stillframe.restore(&[]).must();
+    assert_eq!(program.tree(), tree);
+}
+
+#[test]
 fn a_missing_file_is_named_and_nothing_is_restored() {
     needs_root!();
     let stillframe = stillframe();

@@ -1,7 +1,6 @@
 //! Tasks that end: those of a failed restore, and those whose numbers a restore needs.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
@@ -15,23 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked at what is left.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Waits for a process that is ending to be gone, until `deadline`: whether its number is free. It
-/// may be the last dump's, and its new parent busy, or that of a restore which was killed.
-pub(super) fn wait_gone(pid: i32, deadline: Instant) -> bool {
-    while Instant::now() < deadline {
-        if !is_ending(pid) {
-            return false;
-        }
-        std::thread::sleep(LOOK);
-        if !Path::new(&format!("/proc/{pid}")).exists() {
-            return true;
-        }
-    }
-    false
-}
-
 /// Whether the process has been killed but is not gone yet, or is gone.
-fn is_ending(pid: i32) -> bool {
+pub(super) fn is_ending(pid: i32) -> bool {
     let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else {
         return true;
     };

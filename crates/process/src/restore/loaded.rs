@@ -17,6 +17,7 @@ use super::running::Running;
 use super::verify::verify_rest;
 use crate::build::Built;
 use crate::clocks::Resumed;
+use crate::error::Holder;
 use crate::plan::{Outside, Staying, word};
 use crate::{Error, Result};
 
@@ -49,7 +50,10 @@ impl<'a> Loaded<'a> {
         };
         let namespace = clocks.map(|clocks| clocks.for_children(root)).transpose()?;
         spawn(root, sibling, entry).map_err(|error| match error.raw_os_error() {
-            Some(EEXIST) => Error::Taken { pid: root },
+            Some(EEXIST) => Error::Taken {
+                pid: root,
+                by: Holder::Unseen,
+            },
             _ => Error::kernel(format!("cannot make a task with pid {root}"), error),
         })?;
         let loaded = Self {
@@ -146,6 +150,7 @@ impl<'a> Loaded<'a> {
             if let resources::script::Arg::Script(child) = child {
                 return Err(Error::Taken {
                     pid: built.plan.scripts[child.0 as usize].tid,
+                    by: Holder::Unseen,
                 });
             }
         }

@@ -1,0 +1,106 @@
+//! Who has a number that a task of the tree is to get.
+//!
+//! A number is free when no process, thread, process group or session has it any more. The kernel
+//! says only that it is not (`EEXIST` of clone3(2)); who has it stands in /proc.
+
+use std::time::{Duration, Instant};
+
+use sys::proc::Stat;
+
+use super::ending::is_ending;
+use crate::error::Holder;
+use crate::freeze::stat_of;
+use crate::{Error, Result};
+
+/// How long is waited for a number whose owners are ending.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Waits for numbers to become free, of one restore.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    deadline: Option<Instant>,
+}
+
+impl Waiting {
+    /// Waits until `pid`, which was taken a moment ago, is free: as long as all that have it are
+    /// ending, and not for ever.
+    ///
+    /// # Errors
+    /// [`Error::Taken`] naming who has it and stays.
+    pub fn wait_free(&mut self, pid: i32) -> Result<()> {
+        let deadline = *self
+            .deadline
+            .get_or_insert_with(|| Instant::now() + PATIENCE);
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let found = holder(pid);
+            let ending = found.as_ref().is_none_or(|(_, ending)| *ending);
+            if !ending || Instant::now() > deadline {
+                let by = found.map_or(Holder::Unseen, |(by, _)| by);
+                return Err(Error::Taken { pid, by });
+            }
+            // Also where it is free now: whoever it was may not be seen from here.
+            std::thread::sleep(pause);
+            if found.is_none() {
+                return Ok(());
+            }
+            pause = (2 * pause).min(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Who has the number, and whether they are ending; if there are several, one that is not.
+fn holder(pid: i32) -> Option<(Holder, bool)> {
+    match stat_of(pid) {
+        Some(stat) => Some((process(pid, &stat), is_ending(pid))),
+        None => member(pid),
+    }
+}
+
+fn process(pid: i32, stat: &Stat) -> Holder {
+    let name = String::from_utf8_lossy(&stat.comm).into_owned();
+    let status = std::fs::read(format!("/proc/{pid}/status"));
+    let status = status
+        .ok()
+        .and_then(|text| sys::proc::Status::parse(&text).ok());
+    match status {
+        Some(status) if status.tgid != pid => Holder::Thread {
+            pid: status.tgid,
+            name,
+        },
+        _ if stat.state == b'Z' => Holder::Zombie {
+            parent: stat.ppid,
+            name,
+        },
+        _ => Holder::Process { name },
+    }
+}
+
+/// A process whose session or process group has the number, though its leader is gone.
+fn member(number: i32) -> Option<(Holder, bool)> {
+    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let folder = rustix::fs::open("/proc", flags, rustix::fs::Mode::empty()).ok()?;
+    let pids = sys::numbers::of(&folder).ok()?;
+    let mut found = None;
+    for pid in pids {
+        let Some(stat) = stat_of(pid) else { continue };
+        if stat.session != number && stat.pgrp != number {
+            continue;
+        }
+        let holder = Holder::Member {
+            pid,
+            name: String::from_utf8_lossy(&stat.comm).into_owned(),
+            of: if stat.session == number {
+                "session"
+            } else {
+                "process group"
+            },
+        };
+        let ending = is_ending(pid);
+        found = Some((holder, ending));
+        if !ending {
+            break;
+        }
+    }
+    found
+}
