@@ -6,7 +6,7 @@ use sys::close::Later;
 use sys::own::{self, Attribute};
 use sys::proc::{self, LIMITS, Limit, Status};
 
-use crate::task::{core_filter, credentials, scheduling};
+use crate::task::{core_filter, credentials, login_uid, scheduling};
 use crate::{Error, Result};
 
 /// The state of a task before its script has made a call. Parts plan calls only for what differs.
@@ -22,6 +22,8 @@ pub struct Born {
     pub(crate) scheduling: scheduling::Record,
     pub(crate) personality: u32,
     pub(crate) oom_score_adj: i32,
+    /// As whom it was logged in; `None` where the kernel does not keep that in mind.
+    pub(crate) login_uid: Option<u32>,
     /// Which mappings a core dump has; `None` where the kernel makes none.
     pub(crate) core_filter: Option<u32>,
     /// Whether there is a memory policy other than the default one.
@@ -106,6 +108,9 @@ impl Born {
             scheduling: scheduling::Record::own(&status)?,
             personality: own::personality(),
             oom_score_adj: number("/proc/self/oom_score_adj", &spent)?,
+            login_uid: text("/proc/self/loginuid")
+                .ok()
+                .and_then(|text| login_uid::parse(&text)),
             core_filter: text("/proc/self/coredump_filter")
                 .ok()
                 .and_then(|text| core_filter::parse(&text)),
@@ -154,6 +159,7 @@ impl Default for Born {
             },
             personality: 0,
             oom_score_adj: 0,
+            login_uid: Some(u32::MAX),
             // MMF_DUMP_FILTER_DEFAULT
             core_filter: Some(0x33),
             memory_policy: false,

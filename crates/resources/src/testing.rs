@@ -13,8 +13,9 @@ use crate::script::{Answers, Layout, Script};
 use crate::task::{Facts, Part, Phase, Planned, ThreadPlan};
 use crate::{Allow, Born, Error, Result};
 
-const PHASES: [Phase; 6] = [
+const PHASES: [Phase; 7] = [
     Phase::Birth,
+    Phase::Unplaced,
     Phase::Alone,
     Phase::Together,
     Phase::Privileges,

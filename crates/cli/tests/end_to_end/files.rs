@@ -129,3 +129,59 @@ fn what_is_a_tasks_own_of_a_shared_descriptor_survives() {
     stillframe.restore(&["--file-locks"]).must();
     assert_eq!(told(), before);
 }
+
+/// A flock that a child has taken on a description of its parent's, who has it as well.
+const FLOCKED: &str = r#"
+import fcntl, os, signal, sys
+file = open(sys.argv[1], "w")
+if os.fork() == 0:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    open(sys.argv[2], "w").close()
+while True:
+    signal.pause()
+"#;
+
+#[test]
+fn a_flock_is_of_who_took_it() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer takes the locks itself");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let [file, ready] = ["file", "ready"].map(|name| folder.path().join(name));
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", FLOCKED])
+        .args([&file, &ready])
+        .spawn();
+    program.wait_file(&ready);
+    let child = tree::children(program.pid())[0];
+    let told = || {
+        let text = fs::read_to_string(format!("/proc/{}/fdinfo/3", program.pid()));
+        let text = text.expect("it is open");
+        let lock = text.lines().find(|line| line.starts_with("lock:"));
+        // Without its place among all locks of the system.
+        let words = lock.expect("it is locked").split_whitespace().skip(2);
+        words.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let before = told();
+    assert_eq!(
+        before[..4],
+        ["FLOCK", "ADVISORY", "WRITE", &child.to_string()]
+    );
+    stillframe.cycle(2, &program, &["--file-locks"]);
+    assert_eq!(told(), before);
+    // Another one is told by name.
+    stillframe.clear();
+    stillframe.dump(program.pid(), &["--file-locks"]).must();
+    let thief = File::open(&file).expect("it is there");
+    rustix::fs::flock(&thief, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .expect("nobody has it");
+    let outcome = stillframe.restore(&["--file-locks"]).must_fail();
+    outcome.names(&["a flock for writing", &child.to_string()]);
+    tree::wait_gone(&[program.pid(), child]);
+    drop(thief);
+    stillframe.restore(&["--file-locks"]).must();
+    assert_eq!(told(), before);
+}

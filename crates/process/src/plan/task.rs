@@ -233,8 +233,10 @@ impl<'a> Tasks<'a> {
             });
         }
         script.append(body.laid.finish);
+        self.unplaced(leader.take(Phase::Unplaced), &mut script);
         self.place(task, &mut script);
         script.append(leader.take(Phase::Alone));
+        self.in_pool(index, &mut script)?;
         self.descriptors(task, &mut script);
         if !self.simple {
             family::join(&mut script, birth, self.all.0);
@@ -364,6 +366,36 @@ impl<'a> Tasks<'a> {
             script.expect(Sysno::dup3, args, descriptor.fd);
         }
         script.call(Sysno::close_range, [next.into(), u32::MAX.into()]);
+    }
+
+    /// Makes calls for which the numbers below those of the pool's descriptors are free: nothing
+    /// that the task has there by birth is needed any more.
+    fn unplaced(&self, calls: Script, script: &mut Script) {
+        if calls.steps.is_empty() {
+            return;
+        }
+        let descriptors = self.saved.tasks.iter().flat_map(|task| &task.descriptors);
+        let highest = descriptors.map(|descriptor| descriptor.fd).max();
+        let highest = highest.unwrap_or(0);
+        script.call(Sysno::close_range, [0u32.into(), highest.into()]);
+        script.append(calls);
+    }
+
+    /// Calls of descriptions that one process must make, which may not have them any more.
+    fn in_pool(&self, index: usize, script: &mut Script) -> Result<()> {
+        let tasks = &self.saved.tasks;
+        for (id, payload) in &self.saved.attributes {
+            let Some(pid) = fd::attributes::maker(payload)? else {
+                continue;
+            };
+            let alive = |task: &SavedTask<'_>| !task.threads.is_empty() && task.node.pid == pid;
+            let known = tasks.iter().position(alive);
+            let maker = known.or_else(|| self.first_holders.get(id).copied());
+            if maker.unwrap_or(0) == index {
+                fd::attributes::in_pool(payload, PoolId(*id), script)?;
+            }
+        }
+        Ok(())
     }
 
     /// Calls of descriptions that only a task which has them can make: the first one does.

@@ -1,16 +1,15 @@
 //! Locks on files: flock(2), and fcntl(2)'s of processes and of descriptions.
 //!
-//! A description's own locks are taken again by the restorer, those of a process by the process
-//! itself.
+//! What `F_OFD_SETLK` took is taken again by the restorer. Other locks say which process took them:
+//! that one does it again.
 
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::FlockOperation;
 use syscalls::Sysno;
 
 use super::Info;
 use super::table::Row;
-use crate::script::Script;
+use crate::script::{Arg, Script};
 use crate::{Allow, Error, Result};
 
 /// A lock that is held.
@@ -31,6 +30,9 @@ pub struct Lock {
     /// How many bytes; 0 for all up to the end, wherever that moves.
     #[prost(uint64, tag = "5")]
     pub len_bytes: u64,
+    /// The process that took it; 0 where that is not known any more, -1 where it does not matter.
+    #[prost(sint32, tag = "6")]
+    pub pid: i32,
 }
 
 /// Who holds a lock.
@@ -71,7 +73,8 @@ fn parse(text: &str) -> Option<Lock> {
         "WRITE" => true,
         _ => return None,
     };
-    let start: u64 = words.nth(2)?.parse().ok()?;
+    let pid = words.next()?.parse().ok()?;
+    let start: u64 = words.nth(1)?.parse().ok()?;
     let len_bytes = match words.next()? {
         "EOF" => 0,
         last => last
@@ -86,6 +89,7 @@ fn parse(text: &str) -> Option<Lock> {
         write,
         start,
         len_bytes,
+        pid,
     })
 }
 
@@ -193,18 +197,11 @@ pub fn in_process(payload: &[u8], script: &mut Script) -> Result<()> {
 }
 
 impl Lock {
-    /// Takes a description's own lock.
+    /// Takes a description's own lock, unless a task has to.
     pub(super) fn take(&self, own: BorrowedFd<'_>) -> Result<()> {
         use sys::fcntl::Holder;
         let result = match self.style() {
-            Style::Flock => {
-                let how = if self.write {
-                    FlockOperation::NonBlockingLockExclusive
-                } else {
-                    FlockOperation::NonBlockingLockShared
-                };
-                rustix::fs::flock(own, how).map_err(Into::into)
-            }
+            Style::Flock => Ok(()),
             Style::Description => {
                 let range = (self.start.cast_signed(), self.len_bytes.cast_signed());
                 sys::fcntl::lock(own, Holder::Description, self.write, range)
@@ -212,6 +209,19 @@ impl Lock {
             Style::Process => return Err(Error::corrupt("locks", "a process's on a description")),
         };
         result.map_err(|error| Error::kernel(format!("take {}", self.describe()), error))
+    }
+
+    /// Adds the call by which the process that took a description's own lock takes it again, if it
+    /// has to. The description is open as `fd`.
+    pub(super) fn take_in_task(&self, fd: impl Into<Arg>, script: &mut Script) {
+        const LOCK_SH: u32 = 1;
+        const LOCK_EX: u32 = 2;
+        const LOCK_NB: u32 = 4;
+        if self.style() == Style::Flock {
+            let how = if self.write { LOCK_EX } else { LOCK_SH };
+            script.call(Sysno::flock, [fd.into(), (how | LOCK_NB).into()]);
+            script.note(self.describe());
+        }
     }
 
     /// "a flock for writing", for people.
@@ -241,6 +251,9 @@ mod tests {
             (lock.style(), lock.start, lock.len_bytes),
             (Style::Description, 7, 0)
         );
+        assert_eq!(lock.pid, -1);
+        let lock = parse("1: FLOCK  ADVISORY  WRITE 35 fe:00:9977964 0 EOF").expect("a lock");
+        assert_eq!((lock.style(), lock.pid), (Style::Flock, 35));
         assert!(parse("1: LEASE  ACTIVE    READ 35 fe:00:9977964 0 EOF").is_none());
         assert!(parse("1: POSIX  ADVISORY  WRITE 35 fe:00:1 9 3").is_none());
     }
@@ -304,6 +317,7 @@ mod tests {
             write: true,
             start: 1,
             len_bytes: 2,
+            pid: 7,
         };
         let payload = ProcessLocks { locks: vec![lock] };
         let mut script = Script::default();

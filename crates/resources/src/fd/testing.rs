@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::event::epoll;
-use rustix::fs::{FileType, OFlags, SealFlags};
+use rustix::fs::{FileType, FlockOperation, OFlags, SealFlags};
 use syscalls::Sysno;
 
 use super::{
@@ -204,6 +204,7 @@ impl World {
                 .kind
                 .in_task(&dumped.payload, entry.number, &mut script)?;
             if let Some(payload) = &dumped.attributes {
+                attributes::in_pool(payload, entry.number, &mut script)?;
                 attributes::in_task(payload, entry.number, &mut script)?;
             }
         }
@@ -212,12 +213,16 @@ impl World {
         for (entry, own) in self.entries.iter_mut().zip(opened) {
             entry.own = Some(Rc::into_inner(own).expect("the only one"));
         }
-        self.act(&script);
-        Ok(())
+        self.try_act(&script)
     }
 
     /// Makes the calls of a task's script here.
     pub(crate) fn act(&self, script: &Script) {
+        self.try_act(script)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    fn try_act(&self, script: &Script) -> Result<()> {
         let layout = Layout {
             ops: abi::Addr(0),
             data: abi::Addr(0),
@@ -237,10 +242,12 @@ impl World {
             let result = match step.call {
                 Sysno::fcntl => self.fcntl(args, &data),
                 Sysno::epoll_ctl => self.epoll_add(args, &data),
+                Sysno::flock => self.flock(args),
                 other => panic!("no kind needs {other}"),
             };
-            result.unwrap_or_else(|error| panic!("{step}: {error}"));
+            result.map_err(|error| Error::kernel(step.to_string(), error))?;
         }
+        Ok(())
     }
 
     fn by_number(&self, number: u64) -> BorrowedFd<'_> {
@@ -286,6 +293,15 @@ impl World {
             }
             other => panic!("fcntl {other}"),
         }
+    }
+
+    fn flock(&self, args: &[u64]) -> std::io::Result<()> {
+        let how = match args[1] {
+            5 => FlockOperation::NonBlockingLockShared,
+            6 => FlockOperation::NonBlockingLockExclusive,
+            other => panic!("flock {other}"),
+        };
+        Ok(rustix::fs::flock(self.by_number(args[0]), how)?)
     }
 
     fn epoll_add(&self, args: &[u64], data: &[u8]) -> std::io::Result<()> {

@@ -316,6 +316,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::exit_group, &[Int]),
     (Sysno::fchdir, &[Fd]),
     (Sysno::fcntl, &[Fd, Verb(FCNTL)]),
+    (Sysno::flock, &[Fd, Flags(names::LOCK)]),
     (
         Sysno::futex,
         &[
@@ -340,6 +341,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::ioprio_set, &[One(names::IOPRIO_WHO), Int, Hex]),
     (Sysno::kill, &[Int, Signal]),
     (Sysno::madvise, &[Address, Number, One(names::MADV)]),
+    (Sysno::membarrier, &[One(names::MEMBARRIER)]),
     (Sysno::mlock2, &[Address, Number, Flags(names::MLOCK)]),
     (Sysno::mlockall, &[Flags(names::MCL)]),
     (
@@ -359,6 +361,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         &[Address, Number, Number, Flags(names::MREMAP), Address],
     ),
     (Sysno::munmap, &[Address, Number]),
+    (Sysno::openat, &[Fd, Text, Flags(names::O), Octal]),
     (Sysno::personality, &[Flags(names::PERSONALITY)]),
     (Sysno::prctl, &[Verb(PRCTL)]),
     (

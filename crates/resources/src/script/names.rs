@@ -52,6 +52,21 @@ pub(super) const CLOEXEC: Names = names!(general: O_CLOEXEC O_NONBLOCK);
 /// Descriptors that are none.
 pub(super) const AT: Names = names!(general: AT_FDCWD);
 
+/// What flock(2) does.
+pub(super) const LOCK: Names = names!(general: LOCK_SH LOCK_EX LOCK_NB LOCK_UN);
+
+/// Commands of membarrier(2).
+pub(super) const MEMBARRIER: Names = &[
+    (1 << 2, "MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED"),
+    (1 << 4, "MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED"),
+    (
+        1 << 6,
+        "MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_SYNC_CORE",
+    ),
+    (1 << 8, "MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ"),
+    (1 << 9, "MEMBARRIER_CMD_GET_REGISTRATIONS"),
+];
+
 pub(super) const F_SEAL: Names = names!(general:
     F_SEAL_SEAL F_SEAL_SHRINK F_SEAL_GROW F_SEAL_WRITE F_SEAL_FUTURE_WRITE F_SEAL_EXEC);
 

@@ -21,6 +21,8 @@ pub mod interrupted;
 mod io_flusher;
 mod itimers;
 mod limits;
+pub(crate) mod login_uid;
+mod membarrier;
 mod memory_policy;
 mod oom;
 mod pending;
@@ -127,8 +129,10 @@ pub struct Asked {
 pub enum Phase {
     /// First of all, in the new task.
     Birth,
-    /// After memory is in place, before descriptors have their numbers (pool descriptors are
-    /// still open).
+    /// After memory is in place, while the task still has the restorer's root directory. All
+    /// numbers of descriptors are free that some task of the tree uses, and 0.
+    Unplaced,
+    /// After that, before descriptors have their numbers (pool descriptors are still open).
     Alone,
     /// All tasks and threads exist.
     Together,
@@ -144,7 +148,7 @@ pub enum Phase {
 /// The script of one thread, by phase, and what only the restorer can do for it.
 #[derive(Clone, Debug, Default)]
 pub struct ThreadPlan {
-    phases: [Script; 6],
+    phases: [Script; 7],
     /// The dumpable attribute, as long as it is what the thread is born with.
     dumpable: Option<u32>,
     /// Files that the restorer writes when the thread's script has ended, before it goes on.
@@ -264,6 +268,8 @@ pub static PARTS: &[&dyn Part] = &[
     &scheduling::Scheduling,
     &memory_policy::MemoryPolicy,
     &autogroup::Autogroup,
+    &login_uid::LoginUid,
+    &membarrier::Membarrier,
     &io_flusher::IoFlusher,
     &oom::Oom,
     &core_filter::CoreFilter,

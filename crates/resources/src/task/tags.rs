@@ -66,3 +66,7 @@ pub const CORE_FILTER: u16 = 230;
 pub const AUTOGROUP: u16 = 231;
 /// Where memory comes from on a machine of several nodes, by thread.
 pub const MEMORY_POLICY: u16 = 232;
+/// What it has registered for with membarrier(2), by process.
+pub const MEMBARRIER: u16 = 233;
+/// The user as whom it was logged in, by process.
+pub const LOGIN_UID: u16 = 234;

@@ -1,0 +1,133 @@
+//! The user as whom a process was logged in, for the kernel's audit (/proc/PID/loginuid).
+//!
+//! The number of the login session beside it cannot be chosen: the kernel gives a new one.
+
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use crate::Result;
+use crate::script::Answers;
+
+/// Nobody has logged in.
+const UNSET: u32 = u32::MAX;
+const CAP_AUDIT_CONTROL: u32 = 30;
+
+/// The login uid of a process.
+pub struct LoginUid;
+
+/// The login uid.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// The user; 4294967295 for none.
+    #[prost(uint32, tag = "1")]
+    pub uid: u32,
+}
+
+/// What /proc/PID/loginuid says.
+pub(crate) fn parse(text: &[u8]) -> Option<u32> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
+}
+
+impl Part for LoginUid {
+    fn tag(&self) -> u16 {
+        tags::LOGIN_UID
+    }
+
+    fn name(&self) -> &'static str {
+        "login uid"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Process
+    }
+
+    /// Kernels without audit do not have the file.
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+        let uid = facts.proc("loginuid").ok().and_then(|text| parse(&text));
+        Ok(uid.map(|uid| prost::Message::encode_to_vec(&Record { uid })))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        Ok(match record.uid {
+            UNSET => "none".to_owned(),
+            uid => uid.to_string(),
+        })
+    }
+
+    /// Only the task itself can set it. Once it is set, changing it needs a capability.
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        const AT_FDCWD: i32 = -100;
+        const O_WRONLY: u32 = 1;
+        let Some(payload) = payload else {
+            return Ok(());
+        };
+        let Record { uid } = decode(self, payload)?;
+        let born = who.born.login_uid;
+        if uid == born.unwrap_or(UNSET) {
+            return Ok(());
+        }
+        match born {
+            None => return Err(who.mismatch(self, "this kernel has none")),
+            Some(UNSET) => {}
+            Some(_) if who.born.credentials.can(CAP_AUDIT_CONTROL) => {}
+            Some(own) => {
+                let what = format!("this process lacks CAP_AUDIT_CONTROL to change {own} to it");
+                return Err(who.mismatch(self, what));
+            }
+        }
+        let script = plan.at(Phase::Unplaced);
+        let path = script.string(b"/proc/self/loginuid");
+        let args = [AT_FDCWD.into(), path.into(), O_WRONLY.into()];
+        script.expect(Sysno::openat, args, 0);
+        let text = uid.to_string();
+        let at = script.bytes(text.as_bytes());
+        let args = [0u32.into(), at.into(), text.len().into()];
+        script.call(Sysno::write, args);
+        script.note(self.name());
+        script.call(Sysno::close, [0u32.into()]);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    #[test]
+    fn login_uid_survives() {
+        testkit::needs_root!();
+        let mut stage = Stage::new();
+        let Some(own) = stage.dump(&LoginUid).expect("it is supported") else {
+            testkit::skip!("a kernel without audit");
+        };
+        assert_eq!(Stage::plan(&LoginUid, Some(&own)).expect("sound"), "");
+        let payload = prost::Message::encode_to_vec(&Record { uid: 4711 });
+        if Stage::plan(&LoginUid, Some(&payload)).is_err() {
+            testkit::skip!("no CAP_AUDIT_CONTROL");
+        }
+        stage.call(Sysno::close, &[0]);
+        stage.restore(&LoginUid, Some(&payload));
+        let text = std::fs::read_to_string(format!("/proc/{}/loginuid", stage.pid()));
+        assert_eq!(text.expect("it lives"), "4711");
+        assert_eq!(
+            stage.dump(&LoginUid).expect("it is supported"),
+            Some(payload)
+        );
+    }
+
+    #[test]
+    fn the_missing_capability_is_named() {
+        let payload = prost::Message::encode_to_vec(&Record { uid: 1000 });
+        let mut born = Stage::born();
+        born.login_uid = Some(UNSET);
+        let plan = Stage::plan_with(&LoginUid, Some(&payload), &born).expect("possible");
+        assert!(plan.contains("\"/proc/self/loginuid\""), "{plan}");
+        born.login_uid = Some(7);
+        born.credentials.effective = 0;
+        let error = Stage::plan_with(&LoginUid, Some(&payload), &born).expect_err("impossible");
+        let want = "task 1: login uid: this process lacks CAP_AUDIT_CONTROL to change 7 to it";
+        assert_eq!(error.to_string(), want);
+    }
+}
