@@ -63,6 +63,11 @@ impl Built {
     pub fn wake(&self, saved: &Saved<'_>) -> Result<Option<Leftover>> {
         let tcp = saved.descriptions.iter().filter(|one| one.0 == tags::TCP);
         let leftover = lock::release(tcp.map(|(_, payload)| &**payload))?;
+        for (id, payload) in saved.attributes_in_flight() {
+            if let Some(own) = self.pool.open.get(id as usize) {
+                attributes::resume_in_flight(payload, own.as_fd())?;
+            }
+        }
         for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
             let own = self.pool.open[id].as_fd();
             kind(*tag, id)?.resume(payload, own, &self.pool.allow)?;

@@ -1,6 +1,6 @@
 //! The records that belong to the tree as a whole; everything else stands with its resource.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use image::{Reader, Record};
 use prost::Message;
@@ -331,6 +331,19 @@ impl Saved<'_> {
         let mut all = self.vdsos.iter();
         let vdso = all.find(|vdso| vdso.build_id == build_id);
         vdso.map(|vdso| vdso.code.as_slice())
+    }
+
+    /// Attributes of descriptions that no task has a descriptor of.
+    pub fn attributes_in_flight(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        let descriptors = self.tasks.iter().flat_map(|task| &task.descriptors);
+        let held = descriptors.map(|descriptor| descriptor.description);
+        let held = if self.attributes.is_empty() {
+            HashSet::new()
+        } else {
+            held.collect::<HashSet<_>>()
+        };
+        let all = self.attributes.iter().map(|(id, payload)| (*id, *payload));
+        all.filter(move |(id, _)| !held.contains(id))
     }
 
     /// How many descriptors a restore needs room for: above the highest number that a task has

@@ -5,6 +5,7 @@
 //! safely is called there directly.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod at_number;
 pub mod close;
 pub mod fcntl;
 pub mod features;

@@ -8,6 +8,7 @@ mod equal;
 mod files;
 mod generations;
 mod host;
+mod in_flight;
 mod kills;
 mod layers;
 mod live;

@@ -247,12 +247,10 @@ pub(super) fn describe(mut files: Files<'_>, allow: &Allow) -> Result<Described>
                 let copy = rustix::io::fcntl_dupfd_cloexec(&own, 0);
                 copy.map_err(|errno| Error::kernel("cannot copy a descriptor", errno))
             };
-            files.opens.push(Open::new(
-                id,
-                (pid, -1),
-                (row.link, row.stat, row.info),
-                fetch,
-            ));
+            let facts = (row.link, row.stat, row.info);
+            let mut open = Open::new(id, (pid, -1), facts, fetch);
+            open.in_flight = true;
+            files.opens.push(open);
         }
     }
     Ok(described)

@@ -54,7 +54,7 @@ const F_SETOWN_EX: i32 = 15;
 pub fn dump(open: &Open<'_>, allow: &Allow) -> Result<Option<Vec<u8>>> {
     let flags = open.info.oflags();
     // Nobody opened what is only mapped, and an O_PATH description has nothing of this.
-    if open.fd < 0 && open.info.rest.is_empty() || flags.contains(OFlags::PATH) {
+    if open.fd < 0 && !open.in_flight || flags.contains(OFlags::PATH) {
         return Ok(None);
     }
     let payload = Payload {

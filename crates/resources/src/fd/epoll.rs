@@ -1,14 +1,14 @@
 //! Interest lists: epoll(7).
 //!
 //! The kernel knows what is watched by file *and* number. So entries are added by a task, once its
-//! descriptors have their numbers; those whose number was closed or given to another file since
-//! are added by the restorer.
+//! descriptors have their numbers; those whose number was closed or given to another file since,
+//! and those of an epoll that is only in flight, are added by the restorer.
 //!
 //! A one-shot entry that has fired comes back watching for errors and hang-ups: nothing can be
 //! added that watches for less.
 
 use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use prost::Message;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -157,13 +157,17 @@ impl Kind for Epoll {
             let number = i32::try_from(watch.fd)
                 .map_err(|_| Error::corrupt(self.name(), format!("fd {}", watch.fd)))?;
             let target = cx.description(DescriptionId(stray))?;
-            let kernel = |error| Error::kernel(format!("watch fd {number} by an epoll"), error);
-            // By the very number where the restorer has it free: the task could still take the
-            // entry off by giving the number to the file again.
-            let target = rustix::io::fcntl_dupfd_cloexec(target, number).map_err(kernel)?;
+            let kernel = |error: std::io::Error| {
+                Error::kernel(format!("watch fd {number} by an epoll"), error)
+            };
             let events = EventFlags::from_bits_retain(watch.events);
             let data = EventData::new_u64(watch.data);
-            epoll::add(own, &target, data, events).map_err(kernel)?;
+            // By the very number: who gives it to the file again can take the entry off.
+            sys::at_number::at_number(target, number, |target| {
+                epoll::add(own, target, data, events)
+            })
+            .and_then(|added| Ok(added?))
+            .map_err(kernel)?;
         }
         Ok(())
     }
@@ -191,17 +195,24 @@ impl Kind for Epoll {
 /// The description that `line`, the `offset`th of its number, watches: `None` when its number
 /// leads there.
 fn target(open: &Open<'_>, line: &Line, offset: u32, cx: &dyn DumpContext) -> Result<Option<u32>> {
+    let own_pid = std::process::id().cast_signed();
+    let (pid, epoll) = if open.in_flight {
+        (own_pid, open.own()?.as_raw_fd())
+    } else {
+        (open.pid, open.fd)
+    };
     let slot = sys::kcmp::EpollSlot {
-        epoll: open.fd.cast_unsigned(),
+        epoll: epoll.cast_unsigned(),
         target: line.fd,
         offset,
     };
-    let watched = |pid: i32, fd: i32| {
-        sys::kcmp::watches(open.pid.cast_unsigned(), slot, (pid.cast_unsigned(), fd))
+    let watched = |other: i32, fd: i32| {
+        sys::kcmp::watches(pid.cast_unsigned(), slot, (other.cast_unsigned(), fd))
             .map_err(|error| Error::kernel(format!("find what {} watches", open.place()), error))
     };
     let number = line.fd.cast_signed();
-    let by_number = cx.at(open.pid, number);
+    // Who sent it is not known.
+    let by_number = cx.at(open.pid, number).filter(|_| !open.in_flight);
     let by_number = by_number.and_then(|id| cx.all().get(id.0 as usize));
     if let Some(known) = by_number.filter(|known| line.fits(known)) {
         // A socket's inode has one description for all its life.
@@ -210,12 +221,10 @@ fn target(open: &Open<'_>, line: &Line, offset: u32, cx: &dyn DumpContext) -> Re
             return Ok(None);
         }
     }
-    let own_pid = std::process::id().cast_signed();
     for other in cx.all().iter().filter(|other| line.fits(other)) {
         let found = if other.fd >= 0 {
             watched(other.pid, other.fd)?
         } else {
-            use std::os::fd::AsRawFd;
             watched(own_pid, other.own()?.as_raw_fd())?
         };
         if found && other.link == b"anon_inode:[signalfd]" {

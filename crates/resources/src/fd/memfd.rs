@@ -6,12 +6,10 @@ use std::sync::OnceLock;
 use prost::Message;
 use rustix::fs::{FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Uid};
 use rustix::io::Errno;
-use syscalls::Sysno;
 
 use super::ghost::first_of_inode;
 use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
-use crate::script::Script;
-use crate::{Error, Result};
+use crate::{Allow, Error, Result};
 
 /// See the file.
 pub struct Memfd;
@@ -52,13 +50,12 @@ struct Payload {
     /// The space with its contents; on the first description only, and not when it is empty.
     #[prost(uint32, optional, tag = "11")]
     space: Option<u32>,
-    /// Whether this is the description that has the seals set which come last.
+    /// Whether this is the description by which the seals are set that come last.
     #[prost(bool, tag = "12")]
     seals_last: bool,
 }
 
-const F_ADD_SEALS: i32 = 1033;
-/// Set by a task: it lets writable mappings that exist already be.
+/// Set when all tasks have their mappings: it lets writable ones that exist already be.
 const LATE: SealFlags = SealFlags::FUTURE_WRITE;
 /// `MFD_EXEC`: without it or its opposite, the kernel complains about who asks.
 const MFD_EXEC: MemfdFlags = MemfdFlags::from_bits_retain(0x10);
@@ -123,11 +120,11 @@ impl Kind for Memfd {
             payload.space = Some(cx.store(file, payload.size_bytes)?);
         }
         let inode = (open.stat.st_dev, open.stat.st_ino);
-        let mut same = cx.all().iter();
-        let sealer = same.find(|other| {
-            other.fd >= 0 && (other.stat.st_dev, other.stat.st_ino) == inode && writes(other)
-        });
-        payload.seals_last = sealer.map(|other| other.id) == Some(open.id);
+        let same = cx.all().iter();
+        let same = same.filter(|other| (other.stat.st_dev, other.stat.st_ino) == inode);
+        // One that may add seals, if there is any.
+        let sealer = same.min_by_key(|other| !writes(other));
+        payload.seals_last = sealer.is_none_or(|other| other.id == open.id);
         Ok(payload.encode_to_vec())
     }
 
@@ -178,16 +175,28 @@ impl Kind for Memfd {
         Ok(())
     }
 
-    fn in_task(&self, payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
+    /// Adds the late seals when all tasks have their mappings, whoever has the file: a task, a
+    /// mapping alone, or a message in flight.
+    fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         let payload: Payload = decode(self, payload)?;
         let seals = SealFlags::from_bits_retain(payload.seals);
-        let late = seals.contains(LATE) && !seals.contains(SealFlags::WRITE);
-        if late && payload.seals_last {
-            let args = [fd.into(), F_ADD_SEALS.into(), payload.seals.into()];
-            script.call(Sysno::fcntl, args);
-            script.note(format!("seal fd {fd}"));
+        if !payload.seals_last || !seals.contains(LATE) || seals.contains(SealFlags::WRITE) {
+            return Ok(());
         }
-        Ok(())
+        let known = rustix::fs::fcntl_get_seals(own)
+            .map_err(|error| Error::kernel(payload.doing("get the seals of"), error))?;
+        if known.contains(seals) {
+            return Ok(());
+        }
+        let flags = OFlags::from_bits_retain(payload.flags);
+        let add = |file: BorrowedFd<'_>| {
+            rustix::fs::fcntl_add_seals(file, seals)
+                .map_err(|error| Error::kernel(payload.doing("seal"), error))
+        };
+        if flags & OFlags::RWMODE == OFlags::RDONLY {
+            return add(status::reopen(own, OFlags::RDWR)?.as_fd());
+        }
+        add(own)
     }
 }
 

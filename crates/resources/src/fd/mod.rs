@@ -67,6 +67,8 @@ pub struct Open<'a> {
     pub info: Info,
     /// Whether `stat` is that of the path in `link`, so that nobody has to look there again.
     pub at_path: bool,
+    /// Whether no task has a descriptor of it: it is on its way in a socket's queue.
+    pub in_flight: bool,
     own: OnceCell<OwnedFd>,
     fetch: Box<dyn Fn() -> Result<OwnedFd> + 'a>,
 }
@@ -87,6 +89,7 @@ impl<'a> Open<'a> {
             stat,
             info,
             at_path: false,
+            in_flight: false,
             own: OnceCell::new(),
             fetch: Box::new(fetch),
         }
