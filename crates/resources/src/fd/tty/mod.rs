@@ -567,6 +567,20 @@ mod tests {
     }
 
     #[test]
+    fn how_a_slave_was_opened_shows_in_its_flags() {
+        alone!({
+            let [master, peer] = pty();
+            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+            let by_path = rustix::fs::open(&*link(&peer), flags, Mode::empty()).unwrap();
+            let flags = |fd: &OwnedFd| rustix::fs::fcntl_getfl(fd).unwrap();
+            let before = [&peer, &by_path, &master].map(flags);
+            assert!(before[1].contains(OFlags::LARGEFILE) && before[0] != before[1]);
+            let after = cycle([peer, by_path, master]);
+            assert_eq!(after.each_ref().map(flags), before);
+        });
+    }
+
+    #[test]
     fn lines_typed_and_text_printed_arrive() {
         alone!({
             let [master, slave] = pty();

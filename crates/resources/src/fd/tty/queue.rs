@@ -86,7 +86,9 @@ pub fn peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// The kernel is not asked to set that: it would keep the flag with the description, from where
 /// /proc/PID/fdinfo would tell it of every descriptor.
 pub fn open_slave(master: BorrowedFd<'_>, access: OFlags) -> io::Result<OwnedFd> {
-    let access = OpenptFlags::from_bits_retain(access.intersection(OFlags::RWMODE).bits());
+    // Whoever opened it by its path has O_LARGEFILE, of which nothing depends here.
+    let kept = OFlags::RWMODE.union(OFlags::LARGEFILE);
+    let access = OpenptFlags::from_bits_retain(access.intersection(kept).bits());
     let slave = ioctl_tiocgptpeer(master, access | OpenptFlags::NOCTTY)?;
     rustix::io::fcntl_setfd(&slave, rustix::io::FdFlags::CLOEXEC)?;
     Ok(slave)
