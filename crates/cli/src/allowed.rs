@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use clap::{Args, ValueEnum};
-use process::{Allowed, FileValidation};
+use process::{Allowed, CgroupManagement, CgroupMode, FileValidation};
 
 use crate::exit::Failure;
 use crate::quick::{Fill, flag, text};
@@ -74,6 +74,10 @@ impl Fill for AllowedArgs {
                 let mode = Validation::from_str(text(value)?, false).ok()?;
                 self.file_validation = Some(mode);
             }
+            "manage-cgroups" => {
+                let mode = value.map_or(Some("soft"), OsStr::to_str)?;
+                self.manage_cgroups = Some(Cgroups::from_str(mode, false).ok()?);
+            }
             _ => return None,
         }
         Some(())
@@ -104,6 +108,17 @@ impl TryFrom<&AllowedArgs> for Allowed {
             file_validation: match args.file_validation {
                 Some(Validation::FileSize) => FileValidation::FileSize,
                 Some(Validation::BuildId) | None => FileValidation::BuildId,
+            },
+            cgroups: CgroupManagement {
+                mode: match args.manage_cgroups {
+                    Some(Cgroups::Ignore) => CgroupMode::Ignore,
+                    Some(Cgroups::None) => CgroupMode::None,
+                    Some(Cgroups::Props) => CgroupMode::Props,
+                    Some(Cgroups::Soft) | None => CgroupMode::Soft,
+                    Some(Cgroups::Full) => CgroupMode::Full,
+                    Some(Cgroups::Strict) => CgroupMode::Strict,
+                },
+                roots: Vec::new(),
             },
         })
     }

@@ -47,8 +47,6 @@ pub struct Flag {
     pub check: Fate,
     /// The arguments that there are; empty means any.
     pub values: &'static [&'static str],
-    /// Arguments that ask for what is done anyway, so that the option is accepted with them.
-    pub harmless: &'static [&'static str],
     /// Whether criu(8) has it.
     pub of_criu: bool,
 }
@@ -123,7 +121,6 @@ const fn flag(name: &'static str, argument: Argument, fates: [Fate; 3]) -> Flag 
         restore,
         check,
         values: &[],
-        harmless: &[],
         of_criu: true,
     }
 }
@@ -141,11 +138,6 @@ impl Flag {
 
     const fn values(mut self, values: &'static [&'static str]) -> Flag {
         self.values = values;
-        self
-    }
-
-    const fn harmless(mut self, values: &'static [&'static str]) -> Flag {
-        self.harmless = values;
         self
     }
 
@@ -168,7 +160,7 @@ pub static FLAGS: &[Flag] = &[
     flag("cgroup-dump-controller", Required, [Refused, Idle, Idle]).repeats(),
     flag("cgroup-props", Required, [Refused, Idle, Idle]),
     flag("cgroup-props-file", Required, [Refused, Idle, Idle]),
-    flag("cgroup-root", Required, [Refused, Refused, Idle]).repeats(),
+    flag("cgroup-root", Required, [Refused, Taken, Idle]).repeats(),
     flag("cgroup-yard", Required, [Refused, Refused, Idle]),
     flag("close", Required, [Taken, Taken, Taken]).repeats(),
     flag("config", Required, [Taken, Taken, Taken]),
@@ -208,8 +200,8 @@ pub static FLAGS: &[Flag] = &[
     flag("log-pid", Switch, [Idle, Refused, Idle]),
     flag("lsm-mount-context", Required, [Idle, Refused, Idle]),
     flag("lsm-profile", Required, [Idle, Refused, Idle]),
-    flag("manage-cgroups", Optional, [Refused, Refused, Idle])
-        .values(&["none", "props", "soft", "full", "strict", "ignore"]).harmless(&["ignore"]),
+    flag("manage-cgroups", Optional, [Taken, Taken, Idle])
+        .values(&["none", "props", "soft", "full", "strict", "ignore"]),
     flag("mntns-compat-mode", Switch, [Refused, Refused, Idle]),
     flag("ms", Bare, [Refused, Refused, Refused]),
     flag("network-lock", Required, [Refused, Refused, Idle])

@@ -283,6 +283,8 @@ mod tests {
             let value = match (flag.name, flag.argument) {
                 ("inherit-fd", _) => "=fd[3]:x",
                 ("file-validation", _) => "=filesize",
+                ("manage-cgroups", _) => "=soft",
+                ("cgroup-root", _) => "=cpu:/x",
                 (_, Argument::None | Argument::Switch) => "",
                 _ => "=1",
             };

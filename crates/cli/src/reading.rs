@@ -453,12 +453,9 @@ fn state(one: &Occurrence, command: Command, reading: &mut Reading) -> Result<()
     if flag.name == "verbosity" || flag.name == "version" {
         return Ok(());
     }
-    let harmless = value
-        .as_ref()
-        .is_some_and(|v| flag.harmless.iter().any(|h| *v == **h));
     match flag.fate(command) {
         Fate::Idle => reading.idle.push(flag.name),
-        Fate::Refused if !on || harmless => reading.idle.push(flag.name),
+        Fate::Refused if !on => reading.idle.push(flag.name),
         Fate::Refused => {
             return Err(Error::OptionUnsupported {
                 name: flag.name,
@@ -748,14 +745,6 @@ mod tests {
         ] {
             assert_eq!(words(given), Err(expected.to_owned()), "{given:?}");
         }
-    }
-
-    #[test]
-    fn harmless_arguments_of_refused_options_are_accepted() {
-        let reading = read(&[line(&["restore", "--manage-cgroups=ignore"])]).unwrap();
-        assert_eq!(reading.idle, ["manage-cgroups"]);
-        assert!(read(&[line(&["restore", "--manage-cgroups=soft"])]).is_err());
-        assert!(read(&[line(&["restore", "--manage-cgroups"])]).is_err());
     }
 
     #[test]

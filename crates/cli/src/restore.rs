@@ -15,6 +15,7 @@ use crate::allowed::AllowedArgs;
 use crate::exit::{Failure, Status};
 use crate::quick::{self, Fill, flag, path, text};
 use crate::session::Common;
+use crate::values::CgroupRoot;
 use crate::watch::Watch;
 use crate::{logfile, output, values};
 
@@ -40,6 +41,11 @@ pub struct Restore {
     /// Let an open descriptor take the place of a saved one; may be given again
     #[arg(long, value_name = "fd[NUMBER]:RESOURCE", value_parser = values::inherit_fd)]
     inherit_fd: Vec<(i32, Inherited)>,
+
+    /// Put this group in the place of the root task's, in the hierarchy of that controller or in
+    /// all others; may be given again
+    #[arg(long, value_name = "[CONTROLLER:]/PATH", value_parser = values::cgroup_root)]
+    cgroup_root: Vec<CgroupRoot>,
 
     /// Execute the command behind -- as the root's parent once the tree runs
     #[arg(long, requires = "command")]
@@ -72,6 +78,9 @@ impl Fill for Restore {
             "leave-stopped" => self.leave_stopped = flag(value)?,
             "pidfile" => self.pidfile = Some(path(value)?),
             "inherit-fd" => self.inherit_fd.push(values::inherit_fd(text(value)?).ok()?),
+            "cgroup-root" => self
+                .cgroup_root
+                .push(values::cgroup_root(text(value)?).ok()?),
             "exec-cmd" => self.exec_cmd = flag(value)?,
             "no-timens" => self.no_timens = flag(value)?,
             "plan" => self.plan = flag(value)?,
@@ -112,7 +121,9 @@ impl Restore {
     /// Whatever the engine tells; no task is left then. Options that exclude each other.
     pub fn run(mut self, idle: &[&str], started: Instant) -> Result<Status, Failure> {
         self.check()?;
-        let allowed = Allowed::try_from(&self.allowed)?;
+        let mut allowed = Allowed::try_from(&self.allowed)?;
+        let roots = self.cgroup_root.drain(..);
+        allowed.cgroups.roots = roots.map(|root| (root.controller, root.path)).collect();
         // Its log is made in the image's directory, unless it is to be elsewhere.
         if !self.common.logs_with_images() {
             self.check_directory()?;

@@ -74,6 +74,31 @@ fn resource(text: &str) -> Result<Inherited, String> {
     Ok(Inherited::Path(text.trim_start_matches('/').into()))
 }
 
+/// A group of `--cgroup-root`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CgroupRoot {
+    /// The controller in whose hierarchy it is; where there is none, it is for all others.
+    pub controller: Option<String>,
+    /// Its path.
+    pub path: Vec<u8>,
+}
+
+/// Reads `[CONTROLLER:]/PATH`.
+pub fn cgroup_root(text: &str) -> Result<CgroupRoot, String> {
+    let (controller, path) = match text.split_once(":/") {
+        Some((controller, path)) => (Some(controller.to_owned()), format!("/{path}")),
+        None => (None, text.to_owned()),
+    };
+    let sound = path.starts_with('/') && !path.split('/').any(|part| part == "..");
+    match sound {
+        true => Ok(CgroupRoot {
+            controller,
+            path: path.into(),
+        }),
+        false => Err("it is written [CONTROLLER:]/PATH".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,6 +165,20 @@ mod tests {
             "fd[3]pipe[1]",
         ] {
             assert!(inherit_fd(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn cgroup_roots_are_read() {
+        let root = |controller: Option<&str>, path: &str| {
+            let controller = controller.map(str::to_owned);
+            let path = path.into();
+            Ok(CgroupRoot { controller, path })
+        };
+        assert_eq!(cgroup_root("/a/b"), root(None, "/a/b"));
+        assert_eq!(cgroup_root("name=x:/a"), root(Some("name=x"), "/a"));
+        for text in ["", "a", "memory:a", "/a/../b"] {
+            assert!(cgroup_root(text).is_err(), "{text}");
         }
     }
 }

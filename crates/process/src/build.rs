@@ -7,6 +7,7 @@ use std::sync::Arc;
 use abi::{Addr, Header, Op, PAGE_BYTES, Span};
 use image::{Reader, SpaceId};
 use pages::{Extent, sink};
+use resources::cgroup::{Cgroups, Groups};
 use resources::fd::tcp::lock::{self, Leftover};
 use resources::fd::{DescriptionId, KINDS, Kind, RestoreContext};
 use resources::fd::{attributes, tags, unix};
@@ -32,6 +33,8 @@ pub(crate) struct Built {
     /// The address of each script's first op.
     pub scripts: Vec<Addr>,
     pool: Pool,
+    /// The control groups of the tree.
+    pub groups: Groups,
 }
 
 impl Built {
@@ -78,6 +81,7 @@ impl Built {
     /// What was put off until the restore has succeeded.
     pub fn succeed(mut self) {
         self.pool.then.drain(..).for_each(|then| then());
+        self.groups.keep();
         sys::close::all(self.pool.open.drain(..).filter_map(Arc::into_inner));
     }
 }
@@ -89,13 +93,21 @@ fn words(window: Span) -> Addr {
 /// Opens what the tasks inherit and lays out the window.
 pub(crate) fn build(
     plan: Plan,
-    saved: &Saved<'_>,
+    (saved, cgroups): (&Saved<'_>, Option<&Cgroups>),
     reader: &Arc<Reader>,
     allow: &Allow,
     inherit: &[InheritFd],
 ) -> Result<Built> {
     let mut pool = Pool::new(allow.clone(), reader.clone(), inherit);
     pool.open_all(saved)?;
+    let groups = match cgroups {
+        Some(cgroups) => Groups::prepare(cgroups, allow.cgroups.mode)?,
+        None => Groups::default(),
+    };
+    for join in &plan.groups {
+        let file = groups.open(&join.hierarchy, &join.path, false)?;
+        pool.open.push(Arc::new(file));
+    }
     let numbers = pool.numbers(saved, &plan.files)?;
     let words_bytes = (u64::from(plan.words) * 4).next_multiple_of(64);
     let sizes = plan.scripts.iter().map(|planned| {
@@ -146,6 +158,7 @@ pub(crate) fn build(
         window,
         scripts,
         pool,
+        groups,
     })
 }
 

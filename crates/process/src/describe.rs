@@ -34,7 +34,11 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
     };
     let described = Descriptions::read(&saved)?;
     let tasks = saved.tasks.iter().enumerate();
-    let tasks = tasks.map(|(index, task)| described.task(&reader, task, index == 0));
+    let tasks = tasks.map(|(index, task)| {
+        let mut described = described.task(&reader, task, index == 0)?;
+        describe_groups(&saved, task, &mut described.parts);
+        Ok(described)
+    });
     let facts = reader.facts();
     Ok(Description {
         image: reader.id().to_string(),
@@ -57,6 +61,22 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
 }
 
 /// The image's own files.
+/// Adds the control groups of a task, and of its threads that are in others.
+fn describe_groups(saved: &Saved<'_>, task: &SavedTask<'_>, parts: &mut Vec<PartDescription>) {
+    let Some(cgroups) = &saved.cgroups else {
+        return;
+    };
+    for thread in &task.threads {
+        if let Some(what) = cgroups.describe(thread.tid) {
+            parts.push(PartDescription {
+                tid: thread.tid,
+                name: "control groups".to_owned(),
+                what,
+            });
+        }
+    }
+}
+
 pub(crate) fn files(store: &dyn Store, reader: &Reader) -> Result<Vec<FileSize>> {
     let pages = (0..PARTS_MAX).map(|part| reader.id().pages_part_name(part));
     let mut files = Vec::new();

@@ -272,6 +272,7 @@ fn ends_with_vsyscall(piece: &[u8]) -> bool {
 /// [`Error::Tracee`] when a task may not be traced or does not stop in time. The tree goes on then.
 pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     target::check(root)?;
+    target::check_thawed(root)?;
     let since = Instant::now();
     let spent = Rc::new(Later::default());
     let mut stop = Stop {

@@ -55,5 +55,6 @@ pub use report::{
     Stage, Veto,
 };
 pub use resources::FileValidation;
-pub use restore::{plan, restore};
+pub use resources::cgroup::{Management as CgroupManagement, Mode as CgroupMode};
+pub use restore::{Job, plan, restore};
 pub use statistics::{DumpKind, Statistics};

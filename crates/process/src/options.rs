@@ -45,6 +45,8 @@ pub struct Allowed {
     pub link_remap: bool,
     /// How a file is known to be the one that was open (`--file-validation`).
     pub file_validation: resources::FileValidation,
+    /// How control groups are dealt with (`--manage-cgroups`, `--cgroup-root`).
+    pub cgroups: resources::cgroup::Management,
 }
 
 impl Allowed {
@@ -59,6 +61,7 @@ impl Allowed {
             file_locks: self.file_locks,
             link_remap: self.link_remap,
             file_validation: self.file_validation,
+            cgroups: self.cgroups.clone(),
             ghost_limit_bytes,
         }
     }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use image::{Reader, Record};
 use prost::Message;
+use resources::cgroup::{self, Cgroups};
 use resources::fd::tags;
 use resources::map::memory;
 use resources::map::vdso::{self, Vdso};
@@ -163,6 +164,8 @@ pub(crate) struct Saved<'a> {
     pub clocks: Option<TreeClocks>,
     /// Where the processor kept the extended state; old images do not know.
     pub processor: Option<Layout>,
+    /// The control groups that the tasks are in, where those are not the dumper's.
+    pub cgroups: Option<Cgroups>,
 }
 
 /// The records of one task; empty for a zombie.
@@ -276,6 +279,9 @@ impl<'a> Saved<'a> {
         let clocks = clocks.map(|record| TreeClocks::read(&record.payload));
         let processor = sorted.find(tag::PROCESSOR, 0);
         let processor = processor.map(|_| sorted.decode(tag::PROCESSOR, 0, "the processor"));
+        let cgroups = sorted.find(cgroup::TAG, 0);
+        let cgroups = cgroups.map(|record| cgroup::decode(&record.payload));
+        let cgroups = cgroups.transpose()?;
         Ok(Self {
             tree,
             tasks,
@@ -284,6 +290,7 @@ impl<'a> Saved<'a> {
             vdsos,
             clocks: clocks.transpose()?,
             processor: processor.transpose()?,
+            cgroups,
         })
     }
 }
@@ -299,6 +306,7 @@ impl Saved<'_> {
             vdsos: Vec::new(),
             clocks: None,
             processor: None,
+            cgroups: None,
         }
     }
 

@@ -14,12 +14,13 @@ use crate::options::DEFAULT_GHOST_LIMIT_BYTES;
 use image::Reader;
 use loaded::Loaded;
 use resources::Born;
+use resources::cgroup::{Membership, Mode};
 use rustix::process::Pid;
 
 use crate::build::build;
 use crate::clocks::Resumed;
 use crate::host;
-use crate::plan::{self, Setting};
+use crate::plan::{self, Placing, Setting};
 use crate::processor::Processor;
 use crate::records::Saved;
 use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
@@ -84,7 +85,7 @@ fn bring_back(
     let clocks = clocks.as_ref().map(Resumed::from_now);
     let built = build(
         plan,
-        saved,
+        (saved, setting.cgroups.as_ref().map(|one| &one.cgroups)),
         reader,
         &options.allowed.for_resources(DEFAULT_GHOST_LIMIT_BYTES),
         &options.inherit_fds,
@@ -149,8 +150,22 @@ pub(crate) fn setting(options: &RestoreOptions, saved: &Saved<'_>, born: Born) -
         parent,
         born,
         vdso: host::vdso_for(saved)?,
+        cgroups: placing(options, saved)?,
         ..Setting::default()
     })
+}
+
+/// What is known of control groups, if the tree was in some and they are to be dealt with.
+fn placing(options: &RestoreOptions, saved: &Saved<'_>) -> Result<Option<Placing>> {
+    let management = &options.allowed.cgroups;
+    let cgroups = saved.cgroups.as_ref();
+    let Some(cgroups) = cgroups.filter(|_| management.mode != Mode::Ignore) else {
+        return Ok(None);
+    };
+    let mut cgroups = cgroups.clone();
+    cgroups.move_roots(&management.roots);
+    let own = Membership::own()?;
+    Ok(Some(Placing { cgroups, own }))
 }
 
 /// How a task with this wait status ended.

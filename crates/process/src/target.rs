@@ -2,6 +2,7 @@
 
 use std::io;
 
+use resources::cgroup::{self, Membership};
 use rustix::fs::{Mode, OFlags};
 use sys::close::Later;
 use sys::proc::{Stat, Status};
@@ -19,6 +20,19 @@ pub(crate) fn check(root: i32) -> Result<()> {
     if std::process::id().cast_signed() == root {
         let what = "stillframe itself".to_owned();
         return Err(resources::Error::unsupported(root, what).into());
+    }
+    Ok(())
+}
+
+/// Checks that the tasks of the control group that a process is in can run.
+///
+/// # Errors
+/// [`resources::Error::Unsupported`].
+pub(crate) fn check_thawed(root: i32) -> Result<()> {
+    let spent = Later::default();
+    // What is not there is told by who looks for it.
+    if let Some(text) = text(&format!("/proc/{root}/cgroup"), &spent) {
+        cgroup::check_thawed(root, &Membership::parse(&text), &Membership::own()?)?;
     }
     Ok(())
 }

@@ -3,11 +3,13 @@
 //! - [`fd`][mod@fd]: open file descriptions ([`fd::Kind`]),
 //! - [`task`][mod@task]: state of processes and threads ([`task::Part`]),
 //! - [`map`][mod@map]: mappings,
+//! - [`cgroup`][mod@cgroup]: control groups,
 //! - [`script`][mod@script]: the lists of system calls that they plan.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod born;
+pub mod cgroup;
 mod error;
 pub mod fd;
 pub mod map;

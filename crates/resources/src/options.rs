@@ -1,5 +1,7 @@
 //! What the caller allows, as far as resources ask for it; names and meanings are criu(8)'s.
 
+use crate::cgroup::Management;
+
 /// Options that decide whether and how a resource is dumped or restored.
 #[derive(Clone, Debug)]
 pub struct Allow {
@@ -19,6 +21,8 @@ pub struct Allow {
     pub link_remap: bool,
     /// `--file-validation`: how a file is known to be the one that was open.
     pub file_validation: FileValidation,
+    /// `--manage-cgroups`, `--cgroup-root`: how control groups are dealt with.
+    pub cgroups: Management,
     /// `--ghost-limit`: the largest deleted file whose contents are stored, in bytes.
     pub ghost_limit_bytes: u64,
 }
@@ -44,6 +48,7 @@ impl Default for Allow {
             file_locks: false,
             link_remap: false,
             file_validation: FileValidation::default(),
+            cgroups: Management::default(),
             ghost_limit_bytes: 1 << 20,
         }
     }

@@ -1,6 +1,7 @@
 //! The command on real programs and on subjects of our own, each with proof that it went on.
 //!
 //! `STILLFRAME_BIN` names another binary to run, such as criu, to prove the tests themselves.
+mod cgroups;
 mod clocks;
 mod cycles;
 mod damage;

@@ -1,6 +1,7 @@
 //! Frozen → inventory: everything but the contents of memory.
 
 mod auxv;
+mod cgroups;
 mod facts;
 mod files;
 mod fitness;
@@ -91,6 +92,7 @@ pub(crate) fn collect(
     look: &mut dyn Look,
 ) -> Result<Inventory> {
     let has_its_clocks = fitness::check(frozen)?;
+    let cgroups = cgroups::collect(frozen, allow)?;
     let mut found = Vec::new();
     let mut vdsos = vdso::Vdsos::default();
     let limit = frozen.limit;
@@ -123,6 +125,7 @@ pub(crate) fn collect(
     let described = files::describe(files, allow)?;
     check_terminals(&tree, &described.records)?;
     records.extend(described.records);
+    records.extend(cgroups);
     let mut objects = described.objects;
     let foreign = vdsos.foreign();
     let kept = vdsos.store(look.vdsos(), &mut records, &mut objects);

@@ -3,6 +3,7 @@
 pub(crate) mod births;
 mod early;
 mod family;
+pub(crate) mod groups;
 #[cfg(test)]
 mod model;
 mod print;
@@ -18,6 +19,7 @@ use resources::task::Write;
 
 use crate::Result;
 use crate::records::Saved;
+pub use groups::{Join, Placing};
 pub(crate) use print::print;
 
 /// All scripts of a restore.
@@ -31,8 +33,13 @@ pub struct Plan {
     pub threads: Vec<Staying>,
     /// Pages that the restorer fills while a task waits.
     pub outside: Vec<Outside>,
-    /// How many descriptions the pool begins with; the pages files come behind them.
+    /// How many descriptions the pool begins with.
     pub descriptions: u32,
+    /// The files by which tasks join control groups, as they stand in the pool behind the
+    /// descriptions.
+    pub groups: Vec<Join>,
+    /// Threads that the restorer puts into groups of their own when the scripts have ended.
+    pub thread_groups: Vec<(i32, Join)>,
     /// The numbers of the pages files that tasks read for themselves, as they stand in the pool.
     pub files: Vec<u64>,
     /// Files of /proc that the restorer writes when the scripts have ended: the thread, the file
@@ -108,6 +115,8 @@ pub struct Setting {
     pub born: Born,
     /// The vDSO of this host.
     pub vdso: OwnVdso,
+    /// The control groups of the tree and of the restorer, where tasks are to join some.
+    pub cgroups: Option<Placing>,
 }
 
 /// What is known of the vDSO of this host.
@@ -129,6 +138,7 @@ impl Default for Setting {
                 build_id: sys::vdso::own_build_id(),
                 host: None,
             },
+            cgroups: None,
         }
     }
 }
@@ -156,6 +166,7 @@ impl Plan {
             self.files.push(number);
             self.files.len() - 1
         });
+        let at = self.groups.len() + at;
         PoolId(self.descriptions + u32::try_from(at).expect("at most 65,536 files"))
     }
 

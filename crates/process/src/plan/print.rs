@@ -30,12 +30,16 @@ pub(crate) fn print(plan: &Plan, saved: &Saved<'_>, reader: &Reader) -> Result<S
         names.push((task.node.pid, name.into_owned()));
     }
     let mut pool = descriptions.files();
+    let first_group = pool.len();
+    let groups = plan.groups.iter();
+    pool.extend(groups.map(|join| format!("control group {}", join.shown())));
     let first_pages = pool.len();
     pool.extend(plan.files.iter().map(|file| reader.file_name(*file)));
     let printed = Printed {
         plan,
         names: &names,
         lines: descriptions.lines(),
+        first_group,
         first_pages,
         pool: &pool,
     };
@@ -56,6 +60,7 @@ struct Printed<'a> {
     names: &'a [(i32, String)],
     /// What the pool begins with, in full.
     lines: Vec<String>,
+    first_group: usize,
     first_pages: usize,
     /// What is in the pool, in short.
     pool: &'a [String],
@@ -77,15 +82,19 @@ impl Printed<'_> {
         for (id, line) in self.lines.iter().enumerate() {
             writeln!(f, "  pool[{id}] {}", printable(line))?;
         }
-        for (id, name) in self.pool.iter().enumerate().skip(self.first_pages) {
-            writeln!(f, "  pool[{id}] {name}, pages of the image")?;
+        for (id, name) in self.pool.iter().enumerate().skip(self.first_group) {
+            if id < self.first_pages {
+                writeln!(f, "  pool[{id}] {}", printable(name))?;
+            } else {
+                writeln!(f, "  pool[{id}] {name}, pages of the image")?;
+            }
         }
         Ok(())
     }
 
     fn write_outside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.plan;
-        if plan.outside.is_empty() && plan.writes.is_empty() {
+        if plan.outside.is_empty() && plan.writes.is_empty() && plan.thread_groups.is_empty() {
             return Ok(());
         }
         writeln!(f, "\nthe restorer does from outside")?;
@@ -93,6 +102,14 @@ impl Printed<'_> {
             let pages = outside.stored.iter().map(|stored| stored.span.pages());
             let (pid, pages) = (outside.pid, pages.sum::<u64>());
             writeln!(f, "  fill {pages} pages of {pid} through its userfaultfd")?;
+        }
+        for (tid, join) in &plan.thread_groups {
+            let group = join.shown();
+            writeln!(
+                f,
+                "  put thread {tid} into control group {}",
+                printable(&group)
+            )?;
         }
         for (tid, written) in &plan.writes {
             let text = written.text.escape_debug();

@@ -14,6 +14,7 @@ use syscalls::Sysno;
 
 use super::births::{self, Birth, BirthId, Kind, groups_are_inherited};
 use super::early::Early;
+use super::groups::Joins;
 use super::{Outside, Plan, Planned, Setting, Staying, family, pages_of, resolve, vdso, word};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread};
@@ -41,6 +42,8 @@ pub(super) struct Tasks<'a> {
     meeting: bool,
     /// By index of the task: what its children are born with.
     at_fork: Vec<AtFork>,
+    /// The control groups that tasks and threads join.
+    joins: Joins,
 }
 
 /// What is planned of a task before it is known whether the tasks have to meet.
@@ -84,6 +87,7 @@ impl<'a> Tasks<'a> {
             simple: groups_are_inherited(births),
             meeting: false,
             at_fork: vec![AtFork::default(); saved.tasks.len()],
+            joins: Joins::default(),
         };
         for (index, task) in saved.tasks.iter().enumerate() {
             for descriptor in &task.descriptors {
@@ -95,6 +99,9 @@ impl<'a> Tasks<'a> {
             if let Kind::Live(index) = births[id].kind {
                 tasks.find_pages(reader, index, &births[id])?;
             }
+        }
+        if let Some(placing) = &setting.cgroups {
+            tasks.joins = Joins::find(placing, saved, &tasks.memory_parents);
         }
         tasks.early = Early::find(saved, &tasks.memory_parents, &tasks.pages, &setting.vdso);
         Ok(tasks)
@@ -131,6 +138,8 @@ impl<'a> Tasks<'a> {
     }
 
     pub(super) fn plan(&mut self, plan: &mut Plan) -> Result<()> {
+        plan.groups.clone_from(&self.joins.all);
+        plan.thread_groups.clone_from(&self.joins.threads);
         // A birth's script has the birth's number; threads come behind.
         for birth in self.births {
             let role = match birth.kind {
@@ -213,6 +222,8 @@ impl<'a> Tasks<'a> {
             self.clear(&mut script);
         }
         family::tie_to_parent(&mut script, self.parent_of(id));
+        // Before it has memory, which is charged to the group.
+        self.joins.plan(birth.pid, plan.descriptions, &mut script);
         script.append(leader.take(Phase::Birth));
         script.append(body.laid.early);
         self.bear(birth, &task.node, &mut script)?;

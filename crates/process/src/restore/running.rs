@@ -49,6 +49,12 @@ impl<'a> Running<'a> {
 
     /// Writes what only the restorer can set.
     pub(super) fn write_outside(&self) -> Result<()> {
+        for (tid, join) in &self.built.plan.thread_groups {
+            let file = (self.built.groups).open(&join.hierarchy, &join.path, true)?;
+            let written = rustix::io::write(file, tid.to_string().as_bytes());
+            let doing = || format!("cannot put {tid} into control group {}", join.shown());
+            written.map_err(|e| Error::kernel(doing(), e))?;
+        }
         for (tid, write) in &self.built.plan.writes {
             let path = format!("/proc/{tid}/{}", write.file);
             let written = std::fs::write(&path, &write.text);

@@ -379,6 +379,10 @@ mod tests {
         file_locks: false,
         link_remap: false,
         file_validation: crate::FileValidation::BuildId,
+        cgroups: crate::cgroup::Management {
+            mode: crate::cgroup::Mode::Soft,
+            roots: Vec::new(),
+        },
         ghost_limit_bytes: 0,
     };
 

@@ -1,0 +1,312 @@
+//! Tasks come back into their control groups, which are made where they are missing.
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use resources::cgroup::{Membership, Mounts};
+use testkit::program::{Program, Spawned};
+use testkit::wait::{SOON, try_wait_for, wait_until};
+use testkit::{needs_program, needs_root, tree};
+
+use crate::stillframe;
+
+/// A group of a test's own, which goes with it, and with those below.
+struct Group {
+    hierarchy: &'static str,
+    path: String,
+    folder: PathBuf,
+}
+
+impl Group {
+    /// A new group with two below it, where that hierarchy is mounted and can be written.
+    fn make(hierarchy: &'static str, test: &str) -> Option<Self> {
+        let path = format!("/stillframe-{}-{test}", std::process::id());
+        let folder = Mounts::read().ok()?.folder(hierarchy, path.as_bytes())?;
+        let group = Self {
+            hierarchy,
+            path,
+            folder,
+        };
+        group.remake().then_some(group)
+    }
+
+    fn remake(&self) -> bool {
+        let made = |name: &str| fs::create_dir_all(self.folder.join(name)).is_ok();
+        ["one", "other"].into_iter().all(made)
+    }
+
+    fn remove(&self) {
+        for name in ["one", "other", ""] {
+            let folder = self.folder.join(name);
+            // Who was in it may still be on the way out.
+            try_wait_for(SOON, || match fs::remove_dir(&folder) {
+                Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => None,
+                _ => Some(()),
+            });
+        }
+    }
+
+    fn write(&self, file: &str, text: &str) -> bool {
+        fs::write(self.folder.join(file), text).is_ok()
+    }
+
+    fn read(&self, file: &str) -> String {
+        let text = fs::read_to_string(self.folder.join(file));
+        text.unwrap_or_else(|error| panic!("{file}: {error}"))
+    }
+
+    fn add(&self, name: &str, pid: u32) {
+        let file = format!("{name}/cgroup.procs");
+        assert!(self.write(&file, &pid.to_string()), "{file} takes {pid}");
+    }
+
+    /// Where a thread is in the hierarchy, seen from the group.
+    fn place(&self, tid: u32) -> String {
+        let text = fs::read(format!("/proc/{tid}/cgroup")).expect("it lives");
+        let membership = Membership::parse(&text);
+        let path = membership.path(self.hierarchy).expect("it is somewhere");
+        let path = String::from_utf8_lossy(path);
+        path.replace(&self.path, "GROUP")
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// A shell and its child.
+fn two() -> Spawned {
+    let program = Program::new("sh").args(["-c", "sleep 1000 & wait"]).spawn();
+    wait_until("the child", SOON, || program.tree().len() == 2);
+    program
+}
+
+#[test]
+fn tasks_come_back_into_their_groups() {
+    needs_root!();
+    needs_program!("sh");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has another idea of it");
+    }
+    let hierarchies = [
+        ("", "cgroup.max.depth", "17\n"),
+        ("pids", "pids.max", "1000\n"),
+        ("memory", "memory.limit_in_bytes", "536870912\n"),
+        ("cpu", "cpu.shares", "512\n"),
+        ("cpuset", "cpuset.memory_migrate", "1\n"),
+        ("freezer", "notify_on_release", "0\n"),
+    ];
+    let mut tried = 0;
+    for (hierarchy, property, value) in hierarchies {
+        let Some(group) = Group::make(hierarchy, "back") else {
+            continue;
+        };
+        if hierarchy == "cpuset" {
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                let above = fs::read_to_string(group.folder.with_file_name(file));
+                let above = above.expect("it is there");
+                let set = |name: &str| group.write(&format!("{name}{file}"), &above);
+                assert!(["", "one/", "other/"].into_iter().all(set));
+            }
+        }
+        let property = format!("one/{property}");
+        assert!(group.write(&property, value), "{property}");
+        let program = two();
+        let pids = program.tree();
+        group.add("one", pids[0]);
+        group.add("other", pids[1]);
+        let placed = || {
+            let places = pids.iter().map(|pid| group.place(*pid));
+            assert_eq!(places.collect::<Vec<_>>(), ["GROUP/one", "GROUP/other"]);
+        };
+        stillframe.clear();
+        stillframe.dump(program.pid(), &[]).must();
+        let plan = stillframe.restore(&["--plan"]).must();
+        let join = format!("# join {hierarchy}:{}/one", group.path);
+        assert!(plan.output.contains(&join), "{}", plan.told());
+        // All that is missing is made, with its limits.
+        group.remove();
+        let outcome = stillframe.restore(&["--manage-cgroups=none"]).must_fail();
+        outcome.names(&[&group.path, "is missing"]);
+        stillframe.restore(&[]).must();
+        placed();
+        assert_eq!(group.read(&property), value);
+        // What is there stays as it is, or gets its limits, or must not be there.
+        for (mode, kept) in [
+            ("soft", true),
+            ("none", true),
+            ("full", false),
+            ("props", false),
+        ] {
+            stillframe.clear();
+            stillframe.dump(program.pid(), &[]).must();
+            group.remove();
+            assert!(group.remake());
+            if hierarchy == "cpuset" {
+                // A new group of it takes nobody.
+                group.remove();
+                stillframe.restore(&["--manage-cgroups"]).must();
+                continue;
+            }
+            let plain = group.read(&property);
+            let mode = format!("--manage-cgroups={mode}");
+            stillframe.restore(&[&mode]).must();
+            placed();
+            let want = if kept { plain.as_str() } else { value };
+            assert_eq!(group.read(&property), want, "{mode}");
+            assert!(group.write(&property, value), "{property}");
+        }
+        stillframe.clear();
+        stillframe.dump(program.pid(), &[]).must();
+        let outcome = stillframe.restore(&["--manage-cgroups=strict"]).must_fail();
+        outcome.names(&["is there already"]);
+        tried += 1;
+        // In the restorer's own, where that is asked for.
+        stillframe.restore(&["--manage-cgroups=ignore"]).must();
+        assert!(!group.place(pids[0]).contains("GROUP"));
+    }
+    if tried == 0 {
+        testkit::skip!("no control groups can be made here");
+    }
+}
+
+#[test]
+fn a_restore_that_fails_leaves_no_groups() {
+    needs_root!();
+    needs_program!("sh");
+    let stillframe = stillframe();
+    let hierarchies = ["", "pids", "memory"].into_iter();
+    let Some(group) = hierarchies
+        .filter_map(|name| Group::make(name, "fails"))
+        .next()
+    else {
+        testkit::skip!("no control groups can be made here");
+    };
+    let program = two();
+    let pids = program.tree();
+    group.add("one", pids[0]);
+    stillframe.dump(program.pid(), &[]).must();
+    group.remove();
+    let script = stillframe.images().join("script");
+    fs::write(
+        &script,
+        "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION != pre-resume ]\n",
+    )
+    .expect("writable");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&script, mode).expect("it is the test's");
+    let script = script.to_str().expect("a plain path");
+    stillframe.restore(&["--action-script", script]).must_fail();
+    assert!(!group.folder.exists(), "it was made for the tree");
+    tree::wait_gone(&pids);
+    stillframe.restore(&[]).must();
+}
+
+#[test]
+fn another_root_takes_the_place_of_the_roots_group() {
+    needs_root!();
+    needs_program!("sh");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has another idea of it");
+    }
+    let hierarchies = ["", "pids", "memory"].into_iter();
+    let Some(group) = hierarchies
+        .filter_map(|name| Group::make(name, "root"))
+        .next()
+    else {
+        testkit::skip!("no control groups can be made here");
+    };
+    let program = two();
+    group.add("one", program.pid());
+    group.add("one", program.tree()[1]);
+    stillframe.dump(program.pid(), &[]).must();
+    let root = format!("{}/other", group.path);
+    stillframe.restore(&["--cgroup-root", &root]).must();
+    for pid in program.tree() {
+        assert_eq!(group.place(pid), "GROUP/other");
+    }
+}
+
+/// A thread beside the main one, whose number it tells.
+const THREADS: &str = r#"
+import os, signal, sys, threading
+def run():
+    os.mkdir(sys.argv[1] + "/" + str(threading.get_native_id()))
+    while True:
+        signal.pause()
+thread = threading.Thread(target=run)
+thread.start()
+while True:
+    signal.pause()
+"#;
+
+#[test]
+fn threads_come_back_into_groups_of_their_own() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    let Some(group) = Group::make("pids", "threads") else {
+        testkit::skip!("no groups of single threads can be made here");
+    };
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", THREADS])
+        .arg(folder.path())
+        .spawn();
+    let pid = program.pid();
+    wait_until("the thread", SOON, || tree::threads(pid).len() == 2);
+    let other = tree::threads(pid)[1];
+    program.wait_file(&folder.path().join(other.to_string()));
+    group.add("one", pid);
+    assert!(group.write("other/tasks", &other.to_string()));
+    stillframe.cycle(2, &program, &[]);
+    assert_eq!(group.place(pid), "GROUP/one");
+    assert_eq!(group.place(other), "GROUP/other");
+}
+
+#[test]
+fn tasks_of_a_frozen_group_are_named_at_once() {
+    needs_root!();
+    needs_program!("sh");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer thaws them");
+    }
+    for (hierarchy, file, frozen, thawed) in [
+        ("", "one/cgroup.freeze", "1", "0"),
+        ("freezer", "one/freezer.state", "FROZEN", "THAWED"),
+    ] {
+        let Some(group) = Group::make(hierarchy, "frozen") else {
+            continue;
+        };
+        let program = two();
+        group.add("one", program.pid());
+        assert!(group.write(file, frozen));
+        for command in [
+            stillframe.dump(program.pid(), &[]),
+            stillframe.dump(program.pid(), &["--live"]),
+            stillframe.dump(program.pid(), &["--manage-cgroups=ignore"]),
+        ] {
+            let outcome = command.must_fail().names(&[&group.path, "frozen"]);
+            assert_eq!(outcome.status.code(), Some(3), "{}", outcome.told());
+            assert!(
+                outcome.elapsed < Duration::from_secs(8),
+                "{}",
+                outcome.told()
+            );
+        }
+        assert!(group.write(file, thawed));
+        stillframe.dump(program.pid(), &[]).must();
+        // A group that is frozen meanwhile would stop the restore.
+        assert!(group.write(file, frozen));
+        let outcome = stillframe.restore(&[]).must_fail();
+        outcome.names(&[&group.path, "is frozen"]);
+        assert!(group.write(file, thawed));
+        stillframe.restore(&[]).must();
+        assert_eq!(group.place(program.pid()), "GROUP/one");
+    }
+}

@@ -1,0 +1,474 @@
+//! Control groups (cgroups(7)): in which groups tasks and threads are, and what limits those have.
+//!
+//! A hierarchy in which all tasks are where the program that dumps them is does not come into the
+//! image: there the tasks come back where the program is that restores them.
+
+mod make;
+mod mounts;
+mod properties;
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::OnceLock;
+
+use prost::Message;
+
+use crate::{Error, Result};
+pub use make::Groups;
+pub use mounts::Mounts;
+
+/// The number of the record; one an image.
+pub const TAG: u16 = 302;
+
+/// What is done about control groups; criu(8)'s `--manage-cgroups`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing: the restored tasks are where the restorer is.
+    Ignore,
+    /// Groups must be there, and stay as they are.
+    None,
+    /// Groups must be there, and get the properties that they had.
+    Props,
+    /// Groups that are missing are made with the properties that they had.
+    #[default]
+    Soft,
+    /// The same, and the others get the properties that they had.
+    Full,
+    /// Groups must not be there.
+    Strict,
+}
+
+/// How control groups are dealt with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Management {
+    /// What is done.
+    pub mode: Mode,
+    /// What takes the place of the root task's group: in the hierarchy of that controller, or in
+    /// all that are not named.
+    pub roots: Vec<(Option<String>, Vec<u8>)>,
+}
+
+/// The control groups of a tree.
+#[derive(Clone, PartialEq, Message)]
+pub struct Cgroups {
+    /// The hierarchies, by their controllers: "memory", "cpu,cpuacct", "name=systemd"; "" is that
+    /// of version 2.
+    #[prost(string, repeated, tag = "1")]
+    pub hierarchies: Vec<String>,
+    /// Who is where; the root task first.
+    #[prost(message, repeated, tag = "2")]
+    pub members: Vec<Members>,
+    /// The groups, those above others first.
+    #[prost(message, repeated, tag = "3")]
+    pub groups: Vec<Group>,
+}
+
+/// Threads that are in the same groups.
+#[derive(Clone, PartialEq, Message)]
+pub struct Members {
+    /// Processes (all of their threads that are not named elsewhere), and threads.
+    #[prost(int32, repeated, tag = "1")]
+    pub tids: Vec<i32>,
+    /// Their group in each hierarchy.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub paths: Vec<Vec<u8>>,
+}
+
+/// A group.
+#[derive(Clone, PartialEq, Message)]
+pub struct Group {
+    /// Index of its hierarchy.
+    #[prost(uint32, tag = "1")]
+    pub hierarchy: u32,
+    /// Its path in it.
+    #[prost(bytes = "vec", tag = "2")]
+    pub path: Vec<u8>,
+    /// Whether it is only there because others are below it.
+    #[prost(bool, tag = "3")]
+    pub above: bool,
+    /// Its properties, in the order in which they are set.
+    #[prost(message, repeated, tag = "4")]
+    pub properties: Vec<Property>,
+}
+
+/// A file of a group.
+#[derive(Clone, PartialEq, Message)]
+pub struct Property {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// What it says.
+    #[prost(bytes = "vec", tag = "2")]
+    pub value: Vec<u8>,
+}
+
+/// What /proc/PID/cgroup says: the group in each hierarchy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Membership(Vec<(String, Vec<u8>)>);
+
+impl Membership {
+    /// Reads the text of /proc/PID/cgroup.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Self {
+        let lines = text.split(|byte| *byte == b'\n');
+        let parts = lines.filter_map(|line| {
+            let mut parts = line.splitn(3, |byte| *byte == b':').skip(1);
+            let name = String::from_utf8(parts.next()?.to_vec()).ok()?;
+            Some((name, parts.next()?.to_vec()))
+        });
+        Self(parts.collect())
+    }
+
+    /// That of this process, read once.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn own() -> Result<Self> {
+        static OWN: OnceLock<Membership> = OnceLock::new();
+        if let Some(own) = OWN.get() {
+            return Ok(own.clone());
+        }
+        let path = "/proc/self/cgroup";
+        let own = match std::fs::read(path) {
+            Ok(text) => Self::parse(&text),
+            // A kernel without control groups.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Self::default(),
+            Err(error) => return Err(Error::kernel(format!("read {path}"), error)),
+        };
+        Ok(OWN.get_or_init(|| own).clone())
+    }
+
+    /// The group in a hierarchy.
+    #[must_use]
+    pub fn path(&self, hierarchy: &str) -> Option<&[u8]> {
+        let found = self.0.iter().find(|(name, _)| name == hierarchy);
+        found.map(|(_, path)| path.as_slice())
+    }
+
+    /// Whether threads of a process in these groups may be in others: version 2 says of a group
+    /// that it can be so.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn may_differ_by_thread(&self) -> Result<bool> {
+        if self.0.iter().any(|(name, _)| !name.is_empty()) {
+            return Ok(true);
+        }
+        let Some(path) = self.path("").filter(|path| *path != b"/") else {
+            return Ok(false);
+        };
+        let folder = Mounts::read()?.folder("", path);
+        let kind = folder.and_then(|folder| std::fs::read(folder.join("cgroup.type")).ok());
+        Ok(kind.is_some_and(|kind| kind.trim_ascii() != b"domain"))
+    }
+}
+
+/// A tree's tasks and threads with their groups, the root first.
+pub type Found = Vec<(i32, Membership)>;
+
+/// Describes where the tree is; `None` where that is nowhere else than this process, whose groups
+/// are `own`. Reads the properties of the groups.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a group that cannot be seen from here or is being removed,
+/// [`Error::Kernel`].
+pub fn dump(found: &Found, own: &Membership) -> Result<Option<Cgroups>> {
+    let elsewhere = |(name, path): &&(String, Vec<u8>)| {
+        let mut all = found.iter();
+        all.any(|(_, membership)| membership.path(name).is_some_and(|there| there != path))
+    };
+    let hierarchies = own.0.iter().filter(elsewhere);
+    let hierarchies = hierarchies.map(|(name, _)| name.clone());
+    let mut cgroups = Cgroups {
+        hierarchies: hierarchies.collect(),
+        ..Cgroups::default()
+    };
+    if cgroups.hierarchies.is_empty() {
+        return Ok(None);
+    }
+    for (tid, membership) in found {
+        let mut paths = Vec::new();
+        for name in &cgroups.hierarchies {
+            let path = membership.path(name).unwrap_or(b"/");
+            if path.ends_with(b" (deleted)") || is_outside(path) {
+                let what = format!("its control group {}", shown(name, path));
+                return Err(Error::unsupported(*tid, what));
+            }
+            paths.push(path.to_vec());
+        }
+        match cgroups.members.iter_mut().find(|one| one.paths == paths) {
+            Some(known) => known.tids.push(*tid),
+            None => cgroups.members.push(Members {
+                tids: vec![*tid],
+                paths,
+            }),
+        }
+    }
+    let mounts = Mounts::read()?;
+    for (index, name) in (0u32..).zip(&cgroups.hierarchies) {
+        let paths = cgroups.members.iter().map(|one| &one.paths[index as usize]);
+        let paths = paths.collect::<BTreeSet<_>>();
+        let root = &cgroups.members[0].paths[index as usize];
+        for (path, above) in all_groups(&paths, root, |path| mounts.below(name, path)) {
+            cgroups.groups.push(Group {
+                hierarchy: index,
+                properties: match mounts.folder(name, &path) {
+                    Some(folder) => properties::read(&folder, &path)?,
+                    None => Vec::new(),
+                },
+                path,
+                above,
+            });
+        }
+    }
+    Ok(Some(cgroups))
+}
+
+/// Whether a path leads out of what can be seen from this cgroup namespace.
+fn is_outside(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'/').any(|part| part == b"..")
+}
+
+/// The groups at `paths`, those below the root task's, which may be empty, and those above all of
+/// them; parents first. Tells of each whether it is one of the last.
+fn all_groups(
+    paths: &BTreeSet<&Vec<u8>>,
+    root: &[u8],
+    below: impl FnOnce(&[u8]) -> Vec<Vec<u8>>,
+) -> Vec<(Vec<u8>, bool)> {
+    let mut own = paths.iter().map(|path| (*path).clone());
+    let mut own = own.by_ref().collect::<BTreeSet<_>>();
+    if root != b"/" {
+        own.extend(below(root));
+    }
+    let mut all = BTreeSet::new();
+    for path in &own {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+        let above = ends.map(|(at, _)| path[..at.max(1)].to_vec());
+        all.extend(above);
+        all.insert(path.clone());
+    }
+    let groups = all.into_iter().map(|path| {
+        let above = !own.contains(&path);
+        (path, above)
+    });
+    groups.collect()
+}
+
+/// "memory:/a/b", for people.
+#[must_use]
+pub fn shown(hierarchy: &str, path: &[u8]) -> String {
+    format!("{hierarchy}:{}", OsStr::from_bytes(path).display())
+}
+
+/// Reads the record.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn decode(payload: &[u8]) -> Result<Cgroups> {
+    let corrupt = |what: &str| Error::corrupt("control groups", what);
+    let cgroups = Cgroups::decode(payload).map_err(|error| corrupt(&error.to_string()))?;
+    let count = cgroups.hierarchies.len();
+    let paths = cgroups.members.iter().flat_map(|one| &one.paths);
+    let paths = paths.chain(cgroups.groups.iter().map(|group| &group.path));
+    let strange = |path: &Vec<u8>| !path.starts_with(b"/") || path.contains(&0) || is_outside(path);
+    if paths.into_iter().any(strange) {
+        return Err(corrupt("a path that no group has"));
+    }
+    let names = cgroups.groups.iter().flat_map(|group| &group.properties);
+    if names
+        .into_iter()
+        .any(|one| !properties::is_known(&one.name))
+    {
+        return Err(corrupt("a property that groups do not have"));
+    }
+    let whole = cgroups.members.iter().all(|one| one.paths.len() == count);
+    let known = |group: &Group| (group.hierarchy as usize) < count;
+    if !whole || !cgroups.groups.iter().all(known) || cgroups.members.is_empty() {
+        return Err(corrupt("hierarchies are missing"));
+    }
+    Ok(cgroups)
+}
+
+impl Cgroups {
+    /// Where a process, or a thread with groups of its own, is.
+    #[must_use]
+    pub fn of(&self, tid: i32) -> Option<&Members> {
+        self.members.iter().find(|one| one.tids.contains(&tid))
+    }
+
+    /// One line for people about a process or thread.
+    #[must_use]
+    pub fn describe(&self, tid: i32) -> Option<String> {
+        let members = self.of(tid)?;
+        let all = self.hierarchies.iter().zip(&members.paths);
+        let all = all.map(|(name, path)| shown(name, path));
+        Some(all.collect::<Vec<_>>().join(" "))
+    }
+
+    /// Has `roots` take the place of the root task's groups.
+    pub fn move_roots(&mut self, roots: &[(Option<String>, Vec<u8>)]) {
+        for (index, name) in self.hierarchies.iter().enumerate() {
+            let named = |one: &&(Option<String>, Vec<u8>)| {
+                let controller = one.0.as_deref();
+                controller.is_some_and(|one| name == one || name.split(',').any(|it| it == one))
+            };
+            let root = roots.iter().find(named);
+            let root = root.or_else(|| roots.iter().find(|one| one.0.is_none()));
+            let Some((_, new)) = root else { continue };
+            let old = self.members[0].paths[index].clone();
+            let new = new.strip_suffix(b"/").unwrap_or(new);
+            self.groups
+                .retain(|group| group.hierarchy as usize != index || !group.above);
+            let change = |path: &mut Vec<u8>| {
+                let rest = path.strip_prefix(old.strip_suffix(b"/").unwrap_or(&old));
+                if let Some(rest) = rest.filter(|rest| rest.is_empty() || rest[0] == b'/') {
+                    *path = [new, rest].concat();
+                }
+            };
+            self.members
+                .iter_mut()
+                .for_each(|one| change(&mut one.paths[index]));
+            let groups = self.groups.iter_mut();
+            groups
+                .filter(|group| group.hierarchy as usize == index)
+                .for_each(|group| change(&mut group.path));
+        }
+    }
+}
+
+/// Refuses a task that cannot run because its control group is frozen, where that is another one
+/// than this process's, `own`.
+///
+/// # Errors
+/// [`Error::Unsupported`].
+pub fn check_thawed(pid: i32, membership: &Membership, own: &Membership) -> Result<()> {
+    let mut mounts = None;
+    for (name, path) in &membership.0 {
+        let freezes = name.is_empty() || name.split(',').any(|one| one == "freezer");
+        if !freezes || own.path(name) == Some(path) {
+            continue;
+        }
+        if mounts.is_none() {
+            mounts = Some(Mounts::read()?);
+        }
+        let folder = mounts.as_ref().and_then(|one| one.folder(name, path));
+        if let Some(how) = folder.and_then(|folder| mounts::frozen(&folder)) {
+            let what = format!(
+                "its control group {} is frozen ({how}: thaw it before), which",
+                shown(name, path)
+            );
+            return Err(Error::unsupported(pid, what));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn membership(text: &str) -> Membership {
+        Membership::parse(text.as_bytes())
+    }
+
+    #[test]
+    fn groups_are_read() {
+        let found = membership("4:memory:/a:b\n1:name=systemd:/\n0::/x y\n");
+        assert_eq!(found.path("memory"), Some(&b"/a:b"[..]));
+        assert_eq!(found.path("name=systemd"), Some(&b"/"[..]));
+        assert_eq!(found.path(""), Some(&b"/x y"[..]));
+        assert!(found.may_differ_by_thread().expect("nothing is read"));
+    }
+
+    #[test]
+    fn where_this_process_is_nothing_is_said() {
+        let own = membership("4:memory:/a\n0::/b\n");
+        let found = vec![(7, own.clone()), (8, own.clone())];
+        assert_eq!(dump(&found, &own).expect("nothing is read"), None);
+        let found = vec![(7, membership("4:memory:/a\n0::/../b\n"))];
+        let error = dump(&found, &own).expect_err("it is outside").to_string();
+        assert!(error.contains("its control group :/../b"), "{error}");
+    }
+
+    #[test]
+    fn groups_come_with_those_above() {
+        let (one, other) = (b"/a/b".to_vec(), b"/c".to_vec());
+        let paths = BTreeSet::from([&one, &other]);
+        let all = all_groups(&paths, b"/a/b", |_| vec![b"/a/b/d".to_vec()]);
+        let all = all.iter().map(|(path, above)| {
+            let path = String::from_utf8(path.clone()).expect("text");
+            (path, *above)
+        });
+        let want = [
+            ("/", true),
+            ("/a", true),
+            ("/a/b", false),
+            ("/a/b/d", false),
+            ("/c", false),
+        ];
+        let want = want.map(|(path, above)| (path.to_owned(), above));
+        assert_eq!(all.collect::<Vec<_>>(), want);
+    }
+
+    #[test]
+    fn roots_are_moved() {
+        let mut cgroups = Cgroups {
+            hierarchies: vec!["cpu,cpuacct".into(), String::new()],
+            members: vec![
+                Members {
+                    tids: vec![1],
+                    paths: vec![b"/a".to_vec(), b"/b".to_vec()],
+                },
+                Members {
+                    tids: vec![2],
+                    paths: vec![b"/a/x".to_vec(), b"/bc".to_vec()],
+                },
+            ],
+            groups: Vec::new(),
+        };
+        let root = |name: Option<&str>, path: &str| (name.map(str::to_owned), path.into());
+        cgroups.move_roots(&[root(None, "/n"), root(Some("cpu"), "/c/")]);
+        assert_eq!(cgroups.describe(1).as_deref(), Some("cpu,cpuacct:/c :/n"));
+        assert_eq!(
+            cgroups.describe(2).as_deref(),
+            Some("cpu,cpuacct:/c/x :/bc")
+        );
+        assert_eq!(cgroups.describe(3), None);
+    }
+
+    #[test]
+    fn damaged_records_are_corrupt() {
+        let sound = Cgroups {
+            hierarchies: vec![String::new()],
+            members: vec![Members {
+                tids: vec![1],
+                paths: vec![b"/a".to_vec()],
+            }],
+            groups: vec![Group {
+                hierarchy: 0,
+                path: b"/a".to_vec(),
+                above: false,
+                properties: vec![Property {
+                    name: "pids.max".into(),
+                    value: b"7".to_vec(),
+                }],
+            }],
+        };
+        decode(&sound.encode_to_vec()).expect("sound");
+        let damage: [fn(&mut Cgroups); 5] = [
+            |one| one.members.clear(),
+            |one| one.members[0].paths.clear(),
+            |one| one.groups[0].hierarchy = 1,
+            |one| one.groups[0].path = b"/a/../..".to_vec(),
+            |one| one.groups[0].properties[0].name = "../../etc/passwd".into(),
+        ];
+        for damage in damage {
+            let mut damaged = sound.clone();
+            damage(&mut damaged);
+            let error = decode(&damaged.encode_to_vec()).expect_err("damaged");
+            assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+        }
+    }
+}

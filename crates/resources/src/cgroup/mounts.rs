@@ -1,0 +1,173 @@
+//! Where the hierarchies of control groups are mounted.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// More groups than this below the root task's are not looked for.
+const BELOW_MAX: usize = 1000;
+
+/// The hierarchies that this process sees.
+#[derive(Clone, Debug, Default)]
+pub struct Mounts(Vec<Mount>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    /// Its controllers and its name; empty for version 2.
+    controllers: Vec<String>,
+    /// The group that is mounted.
+    root: Vec<u8>,
+    at: PathBuf,
+}
+
+impl Mounts {
+    /// Finds them.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn read() -> Result<Self> {
+        let path = "/proc/self/mountinfo";
+        let text = std::fs::read(path);
+        let text = text.map_err(|error| Error::kernel(format!("read {path}"), error))?;
+        let lines = text.split(|byte| *byte == b'\n');
+        Ok(Self(lines.filter_map(parse).collect()))
+    }
+
+    /// The folder of a group.
+    #[must_use]
+    pub fn folder(&self, hierarchy: &str, path: &[u8]) -> Option<PathBuf> {
+        let names = hierarchy.split(',').filter(|name| !name.is_empty());
+        let names = names.collect::<Vec<_>>();
+        let fits = |mount: &&Mount| {
+            let version_2 = mount.controllers.is_empty();
+            let has = |name: &&str| mount.controllers.iter().any(|one| one == name);
+            names.is_empty() == version_2 && names.iter().all(has)
+        };
+        self.0.iter().filter(fits).find_map(|mount| {
+            let root = mount.root.strip_suffix(b"/").unwrap_or(&mount.root);
+            let rest = path.strip_prefix(root)?;
+            let rest = match rest.first() {
+                None => rest,
+                Some(b'/') => &rest[1..],
+                Some(_) => return None,
+            };
+            Some(mount.at.join(OsStr::from_bytes(rest)))
+        })
+    }
+
+    /// The groups below one, parents first.
+    #[must_use]
+    pub(super) fn below(&self, hierarchy: &str, path: &[u8]) -> Vec<Vec<u8>> {
+        let mut found: Vec<Vec<u8>> = vec![path.to_vec()];
+        let mut next = 0;
+        while let Some(path) = found.get(next).filter(|_| found.len() < BELOW_MAX).cloned() {
+            next += 1;
+            let folder = self.folder(hierarchy, &path);
+            let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok());
+            for entry in entries.into_iter().flatten().flatten() {
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    let name = entry.file_name().into_vec();
+                    found.push([path.as_slice(), b"/", &name].concat());
+                }
+            }
+        }
+        found.split_off(1)
+    }
+}
+
+/// Reads a line of mountinfo, if it is of a hierarchy.
+fn parse(line: &[u8]) -> Option<Mount> {
+    let line = String::from_utf8(line.to_vec()).ok()?;
+    let (mount, kind) = line.split_once(" - ")?;
+    let mut kind = kind.split(' ');
+    let version_2 = match kind.next()? {
+        "cgroup" => false,
+        "cgroup2" => true,
+        _ => return None,
+    };
+    let mut fields = mount.split(' ').skip(3);
+    let (root, at) = (plain(fields.next()?), plain(fields.next()?));
+    let options = kind.nth(1).unwrap_or_default();
+    let known = ["rw", "ro", "none", "xattr", "noprefix", "clone_children"];
+    let controllers = options
+        .split(',')
+        .filter(|_| !version_2)
+        .filter(|option| !known.contains(option) && !option.starts_with("release_agent="))
+        .map(str::to_owned);
+    Some(Mount {
+        controllers: controllers.collect(),
+        root,
+        at: PathBuf::from(std::ffi::OsString::from_vec(at)),
+    })
+}
+
+/// A path without the escapes of mountinfo (`\040` for a space).
+fn plain(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after
+            .get(..3)
+            .and_then(|three| std::str::from_utf8(three).ok());
+        let escaped = digits.and_then(|three| u8::from_str_radix(three, 8).ok());
+        match (first, escaped) {
+            (b'\\', Some(byte)) => {
+                bytes.push(byte);
+                rest = &after[3..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+/// By which file a group is frozen, or one above it.
+pub(super) fn frozen(folder: &Path) -> Option<&'static str> {
+    let says = |name: &str, line: &str| {
+        let text = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+        text.lines().any(|one| one == line)
+    };
+    if says("cgroup.freeze", "1") || says("cgroup.events", "frozen 1") {
+        return Some("cgroup.freeze");
+    }
+    let frozen = says("freezer.state", "FROZEN") || says("freezer.state", "FREEZING");
+    frozen.then_some("freezer.state")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+24 1 0:21 / /proc rw - proc proc rw
+30 24 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
+31 24 0:27 / /sys/fs/cgroup/my\\040own rw - cgroup none rw,xattr,name=own
+32 24 0:28 /part /mnt rw - cgroup cgroup rw,memory
+33 24 0:29 / /sys/fs/cgroup/unified rw - cgroup2 none rw,nsdelegate
+";
+
+    #[test]
+    fn folders_of_groups_are_found() {
+        let lines = TEXT.as_bytes().split(|byte| *byte == b'\n');
+        let mounts = Mounts(lines.filter_map(parse).collect());
+        let folder = |name: &str, path: &str| {
+            let folder = mounts.folder(name, path.as_bytes());
+            folder.map(|folder| folder.to_str().expect("text").to_owned())
+        };
+        let is = |folder: Option<String>, want: &str| assert_eq!(folder.as_deref(), Some(want));
+        is(
+            folder("cpu,cpuacct", "/a/b"),
+            "/sys/fs/cgroup/cpu,cpuacct/a/b",
+        );
+        is(folder("name=own", "/a"), "/sys/fs/cgroup/my own/a");
+        is(folder("memory", "/part/x"), "/mnt/x");
+        is(folder("", "/a"), "/sys/fs/cgroup/unified/a");
+        assert_eq!(folder("memory", "/party"), None);
+        assert_eq!(folder("pids", "/"), None);
+    }
+}
