@@ -46,6 +46,40 @@ pub struct AllowedArgs {
     /// build ID, which is the default
     #[arg(long, value_name = "MODE")]
     file_validation: Option<Validation>,
+
+    /// What is done about control groups; soft makes those that are missing
+    #[arg(
+        long,
+        value_name = "MODE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "soft",
+    )]
+    manage_cgroups: Option<Cgroups>,
+}
+
+impl AllowedArgs {
+    /// Whether the tree is a job of the caller's shell.
+    pub fn shell_job(&self) -> bool {
+        self.shell_job
+    }
+}
+
+/// What is done about control groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Cgroups {
+    /// Nothing: the tasks come back where the restorer is.
+    Ignore,
+    /// The groups must be there, and stay as they are.
+    None,
+    /// The groups must be there, and get the limits that they had.
+    Props,
+    /// Groups that are missing are made, with the limits that they had.
+    Soft,
+    /// The same, and the others get the limits that they had.
+    Full,
+    /// The groups must not be there, and are made.
+    Strict,
 }
 
 /// Ways to know a file.

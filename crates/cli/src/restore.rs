@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use process::{Afterwards, Allowed, InheritFd, Inherited, RestoreOptions, Restored};
+use process::{Afterwards, Allowed, InheritFd, Inherited, Job, RestoreOptions, Restored};
 use rustix::io::Errno;
-use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 use serde_json::{Value, json};
 
 use crate::allowed::AllowedArgs;
@@ -143,7 +143,7 @@ impl Restore {
             return Ok(Status::Done);
         }
         let mut watch = Watch::new(&session).with_pidfile(self.pidfile.take())?;
-        let restored = process::restore(&options, &mut watch).map_err(engine("restore"))?;
+        let mut restored = process::restore(&options, &mut watch).map_err(engine("restore"))?;
         watch.done();
         session.ready();
         log::info!(
@@ -157,7 +157,7 @@ impl Restore {
             return Err(self.execute(&session.work_dir));
         }
         if !self.restore_detached {
-            wait_for(restored.root);
+            wait_for(restored.root, restored.job.as_mut());
         }
         Ok(Status::Done)
     }
@@ -194,6 +194,8 @@ impl Restore {
             allowed,
             detached: self.restore_detached,
             sibling: self.restore_sibling,
+            foreground: self.allowed.shell_job()
+                && !(self.restore_detached || self.exec_cmd || self.leave_stopped),
             inherit_fds,
             timens: !self.no_timens,
         })
@@ -223,25 +225,28 @@ fn engine(doing: &'static str) -> impl FnOnce(process::Error) -> Failure {
 }
 
 /// Waits until the root task, a child of this process, has ended. How it ended does not matter.
-fn wait_for(root: Pid) {
+fn wait_for(root: Pid, job: Option<&mut Job>) {
     logfile::flush();
+    let status = match job {
+        Some(job) => job.wait(root).map_err(|error| error.to_string()),
+        None => wait_for_end(root).map_err(|error| error.to_string()),
+    };
+    match status.map(|status| (status.exit_status(), status.terminating_signal())) {
+        Ok((Some(code), _)) => log::info!("the root task {root} exited with {code}"),
+        Ok((None, signal)) => {
+            let signal = signal.unwrap_or_default();
+            log::info!("the root task {root} was killed by signal {signal}");
+        }
+        Err(error) => log::warn!("cannot wait for the root task {root}: {error}"),
+    }
+}
+
+fn wait_for_end(root: Pid) -> rustix::io::Result<WaitStatus> {
     loop {
         match waitpid(Some(root), WaitOptions::empty()) {
-            Ok(Some((_, status))) if status.exited() || status.signaled() => {
-                match (status.exit_status(), status.terminating_signal()) {
-                    (Some(code), _) => log::info!("the root task {root} exited with {code}"),
-                    (None, signal) => {
-                        let signal = signal.unwrap_or_default();
-                        log::info!("the root task {root} was killed by signal {signal}");
-                    }
-                }
-                return;
-            }
+            Ok(Some((_, status))) if status.exited() || status.signaled() => return Ok(status),
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => {
-                log::warn!("cannot wait for the root task {root}: {error}");
-                return;
-            }
+            Err(error) => return Err(error),
         }
     }
 }

@@ -216,6 +216,8 @@ pub struct RestoreOptions {
     pub detached: bool,
     /// Whether the root task becomes a child of the caller's parent instead of the caller.
     pub sibling: bool,
+    /// Whether a tree in the caller's session gets the terminal, if the caller has it.
+    pub foreground: bool,
     /// Descriptors that take the place of saved ones.
     pub inherit_fds: Vec<InheritFd>,
     /// Whether monotonic clocks go on from where they stood, by a time namespace (`--no-timens`
@@ -232,6 +234,7 @@ impl RestoreOptions {
             allowed: Allowed::default(),
             detached: false,
             sibling: false,
+            foreground: false,
             inherit_fds: Vec::new(),
             timens: true,
         }

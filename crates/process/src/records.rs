@@ -68,7 +68,7 @@ pub(crate) struct Node {
     /// The device number of the controlling terminal of the session that it leads; 0 for none.
     #[prost(int32, tag = "10")]
     pub terminal: i32,
-    /// The process group in that terminal's foreground.
+    /// The process group in the foreground of its controlling terminal.
     #[prost(int32, tag = "11")]
     pub foreground: i32,
     /// Whether it has no controlling terminal although its session, led by a task of the tree, has

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use rustix::process::Pid;
 
-use crate::Statistics;
+use crate::{Job, Statistics};
 
 /// A moment of a dump or a restore at which the caller may act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -144,6 +144,9 @@ pub struct Restored {
     pub filled_pages: u64,
     /// How long the restore took.
     pub total_us: u64,
+    /// The tree as a job of the caller's shell, which has the terminal now: to be waited for by
+    /// [`Job::wait`].
+    pub job: Option<Job>,
 }
 
 /// What an image holds, for people.

@@ -1,6 +1,7 @@
 //! The restore of a process tree: built → loaded → running.
 
 mod ending;
+mod job;
 mod loaded;
 mod running;
 mod stops;
@@ -12,6 +13,7 @@ use std::time::Instant;
 
 use crate::options::DEFAULT_GHOST_LIMIT_BYTES;
 use image::Reader;
+pub use job::Job;
 use loaded::Loaded;
 use resources::Born;
 use resources::cgroup::{Membership, Mode};
@@ -110,7 +112,13 @@ fn bring_back(
         .stage(Stage::PreResume, Some(root_pid))
         .map_err(Error::Vetoed)?;
     let leftover = built.wake(saved)?;
-    running.let_go(saved, options.afterwards)?;
+    let mut job = options.foreground.then(|| Job::of(saved)).flatten();
+    job.as_mut().map(Job::give).transpose()?;
+    let gone = running.let_go(saved, options.afterwards);
+    if let (Err(_), Some(job)) = (&gone, &mut job) {
+        job.take_back();
+    }
+    gone?;
     drop(leftover);
     let threads = built.plan.threads.len() as u64;
     built.succeed();
@@ -123,6 +131,7 @@ fn bring_back(
         threads,
         filled_pages,
         total_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
+        job,
     })
 }
 

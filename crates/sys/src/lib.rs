@@ -15,6 +15,7 @@ pub mod identity;
 pub mod inherited;
 pub mod inotify;
 pub mod isolated;
+pub mod job;
 pub mod kcmp;
 pub mod memfd;
 pub mod netlink;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use testkit::program::{Program, Spawned};
+use testkit::stillframe::Stillframe;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root};
 
@@ -257,4 +258,108 @@ fn a_job_of_the_tests_terminal_needs_the_option() {
         .and_then(|mut out| out.read_to_string(&mut text))
         .expect("the pipeline wrote");
     assert_eq!(text, "GOES ON\n");
+}
+
+/// Restores a job of the shell in the terminal, from the shell, as a user does.
+fn restore_in(terminal: &mut Terminal, stillframe: &Stillframe) {
+    let command = stillframe.command(&["restore", "-j"]);
+    let program = command.get_program().to_str().expect("a plain name");
+    let images = stillframe.images().to_str().expect("a plain name");
+    terminal.type_in(&format!("{program} restore -j -D {images}\n"));
+}
+
+#[test]
+fn a_restored_job_of_the_shell_has_the_terminal() {
+    needs_root!();
+    needs_program!("bash");
+    needs_program!("/usr/bin/python3");
+    let _alone = alone();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer leaves job control to the user");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let mut terminal = Terminal::start(folder.path());
+    terminal.wait_shown("prompt> ");
+    terminal.type_in("sed -u s/cold/warm/\n");
+    terminal.wait_foreground("sed");
+    terminal.type_in("cold before\n");
+    terminal.wait_shown("warm before");
+    let sed = terminal.program.tree()[2];
+    wait_until("sed to read", SOON, || testkit::tree::is_waiting(sed));
+    stillframe.dump(sed, &["--shell-job"]).must();
+    terminal.wait_shown("Killed");
+    terminal.wait_prompt();
+    restore_in(&mut terminal, &stillframe);
+    // It reads what is typed: it is in front.
+    terminal.wait_foreground("sed");
+    terminal.type_in("cold after\n");
+    terminal.wait_shown("warm after");
+    // It is stopped by the terminal, and the shell is told.
+    terminal.type_in("\x1a");
+    terminal.wait_shown("Stopped");
+    terminal.wait_prompt();
+    terminal.type_in("echo in front: $((4711 + 1))\n");
+    terminal.wait_shown("in front: 4712");
+    terminal.type_in("fg\n");
+    terminal.wait_foreground("sed");
+    terminal.type_in("cold again\n");
+    terminal.wait_shown("warm again");
+    // In the background it goes on, until it wants to read.
+    terminal.type_in("\x1a");
+    terminal.wait_prompt();
+    terminal.type_in("bg\n");
+    terminal.wait_prompt();
+    terminal.type_in("echo in front: $((4712 + 1))\n");
+    terminal.wait_shown("in front: 4713");
+    terminal.type_in("fg\n");
+    terminal.wait_foreground("sed");
+    terminal.type_in("cold at last\n");
+    terminal.wait_shown("warm at last");
+    // It is interrupted, and the shell has the terminal again.
+    terminal.type_in("\x03");
+    wait_until("its end", SOON, || !testkit::tree::is_alive(sed));
+    terminal.wait_prompt();
+    terminal.type_in("echo in front: $((4713 + 1))\n");
+    terminal.wait_shown("in front: 4714");
+}
+
+#[test]
+fn an_interpreter_goes_on_where_its_shell_restores_it() {
+    needs_root!();
+    needs_program!("bash");
+    needs_program!("/usr/bin/python3");
+    let _alone = alone();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer leaves job control to the user");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let mut terminal = Terminal::start(folder.path());
+    terminal.wait_shown("prompt> ");
+    terminal.type_in("/usr/bin/python3 -q\n");
+    terminal.wait_shown(">>> ");
+    terminal.type_in("secret = 4711\n");
+    for turn in 0..3 {
+        let marker = format!("told {}", 5000 + turn);
+        terminal.type_in(&format!("print('told', {} + {turn})\n", 5000));
+        terminal.wait_shown(&marker);
+        let shown = || fs::read(&terminal.shown).is_ok_and(|shown| shown.ends_with(b">>> "));
+        terminal
+            .program
+            .wait_ready("the interpreter's prompt", shown);
+        let python = terminal.program.tree().pop().expect("it runs");
+        wait_until("it to read", SOON, || testkit::tree::is_waiting(python));
+        stillframe.clear();
+        stillframe.dump(python, &["--shell-job"]).must();
+        terminal.wait_prompt();
+        restore_in(&mut terminal, &stillframe);
+        terminal.wait_foreground("python3");
+    }
+    terminal.type_in("print(secret + 1)\n");
+    terminal.wait_shown("4712");
+    terminal.type_in("exit()\n");
+    terminal.wait_prompt();
+    terminal.type_in("echo in front: $((4711 + 2))\n");
+    terminal.wait_shown("in front: 4713");
 }

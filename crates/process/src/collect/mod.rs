@@ -124,8 +124,7 @@ pub(crate) fn collect(
     spaces.find_shared(&tree)?;
     let described = files::describe(files, allow)?;
     check_terminals(&tree, &described.records)?;
-    records.extend(described.records);
-    records.extend(cgroups);
+    records.extend(described.records.into_iter().chain(cgroups));
     let mut objects = described.objects;
     let foreign = vdsos.foreign();
     let kept = vdsos.store(look.vdsos(), &mut records, &mut objects);
@@ -455,10 +454,11 @@ fn node(task: &Task, stat: &Stat) -> Node {
         Some(_) => State::Running,
     };
     let group_stop = threads.first().and_then(|leader| leader.group_stop);
-    let leads = stat.session == task.pid && state != State::Zombie && stat.tty != 0;
+    let has_terminal = state != State::Zombie && stat.tty != 0;
+    let leads = stat.session == task.pid && has_terminal;
     Node {
         terminal: if leads { stat.tty } else { 0 },
-        foreground: if leads { stat.tty_pgrp } else { 0 },
+        foreground: if has_terminal { stat.tty_pgrp } else { 0 },
         left_terminal: false,
         stop_signal: group_stop.unwrap_or(0),
         stop_seen: group_stop.is_some() && stat.exit_code == 0,
