@@ -53,6 +53,9 @@ pub enum Failure {
     /// A configuration file cannot be read.
     #[error(transparent)]
     Configuration(config::Unreadable),
+    /// The program file gives its callers privileges.
+    #[error("a copy with privileges of its own (set-user-id, capabilities) does not run")]
+    Raised,
     /// A name that `check --feature` does not know.
     #[error("there is no feature {0:?}")]
     NoSuchFeature(String),
@@ -109,7 +112,7 @@ impl Failure {
             Self::Descriptor { .. } => Status::Usage,
             Self::File { .. } => Status::Store,
             // The status of criu(8), whose `check` knows no other.
-            Self::Exec { .. } | Self::NoSuchFeature(_) => Status::Failed,
+            Self::Exec { .. } | Self::NoSuchFeature(_) | Self::Raised => Status::Failed,
             Self::Engine { source, .. } => match source.blame() {
                 Blame::Unsupported => Status::Unsupported,
                 Blame::Gone => Status::Gone,
@@ -135,6 +138,9 @@ impl Failure {
                 "correct the name, or leave the default files out with --no-default-config"
             }
             Self::NoSuchFeature(_) => "`stillframe check --feature list` lists those there are",
+            Self::Raised => {
+                "it would dump and restore for anybody: take them off the file, and run it as root"
+            }
             Self::File { .. } => "look at its name, its permissions and the space left",
             Self::Descriptor { .. } => {
                 "the caller has to pass it on, as a shell does with `FD<FILE`"
@@ -186,6 +192,7 @@ mod tests {
         vec![
             Failure::Reading(reading::Error::CommandUnsupported("exec")),
             Failure::Usage("--restore-sibling needs --restore-detached".to_owned()),
+            Failure::Raised,
             Failure::NoSuchFeature("nope".to_owned()),
             Failure::File {
                 action: "create the log file",

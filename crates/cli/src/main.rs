@@ -86,6 +86,10 @@ fn program() -> u8 {
 }
 
 fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
+    // Before anything is read for somebody who may not read it.
+    if sys::start::has_privileges_of_another() {
+        return Err(Failure::Raised);
+    }
     let reading = read(arguments)?;
     if reading.version {
         output::say(concat!("stillframe ", env!("CARGO_PKG_VERSION"), "\n"));

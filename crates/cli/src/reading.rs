@@ -99,11 +99,10 @@ pub enum Error {
         /// Where it stands.
         origin: Origin,
     },
-    /// A word in a configuration file that is no option.
-    #[error("unknown option {word:?}{origin}")]
+    /// A word in a configuration file that is no option. It is not repeated: the file may be one
+    /// that the reader of the message may not read.
+    #[error("unknown option{origin}")]
     Unknown {
-        /// The word.
-        word: OsString,
         /// Where it stands.
         origin: Origin,
     },
@@ -215,8 +214,7 @@ fn scan(source: &Words, found: &mut Found) -> Result<(), Error> {
         }
     }
     match (&source.origin, found.unknown.first()) {
-        (origin @ Origin::File(..), Some(word)) => Err(Error::Unknown {
-            word: word.clone(),
+        (origin @ Origin::File(..), Some(_)) => Err(Error::Unknown {
             origin: origin.clone(),
         }),
         _ => Ok(()),

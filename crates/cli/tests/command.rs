@@ -279,3 +279,62 @@ fn no_file_takes_the_place_of_a_closed_stream() {
     let complaint = log.lines().find(|line| line.starts_with("stillframe:"));
     assert_eq!(complaint, None, "{log}");
 }
+
+#[test]
+fn the_log_does_not_lead_to_another_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let victim = dir.path().join("victim");
+    std::fs::write(&victim, "dear").unwrap();
+    std::os::unix::fs::symlink(&victim, dir.path().join("restore.log")).unwrap();
+    let (status, stderr) = outcome(dir.path(), &["restore", "--plan"]);
+    assert_eq!(status, 6, "{stderr}");
+    assert!(stderr.contains("it is a symbolic link"), "{stderr}");
+    assert_eq!(std::fs::read(&victim).unwrap(), b"dear");
+}
+
+#[test]
+fn verbosity_is_read_as_criu_reads_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for words in [["check", "-verbosity=0"], ["check", "--verbosity=2x"]] {
+        let words = [words[0], words[1], "--feature", "list"];
+        assert_eq!(outcome(dir.path(), &words), (0, String::new()));
+    }
+}
+
+#[test]
+fn a_line_that_is_no_option_is_not_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("secret"), "root:$6$salt:1\n").unwrap();
+    let (status, stderr) = outcome(dir.path(), &["dump", "-t", "1", "--config", "secret"]);
+    assert_eq!(status, 2, "{stderr}");
+    assert!(
+        stderr.contains("(secret, line 1)") && !stderr.contains("salt"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_copy_with_privileges_of_its_own_does_not_run() {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::process::CommandExt as _;
+    testkit::needs_root!();
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("stillframe");
+    std::fs::copy(env!("CARGO_BIN_EXE_stillframe"), &copy).unwrap();
+    for (path, mode) in [(dir.path(), 0o755), (&copy, 0o4755)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let run = |uid| {
+        let mut command = Command::new(&copy);
+        command.args(["check", "--feature", "list"]).uid(uid);
+        let output = command.output().unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    assert_eq!(run(0).0, Some(0));
+    let (status, stderr) = run(65534);
+    assert_eq!(status, Some(1), "{stderr}");
+    assert!(
+        stderr.contains("a copy with privileges of its own"),
+        "{stderr}"
+    );
+}

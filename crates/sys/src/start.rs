@@ -39,6 +39,16 @@ pub fn begin(run: fn() -> u8) -> core::ffi::c_int {
     status.into()
 }
 
+/// Whether the program has privileges that its caller does not have: it is set-user-id or
+/// set-group-id, or has file capabilities (`AT_SECURE` of getauxval(3)). Not so for root, who can
+/// have them anyway.
+#[must_use]
+pub fn has_privileges_of_another() -> bool {
+    // SAFETY: it reads what the kernel has passed to this program.
+    let secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    secure && !rustix::process::getuid().is_root()
+}
+
 extern "C" fn survive(_: libc::c_int) {}
 
 /// Opens /dev/null in place of each standard stream that is closed.
