@@ -193,14 +193,13 @@ impl Error {
             Self::Image(image::Error::Ancestor { path, .. }) => Some(format!(
                 "put it back to {path}, relative to the image that needs it"
             )),
-            // The inherited descriptor is what the task gets, whatever it is.
-            Self::Resource(resources::Error::Changed { path, .. }) => {
+            Self::Resource(resources::Error::Changed {
+                path, log: true, ..
+            }) => {
                 let path = path.display().to_string();
                 let name = path.trim_start_matches('/');
                 let passing = format!("--inherit-fd 'fd[9]:{name}' 9>>{path}");
-                Some(format!(
-                    "if it may differ, open it and pass it on: {passing}"
-                ))
+                Some(format!("if it is a log, pass on its end: {passing}"))
             }
             Self::Unrestorable { source } => source.advice(),
             Self::Taken { pid, by } => Some(match by {

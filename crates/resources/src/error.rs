@@ -48,6 +48,9 @@ pub enum Error {
         path: PathBuf,
         /// What differs: "size is 10 bytes, was 20".
         what: String,
+        /// Whether it has grown and was only written to, as logs are: another end to write to may
+        /// take its place.
+        log: bool,
     },
     /// Something that the image needs is not as it was on this host.
     #[error("{what}")]

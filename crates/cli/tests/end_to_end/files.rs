@@ -58,6 +58,57 @@ fn a_log_that_grew_can_be_passed_on() {
     assert_eq!(text, "before\nmeanwhile\nafter\n");
 }
 
+/// Opens one file to append to it and one to read and write it, and appends lines when told to.
+const APPENDER: &str = r#"
+import os, signal, sys
+log = open(sys.argv[1], "a", buffering=1)
+base = open(sys.argv[2], "r+")
+log.write("before\n")
+signal.signal(signal.SIGUSR1, lambda *_: log.write("after\n"))
+os.mkdir(sys.argv[3])
+while True:
+    signal.pause()
+"#;
+
+#[test]
+fn a_file_that_grew_is_accepted_where_it_is_only_appended_to() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer refuses every file that grew");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let [log, base, ready] = ["log", "base", "ready"].map(|name| folder.path().join(name));
+    fs::write(&base, "data").expect("the folder can be written");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", APPENDER])
+        .args([&log, &base, &ready])
+        .spawn();
+    program.wait_file(&ready);
+    stillframe.dump(program.pid(), &[]).must();
+    let grow = |path| {
+        let file = File::options().append(true).open(path);
+        let mut file = file.expect("it is there");
+        file.write_all(b"meanwhile\n").expect("it can be written");
+    };
+    grow(&base);
+    let outcome = stillframe.restore(&[]).must_fail();
+    let outcome = outcome.names(&["size is 14 bytes, was 4", "put it back"]);
+    assert!(
+        !outcome.output.contains("--inherit-fd"),
+        "{}",
+        outcome.told()
+    );
+    fs::write(&base, "data").expect("it can be written");
+    grow(&log);
+    stillframe.restore(&[]).must();
+    tree::signal(program.pid(), rustix::process::Signal::USR1);
+    program.wait_text(&log, "after\n");
+    let text = fs::read_to_string(&log).expect("the log is there");
+    assert_eq!(text, "before\nmeanwhile\nafter\n");
+}
+
 #[test]
 fn another_version_of_a_program_is_noticed() {
     needs_root!();

@@ -57,6 +57,7 @@ pub(super) fn check(place: &Place, wanted: &[u8], file: BorrowedFd<'_>) -> Resul
     Err(Error::Changed {
         path: Path::new(OsStr::from_bytes(&place.path)).to_owned(),
         what: format!("build ID is {}, was {}", text(&found), text(wanted)),
+        log: false,
     })
 }
 

@@ -102,7 +102,7 @@ impl Place {
         }
         let path = self.remap.as_ref().unwrap_or(&self.path);
         let path = Path::new(OsStr::from_bytes(path));
-        self.check(path, size_bytes, cx.seen())?;
+        self.check(path, (flags, size_bytes), cx.seen())?;
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|error| Error::kernel(format!("open {}", path.display()), error))?;
@@ -119,7 +119,7 @@ impl Place {
     fn check(
         &self,
         path: &Path,
-        size_bytes: Option<u64>,
+        (flags, size_bytes): (OFlags, Option<u64>),
         seen: &mut HashMap<Vec<u8>, FileType>,
     ) -> Result<()> {
         let name = path.as_os_str().as_bytes();
@@ -139,10 +139,17 @@ impl Place {
         if kind != self.kind() {
             return Err(differs(format!("is a {kind:?}, was a {:?}", self.kind())));
         }
+        let now = stat.st_size.cast_unsigned();
         match size_bytes {
-            Some(size) if size != stat.st_size.cast_unsigned() => Err(Error::Changed {
+            // Who only appends goes on behind what others have written, as if it had been stopped.
+            Some(size) if now > size && appends(flags) => {
+                log::info!("{} has grown from {size} to {now} bytes", path.display());
+                Ok(())
+            }
+            Some(size) if size != now => Err(Error::Changed {
                 path: path.to_owned(),
-                what: format!("size is {} bytes, was {size}", stat.st_size),
+                what: format!("size is {now} bytes, was {size}"),
+                log: now > size && flags & OFlags::RWMODE == OFlags::WRONLY,
             }),
             _ => Ok(()),
         }
@@ -158,6 +165,11 @@ impl Place {
             (None, None) => path.into_owned(),
         }
     }
+}
+
+/// Whether a description with these flags writes at the end of the file and does not read it.
+fn appends(flags: OFlags) -> bool {
+    flags.contains(OFlags::APPEND) && flags & OFlags::RWMODE == OFlags::WRONLY
 }
 
 /// Whether `path` is the very file that `stat` describes.
