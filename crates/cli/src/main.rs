@@ -124,7 +124,7 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
             Err(error) => Ok(misused(&error)),
         },
         Some(Command::Dedup) => match parse::<dedup::Dedup>("dedup", |_| None, reading.words) {
-            Ok(dedup) => dedup.run(),
+            Ok(dedup) => dedup.run(started),
             Err(error) => Ok(misused(&error)),
         },
         Some(Command::Generate) => {

@@ -499,18 +499,23 @@ fn fold_verbosity(occurrences: &[Occurrence], reading: &mut Reading) {
             Some(vs) if !vs.is_empty() && vs.iter().all(|&v| v == b'v') => {
                 current + 1 + u32::try_from(vs.len()).unwrap_or(0)
             }
-            Some(number) => match str::from_utf8(number).ok().and_then(|n| n.parse().ok()) {
-                Some(number) => number,
-                None => {
-                    reading.words.push(word("verbosity", one.value.as_deref()));
-                    return;
-                }
-            },
+            Some(text) => leading_number(text),
         });
     }
     if let Some(level) = level {
         reading.words.push(format!("--verbosity={level}").into());
     }
+}
+
+/// The number that a text begins with, as atoi(3) has it: 0 where there is none. So `-verbosity=0`,
+/// which is `-v` and "erbosity=0", asks for silence, as it does with criu(8).
+fn leading_number(text: &[u8]) -> u32 {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0, |number: u32, digit| {
+        number
+            .saturating_mul(10)
+            .saturating_add((digit - b'0').into())
+    })
 }
 
 #[cfg(test)]

@@ -59,6 +59,12 @@ pub(super) static ALL: &[Feature] = &[
     Feature::here(
         "mem_dirty_track",
         Sometimes,
+        "track writes between pre-dumps",
+        dirty_track,
+    ),
+    Feature::here(
+        "soft_dirty",
+        Sometimes,
         "track writes by soft-dirty bits",
         soft_dirty,
     ),
@@ -265,6 +271,16 @@ fn uffd_move() -> Outcome {
 
 fn uffd_minor_shmem() -> Outcome {
     uffd_has(Features::MINOR_SHMEM)
+}
+
+/// What criu(8) calls so, whichever way there is.
+fn dirty_track() -> Outcome {
+    let by = |remark: &str| Ok(remark.to_owned());
+    match (uffd_wp_async(), soft_dirty()) {
+        (Ok(_), _) => by("by asynchronous write protection"),
+        (_, Ok(_)) => by("by soft-dirty bits"),
+        (Err(one), Err(other)) => Err(format!("{one}; {other}")),
+    }
 }
 
 fn soft_dirty() -> Outcome {
