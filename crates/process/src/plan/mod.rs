@@ -6,6 +6,7 @@ mod family;
 pub(crate) mod groups;
 #[cfg(test)]
 mod model;
+mod pooled;
 mod print;
 mod task;
 mod vdso;

@@ -15,7 +15,9 @@ use syscalls::Sysno;
 use super::births::{self, Birth, BirthId, Kind, groups_are_inherited};
 use super::early::Early;
 use super::groups::Joins;
-use super::{Outside, Plan, Planned, Setting, Staying, family, pages_of, resolve, vdso, word};
+use super::{
+    Outside, Plan, Planned, Setting, Staying, family, pages_of, pooled, resolve, vdso, word,
+};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread};
 
@@ -244,10 +246,10 @@ impl<'a> Tasks<'a> {
             });
         }
         script.append(body.laid.finish);
-        self.unplaced(leader.take(Phase::Unplaced), &mut script);
+        pooled::unplaced(self.saved, leader.take(Phase::Unplaced), &mut script);
         self.place(task, &mut script);
         script.append(leader.take(Phase::Alone));
-        self.in_pool(index, &mut script)?;
+        pooled::plan(self.saved, &self.first_holders, index, &mut script)?;
         self.descriptors(task, &mut script);
         if !self.simple {
             family::join(&mut script, birth, self.all.0);
@@ -377,36 +379,6 @@ impl<'a> Tasks<'a> {
             script.expect(Sysno::dup3, args, descriptor.fd);
         }
         script.call(Sysno::close_range, [next.into(), u32::MAX.into()]);
-    }
-
-    /// Makes calls for which the numbers below those of the pool's descriptors are free: nothing
-    /// that the task has there by birth is needed any more.
-    fn unplaced(&self, calls: Script, script: &mut Script) {
-        if calls.steps.is_empty() {
-            return;
-        }
-        let descriptors = self.saved.tasks.iter().flat_map(|task| &task.descriptors);
-        let highest = descriptors.map(|descriptor| descriptor.fd).max();
-        let highest = highest.unwrap_or(0);
-        script.call(Sysno::close_range, [0u32.into(), highest.into()]);
-        script.append(calls);
-    }
-
-    /// Calls of descriptions that one process must make, which may not have them any more.
-    fn in_pool(&self, index: usize, script: &mut Script) -> Result<()> {
-        let tasks = &self.saved.tasks;
-        for (id, payload) in &self.saved.attributes {
-            let Some(pid) = fd::attributes::maker(payload)? else {
-                continue;
-            };
-            let alive = |task: &SavedTask<'_>| !task.threads.is_empty() && task.node.pid == pid;
-            let known = tasks.iter().position(alive);
-            let maker = known.or_else(|| self.first_holders.get(id).copied());
-            if maker.unwrap_or(0) == index {
-                fd::attributes::in_pool(payload, PoolId(*id), script)?;
-            }
-        }
-        Ok(())
     }
 
     /// Calls of descriptions that only a task which has them can make: the first one does.
