@@ -135,6 +135,8 @@ impl TryFrom<&AllowedArgs> for Allowed {
             shell_job: args.shell_job,
             tcp_established: args.tcp_established,
             tcp_close: args.tcp_close,
+            // Only a dump has it.
+            skip_in_flight: false,
             ext_unix_sk: !args.ext_unix_sk.is_empty(),
             ext_unix_inodes: inodes,
             file_locks: args.file_locks,

@@ -59,7 +59,11 @@ impl Flag {
             Command::PreDump => self.pre_dump(),
             Command::Restore => self.restore,
             Command::Check => self.check,
-            Command::Show | Command::Merge | Command::Dedup | Command::Generate => Fate::Taken,
+            Command::Show
+            | Command::Merge
+            | Command::Dedup
+            | Command::Network
+            | Command::Generate => Fate::Taken,
         }
     }
 
@@ -219,7 +223,7 @@ pub static FLAGS: &[Flag] = &[
     flag("root", Required, [Idle, Idle, Idle]).short('r'),
     flag("shell-job", Switch, [Taken, Taken, Idle]).short('j'),
     flag("skip-file-rwx-check", Switch, [Idle, Refused, Idle]),
-    flag("skip-in-flight", Switch, [Refused, Idle, Idle]),
+    flag("skip-in-flight", Switch, [Taken, Idle, Idle]),
     flag("skip-mnt", Required, [Refused, Refused, Idle]).repeats(),
     flag("status-fd", Required, [Taken, Taken, Idle]),
     flag("stream", Switch, [Refused, Refused, Idle]),

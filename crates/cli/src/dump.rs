@@ -40,9 +40,14 @@ pub struct Dump {
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = values::size)]
     ghost_limit: u64,
 
-    /// Give up after this many seconds of collecting tasks; 0 never does
+    /// Give up after this many seconds of collecting tasks, or of connections that wait to be
+    /// accepted; 0 never does
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     timeout: u64,
+
+    /// Drop TCP connections that wait to be accepted instead of trying again until there are none
+    #[arg(long)]
+    skip_in_flight: bool,
 
     /// Do not wait until the image is on the disk before the tree is killed
     #[arg(long)]
@@ -81,6 +86,7 @@ impl Fill for Dump {
             "live" => self.live = flag(value)?,
             "ghost-limit" => self.ghost_limit = values::size(text(value)?).ok()?,
             "timeout" => self.timeout = number(value)?,
+            "skip-in-flight" => self.skip_in_flight = flag(value)?,
             "no-sync" => self.no_sync = flag(value)?,
             "prev-images-dir" => self.prev_images_dir = Some(quick::path(value)?),
             "auto-dedup" => self.auto_dedup = flag(value)?,
@@ -107,6 +113,7 @@ impl Dump {
             live: false,
             ghost_limit: DEFAULT_GHOST_LIMIT_BYTES,
             timeout: DEFAULT_TIMEOUT.as_secs(),
+            skip_in_flight: false,
             no_sync: false,
             prev_images_dir: None,
             auto_dedup: false,
@@ -129,7 +136,10 @@ impl Dump {
             let what = "--live goes with neither --track-mem nor --prev-images-dir";
             return Err(Failure::Usage(what.to_owned()));
         }
-        let allowed = Allowed::try_from(&self.allowed)?;
+        let allowed = Allowed {
+            skip_in_flight: self.skip_in_flight,
+            ..Allowed::try_from(&self.allowed)?
+        };
         let mut session = self.common.start("dump", true, idle, started)?;
         let options = self.options(allowed, &session.images_dir);
         let mut watch = Watch::new(&session);

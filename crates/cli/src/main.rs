@@ -1,9 +1,9 @@
 //! The stillframe command: reads the command line, calls the engine, tells how it went.
 //!
 //! One file per command ([`dump`], [`pre_dump`], [`restore`], [`check`], [`show`], [`merge`],
-//! [`dedup`], [`generate`]). The command line is criu(8)'s: [`reading`] understands it with the
-//! table in [`criu`], [`config`] adds the configuration files. [`exit`] picks exit statuses;
-//! nothing else in the workspace prints.
+//! [`dedup`], [`network`], [`generate`]). The command line is criu(8)'s: [`reading`] understands it
+//! with the table in [`criu`], [`config`] adds the configuration files. [`exit`] picks exit
+//! statuses; nothing else in the workspace prints.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), no_main)]
 
@@ -17,6 +17,7 @@ mod exit;
 mod generate;
 mod logfile;
 mod merge;
+mod network;
 mod output;
 mod pre_dump;
 mod quick;
@@ -54,6 +55,7 @@ enum Action {
     Show(show::Show),
     Merge(merge::Merge),
     Dedup(dedup::Dedup),
+    Network(network::Network),
     #[command(hide = true)]
     Generate(generate::Generate),
 }
@@ -127,6 +129,12 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
             Ok(dedup) => dedup.run(started),
             Err(error) => Ok(misused(&error)),
         },
+        Some(Command::Network) => {
+            match parse::<network::Network>("network", |_| None, reading.words) {
+                Ok(network) => network.run(),
+                Err(error) => Ok(misused(&error)),
+            }
+        }
         Some(Command::Generate) => {
             match parse::<generate::Generate>("generate", |_| None, reading.words) {
                 Ok(generate) => generate.run(),

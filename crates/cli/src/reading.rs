@@ -26,6 +26,8 @@ pub enum Command {
     Merge,
     /// Free what newer images have replaced.
     Dedup,
+    /// List or clear what holds connections back.
+    Network,
     /// Write completions or the manual.
     Generate,
 }
@@ -41,6 +43,7 @@ impl Command {
             "show" => Self::Show,
             "merge" => Self::Merge,
             "dedup" => Self::Dedup,
+            "network" => Self::Network,
             "generate" => Self::Generate,
             _ => return None,
         })

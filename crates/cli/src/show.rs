@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
-use process::report::{Layer, MappingDescription, PageCounts, TaskDescription, printable};
+use process::report::{
+    Layer, MappingDescription, Network, PageCounts, TaskDescription, date, printable,
+};
 use process::{Description, DumpKind};
 use serde_json::{Value, json};
 
@@ -78,6 +80,10 @@ fn to_json(image: &Description) -> Value {
                 "needs_proxy": vdso.needs_proxy,
             }))
             .collect::<Vec<_>>(),
+        "network": image.network.as_ref().map(|network| json!({
+            "table": network.table,
+            "stands": network.stands,
+        })),
         "pages": pages_to_json(&image.pages),
         "files": image.files.iter()
             .map(|file| json!({"name": file.name, "bytes": file.bytes}))
@@ -192,6 +198,9 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
     for file in &image.files {
         writeln!(text, "file {} {}", file.name, bytes(file.bytes))?;
     }
+    if let Some(network) = &image.network {
+        writeln!(text, "connections {}", rules(network))?;
+    }
     if image.layers.len() > 1 {
         writeln!(text, "\nlayers, the newest first")?;
     }
@@ -206,6 +215,19 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
         write_task(text, task)?;
     }
     Ok(())
+}
+
+/// Tells what holds the image's connections back.
+fn rules(network: &Network) -> String {
+    let table = &network.table;
+    match network.stands {
+        Some(true) => format!(
+            "are held back on this host by the table {table}, until the image is restored \
+             or `stillframe network clear` removes it"
+        ),
+        Some(false) => format!("are not held back on this host: there is no table {table}"),
+        None => format!("may be held back by the table {table}: tables cannot be listed"),
+    }
 }
 
 /// Tells pages by their fate.
@@ -367,26 +389,6 @@ fn bytes(bytes: u64) -> String {
     format!("{number} TiB")
 }
 
-/// Writes seconds since 1970 as a date of the Gregorian calendar and a time, UTC.
-fn date(seconds: u64) -> String {
-    let (days, time) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin with March put the leap day at their end; eras of 400 of them are alike.
-    let since_era = days + 719_468;
-    let (era, day) = (since_era / 146_097, since_era % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 {
-        (month + 3, 0)
-    } else {
-        (month - 9, 1)
-    };
-    let year = 400 * era + year + next;
-    let (hour, minute, second) = (time / 3_600, time / 60 % 60, time % 60);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
-}
-
 #[cfg(test)]
 mod tests {
     use process::report::{Creation, DescriptorDescription, FileSize, PartDescription, Vdso};
@@ -472,6 +474,7 @@ mod tests {
                 name: "pages".to_owned(),
                 bytes: 49_152_000,
             }],
+            network: None,
             tasks: vec![root, child, dead],
             statistics: None,
             layers: Vec::new(),
@@ -560,16 +563,6 @@ mod tests {
             json["pages"],
             json!({"stored": 12_000, "zero": 5, "parent": 0, "shared": 2, "equal": 1})
         );
-    }
-
-    #[test]
-    fn dates_are_told() {
-        assert_eq!(date(0), "1970-01-01 00:00:00 UTC");
-        assert_eq!(date(951_782_399), "2000-02-28 23:59:59 UTC");
-        assert_eq!(date(951_782_400), "2000-02-29 00:00:00 UTC");
-        assert_eq!(date(4_107_542_400), "2100-03-01 00:00:00 UTC");
-        assert_eq!(date(1_767_225_599), "2025-12-31 23:59:59 UTC");
-        let _ = date(u64::MAX / 1_000_000_000);
     }
 
     #[test]

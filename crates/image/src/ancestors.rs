@@ -183,7 +183,8 @@ fn missing(store: &dyn Store, id: ImageId, name: &str) -> String {
 }
 
 /// Returns the identity of the image in the store, where there is one that says.
-pub(crate) fn current(store: &dyn Store) -> Option<ImageId> {
+#[must_use]
+pub fn current(store: &dyn Store) -> Option<ImageId> {
     let manifest = store.open(MANIFEST_NAME).ok()?;
     let mut prelude = [0; PRELUDE_BYTES];
     manifest.read_at(&mut prelude, 0).ok()?;

@@ -53,7 +53,7 @@ mod writer;
 
 use std::fmt;
 
-pub use ancestors::{Ancestor, join};
+pub use ancestors::{Ancestor, current, join};
 pub use clear::remove;
 pub use dedup::{Deduped, check_dedup, dedup};
 pub use error::{Error, Result};

@@ -58,24 +58,50 @@ impl Built {
         self.scripts[script.0 as usize].plus(u64::from(step.0) * Op::BYTES as u64)
     }
 
-    /// Does what waits until nothing else can fail: connections run again. The result is to be
-    /// dropped when the tree runs.
+    /// Does what waits until nothing else can fail, but for connections ([`Built::wake`]).
     ///
     /// # Errors
     /// Those of [`Kind::resume`].
-    pub fn wake(&self, saved: &Saved<'_>) -> Result<Option<Leftover>> {
-        let tcp = saved.descriptions.iter().filter(|one| one.0 == tags::TCP);
-        let leftover = lock::release(tcp.map(|(_, payload)| &**payload))?;
+    pub fn resume(&self, saved: &Saved<'_>) -> Result<()> {
         for (id, payload) in saved.attributes_in_flight() {
             if let Some(own) = self.pool.open.get(id as usize) {
                 attributes::resume_in_flight(payload, own.as_fd())?;
             }
         }
-        for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
+        self.resume_those(saved, |tag| tag != tags::TCP)
+    }
+
+    /// Has connections run again, in one go or, where somebody was killed meanwhile, from where
+    /// they are. The result is to be dropped when the tree runs.
+    ///
+    /// # Errors
+    /// Those of [`Kind::resume`].
+    pub fn wake(&self, saved: &Saved<'_>) -> Result<Option<Leftover>> {
+        let leftover = lock::release(tcp(saved))?;
+        self.resume_those(saved, |tag| tag == tags::TCP)?;
+        Ok(leftover)
+    }
+
+    fn resume_those(&self, saved: &Saved<'_>, which: impl Fn(u16) -> bool) -> Result<()> {
+        let all = saved.descriptions.iter().enumerate();
+        for (id, (tag, payload)) in all.filter(|(_, (tag, _))| which(*tag)) {
             let own = self.pool.open[id].as_fd();
             kind(*tag, id)?.resume(payload, own, &self.pool.allow)?;
         }
-        Ok(leftover)
+        Ok(())
+    }
+
+    /// The sockets that [`Built::wake`] needs; none where there are no connections.
+    ///
+    /// # Errors
+    /// Those of [`lock::table`].
+    pub fn connections(&self, saved: &Saved<'_>) -> Result<Vec<BorrowedFd<'_>>> {
+        if self.pool.allow.tcp_close || lock::table(tcp(saved))?.is_none() {
+            return Ok(Vec::new());
+        }
+        let all = saved.descriptions.iter().enumerate();
+        let sockets = all.filter(|(_, (tag, _))| *tag == tags::TCP);
+        Ok(sockets.map(|(id, _)| self.pool.open[id].as_fd()).collect())
     }
 
     /// What was put off until the restore has succeeded.
@@ -84,6 +110,12 @@ impl Built {
         self.groups.keep();
         sys::close::all(self.pool.open.drain(..).filter_map(Arc::into_inner));
     }
+}
+
+/// The payloads of TCP sockets.
+fn tcp<'a>(saved: &'a Saved<'_>) -> impl Iterator<Item = &'a [u8]> {
+    let tcp = saved.descriptions.iter().filter(|one| one.0 == tags::TCP);
+    tcp.map(|(_, payload)| &**payload)
 }
 
 fn words(window: Span) -> Addr {

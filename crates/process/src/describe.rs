@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use image::{FORMAT_VERSION, MANIFEST_NAME, PARTS_MAX, Reader, Run, RunKind, SpaceId};
-use resources::fd::{attributes, locks};
+use resources::fd::tcp::lock;
+use resources::fd::{attributes, locks, tags};
 use resources::map::memory::{Mapping, Memory, Special};
 use resources::task::PARTS;
 use store::Store;
@@ -11,8 +12,8 @@ use store::Store;
 use crate::build::kind;
 use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State};
 use crate::report::{
-    Creation, DescriptorDescription, FileSize, MappingDescription, PageCounts, PartDescription,
-    TaskDescription, Vdso,
+    Creation, DescriptorDescription, FileSize, MappingDescription, Network, PageCounts,
+    PartDescription, TaskDescription, Vdso,
 };
 use crate::restore::describe_status;
 use crate::{Description, Error, Result, Statistics, chain};
@@ -54,10 +55,21 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
         vdsos: vdsos(&saved),
         pages: count_all(&reader),
         files: files(store, &reader)?,
+        network: network(&saved)?,
         tasks: tasks.collect::<Result<_>>()?,
         statistics: Statistics::of(&reader)?,
         layers: chain::layers(store, &reader)?,
     })
+}
+
+/// What holds the image's connections back.
+fn network(saved: &Saved<'_>) -> Result<Option<Network>> {
+    let tcp = saved.descriptions.iter().filter(|one| one.0 == tags::TCP);
+    let table = lock::table(tcp.map(|(_, payload)| &**payload))?;
+    Ok(table.map(|table| Network {
+        stands: crate::network::stands(&table),
+        table,
+    }))
 }
 
 /// The image's own files.

@@ -7,15 +7,17 @@ use std::time::{Duration, Instant, SystemTime};
 use abi::Addr;
 use image::{Facts, PAGE_BYTES, Writer};
 use pages::{Equals, Extent, Source, TaskMemory};
-use resources::fd::tcp::lock::Lock;
+use resources::fd::tcp::lock::{Label, Lock};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::collect::look::Look;
 use crate::collect::{Contents, Inventory, Object, collect};
 use crate::freeze::{Body, Frozen, freeze};
 use crate::layer::Layer;
+use crate::network::{self, Replaced};
+use crate::patience::Patience;
 use crate::seal::seal;
-use crate::sentinel::Sentinel;
+use crate::sentinel::{Sentinel, kill_all};
 use crate::statistics::as_micros;
 use crate::{
     Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage, Statistics, dedup,
@@ -48,11 +50,13 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     if let Some(parent) = dedup_over {
         dedup::check(&options.images_dir, parent)?;
     }
+    let replaced = Replaced::of(&*store);
     let writer = layer.writer(store.clone(), options)?;
     let image = writer.id();
     let kill = options.afterwards == Afterwards::Kill;
     let (mut frozen, mut inventory) = freeze_and_collect(options, began, kill, layer.look())?;
     let lock = inventory.lock.take();
+    let _leftover = inventory.leftover.take();
     let mut undo = Undo(Vec::new());
     let statistics = Statistics {
         parent_pages: layer.inherit(&mut inventory, &writer)?,
@@ -64,18 +68,26 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     let mut report = write(
         inventory, writer, statistics, since, options, observer, &mut undo,
     )?;
-    if let Err(veto) = observer.stage(Stage::PostDump, Some(root)) {
+    let vetoed = observer.stage(Stage::PostDump, Some(root));
+    let ready = vetoed.map_err(Error::Vetoed).and_then(|()| match kill {
+        true => Ending::kill(&frozen, lock, || network::label(image, options)).map(Ending::Killed),
+        false => Ok(Ending::GoesOn(lock)),
+    });
+    let ending = ready.inspect_err(|_| {
         // The tree goes on: what the image says of it is true no longer.
         if let Err(error) = image::remove(&*store, image) {
             log::error!("the image stays although the tree goes on: {error}");
         }
-        return Err(Error::Vetoed(veto));
-    }
+    })?;
     undo.0.clear();
     report.statistics.frozen_us = as_micros(since.elapsed());
     report.longest_frozen_us = report.statistics.frozen_us;
     report.instants = 1;
-    finish(frozen, lock, options.afterwards)?;
+    match ending {
+        Ending::Killed(killing) => killing.run(frozen)?,
+        Ending::GoesOn(lock) => finish(frozen, lock, options.afterwards)?,
+    }
+    replaced.clear();
     layer.done(options);
     log::info!("the tree is let go: {:?}", options.afterwards);
     if dedup_over.is_some() {
@@ -104,16 +116,28 @@ pub(crate) fn freeze_and_collect(
     look: &mut dyn Look,
 ) -> Result<(Frozen, Inventory)> {
     let allow = options.allowed.for_resources(options.ghost_limit_bytes);
-    patiently(began, || {
-        let mut frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
-        log::info!("{} tasks are stopped", frozen.tasks.len());
-        if !options.live {
-            frozen.limit.lift();
+    let root = options.tree.as_raw_nonzero().get();
+    let plain = !options.live && options.prev_images_dir.is_none() && options.track.is_none();
+    let mut patience = Patience::new(root, options.timeout, plain);
+    loop {
+        let tried = patiently(began, || {
+            let mut frozen = freeze(root, options.timeout)?;
+            log::info!("{} tasks are stopped", frozen.tasks.len());
+            if !options.live {
+                frozen.limit.lift();
+            }
+            let inventory = collect(&mut frozen, &allow, stay, look)?;
+            frozen.take_time();
+            Ok((frozen, inventory))
+        });
+        match tried {
+            Err(error) => patience.wait(error)?,
+            Ok((frozen, mut inventory)) => {
+                inventory.leftover = patience.done();
+                return Ok((frozen, inventory));
+            }
         }
-        let inventory = collect(&mut frozen, &allow, stay, look)?;
-        frozen.take_time();
-        Ok((frozen, inventory))
-    })
+    }
 }
 
 /// Stops the tree under `root` and has `look` look at it.
@@ -318,55 +342,105 @@ impl Source for InFile {
     }
 }
 
-/// Kills the tree, stops it, or lets it go. Its connections go on where it does, and otherwise wait
-/// for the restore.
+/// Stops the tree or lets it go. Its connections go on.
 pub(crate) fn finish(frozen: Frozen, lock: Option<Lock>, afterwards: Afterwards) -> Result<()> {
-    let (lock, _leftover) = match afterwards {
-        Afterwards::Kill => (lock, None),
-        Afterwards::Run | Afterwards::Stop => (None, lock.and_then(Lock::lift)),
-    };
-    end(frozen, afterwards)?;
-    match lock {
-        Some(lock) => Ok(lock.keep()?),
-        None => Ok(()),
+    let _leftover = lock.and_then(Lock::lift);
+    end(frozen, afterwards)
+}
+
+/// Stops the tree or lets it go.
+pub(crate) fn end(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
+    if afterwards == Afterwards::Stop {
+        for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
+            let pid = Pid::from_raw(task.pid).expect("a pid is not 0");
+            let stopped = kill_process(pid, Signal::STOP);
+            stopped.map_err(|e| Error::kernel(format!("cannot stop pid {}", task.pid), e))?;
+        }
+        return Ok(());
+    }
+    for task in frozen.tasks {
+        task.release()?;
+    }
+    Ok(())
+}
+
+/// How a saved tree is let go.
+enum Ending {
+    /// It is killed.
+    Killed(Killing),
+    /// It goes on, or is stopped.
+    GoesOn(Option<Lock>),
+}
+
+impl Ending {
+    /// Prepares to kill the tree. Its connections wait for the restore: the rules that hold them
+    /// back stand from here on, and only for as long as the tree is not let go after all.
+    fn kill(
+        frozen: &Frozen,
+        mut lock: Option<Lock>,
+        label: impl FnOnce() -> Result<Label>,
+    ) -> Result<Killing> {
+        let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
+        let pids = living.map(|task| task.pid).collect::<Vec<_>>();
+        // A single task is killed by one call.
+        let sentinel = if pids.len() > 1 || lock.is_some() {
+            let sockets = lock.iter().flat_map(Lock::sockets).collect::<Vec<_>>();
+            let finish = || {
+                kill_all(&pids);
+                let _ = lock.as_ref().map(Lock::silence);
+            };
+            let take_back = || lock.iter().for_each(Lock::revoke);
+            Some(Sentinel::post(&sockets, take_back, finish)?)
+        } else {
+            None
+        };
+        if let Some(lock) = &mut lock {
+            let stays = label().and_then(|label| Ok(lock.stay(&label)?));
+            if let Err(error) = stays {
+                sentinel.into_iter().for_each(Sentinel::dismiss);
+                return Err(error);
+            }
+        }
+        Ok(Killing {
+            pids,
+            sentinel,
+            lock,
+        })
     }
 }
 
-pub(crate) fn end(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
-    let pid = |pid| Pid::from_raw(pid).expect("a pid is not 0");
-    match afterwards {
-        Afterwards::Run => {
-            for task in frozen.tasks {
-                task.release()?;
-            }
+/// A tree that is about to be killed.
+struct Killing {
+    pids: Vec<i32>,
+    sentinel: Option<Sentinel>,
+    lock: Option<Lock>,
+}
+
+impl Killing {
+    fn run(self, frozen: Frozen) -> Result<()> {
+        if let Some(sentinel) = &self.sentinel {
+            sentinel.commit();
         }
-        Afterwards::Stop => {
-            for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
-                let stopped = kill_process(pid(task.pid), Signal::STOP);
-                stopped.map_err(|e| Error::kernel(format!("cannot stop pid {}", task.pid), e))?;
-            }
+        for number in &self.pids {
+            let killed = kill_process(
+                Pid::from_raw(*number).expect("a pid is not 0"),
+                Signal::KILL,
+            );
+            killed.map_err(|e| Error::kernel(format!("cannot kill pid {number}"), e))?;
         }
-        Afterwards::Kill => {
-            let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
-            let pids = living.map(|task| task.pid).collect::<Vec<_>>();
-            let sentinel = Sentinel::post(&pids)?;
-            for number in &pids {
-                let killed = kill_process(pid(*number), Signal::KILL);
-                killed.map_err(|e| Error::kernel(format!("cannot kill pid {number}"), e))?;
-            }
-            if let Some(sentinel) = sentinel {
-                sentinel.dismiss();
-            }
-            // What is left to do here is done while they end.
-            let tids = frozen
-                .tasks
-                .into_iter()
-                .flat_map(forget)
-                .collect::<Vec<_>>();
-            tids.into_iter().for_each(bury);
+        if let Some(lock) = &self.lock {
+            lock.silence()?;
         }
+        self.sentinel.into_iter().for_each(Sentinel::dismiss);
+        // What is left to do here is done while they end.
+        let tids = frozen
+            .tasks
+            .into_iter()
+            .flat_map(forget)
+            .collect::<Vec<_>>();
+        tids.into_iter().for_each(bury);
+        Ok(())
     }
-    Ok(())
 }
 
 /// Gives up what is held of a killed task; returns its threads in the order of their ends: that of

@@ -153,7 +153,7 @@ impl Error {
     pub fn blame(&self) -> Blame {
         use resources::Error as Resource;
         match self {
-            Self::Resource(Resource::Unsupported { .. })
+            Self::Resource(Resource::Unsupported { .. } | Resource::Passing { .. })
             | Self::Unfit(_)
             | Self::Image(image::Error::Unsupported { .. }) => Blame::Unsupported,
             Self::Resource(
@@ -179,10 +179,16 @@ impl Error {
     #[must_use]
     pub fn advice(&self) -> Option<String> {
         match self {
-            Self::Resource(resources::Error::Unsupported {
-                allow: Some(option),
-                ..
-            }) => Some(format!("run the command again with {option}")),
+            Self::Resource(
+                resources::Error::Unsupported {
+                    allow: Some(option),
+                    ..
+                }
+                | resources::Error::Passing {
+                    allow: Some(option),
+                    ..
+                },
+            ) => Some(format!("run the command again with {option}")),
             Self::Image(image::Error::Needed { path, .. }) => Some(format!(
                 "use another directory, or first have `stillframe merge` make the image in {path}, \
                  relative to this one, whole"

@@ -18,8 +18,10 @@ mod layer;
 mod live;
 mod merge;
 mod needs;
+mod network;
 pub mod options;
 mod over;
+mod patience;
 mod plan;
 mod predump;
 mod processor;
@@ -45,6 +47,7 @@ pub use error::{Error, Holder, Result};
 pub use host::{HostFacts, look as look_at_host};
 pub use merge::merge;
 pub use needs::{Need, needs};
+pub use network::{Clearing, NetworkTable, Standing, clear_network, network_tables};
 pub use options::{
     Afterwards, Allowed, DedupOptions, DumpOptions, InheritFd, Inherited, MergeOptions,
     PreDumpOptions, RestoreOptions,

@@ -35,6 +35,7 @@ use crate::collect::look::Prepared;
 use crate::collect::{self, Inventory};
 use crate::dump::{Undo, end, finish, freeze_and_collect, of_object, statistics_of};
 use crate::freeze::{Frozen, freeze, read_proc};
+use crate::network::Replaced;
 use crate::seal::seal;
 use crate::statistics::as_micros;
 use crate::uffd::userfaultfd;
@@ -66,12 +67,15 @@ pub(crate) fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result
         .map_err(Error::Vetoed)?;
     let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
     let store = Arc::new(store);
+    let replaced = Replaced::of(&*store);
     let writer = Writer::create(store.clone())?;
     let mut dump = Dump::begin(options, writer, began, observer)?;
     dump.copy_before()?;
     for instant in 1.. {
         if let Some(saved) = dump.instant(instant == INSTANTS)? {
-            return dump.seal(saved, &*store);
+            let report = dump.seal(saved, &*store)?;
+            replaced.clear();
+            return Ok(report);
         }
         log::info!("instant {instant} was not copied in time: another follows");
         dump.round()?;
@@ -280,6 +284,7 @@ impl<'a> Dump<'a> {
             false => None,
         };
         let lock = inventory.lock.take();
+        let _leftover = inventory.leftover.take();
         finish(frozen, lock, Afterwards::Run)?;
         drop(prompt);
         stopped_for(&mut report, since);

@@ -35,6 +35,8 @@ pub struct Allowed {
     pub tcp_established: bool,
     /// Established TCP connections come back closed (`--tcp-close`).
     pub tcp_close: bool,
+    /// Connections that wait to be accepted are dropped (`--skip-in-flight`).
+    pub skip_in_flight: bool,
     /// Unix sockets may be connected to a peer outside the tree (`--ext-unix-sk`).
     pub ext_unix_sk: bool,
     /// The inodes of the tree's sockets that `ext_unix_sk` is limited to; empty means every one.
@@ -55,6 +57,7 @@ impl Allowed {
         resources::Allow {
             tcp_established: self.tcp_established,
             tcp_close: self.tcp_close,
+            skip_in_flight: self.skip_in_flight,
             ext_unix_sk: self.ext_unix_sk,
             ext_unix_inodes: self.ext_unix_inodes.clone(),
             shell_job: self.shell_job,

@@ -111,14 +111,13 @@ fn bring_back(
     observer
         .stage(Stage::PreResume, Some(root_pid))
         .map_err(Error::Vetoed)?;
-    let leftover = built.wake(saved)?;
     let mut job = options.foreground.then(|| Job::of(saved)).flatten();
     job.as_mut().map(Job::give).transpose()?;
     let gone = running.let_go(saved, options.afterwards);
     if let (Err(_), Some(job)) = (&gone, &mut job) {
         job.take_back();
     }
-    gone?;
+    let leftover = gone?;
     drop(leftover);
     let threads = built.plan.threads.len() as u64;
     built.succeed();

@@ -16,6 +16,20 @@ pub enum Error {
         /// The option that would allow it, if there is one.
         allow: Option<&'static str>,
     },
+    /// The target is in a state that cannot be saved, and that passes.
+    #[error("pid {pid}: {what}{}", hint(.allow))]
+    Passing {
+        /// The task.
+        pid: i32,
+        /// What and where: "fd 5 (socket:[1]): a connection waits to be accepted".
+        what: String,
+        /// The option that would allow it, if there is one.
+        allow: Option<&'static str>,
+        /// Whether the tree's memory has not been looked at yet.
+        early: bool,
+        /// Where the target listens for connections that keep it in this state.
+        listeners: Vec<std::net::SocketAddr>,
+    },
     /// The task died while it was looked at.
     #[error("pid {pid}: the task is gone ({doing})")]
     Gone {

@@ -9,6 +9,8 @@ pub struct Allow {
     pub tcp_established: bool,
     /// `--tcp-close`: restore established TCP connections as closed ones.
     pub tcp_close: bool,
+    /// `--skip-in-flight`: connections that wait to be accepted are dropped.
+    pub skip_in_flight: bool,
     /// `--ext-unix-sk`: unix sockets whose peer is outside of the tree.
     pub ext_unix_sk: bool,
     /// `--ext-unix-sk=INODE,…`: only these sockets of the tree; all where there are none.
@@ -42,6 +44,7 @@ impl Default for Allow {
         Self {
             tcp_established: false,
             tcp_close: false,
+            skip_in_flight: false,
             ext_unix_sk: false,
             ext_unix_inodes: Vec::new(),
             shell_job: false,

@@ -37,12 +37,12 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
-/// Makes a child that holds no descriptor but `kept`, calls `work` and ends; nothing that the
-/// calling process registered or has still to write runs in it. See fork(2) and _exit(2).
+/// Makes a child that holds no descriptors but those of `kept`, calls `work` and ends; nothing that
+/// the calling process registered or has still to write runs in it. See fork(2) and _exit(2).
 ///
 /// # Errors
 /// Those of [`fork`].
-pub fn fork_for(kept: BorrowedFd<'_>, work: impl FnOnce()) -> io::Result<Pid> {
+pub fn fork_for(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<Pid> {
     match fork()? {
         Fork::Parent(child) => Ok(child),
         Fork::Child => {
@@ -87,7 +87,7 @@ pub fn leave_behind(
         0 => {}
         pid => leave(i32::from(pid < 0)),
     }
-    close_all_but(kept);
+    close_all_but(&[kept]);
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     let _ = rustix::thread::set_name(name);
@@ -95,17 +95,23 @@ pub fn leave_behind(
     leave(i32::from(done.is_err()))
 }
 
-/// Closes every descriptor but one: in a child, where nobody else uses them and none is dropped.
-fn close_all_but(kept: BorrowedFd<'_>) {
-    let kept = kept.as_raw_fd().cast_unsigned();
+/// Closes all other descriptors: in a child, where nobody else uses them and none is dropped.
+fn close_all_but(kept: &[BorrowedFd<'_>]) {
+    let numbers = kept.iter().map(|kept| kept.as_raw_fd().cast_unsigned());
+    let mut numbers = numbers.collect::<Vec<_>>();
+    numbers.sort_unstable();
     let close = |from: u32, to: u32| {
         // SAFETY: this process is a child that is going to end without dropping any descriptor.
         unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
     };
-    if kept > 0 {
-        close(0, kept - 1);
+    let mut next = 0;
+    for number in numbers {
+        if number > next {
+            close(next, number - 1);
+        }
+        next = number + 1;
     }
-    close(kept + 1, u32::MAX);
+    close(next, u32::MAX);
 }
 
 /// Ends a child without running anything that its parent registered.

@@ -3,8 +3,17 @@
 //! The table is made in one transaction: it is there as a whole or not at all. An *owned* table
 //! goes away with the netlink socket that made it, whatever happens to the process.
 
+mod hold;
+mod listing;
+
+use std::ffi::OsStr;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+pub use hold::hold_new_meanwhile;
+pub use listing::{Table, tables};
 
 use crate::netlink::{ACK, Batch, CREATE, EXCLUSIVE, Netlink, REQUEST};
 
@@ -12,11 +21,14 @@ const SUBSYSTEM: u16 = 10 << 8; // NFNL_SUBSYS_NFTABLES
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 const NEW_TABLE: u16 = SUBSYSTEM;
+const GET_TABLE: u16 = SUBSYSTEM | 1;
 const DELETE_TABLE: u16 = SUBSYSTEM | 2;
 const NEW_CHAIN: u16 = SUBSYSTEM | 3;
+const GET_CHAIN: u16 = SUBSYSTEM | 4;
 const NEW_RULE: u16 = SUBSYSTEM | 6;
 const NEW_SET: u16 = SUBSYSTEM | 9;
 const NEW_ELEMENTS: u16 = SUBSYSTEM | 12;
+const GET_ELEMENTS: u16 = SUBSYSTEM | 13;
 
 const FAMILY_INET: u8 = 1;
 const TABLE_OWNED: u32 = 2;
@@ -25,6 +37,11 @@ const PRIORITY: i32 = -400;
 const LIST_ELEMENT: u16 = 1;
 /// Elements go in messages of this many, below the 64 KiB of an attribute.
 const ELEMENTS_MAX: usize = 500;
+
+/// The longest comment in bytes, without its NUL.
+const COMMENT_MAX_BYTES: usize = 127;
+const TABLE_COMMENT: u16 = 6;
+const CHAIN_COMMENT: u16 = 12;
 
 /// The first of the 32-bit registers.
 const REGISTER: u32 = 8;
@@ -36,6 +53,56 @@ pub struct Connection {
     pub local: SocketAddr,
     /// The address of the other end.
     pub remote: SocketAddr,
+}
+
+/// What a table that stays says of itself, as comments that `nft list ruleset` shows: the text is
+/// the table's, and the path stands in those of its two chains.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Label {
+    /// A text, of which 127 bytes are kept.
+    pub text: String,
+    /// A path, of which 254 bytes are kept.
+    pub path: PathBuf,
+}
+
+impl Label {
+    /// The part of the path that belongs to a chain.
+    fn piece(&self, chain: usize) -> &[u8] {
+        let mut pieces = self.path.as_os_str().as_bytes().chunks(COMMENT_MAX_BYTES);
+        pieces.nth(chain).unwrap_or_default()
+    }
+
+    /// The label of comments that were read, and whether its path is whole.
+    fn of(text: &[u8], pieces: &[Vec<u8>]) -> (Self, bool) {
+        let path = pieces.concat();
+        let is_whole = path.first() == Some(&b'/') && path.len() < 2 * COMMENT_MAX_BYTES;
+        let label = Self {
+            text: String::from_utf8_lossy(text).into_owned(),
+            path: OsStr::from_bytes(&path).into(),
+        };
+        (label, is_whole)
+    }
+}
+
+/// A comment as nft(8) stores it: one item of the type 0.
+fn comment(text: &[u8]) -> Vec<u8> {
+    let text = &text[..text.len().min(COMMENT_MAX_BYTES)];
+    let len = u8::try_from(text.len() + 1).expect("128 bytes at most");
+    [&[0, len], text, &[0]].concat()
+}
+
+/// The comment among the items of what an object was given by its maker.
+fn comment_of(mut items: &[u8]) -> Vec<u8> {
+    while let [kind, len, rest @ ..] = items {
+        let Some(value) = rest.get(..usize::from(*len)) else {
+            break;
+        };
+        if *kind == 0 {
+            return value.strip_suffix(b"\0").unwrap_or(value).to_vec();
+        }
+        items = &rest[value.len()..];
+    }
+    Vec::new()
 }
 
 /// What differs between the address families.
@@ -111,6 +178,23 @@ impl Connection {
         }
         key
     }
+
+    /// The connection that a set's element stands for.
+    fn of_key(key: &[u8]) -> Option<Self> {
+        let end = |half: &[u8]| {
+            let (ip, port) = half.split_at_checked(half.len().checked_sub(4)?)?;
+            let ip = match ip.len() {
+                4 => IpAddr::from(<[u8; 4]>::try_from(ip).ok()?),
+                _ => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
+            };
+            Some(SocketAddr::new(ip, u16::from_be_bytes([port[0], port[1]])))
+        };
+        let (remote, local) = key.split_at(key.len() / 2);
+        Some(Self {
+            local: end(local)?,
+            remote: end(remote)?,
+        })
+    }
 }
 
 /// A table that lives as long as this does, or this process.
@@ -156,16 +240,16 @@ pub struct Leftover {
 pub fn block_meanwhile(name: &str, connections: &[Connection]) -> io::Result<Owned> {
     Ok(Owned {
         name: name.to_owned(),
-        netlink: Some(make(name, TABLE_OWNED, connections)?),
+        netlink: Some(make(name, TABLE_OWNED, &Label::default(), connections)?),
     })
 }
 
-/// Makes the table `name`, to stay until [`unblock`].
+/// Makes the table `name`, to stay until [`unblock`], whoever ends; `label` says what it is for.
 ///
 /// # Errors
 /// As [`block_meanwhile`].
-pub fn block(name: &str, connections: &[Connection]) -> io::Result<()> {
-    make(name, 0, connections).map(drop)
+pub fn block(name: &str, label: &Label, connections: &[Connection]) -> io::Result<()> {
+    make(name, 0, label, connections).map(drop)
 }
 
 /// Removes the table `name`; `None` when there was none.
@@ -181,14 +265,15 @@ pub fn unblock(name: &str) -> io::Result<Option<Leftover>> {
     }
 }
 
-fn make(name: &str, flags: u32, connections: &[Connection]) -> io::Result<Netlink> {
+fn make(name: &str, flags: u32, label: &Label, connections: &[Connection]) -> io::Result<Netlink> {
     let netlink = Netlink::netfilter()?;
     let mut batch = Batch::default();
     begin(&mut batch);
     message(&mut batch, NEW_TABLE, CREATE | EXCLUSIVE)
         .string(1, name)
-        .big(2, flags);
-    for chain in &CHAINS {
+        .big(2, flags)
+        .attribute(TABLE_COMMENT, &comment(label.text.as_bytes()));
+    for (number, chain) in CHAINS.iter().enumerate() {
         message(&mut batch, NEW_CHAIN, CREATE)
             .string(1, name)
             .string(3, chain.name)
@@ -196,7 +281,8 @@ fn make(name: &str, flags: u32, connections: &[Connection]) -> io::Result<Netlin
                 hook.big(1, chain.hook).big(2, PRIORITY.cast_unsigned());
             })
             .big(5, 1) // accept what no rule drops
-            .string(7, "filter");
+            .string(7, "filter")
+            .attribute(CHAIN_COMMENT, &comment(label.piece(number)));
     }
     for protocol in &PROTOCOLS {
         let keys: Vec<_> = connections

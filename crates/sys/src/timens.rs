@@ -188,7 +188,7 @@ mod tests {
         let ahead = || {
             let before = now();
             let (mut reader, writer) = io::pipe().unwrap();
-            crate::fork::fork_for(writer.as_fd(), || {
+            crate::fork::fork_for(&[writer.as_fd()], || {
                 let _ = rustix::io::write(&writer, &now().to_le_bytes());
             })
             .unwrap();

@@ -25,6 +25,7 @@ pub mod machine;
 pub mod program;
 pub mod skip;
 mod slots;
+pub mod stepper;
 pub mod stillframe;
 pub mod storm;
 pub mod subject;

@@ -171,7 +171,9 @@ impl Stillframe {
         tree::marked(&format!("TESTKIT_MARK={}", self.mark()))
     }
 
-    fn mark(&self) -> String {
+    /// The value of `TESTKIT_MARK` in the environment of a command whose helpers
+    /// [`Stillframe::helpers`] is to list.
+    pub fn mark(&self) -> String {
         self.scratch.path().display().to_string()
     }
 

@@ -24,7 +24,8 @@ use abi::{Addr, Span};
 use image::{Record, Run, SpaceId};
 use pages::Extent;
 use prost::Message;
-use resources::fd::tcp::lock::Lock;
+use resources::fd::tcp::backlog;
+use resources::fd::tcp::lock::{Leftover, Lock};
 use resources::fd::tty::control;
 use resources::map::listing::{Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
@@ -69,6 +70,8 @@ pub(crate) struct Inventory {
     pub undo: Vec<Box<dyn FnOnce()>>,
     /// Keeps the tree's TCP connections quiet.
     pub lock: Option<Lock>,
+    /// What kept new connections away while the tree was waited for; to be dropped when it runs.
+    pub leftover: Option<Leftover>,
 }
 
 impl Inventory {
@@ -99,6 +102,10 @@ pub(crate) fn collect(
     for task in &mut frozen.tasks {
         limit.check(task.pid)?;
         found.push(Found::new(task, stay, allow, (look, &found), &mut vdsos)?);
+    }
+    if !allow.skip_in_flight {
+        let rows = found.iter().map(|one| (one.node.pid, &one.rows));
+        backlog::check(rows.flat_map(|(pid, rows)| rows.iter().map(move |row| (pid, row))))?;
     }
     let mut tree = Tree {
         tasks: found.iter().map(|found| found.node.clone()).collect(),
@@ -145,6 +152,7 @@ pub(crate) fn collect(
         foreign,
         undo: described.undo,
         lock: described.lock,
+        leftover: None,
     })
 }
 

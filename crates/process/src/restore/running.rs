@@ -1,6 +1,7 @@
 //! Running: every task and thread exists and is traced; what is left is what only a tracer can set.
 
 use abi::Addr;
+use resources::fd::tcp::lock::Leftover;
 use resources::task::interrupted::Remake;
 use rustix::process::{Pid, Signal, kill_process};
 use sys::ptrace::{self, Event, Registers};
@@ -13,7 +14,7 @@ use crate::build::Built;
 use crate::plan::Staying;
 use crate::processor::{Processor, Rewrite};
 use crate::records::{Saved, SavedTask, SavedThread, State};
-use crate::sentinel::Sentinel;
+use crate::sentinel::{Sentinel, kill_all};
 use crate::{Afterwards, Error, Result};
 
 /// All threads are parked at the end of their scripts and traced.
@@ -137,7 +138,15 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    pub(super) fn let_go(mut self, saved: &Saved<'_>, afterwards: Afterwards) -> Result<()> {
+    /// Lets the tree go, and its connections. The result is to be dropped afterwards.
+    ///
+    /// What holds the connections back stands until nothing can keep the tree from going on: where
+    /// this process is killed earlier, the image can be restored again.
+    pub(super) fn let_go(
+        mut self,
+        saved: &Saved<'_>,
+        afterwards: Afterwards,
+    ) -> Result<Option<Leftover>> {
         for task in &saved.tasks {
             let stops = task.node.stop_comes || afterwards == Afterwards::Stop;
             let runs = task.node.state() == State::Running;
@@ -146,13 +155,42 @@ impl<'a> Running<'a> {
                 sent.map_err(|e| Error::kernel(format!("cannot stop pid {}", task.node.pid), e))?;
             }
         }
+        self.built.resume(saved)?;
+        let sentinel = self.post_sentinel(saved)?;
+        let let_go = self.built.wake(saved).and_then(|leftover| {
+            self.detach()?;
+            Ok(leftover)
+        });
+        sentinel.into_iter().for_each(Sentinel::dismiss);
+        self.armed = let_go.is_err();
+        let_go
+    }
+
+    /// Posts a sentinel that kills the tree or, from now on, has all of it go on if this process is
+    /// killed; none where one call lets it go.
+    fn post_sentinel(&self, saved: &Saved<'_>) -> Result<Option<Sentinel>> {
         let leaders = self
             .threads()
             .iter()
             .filter(|staying| staying.pid == staying.tid);
         let pids = leaders.map(|staying| staying.pid).collect::<Vec<_>>();
-        let sentinel = Sentinel::post(&pids)?;
-        // Leaders last: until then the death of this process kills theirs as a whole.
+        let sockets = self.built.connections(saved)?;
+        if pids.len() < 2 && sockets.is_empty() {
+            return Ok(None);
+        }
+        let finish = || drop(self.built.wake(saved));
+        let sentinel = Sentinel::post(&sockets, || kill_all(&pids), finish)?;
+        // Until now the end of this process kills them; after this it lets them go.
+        for staying in self.threads() {
+            let spared = ptrace::set_kill_on_exit(staying.tid, false);
+            spared.map_err(|e| Error::kernel(format!("cannot let {} go", staying.tid), e))?;
+        }
+        sentinel.commit();
+        Ok(Some(sentinel))
+    }
+
+    fn detach(&self) -> Result<()> {
+        // Leaders last: until then a process of several threads is not whole.
         let (leaders, others): (Vec<&Staying>, Vec<&Staying>) = self
             .threads()
             .iter()
@@ -161,10 +199,6 @@ impl<'a> Running<'a> {
             let detached = ptrace::detach(staying.tid, 0);
             detached.map_err(|e| Error::kernel(format!("cannot let {} go", staying.tid), e))?;
         }
-        if let Some(sentinel) = sentinel {
-            sentinel.dismiss();
-        }
-        self.armed = false;
         Ok(())
     }
 }

@@ -114,10 +114,19 @@ impl<'a> Open<'a> {
         self.link.starts_with(b"/") && FileType::from_raw_mode(self.stat.st_mode) == of_type
     }
 
-    /// "fd 5 (pipe:[123])", for messages.
+    /// "fd 5 (pipe:[123])", for messages; sockets by their family, and what has no descriptor by
+    /// where it is.
     #[must_use]
     pub fn place(&self) -> String {
-        format!("fd {} ({})", self.fd, String::from_utf8_lossy(&self.link))
+        let mut what = String::from_utf8_lossy(&self.link).into_owned();
+        if let Some(socket) = socket::explain(self) {
+            what = format!("{what}, {socket}");
+        }
+        match (self.fd, self.link.first()) {
+            (0.., _) => format!("fd {} ({what})", self.fd),
+            (_, Some(b'/')) => format!("a file without a descriptor ({what})"),
+            _ => format!("a descriptor on its way in a unix socket ({what})"),
+        }
     }
 
     /// The error that refuses this description by name.
@@ -288,8 +297,7 @@ pub static KINDS: &[&dyn Kind] = &[
 /// [`Error::Unsupported`] naming the description when no kind does.
 pub fn claim(open: &Open<'_>) -> Result<&'static dyn Kind> {
     let kind = KINDS.iter().find(|kind| kind.claims(open));
-    kind.copied()
-        .ok_or_else(|| open.unsupported(&socket::explain(open), None))
+    kind.copied().ok_or_else(|| open.unsupported("", None))
 }
 
 /// The payload's message.

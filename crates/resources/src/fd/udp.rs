@@ -578,7 +578,7 @@ mod tests {
         testkit::needs_root!();
         let socket = sys::socket::open(2, 3, 1).unwrap();
         let error = World::new(vec![socket]).dump().unwrap_err();
-        let wanted = "a IPv4 raw socket, protocol 1";
+        let wanted = "an IPv4 raw socket, protocol 1";
         assert!(error.to_string().contains(wanted), "{error}");
     }
 

@@ -53,7 +53,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     control.serve(|question| match question.verb.as_str() {
         "steps" => {
             let loops = [&LOOKS, &NAPS, &TICKS].map(|count| count.load(Ordering::Relaxed));
-            let signals = u64::from(counted(SIGNAL).count);
+            let signals = counted(SIGNAL).count;
             let least = loops.into_iter().min().unwrap_or(0).min(signals);
             Ok(least.to_string())
         }

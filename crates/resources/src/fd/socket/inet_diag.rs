@@ -17,6 +17,7 @@ const INET_DIAG_SHUTDOWN: u16 = 8;
 /// States, as bits: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING.
 const ENDING: u32 = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 9 | 1 << 11;
 const TIME_WAIT: u8 = 6;
+const LISTENING: u32 = 1 << 10;
 const ANY_STATE: u32 = u32::MAX;
 
 /// An internet socket, as sock_diag(7) tells of it.
@@ -30,7 +31,20 @@ struct Found {
     /// 0 for one that nobody has open.
     inode: u32,
     shutdown: u8,
+    /// Bytes, or connections of a listener, that wait.
+    waiting: u32,
     family: u8,
+}
+
+/// A TCP socket that listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Its inode number.
+    pub inode: u32,
+    /// Its address.
+    pub local: SocketAddr,
+    /// How many connections wait to be accepted.
+    pub waiting: u32,
 }
 
 impl Found {
@@ -55,6 +69,7 @@ impl Found {
             remote: end(2, 20),
             id,
             inode: u32::from_ne_bytes(fixed[68..72].try_into().ok()?),
+            waiting: u32::from_ne_bytes(fixed[56..60].try_into().ok()?),
             // Not told of one that waits for late packets.
             shutdown: shutdown.map_or(0, |(_, data)| data.first().copied().unwrap_or(0)),
             family,
@@ -91,6 +106,20 @@ pub fn udp_shutdown(inode: u32) -> io::Result<Option<u8>> {
     let all = list(IPPROTO_UDP, ANY_STATE)?;
     let found = all.iter().find(|found| found.inode == inode);
     Ok(found.map(|found| found.shutdown))
+}
+
+/// The TCP sockets of this network namespace that listen.
+///
+/// # Errors
+/// The system calls' errno.
+pub fn listeners() -> io::Result<Vec<Listener>> {
+    let all = list(IPPROTO_TCP, LISTENING)?;
+    let listener = |found: &Found| Listener {
+        inode: found.inode,
+        local: found.local,
+        waiting: found.waiting,
+    };
+    Ok(all.iter().map(listener).collect())
 }
 
 /// The inode number of the TCP socket that has this connection open on this host.

@@ -87,6 +87,25 @@ pub fn find_id(cx: &dyn DumpContext, wanted: u32) -> Option<DescriptionId> {
     find(cx, wanted).map(|open| open.id)
 }
 
+/// Who has the socket with this inode number open, for messages: ", pid 5 (redis-server)"; nothing
+/// where that cannot be found. Looks at every process: for a refusal only.
+pub fn owner(inode: u32) -> String {
+    let wanted = format!("socket:[{inode}]");
+    let entries = |path: &str| std::fs::read_dir(path).into_iter().flatten().flatten();
+    let has_it = |pid: &i32| {
+        let links = entries(&format!("/proc/{pid}/fd"));
+        let mut links = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        links.any(|link| link.as_os_str() == wanted.as_str())
+    };
+    let pids = entries("/proc").filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.into_iter()
+        .find(has_it)
+        .map_or_else(String::new, |pid| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            format!(", pid {pid} ({})", name.trim_end().escape_debug())
+        })
+}
+
 /// Status flags that fcntl(2) can set later; `O_ASYNC` goes with the owner of its signals.
 const SETTABLE: u32 = OFlags::NONBLOCK.bits() | OFlags::APPEND.bits();
 
@@ -135,11 +154,9 @@ impl Common {
     }
 }
 
-/// What a socket of no kind that is saved is, for messages; empty for what is no socket.
-pub(super) fn explain(open: &Open<'_>) -> String {
-    let Ok(Some(nature)) = Nature::of(open) else {
-        return String::new();
-    };
+/// What kind of socket it is, for messages; nothing for what is no socket.
+pub(super) fn explain(open: &Open<'_>) -> Option<String> {
+    let nature = Nature::of(open).ok().flatten()?;
     let family = match nature.family {
         1 => "unix",
         2 => "IPv4",
@@ -152,7 +169,7 @@ pub(super) fn explain(open: &Open<'_>) -> String {
         38 => "cryptography",
         40 => "vsock",
         44 => "XDP",
-        _ => return format!("a socket of family {}", nature.family),
+        _ => return Some(format!("a socket of family {}", nature.family)),
     };
     let kind = match nature.kind {
         1 => "stream",
@@ -161,5 +178,13 @@ pub(super) fn explain(open: &Open<'_>) -> String {
         5 => "seqpacket",
         _ => "other",
     };
-    format!("a {family} {kind} socket, protocol {}", nature.protocol)
+    let protocol = match (nature.family, nature.kind, nature.protocol) {
+        (1, ..) => String::new(),
+        (2 | 10, 1, 6) => ", TCP".to_owned(),
+        (2 | 10, 2, 17) => ", UDP".to_owned(),
+        (2 | 10, 1, 262) => ", Multipath TCP".to_owned(),
+        (.., protocol) => format!(", protocol {protocol}"),
+    };
+    let article = if family.starts_with("IP") { "an" } else { "a" };
+    Some(format!("{article} {family} {kind} socket{protocol}"))
 }

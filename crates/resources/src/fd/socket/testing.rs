@@ -102,8 +102,9 @@ impl World {
 
     /// The part of a restore that can fail.
     pub(crate) fn restore_until_resume(mut self) -> Result<Restoring> {
-        if let Some(lock) = self.lock.take() {
-            lock.keep()?;
+        if let Some(mut lock) = self.lock.take() {
+            lock.stay(&lock::Label::default())?;
+            lock.silence()?;
         }
         self.live.clear();
         let mut cx = Restoring {

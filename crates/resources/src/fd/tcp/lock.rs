@@ -1,18 +1,18 @@
 //! Connections between the dump and the restore: their packets are dropped, so that nobody
 //! answers "no such connection" while the socket does not exist.
 //!
-//! During a dump the rules belong to a netlink socket of ours and vanish with us, however we end;
-//! only when the target is dead and its connections are to live on, rules that stay take their
-//! place ([`Lock::keep`]). The restore removes those ([`release`]). What goes out is dropped as
-//! well: the kernel's timers would send data that the image calls unsent, and an answer to that
-//! would be one to nothing.
+//! During a dump the rules belong to a netlink socket of ours and vanish with us, however we end.
+//! Before the target is killed, rules that stay take their place ([`Lock::stay`]), so that they
+//! stand whoever ends from then on. The restore removes those ([`release`]). What goes out is
+//! dropped as well: the kernel's timers would send data that the image calls unsent, and an answer
+//! to that would be one to nothing.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use prost::Message as _;
 use sys::guardian::{Guardian, Setting};
 use sys::nft;
-pub use sys::nft::Leftover;
+pub use sys::nft::{Label, Leftover};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::repair;
@@ -21,6 +21,9 @@ use crate::fd::Open;
 use crate::fd::socket::Nature;
 use crate::fd::socket::inet;
 use crate::{Allow, Error, Result};
+
+/// What the names of all tables begin with.
+pub const PREFIX: &str = "stillframe-";
 
 /// Keeps packets away from the tree's connections.
 ///
@@ -92,28 +95,46 @@ impl Lock {
         self.owner.lift()
     }
 
-    /// Has the rules stay when this process ends and the connections vanish without a word.
-    /// Called when the target is dead and before its last descriptors here are closed.
+    /// Makes rules that stay when this process ends: the target is about to be killed. `label` says
+    /// what they are for.
     ///
     /// # Errors
-    /// The system calls' errno; the connections end as those of any killed process then.
-    pub fn keep(mut self) -> Result<()> {
+    /// The system calls' errno; nothing is changed then.
+    pub fn stay(&mut self, label: &Label) -> Result<()> {
+        // No connection is being read any more.
         self.guardian = None;
         // What an earlier dump of these connections may have left is replaced.
         let blocked =
-            nft::unblock(&self.name).and_then(|_| nft::block(&self.name, &self.connections));
+            nft::unblock(&self.name).and_then(|_| nft::block(&self.name, label, &self.connections));
         blocked.map_err(|error| {
             Error::kernel(
                 "keep the tree's TCP connections blocked with nf_tables",
                 error,
             )
-        })?;
-        for socket in &self.sockets {
+        })
+    }
+
+    /// Takes back [`Lock::stay`]: the target goes on.
+    pub fn revoke(&self) {
+        // None is fine; a table that cannot be removed is told of by `network list`.
+        let _ = nft::unblock(&self.name);
+    }
+
+    /// The sockets of the connections, to be kept by who calls [`Lock::silence`].
+    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.sockets.iter().map(AsFd::as_fd)
+    }
+
+    /// Has the connections vanish without a word when their last descriptors are closed: the target
+    /// was killed.
+    ///
+    /// # Errors
+    /// The system calls' errno.
+    pub fn silence(&self) -> Result<()> {
+        self.sockets.iter().try_for_each(|socket| {
             repair::silence(socket.as_fd())
-                .map_err(|error| Error::kernel("silence a TCP connection", error))?;
-        }
-        drop(self.owner);
-        Ok(())
+                .map_err(|error| Error::kernel("silence a TCP connection", error))
+        })
     }
 }
 
@@ -124,6 +145,18 @@ impl Lock {
 /// # Errors
 /// [`Error::Corrupt`], or the system calls' errno.
 pub fn release<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<Option<Leftover>> {
+    let Some(name) = table(payloads)? else {
+        return Ok(None);
+    };
+    nft::unblock(&name).map_err(|error| Error::kernel("unblock the tree's TCP connections", error))
+}
+
+/// The name of the table that a dump leaves for the connections among these payloads; `None` for
+/// no connections.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn table<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<Option<String>> {
     let mut connections = Vec::new();
     for payload in payloads {
         let record = Tcp::decode(payload)
@@ -132,11 +165,7 @@ pub fn release<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Result<Option<Le
             connections.extend(pair(&record.local, &record.remote));
         }
     }
-    if connections.is_empty() {
-        return Ok(None);
-    }
-    nft::unblock(&name_of(connections))
-        .map_err(|error| Error::kernel("unblock the tree's TCP connections", error))
+    Ok((!connections.is_empty()).then(|| name_of(connections)))
 }
 
 /// The name of the table: the same for the same connections, whatever their order.
@@ -146,7 +175,7 @@ fn name_of(mut connections: Vec<nft::Connection>) -> String {
         .iter()
         .map(|connection| format!("{} {}", connection.local, connection.remote))
         .collect();
-    format!("stillframe-{:016x}", xxh3_64(text.join("\n").as_bytes()))
+    format!("{PREFIX}{:016x}", xxh3_64(text.join("\n").as_bytes()))
 }
 
 fn pair(local: &[u8], remote: &[u8]) -> Option<nft::Connection> {
@@ -209,7 +238,7 @@ mod tests {
                 let owner = block_meanwhile("stillframe-unit-test", &[blocked]).unwrap();
                 assert!(!passes(&mut server, &mut client), "{family}");
                 assert!(passes(&mut other_server, &mut other_client));
-                let again = block("stillframe-unit-test", &[blocked]);
+                let again = block("stillframe-unit-test", &Label::default(), &[blocked]);
                 assert!(again.is_err(), "there is such a table");
                 drop(owner);
                 // What was dropped is sent again after a while.
@@ -234,7 +263,7 @@ mod tests {
                 })
                 .chain([blocked])
                 .collect();
-            block("stillframe-unit-test", &many).unwrap();
+            block("stillframe-unit-test", &Label::default(), &many).unwrap();
             assert!(!passes(&mut server, &mut client));
             assert!(unblock("stillframe-unit-test").unwrap().is_some());
             assert!(unblock("stillframe-unit-test").unwrap().is_none());

@@ -9,6 +9,7 @@
 //! as the kernel has no repair mode for such a connection. One that its listener accepted from a
 //! client without MPTCP is plain TCP to the kernel.
 
+pub mod backlog;
 pub mod lock;
 mod repair;
 
@@ -20,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use repair::{Connection, State};
 
 use super::socket::options::{Options, Stage};
-use super::socket::{self, Nature, inet, packet};
+use super::socket::{self, Nature, inet, inet_diag, packet};
 use super::{DumpContext, Kind, Open, RestoreContext, decode};
 use crate::{Allow, Error, Result};
 
@@ -244,8 +245,9 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
         return Err(open.unsupported("an upper layer protocol (TLS in the kernel)", None));
     }
     match info.state {
-        State::Listen if info.waiting > 0 => {
-            return Err(open.unsupported("a connection waits to be accepted", None));
+        State::Listen if info.waiting > 0 && !cx.allow().skip_in_flight => {
+            let listener = inet::parse(&record.local);
+            return Err(backlog::passing(open.pid, &open.place(), listener));
         }
         State::Listen => {
             record.backlog = info.backlog;
@@ -260,6 +262,15 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
             record.set_state(State::Close);
             record.ended = true;
             record.local.clear();
+        }
+        state if state.is_being_made() => {
+            return Err(Error::Passing {
+                pid: open.pid,
+                what: format!("{}: a connection is still being made", open.place()),
+                allow: None,
+                early: false,
+                listeners: Vec::new(),
+            });
         }
         state if !state.is_connected() => {
             return Err(open.unsupported(&format!("a connection in state {state:?}"), None));
@@ -276,13 +287,20 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
             record.remote = sys::socket::peer_name(own).map_err(failed)?;
             if !cx.allow().tcp_established {
                 let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
-                let why = format!("an established TCP connection, {local} to {remote}");
+                let why = format!("established, {local} to {remote}{}", other_end(&record));
                 return Err(open.unsupported(&why, Some(OPTION)));
             }
             record.connection = Some(repair::read(own, &info).map_err(failed)?);
         }
     }
     Ok(record)
+}
+
+/// Who has the other end of a connection of this host, for messages.
+fn other_end(record: &Tcp) -> String {
+    let ends = inet::parse(&record.remote).zip(inet::parse(&record.local));
+    let inode = ends.and_then(|(local, remote)| inet_diag::tcp_owner(local, remote).ok()?);
+    inode.map_or_else(String::new, socket::owner)
 }
 
 /// Whether a closed socket was connected once: it reads as ended then.
@@ -373,6 +391,7 @@ mod tests {
     const ESTABLISHED: crate::Allow = crate::Allow {
         tcp_established: true,
         tcp_close: false,
+        skip_in_flight: false,
         ext_unix_sk: false,
         ext_unix_inodes: Vec::new(),
         shell_job: false,
@@ -768,8 +787,13 @@ mod tests {
         alone!({
             let (listener, mut client, server) = connection("127.0.0.1");
             let mut world = World::new(vec![server.into()]);
-            let error = world.dump().unwrap_err();
-            assert!(error.to_string().contains("--tcp-established"), "{error}");
+            let told = world.dump().unwrap_err().to_string();
+            let who = format!("pid {} (", std::process::id());
+            assert!(
+                told.contains("--tcp-established") && told.contains(&who),
+                "{told}"
+            );
+            assert!(told.contains("an IPv4 stream socket, TCP"), "{told}");
             world.allow.tcp_close = true;
             world.dump().unwrap();
             let mut server = TcpStream::from(world.restore().unwrap().remove(0));
@@ -780,11 +804,17 @@ mod tests {
             );
             assert_eq!(client.read(&mut [0]).unwrap(), 0);
             let _waiting = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let error = World::new(vec![listener.into()]).dump().unwrap_err();
-            assert!(
-                error.to_string().contains("waits to be accepted"),
-                "{error}"
-            );
+            let mut world = World::new(vec![listener.into()]);
+            let error = world.dump().unwrap_err();
+            assert!(matches!(error, Error::Passing { .. }), "{error}");
+            let told = error.to_string();
+            assert!(told.contains("waits to be accepted"), "{told}");
+            assert!(told.contains("--skip-in-flight"), "{told}");
+            world.allow.skip_in_flight = true;
+            world.dump().unwrap();
+            let listener = TcpListener::from(world.restore().unwrap().remove(0));
+            TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            listener.accept().unwrap();
         });
     }
 

@@ -8,6 +8,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use sys::socket::{Along, Count, count, number, option, receive, send, set_number, set_option};
 
@@ -78,6 +79,12 @@ impl State {
     pub fn is_connected(self) -> bool {
         use State::{CloseWait, Closing, Established, FinWait1, FinWait2, LastAck};
         [Established, FinWait1, FinWait2, CloseWait, LastAck, Closing].contains(&self)
+    }
+
+    /// Whether one end does not know of the connection yet.
+    #[must_use]
+    pub fn is_being_made(self) -> bool {
+        [Self::SynSent, Self::SynReceived].contains(&self)
     }
 
     /// Whether this end has shut down its direction.
@@ -433,16 +440,23 @@ impl Connection {
 }
 
 /// Connects, also where the end of this very connection is still in the way: that of the original,
-/// which was killed a moment ago.
+/// which was killed a moment ago, and which somebody may be about to close.
 fn connect(own: BorrowedFd<'_>, local: &[u8], remote: &[u8]) -> io::Result<()> {
-    let failed = match sys::socket::connect(own, remote) {
-        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => error,
-        other => return other,
-    };
-    let ends = inet::parse(local).zip(inet::parse(remote));
-    match ends.map(|(local, remote)| inet_diag::end_leftovers(local, remote)) {
-        Some(Ok(true)) => sys::socket::connect(own, remote),
-        _ => Err(failed),
+    const PATIENCE: Duration = Duration::from_secs(2);
+    const LOOK: Duration = Duration::from_millis(5);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let failed = match sys::socket::connect(own, remote) {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => error,
+            other => return other,
+        };
+        let ends = inet::parse(local).zip(inet::parse(remote));
+        let Some((here, there)) = ends.filter(|_| Instant::now() < deadline) else {
+            return Err(failed);
+        };
+        if !inet_diag::end_leftovers(here, there).unwrap_or(false) {
+            std::thread::sleep(LOOK);
+        }
     }
 }
 

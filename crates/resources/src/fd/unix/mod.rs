@@ -308,7 +308,9 @@ fn waiting(open: &Open<'_>, facts: &Facts, cx: &mut dyn DumpContext) -> Result<V
             return Err(open.unsupported(why, None));
         }
         let id = find_anywhere(*client, cx)?.ok_or_else(|| {
-            open.unsupported("a client outside of the tree waits to be accepted", None)
+            let who = socket::owner(*client);
+            let why = format!("a client outside of the tree{who} waits to be accepted");
+            open.unsupported(&why, None)
         })?;
         ids.push(id.0);
     }
@@ -402,19 +404,23 @@ fn describe_absent(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) -> 
 fn describe_outside(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) -> Result<()> {
     const OPTION: &str = "--ext-unix-sk";
     let name = record.peer_address.print();
-    let why = format!("its peer ({name}) is outside of the tree");
+    let peer = record.peer;
+    let why = || {
+        let who = socket::owner(peer);
+        format!("its peer ({name}{who}) is outside of the tree")
+    };
     if record.kind != DGRAM {
-        return Err(open.unsupported(&why, None));
+        return Err(open.unsupported(&why(), None));
     }
     let path = record.peer_address.path();
     let found = record.peer_address.is_abstract() || path.is_some_and(std::path::Path::is_absolute);
     if !found {
-        return Err(open.unsupported(&why, None));
+        return Err(open.unsupported(&why(), None));
     }
     let inodes = &cx.allow().ext_unix_inodes;
     let is_meant = inodes.is_empty() || inodes.contains(&record.inode.into());
     if !cx.allow().ext_unix_sk || !is_meant {
-        return Err(open.unsupported(&why, Some(OPTION)));
+        return Err(open.unsupported(&why(), Some(OPTION)));
     }
     if record.peer_address.path().is_some() {
         record.peer_address.file = Some(address::BoundFile::default());
@@ -1051,7 +1057,13 @@ mod tests {
         alone!({
             let [left, right] = pair(STREAM);
             let error = World::new(vec![left]).dump().unwrap_err();
-            assert!(error.to_string().contains("outside of the tree"), "{error}");
+            let who = format!("pid {} (", std::process::id());
+            let told = error.to_string();
+            assert!(
+                told.contains("outside of the tree") && told.contains(&who),
+                "{told}"
+            );
+            assert!(told.contains("a unix stream socket"), "{told}");
             drop(right);
             let server = bound(DGRAM, b"\0stillframe-test-outside");
             let client = new(DGRAM).unwrap();

@@ -1,0 +1,79 @@
+//! A command that is killed at a chosen system call of its own.
+
+use std::process::{Command, ExitStatus, Stdio};
+
+use sys::ptrace::{self, Event};
+
+use crate::wait::{SOON, wait_until};
+
+const CLONE: u64 = 56;
+const SIGCHLD: u64 = 17;
+const CLONE_VM: u64 = 0x100;
+
+/// How a run went.
+#[derive(Debug)]
+pub enum Run {
+    /// It ended by itself before.
+    Ended(ExitStatus),
+    /// It was killed.
+    Killed,
+}
+
+/// Runs `command` and kills it before the `at`-th system call, from 0, that its first thread makes
+/// behind its first fork(2). Processes that it makes are left to themselves.
+///
+/// # Panics
+/// When it cannot be started or traced.
+pub fn kill_behind_fork(command: &Command, at: usize) -> Run {
+    let mut stopped = Command::new("sh");
+    stopped
+        .args(["-c", "kill -STOP $$; exec \"$@\"", "sh"])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    for (name, value) in command.get_envs() {
+        stopped.env(name, value.expect("variables are set only"));
+    }
+    let mut child = stopped.spawn().expect("a shell starts");
+    let pid = child.id();
+    wait_until("the shell to stop", SOON, || {
+        crate::tree::state(pid) == Some('T')
+    });
+    let tid = pid.cast_signed();
+    ptrace::seize(tid, true).expect("a child can be traced");
+    crate::tree::signal(pid, rustix::process::Signal::CONT);
+    let (mut forked, mut stops) = (false, 0);
+    loop {
+        let signal = match ptrace::wait(tid).expect("it is traced").1 {
+            Event::Ended(status) => {
+                let status = std::os::unix::process::ExitStatusExt::from_raw(status);
+                // The tracer's wait was the parent's, too.
+                let _ = child.wait();
+                return Run::Ended(status);
+            }
+            // The fork's own end, then two stops for each call.
+            Event::Call if forked && stops == 2 * at + 1 => {
+                child.kill().expect("it lives");
+                child.wait().expect("it is a child");
+                return Run::Killed;
+            }
+            Event::Call => {
+                stops += usize::from(forked);
+                forked |= is_fork(tid);
+                0
+            }
+            Event::Signal(signal) => signal,
+            Event::Stop(_) | Event::Other(_) => 0,
+        };
+        ptrace::resume_to_call(tid, signal).expect("it is stopped");
+    }
+}
+
+/// Whether the thread makes a process that has memory of its own.
+fn is_fork(tid: i32) -> bool {
+    let registers = ptrace::registers(tid).expect("it is stopped");
+    let flags = registers.rdi;
+    registers.orig_rax == CLONE && flags & 0xff == SIGCHLD && flags & CLONE_VM == 0
+}
