@@ -173,15 +173,16 @@ impl Record {
     /// `born` has no slices.
     fn slice_or_runtime(&self, born: &Self) -> u64 {
         let is_default = self.runtime_ns == born.runtime_ns || born.runtime_ns == 0;
-        if self.is_fair() && is_default {
+        if self.has_slice() && is_default {
             0
         } else {
             self.runtime_ns
         }
     }
 
-    fn is_fair(&self) -> bool {
-        !self.is_realtime()
+    /// Whether the runtime is a slice.
+    fn has_slice(&self) -> bool {
+        self.policy != SCHED_DEADLINE
     }
 
     fn is_realtime(&self) -> bool {
@@ -230,7 +231,7 @@ impl Part for Scheduling {
             Some(step) => 20 - i32::try_from(answers.result(*step)).unwrap_or(20),
             None => facts.stat()?.nice,
         };
-        if record.is_fair() && record.runtime_ns == usual_slice_ns() {
+        if record.has_slice() && record.runtime_ns == usual_slice_ns() {
             record.runtime_ns = 0;
         }
         record.io_priority = u32::try_from(io_priority).unwrap_or(0);
