@@ -295,38 +295,3 @@ fn a_restore_that_is_stopped_at_the_last_moment_leaves_nothing() {
     tree::wait_gone(&tree);
     stillframe.restore(&[]).must();
 }
-
-/// Binds a page of its memory to node 0, and says whether the kernel can do that.
-const MAPPING_BOUND: &str = r#"
-import ctypes, mmap, os, signal, sys
-memory = mmap.mmap(-1, 4096)
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-MBIND, MPOL_BIND = 237, 2
-nodes = ctypes.c_ulong(1)
-args = [ctypes.c_ulong(number) for number in (address, 4096, MPOL_BIND)]
-failed = ctypes.CDLL(None).syscall(MBIND, *args, ctypes.byref(nodes), ctypes.c_ulong(64), 0)
-os.mkdir(sys.argv[1] + ("/plain" if failed else "/bound"))
-os.mkdir(sys.argv[1] + "/ready")
-signal.pause()
-"#;
-
-#[test]
-fn a_mapping_with_a_policy_of_its_own_is_named() {
-    needs_root!();
-    needs_program!("/usr/bin/python3");
-    let stillframe = stillframe();
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let program = Program::new("/usr/bin/python3")
-        .args(["-c", MAPPING_BOUND])
-        .arg(folder.path())
-        .spawn();
-    program.wait_file(&folder.path().join("ready"));
-    if !folder.path().join("bound").exists() || stillframe.is_peer() {
-        testkit::skip!("the kernel has no memory policies, or the peer stands in");
-    }
-    let before = Facts::moving(program.pid());
-    let outcome = stillframe.dump(program.pid(), &[]).must_fail();
-    let outcome = outcome.names(&["a memory policy of its own (mbind)"]);
-    assert_eq!(outcome.status.code(), Some(3), "{}", outcome.told());
-    assert_untouched(&before, &Facts::moving(program.pid()), "refused");
-}

@@ -15,7 +15,7 @@ mod stops;
 mod thread;
 mod vdso;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -29,6 +29,7 @@ use resources::fd::tcp::lock::{Leftover, Lock};
 use resources::fd::tty::control;
 use resources::map::listing::{Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
+use resources::map::policy::Policy;
 use resources::map::vdso::Vdso;
 use resources::script::{Answers, Layout, Script};
 use resources::task::{Asked, Facts, PARTS, Part, Scope, xstate};
@@ -48,7 +49,6 @@ use facts::ThreadFacts;
 use files::Files;
 pub(crate) use files::{Contents, Object, fetch};
 use look::Look;
-use policies::Policies;
 use semaphores::Semaphores;
 
 /// What was found, ready to be written.
@@ -208,6 +208,8 @@ struct Found {
     leader_is_known: bool,
     vdso: vdso::Seen,
     lock_future: u32,
+    /// The memory policies of its mappings, by their first addresses.
+    policies: HashMap<Addr, Policy>,
     records: Vec<Record>,
     rows: Vec<fd::table::Row>,
 }
@@ -234,6 +236,7 @@ impl Found {
             leader_is_known,
             vdso: vdso::Seen::default(),
             lock_future: 0,
+            policies: HashMap::new(),
             records: Vec::new(),
             rows: Vec::new(),
         };
@@ -314,7 +317,7 @@ impl Found {
             .map(Questions::new)
             .collect::<Result<Vec<_>>>()?;
         let brk = questions[0].script.call(Sysno::brk, [0u32.into()]);
-        let policies = Policies::ask(task, &self.listed, &mut questions[0].script);
+        let policies = policies::ask(task, &self.listed, &mut questions[0].script);
         let auxv = Auxv::ask(&mut questions[0].script);
         let semaphores = Semaphores::ask(&self.rows, &mut questions[0].script);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
@@ -327,7 +330,7 @@ impl Found {
             let answers = questions.answers(facts.tid, outcome)?;
             if facts.tid == pid {
                 self.brk = answers.result(brk).cast_unsigned();
-                policies.check(pid, &self.listed, &answers)?;
+                self.policies = policies.answers(&answers);
                 self.auxv = auxv.answer(&answers);
                 semaphores.answer(&mut self.rows, &answers);
             }
@@ -398,7 +401,11 @@ impl Found {
                 Backing::File => Some(files.mapped(pid, proc, listed)?.0),
                 _ => None,
             };
-            mappings.push(Mapping::of(listed, pid, file)?);
+            let policy = self.policies.get(&listed.span.start).cloned();
+            mappings.push(Mapping {
+                policy,
+                ..Mapping::of(listed, pid, file)?
+            });
         }
         spaces.scan(pid, &mut mappings, &self.listed, look)?;
         let stat = &self.stat;

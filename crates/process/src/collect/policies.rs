@@ -1,57 +1,19 @@
-//! Mappings with a memory policy of their own (mbind(2)), which are refused.
+//! Which mappings may have a memory policy of their own (mbind(2)).
 
 use std::collections::HashSet;
 
 use abi::Addr;
 use resources::map::listing::Listed;
-use resources::script::{Answers, DataAt, Script, StepAt};
-use syscalls::Sysno;
+use resources::map::policy::Policies;
+use resources::script::Script;
 
-use crate::Result;
 use crate::freeze::Task;
 
-/// The questions to a task about its mappings.
-pub(super) struct Policies(Vec<(Addr, StepAt, DataAt)>);
-
-impl Policies {
-    /// Asks for the policy of each mapping of which /proc does not say that it is the default one,
-    /// by its first page.
-    pub fn ask(task: &Task, listed: &[Listed], script: &mut Script) -> Self {
-        const MPOL_F_ADDR: u32 = 2;
-        let plain = plain(task, listed);
-        let ask = |map: &Listed| {
-            let mode = script.room(4);
-            let start = map.span.start;
-            let args = [
-                mode.into(),
-                0u32.into(),
-                0u32.into(),
-                start.into(),
-                MPOL_F_ADDR.into(),
-            ];
-            // Kernels without memory nodes do not have the call.
-            (start, script.attempt(Sysno::get_mempolicy, args), mode)
-        };
-        let unknown = listed.iter().filter(|map| !plain.contains(&map.span.start));
-        Self(unknown.map(ask).collect())
-    }
-
-    /// Checks that they all have the default policy.
-    ///
-    /// # Errors
-    /// [`resources::Error::Unsupported`] naming the first mapping that has not.
-    pub fn check(&self, pid: i32, listed: &[Listed], answers: &Answers) -> Result<()> {
-        const MPOL_DEFAULT: u32 = 0;
-        for (start, step, mode) in &self.0 {
-            if answers.result(*step) == 0 && answers.half(*mode, 0) != MPOL_DEFAULT {
-                let map = listed.iter().find(|map| map.span.start == *start);
-                let place = map.map_or_else(|| format!("mapping {start}"), Listed::place);
-                let what = format!("{place}: a memory policy of its own (mbind)");
-                return Err(resources::Error::unsupported(pid, what).into());
-            }
-        }
-        Ok(())
-    }
+/// Asks for the policy of each mapping of which /proc does not say that it is the default one.
+pub(super) fn ask(task: &Task, listed: &[Listed], questions: &mut Script) -> Policies {
+    let plain = plain(task, listed);
+    let starts = listed.iter().map(|map| map.span.start);
+    Policies::ask(starts.filter(|start| !plain.contains(start)), questions)
 }
 
 /// The starts of mappings with the default policy, as far as that is told by numa_maps at once; of

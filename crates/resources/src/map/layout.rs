@@ -12,7 +12,7 @@ use super::memory::{Mapping, Memory, Segment, Special};
 use super::pages::has_own;
 pub use super::pages::{PAGES_FILE, Pages, Stored};
 pub(super) use super::pages::{clip, overlapping};
-use super::{read, vdso};
+use super::{policy, read, vdso};
 use crate::script::{Arg, PoolId, Script, Width};
 use crate::{Error, Result};
 
@@ -115,6 +115,7 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
             inherit::keep(planning, map, (prot != inherited).then_some(prot), script);
         } else {
             lay(planning, map, prot, script);
+            policy::bind(map, script);
         }
         let outside = planning.fill == Fill::Outside && !early && !kept[index];
         if outside && map.is_private() && map.is_anonymous() {

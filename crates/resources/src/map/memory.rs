@@ -4,6 +4,7 @@ use abi::{Addr, PAGE_BYTES, Span};
 use prost::Message;
 
 use super::listing::{Backing, Listed};
+use super::policy::Policy;
 use crate::{Error, Result};
 
 /// The record's number in images.
@@ -77,6 +78,9 @@ pub struct Mapping {
     /// The System V shared memory that it is.
     #[prost(message, optional, tag = "12")]
     pub segment: Option<Segment>,
+    /// Its memory policy, if it is not the thread's.
+    #[prost(message, optional, tag = "13")]
+    pub policy: Option<Policy>,
 }
 
 /// An attached segment of System V shared memory, whose file only tells what is in it.
@@ -200,6 +204,9 @@ impl Mapping {
         if let Some(advice) = self.advice.iter().find(|advice| !known(advice)) {
             return Some(format!("advice {advice}"));
         }
+        if let Some(policy) = self.policy.as_ref().filter(|policy| !policy.is_known()) {
+            return Some(format!("policy {:#x}", policy.mode));
+        }
         let inside = |guard: &[u64]| {
             let [start, bytes] = *guard else { return false };
             let whole = start.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES);
@@ -301,6 +308,7 @@ impl Mapping {
                 number,
                 read_only: !listed.has(b"mw"),
             }),
+            policy: None,
         })
     }
 
@@ -316,6 +324,7 @@ impl Mapping {
             && self.file == early.file
             && (self.is_anonymous() || place(self) == place(early))
             && self.name == early.name
+            && self.policy == early.policy
     }
 }
 

@@ -5,6 +5,7 @@
 //! - [`pages`]: where its pages come from,
 //! - [`layout`]: the calls that lay it out again,
 //! - [`inherit`]: what is left out of them, as a parent made it,
+//! - [`policy`]: from which nodes its memory comes,
 //! - [`read`]: those of them that read pages,
 //! - [`vdso`]: the kernel's code in it, and how another kernel's is replaced.
 
@@ -13,5 +14,6 @@ pub mod layout;
 pub mod listing;
 pub mod memory;
 pub mod pages;
+pub mod policy;
 mod read;
 pub mod vdso;

@@ -341,6 +341,17 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::ioprio_set, &[One(names::IOPRIO_WHO), Int, Hex]),
     (Sysno::kill, &[Int, Signal]),
     (Sysno::madvise, &[Address, Number, One(names::MADV)]),
+    (
+        Sysno::mbind,
+        &[
+            Address,
+            Number,
+            One(names::MPOL),
+            Struct(NODES),
+            Number,
+            Number,
+        ],
+    ),
     (Sysno::membarrier, &[One(names::MEMBARRIER)]),
     (Sysno::mlock2, &[Address, Number, Flags(names::MLOCK)]),
     (Sysno::mlockall, &[Flags(names::MCL)]),

@@ -4,7 +4,8 @@ use syscalls::Sysno;
 
 use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
-use crate::script::{Answers, Script};
+use crate::map::policy::Policy;
+use crate::script::{Answers, Arg, Script};
 
 /// A thread's memory policy.
 pub struct MemoryPolicy;
@@ -20,12 +21,6 @@ pub struct Record {
     pub nodes: Vec<u64>,
 }
 
-/// More nodes than any kernel is built for (`CONFIG_NODES_SHIFT`).
-const NODES_WORDS: usize = 16;
-const NODES: u64 = 64 * NODES_WORDS as u64;
-/// `MPOL_F_STATIC_NODES`, `MPOL_F_RELATIVE_NODES`, `MPOL_F_NUMA_BALANCING`.
-const FLAGS: u32 = 1 << 15 | 1 << 14 | 1 << 13;
-
 impl Part for MemoryPolicy {
     fn tag(&self) -> u16 {
         tags::MEMORY_POLICY
@@ -40,34 +35,30 @@ impl Part for MemoryPolicy {
     }
 
     fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
-        let mode = questions.room(8);
-        let nodes = questions.room(8 * NODES_WORDS);
-        let args = [mode.into(), nodes.into(), (NODES + 1).into()];
+        let room = Policy::room(questions);
+        let [mode, nodes] = room.map(Arg::from);
+        let args = [mode, nodes, Policy::room_bits().into()];
         // Kernels without nodes do not have the call.
         let step = questions.attempt(Sysno::get_mempolicy, args);
         Ok(Asked {
             steps: vec![step],
-            data: vec![mode, nodes],
+            data: room.to_vec(),
         })
     }
 
     fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
-        let mode = answers.half(asked.data[0], 0);
-        if answers.result(asked.steps[0]) < 0 || mode == 0 {
+        if answers.result(asked.steps[0]) < 0 {
             return Ok(None);
         }
-        let word = |at| answers.word(asked.data[1], 8 * at);
-        let mut nodes = (0..NODES_WORDS).map(word).collect::<Vec<_>>();
-        while nodes.last() == Some(&0) {
-            nodes.pop();
-        }
-        Ok(Some(prost::Message::encode_to_vec(&Record { mode, nodes })))
+        let policy = Policy::told(answers, [asked.data[0], asked.data[1]]);
+        let record = policy.map(|Policy { mode, nodes }| Record { mode, nodes });
+        Ok(record.map(|record| prost::Message::encode_to_vec(&record)))
     }
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
         let record: Record = decode(self, payload)?;
         let bit = |at: &u32| record.nodes[*at as usize / 64] & 1 << (at % 64) != 0;
-        let count = u32::try_from(record.nodes.len().min(NODES_WORDS)).unwrap_or(0);
+        let count = u32::try_from(record.nodes.len().min(16)).unwrap_or(0);
         let nodes = (0..64 * count).filter(bit).collect::<Vec<_>>();
         Ok(format!("mode {:#x} nodes {nodes:?}", record.mode))
     }
@@ -87,14 +78,12 @@ impl Part for MemoryPolicy {
             return Ok(());
         };
         let record: Record = decode(self, payload)?;
-        if record.mode & !FLAGS > 16 || record.nodes.len() > NODES_WORDS {
-            return Err(who.corrupt(self, format!("mode {:#x}", record.mode)));
+        let (mode, nodes) = (record.mode, record.nodes);
+        let policy = Policy { mode, nodes };
+        if !policy.is_known() {
+            return Err(who.corrupt(self, format!("mode {mode:#x}")));
         }
-        let mut nodes = record.nodes;
-        nodes.resize(NODES_WORDS, 0);
-        let nodes = nodes.iter().flat_map(|word| word.to_le_bytes());
-        let nodes = script.bytes(&nodes.collect::<Vec<_>>());
-        let args = [record.mode.into(), nodes.into(), (NODES + 1).into()];
+        let args = policy.arguments(script);
         script.call(Sysno::set_mempolicy, args);
         script.note(self.name());
         Ok(())
