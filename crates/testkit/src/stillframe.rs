@@ -2,7 +2,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 
 use crate::program::Spawned;
 use crate::tree;
@@ -13,6 +16,9 @@ pub const VARIABLE: &str = "STILLFRAME_BIN";
 
 const DUMP_LOG: &str = "dump.log";
 const RESTORE_LOG: &str = "restore.log";
+
+/// When a command is given up and killed, so that it fails its test and not the whole run.
+const LONGEST_RUN: Duration = Duration::from_secs(300);
 
 /// Runs the command under test against one directory for images, which goes away with it.
 pub struct Stillframe {
@@ -190,15 +196,26 @@ impl Stillframe {
         // To files and not to pipes: a restored task that inherited a pipe would keep it open.
         let output = tempfile::NamedTempFile::new().expect("a temporary file can be made");
         let handle = || output.reopen().expect("the file was just made");
-        let status = command
+        let mut child = command
             .stdout(handle())
             .stderr(handle())
-            .status()
+            .spawn()
             .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
+        let pid = child.id();
+        let (ended, end) = channel::<()>();
+        let watch = std::thread::spawn(move || {
+            if end.recv_timeout(LONGEST_RUN) == Err(RecvTimeoutError::Timeout) {
+                tree::signal(pid, Signal::KILL);
+            }
+        });
+        let status = child.wait().expect("a child can be waited for");
+        let elapsed = start.elapsed();
+        drop(ended);
+        watch.join().expect("it only waits");
         Outcome {
             what: format!("{command:?}"),
             status,
-            elapsed: start.elapsed(),
+            elapsed,
             output: read_lossy(output.path()),
             log: read_lossy(&log),
         }

@@ -11,6 +11,7 @@ mod error;
 mod kernels;
 mod measure;
 mod packages;
+mod programs;
 mod repo;
 mod storm;
 mod test;
@@ -43,6 +44,8 @@ enum Task {
     Demo(demo::Arguments),
     /// Dump and restore trees that are made from seeds; docs/testing.md.
     Storm(storm::Arguments),
+    /// Dump and restore real programs in the middle of their work.
+    Programs(programs::Arguments),
     /// Measure against a peer; the results go to docs/benchmarks.md.
     Bench(measure::Arguments),
     /// Write the static release binary, its completions and its man page into one folder.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Task::Tidy(arguments) => tidy::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Storm(arguments) => storm::run(&arguments),
+        Task::Programs(arguments) => programs::run(&arguments),
         Task::Bench(arguments) => measure::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),
     };

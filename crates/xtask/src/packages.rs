@@ -1,4 +1,5 @@
 //! What is installed from Debian, each package with its reason.
+use std::borrow::Cow;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -8,89 +9,89 @@ use crate::error::Result;
 use crate::repo;
 
 /// A Debian package, the program of it that is used, and what for.
-pub struct Package {
+pub struct Package<'a> {
     /// Its name in Debian.
-    pub name: &'static str,
+    pub name: &'a str,
     /// The program that is looked for: where it is there, nothing is installed.
-    pub program: &'static str,
+    pub program: &'a str,
     /// Who uses it.
-    pub reason: &'static str,
+    pub reason: &'a str,
     /// The services that it would start.
-    pub services: &'static [&'static str],
+    pub services: Cow<'a, [&'a str]>,
 }
 
 /// What the tests use.
-pub const FOR_TESTS: &[Package] = &[
+pub const FOR_TESTS: &[Package<'_>] = &[
     Package {
         name: "redis-server",
         program: "redis-server",
         reason: "a real program that the tests dump and restore",
-        services: &["redis-server.service"],
+        services: Cow::Borrowed(&["redis-server.service"]),
     },
     Package {
         name: "redis-tools",
         program: "redis-cli",
         reason: "the client of redis-server",
-        services: &[],
+        services: Cow::Borrowed(&[]),
     },
     Package {
         name: "nginx-light",
         program: "nginx",
         reason: "a real program that the tests dump and restore, with workers",
-        services: &["nginx.service"],
+        services: Cow::Borrowed(&["nginx.service"]),
     },
     Package {
         name: "python3",
         program: "python3",
         reason: "a real program that the tests dump and restore, with threads",
-        services: &[],
+        services: Cow::Borrowed(&[]),
     },
     Package {
         name: "strace",
         program: "strace",
         reason: "shows that a target that was left running is not traced, and its calls restart",
-        services: &[],
+        services: Cow::Borrowed(&[]),
     },
     Package {
         name: "lz4",
         program: "lz4",
         reason: "unpacks the kernel whose vDSO the tests put into their subjects",
-        services: &[],
+        services: Cow::Borrowed(&[]),
     },
     Package {
         name: "zstd",
         program: "zstd",
         reason: "unpacks the kernel whose vDSO the tests put into their subjects",
-        services: &[],
+        services: Cow::Borrowed(&[]),
     },
     Package {
         name: "xz-utils",
         program: "xz",
         reason: "unpacks the modules of a kernel that the tests boot",
-        services: &[],
+        services: Cow::Borrowed(&[]),
     },
     Package {
         name: "qemu-system-x86",
         program: "qemu-system-x86_64",
         reason: "boots other kernels, on which the tests run as well",
-        services: &[],
+        services: Cow::Borrowed(&[]),
     },
 ];
 
 /// What the demonstration uses.
-pub const FOR_DEMO: &[Package] = &[Package {
+pub const FOR_DEMO: &[Package<'_>] = &[Package {
     name: "redis-server",
     program: "redis-server",
     reason: "the program that is dumped and restored",
-    services: &["redis-server.service"],
+    services: Cow::Borrowed(&["redis-server.service"]),
 }];
 
 /// What the benchmarks use.
-pub const FOR_BENCH: &[Package] = &[Package {
+pub const FOR_BENCH: &[Package<'_>] = &[Package {
     name: "debootstrap",
     program: "debootstrap",
     reason: "unpacks the peer into a folder outside the repository",
-    services: &[],
+    services: Cow::Borrowed(&[]),
 }];
 
 /// Where a package's script asks whether it may start its service.
@@ -102,7 +103,7 @@ const POLICY: &str = "/usr/sbin/policy-rc.d";
 ///
 /// # Errors
 /// When apt-get fails.
-pub fn install(packages: &[Package]) -> Result<()> {
+pub fn install(packages: &[Package<'_>]) -> Result<()> {
     let missing: Vec<_> = packages
         .iter()
         .filter(|package| !is_there(package.program))
@@ -126,7 +127,7 @@ pub fn install(packages: &[Package]) -> Result<()> {
             .args(["install", "--yes", "--no-install-recommends"])
             .args(names),
     )?;
-    for service in missing.iter().flat_map(|package| package.services) {
+    for service in missing.iter().flat_map(|package| package.services.iter()) {
         disable(service);
     }
     Ok(())

@@ -15,7 +15,7 @@ const ROWS: &[&[&str]] = &[
     &["cli"],
 ];
 /// Crates that only developers build; they may use every row, and no row uses them but to test.
-const DEVELOPERS: &[&str] = &["testkit", "bench", "xtask"];
+const DEVELOPERS: &[&str] = &["testkit", "bench", "programs", "xtask"];
 /// What a crate may not use although it lies below, and why.
 const FORBIDDEN: &[(&str, &str, &str)] = &[
     ("resources", "store", "`resources` never opens a store"),

@@ -23,7 +23,7 @@ const VAGUE: &[&str] = &[
 const UNSAFE_CRATES: &[&str] = &["sys", "blob"];
 /// The crates that may print, read the environment and end the process: the command, and what only
 /// developers run.
-const SPEAKING_CRATES: &[&str] = &["cli", "testkit", "bench", "xtask"];
+const SPEAKING_CRATES: &[&str] = &["cli", "testkit", "bench", "programs", "xtask"];
 /// How a crate would print, read the environment or end the process.
 const SPEECH: &[&str] = &[
     "println!",
