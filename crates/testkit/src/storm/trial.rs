@@ -110,7 +110,11 @@ fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<E
     while trial.subject.ask("go") == "paused" {
         let before = trial.look_before()?;
         if let Some(refusal) = trial.cycle(&before)? {
-            trial.compare(&before, "after a refusal")?;
+            if variant == Variant::Predump {
+                trial.compare_tracked(&before)?;
+            } else {
+                trial.compare(&before, "after a refusal")?;
+            }
             return Ok(Ended::Refused(refusal));
         }
         trial.compare(&before, "after the restore")?;

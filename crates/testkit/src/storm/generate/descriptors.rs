@@ -10,6 +10,8 @@ pub(super) struct End {
     pub origin: u16,
     /// The other end, for what has two.
     pub other: u16,
+    /// The task that opened it.
+    pub opener: u8,
 }
 
 /// How much is written at once: around a page, a pipe's room, a socket's.
@@ -112,6 +114,7 @@ impl Generator {
                 kind,
                 origin: slot + at,
                 other: slot + 1 - at,
+                opener: task,
             };
             self.known(task).held.insert(slot + at, end);
         }
@@ -149,11 +152,14 @@ impl Generator {
     }
 
     fn watch(&mut self, task: u8, slot: u16, held: &[(u16, End)]) {
-        let mut epolls = held.iter().filter(|(_, end)| end.kind == Opened::Epoll);
-        // Under the number of its first holder: another's is not kept.
+        // A number under which another task than the epoll's first holder watches is not kept yet.
+        let own = |end: &End| end.opener == task;
+        let mut epolls = held
+            .iter()
+            .filter(|(name, end)| end.kind == Opened::Epoll && own(end) && end.origin == *name);
         let is_first = held
             .iter()
-            .any(|&(name, end)| name == slot && end.origin == slot);
+            .any(|&(name, end)| name == slot && end.origin == slot && own(&end));
         if let (Some(&(epoll, _)), true) = (epolls.next(), is_first) {
             let (edge, once) = (self.chance.once_in(2), self.chance.once_in(4));
             let watch = Action::Watch {
@@ -225,6 +231,7 @@ impl Generator {
                     },
                     origin: new,
                     other: new + 1,
+                    opener: task,
                 };
                 self.known(task).held.insert(new, end);
                 let to = slot;

@@ -151,7 +151,10 @@ fn describe(held: &Held) -> String {
     ) {
         tell("pipe bytes", &fcntl_getpipe_size(file).ok());
     }
-    tell("unread", &rustix::io::ioctl_fionread(file).ok());
+    // Of what is on its way through TCP, either end holds some.
+    if held.ends.kind != Opened::Tcp {
+        tell("unread", &rustix::io::ioctl_fionread(file).ok());
+    }
     // How much room a terminal has left depends on the pieces in which what it holds was written.
     let out = if held.ends.kind == Opened::Terminal {
         PollFlags::empty()
