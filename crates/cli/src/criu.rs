@@ -245,6 +245,7 @@ pub static FLAGS: &[Flag] = &[
     flag("weak-sysctls", Switch, [Idle, Refused, Idle]),
     flag("work-dir", Required, [Taken, Taken, Taken]).short('W'),
 
+    flag("dry-run", Bare, [Taken, Misplaced, Misplaced]).own(),
     // Elsewhere than on check the beginning of criu's --images-dir.
     flag("image", Required, [Taken, Taken, Taken]).own(),
     flag("json", Bare, [Taken, Taken, Taken]).own(),

@@ -15,7 +15,7 @@ use crate::exit::{Failure, Status};
 use crate::quick::{self, Fill, flag, number, text};
 use crate::session::Common;
 use crate::watch::Watch;
-use crate::{statistics, values};
+use crate::{output, statistics, values};
 
 /// Save a process tree into an image
 #[derive(Debug, Args)]
@@ -35,6 +35,10 @@ pub struct Dump {
     /// Let the tree run on, and stop it only for moments: its memory is copied while it runs
     #[arg(long, conflicts_with = "leave_stopped")]
     live: bool,
+
+    /// Save nothing: say what is in the way of a dump, and let the tree run on
+    #[arg(long)]
+    dry_run: bool,
 
     /// Store deleted files up to this size, in bytes or with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = values::size)]
@@ -84,6 +88,7 @@ impl Fill for Dump {
             "leave-running" => self.leave_running = flag(value)?,
             "leave-stopped" => self.leave_stopped = flag(value)?,
             "live" => self.live = flag(value)?,
+            "dry-run" => self.dry_run = flag(value)?,
             "ghost-limit" => self.ghost_limit = values::size(text(value)?).ok()?,
             "timeout" => self.timeout = number(value)?,
             "skip-in-flight" => self.skip_in_flight = flag(value)?,
@@ -111,6 +116,7 @@ impl Dump {
             leave_running: false,
             leave_stopped: false,
             live: false,
+            dry_run: false,
             ghost_limit: DEFAULT_GHOST_LIMIT_BYTES,
             timeout: DEFAULT_TIMEOUT.as_secs(),
             skip_in_flight: false,
@@ -140,6 +146,9 @@ impl Dump {
             skip_in_flight: self.skip_in_flight,
             ..Allowed::try_from(&self.allowed)?
         };
+        if self.dry_run {
+            return self.try_out(allowed, started);
+        }
         let mut session = self.common.start("dump", true, idle, started)?;
         let options = self.options(allowed, &session.images_dir);
         let mut watch = Watch::new(&session);
@@ -154,7 +163,45 @@ impl Dump {
             report.statistics.tasks,
             report.total_us
         );
+        if options.afterwards != Afterwards::Kill {
+            for link in &report.links {
+                let link = process::report::printable(&link.display().to_string());
+                let what = format!("the image needs the hard link {link}: it stays as long");
+                log::warn!("{what}");
+                output::complain(&format!("stillframe: {what}\n"));
+            }
+        }
         self.common.tell(|| to_json(&report), || to_text(&report));
+        Ok(Status::Done)
+    }
+
+    /// Says what is in the way of a dump; nothing is saved, and no file made but the log where one
+    /// is asked for.
+    fn try_out(self, allowed: Allowed, started: Instant) -> Result<Status, Failure> {
+        self.common.start_without_images(started)?;
+        let options = self.options(allowed, &self.common.images_dir);
+        let report = process::dry_run(&options).map_err(|source| Failure::Engine {
+            doing: "dump",
+            source: Box::new(source),
+        })?;
+        let json = json!({"dump": {
+            "dry_run": true,
+            "obstacles": [],
+            "tasks": report.tasks,
+            "threads": report.threads,
+            "frozen_us": report.frozen_us,
+            "plan_us": report.plan_us,
+            "total_us": report.total_us,
+        }});
+        let text = format!(
+            "nothing is in the way of a dump (tasks: {}, threads: {}, stopped for {} us)\n",
+            report.tasks, report.threads, report.frozen_us
+        );
+        output::say(&if self.common.json {
+            format!("{json}\n")
+        } else {
+            text
+        });
         Ok(Status::Done)
     }
 
@@ -197,6 +244,9 @@ fn to_json(report: &DumpReport) -> Value {
         "longest_frozen_us": report.longest_frozen_us,
         "instants": report.instants,
         "freed_bytes": report.freed_bytes,
+        "links": report.links.iter()
+            .map(|link| link.display().to_string())
+            .collect::<Vec<_>>(),
         "total_us": report.total_us,
         "statistics": statistics::to_json(known),
     }})

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use process::Blame;
+use process::{Blame, Obstacle};
 use serde_json::{Value, json};
 
 use crate::{config, reading};
@@ -151,6 +151,14 @@ impl Failure {
         Some(advice.to_owned())
     }
 
+    /// Returns what keeps a tree from being saved, where that is why.
+    pub fn obstacles(&self) -> &[Obstacle] {
+        match self {
+            Self::Engine { source, .. } => source.obstacles(),
+            _ => &[],
+        }
+    }
+
     fn causes(&self) -> Vec<String> {
         let mut causes = Vec::new();
         let mut error = self.source();
@@ -179,8 +187,19 @@ impl Failure {
             "message": self.to_string(),
             "causes": self.causes(),
             "advice": self.advice(),
+            "obstacles": self.obstacles().iter().map(obstacle_to_json).collect::<Vec<_>>(),
         }})
     }
+}
+
+fn obstacle_to_json(obstacle: &Obstacle) -> Value {
+    json!({
+        "pid": obstacle.pid,
+        "name": obstacle.name,
+        "what": obstacle.what,
+        "why": obstacle.why,
+        "allow": obstacle.allow,
+    })
 }
 
 #[cfg(test)]
@@ -254,6 +273,7 @@ mod tests {
             ],
             "kind": "store",
             "message": "cannot create the log file /x/dump.log",
+            "obstacles": [],
             "status": 6
           }
         }

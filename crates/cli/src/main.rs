@@ -75,6 +75,12 @@ fn program() -> u8 {
     let status = run(arguments, started).unwrap_or_else(|failure| {
         log::error!("{}", failure.line());
         output::complain(&format!("stillframe: {}\n", failure.line()));
+        // A single one is in the line.
+        let obstacles = failure.obstacles();
+        for obstacle in obstacles.iter().filter(|_| obstacles.len() > 1) {
+            log::error!("{obstacle}");
+            output::complain(&format!("  {obstacle}\n"));
+        }
         if let Some(advice) = failure.advice() {
             output::complain(&format!("  {advice}\n"));
         }
@@ -83,6 +89,15 @@ fn program() -> u8 {
         }
         failure.status()
     });
+    let status = match output::unsaid() {
+        Some(error) if status == Status::Done => {
+            log::error!("cannot write to the standard output: {error}");
+            let text = format!("stillframe: cannot write to the standard output: {error}\n");
+            output::complain(&text);
+            Status::Store
+        }
+        _ => status,
+    };
     logfile::flush();
     status as u8
 }

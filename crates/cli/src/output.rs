@@ -1,13 +1,29 @@
 //! The program's words on stdout and stderr.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
+use std::sync::OnceLock;
 
-/// Writes `text` to stdout. A reader that went away is not an error of ours.
+/// Why something could not be said.
+static UNSAID: OnceLock<std::io::Error> = OnceLock::new();
+
+/// Writes `text` to stdout. A reader that went away is not an error of ours; any other failure is
+/// kept for [`unsaid`].
 pub fn say(text: &str) {
     let mut stdout = std::io::stdout().lock();
-    let _ = stdout
+    let said = stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());
+    if let Err(error) = said
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        // The first one tells enough.
+        let _ = UNSAID.set(error);
+    }
+}
+
+/// Returns why something could not be written to stdout, if it could not.
+pub fn unsaid() -> Option<&'static std::io::Error> {
+    UNSAID.get()
 }
 
 /// Writes `text` to stderr.

@@ -153,6 +153,16 @@ impl Common {
         self.work_dir.is_none() && self.common.log_file.is_none()
     }
 
+    /// Opens the log file if one is asked for; of the directory of the image there need be none.
+    ///
+    /// # Errors
+    /// The log file cannot be made, or a descriptor is not open.
+    pub fn start_without_images(&self, started: Instant) -> Result<(), Failure> {
+        self.common.close_descriptors()?;
+        let work_dir = absolute(self.work_dir.as_deref().unwrap_or(&self.images_dir))?;
+        self.common.open_log(&work_dir, None, started)
+    }
+
     /// Opens the log file in the work directory, making the directories that `make` asks for.
     ///
     /// Called before anything else opens a descriptor: the caller's are taken over here.

@@ -65,6 +65,9 @@ fn to_json(image: &Description) -> Value {
     json!({
         "image": image.image,
         "parent": image.parent,
+        "links": image.links.iter()
+            .map(|link| link.display().to_string())
+            .collect::<Vec<_>>(),
         "format": image.format,
         "features": image.features,
         "creation": {
@@ -185,6 +188,10 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
     }
     if !image.features.is_empty() {
         writeln!(text, "features {}", image.features.join(", "))?;
+    }
+    for link in &image.links {
+        let link = link.display().to_string();
+        writeln!(text, "needs the hard link {}", printable(&link))?;
     }
     for vdso in &image.vdsos {
         let ours = if vdso.needs_proxy {
@@ -450,6 +457,7 @@ mod tests {
         Description {
             image: "5f".to_owned(),
             parent: None,
+            links: Vec::new(),
             format: 1,
             features: vec!["checksums".to_owned()],
             creation: Creation {

@@ -192,6 +192,7 @@ fn action(stage: Stage) -> &'static str {
     match stage {
         Stage::PreDump => "pre-dump",
         Stage::NetworkLock => "network-lock",
+        Stage::PostFreeze => "post-freeze",
         Stage::PostDump => "post-dump",
         Stage::PreRestore => "pre-restore",
         Stage::SetupNamespaces => "setup-namespaces",

@@ -32,7 +32,9 @@ impl Reader {
         };
         let threads = threads.clamp(1, batches.len().max(1));
         let results: Vec<_> = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(verify)).collect();
+            // Where the system makes no more threads, those that there are do all of it.
+            let start = |_| std::thread::Builder::new().spawn_scoped(scope, verify).ok();
+            let others: Vec<_> = (1..threads).map_while(start).collect();
             let own = verify();
             let join = |other: std::thread::ScopedJoinHandle<'_, _>| {
                 other

@@ -2,7 +2,7 @@
 use std::panic::resume_unwind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::thread::{ScopedJoinHandle, scope};
+use std::thread::{Builder, scope};
 
 use rustix::thread::sched_getaffinity;
 
@@ -30,6 +30,7 @@ pub fn threads_beside(bytes: u64) -> usize {
 
 /// Does the work `0..count` on `threads` threads, of which the caller's is one. Each thread makes
 /// a state for itself; numbers are given out in ascending order, and none any more after a failure.
+/// Where the system makes no more threads, those that there are do all of it.
 ///
 /// # Errors
 /// The failure with the lowest number of those that happened.
@@ -60,9 +61,15 @@ pub fn work<S>(
     };
     scope(|scope| {
         let run = &run;
-        let others: Vec<ScopedJoinHandle<'_, ()>> = (1..threads.min(count))
-            .map(|thread| scope.spawn(move || run(thread)))
-            .collect();
+        let start = |thread| Builder::new().spawn_scoped(scope, move || run(thread));
+        let others = (1..threads.min(count)).map_while(|thread| match start(thread) {
+            Ok(other) => Some(other),
+            Err(error) => {
+                log::debug!("{thread} threads must do: {error}");
+                None
+            }
+        });
+        let others = others.collect::<Vec<_>>();
         run(0);
         others
             .into_iter()

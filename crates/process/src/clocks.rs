@@ -142,9 +142,8 @@ impl Resumed {
                 "a monotonic clock that goes back by {seconds:.3} s, as no time namespace can be \
                  made here ({error}),"
             );
-            let allow = Some("--no-timens");
-            let pid = root;
-            return Err(resources::Error::Unsupported { pid, what, allow }.into());
+            let refused = resources::Error::unsupported(root, what);
+            return Err(refused.unless("--no-timens").into());
         }
         log::warn!(
             "monotonic clocks jump ahead by {seconds:.3} s: no time namespace can be made: {error}"

@@ -44,6 +44,10 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
     Ok(Description {
         image: reader.id().to_string(),
         parent: reader.parent().map(|(id, path)| format!("{id} in {path}")),
+        links: crate::links::of(&reader)
+            .iter()
+            .map(crate::links::Link::path)
+            .collect(),
         format: FORMAT_VERSION,
         features: reader.features().to_vec(),
         creation: Creation {

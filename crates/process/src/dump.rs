@@ -14,13 +14,14 @@ use crate::collect::look::Look;
 use crate::collect::{Contents, Inventory, Object, collect};
 use crate::freeze::{Body, Frozen, freeze};
 use crate::layer::Layer;
+use crate::links::{self, Link};
 use crate::network::{self, Replaced};
 use crate::patience::Patience;
 use crate::seal::seal;
 use crate::sentinel::{Sentinel, kill_all};
 use crate::statistics::as_micros;
 use crate::{
-    Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage, Statistics, dedup,
+    Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage, Statistics, dedup, halt,
 };
 
 /// Saves the tree under `options.tree` into `options.images_dir`.
@@ -50,14 +51,17 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     if let Some(parent) = dedup_over {
         dedup::check(&options.images_dir, parent)?;
     }
-    let replaced = Replaced::of(&*store);
+    let (replaced, replaced_links) = (Replaced::of(&*store), links::of_store(&*store));
     let writer = layer.writer(store.clone(), options)?;
     let image = writer.id();
     let kill = options.afterwards == Afterwards::Kill;
     let (mut frozen, mut inventory) = freeze_and_collect(options, began, kill, layer.look())?;
+    observer
+        .stage(Stage::PostFreeze, Some(root))
+        .map_err(Error::Vetoed)?;
     let lock = inventory.lock.take();
     let _leftover = inventory.leftover.take();
-    let mut undo = Undo(Vec::new());
+    let mut undo = std::mem::take(&mut inventory.undo);
     let statistics = Statistics {
         parent_pages: layer.inherit(&mut inventory, &writer)?,
         collect_us: as_micros(frozen.since.elapsed() - frozen.freezing),
@@ -65,9 +69,9 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     };
     layer.track(&mut frozen, &inventory)?;
     let since = frozen.since;
-    let mut report = write(
-        inventory, writer, statistics, since, options, observer, &mut undo,
-    )?;
+    let mut report = write(inventory, writer, statistics, since, options, observer)?;
+    // The image that needed them is gone.
+    links::remove(&replaced_links);
     let vetoed = observer.stage(Stage::PostDump, Some(root));
     let ready = vetoed.map_err(Error::Vetoed).and_then(|()| match kill {
         true => Ending::kill(&frozen, lock, || network::label(image, options)).map(Ending::Killed),
@@ -185,6 +189,7 @@ pub(crate) fn watch_progress(observer: &mut dyn Observer, total_bytes: u64) -> i
 const RESERVE_FROM_BYTES: u64 = 4 << 20;
 
 /// What the dump changed on the host and takes back if it fails.
+#[derive(Default)]
 pub(crate) struct Undo(pub Vec<Box<dyn FnOnce()>>);
 
 impl Drop for Undo {
@@ -200,9 +205,7 @@ fn write(
     since: Instant,
     options: &DumpOptions,
     observer: &mut dyn Observer,
-    undo: &mut Undo,
 ) -> Result<DumpReport> {
-    undo.0 = inventory.undo;
     let mut records_bytes = 0;
     for record in inventory.records {
         records_bytes += record.payload.len() as u64;
@@ -251,6 +254,7 @@ fn write(
         image: id.to_string(),
         image_bytes: statistics.stored_bytes() + records_bytes,
         statistics,
+        links: inventory.links.iter().map(Link::path).collect(),
         ..DumpReport::default()
     })
 }
@@ -356,7 +360,12 @@ pub(crate) fn end(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
             let stopped = kill_process(pid, Signal::STOP);
             stopped.map_err(|e| Error::kernel(format!("cannot stop pid {}", task.pid), e))?;
         }
-        return Ok(());
+        let tasks = frozen.tasks.iter();
+        let threads = tasks.flat_map(|task| task.threads().iter());
+        let tids = threads.map(|thread| thread.tid).collect::<Vec<_>>();
+        // They stop when they are not traced any more.
+        drop(frozen);
+        return halt::wait(&tids);
     }
     for task in frozen.tasks {
         task.release()?;

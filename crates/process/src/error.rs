@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::Obstacle;
 use crate::report::{Blame, Veto};
 
 /// An error of this crate's functions.
@@ -73,6 +74,9 @@ pub enum Error {
     /// The image was made on a system that this one cannot stand in for.
     #[error("{0}")]
     Unfit(String),
+    /// The tree uses what is not saved; nothing was changed.
+    #[error("{}", told(.0))]
+    Obstacles(Vec<Obstacle>),
     /// A restore of the image that was made cannot be planned.
     #[error("the image could not be restored, so there is none and the tree goes on")]
     Unrestorable {
@@ -154,6 +158,7 @@ impl Error {
         use resources::Error as Resource;
         match self {
             Self::Resource(Resource::Unsupported { .. } | Resource::Passing { .. })
+            | Self::Obstacles(_)
             | Self::Unfit(_)
             | Self::Image(image::Error::Unsupported { .. }) => Blame::Unsupported,
             Self::Resource(
@@ -170,8 +175,19 @@ impl Error {
             // Whatever the planner says, the target has something that cannot be brought back.
             Self::Unrestorable { .. } => Blame::Unsupported,
             Self::Image(_) | Self::Store(_) => Blame::Store,
-            Self::Pages(error) => blame_pages(error),
+            Self::Pages(error) => blame_source(error),
+            // Contents of files are read from the image, too.
+            Self::Resource(Resource::Kernel { source, .. }) => blame_source(source),
             _ => Blame::Kernel,
+        }
+    }
+
+    /// Everything that keeps a tree from being saved, as far as this error is about that.
+    #[must_use]
+    pub fn obstacles(&self) -> &[Obstacle] {
+        match self {
+            Self::Obstacles(obstacles) => obstacles,
+            _ => &[],
         }
     }
 
@@ -189,6 +205,7 @@ impl Error {
                     ..
                 },
             ) => Some(format!("run the command again with {option}")),
+            Self::Obstacles(obstacles) => allowing(obstacles),
             Self::Image(image::Error::Needed { path, .. }) => Some(format!(
                 "use another directory, or first have `stillframe merge` make the image in {path}, \
                  relative to this one, whole"
@@ -227,7 +244,32 @@ impl Error {
     }
 }
 
-fn blame_pages(error: &pages::Error) -> Blame {
+/// One obstacle, or how many there are.
+fn told(obstacles: &[Obstacle]) -> String {
+    match obstacles {
+        [one] => one.to_string(),
+        several => format!("{} things are not supported", several.len()),
+    }
+}
+
+/// The options that would help.
+fn allowing(obstacles: &[Obstacle]) -> Option<String> {
+    let mut options = obstacles
+        .iter()
+        .filter_map(|obstacle| obstacle.allow)
+        .collect::<Vec<_>>();
+    options.sort_unstable();
+    options.dedup();
+    let all = obstacles.iter().all(|obstacle| obstacle.allow.is_some());
+    match (options.is_empty(), all) {
+        (true, _) => None,
+        (false, true) => Some(format!("run the command again with {}", options.join(" "))),
+        (false, false) => Some(format!("{} would allow some of it", options.join(" "))),
+    }
+}
+
+/// Whose fault an error is that may come from the image.
+fn blame_source(error: &(dyn std::error::Error + 'static)) -> Blame {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
         match error.downcast_ref::<image::Error>() {

@@ -81,7 +81,7 @@ pub struct Task {
     /// What each thread had been waiting for, in the order of the threads.
     pub waits: Vec<Wait>,
     /// /proc/PID.
-    pub proc: Lasting,
+    pub proc: Rc<Lasting>,
     /// Files of it that were read.
     pub(crate) spent: Rc<Later>,
     stat: OnceCell<Vec<u8>>,
@@ -111,7 +111,7 @@ impl Task {
             pid,
             body: Body::Ended,
             waits: Vec::new(),
-            proc: Lasting::new(proc, spent),
+            proc: Rc::new(Lasting::new(proc, spent)),
             spent: spent.clone(),
             stat: OnceCell::new(),
         })
@@ -354,15 +354,17 @@ impl Stop {
     fn all(
         &self,
         task: &mut Task,
-        asked: Vec<(Before, tracee::Result<Seized>)>,
+        asked: Vec<(i32, Before, tracee::Result<Seized>)>,
         threads: &mut Vec<Thread>,
     ) -> Result<()> {
         const PATIENCE: Duration = Duration::from_millis(500);
         let (mut deadline, mut failure) = (self.limit.deadline, None);
-        for (before, seized) in asked {
+        for (tid, before, seized) in asked {
             let stopped = seized.and_then(|seized| seized.stopped(task.pid, deadline));
             match stopped.and_then(|thread| self.take(task, before, thread, threads)) {
                 Ok(()) | Err(tracee::Error::Gone { .. }) => {}
+                // One that has ended cannot be traced any more, and is soon gone from the list.
+                Err(_) if tracee::has_ended(tid) && self.limit.check(tid).is_ok() => {}
                 Err(error) if failure.is_none() => {
                     failure = Some(error);
                     deadline = Some(Instant::now() + PATIENCE);
@@ -421,7 +423,7 @@ fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
         let mut asked = Vec::with_capacity(new.len());
         for tid in new {
             let before = look(&task, tid, &mut stop.clocks);
-            asked.push((before, Thread::seize(tid)));
+            asked.push((tid, before, Thread::seize(tid)));
         }
         stop.all(&mut task, asked, &mut threads)?;
     }
@@ -443,7 +445,7 @@ fn ended(task: Task, error: tracee::Error) -> Result<Task> {
             _ => {}
         }
         log::debug!("{error}");
-        let what = "its first thread has ended and others run on".to_owned();
+        let what = "a process whose first thread has ended while others run on";
         return Err(resources::Error::unsupported(pid, what).into());
     }
     Err(gone(pid, error))
@@ -540,5 +542,59 @@ mod tests {
         assert!(whole(&[stack.as_slice(), top].concat()));
         assert!(is_whole("children", b"1 2 ", 4) && !is_whole("children", b"", 4090));
         assert!(!is_whole("timers", b"", 1) && is_whole("stat", b"1", 1));
+    }
+
+    /// Has a thread whose number is in the file `tid`, and which ends when a line comes.
+    const THREAD: &str = "
+import os, sys, threading, time
+def end():
+    with open(sys.argv[1] + '/draft', 'w') as draft: draft.write(str(threading.get_native_id()))
+    os.rename(sys.argv[1] + '/draft', sys.argv[1] + '/tid')
+    open(sys.argv[1] + '/end').read()
+os.mkfifo(sys.argv[1] + '/end')
+threading.Thread(target=end).start()
+while True: time.sleep(1000)
+";
+
+    #[test]
+    fn a_thread_that_has_ended_is_none_to_be_stopped() {
+        testkit::needs_root!();
+        testkit::needs_program!("python3");
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let program = testkit::program::Program::new("python3")
+            .args(["-c", THREAD])
+            .arg(folder.path())
+            .spawn();
+        program.wait_file(&folder.path().join("tid"));
+        let pid = program.pid().cast_signed();
+        let tid = std::fs::read_to_string(folder.path().join("tid")).expect("written");
+        let tid = tid.parse::<i32>().expect("a number");
+        let stopped = || stat_of(pid).is_some_and(|stat| stat.state == b't');
+        let wait = |what: &str, done: &dyn Fn() -> bool| {
+            testkit::wait::wait_until(what, testkit::wait::SOON, done);
+        };
+        let (ready, go) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let end = folder.path().join("end");
+            scope.spawn(move || {
+                // As long as who traces it does not look, it is there, though it has ended.
+                sys::ptrace::seize(tid, false).expect("it can be traced");
+                std::fs::write(end, "now").expect("it reads");
+                wait("its end", &|| {
+                    stat_of(tid).is_some_and(|stat| stat.state == b'Z')
+                });
+                ready.send(()).expect("it is waited for");
+                wait("the leader to be stopped", &stopped);
+                // Until here, the listing has it: this is for those who look again at once.
+                std::thread::sleep(Duration::from_millis(100));
+                while !matches!(
+                    sys::ptrace::wait(tid),
+                    Ok((_, sys::ptrace::Event::Ended(_)))
+                ) {}
+            });
+            go.recv().expect("it tells");
+            let frozen = freeze(pid, Some(testkit::wait::SOON)).expect("it can be stopped");
+            assert_eq!(frozen.tasks[0].threads().len(), 1);
+        });
     }
 }

@@ -10,15 +10,19 @@ mod clocks;
 mod collect;
 mod dedup;
 mod describe;
+mod dry_run;
 mod dump;
 mod error;
 mod freeze;
+mod halt;
 mod host;
 mod layer;
+mod links;
 mod live;
 mod merge;
 mod needs;
 mod network;
+mod obstacles;
 pub mod options;
 mod over;
 mod patience;
@@ -42,20 +46,22 @@ mod waits;
 
 pub use dedup::dedup;
 pub use describe::describe;
+pub use dry_run::dry_run;
 pub use dump::dump;
 pub use error::{Error, Holder, Result};
 pub use host::{HostFacts, look as look_at_host};
 pub use merge::merge;
 pub use needs::{Need, needs};
 pub use network::{Clearing, NetworkTable, Standing, clear_network, network_tables};
+pub use obstacles::Obstacle;
 pub use options::{
     Afterwards, Allowed, DedupOptions, DumpOptions, InheritFd, Inherited, MergeOptions,
     PreDumpOptions, RestoreOptions,
 };
 pub use predump::predump;
 pub use report::{
-    Blame, DedupReport, Description, DumpReport, MergeReport, Observer, PreDumpReport, Restored,
-    Stage, Veto,
+    Blame, DedupReport, Description, DryRunReport, DumpReport, MergeReport, Observer,
+    PreDumpReport, Restored, Stage, Veto,
 };
 pub use resources::FileValidation;
 pub use resources::cgroup::{Management as CgroupManagement, Mode as CgroupMode};

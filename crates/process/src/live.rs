@@ -35,6 +35,7 @@ use crate::collect::look::Prepared;
 use crate::collect::{self, Inventory};
 use crate::dump::{Undo, end, finish, freeze_and_collect, of_object, statistics_of};
 use crate::freeze::{Frozen, freeze, read_proc};
+use crate::links::{self, Link};
 use crate::network::Replaced;
 use crate::seal::seal;
 use crate::statistics::as_micros;
@@ -84,7 +85,7 @@ pub(crate) fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result
 }
 
 /// Pages must be found and protected in one call.
-fn check_kernel(root: i32) -> Result<()> {
+pub(crate) fn check_kernel(root: i32) -> Result<()> {
     let scan = sys::features::named("pagemap_scan").expect("it is on the list");
     scan.probe().map(drop).map_err(|why| {
         log::debug!("{why}");
@@ -261,6 +262,11 @@ impl<'a> Dump<'a> {
         let mut prompt = Prompt::new().ok();
         let (frozen, mut inventory) =
             freeze_and_collect(self.options, self.began, false, &mut look)?;
+        let observer = self.observer.get_mut();
+        let observer = observer.unwrap_or_else(std::sync::PoisonError::into_inner);
+        observer
+            .stage(Stage::PostFreeze, Some(self.options.tree))
+            .map_err(Error::Vetoed)?;
         let since = frozen.since;
         let pids = frozen.tasks.iter().map(|task| task.pid).collect::<Vec<_>>();
         let before = report.statistics;
@@ -270,7 +276,7 @@ impl<'a> Dump<'a> {
         report.statistics.frozen_us = before.frozen_us;
         report.statistics.collect_us = as_micros(since.elapsed() - frozen.freezing);
         report.statistics.memory_us = before.memory_us;
-        let undo = Undo(std::mem::take(&mut inventory.undo));
+        let undo = std::mem::take(&mut inventory.undo);
         let copying = Instant::now();
         if last || inventory.bytes() > LITTLE_BYTES {
             prompt = None;
@@ -386,9 +392,12 @@ impl<'a> Dump<'a> {
         }
         report.statistics.sum_up();
         report.image_bytes = report.statistics.stored_bytes() + records_bytes;
+        let replaced = links::of_store(store);
         let counted = (&mut report.statistics, None);
         let id = seal(writer, false, &inventory.foreign, counted)?;
         log::info!("image {id} is whole");
+        // The image that needed them is gone.
+        links::remove(&replaced);
         report.image = id.to_string();
         let observer = observer.into_inner();
         let observer = observer.unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -400,6 +409,7 @@ impl<'a> Dump<'a> {
             return Err(Error::Vetoed(veto));
         }
         undo.0.clear();
+        report.links = inventory.links.iter().map(Link::path).collect();
         report.total_us = as_micros(self.began.elapsed());
         Ok(report)
     }

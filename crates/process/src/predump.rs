@@ -19,7 +19,7 @@ use crate::statistics::as_micros;
 use crate::track::{Inheritance, Mapped, Tracking, count, merge};
 use crate::{
     Afterwards, DumpKind, Error, Observer, PreDumpOptions, PreDumpReport, Result, Stage,
-    Statistics, dedup, over, room,
+    Statistics, dedup, links, over, room,
 };
 
 /// Saves the memory of the tree under `options.tree` into `options.images_dir` and lets it run.
@@ -36,6 +36,7 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     let parent_dir = options.prev_images_dir.as_deref();
     let parent = parent_dir.map(over::open).transpose()?;
     let store = Arc::new(store::Directory::create(&options.images_dir).map_err(Error::Store)?);
+    let replaced = links::of_store(&*store);
     let dedup_over = parent_dir.filter(|_| options.auto_dedup);
     if let Some(parent) = dedup_over {
         dedup::check(&options.images_dir, parent)?;
@@ -58,11 +59,8 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
         tasks: mapped.len() as u64,
         ..Statistics::default()
     };
-    log::info!(
-        "{} tasks run again after {} us",
-        mapped.len(),
-        statistics.frozen_us
-    );
+    let (tasks, frozen_us) = (statistics.tasks, statistics.frozen_us);
+    log::info!("{tasks} tasks run again after {frozen_us} us");
     let looking = Instant::now();
     let inheritance = Inheritance::new(parent.as_deref(), tracking.image());
     tracking.begin()?;
@@ -83,6 +81,7 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
         facts: facts(),
     })?;
     log::info!("image {id} is whole");
+    links::remove(&replaced);
     // Without a tracker the next round starts anew; this one is whole all the same.
     if let Err(error) = tracking.client().end(id, options.track_time) {
         log::warn!("{error}");

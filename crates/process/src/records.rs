@@ -30,6 +30,8 @@ pub(crate) mod tag {
     pub const CLOCKS: u16 = 6;
     /// [`resources::task::xstate::Layout`], one an image.
     pub const PROCESSOR: u16 = 7;
+    /// Hard links that the dump made (`links`), one an image.
+    pub const LINKS: u16 = 8;
 }
 
 /// The tasks of the tree, parents before children, the root first.

@@ -13,7 +13,10 @@ pub enum Stage {
     PreDump,
     /// Dump: the tree is frozen and its network is about to be locked.
     NetworkLock,
-    /// Dump: the image is whole and the tree is still frozen.
+    /// Dump: the tree is frozen, and the image will be of this moment. A live dump that tries
+    /// several instants comes here at each; the last one counts.
+    PostFreeze,
+    /// Dump: the image is whole and the tree is still frozen, or, of a live dump, runs.
     PostDump,
     /// Restore: nothing was made yet.
     PreRestore,
@@ -125,10 +128,27 @@ pub struct DumpReport {
     pub instants: u64,
     /// How many bytes were freed in older images.
     pub freed_bytes: u64,
+    /// Hard links that were made for the image and stay as long as it does.
+    pub links: Vec<PathBuf>,
     /// How long the dump took.
     pub total_us: u64,
     /// What it did.
     pub statistics: Statistics,
+}
+
+/// What a dump that saves nothing found out: that there is nothing in the way.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DryRunReport {
+    /// Tasks of the tree.
+    pub tasks: u64,
+    /// Their threads.
+    pub threads: u64,
+    /// How long the tree could not run.
+    pub frozen_us: u64,
+    /// How long it took to plan the restore, while the tree ran again.
+    pub plan_us: u64,
+    /// How long all of it took.
+    pub total_us: u64,
 }
 
 /// What a restore brought back.
@@ -156,6 +176,8 @@ pub struct Description {
     pub image: String,
     /// The id of the image that this one is a difference from.
     pub parent: Option<String>,
+    /// Hard links that the dump made and that the image needs.
+    pub links: Vec<PathBuf>,
     /// The version of the image format.
     pub format: u32,
     /// The features of the format that the image uses.

@@ -294,8 +294,8 @@ impl Mapped {
                 Backing::Vdso | Backing::Vvar | Backing::Special => continue,
             };
             if listed.name.starts_with(b"/anon_hugepage") {
-                let what = format!("{}: huge page mapping (hugetlbfs)", listed.place());
-                return Err(resources::Error::unsupported(pid, what).into());
+                let refused = resources::Error::unsupported(pid, listed.place());
+                return Err(refused.because("it has huge pages (hugetlbfs)").into());
             }
             const PROT_WRITE: u32 = 2;
             maps.push(Map {

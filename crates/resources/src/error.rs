@@ -7,12 +7,14 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The target uses something that is not saved; nothing was changed.
-    #[error("pid {pid}: {what} is not supported{}", hint(.allow))]
+    #[error("pid {pid}: {what} is not supported{}{}", reason(.why), hint(.allow))]
     Unsupported {
         /// The task that uses it.
         pid: i32,
         /// What and where: "fd 5 (anon_inode:inotify)", "mapping 0x7f…-0x7f… (/dev/kvm)".
         what: String,
+        /// Why, where that goes without saying otherwise: "it has unread events".
+        why: String,
         /// The option that would allow it, if there is one.
         allow: Option<&'static str>,
     },
@@ -74,6 +76,13 @@ pub enum Error {
     },
 }
 
+fn reason(why: &str) -> String {
+    match why {
+        "" => String::new(),
+        why => format!(": {why}"),
+    }
+}
+
 fn hint(allow: &Option<&'static str>) -> String {
     allow.map_or_else(String::new, |option| format!(" (use {option} to allow it)"))
 }
@@ -103,7 +112,26 @@ impl Error {
         Self::Unsupported {
             pid,
             what: what.into(),
+            why: String::new(),
             allow: None,
         }
+    }
+
+    /// Adds the reason why something is not saved.
+    #[must_use]
+    pub fn because(mut self, reason: impl Into<String>) -> Self {
+        if let Self::Unsupported { why, .. } = &mut self {
+            *why = reason.into();
+        }
+        self
+    }
+
+    /// Adds the option that would have something saved.
+    #[must_use]
+    pub fn unless(mut self, option: &'static str) -> Self {
+        if let Self::Unsupported { allow, .. } = &mut self {
+            *allow = Some(option);
+        }
+        self
     }
 }

@@ -25,6 +25,6 @@ pub use call::Call;
 pub use error::{Error, Result};
 pub use lead_out::lead_out;
 pub use stop::stop;
-pub use thread::{Saved, Seized, Thread};
+pub use thread::{Saved, Seized, Thread, has_ended};
 pub use uffd::{userfaultfd, userfaultfd_of_device};
 pub use visit::{Batch, Outcome, PADDING_BYTES, STUB_BYTES, Visit, is_visited, padding_in};

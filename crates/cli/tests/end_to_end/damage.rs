@@ -4,8 +4,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use testkit::chance::Chance;
+use testkit::program::Program;
 use testkit::subject::Subject;
-use testkit::{needs_root, tree};
+use testkit::{needs_program, needs_root, tree};
 
 use crate::stillframe;
 
@@ -62,4 +63,62 @@ fn flipped_and_cut_images_are_refused_by_name() {
     }
     stillframe.restore(&[]).must();
     assert_eq!(subject.ask("check"), "right");
+}
+
+/// Has contents of its own in a memfd, in shared memory and in a deleted file.
+const CONTENTS: &str = r#"
+import mmap, os, signal, sys
+def contents(word):
+    return word * (65536 // len(word))
+memfd = os.memfd_create("contents")
+os.write(memfd, contents(b"in-memfd"))
+shared = mmap.mmap(-1, 65536)
+shared.write(contents(b"inshared"))
+deleted = open(sys.argv[1] + "/deleted", "wb+", buffering=0)
+deleted.write(contents(b"indelete"))
+os.unlink(sys.argv[1] + "/deleted")
+os.mkdir(sys.argv[1] + "/ready")
+signal.pause()
+"#;
+
+#[test]
+fn damaged_contents_of_files_are_told_from_failures() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no checksums");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", CONTENTS])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&folder.path().join("ready"));
+    stillframe.dump(program.pid(), &[]).must();
+    for word in ["in-memfd", "inshared", "indelete"] {
+        // The program's text has the word as well, but not many of them in a row.
+        let many = word.repeat(512);
+        let files = fs::read_dir(stillframe.images()).expect("a dump makes its folder");
+        let paths = files.map(|entry| entry.expect("the folder can be read").path());
+        let found = paths.into_iter().find_map(|path| {
+            let whole = fs::read(&path).expect("the image can be read");
+            let mut places = whole.windows(many.len());
+            let at = places.position(|place| place == many.as_bytes())?;
+            Some((path, whole, at as u64))
+        });
+        let (path, whole, at) = found.expect("the contents are in the image");
+        let file = File::options().write(true).open(&path).expect("the image");
+        file.write_all_at(b"X", at)
+            .expect("the image can be written");
+        let outcome = stillframe.restore(&[]).must_fail();
+        assert_eq!(
+            outcome.status.code(),
+            STATUS_CORRUPT,
+            "{word}: {}",
+            outcome.told()
+        );
+        fs::write(&path, whole).expect("the image can be written");
+    }
+    stillframe.restore(&[]).must();
 }

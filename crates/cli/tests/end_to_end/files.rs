@@ -236,3 +236,80 @@ fn a_flock_is_of_who_took_it() {
     stillframe.restore(&["--file-locks"]).must();
     assert_eq!(told(), before);
 }
+
+/// Has a file open by a name that it has no more, while it has another one.
+const OTHER_NAME: &str = r#"
+import os, signal, sys
+folder = sys.argv[1]
+kept = open(folder + "/first", "w")
+kept.write("contents")
+kept.flush()
+os.link(folder + "/first", folder + "/second")
+os.unlink(folder + "/first")
+os.mkdir(folder + "/ready")
+signal.pause()
+"#;
+
+#[test]
+fn links_made_for_an_image_are_told_and_go_with_it() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer's links stay");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", OTHER_NAME])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&folder.path().join("ready"));
+    let links = || {
+        let entries = fs::read_dir(folder.path()).expect("it is there");
+        let names = entries.map(|entry| entry.expect("a name").path());
+        let mut links = names
+            .filter(|path| path.to_string_lossy().contains("link_remap"))
+            .map(|path| path.display().to_string())
+            .collect::<Vec<_>>();
+        links.sort();
+        links
+    };
+    let images = stillframe
+        .images()
+        .to_str()
+        .expect("a plain path")
+        .to_owned();
+    let mut before = Vec::new();
+    for options in [["-R"], ["--live"], ["-R"]] {
+        let options = [&options[..], &["--link-remap", "--json"]].concat();
+        let outcome = stillframe.dump(program.pid(), &options).must();
+        // That of the image before, which was replaced, is gone.
+        let now = links();
+        assert_eq!(now.len(), 1, "{options:?}: {now:?}");
+        assert_ne!(now, before, "{options:?}");
+        let told = format!("the image needs the hard link {}", now[0]);
+        let json = format!("\"links\":[\"{}\"]", now[0]);
+        let outcome = outcome.names(&[&told, &json]);
+        let shown = stillframe
+            .command(&["show", &images])
+            .output()
+            .expect("it runs");
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        assert!(shown.contains(&now[0]), "{shown}{}", outcome.told());
+        before = now;
+    }
+    program.kill();
+    tree::wait_gone(&[program.pid()]);
+    stillframe.restore(&["--link-remap"]).must();
+    assert_eq!(links(), Vec::<String>::new(), "the restore has used it");
+    // A dump that fails at the end leaves none of its own.
+    let script = folder.path().join("script");
+    let text = "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != post-dump ]\n";
+    fs::write(&script, text).expect("the folder is writable");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&script, mode).expect("it is this process's");
+    let script = script.to_str().expect("a plain path");
+    let failing = ["-R", "--link-remap", "--action-script", script];
+    let _ = stillframe.dump(program.pid(), &failing).must_fail();
+    assert_eq!(links(), Vec::<String>::new());
+}

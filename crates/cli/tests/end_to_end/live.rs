@@ -302,3 +302,105 @@ fn what_children_have_of_their_parent_is_stored_once_until_one_of_them_writes() 
         goes_on(&subject, false);
     }
 }
+
+/// Adds rows to a data base, ten in a transaction, and knows how many there must be.
+const DATA_BASE: &str = r#"
+import os, sqlite3, sys
+folder = sys.argv[1]
+os.mkdir(folder + "/db")
+data = sqlite3.connect(folder + "/db/data", isolation_level=None)
+data.execute("pragma synchronous = off")
+data.execute("create table rows (number integer primary key, text text)")
+count = 0
+os.mkdir(folder + "/ready")
+while True:
+    data.execute("begin")
+    for _ in range(10):
+        data.execute("insert into rows values (?, ?)", (count, "x" * 100))
+        count += 1
+    data.execute("commit")
+    if os.path.exists(folder + "/ask"):
+        os.unlink(folder + "/ask")
+        rows, = data.execute("select count(*) from rows").fetchone()
+        check, = data.execute("pragma integrity_check").fetchone()
+        with open(folder + "/draft", "w") as draft:
+            draft.write(f"{rows == count} {check} {rows}")
+        os.rename(folder + "/draft", folder + "/answer")
+"#;
+
+/// Copies the data base while the target stands still.
+const COPIES: &str = r#"#!/bin/sh
+[ "$CRTOOLS_SCRIPT_ACTION" = post-freeze ] || exit 0
+rm -rf FOLDER/copy && cp -a FOLDER/db FOLDER/copy
+grep -h State /proc/$CRTOOLS_INIT_PID/task/*/status > FOLDER/states
+"#;
+
+/// Gives the files in `db` the contents that they have in `copy`: SQLite wants them to be the very
+/// same files.
+fn put_back(copy: &Path, db: &Path) {
+    let names = |folder: &Path| {
+        let entries = fs::read_dir(folder).expect("it is there");
+        let names = entries.map(|entry| entry.expect("a name").file_name());
+        names.collect::<Vec<_>>()
+    };
+    for name in names(db) {
+        if !copy.join(&name).exists() {
+            fs::remove_file(db.join(name)).expect("it is there");
+        }
+    }
+    for name in names(copy) {
+        let contents = fs::read(copy.join(&name)).expect("it was copied");
+        fs::write(db.join(name), contents).expect("it can be written");
+    }
+}
+
+#[test]
+fn a_data_base_is_copied_at_the_instant() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no such stage");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let at = |name: &str| folder.path().join(name);
+    let script = at("script");
+    let place = folder.path().display().to_string();
+    std::fs::write(&script, COPIES.replace("FOLDER", &place)).expect("the folder is writable");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&script, mode).expect("it is this process's");
+    let script = script.to_str().expect("a plain path");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", DATA_BASE])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&at("ready"));
+    let ask = || -> u64 {
+        std::fs::write(at("ask"), "").expect("the folder is writable");
+        program.wait_file(&at("answer"));
+        let answer = std::fs::read_to_string(at("answer")).expect("it answered");
+        std::fs::remove_file(at("answer")).expect("it is there");
+        let rows = answer.strip_prefix("True ok ");
+        rows.and_then(|rows| rows.parse().ok())
+            .unwrap_or_else(|| panic!("the rows are not those that it knows of: {answer}"))
+    };
+    for options in [&["--live"][..], &["-R"], &["--live"], &[]] {
+        let before = ask();
+        let options = [options, &["--file-locks", "--action-script", script]].concat();
+        stillframe.dump(program.pid(), &options).must();
+        let states = std::fs::read_to_string(at("states")).expect("it was called");
+        assert!(
+            states.lines().all(|line| line.contains("t (tracing stop)")),
+            "{states}"
+        );
+        if tree::is_alive(program.pid()) {
+            // It writes on, to files that the image knows nothing of.
+            assert!(ask() > before);
+            program.kill();
+        }
+        tree::wait_gone(&[program.pid()]);
+        put_back(&at("copy"), &at("db"));
+        stillframe.restore(&["--file-locks"]).must();
+        assert!(ask() >= before, "{options:?}");
+    }
+}

@@ -15,6 +15,7 @@ mod kills;
 mod layers;
 mod live;
 mod nginx;
+mod obstacles;
 mod policies;
 mod python;
 mod redis;

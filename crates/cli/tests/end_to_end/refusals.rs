@@ -295,3 +295,33 @@ fn a_restore_that_is_stopped_at_the_last_moment_leaves_nothing() {
     tree::wait_gone(&tree);
     stillframe.restore(&[]).must();
 }
+
+#[test]
+fn a_result_that_cannot_be_written_is_an_error() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no --json");
+    }
+    let subject = Subject::start("busy", &["1"]);
+    for options in [
+        &["-R", "--json"][..],
+        &["-R", "--display-stats"],
+        &["--dry-run"],
+    ] {
+        let full = fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .expect("/dev/full");
+        let mut dump = stillframe.dump_command(subject.pid(), options);
+        let output = dump
+            .stdout(full)
+            .stderr(std::process::Stdio::piped())
+            .output();
+        let output = output.expect("it starts");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(6), "{options:?}: {told}");
+        assert!(told.contains("standard output"), "{told}");
+    }
+    assert_eq!(subject.ask("check"), "right");
+}

@@ -1,14 +1,16 @@
 //! Stopped tasks, and stops that come while a tree is dumped or restored.
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::facts::Facts;
+use testkit::program::Program;
 use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
-use testkit::{needs_root, tree};
+use testkit::{needs_program, needs_root, tree};
 
 use crate::{assert_restored, assert_untouched, stillframe};
 
@@ -169,5 +171,69 @@ fn a_stop_during_a_dump_takes_effect() {
             send(&subject, Signal::CONT);
         }
         must_go_on(&subject);
+    }
+}
+
+/// Twelve tasks that never wait, of low priority, on one processor: each takes a while to stop.
+const BUSY_TASKS: &str = r#"
+import os, sys
+os.nice(19)
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for _ in range(11):
+    if os.fork() == 0:
+        break
+open(f"{sys.argv[1]}/{os.getpid()}", "w").close()
+while True:
+    pass
+"#;
+
+#[test]
+fn every_thread_is_stopped_when_the_dump_says_so() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer says nothing of it");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", BUSY_TASKS])
+        .arg(folder.path())
+        .spawn();
+    wait_until("twelve tasks", SOON, || {
+        fs::read_dir(folder.path()).expect("it is there").count() == 12
+    });
+    let pids = program.tree();
+    let stats = pids
+        .iter()
+        .map(|pid| fs::File::open(format!("/proc/{pid}/stat")));
+    let stats = stats
+        .map(|stat| stat.expect("it lives"))
+        .collect::<Vec<_>>();
+    for round in 0..12 {
+        stillframe.clear();
+        let options = ["--leave-stopped", "--status-fd", "1"];
+        let mut dump = stillframe.dump_command(program.pid(), &options);
+        let mut dump = dump
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut done = [1];
+        let told = dump.stdout.as_mut().expect("piped").read_exact(&mut done);
+        let running = stats.iter().filter(|stat| {
+            let mut text = [0; 128];
+            let read = stat.read_at(&mut text, 0).expect("it lives");
+            let text = String::from_utf8_lossy(&text[..read]).into_owned();
+            !text
+                .rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.starts_with(" T"))
+        });
+        assert_eq!((running.count(), done), (0, [0]), "round {round}");
+        told.expect("it is done");
+        assert!(dump.wait().expect("a child").success());
+        for pid in &pids {
+            tree::signal(*pid, Signal::CONT);
+        }
     }
 }

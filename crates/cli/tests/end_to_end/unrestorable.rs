@@ -23,6 +23,16 @@ while True:
         answer.write(word + "!")
 "#;
 
+/// Such a program, once it is ready.
+pub fn child_of_no_signal(folder: &std::path::Path) -> Spawned {
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", CHILD_OF_NO_SIGNAL])
+        .arg(folder)
+        .spawn();
+    program.wait_file(&folder.join("ready"));
+    program
+}
+
 struct Unrestorable {
     program: Spawned,
     folder: tempfile::TempDir,
@@ -31,11 +41,7 @@ struct Unrestorable {
 impl Unrestorable {
     fn start() -> Self {
         let folder = tempfile::tempdir().expect("a scratch folder");
-        let program = Program::new("/usr/bin/python3")
-            .args(["-c", CHILD_OF_NO_SIGNAL])
-            .arg(folder.path())
-            .spawn();
-        program.wait_file(&folder.path().join("ready"));
+        let program = child_of_no_signal(folder.path());
         Self { program, folder }
     }
 

@@ -49,6 +49,12 @@ impl<'a> ThreadFacts<'a> {
 }
 
 impl ThreadFacts<'_> {
+    /// A status that was read already.
+    pub fn knows_status(&self, status: Rc<Status>) {
+        // Of two, the one read first stays; both are of the same stop.
+        let _ = self.status.set(status);
+    }
+
     /// A text that was read already.
     pub fn knows(&self, name: &str, text: Vec<u8>) {
         self.texts.borrow_mut().insert(name.to_owned(), text.into());

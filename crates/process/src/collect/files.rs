@@ -3,20 +3,25 @@
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::rc::Rc;
 
 use image::{Record, SpaceId};
 use resources::fd::table::{Grouping, Row};
-use resources::fd::tcp::lock::Lock;
-use resources::fd::{self, DescriptionId, DumpContext, Info, Open};
+use resources::fd::tcp::lock::{self, Lock};
+use resources::fd::{self, DescriptionId, DumpContext, Info, Kind, Open};
 use resources::map::listing::Listed;
 use resources::{Allow, Error};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use sys::close::Lasting;
 
 use crate::Result;
+use crate::dump::Undo;
+use crate::links::{self, Link};
+use crate::obstacles::Obstacles;
 
 /// An object whose contents are stored as a space of their own.
 pub(crate) struct Object {
@@ -41,7 +46,7 @@ const OWN_DESCRIPTORS: u64 = 1024;
 
 /// All descriptions found so far.
 #[derive(Default)]
-pub(super) struct Files<'a> {
+pub(super) struct Files {
     grouping: Grouping,
     /// Ids by the grouping's own numbers.
     grouped: HashMap<DescriptionId, DescriptionId>,
@@ -49,12 +54,12 @@ pub(super) struct Files<'a> {
     placed: HashMap<(u64, u64, u32), DescriptionId>,
     /// Ids by (pid, fd).
     at: HashMap<(i32, i32), DescriptionId>,
-    opens: Vec<Open<'a>>,
+    opens: Vec<Open<'static>>,
     /// Device and inode of this process's root.
     own_root: OnceCell<(u64, u64)>,
 }
 
-impl<'a> Files<'a> {
+impl Files {
     /// Device and inode of this process's root directory.
     pub fn own_root(&self) -> rustix::io::Result<(u64, u64)> {
         if let Some(root) = self.own_root.get() {
@@ -95,7 +100,7 @@ impl<'a> Files<'a> {
     pub fn mapped(
         &mut self,
         pid: i32,
-        proc: BorrowedFd<'a>,
+        proc: &Rc<Lasting>,
         listed: &Listed,
     ) -> Result<DescriptionId> {
         let writes = listed.shared && listed.has(b"mw");
@@ -119,7 +124,9 @@ impl<'a> Files<'a> {
             })?,
         };
         let id = self.place((pid, proc), link, (listed.name.clone(), stat), flags);
-        self.opens[id.0 as usize].at_path = at_path;
+        let open = &mut self.opens[id.0 as usize];
+        open.at_path = at_path;
+        open.role = format!("mapping {}", listed.span);
         self.placed.insert(key, id);
         Ok(id)
     }
@@ -128,7 +135,7 @@ impl<'a> Files<'a> {
     pub fn link(
         &mut self,
         pid: i32,
-        proc: BorrowedFd<'a>,
+        proc: &Rc<Lasting>,
         name: &str,
         flags: OFlags,
     ) -> Result<DescriptionId> {
@@ -145,13 +152,32 @@ impl<'a> Files<'a> {
             (target.into_bytes(), stat),
             flags,
         );
+        self.opens[id.0 as usize].role = match name {
+            "exe" => "its program",
+            "cwd" => "its working directory",
+            _ => "its root directory",
+        }
+        .to_owned();
         self.placed.insert(key, id);
         Ok(id)
     }
 
+    /// Adds a description in flight, which is held here.
+    fn add(&mut self, pid: i32, own: OwnedFd, row: Row) {
+        let id = self.next();
+        let fetch = move || {
+            let copy = rustix::io::fcntl_dupfd_cloexec(&own, 0);
+            copy.map_err(|errno| Error::kernel("cannot copy a descriptor", errno))
+        };
+        let seen = (row.link, row.stat, row.info);
+        let mut open = Open::new(id, (pid, -1), seen, fetch);
+        open.in_flight = true;
+        self.opens.push(open);
+    }
+
     fn place(
         &mut self,
-        (pid, proc): (i32, BorrowedFd<'a>),
+        (pid, proc): (i32, &Rc<Lasting>),
         link: String,
         (target, stat): (Vec<u8>, Stat),
         flags: OFlags,
@@ -161,8 +187,9 @@ impl<'a> Files<'a> {
             flags: flags.bits(),
             ..Info::default()
         };
+        let proc = proc.clone();
         let fetch = move || {
-            let opened = openat(proc, &link, flags | OFlags::CLOEXEC, Mode::empty());
+            let opened = openat(&*proc, &link, flags | OFlags::CLOEXEC, Mode::empty());
             opened.map_err(|errno| Error::kernel(format!("cannot open /proc/{pid}/{link}"), errno))
         };
         self.opens
@@ -171,7 +198,7 @@ impl<'a> Files<'a> {
     }
 }
 
-impl Files<'_> {
+impl Files {
     /// Looks at each path once that several descriptions of one file have, as /dev/null often is.
     fn find_repeated(&mut self) {
         let key = |open: &Open<'_>| (open.link.clone(), open.stat.st_dev, open.stat.st_ino);
@@ -204,56 +231,85 @@ pub(crate) fn fetch(pid: i32, fd: i32) -> resources::Result<OwnedFd> {
 pub(crate) struct Described {
     pub records: Vec<Record>,
     pub objects: Vec<Object>,
-    /// To be called when the dump fails later.
-    pub undo: Vec<Box<dyn FnOnce()>>,
+    /// Hard links that were made.
+    pub links: Vec<Link>,
+    /// Called when the dump fails later.
+    pub undo: Undo,
     /// Keeps the tree's TCP connections quiet.
     pub lock: Option<Lock>,
 }
 
-/// Describes all descriptions, and those that come up meanwhile.
-pub(super) fn describe(mut files: Files<'_>, allow: &Allow) -> Result<Described> {
+/// Describes all descriptions, and those that come up meanwhile; notes those that are not saved.
+/// Connections are kept quiet once every description is known to be of a kind that is.
+pub(super) fn describe(
+    files: &mut Files,
+    allow: &Allow,
+    obstacles: &mut Obstacles,
+) -> Result<Described> {
     // One of each is held here, and others come and go.
     crate::room::for_descriptors(2 * files.opens.len() as u64 + OWN_DESCRIPTORS);
-    let mut described = Described {
-        lock: Lock::install(&files.opens, allow)?,
-        ..Described::default()
-    };
+    let mut kinds = claim(&files.opens, obstacles)?;
+    let mut described = Described::default();
+    if obstacles.is_empty() {
+        described.lock = Lock::install(&files.opens, allow)?;
+    } else {
+        leave_connections(files, allow, &mut kinds)?;
+    }
     files.find_repeated();
     let mut first = 0;
     while first < files.opens.len() {
         let mut context = Context {
             allow,
-            files: &files,
+            files,
             added: Vec::new(),
             described: &mut described,
         };
+        let mut records = Vec::new();
         let mut attributes = Vec::new();
-        let records = files.opens[first..].iter().map(|open| {
-            let kind = fd::claim(open)?;
-            let payload = kind.dump(open, &mut context)?;
-            if let Some(payload) = fd::attributes::dump(open, allow)? {
+        for (open, kind) in files.opens[first..].iter().zip(kinds) {
+            let Some(kind) = kind else { continue };
+            if let Some(payload) = obstacles.note(kind.dump(open, &mut context))? {
+                records.push(record(kind.tag(), open.id, payload));
+            }
+            let payload = obstacles.note(fd::attributes::dump(open, allow))?;
+            if let Some(payload) = payload.flatten() {
                 attributes.push(record(fd::tags::ATTRIBUTES, open.id, payload));
             }
-            Ok(record(kind.tag(), open.id, payload))
-        });
-        let records = records.collect::<resources::Result<Vec<_>>>();
+        }
         let added = context.added;
-        described.records.extend(records?);
+        described.records.extend(records);
         described.records.extend(attributes);
         first = files.opens.len();
         for (pid, own, row) in added {
-            let id = files.next();
-            let fetch = move || {
-                let copy = rustix::io::fcntl_dupfd_cloexec(&own, 0);
-                copy.map_err(|errno| Error::kernel("cannot copy a descriptor", errno))
-            };
-            let facts = (row.link, row.stat, row.info);
-            let mut open = Open::new(id, (pid, -1), facts, fetch);
-            open.in_flight = true;
-            files.opens.push(open);
+            files.add(pid, own, row);
         }
+        kinds = claim(&files.opens[first..], obstacles)?;
     }
     Ok(described)
+}
+
+/// The kind of each description; none of those that no kind claims, which are noted.
+fn claim(opens: &[Open<'_>], obstacles: &mut Obstacles) -> Result<Vec<Option<&'static dyn Kind>>> {
+    let claimed = opens.iter().map(|open| obstacles.note(fd::claim(open)));
+    claimed.collect()
+}
+
+/// Leaves out established connections of a tree that is refused anyway: reading them needs their
+/// packets held back.
+fn leave_connections(
+    files: &Files,
+    allow: &Allow,
+    kinds: &mut [Option<&'static dyn Kind>],
+) -> Result<()> {
+    if allow.tcp_close || !allow.tcp_established {
+        return Ok(());
+    }
+    for (open, kind) in files.opens.iter().zip(kinds) {
+        if kind.is_some_and(|kind| kind.tag() == fd::tags::TCP) && lock::is_needed(open)? {
+            *kind = None;
+        }
+    }
+    Ok(())
 }
 
 fn record(tag: u16, id: DescriptionId, payload: Vec<u8>) -> Record {
@@ -265,14 +321,14 @@ fn record(tag: u16, id: DescriptionId, payload: Vec<u8>) -> Record {
     }
 }
 
-struct Context<'a, 'f> {
+struct Context<'a> {
     allow: &'a Allow,
-    files: &'a Files<'f>,
+    files: &'a Files,
     added: Vec<(i32, OwnedFd, Row)>,
     described: &'a mut Described,
 }
 
-impl DumpContext for Context<'_, '_> {
+impl DumpContext for Context<'_> {
     fn allow(&self) -> &Allow {
         self.allow
     }
@@ -325,7 +381,11 @@ impl DumpContext for Context<'_, '_> {
         Ok(space.0)
     }
 
+    fn linked(&mut self, link: &Path) {
+        self.described.links.extend(links::made(link));
+    }
+
     fn on_failure(&mut self, undo: Box<dyn FnOnce()>) {
-        self.described.undo.push(undo);
+        self.described.undo.0.push(undo);
     }
 }

@@ -10,22 +10,20 @@ use resources::Allow;
 
 use super::sharing;
 use crate::freeze::{Frozen, Task};
+use crate::obstacles::Obstacles;
 use crate::records::Tree;
 use crate::{Error, Result};
 
-/// Checks what can be told of a whole tree without asking its tasks. Returns whether the tree is in
+/// Notes what can be told of a whole tree without asking its tasks. Returns whether the tree is in
 /// another time namespace than this process.
-///
-/// # Errors
-/// [`resources::Error::Unsupported`] naming the task.
-pub(super) fn check(frozen: &Frozen) -> Result<bool> {
+pub(super) fn check(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<bool> {
     let mut wanted = own_namespaces()?;
     let has_its_clocks = take_clocks(&frozen.tasks[0], &mut wanted)?;
     for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
-        check_code(task)?;
-        check_namespaces(task, &wanted)?;
+        obstacles.note(check_code(task))?;
+        check_namespaces(task, &wanted, obstacles)?;
     }
-    sharing::check(frozen)?;
+    sharing::check(frozen, obstacles)?;
     Ok(has_its_clocks)
 }
 
@@ -50,13 +48,8 @@ pub(super) fn check_session(tree: &Tree, allow: &Allow) -> Result<()> {
         "its session {}, led from outside of the tree,",
         root.session
     );
-    let allow = Some("--shell-job");
-    Err(resources::Error::Unsupported {
-        pid: root.pid,
-        what,
-        allow,
-    }
-    .into())
+    let refused = resources::Error::unsupported(root.pid, what);
+    Err(refused.unless("--shell-job").into())
 }
 
 /// Only 64-bit code can make the blob's calls.
@@ -115,7 +108,11 @@ fn own_namespaces() -> Result<HashMap<&'static str, u64>> {
 /// Only tasks in the namespaces with the inodes `wanted` are saved. In which pid namespace a task
 /// is need not be asked where its children are born into ours: they would be born into the task's
 /// own or one below it, and a task that has a number here is in ours or in one below.
-fn check_namespaces(task: &Task, wanted: &HashMap<&str, u64>) -> Result<()> {
+fn check_namespaces(
+    task: &Task,
+    wanted: &HashMap<&str, u64>,
+    obstacles: &mut Obstacles,
+) -> Result<()> {
     for name in NAMESPACES.iter().filter(|name| **name != "pid") {
         let kind = name.strip_suffix(FOR_CHILDREN);
         let Some(wanted) = wanted.get(kind.unwrap_or(name)) else {
@@ -123,13 +120,18 @@ fn check_namespaces(task: &Task, wanted: &HashMap<&str, u64>) -> Result<()> {
         };
         let differs = |name| -> Result<bool> { Ok(inode(task, name)? != Some(*wanted)) };
         if differs(name)? {
+            // Its children are born into its own, which was noted.
+            if kind.is_some_and(|own| own != "pid") && differs(kind.unwrap_or(name))? {
+                continue;
+            }
             let what = match kind {
                 Some(name) if name != "pid" || !differs(name)? => {
                     format!("another {name} namespace for its children")
                 }
                 _ => format!("its own {} namespace", kind.unwrap_or(name)),
             };
-            return Err(resources::Error::unsupported(task.pid, what).into());
+            let refused = resources::Error::unsupported(task.pid, what);
+            obstacles.note(Err::<(), _>(refused))?;
         }
     }
     Ok(())
@@ -171,7 +173,13 @@ mod tests {
     #[track_caller]
     fn verdict(program: &Spawned) -> String {
         let frozen = freeze(program.pid().cast_signed(), None).expect("it can be stopped");
-        check(&frozen).map_or_else(|error| error.to_string(), |_| "fine".into())
+        let mut obstacles = Obstacles::default();
+        check(&frozen, &mut obstacles).expect("it can be looked at");
+        let Err(error) = obstacles.check() else {
+            return "fine".into();
+        };
+        let told = error.obstacles().iter().map(ToString::to_string);
+        told.collect::<Vec<_>>().join("; ")
     }
 
     /// A static i386 program that does nothing but pause(2), for ever.
@@ -217,7 +225,7 @@ mod tests {
         if !exe.is_ok_and(|exe| exe == path) {
             testkit::skip!("the kernel runs no 32-bit programs");
         }
-        let want = format!("pid {pid}: thread {pid}: 32-bit code is not supported");
+        let want = format!("pid {pid} (old): thread {pid}: 32-bit code is not supported");
         assert_eq!(verdict(&program), want);
     }
 
@@ -242,7 +250,7 @@ time.sleep(1000)";
                 .arg(folder.path())
                 .spawn();
             program.wait_file(&folder.path().join("ready"));
-            let want = format!("pid {}: {what} is not supported", program.pid());
+            let want = format!("pid {} (python3): {what} is not supported", program.pid());
             assert_eq!(verdict(&program), want);
         }
     }
@@ -273,15 +281,22 @@ time.sleep(1000)";
         let (root, what) = (program.pid(), "another time namespace for its children");
         assert_eq!(
             verdict(&program),
-            format!("pid {root}: {what} is not supported")
+            format!(
+                "pid {root} (python3): {what} is not supported; \
+                 pid {child} (python3): its own time namespace is not supported"
+            )
         );
         let frozen = freeze(child, None).expect("it can be stopped");
-        assert!(check(&frozen).expect("fine"), "it has clocks of its own");
+        let mut obstacles = Obstacles::default();
+        let has_its_clocks = check(&frozen, &mut obstacles).expect("fine");
+        assert!(has_its_clocks, "it has clocks of its own");
+        obstacles.check().expect("nothing");
         let wanted = own_namespaces().expect("they are there");
-        let refused = check_namespaces(&frozen.tasks[0], &wanted).expect_err("another one");
+        check_namespaces(&frozen.tasks[0], &wanted, &mut obstacles).expect("looked at");
+        let refused = obstacles.check().expect_err("another one");
         assert_eq!(
             refused.to_string(),
-            format!("pid {child}: its own time namespace is not supported")
+            format!("pid {child} (python3): its own time namespace is not supported")
         );
     }
 }

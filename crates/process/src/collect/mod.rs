@@ -6,6 +6,7 @@ mod facts;
 mod files;
 mod fitness;
 pub(crate) mod look;
+mod outside;
 mod policies;
 mod segments;
 mod semaphores;
@@ -18,7 +19,8 @@ mod vdso;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
+use std::rc::Rc;
 
 use abi::{Addr, Span};
 use image::{Record, Run, SpaceId};
@@ -26,7 +28,6 @@ use pages::Extent;
 use prost::Message;
 use resources::fd::tcp::backlog;
 use resources::fd::tcp::lock::{Leftover, Lock};
-use resources::fd::tty::control;
 use resources::map::listing::{Backing, Listed};
 use resources::map::memory::{self, Mapping, Memory};
 use resources::map::policy::Policy;
@@ -34,21 +35,23 @@ use resources::map::vdso::Vdso;
 use resources::script::{Answers, Layout, Script};
 use resources::task::{Asked, Facts, PARTS, Part, Scope, xstate};
 use resources::{Allow, fd};
-use rustix::fs::{AtFlags, OFlags, statat};
-use sys::proc::Stat;
+use sys::proc::{Stat, Status};
 use syscalls::Sysno;
 use tracee::{Batch, Outcome, Thread, Visit};
 
 use crate::clocks::TreeClocks;
+use crate::dump::Undo;
 use crate::freeze::{Body, Frozen, Task};
+use crate::links::{self, Link};
+use crate::obstacles::Obstacles;
 use crate::plan::births::births;
-use crate::records::{Descriptor, Descriptors, Node, Place, State, Tree, tag};
+use crate::records::{Node, State, Tree, tag};
 use crate::{Error, Result, track, uffd};
 use auxv::Auxv;
 use facts::ThreadFacts;
-use files::Files;
 pub(crate) use files::{Contents, Object, fetch};
 use look::Look;
+use outside::{OfTask, Outside};
 use semaphores::Semaphores;
 
 /// What was found, ready to be written.
@@ -66,8 +69,10 @@ pub(crate) struct Inventory {
     pub kept: Vec<(SpaceId, u64)>,
     /// The vDSOs that are not this host's, with their code.
     pub foreign: Vec<Vdso>,
-    /// To be called when the dump fails later.
-    pub undo: Vec<Box<dyn FnOnce()>>,
+    /// Hard links that were made for the image.
+    pub links: Vec<Link>,
+    /// Called when the dump fails later.
+    pub undo: Undo,
     /// Keeps the tree's TCP connections quiet.
     pub lock: Option<Lock>,
     /// What kept new connections away while the tree was waited for; to be dropped when it runs.
@@ -86,52 +91,57 @@ impl Inventory {
 /// Collects the tree, with `look` for its memory. With `stay`, the blob stays in the tasks: they
 /// are going to be killed.
 ///
+/// What can be seen from outside is looked at first, and refused before a task is made to call
+/// anything.
+///
 /// # Errors
-/// [`resources::Error::Unsupported`] for what cannot be saved, before anything was changed.
+/// [`Error::Obstacles`] for all that cannot be saved, before anything was changed.
 pub(crate) fn collect(
     frozen: &mut Frozen,
     allow: &Allow,
     stay: bool,
     look: &mut dyn Look,
 ) -> Result<Inventory> {
-    let has_its_clocks = fitness::check(frozen)?;
-    let cgroups = cgroups::collect(frozen, allow)?;
+    let mut obstacles = Obstacles::default();
+    let has_its_clocks = fitness::check(frozen, &mut obstacles)?;
+    let cgroups = obstacles.note(cgroups::collect(frozen, allow))?;
     let mut found = Vec::new();
     let mut vdsos = vdso::Vdsos::default();
     let limit = frozen.limit;
-    for task in &mut frozen.tasks {
+    for task in &frozen.tasks {
         limit.check(task.pid)?;
-        found.push(Found::new(task, stay, allow, (look, &found), &mut vdsos)?);
+        let sinks = (&mut vdsos, &mut obstacles);
+        found.push(Found::new(task, allow, (look, &found), sinks)?);
     }
-    if !allow.skip_in_flight {
-        let rows = found.iter().map(|one| (one.node.pid, &one.rows));
-        backlog::check(rows.flat_map(|(pid, rows)| rows.iter().map(move |row| (pid, row))))?;
+    check_tree(&found, allow, &mut obstacles)?;
+    let mut outside = None;
+    // Where the kernel does not tell all of descriptors, their tasks are asked before.
+    if !found.iter().any(Found::has_untold) {
+        outside = Some(Outside::look(frozen, &mut found, allow, &mut obstacles)?);
     }
-    let mut tree = Tree {
-        tasks: found.iter().map(|found| found.node.clone()).collect(),
+    obstacles.check()?;
+    ask_all(frozen, &mut found, (stay, allow), &mut obstacles)?;
+    let outside = match outside {
+        Some(outside) => outside,
+        None => Outside::look(frozen, &mut found, allow, &mut obstacles)?,
     };
-    find_terminals_left(&mut tree, &found);
-    fitness::check_session(&tree, allow)?;
-    births(&tree)?;
-    segments::check(found.iter().map(|one| (one.node.pid, &*one.listed)))?;
-    let mut files = Files::default();
+    obstacles.check()?;
+    let tree = tree_of(&found);
     let mut records = vec![record(tag::TREE, 0, tree.encode_to_vec())];
     let mut spaces = spaces::Spaces::default();
-    for (task, found) in frozen.tasks.iter().zip(found) {
-        if task.is_zombie() {
-            continue;
+    let Outside {
+        described,
+        of_tasks,
+    } = outside;
+    for ((task, found), outside) in frozen.tasks.iter().zip(found).zip(of_tasks) {
+        if let Some(outside) = outside {
+            found.records(task, outside, (&mut spaces, look), &mut records)?;
         }
-        let mut sinks = Sinks {
-            files: &mut files,
-            spaces: &mut spaces,
-            records: &mut records,
-        };
-        found.records(task, &mut sinks, allow, look)?;
     }
     spaces.find_shared(&tree)?;
-    let described = files::describe(files, allow)?;
-    check_terminals(&tree, &described.records)?;
-    records.extend(described.records.into_iter().chain(cgroups));
+    records.extend(described.records);
+    records.extend(cgroups.into_iter().flatten());
+    records.extend(links::record(&described.links));
     let mut objects = described.objects;
     let foreign = vdsos.foreign();
     let kept = vdsos.store(look.vdsos(), &mut records, &mut objects);
@@ -150,10 +160,50 @@ pub(crate) fn collect(
         objects,
         kept,
         foreign,
+        links: described.links,
         undo: described.undo,
         lock: described.lock,
         leftover: None,
     })
+}
+
+/// Asks all tasks what only they can say.
+fn ask_all(
+    frozen: &mut Frozen,
+    found: &mut [Found],
+    how: (bool, &Allow),
+    obstacles: &mut Obstacles,
+) -> Result<()> {
+    let limit = frozen.limit;
+    for (task, found) in frozen.tasks.iter_mut().zip(found) {
+        limit.check(task.pid)?;
+        if !task.is_zombie() {
+            found.ask(task, how, obstacles)?;
+        }
+    }
+    Ok(())
+}
+
+/// Notes what of the tree as a whole is not saved.
+fn check_tree(found: &[Found], allow: &Allow, obstacles: &mut Obstacles) -> Result<()> {
+    if !allow.skip_in_flight {
+        let rows = found.iter().map(|one| (one.node.pid, &one.rows));
+        backlog::check(rows.flat_map(|(pid, rows)| rows.iter().map(move |row| (pid, row))))?;
+    }
+    let tree = tree_of(found);
+    obstacles.note(fitness::check_session(&tree, allow))?;
+    obstacles.note(births(&tree))?;
+    let listed = found.iter().map(|one| (one.node.pid, &*one.listed));
+    segments::check(listed, obstacles)
+}
+
+/// The tree as far as it was looked at.
+fn tree_of(found: &[Found]) -> Tree {
+    let mut tree = Tree {
+        tasks: found.iter().map(|found| found.node.clone()).collect(),
+    };
+    find_terminals_left(&mut tree, found);
+    tree
 }
 
 pub(super) fn record(tag: u16, id: i32, payload: Vec<u8>) -> Record {
@@ -175,28 +225,6 @@ fn find_terminals_left(tree: &mut Tree, found: &[Found]) {
     }
 }
 
-/// The controlling terminals of the tree's sessions must be open in it.
-fn check_terminals(tree: &Tree, records: &[Record]) -> Result<()> {
-    for node in tree.tasks.iter().filter(|node| node.terminal != 0) {
-        let mut terminals = records.iter().filter(|one| one.tag == fd::tags::TTY);
-        let is_it = |one: &Record| control::is_terminal(&one.payload, node.terminal);
-        if !terminals.any(|one| is_it(one).unwrap_or(false)) {
-            let number = node.terminal;
-            let what =
-                format!("its controlling terminal {number:#x}, which is not open in the tree,");
-            return Err(resources::Error::unsupported(node.pid, what).into());
-        }
-    }
-    Ok(())
-}
-
-/// What tasks add to.
-struct Sinks<'s, 'a> {
-    files: &'s mut Files<'a>,
-    spaces: &'s mut spaces::Spaces,
-    records: &'s mut Vec<Record>,
-}
-
 /// One task, looked at.
 struct Found {
     node: Node,
@@ -207,6 +235,8 @@ struct Found {
     /// Whether the leader of its session was found in the tree before.
     leader_is_known: bool,
     vdso: vdso::Seen,
+    /// What /proc says of each thread, in their order.
+    statuses: Vec<Rc<Status>>,
     lock_future: u32,
     /// The memory policies of its mappings, by their first addresses.
     policies: HashMap<Addr, Policy>,
@@ -215,17 +245,15 @@ struct Found {
 }
 
 impl Found {
-    /// Looks at a task after those in `before`, its parent among them.
+    /// Looks at a task from outside, after those in `before`, its parent among them.
     fn new(
-        task: &mut Task,
-        stay: bool,
+        task: &Task,
         allow: &Allow,
         (look, before): (&mut dyn Look, &[Self]),
-        vdsos: &mut vdso::Vdsos,
+        (vdsos, obstacles): (&mut vdso::Vdsos, &mut Obstacles),
     ) -> Result<Self> {
         let pid = task.pid;
-        let (stat, stat_text) = task.stat()?;
-        let stat_text = stat_text.to_vec();
+        let (stat, _) = task.stat()?;
         let leader_is_known = before.iter().any(|one| one.node.pid == stat.session);
         let mut found = Self {
             node: node(task, &stat),
@@ -235,6 +263,7 @@ impl Found {
             auxv: None,
             leader_is_known,
             vdso: vdso::Seen::default(),
+            statuses: Vec::new(),
             lock_future: 0,
             policies: HashMap::new(),
             records: Vec::new(),
@@ -246,21 +275,33 @@ impl Found {
         found.listed = look.mappings(task)?;
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
         check_returned(task, &found.listed)?;
-        found.vdso = vdsos.look(task, &mut found.listed)?;
+        let seen = obstacles.note(vdsos.look(task, &mut found.listed))?;
+        found.vdso = seen.unwrap_or_default();
         track::forget_watched(pid, &mut found.listed)?;
-        // Everything that may be refused is looked at before the target is touched.
         for listed in &found.listed {
-            Mapping::of(listed, pid, None)?;
+            obstacles.note(Mapping::of(listed, pid, None))?;
+        }
+        for thread in task.threads() {
+            let facts = found.facts(task, thread, allow);
+            obstacles.note(resources::task::check(&facts))?;
+            found.statuses.push(facts.status()?);
         }
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
         let parent = parent.map(|one| (one.node.pid, one.rows.as_slice()));
         found.rows = fd::table::read(pid, (task.proc.as_fd(), &task.spent), parent)?;
-        let memory = match vdso::lead_out(task, &found.vdso, &found.listed)? {
-            Some(memory) => memory,
-            None => uffd::open_memory(task)?,
-        };
-        found.visit(task, memory, (stay, allow), stat_text)?;
         Ok(found)
+    }
+
+    /// What a thread of the task looks like from outside.
+    fn facts<'a>(&self, task: &'a Task, thread: &Thread, allow: &'a Allow) -> ThreadFacts<'a> {
+        let proc = (task.proc.as_fd(), &*task.spent);
+        let known = (thread.saved.rseq, self.leader_is_known);
+        ThreadFacts::new(allow, (task.pid, thread.tid), proc, known)
+    }
+
+    /// Whether its tasks must be asked what the kernel does not tell of its descriptors.
+    fn has_untold(&self) -> bool {
+        Semaphores::are_among(&self.rows)
     }
 
     /// Adds whose child has ended, which a zombie still shows.
@@ -288,26 +329,27 @@ impl Found {
     }
 
     /// Asks the task what only it can say.
-    fn visit(
+    fn ask(
         &mut self,
         task: &mut Task,
-        memory: File,
         (stay, allow): (bool, &Allow),
-        stat: Vec<u8>,
+        obstacles: &mut Obstacles,
     ) -> Result<()> {
+        let memory = match vdso::lead_out(task, &self.vdso, &self.listed)? {
+            Some(memory) => memory,
+            None => uffd::open_memory(task)?,
+        };
         let pid = task.pid;
+        let stat = task.stat()?.1.to_vec();
         let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
             unreachable!("a task is visited once, when it was stopped")
         };
-        let all = threads
-            .iter()
-            .map(|thread| (thread.tid, thread.saved))
-            .collect::<Vec<_>>();
-        let facts = all.iter().map(|(tid, saved)| {
-            let proc = (task.proc.as_fd(), &*task.spent);
-            ThreadFacts::new(allow, (pid, *tid), proc, (saved.rseq, self.leader_is_known))
-        });
+        let tids = threads.iter().map(|thread| thread.tid).collect::<Vec<_>>();
+        let facts = threads.iter().map(|thread| self.facts(task, thread, allow));
         let facts = facts.collect::<Vec<_>>();
+        for (facts, status) in facts.iter().zip(&self.statuses) {
+            facts.knows_status(status.clone());
+        }
         facts[0].knows("stat", stat);
         let states = threads.iter().zip(&facts).zip(&task.waits);
         let states = states.map(|((thread, facts), wait)| thread::state(thread, facts, wait));
@@ -334,9 +376,9 @@ impl Found {
                 self.auxv = auxv.answer(&answers);
                 semaphores.answer(&mut self.rows, &answers);
             }
-            questions.records(facts, &answers, &mut self.records)?;
+            questions.records(facts, &answers, (&mut self.records, obstacles))?;
         }
-        for ((tid, _), state) in all.iter().zip(states) {
+        for (tid, state) in tids.iter().zip(states) {
             self.records
                 .push(record(tag::THREAD, *tid, state.encode_to_vec()));
         }
@@ -354,57 +396,39 @@ impl Found {
         Ok(())
     }
 
-    fn records<'a>(
-        mut self,
-        task: &'a Task,
-        sinks: &mut Sinks<'_, 'a>,
-        allow: &Allow,
-        look: &mut dyn Look,
+    fn records(
+        self,
+        task: &Task,
+        outside: OfTask,
+        (spaces, look): (&mut spaces::Spaces, &mut dyn Look),
+        records: &mut Vec<Record>,
     ) -> Result<()> {
-        let (pid, proc) = (task.pid, task.proc.as_fd());
-        let memory = self.memory(task, sinks, look)?;
-        let Sinks { files, records, .. } = sinks;
+        let pid = task.pid;
+        let memory = self.memory(task, &outside, (spaces, look))?;
         records.push(record(memory::TAG, pid, memory.encode_to_vec()));
-        if let Some(payload) = fd::locks::dump_process(pid, &self.rows, allow)? {
+        if let Some(payload) = outside.locks {
             records.push(record(fd::tags::LOCKS, pid, payload));
         }
-        let descriptors = std::mem::take(&mut self.rows).into_iter().map(|row| {
-            let (fd, close_on_exec) = (row.fd, row.cloexec);
-            let description = files.descriptor(pid, row)?.0;
-            Ok(Descriptor {
-                fd,
-                description,
-                close_on_exec,
-            })
-        });
-        let descriptors = Descriptors {
-            descriptors: descriptors.collect::<Result<_>>()?,
-        };
-        records.push(record(tag::DESCRIPTORS, pid, descriptors.encode_to_vec()));
-        let place = place(pid, proc, files)?;
-        records.push(record(tag::PLACE, pid, place.encode_to_vec()));
+        let payload = outside.descriptors.encode_to_vec();
+        records.push(record(tag::DESCRIPTORS, pid, payload));
+        records.push(record(tag::PLACE, pid, outside.place.encode_to_vec()));
         records.extend(self.records);
         Ok(())
     }
 
-    fn memory<'a>(
+    fn memory(
         &self,
-        task: &'a Task,
-        sinks: &mut Sinks<'_, 'a>,
-        look: &mut dyn Look,
+        task: &Task,
+        outside: &OfTask,
+        (spaces, look): (&mut spaces::Spaces, &mut dyn Look),
     ) -> Result<Memory> {
-        let Sinks { files, spaces, .. } = sinks;
-        let (pid, proc) = (task.pid, task.proc.as_fd());
+        let pid = task.pid;
         let mut mappings = Vec::with_capacity(self.listed.len());
-        for listed in &self.listed {
-            let file = match listed.backing() {
-                Backing::File => Some(files.mapped(pid, proc, listed)?.0),
-                _ => None,
-            };
+        for (listed, file) in self.listed.iter().zip(&outside.mapped) {
             let policy = self.policies.get(&listed.span.start).cloned();
             mappings.push(Mapping {
                 policy,
-                ..Mapping::of(listed, pid, file)?
+                ..Mapping::of(listed, pid, *file)?
             });
         }
         spaces.scan(pid, &mut mappings, &self.listed, look)?;
@@ -427,7 +451,7 @@ impl Found {
                 Some(auxv) => auxv.clone(),
                 None => task.read("auxv")?,
             },
-            exe: files.link(pid, proc, "exe", OFlags::RDONLY)?.0,
+            exe: outside.exe,
             mappings,
             vdso_build_id: self.vdso.build_id.clone(),
             vdso_is_32_bit: self.vdso.is_32_bit,
@@ -497,20 +521,6 @@ fn node(task: &Task, stat: &Stat) -> Node {
     }
 }
 
-fn place<'a>(pid: i32, proc: BorrowedFd<'a>, files: &mut Files<'a>) -> Result<Place> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let cwd = files.link(pid, proc, "cwd", flags)?.0;
-    let failed = |errno| Error::kernel(format!("cannot look at /proc/{pid}/root"), errno);
-    let theirs = statat(proc, "root", AtFlags::empty()).map_err(failed)?;
-    let same = (theirs.st_dev, theirs.st_ino) == files.own_root().map_err(failed)?;
-    let root = if same {
-        None
-    } else {
-        Some(files.link(pid, proc, "root", flags)?.0)
-    };
-    Ok(Place { cwd, root })
-}
-
 /// The questions for one thread.
 struct Questions {
     script: Script,
@@ -555,10 +565,11 @@ impl Questions {
         &self,
         facts: &ThreadFacts<'_>,
         answers: &Answers,
-        records: &mut Vec<Record>,
+        (records, obstacles): (&mut Vec<Record>, &mut Obstacles),
     ) -> Result<()> {
         for (part, asked) in &self.asked {
-            if let Some(payload) = part.dump(facts, asked, answers)? {
+            let payload = obstacles.note(part.dump(facts, asked, answers))?;
+            if let Some(payload) = payload.flatten() {
                 records.push(record(part.tag(), facts.tid(), payload));
             }
         }

@@ -7,6 +7,7 @@ use resources::map::listing::Listed;
 use sys::shm::{self, Segment};
 
 use crate::Result;
+use crate::obstacles::Obstacles;
 
 /// A segment that tasks of the tree have attached.
 struct Attached {
@@ -18,28 +19,31 @@ struct Attached {
     times: u64,
 }
 
-/// Checks the segments that the tasks of a tree have attached.
-///
-/// # Errors
-/// [`resources::Error::Unsupported`] naming a mapping that is a part of a segment, or a segment
-/// that others have attached as well: a restore could not give them the same memory.
-pub(super) fn check<'a>(tasks: impl Iterator<Item = (i32, &'a [Listed])>) -> Result<()> {
+/// Checks the segments that the tasks of a tree have attached: mappings that are a part of a
+/// segment, and segments that others have attached as well, are noted. A restore could not give
+/// them the same memory.
+pub(super) fn check<'a>(
+    tasks: impl Iterator<Item = (i32, &'a [Listed])>,
+    obstacles: &mut Obstacles,
+) -> Result<()> {
     let mut attached = HashMap::<i32, Attached>::new();
     for (pid, listed) in tasks {
         for map in listed {
             let Some(number) = map.segment() else {
                 continue;
             };
-            let unsupported = |what: &str| {
-                let what = format!("{}: System V shared memory {what}", map.place());
-                resources::Error::unsupported(pid, what)
+            let unsupported = |why: &str| {
+                let why = format!("it is System V shared memory {why}");
+                resources::Error::unsupported(pid, map.place()).because(why)
             };
             let one = match attached.entry(number) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => {
-                    let segment = shm::stat(number).map_err(|error| {
-                        unsupported(&format!("{number} of elsewhere ({error})"))
-                    })?;
+                    let segment = shm::stat(number)
+                        .map_err(|error| unsupported(&format!("{number} of elsewhere ({error})")));
+                    let Some(segment) = obstacles.note(segment)? else {
+                        continue;
+                    };
                     new.insert(Attached {
                         pid,
                         segment,
@@ -49,21 +53,24 @@ pub(super) fn check<'a>(tasks: impl Iterator<Item = (i32, &'a [Listed])>) -> Res
             };
             let bytes = one.segment.bytes.next_multiple_of(abi::PAGE_BYTES);
             if map.offset != 0 || map.span.bytes() != bytes {
-                return Err(unsupported("of which a part was unmapped or protected").into());
+                let refused = unsupported("of which a part was unmapped or protected");
+                obstacles.note(Err::<(), _>(refused))?;
+                continue;
             }
             one.times += 1;
             if one.segment.attached < one.times {
-                return Err(unsupported("that is mapped without being attached").into());
+                let refused = unsupported("that is mapped without being attached");
+                obstacles.note(Err::<(), _>(refused))?;
             }
         }
     }
     for (number, one) in attached {
-        let others = one.segment.attached - one.times;
+        let others = one.segment.attached.saturating_sub(one.times);
         if others > 0 {
-            let what = format!(
-                "System V shared memory {number}: attached {others} times outside of the tree"
-            );
-            return Err(resources::Error::unsupported(one.pid, what).into());
+            let what = format!("System V shared memory {number}");
+            let why = format!("it is attached {others} times outside of the tree");
+            let refused = resources::Error::unsupported(one.pid, what).because(why);
+            obstacles.note(Err::<(), _>(refused))?;
         }
     }
     Ok(())

@@ -8,6 +8,11 @@ use resources::script::{Answers, Script};
 pub(super) struct Semaphores(Vec<(usize, Whether)>);
 
 impl Semaphores {
+    /// Whether there are descriptors of which the kernel has not told.
+    pub fn are_among(rows: &[Row]) -> bool {
+        rows.iter().any(Whether::is_unknown)
+    }
+
     /// Asks about each of a task's descriptors of which the kernel has not told.
     pub fn ask(rows: &[Row], script: &mut Script) -> Self {
         let ask = |(at, row)| Some((at, Whether::ask(row, script)?));

@@ -9,6 +9,7 @@ use rustix::thread::gettid;
 use sys::kcmp::{self, Shared};
 
 use crate::freeze::{Frozen, Task};
+use crate::obstacles::Obstacles;
 use crate::{Error, Result};
 
 /// What every task has of its own, and the name under which a shared one is refused.
@@ -24,15 +25,12 @@ const OWN: [(Shared, &str, &str); 3] = [
     ),
 ];
 
-/// Checks that processes share nothing and threads everything.
-///
-/// # Errors
-/// [`resources::Error::Unsupported`] naming both tasks.
-pub(super) fn check(frozen: &Frozen) -> Result<()> {
+/// Notes, by both tasks, what processes share, and what threads do not.
+pub(super) fn check(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<()> {
     for task in &frozen.tasks {
-        check_threads(task)?;
+        obstacles.note(check_threads(task))?;
     }
-    check_parent(&frozen.tasks[0])?;
+    obstacles.note(check_parent(&frozen.tasks[0]))?;
     let processes = frozen.tasks.iter().filter(|task| !task.is_zombie());
     let pids = processes.map(|task| task.pid).collect::<Vec<_>>();
     if pids.len() < 2 {
@@ -40,12 +38,13 @@ pub(super) fn check(frozen: &Frozen) -> Result<()> {
     }
     for (what, name, flag) in OWN {
         if let Some(twins) = twins(&pids, |one, other| compare(one, other, what))? {
-            return Err(shared(twins, name, flag));
+            obstacles.note(Err::<(), _>(shared(twins, name, flag)))?;
         }
     }
     let own = gettid().as_raw_nonzero().get();
-    check_undo(&pids, own)?;
-    check_io(&pids, own)
+    obstacles.note(check_undo(&pids, own))?;
+    obstacles.note(check_io(&pids, own))?;
+    Ok(())
 }
 
 fn shared((pid, other): (i32, i32), name: &str, flag: &str) -> Error {
@@ -230,12 +229,19 @@ def ready():
         (spawned, folder)
     }
 
+    fn verdict_of(frozen: &Frozen) -> String {
+        let mut obstacles = Obstacles::default();
+        check(frozen, &mut obstacles).expect("it can be looked at");
+        let verdict = obstacles.check();
+        verdict.map_or_else(|error| error.to_string(), |()| "fine".into())
+    }
+
     /// What is said of the tree of the python program `code`.
     fn verdict(code: &str) -> String {
         let (spawned, _folder) = python(code);
         let pid = spawned.pid().cast_signed();
         let frozen = freeze(pid, None).expect("it can be stopped");
-        let verdict = check(&frozen).map_or_else(|error| error.to_string(), |()| "fine".into());
+        let verdict = verdict_of(&frozen);
         verdict.replace(&pid.to_string(), "ROOT")
     }
 
@@ -276,7 +282,7 @@ ready()";
             let code = format!("if clone({flag}) == 0: time.sleep(1000)\nready()");
             let verdict = verdict(&code);
             let start = format!(
-                "pid ROOT: its {}",
+                "pid ROOT (python3): its {}",
                 name.split(" N ").next().expect("a name")
             );
             let end = name.split(" N ").nth(1).expect("a flag");
@@ -316,7 +322,7 @@ libc.clone(pause, ctypes.c_void_p(top), 0x100 | SIGCHLD, None)
 ready()";
         let verdict = verdict(code);
         assert!(
-            verdict.starts_with("pid ROOT: its memory, shared with pid"),
+            verdict.starts_with("pid ROOT (python3): its memory, shared with pid"),
             "{verdict}"
         );
     }
@@ -334,7 +340,7 @@ ready()";
             .find(|pid| **pid != spawned.pid())
             .expect("a child");
         let frozen = freeze(child.cast_signed(), None).expect("it can be stopped");
-        let error = check(&frozen).expect_err("it shares").to_string();
+        let error = verdict_of(&frozen);
         let parent = spawned.pid();
         let want = format!("its descriptor table, shared with pid {parent} (CLONE_FILES),");
         assert!(error.contains(&want), "{error}");
@@ -356,7 +362,7 @@ threading.Thread(target=work).start()"
             );
             let verdict = verdict(&code);
             assert!(
-                verdict.starts_with("pid ROOT: thread ") && verdict.contains(name),
+                verdict.starts_with("pid ROOT (python3): thread ") && verdict.contains(name),
                 "{verdict}"
             );
         }

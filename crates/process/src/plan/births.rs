@@ -111,11 +111,12 @@ pub(crate) fn births(tree: &Tree) -> Result<Vec<Birth>> {
         .iter()
         .find(|node| !pids.contains(&node.parent));
     if let Some(node) = orphan {
-        let what = format!(
-            "its parent {} ended or is not in the tree, which",
-            node.parent
-        );
-        return Err(unsupported(node.pid, what));
+        let what = format!("its parent {}", node.parent);
+        return Err(unsupported(
+            node.pid,
+            what,
+            "it has ended or is not in the tree",
+        ));
     }
     for birth in &mut births {
         let mark = |membership: &mut Membership, outside: Option<i32>| {
@@ -199,8 +200,9 @@ fn stand_in_for_groups(births: &mut Vec<Birth>) -> Result<()> {
         let live = |birth: &&Birth| matches!(birth.kind, Kind::Live(_));
         let parent = births.iter().filter(live).find(same);
         let Some(parent) = parent else {
-            let what = format!("its process group {group} has no living task in its session");
-            return Err(unsupported(births[at].pid, what));
+            let what = format!("its process group {group}");
+            let why = "no living task of its session could found it";
+            return Err(unsupported(births[at].pid, what, why));
         };
         let session = match parent.session {
             Membership::Founder => Membership::Of(parent.pid),
@@ -221,8 +223,8 @@ fn id_of(membership: Membership, pid: i32) -> i32 {
     }
 }
 
-fn unsupported(pid: i32, what: String) -> Error {
-    resources::Error::unsupported(pid, what).into()
+fn unsupported(pid: i32, what: String, why: &str) -> Error {
+    resources::Error::unsupported(pid, what).because(why).into()
 }
 
 /// The session that each task is born into, by pid.
@@ -258,8 +260,8 @@ fn assign_makers(births: &mut [Birth]) -> Result<()> {
         } else {
             let sibling = sibling_in(births, at, own);
             let sibling = sibling.ok_or_else(|| {
-                let what = format!("nobody in its session {own} could have made it");
-                unsupported(births[at].pid, what)
+                let what = format!("its session {own}");
+                unsupported(births[at].pid, what, "nobody in it could have made it")
             })?;
             births[sibling].siblings.push(at);
             inherited.insert(births[at].pid, own);
@@ -366,7 +368,7 @@ mod tests {
             node(13, 12, 10, 10),
         ];
         let error = births(&tree(tasks)).expect_err("nobody");
-        let want = "pid 13: nobody in its session 10 could have made it is not supported";
+        let want = "pid 13: its session 10 is not supported: nobody in it could have made it";
         assert_eq!(error.to_string(), want);
     }
 }

@@ -60,7 +60,7 @@ impl Kind for Chardev {
         let minor = rustix::fs::minor(open.stat.st_rdev);
         let mode = open.info.oflags() & OFlags::RWMODE;
         if minor == KMSG && mode != OFlags::WRONLY {
-            return Err(open.unsupported("a reader of the kernel's log", None));
+            return Err(open.unsupported("it reads the kernel's log", None));
         }
         let payload = Payload {
             place: Place::dump(open, cx)?,

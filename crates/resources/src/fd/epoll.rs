@@ -114,7 +114,10 @@ impl Kind for Epoll {
             .lines()
             .filter(|line| line.starts_with("tfd:"))
         {
-            let line = Line::parse(text).ok_or_else(|| open.unsupported(text, None))?;
+            let line = Line::parse(text).ok_or_else(|| {
+                let why = format!("its watch {text:?} is not understood");
+                open.unsupported(&why, None)
+            })?;
             let offset = seen.entry(line.fd).or_default();
             let stray = target(open, &line, *offset, cx)?;
             *offset += 1;
@@ -228,14 +231,14 @@ fn target(open: &Open<'_>, line: &Line, offset: u32, cx: &dyn DumpContext) -> Re
             watched(own_pid, other.own()?.as_raw_fd())?
         };
         if found && other.link == b"anon_inode:[signalfd]" {
-            let why = format!("watches a signalfd by the old number {number}");
+            let why = format!("it watches a signalfd by the old number {number}");
             return Err(open.unsupported(&why, None));
         }
         if found {
             return Ok(Some(other.id.0));
         }
     }
-    let why = format!("watches a file by the old number {number} that no task has open");
+    let why = format!("it watches a file by the old number {number} that no task has open");
     Err(open.unsupported(&why, None))
 }
 

@@ -49,7 +49,7 @@ impl Kind for Eventfd {
 
     fn dump(&self, open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
         let count = count_of(&open.info);
-        let count = count.ok_or_else(|| open.unsupported("unknown count", None))?;
+        let count = count.ok_or_else(|| open.unsupported("its count is not understood", None))?;
         let semaphore = match open.info.field(SEMAPHORE) {
             Some("0") => false,
             Some("1") => true,
@@ -108,10 +108,16 @@ pub struct Whether {
 }
 
 impl Whether {
+    /// Whether the kernel has not told it of a descriptor.
+    #[must_use]
+    pub fn is_unknown(row: &Row) -> bool {
+        row.link == LINK && row.info.field(SEMAPHORE).is_none()
+    }
+
     /// Asks a task about one of its descriptors; none where that is no event counter, or where the
     /// kernel has told.
     pub fn ask(row: &Row, script: &mut Script) -> Option<Self> {
-        if row.link != LINK || row.info.field(SEMAPHORE).is_some() {
+        if !Self::is_unknown(row) {
             return None;
         }
         let count = count_of(&row.info)?;

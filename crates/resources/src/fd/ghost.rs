@@ -81,7 +81,7 @@ impl Ghost {
             kind,
             FileType::Socket | FileType::Symlink | FileType::BlockDevice
         ) {
-            return Err(open.unsupported(&format!("a deleted {kind:?}"), None));
+            return Err(open.unsupported(&format!("it is a deleted {kind:?}"), None));
         }
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         let nanoseconds = |ns: u64| u32::try_from(ns).unwrap_or(0);
@@ -110,7 +110,8 @@ impl Ghost {
         let stored_bytes = open.stat.st_blocks.cast_unsigned() * 512;
         let limit_bytes = cx.allow().ghost_limit_bytes;
         if stored_bytes.min(self.size_bytes) > limit_bytes {
-            let why = format!("deleted, and {stored_bytes} bytes are more than {limit_bytes}");
+            let why =
+                format!("it is deleted, and {stored_bytes} bytes are more than {limit_bytes}");
             return Err(open.unsupported(&why, Some("--ghost-limit")));
         }
         if self.size_bytes == 0 {

@@ -177,12 +177,13 @@ fn unread(own: BorrowedFd<'_>) -> Result<u64> {
 /// The instance's payload.
 fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Payload> {
     if unread(open.own()?)? != 0 {
-        let why = "unread events, which cannot be put back; try again";
+        let why = "it has unread events, which cannot be put back: try again";
         return Err(open.unsupported(why, None));
     }
     let lines = open.info.lines("inotify wd").map(Shown::parse);
     let shown = lines.collect::<Option<Vec<_>>>();
-    let shown = shown.ok_or_else(|| open.unsupported("unknown watches", None))?;
+    let shown =
+        shown.ok_or_else(|| open.unsupported("it has watches that are not understood", None))?;
     let mounts = if shown.is_empty() {
         Vec::new()
     } else {

@@ -102,7 +102,7 @@ fn all(
     for line in info.lines("lock") {
         let lock = parse(line).ok_or_else(|| refuse(&format!("lock {line}"), None))?;
         if !allow.file_locks {
-            return Err(refuse("holds a file lock", Some("--file-locks")));
+            return Err(refuse("it holds a file lock", Some("--file-locks")));
         }
         locks.push(lock);
     }
@@ -129,9 +129,10 @@ pub fn dump_process(pid: i32, rows: &[Row], allow: &Allow) -> Result<Option<Vec<
     let mut payload = ProcessLocks::default();
     for row in rows.iter().filter(|row| row.info.rest.contains("lock:")) {
         let place = format!("fd {} ({})", row.fd, String::from_utf8_lossy(&row.link));
-        let refuse = |what: &str, allow| Error::Unsupported {
+        let refuse = |why: &str, allow| Error::Unsupported {
             pid,
-            what: format!("{place}: {what}"),
+            what: place.clone(),
+            why: why.to_owned(),
             allow,
         };
         for mut lock in all(&row.info, allow, refuse)? {

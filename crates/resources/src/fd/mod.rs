@@ -55,7 +55,7 @@ pub struct DescriptionId(pub u32);
 pub struct Open<'a> {
     /// Its number in the image.
     pub id: DescriptionId,
-    /// A task that has it, and as which descriptor (-1: only mapped, or only in flight).
+    /// A task that has it, and as which descriptor (-1: none, see `role`).
     pub pid: i32,
     /// See `pid`.
     pub fd: i32,
@@ -69,6 +69,8 @@ pub struct Open<'a> {
     pub at_path: bool,
     /// Whether no task has a descriptor of it: it is on its way in a socket's queue.
     pub in_flight: bool,
+    /// What a description without a descriptor is to the task, for messages: "its program".
+    pub role: String,
     own: OnceCell<OwnedFd>,
     fetch: Box<dyn Fn() -> Result<OwnedFd> + 'a>,
 }
@@ -90,6 +92,7 @@ impl<'a> Open<'a> {
             info,
             at_path: false,
             in_flight: false,
+            role: "a descriptor in flight in a socket".to_owned(),
             own: OnceCell::new(),
             fetch: Box::new(fetch),
         }
@@ -114,32 +117,26 @@ impl<'a> Open<'a> {
         self.link.starts_with(b"/") && FileType::from_raw_mode(self.stat.st_mode) == of_type
     }
 
-    /// "fd 5 (pipe:[123])", for messages; sockets by their family, and what has no descriptor by
-    /// where it is.
+    /// "fd 5 (pipe:[123])" or "its program (/bin/x)", for messages; sockets by their family.
     #[must_use]
     pub fn place(&self) -> String {
         let mut what = String::from_utf8_lossy(&self.link).into_owned();
         if let Some(socket) = socket::explain(self) {
             what = format!("{what}, {socket}");
         }
-        match (self.fd, self.link.first()) {
-            (0.., _) => format!("fd {} ({what})", self.fd),
-            (_, Some(b'/')) => format!("a file without a descriptor ({what})"),
-            _ => format!("a descriptor on its way in a unix socket ({what})"),
+        match self.fd {
+            0.. => format!("fd {} ({what})", self.fd),
+            _ => format!("{} ({what})", self.role),
         }
     }
 
     /// The error that refuses this description by name.
     #[must_use]
     pub fn unsupported(&self, why: &str, allow: Option<&'static str>) -> Error {
-        let why = if why.is_empty() {
-            String::new()
-        } else {
-            format!(": {why}")
-        };
         Error::Unsupported {
             pid: self.pid,
-            what: format!("{}{why}", self.place()),
+            what: self.place(),
+            why: why.to_owned(),
             allow,
         }
     }
@@ -168,6 +165,8 @@ pub trait DumpContext {
     /// Has `undo` called when the dump fails later: what a kind changes on the host while it
     /// describes a description must not outlast a failure.
     fn on_failure(&mut self, undo: Box<dyn FnOnce()>);
+    /// Notes a hard link that was made for the image and stays as long as it does.
+    fn linked(&mut self, _link: &std::path::Path) {}
 }
 
 /// What a kind may use while a description is opened again.

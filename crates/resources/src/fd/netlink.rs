@@ -120,7 +120,7 @@ fn read(open: &Open<'_>) -> Result<Netlink> {
     let own = open.own()?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
     if peek::is_readable(own).map_err(|error| failed(error.into()))? {
-        return Err(open.unsupported("a netlink socket with unread messages", None));
+        return Err(open.unsupported("it is a netlink socket with unread messages", None));
     }
     let nature = Nature::of_fd(own)?;
     let (port, _) = parse(&sys::socket::name(own).map_err(failed)?);

@@ -62,7 +62,10 @@ impl Place {
         }
         let own = open.own()?;
         if !on_same_mount(own, path) {
-            return Err(open.unsupported("deleted, and its file system is not mounted here", None));
+            return Err(open.unsupported(
+                "it is deleted, and its file system is not mounted here",
+                None,
+            ));
         }
         if open.stat.st_nlink > 0 && place.kind() != FileType::Directory {
             place.remap = Some(remap(open, path, cx)?);
@@ -200,6 +203,16 @@ fn on_same_mount(file: BorrowedFd<'_>, path: &[u8]) -> bool {
     there.is_some() && there == mount(file, Path::new(""))
 }
 
+/// How the names of hard links start that a dump makes; a number follows.
+const LINK_NAME: &str = "link_remap.";
+
+/// Whether a hard link that a dump makes may have this name.
+#[must_use]
+pub fn is_link_name(name: &OsStr) -> bool {
+    let number = name.as_bytes().strip_prefix(LINK_NAME.as_bytes());
+    number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
+}
+
 /// Links the file again, beside its deleted name.
 fn remap(open: &Open<'_>, path: &[u8], cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
     if !cx.allow().link_remap {
@@ -210,10 +223,11 @@ fn remap(open: &Open<'_>, path: &[u8], cx: &mut dyn DumpContext) -> Result<Vec<u
     let source = format!("/proc/self/fd/{}", own.as_raw_fd());
     let folder = folder_above(Path::new(OsStr::from_bytes(path)));
     for number in 1u32.. {
-        let link = folder.join(format!("link_remap.{number}"));
+        let link = folder.join(format!("{LINK_NAME}{number}"));
         match rustix::fs::linkat(CWD, &source, CWD, &link, AtFlags::SYMLINK_FOLLOW) {
             Ok(()) => {
                 let bytes = link.as_os_str().as_bytes().to_vec();
+                cx.linked(&link);
                 cx.on_failure(Box::new(move || {
                     let _ = fs::remove_file(link);
                 }));

@@ -53,7 +53,7 @@ impl Kind for Regular {
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
         if in_proc_of_task(&open.link) {
-            return Err(open.unsupported("a /proc file of a process", None));
+            return Err(open.unsupported("it is a file of a process in /proc", None));
         }
         let place = Place::dump(open, cx)?;
         let size_bytes = open.stat.st_size.cast_unsigned();

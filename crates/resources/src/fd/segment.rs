@@ -73,7 +73,7 @@ impl Kind for SystemV {
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
         if open.fd >= 0 {
-            return Err(open.unsupported("System V shared memory as a file", None));
+            return Err(open.unsupported("it is System V shared memory as a file", None));
         }
         let number = number(open.stat.st_ino);
         let doing = || format!("ask for System V shared memory {number}");

@@ -39,7 +39,7 @@ impl Kind for Signalfd {
         let mask = open.info.field("sigmask");
         let mask = mask.and_then(|text| u64::from_str_radix(text, 16).ok());
         let payload = Payload {
-            mask: mask.ok_or_else(|| open.unsupported("unknown mask", None))?,
+            mask: mask.ok_or_else(|| open.unsupported("its mask is not understood", None))?,
             flags: open.info.flags,
         };
         Ok(payload.encode_to_vec())

@@ -146,7 +146,7 @@ impl Kind for Timerfd {
     }
 
     fn dump(&self, open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        let unknown = || open.unsupported("unknown state", None);
+        let unknown = || open.unsupported("its state is not understood", None);
         let mut payload = Payload::from_info(&open.info).ok_or_else(unknown)?;
         let (_, clock) = payload.clocks().ok_or_else(unknown)?;
         if payload.remaining_ns == 0 && payload.interval_ns > 0 && payload.ticks > 0 {

@@ -187,7 +187,7 @@ fn read(open: &Open<'_>) -> Result<Udp> {
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
     let corked = sys::socket::number(own, IPPROTO_UDP, UDP_CORK).map_err(failed)? != 0;
     if corked && count(own, Count::Outbound).map_err(failed)? > 0 {
-        return Err(open.unsupported("a datagram under construction (UDP_CORK)", None));
+        return Err(open.unsupported("it has a datagram under construction (UDP_CORK)", None));
     }
     let peeked = peek::messages(own, false)
         .map_err(failed)?
@@ -261,7 +261,7 @@ fn groups(open: &Open<'_>) -> Result<Vec<Group>> {
         }
         let word = |at: usize| u32::from_ne_bytes(filter[at..at + 4].try_into().expect("4 bytes"));
         if (word(136), word(140)) != (MCAST_EXCLUDE, 0) {
-            return Err(open.unsupported("a multicast group with filtered sources", None));
+            return Err(open.unsupported("it has a multicast group with filtered sources", None));
         }
         groups.push(group);
     }

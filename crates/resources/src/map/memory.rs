@@ -129,13 +129,16 @@ const ADVICE: [(&[u8; 2], u32); 8] = [
 
 /// `VmFlags` codes of mappings that cannot be made again, and why.
 const REFUSED: [(&[u8; 2], &str); 6] = [
-    (b"io", "device memory"),
-    (b"pf", "device memory"),
-    (b"ht", "huge page mapping (hugetlbfs)"),
-    (b"um", "registered with a userfaultfd"),
-    (b"uw", "registered with a userfaultfd"),
-    (b"ss", "shadow stack"),
+    (b"io", "it is memory of a device"),
+    (b"pf", "it is memory of a device"),
+    (b"ht", "it has huge pages (hugetlbfs)"),
+    (b"um", "it is registered with a userfaultfd"),
+    (b"uw", "it is registered with a userfaultfd"),
+    (b"ss", "it is a shadow stack"),
 ];
+
+/// What the kernel calls a ring of asynchronous I/O, whose file has no name.
+const AIO_RING: &[u8] = b"/[aio] (deleted)";
 
 impl Memory {
     /// Checks what an image claims: mappings are sorted, disjoint and of whole pages, each has a
@@ -253,10 +256,11 @@ impl Mapping {
     /// [`Error::Unsupported`] naming the mapping.
     pub fn of(listed: &Listed, pid: i32, file: Option<u32>) -> Result<Self> {
         if let Some((_, why)) = REFUSED.iter().find(|(code, _)| refuses(listed, code)) {
-            return Err(Error::unsupported(
-                pid,
-                format!("{}: {why}", listed.place()),
-            ));
+            return Err(Error::unsupported(pid, listed.place()).because(*why));
+        }
+        if listed.shared && listed.name == AIO_RING {
+            let why = "it is a ring of asynchronous I/O (io_setup)";
+            return Err(Error::unsupported(pid, listed.place()).because(why));
         }
         let special = match listed.backing() {
             Backing::Vdso => Special::Vdso,

@@ -251,6 +251,16 @@ pub trait Part: Sync {
     fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()>;
 }
 
+/// Checks that a thread may be made to call anything at all.
+///
+/// # Errors
+/// [`crate::Error::Unsupported`], and those of [`Facts::status`].
+pub fn check(facts: &dyn Facts) -> Result<()> {
+    refused::Refused
+        .ask(facts, &mut Script::default())
+        .map(drop)
+}
+
 /// Every part, in the order in which they are planned.
 pub static PARTS: &[&dyn Part] = &[
     // First: it may forbid to ask anything else.

@@ -138,6 +138,14 @@ impl Lock {
     }
 }
 
+/// Whether reading `open` needs a [`Lock`]: it is an established connection.
+///
+/// # Errors
+/// When a system call fails.
+pub fn is_needed(open: &Open<'_>) -> Result<bool> {
+    Ok(connection_of(open)?.is_some())
+}
+
 /// Removes the rules that a dump has left for the connections among these payloads (of records
 /// with the tag of [`super::TcpSocket`]); none is fine. Called when the restored tree is about to
 /// run; the result is to be dropped once it does.

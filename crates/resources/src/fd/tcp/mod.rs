@@ -242,7 +242,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
     record.set_state(info.state);
     let upper = sys::socket::option(own, IPPROTO_TCP, TCP_ULP, 16).unwrap_or_default();
     if !(upper.is_empty() || record.multipath && upper.starts_with(b"mptcp\0")) {
-        return Err(open.unsupported("an upper layer protocol (TLS in the kernel)", None));
+        return Err(open.unsupported("it has an upper layer protocol (TLS in the kernel)", None));
     }
     match info.state {
         State::Listen if info.waiting > 0 && !cx.allow().skip_in_flight => {
@@ -273,21 +273,21 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
             });
         }
         state if !state.is_connected() => {
-            return Err(open.unsupported(&format!("a connection in state {state:?}"), None));
+            return Err(open.unsupported(&format!("it is a connection in state {state:?}"), None));
         }
         _ if record.multipath => {
-            let why = "a connection of Multipath TCP";
+            let why = "it is a connection of Multipath TCP";
             return Err(open.unsupported(why, Some("--tcp-close")));
         }
         _ if open.fd < 0 => {
-            let why = "an established TCP connection on its way in a unix socket";
-            return Err(open.unsupported(why, None));
+            return Err(open.unsupported("it is an established TCP connection", None));
         }
         _ => {
             record.remote = sys::socket::peer_name(own).map_err(failed)?;
             if !cx.allow().tcp_established {
                 let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
-                let why = format!("established, {local} to {remote}{}", other_end(&record));
+                let end = other_end(&record);
+                let why = format!("it is established, {local} to {remote}{end}");
                 return Err(open.unsupported(&why, Some(OPTION)));
             }
             record.connection = Some(repair::read(own, &info).map_err(failed)?);
@@ -318,7 +318,7 @@ fn has_ended(open: &Open<'_>) -> Result<bool> {
     let mut byte = [0];
     let unread = sys::socket::receive(own, &mut byte, 0x42).is_ok_and(|received| received.len > 0);
     if ended && unread {
-        return Err(open.unsupported("a connection that ended with data unread", None));
+        return Err(open.unsupported("it is a connection that ended with data unread", None));
     }
     Ok(ended)
 }

@@ -287,7 +287,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tty> {
         return Ok(record);
     }
     if !cx.allow().shell_job {
-        let why = "a terminal from outside of the tree";
+        let why = "it is a terminal from outside of the tree";
         return Err(open.unsupported(why, Some("--shell-job")));
     }
     record.set_role(Role::Outside);
@@ -335,7 +335,10 @@ fn read_master(open: &Open<'_>, record: &mut Tty, cx: &mut dyn DumpContext) -> R
     record.set_role(Role::Master);
     record.index = sys::tty::index(own).map_err(failed)?;
     if sys::tty::discipline(own).map_err(failed)? != 0 {
-        return Err(open.unsupported("another line discipline than that of terminals", None));
+        return Err(open.unsupported(
+            "it has another line discipline than that of terminals",
+            None,
+        ));
     }
     record.attributes = sys::tty::attributes(own).map_err(failed)?.to_vec();
     let size = tcgetwinsize(own).map_err(|error| failed(error.into()))?;

@@ -97,7 +97,7 @@ impl Address {
             }
             None => {
                 let (name, path) = (address.print(), path.display());
-                let why = format!("bound as {name}, which does not lead to {path}");
+                let why = format!("it is bound as {name}, which does not lead to {path}");
                 return Err(open.unsupported(&why, None));
             }
         }

@@ -232,7 +232,7 @@ fn sockets<'a>(cx: &'a dyn DumpContext) -> impl Iterator<Item = (&'a Open<'a>, N
 
 fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
     let own = open.own()?;
-    let nature = Nature::of(open)?.ok_or_else(|| open.unsupported("no socket", None))?;
+    let nature = Nature::of(open)?.ok_or_else(|| open.unsupported("it is no socket", None))?;
     let inode = socket::inode(open);
     let facts = diag::unix(inode)?;
     let reachable = facts.state != State::Established || nature.kind == DGRAM;
@@ -260,7 +260,10 @@ fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
     }
     let name_matters = record.link() == Link::None && record.address.is_unnamed();
     if name_matters && !record.queue.is_empty() {
-        return Err(open.unsupported("datagrams queued without a name to send them to", None));
+        return Err(open.unsupported(
+            "datagrams are queued, and it has no name to send them to",
+            None,
+        ));
     }
     let shared = |address: &Address| address.is_abstract() && is_shared(&address.name, cx);
     record.accepted = nature.kind != DGRAM && shared(&record.address);
@@ -361,7 +364,7 @@ fn describe_peer(
     }
     record.set_link(Link::Named);
     if record.peer_address.is_unnamed() {
-        return Err(open.unsupported("connected one way to a socket without a name", None));
+        return Err(open.unsupported("it is connected one way to a socket without a name", None));
     }
     if let Some(peer) = socket::find(cx, peer) {
         record.peer_address = Address::read(peer, true)?;
@@ -387,13 +390,13 @@ fn describe_absent(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) -> 
         diag::unix(socket::inode(listener)).is_ok_and(|facts| facts.waiting.contains(&record.inode))
     };
     if sockets(cx).find(waits_at).is_none() {
-        let why = "waits to be accepted by a socket outside of the tree";
+        let why = "it waits to be accepted by a socket outside of the tree";
         return Err(open.unsupported(why, None));
     }
     let sent = sys::socket::count(open.own()?, sys::socket::Count::Outbound)
         .map_err(|error| Error::kernel("ask a unix socket what it has sent", error))?;
     if sent > 0 {
-        let why = "has sent data before it was accepted";
+        let why = "it has sent data before it was accepted";
         return Err(open.unsupported(why, None));
     }
     record.set_link(Link::Waiting);

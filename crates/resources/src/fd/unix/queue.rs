@@ -133,7 +133,7 @@ fn peek(open: &Open<'_>, kind: i32) -> Result<Vec<Peeked>> {
     };
     peeked
         .map_err(failed)?
-        .ok_or_else(|| open.unsupported("out-of-band data in its queue", None))
+        .ok_or_else(|| open.unsupported("it has out-of-band data in its queue", None))
 }
 
 /// Who sends a queue's messages again.
