@@ -762,6 +762,25 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_that_began_since_it_was_looked_at_is_not_taken_for_the_one_before() {
+        let (mut stage, data) = stage();
+        let epoll = stage.call(Sysno::epoll_create1, &[0]).cast_unsigned();
+        let args = [epoll, data + REST, 1, LIMIT_MS];
+        let mut waiting = Waiting::new(stage, Sysno::epoll_wait, &args);
+        let before = waiting.look();
+        assert!(before.waited() >= UNTIL_STOP / 2, "{before:?}");
+        assert_eq!(waiting.stage.finish(), 0);
+        let mut waiting = Waiting::new(waiting.stage, Sysno::epoll_wait, &args);
+        let (registers, resume) = waiting.stop_after(before, true);
+        assert!(
+            matches!(resume, Resume::Again { args, .. } if args[3] == LIMIT_MS),
+            "{resume:?}"
+        );
+        waiting.go_on(registers, &resume);
+        waiting.ends(0, LIMIT);
+    }
+
+    #[test]
     fn an_endless_epoll_wait_is_made_again() {
         let (mut stage, data) = stage();
         let epoll = stage.call(Sysno::epoll_create1, &[0]).cast_unsigned();
