@@ -242,6 +242,7 @@ fn to_json(report: &DumpReport) -> Value {
         "image_bytes": report.image_bytes,
         "frozen_us": known.frozen_us,
         "longest_frozen_us": report.longest_frozen_us,
+        "longest_wait_us": report.longest_wait_us,
         "instants": report.instants,
         "freed_bytes": report.freed_bytes,
         "links": report.links.iter()
@@ -254,8 +255,10 @@ fn to_json(report: &DumpReport) -> Value {
 
 fn to_text(report: &DumpReport) -> String {
     let (longest_us, total_us) = (report.longest_frozen_us, report.total_us);
+    let wait_us = report.longest_wait_us;
     format!(
-        "image {}\n{}frozen at one time {longest_us:>14} us\ninstants {:>24}\n\
+        "image {}\n{}frozen at one time {longest_us:>14} us\n\
+         longest wait {wait_us:>20} us\ninstants {:>24}\n\
          whole dump {total_us:>22} us\nimage bytes {:>21}\nfreed bytes {:>21}\n",
         report.image,
         statistics::to_text(&report.statistics, ""),

@@ -364,6 +364,7 @@ impl<'a> Dump<'a> {
             ..
         } = self;
         let (pages, mut stored) = live.describe(&pids, &writer);
+        report.longest_wait_us = as_micros(live.longest_wait());
         // From here on the tree runs as if nothing had been.
         drop(live);
         report.statistics.stored_pages += pages.stored;

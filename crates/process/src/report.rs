@@ -124,6 +124,9 @@ pub struct DumpReport {
     pub image_bytes: u64,
     /// How long the tree could not run at one time: a live dump stops it at least twice.
     pub longest_frozen_us: u64,
+    /// How long a thread of the tree waited at most before it could write to a page, from the time
+    /// that the dump heard of it: only in live dumps.
+    pub longest_wait_us: u64,
     /// How many instants a live dump tried; other dumps have one.
     pub instants: u64,
     /// How many bytes were freed in older images.

@@ -18,6 +18,7 @@ pub mod isolated;
 pub mod job;
 pub mod kcmp;
 pub mod memfd;
+pub mod mutex;
 pub mod netlink;
 pub mod nft;
 pub mod numbers;

@@ -34,7 +34,9 @@ impl<T> Mutex<T> {
     /// Where the C library has no such mutexes.
     pub fn new(value: T) -> Self {
         Self {
-            lock: Box::new(UnsafeCell::new(create().expect("futexes inherit priorities"))),
+            lock: Box::new(UnsafeCell::new(
+                create().expect("futexes inherit priorities"),
+            )),
             value: UnsafeCell::new(value),
         }
     }

@@ -128,12 +128,20 @@ fn copy_batch(
     let copied = read(task, &quiet, &claimed, contents);
     let copied = copied.and_then(|bytes| Ok((wait_checked(task, &claimed)?, bytes)));
     match copied {
-        Ok((true, read_bytes)) => {
+        Ok((Some(kept), read_bytes)) => {
+            // The task may change them from here on.
+            release(task, shared);
             progress(read_bytes as u64);
-            let contents = &mut contents[..read_bytes];
-            put(task, &claimed, contents, writer, &mut lane.fresh)?;
+            let kept_bytes = keep(&claimed, &kept, &mut contents[..read_bytes]);
+            put(
+                task,
+                &kept,
+                &mut contents[..kept_bytes],
+                writer,
+                &mut lane.fresh,
+            )?;
         }
-        Ok((false, _)) => lose(task, &claimed),
+        Ok((None, _)) => lose(task, &claimed),
         Err(error) => {
             lose(task, &claimed);
             alive(task, error)?;
@@ -141,6 +149,21 @@ fn copy_batch(
     }
     release(task, shared);
     Ok(())
+}
+
+/// Moves the contents of the blocks `kept` together; returns their size.
+fn keep(claimed: &[(u64, u16)], kept: &[(u64, u16)], contents: &mut [u8]) -> usize {
+    let (mut from, mut to) = (0, 0);
+    let mut kept = kept.iter().peekable();
+    for block in claimed {
+        let bytes = bytes_of(block.1);
+        if kept.next_if_eq(&block).is_some() {
+            contents.copy_within(from..from + bytes, to);
+            to += bytes;
+        }
+        from += bytes;
+    }
+    to
 }
 
 /// A page that cannot be read is not worth an error while the task lives.
@@ -181,7 +204,9 @@ fn claim(task: &Task, batch: &[u64]) -> Vec<(u64, u16)> {
 fn give_up(task: &Task, claimed: &[(u64, u16)]) {
     let mut book = task.book();
     for (number, _) in claimed {
-        book.blocks.set(*number, State::Stale);
+        if book.blocks.state(*number) == Some(&State::Copying) {
+            book.blocks.set(*number, State::Stale);
+        }
     }
 }
 
@@ -265,14 +290,29 @@ pub fn check(task: &Task, blocks: &[(u64, u16)]) -> Result<Check> {
     }
 }
 
-/// Checks until it is known.
-fn wait_checked(task: &Task, blocks: &[(u64, u16)]) -> Result<bool> {
+/// Checks until it is known whether blocks that were read are of the instant, but for those that
+/// were saved meanwhile as somebody was about to write to them. Returns the others, which may
+/// change now.
+fn wait_checked(task: &Task, claimed: &[(u64, u16)]) -> Result<Option<Vec<(u64, u16)>>> {
     loop {
-        match check(task, blocks)? {
-            Check::Valid => return Ok(true),
-            Check::Lost => return Ok(false),
-            Check::Changing => let_change(),
+        {
+            // Nobody saves one of them while the book is open.
+            let mut book = task.book();
+            let is_ours = |block: &&(u64, u16)| book.blocks.state(block.0) == Some(&State::Copying);
+            let kept = claimed.iter().filter(is_ours).copied();
+            let kept = kept.collect::<Vec<_>>();
+            match check(task, &kept)? {
+                Check::Valid => {
+                    for (number, _) in &kept {
+                        book.blocks.set(*number, State::Saved);
+                    }
+                    return Ok(Some(kept));
+                }
+                Check::Lost => return Ok(None),
+                Check::Changing => {}
+            }
         }
+        let_change();
     }
 }
 
@@ -387,21 +427,25 @@ pub fn release(task: &Task, shared: &Shared) {
         let mut book = task.book();
         let saving = shared.saving.load(Ordering::SeqCst) && !task.is_lost();
         let waiting = std::mem::take(&mut book.waiting);
-        let (still, ready): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|addr| {
-            let state = book.blocks.state(block_of(*addr));
+        let (still, ready): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|fault| {
+            let state = book.blocks.state(block_of(fault.addr));
             saving && matches!(state, Some(State::Stale | State::Copying))
         });
         book.waiting = still;
+        if ready.is_empty() {
+            return;
+        }
         (ready, book.registered.clone())
     };
-    for addr in ready {
+    for fault in ready {
         let lifted = loop {
-            if let Some(lifted) = task.unprotect(&registered, addr) {
+            if let Some(lifted) = task.unprotect(&registered, fault.addr) {
                 break lifted;
             }
             // The thread that hears of events ends a change of the mappings, and needs the book.
             let_change();
         };
         task.book().lifted.push(lifted);
+        shared.note_wait(fault.since);
     }
 }

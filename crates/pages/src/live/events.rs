@@ -5,15 +5,16 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use abi::{Addr, Span};
+use abi::Span;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::realtime::Prompt;
 use sys::uffd::Event;
 
 use super::blocks::{BLOCK_BYTES, State, block_of, bytes_of};
 use super::copy::{self, Check};
-use super::task::{Book, Task, cut};
+use super::task::{Book, Fault, Task, cut};
 use super::{SAVED_MAX_BYTES, Shared};
 
 /// Serves the tasks until it is over.
@@ -47,23 +48,27 @@ pub fn serve(tasks: &[Arc<Task>], shared: &Shared, wake: &OwnedFd) {
 
 /// Hears what has come of a task; returns whether there may be more.
 pub fn hear(task: &Task, shared: &Shared) -> bool {
+    let since = Instant::now();
     let mut events = Vec::new();
     let mut book = task.book();
     // The book stays open from the reading of an event until it is entered: whoever closes a copy
     // finds it there.
     let more = task.uffd.events(&mut events).unwrap_or(false);
     for event in events {
-        enter(task, shared, &mut book, event);
+        enter(task, shared, &mut book, event, since);
     }
-    for addr in std::mem::take(&mut book.deferred) {
-        fault(task, shared, &mut book, addr);
+    for deferred in std::mem::take(&mut book.deferred) {
+        fault(task, shared, &mut book, deferred);
     }
     more
 }
 
-fn enter(task: &Task, shared: &Shared, book: &mut Book, event: Event) {
+fn enter(task: &Task, shared: &Shared, book: &mut Book, event: Event, since: Instant) {
     match event {
-        Event::Fault { addr, .. } => fault(task, shared, book, addr.page_start()),
+        Event::Fault { addr, .. } => {
+            let addr = addr.page_start();
+            fault(task, shared, book, Fault { addr, since });
+        }
         Event::Remove(span) => discarded(task, shared, book, span),
         Event::Unmap(span) => {
             cut(&mut book.registered, span);
@@ -96,27 +101,27 @@ fn discarded(task: &Task, shared: &Shared, book: &mut Book, span: Span) {
 }
 
 /// A thread is about to write to a page.
-fn fault(task: &Task, shared: &Shared, book: &mut Book, addr: Addr) {
-    let block = block_of(addr);
+fn fault(task: &Task, shared: &Shared, book: &mut Book, fault: Fault) {
+    let block = block_of(fault.addr);
     if shared.saving.load(Ordering::SeqCst) && !task.is_lost() {
         match book.blocks.state(block) {
-            Some(State::Stale) => {
+            // Who copies it may not get to run soon: that copy will not be used.
+            Some(State::Stale | State::Copying) => {
                 if !save(task, shared, book, block) {
                     book.urgent.push(block);
-                    book.waiting.push(addr);
+                    book.waiting.push(fault);
                     return;
                 }
-            }
-            Some(State::Copying) => {
-                book.waiting.push(addr);
-                return;
             }
             None | Some(State::Common(_) | State::Saved | State::Done(_)) => {}
         }
     }
-    match task.unprotect(&book.registered, addr) {
-        Some(lifted) => book.lifted.push(lifted),
-        None => book.deferred.push(addr),
+    match task.unprotect(&book.registered, fault.addr) {
+        Some(lifted) => {
+            book.lifted.push(lifted);
+            shared.note_wait(fault.since);
+        }
+        None => book.deferred.push(fault),
     }
 }
 

@@ -63,6 +63,16 @@ struct Shared {
     over: AtomicBool,
     /// How much memory holds saved pages, in bytes.
     saved_bytes: AtomicUsize,
+    /// The longest that a thread was known to wait before it could write, in microseconds.
+    longest_wait_us: AtomicU64,
+}
+
+impl Shared {
+    /// Notes that a thread can write of which it was heard at `since`.
+    fn note_wait(&self, since: Instant) {
+        let waited_us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.longest_wait_us.fetch_max(waited_us, Ordering::Relaxed);
+    }
 }
 
 /// The memory of running tasks. Dropping it lifts all protection.
@@ -289,6 +299,13 @@ impl Live {
         let lane = &mut Lane::new(0);
         let copied = copy::copy_rest(tasks, &self.shared, writer, lane, progress)?;
         Ok(copied && !tasks.iter().any(|task| task.is_lost()))
+    }
+
+    /// The longest that a thread has waited before it could write to a page, from the time that it
+    /// was heard of.
+    #[must_use]
+    pub fn longest_wait(&self) -> Duration {
+        Duration::from_micros(self.shared.longest_wait_us.load(Ordering::Relaxed))
     }
 
     /// About how many bytes were written since the last [`Live::round`].

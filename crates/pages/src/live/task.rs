@@ -1,11 +1,11 @@
 //! One task of a live dump.
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use abi::{Addr, Span};
 use image::{Run, RunKind, SpaceId, Writer};
 use rustix::io::Errno;
+use sys::mutex::{Guard, Mutex};
 use sys::pagemap::Pagemap;
 use sys::uffd::{Modes, Uffd};
 
@@ -35,6 +35,14 @@ pub struct Task {
     lost: AtomicBool,
 }
 
+/// A thread is about to write to a protected page.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub addr: Addr,
+    /// When it was heard of.
+    pub since: Instant,
+}
+
 /// What is known of a task's memory.
 #[derive(Debug, Default)]
 pub struct Book {
@@ -53,10 +61,10 @@ pub struct Book {
     pub trusted: Vec<Span>,
     /// Whether there were pages without protection that should have had it.
     pub surprised: bool,
-    /// Faults whose block is being copied.
-    pub waiting: Vec<Addr>,
+    /// Faults whose block is to be copied first.
+    pub waiting: Vec<Fault>,
     /// Faults whose protection could not be lifted, because the mappings are changing.
-    pub deferred: Vec<Addr>,
+    pub deferred: Vec<Fault>,
     /// Blocks that a thread waits for and that there was no room to save.
     pub urgent: Vec<u64>,
     /// Blocks saved, and their contents.
@@ -79,8 +87,8 @@ impl Task {
     }
 
     /// The book. Whoever has it open makes no call that could wait for the task's threads.
-    pub fn book(&self) -> MutexGuard<'_, Book> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn book(&self) -> Guard<'_, Book> {
+        self.state.lock()
     }
 
     pub fn is_lost(&self) -> bool {
@@ -138,12 +146,22 @@ impl Task {
         let registered = self.uffd.register(area, Modes::WP);
         registered.map_err(|source| match Errno::from_io_error(&source) {
             Some(Errno::SRCH) => Error::Gone { pid },
+            // The kernel says so, too, when the memory is gone.
+            Some(Errno::NOMEM) if self.is_gone(area) => Error::Gone { pid },
             _ => Error::Register {
                 pid,
                 span: area,
                 source,
             },
         })
+    }
+
+    /// Whether the memory that the userfaultfd is of is no more: its task has ended or runs another
+    /// program.
+    fn is_gone(&self, area: Span) -> bool {
+        let page = Span::new(area.start, abi::PAGE_BYTES);
+        let lifted = self.uffd.write_protect(page, false);
+        lifted.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::SRCH))
     }
 
     /// Hears all events of a stopped task that have come.
@@ -182,21 +200,20 @@ impl Task {
         Some(page)
     }
 
-    /// Lifts all protection piece by piece. The kernel does the same when the userfaultfd is
-    /// closed, but in one piece, for which page faults of the task wait: 30 ms a GiB.
+    /// Lifts all protection and gives the memory up, piece by piece. The kernel does the same when
+    /// the userfaultfd is closed, but in one piece, for which page faults of the task wait: 30 ms a
+    /// GiB, and 7 where nothing is protected any more.
     pub fn lift(&self) {
         const PIECE_BYTES: u64 = 2 << 20;
+        /// The task waits for half a millisecond, and its mapping is in two parts meanwhile.
+        const REGISTERED_BYTES: u64 = 32 << 20;
         let registered = self.book().registered.clone();
-        for area in registered {
-            let mut start = area.start;
-            while start < area.end {
-                let end = area
-                    .end
-                    .min(Addr((start.0 + 1).next_multiple_of(PIECE_BYTES)));
-                // What is in the way is lifted when the userfaultfd is closed.
-                let _ = self.uffd.write_protect(Span { start, end }, false);
-                start = end;
-            }
+        // What is in the way is left to the end of the userfaultfd.
+        for piece in pieces(&registered, PIECE_BYTES) {
+            let _ = self.uffd.write_protect(piece, false);
+        }
+        for piece in pieces(&registered, REGISTERED_BYTES) {
+            let _ = self.uffd.unregister(piece);
         }
     }
 
@@ -265,6 +282,14 @@ impl Book {
         }
         taken
     }
+}
+
+/// Cuts spans where addresses are multiples of `bytes`.
+fn pieces(spans: &[Span], bytes: u64) -> impl Iterator<Item = Span> {
+    spans.iter().flat_map(move |span| {
+        let pieces = span.start.0 / bytes..span.end.0.div_ceil(bytes);
+        pieces.map(move |piece| Span::new(Addr(piece * bytes), bytes).intersect(*span))
+    })
 }
 
 /// Waits a moment for mappings that are changing. That ends when a thread of the task has run,
