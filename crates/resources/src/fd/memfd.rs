@@ -53,6 +53,10 @@ struct Payload {
     /// Whether this is the description by which the seals are set that come last.
     #[prost(bool, tag = "12")]
     seals_last: bool,
+    /// Whether this is the description that memfd_create(2) made, or a mapping of it. Unlike those
+    /// that are opened for writing, it does not keep the file from being executed.
+    #[prost(bool, tag = "13")]
+    made: bool,
 }
 
 /// Set when all tasks have their mappings: it lets writable ones that exist already be.
@@ -114,6 +118,7 @@ impl Kind for Memfd {
             huge_page_bytes: huge_page_bytes(open).unwrap_or(0),
             space: None,
             seals_last: false,
+            made: is_made(open, cx),
         };
         if payload.first == open.id.0 && payload.size_bytes > 0 {
             let file = status::reopen(own, OFlags::RDONLY)?;
@@ -147,7 +152,16 @@ impl Kind for Memfd {
             cx.shared().insert(key, vec![made]);
         }
         let holder = cx.shared()[&key][0].as_fd();
-        let own = status::reopen(holder, flags)?;
+        let own = if payload.made {
+            let own = status::dup(holder)?;
+            // A mapping of it says nothing of these.
+            if flags.intersects(status::SETTABLE) {
+                status::set(&own, flags)?;
+            }
+            own
+        } else {
+            status::reopen(holder, flags)?
+        };
         payload.seek(&own)?;
         Ok(own)
     }
@@ -198,6 +212,25 @@ impl Kind for Memfd {
         }
         add(own)
     }
+}
+
+/// Whether `open` is taken for the description that memfd_create(2) made: the kernel does not tell.
+/// That one reads and writes, and is nearly always the one with the lowest number. A file that is
+/// mapped for writing is mapped by it.
+fn is_made(open: &Open<'_>, cx: &dyn DumpContext) -> bool {
+    let inode = |open: &Open<'_>| (open.stat.st_dev, open.stat.st_ino);
+    let both = |open: &Open<'_>| open.info.oflags() & OFlags::RWMODE == OFlags::RDWR;
+    let first = || {
+        let mut same = cx.all().iter().filter(|other| inode(other) == inode(open));
+        same.find(|other| both(other) && !is_mapping(other))
+    };
+    both(open) && (is_mapping(open) || first().is_some_and(|first| first.id == open.id))
+}
+
+/// Whether no task has a descriptor of it, and it is in flight nowhere: what is open is open with
+/// O_LARGEFILE here.
+fn is_mapping(open: &Open<'_>) -> bool {
+    open.fd < 0 && !open.info.oflags().contains(OFlags::LARGEFILE)
 }
 
 /// Whether seals can be added through `open`.
@@ -321,6 +354,44 @@ mod tests {
         reader.read_exact_at(&mut bytes, 9_997).expect("read");
         assert_eq!(&bytes, b"\x05new");
         assert_eq!(rustix::io::write(&reader, b"x"), Err(Errno::BADF));
+    }
+
+    #[test]
+    fn what_could_be_executed_can_be_afterwards() {
+        let own = memfd("program", MemfdFlags::empty());
+        rustix::io::write(&own, &std::fs::read("/bin/true").expect("a program")).expect("write");
+        rustix::fs::fchmod(&own, Mode::from_raw_mode(0o700)).expect("chmod");
+        let reader = status::reopen(own.as_fd(), OFlags::RDONLY).expect("reopen");
+        let mut world = World::default();
+        let (at, reader) = (world.add(own), world.add(reader));
+        for _ in 0..2 {
+            world.cycle();
+            for at in [at, reader] {
+                let path = format!("/proc/self/fd/{}", world.number(at));
+                let status = std::process::Command::new(path).status();
+                assert!(status.expect("it is executed").success());
+            }
+        }
+        assert_eq!(
+            rustix::fs::tell(world.get(at)),
+            Ok(std::fs::metadata("/bin/true").expect("stat").len())
+        );
+        // Whoever has opened it for writing keeps it from being executed.
+        let writer = status::reopen(world.get(at).as_fd(), OFlags::RDWR | OFlags::APPEND);
+        let writer = world.add(writer.expect("reopen"));
+        world.cycle();
+        let path = format!("/proc/self/fd/{}", world.number(at));
+        let busy = std::process::Command::new(&path)
+            .status()
+            .expect_err("it is written to");
+        assert_eq!(busy.raw_os_error(), Some(Errno::TXTBSY.raw_os_error()));
+        drop(world.take(writer));
+        // What another test forks has it for a moment.
+        testkit::wait::wait_until("nobody to have it", testkit::wait::SOON, || {
+            std::process::Command::new(&path)
+                .status()
+                .is_ok_and(|status| status.success())
+        });
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! Shared anonymous memory (`MAP_SHARED | MAP_ANONYMOUS`): a file that only mappings refer to.
+//! Shared anonymous memory (`MAP_SHARED | MAP_ANONYMOUS`): a file that mappings refer to, and
+//! descriptors where somebody has opened it by way of /proc/PID/map_files.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use prost::Message;
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Gid, Mode, SeekFrom, Uid};
+use rustix::io::Errno;
 
 use super::ghost::first_of_inode;
 use super::{DumpContext, Kind, Open, RestoreContext, decode, memfd, status, tags};
@@ -27,6 +29,26 @@ struct Payload {
     /// The space with its contents; on the first description only.
     #[prost(uint32, optional, tag = "4")]
     space: Option<u32>,
+    /// The offset in bytes.
+    #[prost(uint64, tag = "5")]
+    pos: u64,
+    /// The owner.
+    #[prost(message, optional, tag = "6")]
+    owner: Option<Owner>,
+}
+
+/// Whose file it is; old images do not tell.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Owner {
+    /// Permissions, as in `st_mode`.
+    #[prost(uint32, tag = "1")]
+    mode: u32,
+    /// The owner.
+    #[prost(uint32, tag = "2")]
+    uid: u32,
+    /// The owning group.
+    #[prost(uint32, tag = "3")]
+    gid: u32,
 }
 
 /// What the kernel calls such memory.
@@ -53,6 +75,12 @@ impl Kind for Shmem {
             flags: open.info.flags,
             size_bytes: open.stat.st_size.cast_unsigned(),
             space: None,
+            pos: open.info.pos,
+            owner: Some(Owner {
+                mode: open.stat.st_mode,
+                uid: open.stat.st_uid,
+                gid: open.stat.st_gid,
+            }),
         };
         if payload.first == open.id.0 && payload.size_bytes > 0 {
             let file = status::reopen(open.own()?, rustix::fs::OFlags::RDONLY)?;
@@ -77,7 +105,12 @@ impl Kind for Shmem {
             let made = payload.create(cx)?;
             cx.shared().insert(key, vec![made]);
         }
-        status::reopen(cx.shared()[&key][0].as_fd(), flags)
+        let own = status::reopen(cx.shared()[&key][0].as_fd(), flags)?;
+        if payload.pos != 0 {
+            rustix::fs::seek(&own, SeekFrom::Start(payload.pos))
+                .map_err(|error| Error::kernel("seek in shared memory", error))?;
+        }
+        Ok(own)
     }
 }
 
@@ -91,8 +124,19 @@ impl Payload {
         if let Some(space) = self.space {
             cx.load(space, own.as_fd())?;
         }
-        rustix::fs::ftruncate(&own, self.size_bytes)
-            .map_err(|error| Error::kernel(doing(), error))?;
+        let kernel = |error: Errno| Error::kernel(doing(), error);
+        rustix::fs::ftruncate(&own, self.size_bytes).map_err(kernel)?;
+        let stat = rustix::fs::fstat(&own).map_err(kernel)?;
+        if let Some(owner) = self.owner {
+            if (stat.st_uid, stat.st_gid) != (owner.uid, owner.gid) {
+                let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+                rustix::fs::fchown(&own, Some(uid), Some(gid)).map_err(kernel)?;
+            }
+            if stat.st_mode != owner.mode {
+                let mode = Mode::from_raw_mode(owner.mode);
+                rustix::fs::fchmod(&own, mode).map_err(kernel)?;
+            }
+        }
         Ok(own)
     }
 }
@@ -110,11 +154,21 @@ mod tests {
         let one = sys::memfd::shared_anonymous(3 * 4096).expect("memory");
         let other = status::reopen(one.as_fd(), OFlags::RDONLY).expect("reopen");
         rustix::io::pwrite(&one, b"before", 5000).expect("write");
+        rustix::fs::seek(&one, SeekFrom::Start(4321)).expect("seek");
+        rustix::fs::fchown(&one, Some(Uid::from_raw(7)), Some(Gid::from_raw(8))).expect("chown");
+        rustix::fs::fchmod(&one, Mode::from_raw_mode(0o640)).expect("chmod");
         let mut world = World::default();
         let (one, other) = (world.add(one), world.add(other));
         world.cycle();
         assert!(world.describe(other).starts_with("shmem size=12288"));
-        rustix::io::pwrite(world.take(one), b"after", 100).expect("write");
+        let one = world.take(one);
+        assert_eq!(rustix::fs::tell(&one), Ok(4321));
+        let stat = rustix::fs::fstat(&one).expect("stat");
+        assert_eq!(
+            (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid),
+            (0o640, 7, 8)
+        );
+        rustix::io::pwrite(one, b"after", 100).expect("write");
         let mut bytes = vec![0; 12_288];
         let other = world.take(other);
         let len = rustix::io::pread(&other, &mut bytes[..], 0).expect("read");
