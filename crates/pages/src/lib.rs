@@ -51,6 +51,7 @@ mod source;
 pub mod track;
 mod unite;
 
+pub use crew::threads;
 pub use drain::{Drained, drain, drain_all, drain_apart, drain_beside, drain_once};
 pub use equal::Equals;
 pub use error::{Error, Result};

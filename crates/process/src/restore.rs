@@ -1,6 +1,7 @@
 //! The restore of a process tree: built → loaded → running.
 
 mod ending;
+mod fill;
 mod job;
 mod loaded;
 mod running;

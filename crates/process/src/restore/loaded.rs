@@ -7,18 +7,17 @@ use std::time::Duration;
 
 use abi::{Addr, Op, offset};
 use image::Reader;
-use pages::sink;
 use sys::ptrace::{self, Event};
 use sys::spawn::{Entry, spawn};
 
-use super::describe_status;
 use super::ending::{descends, kill_tree, parents};
 use super::running::Running;
 use super::verify::verify_rest;
+use super::{describe_status, fill};
 use crate::build::Built;
 use crate::clocks::Resumed;
 use crate::error::Holder;
-use crate::plan::{Outside, Staying, word};
+use crate::plan::{Staying, word};
 use crate::{Error, Result};
 
 const EEXIST: i32 = 17;
@@ -71,35 +70,9 @@ impl<'a> Loaded<'a> {
 
     /// Fills the pages of the tasks that wait for it.
     pub(super) fn fill(&self, reader: &Reader) -> Result<u64> {
-        let mut pages = 0;
-        for outside in &self.built.plan.outside {
-            self.wait(outside.ready, 1)?;
-            let filled = self.fill_one(reader, outside)?;
-            let window = &self.built.window;
-            window.post(window.word(self.built.word(outside.filled)), 1);
-            pages += filled;
-        }
+        let pages = fill::fill(reader, self.built, |outside| self.wait(outside.ready, 1))?;
         verify_rest(reader, self.built)?;
         Ok(pages)
-    }
-
-    fn fill_one(&self, reader: &Reader, outside: &Outside) -> Result<u64> {
-        let (script, step) = outside.uffd;
-        let op = self.built.op(script, step);
-        let fd = self.built.window.load(op.plus(offset::RESULT as u64)) as i32;
-        let uffd = crate::collect::fetch(outside.pid, fd)?;
-        let extents = outside.stored.iter().map(|stored| pages::Extent {
-            space: image::SpaceId(outside.pid.cast_unsigned()),
-            first_page: stored.span.start.page(),
-            at: stored.span.start,
-            pages: stored.span.pages(),
-        });
-        let extents = extents.collect::<Vec<_>>();
-        let placed = pages::place(reader, &extents)?;
-        // Whole mappings: one that is registered in parts stays split when its parts are filled.
-        let mappings = &outside.mappings;
-        let sink = sink::Missing::new(outside.pid, sys::uffd::Uffd::from(uffd), mappings)?;
-        Ok(pages::fill(reader, &placed, &sink, &|_| ())?.pages)
     }
 
     pub(super) fn wait_ready(&self) -> Result<()> {
