@@ -250,6 +250,8 @@ mod tests {
           `stillframe --help` lists the commands that are there
         2 usage: --restore-sibling needs --restore-detached
           `stillframe COMMAND --help` lists the options
+        1 failed: a copy with privileges of its own (set-user-id, capabilities) does not run
+          it would dump and restore for anybody: take them off the file, and run it as root
         1 failed: there is no feature "nope"
           `stillframe check --feature list` lists those there are
         6 store: cannot create the log file /x/dump.log: Permission denied (os error 13)
@@ -263,7 +265,7 @@ mod tests {
 
     #[test]
     fn json_tells_the_same() {
-        let json = serde_json::to_string_pretty(&failures()[3].json()).unwrap();
+        let json = serde_json::to_string_pretty(&failures()[4].json()).unwrap();
         insta::assert_snapshot!(json, @r#"
         {
           "error": {

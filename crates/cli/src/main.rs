@@ -232,7 +232,7 @@ mod tests {
     use crate::reading::Command;
 
     /// Options that the reading answers itself or hands over under another name.
-    const READ: [&str; 5] = ["daemon", "help", "sync", "version", "verbosity"];
+    const READ: [&str; 6] = ["daemon", "help", "image", "sync", "version", "verbosity"];
 
     #[test]
     fn the_parser_is_sound() {

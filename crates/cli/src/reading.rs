@@ -569,7 +569,7 @@ mod tests {
 
     #[test]
     fn every_option_is_taken_accepted_or_refused_by_name() {
-        let special = ["help", "version", "exec-cmd", "sync", "daemon"];
+        let special = ["help", "version", "exec-cmd", "sync", "daemon", "image"];
         for (name, command) in [
             ("dump", Command::Dump),
             ("pre-dump", Command::PreDump),
@@ -788,7 +788,8 @@ mod tests {
                 &["--external", "x"][..],
                 "--external of criu(8) is not supported yet",
             ),
-            (&["--bogus"], "unknown option \"--bogus\""),
+            // It may be a line of a file that the caller may not read.
+            (&["--bogus"], "unknown option"),
             (&["--tree"], "--tree needs an argument"),
         ] {
             let error = read(&[file(words), dump()]).unwrap_err().to_string();

@@ -67,6 +67,7 @@ fn scripts_are_called_at_every_stage() {
     let (pid, place) = (waiter.pid(), stillframe.images().display().to_string());
     let expected = [
         format!("pre-dump {pid} {place}\n"),
+        format!("post-freeze {pid} {place}\n"),
         format!("post-dump {pid} {place}\n"),
         format!("pre-restore none {place}\n"),
         format!("post-restore {pid} {place}\n"),

@@ -212,9 +212,12 @@ fn every_thread_is_stopped_when_the_dump_says_so() {
         .collect::<Vec<_>>();
     for round in 0..12 {
         stillframe.clear();
-        let options = ["--leave-stopped", "--status-fd", "1"];
-        let mut dump = stillframe.dump_command(program.pid(), &options);
-        let mut dump = dump
+        let options = ["--leave-stopped", "--status-fd", "9"];
+        let dump = stillframe.dump_command(program.pid(), &options);
+        let mut dump = std::process::Command::new("sh")
+            .args(["-c", "exec \"$@\" 9>&1 >&2", "sh"])
+            .arg(dump.get_program())
+            .args(dump.get_args())
             .stdout(std::process::Stdio::piped())
             .spawn()
             .expect("it starts");

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use testkit::needs_root;
 use testkit::storm::generate;
+use testkit::storm::step::to_text;
 use testkit::storm::trial::{Ended, Variant, kept, try_steps};
 
-use crate::stillframe;
+use crate::{stillframe, terminal};
 
 /// How many are tried at a time.
 const JOBS: usize = 2;
@@ -47,7 +48,10 @@ fn fifty_seeds_come_back() {
                     && seed < SEEDS
                 {
                     let variant = Variant::of_seed(seed);
-                    let ended = try_steps(&stillframe(), &generate::steps(seed), variant);
+                    let steps = generate::steps(seed);
+                    // While it is an image, another test must not get its terminal's number.
+                    let _alone = to_text(&steps).contains("Terminal").then(terminal::alone);
+                    let ended = try_steps(&stillframe(), &steps, variant);
                     if let Err(failure) = ended {
                         let told = format!("seed {seed}, {}: {failure}", variant.name());
                         failures.lock().expect("no panic holds it").push(told);

@@ -35,7 +35,7 @@ while True:
 
 /// A terminal's number is free while it is an image, and has to be free when it comes back: only
 /// one test at a time makes terminals.
-fn alone() -> MutexGuard<'static, ()> {
+pub fn alone() -> MutexGuard<'static, ()> {
     static TERMINALS: Mutex<()> = Mutex::new(());
     TERMINALS.lock().unwrap_or_else(PoisonError::into_inner)
 }

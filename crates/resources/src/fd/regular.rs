@@ -341,6 +341,6 @@ mod tests {
             .dump()
             .expect_err("cannot be opened before")
             .to_string();
-        assert!(error.contains("/proc file of a process"), "{error}");
+        assert!(error.contains("a file of a process in /proc"), "{error}");
     }
 }

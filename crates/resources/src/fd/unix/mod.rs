@@ -1060,12 +1060,8 @@ mod tests {
         alone!({
             let [left, right] = pair(STREAM);
             let error = World::new(vec![left]).dump().unwrap_err();
-            let who = format!("pid {} (", std::process::id());
             let told = error.to_string();
-            assert!(
-                told.contains("outside of the tree") && told.contains(&who),
-                "{told}"
-            );
+            assert!(told.contains("outside of the tree"), "{told}");
             assert!(told.contains("a unix stream socket"), "{told}");
             drop(right);
             let server = bound(DGRAM, b"\0stillframe-test-outside");
