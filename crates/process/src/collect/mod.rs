@@ -14,9 +14,10 @@ mod sharing;
 mod spaces;
 mod stops;
 mod thread;
+mod tree;
 mod vdso;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -45,7 +46,7 @@ use crate::freeze::{Body, Frozen, Task};
 use crate::links::{self, Link};
 use crate::obstacles::Obstacles;
 use crate::plan::births::births;
-use crate::records::{Node, State, Tree, tag};
+use crate::records::{Node, State, tag};
 use crate::{Error, Result, track, uffd};
 use auxv::Auxv;
 use facts::ThreadFacts;
@@ -126,7 +127,7 @@ pub(crate) fn collect(
         None => Outside::look(frozen, &mut found, allow, &mut obstacles)?,
     };
     obstacles.check()?;
-    let tree = tree_of(&found);
+    let tree = tree::of(&found);
     let mut records = vec![record(tag::TREE, 0, tree.encode_to_vec())];
     let mut spaces = spaces::Spaces::default();
     let Outside {
@@ -190,20 +191,11 @@ fn check_tree(found: &[Found], allow: &Allow, obstacles: &mut Obstacles) -> Resu
         let rows = found.iter().map(|one| (one.node.pid, &one.rows));
         backlog::check(rows.flat_map(|(pid, rows)| rows.iter().map(move |row| (pid, row))))?;
     }
-    let tree = tree_of(found);
+    let tree = tree::of(found);
     obstacles.note(fitness::check_session(&tree, allow))?;
     obstacles.note(births(&tree))?;
     let listed = found.iter().map(|one| (one.node.pid, &*one.listed));
     segments::check(listed, obstacles)
-}
-
-/// The tree as far as it was looked at.
-fn tree_of(found: &[Found]) -> Tree {
-    let mut tree = Tree {
-        tasks: found.iter().map(|found| found.node.clone()).collect(),
-    };
-    find_terminals_left(&mut tree, found);
-    tree
 }
 
 pub(super) fn record(tag: u16, id: i32, payload: Vec<u8>) -> Record {
@@ -212,16 +204,6 @@ pub(super) fn record(tag: u16, id: i32, payload: Vec<u8>) -> Record {
         version: 1,
         id: id.cast_unsigned(),
         payload,
-    }
-}
-
-/// Marks the tasks that do not have the controlling terminal of their session.
-fn find_terminals_left(tree: &mut Tree, found: &[Found]) {
-    let leaders = tree.tasks.iter().filter(|node| node.terminal != 0);
-    let sessions = leaders.map(|node| node.pid).collect::<HashSet<_>>();
-    for (node, found) in tree.tasks.iter_mut().zip(found) {
-        let living = node.state() != State::Zombie;
-        node.left_terminal = living && found.stat.tty == 0 && sessions.contains(&node.session);
     }
 }
 
