@@ -171,27 +171,30 @@ fn address(port: u32, groups: u32) -> [u8; ADDRESS_BYTES] {
 mod tests {
     use super::super::socket::testing::{World, cycle};
     use super::*;
+    use crate::testing::alone;
 
     const ROUTE: i32 = 0;
 
     #[test]
     fn address_groups_and_options_survive() {
-        let socket = sys::socket::open(AF_NETLINK, SOCK_RAW, ROUTE).unwrap();
-        sys::socket::bind(&socket, &address(4_000_123, 0)).unwrap();
-        for group in [1, 5] {
-            let join = NETLINK_ADD_MEMBERSHIP;
-            sys::socket::set_number(&socket, SOL_NETLINK, join, group).unwrap();
-        }
-        sys::socket::set_number(&socket, SOL_NETLINK, 10, 1).unwrap();
-        let mut world = World::new(vec![socket]);
-        world.dump().unwrap();
-        assert_eq!(world.lines(), ["protocol=0 port=4000123 groups=2"]);
-        let [socket] = world.restore().unwrap().try_into().unwrap();
-        assert_eq!(parse(&sys::socket::name(&socket).unwrap()).0, 4_000_123);
-        assert_eq!(sys::socket::number(&socket, SOL_NETLINK, 10).unwrap(), 1);
-        let mut world = World::new(vec![socket]);
-        world.dump().unwrap();
-        assert_eq!(world.lines(), ["protocol=0 port=4000123 groups=2"]);
+        alone!({
+            let socket = sys::socket::open(AF_NETLINK, SOCK_RAW, ROUTE).unwrap();
+            sys::socket::bind(&socket, &address(4_000_123, 0)).unwrap();
+            for group in [1, 5] {
+                let join = NETLINK_ADD_MEMBERSHIP;
+                sys::socket::set_number(&socket, SOL_NETLINK, join, group).unwrap();
+            }
+            sys::socket::set_number(&socket, SOL_NETLINK, 10, 1).unwrap();
+            let mut world = World::new(vec![socket]);
+            world.dump().unwrap();
+            assert_eq!(world.lines(), ["protocol=0 port=4000123 groups=2"]);
+            let [socket] = world.restore().unwrap().try_into().unwrap();
+            assert_eq!(parse(&sys::socket::name(&socket).unwrap()).0, 4_000_123);
+            assert_eq!(sys::socket::number(&socket, SOL_NETLINK, 10).unwrap(), 1);
+            let mut world = World::new(vec![socket]);
+            world.dump().unwrap();
+            assert_eq!(world.lines(), ["protocol=0 port=4000123 groups=2"]);
+        });
     }
 
     #[test]
