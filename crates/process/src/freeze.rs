@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use resources::task::interrupted::{Before, Clocks};
+use resources::task::interrupted::{self, Before, Clocks};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::thread::set_current_timer_slack;
@@ -352,7 +352,7 @@ impl Stop {
     /// Waits for threads of a task that were asked to stop. When one fails, the others are waited
     /// for all the same: whoever was asked has left its call, and is to make it again.
     fn all(
-        &self,
+        &mut self,
         task: &mut Task,
         asked: Vec<(i32, Before, tracee::Result<Seized>)>,
         threads: &mut Vec<Thread>,
@@ -377,18 +377,52 @@ impl Stop {
 
     /// Adds a thread that has just stopped, unless that took too long.
     fn take(
-        &self,
+        &mut self,
         task: &mut Task,
         before: Before,
-        mut thread: Thread,
+        thread: Thread,
         threads: &mut Vec<Thread>,
     ) -> tracee::Result<()> {
+        let (before, mut thread) = self.look_again(task, before, thread)?;
         let tid = thread.tid;
         let wait = Wait::begin(before, &mut thread, |name| task.read_of(tid, name))?;
         self.limit.check(tid)?;
         task.waits.push(wait);
         threads.push(thread);
         Ok(())
+    }
+
+    /// Lets a thread go on until it is back in the wait that a stop shortly before had interrupted,
+    /// and stops it there: only then can be told what it waits for.
+    fn look_again(
+        &mut self,
+        task: &Task,
+        mut before: Before,
+        mut thread: Thread,
+    ) -> tracee::Result<(Before, Thread)> {
+        const TRIES: usize = 10;
+        const PATIENCE: Duration = Duration::from_millis(100);
+        let is_unknown = |before: &Before, thread: &Thread| {
+            let registers = &thread.saved.registers;
+            thread.group_stop.is_none() && interrupted::is_unknown(registers, before)
+        };
+        for _ in 0..TRIES {
+            if !is_unknown(&before, &thread) {
+                break;
+            }
+            let tid = thread.tid;
+            thread.release()?;
+            let released = Instant::now();
+            while !interrupted::is_waiting(|name| task.read_of(tid, name))
+                && released.elapsed() < PATIENCE
+            {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            before = look(task, tid, &mut self.clocks);
+            thread = Thread::seize(tid)?.stopped(task.pid, self.limit.deadline)?;
+            self.limit.check(tid)?;
+        }
+        Ok((before, thread))
     }
 }
 
@@ -542,6 +576,29 @@ mod tests {
         assert!(whole(&[stack.as_slice(), top].concat()));
         assert!(is_whole("children", b"1 2 ", 4) && !is_whole("children", b"", 4090));
         assert!(!is_whole("timers", b"", 1) && is_whole("stat", b"1", 1));
+    }
+
+    #[test]
+    fn a_wait_is_known_right_after_a_stop_too() {
+        testkit::needs_root!();
+        let program = testkit::program::Program::new("sleep").arg("1000").spawn();
+        let pid = program.pid().cast_signed();
+        testkit::wait::wait_until("sleep to sleep", testkit::wait::SOON, || {
+            testkit::tree::is_waiting(program.pid())
+        });
+        for time in 0..2000 {
+            let mut frozen = freeze(pid, Some(testkit::wait::SOON)).expect("it can be stopped");
+            let task = frozen.tasks.pop().expect("the root");
+            let status = task.status().expect("its status");
+            let resume = task.waits[0].restored(&task.threads()[0], &status);
+            assert_ne!(resume, interrupted::Resume::AsIs, "the {time}th stop");
+            task.release().expect("it goes on");
+            // At some of these moments it is on its way back into its wait.
+            let (released, pause) = (Instant::now(), Duration::from_nanos(time * 30));
+            while released.elapsed() < pause {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     /// Has a thread whose number is in the file `tid`, and which ends when a line comes.

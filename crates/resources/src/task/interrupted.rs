@@ -250,6 +250,22 @@ pub fn has_ended(registers: &Registers) -> bool {
     registers.orig_rax.cast_signed() >= 0 && registers.rax.cast_signed() == EINTR
 }
 
+/// Whether the kernel was going on with a call of which nothing tells what it was: the thread had
+/// been stopped before, and was not back in its wait when it was looked at. Let go on, it soon is.
+#[must_use]
+pub fn is_unknown(registers: &Registers, before: &Before) -> bool {
+    registers.orig_rax == nr::RESTART_SYSCALL
+        && registers.rax.cast_signed() == ERESTART_RESTARTBLOCK
+        && original(&before.function, &args_of(registers)) == nr::RESTART_SYSCALL
+}
+
+/// Whether a thread waits in a call; `read` gives files of its /proc/PID/task/TID. One that has
+/// ended is not waited for either.
+pub fn is_waiting(read: impl FnOnce(&str) -> Option<Vec<u8>>) -> bool {
+    let syscall = read("syscall").and_then(|text| Syscall::parse(&text).ok());
+    !matches!(syscall, Some(Syscall::Running))
+}
+
 /// Decides how a stopped thread goes on.
 #[must_use]
 pub fn resume(stopped: &Stopped<'_>) -> Resume {
