@@ -14,7 +14,7 @@ use prost::Message;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use syscalls::Sysno;
 
-use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, decode, tags};
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, decode, status, tags};
 use crate::script::{DataAt, Script};
 use crate::{Error, Result};
 
@@ -27,6 +27,9 @@ struct Payload {
     /// What is watched.
     #[prost(message, repeated, tag = "1")]
     watches: Vec<Watch>,
+    /// Access mode and status flags.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
 }
 
 /// One watched file.
@@ -107,7 +110,10 @@ impl Kind for Epoll {
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
         let mut seen: HashMap<u32, u32> = HashMap::new();
-        let mut payload = Payload::default();
+        let mut payload = Payload {
+            flags: open.info.flags,
+            ..Payload::default()
+        };
         for text in open
             .info
             .rest
@@ -144,8 +150,14 @@ impl Kind for Epoll {
     }
 
     fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
-        decode::<Payload>(self, payload)?;
-        epoll::create(CreateFlags::CLOEXEC).map_err(|error| Error::kernel("make an epoll", error))
+        let payload: Payload = decode(self, payload)?;
+        let flags = status::checked(self.name(), payload.flags)?;
+        let own = epoll::create(CreateFlags::CLOEXEC)
+            .map_err(|error| Error::kernel("make an epoll", error))?;
+        if flags.intersects(status::SETTABLE) {
+            status::set(&own, flags)?;
+        }
+        Ok(own)
     }
 
     fn finish(

@@ -86,7 +86,7 @@ impl Kind for Eventfd {
         if rest > 0 {
             rustix::io::write(&own, &rest.to_ne_bytes()).map_err(kernel)?;
         }
-        if !flags.contains(OFlags::NONBLOCK) {
+        if flags.intersection(status::SETTABLE) != OFlags::NONBLOCK {
             status::set(&own, flags)?;
         }
         Ok(own)

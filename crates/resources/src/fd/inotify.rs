@@ -280,7 +280,10 @@ impl Kind for Inotify {
         let flags = status::checked(self.name(), payload.flags)?;
         let mut how = CreateFlags::CLOEXEC;
         how.set(CreateFlags::NONBLOCK, flags.contains(OFlags::NONBLOCK));
-        inotify::init(how).map_err(|error| Error::kernel("make an inotify instance", error))
+        let own =
+            inotify::init(how).map_err(|error| Error::kernel("make an inotify instance", error))?;
+        status::set_rest(&own, flags)?;
+        Ok(own)
     }
 
     fn finish(

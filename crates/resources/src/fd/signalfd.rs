@@ -53,8 +53,10 @@ impl Kind for Signalfd {
     fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let payload: Payload = decode(self, payload)?;
         let flags = status::checked(self.name(), payload.flags)?;
-        sys::signalfd::create(payload.mask, flags.contains(OFlags::NONBLOCK))
-            .map_err(|error| Error::kernel("make a signalfd", error))
+        let own = sys::signalfd::create(payload.mask, flags.contains(OFlags::NONBLOCK))
+            .map_err(|error| Error::kernel("make a signalfd", error))?;
+        status::set_rest(&own, flags)?;
+        Ok(own)
     }
 }
 

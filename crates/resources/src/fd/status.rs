@@ -46,6 +46,18 @@ pub(crate) fn set(fd: impl AsFd, flags: OFlags) -> Result<()> {
         .map_err(|error| Error::kernel(format!("set status flags {:#o}", flags.bits()), error))
 }
 
+/// Gives a description the status flags that cannot be asked for when it is made, which can only
+/// say whether it waits (`O_NONBLOCK`).
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub(crate) fn set_rest(fd: impl AsFd, flags: OFlags) -> Result<()> {
+    if flags.intersects(SETTABLE.difference(OFlags::NONBLOCK)) {
+        set(fd, flags)?;
+    }
+    Ok(())
+}
+
 /// Opens the file behind `fd` once more: a new description of the same inode.
 ///
 /// # Errors
@@ -74,7 +86,39 @@ pub(crate) fn dup(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{EventfdFlags, epoll, eventfd};
+    use rustix::fs::inotify;
+    use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+
+    use super::super::testing::World;
     use super::*;
+
+    #[test]
+    fn what_has_no_file_keeps_flags_that_were_set_later() {
+        let all: [fn() -> OwnedFd; 5] = [
+            || epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll"),
+            || eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"),
+            || inotify::init(inotify::CreateFlags::CLOEXEC).expect("an inotify instance"),
+            || sys::signalfd::create(1 << 9, false).expect("a signalfd"),
+            || timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).expect("a timer"),
+        ];
+        for make in all {
+            for flags in [
+                OFlags::NONBLOCK,
+                OFlags::APPEND,
+                OFlags::APPEND | OFlags::NONBLOCK,
+            ] {
+                let own = make();
+                rustix::fs::fcntl_setfl(&own, flags).expect("set");
+                let mut world = World::default();
+                let at = world.add(own);
+                // The cycle compares what fdinfo says: the flags.
+                world.cycle();
+                let now = rustix::fs::fcntl_getfl(world.get(at)).expect("flags");
+                assert_eq!(now.intersection(SETTABLE), flags, "{}", world.describe(at));
+            }
+        }
+    }
 
     #[test]
     fn flags_that_act_on_opening_are_refused() {

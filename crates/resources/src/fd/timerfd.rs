@@ -186,8 +186,10 @@ impl Kind for Timerfd {
         }
         let mut how = TimerfdFlags::CLOEXEC;
         how.set(TimerfdFlags::NONBLOCK, flags.contains(OFlags::NONBLOCK));
-        rustix::time::timerfd_create(clock, how)
-            .map_err(|error| Error::kernel("make a timerfd", error))
+        let own = rustix::time::timerfd_create(clock, how)
+            .map_err(|error| Error::kernel("make a timerfd", error))?;
+        status::set_rest(&own, flags)?;
+        Ok(own)
     }
 
     fn finish(

@@ -68,6 +68,9 @@ pub struct Udp {
     /// Whether its own address was none of the host's.
     #[prost(bool, tag = "10")]
     pub is_foreign: bool,
+    /// Whether it has not been told yet that nobody receives what it sent (`ECONNREFUSED`).
+    #[prost(bool, tag = "11")]
+    pub is_refused: bool,
 }
 
 /// Membership in a multicast group.
@@ -158,6 +161,9 @@ impl Kind for UdpSocket {
         record.options.settle(own)?;
         record.options.apply(own, Stage::Late)?;
         fill(&record, own);
+        if record.is_refused {
+            refuse(&record.local, &record.remote);
+        }
         for (_, how) in [(record.is_shut, SHUT_RD), (record.is_mute, SHUT_WR)]
             .into_iter()
             .filter(|(is_shut, _)| *is_shut)
@@ -189,20 +195,27 @@ fn read(open: &Open<'_>) -> Result<Udp> {
     if corked && count(own, Count::Outbound).map_err(failed)? > 0 {
         return Err(open.unsupported("it has a datagram under construction (UDP_CORK)", None));
     }
-    let peeked = peek::messages(own, false)
-        .map_err(failed)?
-        .unwrap_or_default();
-    let queue = peeked.into_iter().map(|peeked| Datagram {
-        from: peeked.received.name,
-        data: peeked.data,
-    });
+    let local = sys::socket::name(own).map_err(failed)?;
     let remote = match sys::socket::peer_name(own) {
         Ok(remote) => remote,
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => Vec::new(),
         Err(error) => return Err(failed(error)),
     };
+    // Whoever looks takes it, also who looks for datagrams.
+    let error = take_error(own).map_err(failed)?;
+    let peeked = peek::messages(own, false);
+    let is_refused = error == Some(Errno::CONNREFUSED);
+    if is_refused {
+        refuse(&local, &remote);
+    } else if let Some(error) = error {
+        log::warn!("{}: it is not told of an error: {error}", open.place());
+    }
+    let peeked = peeked.map_err(failed)?.unwrap_or_default();
+    let queue = peeked.into_iter().map(|peeked| Datagram {
+        from: peeked.received.name,
+        data: peeked.data,
+    });
     let family = Nature::of_fd(own)?.family;
-    let local = sys::socket::name(own).map_err(failed)?;
     let shutdown = shutdown(open).map_err(failed)?;
     Ok(Udp {
         family,
@@ -214,8 +227,29 @@ fn read(open: &Open<'_>) -> Result<Udp> {
         is_mute: shutdown & SEND_SHUTDOWN != 0,
         groups: groups(open)?,
         queue: queue.collect(),
+        is_refused,
         options: Options::read(own, &LEVELS)?,
     })
+}
+
+/// The error that the next call would be told of; nobody is from then on.
+fn take_error(own: BorrowedFd<'_>) -> std::io::Result<Option<Errno>> {
+    const SO_ERROR: i32 = 4;
+    let error = sys::socket::number(own, SOL_SOCKET, SO_ERROR)?;
+    Ok((error != 0).then(|| Errno::from_raw_os_error(error)))
+}
+
+/// Has a connected socket told that nobody receives what it sends, as it was to be. Where that
+/// cannot be done the message is lost, as it may be on any way.
+fn refuse(local: &[u8], remote: &[u8]) {
+    let told = match inet::parse(local).zip(inet::parse(remote)) {
+        Some((local, remote)) => packet::send_unreachable(local, remote),
+        None => Err(Errno::DESTADDRREQ.into()),
+    };
+    if let Err(error) = told {
+        let local = inet::print(local);
+        log::warn!("udp {local}: it is not told that nobody receives what it sent: {error}");
+    }
 }
 
 /// In which directions it is shut down, as bits.
@@ -441,6 +475,36 @@ mod tests {
                 }
                 server.set_nonblocking(true).unwrap();
                 server.recv_from(&mut [0]).unwrap_err();
+            }
+        });
+    }
+
+    #[test]
+    fn a_refusal_is_still_reported() {
+        alone!({
+            for at in ["127.0.0.1:0", "[::1]:0"] {
+                let nobody = Socket::bind(at).unwrap().local_addr().unwrap();
+                let sender = Socket::bind(at).unwrap();
+                sender.connect(nobody).unwrap();
+                let refused = |sender: &Socket| {
+                    sender.set_nonblocking(true).unwrap();
+                    let error = sender.recv(&mut [0]).unwrap_err();
+                    Errno::from_io_error(&error)
+                };
+                sender.send(b"x").unwrap();
+                let left = sender.try_clone().unwrap();
+                let mut world = World::new(vec![sender.into()]);
+                world.dump().unwrap();
+                assert_eq!(
+                    refused(&left),
+                    Some(Errno::CONNREFUSED),
+                    "left running, {at}"
+                );
+                assert_eq!(refused(&left), Some(Errno::AGAIN));
+                drop(left);
+                let sender = Socket::from(world.restore().unwrap().remove(0));
+                assert_eq!(refused(&sender), Some(Errno::CONNREFUSED), "restored, {at}");
+                assert_eq!(refused(&sender), Some(Errno::AGAIN));
             }
         });
     }

@@ -2,7 +2,8 @@
 //! here and never leave.
 //!
 //! One is the other end's shutdown of a TCP connection, said again: a socket that has heard it is
-//! in a state that no call leads to. The others are datagrams that were not read yet.
+//! in a state that no call leads to. The others are datagrams that were not read yet, and that
+//! nobody receives what was sent.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -11,8 +12,10 @@ use sys::socket::{Along, open, send};
 
 use super::inet::{AF_INET, AF_INET6};
 
+const IPPROTO_ICMP: u8 = 1;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
+const IPPROTO_ICMPV6: u8 = 58;
 const IPPROTO_RAW: i32 = 255;
 const SOCK_RAW: i32 = 3;
 const FIN_ACK: u8 = 0x11;
@@ -56,6 +59,30 @@ pub fn send_datagram(local: SocketAddr, remote: SocketAddr, data: &[u8]) -> io::
     deliver(local.ip(), remote.ip(), IPPROTO_UDP, (udp, 6))
 }
 
+/// Says to `local` that nobody receives its datagrams at `remote`: "port unreachable", as RFC 792
+/// and RFC 4443 have it.
+///
+/// # Errors
+/// The calls' errno.
+pub fn send_unreachable(local: SocketAddr, remote: SocketAddr) -> io::Result<()> {
+    let mut udp = Vec::with_capacity(UDP_BYTES);
+    udp.extend(local.port().to_be_bytes());
+    udp.extend(remote.port().to_be_bytes());
+    udp.extend((UDP_BYTES as u16).to_be_bytes());
+    udp.extend([0; 2]); // checksum
+    let ends = (local.ip().to_canonical(), remote.ip().to_canonical());
+    // What is complained about goes along.
+    let (protocol, what, header) = match ends {
+        (IpAddr::V4(_), IpAddr::V4(_)) => (IPPROTO_ICMP, [3, 3], header(ends, IPPROTO_UDP, 8)?.0),
+        _ => (IPPROTO_ICMPV6, [1, 4], header(ends, IPPROTO_UDP, 8)?.0),
+    };
+    let mut message = what.to_vec();
+    message.extend([0; 6]); // checksum, unused
+    message.extend(header);
+    message.extend(udp);
+    deliver(local.ip(), remote.ip(), protocol, (message, 2))
+}
+
 /// Sends a segment, whose checksum goes to a place in it.
 fn deliver(
     local: IpAddr,
@@ -75,31 +102,21 @@ fn deliver(
         length.to_be_bytes()[0],
         length.to_be_bytes()[1],
     ];
-    let (header, family) = match (remote.to_canonical(), local.to_canonical()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let sum = checksum(&[&from.octets(), &to.octets(), &pseudo, &segment]);
-            segment[place..place + 2].copy_from_slice(&sum.to_be_bytes());
-            let total = u16::try_from(20 + segment.len()).map_err(too_long)?;
-            let mut header = vec![0x45, 0];
-            header.extend(total.to_be_bytes());
-            // Identification and checksum are filled in by the kernel.
-            header.extend([0, 0, 0, 0, HOPS, protocol, 0, 0]);
-            header.extend(from.octets());
-            header.extend(to.octets());
-            (header, AF_INET)
+    let ends = (remote.to_canonical(), local.to_canonical());
+    // ICMP for IPv4 counts no addresses in.
+    let counted: &[&[u8]] = match (protocol, ends) {
+        (IPPROTO_ICMP, _) => &[&segment],
+        (_, (IpAddr::V4(from), IpAddr::V4(to))) => {
+            &[&from.octets(), &to.octets(), &pseudo, &segment]
         }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            let sum = checksum(&[&from.octets(), &to.octets(), &pseudo, &segment]);
-            segment[place..place + 2].copy_from_slice(&sum.to_be_bytes());
-            let mut header = vec![0x60, 0, 0, 0];
-            header.extend(length.to_be_bytes());
-            header.extend([protocol, HOPS]);
-            header.extend(from.octets());
-            header.extend(to.octets());
-            (header, AF_INET6)
+        (_, (IpAddr::V6(from), IpAddr::V6(to))) => {
+            &[&from.octets(), &to.octets(), &pseudo, &segment]
         }
         _ => return Err(rustix::io::Errno::AFNOSUPPORT.into()),
     };
+    let sum = checksum(counted);
+    segment[place..place + 2].copy_from_slice(&sum.to_be_bytes());
+    let (header, family) = header(ends, protocol, segment.len())?;
     let packet = [header, segment].concat();
     let socket = open(family, SOCK_RAW, IPPROTO_RAW)?;
     let to = destination(local);
@@ -108,6 +125,41 @@ fn deliver(
         ..Along::default()
     };
     send(&socket, &packet, along, 0).map(drop)
+}
+
+/// The header of a packet of the first address to the second with so many bytes after it, and the
+/// family.
+fn header(
+    ends: (IpAddr, IpAddr),
+    protocol: u8,
+    segment_bytes: usize,
+) -> io::Result<(Vec<u8>, i32)> {
+    let too_long = |_| io::Error::from(rustix::io::Errno::MSGSIZE);
+    match ends {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let mut header = vec![0x45, 0];
+            let total = u16::try_from(20 + segment_bytes).map_err(too_long)?;
+            header.extend(total.to_be_bytes());
+            // Identification and checksum are filled in by the kernel.
+            header.extend([0, 0, 0, 0, HOPS, protocol, 0, 0]);
+            header.extend(from.octets());
+            header.extend(to.octets());
+            Ok((header, AF_INET))
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let mut header = vec![0x60, 0, 0, 0];
+            header.extend(
+                u16::try_from(segment_bytes)
+                    .map_err(too_long)?
+                    .to_be_bytes(),
+            );
+            header.extend([protocol, HOPS]);
+            header.extend(from.octets());
+            header.extend(to.octets());
+            Ok((header, AF_INET6))
+        }
+        _ => Err(rustix::io::Errno::AFNOSUPPORT.into()),
+    }
 }
 
 /// The `sockaddr` of the address, without port (raw sockets have none).

@@ -59,15 +59,32 @@ pub fn connected(record: &Unix, cx: &mut dyn RestoreContext) -> Result<OwnedFd> 
     Ok(own)
 }
 
+/// A datagram socket that was made as one of a pair and is not connected to the other any more: it
+/// still tells who made them.
+///
+/// # Errors
+/// The system calls' errno.
+pub fn parted(record: &Unix) -> Result<OwnedFd> {
+    const NOBODY: [u8; 2] = [0; 2];
+    let (own, _other) = made_as_pair(record)?;
+    sys::socket::connect(&own, &NOBODY)
+        .map_err(|error| Error::kernel("part a pair of unix sockets", error))?;
+    Ok(own)
+}
+
+fn made_as_pair(record: &Unix) -> Result<(OwnedFd, OwnedFd)> {
+    as_maker(
+        record.maker,
+        |who| sys::identity::pair(who, AF_UNIX, record.kind, 0),
+        || sys::socket::pair(AF_UNIX, record.kind, 0),
+    )
+    .map_err(|error| Error::kernel("make a pair of unix sockets", error))
+}
+
 /// Two connected sockets, this record's first.
 fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)> {
     let Some(server) = server(record) else {
-        return as_maker(
-            record.maker,
-            |who| sys::identity::pair(who, AF_UNIX, record.kind, 0),
-            || sys::socket::pair(AF_UNIX, record.kind, 0),
-        )
-        .map_err(|error| Error::kernel("make a pair of unix sockets", error));
+        return made_as_pair(record);
     };
     // The client is told who listened, the server who connected.
     let (name, listens, connects) = match server {

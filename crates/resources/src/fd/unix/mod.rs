@@ -161,6 +161,9 @@ impl Kind for UnixSocket {
         let record = decode(payload)?;
         let own = match record.link() {
             Link::Pair | Link::Gone => connect::connected(&record, cx)?,
+            Link::None | Link::Named if record.kind == DGRAM && record.maker.is_some() => {
+                connect::parted(&record)?
+            }
             Link::None | Link::Listening | Link::Waiting | Link::Named => new(record.kind)?,
         };
         // A listener gets its name last: connections that it accepted may have to borrow it.
@@ -1136,6 +1139,30 @@ mod tests {
                 send(&client, b"x");
                 assert_eq!(receive(&server).0, b"x");
             }
+        });
+    }
+
+    #[test]
+    fn who_was_parted_from_its_pair_knows_its_maker() {
+        alone!({
+            let one = who(1001);
+            let parted = || {
+                let (own, peer) = sys::identity::pair(one.into(), AF_UNIX, DGRAM, 0).unwrap();
+                drop(peer);
+                // Is told that its peer is gone, and is connected to nobody from then on.
+                sys::socket::send(&own, b"x", Along::default(), 0).unwrap_err();
+                own
+            };
+            let server = bound(DGRAM, b"\0stillframe-test-parted");
+            let (own, named) = (parted(), parted());
+            connect(&named, &server);
+            let [own, named, server] = cycle([own, named, server]);
+            for own in [&own, &named] {
+                assert_eq!(maker_of(own.as_fd()).unwrap(), Some(one));
+            }
+            sys::socket::send(&own, b"x", Along::default(), 0).unwrap_err();
+            send(&named, b"on");
+            assert_eq!(receive(&server).0, b"on");
         });
     }
 

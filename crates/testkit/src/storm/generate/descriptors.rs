@@ -191,8 +191,7 @@ impl Generator {
         let what = match self.chance.below(12) {
             0 => Setting::Nonblocking(on),
             1 => Setting::CloseOnExec(on),
-            // An epoll's comes back without it.
-            2 if end.kind != Opened::Epoll => Setting::Append(on),
+            2 => Setting::Append(on),
             3 => Setting::PipeBytes(self.chance.pick(&[4096, 8192, 65_536, 262_144, 1 << 20])),
             4 => Setting::Position(self.chance.below(70_000) as u16),
             5 => Setting::Length(self.chance.pick(&[0, 1, 4096, 4097, 60_000])),

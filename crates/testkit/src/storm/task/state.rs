@@ -151,10 +151,6 @@ fn describe(held: &Held) -> String {
     ) {
         tell("pipe bytes", &fcntl_getpipe_size(file).ok());
     }
-    // Of what is on its way through TCP, either end holds some.
-    if held.ends.kind != Opened::Tcp {
-        tell("unread", &rustix::io::ioctl_fionread(file).ok());
-    }
     // How much room a terminal has left depends on the pieces in which what it holds was written.
     let out = if held.ends.kind == Opened::Terminal {
         PollFlags::empty()
@@ -169,6 +165,11 @@ fn describe(held: &Held) -> String {
     };
     if poll(&mut watched, Some(&at_once)).is_ok() {
         tell("events", &watched[0].revents());
+    }
+    // Of what is on its way through TCP, either end holds some. To poll a terminal has had the
+    // kernel pass on what was written at its other end.
+    if held.ends.kind != Opened::Tcp {
+        tell("unread", &rustix::io::ioctl_fionread(file).ok());
     }
     if held.ends.kind.is_socket() {
         describe_socket(held, &mut tell);
