@@ -387,3 +387,40 @@ fn where_memory_comes_from_and_goes_survives() {
         );
     }
 }
+
+/// Has a timer that tells a thread which has ended.
+const TIMER_OF_NOBODY: &str = r#"
+import ctypes, os, signal, sys, threading
+CREATE, SET = 222, 223
+call = ctypes.CDLL(None, use_errno=True).syscall
+def make():
+    event = (ctypes.c_int * 16)(0, 0, signal.SIGUSR1, 4, threading.get_native_id())
+    timer = ctypes.c_int()
+    assert call(CREATE, 1, event, ctypes.byref(timer)) == 0, os.strerror(ctypes.get_errno())
+    assert call(SET, timer, 0, (ctypes.c_long * 4)(0, 0, 1000, 0), None) == 0
+thread = threading.Thread(target=make)
+thread.start()
+thread.join()
+while len(os.listdir("/proc/self/task")) > 1: pass
+os.mkdir(sys.argv[1] + "/ready")
+signal.pause()
+"#;
+
+#[test]
+fn a_timer_whose_thread_has_ended_survives() {
+    needs_root!();
+    testkit::needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer cannot make it again");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", TIMER_OF_NOBODY])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&folder.path().join("ready"));
+    stillframe.cycle(2, &program, &[]);
+    let timers = fs::read_to_string(format!("/proc/{}/timers", program.pid())).expect("a list");
+    assert!(timers.starts_with("ID: 0\n"), "{timers}");
+}

@@ -83,6 +83,11 @@ pub trait Facts {
     fn is_there(&self, session: i32) -> bool {
         rustix::fs::stat(format!("/proc/{session}")).is_ok()
     }
+    /// Whether thread `tid` of the process is there.
+    fn has_thread(&self, tid: i32) -> bool {
+        let pid = self.pid();
+        tid == pid || rustix::fs::stat(format!("/proc/{pid}/task/{tid}")).is_ok()
+    }
     /// Copies of the pending signals' `siginfo_t`, oldest first (`PTRACE_PEEKSIGINFO`); `shared`:
     /// those of the process. Asked only when a status says that there are some.
     ///

@@ -2,6 +2,7 @@
 //!
 //! Not saved, because the kernel does not tell: whether a timer was set to an absolute time (it
 //! goes on with the time that remained), and the overruns of its last expiry that was delivered.
+//! A timer whose thread has ended comes back as one that tells nobody, as it did.
 
 use linux_raw_sys::prctl::{
     PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF, PR_TIMER_CREATE_RESTORE_IDS_ON,
@@ -69,8 +70,11 @@ pub struct Saved {
 }
 
 impl Saved {
-    fn new(timer: &Timer, times: &[u64; 4]) -> Self {
+    /// `is_there` tells whether a thread still runs. A timer that told one which has ended tells
+    /// nobody, and no timer could be made for that thread.
+    fn new(timer: &Timer, times: &[u64; 4], is_there: impl Fn(i32) -> bool) -> Self {
         let (notify, thread) = match timer.notify {
+            Notify::Thread(tid) if !is_there(tid) => (SIGEV_NONE, 0),
             Notify::Nobody => (SIGEV_NONE, 0),
             Notify::Process => (SIGEV_SIGNAL, 0),
             Notify::Thread(tid) => (SIGEV_THREAD_ID, tid),
@@ -162,7 +166,8 @@ impl Part for PosixTimers {
         let timers = timers(facts)?;
         let saved = timers.iter().zip(&asked.data).map(|(timer, at)| {
             let times = [0, 8, 16, 24].map(|offset| answers.word(*at, offset));
-            Saved::new(timer, &times)
+            let is_there = |tid| facts.has_thread(tid);
+            Saved::new(timer, &times, is_there)
         });
         let record = Record {
             timers: saved.collect(),

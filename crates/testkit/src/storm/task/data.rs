@@ -110,6 +110,8 @@ impl Task {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 // Its end of a terminal is closed.
                 Err(error) if error.raw_os_error() == Some(5) => return Ok(false),
+                // Told once, of what was sent before.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(true),
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(true),
                 Err(error) => return Err(error.into()),
