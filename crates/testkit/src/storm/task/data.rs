@@ -50,11 +50,22 @@ impl Task {
                 let message = message(to, number, bytes as usize);
                 if write(held, &message)? == Some(message.len()) {
                     self.ledger.add_sent(to, 1);
+                } else if kind == Opened::Datagrams && socket::peer_name(&held.file).is_err() {
+                    self.lose_unread(held);
                 }
                 Ok(())
             }
             (_, Some(to)) => self.send_stream(held, to, bytes as usize),
             _ => Ok(()),
+        }
+    }
+
+    /// One of a pair that hears that the other is gone is parted from it, and loses what it has
+    /// not read.
+    fn lose_unread(&self, held: &Held) {
+        if let Some(at) = held.ends.into {
+            let (sent, received) = self.ledger.way(at);
+            self.ledger.add_received(at, sent - received);
         }
     }
 

@@ -281,7 +281,11 @@ impl Task {
         if !super::data::can_read(&held.file)? {
             return Ok(());
         }
-        let accepted = socket::accept(&held.file)?;
+        let accepted = match socket::accept(&held.file) {
+            // It was shut down.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return Ok(()),
+            accepted => accepted?,
+        };
         let peer = socket::peer_name(&accepted)?;
         let text = String::from_utf8_lossy(&peer).into_owned();
         let number = text.trim_end_matches('\0').rsplit('-').next();
