@@ -7,10 +7,11 @@ use image::{Run, RunKind, Writer};
 use pages::Extent;
 
 use crate::collect::look::Afresh;
-use crate::dump::{finish, freeze_and_collect, statistics_of};
+use crate::dump::{freeze_and_collect, statistics_of};
+use crate::end::go_on;
 use crate::seal::check;
 use crate::statistics::as_micros;
-use crate::{Afterwards, DryRunReport, DumpOptions, Result, live};
+use crate::{DryRunReport, DumpOptions, Result, live};
 
 /// Stops the tree under `options.tree`, looks at all that a dump would save but the contents of
 /// memory, lets it go on, and plans its restore. The image directory is not touched.
@@ -27,7 +28,7 @@ pub fn dry_run(options: &DumpOptions) -> Result<DryRunReport> {
     let since = frozen.since;
     let counted = statistics_of(&frozen);
     let lock = inventory.lock.take();
-    finish(frozen, lock, Afterwards::Run)?;
+    go_on(frozen, lock)?;
     let frozen_us = as_micros(since.elapsed());
     // What was changed on the host for an image is taken back.
     drop(std::mem::take(&mut inventory.undo));

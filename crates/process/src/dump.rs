@@ -7,21 +7,20 @@ use std::time::{Duration, Instant, SystemTime};
 use abi::Addr;
 use image::{Facts, PAGE_BYTES, Writer};
 use pages::{Equals, Extent, Source, TaskMemory};
-use resources::fd::tcp::lock::{Label, Lock};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 
 use crate::collect::look::Look;
 use crate::collect::{Contents, Inventory, Object, collect};
-use crate::freeze::{Body, Frozen, freeze};
+use crate::end::Ending;
+use crate::freeze::{Frozen, freeze};
 use crate::layer::Layer;
 use crate::links::{self, Link};
 use crate::network::{self, Replaced};
 use crate::patience::Patience;
 use crate::seal::seal;
-use crate::sentinel::{Sentinel, kill_all};
 use crate::statistics::as_micros;
 use crate::{
-    Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage, Statistics, dedup, halt,
+    Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage, Statistics, dedup,
 };
 
 /// Saves the tree under `options.tree` into `options.images_dir`.
@@ -55,11 +54,13 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     let writer = layer.writer(store.clone(), options)?;
     let image = writer.id();
     let kill = options.afterwards == Afterwards::Kill;
+    let ending = Ending::new(options, image)?;
     let (mut frozen, mut inventory) = freeze_and_collect(options, began, kill, layer.look())?;
     observer
         .stage(Stage::PostFreeze, Some(root))
         .map_err(Error::Vetoed)?;
-    let lock = inventory.lock.take();
+    // From here on it comes before the tree where this fails: connections go on first.
+    let ending = ending.hold(inventory.lock.take())?;
     let _leftover = inventory.leftover.take();
     let mut undo = std::mem::take(&mut inventory.undo);
     let statistics = Statistics {
@@ -72,25 +73,18 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     let mut report = write(inventory, writer, statistics, since, options, observer)?;
     // The image that needed them is gone.
     links::remove(&replaced_links);
-    let vetoed = observer.stage(Stage::PostDump, Some(root));
-    let ready = vetoed.map_err(Error::Vetoed).and_then(|()| match kill {
-        true => Ending::kill(&frozen, lock, || network::label(image, options)).map(Ending::Killed),
-        false => Ok(Ending::GoesOn(lock)),
-    });
-    let ending = ready.inspect_err(|_| {
+    if let Err(veto) = observer.stage(Stage::PostDump, Some(root)) {
         // The tree goes on: what the image says of it is true no longer.
         if let Err(error) = image::remove(&*store, image) {
             log::error!("the image stays although the tree goes on: {error}");
         }
-    })?;
-    undo.0.clear();
+        return Err(Error::Vetoed(veto));
+    }
     report.statistics.frozen_us = as_micros(since.elapsed());
     report.longest_frozen_us = report.statistics.frozen_us;
     report.instants = 1;
-    match ending {
-        Ending::Killed(killing) => killing.run(frozen)?,
-        Ending::GoesOn(lock) => finish(frozen, lock, options.afterwards)?,
-    }
+    undo.0.clear();
+    ending.run(frozen, || network::label(image, options))?;
     replaced.clear();
     layer.done(options);
     log::info!("the tree is let go: {:?}", options.afterwards);
@@ -343,133 +337,5 @@ impl Source for InFile {
             }
         }
         Ok(())
-    }
-}
-
-/// Stops the tree or lets it go. Its connections go on.
-pub(crate) fn finish(frozen: Frozen, lock: Option<Lock>, afterwards: Afterwards) -> Result<()> {
-    let _leftover = lock.and_then(Lock::lift);
-    end(frozen, afterwards)
-}
-
-/// Stops the tree or lets it go.
-pub(crate) fn end(frozen: Frozen, afterwards: Afterwards) -> Result<()> {
-    if afterwards == Afterwards::Stop {
-        for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
-            let pid = Pid::from_raw(task.pid).expect("a pid is not 0");
-            let stopped = kill_process(pid, Signal::STOP);
-            stopped.map_err(|e| Error::kernel(format!("cannot stop pid {}", task.pid), e))?;
-        }
-        let tasks = frozen.tasks.iter();
-        let threads = tasks.flat_map(|task| task.threads().iter());
-        let tids = threads.map(|thread| thread.tid).collect::<Vec<_>>();
-        // They stop when they are not traced any more.
-        drop(frozen);
-        return halt::wait(&tids);
-    }
-    for task in frozen.tasks {
-        task.release()?;
-    }
-    Ok(())
-}
-
-/// How a saved tree is let go.
-enum Ending {
-    /// It is killed.
-    Killed(Killing),
-    /// It goes on, or is stopped.
-    GoesOn(Option<Lock>),
-}
-
-impl Ending {
-    /// Prepares to kill the tree. Its connections wait for the restore: the rules that hold them
-    /// back stand from here on, and only for as long as the tree is not let go after all.
-    fn kill(
-        frozen: &Frozen,
-        mut lock: Option<Lock>,
-        label: impl FnOnce() -> Result<Label>,
-    ) -> Result<Killing> {
-        let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
-        let pids = living.map(|task| task.pid).collect::<Vec<_>>();
-        // A single task is killed by one call.
-        let sentinel = if pids.len() > 1 || lock.is_some() {
-            let sockets = lock.iter().flat_map(Lock::sockets).collect::<Vec<_>>();
-            let finish = || {
-                kill_all(&pids);
-                let _ = lock.as_ref().map(Lock::silence);
-            };
-            let take_back = || lock.iter().for_each(Lock::revoke);
-            Some(Sentinel::post(&sockets, take_back, finish)?)
-        } else {
-            None
-        };
-        if let Some(lock) = &mut lock {
-            let stays = label().and_then(|label| Ok(lock.stay(&label)?));
-            if let Err(error) = stays {
-                sentinel.into_iter().for_each(Sentinel::dismiss);
-                return Err(error);
-            }
-        }
-        Ok(Killing {
-            pids,
-            sentinel,
-            lock,
-        })
-    }
-}
-
-/// A tree that is about to be killed.
-struct Killing {
-    pids: Vec<i32>,
-    sentinel: Option<Sentinel>,
-    lock: Option<Lock>,
-}
-
-impl Killing {
-    fn run(self, frozen: Frozen) -> Result<()> {
-        if let Some(sentinel) = &self.sentinel {
-            sentinel.commit();
-        }
-        for number in &self.pids {
-            let killed = kill_process(
-                Pid::from_raw(*number).expect("a pid is not 0"),
-                Signal::KILL,
-            );
-            killed.map_err(|e| Error::kernel(format!("cannot kill pid {number}"), e))?;
-        }
-        if let Some(lock) = &self.lock {
-            lock.silence()?;
-        }
-        self.sentinel.into_iter().for_each(Sentinel::dismiss);
-        // What is left to do here is done while they end.
-        let tids = frozen
-            .tasks
-            .into_iter()
-            .flat_map(forget)
-            .collect::<Vec<_>>();
-        tids.into_iter().for_each(bury);
-        Ok(())
-    }
-}
-
-/// Gives up what is held of a killed task; returns its threads in the order of their ends: that of
-/// the leader is told last.
-fn forget(task: crate::freeze::Task) -> Vec<i32> {
-    let tids = task.threads().iter().map(|thread| thread.tid);
-    let tids = tids.rev().collect();
-    match task.body {
-        Body::Ended => {}
-        Body::Stopped(threads) => threads.into_iter().for_each(tracee::Thread::forget),
-        Body::Visited(visit) => task.spent.push(visit.forget().into()),
-    }
-    tids
-}
-
-/// Waits until a killed thread has ended.
-fn bury(tid: i32) {
-    while let Ok((_, event)) = sys::ptrace::wait(tid) {
-        if matches!(event, sys::ptrace::Event::Ended(_)) {
-            break;
-        }
     }
 }

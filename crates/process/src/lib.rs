@@ -12,6 +12,7 @@ mod dedup;
 mod describe;
 mod dry_run;
 mod dump;
+mod end;
 mod error;
 mod freeze;
 mod halt;

@@ -33,14 +33,15 @@ use sys::realtime::Prompt;
 use self::look::LiveLook;
 use crate::collect::look::Prepared;
 use crate::collect::{self, Inventory};
-use crate::dump::{Undo, end, finish, freeze_and_collect, of_object, statistics_of};
+use crate::dump::{Undo, freeze_and_collect, of_object, statistics_of};
+use crate::end::go_on;
 use crate::freeze::{Frozen, freeze, read_proc};
 use crate::links::{self, Link};
 use crate::network::Replaced;
 use crate::seal::seal;
 use crate::statistics::as_micros;
 use crate::uffd::userfaultfd;
-use crate::{Afterwards, DumpKind, DumpOptions, DumpReport, Error, Observer, Result, Stage};
+use crate::{DumpKind, DumpOptions, DumpReport, Error, Observer, Result, Stage};
 
 /// How many instants there may be; the last is copied while the tree is stopped.
 const INSTANTS: u64 = 4;
@@ -147,7 +148,7 @@ impl<'a> Dump<'a> {
         let live = Live::new(tasks)?;
         let mut report = DumpReport::default();
         let (since, freezing) = (frozen.since, frozen.freezing);
-        end(frozen, Afterwards::Run)?;
+        go_on(frozen, None)?;
         drop(prompt);
         report.statistics.freezing_us = as_micros(freezing);
         stopped_for(&mut report, since);
@@ -291,7 +292,7 @@ impl<'a> Dump<'a> {
         };
         let lock = inventory.lock.take();
         let _leftover = inventory.leftover.take();
-        finish(frozen, lock, Afterwards::Run)?;
+        go_on(frozen, lock)?;
         drop(prompt);
         stopped_for(&mut report, since);
         log::info!("{stale_bytes} bytes were left to copy at the instant");

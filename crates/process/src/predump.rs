@@ -14,12 +14,13 @@ use pages::track::subtract;
 use pages::{Drained, Equals, Extent, Source, TaskMemory};
 use sys::realtime::Prompt;
 
-use crate::dump::{end, facts, freeze_and, watch_progress};
+use crate::dump::{facts, freeze_and, watch_progress};
+use crate::end::go_on;
 use crate::statistics::as_micros;
 use crate::track::{Inheritance, Mapped, Tracking, count, merge};
 use crate::{
-    Afterwards, DumpKind, Error, Observer, PreDumpOptions, PreDumpReport, Result, Stage,
-    Statistics, dedup, links, over, room,
+    DumpKind, Error, Observer, PreDumpOptions, PreDumpReport, Result, Stage, Statistics, dedup,
+    links, over, room,
 };
 
 /// Saves the memory of the tree under `options.tree` into `options.images_dir` and lets it run.
@@ -50,7 +51,7 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
         tracking.enroll(frozen)
     })?;
     let (since, freezing) = (frozen.since, frozen.freezing);
-    end(frozen, Afterwards::Run)?;
+    go_on(frozen, None)?;
     drop(prompt);
     let mut statistics = Statistics {
         kind: DumpKind::PreDump,

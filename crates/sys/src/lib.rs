@@ -29,6 +29,7 @@ pub mod ptrace;
 pub mod puppet;
 pub mod realtime;
 pub mod shm;
+pub mod signal;
 pub mod signalfd;
 pub mod socket;
 pub mod spawn;

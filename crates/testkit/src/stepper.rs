@@ -2,9 +2,12 @@
 
 use std::process::{Command, ExitStatus, Stdio};
 
-use sys::ptrace::{self, Event};
+use sys::ptrace::{self, Event, Registers};
 
 use crate::wait::{SOON, wait_until};
+
+/// The number of linkat(2), which gives a file without a name one.
+pub const LINKAT: u64 = 265;
 
 const CLONE: u64 = 56;
 const SIGCHLD: u64 = 17;
@@ -15,8 +18,8 @@ const CLONE_VM: u64 = 0x100;
 pub enum Run {
     /// It ended by itself before.
     Ended(ExitStatus),
-    /// It was killed.
-    Killed,
+    /// It was killed when it was about to make this call.
+    Killed(u64),
 }
 
 /// Runs `command` and kills it before the `at`-th system call, from 0, that its first thread makes
@@ -25,6 +28,16 @@ pub enum Run {
 /// # Panics
 /// When it cannot be started or traced.
 pub fn kill_behind_fork(command: &Command, at: usize) -> Run {
+    kill_from(command, is_fork, at + 1)
+}
+
+/// Runs `command` and kills it before the `at`-th system call, from 0, that its first thread makes
+/// from the first on that `begins` says begins the count. Processes that it makes are left to
+/// themselves.
+///
+/// # Panics
+/// When it cannot be started or traced.
+pub fn kill_from(command: &Command, begins: impl Fn(&Registers) -> bool, at: usize) -> Run {
     let mut stopped = Command::new("sh");
     stopped
         .args(["-c", "kill -STOP $$; exec \"$@\"", "sh"])
@@ -44,7 +57,8 @@ pub fn kill_behind_fork(command: &Command, at: usize) -> Run {
     let tid = pid.cast_signed();
     ptrace::seize(tid, true).expect("a child can be traced");
     crate::tree::signal(pid, rustix::process::Signal::CONT);
-    let (mut forked, mut stops) = (false, 0);
+    // How many calls were begun since the count began.
+    let mut count = None;
     loop {
         let signal = match ptrace::wait(tid).expect("it is traced").1 {
             Event::Ended(status) => {
@@ -53,15 +67,16 @@ pub fn kill_behind_fork(command: &Command, at: usize) -> Run {
                 let _ = child.wait();
                 return Run::Ended(status);
             }
-            // The fork's own end, then two stops for each call.
-            Event::Call if forked && stops == 2 * at + 1 => {
-                child.kill().expect("it lives");
-                child.wait().expect("it is a child");
-                return Run::Killed;
-            }
             Event::Call => {
-                stops += usize::from(forked);
-                forked |= is_fork(tid);
+                let registers = ptrace::registers(tid).expect("it is stopped");
+                if is_entry(&registers) && (count.is_some() || begins(&registers)) {
+                    if count == Some(at) || count.is_none() && at == 0 {
+                        child.kill().expect("it lives");
+                        child.wait().expect("it is a child");
+                        return Run::Killed(registers.orig_rax);
+                    }
+                    count = Some(count.unwrap_or(0) + 1);
+                }
                 0
             }
             Event::Signal(signal) => signal,
@@ -71,9 +86,14 @@ pub fn kill_behind_fork(command: &Command, at: usize) -> Run {
     }
 }
 
+/// Whether a thread that was stopped at a call is about to make it, and not at its end.
+fn is_entry(registers: &Registers) -> bool {
+    const ENOSYS: u64 = 38;
+    registers.rax == ENOSYS.wrapping_neg()
+}
+
 /// Whether the thread makes a process that has memory of its own.
-fn is_fork(tid: i32) -> bool {
-    let registers = ptrace::registers(tid).expect("it is stopped");
+fn is_fork(registers: &Registers) -> bool {
     let flags = registers.rdi;
     registers.orig_rax == CLONE && flags & 0xff == SIGCHLD && flags & CLONE_VM == 0
 }

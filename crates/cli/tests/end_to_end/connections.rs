@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use testkit::program::{Program, Spawned, free_port};
-use testkit::stepper::{Run, kill_behind_fork};
+use testkit::stepper::{LINKAT, Run, kill_behind_fork, kill_from};
 use testkit::stillframe::Stillframe;
 use testkit::wait::{SOON, try_wait_for, wait_until};
 use testkit::{needs_program, needs_root, tree};
@@ -153,7 +153,8 @@ fn connections_survive_a_dump_that_is_killed_at_any_call() {
             stillframe.clear();
             let mut command = stillframe.dump_command(server.pid(), KEEP);
             command.env("TESTKIT_MARK", stillframe.mark());
-            let run = kill_behind_fork(&command, at);
+            // Before that, the image has no name and the rules are those that end with the dump.
+            let run = kill_from(&command, |registers| registers.orig_rax == LINKAT, at);
             let told = format!("{processes} processes, call {at}: {run:?}");
             settle(&stillframe, &pids, &told);
             if is_whole(&pids, &told) {

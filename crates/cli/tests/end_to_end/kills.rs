@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use testkit::chance::Chance;
 use testkit::facts::Facts;
-use testkit::needs_root;
+use testkit::program::{Program, Spawned};
+use testkit::stepper::{LINKAT, Run, kill_from};
 use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
-use testkit::tree;
 use testkit::wait::{SOON, try_wait_for, wait_until};
+use testkit::{needs_program, needs_root, tree};
 
 use crate::{assert_untouched, stillframe};
 
@@ -282,4 +283,116 @@ fn a_restore_waits_for_tasks_that_are_being_killed() {
         subject.kill();
         tree::wait_gone(&pids);
     }
+}
+
+/// A root and three children that all wait for signals: each one makes a file `seen` as soon as it
+/// hears that another one is gone, and the root makes `alive` when it is asked.
+const WITNESSES: &str = r#"
+import ctypes, os, signal, sys
+folder = sys.argv[1]
+told = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2}
+signal.pthread_sigmask(signal.SIG_BLOCK, told)
+PR_SET_PDEATHSIG = 1
+for number in range(3):
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
+        break
+open(f"{folder}/{os.getpid()}", "w").close()
+CLD_STOPPED, CLD_CONTINUED = 5, 6
+while True:
+    heard = signal.sigwaitinfo(told)
+    if heard.si_signo == signal.SIGUSR2:
+        open(folder + "/alive", "w").close()
+    elif heard.si_signo == signal.SIGUSR1 or heard.si_code not in (CLD_STOPPED, CLD_CONTINUED):
+        with open(folder + "/seen", "a") as seen:
+            print(os.getpid(), heard, file=seen)
+"#;
+
+struct Witnesses {
+    program: Spawned,
+    pids: Vec<u32>,
+    folder: tempfile::TempDir,
+}
+
+impl Witnesses {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let program = Program::new("/usr/bin/python3")
+            .args(["-c", WITNESSES])
+            .arg(folder.path())
+            .spawn();
+        let files = || std::fs::read_dir(folder.path()).expect("it is there");
+        wait_until("four tasks", SOON, || files().count() == 4);
+        let pids = program.tree();
+        assert_eq!(pids.len(), 4);
+        Self {
+            program,
+            pids,
+            folder,
+        }
+    }
+
+    /// Waits until all of the tree goes on, or is gone; tells whether it goes on.
+    #[track_caller]
+    fn settle(&self, stillframe: &Stillframe, told: &str) -> bool {
+        settle(stillframe, &self.pids, told);
+        let has_image = stillframe.images().join("manifest.img").exists();
+        // Who is being killed looks alive for a moment.
+        let wanted = if has_image { 0 } else { self.pids.len() };
+        wait_until(&format!("{wanted} tasks: {told}"), SOON, || {
+            self.pids.iter().for_each(|&pid| tree::reap(pid));
+            let living = self.pids.iter().filter(|&&pid| tree::is_alive(pid));
+            living.count() == wanted
+        });
+        self.assert_unseen(told);
+        !has_image
+    }
+
+    #[track_caller]
+    fn assert_unseen(&self, told: &str) {
+        let seen = std::fs::read_to_string(self.folder.path().join("seen"));
+        assert!(seen.is_err(), "{told}: {seen:?}");
+    }
+
+    /// Has the root tell that it lives.
+    #[track_caller]
+    fn answer(&self, told: &str) {
+        tree::signal(self.program.pid(), rustix::process::Signal::USR2);
+        let alive = self.folder.path().join("alive");
+        wait_until(&format!("an answer: {told}"), SOON, || alive.exists());
+        std::fs::remove_file(alive).expect("it was made");
+        self.assert_unseen(told);
+    }
+}
+
+#[test]
+fn a_dump_that_is_killed_at_any_call_leaves_the_tree_or_its_image() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer leaves half a tree when its dump is killed");
+    }
+    let witnesses = Witnesses::start();
+    let (mut killed, mut images) = (0, 0);
+    // From the call on that gives the first file of the image its name.
+    for at in 0.. {
+        stillframe.clear();
+        let mut dump = stillframe.dump_command(witnesses.program.pid(), &[]);
+        dump.env("TESTKIT_MARK", stillframe.mark());
+        let run = kill_from(&dump, |registers| registers.orig_rax == LINKAT, at);
+        let told = format!("call {at}: {run:?}");
+        if !witnesses.settle(&stillframe, &told) {
+            images += 1;
+            tree::wait_gone(&witnesses.pids);
+            stillframe.restore(&[]).must();
+        }
+        witnesses.answer(&told);
+        match run {
+            Run::Killed(_) => killed += 1,
+            Run::Ended(_) => break,
+        }
+    }
+    println!("{killed} kills, {images} images");
+    assert!(killed > 10 && images > 2, "{killed} kills, {images} images");
 }

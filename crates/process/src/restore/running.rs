@@ -14,7 +14,7 @@ use crate::build::Built;
 use crate::plan::Staying;
 use crate::processor::{Processor, Rewrite};
 use crate::records::{Saved, SavedTask, SavedThread, State};
-use crate::sentinel::{Sentinel, kill_all};
+use crate::sentinel::{Sentinel, Target, send};
 use crate::{Afterwards, Error, Result};
 
 /// All threads are parked at the end of their scripts and traced.
@@ -178,8 +178,9 @@ impl<'a> Running<'a> {
         if pids.len() < 2 && sockets.is_empty() {
             return Ok(None);
         }
-        let finish = || drop(self.built.wake(saved));
-        let sentinel = Sentinel::post(&sockets, || kill_all(&pids), finish)?;
+        let finish = |_: &[Target]| drop(self.built.wake(saved));
+        let take_back = |tasks: &[Target]| send(tasks, Signal::KILL);
+        let sentinel = Sentinel::post(&sockets, &pids, take_back, finish)?;
         // Until now the end of this process kills them; after this it lets them go.
         for staying in self.threads() {
             let spared = ptrace::set_kill_on_exit(staying.tid, false);
