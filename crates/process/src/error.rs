@@ -38,6 +38,28 @@ pub enum Error {
         /// The process.
         pid: i32,
     },
+    /// A task ran another program while its memory was copied.
+    #[error("pid {pid}: it runs another program (execve) before its memory is copied")]
+    Left {
+        /// The process.
+        pid: i32,
+    },
+    /// A task's memory is tracked for another chain of images.
+    #[error(
+        "pid {pid}: stillframe-trk, pid {tracker}, tracks its memory since a pre-dump or a dump \
+         with --track-mem of pid {root}{}",
+        .image.as_ref().map(|image| format!(" (image {image})")).unwrap_or_default()
+    )]
+    Tracked {
+        /// The process.
+        pid: i32,
+        /// Who tracks it.
+        tracker: i32,
+        /// The root of the tree that was dumped.
+        root: i32,
+        /// The last image of the chain, where writes are known since.
+        image: Option<String>,
+    },
     /// A thread is still on its way back from a dump that was cut short.
     #[error("pid {pid}: it has not come back yet from a dump that was cut short")]
     Returning {
@@ -160,6 +182,8 @@ impl Error {
             Self::Resource(Resource::Unsupported { .. } | Resource::Passing { .. })
             | Self::Obstacles(_)
             | Self::Unfit(_)
+            | Self::Left { .. }
+            | Self::Tracked { .. }
             | Self::Image(image::Error::Unsupported { .. }) => Blame::Unsupported,
             Self::Resource(
                 Resource::Gone { .. } | Resource::Mismatch { .. } | Resource::Changed { .. },
@@ -225,6 +249,11 @@ impl Error {
                 Some(format!("if it is a log, pass on its end: {passing}"))
             }
             Self::Unrestorable { source } => source.advice(),
+            Self::Left { .. } => Some("try again, or dump it without --live".to_owned()),
+            Self::Tracked { tracker, .. } => Some(format!(
+                "dump it over that image with --prev-images-dir, or end the tracking (kill \
+                 {tracker}): then the next round of that chain reads everything"
+            )),
             Self::Taken { pid, by } => Some(match by {
                 Holder::Zombie { parent, .. } => format!(
                     "process {pid} has ended, but its parent, pid {parent}, has not waited for it"

@@ -25,6 +25,7 @@ use image::{Run, SpaceId, Writer};
 use pages::live::{Areas, Live};
 use pages::track::intersect;
 use pages::{Drained, Source, TaskMemory};
+use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
 
 use store::Store;
@@ -35,11 +36,13 @@ use crate::collect::look::Prepared;
 use crate::collect::{self, Inventory};
 use crate::dump::{Undo, freeze_and_collect, of_object, statistics_of};
 use crate::end::go_on;
-use crate::freeze::{Frozen, freeze, read_proc};
+use crate::freeze::{Frozen, freeze, read_proc, stat_of};
 use crate::links::{self, Link};
 use crate::network::Replaced;
+use crate::options::DEFAULT_TIMEOUT;
 use crate::seal::seal;
 use crate::statistics::as_micros;
+use crate::tracker::{Client, start_ticks};
 use crate::uffd::userfaultfd;
 use crate::{DumpKind, DumpOptions, DumpReport, Error, Observer, Result, Stage};
 
@@ -70,14 +73,29 @@ pub(crate) fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result
     let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
     let store = Arc::new(store);
     let replaced = Replaced::of(&*store);
+    let deadline = began + options.timeout.unwrap_or(DEFAULT_TIMEOUT);
+    loop {
+        match dump_once(options, &store, began, observer) {
+            Err(Error::Left { pid }) if Instant::now() < deadline => {
+                log::info!("pid {pid} runs another program: the dump begins anew");
+            }
+            done => return done.inspect(|_| replaced.clear()),
+        }
+    }
+}
+
+fn dump_once(
+    options: &DumpOptions,
+    store: &Arc<store::Directory>,
+    began: Instant,
+    observer: &mut dyn Observer,
+) -> Result<DumpReport> {
     let writer = Writer::create(store.clone())?;
     let mut dump = Dump::begin(options, writer, began, observer)?;
     dump.copy_before()?;
     for instant in 1.. {
         if let Some(saved) = dump.instant(instant == INSTANTS)? {
-            let report = dump.seal(saved, &*store)?;
-            replaced.clear();
-            return Ok(report);
+            return dump.seal(saved, &**store);
         }
         log::info!("instant {instant} was not copied in time: another follows");
         dump.round()?;
@@ -129,6 +147,7 @@ impl<'a> Dump<'a> {
     ) -> Result<Self> {
         let root = options.tree.as_raw_nonzero().get();
         let prepared = Prepared::of(root)?;
+        prepared.check_tracked(root)?;
         prepared.check()?;
         let prompt = Prompt::new();
         let mut frozen = freeze_returned(options, began)?;
@@ -220,6 +239,7 @@ impl<'a> Dump<'a> {
     fn unless_root(&self, pid: i32, error: pages::Error) -> Result<()> {
         match error {
             pages::Error::Gone { .. } if pid != self.options.tree.as_raw_nonzero().get() => Ok(()),
+            pages::Error::Gone { pid } if start_ticks(pid).is_some() => Err(Error::Left { pid }),
             error => Err(error.into()),
         }
     }
@@ -437,6 +457,32 @@ fn stopped_for(report: &mut DumpReport, since: Instant) {
 }
 
 impl Prepared {
+    /// Names who tracks memory of the tree under `root` for a chain of images: it has a userfaultfd
+    /// already.
+    fn check_tracked(&self, root: i32) -> Result<()> {
+        let tracked = |listed: &Listed| listed.has(b"uw") && !listed.has(b"um");
+        let mut tasks = self.listed();
+        let Some((pid, _)) = tasks.find(|(_, listed)| listed.iter().any(tracked)) else {
+            return Ok(());
+        };
+        // The chain may be of a part of the tree, or of a tree that this one is a part of.
+        let parent = |pid: &i32| stat_of(*pid).map(|stat| stat.ppid).filter(|pid| *pid > 1);
+        let above = std::iter::successors(Some(root), parent);
+        for root in above.chain(self.listed().map(|(pid, _)| pid)) {
+            if let Ok(Some(client)) = Client::find(root) {
+                let image = client.image.map(|image| image.to_string());
+                let tracker = client.pid()?;
+                return Err(Error::Tracked {
+                    pid,
+                    tracker,
+                    root,
+                    image,
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses mappings that cannot be saved, before anything is touched.
     fn check(&self) -> Result<()> {
         for (pid, listed) in self.listed() {

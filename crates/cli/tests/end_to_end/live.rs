@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command};
 
+use rustix::process::{Pid, Signal, kill_process};
 use testkit::chance::Chance;
 use testkit::facts::Facts;
 use testkit::program::Program;
@@ -187,6 +188,54 @@ fn many_short_waits_beside_busy_loops_are_stopped_only_for_moments() {
         subject.ask_number("rounds") > before
     });
     assert_eq!(subject.ask("ended"), "");
+}
+
+#[test]
+fn a_task_that_runs_one_program_after_another_is_dumped_between_two() {
+    needs_root!();
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let script = folder.path().join("again");
+    fs::write(&script, "exec /bin/sh \"$0\"\n").expect("a script");
+    let program = Program::new("sh").arg(&script).spawn();
+    // It runs one for a millisecond or two: the first try alone fails more often than not.
+    for _ in 0..6 {
+        stillframe.clear();
+        stillframe
+            .dump(program.pid(), &["--live", "--timeout", "30"])
+            .must();
+        assert!(program.is_alive());
+    }
+}
+
+#[test]
+fn who_tracks_the_memory_is_named() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("tree", &["2"]);
+    stillframe.pre_dump(subject.pid(), &[]).must();
+    let tracker = || -> String {
+        let told = stillframe
+            .dump(subject.pid(), &["--live"])
+            .must_fail()
+            .told();
+        let pid = told
+            .split("stillframe-trk, pid ")
+            .nth(1)
+            .unwrap_or_default();
+        pid.split(',').next().unwrap_or_default().to_owned()
+    };
+    let pid = tracker();
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    assert_eq!(name, "stillframe-trk\n", "{pid}");
+    let pid = pid.parse().ok().and_then(Pid::from_raw).expect("a pid");
+    kill_process(pid, Signal::TERM).expect("it lives");
+    wait_until("the end of the tracking", SOON, || {
+        !is_protected(subject.pid())
+    });
+    stillframe.clear();
+    stillframe.dump(subject.pid(), &["--live"]).must();
+    assert_eq!(subject.ask("check"), "right");
 }
 
 #[test]

@@ -87,10 +87,8 @@ impl Look for LiveLook<'_> {
             .live
             .instant(pid, &Areas { spans, shared }, self.trusting);
         let guards = guards.map_err(|error| match error {
-            pages::Error::Gone { pid } => {
-                let what = "another program (execve) during a live dump".to_owned();
-                resources::Error::unsupported(pid, what).into()
-            }
+            // It is stopped, and so is there.
+            pages::Error::Gone { pid } => Error::Left { pid },
             error => Error::from(error),
         })?;
         let mut of_files = pages::scan(pid, &files, maps)?.into_iter();

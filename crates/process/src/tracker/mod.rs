@@ -137,6 +137,16 @@ impl Client {
         }))
     }
 
+    /// Its pid.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] when it is gone.
+    pub fn pid(&self) -> Result<i32> {
+        let peer = socket_peercred(&self.socket);
+        let peer = peer.map_err(|errno| self.gone(errno.into()))?;
+        Ok(peer.pid.as_raw_nonzero().get())
+    }
+
     /// Talks to the tracker of the tree under `root`, which is left behind where there is none.
     ///
     /// # Errors
@@ -266,7 +276,11 @@ fn start(root: i32) -> Result<()> {
     let listener = socket().map_err(started)?;
     bind(&listener, &name).map_err(|errno| started(errno.into()))?;
     listen(&listener, 16).map_err(|errno| started(errno.into()))?;
-    let serve = || server::serve(&listener, tracked);
+    let serve = || {
+        // Clients see whom they talk to by who has listened last.
+        let _ = listen(&listener, 16);
+        server::serve(&listener, tracked);
+    };
     sys::fork::leave_behind(listener.as_fd(), c"stillframe-trk", serve).map_err(started)
 }
 
@@ -345,6 +359,9 @@ mod tests {
             let client = Client::find_or_start(root).expect("the same");
             let pids = client.tasks.iter().map(|task| task.pid);
             assert!(pids.eq([5, 6]));
+            let tracker = client.pid().expect("a pid");
+            let name = std::fs::read_to_string(format!("/proc/{tracker}/comm"));
+            assert_eq!(name.expect("it lives"), "stillframe-trk\n");
             assert_eq!(client.image, Some(ImageId([7; 16])));
         }
         let client = Client::find_or_start(root).expect("the same");
