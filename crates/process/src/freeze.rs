@@ -16,7 +16,7 @@ use sys::proc::{Stat, Status};
 use sys::tick::Ticker;
 use tracee::{Seized, Thread};
 
-use crate::waits::Wait;
+use crate::waits::{self, Wait};
 use crate::{Error, Result, target};
 
 /// A stopped tree, parents before children. It goes on when this is dropped.
@@ -404,7 +404,8 @@ impl Stop {
         const PATIENCE: Duration = Duration::from_millis(100);
         let is_unknown = |before: &Before, thread: &Thread| {
             let registers = &thread.saved.registers;
-            thread.group_stop.is_none() && interrupted::is_unknown(registers, before)
+            let memory = |at| waits::memory(thread.pid, at);
+            thread.group_stop.is_none() && interrupted::is_unknown(registers, before, memory)
         };
         for _ in 0..TRIES {
             if !is_unknown(&before, &thread) {

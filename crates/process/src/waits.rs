@@ -93,11 +93,7 @@ impl Wait {
         status: &Status,
     ) -> Resume {
         let handler = interrupted::handler_waits(status, thread.saved.mask);
-        let memory = |at: u64| {
-            let mut bytes = [0; 16];
-            let read = sys::vm::read_exact(thread.pid, Addr(at), &mut bytes);
-            read.ok().map(|()| bytes)
-        };
+        let memory = |at| memory(thread.pid, at);
         interrupted::resume(&Stopped {
             registers,
             before: &self.before,
@@ -107,4 +103,11 @@ impl Wait {
             stays,
         })
     }
+}
+
+/// Reads 16 bytes of a process's memory.
+pub(crate) fn memory(pid: i32, at: u64) -> Option<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let read = sys::vm::read_exact(pid, Addr(at), &mut bytes);
+    read.ok().map(|()| bytes)
 }

@@ -252,11 +252,36 @@ pub fn has_ended(registers: &Registers) -> bool {
 
 /// Whether the kernel was going on with a call of which nothing tells what it was: the thread had
 /// been stopped before, and was not back in its wait when it was looked at. Let go on, it soon is.
+/// `memory` reads 16 bytes of its memory.
 #[must_use]
-pub fn is_unknown(registers: &Registers, before: &Before) -> bool {
-    registers.orig_rax == nr::RESTART_SYSCALL
-        && registers.rax.cast_signed() == ERESTART_RESTARTBLOCK
-        && original(&before.function, &args_of(registers)) == nr::RESTART_SYSCALL
+pub fn is_unknown(
+    registers: &Registers,
+    before: &Before,
+    memory: impl FnOnce(u64) -> Option<[u8; 16]>,
+) -> bool {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    const GOES_ON: [u64; 5] = [
+        nr::POLL,
+        nr::NANOSLEEP,
+        nr::FUTEX,
+        nr::RESTART_SYSCALL,
+        nr::CLOCK_NANOSLEEP,
+    ];
+    if !GOES_ON.contains(&registers.orig_rax) {
+        return false;
+    }
+    match registers.rax.cast_signed() {
+        ERESTART_RESTARTBLOCK => {
+            let number = registers.orig_rax;
+            let is_known = || original(&before.function, &args_of(registers)).is_some();
+            number == nr::RESTART_SYSCALL && !is_known()
+        }
+        // About to go on: a fault on the way to user mode has held it up.
+        _ if registers.rax == nr::RESTART_SYSCALL => {
+            memory(registers.rip).is_some_and(|code| code.starts_with(&SYSCALL))
+        }
+        _ => false,
+    }
 }
 
 /// Whether a thread waits in a call; `read` gives files of its /proc/PID/task/TID. One that has
@@ -320,7 +345,10 @@ fn again(stopped: &Stopped<'_>) -> Resume {
 fn go_on(stopped: &Stopped<'_>) -> Resume {
     let mut args = args_of(stopped.registers);
     let number = match stopped.registers.orig_rax {
-        nr::RESTART_SYSCALL => original(&stopped.before.function, &args),
+        nr::RESTART_SYSCALL => match original(&stopped.before.function, &args) {
+            Some(number) => number,
+            None => return Resume::AsIs,
+        },
         number => number,
     };
     let remaining = |at: u64| Some(timespec_at(stopped, at)?.saturating_sub(stopped.waited));
@@ -360,19 +388,22 @@ fn go_on(stopped: &Stopped<'_>) -> Resume {
 }
 
 /// The call that `restart_syscall` went on with, by the kernel's function that waits. Sleeps do so
-/// in functions that count as the scheduler's own and are not named; there is nothing else.
-fn original(function: &str, args: &[u64; 6]) -> u64 {
+/// in functions that count as the scheduler's own and are not named; there is nothing else. `None`
+/// for a thread that was seen on its way there.
+fn original(function: &str, args: &[u64; 6]) -> Option<u64> {
     const LOWEST_POINTER: u64 = 4096;
+    const ON_THE_WAY: [&str; 4] = ["fault", "signal", "stop", "to_user_mode"];
+    let on_the_way = || ON_THE_WAY.iter().any(|name| function.contains(name));
     if function.contains("futex") {
-        nr::FUTEX
+        Some(nr::FUTEX)
     } else if function.contains("poll") {
-        nr::POLL
-    } else if matches!(function, "" | "0") {
-        nr::RESTART_SYSCALL
+        Some(nr::POLL)
+    } else if matches!(function, "" | "0") || on_the_way() {
+        None
     } else if (LOWEST_POINTER..1 << 63).contains(&args[0]) {
-        nr::NANOSLEEP
+        Some(nr::NANOSLEEP)
     } else {
-        nr::CLOCK_NANOSLEEP
+        Some(nr::CLOCK_NANOSLEEP)
     }
 }
 
@@ -742,6 +773,49 @@ mod tests {
         let args = [data + WORD, 0, 0, limit_at(data)];
         let (resume, _) = restored_later(stage, Sysno::futex, &args, ETIMEDOUT);
         assert!(matches!(resume, Resume::Remake(ref call) if call.number == nr::FUTEX));
+    }
+
+    #[test]
+    fn threads_on_their_way_back_into_a_wait_are_not_taken_to_be_in_it() {
+        let registers = |orig_rax: u64, rax: i64| Registers {
+            orig_rax,
+            rax: rax.cast_unsigned(),
+            rdi: 0x7000_0000,
+            ..Registers::default()
+        };
+        let before = |function: &str| Before {
+            function: function.to_owned(),
+            ..Before::default()
+        };
+        let code = |first: [u8; 2]| {
+            let mut bytes = [0; 16];
+            bytes[..2].copy_from_slice(&first);
+            move |_: u64| Some(bytes)
+        };
+        let unknown = |orig_rax, rax, function, first| {
+            is_unknown(&registers(orig_rax, rax), &before(function), code(first))
+        };
+        let (again, went_on) = (nr::RESTART_SYSCALL, nr::RESTART_SYSCALL.cast_signed());
+        let syscall = [0x0f, 0x05];
+        for function in ["", "0", "handle_userfault", "ptrace_stop"] {
+            assert!(
+                unknown(again, ERESTART_RESTARTBLOCK, function, [0, 0]),
+                "{function}"
+            );
+        }
+        for function in ["futex_do_wait", "do_sys_poll", "hrtimer_nanosleep"] {
+            assert!(
+                !unknown(again, ERESTART_RESTARTBLOCK, function, [0, 0]),
+                "{function}"
+            );
+        }
+        // Held up before it makes the call.
+        for number in [again, nr::FUTEX, nr::POLL] {
+            assert!(unknown(number, went_on, "handle_userfault", syscall));
+            assert!(!unknown(number, went_on, "", [0x48, 0x3d]), "a result");
+        }
+        assert!(!unknown(0, went_on, "", syscall), "so many bytes were read");
+        assert!(!unknown(nr::FUTEX, ERESTART_RESTARTBLOCK, "", syscall));
     }
 
     #[test]
