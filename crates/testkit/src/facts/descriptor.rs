@@ -12,7 +12,8 @@ pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
     for fd in numbers(pid) {
         let target = fs::read_link(format!("/proc/{pid}/fd/{fd}"))
             .map_or_else(|error| error.to_string(), |path| path.display().to_string());
-        let unnamed = !target.starts_with('/') || target.starts_with("/memfd:");
+        let deleted = target.ends_with(" (deleted)");
+        let unnamed = !target.starts_with('/') || deleted;
         let described = match object_class(&target) {
             Some(kind) => {
                 let what = sockets.describe(&target);

@@ -2,7 +2,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::step::{Action, Step, Wait, to_text};
+use super::step::{Action, Opened, Step, Wait, to_text};
 use crate::chance::Chance;
 use crate::facts::Facts;
 use crate::stillframe::{Outcome, Stillframe};
@@ -96,6 +96,7 @@ fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<E
     let ends = [Variant::Live, Variant::Predump, Variant::Kills].contains(&variant);
     let mut steps = steps.to_vec();
     steps.retain(|step| !ends || !waits_in_epoll(step));
+    steps.retain(|step| variant != Variant::Live || !connects_over_tcp(step));
     std::fs::write(list.path(), to_text(&steps)).map_err(|error| error.to_string())?;
     let path = list.path().display().to_string();
     let mut trial = Trial {
@@ -127,6 +128,13 @@ fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<E
 fn waits_in_epoll(step: &Step) -> bool {
     let wait = Wait::EpollTimed;
     matches!(step.action, Action::Thread { wait: found, .. } if found == wait)
+}
+
+/// Whether a step makes a TCP connection. Of one whose other end is closed, the kernel tells that
+/// end about the tree that was dumped live and killed then: nothing holds that back.
+fn connects_over_tcp(step: &Step) -> bool {
+    let tcp = Opened::Tcp;
+    matches!(step.action, Action::Open { kind, .. } if kind == tcp)
 }
 
 /// A subject under way.

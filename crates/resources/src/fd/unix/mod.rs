@@ -188,7 +188,7 @@ impl Kind for UnixSocket {
             Link::Pair => {
                 record.options.apply(own, Stage::Early)?;
                 let peer = Source::Peer(DescriptionId(record.peer_id));
-                queue::fill(&record.queue, &peer, cx)?;
+                queue::fill(&record.queue, own, &peer, cx)?;
             }
             Link::Gone => finish_gone(&record, own, cx)?,
             Link::None | Link::Named | Link::Waiting => finish_single(&record, own, cx)?,
@@ -469,7 +469,7 @@ fn finish_gone(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) 
     let key = (TAG, u64::from(record.inode) | HELD);
     let held = cx.shared().remove(&key).and_then(|mut fds| fds.pop());
     let held = held.ok_or_else(|| Error::corrupt("unix socket", "finished twice"))?;
-    queue::fill(&record.queue, &Source::Held(held.as_fd()), cx)?;
+    queue::fill(&record.queue, own, &Source::Held(held.as_fd()), cx)?;
     if record.reset && record.kind != DGRAM {
         // Closing an end with data unread is what the other end notices.
         sys::socket::send(own, &[0], sys::socket::Along::default(), 0)
@@ -494,7 +494,7 @@ fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext
     }
     record.options.apply(own, Stage::Early)?;
     let to = Source::Anyone(&record.address, record.inode);
-    queue::fill(&record.queue, &to, cx)?;
+    queue::fill(&record.queue, own, &to, cx)?;
     if is_connected {
         let peer = (&record.peer_address, record.peer);
         cx.unix().connect((own, record.inode), peer)?;
@@ -712,6 +712,30 @@ mod tests {
             let who = receive(&right).1.credentials.unwrap();
             assert_eq!(who.pid, std::process::id().cast_signed());
         });
+    }
+
+    #[test]
+    fn messages_sent_before_anybody_asked_are_nobodys() {
+        alone!({
+            for kind in [STREAM, SEQPACKET, DGRAM] {
+                let [left, right] = pair(kind);
+                send(&left, b"before");
+                sys::socket::set_number(&right, 1, 16, 1).unwrap();
+                send(&left, b"after");
+                let before = receive_but_keep(&right);
+                let [_left, right] = cycle([left, right]);
+                assert_eq!(sys::socket::number(&right, 1, 16).unwrap(), 1);
+                let told = |right| receive(right).1.credentials.unwrap();
+                assert_eq!(told(&right), before, "{kind}");
+                assert_eq!(told(&right).pid, std::process::id().cast_signed());
+            }
+        });
+    }
+
+    /// Who sent what is to be received next.
+    fn receive_but_keep(fd: &OwnedFd) -> sys::socket::Credentials {
+        let received = sys::socket::receive(fd, &mut [0; 64], 0x42).unwrap();
+        received.credentials.unwrap()
     }
 
     #[test]

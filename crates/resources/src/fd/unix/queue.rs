@@ -11,6 +11,7 @@ use crate::fd::socket::peek::{self, Peeked};
 use crate::fd::{DescriptionId, DumpContext, Open, RestoreContext};
 use crate::{Error, Result};
 
+const SOL_SOCKET: i32 = 1;
 const MSG_DONTWAIT: i32 = 0x40;
 
 /// A message, or a piece of a stream that carries its own descriptors.
@@ -31,6 +32,19 @@ pub struct Message {
     /// Who sent it, where the receiver asks for that.
     #[prost(message, optional, tag = "5")]
     pub credentials: Option<Credentials>,
+}
+
+impl Message {
+    /// Who sent it, as far as the kernel has noted that.
+    fn sent_by(&self) -> Option<Credentials> {
+        self.credentials.filter(|who| who.pid > 0)
+    }
+
+    /// Whether the receiver asks who sent it, and is told that the kernel has not noted it: nobody
+    /// asked when it was sent.
+    fn is_nobodys(&self) -> bool {
+        self.credentials.is_some() && self.sent_by().is_none()
+    }
 }
 
 /// A process, a user and a group.
@@ -147,11 +161,16 @@ pub enum Source<'a> {
     Anyone(&'a Address, u32),
 }
 
-/// Fills a receive queue.
+/// Fills the receive queue of `own`.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for what no queue can have, or a system call's errno.
-pub fn fill(messages: &[Message], source: &Source<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
+pub fn fill(
+    messages: &[Message],
+    own: BorrowedFd<'_>,
+    source: &Source<'_>,
+    cx: &mut dyn RestoreContext,
+) -> Result<()> {
     let failed = |error| Error::kernel("refill a unix socket's queue", error);
     let total: usize = messages
         .iter()
@@ -173,10 +192,51 @@ pub fn fill(messages: &[Message], source: &Source<'_>, cx: &mut dyn RestoreConte
             }
         };
         let old = options::make_send_room(from.as_fd(), total).map_err(failed)?;
-        send(message, from.as_fd(), to, cx)?;
+        if message.is_nobodys() {
+            let _nobody_asks = NobodyAsks::new([own, from.as_fd()]).map_err(failed)?;
+            send(message, from.as_fd(), to, cx)?;
+        } else {
+            send(message, from.as_fd(), to, cx)?;
+        }
         options::restore_send_room(from.as_fd(), old).map_err(failed)?;
     }
     Ok(())
+}
+
+/// Two ends of which neither asks who sends, as long as this lives: nothing of the sender is noted
+/// with a message then.
+struct NobodyAsks<'a> {
+    were_on: Vec<(BorrowedFd<'a>, i32)>,
+}
+
+impl<'a> NobodyAsks<'a> {
+    fn new(ends: [BorrowedFd<'a>; 2]) -> std::io::Result<Self> {
+        const SO_PASSCRED: i32 = 16;
+        const SO_PASSPIDFD: i32 = 76;
+        let mut this = Self {
+            were_on: Vec::new(),
+        };
+        for end in ends {
+            for option in [SO_PASSCRED, SO_PASSPIDFD] {
+                // Kernels before 6.5 have but one of them.
+                if sys::socket::number(end, SOL_SOCKET, option).is_ok_and(|on| on != 0) {
+                    sys::socket::set_number(end, SOL_SOCKET, option, 0)?;
+                    this.were_on.push((end, option));
+                }
+            }
+        }
+        Ok(this)
+    }
+}
+
+impl Drop for NobodyAsks<'_> {
+    fn drop(&mut self) {
+        for (end, option) in &self.were_on {
+            if let Err(error) = sys::socket::set_number(*end, SOL_SOCKET, *option, 1) {
+                log::warn!("a unix socket no longer asks who sends: {error}");
+            }
+        }
+    }
 }
 
 /// A datagram socket with the name of a sender that is not in the tree.
@@ -228,7 +288,7 @@ fn deliver(
     let mut along = Along {
         name,
         rights: &rights,
-        credentials: message.credentials.map(Into::into),
+        credentials: message.sent_by().map(Into::into),
     };
     loop {
         let sent = send_piece(from, rest, along)?;

@@ -164,7 +164,13 @@ fn describe(held: &Held) -> String {
         tv_nsec: 0,
     };
     if poll(&mut watched, Some(&at_once)).is_ok() {
-        tell("events", &watched[0].revents());
+        let mut events = watched[0].revents();
+        // An error that ended a connection, and that nobody was told of, is lost (docs/limits.md).
+        events.set(
+            PollFlags::ERR,
+            events.contains(PollFlags::ERR) && held.ends.kind != Opened::Tcp,
+        );
+        tell("events", &events);
     }
     // Of what is on its way through TCP, either end holds some. To poll a terminal has had the
     // kernel pass on what was written at its other end.
