@@ -396,3 +396,68 @@ fn a_dump_that_is_killed_at_any_call_leaves_the_tree_or_its_image() {
     println!("{killed} kills, {images} images");
     assert!(killed > 10 && images > 2, "{killed} kills, {images} images");
 }
+
+/// Has messages waiting in sockets of two kinds, and tells where it peeks from when it is asked.
+const PEEKED: &str = r#"
+import os, signal, socket, sys
+SO_PEEK_OFF = 42
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+datagrams, packets = [socket.socketpair(socket.AF_UNIX, kind)
+                      for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET)]
+packets[1].setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 3)
+for word in (b"one", b"two", b"three"):
+    datagrams[0].send(word)
+    packets[0].send(word)
+open(sys.argv[1] + "/ready", "w").close()
+while True:
+    signal.sigwait({signal.SIGUSR2})
+    with open(sys.argv[1] + "/draft", "w") as draft:
+        for one in datagrams[1], packets[1]:
+            print(one.getsockopt(socket.SOL_SOCKET, SO_PEEK_OFF), file=draft)
+    os.rename(sys.argv[1] + "/draft", sys.argv[1] + "/told")
+"#;
+
+#[test]
+fn a_killed_dump_leaves_where_sockets_peek_from() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer leaves it changed");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", PEEKED])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&folder.path().join("ready"));
+    let told = folder.path().join("told");
+    let ask = || {
+        tree::signal(program.pid(), rustix::process::Signal::USR2);
+        wait_until("an answer", SOON, || told.exists());
+        let text = std::fs::read_to_string(&told).expect("it is there");
+        std::fs::remove_file(&told).expect("it is there");
+        text
+    };
+    let before = ask();
+    let sets_it = |registers: &sys::ptrace::Registers| {
+        const SETSOCKOPT: u64 = 54;
+        const SO_PEEK_OFF: u64 = 42;
+        registers.orig_rax == SETSOCKOPT && registers.rsi == 1 && registers.rdx == SO_PEEK_OFF
+    };
+    // Each message is looked at after one such call, and the last one takes it back.
+    for at in 0..16 {
+        stillframe.clear();
+        let mut dump = stillframe.dump_command(program.pid(), &["-R"]);
+        dump.env("TESTKIT_MARK", stillframe.mark());
+        let run = kill_from(&dump, sets_it, at);
+        assert!(matches!(run, Run::Killed(_)), "call {at}: {run:?}");
+        settle(
+            &stillframe,
+            &[program.pid()],
+            &format!("call {at}: {run:?}"),
+        );
+        assert_eq!(ask(), before, "call {at}");
+    }
+    assert_eq!(before, "-1\n3\n");
+}

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use image::{Record, SpaceId};
+use resources::fd::socket::peek;
 use resources::fd::table::{Grouping, Row};
 use resources::fd::tcp::lock::{self, Lock};
 use resources::fd::{self, DescriptionId, DumpContext, Info, Kind, Open};
@@ -256,8 +257,9 @@ pub(super) fn describe(
         leave_connections(files, allow, &mut kinds)?;
     }
     files.find_repeated();
-    let mut first = 0;
+    let (mut first, mut guardians) = (0, Vec::new());
     while first < files.opens.len() {
+        guardians.extend(peek::guard(&files.opens[first..])?);
         let mut context = Context {
             allow,
             files,

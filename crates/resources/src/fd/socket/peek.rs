@@ -4,7 +4,12 @@ use std::os::fd::BorrowedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use sys::guardian::{Guardian, Setting};
 use sys::socket::{Count, Received};
+
+use super::Nature;
+use crate::fd::Open;
+use crate::{Error, Result};
 
 const SOL_SOCKET: i32 = 1;
 const SO_PEEK_OFF: i32 = 42;
@@ -12,6 +17,9 @@ const MSG_PEEK: i32 = 2;
 const MSG_TRUNC: i32 = 0x20;
 const MSG_DONTWAIT: i32 = 0x40;
 const PEEK: i32 = MSG_PEEK | MSG_DONTWAIT;
+
+const AF_UNIX: i32 = 1;
+const SOCK_DGRAM: i32 = 2;
 
 /// Where messages of unknown size are received first.
 const FIRST_BYTES: usize = 64 << 10;
@@ -52,6 +60,41 @@ impl Drop for PeekFrom<'_> {
             let _ = sys::socket::set_number(self.own, SOL_SOCKET, SO_PEEK_OFF, self.old);
         }
     }
+}
+
+/// Has a guardian set where peeking starts, should this process be killed, to what it is now for
+/// those of `opens` whose queues are looked at; none where all queues are empty. It is to be kept
+/// as long as they are.
+///
+/// # Errors
+/// When a socket cannot be fetched from its task, or the system calls' errno.
+pub fn guard(opens: &[Open<'_>]) -> Result<Option<Guardian>> {
+    let failed = |error| Error::kernel("guard where the tree's sockets peek from", error);
+    let mut settings = Vec::new();
+    for open in opens {
+        let looked_at = |nature: Nature| nature.family == AF_UNIX || nature.kind == SOCK_DGRAM;
+        // One that cannot be asked is refused by its kind.
+        if !Nature::claims(open, looked_at) {
+            continue;
+        }
+        let own = open.own()?;
+        if !is_readable(own).map_err(|error| failed(error.into()))? {
+            continue;
+        }
+        // Netlink has none; nor has it data that is saved.
+        if let Ok(value) = sys::socket::number(own, SOL_SOCKET, SO_PEEK_OFF) {
+            settings.push(Setting {
+                socket: own,
+                level: SOL_SOCKET,
+                name: SO_PEEK_OFF,
+                value,
+            });
+        }
+    }
+    if settings.is_empty() {
+        return Ok(None);
+    }
+    Guardian::start(&settings).map(Some).map_err(failed)
 }
 
 /// Whether there is anything to be read.
@@ -119,6 +162,9 @@ pub fn stream(own: BorrowedFd<'_>) -> std::io::Result<Option<Vec<Peeked>>> {
 /// # Errors
 /// The calls' errno.
 pub fn messages(own: BorrowedFd<'_>, seqpacket: bool) -> std::io::Result<Option<Vec<Peeked>>> {
+    if !is_readable(own)? {
+        return Ok(Some(Vec::new()));
+    }
     let mut from = PeekFrom::new(own)?;
     let mut messages: Vec<Peeked> = Vec::new();
     let mut at = 0;

@@ -72,6 +72,11 @@ impl Lock {
                 value,
             };
             settings.extend(repair::quiet_end(reuse).map(set));
+            // Looking at a queue moves it where the target has set it.
+            let from = sys::socket::number(own, 1, repair::SO_PEEK_OFF).unwrap_or(-1);
+            if from >= 0 {
+                settings.push(set((1, repair::SO_PEEK_OFF, from)));
+            }
         }
         let guardian = Guardian::start(&settings).map_err(failed)?;
         let connections: Vec<_> = found.iter().map(|(connection, _)| *connection).collect();
