@@ -1,5 +1,6 @@
 //! Plan → built: descriptors are open, the window is mapped and the scripts stand in it.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -104,9 +105,18 @@ impl Built {
         Ok(sockets.map(|(id, _)| self.pool.open[id].as_fd()).collect())
     }
 
-    /// What was put off until the restore has succeeded.
+    /// Whether there is something to be done when the tree goes on.
+    pub fn has_put_off(&self) -> bool {
+        !self.pool.then.borrow().is_empty()
+    }
+
+    /// Does what was put off until the tree goes on.
+    pub fn catch_up(&self) {
+        self.pool.then.take().into_iter().for_each(|then| then());
+    }
+
+    /// The tree goes on.
     pub fn succeed(mut self) {
-        self.pool.then.drain(..).for_each(|then| then());
         self.groups.keep();
         sys::close::all(self.pool.open.drain(..).filter_map(Arc::into_inner));
     }
@@ -240,7 +250,7 @@ struct Pool {
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
     seen: HashMap<Vec<u8>, FileType>,
     unix: unix::Deferred,
-    then: Vec<Box<dyn FnOnce()>>,
+    then: RefCell<Vec<Box<dyn FnOnce()>>>,
 }
 
 impl Pool {
@@ -249,7 +259,7 @@ impl Pool {
             .iter()
             .map(|one| (one.stands_for.name(), one.fd.clone()));
         let inherited = inherited.collect();
-        let (open, then) = (Vec::new(), Vec::new());
+        let (open, then) = (Vec::new(), RefCell::default());
         let (shared, seen) = (HashMap::new(), HashMap::new());
         Self {
             allow,
@@ -380,7 +390,7 @@ impl RestoreContext for Pool {
     }
 
     fn on_success(&mut self, then: Box<dyn FnOnce()>) {
-        self.then.push(then);
+        self.then.get_mut().push(then);
     }
 }
 

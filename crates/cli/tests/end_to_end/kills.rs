@@ -7,7 +7,7 @@ use std::time::Duration;
 use testkit::chance::Chance;
 use testkit::facts::Facts;
 use testkit::program::{Program, Spawned};
-use testkit::stepper::{LINKAT, Run, kill_from};
+use testkit::stepper::{LINKAT, Run, kill_behind_fork, kill_from};
 use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
 use testkit::wait::{SOON, try_wait_for, wait_until};
@@ -357,11 +357,14 @@ impl Witnesses {
     /// Has the root tell that it lives.
     #[track_caller]
     fn answer(&self, told: &str) {
-        tree::signal(self.program.pid(), rustix::process::Signal::USR2);
-        let alive = self.folder.path().join("alive");
-        wait_until(&format!("an answer: {told}"), SOON, || alive.exists());
-        std::fs::remove_file(alive).expect("it was made");
+        wait_until(&format!("an answer: {told}"), SOON, || self.answers());
         self.assert_unseen(told);
+    }
+
+    /// Asks the root whether it lives; its answer may come to the next question.
+    fn answers(&self) -> bool {
+        tree::signal(self.program.pid(), rustix::process::Signal::USR2);
+        std::fs::remove_file(self.folder.path().join("alive")).is_ok()
     }
 }
 
@@ -395,6 +398,117 @@ fn a_dump_that_is_killed_at_any_call_leaves_the_tree_or_its_image() {
     }
     println!("{killed} kills, {images} images");
     assert!(killed > 10 && images > 2, "{killed} kills, {images} images");
+}
+
+#[test]
+fn a_restore_that_is_killed_at_any_call_lets_all_of_the_tree_go_on_or_none() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer leaves half a tree when its restore is killed");
+    }
+    let witnesses = Witnesses::start();
+    let (mut again, mut went_on) = (0, 0);
+    for at in 0.. {
+        stillframe.clear();
+        stillframe.dump(witnesses.program.pid(), &[]).must();
+        // It may have been asked more than once.
+        let _ = std::fs::remove_file(witnesses.folder.path().join("alive"));
+        let mut restore = stillframe.restore_command(&[]);
+        restore.env("TESTKIT_MARK", stillframe.mark());
+        let run = kill_behind_fork(&restore, at);
+        let told = format!("call {at}: {run:?}");
+        settle(&stillframe, &witnesses.pids, &told);
+        let living = || witnesses.pids.iter().filter(|pid| tree::is_alive(**pid));
+        // Who is being killed looks alive for a moment.
+        let whole = try_wait_for(SOON, || {
+            witnesses.pids.iter().for_each(|&pid| tree::reap(pid));
+            let answers = living().count() == 4 && witnesses.answers();
+            (answers || living().count() == 0).then_some(answers)
+        });
+        match whole {
+            Some(true) => went_on += 1,
+            Some(false) => {
+                again += 1;
+                stillframe.restore(&[]).must();
+            }
+            None => panic!("half a tree: {told}"),
+        }
+        witnesses.answer(&told);
+        if matches!(run, Run::Ended(_)) {
+            break;
+        }
+    }
+    println!("{again} restored again, {went_on} went on");
+    assert!(again > 10 && went_on > 10);
+}
+
+/// Has a file open by a name that it has no more, though it has another one.
+const RENAMED: &str = r#"
+import os, signal, sys
+os.chdir(sys.argv[1])
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+file = open("one", "w")
+os.link("one", "other")
+os.unlink("one")
+open("ready", "w").close()
+while True:
+    signal.sigwait({signal.SIGUSR2})
+    open("alive", "w").close()
+"#;
+
+#[test]
+fn a_restore_that_is_killed_at_any_call_leaves_links_to_the_next_one_or_none() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer leaves its links");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", RENAMED])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&folder.path().join("ready"));
+    let links = || {
+        let names = std::fs::read_dir(folder.path()).expect("it is there");
+        let names = names.map(|entry| entry.expect("it is there").file_name());
+        let links = names.filter(|name| name.to_string_lossy().starts_with("link_remap"));
+        links.count()
+    };
+    let alive = folder.path().join("alive");
+    let mut went_on = 0;
+    for at in 0.. {
+        stillframe.clear();
+        stillframe.dump(program.pid(), &["--link-remap"]).must();
+        assert_eq!(links(), 1);
+        let mut restore = stillframe.restore_command(&[]);
+        restore.env("TESTKIT_MARK", stillframe.mark());
+        let run = kill_behind_fork(&restore, at);
+        let told = format!("call {at}: {run:?}");
+        settle(&stillframe, &[program.pid()], &told);
+        let goes_on = try_wait_for(SOON, || {
+            tree::reap(program.pid());
+            if !tree::is_alive(program.pid()) {
+                return Some(false);
+            }
+            tree::signal(program.pid(), rustix::process::Signal::USR2);
+            alive.exists().then_some(true)
+        });
+        match goes_on {
+            Some(true) => went_on += 1,
+            Some(false) => drop(stillframe.restore(&[]).must()),
+            None => panic!("neither alive nor gone: {told}"),
+        }
+        let _ = std::fs::remove_file(&alive);
+        assert_eq!(links(), 0, "{told}");
+        if matches!(run, Run::Ended(_)) {
+            break;
+        }
+    }
+    assert!(went_on > 3, "{went_on} went on");
 }
 
 /// Has messages waiting in sockets of two kinds, and tells where it peeks from when it is asked.

@@ -3,6 +3,8 @@
 use abi::Addr;
 use resources::fd::tcp::lock::Leftover;
 use resources::task::interrupted::Remake;
+use resources::task::{pending, tags};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use sys::ptrace::{self, Event, Registers};
 use tracee::Call;
@@ -149,16 +151,15 @@ impl<'a> Running<'a> {
     ) -> Result<Option<Leftover>> {
         for task in &saved.tasks {
             let stops = task.node.stop_comes || afterwards == Afterwards::Stop;
-            let runs = task.node.state() == State::Running;
-            if let (true, Some(pid)) = (stops && runs, Pid::from_raw(task.node.pid)) {
-                let sent = kill_process(pid, Signal::STOP);
-                sent.map_err(|e| Error::kernel(format!("cannot stop pid {}", task.node.pid), e))?;
+            if stops && task.node.state() == State::Running {
+                signal(task.node.pid, Signal::STOP)?;
             }
         }
         self.built.resume(saved)?;
-        let sentinel = self.post_sentinel(saved)?;
+        let sentinel = self.post_sentinel(saved, afterwards)?;
         let let_go = self.built.wake(saved).and_then(|leftover| {
             self.detach()?;
+            self.built.catch_up();
             Ok(leftover)
         });
         sentinel.into_iter().for_each(Sentinel::dismiss);
@@ -167,27 +168,47 @@ impl<'a> Running<'a> {
     }
 
     /// Posts a sentinel that kills the tree or, from now on, has all of it go on if this process is
-    /// killed; none where one call lets it go.
-    fn post_sentinel(&self, saved: &Saved<'_>) -> Result<Option<Sentinel>> {
+    /// killed; none where one call lets it go and nothing else is to be done.
+    fn post_sentinel(&self, saved: &Saved<'_>, afterwards: Afterwards) -> Result<Option<Sentinel>> {
         let leaders = self
             .threads()
             .iter()
             .filter(|staying| staying.pid == staying.tid);
         let pids = leaders.map(|staying| staying.pid).collect::<Vec<_>>();
         let sockets = self.built.connections(saved)?;
-        if pids.len() < 2 && sockets.is_empty() {
+        if pids.len() < 2 && sockets.is_empty() && !self.built.has_put_off() {
             return Ok(None);
         }
-        let finish = |_: &[Target]| drop(self.built.wake(saved));
+        let held = match self.threads() {
+            [_] => Vec::new(),
+            _ => held(saved, afterwards),
+        };
+        let finish = |tasks: &[Target]| {
+            drop(self.built.wake(saved));
+            self.built.catch_up();
+            let held = |task: &&Target| held.contains(&task.pid);
+            send(tasks.iter().filter(held), Signal::CONT);
+        };
         let take_back = |tasks: &[Target]| send(tasks, Signal::KILL);
         let sentinel = Sentinel::post(&sockets, &pids, take_back, finish)?;
+        // While some would be killed by the end of this process and others let go, it lets nobody
+        // run: a stop signal waits for them.
+        for pid in &held {
+            signal(*pid, Signal::STOP)?;
+        }
         // Until now the end of this process kills them; after this it lets them go.
         for staying in self.threads() {
             let spared = ptrace::set_kill_on_exit(staying.tid, false);
             spared.map_err(|e| Error::kernel(format!("cannot let {} go", staying.tid), e))?;
         }
         sentinel.commit();
-        Ok(Some(sentinel))
+        match held.iter().try_for_each(|pid| take_stop(*pid)) {
+            Ok(()) => Ok(Some(sentinel)),
+            Err(error) => {
+                sentinel.dismiss();
+                Err(error)
+            }
+        }
     }
 
     fn detach(&self) -> Result<()> {
@@ -197,10 +218,57 @@ impl<'a> Running<'a> {
             .iter()
             .partition(|staying| staying.pid == staying.tid);
         for staying in others.into_iter().chain(leaders) {
-            let detached = ptrace::detach(staying.tid, 0);
-            detached.map_err(|e| Error::kernel(format!("cannot let {} go", staying.tid), e))?;
+            match ptrace::detach(staying.tid, 0) {
+                // A signal that came back has ended it.
+                Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
+                detached => {
+                    detached
+                        .map_err(|e| Error::kernel(format!("cannot let {} go", staying.tid), e))?;
+                }
+            }
         }
         Ok(())
+    }
+}
+
+/// The tasks that a stop signal may hold for a moment: not those that are to stop, and not those
+/// for which a signal waits that a stop signal would discard.
+fn held(saved: &Saved<'_>, afterwards: Afterwards) -> Vec<i32> {
+    let runs = |task: &&SavedTask<'_>| {
+        task.node.state() == State::Running
+            && !task.node.stop_comes
+            && afterwards != Afterwards::Stop
+            && !awaits(task, Signal::CONT)
+    };
+    let running = saved.tasks.iter().filter(runs);
+    running.map(|task| task.node.pid).collect()
+}
+
+/// Whether the signal is on its way to the task or one of its threads.
+fn awaits(task: &SavedTask<'_>, signal: Signal) -> bool {
+    let queues = [tags::PENDING, tags::SHARED_PENDING];
+    let mut parts = task.threads.iter().flat_map(|thread| &thread.parts);
+    parts.any(|(tag, payload)| queues.contains(tag) && pending::has(payload, signal.as_raw()))
+}
+
+fn signal(pid: i32, signal: Signal) -> Result<()> {
+    let sent = kill_process(Pid::from_raw(pid).expect("a pid is not 0"), signal);
+    sent.map_err(|e| Error::kernel(format!("cannot stop pid {pid}"), e))
+}
+
+/// Takes the stop signal away that waits for a process whose threads are all stopped: its leader,
+/// which stays stopped, meets it without obeying.
+fn take_stop(pid: i32) -> Result<()> {
+    let failed = |e| Error::kernel(format!("cannot let {pid} go"), e);
+    let mut pass_on = 0;
+    loop {
+        ptrace::resume(pid, pass_on).map_err(failed)?;
+        pass_on = match ptrace::wait(pid).map_err(failed)?.1 {
+            Event::Signal(ptrace::SIGSTOP) | Event::Ended(_) => return Ok(()),
+            // One that came back with it, and comes first.
+            Event::Signal(signal) => signal,
+            Event::Stop(_) | Event::Call | Event::Other(_) => 0,
+        };
     }
 }
 

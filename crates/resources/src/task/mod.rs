@@ -25,7 +25,7 @@ pub(crate) mod login_uid;
 mod membarrier;
 mod memory_policy;
 mod oom;
-mod pending;
+pub mod pending;
 mod posix_timers;
 mod refused;
 mod robust;

@@ -48,6 +48,14 @@ pub struct Record {
     pub infos: Vec<Vec<u8>>,
 }
 
+/// Whether a queue has this signal; one that cannot be read has none.
+#[must_use]
+pub fn has(payload: &[u8], signal: i32) -> bool {
+    let record = <Record as prost::Message>::decode(payload).unwrap_or_default();
+    let mut infos = record.infos.iter();
+    infos.any(|info| info.len() == INFO_BYTES && number(info, 0) == signal)
+}
+
 impl Pending {
     fn is_shared(&self) -> bool {
         self.scope == Scope::Process
