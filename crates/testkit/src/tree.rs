@@ -178,6 +178,15 @@ pub fn reap(pid: u32) {
     }
 }
 
+/// Reaps dead children of this process that are in another session than it: orphans of commands
+/// that were killed, which keep their pids and those of their sessions as long as they are not.
+pub fn reap_orphans() {
+    let session = |pid: u32| stat_after_name(pid)?.split(' ').nth(3)?.parse::<u32>().ok();
+    let own = session(std::process::id());
+    let all = children(std::process::id()).into_iter();
+    all.filter(|&pid| session(pid) != own).for_each(reap);
+}
+
 /// Waits until none of `pids` exists, reaping those that are children of this process.
 ///
 /// # Panics

@@ -360,6 +360,7 @@ impl Trial<'_> {
         let settled = try_wait_for(SOON, || {
             let helpers = self.stillframe.helpers();
             helpers.iter().chain(tasks).for_each(|&pid| tree::reap(pid));
+            tree::reap_orphans();
             let calm = |&pid: &u32| {
                 let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
                 status.map_or(true, |status| {
