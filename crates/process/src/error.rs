@@ -248,6 +248,9 @@ impl Error {
                 let passing = format!("--inherit-fd 'fd[9]:{name}' 9>>{path}");
                 Some(format!("if it is a log, pass on its end: {passing}"))
             }
+            Self::Resource(resources::Error::Changed { path, .. }) => {
+                Some(format!("put {} back as it was at the dump", path.display()))
+            }
             Self::Unrestorable { source } => source.advice(),
             Self::Left { .. } => Some("try again, or dump it without --live".to_owned()),
             Self::Tracked { tracker, .. } => Some(format!(

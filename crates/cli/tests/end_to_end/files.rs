@@ -94,7 +94,8 @@ fn a_file_that_grew_is_accepted_where_it_is_only_appended_to() {
     };
     grow(&base);
     let outcome = stillframe.restore(&[]).must_fail();
-    let outcome = outcome.names(&["size is 14 bytes, was 4"]);
+    let advice = format!("put {} back as it was", base.display());
+    let outcome = outcome.names(&["size is 14 bytes, was 4", &advice]);
     assert!(
         !outcome.output.contains("--inherit-fd"),
         "{}",

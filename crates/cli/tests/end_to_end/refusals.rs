@@ -325,3 +325,46 @@ fn a_result_that_cannot_be_written_is_an_error() {
     }
     assert_eq!(subject.ask("check"), "right");
 }
+
+/// Has a child that has one end of a pair of unix sockets and of a TCP connection; itself it has
+/// the others.
+const HALF: &str = r#"
+import os, signal, socket, sys
+one, other = socket.socketpair()
+listener = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(listener.getsockname())
+server, _ = listener.accept()
+listener.close()
+child = os.fork()
+if child == 0:
+    other.close(); server.close()
+    signal.pause()
+one.close(); client.close()
+open(sys.argv[1] + "/draft", "w").write(str(child))
+os.rename(sys.argv[1] + "/draft", sys.argv[1] + "/child")
+signal.pause()
+"#;
+
+#[test]
+fn who_has_the_other_end_of_a_socket_is_named() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer names nobody");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", HALF])
+        .arg(folder.path())
+        .spawn();
+    let child = folder.path().join("child");
+    program.wait_file(&child);
+    let child = fs::read_to_string(&child).expect("its number");
+    let pid = child.parse().expect("a number");
+    let outcome = stillframe.dump(pid, &["--tcp-established"]).must_fail();
+    let comm = fs::read_to_string(format!("/proc/{}/comm", program.pid())).expect("it runs");
+    let who = format!("pid {} ({})", program.pid(), comm.trim_end());
+    let unix = format!("its peer (unnamed, {who}) is outside of the tree");
+    outcome.names(&["a unix stream socket", &unix]);
+}
