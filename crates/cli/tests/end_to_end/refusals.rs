@@ -368,3 +368,40 @@ fn who_has_the_other_end_of_a_socket_is_named() {
     let unix = format!("its peer (unnamed, {who}) is outside of the tree");
     outcome.names(&["a unix stream socket", &unix]);
 }
+
+/// Has the directory of a process that has ended as its own, and a file of it open.
+const OF_A_DEAD_PROCESS: &str = r#"
+import os, signal, sys
+child = os.fork()
+if child == 0:
+    signal.pause()
+os.chdir(f"/proc/{child}")
+status = os.open("status", os.O_RDONLY)
+os.kill(child, 9)
+os.wait()
+os.mkdir(sys.argv[1] + "/ready")
+signal.pause()
+"#;
+
+#[test]
+fn what_is_left_of_a_dead_process_is_named() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer says it in other words");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", OF_A_DEAD_PROCESS])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&folder.path().join("ready"));
+    let outcome = stillframe.dump(program.pid(), &[]).must_fail();
+    assert_eq!(outcome.status.code(), Some(3), "{}", outcome.told());
+    outcome.names(&[
+        "its working directory (/proc/",
+        "/status (deleted)",
+        "is gone",
+    ]);
+}

@@ -17,6 +17,9 @@ use crate::{Error, Result};
 
 /// The number under which the file made again is shared; no record has it.
 const SHARED: u16 = 149;
+/// Descriptions that made a file are held under keys of their own.
+const MAKERS: u64 = 1 << 40;
+const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// Contents up to this size stand in the record itself.
 const INLINE_BYTES: u64 = 4096;
 
@@ -59,6 +62,10 @@ pub struct Ghost {
     /// The space with the contents of a larger one; on the first description only.
     #[prost(uint32, optional, tag = "12")]
     pub space: Option<u32>,
+    /// The flags of the description that made a file without a name, which shows `O_TMPFILE` among
+    /// them; 0 where the tree has it not.
+    #[prost(uint32, tag = "13")]
+    pub made_with: u32,
 }
 
 /// The first description of the same inode as `open`.
@@ -70,6 +77,15 @@ pub(super) fn first_of_inode(open: &Open<'_>, cx: &dyn DumpContext) -> u32 {
         .chain([open.id.0])
         .min()
         .expect("at least itself")
+}
+
+/// The flags of the description that made the inode of `open` as one without a name.
+fn maker_of_inode(open: &Open<'_>, cx: &dyn DumpContext) -> u32 {
+    let inode = (open.stat.st_dev, open.stat.st_ino);
+    let all = cx.all().iter().chain([open]);
+    let mut same = all.filter(|other| (other.stat.st_dev, other.stat.st_ino) == inode);
+    let maker = same.find(|other| status::is_nameless(other.info.flags));
+    maker.map_or(0, |maker| maker.info.flags)
 }
 
 impl Ghost {
@@ -98,6 +114,7 @@ impl Ghost {
             ..Self::default()
         };
         if kind == FileType::RegularFile {
+            ghost.made_with = maker_of_inode(open, cx);
             ghost.size_bytes = stat.st_size.cast_unsigned();
             if ghost.first == open.id.0 {
                 ghost.store(open, cx)?;
@@ -138,6 +155,14 @@ impl Ghost {
         status::dup(cx.shared()[&key][0].as_fd())
     }
 
+    /// The description that made a file without a name, made again.
+    pub(super) fn maker(&self, place: &Place, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        drop(self.holder(place, cx)?);
+        let key = (SHARED, u64::from(self.first) | MAKERS);
+        let maker = cx.shared().remove(&key).and_then(|mut fds| fds.pop());
+        maker.ok_or_else(|| Error::corrupt("deleted file", "made by several descriptions"))
+    }
+
     /// Makes the file, without a name but with the old one in the kernel's memory where possible.
     fn create(&self, place: &Place, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let path = Path::new(OsStr::from_bytes(&place.path));
@@ -149,9 +174,15 @@ impl Ghost {
             let doing = doing(what);
             move |error: Errno| Error::kernel(doing, error)
         };
-        let file = self.make(place.kind(), path).map_err(kernel("make"))?;
+        let mut file = self.make(place.kind(), path)?.map_err(kernel("make"))?;
         // Nothing but what holds no right to write may stay open: a program may be started from it.
         let holder = status::reopen(file.as_fd(), OFlags::PATH)?;
+        if self.made_with != 0 {
+            let key = (SHARED, u64::from(self.first) | MAKERS);
+            let plain = status::reopen(holder.as_fd(), OFlags::RDWR)?;
+            cx.shared()
+                .insert(key, vec![std::mem::replace(&mut file, plain)]);
+        }
         if place.kind() == FileType::RegularFile {
             self.fill(&file, cx, &doing("fill"))?;
         }
@@ -202,20 +233,27 @@ impl Ghost {
     }
 
     /// The new inode, open for writing if it is a regular file, already without a name.
-    fn make(&self, kind: FileType, path: &Path) -> rustix::io::Result<OwnedFd> {
-        let private = Mode::RUSR | Mode::WUSR;
-        if self.nameless && kind == FileType::RegularFile {
-            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-            return rustix::fs::open(folder_above(path), flags, private);
+    fn make(&self, kind: FileType, path: &Path) -> Result<rustix::io::Result<OwnedFd>> {
+        if !self.nameless || kind != FileType::RegularFile {
+            return Ok(self.make_named(kind, path));
         }
+        let flags = match self.made_with {
+            0 => OFlags::RDWR | OFlags::CLOEXEC,
+            flags => status::checked("deleted file", flags)?,
+        };
+        let folder = folder_above(path);
+        Ok(rustix::fs::open(folder, flags | OFlags::TMPFILE, PRIVATE))
+    }
+
+    fn make_named(&self, kind: FileType, path: &Path) -> rustix::io::Result<OwnedFd> {
         let scaffold = Scaffold::build(path)?;
         let (path, result) = free_name(path, |path| match kind {
             FileType::RegularFile => {
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-                rustix::fs::open(path, flags, private).map(Some)
+                rustix::fs::open(path, flags, PRIVATE).map(Some)
             }
             FileType::Directory => rustix::fs::mkdir(path, Mode::RWXU).map(|()| None),
-            other => rustix::fs::mknodat(CWD, path, other, private, self.rdev).map(|()| None),
+            other => rustix::fs::mknodat(CWD, path, other, PRIVATE, self.rdev).map(|()| None),
         });
         let opened = result.and_then(|file| match file {
             Some(file) => Ok(file),

@@ -60,7 +60,18 @@ impl Place {
         if leads_to(path, &open.stat) {
             return Ok(place);
         }
-        let own = open.own()?;
+        const GONE: &str = "it was the kernel's own, of a process or a device that is gone";
+        let own = match open.own() {
+            Err(Error::Kernel { source, .. })
+                if Errno::from_io_error(&source) == Some(Errno::SRCH) =>
+            {
+                return Err(open.unsupported(GONE, None));
+            }
+            own => own?,
+        };
+        if is_kernels(own) {
+            return Err(open.unsupported(GONE, None));
+        }
         if !on_same_mount(own, path) {
             return Err(open.unsupported(
                 "it is deleted, and its file system is not mounted here",
@@ -168,6 +179,24 @@ impl Place {
             (None, None) => path.into_owned(),
         }
     }
+}
+
+/// Whether a file is on a file system in which only the kernel makes files.
+fn is_kernels(file: BorrowedFd<'_>) -> bool {
+    // PROC_SUPER_MAGIC, SYSFS_MAGIC, DEBUGFS_MAGIC, TRACEFS_MAGIC, SECURITYFS_MAGIC,
+    // CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC; a directory of control groups can be made, but
+    // those of its files cannot.
+    const KERNELS: [u64; 7] = [
+        0x9fa0,
+        0x6265_6572,
+        0x6462_6720,
+        0x7472_6163,
+        0x7363_6673,
+        0x0027_e0eb,
+        0x6367_7270,
+    ];
+    let kind = rustix::fs::fstatfs(file).map(|about| about.f_type.cast_unsigned());
+    kind.is_ok_and(|kind| KERNELS.contains(&kind))
 }
 
 /// Whether a description with these flags writes at the end of the file and does not read it.

@@ -110,6 +110,7 @@ pub(super) fn reopen(
     size_bytes: Option<u64>,
     cx: &mut dyn RestoreContext,
 ) -> Result<OwnedFd> {
+    let made = status::is_nameless(flags) && !inherited(place, cx);
     let flags = status::checked(kind.name(), flags)?;
     let wanted = match size_bytes {
         Some(_) => FileType::RegularFile,
@@ -118,7 +119,10 @@ pub(super) fn reopen(
     if flags.contains(OFlags::PATH) || place.kind() != wanted {
         return Err(Error::corrupt(kind.name(), "is a file of another type"));
     }
-    let file = place.open(flags, size_bytes, cx)?;
+    let file = match &place.ghost {
+        Some(ghost) if made && ghost.made_with != 0 => ghost.maker(place, cx)?,
+        _ => place.open(flags, size_bytes, cx)?,
+    };
     if pos != 0 && !inherited(place, cx) {
         rustix::fs::seek(&file, SeekFrom::Start(pos))
             .map_err(|error| Error::kernel(format!("seek {} to {pos}", place.describe()), error))?;
@@ -255,6 +259,37 @@ mod tests {
         assert_eq!(text, "old");
         assert_eq!(fs::read(&path).expect("read"), b"new");
         assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 1);
+    }
+
+    #[test]
+    fn who_made_a_file_without_a_name_still_shows_it() {
+        let folder = folder();
+        for access in [OFlags::RDWR, OFlags::WRONLY | OFlags::APPEND] {
+            for bytes in [0usize, 7, 10_000] {
+                let flags = OFlags::TMPFILE | access;
+                let mode = rustix::fs::Mode::from_raw_mode(0o640);
+                let made = rustix::fs::open(folder.path(), flags, mode).expect("O_TMPFILE");
+                rustix::io::write(&made, &vec![b'x'; bytes]).expect("it is made to be written");
+                let again = status::reopen(made.as_fd(), OFlags::RDONLY).expect("reopen");
+                let wanted = rustix::fs::fcntl_getfl(&made).expect("flags");
+                assert!(wanted.contains(OFlags::TMPFILE), "{wanted:?}");
+                // The other one first: it has no part in how the file is made.
+                let mut world = World::default();
+                let (other, maker) = (world.add(again), world.add(made));
+                for _ in 0..2 {
+                    world.cycle();
+                    let now = rustix::fs::fcntl_getfl(world.get(maker)).expect("flags");
+                    assert_eq!(now, wanted);
+                }
+                let mut text = String::new();
+                let mut other = File::from(world.take(other));
+                other.read_to_string(&mut text).expect("read");
+                assert_eq!(text, "x".repeat(bytes));
+                rustix::io::write(world.get(maker), b"y").expect("it can be written still");
+                other.read_to_string(&mut text).expect("read");
+                assert_eq!(text, "x".repeat(bytes) + "y");
+            }
+        }
     }
 
     #[test]

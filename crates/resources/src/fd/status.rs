@@ -37,6 +37,11 @@ pub(crate) fn checked(record: &str, flags: u32) -> Result<OFlags> {
     Ok(flags_set.difference(dropped) | OFlags::CLOEXEC)
 }
 
+/// Whether the description made its file as one without a name.
+pub(crate) const fn is_nameless(flags: u32) -> bool {
+    flags & NAMELESS != 0
+}
+
 /// Gives the description the status flags among `flags` ([`SETTABLE`]).
 ///
 /// # Errors

@@ -198,8 +198,12 @@ impl Generator {
             self.known(task).objects.remove(&id);
             return self.step(task, Action::Forget { id });
         }
-        // Files without a name come back, but O_TMPFILE is not among their flags.
-        let kinds = [Backing::File, Backing::Deleted, Backing::Memfd];
+        let kinds = [
+            Backing::File,
+            Backing::Deleted,
+            Backing::Unnamed,
+            Backing::Memfd,
+        ];
         let kind = self.chance.pick(&kinds);
         // A deleted file goes into the image as a whole, up to the limit.
         let most = if kind == Backing::Memfd {

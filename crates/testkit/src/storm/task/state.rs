@@ -151,8 +151,9 @@ fn describe(held: &Held) -> String {
     ) {
         tell("pipe bytes", &fcntl_getpipe_size(file).ok());
     }
-    // How much room a terminal has left depends on the pieces in which what it holds was written.
-    let out = if held.ends.kind == Opened::Terminal {
+    // How much room these have left depends on the pieces in which what they hold was written.
+    let pieces = [Opened::Terminal, Opened::Pipe, Opened::Fifo];
+    let out = if pieces.contains(&held.ends.kind) {
         PollFlags::empty()
     } else {
         PollFlags::OUT
