@@ -11,6 +11,7 @@ mod files;
 mod generations;
 mod host;
 mod in_flight;
+mod killed_at;
 mod kills;
 mod layers;
 mod live;

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
+use sys::guardian::apart;
+use sys::socket::Along;
 
 use super::place::{Place, folder_above};
 use super::{DumpContext, Open, RestoreContext, status};
@@ -22,6 +24,10 @@ const MAKERS: u64 = 1 << 40;
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// Contents up to this size stand in the record itself.
 const INLINE_BYTES: u64 = 4096;
+
+const AF_UNIX: i32 = 1;
+const SOCK_SEQPACKET: i32 = 5;
+const MSG_DONTWAIT: i32 = 0x40;
 
 /// A file that has no name any more.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -235,7 +241,7 @@ impl Ghost {
     /// The new inode, open for writing if it is a regular file, already without a name.
     fn make(&self, kind: FileType, path: &Path) -> Result<rustix::io::Result<OwnedFd>> {
         if !self.nameless || kind != FileType::RegularFile {
-            return Ok(self.make_named(kind, path));
+            return Ok(self.make_apart(kind, path));
         }
         let flags = match self.made_with {
             0 => OFlags::RDWR | OFlags::CLOEXEC,
@@ -245,6 +251,30 @@ impl Ghost {
         Ok(rustix::fs::open(folder, flags | OFlags::TMPFILE, PRIVATE))
     }
 
+    /// Makes the inode in a process of its own, which takes its name away whoever is killed.
+    fn make_apart(&self, kind: FileType, path: &Path) -> rustix::io::Result<OwnedFd> {
+        let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        let (here, there) = sys::socket::pair(AF_UNIX, SOCK_SEQPACKET, 0).map_err(failed)?;
+        let failure = apart(|| {
+            let sent = self.make_named(kind, path).and_then(|file| {
+                let rights = [file.as_fd()];
+                let along = Along {
+                    rights: &rights,
+                    ..Along::default()
+                };
+                sys::socket::send(&there, &[0], along, 0).map_err(failed)
+            });
+            let errno = sent.err().map(Errno::raw_os_error);
+            errno.map_or_else(Vec::new, |errno| errno.to_ne_bytes().to_vec())
+        });
+        if let Ok(errno) = <[u8; 4]>::try_from(failure.map_err(failed)?) {
+            return Err(Errno::from_raw_os_error(i32::from_ne_bytes(errno)));
+        }
+        let received = sys::socket::receive(&here, &mut [0], MSG_DONTWAIT).map_err(failed)?;
+        received.rights.into_iter().next().ok_or(Errno::BADF)
+    }
+
+    /// Makes the inode under a name, and takes that away again.
     fn make_named(&self, kind: FileType, path: &Path) -> rustix::io::Result<OwnedFd> {
         let scaffold = Scaffold::build(path)?;
         let (path, result) = free_name(path, |path| match kind {
