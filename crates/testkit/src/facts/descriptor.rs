@@ -19,7 +19,7 @@ pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
                 let what = sockets.describe(&target);
                 format!("{kind} {}{what}", facts.class(&target))
             }
-            None => target,
+            None => super::without_number(&target),
         };
         facts.note(pid, &format!("fd {fd}"), described);
         let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();

@@ -127,7 +127,7 @@ fn parse_header(line: &str) -> Option<Mapping> {
         permissions,
         offset: u64::from_str_radix(offset, 16).ok()?,
         file: format!("{device}:{inode}"),
-        name: fields.next().unwrap_or("").trim_start().to_owned(),
+        name: super::without_number(fields.next().unwrap_or("").trim_start()),
         flags: String::new(),
     })
 }

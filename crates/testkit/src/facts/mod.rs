@@ -195,6 +195,19 @@ fn diff_maps<K: Ord, V: PartialEq>(
     found
 }
 
+/// A path without the number by which a file that never had a name is called: the kernel's choice.
+fn without_number(path: &str) -> String {
+    let named = path
+        .strip_suffix(" (deleted)")
+        .and_then(|path| path.rsplit_once("/#"));
+    match named {
+        Some((folder, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            format!("{folder}/# (deleted)")
+        }
+        _ => path.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,6 +31,7 @@ const IPPROTO_MPTCP: i32 = 262;
 const SOL_SOCKET: i32 = 1;
 const SO_REUSEADDR: i32 = 2;
 const TCP_ULP: i32 = 31;
+const SHUT_RD: i32 = 0;
 const SHUT_WR: i32 = 1;
 const SHUT_RDWR: i32 = 2;
 
@@ -73,6 +74,9 @@ pub struct Tcp {
     /// Whether its own address was none of the host's.
     #[prost(bool, tag = "11")]
     pub is_foreign: bool,
+    /// Whether a connection whose other end may still send is shut down for reading.
+    #[prost(bool, tag = "12")]
+    pub is_deaf: bool,
 }
 
 /// The kind.
@@ -198,7 +202,11 @@ impl Kind for TcpSocket {
             .number(SOL_SOCKET, SO_REUSEADDR)
             .unwrap_or_default();
         connection.wake(own, reuse).map_err(failed)?;
-        half_close(&record, connection, own).map_err(failed)
+        half_close(&record, connection, own).map_err(failed)?;
+        if record.is_deaf {
+            sys::socket::shutdown(own, SHUT_RD).map_err(failed)?;
+        }
+        Ok(())
     }
 }
 
@@ -290,6 +298,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
                 let why = format!("it is established, {local} to {remote}{end}");
                 return Err(open.unsupported(&why, Some(OPTION)));
             }
+            record.is_deaf = !info.state.has_received_fin() && reads_as_ended(open)?;
             record.connection = Some(repair::read(own, &info).map_err(failed)?);
         }
     }
@@ -306,6 +315,20 @@ fn other_end(record: &Tcp) -> String {
 /// Whether a closed socket was connected once: it reads as ended then.
 fn has_ended(open: &Open<'_>) -> Result<bool> {
     let own = open.own()?;
+    let ended = reads_as_ended(open)?;
+    // Data that came before the end is still there to be read, but cannot be put back. To look at
+    // it would take an error that the target was not told of.
+    let unread =
+        ended && sys::socket::count(own, sys::socket::Count::Inbound).is_ok_and(|bytes| bytes > 0);
+    if unread {
+        return Err(open.unsupported("it is a connection that ended with data unread", None));
+    }
+    Ok(ended)
+}
+
+/// Whether nothing is to be read any more behind what is there.
+fn reads_as_ended(open: &Open<'_>) -> Result<bool> {
+    let own = open.own()?;
     let mut fds = [PollFd::new(&own, PollFlags::RDHUP)];
     let now = Timespec {
         tv_sec: 0,
@@ -313,14 +336,7 @@ fn has_ended(open: &Open<'_>) -> Result<bool> {
     };
     rustix::event::poll(&mut fds, Some(&now))
         .map_err(|error| Error::kernel(format!("poll {}", open.place()), error))?;
-    let ended = fds[0].revents().contains(PollFlags::RDHUP);
-    // Data that came before the end is still there to be read, but cannot be put back.
-    let mut byte = [0];
-    let unread = sys::socket::receive(own, &mut byte, 0x42).is_ok_and(|received| received.len > 0);
-    if ended && unread {
-        return Err(open.unsupported("it is a connection that ended with data unread", None));
-    }
-    Ok(ended)
+    Ok(fds[0].revents().contains(PollFlags::RDHUP))
 }
 
 /// Gives a socket its address, if it had one. Ended connections of before do not stand in the way.
@@ -574,6 +590,39 @@ mod tests {
             assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
             drop(server);
             assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+        });
+    }
+
+    #[test]
+    fn a_shutdown_for_reading_survives() {
+        alone!({
+            let (_listener, mut client, server) = connection("127.0.0.1");
+            server.shutdown(Shutdown::Read).unwrap();
+            let [mut server] = restored([server.into()]);
+            assert_eq!(state(&server), State::Established);
+            assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
+            server.write_all(b"still sent").unwrap();
+            assert_eq!(read(&mut client, 10), b"still sent");
+            // What comes all the same is read before the end.
+            client.write_all(b"late").unwrap();
+            let [mut server] = restored([server.into()]);
+            assert_eq!(read(&mut server, 4), b"late");
+            assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
+        });
+    }
+
+    #[test]
+    fn a_target_left_running_is_told_of_a_reset() {
+        alone!({
+            let (_listener, client, server) = connection("127.0.0.1");
+            (&client).write_all(b"unread").unwrap();
+            // A socket that is closed with data unread resets its connection.
+            drop(server);
+            reaches(&client, State::Close);
+            let mut left = client.try_clone().unwrap();
+            let _ = world(vec![client.into()]).dump();
+            let error = left.read(&mut [0; 1]);
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::ConnectionReset);
         });
     }
 
