@@ -188,7 +188,7 @@ pub fn current(store: &dyn Store) -> Option<ImageId> {
     let manifest = store.open(MANIFEST_NAME).ok()?;
     let mut prelude = [0; PRELUDE_BYTES];
     manifest.read_at(&mut prelude, 0).ok()?;
-    header::decode_prelude(&prelude).ok()
+    header::decode_id(&prelude).ok()
 }
 
 /// Returns where `path`, which is relative to `base`, is from where `base` is relative to. Both are

@@ -1,97 +1,135 @@
-//! Pages at the end of a pages object move into room before them that no page uses: then the object
-//! is as long as its pages, and need have no holes.
+//! Before an image is sealed, room that its chunks do not use goes, as far as that is cheap: pages
+//! that no run has leave their chunks, and chunks at the end of a pages object move into room
+//! before them. Then the object is as long as its chunks, and need have no holes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering::Relaxed;
 
-use crate::parts::{self, PARTS_MAX};
-use crate::run::{DATA_RUN_MAX_PAGES, PAGE_BYTES};
+use crate::chunk::{CHUNK_MAX_PAGES, Chunk, ChunkId};
+use crate::run::PAGE_BYTES;
+use crate::table::{Table, Uses};
 use crate::unused::{self, Used};
-use crate::{Error, Result, Run, RunKind, Writer};
-
-/// Where runs move to, by where they were.
-type Moves = HashMap<u64, u64>;
+use crate::{Result, Run, RunKind, Writer};
 
 impl Writer {
-    /// Moves pages from the ends of the pages objects. Nothing is stored or described any more.
+    /// Takes pages that none of `runs` has out of chunks of which they have others.
     ///
     /// # Errors
-    /// [`Error::Store`].
-    pub(crate) fn compact(&mut self) -> Result<()> {
-        let runs = self.runs.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let origins = self.origins.get_mut();
-        let origins = origins.unwrap_or_else(PoisonError::into_inner);
-        let stored = runs
-            .iter()
-            .filter_map(|run| Some((run.stored_at()?, run.pages)));
-        let stored_bytes = stored
-            .clone()
-            .map(|(_, pages)| u64::from(pages) * PAGE_BYTES as u64);
-        let parts_bytes = self.parts.iter().filter_map(|part| part.get());
-        let parts_bytes = parts_bytes.map(|part| part.bytes.load(Relaxed));
-        if stored_bytes.sum::<u64>() >= parts_bytes.sum() {
+    /// [`crate::Error::Store`], [`crate::Error::Corrupt`].
+    pub(crate) fn shrink(&self, table: &mut Table, uses: &Uses, runs: &mut [Run]) -> Result<()> {
+        let own = table.iter().filter(|(_, chunk)| !chunk.is_far());
+        let some = own.filter_map(|(id, chunk)| Some((id, *chunk, uses.some_of(id, chunk)?)));
+        let some = some.collect::<Vec<_>>();
+        if some.is_empty() {
             return Ok(());
         }
-        let stored = stored.collect::<HashMap<_, _>>();
-        let is_own = |(position, _): &(u64, u32)| parts::split(*position).0 < PARTS_MAX;
-        let is_whole = |(position, pages): (u64, u32)| stored.get(&position) == Some(&pages);
-        if !origins.places().filter(is_own).all(is_whole) {
-            // It is not for this to find out what is wrong with it.
+        let mut masks = vec![None; table.len()];
+        for (id, chunk, mask) in some {
+            let mut pages = vec![0; chunk.len_bytes()];
+            self.read_chunk(&chunk, &mut pages)?;
+            let mut kept = 0;
+            for page in (0..chunk.pages as usize).filter(|page| mask >> page & 1 == 1) {
+                let at = page * PAGE_BYTES;
+                pages.copy_within(at..at + PAGE_BYTES, kept);
+                kept += PAGE_BYTES;
+            }
+            if let Some(chunk) = self.store_in(&chunk, &pages[..kept])? {
+                table.set(id, chunk);
+                masks[id.0 as usize] = Some(mask);
+            }
+        }
+        for run in runs {
+            if let RunKind::Part(part) = &mut run.kind
+                && let Some(mask) = masks[part.chunk.0 as usize]
+            {
+                let before = mask & ((1_u32 << part.skip_pages) - 1) as u16;
+                part.skip_pages = before.count_ones();
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves chunks from the ends of the pages objects. Nothing is stored any more.
+    ///
+    /// # Errors
+    /// [`crate::Error::Store`].
+    pub(crate) fn compact(&self, table: &mut Table, uses: &Uses) -> Result<()> {
+        let used = table.iter().filter(|(id, _)| uses.is_used(*id));
+        let own = used.filter(|(_, chunk)| !chunk.is_far());
+        let mut own = own.map(|(id, chunk)| (id, *chunk)).collect::<Vec<_>>();
+        let own_bytes = own.iter().map(|(_, chunk)| u64::from(chunk.stored_bytes));
+        if own_bytes.sum::<u64>() >= self.given_bytes() {
             return Ok(());
         }
-        let moves = plan(runs);
+        // Mostly sorted already; the stable sort knows how to use that.
+        own.sort_by_key(|(_, chunk)| chunk.position());
         let mut bytes = Vec::new();
-        for run in runs.iter_mut() {
-            let run_bytes = run.len_bytes();
-            let RunKind::Data { offset_bytes, .. } = &mut run.kind else {
-                continue;
+        for (id, chunk, to_bytes) in plan(&own) {
+            let from_bytes = chunk.offset_bytes;
+            bytes.resize(chunk.stored_bytes as usize, 0);
+            self.read_stored(&chunk, &mut bytes)?;
+            let moved = Chunk {
+                offset_bytes: to_bytes,
+                ..chunk
             };
-            let Some(to) = moves.get(offset_bytes) else {
-                continue;
-            };
-            bytes.resize(run_bytes as usize, 0);
-            let (part, from_bytes) = parts::split(*offset_bytes);
-            let part = self.parts[part].get().expect("an object with a run");
-            let read = part.object.read_at(&mut bytes, from_bytes);
-            read.map_err(Error::store("read pages of"))?;
-            let written = part.object.write_at(&bytes, parts::split(*to).1);
-            written.map_err(Error::store("write pages of"))?;
-            *offset_bytes = *to;
+            debug_assert!(to_bytes < from_bytes, "towards the start");
+            self.write_stored(&moved, &bytes)?;
+            table.set(id, moved);
         }
-        origins.follow(&|position| moves.get(&position).copied());
         Ok(())
     }
 }
 
-/// Finds room for the last runs of each pages object, until there is none that is large enough.
-fn plan(runs: &[Run]) -> Moves {
-    let mut places = runs
-        .iter()
-        .filter_map(|run| Some((run.stored_at()?, run.len_bytes())))
-        .collect::<Vec<_>>();
-    places.sort();
-    let mut moves = Moves::new();
-    for (part, Used { holes, .. }) in unused::used(runs.iter()).iter().enumerate() {
-        let mut rooms = Rooms::default();
-        holes.iter().for_each(|hole| rooms.add(hole.clone()));
-        let first = places.partition_point(|place| parts::split(place.0).0 < part);
-        let end = places.partition_point(|place| parts::split(place.0).0 <= part);
-        for (from, bytes) in places[first..end].iter().rev() {
-            let (_, from_bytes) = parts::split(*from);
-            let Some(to_bytes) = rooms.take(*bytes, from_bytes) else {
-                break;
-            };
-            moves.insert(*from, parts::position(part, to_bytes));
+/// Which chunks move where in their pages objects, in that order.
+fn plan(own: &[(ChunkId, Chunk)]) -> Vec<(ChunkId, Chunk, u64)> {
+    let objects = own.chunk_by(|one, other| one.1.object == other.1.object);
+    let moves = objects.flat_map(|chunks| {
+        if chunks.iter().all(|(_, chunk)| chunk.is_plain()) {
+            fill_holes(chunks)
+        } else {
+            close_up(chunks)
         }
+    });
+    moves.collect()
+}
+
+/// Finds room for the last chunks of a pages object, until there is none that is large enough.
+fn fill_holes(chunks: &[(ChunkId, Chunk)]) -> Vec<(ChunkId, Chunk, u64)> {
+    let mut moves = Vec::new();
+    let used = unused::used(chunks.iter().map(|(_, chunk)| chunk));
+    let mut rooms = Rooms::default();
+    for Used { holes, .. } in used {
+        holes.into_iter().for_each(|hole| rooms.add(hole));
+    }
+    for (id, chunk) in chunks.iter().rev() {
+        let Some(to_bytes) = rooms.take(chunk.stored_bytes.into(), chunk.offset_bytes) else {
+            break;
+        };
+        moves.push((*id, *chunk, to_bytes));
+    }
+    moves
+}
+
+/// Moves each chunk to where the one before it ends: those that are encoded fit into no other room.
+fn close_up(chunks: &[(ChunkId, Chunk)]) -> Vec<(ChunkId, Chunk, u64)> {
+    let mut end_bytes = 0_u64;
+    let mut moves = Vec::new();
+    for (id, chunk) in chunks {
+        let to_bytes = match chunk.is_plain() {
+            true => end_bytes.next_multiple_of(PAGE_BYTES as u64),
+            false => end_bytes,
+        };
+        if to_bytes < chunk.offset_bytes {
+            moves.push((*id, *chunk, to_bytes));
+        }
+        end_bytes = to_bytes.min(chunk.offset_bytes) + u64::from(chunk.stored_bytes);
     }
     moves
 }
 
 /// Room of a pages object that nothing uses, by its pages, less one: the ends by the starts. The
-/// last is that in which every run finds room.
-struct Rooms([BTreeMap<u64, u64>; DATA_RUN_MAX_PAGES as usize]);
+/// last is that in which every chunk finds room.
+struct Rooms([BTreeMap<u64, u64>; CHUNK_MAX_PAGES as usize]);
 
 impl Default for Rooms {
     fn default() -> Self {
@@ -107,14 +145,14 @@ impl Rooms {
         }
     }
 
-    /// Takes the first room for a run from those before `end_bytes`, where the run is.
-    fn take(&mut self, run_bytes: u64, end_bytes: u64) -> Option<u64> {
-        let least = (run_bytes as usize / PAGE_BYTES).checked_sub(1)?;
+    /// Takes the first room for a chunk from those before `end_bytes`, where the chunk is.
+    fn take(&mut self, stored_bytes: u64, end_bytes: u64) -> Option<u64> {
+        let least = (stored_bytes as usize / PAGE_BYTES).checked_sub(1)?;
         let large = self.0.get_mut(least..)?.iter_mut();
         let first = large.min_by_key(|rooms| rooms.keys().next().copied().unwrap_or(u64::MAX))?;
         let room = first.first_entry().filter(|room| *room.key() < end_bytes)?;
         let (start, end) = room.remove_entry();
-        self.add(start + run_bytes..end);
+        self.add(start + stored_bytes..end);
         Some(start)
     }
 }
@@ -126,35 +164,44 @@ mod tests {
     use store::{Memory, Store};
 
     use super::*;
-    use crate::unused::testing::data;
+    use crate::chunk::testing::plain;
     use crate::{NewRun, PAGE_BYTES, Reader, Seal, SpaceId};
 
     const PAGE: u64 = PAGE_BYTES as u64;
 
-    fn moves(runs: &[Run]) -> Vec<(u64, u64)> {
-        let moves = plan(runs).into_iter();
+    fn moves(chunks: &[Chunk]) -> Vec<(u64, u64)> {
+        let mut own = (0..)
+            .map(ChunkId)
+            .zip(chunks.iter().copied())
+            .collect::<Vec<_>>();
+        own.sort_by_key(|(_, chunk)| chunk.position());
+        let moves = plan(&own).into_iter();
         let mut moves = moves
-            .map(|(from, to)| (from / PAGE, to / PAGE))
+            .map(|(_, chunk, to)| (chunk.offset_bytes / PAGE, to / PAGE))
             .collect::<Vec<_>>();
         moves.sort_unstable();
         moves
     }
 
     #[test]
-    fn the_last_runs_move_into_the_first_room() {
-        assert_eq!(moves(&[data(0, 0, 2), data(0, 2, 3)]), []);
-        assert_eq!(moves(&[data(0, 3, 3)]), [(3, 0)]);
+    fn the_last_chunks_move_into_the_first_room() {
+        assert_eq!(moves(&[plain(0, 0, 2), plain(0, 2, 3)]), []);
+        assert_eq!(moves(&[plain(0, 3, 3)]), [(3, 0)]);
         // Room of one page and of four: the last fits in both, the one before in the second, and
         // then there is none.
-        let runs = [data(0, 1, 3), data(0, 8, 9), data(0, 17, 3), data(0, 20, 1)];
-        assert_eq!(moves(&runs), [(17, 4), (20, 0)]);
+        let chunks = [
+            plain(0, 1, 3),
+            plain(0, 8, 9),
+            plain(0, 17, 3),
+            plain(0, 20, 1),
+        ];
+        assert_eq!(moves(&chunks), [(17, 4), (20, 0)]);
         // Large room is for many.
-        let runs = [data(0, 1000, 256), data(0, 1256, 2), data(0, 1258, 100)];
-        assert_eq!(moves(&runs), [(1000, 102), (1256, 100), (1258, 0)]);
-        // A run moves into no other object, and to no place behind it.
-        assert_eq!(moves(&[data(0, 1, 2), data(2, 0, 1), data(2, 3, 3)]), []);
-        let far = parts::position(2, 0) / PAGE;
-        assert_eq!(moves(&[data(2, 2, 1), data(2, 1, 1)]), [(far + 2, far)]);
+        let chunks = [plain(0, 1000, 256), plain(0, 1256, 2), plain(0, 1258, 100)];
+        assert_eq!(moves(&chunks), [(1000, 102), (1256, 100), (1258, 0)]);
+        // A chunk moves into no other object, and to no place behind it.
+        assert_eq!(moves(&[plain(0, 1, 2), plain(2, 0, 1), plain(2, 3, 3)]), []);
+        assert_eq!(moves(&[plain(2, 2, 1), plain(2, 1, 1)]), [(2, 0)]);
     }
 
     #[test]
@@ -179,8 +226,8 @@ mod tests {
             let third = put(part, page + 10, &[3, 4]);
             put(part, page, &[9]);
             let last = put(part, page + 20, &[5]);
-            let equal = writer.equal(SpaceId(2), page, 1, &third, 1).unwrap();
-            let another = writer.equal(SpaceId(2), page + 1, 1, &last, 0).unwrap();
+            let equal = third.equal(SpaceId(2), page, 1, 1);
+            let another = last.equal(SpaceId(2), page + 1, 1, 0);
             writer.describe([first, third, last, equal, another]);
         }
         let id = writer.seal(Seal::default()).unwrap();
@@ -233,10 +280,14 @@ mod tests {
                 if below(2) == 0 {
                     let skip = below(pages);
                     let rest = (pages - skip) as u32;
-                    let equal =
-                        writer.equal(SpaceId(2), number * 100, rest, &stored[0], skip as u32);
-                    writer.describe([equal.unwrap()]);
-                    expected.push((2, number * 100, number * 7 + skip, pages - skip));
+                    let equal = stored[0].pages.min(rest);
+                    let equal = equal.min(stored[0].pages.saturating_sub(skip as u32));
+                    if equal > 0 {
+                        let space = SpaceId(2);
+                        let equal = stored[0].equal(space, number * 100, equal, skip as u32);
+                        writer.describe([equal]);
+                        expected.push((2, number * 100, number * 7 + skip, equal.pages.into()));
+                    }
                 }
             }
             writer.seal(Seal::default()).unwrap();

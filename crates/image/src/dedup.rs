@@ -12,14 +12,13 @@ use prost::Message;
 use store::{Claim, Store};
 
 use crate::ancestors::{current, join};
-use crate::cut::part_of;
-use crate::index::{self, Bounds};
+use crate::checksum;
+use crate::chunk::{self, Chunk, ChunkId};
 use crate::manifest::{FREED_FEATURE, Manifest};
 use crate::parts::{self, ANCESTORS_MAX};
-use crate::raw::{self, Raw};
-use crate::reader::data_offset;
+use crate::raw::{self, CHUNKS, INDEX, MESSAGE, RECORDS, Raw, SPACES};
 use crate::run::{self, PAGE_BYTES, Part};
-use crate::{Error, ImageId, Reader, Result, Run, RunKind, marks, origins};
+use crate::{Error, ImageId, Reader, Result, Run, RunKind, marks};
 
 /// What was freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,8 +39,9 @@ struct Older {
     is_freed: bool,
 }
 
-/// Frees, in the images that the one in `store` is over, all pages that it does not need. Stored
-/// runs of which it needs parts are cut: its manifest is replaced by one that knows the parts.
+/// Frees, in the images that the one in `store` is over, all pages that it does not need. Chunks of
+/// which it needs parts are cut where pages are stored as they are: its manifest is replaced by one
+/// that knows the parts. Encoded chunks stay whole.
 ///
 /// Whenever that is cut short, the newest image is whole, and older ones are or say that they are
 /// not. With `durable`, all of that is on stable storage before anything is freed; the newest image
@@ -158,76 +158,74 @@ fn refuse_children(
     }
 }
 
-/// Replaces the manifest of `newest` by one in which no origin in another image has pages that are
-/// not needed. Tells whether there was one.
+/// Replaces the manifest of `newest` by one in which no chunk of another image has pages that are
+/// not needed, other than encoded ones. Tells whether there was one.
 fn refine(store: &dyn Store, newest: &Reader, durable: bool) -> Result<bool> {
-    let mut used = vec![Vec::new(); newest.origins().len()];
+    let mut used = vec![Vec::new(); newest.chunks().len()];
     let runs = || {
         let spaces = newest.spaces().iter();
         spaces.flat_map(|space| newest.runs(space.id))
     };
-    for run in runs() {
-        if let RunKind::Parent(part) | RunKind::Equal(part) = run.kind {
-            used[part.origin as usize].push(part.skip_pages..part.skip_pages + run.pages);
-        }
+    for part in runs().filter_map(|run| Some((run.part()?, run.pages))) {
+        let (part, pages) = part;
+        used[part.chunk.0 as usize].push(part.skip_pages..part.skip_pages + pages);
     }
-    let mut finer = Vec::new();
-    // For each origin, the pages that are used and the number of the new origin.
+    let mut finer: Vec<Chunk> = Vec::new();
+    // For each chunk, the pages that are used and the number of the new chunk.
     let mut places = Vec::with_capacity(used.len());
-    for (origin, mut used) in newest.origins().iter().zip(used) {
-        let is_own = parts::owner(parts::split(data_offset(origin)).0)
-            .0
-            .is_none();
+    for ((id, chunk), mut used) in (0..).map(ChunkId).zip(newest.chunks()).zip(used) {
         join_ranges(&mut used);
-        let whole = used.len() == 1 && used[0] == (0..origin.pages);
-        if is_own || whole {
-            places.push(vec![(0..origin.pages, finer.len() as u32)]);
-            finer.push(*origin);
+        let whole = used.len() == 1 && used[0] == (0..chunk.pages);
+        let first = finer.len() as u32;
+        if whole || !chunk.is_far() || !chunk.is_plain() {
+            places.push(vec![(0..chunk.pages, ChunkId(first))]);
+            finer.push(*chunk);
             continue;
         }
-        let mut bytes = vec![0; origin.len_bytes() as usize];
-        newest.read(origin, &mut bytes)?;
-        let first = finer.len() as u32;
-        finer.extend(used.iter().map(|pages| part_of(origin, pages, &bytes)));
-        places.push(used.into_iter().zip(first..).collect());
+        let mut bytes = vec![0; chunk.len_bytes()];
+        newest.load(&[(id, 0)], &mut bytes)?;
+        finer.extend(used.iter().map(|pages| part_of(chunk, pages, &bytes)));
+        places.push(used.into_iter().zip((first..).map(ChunkId)).collect());
     }
-    if finer.len() == places.len() && finer == newest.origins() {
+    if finer == newest.chunks() {
         return Ok(false);
     }
     let place = |part: Part| {
-        let places = &places[part.origin as usize];
+        let places = &places[part.chunk.0 as usize];
         let at = places.partition_point(|(pages, _)| pages.end <= part.skip_pages);
-        let (pages, origin) = &places[at];
+        let (pages, chunk) = &places[at];
         Part {
-            origin: *origin,
+            chunk: *chunk,
             skip_pages: part.skip_pages - pages.start,
         }
     };
     let runs = runs().map(|run| Run {
         kind: match run.kind {
-            RunKind::Parent(part) => RunKind::Parent(place(part)),
-            RunKind::Equal(part) => RunKind::Equal(place(part)),
+            RunKind::Part(part) => RunKind::Part(place(part)),
             kind => kind,
         },
         ..run
     });
     let index = runs.flat_map(|run| run::encode(&run)).collect::<Vec<_>>();
     let raw = Raw::read(store)?;
-    let message = Manifest::decode(raw.section(1)).expect("it was read before");
-    let bounds = Bounds {
-        parts_bytes: &message.parts_bytes(),
-        unused_bytes: message.unused_bytes,
-        origins: &finer,
-    };
-    index::check(index::entries(&index), bounds).map_err(|fault| Error::BadRun {
-        space: fault.space,
-        page: fault.first_page,
-        what: fault.what,
-    })?;
-    let origins = origins::encode(&finer);
-    let sections = [&index, raw.section(1), raw.section(2), &origins];
+    let chunks = chunk::encode(&finer);
+    let [spaces, message, records] = [SPACES, MESSAGE, RECORDS].map(|one| raw.section(one));
+    let sections = [spaces, &index, &chunks, message, records];
     raw::replace(store, raw.id, sections, durable)?;
     Ok(true)
+}
+
+/// The pages `pages` of a chunk, whose contents are `bytes`.
+fn part_of(chunk: &Chunk, pages: &Range<u32>, bytes: &[u8]) -> Chunk {
+    let place = |page: u32| page as usize * PAGE_BYTES;
+    let part = &bytes[place(pages.start)..place(pages.end)];
+    Chunk {
+        stored_bytes: part.len() as u32,
+        offset_bytes: chunk.offset_bytes + place(pages.start) as u64,
+        checksum: checksum::of_many(part.len())(part),
+        pages: pages.end - pages.start,
+        ..*chunk
+    }
 }
 
 type Needed = HashMap<(ImageId, usize), Vec<Range<u64>>>;
@@ -235,12 +233,11 @@ type Needed = HashMap<(ImageId, usize), Vec<Range<u64>>>;
 /// The bytes that `newest` needs of the pages objects of other images.
 fn needed(newest: &Reader) -> Needed {
     let mut needed = Needed::new();
-    for origin in newest.origins() {
-        let (object, start) = parts::split(data_offset(origin));
-        if let (Some(ancestor), part) = parts::owner(object) {
+    for chunk in newest.chunks() {
+        if let (Some(ancestor), part) = parts::owner(chunk.object as usize) {
             let id = newest.ancestors()[ancestor].id;
             let ranges = needed.entry((id, part)).or_default();
-            ranges.push(start..start + origin.len_bytes());
+            ranges.push(chunk.offset_bytes..chunk.offset_bytes + u64::from(chunk.stored_bytes));
         }
     }
     needed
@@ -297,11 +294,12 @@ impl Older {
             return Ok(claim);
         }
         let raw = Raw::read(&*self.store)?;
-        let mut message = Manifest::decode(raw.section(1)).expect("it was read before");
+        let mut message = Manifest::decode(raw.section(MESSAGE)).expect("it was read before");
         message.features.push(FREED_FEATURE.into());
         message.freed_by = by.0.to_vec();
         let message = message.encode_to_vec();
-        let sections = [raw.section(0), &message, raw.section(2), raw.section(3)];
+        let [spaces, index, chunks] = [SPACES, INDEX, CHUNKS].map(|one| raw.section(one));
+        let sections = [spaces, index, chunks, &message, raw.section(RECORDS)];
         raw::replace(&*self.store, self.id, sections, durable)?;
         Ok(claim)
     }

@@ -3,15 +3,16 @@
 use store::Store;
 
 use crate::ancestors::{Ancestor, Ancestors};
+use crate::chunk::{self, Chunk};
 use crate::header::{self, MANIFEST_MAX_BYTES};
 use crate::index::{Bounds, Index};
 use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest, RECORDS_MAX};
-use crate::origins;
 use crate::raw::corrupt_manifest;
+use crate::resolver::Resolver;
 use crate::run::{self, ENTRY_BYTES};
 use crate::unused::Used;
 use crate::writer::check_len;
-use crate::{Error, ImageId, Reader, Record, Result, Run};
+use crate::{Error, ImageId, NewSpace, Reader, Record, Result, Run, spaces};
 
 use prost::Message;
 
@@ -19,6 +20,7 @@ use prost::Message;
 pub(crate) struct Draft {
     id: ImageId,
     manifest: Manifest,
+    spaces: Vec<NewSpace>,
     reader: Reader,
     /// What is used of the pages objects, up to the last that has pages.
     pub used: Vec<Used>,
@@ -29,9 +31,10 @@ pub(crate) struct Parts {
     /// Without the number of records.
     pub manifest: Manifest,
     pub records: Vec<Record>,
-    /// In order.
+    /// In order, as are the others.
+    pub spaces: Vec<NewSpace>,
     pub runs: Vec<Run>,
-    pub origins: Vec<Run>,
+    pub chunks: Vec<Chunk>,
     pub used: Vec<Used>,
 }
 
@@ -44,19 +47,18 @@ impl Draft {
         let Parts {
             manifest,
             records,
+            spaces,
             runs,
-            origins,
+            chunks,
             used,
         } = parts;
         let mut index = Vec::with_capacity(runs.len() * ENTRY_BYTES);
         for run in &runs {
             index.extend_from_slice(&run::encode(run));
         }
-        let parts_bytes = manifest.parts_bytes();
         let bounds = Bounds {
-            parts_bytes: &parts_bytes,
-            unused_bytes: manifest.unused_bytes,
-            origins: &origins,
+            chunks: &chunks,
+            spaces: &spaces,
         };
         let whole = 0..index.len();
         let index = Index::new(index, whole, bounds).map_err(|fault| Error::BadRun {
@@ -66,22 +68,22 @@ impl Draft {
         })?;
         let wrong = |what| corrupt_manifest(0, what);
         let ancestors = Ancestor::check_all(manifest.ancestors.clone(), id).map_err(wrong)?;
+        let has_ancestors = !ancestors.is_empty();
+        let ancestors = Ancestors::new(store, ancestors);
         let reader = Reader {
             id,
             stamp: 0,
-            freed_by: None,
-            parent: manifest.check_parent().map_err(wrong)?,
+            parent: manifest.check_parent(has_ancestors).map_err(wrong)?,
             features: manifest.features.clone(),
             facts: manifest.facts.clone().unwrap_or_default(),
             records,
             index,
-            origins,
-            pages: Vec::new(),
-            ancestors: Ancestors::new(store, ancestors),
+            resolver: Resolver::new(None, chunks, Vec::new(), ancestors),
         };
         Ok(Self {
             id,
             manifest,
+            spaces,
             reader,
             used,
         })
@@ -92,7 +94,7 @@ impl Draft {
         &self.reader
     }
 
-    /// Encodes the whole manifest, with `more` records: header, index, manifest, records, origins.
+    /// Encodes the whole manifest, with `more` records: header and sections.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -108,8 +110,10 @@ impl Draft {
             MESSAGE_MAX_BYTES as u64,
         )?;
         let records = manifest::encode_records(records);
-        let origins = origins::encode(&self.reader.origins);
-        let sections = [self.reader.index.bytes(), &manifest, &records, &origins];
+        let spaces = spaces::encode(self.spaces.iter());
+        let chunks = chunk::encode(self.reader.chunks());
+        let index = self.reader.index.bytes();
+        let sections = [&spaces, index, &chunks, &manifest, &records];
         let mut bytes = header::encode(self.id, sections);
         let len = bytes.len() + sections.iter().map(|section| section.len()).sum::<usize>();
         check_len("bytes of manifest", len as u64, MANIFEST_MAX_BYTES)?;

@@ -23,6 +23,12 @@ pub enum Error {
         /// The feature's name.
         feature: String,
     },
+    /// The image is of a format that this version does not read.
+    #[error("the image is of format {version}{}", of_version(*.version))]
+    Version {
+        /// The format's number.
+        version: u32,
+    },
     /// An image that holds pages of this one is not what it was.
     #[error("image {id} in {path}, which this one has pages from, {what}")]
     Ancestor {
@@ -114,6 +120,17 @@ impl Error {
     pub(crate) fn store(action: &'static str) -> impl Fn(store::Error) -> Self {
         move |source| Self::Store { action, source }
     }
+}
+
+fn of_version(version: u32) -> String {
+    let known = crate::FORMAT_VERSION;
+    if version > known {
+        return format!(", and the newest that is known here is {known}");
+    }
+    format!(
+        ", which Stillframe wrote before its first release; \
+         only format {known} is read: dump the processes again"
+    )
 }
 
 fn in_space(space: Option<SpaceId>) -> String {

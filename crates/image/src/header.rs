@@ -14,14 +14,14 @@ pub(crate) const PRELUDE_BYTES: usize = 40;
 
 const TABLE_ENTRY_BYTES: usize = 32;
 
-/// The sections of this version, in the order in which they stand; only some images have the last.
-pub(crate) const SECTIONS: [&str; 4] = ["index", "manifest", "records", "origins"];
+/// The sections of this version, in the order in which they stand.
+pub(crate) const SECTIONS: [&str; 5] = ["spaces", "index", "chunks", "manifest", "records"];
 
-/// How many sections every image has.
-const SECTIONS_MIN: usize = SECTIONS.len() - 1;
+/// The most sections that a later writer may add to those: they are named and refused.
+const SECTIONS_MAX: usize = 16;
 
 /// The largest header's size.
-pub(crate) const HEADER_MAX_BYTES: usize = header_bytes(SECTIONS.len());
+pub(crate) const HEADER_MAX_BYTES: usize = header_bytes(SECTIONS_MAX);
 
 /// The size of a header: the prelude, the section table and the table's checksum.
 const fn header_bytes(sections: usize) -> usize {
@@ -35,7 +35,7 @@ pub(crate) const MANIFEST_MAX_BYTES: u64 = 1 << 30;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub id: ImageId,
-    /// Each section's place in the file; one that is not there has no bytes.
+    /// Each section's place in the file.
     pub sections: [Section; SECTIONS.len()],
 }
 
@@ -54,23 +54,21 @@ pub(crate) enum Refusal {
     Corrupt(u64, String),
     /// It is whole, and of another version.
     Version(u32),
+    /// It is whole, and has a section that this version does not know.
+    Section(String),
 }
 
-/// Encodes the header of an image of these sections; the last, where it is empty, is left out.
+/// Encodes the header of an image of these sections.
 pub(crate) fn encode(id: ImageId, sections: [&[u8]; SECTIONS.len()]) -> Vec<u8> {
-    let count = match sections[SECTIONS_MIN] {
-        [] => SECTIONS_MIN,
-        _ => SECTIONS.len(),
-    };
-    let header_bytes = header_bytes(count);
+    let header_bytes = header_bytes(SECTIONS.len());
     let mut bytes = Vec::with_capacity(header_bytes);
     bytes.extend(MAGIC);
     bytes.extend(FORMAT_VERSION.to_le_bytes());
-    bytes.extend((count as u32).to_le_bytes());
+    bytes.extend((SECTIONS.len() as u32).to_le_bytes());
     bytes.extend(id.0);
     bytes.extend(xxh3_64(&bytes).to_le_bytes());
     let mut offset_bytes = header_bytes as u64;
-    for (name, section) in SECTIONS.iter().zip(sections).take(count) {
+    for (name, section) in SECTIONS.iter().zip(sections) {
         bytes.extend(padded(name));
         bytes.extend(offset_bytes.to_le_bytes());
         bytes.extend((section.len() as u64).to_le_bytes());
@@ -113,14 +111,27 @@ pub(crate) fn decode(bytes: &[u8], file_bytes: u64) -> Result<Header, Refusal> {
             "the section table's checksum does not match",
         ));
     }
+    if count != SECTIONS.len() {
+        let (entries, _) = table.as_chunks::<TABLE_ENTRY_BYTES>();
+        let known = |entry: &[u8; TABLE_ENTRY_BYTES]| {
+            SECTIONS.iter().any(|name| entry[..8] == padded(name))
+        };
+        return Err(match entries.iter().find(|entry| !known(entry)) {
+            Some(entry) => {
+                let name = String::from_utf8_lossy(&entry[..8]);
+                Refusal::Section(name.trim_end_matches('\0').to_owned())
+            }
+            None => corrupt(12, &format!("{count} sections")),
+        });
+    }
     let mut end = header_bytes as u64;
     let absent = Section {
         offset_bytes: 0,
         len_bytes: 0,
-        checksum: xxh3_64(&[]),
+        checksum: 0,
     };
     let mut sections = [absent; SECTIONS.len()];
-    let all = SECTIONS.iter().zip(&mut sections).take(count);
+    let all = SECTIONS.iter().zip(&mut sections);
     for (number, (name, section)) in all.enumerate() {
         let entry = &table[number * TABLE_ENTRY_BYTES..][..TABLE_ENTRY_BYTES];
         let at = PRELUDE_BYTES + number * TABLE_ENTRY_BYTES;
@@ -146,7 +157,20 @@ pub(crate) fn decode(bytes: &[u8], file_bytes: u64) -> Result<Header, Refusal> {
 }
 
 /// Decodes the part of the header that all versions have in common.
-pub(crate) fn decode_prelude(bytes: &[u8]) -> Result<ImageId, Refusal> {
+fn decode_prelude(bytes: &[u8]) -> Result<ImageId, Refusal> {
+    let id = decode_id(bytes)?;
+    let (version, sections) = (word(bytes, 8), word(bytes, 12));
+    if version != FORMAT_VERSION {
+        return Err(Refusal::Version(version));
+    }
+    if sections == 0 || sections as usize > SECTIONS_MAX {
+        return Err(Refusal::Corrupt(12, format!("{sections} sections")));
+    }
+    Ok(id)
+}
+
+/// Decodes the identity of an image of whatever version.
+pub(crate) fn decode_id(bytes: &[u8]) -> Result<ImageId, Refusal> {
     let corrupt = |at: usize, what: &str| Refusal::Corrupt(at as u64, what.into());
     let Some(prelude) = bytes.get(..PRELUDE_BYTES) else {
         return Err(corrupt(bytes.len(), "the header ends early"));
@@ -156,13 +180,6 @@ pub(crate) fn decode_prelude(bytes: &[u8]) -> Result<ImageId, Refusal> {
     }
     if xxh3_64(&prelude[..32]) != long(prelude, 32) {
         return Err(corrupt(0, "the header's checksum does not match"));
-    }
-    let (version, sections) = (word(prelude, 8), word(prelude, 12));
-    if version != FORMAT_VERSION {
-        return Err(Refusal::Version(version));
-    }
-    if !(SECTIONS_MIN..=SECTIONS.len()).contains(&(sections as usize)) {
-        return Err(corrupt(12, &format!("{sections} sections")));
     }
     Ok(ImageId(prelude[16..32].try_into().expect("16 bytes")))
 }
@@ -174,11 +191,11 @@ mod tests {
     const ID: ImageId = ImageId(*b"0123456789abcdef");
 
     fn header() -> Vec<u8> {
-        encode(ID, [b"iiii", b"", b"rr", b""])
+        encode(ID, [b"iiii", b"", b"rr", b"", b"m"])
     }
 
-    const HEADER_BYTES: usize = header_bytes(3);
-    const FILE_BYTES: u64 = HEADER_BYTES as u64 + 6;
+    const HEADER_BYTES: usize = header_bytes(5);
+    const FILE_BYTES: u64 = HEADER_BYTES as u64 + 7;
 
     /// Makes the checksums right again after a change.
     fn reseal(bytes: &mut [u8]) {
@@ -195,17 +212,26 @@ mod tests {
         let places = header
             .sections
             .map(|section| (section.offset_bytes, section.len_bytes));
-        assert_eq!(places, [(144, 4), (148, 0), (148, 2), (0, 0)]);
+        assert_eq!(places, [(208, 4), (212, 0), (212, 2), (214, 0), (214, 1)]);
         assert_eq!(header.sections[0].checksum, xxh3_64(b"iiii"));
     }
 
     #[test]
-    fn the_last_section_may_be_missing() {
-        let header = decode(&encode(ID, [b"iiii", b"", b"rr", b"o"]), 183).unwrap();
-        let places = header
-            .sections
-            .map(|section| (section.offset_bytes, section.len_bytes));
-        assert_eq!(places, [(176, 4), (180, 0), (180, 2), (182, 1)]);
+    fn unknown_sections_are_named() {
+        let mut bytes = header();
+        bytes.truncate(HEADER_BYTES - 8);
+        bytes.extend(padded("keys"));
+        bytes.extend([0; 32]);
+        bytes[12] = 6;
+        let sum = xxh3_64(&bytes[..32]).to_le_bytes();
+        bytes[32..40].copy_from_slice(&sum);
+        let end = header_bytes(6) - 8;
+        let sum = xxh3_64(&bytes[PRELUDE_BYTES..end]).to_le_bytes();
+        bytes[end..].copy_from_slice(&sum);
+        assert_eq!(
+            decode(&bytes, 1 << 20),
+            Err(Refusal::Section("keys".into()))
+        );
     }
 
     #[test]
@@ -221,14 +247,15 @@ mod tests {
     #[test]
     fn sections_fill_the_file() {
         for (at, value) in [
-            (12, 2),               // number of sections
-            (12, 4),               // the same
-            (12, 5),               // the same
+            (12, 4),               // number of sections
+            (12, 6),               // the same
+            (12, 17),              // the same
+            (12, 0),               // the same
             (40, u64::from(b'x')), // the first's name
             (48, 0),               // its offset
             (56, 5),               // its length
             (56, u64::MAX),        // past every file
-            (120, 3),              // the last's length
+            (184, 3),              // the last's length
         ] {
             let mut bytes = header();
             bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(value));

@@ -3,9 +3,9 @@
 //!
 //! A [`Writer`] puts an image into a [`store::Store`]: objects with pages as they are appended,
 //! and, last, a manifest with everything else. A [`Reader`] checks all that can be checked without
-//! reading pages when it opens an image, and a run's checksum whenever it reads one. docs/format.md
-//! says what the bytes are. This crate knows no resources: a [`Record`]'s payload is opaque here,
-//! and a space is a number.
+//! reading pages when it opens an image, and a chunk's checksum whenever it reads one.
+//! docs/format.md says what the bytes are. This crate knows no resources: a [`Record`]'s payload is
+//! opaque here, and of a space it knows what kind it is and how large.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -28,10 +28,12 @@
 #![forbid(unsafe_code)]
 
 mod ancestors;
+mod cache;
 mod checksum;
+mod chunk;
 mod clear;
+mod codec;
 mod compact;
-mod cut;
 mod dedup;
 mod draft;
 mod error;
@@ -41,12 +43,16 @@ mod manifest;
 mod marks;
 mod merge;
 mod order;
-mod origins;
 mod over;
 mod parts;
 mod raw;
 mod reader;
+mod resolver;
 mod run;
+mod spaces;
+mod stored;
+pub mod strict;
+mod table;
 mod unused;
 mod verify;
 mod writer;
@@ -54,7 +60,10 @@ mod writer;
 use std::fmt;
 
 pub use ancestors::{Ancestor, current, join};
+pub use cache::Cache;
+pub use chunk::{CHUNK_MAX_PAGES, CHUNK_PAGES, ChunkId};
 pub use clear::remove;
+pub use codec::Codec;
 pub use dedup::{Deduped, check_dedup, dedup};
 pub use error::{Error, Result};
 pub use manifest::{Facts, Record};
@@ -63,13 +72,13 @@ pub use merge::{Merged, merge};
 pub use over::Link;
 pub use parts::{ANCESTORS_MAX, PARTS_MAX};
 pub use reader::{Reader, Space};
-pub use run::{
-    DATA_RUN_MAX_PAGES, Located, NewRun, PAGE_BYTES, Part, Run, RunKind, SPACE_MAX_PAGES, SpaceId,
-};
+pub use resolver::Straight;
+pub use run::{Located, NewRun, PAGE_BYTES, Part, Run, RunKind, SPACE_MAX_PAGES, SpaceId};
+pub use spaces::{Granule, NewSpace, SpaceKind};
 pub use writer::{Seal, Writer};
 
 /// The format version that is written, and the newest that is read.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// The name of the object that makes a store an image.
 pub const MANIFEST_NAME: &str = "manifest.img";

@@ -140,13 +140,16 @@ impl Manifest {
         }
     }
 
-    /// Returns the image that this one is a difference from.
+    /// Returns the image that this one is a difference from; one that has ancestors has one.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn check_parent(&self) -> std::result::Result<Option<(ImageId, String)>, String> {
+    pub fn check_parent(
+        &self,
+        has_ancestors: bool,
+    ) -> std::result::Result<Option<(ImageId, String)>, String> {
         let Some(parent) = &self.parent else {
-            if self.ancestors.is_empty() {
+            if !has_ancestors {
                 return Ok(None);
             }
             return Err("there are ancestors and no parent".into());
@@ -231,8 +234,14 @@ pub(crate) fn decode_records(
     while records.len() < count {
         let at = bytes.len() - rest.len();
         let wrong = |what: String| (at, what);
+        let before = rest.len();
         let stored = StoredRecord::decode_length_delimited(&mut rest)
             .map_err(|error| wrong(format!("record {}: {error}", records.len())))?;
+        let len = stored.encoded_len();
+        if before - rest.len() != prost::length_delimiter_len(len) + len {
+            let what = "has a field that is not known to this version";
+            return Err(wrong(format!("record {} {what}", records.len())));
+        }
         let small = |name, value| {
             u16::try_from(value).map_err(|_| wrong(format!("{name} {value} of a record")))
         };
@@ -326,13 +335,9 @@ mod tests {
                 parent: Some(Parent { id, path }),
                 ..Default::default()
             };
-            assert_eq!(manifest.check_parent().is_ok(), right);
+            assert_eq!(manifest.check_parent(false).is_ok(), right);
         }
-        let orphan = Manifest {
-            ancestors: vec![Listed::default()],
-            ..Default::default()
-        };
-        assert!(orphan.check_parent().is_err());
+        assert!(Manifest::default().check_parent(true).is_err());
         assert!(Manifest::default().check_features().is_ok());
     }
 }

@@ -1,19 +1,16 @@
 //! Squashing a chain: an image that equals a layer and has pages of no other image, or only of
 //! older ones.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::ancestors::Ancestor;
-use crate::reader::data_offset;
-use crate::run::{DATA_RUN_MAX_PAGES, PAGE_BYTES};
-use crate::{Error, Located, NewRun, Reader, Result, Run, RunKind, SpaceId, Writer};
+use crate::parts;
+use crate::run::{PAGE_BYTES, Part};
+use crate::writer::lock;
+use crate::{CHUNK_PAGES, ChunkId, NewRun, Reader, Result, Run, RunKind, SpaceId, Writer};
 
 /// How much is written at once.
-const WRITE_BYTES: usize = DATA_RUN_MAX_PAGES as usize * PAGE_BYTES;
-
-/// How many stored runs are kept for the next parts of them that are wanted: 64 MiB at the most.
-const KEPT_RUNS: usize = 64;
+const WRITE_BYTES: usize = 1 << 20;
 
 /// What a merge did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,11 +31,12 @@ pub fn merge(reader: &Reader, writer: &Writer) -> Result<Merged> {
     for record in reader.records() {
         writer.record(record.clone());
     }
+    for space in reader.spaces() {
+        writer.space(space.said());
+    }
     let mut lane = Lane {
         reader,
         writer,
-        kept: HashMap::new(),
-        order: VecDeque::new(),
         bytes: Vec::with_capacity(WRITE_BYTES),
         runs: Vec::new(),
         places: Vec::new(),
@@ -49,7 +47,7 @@ pub fn merge(reader: &Reader, writer: &Writer) -> Result<Merged> {
         for run in reader.runs(space.id) {
             match run.kind {
                 RunKind::Zero | RunKind::Same { .. } => writer.mark(run),
-                _ => lane.take(&run)?,
+                RunKind::Part(part) => lane.take(&run, part)?,
             }
         }
     }
@@ -60,9 +58,6 @@ pub fn merge(reader: &Reader, writer: &Writer) -> Result<Merged> {
 struct Lane<'a> {
     reader: &'a Reader,
     writer: &'a Writer,
-    /// Verified contents of stored runs, by place, and in which order they came.
-    kept: HashMap<u64, Vec<u8>>,
-    order: VecDeque<u64>,
     /// Pages to be written, and whose.
     bytes: Vec<u8>,
     runs: Vec<NewRun>,
@@ -74,7 +69,7 @@ struct Lane<'a> {
 
 /// Stored pages that several pages of the image are: they are stored once in the new image, too.
 struct Moved {
-    /// Where they are, in ascending order.
+    /// Where they are, in ascending order: see [`place_of`].
     wanted: Vec<Range<u64>>,
     /// Those that have a new place, by the old one: the number of the run, and how many of its
     /// pages come before.
@@ -84,21 +79,13 @@ struct Moved {
 
 impl Moved {
     fn of(reader: &Reader) -> Self {
-        let mut all = Vec::new();
-        for run in reader
-            .spaces()
-            .iter()
-            .flat_map(|space| reader.runs(space.id))
-        {
-            if matches!(run.kind, RunKind::Same { .. } | RunKind::Zero) {
-                continue;
-            }
-            // What lies nowhere is told when it is read.
-            if let Ok(located) = reader.locate(run.space, run.first_page, run.pages.into()) {
-                let start = place_of(&located);
-                all.push(start..start + run.len_bytes());
-            }
-        }
+        let runs = reader.spaces().iter();
+        let runs = runs.flat_map(|space| reader.runs(space.id));
+        let all = runs.filter_map(|run| {
+            let start = place_of(run.part()?);
+            Some(start..start + u64::from(run.pages))
+        });
+        let mut all = all.collect::<Vec<_>>();
         all.sort_unstable_by_key(|range| (range.start, range.end));
         let mut wanted: Vec<Range<u64>> = Vec::new();
         let mut end = 0;
@@ -147,65 +134,43 @@ impl Moved {
     }
 }
 
-/// The place of the first of some pages that are stored.
-fn place_of(located: &Located) -> u64 {
-    data_offset(&located.run) + u64::from(located.skip_pages) * PAGE_BYTES as u64
+/// What tells the first of some stored pages from all others: the chunk's number and the page's.
+fn place_of(part: Part) -> u64 {
+    u64::from(part.chunk.0) << 32 | u64::from(part.skip_pages)
 }
 
 impl Lane<'_> {
-    /// Takes the pages of a run that are stored somewhere.
-    fn take(&mut self, run: &Run) -> Result<()> {
-        if let Some((ancestor, origin)) = self.reader.origin(run)
-            && self.writer.inherit_origin(ancestor, &origin, run)?
-        {
+    /// Takes the pages of a run that are parts of a chunk.
+    fn take(&mut self, run: &Run, part: Part) -> Result<()> {
+        if self.writer.inherit_chunk(self.reader, run, part)? {
             self.merged.parent_pages += u64::from(run.pages);
             return Ok(());
         }
-        let located = self
-            .reader
-            .locate(run.space, run.first_page, u64::from(run.pages))?;
-        let Located {
-            run: stored,
-            skip_pages,
-            pages,
-        } = located;
-        debug_assert_eq!(pages, run.pages, "a run lies in one stored run");
-        let place = data_offset(&stored);
-        if !self.kept.contains_key(&place) {
-            let mut bytes = vec![0; stored.len_bytes() as usize];
-            self.reader.read(&stored, &mut bytes)?;
-            if self.order.len() == KEPT_RUNS
-                && let Some(oldest) = self.order.pop_front()
-            {
-                self.kept.remove(&oldest);
-            }
-            self.order.push_back(place);
-            self.kept.insert(place, bytes);
-        }
-        let first_place = place_of(&located);
-        for page in 0..u64::from(run.pages) {
-            let at = first_place + page * PAGE_BYTES as u64;
-            if self.moved.wants(at) {
-                if self.places.contains(&at) {
+        let chunk = self.reader.read_chunk(part.chunk)?;
+        let first_place = place_of(part);
+        for page in 0..run.pages {
+            let place = first_place + u64::from(page);
+            let first_page = run.first_page + u64::from(page);
+            if self.moved.wants(place) {
+                if self.places.contains(&place) {
                     self.flush()?;
                 }
-                if let Some((stored, skip_pages)) = self.moved.find(at) {
-                    let first_page = run.first_page + page;
-                    let equal = self
-                        .writer
-                        .equal(run.space, first_page, 1, stored, skip_pages)?;
+                if let Some((stored, skip_pages)) = self.moved.find(place) {
+                    let equal = stored.equal(run.space, first_page, 1, skip_pages);
                     self.writer.describe([equal]);
                     continue;
                 }
             }
-            self.places.push(at);
-            let start = (u64::from(skip_pages) + page) as usize * PAGE_BYTES;
-            let bytes = &self.kept[&place][start..start + PAGE_BYTES];
-            self.bytes.extend_from_slice(bytes);
-            self.push(run.space, run.first_page + page);
-            // Runs end where page numbers are a multiple of the longest: so do those of a dump.
-            let boundary = (run.first_page + page + 1).is_multiple_of(DATA_RUN_MAX_PAGES.into());
-            if self.bytes.len() >= WRITE_BYTES || boundary && self.bytes.len() >= WRITE_BYTES / 2 {
+            self.places.push(place);
+            let start = (part.skip_pages + page) as usize * PAGE_BYTES;
+            self.bytes
+                .extend_from_slice(&chunk[start..start + PAGE_BYTES]);
+            self.push(run.space, first_page);
+            // A chunk is not cut in two.
+            let boundary = (first_page + 1).is_multiple_of(CHUNK_PAGES.into());
+            if boundary && self.bytes.len() + CHUNK_PAGES as usize * PAGE_BYTES > WRITE_BYTES
+                || self.bytes.len() >= 2 * WRITE_BYTES
+            {
                 self.flush()?;
             }
         }
@@ -216,9 +181,7 @@ impl Lane<'_> {
     fn push(&mut self, space: SpaceId, page: u64) {
         match self.runs.last_mut() {
             Some(last)
-                if last.space == space
-                    && last.first_page + u64::from(last.pages) == page
-                    && !page.is_multiple_of(DATA_RUN_MAX_PAGES.into()) =>
+                if last.space == space && last.first_page + u64::from(last.pages) == page =>
             {
                 last.pages += 1;
             }
@@ -243,28 +206,20 @@ impl Lane<'_> {
 }
 
 impl Writer {
-    /// Notes that the pages of `run` are where another layer has them: part of `origin`, which
-    /// `ancestor` stores. Tells whether this image's parent is that ancestor or has pages from it.
-    fn inherit_origin(&self, ancestor: &Ancestor, origin: &Run, run: &Run) -> Result<bool> {
-        let RunKind::Parent(part) = run.kind else {
+    /// Notes that the pages of `run`, a part of a chunk of `reader`, are where that has them. Tells
+    /// whether this image's parent, or an image that the parent has pages from, holds the chunk.
+    fn inherit_chunk(&self, reader: &Reader, run: &Run, part: Part) -> Result<bool> {
+        let chunk = *reader.chunk(part.chunk);
+        let (owner, number) = parts::owner(chunk.object as usize);
+        let (Some(owner), Some(over)) = (owner, self.over()) else {
             return Ok(false);
         };
-        let Some(over) = self.over() else {
+        let Some(chunk) = over.chunk_of(reader.ancestors()[owner].id, number, chunk) else {
             return Ok(false);
         };
-        let Some(object) = over.object_of(ancestor.id, origin) else {
-            return Ok(false);
-        };
-        let number = self.origin(object, origin).ok_or(Error::TooLarge {
-            of: "origins",
-            limit: u64::from(u32::MAX),
-        })?;
-        let part = crate::Part {
-            origin: number,
-            ..part
-        };
+        let chunk: ChunkId = lock(&self.table).add_far(chunk)?;
         self.describe([Run {
-            kind: RunKind::Parent(part),
+            kind: RunKind::Part(Part { chunk, ..part }),
             ..*run
         }]);
         Ok(true)

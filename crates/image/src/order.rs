@@ -1,6 +1,5 @@
 //! The runs of an index: in order, and joined where they need not be apart.
 
-use crate::run::Part;
 use crate::{Run, RunKind};
 
 /// Sorts runs, and joins neighbours that need not be apart.
@@ -22,14 +21,8 @@ pub(crate) fn in_order(mut runs: Vec<Run>) -> Vec<Run> {
 
 /// Whether pages of this kind behind `last` are of the same run.
 fn joins_kind(last: &Run, kind: RunKind) -> bool {
-    let next = |part: Part| Part {
-        skip_pages: part.skip_pages + last.pages,
-        ..part
-    };
     match last.kind {
-        RunKind::Data { .. } => false,
         RunKind::Zero | RunKind::Same { .. } => last.kind == kind,
-        RunKind::Parent(part) => kind == RunKind::Parent(next(part)),
-        RunKind::Equal(part) => kind == RunKind::Equal(next(part)),
+        RunKind::Part(part) => kind == RunKind::Part(part.after(last.pages)),
     }
 }

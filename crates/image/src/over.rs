@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 use store::Store;
 
 use crate::ancestors::join;
+use crate::chunk::Chunk;
 use crate::manifest::{Listed, Parent};
-use crate::origins::{self, Collected, ORIGINS_MAX};
 use crate::parts::{self, ANCESTORS_MAX};
+use crate::reader::locate_in;
 use crate::run::Part;
+use crate::table::{self, Table, Uses};
 use crate::{Error, ImageId, Located, Reader, Result, Run, RunKind, SpaceId, raw};
 
 /// The ways between the places of an image and its parent, as `store::way` tells them.
@@ -35,7 +37,7 @@ pub(crate) struct Lineage {
     /// None where no page is inherited.
     pub parent: Option<Parent>,
     pub ancestors: Vec<Listed>,
-    pub origins: Vec<Run>,
+    pub chunks: Vec<Chunk>,
 }
 
 impl Over {
@@ -46,7 +48,7 @@ impl Over {
     /// [`Error::Freed`], [`Error::TooLarge`].
     pub fn inherit(
         &self,
-        origins: &Mutex<Collected>,
+        table: &Mutex<Table>,
         space: SpaceId,
         ranges: &[Range<u64>],
     ) -> Result<(Vec<Run>, Vec<Range<u64>>)> {
@@ -54,7 +56,7 @@ impl Over {
         let mut walk = self.parent.walk(space);
         let mut runs = Vec::with_capacity(ranges.len());
         let mut described: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-        let mut origins = origins.lock().expect("no holder panics");
+        let mut table = table.lock().expect("no holder panics");
         for range in ranges {
             let mut page = range.start;
             while page < range.end
@@ -67,7 +69,7 @@ impl Over {
                     Some(last) if last.end == part.start => last.end = part.end,
                     _ => described.push(part.clone()),
                 }
-                self.add(&mut origins, &theirs, part, &mut runs)?;
+                self.add(&mut table, &theirs, part, &mut runs)?;
             }
         }
         Ok((runs, described))
@@ -76,7 +78,7 @@ impl Over {
     /// Adds the runs of a layer for `pages` of one of the parent's runs.
     fn add(
         &self,
-        origins: &mut Collected,
+        table: &mut Table,
         theirs: &Run,
         pages: Range<u64>,
         runs: &mut Vec<Run>,
@@ -84,32 +86,19 @@ impl Over {
         let space = theirs.space;
         let (mut page, end) = (pages.start, pages.end);
         while page < end {
-            let located = match self.parent.locate_in(theirs, page, end - page) {
+            let located = match locate_in(theirs, page, end - page) {
                 Ok(located) => located,
                 Err(other) => self.parent.locate(other, page, end - page)?,
             };
-            let Located {
-                run,
-                skip_pages,
-                pages,
-            } = located;
-            let kind = match run.kind {
-                RunKind::Data {
-                    offset_bytes,
-                    checksum,
-                } => {
-                    let (object, offset_bytes) = parts::split(offset_bytes);
-                    let object = of_child(object);
-                    let origin = origins.number(object, offset_bytes, checksum, run);
-                    RunKind::Parent(Part {
-                        origin: origin.ok_or(Error::TooLarge {
-                            of: "origins",
-                            limit: ORIGINS_MAX as u64,
-                        })?,
-                        skip_pages,
-                    })
+            let Located { part, pages } = located;
+            let kind = match part {
+                None => RunKind::Zero,
+                Some(part) => {
+                    let theirs = *self.parent.chunk(part.chunk);
+                    let object = of_child(theirs.object as usize) as u32;
+                    let chunk = table.add_far(Chunk { object, ..theirs })?;
+                    RunKind::Part(Part { chunk, ..part })
                 }
-                kind => kind,
             };
             runs.push(Run {
                 space,
@@ -138,19 +127,17 @@ impl Over {
         })
     }
 
-    /// Returns the number that the new image gives to the pages object of image `id` in which
-    /// `origin` lies; none where that is neither the parent nor one of its ancestors.
-    pub fn object_of(&self, id: ImageId, origin: &Run) -> Option<usize> {
-        let RunKind::Data { offset_bytes, .. } = origin.kind else {
-            return None;
+    /// Returns a chunk of the pages object `part` of image `id` as the new image has it; none where
+    /// that is neither the parent nor one of its ancestors.
+    pub fn chunk_of(&self, id: ImageId, part: usize, chunk: Chunk) -> Option<Chunk> {
+        let number = if id == self.parent.id() {
+            0
+        } else {
+            let mut older = self.parent.ancestors().iter();
+            1 + older.position(|ancestor| ancestor.id == id)?
         };
-        let (_, part) = parts::owner(parts::split(offset_bytes).0);
-        if id == self.parent.id() {
-            return Some(parts::of_ancestor(0, part));
-        }
-        let mut older = self.parent.ancestors().iter();
-        let number = older.position(|ancestor| ancestor.id == id)?;
-        Some(parts::of_ancestor(number + 1, part))
+        let object = parts::of_ancestor(number, part) as u32;
+        Some(Chunk { object, ..chunk })
     }
 
     /// Describes ancestor number `ancestor` of the new image: the parent is number 0, and its own
@@ -178,38 +165,34 @@ fn of_child(object: usize) -> usize {
     parts::of_ancestor(ancestor.map_or(0, |ancestor| ancestor + 1), part)
 }
 
-/// Sorts the origins of `runs` and names the ancestors that hold them.
+/// Sorts the chunks of `runs` and names the ancestors that hold them.
 ///
 /// # Errors
 /// [`Error::TooLarge`].
 pub(crate) fn lineage(
     over: Option<&Over>,
-    collected: Collected,
+    table: Table,
+    uses: &Uses,
     runs: &mut [Run],
 ) -> Result<Lineage> {
-    let mut ancestors: Vec<usize> = collected
-        .objects()
-        .into_iter()
-        .filter_map(|object| parts::owner(object).0)
-        .collect();
-    ancestors.dedup();
+    let ancestors = table::ancestors(&table.objects(uses));
     if ancestors.len() > ANCESTORS_MAX {
         return Err(Error::TooLarge {
             of: "ancestors",
             limit: ANCESTORS_MAX as u64,
         });
     }
-    let (origins, new) = collected.sorted(&|object| match parts::owner(object) {
+    let renumber = |object| match parts::owner(object) {
         (None, part) => part,
         (Some(ancestor), part) => {
             let number = ancestors.binary_search(&ancestor);
             parts::of_ancestor(number.expect("it was listed above"), part)
         }
-    });
-    runs.iter_mut().for_each(|run| origins::renumber(run, &new));
+    };
+    let chunks = table.sorted(uses, &renumber, runs);
     let Some(over) = over.filter(|_| !ancestors.is_empty()) else {
         return Ok(Lineage {
-            origins,
+            chunks,
             ..Lineage::default()
         });
     };
@@ -222,6 +205,6 @@ pub(crate) fn lineage(
             .into_iter()
             .map(|number| over.listed(number))
             .collect(),
-        origins,
+        chunks,
     })
 }

@@ -14,15 +14,9 @@ const NUMBER_SHIFT: u32 = 48;
 /// The most bytes of a pages object.
 pub(crate) const PART_MAX_BYTES: u64 = 1 << NUMBER_SHIFT;
 
-/// Returns the position of `offset_bytes` in pages object `object`.
+/// Returns the position of `offset_bytes` in pages object `object`: what sorts places.
 pub(crate) fn position(object: usize, offset_bytes: u64) -> u64 {
     (object as u64) << NUMBER_SHIFT | offset_bytes
-}
-
-/// Returns the number of the pages object that a position is in, and the offset there.
-pub(crate) fn split(position: u64) -> (usize, u64) {
-    let offset_bytes = position & (PART_MAX_BYTES - 1);
-    ((position >> NUMBER_SHIFT) as usize, offset_bytes)
 }
 
 /// Returns the number of pages object `part` of ancestor number `ancestor`: those of the image
@@ -72,14 +66,6 @@ pub(crate) fn pages_owner(name: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn positions_name_object_and_offset() {
-        for (part, offset_bytes) in [(0, 0), (0, (1 << 48) - 1), (1, 0), (15, 4096)] {
-            assert_eq!(split(position(part, offset_bytes)), (part, offset_bytes));
-        }
-        assert_eq!(split(u64::MAX).0, 65_535);
-    }
 
     #[test]
     fn objects_belong_to_an_ancestor() {

@@ -11,6 +11,13 @@ use crate::{Error, ImageId, MANIFEST_NAME, Result};
 /// Manifests up to this size are read with one call; of larger ones the header first.
 const ONE_READ_BYTES: u64 = 1 << 18;
 
+/// The sections by number.
+pub(crate) const SPACES: usize = 0;
+pub(crate) const INDEX: usize = 1;
+pub(crate) const CHUNKS: usize = 2;
+pub(crate) const MESSAGE: usize = 3;
+pub(crate) const RECORDS: usize = 4;
+
 /// A whole manifest, whose checksums were right.
 pub(crate) struct Raw {
     pub id: ImageId,
@@ -134,8 +141,9 @@ fn read_manifest(store: &dyn Store) -> Result<Vec<u8>> {
 fn as_error(refusal: Refusal) -> Error {
     match refusal {
         Refusal::Corrupt(offset, what) => corrupt_manifest(offset as usize, what),
-        Refusal::Version(version) => Error::Unsupported {
-            feature: format!("format version {version}"),
+        Refusal::Version(version) => Error::Version { version },
+        Refusal::Section(name) => Error::Unsupported {
+            feature: format!("section {name}"),
         },
     }
 }

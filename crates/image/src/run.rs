@@ -2,19 +2,16 @@
 
 use std::fmt;
 
-use crate::parts::{self, PART_MAX_BYTES};
+use crate::ChunkId;
 
 /// The size of a page, the unit of every run.
 pub const PAGE_BYTES: usize = 4096;
-
-/// The longest data run: 1 MiB, so that checking one never waits for much.
-pub const DATA_RUN_MAX_PAGES: u32 = 256;
 
 /// The number of pages a space can have: 2^52 of 4 KiB are all that 64 bits address.
 pub const SPACE_MAX_PAGES: u64 = 1 << 52;
 
 /// The size of an index entry.
-pub(crate) const ENTRY_BYTES: usize = 32;
+pub(crate) const ENTRY_BYTES: usize = 24;
 
 /// An address range of pages: one task's memory, one shared segment, one block of VM memory, one
 /// volume.
@@ -43,14 +40,8 @@ pub struct Run {
 /// Where the contents of a run's pages are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RunKind {
-    /// In the pages object; at most [`DATA_RUN_MAX_PAGES`].
-    Data {
-        /// Where they start: an offset in a pages object, a multiple of [`PAGE_BYTES`], plus 2^48
-        /// times the number of that object.
-        offset_bytes: u64,
-        /// XXH3-64 of all of them.
-        checksum: u64,
-    },
+    /// In a chunk, of this image or of one that it is a difference from.
+    Part(Part),
     /// All bytes are zero.
     Zero,
     /// The very pages of the same numbers in another space: copy-on-write sharing.
@@ -58,18 +49,13 @@ pub enum RunKind {
         /// The other space.
         space: SpaceId,
     },
-    /// Unchanged since the image that this one is a difference from: pages of a run that an
-    /// ancestor stores.
-    Parent(Part),
-    /// The contents of other pages of this image: pages of a run that it stores.
-    Equal(Part),
 }
 
-/// Pages of a stored run, as many as the run that refers to it has.
+/// Pages of a chunk, as many as the run that refers to it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// The number of the stored run among the image's origins.
-    pub origin: u32,
+    /// Which chunk.
+    pub chunk: ChunkId,
     /// How many of its pages come before these.
     pub skip_pages: u32,
 }
@@ -80,10 +66,10 @@ impl Run {
         self.first_page.saturating_add(u64::from(self.pages))
     }
 
-    /// Returns where its pages are stored, as [`RunKind::Data`] says it.
-    pub(crate) fn stored_at(&self) -> Option<u64> {
+    /// Returns the pages of a chunk that these are.
+    pub fn part(&self) -> Option<Part> {
         match self.kind {
-            RunKind::Data { offset_bytes, .. } => Some(offset_bytes),
+            RunKind::Part(part) => Some(part),
             _ => None,
         }
     }
@@ -92,15 +78,60 @@ impl Run {
     pub fn len_bytes(&self) -> u64 {
         u64::from(self.pages) * PAGE_BYTES as u64
     }
+
+    /// Returns `pages` of these pages, after `skip_pages`: a run of its own.
+    ///
+    /// # Panics
+    /// Where there are not so many.
+    #[must_use]
+    pub fn cut(&self, skip_pages: u32, pages: u32) -> Self {
+        assert!(
+            skip_pages.saturating_add(pages) <= self.pages,
+            "pages of the run"
+        );
+        let kind = match self.kind {
+            RunKind::Part(part) => RunKind::Part(part.after(skip_pages)),
+            kind => kind,
+        };
+        Self {
+            first_page: self.first_page + u64::from(skip_pages),
+            pages,
+            kind,
+            ..*self
+        }
+    }
+
+    /// Returns the run for pages of `space` that have the contents of pages of this one, after
+    /// `skip_pages` of it.
+    ///
+    /// # Panics
+    /// Where this has no such pages.
+    #[must_use]
+    pub fn equal(&self, space: SpaceId, first_page: u64, pages: u32, skip_pages: u32) -> Self {
+        Self {
+            space,
+            first_page,
+            ..self.cut(skip_pages, pages)
+        }
+    }
+}
+
+impl Part {
+    /// Returns what comes after `pages` of these.
+    #[must_use]
+    pub fn after(self, pages: u32) -> Self {
+        Self {
+            skip_pages: self.skip_pages + pages,
+            ..self
+        }
+    }
 }
 
 /// Where pages really are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Located {
-    /// The zero run or stored run that they are in.
-    pub run: Run,
-    /// How many of its pages come before them.
-    pub skip_pages: u32,
+    /// The pages of a chunk that they are; none for pages of zeros.
+    pub part: Option<Part>,
     /// How many they are.
     pub pages: u32,
 }
@@ -118,58 +149,33 @@ pub struct NewRun {
 
 /// The kinds' numbers in an index entry.
 mod code {
-    pub const DATA: u64 = 1;
+    pub const PART: u64 = 1;
     pub const ZERO: u64 = 2;
     pub const SAME: u64 = 3;
-    pub const PARENT: u64 = 4;
-    pub const EQUAL: u64 = 5;
 }
 
 /// Bits of an entry's third word that hold the kind; the others hold its argument.
 const CODE_BITS: u32 = 8;
 
-/// Bits of a data run's argument that hold the page number in the pages object; the others hold the
-/// object's number.
-const PAGE_BITS: u32 = 44;
-
-/// Bits of the argument of a run that refers to an origin that hold the pages to skip; the others
-/// hold the origin's number.
+/// Bits of the argument of a run that refers to a chunk that hold the pages to skip; the others
+/// hold the chunk's number.
 const SKIP_BITS: u32 = 16;
-
-fn argument_of(part: Part) -> u64 {
-    u64::from(part.origin) << SKIP_BITS | u64::from(part.skip_pages)
-}
-
-fn part_of(argument: u64) -> Result<Part, &'static str> {
-    let origin = argument >> SKIP_BITS;
-    Ok(Part {
-        origin: u32::try_from(origin).map_err(|_| "no origin has such a number")?,
-        skip_pages: (argument & ((1 << SKIP_BITS) - 1)) as u32,
-    })
-}
 
 /// Encodes `run` as an index entry.
 pub(crate) fn encode(run: &Run) -> [u8; ENTRY_BYTES] {
-    let (code, argument, checksum) = match run.kind {
-        RunKind::Data {
-            offset_bytes,
-            checksum,
-        } => {
-            let (object, offset_bytes) = parts::split(offset_bytes);
-            let page = offset_bytes / PAGE_BYTES as u64;
-            (code::DATA, (object as u64) << PAGE_BITS | page, checksum)
+    let (code, argument) = match run.kind {
+        RunKind::Part(part) => {
+            let chunk = u64::from(part.chunk.0) << SKIP_BITS;
+            (code::PART, chunk | u64::from(part.skip_pages))
         }
-        RunKind::Zero => (code::ZERO, 0, 0),
-        RunKind::Same { space } => (code::SAME, u64::from(space.0), 0),
-        RunKind::Parent(part) => (code::PARENT, argument_of(part), 0),
-        RunKind::Equal(part) => (code::EQUAL, argument_of(part), 0),
+        RunKind::Zero => (code::ZERO, 0),
+        RunKind::Same { space } => (code::SAME, u64::from(space.0)),
     };
     let mut entry = [0; ENTRY_BYTES];
     entry[0..4].copy_from_slice(&run.space.0.to_le_bytes());
     entry[4..8].copy_from_slice(&run.pages.to_le_bytes());
     entry[8..16].copy_from_slice(&run.first_page.to_le_bytes());
     entry[16..24].copy_from_slice(&(argument << CODE_BITS | code).to_le_bytes());
-    entry[24..32].copy_from_slice(&checksum.to_le_bytes());
     entry
 }
 
@@ -189,22 +195,16 @@ fn long(entry: &[u8; ENTRY_BYTES], at: usize) -> u64 {
 /// What is wrong with it.
 pub(crate) fn decode(entry: &[u8; ENTRY_BYTES]) -> Result<Run, &'static str> {
     let (space, first_page, pages) = decode_place(entry);
-    let (code, argument) = (
-        long(entry, 16) & ((1 << CODE_BITS) - 1),
-        long(entry, 16) >> CODE_BITS,
-    );
-    let checksum = long(entry, 24);
-    let kind = match code {
-        code::DATA => {
-            let (object, page) = (argument >> PAGE_BITS, argument & ((1 << PAGE_BITS) - 1));
-            if page >= PART_MAX_BYTES / PAGE_BYTES as u64 {
-                return Err("its data starts past the end of any file");
-            }
-            RunKind::Data {
-                offset_bytes: parts::position(object as usize, page * PAGE_BYTES as u64),
-                checksum,
-            }
+    let argument = long(entry, 16) >> CODE_BITS;
+    let kind = match long(entry, 16) & ((1 << CODE_BITS) - 1) {
+        code::PART => {
+            let chunk = u32::try_from(argument >> SKIP_BITS);
+            RunKind::Part(Part {
+                chunk: ChunkId(chunk.map_err(|_| "no chunk has such a number")?),
+                skip_pages: (argument & ((1 << SKIP_BITS) - 1)) as u32,
+            })
         }
+        code::ZERO if argument != 0 => return Err("unused bits are set"),
         code::ZERO => RunKind::Zero,
         code::SAME => {
             let space = u32::try_from(argument).map_err(|_| "no space has such a number")?;
@@ -212,15 +212,8 @@ pub(crate) fn decode(entry: &[u8; ENTRY_BYTES]) -> Result<Run, &'static str> {
                 space: SpaceId(space),
             }
         }
-        code::PARENT => RunKind::Parent(part_of(argument)?),
-        code::EQUAL => RunKind::Equal(part_of(argument)?),
         _ => return Err("no such kind of run"),
     };
-    let takes_argument = !matches!(kind, RunKind::Zero);
-    let takes_checksum = matches!(kind, RunKind::Data { .. });
-    if (argument != 0 && !takes_argument) || (checksum != 0 && !takes_checksum) {
-        return Err("unused bits are set");
-    }
     Ok(Run {
         space,
         first_page,
@@ -242,40 +235,32 @@ mod tests {
         }
     }
 
+    fn part() -> Part {
+        Part {
+            chunk: ChunkId(u32::MAX),
+            skip_pages: 255,
+        }
+    }
+
     #[test]
     fn entries_have_the_documented_layout() {
-        let kind = RunKind::Data {
-            offset_bytes: 0x0abc_d000,
-            checksum: 0x8877_6655_4433_2211,
-        };
-        let entry = encode(&run(kind));
+        let chunk = ChunkId(0x0d0c_0b0a);
+        let entry = encode(&run(RunKind::Part(Part {
+            chunk,
+            skip_pages: 0x0807,
+        })));
         assert_eq!(entry[0..8], [1, 2, 3, 4, 0x22, 0x11, 0, 0]);
         assert_eq!(entry[8..16], [6, 5, 4, 3, 2, 1, 0, 0]);
-        assert_eq!(entry[16..24], [1, 0xcd, 0xab, 0, 0, 0, 0, 0]);
-        assert_eq!(
-            entry[24..32],
-            [0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88]
-        );
+        assert_eq!(entry[16..], [1, 7, 8, 0xa, 0xb, 0xc, 0xd, 0]);
     }
 
     #[test]
     fn every_kind_survives() {
-        let part = Part {
-            origin: u32::MAX,
-            skip_pages: 255,
-        };
-        let last = parts::position(15, PART_MAX_BYTES - PAGE_BYTES as u64);
+        let space = SpaceId(u32::MAX);
         for kind in [
-            RunKind::Data {
-                offset_bytes: last,
-                checksum: u64::MAX,
-            },
+            RunKind::Part(part()),
             RunKind::Zero,
-            RunKind::Same {
-                space: SpaceId(u32::MAX),
-            },
-            RunKind::Parent(part),
-            RunKind::Equal(part),
+            RunKind::Same { space },
         ] {
             assert_eq!(decode(&encode(&run(kind))), Ok(run(kind)));
         }
@@ -283,27 +268,23 @@ mod tests {
 
     #[test]
     fn unused_bits_are_refused() {
-        let part = Part {
-            origin: 1,
-            skip_pages: 1,
-        };
         for kind in [
             RunKind::Zero,
             RunKind::Same { space: SpaceId(1) },
-            RunKind::Parent(part),
+            RunKind::Part(part()),
         ] {
-            for at in 16..32 {
+            for at in 16..24 {
                 let mut entry = encode(&run(kind));
                 entry[at] ^= 0x80;
                 let another = match kind {
                     RunKind::Same { .. } => (17..21).contains(&at),
-                    RunKind::Parent(_) => (17..23).contains(&at),
-                    _ => false,
+                    RunKind::Part(_) => (17..23).contains(&at),
+                    RunKind::Zero => false,
                 };
                 assert_eq!(decode(&entry).is_ok(), another, "{kind:?} {at}");
             }
         }
-        for code in [0, 6, 255] {
+        for code in [0, 4, 255] {
             let mut entry = encode(&run(RunKind::Zero));
             entry[16] = code;
             assert_eq!(decode(&entry), Err("no such kind of run"));
@@ -311,13 +292,17 @@ mod tests {
     }
 
     #[test]
-    fn offsets_past_any_file_are_refused() {
-        let kind = RunKind::Data {
-            offset_bytes: 0,
-            checksum: 0,
-        };
-        let mut entry = encode(&run(kind));
-        entry[17..24].fill(0xff);
-        assert!(decode(&entry).is_err());
+    fn parts_of_runs_are_runs() {
+        let whole = run(RunKind::Part(part()));
+        let cut = whole.cut(5, 7);
+        assert_eq!((cut.first_page, cut.pages), (whole.first_page + 5, 7));
+        assert_eq!(cut.part(), Some(part().after(5)));
+        let equal = whole.equal(SpaceId(9), 77, 2, 0x1120);
+        assert_eq!(
+            (equal.space, equal.first_page, equal.pages),
+            (SpaceId(9), 77, 2)
+        );
+        assert_eq!(equal.part(), Some(part().after(0x1120)));
+        assert_eq!(run(RunKind::Zero).cut(1, 1).kind, RunKind::Zero);
     }
 }

@@ -3,21 +3,35 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::parts;
-use crate::reader::data_offset;
-use crate::{Error, Reader, Result, Run};
+use crate::chunk::ChunkId;
+use crate::{Error, Reader, Result};
 
-/// How much is read at once.
-const VERIFY_BYTES: u64 = 4 << 20;
+/// How many bytes of pages are read at once.
+const VERIFY_BYTES: usize = 4 << 20;
 
 impl Reader {
-    /// Reads and verifies every stored run that the image has pages from, on `threads` threads.
+    /// Reads, verifies and decodes every chunk that the image has pages of, on `threads` threads.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for the first damage in the pages object; [`Error::Store`].
+    /// [`Error::Corrupt`] for the first damage in the pages objects; those of [`Reader::load`].
     pub fn verify_all(&self, threads: usize) -> Result<()> {
-        let runs = self.stored();
-        let batches = batches(&runs);
+        self.verify_those(threads, &|_| true)
+    }
+
+    /// Does what [`Reader::verify_all`] does for the chunks that nobody has read since the image
+    /// was opened, other than by himself as [`Reader::straight`] tells.
+    ///
+    /// # Errors
+    /// Those of [`Reader::verify_all`].
+    pub fn verify_rest(&self, threads: usize) -> Result<()> {
+        self.verify_those(threads, &|id| !self.is_verified(id))
+    }
+
+    fn verify_those(&self, threads: usize, wanted: &dyn Fn(ChunkId) -> bool) -> Result<()> {
+        // There are at most as many as have numbers.
+        let all = (0..self.chunks().len() as u32).map(ChunkId);
+        let chunks = all.filter(|id| wanted(*id)).collect::<Vec<_>>();
+        let batches = self.batches(&chunks);
         let next = AtomicUsize::new(0);
         let verify = || -> std::result::Result<(), (usize, Error)> {
             let mut buffer = Vec::new();
@@ -26,7 +40,8 @@ impl Reader {
                 let Some(batch) = batches.get(number) else {
                     return Ok(());
                 };
-                self.verify(&runs[batch.clone()], &mut buffer)
+                let batch = &chunks[batch.clone()];
+                self.load_all(batch, &mut buffer)
                     .map_err(|error| (number, error))?;
             }
         };
@@ -50,41 +65,41 @@ impl Reader {
         first.map_or(Ok(()), |(_, error)| Err(error))
     }
 
-    /// Verifies runs that follow each other in the pages object with one read.
-    fn verify(&self, runs: &[Run], buffer: &mut Vec<u8>) -> Result<()> {
-        let len_bytes: u64 = runs.iter().map(Run::len_bytes).sum();
-        buffer.resize(len_bytes as usize, 0);
-        self.read_stored(buffer, data_offset(&runs[0]), runs[0].space)?;
-        let mut rest = &buffer[..];
-        for run in runs {
-            let (own, more) = rest.split_at(run.len_bytes() as usize);
-            self.check(run, own)?;
-            rest = more;
+    /// Loads chunks to the start of `buffer`, one behind the other.
+    fn load_all(&self, chunks: &[ChunkId], buffer: &mut Vec<u8>) -> Result<()> {
+        let mut len = 0;
+        let place = |id: &ChunkId| {
+            let at = len;
+            len += self.chunk(*id).len_bytes();
+            (*id, at)
+        };
+        let wanted = chunks.iter().map(place).collect::<Vec<_>>();
+        if buffer.len() < len {
+            buffer.resize(len, 0);
         }
-        Ok(())
+        self.load(&wanted, buffer)
     }
-}
 
-/// Groups runs that follow each other in the pages object into reads of up to [`VERIFY_BYTES`].
-fn batches(runs: &[Run]) -> Vec<Range<usize>> {
-    let mut batches: Vec<Range<usize>> = Vec::new();
-    let mut len_bytes = 0;
-    for (number, run) in runs.iter().enumerate() {
-        match batches.last_mut() {
-            Some(batch)
-                if len_bytes + run.len_bytes() <= VERIFY_BYTES
-                    && parts::split(data_offset(&runs[batch.start])).0
-                        == parts::split(data_offset(run)).0
-                    && data_offset(&runs[batch.start]) + len_bytes == data_offset(run) =>
-            {
-                batch.end = number + 1;
+    /// Groups chunks of one pages object up to [`VERIFY_BYTES`].
+    fn batches(&self, chunks: &[ChunkId]) -> Vec<Range<usize>> {
+        let mut batches: Vec<Range<usize>> = Vec::new();
+        let mut len = 0;
+        for (number, id) in chunks.iter().enumerate() {
+            let chunk = self.chunk(*id);
+            match batches.last_mut() {
+                Some(batch)
+                    if len + chunk.len_bytes() <= VERIFY_BYTES
+                        && self.chunk(chunks[batch.start]).object == chunk.object =>
+                {
+                    batch.end = number + 1;
+                }
+                _ => {
+                    batches.push(number..number + 1);
+                    len = 0;
+                }
             }
-            _ => {
-                batches.push(number..number + 1);
-                len_bytes = 0;
-            }
+            len += chunk.len_bytes();
         }
-        len_bytes += run.len_bytes();
+        batches
     }
-    batches
 }

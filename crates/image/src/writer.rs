@@ -1,5 +1,6 @@
 //! Writes an image: pages as they come, then, in one piece, everything else.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -7,19 +8,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use store::{Claim, NewObject, Store};
 
 use crate::ancestors::current;
-use crate::checksum;
 use crate::clear;
 use crate::draft::{self, Draft};
 use crate::manifest::{EQUAL_FEATURE, Manifest, PARENT_FEATURE, PARTS_FEATURE, UNUSED_FEATURE};
 use crate::marks;
 use crate::order;
-use crate::origins::Collected;
 use crate::over::{self, Lineage, Link, Over};
-use crate::parts::{self, PARTS_MAX};
-use crate::run::{DATA_RUN_MAX_PAGES, PAGE_BYTES};
+use crate::parts::PARTS_MAX;
+use crate::table::{Table, Uses};
 use crate::unused::{self, Used};
 use crate::{
-    Error, Facts, ImageId, MANIFEST_NAME, NewRun, Reader, Record, Result, Run, RunKind, SpaceId,
+    Error, Facts, Granule, ImageId, MANIFEST_NAME, NewSpace, Reader, Record, Result, Run, SpaceId,
+    SpaceKind,
 };
 
 /// An image under construction; several threads may add to it. Dropped before [`Writer::seal`], it
@@ -29,14 +29,16 @@ pub struct Writer {
     id: ImageId,
     /// What this is a layer over.
     over: Option<Over>,
-    pub(crate) origins: Mutex<Collected>,
+    pub(crate) table: Mutex<Table>,
     /// The pages objects by number, each made with its first page.
     pub(crate) parts: [OnceLock<Part>; PARTS_MAX],
     making_parts: Mutex<()>,
     pub(crate) runs: Mutex<Vec<Run>>,
+    /// What was said of spaces.
+    spaces: Mutex<BTreeMap<SpaceId, NewSpace>>,
     records: Mutex<Vec<Record>>,
     /// Set where a write failed: there is a hole in the pages.
-    incomplete: AtomicBool,
+    pub(crate) incomplete: AtomicBool,
     /// The pages of the image that this one replaces, and others that nothing names.
     old_pages: Vec<String>,
     /// Whether there is an image that this one replaces.
@@ -48,7 +50,7 @@ pub struct Writer {
 /// A pages object under construction.
 pub(crate) struct Part {
     pub object: Box<dyn NewObject>,
-    /// Where the next run goes.
+    /// Where the next chunk goes.
     pub bytes: AtomicU64,
 }
 
@@ -75,7 +77,7 @@ pub struct Seal {
 }
 
 /// Takes the lock; each holder changes the value by one push, so a panic leaves it whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -138,10 +140,11 @@ impl Writer {
             store,
             id: ImageId(id),
             over,
-            origins: Mutex::default(),
+            table: Mutex::default(),
             parts: Default::default(),
             making_parts: Mutex::default(),
             runs: Mutex::default(),
+            spaces: Mutex::default(),
             records: Mutex::default(),
             incomplete: AtomicBool::new(false),
             old_pages,
@@ -169,102 +172,6 @@ impl Writer {
             .map_err(Error::store("reserve space for"))
     }
 
-    /// Stores `bytes`, the pages of `runs` back to back, with one write. Runs longer than
-    /// [`DATA_RUN_MAX_PAGES`] are stored as several.
-    ///
-    /// # Errors
-    /// [`Error::Store`]; then the image cannot be sealed any more.
-    ///
-    /// # Panics
-    /// Where `bytes` are not as many as the runs' pages.
-    pub fn append(&self, bytes: &[u8], runs: &[NewRun]) -> Result<()> {
-        self.append_to(0, bytes, runs)
-    }
-
-    /// Like [`Writer::append`], into pages object `part`.
-    ///
-    /// File systems take the writes to one file one after the other. Threads that have much to
-    /// write at once do it faster with an object each; all others should use one.
-    ///
-    /// # Errors
-    /// Like [`Writer::append`].
-    ///
-    /// # Panics
-    /// Like [`Writer::append`], and where `part` is not below [`PARTS_MAX`].
-    pub fn append_to(&self, part: usize, bytes: &[u8], runs: &[NewRun]) -> Result<()> {
-        self.describe(self.store(part, bytes, runs)?);
-        Ok(())
-    }
-
-    /// Like [`Writer::append_to`], but the image does not have the pages yet: it gets those of the
-    /// returned runs, or of some of them, by [`Writer::describe`]. The room of the others goes when
-    /// the image is sealed, as far as the store can give it back.
-    ///
-    /// # Errors
-    /// Like [`Writer::append`].
-    ///
-    /// # Panics
-    /// Like [`Writer::append_to`].
-    pub fn store(&self, part: usize, bytes: &[u8], runs: &[NewRun]) -> Result<Vec<Run>> {
-        let pages: u64 = runs.iter().map(|run| u64::from(run.pages)).sum();
-        assert_eq!(
-            pages * PAGE_BYTES as u64,
-            bytes.len() as u64,
-            "each page has its bytes"
-        );
-        if bytes.is_empty() {
-            return Ok(Vec::new());
-        }
-        let start_bytes = match self.part(part) {
-            Ok(part) => part.bytes.fetch_add(bytes.len() as u64, Relaxed),
-            Err(error) => {
-                self.incomplete.store(true, Relaxed);
-                return Err(error);
-            }
-        };
-        self.store_at(parts::position(part, start_bytes), bytes, runs)
-    }
-
-    /// Stores `bytes`, the pages of `runs`, in room that an earlier [`Writer::store`] gave to other
-    /// pages, which must not be described: `offset_bytes` is that of their first data run.
-    ///
-    /// # Errors
-    /// Like [`Writer::append`].
-    ///
-    /// # Panics
-    /// Where the room was never given out.
-    pub fn store_at(&self, offset_bytes: u64, bytes: &[u8], runs: &[NewRun]) -> Result<Vec<Run>> {
-        let (number, start_bytes) = parts::split(offset_bytes);
-        let part = self.parts[number].get().expect("room in an object");
-        let end_bytes = start_bytes + bytes.len() as u64;
-        assert!(end_bytes <= part.bytes.load(Relaxed), "room given out");
-        let written = part.object.write_at(bytes, start_bytes);
-        if let Err(error) = written.map_err(Error::store("write pages of")) {
-            self.incomplete.store(true, Relaxed);
-            return Err(error);
-        }
-        Ok(data_runs(bytes, runs, offset_bytes))
-    }
-
-    /// Reads pages of a run that [`Writer::store`] has stored, after `skip_pages` of it, until
-    /// `bytes` is full.
-    ///
-    /// # Errors
-    /// [`Error::Store`].
-    ///
-    /// # Panics
-    /// Where the run is none of those.
-    pub fn read_back(&self, run: &Run, skip_pages: u32, bytes: &mut [u8]) -> Result<()> {
-        let RunKind::Data { offset_bytes, .. } = run.kind else {
-            panic!("{run:?} is not stored");
-        };
-        let (part, start_bytes) = parts::split(offset_bytes);
-        let part = self.parts[part].get().expect("an object with a run");
-        let start_bytes = start_bytes + u64::from(skip_pages) * PAGE_BYTES as u64;
-        let read = part.object.read_at(bytes, start_bytes);
-        read.map_err(Error::store("read pages of"))
-    }
-
     /// Describes pages in the image that [`Writer::store`] has stored, or zero pages.
     pub fn describe(&self, stored: impl IntoIterator<Item = Run>) {
         lock(&self.runs).extend(stored);
@@ -274,13 +181,19 @@ impl Writer {
     /// the run fits to the others is checked by [`Writer::seal`].
     ///
     /// # Panics
-    /// For a run of another kind: those come from [`Writer::append`] and [`Writer::inherit`] alone.
+    /// For pages of chunks: those come from [`Writer::append`] and [`Writer::inherit`] alone.
     pub fn mark(&self, run: Run) {
         assert!(
-            matches!(run.kind, RunKind::Zero | RunKind::Same { .. }),
-            "data is appended or inherited, not marked"
+            run.part().is_none(),
+            "pages are appended or inherited, not marked"
         );
         lock(&self.runs).push(run);
+    }
+
+    /// Says what a space is. One of which nothing is said is the memory of a task, and as long as
+    /// its last run makes it.
+    pub fn space(&self, space: NewSpace) {
+        lock(&self.spaces).insert(space.id, space);
     }
 
     /// Notes that pages are unchanged since the parent, which must describe all of them.
@@ -327,24 +240,11 @@ impl Writer {
             let page = ranges.first().map_or(0, |range| range.start);
             return Err(Error::BadRun { space, page, what });
         };
-        over.inherit(&self.origins, space, ranges)
+        over.inherit(&self.table, space, ranges)
     }
 
     pub(crate) fn over(&self) -> Option<&Over> {
         self.over.as_ref()
-    }
-
-    /// Returns the number of an origin in pages object `object`; none where there are too many.
-    pub(crate) fn origin(&self, object: usize, run: &Run) -> Option<u32> {
-        let RunKind::Data {
-            offset_bytes,
-            checksum,
-        } = run.kind
-        else {
-            panic!("an origin is stored");
-        };
-        let (_, offset_bytes) = parts::split(offset_bytes);
-        lock(&self.origins).number(object, offset_bytes, checksum, *run)
     }
 
     /// Returns the image that this one is a layer over.
@@ -455,7 +355,7 @@ impl Writer {
     }
 
     /// Returns pages object `number`, made at the first call.
-    fn part(&self, number: usize) -> Result<&Part> {
+    pub(crate) fn part(&self, number: usize) -> Result<&Part> {
         let part = &self.parts[number];
         let _making = part.get().is_none().then(|| lock(&self.making_parts));
         if let Some(part) = part.get() {
@@ -481,24 +381,27 @@ impl Writer {
         if self.incomplete.load(Relaxed) {
             return Err(Error::Incomplete { id: self.id });
         }
-        self.compact()?;
         let records = std::mem::take(&mut *lock(&self.records));
         let mut runs = std::mem::take(&mut *lock(&self.runs));
-        let collected = std::mem::take(&mut *lock(&self.origins));
+        let mut table = std::mem::take(&mut *lock(&self.table));
+        let uses = Uses::new(&table, &runs);
+        self.shrink(&mut table, &uses, &mut runs)?;
+        self.compact(&mut table, &uses)?;
+        let over = self.over.as_ref();
         let Lineage {
             parent,
             ancestors,
-            origins,
-        } = over::lineage(self.over.as_ref(), collected, &mut runs)?;
+            chunks,
+        } = over::lineage(over, table, &uses, &mut runs)?;
         let runs = order::in_order(runs);
-        let equal = runs.iter().any(|run| matches!(run.kind, RunKind::Equal(_)));
-        let used = unused::used(runs.iter().chain(&origins));
+        let spaces = spaces(std::mem::take(&mut *lock(&self.spaces)), &runs);
+        let used = unused::used(chunks.iter());
         let parts_bytes = used.iter().map(|part| part.len_bytes).collect::<Vec<_>>();
         let unused_bytes = used.iter().map(Used::unused_bytes).sum();
         let features = [
             (parts_bytes.len() > 1, PARTS_FEATURE),
             (parent.is_some(), PARENT_FEATURE),
-            (equal, EQUAL_FEATURE),
+            (uses.is_shared, EQUAL_FEATURE),
             (unused_bytes > 0, UNUSED_FEATURE),
         ];
         let features = features.into_iter().filter(|(used, _)| *used);
@@ -516,8 +419,9 @@ impl Writer {
         let parts = draft::Parts {
             manifest,
             records,
+            spaces,
             runs,
-            origins,
+            chunks,
             used,
         };
         Draft::new(&*self.store, self.id, parts)
@@ -535,32 +439,19 @@ impl Writer {
     }
 }
 
-/// Splits `runs`, whose pages are `bytes` stored at `start_bytes`, into data runs.
-fn data_runs(bytes: &[u8], runs: &[NewRun], start_bytes: u64) -> Vec<Run> {
-    let mut stored = Vec::with_capacity(runs.len());
-    let mut at = 0;
-    for run in runs {
-        let mut done = 0;
-        while done < run.pages {
-            let pages = (run.pages - done).min(DATA_RUN_MAX_PAGES);
-            let part = &bytes[at..at + pages as usize * PAGE_BYTES];
-            let offset_bytes = start_bytes + at as u64;
-            let kind = RunKind::Data {
-                offset_bytes,
-                checksum: checksum::of_pages(part),
-            };
-            let first_page = run.first_page.saturating_add(u64::from(done));
-            stored.push(Run {
-                space: run.space,
-                first_page,
-                pages,
-                kind,
-            });
-            at += part.len();
-            done += pages;
-        }
+/// All spaces of `runs`, which are in order, and those of which something was said.
+fn spaces(mut said: BTreeMap<SpaceId, NewSpace>, runs: &[Run]) -> Vec<NewSpace> {
+    for of_one in runs.chunk_by(|one, next| one.space == next.space) {
+        let last = of_one[of_one.len() - 1];
+        said.entry(last.space).or_insert_with(|| NewSpace {
+            id: last.space,
+            kind: SpaceKind::Memory,
+            name: String::new(),
+            len_pages: last.end_page(),
+            granule: Granule::Small,
+        });
     }
-    stored
+    said.into_values().collect()
 }
 
 pub(crate) fn check_len(of: &'static str, len: u64, limit: u64) -> Result<()> {
@@ -577,7 +468,7 @@ mod tests {
     use store::{Memory, Object};
 
     use super::*;
-    use crate::{Reader, SpaceId, remove};
+    use crate::{NewRun, PAGE_BYTES, Reader, RunKind, SpaceId, remove};
 
     const SPACE: SpaceId = SpaceId(1);
 
@@ -735,22 +626,20 @@ mod tests {
         let writer = Writer::create(store.clone()).unwrap();
         let page = |byte: u8| [byte; PAGE_BYTES];
         let bytes: Vec<u8> = [1, 2, 3, 4].iter().flat_map(|byte| page(*byte)).collect();
-        let stored = writer.store(2, &bytes, &[new_run(0, 1), new_run(5, 2), new_run(9, 1)]);
+        let stored = writer.store(2, &bytes, &[new_run(0, 1), new_run(16, 2), new_run(32, 1)]);
         let [first, second, last] = stored.unwrap()[..] else {
             panic!("three runs")
         };
-        let RunKind::Data { offset_bytes, .. } = second.kind else {
-            panic!("data")
-        };
         // Half of the room is used again, the first run's not at all.
-        let again = writer.store_at(offset_bytes, &page(7), &[new_run(6, 1)]);
+        let chunk = second.part().unwrap().chunk;
+        let again = writer.store_again(chunk, &page(7), &[new_run(6, 1)]);
         writer.describe(again.unwrap());
         writer.describe([last]);
         writer.append(&page(8), &[new_run(0, 1)]).unwrap();
         writer.seal(Seal::default()).unwrap();
         let reader = Reader::open(&*store).unwrap();
         reader.verify_all(2).unwrap();
-        for (number, byte) in [(0, 8), (6, 7), (9, 4)] {
+        for (number, byte) in [(0, 8), (6, 7), (32, 4)] {
             let mut bytes = page(0);
             reader.read_pages(SPACE, number, &mut bytes).unwrap();
             assert_eq!(bytes, page(byte));
@@ -857,10 +746,10 @@ mod tests {
             .collect();
         let far = (1 << 40, u32::MAX);
         let last = ((1 << 40) + u64::from(u32::MAX), 1);
-        assert_eq!(
-            runs,
-            [(0, 1), (1, 3), (10, 256), (266, 256), (522, 87), far, last]
-        );
+        let long = (16..608).step_by(16).map(|page| (page, 16));
+        let expected = [(0, 1), (1, 3), (10, 6)].into_iter().chain(long);
+        let expected = expected.chain([(608, 1), far, last]);
+        assert_eq!(runs, expected.collect::<Vec<_>>());
         let mut read = vec![0; 599 * PAGE_BYTES];
         reader.read_pages(SPACE, 10, &mut read).unwrap();
         assert_eq!(read, bytes[PAGE_BYTES..]);
@@ -907,10 +796,12 @@ mod tests {
         writer.seal(Seal::default()).unwrap();
         let reader = Reader::open(&*store).unwrap();
         reader.verify_all(3).unwrap();
-        assert_eq!(reader.runs(SPACE).len(), 160);
+        let pages = reader.runs(SPACE).map(|run| run.pages);
+        assert_eq!(pages.sum::<u32>(), 320);
         for run in reader.runs(SPACE) {
-            let mut bytes = [0; 2 * PAGE_BYTES];
-            reader.read(&run, &mut bytes).unwrap();
+            let mut bytes = vec![0; run.len_bytes() as usize];
+            let read = reader.read_pages(SPACE, run.first_page, &mut bytes);
+            read.unwrap();
             assert!(
                 bytes
                     .iter()

@@ -1,11 +1,12 @@
-//! Images of every format version stay readable: one is kept for each.
+//! An image of every format version is kept: what is not read is refused by name.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use image::{
-    FORMAT_VERSION, Facts, NewRun, PAGE_BYTES, Reader, Record, Run, RunKind, Seal, SpaceId, Writer,
+    Error, FORMAT_VERSION, Facts, Granule, NewRun, NewSpace, PAGE_BYTES, Reader, Record, Run,
+    RunKind, Seal, SpaceId, SpaceKind, Writer,
 };
 use store::Directory;
 
@@ -44,17 +45,37 @@ fn records() -> [Record; 2] {
 }
 
 #[test]
-fn version_1_is_read() {
-    let reader = Reader::open(&Directory::open(fixture(1)).unwrap()).unwrap();
+fn version_1_is_refused_by_name() {
+    let store = Directory::open(fixture(1)).unwrap();
+    let error = Reader::open(&store).err().unwrap();
+    assert!(matches!(error, Error::Version { version: 1 }), "{error}");
+    assert!(
+        error.to_string().contains("dump the processes again"),
+        "{error}"
+    );
+    assert!(
+        image::current(&store).is_some(),
+        "an image is there all the same"
+    );
+}
+
+#[test]
+fn version_2_is_read() {
+    let reader = Reader::open(&Directory::open(fixture(2)).unwrap()).unwrap();
     reader.verify_all(1).unwrap();
     assert_eq!(reader.facts(), &facts());
     assert_eq!(reader.records(), records());
     let spaces: Vec<_> = reader
         .spaces()
         .iter()
-        .map(|space| (space.id.0, space.data_pages, space.pages))
+        .map(|space| (space.id.0, space.own_pages, space.pages))
         .collect();
     assert_eq!(spaces, [(1, 2, 34), (2, 1, 3)]);
+    let space = reader.space(SpaceId(2)).unwrap();
+    assert_eq!(
+        (space.kind, &*space.name, space.len_pages, space.granule),
+        (SpaceKind::Object, "shared", 0x1000, Granule::Small)
+    );
     let mut bytes = vec![0; 3 * PAGE_BYTES];
     reader.read_pages(SpaceId(2), 0x101, &mut bytes).unwrap();
     assert_eq!(bytes, [page(2), vec![0; PAGE_BYTES], page(3)].concat());
@@ -94,6 +115,13 @@ fn write_the_fixture() {
         first_page: 0x102,
         pages: 32,
         kind: RunKind::Zero,
+    });
+    writer.space(NewSpace {
+        id: two,
+        kind: SpaceKind::Object,
+        name: "shared".into(),
+        len_pages: 0x1000,
+        granule: Granule::Small,
     });
     let kind = RunKind::Same { space: one };
     writer.mark(Run {

@@ -102,7 +102,7 @@ fn write(writer: &Writer, layer: usize, spaces: &[Vec<Step>], parent: &Model) ->
                     Some((run, fills)) => {
                         let skip = skip as u32 % run.pages;
                         let pages = pages.min(run.pages - skip);
-                        let equal = writer.equal(space, page, pages, run, skip).unwrap();
+                        let equal = run.equal(space, page, pages, skip);
                         writer.describe([equal]);
                         fills[skip as usize..(skip + pages) as usize].to_vec()
                     }
@@ -164,20 +164,25 @@ fn compare(reader: &Reader, model: &Model) {
         let space = SpaceId(space);
         let located = reader.locate(space, page, 5).unwrap();
         assert!((1..=5).contains(&located.pages));
-        if last.replace(located.run) == Some(located.run) {
+        let chunk = located.part.map(|part| part.chunk);
+        if last.replace(chunk) == Some(chunk) {
             continue;
         }
         let mut bytes = [0xee; PAGE_BYTES];
         reader.read_pages(space, page, &mut bytes).unwrap();
         assert_eq!(bytes, [fill; PAGE_BYTES], "space {space} page {page}");
-        let mut whole = vec![0xee; located.run.len_bytes() as usize];
-        reader.read(&located.run, &mut whole).unwrap();
-        assert_eq!(whole[located.skip_pages as usize * PAGE_BYTES], fill);
-        if let RunKind::Data { .. } = located.run.kind {
-            assert!(reader.stored().contains(&located.run));
-            let (object, offset_bytes) = reader.pages_object(&located.run).unwrap();
-            object.read_at(&mut whole, offset_bytes).unwrap();
-            reader.check(&located.run, &whole).unwrap();
+        let Some(part) = located.part else {
+            assert_eq!(fill, 0);
+            continue;
+        };
+        let mut whole = vec![0xee; reader.chunk_pages(part.chunk) as usize * PAGE_BYTES];
+        reader.load(&[(part.chunk, 0)], &mut whole).unwrap();
+        assert_eq!(whole[part.skip_pages as usize * PAGE_BYTES], fill);
+        let straight = reader.straight(part);
+        if let Some(straight) = straight {
+            let file = reader.file(straight.file).unwrap();
+            file.read_at(&mut bytes, straight.offset_bytes).unwrap();
+            assert_eq!(bytes, [fill; PAGE_BYTES]);
         }
     }
     for space in reader.spaces() {
@@ -286,16 +291,10 @@ fn dedup(places: &[Memory], models: &[Model]) {
         .iter()
         .flat_map(|space| reader.runs(space.id))
     {
-        if reader.origin(&run).is_some() {
-            let located = reader
-                .locate(run.space, run.first_page, run.pages.into())
-                .unwrap();
-            let (object, first_bytes) = reader.pages_object(&located.run).unwrap();
-            let skip = u64::from(located.skip_pages);
-            let first = first_bytes / PAGE_BYTES as u64 + skip;
-            needed.extend(
-                (first..first + u64::from(run.pages)).map(|at| (object.name().to_owned(), at)),
-            );
+        if reader.ancestor_of(&run).is_some() {
+            let at = reader.straight(run.part().unwrap()).unwrap();
+            let first = at.offset_bytes / PAGE_BYTES as u64;
+            needed.extend((first..first + u64::from(run.pages)).map(|page| (at.file, page)));
         }
     }
     let mut chain = std::collections::BTreeSet::new();
@@ -325,7 +324,11 @@ fn dedup(places: &[Memory], models: &[Model]) {
                 assert!(by == reader.id() && chain.contains(&older.id()));
                 assert!(matches!(older.open_ancestors(), Err(Error::Freed { .. })));
                 let read = older.verify_all(1);
-                assert!(older.stored().is_empty() || matches!(read, Err(Error::Freed { .. })));
+                let has_pages = older
+                    .spaces()
+                    .iter()
+                    .any(|space| older.runs(space.id).any(|run| run.part().is_some()));
+                assert!(!has_pages || matches!(read, Err(Error::Freed { .. })));
             }
         }
     }
@@ -479,8 +482,7 @@ fn equal_pages_stay_stored_once() {
     let writer = over(&places, 0);
     let run = data(&writer, 1, 0, &[1, 2, 3]);
     let equal = |first_page, skip_pages| {
-        let equal = writer.equal(SpaceId(2), first_page, 1, &run, skip_pages);
-        writer.describe([equal.unwrap()]);
+        writer.describe([run.equal(SpaceId(2), first_page, 1, skip_pages)]);
     };
     equal(0, 2);
     equal(1, 1);
@@ -590,7 +592,7 @@ fn pages_are_read_where_they_are() {
     assert_eq!(ancestors, [(ids[1], "../1"), (ids[0], "../0")]);
     let origins: Vec<_> = reader
         .runs(SpaceId(1))
-        .map(|run| reader.origin(&run).map(|(ancestor, _)| ancestor.id))
+        .map(|run| reader.ancestor_of(&run).map(|ancestor| ancestor.id))
         .collect();
     assert_eq!(origins, [Some(ids[0]), Some(ids[1]), None]);
     // The manifests of ancestors are not needed to read it.

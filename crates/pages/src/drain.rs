@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use image::{DATA_RUN_MAX_PAGES, NewRun, PAGE_BYTES, Run, RunKind, Writer};
+use image::{NewRun, PAGE_BYTES, Run, RunKind, Writer};
 
 use crate::buffer::Buffer;
 use crate::extent::Chunks;
 use crate::{Equals, Error, Extent, Result, Source, crew};
 
 /// Pages read with one call and written with one: what stays in a processor's own cache meanwhile.
-const CHUNK_PAGES: u64 = DATA_RUN_MAX_PAGES as u64;
+const BATCH_PAGES: u64 = 256;
 
 /// What went through the pipe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,12 +135,12 @@ fn drain_to(
         let sources = sources.iter().enumerate();
         sources.flat_map(|(number, (_, extents))| extents.iter().map(move |e| (number, *e)))
     };
-    let chunks = Chunks::new(extents(), CHUNK_PAGES, sys::vm::PIECES_MAX);
+    let chunks = Chunks::new(extents(), BATCH_PAGES, sys::vm::PIECES_MAX);
     let pages: u64 = extents().map(|(_, extent)| extent.pages).sum();
     let [done_bytes, zero_pages, equal_pages, lost_pages, writing_ns] = [0; 5].map(AtomicU64::new);
     let threads = threads(pages * PAGE_BYTES as u64).min(chunks.len().max(1));
     // Made by one thread: it may have memory at hand.
-    let buffer = |_| Buffer::new(pages.min(CHUNK_PAGES) as usize * PAGE_BYTES);
+    let buffer = |_| Buffer::new(pages.min(BATCH_PAGES) as usize * PAGE_BYTES);
     let buffers = Mutex::new((0..threads).map(buffer).collect::<Vec<_>>());
     let buffer = || buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let lane = |part| Lane {
@@ -236,7 +236,7 @@ impl Lane {
         let mut runs = stored.map_err(Error::image("write"))?;
         let writing = before.elapsed();
         if let (Some(equals), Some(plan)) = (equals, &plan) {
-            runs.append(&mut plan.finish(equals, writer, &runs)?);
+            runs.append(&mut plan.finish(equals, &runs));
         }
         runs.append(&mut self.zeros);
         describe(runs);

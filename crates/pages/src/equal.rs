@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use image::{NewRun, PAGE_BYTES, Run, RunKind, SpaceId, Writer};
+use image::{NewRun, PAGE_BYTES, Run, SpaceId, Writer};
 use twox_hash::XxHash3_64;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -96,7 +96,7 @@ impl Equals {
         runs: impl Iterator<Item = &'a Run>,
         more: impl IntoIterator<Item = (SpaceId, Range<u64>)>,
     ) -> Option<Self> {
-        let stored = runs.filter(|run| matches!(run.kind, RunKind::Data { .. }));
+        let stored = runs.filter(|run| run.part().is_some());
         let places = stored.map(|run| (run.first_page, run.end_page(), run.space));
         Self::of(places.collect(), more)
     }
@@ -306,13 +306,10 @@ impl Plan {
     }
 
     /// Gives the runs of the pages that are not stored, after the others were stored as `stored`.
-    ///
-    /// # Errors
-    /// [`Error::Image`] where there are too many.
-    pub fn finish(&self, equals: &Equals, writer: &Writer, stored: &[Run]) -> Result<Vec<Run>> {
+    pub fn finish(&self, equals: &Equals, stored: &[Run]) -> Vec<Run> {
         equals.learn(self, stored);
         if self.fates.iter().all(Fate::is_stored) {
-            return Ok(Vec::new());
+            return Vec::new();
         }
         // Where each stored page of the buffer is now.
         let places = stored
@@ -349,8 +346,7 @@ impl Plan {
                 _ => equal.push(one),
             }
         }
-        let runs = equal.iter().map(|equal| equal.run(writer));
-        runs.collect()
+        equal.iter().map(Equal::run).collect()
     }
 }
 
@@ -370,14 +366,13 @@ impl Equal {
             && self.skip_pages + self.place.pages == next.skip_pages
     }
 
-    fn run(&self, writer: &Writer) -> Result<Run> {
+    fn run(&self) -> Run {
         let NewRun {
             space,
             first_page,
             pages,
         } = self.place;
-        let run = writer.equal(space, first_page, pages, &self.stored, self.skip_pages);
-        run.map_err(Error::image("write"))
+        self.stored.equal(space, first_page, pages, self.skip_pages)
     }
 }
 
@@ -552,9 +547,11 @@ mod tests {
         assert_eq!(read(&reader, 1, 100, 5), one.0);
         assert_eq!(read(&reader, 2, 100, 5), other.0);
         assert_eq!(reader.features(), ["equal"]);
+        let chunk = |run: &Run| run.part().map(|part| part.chunk);
+        let first = reader.runs(SpaceId(1)).next().unwrap();
         let equal = reader
             .runs(SpaceId(2))
-            .filter(|run| matches!(run.kind, RunKind::Equal(_)));
+            .filter(|run| chunk(run) == chunk(&first));
         // The last two are one run.
         assert_eq!(equal.map(|run| run.pages).collect::<Vec<_>>(), [1, 2]);
     }

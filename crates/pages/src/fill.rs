@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use abi::{Addr, Span};
-use image::{PAGE_BYTES, Reader, Run, RunKind};
+use image::{ChunkId, PAGE_BYTES, Reader};
 
 use crate::buffer::Buffer;
 use crate::{Error, Placed, Result, Sink, crew};
 
 /// What a huge page holds; batches do not cross its boundaries in the target.
 const BLOCK_BYTES: u64 = 2 << 20;
-/// Stored bytes read for one batch: one read that stays in a processor's own cache.
+/// Pages of chunks read for one batch: what stays in a processor's own cache.
 const BATCH_BYTES: u64 = BLOCK_BYTES;
 /// Blocks that a sink prepares at once.
 const GROUP_BLOCKS: u64 = 16;
@@ -25,9 +25,9 @@ pub struct Filled {
     pub batches: u64,
 }
 
-/// Reads the runs of `placed`, verifies their checksums, and only then hands the wanted pages to
-/// `sink`. A megabyte, in however many pieces, costs one read where the runs are neighbours in the
-/// image, and one call of the sink.
+/// Reads the chunks of `placed`, verifies their checksums, and only then hands the wanted pages to
+/// `sink`. A megabyte, in however many pieces, costs one read where the chunks are neighbours in
+/// the image, and one call of the sink.
 ///
 /// Calls `progress` with the number of bytes filled so far, from several threads when there is much
 /// to fill.
@@ -43,13 +43,13 @@ pub fn fill(
 ) -> Result<Filled> {
     let mut placed = placed.to_vec();
     placed.sort_by_key(|piece| piece.at);
-    let batches = batches(&placed);
+    let batches = batches(reader, &placed);
     let groups = groups(&placed, &batches);
     let pages: u64 = placed.iter().map(|piece| u64::from(piece.pages)).sum();
     let done_bytes = AtomicU64::new(0);
     let most = batches
         .iter()
-        .map(|batch| stored_bytes(&placed[batch.clone()]))
+        .map(|batch| chunk_bytes(reader, &placed[batch.clone()]))
         .max();
     let buffer = |_| Buffer::new(most.unwrap_or(0) as usize);
     crew::work(
@@ -79,26 +79,25 @@ fn fill_batch(
     sink: &dyn Sink,
     buffer: &mut [u8],
 ) -> Result<u64> {
-    // A run of which several parts are wanted is read once.
-    let mut read = runs_of(batch)
-        .into_iter()
-        .map(|run| (run, 0..0))
-        .collect::<Vec<_>>();
+    // A chunk of which several parts are wanted is read once.
     let mut used = 0;
-    for (run, range) in &mut read {
-        *range = used..used + run.len_bytes() as usize;
-        used = range.end;
-    }
-    read_runs(reader, &read, buffer)?;
-    let place_of = |run: &Run| {
-        let at = read.binary_search_by_key(&key(run), |(run, _)| key(run));
-        read[at.expect("every run of the batch was read")].1.start
+    let place = |chunk| {
+        let at = used;
+        used += bytes_of(reader, chunk) as usize;
+        (chunk, at)
+    };
+    let wanted = chunks_of(batch).into_iter().map(place).collect::<Vec<_>>();
+    let loaded = reader.load(&wanted, buffer);
+    loaded.map_err(Error::image("read"))?;
+    let place_of = |chunk: ChunkId| {
+        let at = wanted.binary_search_by_key(&chunk, |one| one.0);
+        wanted[at.expect("every chunk of the batch was read")].1
     };
     let mut pieces: Vec<(Addr, &[u8])> = Vec::with_capacity(batch.len());
     let mut last_end = None;
     let mut filled = 0;
     for piece in batch {
-        let start = place_of(&piece.run) + piece.skip_pages as usize * PAGE_BYTES;
+        let start = place_of(piece.part.chunk) + piece.part.skip_pages as usize * PAGE_BYTES;
         let end = start + piece.pages as usize * PAGE_BYTES;
         let target_end = piece.at.plus((end - start) as u64);
         match pieces.last_mut() {
@@ -115,73 +114,42 @@ fn fill_batch(
     Ok(filled as u64)
 }
 
-/// Reads runs, sorted by place, to their places in `buffer`, neighbours in the image with one read,
-/// and verifies each.
-fn read_runs(reader: &Reader, runs: &[(Run, Range<usize>)], buffer: &mut [u8]) -> Result<()> {
-    let mut next = 0;
-    while let Some((first, range)) = runs.get(next) {
-        let mut end = range.end;
-        let mut count = 1;
-        for ((last, _), (run, range)) in runs[next..].iter().zip(&runs[next + 1..]) {
-            if offset_bytes(run) != offset_bytes(last) + last.len_bytes() {
-                break;
-            }
-            end = range.end;
-            count += 1;
-        }
-        let bytes = &mut buffer[range.start..end];
-        reader
-            .read_stored(bytes, offset_bytes(first), first.space)
-            .map_err(Error::image("read"))?;
-        for (run, range) in &runs[next..next + count] {
-            reader
-                .check(run, &buffer[range.clone()])
-                .map_err(Error::image("read"))?;
-        }
-        next += count;
-    }
-    Ok(())
-}
-
-fn offset_bytes(run: &Run) -> u64 {
-    match run.kind {
-        RunKind::Data { offset_bytes, .. } => offset_bytes,
-        other => panic!("only data runs are placed, not {other:?}"),
-    }
-}
-
 fn block(addr: Addr) -> u64 {
     addr.0 / BLOCK_BYTES
 }
 
-/// What tells stored runs apart and sorts them by place.
-fn key(run: &Run) -> (u64, u32) {
-    (offset_bytes(run), run.pages)
+fn bytes_of(reader: &Reader, chunk: ChunkId) -> u64 {
+    u64::from(reader.chunk_pages(chunk)) * PAGE_BYTES as u64
 }
 
-/// The runs that a batch needs, each once, sorted by place.
-fn runs_of(batch: &[Placed]) -> Vec<Run> {
-    let mut runs = batch.iter().map(|piece| piece.run).collect::<Vec<_>>();
-    runs.sort_unstable_by_key(key);
-    runs.dedup_by_key(|run| key(run));
-    runs
+/// The chunks that a batch needs, each once, in the order in which they are stored.
+fn chunks_of(batch: &[Placed]) -> Vec<ChunkId> {
+    let mut chunks = batch
+        .iter()
+        .map(|piece| piece.part.chunk)
+        .collect::<Vec<_>>();
+    chunks.sort_unstable();
+    chunks.dedup();
+    chunks
 }
 
-fn stored_bytes(batch: &[Placed]) -> u64 {
-    runs_of(batch).iter().map(Run::len_bytes).sum()
+fn chunk_bytes(reader: &Reader, batch: &[Placed]) -> u64 {
+    let chunks = chunks_of(batch).into_iter();
+    chunks.map(|chunk| bytes_of(reader, chunk)).sum()
 }
 
 /// Groups pieces, sorted by address, into batches: small ones together, large ones by the block in
 /// which they start.
-fn batches(placed: &[Placed]) -> Vec<Range<usize>> {
+fn batches(reader: &Reader, placed: &[Placed]) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
     let mut bytes = 0;
-    let total = stored_bytes(placed);
+    let total = chunk_bytes(reader, placed);
     let mut seen = HashSet::new();
     for (number, piece) in placed.iter().enumerate() {
-        let own = match seen.contains(&key(&piece.run)) {
+        let chunk = piece.part.chunk;
+        let own = match seen.contains(&chunk) {
             true => 0,
-            false => piece.run.len_bytes(),
+            false => bytes_of(reader, chunk),
         };
         match batches.last_mut() {
             Some(batch)
@@ -198,8 +166,8 @@ fn batches(placed: &[Placed]) -> Vec<Range<usize>> {
                 seen.clear();
             }
         }
-        if seen.insert(key(&piece.run)) {
-            bytes += piece.run.len_bytes();
+        if seen.insert(chunk) {
+            bytes += bytes_of(reader, chunk);
         }
     }
     batches
@@ -246,42 +214,52 @@ fn full_blocks(placed: &[Placed], batches: &[Range<usize>]) -> Vec<Span> {
 #[cfg(test)]
 #[allow(clippy::single_range_in_vec_init)] // ranges are what is compared
 mod tests {
-    use image::SpaceId;
+    use std::sync::Arc;
+
+    use image::{NewRun, Seal, SpaceId, Writer};
 
     use super::*;
+    use crate::{Extent, place};
 
-    fn piece(page: u64, pages: u32) -> Placed {
-        let kind = RunKind::Data {
-            offset_bytes: page * 4096,
-            checksum: 0,
-        };
-        let run = Run {
-            space: SpaceId(1),
-            first_page: page,
-            pages,
-            kind,
-        };
-        Placed {
-            run,
-            skip_pages: 0,
-            pages,
-            at: Addr::of_page(page),
-        }
+    /// An image of runs of so many pages from some page on, and where they go.
+    fn placed(runs: &[(u64, u32)]) -> (Reader, Vec<Placed>) {
+        let store = Arc::new(store::Memory::default());
+        let writer = Writer::create(store.clone()).expect("a writer");
+        let space = SpaceId(1);
+        let extents = runs.iter().map(|&(first_page, pages)| {
+            let run = NewRun {
+                space,
+                first_page,
+                pages,
+            };
+            let bytes = vec![1; pages as usize * PAGE_BYTES];
+            writer.append(&bytes, &[run]).expect("stored");
+            Extent {
+                space,
+                first_page,
+                at: Addr::of_page(first_page),
+                pages: pages.into(),
+            }
+        });
+        let extents = extents.collect::<Vec<_>>();
+        writer.seal(Seal::default()).expect("sealed");
+        let reader = Reader::open(&*store).expect("an image");
+        let placed = place(&reader, &extents).expect("placed");
+        (reader, placed)
     }
 
     #[test]
     fn few_pages_anywhere_are_one_batch() {
-        let placed: Vec<Placed> = (0..30).map(|number| piece(number * 5000, 3)).collect();
-        assert_eq!(batches(&placed), [0..30]);
+        let runs = (0..30).map(|number| (number * 5008, 3)).collect::<Vec<_>>();
+        let (reader, placed) = placed(&runs);
+        assert_eq!(batches(&reader, &placed), [0..30]);
     }
 
     #[test]
     fn many_pages_are_batched_by_block() {
-        let placed: Vec<Placed> = (0..8)
-            .map(|number| piece(512 + number * 256, 256))
-            .collect();
-        let batches = batches(&placed);
-        assert_eq!(batches, [0..2, 2..4, 4..6, 6..8]);
+        let (reader, placed) = placed(&[(512, 2048)]);
+        let batches = batches(&reader, &placed);
+        assert_eq!(batches, [0..32, 32..64, 64..96, 96..128]);
         assert_eq!(groups(&placed, &batches), [0..4]);
         let full = Span {
             start: Addr::of_page(512),
@@ -292,13 +270,9 @@ mod tests {
 
     #[test]
     fn blocks_with_a_hole_are_not_full() {
-        let placed = [
-            piece(500, 12),
-            piece(512, 256),
-            piece(769, 255),
-            piece(1024, 600),
-        ];
-        let full = full_blocks(&placed, &[0..4]);
+        let (_, placed) = placed(&[(500, 12), (512, 256), (769, 255), (1024, 600)]);
+        let whole = 0..placed.len();
+        let full = full_blocks(&placed, &[whole]);
         assert_eq!(
             full,
             [Span {

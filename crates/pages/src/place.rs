@@ -1,16 +1,14 @@
 //! Which stored pages go where in a target.
 use abi::Addr;
-use image::{Reader, Run, RunKind, SpaceId};
+use image::{Part, Reader, Run, RunKind, SpaceId};
 
 use crate::{Error, Extent, Result};
 
-/// Pages of one stored run and where they go.
+/// Pages of one chunk and where they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// The stored run, of whatever space and image.
-    pub run: Run,
-    /// How many of its pages come before those wanted.
-    pub skip_pages: u32,
+    /// The chunk, of whatever space and image, and how many of its pages come before those wanted.
+    pub part: Part,
     /// How many are wanted; never 0.
     pub pages: u32,
     /// Where the first of them goes.
@@ -43,13 +41,12 @@ pub fn place(reader: &Reader, extents: &[Extent]) -> Result<Vec<Placed>> {
             let part = extent.part(from - extent.first_page, pages);
             match run.kind {
                 RunKind::Zero => {}
-                RunKind::Data { .. } => placed.push(Placed {
-                    run: *run,
-                    skip_pages: (part.first_page - run.first_page) as u32,
+                RunKind::Part(whole) => placed.push(Placed {
+                    part: whole.after((part.first_page - run.first_page) as u32),
                     pages: part.pages as u32,
                     at: part.at,
                 }),
-                _ => resolve(reader, part, &mut placed)?,
+                RunKind::Same { .. } => resolve(reader, part, &mut placed)?,
             }
         }
     }
@@ -64,10 +61,9 @@ fn resolve(reader: &Reader, part: Extent, placed: &mut Vec<Placed>) -> Result<()
         let located = reader
             .locate(rest.space, rest.first_page, rest.pages)
             .map_err(Error::image("find"))?;
-        if located.run.kind != RunKind::Zero {
+        if let Some(part) = located.part {
             placed.push(Placed {
-                run: located.run,
-                skip_pages: located.skip_pages,
+                part,
                 pages: located.pages,
                 at: rest.at,
             });

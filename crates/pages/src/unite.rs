@@ -8,13 +8,13 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use image::{DATA_RUN_MAX_PAGES, NewRun, PAGE_BYTES, Run, RunKind, Writer};
+use image::{NewRun, PAGE_BYTES, Run, Writer};
 
 use crate::buffer::Buffer;
 use crate::{Equals, Error, Result, crew};
 
 /// The most pages that one thread looks at together.
-const CHUNK_PAGES: u64 = DATA_RUN_MAX_PAGES as u64;
+const BATCH_PAGES: u64 = 256;
 
 /// Pages of which equal ones are stored once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,8 +62,7 @@ pub fn unite(
             let chunk = &looked_at[chunks[number].clone()];
             let bytes = &mut buffer.bytes()[..bytes_of(chunk)];
             let runs = unite_chunk(chunk, equals, writer, bytes)?;
-            let equal = runs.iter().filter(|run| !is_data(run));
-            let equal_pages = equal.map(|run| u64::from(run.pages)).sum::<u64>();
+            let (runs, equal_pages) = runs;
             let mut united = united.lock().unwrap_or_else(PoisonError::into_inner);
             united.runs.extend(runs);
             united.equal_pages += equal_pages;
@@ -83,11 +82,7 @@ pub fn wanted_bytes(stored: &[Run], equals: &Equals) -> u64 {
 }
 
 fn is_wanted(run: &Run, equals: &Equals) -> bool {
-    is_data(run) && equals.wants(&place_of(run))
-}
-
-fn is_data(run: &Run) -> bool {
-    matches!(run.kind, RunKind::Data { .. })
+    run.part().is_some() && equals.wants(&place_of(run))
 }
 
 fn place_of(run: &Run) -> NewRun {
@@ -107,7 +102,7 @@ fn chunks(runs: &[Run]) -> Vec<Range<usize>> {
     let mut chunks = Vec::new();
     let (mut first, mut pages) = (0, 0);
     for (number, run) in runs.iter().enumerate() {
-        if pages + u64::from(run.pages) > CHUNK_PAGES && first < number {
+        if pages + u64::from(run.pages) > BATCH_PAGES && first < number {
             chunks.push(first..number);
             (first, pages) = (number, 0);
         }
@@ -119,13 +114,14 @@ fn chunks(runs: &[Run]) -> Vec<Range<usize>> {
     chunks
 }
 
-/// Reads stored runs into `bytes`; returns the runs that are to take their places.
+/// Reads stored runs into `bytes`; returns the runs that are to take their places, and how many
+/// pages are not stored any more.
 fn unite_chunk(
     chunk: &[Run],
     equals: &Equals,
     writer: &Writer,
     bytes: &mut [u8],
-) -> Result<Vec<Run>> {
+) -> Result<(Vec<Run>, u64)> {
     let mut rest = &mut *bytes;
     for run in chunk {
         let (own, after) = rest.split_at_mut(run.len_bytes() as usize);
@@ -135,25 +131,18 @@ fn unite_chunk(
     }
     let places = chunk.iter().map(place_of).collect::<Vec<_>>();
     let Some(plan) = equals.plan(writer, bytes, &places)? else {
-        return Ok(chunk.to_vec());
+        return Ok((chunk.to_vec(), 0));
     };
-    let mut runs = Vec::with_capacity(chunk.len());
-    let mut rest = &*bytes;
-    for (run, kept) in chunk.iter().zip(plan.kept(&places)) {
-        let (own, after) = rest.split_at(run.len_bytes() as usize);
-        rest = after;
-        match &kept[..] {
-            [] => {}
-            [all] if *all == (0..run.pages) => runs.push(*run),
-            parts => {
-                let parts = writer.cut(run, own, parts);
-                runs.append(&mut parts.map_err(Error::image("read"))?);
-            }
-        }
-    }
-    let mut equal = plan.finish(equals, writer, &runs)?;
+    let parts = chunk.iter().zip(plan.kept(&places));
+    let parts = parts.flat_map(|(run, kept)| {
+        let parts = kept.into_iter();
+        parts.map(|pages| run.cut(pages.start, pages.end - pages.start))
+    });
+    let mut runs = parts.collect::<Vec<_>>();
+    let mut equal = plan.finish(equals, &runs);
+    let equal_pages = equal.iter().map(|run| u64::from(run.pages)).sum();
     runs.append(&mut equal);
-    Ok(runs)
+    Ok((runs, equal_pages))
 }
 
 #[cfg(test)]
@@ -306,7 +295,7 @@ mod tests {
             space: SpaceId(3),
             first_page: 0,
             pages: 500,
-            kind: RunKind::Zero,
+            kind: image::RunKind::Zero,
         });
         let (reader, equal, _) = place.unite(&[(1, 10..14), (2, 91..94)]);
         assert_eq!(equal, 3);

@@ -6,15 +6,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use abi::{Addr, Header, Op, PAGE_BYTES, Span};
-use image::{Reader, SpaceId};
+use image::{Reader, SpaceId, SpaceKind};
 use pages::{Extent, sink};
 use resources::cgroup::{Cgroups, Groups};
 use resources::fd::tcp::lock::{self, Leftover};
 use resources::fd::{DescriptionId, KINDS, Kind, RestoreContext};
 use resources::fd::{attributes, tags, unix};
+use resources::map::layout::DECODED_FILE;
 use resources::script::{Layout, ScriptId, StepAt, WordId};
 use resources::{Allow, Error as ResourceError};
-use rustix::fs::FileType;
+use rustix::fs::{FileType, MemfdFlags, memfd_create};
 use sys::window::Window;
 
 use crate::plan::Plan;
@@ -150,7 +151,7 @@ pub(crate) fn build(
         let file = groups.open(&join.hierarchy, &join.path, false)?;
         pool.open.push(Arc::new(file));
     }
-    let numbers = pool.numbers(saved, &plan.files)?;
+    let numbers = pool.numbers(saved, &plan)?;
     let words_bytes = (u64::from(plan.words) * 4).next_multiple_of(64);
     let sizes = plan.scripts.iter().map(|planned| {
         let ops = planned.script.ops_bytes() as u64;
@@ -291,7 +292,7 @@ impl Pool {
     }
 
     /// The number of each pool descriptor; none of them is a number that a task will give away.
-    fn numbers(&mut self, saved: &Saved<'_>, files: &[u64]) -> Result<Vec<i32>> {
+    fn numbers(&mut self, saved: &Saved<'_>, plan: &Plan) -> Result<Vec<i32>> {
         let descriptors = saved.tasks.iter().flat_map(|task| &task.descriptors);
         let above = descriptors
             .map(|descriptor| descriptor.fd + 1)
@@ -308,15 +309,18 @@ impl Pool {
         sys::close::all(left);
         let own = self.open.iter().map(|own| own.as_raw_fd());
         let mut numbers = own.collect::<Vec<_>>();
-        for number in files {
-            numbers.push(self.pages_file(*number, above)?);
+        for number in &plan.files {
+            numbers.push(match *number {
+                DECODED_FILE => self.decoded(&plan.decoded, above)?,
+                number => self.pages_file(number, above)?,
+            });
         }
         Ok(numbers)
     }
 
     /// The number, from `above` on, of a descriptor of a pages file that tasks read: the reader's
     /// own, or another one.
-    fn pages_file(&mut self, number: u64, above: i32) -> Result<i32> {
+    fn pages_file(&mut self, number: u32, above: i32) -> Result<i32> {
         let object = self.reader.file(number)?;
         let failed = |errno| Error::kernel("cannot copy a descriptor", errno);
         let own = object.as_fd().ok_or(rustix::io::Errno::OPNOTSUPP);
@@ -327,6 +331,19 @@ impl Pool {
         let copy = rustix::io::fcntl_dupfd_cloexec(own, above).map_err(failed)?;
         let number = copy.as_raw_fd();
         self.open.push(Arc::new(copy));
+        Ok(number)
+    }
+
+    /// The number, from `above` on, of a memfd with pages that tasks cannot read as they are
+    /// stored.
+    fn decoded(&mut self, extents: &[Extent], above: i32) -> Result<i32> {
+        let failed = |errno| Error::kernel("cannot make a file of decoded pages", errno);
+        let fd = memfd_create("decoded", MemfdFlags::CLOEXEC).map_err(failed)?;
+        let moved = rustix::io::fcntl_dupfd_cloexec(&fd, above).map_err(failed)?;
+        let placed = pages::place(&self.reader, extents)?;
+        pages::fill(&self.reader, &placed, &sink::Object::new(fd), &|_| ())?;
+        let number = moved.as_raw_fd();
+        self.open.push(Arc::new(moved));
         Ok(number)
     }
 }
@@ -366,6 +383,11 @@ impl RestoreContext for Pool {
 
     fn load(&mut self, space: u32, file: BorrowedFd<'_>) -> resources::Result<()> {
         let failed = |source: std::io::Error| ResourceError::kernel("cannot fill a file", source);
+        let kind = self.reader.space(SpaceId(space)).map(|space| space.kind);
+        if kind.is_some_and(|kind| kind != SpaceKind::Object) {
+            let what = format!("is a space of another kind: {kind:?}");
+            return Err(ResourceError::corrupt(format!("object {space:#x}"), what));
+        }
         let extents = self.reader.runs(SpaceId(space)).map(|run| Extent {
             space: run.space,
             first_page: run.first_page,

@@ -17,7 +17,7 @@ pub(crate) fn layers(store: &dyn Store, newest: &Reader) -> Result<Vec<Layer>> {
         .iter()
         .flat_map(|space| newest.runs(space.id))
     {
-        if let Some((ancestor, _)) = newest.origin(&run) {
+        if let Some(ancestor) = newest.ancestor_of(&run) {
             *held.entry(ancestor.id).or_default() += u64::from(run.pages);
         }
     }

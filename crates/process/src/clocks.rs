@@ -79,7 +79,7 @@ impl TreeClocks {
     /// [`resources::Error::Corrupt`] for clocks that the kernel would not set.
     pub fn read(payload: &[u8]) -> Result<Self> {
         let corrupt = |what: String| Error::from(resources::Error::corrupt("clocks", what));
-        let clocks = Self::decode(payload).map_err(|error| corrupt(error.to_string()))?;
+        let clocks: Self = image::strict::decode(payload).map_err(corrupt)?;
         let all = [clocks.monotonic_ns, clocks.coarse_ns, clocks.boottime_ns];
         match all.into_iter().find(|ns| *ns >= MOST_NS) {
             None => Ok(clocks),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use image::{FORMAT_VERSION, MANIFEST_NAME, PARTS_MAX, Reader, Run, RunKind, SpaceId};
+use image::{FORMAT_VERSION, MANIFEST_NAME, PARTS_MAX, Reader, Run, SpaceId};
 use resources::fd::tcp::lock;
 use resources::fd::{attributes, locks, tags};
 use resources::map::memory::{Mapping, Memory, Special};
@@ -10,6 +10,7 @@ use resources::task::PARTS;
 use store::Store;
 
 use crate::build::kind;
+use crate::fates::{Fate, fates};
 use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State};
 use crate::report::{
     Creation, DescriptorDescription, FileSize, MappingDescription, Network, PageCounts,
@@ -34,9 +35,10 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
         false => Saved::read(&reader)?,
     };
     let described = Descriptions::read(&saved)?;
+    let fates = fates(&reader);
     let tasks = saved.tasks.iter().enumerate();
     let tasks = tasks.map(|(index, task)| {
-        let mut described = described.task(&reader, task, index == 0)?;
+        let mut described = described.task(&fates, task, index == 0)?;
         describe_groups(&saved, task, &mut described.parts);
         Ok(described)
     });
@@ -129,32 +131,33 @@ fn vdsos(saved: &Saved<'_>) -> Vec<Vdso> {
 }
 
 pub(crate) fn count_all(reader: &Reader) -> PageCounts {
-    let spaces = reader.spaces().iter();
-    let runs = spaces.flat_map(|space| reader.runs(space.id));
     let mut counts = PageCounts::default();
-    runs.for_each(|run| count(&mut counts, run.kind, run.pages.into()));
+    for (run, fate) in fates(reader) {
+        count(&mut counts, fate, run.pages.into());
+    }
     counts
 }
 
-fn count(counts: &mut PageCounts, kind: RunKind, pages: u64) {
-    let fate = match kind {
-        RunKind::Data { .. } => &mut counts.stored,
-        RunKind::Zero => &mut counts.zero,
-        RunKind::Same { .. } => &mut counts.shared,
-        RunKind::Equal(_) => &mut counts.equal,
-        RunKind::Parent(_) => &mut counts.parent,
+fn count(counts: &mut PageCounts, fate: Fate, pages: u64) {
+    let counted = match fate {
+        Fate::Stored => &mut counts.stored,
+        Fate::Zero => &mut counts.zero,
+        Fate::Shared => &mut counts.shared,
+        Fate::Equal => &mut counts.equal,
+        Fate::Parent => &mut counts.parent,
     };
-    *fate = fate.saturating_add(pages);
+    *counted = counted.saturating_add(pages);
 }
 
 /// The pages of a mapping among the sorted runs of its space.
-fn count_in(runs: &[Run], map: &Mapping) -> PageCounts {
+fn count_in(runs: &[(Run, Fate)], map: &Mapping) -> PageCounts {
     let mut counts = PageCounts::default();
     let (start, end) = (map.start / abi::PAGE_BYTES, map.end / abi::PAGE_BYTES);
-    let from = runs.partition_point(|run| run.end_page() <= start);
-    for run in runs[from..].iter().take_while(|run| run.first_page < end) {
+    let from = runs.partition_point(|(run, _)| run.end_page() <= start);
+    let inside = runs[from..].iter();
+    for (run, fate) in inside.take_while(|(run, _)| run.first_page < end) {
         let pages = run.end_page().min(end) - run.first_page.max(start);
-        count(&mut counts, run.kind, pages);
+        count(&mut counts, *fate, pages);
     }
     counts
 }
@@ -215,7 +218,7 @@ impl Descriptions {
 
     fn task(
         &self,
-        reader: &Reader,
+        fates: &[(Run, Fate)],
         task: &SavedTask<'_>,
         is_root: bool,
     ) -> Result<TaskDescription> {
@@ -256,7 +259,7 @@ impl Descriptions {
                 what: locks::describe(payload)?,
             });
         }
-        described.mappings = self.mappings(reader, node.pid, &task.memory)?;
+        described.mappings = self.mappings(fates, node.pid, &task.memory)?;
         let descriptors = task.descriptors.iter();
         described.descriptors = descriptors.map(|one| self.descriptor(one)).collect();
         described
@@ -267,20 +270,22 @@ impl Descriptions {
 
     fn mappings(
         &self,
-        reader: &Reader,
+        fates: &[(Run, Fate)],
         pid: i32,
         memory: &Memory,
     ) -> Result<Vec<MappingDescription>> {
         memory.check()?;
-        let runs = reader.runs(SpaceId(pid.cast_unsigned()));
-        let runs = runs.collect::<Vec<_>>();
+        let space = SpaceId(pid.cast_unsigned());
+        let first = fates.partition_point(|(run, _)| run.space < space);
+        let end = fates.partition_point(|(run, _)| run.space <= space);
+        let runs = &fates[first..end];
         let described = memory.mappings.iter().map(|map| MappingDescription {
             start: map.start,
             end: map.end,
             protection: protection(map),
             what: self.what(map, memory),
             pages: if map.is_private() {
-                count_in(&runs, map)
+                count_in(runs, map)
             } else {
                 PageCounts::default()
             },
@@ -443,7 +448,7 @@ mod tests {
     fn files_and_creation_are_told() {
         let image = described();
         assert_eq!(image.creation.kernel, "6.18.0");
-        assert_eq!((image.format, image.vdsos.len()), (1, 1));
+        assert_eq!((image.format, image.vdsos.len()), (2, 1));
         assert!(image.vdsos[0].is_ours && image.vdsos[0].build_id.len() == 40);
         let names = image.files.iter().map(|file| file.name.as_str());
         let pages = format!("pages-{}.img", image.image);
@@ -475,13 +480,13 @@ mod tests {
         refused(gone, "memory of 102 is missing");
         let eventfd = resources::fd::tags::EVENTFD;
         let unknown = change(eventfd, 3, &|record| record.tag = 199);
-        refused(unknown, "unknown kind 199");
+        refused(unknown, "record 199 of 3: is of a kind that is not known");
         let number = change(eventfd, 3, &|record| record.id = 4);
         refused(number, "description 4 is out of order");
         let name = PARTS.iter().find(|part| part.name() == "name");
         let name = name.expect("a part").tag();
         let part = change(name, sample::THREAD, &|record| record.tag = 299);
-        refused(part, "unknown part 299");
+        refused(part, "is of a kind that is not known");
     }
 
     proptest! {
@@ -510,7 +515,7 @@ mod tests {
                 space: SpaceId(sample::CHILD.cast_unsigned()),
                 first_page: (1 << 52) - u64::from(pages) - from_end,
                 pages,
-                kind: RunKind::Zero,
+                kind: image::RunKind::Zero,
             });
             let store = sample::image(records, &far.collect::<Vec<_>>());
             let _ = describe_in(&*store);

@@ -34,6 +34,7 @@ pub fn dry_run(options: &DumpOptions) -> Result<DryRunReport> {
     drop(std::mem::take(&mut inventory.undo));
     let planning = Instant::now();
     let writer = Writer::create(Arc::new(store::Memory::default()))?;
+    inventory.name_objects(&writer);
     inventory
         .records
         .into_iter()

@@ -201,6 +201,7 @@ fn write(
     observer: &mut dyn Observer,
 ) -> Result<DumpReport> {
     let mut records_bytes = 0;
+    inventory.name_objects(&writer);
     for record in inventory.records {
         records_bytes += record.payload.len() as u64;
         writer.record(record);

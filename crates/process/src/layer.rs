@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use abi::Span;
-use image::{ImageId, Reader, SpaceId, Writer};
+use image::{ImageId, Reader, SpaceId, SpaceKind, Writer};
 use pages::PageMaps;
 use pages::scan::{Area, Found};
 use pages::track::{self, intersect, subtract};
@@ -115,6 +115,7 @@ impl Layer {
     pub fn inherit(&self, inventory: &mut Inventory, writer: &Writer) -> Result<u64> {
         for (space, pages) in inventory.kept.drain(..) {
             writer.inherit(space, 0, pages)?;
+            writer.space(over::named(space, SpaceKind::Vdso, pages));
         }
         let Some(unwritten) = self.look.unwritten() else {
             return Ok(0);

@@ -348,6 +348,7 @@ impl<'a> Dump<'a> {
 
     /// Copies what can only be copied while the tree is stopped.
     fn copy_stopped(&self, inventory: &mut Inventory) -> Result<(Drained, Vec<Run>)> {
+        inventory.name_objects(&self.writer);
         let memory = std::mem::take(&mut inventory.memory).into_iter();
         let memory = memory.map(|memory| {
             let task = if memory.quiet {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use image::{Link, Reader, SpaceId, Writer};
+use image::{Granule, Link, NewSpace, Reader, SpaceId, SpaceKind, Writer};
 use resources::map::vdso::{self, Vdso};
 use store::Store;
 
@@ -77,6 +77,7 @@ pub(crate) fn hand_down(writer: &Writer, parent: &Reader) -> Result<()> {
         let space = SpaceId(vdso.space.expect("those that have one"));
         let pages = u64::from(vdso.len_bytes).div_ceil(abi::PAGE_BYTES);
         writer.inherit(space, 0, pages)?;
+        writer.space(named(space, SpaceKind::Vdso, pages));
         writer.record(image::Record {
             tag: vdso::TAG,
             version: 1,
@@ -85,4 +86,15 @@ pub(crate) fn hand_down(writer: &Writer, parent: &Reader) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// A space of so many pages that is no task's memory.
+pub(crate) fn named(id: SpaceId, kind: SpaceKind, len_pages: u64) -> NewSpace {
+    NewSpace {
+        id,
+        kind,
+        name: String::new(),
+        len_pages,
+        granule: Granule::Small,
+    }
 }

@@ -12,7 +12,7 @@ use resources::task::interrupted::Remake;
 use resources::task::xstate::Layout;
 
 use crate::clocks::TreeClocks;
-use crate::{Error, Result, Statistics};
+use crate::{Error, Result, Statistics, known};
 
 /// Record numbers of this crate.
 pub(crate) mod tag {
@@ -235,7 +235,7 @@ impl<'a> Sorted<'a> {
     fn decode<M: Message + Default>(&self, tag: u16, id: i32, what: &str) -> Result<M> {
         let record = self.find(tag, id);
         let record = record.ok_or_else(|| corrupt(format!("{what} of {id} is missing")))?;
-        M::decode(record.payload.as_slice()).map_err(|e| corrupt(format!("{what} of {id}: {e}")))
+        image::strict::decode(&record.payload).map_err(|e| corrupt(format!("{what} of {id}: {e}")))
     }
 }
 
@@ -249,6 +249,7 @@ impl<'a> Saved<'a> {
         }
         let tree: Tree = sorted.decode(tag::TREE, 0, "the list of tasks")?;
         check_tree(&tree)?;
+        known::check(reader.records(), &tree)?;
         let mut descriptions = Vec::new();
         for record in reader
             .records()
@@ -321,6 +322,11 @@ impl Saved<'_> {
         let needed = |vdso: &&mut Vdso| Some(vdso.build_id.as_slice()) != own;
         for vdso in self.vdsos.iter_mut().filter(needed) {
             let Some(space) = vdso.space else { continue };
+            let kind = reader.space(image::SpaceId(space)).map(|space| space.kind);
+            if kind.is_some_and(|kind| kind != image::SpaceKind::Vdso) {
+                let what = format!("space {space:#x} is of another kind: {kind:?}");
+                return Err(resources::Error::corrupt("vdso", what).into());
+            }
             let len = vdso.len_bytes as usize;
             vdso.code = vec![0; len.next_multiple_of(image::PAGE_BYTES)];
             let read = reader.read_pages(image::SpaceId(space), 0, &mut vdso.code);

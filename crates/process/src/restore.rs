@@ -7,7 +7,6 @@ mod loaded;
 mod running;
 mod stops;
 mod taken;
-mod verify;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,6 +35,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let began = Instant::now();
     let store = store::Directory::open(&options.images_dir).map_err(Error::Store)?;
     let reader = Arc::new(Reader::open(&store)?);
+    check_machine(&reader)?;
     let mut saved = Saved::read(&reader)?;
     observer
         .stage(Stage::PreRestore, None)
@@ -62,6 +62,18 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
             }
             result => return result,
         }
+    }
+}
+
+/// Refuses an image of another kind of machine.
+fn check_machine(reader: &Reader) -> Result<()> {
+    let own = rustix::system::uname();
+    let own = own.machine().to_string_lossy();
+    match reader.facts().arch.as_str() {
+        arch if arch == own => Ok(()),
+        arch => Err(Error::Unfit(format!(
+            "the image is of a machine of kind {arch:?}, and this one is {own}"
+        ))),
     }
 }
 

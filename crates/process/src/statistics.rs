@@ -135,8 +135,7 @@ impl Statistics {
             return Ok(None);
         };
         let damaged = |what| Error::from(resources::Error::corrupt("statistics", what));
-        let saved = Saved::decode(record.payload.as_slice());
-        let saved = saved.map_err(|error| damaged(error.to_string()))?;
+        let saved: Saved = image::strict::decode(&record.payload).map_err(damaged)?;
         let kind = SavedKind::try_from(saved.kind);
         let kind = kind.map_err(|error| damaged(error.to_string()))?;
         Ok(Some(Self {

@@ -29,6 +29,9 @@ fn layer(parent: &Path, child: &Path) {
     for record in older.records() {
         writer.record(record.clone());
     }
+    for space in older.spaces() {
+        writer.space(space.said());
+    }
     for run in older.spaces().iter().flat_map(|space| older.runs(space.id)) {
         if matches!(run.kind, RunKind::Zero | RunKind::Same { .. }) {
             writer.mark(run);

@@ -2,12 +2,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use abi::{Addr, PAGE_BYTES, Span};
-use image::{Run, SpaceId};
+use image::{CHUNK_PAGES, ChunkId, Run, SpaceId};
 
 use crate::scan::push;
 
-/// Pages of a block: what a write makes stale, and a run of the image holds at most.
-pub const BLOCK_PAGES: u64 = 16;
+/// Pages of a block: what a write makes stale, and is a chunk of the image.
+pub const BLOCK_PAGES: u64 = CHUNK_PAGES as u64;
 pub const BLOCK_BYTES: u64 = BLOCK_PAGES * PAGE_BYTES;
 
 /// The number of the block that holds an address.
@@ -31,14 +31,14 @@ pub enum State {
     Copying,
     /// On the way into the image: in memory of ours.
     Saved,
-    /// In the image, as these data runs; pages without one are zero.
+    /// In the image, as these runs of one chunk; pages without one are zero.
     Done(Vec<Run>),
 }
 
-/// Room in the image for pages.
+/// A chunk of the image that can be others: room for its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    pub offset_bytes: u64,
+    pub chunk: ChunkId,
     pub pages: u64,
 }
 
@@ -60,7 +60,7 @@ pub struct Blocks {
     /// Blocks found unprotected, if that is watched, in the order of time.
     renewed: Option<Vec<u64>>,
     /// Room that no block has any more, by its pages.
-    free: BTreeMap<u64, Vec<u64>>,
+    free: BTreeMap<u64, Vec<ChunkId>>,
 }
 
 impl Blocks {
@@ -204,18 +204,12 @@ impl Blocks {
             Some(room) => self.give_up(room),
             None => {}
         }
-        let offset_bytes = self.free.get_mut(&pages)?.pop()?;
-        Some(Room {
-            offset_bytes,
-            pages,
-        })
+        let chunk = self.free.get_mut(&pages)?.pop()?;
+        Some(Room { chunk, pages })
     }
 
     pub fn give_up(&mut self, room: Room) {
-        self.free
-            .entry(room.pages)
-            .or_default()
-            .push(room.offset_bytes);
+        self.free.entry(room.pages).or_default().push(room.chunk);
     }
 
     /// Says where the contents of a block are in the image.
@@ -301,6 +295,22 @@ mod tests {
         );
     }
 
+    /// Chunks of three pages.
+    fn chunks() -> [ChunkId; 3] {
+        let store = std::sync::Arc::new(store::Memory::default());
+        let writer = image::Writer::create(store).expect("a writer");
+        [0, 1, 2].map(|block| {
+            let run = image::NewRun {
+                space: SpaceId(1),
+                first_page: block * BLOCK_PAGES,
+                pages: 2,
+            };
+            let stored = writer.store(0, &[1; 2 * PAGE_BYTES as usize], &[run]);
+            let part = stored.expect("stored")[0].part();
+            part.expect("a part").chunk
+        })
+    }
+
     #[test]
     fn what_was_seen_again_is_stale() {
         let mut blocks = Blocks::default();
@@ -310,17 +320,11 @@ mod tests {
             masks(&blocks),
             [(0, 0b1100_0000_0001_1000), (1, 0b11), (3, 0xffff)]
         );
-        for block in [0, 1, 3] {
-            blocks.done(
-                block,
-                Vec::new(),
-                Some(Room {
-                    offset_bytes: block,
-                    pages: 2,
-                }),
-            );
+        let chunks = chunks();
+        for (block, chunk) in [0, 1, 3].into_iter().zip(chunks) {
+            blocks.done(block, Vec::new(), Some(Room { chunk, pages: 2 }));
         }
-        assert_eq!(blocks.stale_in(pages(0, 64), 9), []);
+        assert!(blocks.stale_in(pages(0, 64), 9).is_empty());
         assert!(blocks.has_all(pages(48, 64)) && blocks.has_all(pages(15, 18)));
         assert!(!blocks.has_all(pages(47, 64)) && !blocks.has_all(pages(48, 65)));
         assert!(!blocks.has_all(pages(14, 19)) && !blocks.has_all(pages(17, 49)));
@@ -333,14 +337,10 @@ mod tests {
         // A block without pages is none, and its room is another's.
         blocks.renew(pages(17, 18), &[]);
         assert_eq!(masks(&blocks), [(0, 0b10_1000), (3, 0xffff)]);
-        assert_eq!(
-            blocks.take_room(0, 2).map(|room| room.offset_bytes),
-            Some(0)
-        );
-        assert_eq!(
-            blocks.take_room(0, 2).map(|room| room.offset_bytes),
-            Some(1)
-        );
+        for chunk in &chunks[..2] {
+            let room = blocks.take_room(0, 2).expect("room");
+            assert_eq!(room.chunk, *chunk);
+        }
         assert_eq!(blocks.take_room(0, 2), None);
     }
 }

@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering;
 
 use abi::{Addr, PAGE_BYTES, Span};
-use image::{NewRun, Run, RunKind, Writer};
+use image::{NewRun, Run, Writer};
 use rustix::io::Errno;
 
 use super::Shared;
@@ -335,7 +335,7 @@ fn put(
         let room = task.book().blocks.take_room(*number, pages);
         match room {
             Some(room) => {
-                let stored = writer.store_at(room.offset_bytes, &own[..kept], &runs);
+                let stored = writer.store_again(room.chunk, &own[..kept], &runs);
                 let stored = stored.map_err(Error::image("write"))?;
                 done(task, *number, stored);
             }
@@ -384,16 +384,11 @@ impl Fresh {
 
 /// Notes where a block is now.
 fn done(task: &Task, number: u64, runs: Vec<Run>) {
-    let room = match runs.first().map(|run| run.kind) {
-        Some(RunKind::Data { offset_bytes, .. }) => {
-            let pages = runs.iter().map(|run| u64::from(run.pages)).sum();
-            Some(Room {
-                offset_bytes,
-                pages,
-            })
-        }
-        _ => None,
-    };
+    let part = runs.first().and_then(Run::part);
+    let room = part.map(|part| Room {
+        chunk: part.chunk,
+        pages: runs.iter().map(|run| u64::from(run.pages)).sum(),
+    });
     task.book().blocks.done(number, runs, room);
 }
 

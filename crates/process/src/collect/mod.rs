@@ -24,7 +24,7 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 
 use abi::{Addr, Span};
-use image::{Record, Run, SpaceId};
+use image::{Record, Run, SpaceId, SpaceKind, Writer};
 use pages::Extent;
 use prost::Message;
 use resources::fd::tcp::backlog;
@@ -47,7 +47,7 @@ use crate::links::{self, Link};
 use crate::obstacles::Obstacles;
 use crate::plan::births::births;
 use crate::records::{Node, State, tag};
-use crate::{Error, Result, track, uffd};
+use crate::{Error, Result, over, track, uffd};
 use auxv::Auxv;
 use facts::ThreadFacts;
 pub(crate) use files::{Contents, Object, fetch};
@@ -78,6 +78,20 @@ pub(crate) struct Inventory {
     pub lock: Option<Lock>,
     /// What kept new connections away while the tree was waited for; to be dropped when it runs.
     pub leftover: Option<Leftover>,
+}
+
+impl Inventory {
+    /// Says what the spaces of the objects are.
+    pub fn name_objects(&self, writer: &Writer) {
+        for object in &self.objects {
+            let kind = match object.contents {
+                Contents::File(_) => SpaceKind::Object,
+                Contents::Bytes(_) => SpaceKind::Vdso,
+            };
+            let pages = object.len_bytes.div_ceil(abi::PAGE_BYTES);
+            writer.space(over::named(object.space, kind, pages));
+        }
+    }
 }
 
 impl Inventory {

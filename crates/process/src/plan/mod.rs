@@ -11,9 +11,9 @@ mod print;
 mod task;
 mod vdso;
 
-use image::{Reader, RunKind, SpaceId};
+use image::{Part, Reader, RunKind, SpaceId, SpaceKind};
 use resources::Born;
-use resources::map::layout::{Pages, Stored};
+use resources::map::layout::{DECODED_FILE, Pages, Place, Stored};
 use resources::map::vdso::Host;
 use resources::script::{PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::Write;
@@ -41,8 +41,10 @@ pub struct Plan {
     pub groups: Vec<Join>,
     /// Threads that the restorer puts into groups of their own when the scripts have ended.
     pub thread_groups: Vec<(i32, Join)>,
-    /// The numbers of the pages files that tasks read for themselves, as they stand in the pool.
-    pub files: Vec<u64>,
+    /// The numbers of the files whose pages tasks read for themselves, as they stand in the pool.
+    pub files: Vec<u32>,
+    /// The pages of which the restorer makes the file [`DECODED_FILE`], and where they are there.
+    pub decoded: Vec<pages::Extent>,
     /// Files of /proc that the restorer writes when the scripts have ended: the thread, the file
     /// and its text.
     pub writes: Vec<(i32, Write)>,
@@ -161,7 +163,7 @@ pub(crate) fn plan(reader: &Reader, saved: &Saved<'_>, setting: &Setting) -> Res
 
 impl Plan {
     /// The pool descriptor of a pages file.
-    fn pages_file(&mut self, number: u64) -> PoolId {
+    fn pages_file(&mut self, number: u32) -> PoolId {
         let known = self.files.iter().position(|file| *file == number);
         let at = known.unwrap_or_else(|| {
             self.files.push(number);
@@ -169,6 +171,22 @@ impl Plan {
         });
         let at = self.groups.len() + at;
         PoolId(self.descriptions + u32::try_from(at).expect("at most 65,536 files"))
+    }
+
+    /// Has the restorer decode pages of a process; where they are then.
+    fn decode(&mut self, pid: i32, span: abi::Span) -> Place {
+        let last = self.decoded.last();
+        let end = last.map_or(abi::Addr(0), |last| last.span().end);
+        self.decoded.push(pages::Extent {
+            space: SpaceId(pid.cast_unsigned()),
+            first_page: span.start.page(),
+            at: end,
+            pages: span.pages(),
+        });
+        Place {
+            file: DECODED_FILE,
+            offset_bytes: end.0,
+        }
     }
 
     /// A new shared word.
@@ -185,6 +203,11 @@ const ADDRESSES_PAGES: u64 = 1 << 44;
 /// zeros.
 pub(crate) fn pages_of(reader: &Reader, pid: i32, parent: Option<i32>) -> Result<Pages> {
     let space = SpaceId(pid.cast_unsigned());
+    let kind = reader.space(space).map(|space| space.kind);
+    if let Some(kind) = kind.filter(|kind| *kind != SpaceKind::Memory) {
+        let what = format!("space {space} is of another kind: {kind:?}");
+        return Err(resources::Error::corrupt(format!("memory of {pid}"), what).into());
+    }
     let mut pages = Pages::default();
     for run in reader.runs(space) {
         if run.end_page() > ADDRESSES_PAGES {
@@ -194,36 +217,36 @@ pub(crate) fn pages_of(reader: &Reader, pid: i32, parent: Option<i32>) -> Result
         let start = abi::Addr(run.first_page * abi::PAGE_BYTES);
         let span = abi::Span::new(start, run.len_bytes());
         match run.kind {
-            RunKind::Data { offset_bytes, .. } => {
-                pages.stored.push(Stored {
-                    span,
-                    offset: offset_bytes,
-                });
-            }
+            RunKind::Part(part) => pages.store(stored(reader, span, part)),
             RunKind::Same { space } if Some(space.0) == parent.map(i32::cast_unsigned) => {
                 pages.inherited.push(span);
             }
             RunKind::Zero => pages.zero.push(span),
-            RunKind::Same { .. } | RunKind::Parent(_) | RunKind::Equal(_) => {
-                resolve(reader, space, span, &mut pages)?;
-            }
+            RunKind::Same { .. } => resolve(reader, space, span, &mut pages)?,
         }
     }
     Ok(pages)
 }
 
-/// Pages that are stored elsewhere, in another space or an older image, are read from there.
+/// Pages of a chunk, as a task gets them.
+fn stored(reader: &Reader, span: abi::Span, part: Part) -> Stored {
+    let at = reader.straight(part).map(|at| Place {
+        file: at.file,
+        offset_bytes: at.offset_bytes,
+    });
+    Stored { span, at }
+}
+
+/// Pages that are another space's are read from there.
 fn resolve(reader: &Reader, space: SpaceId, span: abi::Span, pages: &mut Pages) -> Result<()> {
     let mut page = span.start.page();
     while page < span.end.page() {
         let located = reader.locate(space, page, span.end.page() - page)?;
         let count = u64::from(located.pages);
         let span = abi::Span::new(abi::Addr::of_page(page), count * abi::PAGE_BYTES);
-        if let RunKind::Data { offset_bytes, .. } = located.run.kind {
-            let offset = offset_bytes + u64::from(located.skip_pages) * abi::PAGE_BYTES;
-            pages.stored.push(Stored { span, offset });
-        } else {
-            pages.zero.push(span);
+        match located.part {
+            Some(part) => pages.store(stored(reader, span, part)),
+            None => pages.zero.push(span),
         }
         page += count;
     }

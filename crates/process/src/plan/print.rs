@@ -3,6 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use image::Reader;
+use resources::map::layout::DECODED_FILE;
 use resources::script::Legend;
 use resources::task::PARTS;
 
@@ -34,7 +35,10 @@ pub(crate) fn print(plan: &Plan, saved: &Saved<'_>, reader: &Reader) -> Result<S
     let groups = plan.groups.iter();
     pool.extend(groups.map(|join| format!("control group {}", join.shown())));
     let first_pages = pool.len();
-    pool.extend(plan.files.iter().map(|file| reader.file_name(*file)));
+    pool.extend(plan.files.iter().map(|file| match *file {
+        DECODED_FILE => "decoded".to_owned(),
+        file => reader.file_name(file),
+    }));
     let printed = Printed {
         plan,
         names: &names,
@@ -177,7 +181,7 @@ mod tests {
           pool[1] directory /srv pos=0
           pool[2] regular /srv/a pos=0 flags=0o2
           pool[3] eventfd count=3
-          pool[4] pages-ID.img, pages of the image
+          pool[4] decoded, pages of the image
 
         script[2] zombie 103 (gone)
           prctl(PR_SET_PDEATHSIG, SIGKILL)

@@ -322,6 +322,7 @@ impl<'a> Tasks<'a> {
             fill: if outside { Fill::Outside } else { Fill::Itself },
             pool: &PoolId,
             files: &|number| files.borrow_mut().pages_file(number),
+            decoded: &|span| files.borrow_mut().decode(task.node.pid, span),
             vdso: vdso::old(self.saved, task, &self.setting.vdso),
         })?;
         self.at_fork[index] = laid.at_fork.clone();

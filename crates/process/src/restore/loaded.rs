@@ -12,7 +12,6 @@ use sys::spawn::{Entry, spawn};
 
 use super::ending::{descends, kill_tree, parents};
 use super::running::Running;
-use super::verify::verify_rest;
 use super::{describe_status, fill};
 use crate::build::Built;
 use crate::clocks::Resumed;
@@ -71,7 +70,8 @@ impl<'a> Loaded<'a> {
     /// Fills the pages of the tasks that wait for it.
     pub(super) fn fill(&self, reader: &Reader) -> Result<u64> {
         let pages = fill::fill(reader, self.built, |outside| self.wait(outside.ready, 1))?;
-        verify_rest(reader, self.built)?;
+        // What tasks read for themselves, while they do so.
+        reader.verify_rest(1)?;
         Ok(pages)
     }
 

@@ -268,7 +268,7 @@ pub fn shown(hierarchy: &str, path: &[u8]) -> String {
 /// [`Error::Corrupt`].
 pub fn decode(payload: &[u8]) -> Result<Cgroups> {
     let corrupt = |what: &str| Error::corrupt("control groups", what);
-    let cgroups = Cgroups::decode(payload).map_err(|error| corrupt(&error.to_string()))?;
+    let cgroups: Cgroups = image::strict::decode(payload).map_err(|what| corrupt(&what))?;
     let count = cgroups.hierarchies.len();
     let paths = cgroups.members.iter().flat_map(|one| &one.paths);
     let paths = paths.chain(cgroups.groups.iter().map(|group| &group.path));

@@ -99,7 +99,7 @@ fn owner(open: &Open<'_>) -> Result<Option<Owner>> {
 }
 
 fn decode(payload: &[u8]) -> Result<Payload> {
-    Payload::decode(payload).map_err(|error| Error::corrupt("attributes", error.to_string()))
+    image::strict::decode(payload).map_err(|what| Error::corrupt("attributes", what))
 }
 
 /// One line for people.

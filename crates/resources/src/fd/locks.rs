@@ -156,8 +156,8 @@ fn same_file(one: &Row, other: &Row) -> bool {
 }
 
 fn decode(payload: &[u8]) -> Result<Vec<Lock>> {
-    let payload: ProcessLocks = prost::Message::decode(payload)
-        .map_err(|error: prost::DecodeError| Error::corrupt("locks", error.to_string()))?;
+    let payload: ProcessLocks =
+        image::strict::decode(payload).map_err(|what| Error::corrupt("locks", what))?;
     Ok(payload.locks)
 }
 

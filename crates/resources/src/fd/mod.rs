@@ -304,7 +304,7 @@ pub fn claim(open: &Open<'_>) -> Result<&'static dyn Kind> {
 /// # Errors
 /// [`Error::Corrupt`] when `payload` is no such message.
 pub(crate) fn decode<M: prost::Message + Default>(kind: &dyn Kind, payload: &[u8]) -> Result<M> {
-    M::decode(payload).map_err(|error| Error::corrupt(kind.name(), error.to_string()))
+    image::strict::decode(payload).map_err(|what| Error::corrupt(kind.name(), what))
 }
 
 #[cfg(test)]

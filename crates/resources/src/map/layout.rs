@@ -10,7 +10,7 @@ use syscalls::Sysno;
 use super::inherit::{self, Parent};
 use super::memory::{Mapping, Memory, Segment, Special};
 use super::pages::has_own;
-pub use super::pages::{PAGES_FILE, Pages, Stored};
+pub use super::pages::{DECODED_FILE, Pages, Place, Stored};
 pub(super) use super::pages::{clip, overlapping};
 use super::{policy, read, vdso};
 use crate::script::{Arg, PoolId, Script, Width};
@@ -46,7 +46,9 @@ pub struct Planning<'a> {
     /// The pool descriptor of each description of the image.
     pub pool: &'a dyn Fn(u32) -> PoolId,
     /// The pool descriptor of each pages file, by number.
-    pub files: &'a dyn Fn(u64) -> PoolId,
+    pub files: &'a dyn Fn(u32) -> PoolId,
+    /// Where the restorer puts pages that a task cannot read as they are stored.
+    pub decoded: &'a dyn Fn(Span) -> Place,
     /// What is known of its vDSO.
     pub vdso: vdso::lay::Old<'a>,
 }
@@ -351,7 +353,10 @@ pub(super) mod tests {
                 start: Addr(start),
                 end: Addr(end),
             },
-            offset,
+            at: Some(Place {
+                file: 0,
+                offset_bytes: offset,
+            }),
         }
     }
 
@@ -364,6 +369,7 @@ pub(super) mod tests {
             vdso_early: false,
             fill: Fill::Itself,
             files: &|_| PoolId(0),
+            decoded: &|_| unreachable!("pages are stored as they are"),
             pool: &PoolId,
             vdso: vdso::lay::Old {
                 way: vdso::Way::Absent,

@@ -5,17 +5,47 @@ use abi::Span;
 use super::inherit;
 use super::memory::Memory;
 
-/// Positions in an image's pages name the file above this bit and the offset below it.
-pub const PAGES_FILE: u64 = 1 << 48;
+/// The number of a file that is not of the image: the restorer makes it of pages that are stored in
+/// another way than as they are.
+pub const DECODED_FILE: u32 = u32::MAX;
+
+/// Where pages lie in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The file's number: one of the image, or [`DECODED_FILE`].
+    pub file: u32,
+    /// Where they begin.
+    pub offset_bytes: u64,
+}
+
+impl Place {
+    /// What comes after so many bytes.
+    #[must_use]
+    pub const fn after(self, bytes: u64) -> Self {
+        Self {
+            offset_bytes: self.offset_bytes + bytes,
+            ..self
+        }
+    }
+}
 
 /// Consecutive pages of a process that are stored in the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// Their addresses.
     pub span: Span,
-    /// The position of the first: an offset in a pages file, in bytes, plus [`PAGES_FILE`] times
-    /// the file's number.
-    pub offset: u64,
+    /// Where they are, if a task can read them by itself.
+    pub at: Option<Place>,
+}
+
+impl Stored {
+    /// Those of them in `span`, which is inside.
+    #[must_use]
+    pub fn part(&self, span: Span) -> Self {
+        let before = span.start.0 - self.span.start.0;
+        let at = self.at.map(|at| at.after(before));
+        Self { span, at }
+    }
 }
 
 /// Where a process's pages come from.
@@ -30,6 +60,18 @@ pub struct Pages {
 }
 
 impl Pages {
+    /// Adds stored pages; those that go on in memory and in the file are one with the last.
+    pub fn store(&mut self, new: Stored) {
+        if let Some(last) = self.stored.last_mut()
+            && last.span.end == new.span.start
+            && last.at.map(|at| at.after(last.span.bytes())) == new.at
+        {
+            last.span.end = new.span.end;
+        } else {
+            self.stored.push(new);
+        }
+    }
+
     /// Whether there are none inside `span`.
     #[must_use]
     pub fn is_empty(&self, span: Span) -> bool {
@@ -109,9 +151,6 @@ pub(super) fn clip(pages: &Pages, span: Span) -> impl Iterator<Item = Stored> + 
         .take_while(move |stored| stored.span.start < span.end);
     inside.map(move |stored| {
         let cut = stored.span.intersect(span);
-        Stored {
-            span: cut,
-            offset: stored.offset + (cut.start.0 - stored.span.start.0),
-        }
+        stored.part(cut)
     })
 }

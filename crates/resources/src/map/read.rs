@@ -1,6 +1,6 @@
 //! The calls by which a task reads its stored pages from the pages files, and its zeros.
 
-use super::layout::{PAGES_FILE, Planning, Stored};
+use super::layout::{Place, Planning, Stored};
 use crate::script::{Script, Width};
 use abi::{PAGE_BYTES, Span};
 use syscalls::Sysno;
@@ -12,15 +12,19 @@ const BYTES_MAX: u64 = 1 << 30;
 
 /// Reads `stored`, with one call for each stretch that is consecutive in a file.
 pub(super) fn read_in(planning: &Planning<'_>, stored: Vec<Stored>, script: &mut Script) {
-    let mut pieces = stored.into_iter().flat_map(split).collect::<Vec<_>>();
-    pieces.sort_by_key(|piece| piece.offset);
-    let follows = |one: &Stored, next: &Stored| one.offset + one.span.bytes() == next.offset;
+    let placed = stored.into_iter().map(|stored| {
+        let at = stored.at.unwrap_or_else(|| (planning.decoded)(stored.span));
+        (stored.span, at)
+    });
+    let mut pieces = placed.flat_map(split).collect::<Vec<_>>();
+    pieces.sort_by_key(|piece| piece.1);
+    let follows = |one: &Piece, next: &Piece| one.1.after(one.0.bytes()) == next.1;
     for stretch in pieces.chunk_by(follows) {
         let mut rest = stretch;
         while !rest.is_empty() {
             let mut total = 0;
             let fits = rest.iter().take(PIECES_MAX).take_while(|piece| {
-                total += piece.span.bytes();
+                total += piece.0.bytes();
                 total <= BYTES_MAX
             });
             let (group, left) = rest.split_at(fits.count());
@@ -30,16 +34,24 @@ pub(super) fn read_in(planning: &Planning<'_>, stored: Vec<Stored>, script: &mut
     }
 }
 
-fn call(planning: &Planning<'_>, group: &[Stored], script: &mut Script) {
-    let total = group.iter().map(|piece| piece.span.bytes()).sum::<u64>();
+/// Addresses, and where in a file their pages are.
+type Piece = (Span, Place);
+
+fn call(planning: &Planning<'_>, group: &[Piece], script: &mut Script) {
+    let total = group.iter().map(|piece| piece.0.bytes()).sum::<u64>();
     let iov = group
         .iter()
-        .flat_map(|piece| [piece.span.start.0, piece.span.bytes()]);
+        .flat_map(|(span, _)| [span.start.0, span.bytes()]);
     let iov = iov.flat_map(u64::to_le_bytes).collect::<Vec<_>>();
     let iov = script.bytes(&iov);
-    let (number, offset) = (group[0].offset / PAGES_FILE, group[0].offset % PAGES_FILE);
-    let file = (planning.files)(number);
-    let args = [file.into(), iov.into(), group.len().into(), offset.into()];
+    let Place { file, offset_bytes } = group[0].1;
+    let file = (planning.files)(file);
+    let args = [
+        file.into(),
+        iov.into(),
+        group.len().into(),
+        offset_bytes.into(),
+    ];
     script.expect(Sysno::preadv, args, total);
 }
 
@@ -77,15 +89,12 @@ pub(super) fn zero(planning: &Planning<'_>, spans: &[Span], script: &mut Script)
 }
 
 /// Pieces that one call can read.
-fn split(stored: Stored) -> impl Iterator<Item = Stored> {
+fn split((span, at): Piece) -> impl Iterator<Item = Piece> {
     debug_assert!(BYTES_MAX.is_multiple_of(PAGE_BYTES), "whole pages");
-    let starts = (0..stored.span.bytes()).step_by(BYTES_MAX as usize);
-    starts.map(move |done| Stored {
-        span: Span::new(
-            stored.span.start.plus(done),
-            (stored.span.bytes() - done).min(BYTES_MAX),
-        ),
-        offset: stored.offset + done,
+    let starts = (0..span.bytes()).step_by(BYTES_MAX as usize);
+    starts.map(move |done| {
+        let bytes = (span.bytes() - done).min(BYTES_MAX);
+        (Span::new(span.start.plus(done), bytes), at.after(done))
     })
 }
 

@@ -219,7 +219,7 @@ impl Planned<'_> {
 
 /// Reads a part's payload.
 fn decode<M: prost::Message + Default>(part: &dyn Part, payload: &[u8]) -> Result<M> {
-    M::decode(payload).map_err(|e| Error::corrupt(part.name(), e.to_string()))
+    image::strict::decode(payload).map_err(|what| Error::corrupt(part.name(), what))
 }
 
 /// One part of a task's state. Implementers are unit structs, listed in [`PARTS`].

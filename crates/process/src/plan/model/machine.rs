@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use abi::{Addr, Kind as OpKind, Op, PAGE_BYTES, Span};
 use image::{Reader, SpaceId};
-use resources::map::layout::PAGES_FILE;
+use resources::map::layout::{DECODED_FILE, Place};
 use resources::script::{Layout, ScriptId};
 use syscalls::Sysno;
 
@@ -131,10 +131,14 @@ impl<'a> Machine<'a> {
         let plan = self.plan;
         let mut all = plan.outside.iter();
         let Outside {
-            stored, mappings, ..
+            pid,
+            stored,
+            mappings,
+            ..
         } = all
             .find(|outside| outside.uffd.0 == id)
             .expect("it is to be filled");
+        let task = SpaceId(pid.cast_unsigned());
         for map in mappings {
             let pages = space.pages_mut(*map)?;
             let first = pages[0].seen();
@@ -152,21 +156,42 @@ impl<'a> Machine<'a> {
             {
                 return Err(format!("{} is in none of its mappings", piece.span));
             }
-            for page in 0..piece.span.pages() {
-                let contents = self.read(piece.offset + page * PAGE_BYTES)?;
-                space.write(piece.span.start.page() + page, contents)?;
+            for page in piece.span.start.page()..piece.span.end.page() {
+                let contents = self.read_page(task, page)?;
+                space.write(page, contents)?;
             }
         }
         Ok(())
     }
 
-    /// The stored page at a position.
-    fn read(&mut self, position: u64) -> Result<Contents, String> {
+    /// The stored page at a place in a file.
+    fn read(&mut self, at: Place) -> Result<Contents, String> {
+        if at.file == DECODED_FILE {
+            let mut decoded = self.plan.decoded.iter();
+            let extent = decoded.find(|extent| extent.span().contains(Addr(at.offset_bytes)));
+            let extent = extent.ok_or("a place behind the end of the decoded pages")?;
+            let page = (at.offset_bytes - extent.at.0) / PAGE_BYTES;
+            return self.read_page(extent.space, extent.first_page + page);
+        }
         let mut bytes = [0; PAGE_BYTES as usize];
-        let read = self.reader.read_stored(&mut bytes, position, SpaceId(0));
+        let file = self.reader.file(at.file);
+        let file = file.map_err(|error| error.to_string())?;
+        let read = file.read_at(&mut bytes, at.offset_bytes);
         read.map_err(|error| error.to_string())?;
+        Ok(self.contents_of(&bytes))
+    }
+
+    /// A page of a task as the restorer has it.
+    fn read_page(&mut self, space: SpaceId, page: u64) -> Result<Contents, String> {
+        let mut bytes = [0; PAGE_BYTES as usize];
+        let read = self.reader.read_pages(space, page, &mut bytes);
+        read.map_err(|error| error.to_string())?;
+        Ok(self.contents_of(&bytes))
+    }
+
+    fn contents_of(&mut self, bytes: &[u8]) -> Contents {
         let word = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-        Ok(self.contents(word))
+        self.contents(word)
     }
 
     fn contents(&mut self, word: u64) -> Contents {
@@ -239,13 +264,16 @@ impl<'a> Machine<'a> {
 
     fn preadv(&mut self, args: [u64; 6], space: &mut Space) -> Result<(), String> {
         let index = args[0] as i32 - POOL - self.plan.descriptions as i32;
-        let mut position = self.plan.files[index as usize] * PAGES_FILE + args[3];
+        let mut at = Place {
+            file: self.plan.files[index as usize],
+            offset_bytes: args[3],
+        };
         for piece in 0..args[2] {
             let [start, len] = [0, 8].map(|word| self.word(args[1] + 16 * piece + word));
             for page in start / PAGE_BYTES..(start + len) / PAGE_BYTES {
-                let contents = self.read(position)?;
+                let contents = self.read(at)?;
                 space.write(page, contents)?;
-                position += PAGE_BYTES;
+                at = at.after(PAGE_BYTES);
             }
         }
         Ok(())

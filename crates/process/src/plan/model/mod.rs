@@ -6,7 +6,6 @@ mod machine;
 mod space;
 mod world;
 
-use image::Reader;
 use resources::map::memory::Special;
 use resources::map::vdso::{Host, Part};
 use testkit::chance::Chance;
@@ -40,8 +39,7 @@ enum Verdict {
 
 /// Restores `world` and compares what every task has with what it had.
 fn judge(world: &World, outside_from_bytes: u64) -> Verdict {
-    let store = world.image();
-    let reader = Reader::open(&*store).expect("a right image");
+    let reader = world.image();
     let saved = Saved::read(&reader).expect("right records");
     let part = |special, pages| Part {
         special,
@@ -204,8 +202,7 @@ fn vdso(space: &mut Space, chance: &mut Chance) {
 
 /// The calls that a restore of `world` makes for memory.
 fn printed(world: &World, outside_from_bytes: u64) -> String {
-    let store = world.image();
-    let reader = Reader::open(&*store).expect("a right image");
+    let reader = world.image();
     let saved = Saved::read(&reader).expect("right records");
     let setting = Setting {
         outside_from_bytes,

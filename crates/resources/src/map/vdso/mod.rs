@@ -139,17 +139,11 @@ pub fn check(memory: &Memory) -> Result<()> {
 /// # Errors
 /// [`Error::Corrupt`].
 pub fn read(payload: &[u8]) -> Result<Vdso> {
-    let vdso = Vdso::decode(payload).map_err(|e| Error::corrupt("vdso", e.to_string()))?;
+    let vdso: Vdso = image::strict::decode(payload).map_err(|what| Error::corrupt("vdso", what))?;
     let len_bytes = (vdso.code.len() as u64).max(vdso.len_bytes.into());
     if len_bytes > BYTES_MAX {
         let what = format!("has {len_bytes} bytes of code");
         return Err(Error::corrupt("vdso", what));
-    }
-    if vdso.space.is_some_and(|space| space < FIRST_SPACE) {
-        return Err(Error::corrupt(
-            "vdso",
-            "its code is in a space of something else",
-        ));
     }
     Ok(vdso)
 }

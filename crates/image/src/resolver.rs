@@ -1,0 +1,383 @@
+//! The one way by which pages leave an image: locate, fetch, verify, decode.
+//!
+//! [`Reader::locate`] tells which pages of which chunk some pages are. [`Reader::load`] is for
+//! those who want many: it fetches chunks that follow each other with one read, verifies each, and
+//! decodes it to its place. [`Reader::read_pages`] is for those who want a few: chunks of which
+//! only parts are wanted stay in a [`Cache`] of bounded size. [`Reader::straight`] tells who can
+//! read a file by himself where pages lie in one as they are; whoever does has them verified by
+//! [`Reader::verify_rest`].
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use store::Object;
+
+use crate::ancestors::Ancestors;
+use crate::cache::{self, Cache};
+use crate::checksum;
+use crate::chunk::{Chunk, ChunkId};
+use crate::parts;
+use crate::run::{Located, PAGE_BYTES, Part};
+use crate::{Error, ImageId, Reader, Result, SpaceId};
+
+/// How many stored bytes are fetched with one read, at most.
+const FETCH_BYTES: u64 = 4 << 20;
+
+/// How many chunks are fetched ahead of somebody who reads one after the other, at most.
+const AHEAD_CHUNKS: u32 = 16;
+
+/// What a reader of one image keeps of its chunks, if it is not given a cache.
+const OWN_CACHE_BYTES: usize = 16 << 20;
+
+/// What an image knows of where its pages are.
+pub(crate) struct Resolver {
+    /// The image for which some of this one's pages were freed.
+    pub freed_by: Option<ImageId>,
+    pub chunks: Vec<Chunk>,
+    /// The image's own pages objects by number.
+    pub own: Vec<Option<Box<dyn Object>>>,
+    pub ancestors: Ancestors,
+    /// A bit for each chunk that was verified.
+    verified: Vec<AtomicU64>,
+    cache: OnceLock<Arc<Cache>>,
+    /// The chunk after the last that was missed, and how many are fetched ahead when it is wanted.
+    next: AtomicU32,
+    ahead: AtomicU32,
+}
+
+/// Where pages lie in a file as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Straight {
+    /// The number of the file: see [`Reader::file`].
+    pub file: u32,
+    /// Where they begin there.
+    pub offset_bytes: u64,
+}
+
+impl Resolver {
+    pub fn new(
+        freed_by: Option<ImageId>,
+        chunks: Vec<Chunk>,
+        own: Vec<Option<Box<dyn Object>>>,
+        ancestors: Ancestors,
+    ) -> Self {
+        let words = chunks.len().div_ceil(64);
+        Self {
+            freed_by,
+            chunks,
+            own,
+            ancestors,
+            verified: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            cache: OnceLock::new(),
+            next: AtomicU32::new(u32::MAX),
+            ahead: AtomicU32::new(0),
+        }
+    }
+
+    fn cache(&self) -> &Arc<Cache> {
+        let new = || Arc::new(Cache::new(OWN_CACHE_BYTES));
+        self.cache.get_or_init(new)
+    }
+
+    /// How many chunks to fetch behind a chunk that was missed.
+    fn ahead_of(&self, chunk: ChunkId) -> u32 {
+        if self.next.load(Relaxed) != chunk.0 {
+            self.ahead.store(0, Relaxed);
+            return 0;
+        }
+        let more = 2 * self.ahead.load(Relaxed) + 1;
+        let more = more.min(AHEAD_CHUNKS - 1);
+        self.ahead.store(more, Relaxed);
+        more
+    }
+}
+
+/// Chunks that follow each other where they are stored, and are fetched with one read.
+fn follows(one: &Chunk, next: &Chunk) -> bool {
+    one.end() == next.position()
+}
+
+impl Reader {
+    /// Has chunks of which parts are read kept in `cache`, which other readers may have as well.
+    #[must_use]
+    pub fn with_cache(self, cache: Arc<Cache>) -> Self {
+        // Nobody has read anything yet, or else the cache that there is stays.
+        let _ = self.resolver.cache.set(cache);
+        self
+    }
+
+    pub(crate) fn chunk(&self, chunk: ChunkId) -> &Chunk {
+        &self.resolver.chunks[chunk.0 as usize]
+    }
+
+    /// Returns how many pages a chunk has.
+    pub fn chunk_pages(&self, chunk: ChunkId) -> u32 {
+        self.chunk(chunk).pages
+    }
+
+    /// Refuses an image of which pages were freed.
+    pub(crate) fn check_freed(&self) -> Result<()> {
+        let freed = self.resolver.freed_by;
+        let freed = freed.map(|by| Error::Freed { id: self.id, by });
+        freed.map_or(Ok(()), Err)
+    }
+
+    /// Tells where pages of a chunk lie in a file as they are; none where they are encoded, or the
+    /// image is in no file. Who reads them there by himself has them verified by
+    /// [`Reader::verify_rest`].
+    pub fn straight(&self, part: Part) -> Option<Straight> {
+        let chunk = self.chunk(part.chunk);
+        let is_file = match self.resolver.own.get(chunk.object as usize) {
+            Some(Some(object)) => object.as_fd().is_some(),
+            // An ancestor's, or that of an image that is not sealed yet.
+            _ => true,
+        };
+        let skip_bytes = u64::from(part.skip_pages) * PAGE_BYTES as u64;
+        (chunk.is_plain() && is_file).then_some(Straight {
+            file: chunk.object,
+            offset_bytes: chunk.offset_bytes + skip_bytes,
+        })
+    }
+
+    /// Returns the pages object with this number.
+    ///
+    /// # Errors
+    /// Those of [`Reader::load`].
+    pub fn file(&self, number: u32) -> Result<&dyn Object> {
+        self.object(number as usize)
+    }
+
+    /// Names the pages object with this number, as errors do.
+    pub fn file_name(&self, number: u32) -> String {
+        match parts::owner(number as usize) {
+            (Some(ancestor), part) => self.resolver.ancestors.name(ancestor, part),
+            (None, part) => self.id.pages_part_name(part),
+        }
+    }
+
+    /// Fetches, verifies and decodes the chunks of `wanted` to where it says in `bytes`: in the
+    /// order in which they are stored, each once. Those that follow each other in both take one
+    /// read.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Ancestor`], [`Error::Freed`], [`Error::Store`].
+    ///
+    /// # Panics
+    /// Where `bytes` have no room for a chunk.
+    pub fn load(&self, wanted: &[(ChunkId, usize)], bytes: &mut [u8]) -> Result<()> {
+        let mut scratch = Vec::new();
+        let mut rest = wanted;
+        while let Some(&(first, at)) = rest.first() {
+            let chunk = self.chunk(first);
+            let mut stored_bytes = u64::from(chunk.stored_bytes);
+            let pairs = rest.windows(2).take_while(|pair| {
+                let [one, next] = [pair[0], pair[1]].map(|(id, _)| self.chunk(id));
+                let together = !chunk.is_plain() || pair[1].1 == pair[0].1 + one.len_bytes();
+                stored_bytes += u64::from(next.stored_bytes);
+                let is_alike = next.is_plain() == chunk.is_plain();
+                is_alike && together && follows(one, next) && stored_bytes <= FETCH_BYTES
+            });
+            let (group, others) = rest.split_at(1 + pairs.count());
+            rest = others;
+            let fetched: u64 = group
+                .iter()
+                .map(|(id, _)| u64::from(self.chunk(*id).stored_bytes))
+                .sum();
+            if chunk.is_plain() {
+                let bytes = &mut bytes[at..at + fetched as usize];
+                self.fetch(first, bytes)?;
+                self.verify(group.iter().map(|one| one.0), bytes)?;
+                continue;
+            }
+            scratch.resize(fetched as usize, 0);
+            self.fetch(first, &mut scratch)?;
+            self.verify(group.iter().map(|one| one.0), &scratch)?;
+            let mut stored = &scratch[..];
+            for (id, at) in group {
+                let chunk = self.chunk(*id);
+                let (own, after) = stored.split_at(chunk.stored_bytes as usize);
+                stored = after;
+                self.decode(*id, own, &mut bytes[*at..*at + chunk.len_bytes()])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills `bytes` with what is stored from where `first` begins.
+    fn fetch(&self, first: ChunkId, bytes: &mut [u8]) -> Result<()> {
+        let chunk = self.chunk(first);
+        let object = self.object(chunk.object as usize)?;
+        match object.read_at(bytes, chunk.offset_bytes) {
+            Err(store::Error::Short { len_bytes, .. }) => {
+                let what = "it ends here, before its last page".to_owned();
+                Err(self.corrupt_chunk(first, len_bytes, what))
+            }
+            result => result.map_err(Error::store("read pages of")),
+        }
+    }
+
+    /// Verifies chunks, which are stored as `bytes` one behind the other.
+    pub(crate) fn verify(&self, chunks: impl Iterator<Item = ChunkId>, bytes: &[u8]) -> Result<()> {
+        let sum = checksum::of_many(bytes.len());
+        let mut rest = bytes;
+        for id in chunks {
+            let chunk = self.chunk(id);
+            let (own, after) = rest.split_at(chunk.stored_bytes as usize);
+            rest = after;
+            if sum(own) != chunk.checksum {
+                return Err(self.damaged(id, own));
+            }
+            self.resolver.verified[id.0 as usize / 64].fetch_or(1 << (id.0 % 64), Relaxed);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_verified(&self, id: ChunkId) -> bool {
+        let word = self.resolver.verified[id.0 as usize / 64].load(Relaxed);
+        word >> (id.0 % 64) & 1 == 1
+    }
+
+    /// Decodes the stored bytes of a chunk.
+    fn decode(&self, id: ChunkId, stored: &[u8], pages: &mut [u8]) -> Result<()> {
+        let chunk = self.chunk(id);
+        chunk.codec.decode(stored, pages).map_err(|what| {
+            let what = format!("its {} pages cannot be decoded: {what}", chunk.pages);
+            self.corrupt_chunk(id, chunk.offset_bytes, what)
+        })
+    }
+
+    /// Reads the pages from `first_page` of `space` on until `bytes` is full, wherever they are,
+    /// verified. Chunks of which only parts are wanted are kept for the next who wants others.
+    ///
+    /// # Errors
+    /// [`Error::NoPage`], [`Error::Corrupt`], [`Error::Ancestor`], [`Error::Freed`],
+    /// [`Error::Store`].
+    ///
+    /// # Panics
+    /// Where `bytes` is not a whole number of pages.
+    pub fn read_pages(&self, space: SpaceId, first_page: u64, bytes: &mut [u8]) -> Result<()> {
+        assert!(bytes.len().is_multiple_of(PAGE_BYTES), "whole pages");
+        self.check_freed()?;
+        let (mut page, mut at) = (first_page, 0);
+        let mut whole = Vec::new();
+        let mut twice = false;
+        while at < bytes.len() {
+            let wanted = ((bytes.len() - at) / PAGE_BYTES) as u64;
+            let Located { part, pages } = self.locate(space, page, wanted)?;
+            let end = at + pages as usize * PAGE_BYTES;
+            match part {
+                None => bytes[at..end].fill(0),
+                Some(part) if pages == self.chunk_pages(part.chunk) => {
+                    whole.push((part.chunk, at));
+                }
+                Some(part) => {
+                    let start = part.skip_pages as usize * PAGE_BYTES;
+                    let chunk = self.read_chunk(part.chunk)?;
+                    bytes[at..end].copy_from_slice(&chunk[start..start + end - at]);
+                }
+            }
+            page += u64::from(pages);
+            at = end;
+        }
+        whole.sort_unstable();
+        // The same chunk in several places.
+        for pair in whole.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
+            twice = true;
+            let chunk = self.read_chunk(pair[1].0)?;
+            bytes[pair[1].1..pair[1].1 + chunk.len()].copy_from_slice(&chunk);
+        }
+        if twice {
+            whole.dedup_by_key(|one| one.0);
+        }
+        self.load(&whole, bytes)
+    }
+
+    /// Returns the pages of a chunk, verified: those that are kept, or else fetched, and others
+    /// behind it for somebody who reads one after the other.
+    ///
+    /// # Errors
+    /// Those of [`Reader::load`].
+    pub fn read_chunk(&self, id: ChunkId) -> Result<Arc<[u8]>> {
+        self.check_freed()?;
+        let cache = self.resolver.cache();
+        cache.get_or_load(self.key(id), || {
+            let first = id.0;
+            let more = self.resolver.ahead_of(id);
+            let all = self.resolver.chunks.get(first as usize..);
+            let all = all.unwrap_or_default();
+            let pairs = all.windows(2).take(more as usize);
+            let more = pairs.take_while(|pair| follows(&pair[0], &pair[1])).count() as u32;
+            let mut len = 0;
+            let mut wanted = Vec::with_capacity(more as usize + 1);
+            for number in first..=first + more {
+                wanted.push((ChunkId(number), len));
+                len += self.chunk(ChunkId(number)).len_bytes();
+            }
+            let mut bytes = vec![0; len];
+            self.load(&wanted, &mut bytes)?;
+            self.resolver.next.store(first + more + 1, Relaxed);
+            for (id, at) in &wanted[1..] {
+                let pages = &bytes[*at..*at + self.chunk(*id).len_bytes()];
+                cache.put(self.key(*id), pages.into());
+            }
+            Ok(bytes[..self.chunk(id).len_bytes()].into())
+        })
+    }
+
+    /// What tells a chunk from those of all images.
+    fn key(&self, id: ChunkId) -> cache::Key {
+        let chunk = self.chunk(id);
+        let (owner, part) = parts::owner(chunk.object as usize);
+        let image = owner.map_or(self.id, |number| self.ancestors()[number].id);
+        cache::Key {
+            image,
+            position: parts::position(part, chunk.offset_bytes),
+            stored_bytes: chunk.stored_bytes,
+        }
+    }
+
+    /// Returns a pages object.
+    fn object(&self, number: usize) -> Result<&dyn Object> {
+        self.check_freed()?;
+        match parts::owner(number) {
+            (Some(ancestor), part) => self.resolver.ancestors.object(ancestor, part),
+            (None, part) => match self.resolver.own.get(part) {
+                Some(Some(pages)) => Ok(&**pages),
+                _ => Err(Error::Corrupt {
+                    file: self.file_name(number as u32),
+                    what: "the image has no pages".into(),
+                    space: None,
+                    offset_bytes: 0,
+                }),
+            },
+        }
+    }
+
+    /// Says why stored bytes are not those of a chunk: they may have been freed in another image.
+    fn damaged(&self, id: ChunkId, bytes: &[u8]) -> Error {
+        let chunk = self.chunk(id);
+        let mut pages = bytes.chunks(PAGE_BYTES);
+        if let (Some(ancestor), _) = parts::owner(chunk.object as usize)
+            && pages.any(|page| page.iter().all(|byte| *byte == 0))
+            && let Err(freed) = self.resolver.ancestors.check_freed(ancestor)
+        {
+            return freed;
+        }
+        let what = format!("the checksum of {} pages does not match", chunk.pages);
+        self.corrupt_chunk(id, chunk.offset_bytes, what)
+    }
+
+    /// Names the first space that has pages of a chunk.
+    fn corrupt_chunk(&self, id: ChunkId, offset_bytes: u64, what: String) -> Error {
+        let has = |part: Part| part.chunk == id;
+        let run = self.index.runs().find(|run| run.part().is_some_and(has));
+        let from = |page: u64| format!(" (from page {page:#x} of the space on)");
+        let from = run.map_or(String::new(), |run| from(run.first_page));
+        Error::Corrupt {
+            file: self.file_name(self.chunk(id).object),
+            what: what + &from,
+            space: run.map(|run| run.space),
+            offset_bytes,
+        }
+    }
+}
