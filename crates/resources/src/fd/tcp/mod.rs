@@ -234,7 +234,6 @@ fn checked(kind: &dyn Kind, payload: &[u8]) -> Result<Tcp> {
 }
 
 fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
-    const OPTION: &str = "--tcp-established";
     let own = open.own()?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
     let nature = Nature::of_fd(own)?;
@@ -296,7 +295,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
                 let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
                 let end = other_end(&record);
                 let why = format!("it is established, {local} to {remote}{end}");
-                return Err(open.unsupported(&why, Some(OPTION)));
+                return Err(open.unsupported(&why, Some("--tcp-established")));
             }
             record.is_deaf = !info.state.has_received_fin() && reads_as_ended(open)?;
             record.connection = Some(repair::read(own, &info).map_err(failed)?);
