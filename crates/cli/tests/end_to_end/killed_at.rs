@@ -154,6 +154,7 @@ fn a_restore_that_is_killed_at_any_call_lets_all_of_the_tree_go_on_or_none() {
             Some(true) => went_on += 1,
             Some(false) => {
                 again += 1;
+                tree::wait_gone(&witnesses.pids);
                 stillframe.restore(&[]).must();
             }
             None => panic!("half a tree: {told}"),
@@ -222,7 +223,10 @@ fn a_restore_that_is_killed_at_any_call_leaves_links_to_the_next_one_or_none() {
         });
         match goes_on {
             Some(true) => went_on += 1,
-            Some(false) => drop(stillframe.restore(&[]).must()),
+            Some(false) => {
+                tree::wait_gone(&[program.pid()]);
+                stillframe.restore(&[]).must();
+            }
             None => panic!("neither alive nor gone: {told}"),
         }
         let _ = std::fs::remove_file(&alive);

@@ -380,7 +380,8 @@ impl Trial<'_> {
             let there = tasks.iter().filter(|&&pid| tree::exists(pid)).count();
             let root = self.subject.pid();
             let lives = tree::is_alive(root) && !tasks.iter().any(|&pid| is_doomed(pid));
-            if there == tasks.len() && lives {
+            // One that has taken its SIGKILL shows nothing of it for a moment, but waits no more.
+            if there == tasks.len() && lives && self.subject.is_waiting() {
                 return Some(true);
             }
             (there == 0).then_some(false)
@@ -419,7 +420,8 @@ fn longer(time: Duration) -> Duration {
 /// Whether a task has been killed but is not gone: it looks alive for a moment.
 fn is_doomed(pid: u32) -> bool {
     const SIGKILL: u64 = 1 << 8;
-    const EXITING: u64 = 4;
+    // Or is about to.
+    const EXITING: u64 = 0x404;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let pending = status.lines().filter_map(|line| {
         let line = line

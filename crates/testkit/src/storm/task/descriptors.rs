@@ -318,6 +318,8 @@ impl Task {
             let received = match socket::receive(&mailbox.file, &mut bytes, DONT_WAIT) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // The other end was closed with something in its queue; it is told once.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => continue,
                 Err(error) => return Err(error.into()),
             };
             // Nobody is there who could send.
