@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use sys::socket::{Count, count};
 
-use super::socket::options::{Options, Stage};
+use super::socket::options::{Buffer, Options, Stage, make_room, restore_room};
 use super::socket::{self, Nature, inet, packet, peek};
 use super::{DumpContext, Kind, Open, RestoreContext, decode};
 use crate::{Error, Result};
@@ -160,7 +160,11 @@ impl Kind for UdpSocket {
         let record = checked(payload)?;
         record.options.settle(own)?;
         record.options.apply(own, Stage::Late)?;
+        let bytes: usize = record.queue.iter().map(|one| one.data.len() + 1024).sum();
+        let failed = |error| Error::kernel("make room for unread datagrams", error);
+        let old = make_room(own, Buffer::Receive, bytes).map_err(failed)?;
         fill(&record, own);
+        restore_room(own, old).map_err(failed)?;
         if record.is_refused {
             refuse(&record.local, &record.remote);
         }
@@ -475,6 +479,29 @@ mod tests {
                 }
                 server.set_nonblocking(true).unwrap();
                 server.recv_from(&mut [0]).unwrap_err();
+            }
+        });
+    }
+
+    #[test]
+    fn more_than_the_buffer_takes_now_comes_back() {
+        alone!({
+            let server = Socket::bind("127.0.0.1:0").unwrap();
+            let sender = Socket::bind("127.0.0.1:0").unwrap();
+            for number in 0..5 {
+                sender
+                    .send_to(&[number; 30_000], server.local_addr().unwrap())
+                    .unwrap();
+            }
+            // Made smaller than what waits.
+            sys::socket::set_number(&server, SOL_SOCKET, 8, 1).unwrap();
+            let wanted = sys::socket::number(&server, SOL_SOCKET, 8).unwrap();
+            let server = restored(server);
+            assert_eq!(sys::socket::number(&server, SOL_SOCKET, 8).unwrap(), wanted);
+            for number in 0..5 {
+                let mut data = vec![9; 40_000];
+                let bytes = server.recv(&mut data).unwrap();
+                assert_eq!(&data[..bytes], &[number; 30_000]);
             }
         });
     }

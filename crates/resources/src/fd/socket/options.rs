@@ -333,38 +333,57 @@ fn set_buffer(own: BorrowedFd<'_>, force: i32, plain: i32, value: &[u8]) -> io::
         .or_else(|_| sys::socket::set_number(own, SOL_SOCKET, plain, half))
 }
 
-/// What a socket's send buffer was before [`make_send_room`].
+/// One of a socket's two buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffer {
+    /// What was sent and not received.
+    Send,
+    /// What was received and not read.
+    Receive,
+}
+
+/// What a socket's buffer was before [`make_room`].
 #[derive(Clone, Copy, Debug)]
-pub struct SendRoom {
+pub struct Room {
+    buffer: Buffer,
     bytes: i32,
     /// Whether its owner has set the sizes of buffers; absent where the kernel does not tell.
     locked: Option<i32>,
 }
 
-/// Makes room in a socket's send buffer for `bytes`, whatever its owner has set; gives what is to
-/// be given back with [`restore_send_room`].
+/// Makes room in a socket's buffer for `bytes`, whatever its owner has set; gives what is to be
+/// given back with [`restore_room`].
 ///
 /// # Errors
 /// The system calls' errno.
-pub fn make_send_room(own: BorrowedFd<'_>, bytes: usize) -> io::Result<SendRoom> {
-    let old = SendRoom {
-        bytes: sys::socket::number(own, SOL_SOCKET, SO_SNDBUF)?,
+pub fn make_room(own: BorrowedFd<'_>, buffer: Buffer, bytes: usize) -> io::Result<Room> {
+    let (size, force) = match buffer {
+        Buffer::Send => (SO_SNDBUF, SO_SNDBUFFORCE),
+        Buffer::Receive => (SO_RCVBUF, SO_RCVBUFFORCE),
+    };
+    let old = Room {
+        buffer,
+        bytes: sys::socket::number(own, SOL_SOCKET, size)?,
         locked: sys::socket::number(own, SOL_SOCKET, SO_BUF_LOCK).ok(),
     };
     // Every small message is charged with its bookkeeping as well.
     let wanted = i32::try_from(bytes.saturating_mul(4)).unwrap_or(i32::MAX / 4);
     if old.bytes < wanted {
-        sys::socket::set_number(own, SOL_SOCKET, SO_SNDBUFFORCE, wanted.min(i32::MAX / 4))?;
+        sys::socket::set_number(own, SOL_SOCKET, force, wanted.min(i32::MAX / 4))?;
     }
     Ok(old)
 }
 
-/// Gives a socket the send buffer that it had before [`make_send_room`].
+/// Gives a socket the buffer that it had before [`make_room`].
 ///
 /// # Errors
 /// The system calls' errno.
-pub fn restore_send_room(own: BorrowedFd<'_>, old: SendRoom) -> io::Result<()> {
-    set_buffer(own, SO_SNDBUFFORCE, SO_SNDBUF, &old.bytes.to_ne_bytes())?;
+pub fn restore_room(own: BorrowedFd<'_>, old: Room) -> io::Result<()> {
+    let (force, plain) = match old.buffer {
+        Buffer::Send => (SO_SNDBUFFORCE, SO_SNDBUF),
+        Buffer::Receive => (SO_RCVBUFFORCE, SO_RCVBUF),
+    };
+    set_buffer(own, force, plain, &old.bytes.to_ne_bytes())?;
     // Having been set, the size is marked as one that the owner wants.
     old.locked.map_or(Ok(()), |locked| {
         sys::socket::set_number(own, SOL_SOCKET, SO_BUF_LOCK, locked)
@@ -437,10 +456,12 @@ mod tests {
     fn room_that_was_made_is_not_noticed_afterwards() {
         let socket = socket(1);
         let number = |name| sys::socket::number(&socket, SOL_SOCKET, name).unwrap();
-        let before = [SO_SNDBUF, SO_BUF_LOCK].map(number);
-        let old = make_send_room(socket.as_fd(), 1 << 20).unwrap();
-        assert!(number(SO_SNDBUF) > before[0]);
-        restore_send_room(socket.as_fd(), old).unwrap();
-        assert_eq!([SO_SNDBUF, SO_BUF_LOCK].map(number), before);
+        for (buffer, size) in [(Buffer::Send, SO_SNDBUF), (Buffer::Receive, SO_RCVBUF)] {
+            let before = [size, SO_BUF_LOCK].map(number);
+            let old = make_room(socket.as_fd(), buffer, 1 << 20).unwrap();
+            assert!(number(size) > before[0]);
+            restore_room(socket.as_fd(), old).unwrap();
+            assert_eq!([size, SO_BUF_LOCK].map(number), before);
+        }
     }
 }

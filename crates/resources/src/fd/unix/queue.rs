@@ -191,14 +191,14 @@ pub fn fill(
                 (from, Some((*to, *inode)))
             }
         };
-        let old = options::make_send_room(from.as_fd(), total).map_err(failed)?;
+        let old = options::make_room(from.as_fd(), options::Buffer::Send, total).map_err(failed)?;
         if message.is_nobodys() {
             let _nobody_asks = NobodyAsks::new([own, from.as_fd()]).map_err(failed)?;
             send(message, from.as_fd(), to, cx)?;
         } else {
             send(message, from.as_fd(), to, cx)?;
         }
-        options::restore_send_room(from.as_fd(), old).map_err(failed)?;
+        options::restore_room(from.as_fd(), old).map_err(failed)?;
     }
     Ok(())
 }
