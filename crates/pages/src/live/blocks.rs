@@ -141,8 +141,9 @@ impl Blocks {
         if span.is_empty() {
             return;
         }
+        let numbers = self.known_or_in(span, present);
         let mut present = present.iter().copied().peekable();
-        for number in block_of(span.start)..span.end.0.div_ceil(BLOCK_BYTES) {
+        for number in numbers {
             let place = span_of(number);
             let bits = bits_of(number, span);
             let mut there = 0;
@@ -152,9 +153,6 @@ impl Blocks {
                     break;
                 }
                 present.next();
-            }
-            if there == 0 && !self.map.contains_key(&number) {
-                continue;
             }
             let block = self.map.entry(number).or_insert(Block {
                 mask: 0,
@@ -171,6 +169,17 @@ impl Blocks {
                 self.set(number, State::Stale);
             }
         }
+    }
+
+    /// The blocks of `span` that are known, and those of `present`, in order. A program may keep
+    /// terabytes of addresses for a few pages.
+    fn known_or_in(&self, span: Span, present: &[Span]) -> Vec<u64> {
+        let of = |span: &Span| block_of(span.start)..span.end.0.div_ceil(BLOCK_BYTES);
+        let known = self.map.range(of(&span)).map(|(number, _)| *number);
+        let mut numbers: Vec<u64> = known.chain(present.iter().flat_map(of)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
     }
 
     fn remove(&mut self, number: u64) {
@@ -309,6 +318,19 @@ mod tests {
             let part = stored.expect("stored")[0].part();
             part.expect("a part").chunk
         })
+    }
+
+    #[test]
+    fn addresses_without_pages_cost_nothing() {
+        let mut blocks = Blocks::default();
+        let all = pages(0, 1 << 35);
+        // A step for each block of these 128 TiB would take minutes.
+        for _ in 0..1000 {
+            blocks.renew(all, &[pages(7, 8), pages(1 << 30, (1 << 30) + 40)]);
+        }
+        assert_eq!(blocks.iter().count(), 4);
+        blocks.renew(all, &[]);
+        assert_eq!(blocks.iter().count(), 0);
     }
 
     #[test]
