@@ -84,6 +84,15 @@ impl Blocks {
         range.take(most).copied().collect()
     }
 
+    /// Cuts a span as [`cut_around`] does, around its blocks.
+    pub fn pieces(&self, span: Span, bytes: u64) -> Vec<(Span, bool)> {
+        let end = span.end.0.div_ceil(BLOCK_BYTES);
+        cut_around(span, bytes, |from| {
+            let mut rest = self.map.range(block_of(from)..end);
+            rest.next().map(|(number, _)| span_of(*number).start)
+        })
+    }
+
     /// Whether every page of `span` is there.
     pub fn has_all(&self, span: Span) -> bool {
         let end = span.end.0.div_ceil(BLOCK_BYTES);
@@ -243,6 +252,31 @@ impl Blocks {
     }
 }
 
+/// Cuts a span where addresses are multiples of `bytes`: gives each such piece that has pages, and
+/// what is between them as a whole, each with whether it has some. `next` tells where the next
+/// pages from an address on are. A program may keep terabytes of addresses for a few pages.
+pub fn cut_around(
+    span: Span,
+    bytes: u64,
+    next: impl Fn(Addr) -> Option<Addr>,
+) -> Vec<(Span, bool)> {
+    let mut pieces = Vec::new();
+    let mut start = span.start;
+    while start < span.end {
+        let with_pages = next(start).map_or(span.end.0, |at| at.0 / bytes * bytes);
+        let has_pages = with_pages <= start.0;
+        let end = if has_pages {
+            (start.0 / bytes + 1) * bytes
+        } else {
+            with_pages
+        };
+        let end = Addr(end).min(span.end);
+        pieces.push((Span { start, end }, has_pages));
+        start = end;
+    }
+    pieces
+}
+
 /// The size of the pages of a mask.
 pub fn bytes_of(mask: u16) -> usize {
     mask.count_ones() as usize * PAGE_BYTES as usize
@@ -329,8 +363,22 @@ mod tests {
             blocks.renew(all, &[pages(7, 8), pages(1 << 30, (1 << 30) + 40)]);
         }
         assert_eq!(blocks.iter().count(), 4);
+        let cut = blocks.pieces(pages(3, 1 << 35), 32 * BLOCK_BYTES);
+        assert_eq!(
+            cut,
+            [
+                (pages(3, 512), true),
+                (pages(512, 1 << 30), false),
+                (pages(1 << 30, (1 << 30) + 512), true),
+                (pages((1 << 30) + 512, 1 << 35), false),
+            ]
+        );
         blocks.renew(all, &[]);
         assert_eq!(blocks.iter().count(), 0);
+        assert_eq!(
+            blocks.pieces(pages(3, 9), BLOCK_BYTES),
+            [(pages(3, 9), false)]
+        );
     }
 
     #[test]

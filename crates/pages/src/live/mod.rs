@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use abi::{Addr, Span};
+use abi::Span;
 use image::{Run, SpaceId, Writer};
 use rustix::event::{EventfdFlags, eventfd};
 use sys::uffd::{Features, Uffd};
@@ -169,7 +169,7 @@ impl Live {
             return Ok(0);
         };
         task.note(areas);
-        let windows = windows(&areas.spans);
+        let windows = windows(task.populated(&areas.spans)?);
         let all_bytes = areas.spans.iter().map(|span| span.bytes()).sum();
         let copied_bytes = AtomicU64::new(0);
         crew::work(
@@ -336,23 +336,23 @@ impl Live {
     }
 }
 
-/// Cuts sorted spans where addresses are multiples of 32 MiB, and puts those between two such
-/// places together. No block is in two of these: threads that have one each do not meet.
-fn windows(spans: &[Span]) -> Vec<Vec<Span>> {
-    const WINDOW_BYTES: u64 = 32 << 20;
-    const _: () = assert!(WINDOW_BYTES.is_multiple_of(blocks::BLOCK_BYTES));
+/// Where memory is cut for threads that work on it side by side.
+const WINDOW_BYTES: u64 = 32 << 20;
+const _: () = assert!(WINDOW_BYTES.is_multiple_of(blocks::BLOCK_BYTES));
+
+/// Puts sorted pieces together that touch the same 32 MiB. No block is in two of the windows that
+/// are given: threads that have one each do not meet.
+fn windows(pieces: impl IntoIterator<Item = Span>) -> Vec<Vec<Span>> {
     let mut windows: Vec<(u64, Vec<Span>)> = Vec::new();
-    for span in spans {
-        let mut start = span.start;
-        while start < span.end {
-            let number = start.0 / WINDOW_BYTES;
-            let end = span.end.min(Addr((number + 1) * WINDOW_BYTES));
-            let piece = Span { start, end };
-            match windows.last_mut() {
-                Some((last, pieces)) if *last == number => pieces.push(piece),
-                _ => windows.push((number, vec![piece])),
+    for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+        let first = piece.start.0 / WINDOW_BYTES;
+        let last = (piece.end.0 - 1) / WINDOW_BYTES;
+        match windows.last_mut() {
+            Some((reached, pieces)) if *reached == first => {
+                pieces.push(piece);
+                *reached = last;
             }
-            start = end;
+            _ => windows.push((last, vec![piece])),
         }
     }
     windows.into_iter().map(|(_, pieces)| pieces).collect()
@@ -372,6 +372,8 @@ impl Drop for Live {
 
 #[cfg(test)]
 mod tests {
+    use abi::Addr;
+
     use super::*;
 
     #[test]
@@ -381,6 +383,10 @@ mod tests {
             end: Addr(end << 20),
         };
         let spans = [span(1, 2), span(3, 40), span(50, 64), span(130, 200)];
+        let pieces = spans.iter().flat_map(|span| {
+            let pieces = blocks::cut_around(*span, WINDOW_BYTES, Some);
+            pieces.into_iter().map(|(piece, _)| piece)
+        });
         let expected = [
             vec![span(1, 2), span(3, 32)],
             vec![span(32, 40), span(50, 64)],
@@ -388,7 +394,12 @@ mod tests {
             vec![span(160, 192)],
             vec![span(192, 200)],
         ];
-        assert_eq!(windows(&spans), expected);
-        assert_eq!(windows(&[]), Vec::<Vec<Span>>::new());
+        assert_eq!(windows(pieces), expected);
+        assert_eq!(windows([]), Vec::<Vec<Span>>::new());
+        // What has no pages is one piece, and its last block may be another one's first.
+        let far = [span(1, 2), span(32, 1 << 20), span(1 << 20, 1 << 21)];
+        assert_eq!(windows(far), [vec![far[0]], vec![far[1]], vec![far[2]]]);
+        let near = [span(1, (1 << 20) + 1), span((1 << 20) + 2, 1 << 21)];
+        assert_eq!(windows(near), [near.to_vec()]);
     }
 }

@@ -7,9 +7,9 @@ use abi::{Addr, PAGE_BYTES, Span};
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Pagemap, Query};
 
-use super::blocks::BLOCK_BYTES;
+use super::blocks::{BLOCK_BYTES, cut_around};
 use super::task::{Task, cut};
-use super::{Shared, windows};
+use super::{Shared, WINDOW_BYTES, windows};
 use crate::scan::{push, room_for, sorted};
 use crate::track::{intersect, subtract};
 use crate::{Error, Result, crew};
@@ -28,6 +28,14 @@ const THERE: Query = Query {
     all: Category::ZERO,
     any: Category::PRESENT.union(Category::SWAPPED),
     told: Category::GUARD,
+};
+
+/// Pages, whatever they are.
+const POPULATED: Query = Query {
+    inverted: Category::empty(),
+    all: Category::empty(),
+    any: Category::PRESENT.union(Category::SWAPPED),
+    told: Category::PRESENT,
 };
 
 /// Pages with contents that are protected.
@@ -84,7 +92,7 @@ impl Task {
             ..=ALONE_BYTES => 1,
             more => crew::threads(more),
         };
-        let windows = windows(&unknown);
+        let windows = windows(self.around_blocks(&unknown));
         let guards = Mutex::new(BTreeMap::new());
         crew::work(
             threads,
@@ -112,6 +120,35 @@ impl Task {
             push(&mut joined, guard);
         }
         Ok(joined)
+    }
+
+    /// Sorted spans of which little is known, cut for several threads.
+    fn around_blocks(&self, spans: &[Span]) -> Vec<Span> {
+        let book = self.book();
+        let pieces = spans.iter();
+        let pieces = pieces.flat_map(|span| book.blocks.pieces(*span, WINDOW_BYTES));
+        pieces.map(|(piece, _)| piece).collect()
+    }
+
+    /// Sorted spans of a running task, cut for several threads where pages are.
+    pub fn populated(&self, spans: &[Span]) -> Result<Vec<Span>> {
+        let mut pieces = Vec::new();
+        for span in spans {
+            let failed = |source| Error::look(self.pid, span.start, source);
+            let found = match span.bytes() {
+                ..=WINDOW_BYTES => vec![*span],
+                _ => {
+                    let found = scan(&self.pagemap, *span, &POPULATED).map_err(failed)?;
+                    found.into_iter().map(|(span, _)| span).collect()
+                }
+            };
+            let cut = cut_around(*span, WINDOW_BYTES, |from| {
+                let next = found.partition_point(|span| span.end <= from);
+                found.get(next).map(|span| span.start.max(from))
+            });
+            pieces.extend(cut.into_iter().map(|(piece, _)| piece));
+        }
+        Ok(pieces)
     }
 
     /// Whether what the last [`Task::sweep_stopped`] took to be protected was so. The task runs.

@@ -207,12 +207,17 @@ impl Task {
         const PIECE_BYTES: u64 = 2 << 20;
         /// The task waits for half a millisecond, and its mapping is in two parts meanwhile.
         const REGISTERED_BYTES: u64 = 32 << 20;
-        let registered = self.book().registered.clone();
+        let pieces = |bytes: u64| {
+            let book = self.book();
+            let registered = book.registered.iter();
+            let pieces = registered.flat_map(|span| book.blocks.pieces(*span, bytes));
+            pieces.collect::<Vec<_>>()
+        };
         // What is in the way is left to the end of the userfaultfd.
-        for piece in pieces(&registered, PIECE_BYTES) {
+        for (piece, _) in pieces(PIECE_BYTES) {
             let _ = self.uffd.write_protect(piece, false);
         }
-        for piece in pieces(&registered, REGISTERED_BYTES) {
+        for (piece, _) in pieces(REGISTERED_BYTES) {
             let _ = self.uffd.unregister(piece);
         }
     }
@@ -262,9 +267,8 @@ impl Book {
         /// What is known or not, as a whole: as fast looked through as a page.
         const PIECE_BYTES: u64 = 2 << 20;
         let mut full = Vec::new();
-        for piece in part.start.0 / PIECE_BYTES..part.end.0.div_ceil(PIECE_BYTES) {
-            let piece = Span::new(Addr(piece * PIECE_BYTES), PIECE_BYTES).intersect(part);
-            if self.blocks.has_all(piece) {
+        for (piece, has_pages) in self.blocks.pieces(part, PIECE_BYTES) {
+            if has_pages && self.blocks.has_all(piece) {
                 push(&mut full, piece);
             }
         }
@@ -282,14 +286,6 @@ impl Book {
         }
         taken
     }
-}
-
-/// Cuts spans where addresses are multiples of `bytes`.
-fn pieces(spans: &[Span], bytes: u64) -> impl Iterator<Item = Span> {
-    spans.iter().flat_map(move |span| {
-        let pieces = span.start.0 / bytes..span.end.0.div_ceil(bytes);
-        pieces.map(move |piece| Span::new(Addr(piece * bytes), bytes).intersect(*span))
-    })
 }
 
 /// Waits a moment for mappings that are changing. That ends when a thread of the task has run,
