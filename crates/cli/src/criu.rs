@@ -82,6 +82,7 @@ const ON_PRE_DUMP: &[&str] = &[
     "action-script",
     "auto-dedup",
     "close",
+    "compress",
     "config",
     "display-stats",
     "help",
@@ -245,6 +246,7 @@ pub static FLAGS: &[Flag] = &[
     flag("weak-sysctls", Switch, [Idle, Refused, Idle]),
     flag("work-dir", Required, [Taken, Taken, Taken]).short('W'),
 
+    flag("compress", Optional, [Taken, Misplaced, Misplaced]).own(),
     flag("dry-run", Bare, [Taken, Misplaced, Misplaced]).own(),
     // Elsewhere than on check the beginning of criu's --images-dir.
     flag("image", Required, [Taken, Taken, Taken]).own(),

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use process::options::{DEFAULT_GHOST_LIMIT_BYTES, DEFAULT_TIMEOUT, DEFAULT_TRACK_TIME};
+use process::options::{
+    Compression, DEFAULT_GHOST_LIMIT_BYTES, DEFAULT_TIMEOUT, DEFAULT_TRACK_TIME,
+};
 use process::{Afterwards, Allowed, DumpOptions, DumpReport};
 use rustix::process::Pid;
 use serde_json::{Value, json};
@@ -66,6 +68,11 @@ pub struct Dump {
     #[arg(long)]
     auto_dedup: bool,
 
+    /// Compress pages where that pays, with lz4 or zstd
+    #[arg(long, value_name = "lz4|zstd[:LEVEL]", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "lz4")]
+    compress: Option<Compression>,
+
     /// Track what a tree that runs on writes from now on
     #[arg(long)]
     track_mem: bool,
@@ -95,6 +102,7 @@ impl Fill for Dump {
             "no-sync" => self.no_sync = flag(value)?,
             "prev-images-dir" => self.prev_images_dir = Some(quick::path(value)?),
             "auto-dedup" => self.auto_dedup = flag(value)?,
+            "compress" => self.compress = Some(values::compression(value)?),
             "track-mem" => self.track_mem = flag(value)?,
             "track-time" => self.track_time = number(value)?,
             _ => {
@@ -123,6 +131,7 @@ impl Dump {
             no_sync: false,
             prev_images_dir: None,
             auto_dedup: false,
+            compress: None,
             track_mem: false,
             track_time: DEFAULT_TRACK_TIME.as_secs(),
             allowed: AllowedArgs::default(),
@@ -224,6 +233,7 @@ impl Dump {
                 .as_ref()
                 .map(|dir| images_dir.join(dir)),
             auto_dedup: self.auto_dedup,
+            compress: self.compress,
             track: self.track_mem.then(|| Duration::from_secs(self.track_time)),
         }
     }

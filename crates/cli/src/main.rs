@@ -312,6 +312,7 @@ mod tests {
                 ("file-validation", _) => "=filesize",
                 ("manage-cgroups", _) => "=soft",
                 ("cgroup-root", _) => "=cpu:/x",
+                ("compress", _) => "=zstd:9",
                 (_, Argument::None | Argument::Switch) => "",
                 _ => "=1",
             };

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use process::options::Compression;
 use process::{MergeOptions, MergeReport};
 use serde_json::{Value, json};
 
@@ -24,6 +25,11 @@ pub struct Merge {
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
 
+    /// Compress pages where that pays, with lz4 or zstd
+    #[arg(long, value_name = "lz4|zstd[:LEVEL]", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "lz4")]
+    compress: Option<Compression>,
+
     /// Do not wait until the new image is on the disk before the old one goes
     #[arg(long)]
     no_sync: bool,
@@ -43,6 +49,7 @@ impl Merge {
             images_dir: self.image,
             until: self.until,
             output: self.output,
+            compress: self.compress,
             sync: !self.no_sync,
         };
         let report = process::merge(&options).map_err(|source| Failure::Engine {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use process::options::DEFAULT_TRACK_TIME;
+use process::options::{Compression, DEFAULT_TRACK_TIME};
 use process::{PreDumpOptions, PreDumpReport};
 use rustix::process::Pid;
 use serde_json::{Value, json};
@@ -29,6 +29,11 @@ pub struct PreDump {
     /// Free in older images what this one replaces; they cannot be restored any more then
     #[arg(long)]
     auto_dedup: bool,
+
+    /// Compress pages where that pays, with lz4 or zstd
+    #[arg(long, value_name = "lz4|zstd[:LEVEL]", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "lz4")]
+    compress: Option<Compression>,
 
     /// How memory is read: both are the same here, from outside while the tree runs
     #[arg(long, value_name = "MODE")]
@@ -83,6 +88,7 @@ impl PreDump {
                 .as_ref()
                 .map(|dir| images_dir.join(dir)),
             auto_dedup: self.auto_dedup,
+            compress: self.compress,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
             track_time: Duration::from_secs(self.track_time),
             sync: !self.no_sync,

@@ -1,7 +1,18 @@
 //! How arguments of options are written: pids, sizes, inherited descriptors.
 
+use std::ffi::OsStr;
+
 use process::Inherited;
+use process::options::Compression;
 use rustix::process::Pid;
+
+/// Reads how an image is compressed: with lz4 where nothing is said.
+pub fn compression(value: Option<&OsStr>) -> Option<Compression> {
+    match value {
+        None => Some(Compression::Lz4),
+        Some(value) => value.to_str()?.parse().ok(),
+    }
+}
 
 /// Reads a pid: a positive number.
 pub fn pid(text: &str) -> Result<Pid, String> {

@@ -185,6 +185,43 @@ fn a_tracker_goes_with_its_target_and_after_its_time() {
 }
 
 #[test]
+fn rounds_may_differ_in_how_they_are_compressed() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("churn", &["2", "300"]);
+    let mut rounds = Rounds::new(subject.pid());
+    rounds.make("pre-dump", &["--compress"]);
+    rounds.pre_dump();
+    rounds.make("pre-dump", &["--compress=zstd:1", "--auto-dedup"]);
+    let last = rounds.make("dump", &["--compress=lz4"]);
+    assert!(number(&last, "parent_pages") > 0, "{last}");
+    rounds.restore(&[]);
+    assert_eq!(subject.ask("check"), "right");
+    let tasks = subject.tree();
+    subject.kill();
+    tree::wait_gone(&tasks);
+    // Freed and squashed, one after the other, it is still the same.
+    let run = |words: &[&str]| {
+        let mut line = rounds.stillframe.command(words);
+        let status = line.arg(rounds.place(rounds.count)).status();
+        assert!(status.expect("it starts").success(), "{words:?}");
+    };
+    for words in [
+        &["dedup"][..],
+        &["merge", "--compress=zstd"],
+        &["merge", "--compress"],
+        &["merge"],
+    ] {
+        run(words);
+        rounds.restore(&[]);
+        assert_eq!(subject.ask("check"), "right", "{words:?}");
+        let tasks = subject.tree();
+        subject.kill();
+        tree::wait_gone(&tasks);
+    }
+}
+
+#[test]
 fn a_round_cannot_be_restored_and_says_so() {
     needs_root!();
     needs_tracking!();

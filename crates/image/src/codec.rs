@@ -1,5 +1,11 @@
 //! How the pages of a chunk are stored.
 
+use std::cell::RefCell;
+use std::fmt;
+use std::str::FromStr;
+
+use zstd::bulk::{Compressor, Decompressor};
+
 use crate::run::PAGE_BYTES;
 
 /// How the pages of a chunk are stored.
@@ -8,43 +14,264 @@ pub enum Codec {
     /// As they are.
     #[default]
     None,
+    /// As a block of LZ4.
+    Lz4,
+    /// As a frame of Zstandard.
+    Zstd,
+}
+
+const CODECS: [Codec; 3] = [Codec::None, Codec::Lz4, Codec::Zstd];
+
+/// How an image is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// With [`Codec::Lz4`].
+    Lz4,
+    /// With [`Codec::Zstd`], at this level.
+    Zstd(i32),
+}
+
+impl Compression {
+    /// The level of Zstandard where none is named: its own default.
+    pub const ZSTD_LEVEL: i32 = 3;
+
+    /// The highest level of Zstandard.
+    const ZSTD_LEVEL_MAX: i32 = 22;
+
+    fn codec(self) -> Codec {
+        match self {
+            Self::Lz4 => Codec::Lz4,
+            Self::Zstd(_) => Codec::Zstd,
+        }
+    }
+
+    /// Encodes `pages` behind `stored`; none, where that does not pay: then nothing was added.
+    pub(crate) fn encode(self, pages: &[u8], stored: &mut Vec<u8>) -> Option<Codec> {
+        // To decode costs a restore as much as to read several times that.
+        let most = pages.len() - pages.len() / 8;
+        let start = stored.len();
+        stored.resize(start + self.room(pages.len()), 0);
+        let room = &mut stored[start..];
+        let len = match self {
+            Self::Lz4 => lz4_flex::block::compress_into(pages, room).ok(),
+            Self::Zstd(level) => compress(level, pages, room),
+        };
+        let len = len.filter(|len| *len <= most);
+        stored.truncate(start + len.unwrap_or(0));
+        len.map(|_| self.codec())
+    }
+
+    /// How many bytes so many pages can become.
+    fn room(self, len: usize) -> usize {
+        match self {
+            Self::Lz4 => lz4_flex::block::get_maximum_output_size(len),
+            Self::Zstd(_) => zstd::zstd_safe::compress_bound(len),
+        }
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lz4 => f.write_str("lz4"),
+            Self::Zstd(level) => write!(f, "zstd:{level}"),
+        }
+    }
+}
+
+impl FromStr for Compression {
+    type Err = String;
+
+    /// Reads `lz4`, `zstd` or `zstd:LEVEL`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "lz4" => Ok(Self::Lz4),
+            None if text == "zstd" => Ok(Self::Zstd(Self::ZSTD_LEVEL)),
+            Some(("zstd", level)) => {
+                let known = 1..=Self::ZSTD_LEVEL_MAX;
+                let level = level.parse().ok().filter(|level| known.contains(level));
+                let most = Self::ZSTD_LEVEL_MAX;
+                let level = level.ok_or(format!("the levels of zstd are 1 to {most}"))?;
+                Ok(Self::Zstd(level))
+            }
+            _ => Err("it is lz4, zstd or zstd:LEVEL".into()),
+        }
+    }
 }
 
 impl Codec {
     /// The codec of this number in a chunk's entry.
     pub(crate) fn of_number(number: u8) -> Option<Self> {
-        match number {
-            0 => Some(Self::None),
-            _ => None,
-        }
+        CODECS.get(usize::from(number)).copied()
     }
 
     /// Its number in a chunk's entry.
     pub(crate) fn number(self) -> u8 {
         match self {
             Self::None => 0,
+            Self::Lz4 => 1,
+            Self::Zstd => 2,
         }
     }
 
-    /// Whether so many bytes can be so many pages.
+    /// Its name, as a feature of images that need it; none for pages as they are.
+    pub(crate) fn feature(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Lz4 => Some("lz4"),
+            Self::Zstd => Some("zstd"),
+        }
+    }
+
+    /// Whether so many bytes can be so many pages. Those that are encoded are fewer.
     pub(crate) fn fits(self, stored_bytes: u32, pages: u32) -> bool {
         let bytes = u64::from(pages) * PAGE_BYTES as u64;
         match self {
             Self::None => u64::from(stored_bytes) == bytes,
+            Self::Lz4 | Self::Zstd => stored_bytes > 0 && u64::from(stored_bytes) < bytes,
         }
     }
 
-    /// Decodes `stored` to `pages`, exactly.
+    /// Decodes `stored` to `pages`, exactly: whatever it claims to be, it gets no more room.
     ///
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn decode(self, stored: &[u8], pages: &mut [u8]) -> Result<(), String> {
-        match self {
+        let decoded = match self {
             Self::None if stored.len() == pages.len() => {
                 pages.copy_from_slice(stored);
-                Ok(())
+                Ok(pages.len())
             }
-            Self::None => Err(format!("{} bytes", stored.len())),
+            Self::None => Ok(stored.len()),
+            Self::Lz4 => {
+                lz4_flex::block::decompress_into(stored, pages).map_err(|error| error.to_string())
+            }
+            Self::Zstd => decompress(stored, pages),
+        };
+        match decoded? {
+            bytes if bytes == pages.len() => Ok(()),
+            bytes => Err(format!("it is {bytes} bytes of pages")),
         }
+    }
+}
+
+thread_local! {
+    static COMPRESSOR: RefCell<Option<(i32, Compressor<'static>)>> = const { RefCell::new(None) };
+    static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+}
+
+/// Compresses with this thread's own memory for it, which is kept; none where that fails.
+fn compress(level: i32, pages: &[u8], room: &mut [u8]) -> Option<usize> {
+    COMPRESSOR.with_borrow_mut(|kept| {
+        if kept.as_ref().is_none_or(|(of, _)| *of != level) {
+            *kept = Some((level, Compressor::new(level).ok()?));
+        }
+        let (_, compressor) = kept.as_mut()?;
+        compressor.compress_to_buffer(pages, room).ok()
+    })
+}
+
+fn decompress(stored: &[u8], pages: &mut [u8]) -> Result<usize, String> {
+    DECOMPRESSOR.with_borrow_mut(|kept| {
+        if kept.is_none() {
+            *kept = Some(Decompressor::new().map_err(|error| error.to_string())?);
+        }
+        let decompressor = kept.as_mut().expect("just made");
+        let decoded = decompressor.decompress_to_buffer(stored, pages);
+        decoded.map_err(|error| error.to_string())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Compression; 3] = [
+        Compression::Lz4,
+        Compression::Zstd(1),
+        Compression::Zstd(19),
+    ];
+
+    fn text(pages: usize) -> Vec<u8> {
+        let words = ["memory ", "of ", "a ", "process ", "that ", "runs "];
+        let words = (0_u32..).flat_map(|at| words[(at.wrapping_mul(at) / 7) as usize % 6].bytes());
+        words.take(pages * PAGE_BYTES).collect()
+    }
+
+    fn noise(pages: usize) -> Vec<u8> {
+        let mut state = 1_u64;
+        let next = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 33) as u8
+        };
+        std::iter::repeat_with(next)
+            .take(pages * PAGE_BYTES)
+            .collect()
+    }
+
+    #[test]
+    fn pages_survive() {
+        for compression in ALL {
+            for pages in [1, 16, 256] {
+                let whole = text(pages);
+                let mut stored = vec![7];
+                let codec = compression.encode(&whole, &mut stored).expect("it pays");
+                assert!(codec.fits(stored.len() as u32 - 1, pages as u32));
+                let mut decoded = vec![0; whole.len()];
+                codec.decode(&stored[1..], &mut decoded).expect("right");
+                assert_eq!((decoded, stored[0]), (whole, 7));
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_pay_is_not_encoded() {
+        for compression in ALL {
+            let mut stored = vec![7];
+            assert_eq!(compression.encode(&noise(16), &mut stored), None);
+            assert_eq!(stored, [7]);
+        }
+    }
+
+    #[test]
+    fn what_decodes_to_more_or_less_is_refused() {
+        for compression in ALL {
+            let mut stored = Vec::new();
+            // Gigabytes of one byte would be as long.
+            let codec = compression.encode(&vec![3; 256 * PAGE_BYTES], &mut stored);
+            let codec = codec.expect("it pays");
+            for pages in [1, 255, 257] {
+                let mut room = vec![0; pages * PAGE_BYTES];
+                assert!(
+                    codec.decode(&stored, &mut room).is_err(),
+                    "{codec:?} {pages}"
+                );
+            }
+            let mut room = vec![0; 256 * PAGE_BYTES];
+            let cut = stored.len() - 1;
+            assert!(codec.decode(&stored[..cut], &mut room).is_err());
+            assert!(codec.decode(&[], &mut room).is_err());
+        }
+    }
+
+    #[test]
+    fn names_are_read() {
+        for (text, compression) in [
+            ("lz4", Compression::Lz4),
+            ("zstd", Compression::Zstd(3)),
+            ("zstd:19", Compression::Zstd(19)),
+        ] {
+            assert_eq!(text.parse(), Ok(compression));
+            assert_eq!(compression.to_string().parse(), Ok(compression));
+        }
+        for wrong in ["", "gzip", "lz4:1", "zstd:", "zstd:0", "zstd:23", "zstd:x"] {
+            assert!(wrong.parse::<Compression>().is_err(), "{wrong}");
+        }
+        for codec in CODECS {
+            assert_eq!(Codec::of_number(codec.number()), Some(codec));
+        }
+        assert_eq!(Codec::of_number(3), None);
     }
 }

@@ -37,6 +37,8 @@ mod compact;
 mod dedup;
 mod draft;
 mod error;
+#[cfg(test)]
+mod forged;
 mod header;
 mod index;
 mod manifest;
@@ -63,7 +65,7 @@ pub use ancestors::{Ancestor, current, join};
 pub use cache::Cache;
 pub use chunk::{CHUNK_MAX_PAGES, CHUNK_PAGES, ChunkId};
 pub use clear::remove;
-pub use codec::Codec;
+pub use codec::{Codec, Compression};
 pub use dedup::{Deduped, check_dedup, dedup};
 pub use error::{Error, Result};
 pub use manifest::{Facts, Record};

@@ -102,6 +102,8 @@ const FEATURES: &[&str] = &[
     EQUAL_FEATURE,
     UNUSED_FEATURE,
     FREED_FEATURE,
+    "lz4",
+    "zstd",
 ];
 
 impl Manifest {

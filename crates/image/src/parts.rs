@@ -5,6 +5,11 @@ use crate::ImageId;
 /// The most pages objects of an image.
 pub const PARTS_MAX: usize = 16;
 
+/// The first pages object for chunks that are encoded; each is that of the threads that store other
+/// chunks in the object so many numbers before. They have no place among pages that begin at whole
+/// pages.
+pub(crate) const ENCODED_PARTS: usize = PARTS_MAX / 2;
+
 /// The most ancestors of an image: with its own, their pages objects have numbers of 16 bits.
 pub const ANCESTORS_MAX: usize = (1 << (64 - NUMBER_SHIFT)) / PARTS_MAX - 1;
 

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::checksum;
 use crate::chunk::{CHUNK_PAGES, Chunk, ChunkId};
 use crate::codec::Codec;
-use crate::parts::PARTS_MAX;
+use crate::parts::{ENCODED_PARTS, PARTS_MAX};
 use crate::run::{PAGE_BYTES, Part};
 use crate::writer::lock;
-use crate::{Error, NewRun, Result, Run, RunKind, SpaceId, Writer};
+use crate::{Compression, Error, NewRun, Result, Run, RunKind, SpaceId, Writer};
 
 impl Writer {
     /// Stores `bytes`, the pages of `runs` back to back, with one write.
@@ -32,7 +32,8 @@ impl Writer {
     /// Like [`Writer::append`].
     ///
     /// # Panics
-    /// Like [`Writer::append`], and where `part` is not below [`PARTS_MAX`].
+    /// Like [`Writer::append`], and where `part` is not below [`PARTS_MAX`], or half of that in an
+    /// image that is compressed.
     pub fn append_to(&self, part: usize, bytes: &[u8], runs: &[NewRun]) -> Result<()> {
         self.describe(self.store(part, bytes, runs)?);
         Ok(())
@@ -61,9 +62,24 @@ impl Writer {
             return Ok(Vec::new());
         }
         let cut = Cut::new(runs);
+        let chunks = match self.compression {
+            None => self.store_plain(part, bytes, cut.ranges())?,
+            Some(how) => self.store_encoded(part, bytes, &cut, how)?,
+        };
+        let first = lock(&self.table).add(&chunks)?;
+        Ok(cut.runs(first))
+    }
+
+    /// Stores chunks, which follow each other, as they are.
+    fn store_plain(
+        &self,
+        part: usize,
+        bytes: &[u8],
+        ranges: impl Iterator<Item = Range<usize>>,
+    ) -> Result<Vec<Chunk>> {
         let start_bytes = self.give(part, bytes.len() as u64)?;
         let sum = checksum::of_many(bytes.len());
-        let chunks = cut.ranges().map(|range| Chunk {
+        let chunks = ranges.map(|range| Chunk {
             object: part as u32,
             stored_bytes: range.len() as u32,
             offset_bytes: start_bytes + range.start as u64,
@@ -73,8 +89,62 @@ impl Writer {
         });
         let chunks = chunks.collect::<Vec<_>>();
         self.write_stored(&chunks[0], bytes)?;
-        let first = lock(&self.table).add(&chunks)?;
-        Ok(cut.runs(first))
+        Ok(chunks)
+    }
+
+    /// Stores chunks encoded, where that pays: those with one write, and the others as they are.
+    fn store_encoded(
+        &self,
+        part: usize,
+        bytes: &[u8],
+        cut: &Cut,
+        how: Compression,
+    ) -> Result<Vec<Chunk>> {
+        assert!(
+            part < ENCODED_PARTS,
+            "an object of its own for encoded chunks"
+        );
+        let sum = checksum::of_many(bytes.len());
+        let (mut encoded, mut plain) = (Vec::with_capacity(bytes.len() / 2), Vec::new());
+        let mut chunks = Vec::new();
+        for range in cut.ranges() {
+            let start = encoded.len();
+            let pages = &bytes[range.clone()];
+            let codec = how.encode(pages, &mut encoded).unwrap_or_default();
+            if codec == Codec::None {
+                plain.push(range.clone());
+            }
+            let stored = &encoded[start..];
+            chunks.push(Chunk {
+                object: (part + ENCODED_PARTS) as u32,
+                stored_bytes: stored.len() as u32,
+                offset_bytes: start as u64,
+                checksum: sum(stored),
+                pages: (range.len() / PAGE_BYTES) as u32,
+                codec,
+            });
+        }
+        if !encoded.is_empty() {
+            let start_bytes = self.give(part + ENCODED_PARTS, encoded.len() as u64)?;
+            let is_encoded = |chunk: &&mut Chunk| !chunk.is_plain();
+            for chunk in chunks.iter_mut().filter(is_encoded) {
+                chunk.offset_bytes += start_bytes;
+            }
+            let first = chunks.iter().find(|chunk| !chunk.is_plain());
+            self.write_stored(first.expect("it has bytes"), &encoded)?;
+        }
+        let mut rest = chunks.iter_mut().filter(|chunk| chunk.is_plain());
+        for near in plain.chunk_by(|one, next| one.end == next.start) {
+            let start = near[0].start;
+            let all = &bytes[start..near[near.len() - 1].end];
+            let ranges = near.iter();
+            let ranges = ranges.map(|range| range.start - start..range.end - start);
+            let stored = self.store_plain(part, all, ranges)?;
+            for (stored, chunk) in stored.into_iter().zip(&mut rest) {
+                *chunk = stored;
+            }
+        }
+        Ok(chunks)
     }
 
     /// Stores `bytes`, the pages of `runs`, in the place of a chunk that an earlier
@@ -92,7 +162,7 @@ impl Writer {
         let chunk = match self.store_in(&old, bytes)? {
             Some(chunk) => chunk,
             None => {
-                let stored = self.store(old.object as usize, bytes, runs)?;
+                let stored = self.store(old.object as usize % ENCODED_PARTS, bytes, runs)?;
                 let part = stored[0].part().expect("it was just stored");
                 lock(&self.table).get(part.chunk)
             }
@@ -101,18 +171,28 @@ impl Writer {
         Ok(cut.runs(id))
     }
 
-    /// Stores pages where a chunk is; none where they do not fit there.
+    /// Stores pages where a chunk is, as that is stored; none where they do not fit there.
     pub(crate) fn store_in(&self, old: &Chunk, pages: &[u8]) -> Result<Option<Chunk>> {
+        let mut encoded = Vec::new();
+        let (stored, codec) = match self.compression {
+            _ if old.is_plain() => (pages, Codec::None),
+            Some(how) => match how.encode(pages, &mut encoded) {
+                Some(codec) => (&encoded[..], codec),
+                None => return Ok(None),
+            },
+            None => return Ok(None),
+        };
         let chunk = Chunk {
-            stored_bytes: pages.len() as u32,
-            checksum: checksum::of_many(pages.len())(pages),
+            stored_bytes: stored.len() as u32,
+            checksum: checksum::of_many(stored.len())(stored),
             pages: (pages.len() / PAGE_BYTES) as u32,
+            codec,
             ..*old
         };
         if chunk.stored_bytes > old.stored_bytes {
             return Ok(None);
         }
-        self.write_stored(&chunk, pages)?;
+        self.write_stored(&chunk, stored)?;
         Ok(Some(chunk))
     }
 
@@ -127,8 +207,8 @@ impl Writer {
         }
     }
 
-    /// How many bytes were given out.
-    pub(crate) fn given_bytes(&self) -> u64 {
+    /// How many bytes of the pages objects were given out.
+    pub fn given_bytes(&self) -> u64 {
         let parts = self.parts.iter().filter_map(|part| part.get());
         parts.map(|part| part.bytes.load(Relaxed)).sum()
     }

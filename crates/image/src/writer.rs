@@ -18,8 +18,8 @@ use crate::parts::PARTS_MAX;
 use crate::table::{Table, Uses};
 use crate::unused::{self, Used};
 use crate::{
-    Error, Facts, Granule, ImageId, MANIFEST_NAME, NewSpace, Reader, Record, Result, Run, SpaceId,
-    SpaceKind,
+    Compression, Error, Facts, Granule, ImageId, MANIFEST_NAME, NewSpace, Reader, Record, Result,
+    Run, SpaceId, SpaceKind,
 };
 
 /// An image under construction; several threads may add to it. Dropped before [`Writer::seal`], it
@@ -34,6 +34,8 @@ pub struct Writer {
     pub(crate) parts: [OnceLock<Part>; PARTS_MAX],
     making_parts: Mutex<()>,
     pub(crate) runs: Mutex<Vec<Run>>,
+    /// How its chunks are compressed.
+    pub(crate) compression: Option<Compression>,
     /// What was said of spaces.
     spaces: Mutex<BTreeMap<SpaceId, NewSpace>>,
     records: Mutex<Vec<Record>>,
@@ -144,6 +146,7 @@ impl Writer {
             parts: Default::default(),
             making_parts: Mutex::default(),
             runs: Mutex::default(),
+            compression: None,
             spaces: Mutex::default(),
             records: Mutex::default(),
             incomplete: AtomicBool::new(false),
@@ -151,6 +154,11 @@ impl Writer {
             replaces,
             _claim: claim,
         })
+    }
+
+    /// Has chunks that are stored from now on compressed, where that pays.
+    pub fn compress(&mut self, compression: Option<Compression>) {
+        self.compression = compression;
     }
 
     /// Returns the image's identity.
@@ -405,8 +413,14 @@ impl Writer {
             (unused_bytes > 0, UNUSED_FEATURE),
         ];
         let features = features.into_iter().filter(|(used, _)| *used);
+        let mut features = features.map(|(_, name)| name).collect::<Vec<_>>();
+        for name in chunks.iter().filter_map(|chunk| chunk.codec.feature()) {
+            if !features.contains(&name) {
+                features.push(name);
+            }
+        }
         let manifest = Manifest {
-            features: features.map(|(_, name)| name.to_owned()).collect(),
+            features: features.into_iter().map(str::to_owned).collect(),
             parent,
             ancestors,
             facts: Some(facts),

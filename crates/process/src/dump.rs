@@ -241,13 +241,14 @@ fn write(
     statistics.sum_up();
     log::info!("{} pages are stored", statistics.stored_pages);
     // What it replaces elsewhere is not freed before it is safe.
+    let stored_bytes = writer.given_bytes();
     let durable = options.sync && (options.afterwards == Afterwards::Kill || options.auto_dedup);
     let counted = (&mut statistics, Some(since));
     let id = seal(writer, durable, &inventory.foreign, counted)?;
     log::info!("image {id} is whole");
     Ok(DumpReport {
         image: id.to_string(),
-        image_bytes: statistics.stored_bytes() + records_bytes,
+        image_bytes: stored_bytes + records_bytes,
         statistics,
         links: inventory.links.iter().map(Link::path).collect(),
         ..DumpReport::default()

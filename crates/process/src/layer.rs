@@ -98,7 +98,7 @@ impl Layer {
     pub fn writer(&mut self, store: Arc<dyn Store>, options: &DumpOptions) -> Result<Writer> {
         let parent = self.parent.as_ref();
         let parent = parent.map(|(dir, reader)| (dir.as_path(), reader));
-        let writer = over::writer(store, &options.images_dir, parent)?;
+        let writer = over::writer(store, &options.images_dir, parent, options.compress)?;
         self.image = Some(writer.id());
         Ok(writer)
     }

@@ -90,7 +90,8 @@ fn dump_once(
     began: Instant,
     observer: &mut dyn Observer,
 ) -> Result<DumpReport> {
-    let writer = Writer::create(store.clone())?;
+    let mut writer = Writer::create(store.clone())?;
+    writer.compress(options.compress);
     let mut dump = Dump::begin(options, writer, began, observer)?;
     dump.copy_before()?;
     for instant in 1.. {
@@ -414,7 +415,9 @@ impl<'a> Dump<'a> {
             writer.mark(run);
         }
         report.statistics.sum_up();
-        report.image_bytes = report.statistics.stored_bytes() + records_bytes;
+        // Some of what was written is room that goes.
+        let stored_bytes = report.statistics.stored_bytes().min(writer.given_bytes());
+        report.image_bytes = stored_bytes + records_bytes;
         let replaced = links::of_store(store);
         let counted = (&mut report.statistics, None);
         let id = seal(writer, false, &inventory.foreign, counted)?;

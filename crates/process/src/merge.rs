@@ -32,7 +32,7 @@ pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
     crate::room::for_descriptors(reader.far_files() + OWN_DESCRIPTORS);
     let output = options.output.as_deref().unwrap_or(dir);
     let store = Arc::new(Directory::create(output).map_err(Error::Store)?);
-    let writer = match &options.until {
+    let mut writer = match &options.until {
         None => Writer::create(store)?,
         Some(until) => {
             let parent = Arc::new(open(until)?);
@@ -45,6 +45,7 @@ pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
             Writer::create_over(store, parent, link)?
         }
     };
+    writer.compress(options.compress);
     let merged = image::merge(&reader, &writer)?;
     let id = writer.seal(Seal {
         durable: options.sync,

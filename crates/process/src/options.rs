@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
+pub use image::Compression;
+
 /// The size up to which a deleted file goes into the image when nobody says otherwise, in bytes.
 pub const DEFAULT_GHOST_LIMIT_BYTES: u64 = 1 << 20;
 
@@ -94,6 +96,8 @@ pub struct DumpOptions {
     pub prev_images_dir: Option<PathBuf>,
     /// Whether what this image replaces in older ones is freed there afterwards.
     pub auto_dedup: bool,
+    /// How pages are compressed, where that pays (`--compress`).
+    pub compress: Option<Compression>,
     /// Whether writes of a tree that runs on are tracked from now on, for this long when no other
     /// dump comes.
     pub track: Option<Duration>,
@@ -114,6 +118,7 @@ impl DumpOptions {
             live: false,
             prev_images_dir: None,
             auto_dedup: false,
+            compress: None,
             track: None,
         }
     }
@@ -134,6 +139,8 @@ pub struct PreDumpOptions {
     pub prev_images_dir: Option<PathBuf>,
     /// Whether what this image replaces in older ones is freed there afterwards.
     pub auto_dedup: bool,
+    /// How pages are compressed, where that pays (`--compress`).
+    pub compress: Option<Compression>,
     /// How long stopping the tasks may take; `None` is for ever.
     pub timeout: Option<Duration>,
     /// How long writes are tracked when no other round comes.
@@ -151,6 +158,7 @@ impl PreDumpOptions {
             images_dir: images_dir.into(),
             prev_images_dir: None,
             auto_dedup: false,
+            compress: None,
             timeout: Some(DEFAULT_TIMEOUT),
             track_time: DEFAULT_TRACK_TIME,
             sync: true,
@@ -254,6 +262,9 @@ pub struct MergeOptions {
     pub until: Option<PathBuf>,
     /// Where the new image goes; none means to where the newest is.
     pub output: Option<PathBuf>,
+    /// How pages are compressed, where that pays (`--compress`); none stores them as they are,
+    /// however they were.
+    pub compress: Option<Compression>,
     /// Whether the new image is on the disk before the old one goes.
     pub sync: bool,
 }

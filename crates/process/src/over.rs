@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use image::{Granule, Link, NewSpace, Reader, SpaceId, SpaceKind, Writer};
+use image::{Compression, Granule, Link, NewSpace, Reader, SpaceId, SpaceKind, Writer};
 use resources::map::vdso::{self, Vdso};
 use store::Store;
 
@@ -26,7 +26,8 @@ pub(crate) fn open(dir: &Path) -> Result<Arc<Reader>> {
     }
 }
 
-/// Starts an image in `store`, which is `dir`, over the one in `parent` where there is one.
+/// Starts an image in `store`, which is `dir`, over the one in `parent` where there is one, whose
+/// chunks are compressed.
 ///
 /// # Errors
 /// [`Error::Store`], [`Error::Image`].
@@ -34,16 +35,20 @@ pub(crate) fn writer(
     store: Arc<dyn Store>,
     dir: &Path,
     parent: Option<(&Path, &Arc<Reader>)>,
+    compression: Option<Compression>,
 ) -> Result<Writer> {
-    let Some((parent_dir, parent)) = parent else {
-        return Ok(Writer::create(store)?);
+    let mut writer = if let Some((parent_dir, parent)) = parent {
+        let way = |from, to| store::way(from, to).map_err(Error::Store);
+        let link = Link {
+            to_parent: way(dir, parent_dir)?,
+            to_child: way(parent_dir, dir)?,
+        };
+        Writer::create_over(store, parent.clone(), link)?
+    } else {
+        Writer::create(store)?
     };
-    let way = |from, to| store::way(from, to).map_err(Error::Store);
-    let link = Link {
-        to_parent: way(dir, parent_dir)?,
-        to_child: way(parent_dir, dir)?,
-    };
-    Ok(Writer::create_over(store, parent.clone(), link)?)
+    writer.compress(compression);
+    Ok(writer)
 }
 
 /// The vDSOs whose code is pages of an image.

@@ -42,7 +42,8 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     if let Some(parent) = dedup_over {
         dedup::check(&options.images_dir, parent)?;
     }
-    let writer = over::writer(store, &options.images_dir, parent_dir.zip(parent.as_ref()))?;
+    let over = parent_dir.zip(parent.as_ref());
+    let writer = over::writer(store, &options.images_dir, over, options.compress)?;
     // Each task has a descriptor here.
     room::for_descriptors(1 << 16);
     let mut tracking = Tracking::start(root.as_raw_nonzero().get())?;
@@ -60,8 +61,7 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
         tasks: mapped.len() as u64,
         ..Statistics::default()
     };
-    let (tasks, frozen_us) = (statistics.tasks, statistics.frozen_us);
-    log::info!("{tasks} tasks run again after {frozen_us} us");
+    log::info!("{} tasks run again", statistics.tasks);
     let looking = Instant::now();
     let inheritance = Inheritance::new(parent.as_deref(), tracking.image());
     tracking.begin()?;
@@ -76,6 +76,7 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
         over::hand_down(&writer, parent)?;
     }
     writer.record(statistics.record());
+    let image_bytes = writer.given_bytes();
     let id = writer.seal(Seal {
         // Its pages may be all that a later layer has.
         durable: options.sync,
@@ -92,7 +93,7 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     Ok(PreDumpReport {
         image: id.to_string(),
         freed_bytes,
-        image_bytes: drained.stored_bytes(),
+        image_bytes,
         total_us: micros(began),
         statistics,
     })

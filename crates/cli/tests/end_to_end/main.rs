@@ -3,6 +3,7 @@
 //! `STILLFRAME_BIN` names another binary to run, such as criu, to prove the tests themselves.
 mod cgroups;
 mod clocks;
+mod compressed;
 mod connections;
 mod cycles;
 mod damage;
