@@ -156,8 +156,9 @@ impl<'a> Running<'a> {
             }
         }
         self.built.resume(saved)?;
-        let sentinel = self.post_sentinel(saved, afterwards)?;
+        let (sentinel, held) = self.post_sentinel(saved, afterwards)?;
         let let_go = self.built.wake(saved).and_then(|leftover| {
+            held.iter().try_for_each(|pid| take_stop(*pid))?;
             self.detach()?;
             self.built.catch_up();
             Ok(leftover)
@@ -168,8 +169,13 @@ impl<'a> Running<'a> {
     }
 
     /// Posts a sentinel that kills the tree or, from now on, has all of it go on if this process is
-    /// killed; none where one call lets it go and nothing else is to be done.
-    fn post_sentinel(&self, saved: &Saved<'_>, afterwards: Afterwards) -> Result<Option<Sentinel>> {
+    /// killed; none where one call lets it go and nothing else is to be done. Tells for whom a stop
+    /// signal waits.
+    fn post_sentinel(
+        &self,
+        saved: &Saved<'_>,
+        afterwards: Afterwards,
+    ) -> Result<(Option<Sentinel>, Vec<i32>)> {
         let leaders = self
             .threads()
             .iter()
@@ -177,10 +183,10 @@ impl<'a> Running<'a> {
         let pids = leaders.map(|staying| staying.pid).collect::<Vec<_>>();
         let sockets = self.built.connections(saved)?;
         if pids.len() < 2 && sockets.is_empty() && !self.built.has_put_off() {
-            return Ok(None);
+            return Ok((None, Vec::new()));
         }
         let held = match self.threads() {
-            [_] => Vec::new(),
+            [_] if sockets.is_empty() => Vec::new(),
             _ => held(saved, afterwards),
         };
         let finish = |tasks: &[Target]| {
@@ -191,8 +197,8 @@ impl<'a> Running<'a> {
         };
         let take_back = |tasks: &[Target]| send(tasks, Signal::KILL);
         let sentinel = Sentinel::post(&sockets, &pids, take_back, finish)?;
-        // While some would be killed by the end of this process and others let go, it lets nobody
-        // run: a stop signal waits for them.
+        // While some would be killed by the end of this process and others let go, and as long as
+        // connections sleep (reading them fails then), it lets nobody run: a stop signal waits.
         for pid in &held {
             signal(*pid, Signal::STOP)?;
         }
@@ -202,13 +208,7 @@ impl<'a> Running<'a> {
             spared.map_err(|e| Error::kernel(format!("cannot let {} go", staying.tid), e))?;
         }
         sentinel.commit();
-        match held.iter().try_for_each(|pid| take_stop(*pid)) {
-            Ok(()) => Ok(Some(sentinel)),
-            Err(error) => {
-                sentinel.dismiss();
-                Err(error)
-            }
-        }
+        Ok((Some(sentinel), held))
     }
 
     fn detach(&self) -> Result<()> {
