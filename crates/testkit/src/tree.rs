@@ -82,6 +82,11 @@ pub fn parent(pid: u32) -> Option<u32> {
     stat_after_name(pid)?.split(' ').nth(1)?.parse().ok()
 }
 
+/// The session of `pid`.
+pub fn session(pid: u32) -> Option<u32> {
+    stat_after_name(pid)?.split(' ').nth(3)?.parse().ok()
+}
+
 /// The processor time of `pid`, user and system, in clock ticks.
 pub fn ticks(pid: u32) -> Option<u64> {
     let stat = stat_after_name(pid)?;
@@ -181,7 +186,6 @@ pub fn reap(pid: u32) {
 /// Reaps dead children of this process that are in another session than it: orphans of commands
 /// that were killed, which keep their pids and those of their sessions as long as they are not.
 pub fn reap_orphans() {
-    let session = |pid: u32| stat_after_name(pid)?.split(' ').nth(3)?.parse::<u32>().ok();
     let own = session(std::process::id());
     let all = children(std::process::id()).into_iter();
     all.filter(|&pid| session(pid) != own).for_each(reap);

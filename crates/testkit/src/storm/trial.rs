@@ -384,7 +384,12 @@ impl Trial<'_> {
             if there == tasks.len() && lives && self.subject.is_waiting() {
                 return Some(true);
             }
-            (there == 0).then_some(false)
+            // A session is free when its last orphan is: one of a restore may have been none of the
+            // tree's tasks.
+            tree::reap_orphans();
+            let orphans = tree::children(std::process::id()).into_iter();
+            let mut sessions = orphans.filter_map(tree::session);
+            (there == 0 && !sessions.any(|one| tasks.contains(&one))).then_some(false)
         });
         whole.ok_or_else(|| {
             let states: Vec<_> = tasks.iter().map(|&pid| (pid, tree::state(pid))).collect();
