@@ -401,7 +401,7 @@ fn what_is_left_of_a_dead_process_is_named() {
     assert_eq!(outcome.status.code(), Some(3), "{}", outcome.told());
     outcome.names(&[
         "its working directory (/proc/",
-        "/status (deleted)",
+        "/status) is not",
         "is gone",
     ]);
 }

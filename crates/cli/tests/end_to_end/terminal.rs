@@ -195,6 +195,52 @@ fn a_stopped_job_is_brought_back_to_the_foreground() {
 }
 
 /// A task that has given its session's terminal up, and its child that has it.
+/// Has the slave of a terminal, opened through the master close-on-exec, under other numbers as
+/// well, for programs that it starts: systemd does so.
+const PASSED_ON: &str = r#"
+import fcntl, os, signal, sys
+TIOCGPTPEER = 0x5441
+master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+fcntl.ioctl(master, 0x40045431, b"\0\0\0\0")
+slave = fcntl.ioctl(master, TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+for number in 60, 61:
+    os.dup2(slave, number)
+def say(*_):
+    with open(sys.argv[1] + "/draft", "w") as draft:
+        for number in slave, 60, 61:
+            draft.write(f"{fcntl.fcntl(number, fcntl.F_GETFD)} ")
+    os.rename(sys.argv[1] + "/draft", sys.argv[1] + "/said")
+signal.signal(signal.SIGUSR1, say)
+os.mkdir(sys.argv[1] + "/ready")
+while True:
+    signal.pause()
+"#;
+
+#[test]
+fn a_terminal_passed_on_to_programs_stays_open_for_them() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let _alone = alone();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer closes it");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", PASSED_ON])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&folder.path().join("ready"));
+    stillframe.cycle(2, &program, &[]);
+    testkit::tree::signal(program.pid(), rustix::process::Signal::USR1);
+    let said = folder.path().join("said");
+    program.wait_file(&said);
+    assert_eq!(
+        std::fs::read_to_string(&said).expect("it says it"),
+        "1 0 0 "
+    );
+}
+
 const GIVEN_UP: &str = r#"
 import fcntl, os, pty, signal, sys, termios
 pid, master = pty.fork()

@@ -9,12 +9,12 @@ pub(crate) mod look;
 mod outside;
 mod policies;
 mod segments;
-mod semaphores;
 mod sharing;
 mod spaces;
 mod stops;
 mod thread;
 mod tree;
+mod untold;
 mod vdso;
 
 use std::collections::HashMap;
@@ -53,7 +53,7 @@ use facts::ThreadFacts;
 pub(crate) use files::{Contents, Object, fetch};
 use look::Look;
 use outside::{OfTask, Outside};
-use semaphores::Semaphores;
+use untold::Untold;
 
 /// What was found, ready to be written.
 pub(crate) struct Inventory {
@@ -297,7 +297,7 @@ impl Found {
 
     /// Whether its tasks must be asked what the kernel does not tell of its descriptors.
     fn has_untold(&self) -> bool {
-        Semaphores::are_among(&self.rows)
+        Untold::is_among(&self.rows)
     }
 
     /// Adds whose child has ended, which a zombie still shows.
@@ -357,7 +357,7 @@ impl Found {
         let brk = questions[0].script.call(Sysno::brk, [0u32.into()]);
         let policies = policies::ask(task, &self.listed, &mut questions[0].script);
         let auxv = Auxv::ask(&mut questions[0].script);
-        let semaphores = Semaphores::ask(&self.rows, &mut questions[0].script);
+        let untold = Untold::ask(&self.rows, &mut questions[0].script);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
         let batches = batches.collect::<Vec<_>>();
         let mut visit = self.prepare_visit(threads, memory)?;
@@ -370,7 +370,7 @@ impl Found {
                 self.brk = answers.result(brk).cast_unsigned();
                 self.policies = policies.answers(&answers);
                 self.auxv = auxv.answer(&answers);
-                semaphores.answer(&mut self.rows, &answers);
+                untold.answer(&mut self.rows, &answers);
             }
             questions.records(facts, &answers, (&mut self.records, obstacles))?;
         }

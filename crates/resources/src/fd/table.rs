@@ -7,8 +7,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sys::close::Later;
+use syscalls::Sysno;
 
-use super::{DescriptionId, Info};
+use super::{DescriptionId, Info, tty};
+use crate::script::{Answers, Script, StepAt};
 use crate::{Error, Result};
 
 /// One descriptor of a task.
@@ -26,6 +28,31 @@ pub struct Row {
     pub info: Info,
     /// A descriptor of the same description, (pid, fd), where one is known.
     pub same: Option<(i32, i32)>,
+}
+
+/// The question to a task whether `execve` closes one of its descriptors, where the kernel does not
+/// tell: a terminal that was opened with `O_CLOEXEC` through its master (`TIOCGPTPEER`) says so of
+/// every descriptor, whatever fcntl(2) and dup(2) did since.
+pub struct WhetherClosed(StepAt);
+
+impl WhetherClosed {
+    /// Whether that is not known of a descriptor.
+    #[must_use]
+    pub fn is_unknown(row: &Row) -> bool {
+        row.cloexec && tty::is_slave(&row.stat)
+    }
+
+    /// Asks a task about one of its descriptors; none where the kernel has told.
+    pub fn ask(row: &Row, script: &mut Script) -> Option<Self> {
+        const F_GETFD: u32 = 1;
+        let asks = || script.call(Sysno::fcntl, [row.fd.into(), F_GETFD.into()]);
+        Self::is_unknown(row).then(asks).map(Self)
+    }
+
+    /// Takes the answer.
+    pub fn answer(&self, answers: &Answers, row: &mut Row) {
+        row.cloexec = answers.result(self.0) & 1 != 0;
+    }
 }
 
 /// The descriptors of the stopped task `pid` in ascending order, given its folder /proc/PID and,

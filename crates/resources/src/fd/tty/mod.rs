@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message as _;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, major, minor};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid, major, minor};
 use rustix::io::Errno;
 use rustix::termios::{Winsize, tcgetwinsize, tcsetwinsize};
 use sys::tty::{Attributes, Switch, is_on, switch};
@@ -293,6 +293,12 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tty> {
     record.set_role(Role::Outside);
     record.attributes = sys::tty::attributes(own).map_err(failed)?.to_vec();
     Ok(record)
+}
+
+/// Whether a file is the slave of a pseudo terminal.
+pub(super) fn is_slave(stat: &Stat) -> bool {
+    let device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    device && SLAVES.contains(&major(stat.st_rdev))
 }
 
 fn is_master(open: &Open<'_>) -> bool {

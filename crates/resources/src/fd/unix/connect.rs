@@ -21,17 +21,19 @@ pub enum Server {
 /// The end that is to be accepted by a listener with its name. Both ends' records say the same.
 ///
 /// A name that several sockets have can only be had so (an abstract one; a path is bound again),
-/// and only so can the ends be told of different makers.
+/// and only so can the ends be told of different makers. Where both have a name, either will do:
+/// each is told of the other's maker, and the other one is bound.
 pub fn server(record: &Unix) -> Option<Server> {
-    let own = record.address.path().is_some();
-    let peer = record.peer_address.path().is_some();
+    let own = !record.address.is_unnamed();
+    let peer = !record.peer_address.is_unnamed();
     match (record.accepted, record.peer_accepted) {
         _ if record.kind == DGRAM => None,
         (true, _) => Some(Server::Own),
         (false, true) => Some(Server::Peer),
         (false, false) if record.maker == record.peer_maker => None,
-        (false, false) if own && record.peer_address.is_unnamed() => Some(Server::Own),
-        (false, false) if peer && record.address.is_unnamed() => Some(Server::Peer),
+        (false, false) if own && peer && record.inode < record.peer => Some(Server::Own),
+        (false, false) if peer => Some(Server::Peer),
+        (false, false) if own => Some(Server::Own),
         (false, false) => None,
     }
 }

@@ -1167,6 +1167,57 @@ mod tests {
     }
 
     #[test]
+    fn ends_that_both_have_names_remember_their_makers() {
+        alone!({
+            let folder = tempfile::tempdir().unwrap();
+            let all = rustix::fs::Mode::from_raw_mode(0o777);
+            rustix::fs::chmod(folder.path(), all).unwrap();
+            let at = |name: &str| {
+                folder
+                    .path()
+                    .join(name)
+                    .into_os_string()
+                    .into_encoded_bytes()
+            };
+            let abstracts = [&b"\0stillframe-test-a"[..], b"\0stillframe-test-b"];
+            for (number, [server, client]) in [
+                [at("server"), at("client")],
+                [at("other"), abstracts[0].to_vec()],
+                [abstracts[1].to_vec(), at("third")],
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                let (serves, asks) = (who(1001), who(1002));
+                let listener = bound(STREAM, &server);
+                sys::identity::listen(serves.into(), &listener, 5).unwrap();
+                let address = sys::socket::name(&listener).unwrap();
+                if server[0] != 0 {
+                    let path = Address::of_name(server.clone());
+                    rustix::fs::chmod(path.path().unwrap(), all).unwrap();
+                }
+                let own = bound(STREAM, &client);
+                sys::identity::connect(asks.into(), &own, &address).unwrap();
+                let accepted = sys::socket::accept(&listener).unwrap();
+                drop(listener);
+                let mut ends = [own, accepted];
+                for _ in 0..2 {
+                    ends = cycle(ends);
+                    let [own, accepted] = &ends;
+                    assert_eq!(maker_of(own.as_fd()).unwrap(), Some(serves), "{number}");
+                    assert_eq!(maker_of(accepted.as_fd()).unwrap(), Some(asks), "{number}");
+                    assert_eq!(
+                        (name_of(own), name_of(accepted)),
+                        (client.clone(), server.clone())
+                    );
+                    send(own, b"x");
+                    assert_eq!(receive(accepted).0, b"x");
+                }
+            }
+        });
+    }
+
+    #[test]
     fn who_was_parted_from_its_pair_knows_its_maker() {
         alone!({
             let one = who(1001);

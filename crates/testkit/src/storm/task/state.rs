@@ -140,8 +140,11 @@ fn describe(held: &Held) -> String {
         tell("mode", &format_args!("{:o}", stat.st_mode));
         tell("whose, links, bytes", &whose);
     }
-    tell("owner", &fcntl::owner(file).ok());
-    tell("signal", &fcntl::signal(file).ok());
+    // A file that signals nobody loses whom it would: the dump does not ask.
+    if !matches!(held.ends.kind, Opened::Memfd | Opened::File) {
+        tell("owner", &fcntl::owner(file).ok());
+        tell("signal", &fcntl::signal(file).ok());
+    }
     if let Opened::Memfd = held.ends.kind {
         tell("seals", &rustix::fs::fcntl_get_seals(file));
     }
