@@ -1,5 +1,5 @@
-//! What the kernel does not tell of descriptors, and their tasks are asked: which event counters are
-//! semaphores (before 6.5), and whether some terminals are closed by `execve`.
+//! What the kernel does not tell of descriptors, and their tasks are asked: which event counters
+//! are semaphores (before 6.5), and whether `execve` closes some terminals.
 
 use resources::fd::eventfd::Whether;
 use resources::fd::table::{Row, WhetherClosed};
