@@ -165,7 +165,9 @@ fn a_restore_that_is_killed_at_any_call_lets_all_of_the_tree_go_on_or_none() {
         }
     }
     println!("{again} restored again, {went_on} went on");
-    assert!(again > 10 && went_on > 10);
+    // How many calls there are on either side changes with the restore; none on one side would mean
+    // that the sweep missed the moment that it is about.
+    assert!(again > 3 && went_on > 3);
 }
 
 /// Has a file open by a name that it has no more, though it has another one.

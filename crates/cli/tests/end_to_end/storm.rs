@@ -1,17 +1,24 @@
 //! Subjects made from seeds, and the steps that failed once: see docs/testing.md.
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use testkit::needs_root;
 use testkit::storm::generate;
-use testkit::storm::step::to_text;
+use testkit::storm::step::{Step, to_text};
 use testkit::storm::trial::{Ended, Variant, kept, try_steps};
 
 use crate::{stillframe, terminal};
 
 /// How many are tried at a time.
 const JOBS: usize = 2;
+
+/// Keeps the numbers of terminals from other tests, for steps that make one: while it is an image,
+/// nobody else must get its number.
+fn terminal_of(steps: &[Step]) -> Option<MutexGuard<'static, ()>> {
+    let has_terminal = to_text(steps).contains("\"terminal\"");
+    has_terminal.then(terminal::alone)
+}
 
 #[test]
 fn what_failed_once_comes_back() {
@@ -24,6 +31,7 @@ fn what_failed_once_comes_back() {
     for file in files {
         let path = file.expect("a file").path();
         let steps = kept(&path).expect("a step on each line");
+        let _alone = terminal_of(&steps);
         let ended = try_steps(&stillframe(), &steps, Variant::Plain);
         match ended {
             Ok(Ended::Restored { .. }) => {}
@@ -53,10 +61,7 @@ fn fifty_seeds_come_back() {
                         other => other,
                     };
                     let steps = generate::steps(seed);
-                    // While it is an image, another test must not get its terminal's number.
-                    let _alone = to_text(&steps)
-                        .contains("\"terminal\"")
-                        .then(terminal::alone);
+                    let _alone = terminal_of(&steps);
                     let ended = try_steps(&stillframe(), &steps, variant);
                     if let Err(failure) = ended {
                         let told = format!("seed {seed}, {}: {failure}", variant.name());

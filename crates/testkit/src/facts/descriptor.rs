@@ -14,6 +14,7 @@ pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
             .map_or_else(|error| error.to_string(), |path| path.display().to_string());
         let deleted = target.ends_with(" (deleted)");
         let unnamed = !target.starts_with('/') || deleted;
+        let is_terminal = target.starts_with("/dev/pts/");
         let described = match object_class(&target) {
             Some(kind) => {
                 let what = sockets.describe(&target);
@@ -22,7 +23,10 @@ pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
             None => super::without_number(&target),
         };
         facts.note(pid, &format!("fd {fd}"), described);
-        let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
+        let mut info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
+        if is_terminal {
+            info = without_close_on_exec(&info);
+        }
         facts.note(
             pid,
             &format!("fd {fd} info"),
@@ -107,6 +111,20 @@ fn normalise(info: &str, depth: Depth, unnamed: bool) -> String {
     // An epoll lists its interests in the order of a tree over kernel addresses.
     kept.sort();
     kept.join(" ")
+}
+
+/// What fdinfo says of a terminal without O_CLOEXEC: of one that was opened so through its master
+/// it says so of every descriptor, and of one that was restored it tells the truth.
+fn without_close_on_exec(info: &str) -> String {
+    const CLOSE_ON_EXEC: i64 = 0o2_000_000;
+    let lines = info.lines().map(|line| match line.strip_prefix("flags:") {
+        Some(value) => {
+            let flags = i64::from_str_radix(value.trim(), 8).unwrap_or_default();
+            format!("flags:\t0{:o}\n", flags & !CLOSE_ON_EXEC)
+        }
+        None => format!("{line}\n"),
+    });
+    lines.collect()
 }
 
 /// The flags of an open file, which fdinfo shows in octal, without O_LARGEFILE: every open on a
