@@ -20,6 +20,7 @@ pub mod path;
 pub mod pipe;
 pub mod place;
 mod queue;
+mod ready;
 pub mod regular;
 pub mod segment;
 pub mod shmem;

@@ -8,13 +8,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use prost::Message as _;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use sys::socket::{Count, count};
 
 use super::socket::options::{Buffer, Options, Stage, make_room, restore_room};
 use super::socket::{self, Nature, inet, packet, peek};
-use super::{DumpContext, Kind, Open, RestoreContext, decode};
+use super::{DumpContext, Kind, Open, RestoreContext, decode, ready};
 use crate::{Error, Result};
 
 const SOCK_DGRAM: i32 = 2;
@@ -259,13 +259,7 @@ fn refuse(local: &[u8], remote: &[u8]) {
 /// In which directions it is shut down, as bits.
 fn shutdown(open: &Open<'_>) -> std::io::Result<u8> {
     let own = open.own().map_err(std::io::Error::other)?;
-    let mut fds = [PollFd::new(&own, PollFlags::RDHUP)];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    rustix::event::poll(&mut fds, Some(&now))?;
-    let told = fds[0].revents();
+    let told = ready::events(own, PollFlags::RDHUP)?;
     if told.contains(PollFlags::HUP) {
         return Ok(RCV_SHUTDOWN | SEND_SHUTDOWN);
     }

@@ -2,13 +2,14 @@
 
 use std::os::fd::BorrowedFd;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use sys::guardian::{Guardian, Setting};
 use sys::socket::{Count, Received};
 
 use super::Nature;
 use crate::fd::Open;
+use crate::fd::ready;
 use crate::{Error, Result};
 
 const SOL_SOCKET: i32 = 1;
@@ -102,13 +103,7 @@ pub fn guard(opens: &[Open<'_>]) -> Result<Option<Guardian>> {
 /// # Errors
 /// The call's errno.
 pub fn is_readable(own: BorrowedFd<'_>) -> rustix::io::Result<bool> {
-    let mut fds = [PollFd::new(&own, PollFlags::IN)];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    rustix::event::poll(&mut fds, Some(&now))?;
-    Ok(fds[0].revents().contains(PollFlags::IN))
+    Ok(ready::events(own, PollFlags::IN)?.contains(PollFlags::IN))
 }
 
 /// The pieces of a unix stream; `None` when not all bytes can be seen.
@@ -194,13 +189,6 @@ pub fn messages(own: BorrowedFd<'_>, seqpacket: bool) -> std::io::Result<Option<
 }
 
 fn is_shut(own: BorrowedFd<'_>) -> std::io::Result<bool> {
-    let mut fds = [PollFd::new(&own, PollFlags::RDHUP)];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    rustix::event::poll(&mut fds, Some(&now))?;
-    Ok(fds[0]
-        .revents()
-        .intersects(PollFlags::RDHUP | PollFlags::HUP))
+    let told = ready::events(own, PollFlags::RDHUP)?;
+    Ok(told.intersects(PollFlags::RDHUP | PollFlags::HUP))
 }

@@ -16,13 +16,13 @@ mod repair;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use prost::Message as _;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 
 use repair::{Connection, State};
 
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature, inet, inet_diag, packet};
-use super::{DumpContext, Kind, Open, RestoreContext, decode};
+use super::{DumpContext, Kind, Open, RestoreContext, decode, ready};
 use crate::{Allow, Error, Result};
 
 const SOCK_STREAM: i32 = 1;
@@ -328,14 +328,9 @@ fn has_ended(open: &Open<'_>) -> Result<bool> {
 /// Whether nothing is to be read any more behind what is there.
 fn reads_as_ended(open: &Open<'_>) -> Result<bool> {
     let own = open.own()?;
-    let mut fds = [PollFd::new(&own, PollFlags::RDHUP)];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    rustix::event::poll(&mut fds, Some(&now))
+    let told = ready::events(own, PollFlags::RDHUP)
         .map_err(|error| Error::kernel(format!("poll {}", open.place()), error))?;
-    Ok(fds[0].revents().contains(PollFlags::RDHUP))
+    Ok(told.contains(PollFlags::RDHUP))
 }
 
 /// Gives a socket its address, if it had one. Ended connections of before do not stand in the way.

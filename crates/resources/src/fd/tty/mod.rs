@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use prost::Message as _;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid, major, minor};
 use rustix::io::Errno;
 use rustix::termios::{Winsize, tcgetwinsize, tcsetwinsize};
@@ -24,7 +24,7 @@ use sys::tty::{Attributes, Switch, is_on, switch};
 
 use queue::Flight;
 
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status};
+use super::{DumpContext, Kind, Open, RestoreContext, decode, ready, status};
 use crate::{Error, Result};
 
 /// `TTYAUX_MAJOR`: /dev/tty, /dev/console, /dev/ptmx.
@@ -372,13 +372,7 @@ fn read_master(open: &Open<'_>, record: &mut Tty, cx: &mut dyn DumpContext) -> R
 
 /// Whether the slave was open once and is not any more.
 fn is_abandoned(master: BorrowedFd<'_>) -> rustix::io::Result<bool> {
-    let mut fds = [PollFd::new(&master, PollFlags::empty())];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    rustix::event::poll(&mut fds, Some(&now))?;
-    Ok(fds[0].revents().contains(PollFlags::HUP))
+    Ok(ready::events(master, PollFlags::empty())?.contains(PollFlags::HUP))
 }
 
 /// Where the slave is, given the path of the master's device.
@@ -476,6 +470,8 @@ mod tests {
     use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
     use super::super::socket::testing::{World, cycle};
+    use rustix::event::{PollFd, Timespec};
+
     use super::*;
     use crate::testing::alone;
 

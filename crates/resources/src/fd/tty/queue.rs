@@ -10,12 +10,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use prost::Message as _;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
 use rustix::termios::{Action, tcflow};
 use sys::tty::{Attributes, Switch, attributes, is_on, set_attributes, switch, unread};
+
+use crate::fd::ready;
 
 /// Where `struct termios2` has its flags and special characters.
 const INPUT_FLAGS: usize = 0;
@@ -179,13 +181,7 @@ fn settle(fd: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 fn is_readable(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    rustix::event::poll(&mut fds, Some(&now))?;
-    Ok(fds[0].revents().contains(PollFlags::IN))
+    Ok(ready::events(fd, PollFlags::IN)?.contains(PollFlags::IN))
 }
 
 /// Puts everything in its place in a pseudo terminal that is empty and not in packet mode, and

@@ -14,7 +14,7 @@ pub use deferred::Deferred;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use prost::Message as _;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 
 use address::Address;
 use connect::Server;
@@ -23,7 +23,7 @@ use queue::{Credentials, Message, Source};
 use super::socket::diag::{self, Facts, State};
 use super::socket::options::{Options, Stage};
 use super::socket::{self, Nature};
-use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext};
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, ready};
 use crate::{Allow, Error, Result};
 
 const TAG: u16 = super::tags::UNIX;
@@ -295,14 +295,9 @@ fn maker_of(own: BorrowedFd<'_>) -> Result<Option<Credentials>> {
 
 /// Whether an error waits to be reported.
 fn has_error(own: BorrowedFd<'_>) -> Result<bool> {
-    let mut fds = [PollFd::new(&own, PollFlags::empty())];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    rustix::event::poll(&mut fds, Some(&now))
+    let told = ready::events(own, PollFlags::empty())
         .map_err(|error| Error::kernel("poll a unix socket", error))?;
-    Ok(fds[0].revents().contains(PollFlags::ERR))
+    Ok(told.contains(PollFlags::ERR))
 }
 
 /// The descriptions of the clients that wait to be accepted by `open`.
