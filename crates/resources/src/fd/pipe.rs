@@ -197,6 +197,54 @@ mod tests {
     }
 
     #[test]
+    fn packets_stay_packets_without_anybody_who_writes_them() {
+        let (reader, writer) = pipe(PipeFlags::DIRECT | PipeFlags::NONBLOCK);
+        for packet in [&b"one"[..], b"two", &[7; 4096]] {
+            rustix::io::write(&writer, packet).expect("write");
+        }
+        drop(writer);
+        let mut world = World::default();
+        let reader = world.add(reader);
+        world.cycle();
+        world.cycle();
+        let reader = world.take(reader);
+        assert_eq!(read(&reader).expect("read"), b"one");
+        // What is not read of a packet is gone.
+        let mut two = [0; 2];
+        assert_eq!(rustix::io::read(&reader, &mut two).expect("read"), 2);
+        assert_eq!((two, read(&reader).expect("read")), (*b"tw", vec![7; 4096]));
+    }
+
+    #[test]
+    fn what_is_no_packet_is_none_behind_packets() {
+        let (reader, writer) = pipe(PipeFlags::DIRECT | PipeFlags::NONBLOCK);
+        let set = |flags| rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK | flags).expect("set");
+        set(OFlags::empty());
+        rustix::io::write(&writer, &[1; 8192]).expect("write");
+        set(OFlags::DIRECT);
+        rustix::io::write(&writer, &[2; 100]).expect("write");
+        set(OFlags::empty());
+        rustix::io::write(&writer, b"loose").expect("write");
+        let mut world = World::default();
+        let (reader, writer) = (world.add(reader), world.add(writer));
+        world.cycle();
+        assert!(
+            !rustix::fs::fcntl_getfl(world.get(writer))
+                .expect("flags")
+                .contains(OFlags::DIRECT)
+        );
+        let reader = world.take(reader);
+        let first = [vec![1; 8192], vec![2; 100]].concat();
+        assert!(read(&reader).expect("read") == first);
+        let mut three = [0; 3];
+        assert_eq!(rustix::io::read(&reader, &mut three).expect("read"), 3);
+        assert_eq!(
+            (three, read(&reader).expect("read")),
+            (*b"loo", b"se".to_vec())
+        );
+    }
+
+    #[test]
     fn capacity_survives_when_full() {
         let (reader, writer) = pipe(PipeFlags::NONBLOCK);
         fcntl_setpipe_size(&writer, 1 << 20).expect("resize");

@@ -11,6 +11,8 @@ use crate::{Error, Result};
 
 /// The capacity of a new pipe in bytes.
 pub(super) const DEFAULT_BYTES: u32 = 65_536;
+/// The size of a packet in bytes, at the most (`PIPE_BUF`).
+const PACKET_MAX_BYTES: usize = 4096;
 
 /// What is inside a pipe or FIFO.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -18,10 +20,11 @@ pub(super) struct Queue {
     /// Its capacity in bytes.
     #[prost(uint32, tag = "1")]
     pub(super) capacity_bytes: u32,
-    /// Whether what was written at once is read at once (`O_DIRECT`).
+    /// Whether the last of what will be read ends with a packet (`O_DIRECT`), as all before it do:
+    /// who reads less of it loses the rest.
     #[prost(bool, tag = "2")]
     pub(super) packets: bool,
-    /// The bytes, or packets, in the order in which they will be read.
+    /// What will be read at once, in order.
     #[prost(bytes = "vec", repeated, tag = "3")]
     pub(super) chunks: Vec<Vec<u8>>,
 }
@@ -37,9 +40,7 @@ impl Queue {
         let capacity = rustix::pipe::fcntl_getpipe_size(own).map_err(kernel)?;
         let mut queue = Self {
             capacity_bytes: u32::try_from(capacity).expect("the kernel allows 2 GiB"),
-            packets: ends
-                .clone()
-                .any(|end| end.info.oflags().contains(OFlags::DIRECT)),
+            packets: false,
             chunks: Vec::new(),
         };
         let pending_bytes = rustix::io::ioctl_fionread(own).map_err(kernel)?;
@@ -50,7 +51,7 @@ impl Queue {
             let mode = end.info.oflags() & OFlags::RWMODE;
             mode == OFlags::RDONLY || mode == OFlags::RDWR
         };
-        queue.chunks = match ends.clone().find(readable) {
+        (queue.chunks, queue.packets) = match ends.clone().find(readable) {
             Some(end) => peek(end.own()?, capacity),
             None => {
                 let flags = OFlags::RDONLY | OFlags::NONBLOCK;
@@ -76,20 +77,18 @@ impl Queue {
         if self.chunks.is_empty() {
             return Ok(());
         }
-        let packets = if self.packets {
-            OFlags::DIRECT
-        } else {
-            OFlags::empty()
-        };
-        status::set(to, OFlags::NONBLOCK | packets)?;
-        for chunk in &self.chunks {
-            let mut rest = chunk.as_slice();
-            while !rest.is_empty() {
-                let written = rustix::io::write(to, rest).map_err(|error| {
-                    Error::kernel(format!("write the data in flight to {place}"), error)
-                })?;
-                rest = &rest[written..];
-            }
+        let last = self.chunks.len() - 1;
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let is_packet = number < last || self.packets;
+            // A packet is a page at most. What is read with it are whole pages before it: what does
+            // not fill one would take it in.
+            let loose = match is_packet {
+                true => chunk.len().saturating_sub(1) / PACKET_MAX_BYTES * PACKET_MAX_BYTES,
+                false => chunk.len(),
+            };
+            let (loose, packet) = chunk.split_at(loose);
+            write_as(to, loose, OFlags::NONBLOCK, place)?;
+            write_as(to, packet, OFlags::NONBLOCK | OFlags::DIRECT, place)?;
         }
         Ok(())
     }
@@ -120,25 +119,58 @@ impl Queue {
     }
 }
 
-/// What could be read from `end`, by a copy of the pipe.
-fn peek(end: BorrowedFd<'_>, capacity: usize) -> rustix::io::Result<Vec<Vec<u8>>> {
-    let (reader, writer): (OwnedFd, OwnedFd) =
-        rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+/// Writes all of `rest` to a pipe with these status flags.
+fn write_as(to: BorrowedFd<'_>, mut rest: &[u8], flags: OFlags, place: &str) -> Result<()> {
+    if rest.is_empty() {
+        return Ok(());
+    }
+    status::set(to, flags)?;
+    while !rest.is_empty() {
+        let written = rustix::io::write(to, rest).map_err(|error| {
+            Error::kernel(format!("write the data in flight to {place}"), error)
+        })?;
+        rest = &rest[written..];
+    }
+    Ok(())
+}
+
+/// What could be read from `end` at once each time, and whether the last of it ends with a packet:
+/// that stays one also where nobody who writes packets is left.
+fn peek(end: BorrowedFd<'_>, capacity: usize) -> rustix::io::Result<(Vec<Vec<u8>>, bool)> {
+    let mut buffer = vec![0; capacity.max(DEFAULT_BYTES as usize)];
+    let mut chunks = Vec::new();
+    let reader = copy(end, capacity)?;
+    loop {
+        let len = rustix::io::read(&reader, &mut buffer[..])?;
+        if len == 0 {
+            break;
+        }
+        chunks.push(buffer[..len].to_vec());
+    }
+    let Some((last, others)) = chunks.split_last() else {
+        return Ok((chunks, false));
+    };
+    // Of a packet, what is not read at once is gone.
+    let reader = copy(end, capacity)?;
+    for chunk in others {
+        rustix::io::read(&reader, &mut buffer[..chunk.len()])?;
+    }
+    let most = last.len() - 1;
+    let is_packet = most > 0
+        && rustix::io::read(&reader, &mut buffer[..most])? == most
+        && rustix::io::read(&reader, &mut buffer[..])? == 0;
+    Ok((chunks, is_packet))
+}
+
+/// The reading end of a copy of a pipe with what is in it.
+fn copy(end: BorrowedFd<'_>, capacity: usize) -> rustix::io::Result<OwnedFd> {
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     // As many slots as the original, each of which may hold a single byte. Where that is not
     // allowed, the caller sees that something is missing.
     if capacity > DEFAULT_BYTES as usize {
         let _ = rustix::pipe::fcntl_setpipe_size(&writer, capacity);
     }
-    let flags = SpliceFlags::NONBLOCK;
-    rustix::pipe::tee(end, &writer, capacity.max(1 << 16), flags)?;
-    drop(writer);
-    let mut chunks = Vec::new();
-    let mut buffer = vec![0; capacity.max(1 << 16)];
-    loop {
-        let len = rustix::io::read(&reader, &mut buffer[..])?;
-        if len == 0 {
-            return Ok(chunks);
-        }
-        chunks.push(buffer[..len].to_vec());
-    }
+    let bytes = capacity.max(DEFAULT_BYTES as usize);
+    rustix::pipe::tee(end, &writer, bytes, SpliceFlags::NONBLOCK)?;
+    Ok(reader)
 }
