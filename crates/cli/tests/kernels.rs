@@ -155,7 +155,7 @@ const SMALL: &str = "SandyBridge";
 const LARGE: &str = "max";
 
 #[test]
-#[ignore = "does not pass yet: its first stay ends with EINVAL; cargo xtask kernels"]
+#[ignore = "takes a minute: cargo xtask kernels"]
 fn a_tree_comes_from_a_small_processor_to_this_one_and_goes_to_a_third() {
     let stays = [
         machine("bookworm", SMALL),

@@ -88,7 +88,8 @@ fn begin() -> io::Result<String> {
     fs::write("/proc/sys/kernel/ns_last_pid", PIDS_FROM)?;
     // On a thread of its own, as this process needs them again.
     let started = std::thread::spawn(|| {
-        for one in CapabilitySet::all() {
+        // By name: the set of all has bits, too, that are no kernel's.
+        for (_, one) in CapabilitySet::all().iter_names() {
             rustix::thread::remove_capability_from_bounding_set(one)?;
         }
         start()
