@@ -8,7 +8,7 @@ use image::{NewRun, PAGE_BYTES, Run, RunKind, Writer};
 
 use crate::buffer::Buffer;
 use crate::extent::Chunks;
-use crate::{Equals, Error, Extent, Result, Source, crew};
+use crate::{Equals, Error, Extent, PIECES_MAX, Result, Source, crew};
 
 /// Pages read with one call and written with one: what stays in a processor's own cache meanwhile.
 const BATCH_PAGES: u64 = 256;
@@ -135,7 +135,7 @@ fn drain_to(
         let sources = sources.iter().enumerate();
         sources.flat_map(|(number, (_, extents))| extents.iter().map(move |e| (number, *e)))
     };
-    let chunks = Chunks::new(extents(), BATCH_PAGES, sys::vm::PIECES_MAX);
+    let chunks = Chunks::new(extents(), BATCH_PAGES, PIECES_MAX);
     let pages: u64 = extents().map(|(_, extent)| extent.pages).sum();
     let [done_bytes, zero_pages, equal_pages, lost_pages, writing_ns] = [0; 5].map(AtomicU64::new);
     let threads = threads(pages * PAGE_BYTES as u64).min(chunks.len().max(1));
@@ -277,7 +277,7 @@ fn leave_out(pieces: &mut Vec<Extent>, bytes: &mut [u8], lost: &[Range<usize>]) 
 
 /// Moves the pages of `pieces` that are not all zero to the front of `bytes`, returns how many
 /// bytes those are, and notes both kinds.
-pub(crate) fn sort_out(
+pub fn sort_out(
     pieces: &[Extent],
     bytes: &mut [u8],
     runs: &mut Vec<NewRun>,

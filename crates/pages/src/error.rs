@@ -1,80 +1,22 @@
 //! What can go wrong between a source and a sink.
 use std::io;
 
-use abi::{Addr, Span};
-
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why pages did not arrive.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The task died.
-    #[error("task {pid} is gone")]
-    Gone {
-        /// Its pid.
-        pid: i32,
-    },
-    /// A page could not be read.
-    #[error("cannot read the memory of task {pid} at {addr}")]
-    Read {
-        /// Whose memory.
-        pid: i32,
-        /// Where.
-        addr: Addr,
-        /// Why.
-        source: io::Error,
-    },
-    /// A page could not be written.
-    #[error("cannot fill the memory of task {pid} at {addr}")]
-    Write {
-        /// Whose memory.
-        pid: i32,
-        /// Where.
-        addr: Addr,
-        /// Why.
-        source: io::Error,
-    },
-    /// A range could not be registered with the task's userfaultfd.
-    #[error("cannot register {span} of task {pid} with its userfaultfd")]
-    Register {
-        /// Whose memory.
-        pid: i32,
-        /// The range.
-        span: Span,
-        /// Why.
-        source: io::Error,
-    },
-    /// A range could not be write-protected.
-    #[error("cannot write-protect {span} of task {pid}")]
-    Protect {
-        /// Whose memory.
-        pid: i32,
-        /// The range.
-        span: Span,
-        /// Why.
-        source: io::Error,
-    },
-    /// The thread that serves the tasks could not be started.
-    #[error("cannot start a thread that hears of writes")]
-    Thread(#[source] io::Error),
-    /// A shared memory object or file could not be used.
+    /// What a source or a sink says that this crate knows nothing of.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
+    /// An object or a file could not be used.
     #[error("cannot {action} the shared memory object at offset {offset_bytes}")]
     Object {
         /// What was tried, as a verb.
         action: &'static str,
         /// Where.
         offset_bytes: u64,
-        /// Why.
-        source: io::Error,
-    },
-    /// It could not be found out which pages a task has.
-    #[error("cannot look at the pages of task {pid} at {addr}")]
-    Look {
-        /// Whose pages.
-        pid: i32,
-        /// From where on.
-        addr: Addr,
         /// Why.
         source: io::Error,
     },
@@ -89,42 +31,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Tells a task that died from memory that cannot be read.
-    pub(crate) fn read(pid: i32, addr: Addr, source: io::Error) -> Self {
-        if is_gone(&source) {
-            Self::Gone { pid }
-        } else {
-            Self::Read { pid, addr, source }
-        }
-    }
-
-    /// Tells a task that died from memory that cannot be written.
-    pub(crate) fn write(pid: i32, addr: Addr, source: io::Error) -> Self {
-        if is_gone(&source) {
-            Self::Gone { pid }
-        } else {
-            Self::Write { pid, addr, source }
-        }
-    }
-
-    /// Tells a task that died from one that cannot be looked at.
-    pub(crate) fn look(pid: i32, addr: Addr, source: io::Error) -> Self {
-        if is_gone(&source) {
-            Self::Gone { pid }
-        } else {
-            Self::Look { pid, addr, source }
-        }
-    }
-
     /// Says what was done with the image.
-    pub(crate) fn image(action: &'static str) -> impl Fn(image::Error) -> Self {
+    pub fn image(action: &'static str) -> impl Fn(image::Error) -> Self {
         move |source| Self::Image { action, source }
     }
-}
-
-/// Whether the system says that there is no such task any more.
-fn is_gone(error: &io::Error) -> bool {
-    let srch = rustix::io::Errno::SRCH.raw_os_error();
-    let noent = rustix::io::Errno::NOENT.raw_os_error();
-    matches!(error.raw_os_error(), Some(errno) if errno == srch || errno == noent)
 }

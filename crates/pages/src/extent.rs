@@ -19,7 +19,8 @@ pub struct Extent {
 
 impl Extent {
     /// The pages `skip..skip + pages` of these.
-    pub(crate) fn part(self, skip: u64, pages: u64) -> Self {
+    #[must_use]
+    pub fn part(self, skip: u64, pages: u64) -> Self {
         let at = self.at.plus(skip * PAGE_BYTES);
         Self {
             first_page: self.first_page + skip,

@@ -7,7 +7,7 @@ use abi::{Addr, Span};
 use image::{ChunkId, PAGE_BYTES, Reader};
 
 use crate::buffer::Buffer;
-use crate::{Error, Placed, Result, Sink, crew};
+use crate::{Error, PIECES_MAX, Placed, Result, Sink, crew};
 
 /// What a huge page holds; batches do not cross its boundaries in the target.
 const BLOCK_BYTES: u64 = 2 << 20;
@@ -154,7 +154,7 @@ fn batches(reader: &Reader, placed: &[Placed]) -> Vec<Range<usize>> {
         match batches.last_mut() {
             Some(batch)
                 if bytes + own <= BATCH_BYTES
-                    && batch.len() < sys::vm::PIECES_MAX
+                    && batch.len() < PIECES_MAX
                     && (total <= BATCH_BYTES
                         || block(placed[batch.start].at) == block(piece.at)) =>
             {

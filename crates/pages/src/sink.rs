@@ -1,13 +1,9 @@
 //! Where pages go.
 
-mod memory;
-mod missing;
 mod object;
 
 use abi::{Addr, Span};
 
-pub use memory::Memory;
-pub use missing::Missing;
 pub use object::Object;
 
 use crate::Result;

@@ -1,12 +1,13 @@
 //! The dump of a process tree, from the first stop to the end of the target.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use abi::Addr;
 use image::{Facts, PAGE_BYTES, Writer};
-use pages::{Equals, Extent, Source, TaskMemory};
+use memory::TaskMemory;
+use pages::{Equals, Extent, Source, source};
 use rustix::process::Pid;
 
 use crate::collect::look::Look;
@@ -276,7 +277,7 @@ pub(crate) fn of_object(object: Object) -> (Box<dyn Source>, Vec<Extent>) {
         object.len_bytes.next_multiple_of(PAGE_BYTES as u64),
     );
     let allocated = match &object.contents {
-        Contents::File(file) => pages::scan::allocated(std::os::fd::AsFd::as_fd(file)).ok(),
+        Contents::File(file) => source::allocated(file.as_fd()).ok(),
         Contents::Bytes(_) => None,
     };
     let spans = allocated.unwrap_or_else(|| vec![whole]);
@@ -292,52 +293,7 @@ pub(crate) fn of_object(object: Object) -> (Box<dyn Source>, Vec<Extent>) {
     });
     let extents = extents.collect();
     match object.contents {
-        Contents::File(file) => (Box::new(InFile(file)), extents),
-        Contents::Bytes(bytes) => (Box::new(AtHand(bytes)), extents),
-    }
-}
-
-/// Bytes that are at hand; the last page is filled up with zeros.
-struct AtHand(Vec<u8>);
-
-impl Source for AtHand {
-    fn read(&self, extents: &[Extent], mut buffer: &mut [u8]) -> pages::Result<()> {
-        for extent in extents {
-            let (part, rest) = buffer.split_at_mut(extent.bytes() as usize);
-            buffer = rest;
-            let there = self.0.get(extent.at.0 as usize..).unwrap_or_default();
-            let (filled, empty) = part.split_at_mut(there.len().min(part.len()));
-            filled.copy_from_slice(&there[..filled.len()]);
-            empty.fill(0);
-        }
-        Ok(())
-    }
-}
-
-/// An object that is read as a file; the last page is filled up with zeros.
-struct InFile(OwnedFd);
-
-impl Source for InFile {
-    fn read(&self, extents: &[Extent], mut buffer: &mut [u8]) -> pages::Result<()> {
-        for extent in extents {
-            let (mut part, rest) = buffer.split_at_mut(extent.bytes() as usize);
-            buffer = rest;
-            let mut at = extent.at.0;
-            while !part.is_empty() {
-                let got = rustix::io::pread(&self.0, &mut *part, at);
-                let got = got.map_err(|errno| pages::Error::Read {
-                    pid: 0,
-                    addr: Addr(at),
-                    source: errno.into(),
-                })?;
-                if got == 0 {
-                    part.fill(0);
-                    break;
-                }
-                at += got as u64;
-                part = &mut part[got..];
-            }
-        }
-        Ok(())
+        Contents::File(file) => (Box::new(source::Object::new(file)), extents),
+        Contents::Bytes(bytes) => (Box::new(source::Bytes(bytes)), extents),
     }
 }

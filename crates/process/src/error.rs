@@ -17,9 +17,9 @@ pub enum Error {
     /// The image.
     #[error(transparent)]
     Image(#[from] image::Error),
-    /// Moving pages.
+    /// The memory of tasks, and moving pages.
     #[error(transparent)]
-    Pages(#[from] pages::Error),
+    Memory(#[from] memory::Error),
     /// The store that holds the image.
     #[error("cannot use the image directory")]
     Store(#[source] store::Error),
@@ -154,6 +154,12 @@ pub enum Holder {
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
+impl From<pages::Error> for Error {
+    fn from(error: pages::Error) -> Self {
+        Self::Memory(error.into())
+    }
+}
+
 impl Error {
     /// The whole of it, in one line.
     pub(crate) fn with_causes(&self) -> String {
@@ -199,7 +205,7 @@ impl Error {
             // Whatever the planner says, the target has something that cannot be brought back.
             Self::Unrestorable { .. } => Blame::Unsupported,
             Self::Image(_) | Self::Store(_) => Blame::Store,
-            Self::Pages(error) => blame_source(error),
+            Self::Memory(error) => blame_source(error),
             // Contents of files are read from the image, too.
             Self::Resource(Resource::Kernel { source, .. }) => blame_source(source),
             _ => Blame::Kernel,

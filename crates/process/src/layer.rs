@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use abi::Span;
 use image::{ImageId, Reader, SpaceId, SpaceKind, Writer};
-use pages::PageMaps;
-use pages::scan::{Area, Found};
-use pages::track::{self, intersect, subtract};
+use memory::PageMaps;
+use memory::scan::{Area, Found};
+use memory::spans::{intersect, subtract};
+use memory::track;
 use resources::map::listing::Listed;
 use resources::map::vdso::Vdso;
 use store::Store;

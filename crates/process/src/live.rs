@@ -1,7 +1,7 @@
 //! The dump of a tree that goes on: stopped for an instant, copied while it runs.
 //!
 //! The tree is stopped twice. The first time each task gets a userfaultfd, through which its memory
-//! is protected and copied while it runs ([`pages::live`]). The second time it is collected, and
+//! is protected and copied while it runs ([`memory::live`]). The second time it is collected, and
 //! what it has written in the last few milliseconds is protected: that is the instant of the image.
 //! Then it goes on, and what is not copied yet is copied before it changes.
 //!
@@ -22,9 +22,10 @@ use std::time::{Duration, Instant};
 
 use abi::Span;
 use image::{Run, SpaceId, Writer};
-use pages::live::{Areas, Live};
-use pages::track::intersect;
-use pages::{Drained, Source, TaskMemory};
+use memory::TaskMemory;
+use memory::live::{Areas, Live};
+use memory::spans::intersect;
+use pages::{Drained, Source};
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
 
@@ -157,7 +158,7 @@ impl<'a> Dump<'a> {
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
             limit.check(task.pid)?;
             let listed = collect::look::parse(&task.read("maps")?)?;
-            let uffd = userfaultfd(task, &listed, false, pages::live::FEATURES)?;
+            let uffd = userfaultfd(task, &listed, false, memory::live::FEATURES)?;
             let areas = Areas {
                 spans: look::live_spans(&listed),
                 shared: Vec::new(),
@@ -237,10 +238,10 @@ impl<'a> Dump<'a> {
     }
 
     /// A task that ends before the instant is not part of the image; the root is.
-    fn unless_root(&self, pid: i32, error: pages::Error) -> Result<()> {
+    fn unless_root(&self, pid: i32, error: memory::Error) -> Result<()> {
         match error {
-            pages::Error::Gone { .. } if pid != self.options.tree.as_raw_nonzero().get() => Ok(()),
-            pages::Error::Gone { pid } if start_ticks(pid).is_some() => Err(Error::Left { pid }),
+            memory::Error::Gone { .. } if pid != self.options.tree.as_raw_nonzero().get() => Ok(()),
+            memory::Error::Gone { pid } if start_ticks(pid).is_some() => Err(Error::Left { pid }),
             error => Err(error.into()),
         }
     }
@@ -338,8 +339,8 @@ impl<'a> Dump<'a> {
     fn finish(&self, pids: &[i32], last: bool) -> Result<bool> {
         let progress = |bytes| self.progress(bytes);
         match self.live.finish(pids, &self.writer, &progress) {
-            Err(pages::Error::Gone { pid }) if !last => {
-                self.unless_root(pid, pages::Error::Gone { pid })?;
+            Err(memory::Error::Gone { pid }) if !last => {
+                self.unless_root(pid, memory::Error::Gone { pid })?;
                 log::info!("pid {pid} has ended or runs another program");
                 Ok(false)
             }

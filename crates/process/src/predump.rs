@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use abi::Span;
 use image::{Seal, SpaceId, Writer};
-use pages::track::subtract;
-use pages::{Drained, Equals, Extent, Source, TaskMemory};
+use memory::TaskMemory;
+use memory::spans::subtract;
+use pages::{Drained, Equals, Extent, Source};
 use sys::realtime::Prompt;
 
 use crate::dump::{facts, freeze_and, watch_progress};
@@ -126,8 +127,8 @@ fn look(
         let written = merge(&changes.written, &unknown);
         statistics.parent_pages += count(&inherited);
         statistics.scanned_pages += count(&inherited) + count(&written);
-        let [plain, quiet] = match pages::shared::exclusive(mapped.pid, &written) {
-            Err(pages::Error::Gone { .. }) => continue,
+        let [plain, quiet] = match memory::shared::exclusive(mapped.pid, &written) {
+            Err(memory::Error::Gone { .. }) => continue,
             kinds => kinds?,
         };
         let extents = |spans: Vec<Span>| spans.into_iter().map(|span| extent(space, span));

@@ -12,8 +12,8 @@ use std::os::fd::AsFd;
 
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{ImageId, Reader, SpaceId, Writer};
-use pages::scan::{Area, Found};
-use pages::track::{self, Tracked};
+use memory::scan::{Area, Found};
+use memory::track::{self, Tracked};
 use resources::map::listing::{self, Backing, Listed};
 use rustix::io::Errno;
 use sys::kcmp::{self, Shared};
@@ -183,7 +183,7 @@ impl Tracking {
         let maps = maps.filter(|map| map.by == By::UsNow || (map.by == By::Us && all));
         let spans = maps.map(|map| map.area.span);
         let marked = match track::marked(mapped.pid, &spans.collect::<Vec<_>>()) {
-            Err(pages::Error::Gone { .. }) => return Ok(()),
+            Err(memory::Error::Gone { .. }) => return Ok(()),
             marked => marked?,
         };
         for span in marked {
@@ -214,7 +214,7 @@ impl Tracking {
             let maps = maps.collect::<Vec<_>>();
             let areas = maps.iter().map(|map| map.area).collect::<Vec<_>>();
             let found = match track::tracked(mapped.pid, &areas, reset) {
-                Err(pages::Error::Gone { .. }) => return Ok(None),
+                Err(memory::Error::Gone { .. }) => return Ok(None),
                 found => found?,
             };
             for (found, map) in found.into_iter().zip(maps) {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-use pages::PageMaps;
-use pages::scan::{Area, Found};
+use memory::PageMaps;
+use memory::scan::{Area, Found};
 use resources::map::listing::{self, Listed};
 use resources::map::vdso::Vdso;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -39,7 +39,7 @@ impl Look for Afresh {
     }
 
     fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
-        Ok(pages::scan(pid, areas, maps)?)
+        Ok(memory::scan(pid, areas, maps)?)
     }
 }
 

@@ -5,15 +5,16 @@ use std::ops::Range;
 
 use abi::Span;
 use image::{Run, RunKind, SpaceId};
-use pages::scan::{Area, LARGE_BYTES};
-use pages::{Extent, PageMaps};
+use memory::PageMaps;
+use memory::scan::{Area, LARGE_BYTES};
+use pages::Extent;
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
 
 use super::look::Look;
 use crate::Result;
 use crate::records::Tree;
-use pages::track::subtract;
+use memory::spans::subtract;
 
 /// The private pages of all tasks.
 #[derive(Default)]
@@ -87,7 +88,7 @@ impl Spaces {
     pub fn find_shared(&mut self, tree: &Tree) -> Result<()> {
         let position = self.own.iter().enumerate().map(|(at, own)| (own.0, at));
         let position = position.collect::<HashMap<_, _>>();
-        let mut kin = pages::Kin::default();
+        let mut kin = memory::Kin::default();
         for node in &tree.tasks[1..] {
             let (Some(child), true) =
                 (position.get(&node.pid), position.contains_key(&node.parent))

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use abi::Span;
-use pages::PageMaps;
-use pages::live::{Areas, Live};
-use pages::scan::{Area, Found, LARGE_BYTES};
+use memory::PageMaps;
+use memory::live::{Areas, Live};
+use memory::scan::{Area, Found, LARGE_BYTES};
 use resources::map::listing::{Backing, Listed};
 
 use crate::collect::look::{Afresh, Look, Prepared};
@@ -88,10 +88,10 @@ impl Look for LiveLook<'_> {
             .instant(pid, &Areas { spans, shared }, self.trusting);
         let guards = guards.map_err(|error| match error {
             // It is stopped, and so is there.
-            pages::Error::Gone { pid } => Error::Left { pid },
+            memory::Error::Gone { pid } => Error::Left { pid },
             error => Error::from(error),
         })?;
-        let mut of_files = pages::scan(pid, &files, maps)?.into_iter();
+        let mut of_files = memory::scan(pid, &files, maps)?.into_iter();
         let found = areas.iter().map(|area| {
             if area.file {
                 return of_files.next().unwrap_or_default();

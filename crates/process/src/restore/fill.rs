@@ -6,7 +6,7 @@ use std::thread::{Builder, scope};
 
 use abi::{Addr, offset};
 use image::Reader;
-use pages::sink;
+use memory::sink;
 use sys::window::Window;
 
 use crate::Result;

@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use pages::dirty;
-use pages::scan::{Area, Found};
-use pages::track::Tracked;
+use memory::dirty;
+use memory::scan::{Area, Found};
+use memory::track::Tracked;
 
 use super::{Changes, Mapped, Tracking, all_of};
 use crate::Result;
@@ -82,12 +82,12 @@ impl Tracking {
         self.client.begin()?;
         let areas = mapped.maps.iter().map(|map| map.area);
         let found = match dirty::look(pid, &areas.collect::<Vec<_>>()) {
-            Err(pages::Error::Gone { .. }) => return Ok(None),
+            Err(memory::Error::Gone { .. }) => return Ok(None),
             found => found?,
         };
         if let Some(claim) = claim {
             match dirty::forget(pid) {
-                Err(pages::Error::Gone { .. }) => return Ok(None),
+                Err(memory::Error::Gone { .. }) => return Ok(None),
                 forgotten => forgotten?,
             }
             self.tasks.push(TrackedTask {

@@ -34,6 +34,12 @@ const EVERYDAY: &[&str] = &[
     "tags",
 ];
 
+/// A crate that moves pages for whomever, and the words that it does without.
+const NO_PROCESSES: (&str, &[&str]) = (
+    "pages",
+    &["pid", "Pid", "tid", "task", "Task", "process", "Process"],
+);
+
 /// Returns the names of all kinds: the families' files that implement what is listed.
 pub fn kinds(root: &Path) -> Result<Vec<String>> {
     let mut kinds = Vec::new();
@@ -101,22 +107,25 @@ fn check_list(path: &Path, text: &str, kinds: &[(String, String)]) -> Vec<Violat
     broken
 }
 
-/// Checks that crates that shall not know resources name none.
+/// Checks that crates that shall not know resources or processes name none.
 pub fn check_ignorance(path: &Path, text: &str, kinds: &[String]) -> Vec<Violation> {
     let own = crate_name(path);
-    if own != IGNORANT_CRATE {
-        return Vec::new();
-    }
+    let kinds = || kinds.iter().map(String::as_str);
+    let (unknown, words): (_, Vec<&str>) = match own {
+        IGNORANT_CRATE => (
+            "resources",
+            kinds().filter(|kind| !EVERYDAY.contains(kind)).collect(),
+        ),
+        own if own == NO_PROCESSES.0 => ("processes", NO_PROCESSES.1.to_vec()),
+        _ => return Vec::new(),
+    };
     let masked = mask(text);
     let lines: Vec<&str> = masked.lines().collect();
     let code = &lines[..code_lines(path, &lines)];
     let mut broken = Vec::new();
-    for kind in kinds
-        .iter()
-        .filter(|kind| !EVERYDAY.contains(&kind.as_str()))
-    {
-        for number in lines_with(code, kind) {
-            let rule = format!("`{own}` knows no resources, but names `{kind}`");
+    for word in words {
+        for number in lines_with(code, word) {
+            let rule = format!("`{own}` knows no {unknown}, but names `{word}`");
             broken.push(Violation::new(path, number, rule));
         }
     }
@@ -181,5 +190,14 @@ mod tests {
         assert_eq!(broken.len(), 1);
         assert_eq!(broken[0].line, 3);
         assert!(check_ignorance(Path::new("crates/process/src/a.rs"), text, &kinds).is_empty());
+    }
+
+    #[test]
+    fn pages_names_no_process() {
+        let text = "//! pid\n// a task\nfn tasks(pid: i32) {}\nuse std::thread;\n";
+        let broken = check_ignorance(Path::new("crates/pages/src/a.rs"), text, &[]);
+        let lines: Vec<_> = broken.iter().map(|one| one.line).collect();
+        assert_eq!(lines, [3]);
+        assert!(check_ignorance(Path::new("crates/memory/src/a.rs"), text, &[]).is_empty());
     }
 }

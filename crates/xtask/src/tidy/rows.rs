@@ -10,7 +10,7 @@ const ROWS: &[&[&str]] = &[
     &["sys", "store"],
     &["blob", "image"],
     &["tracee", "pages"],
-    &["resources"],
+    &["memory", "resources"],
     &["process", "vm", "volume"],
     &["cli"],
 ];
@@ -19,11 +19,8 @@ const DEVELOPERS: &[&str] = &["testkit", "bench", "programs", "xtask"];
 /// What a crate may not use although it lies below, and why.
 const FORBIDDEN: &[(&str, &str, &str)] = &[
     ("resources", "store", "`resources` never opens a store"),
-    (
-        "pages",
-        "resources",
-        "`pages` knows no processes, VMs or volumes",
-    ),
+    ("pages", "sys", "`pages` knows no processes"),
+    ("pages", "store", "`pages` never opens a store"),
     ("image", "resources", "`image` knows no resources"),
 ];
 
@@ -116,6 +113,16 @@ mod tests {
             format!("{place}:3: image (row 2) may only use rows below its own, not blob"),
         ];
         assert_eq!(rules("image", text), want);
+    }
+
+    #[test]
+    fn pages_uses_nothing_about_processes() {
+        let text = "[dependencies]\nsys.workspace = true\nmemory.workspace = true\n";
+        let want = [
+            "crates/pages/Cargo.toml:2: `pages` knows no processes",
+            "crates/pages/Cargo.toml:3: pages (row 3) may only use rows below its own, not memory",
+        ];
+        assert_eq!(rules("pages", text), want);
     }
 
     #[test]

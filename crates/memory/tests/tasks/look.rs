@@ -2,14 +2,15 @@
 use std::os::fd::AsFd;
 
 use abi::{Addr, Span};
-use pages::scan::{Area, Found, allocated};
-use pages::{Kin, PageMaps};
+use memory::scan::{Area, Found};
+use memory::{Kin, PageMaps};
+use pages::source::allocated;
 use rustix::thread::CapabilitySet;
 
 use crate::child::{Child, anonymous, part};
 
-fn scan(pid: i32, areas: &[Area]) -> pages::Result<Vec<Found>> {
-    pages::scan(pid, areas, &mut PageMaps::default())
+fn scan(pid: i32, areas: &[Area]) -> memory::Result<Vec<Found>> {
+    memory::scan(pid, areas, &mut PageMaps::default())
 }
 
 #[test]
@@ -195,7 +196,7 @@ fn a_dead_task_is_named() {
     child.kill();
     let outcome = scan(child.pid(), &[anonymous(span)]);
     assert!(
-        matches!(outcome, Err(pages::Error::Gone { pid }) if pid == child.pid()),
+        matches!(outcome, Err(memory::Error::Gone { pid }) if pid == child.pid()),
         "{outcome:?}"
     );
 }

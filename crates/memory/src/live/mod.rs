@@ -36,10 +36,11 @@ use std::time::{Duration, Instant};
 
 use abi::Span;
 use image::{Run, SpaceId, Writer};
+use pages::crew;
 use rustix::event::{EventfdFlags, eventfd};
 use sys::uffd::{Features, Uffd};
 
-use crate::{Error, Result, crew};
+use crate::{Error, Result};
 use copy::{Fresh, Lane};
 use family::Family;
 pub use task::Areas;
@@ -186,7 +187,7 @@ impl Live {
                 let bytes = copy::copy_stale(task, whole, &self.shared, writer, lane)?;
                 copied_bytes.fetch_add(bytes, Ordering::Relaxed);
                 progress(bytes);
-                Ok(())
+                Ok::<_, Error>(())
             },
         )?;
         Ok(copied_bytes.into_inner())
@@ -321,7 +322,7 @@ impl Live {
     }
 
     /// Describes the pages of the instant in the image, those of tasks in `pids`, but for those
-    /// that are stored: their runs are returned, for [`unite()`](crate::unite()) and
+    /// that are stored: their runs are returned, for [`unite()`](pages::unite()) and
     /// [`Writer::describe`].
     ///
     /// # Panics

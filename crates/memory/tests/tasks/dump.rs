@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use abi::Span;
 use image::{Reader, RunKind, Seal, Writer};
-use pages::{Drained, Error, TaskMemory, drain, drain_all};
+use memory::{Error, TaskMemory};
+use pages::{Drained, drain, drain_all};
 
 use crate::child::{self, Child, SPACE, extent, part};
 
@@ -94,7 +95,7 @@ fn a_page_that_is_not_there_is_named() {
     ));
     let writer = Writer::create(Arc::new(store::Memory::default())).expect("a writer");
     let source = TaskMemory::new(child.pid());
-    match drain(&source, &[extent(span)], &writer, &|_| ()) {
+    match drain(&source, &[extent(span)], &writer, &|_| ()).map_err(Error::from) {
         Err(Error::Read { pid, addr, .. }) => assert_eq!((pid, addr), (child.pid(), hole.start)),
         other => panic!("{other:?}"),
     }
@@ -114,6 +115,7 @@ fn a_task_that_dies_meanwhile_is_named() {
         seen_bytes.store(bytes, Relaxed);
         dying.lock().expect("no panic").kill();
     });
+    let outcome = outcome.map_err(Error::from);
     assert!(
         matches!(outcome, Err(Error::Gone { pid }) if pid == child.pid()),
         "{outcome:?}"

@@ -4,15 +4,16 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use abi::{Addr, PAGE_BYTES, Span};
+use pages::crew;
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Pagemap, Query};
 
 use super::blocks::{BLOCK_BYTES, cut_around};
 use super::task::{Task, cut};
 use super::{Shared, WINDOW_BYTES, windows};
-use crate::scan::{push, room_for, sorted};
-use crate::track::{intersect, subtract};
-use crate::{Error, Result, crew};
+use crate::scan::room_for;
+use crate::spans::{intersect, push, sorted, subtract};
+use crate::{Error, Result};
 
 /// What is not protected, as fast as the kernel tells; entries without a page among them.
 const OPEN: Query = Query {
@@ -107,7 +108,7 @@ impl Task {
                     let mut guards = guards.lock().unwrap_or_else(PoisonError::into_inner);
                     guards.insert(number, found);
                 }
-                Ok(())
+                Ok::<_, Error>(())
             },
         )?;
         self.protect_lifted(&trusted, Some(areas))?;

@@ -3,11 +3,12 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use abi::{Addr, Span};
+use pages::Sink;
 use rustix::io::Errno;
 use sys::uffd::{Features, Modes, Uffd};
 
-use crate::scan::sorted;
-use crate::{Error, Result, Sink};
+use crate::spans::sorted;
+use crate::{Error, Result};
 
 /// How long the kernel may say that the task's mappings are about to change; the task is stopped.
 const CHANGING: Duration = Duration::from_secs(5);
@@ -110,10 +111,9 @@ impl Missing {
 }
 
 impl Sink for Missing {
-    fn fill(&self, pieces: &[(Addr, &[u8])]) -> Result<()> {
-        pieces
-            .iter()
-            .try_for_each(|(addr, bytes)| self.fill_piece(*addr, bytes))
+    fn fill(&self, pieces: &[(Addr, &[u8])]) -> pages::Result<()> {
+        let mut pieces = pieces.iter();
+        Ok(pieces.try_for_each(|(addr, bytes)| self.fill_piece(*addr, bytes))?)
     }
 }
 

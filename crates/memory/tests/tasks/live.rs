@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use abi::{PAGE_BYTES, Span};
 use image::{Reader, Seal, Writer};
-use pages::live::{Areas, FEATURES, Live};
+use memory::live::{Areas, FEATURES, Live};
 
 use crate::child::{Child, SPACE, part, stored};
 

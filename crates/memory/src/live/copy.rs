@@ -3,14 +3,13 @@ use std::sync::atomic::Ordering;
 
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{NewRun, Run, Writer};
+use pages::{Buffer, Extent, Source, sort_out};
 use rustix::io::Errno;
 
 use super::Shared;
 use super::blocks::{BLOCK_BYTES, Room, State, bits_of, block_of, bytes_of, span_of, spans_of};
 use super::task::{Task, let_change};
-use crate::buffer::Buffer;
-use crate::drain::sort_out;
-use crate::{Error, Extent, Result, Source};
+use crate::{Error, Result};
 
 /// Blocks that are copied together: a megabyte. Who writes to one of them waits for all.
 const BATCH: usize = 16;
@@ -336,7 +335,7 @@ fn put(
         match room {
             Some(room) => {
                 let stored = writer.store_again(room.chunk, &own[..kept], &runs);
-                let stored = stored.map_err(Error::image("write"))?;
+                let stored = stored.map_err(pages::Error::image("write"))?;
                 done(task, *number, stored);
             }
             None => fresh.add(*number, &own[..kept], runs),
@@ -372,7 +371,7 @@ impl Fresh {
 
     fn store(&mut self, task: &Task, writer: &Writer) -> Result<()> {
         let stored = writer.store(self.part, &self.bytes, &self.runs);
-        let mut stored = stored.map_err(Error::image("write"))?.into_iter();
+        let mut stored = stored.map_err(pages::Error::image("write"))?.into_iter();
         for (number, count) in self.blocks.drain(..) {
             done(task, number, stored.by_ref().take(count).collect());
         }

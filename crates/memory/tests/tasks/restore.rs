@@ -3,8 +3,10 @@ use std::fs::File;
 
 use abi::{Addr, Span};
 use image::Reader;
-use pages::sink::{Memory, Missing, Object};
-use pages::{Error, Extent, Sink, fill, place};
+use memory::Error;
+use memory::sink::{Memory, Missing};
+use pages::sink::Object;
+use pages::{Extent, Sink, fill, place};
 
 use crate::child::{Child, anonymous, extent, part};
 use crate::dump::dump;
@@ -183,10 +185,10 @@ fn huge_pages_of_a_task_are_dumped_and_come_back() {
     if huge_kb(child.pid()) == 0 {
         testkit::skip!("the kernel gives no huge pages");
     }
-    let found = pages::scan(
+    let found = memory::scan(
         child.pid(),
         &[anonymous(span)],
-        &mut pages::PageMaps::default(),
+        &mut memory::PageMaps::default(),
     )
     .expect("a scan");
     assert_eq!(found[0].private, [span]);
@@ -246,7 +248,7 @@ fn damaged_pages_never_reach_the_task() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = std::sync::Arc::new(store::Directory::open(folder.path()).expect("a store"));
     let writer = image::Writer::create(store.clone()).expect("a writer");
-    let source = pages::TaskMemory::new(child.pid());
+    let source = memory::TaskMemory::new(child.pid());
     pages::drain(&source, &[extent(span)], &writer, &|_| ()).expect("a drain");
     let id = writer.seal(image::Seal::default()).expect("an image");
     let reader = Reader::open(&*store).expect("an image");
@@ -257,10 +259,10 @@ fn damaged_pages_never_reach_the_task() {
         .expect("a damage");
     let target = child.map("300", 300);
     match restore(&reader, span, target, &Memory::new(child.pid())) {
-        Err(Error::Image {
+        Err(Error::Pages(pages::Error::Image {
             source: image::Error::Corrupt { .. },
             ..
-        }) => {}
+        })) => {}
         other => panic!("{other:?}"),
     }
     assert!(child.read(target).iter().all(|byte| *byte == 0));

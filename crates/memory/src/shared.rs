@@ -3,11 +3,12 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use abi::{Addr, PAGE_BYTES, Span};
+use pages::{Buffer, Extent, Source};
 use sys::pagemap::{Entry, Pagemap};
 
-use crate::buffer::Buffer;
-use crate::scan::{ENTRIES, each_entry, push};
-use crate::{Error, Extent, PageMaps, Result, Source, TaskMemory};
+use crate::scan::{ENTRIES, each_entry};
+use crate::spans::push;
+use crate::{Error, PageMaps, Result, TaskMemory};
 
 /// Pages compared at once by contents.
 const COMPARED_PAGES: u64 = 128;

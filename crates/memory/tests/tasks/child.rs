@@ -5,8 +5,8 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{Reader, SpaceId};
+use memory::scan::Area;
 use pages::Extent;
-use pages::scan::Area;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use sys::uffd::Uffd;
 

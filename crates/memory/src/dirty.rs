@@ -9,7 +9,8 @@ use std::io;
 use abi::{PAGE_BYTES, Span};
 use sys::pagemap::{Entry, Pagemap};
 
-use crate::scan::{Area, each_entry, push};
+use crate::scan::{Area, each_entry};
+use crate::spans::push;
 use crate::track::Tracked;
 use crate::{Error, Result};
 

@@ -1,12 +1,11 @@
-//! Which pages a task has for itself, and which pages a shared object has.
+//! Which pages a task has for itself.
 use std::io;
-use std::os::fd::BorrowedFd;
 
-use abi::{Addr, PAGE_BYTES, Span};
-use rustix::fs::{SeekFrom, seek};
+use abi::{PAGE_BYTES, Span};
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 
+use crate::spans::push;
 use crate::{Error, PageMaps, Result};
 
 /// Regions that one call of the kernel answers; more take more calls.
@@ -202,99 +201,15 @@ pub(crate) fn each_entry(
     Ok(())
 }
 
-/// Finds the allocated parts of the shared memory object or file behind `fd`, as page-aligned
-/// spans of offsets.
-///
-/// Moves the offset of the open file description: open the object anew (/proc/PID/map_files,
-/// /proc/PID/fd) instead of using a description that a task has.
-///
-/// # Errors
-/// [`Error::Object`].
-pub fn allocated(fd: BorrowedFd<'_>) -> Result<Vec<Span>> {
-    let failed = |offset_bytes| {
-        move |errno: Errno| Error::Object {
-            action: "search",
-            offset_bytes,
-            source: errno.into(),
-        }
-    };
-    let mut spans = Vec::new();
-    let mut offset = 0;
-    loop {
-        let start = match seek(fd, SeekFrom::Data(offset)) {
-            // There is no data behind the offset.
-            Err(Errno::NXIO) => return Ok(spans),
-            other => other.map_err(failed(offset))?,
-        };
-        offset = seek(fd, SeekFrom::Hole(start)).map_err(failed(start))?;
-        let end = Addr(offset.next_multiple_of(PAGE_BYTES));
-        push(
-            &mut spans,
-            Span {
-                start: Addr(start).page_start(),
-                end,
-            },
-        );
-    }
-}
-
-/// Appends `span`, to the last one where it follows that.
-pub(crate) fn push(spans: &mut Vec<Span>, span: Span) {
-    match spans.last_mut() {
-        Some(last) if last.end >= span.start => last.end = last.end.max(span.end),
-        _ => spans.push(span),
-    }
-}
-
-/// The spans in ascending order, those that touch as one.
-pub(crate) fn sorted(mut spans: Vec<Span>) -> Vec<Span> {
-    spans.sort();
-    let mut joined = Vec::with_capacity(spans.len());
-    spans.into_iter().for_each(|span| push(&mut joined, span));
-    joined
-}
-
 pub(crate) fn is(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Seek, Write};
-    use std::os::fd::AsFd;
+    use abi::Addr;
 
     use super::*;
-
-    #[test]
-    fn neighbours_are_joined() {
-        let mut spans = Vec::new();
-        for page in [1, 2, 3, 7, 8] {
-            push(&mut spans, Span::new(Addr::of_page(page), PAGE_BYTES));
-        }
-        let expected = [
-            Span::new(Addr(0x1000), 0x3000),
-            Span::new(Addr(0x7000), 0x2000),
-        ];
-        assert_eq!(spans, expected);
-    }
-
-    #[test]
-    fn allocated_pages_of_a_memfd_are_found() {
-        let fd = rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::CLOEXEC);
-        let mut file = std::fs::File::from(fd.expect("a memfd"));
-        file.set_len(100 * PAGE_BYTES).expect("a length");
-        assert_eq!(allocated(file.as_fd()).expect("a search"), []);
-        for page in [3, 4, 90] {
-            file.seek(io::SeekFrom::Start(page * PAGE_BYTES + 5))
-                .expect("a place");
-            file.write_all(b"x").expect("a byte");
-        }
-        let expected = [
-            Span::new(Addr(0x3000), 0x2000),
-            Span::new(Addr(90 << 12), 0x1000),
-        ];
-        assert_eq!(allocated(file.as_fd()).expect("a search"), expected);
-    }
 
     #[test]
     fn looking_at_each_page_finds_the_same() {

@@ -11,8 +11,7 @@ use sys::uffd::{Modes, Uffd};
 
 use super::blocks::{Blocks, State, block_of, span_of, spans_of};
 use super::{Pages, Shared, events};
-use crate::scan::{push, sorted};
-use crate::track::{intersect, subtract};
+use crate::spans::{intersect, push, sorted, subtract};
 use crate::{Error, Result, TaskMemory};
 
 /// Anonymous private mappings of a task.

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use abi::{Addr, PAGE_BYTES, Span};
+use pages::Sink;
 use rustix::io::Errno;
 use sys::vm;
 
-use crate::{Error, Result, Sink};
+use crate::{Error, Result};
 
 /// What a huge page holds.
 const BLOCK_BYTES: u64 = 2 << 20;
@@ -84,14 +85,14 @@ impl Memory {
 }
 
 impl Sink for Memory {
-    fn fill(&self, pieces: &[(Addr, &[u8])]) -> Result<()> {
+    fn fill(&self, pieces: &[(Addr, &[u8])]) -> pages::Result<()> {
         let mut pieces = pieces.to_vec();
         let mut pieces = &mut pieces[..];
         while let Some(&(addr, bytes)) = pieces.first() {
             let written = match vm::write_pieces(self.pid, pieces) {
                 Ok(written) => written,
                 Err(error) if needs_force(&error) => 0,
-                Err(error) => return Err(Error::write(self.pid, addr, error)),
+                Err(error) => return Err(Error::write(self.pid, addr, error).into()),
             };
             let written = match written {
                 0 => self.write_forced(addr, bytes)?,
@@ -102,7 +103,7 @@ impl Sink for Memory {
         Ok(())
     }
 
-    fn prepare(&self, blocks: &[Span]) -> Result<()> {
+    fn prepare(&self, blocks: &[Span]) -> pages::Result<()> {
         let Some(pidfd) = &self.huge else {
             return Ok(());
         };
