@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod changed;
 pub mod crew;
 mod drain;
 mod equal;
@@ -43,6 +44,7 @@ pub mod source;
 mod unite;
 
 pub use buffer::Buffer;
+pub use changed::changed;
 pub use crew::threads;
 pub use drain::{Drained, drain, drain_all, drain_apart, drain_beside, drain_once, sort_out};
 pub use equal::Equals;
