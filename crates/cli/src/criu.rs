@@ -63,6 +63,8 @@ impl Flag {
             | Command::Merge
             | Command::Dedup
             | Command::Network
+            | Command::Import
+            | Command::Export
             | Command::Generate => Fate::Taken,
         }
     }

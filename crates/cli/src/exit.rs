@@ -102,9 +102,26 @@ pub enum Failure {
         #[source]
         source: Box<process::Error>,
     },
+    /// The work on a machine's memory failed.
+    #[error("{doing} failed")]
+    Machine {
+        /// The command.
+        doing: &'static str,
+        /// Why.
+        #[source]
+        source: Box<vm::Error>,
+    },
 }
 
 impl Failure {
+    /// Says which command on a machine's memory failed.
+    pub fn machine(doing: &'static str) -> impl FnOnce(vm::Error) -> Self {
+        move |source| Self::Machine {
+            doing,
+            source: Box::new(source),
+        }
+    }
+
     /// Returns the exit status of the failure.
     pub fn status(&self) -> Status {
         match self {
@@ -113,6 +130,13 @@ impl Failure {
             Self::File { .. } => Status::Store,
             // The status of criu(8), whose `check` knows no other.
             Self::Exec { .. } | Self::NoSuchFeature(_) | Self::Raised => Status::Failed,
+            Self::Machine { source, .. } => match source.blame() {
+                vm::Blame::Unsupported => Status::Unsupported,
+                vm::Blame::Gone => Status::Gone,
+                vm::Blame::Kernel => Status::Failed,
+                vm::Blame::Corrupt => Status::Corrupt,
+                vm::Blame::Store => Status::Store,
+            },
             Self::Engine { source, .. } => match source.blame() {
                 Blame::Unsupported => Status::Unsupported,
                 Blame::Gone => Status::Gone,
@@ -146,6 +170,7 @@ impl Failure {
                 "the caller has to pass it on, as a shell does with `FD<FILE`"
             }
             Self::Exec { .. } => "the tree runs; nothing has to be restored again",
+            Self::Machine { .. } => return None,
             Self::Engine { source, .. } => return source.advice(),
         };
         Some(advice.to_owned())

@@ -1,20 +1,23 @@
 //! The stillframe command: reads the command line, calls the engine, tells how it went.
 //!
 //! One file per command ([`dump`], [`pre_dump`], [`restore`], [`check`], [`show`], [`merge`],
-//! [`dedup`], [`network`], [`generate`]). The command line is criu(8)'s: [`reading`] understands it
-//! with the table in [`criu`], [`config`] adds the configuration files. [`exit`] picks exit
-//! statuses; nothing else in the workspace prints.
+//! [`dedup`], [`network`], [`import`], [`export`], [`generate`]). The command line is criu(8)'s:
+//! [`reading`] understands it with the table in [`criu`], [`config`] adds the configuration files.
+//! [`exit`] picks exit statuses; nothing else in the workspace prints.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), no_main)]
 
 mod allowed;
+mod bar;
 mod check;
 mod config;
 mod criu;
 mod dedup;
 mod dump;
 mod exit;
+mod export;
 mod generate;
+mod import;
 mod logfile;
 mod merge;
 mod network;
@@ -56,6 +59,8 @@ enum Action {
     Merge(merge::Merge),
     Dedup(dedup::Dedup),
     Network(network::Network),
+    Import(import::Import),
+    Export(export::Export),
     #[command(hide = true)]
     Generate(generate::Generate),
 }
@@ -119,43 +124,24 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
             Err(error) => Ok(misused(&error)),
         },
         Some(Command::PreDump) => {
-            match parse::<pre_dump::PreDump>("pre-dump", |_| None, reading.words) {
-                Ok(pre_dump) => pre_dump.run(idle, started),
-                Err(error) => Ok(misused(&error)),
-            }
+            understood::<pre_dump::PreDump>("pre-dump", reading.words, |it| it.run(idle, started))
         }
         Some(Command::Restore) => match parse("restore", restore::Restore::quick, reading.words) {
             Ok(restore) => restore.run(idle, started),
             Err(error) => Ok(misused(&error)),
         },
-        Some(Command::Check) => match parse::<check::Check>("check", |_| None, reading.words) {
-            Ok(check) => check.run(started),
-            Err(error) => Ok(misused(&error)),
-        },
-        Some(Command::Show) => match parse::<show::Show>("show", |_| None, reading.words) {
-            Ok(show) => show.run(),
-            Err(error) => Ok(misused(&error)),
-        },
-        Some(Command::Merge) => match parse::<merge::Merge>("merge", |_| None, reading.words) {
-            Ok(merge) => merge.run(),
-            Err(error) => Ok(misused(&error)),
-        },
-        Some(Command::Dedup) => match parse::<dedup::Dedup>("dedup", |_| None, reading.words) {
-            Ok(dedup) => dedup.run(started),
-            Err(error) => Ok(misused(&error)),
-        },
-        Some(Command::Network) => {
-            match parse::<network::Network>("network", |_| None, reading.words) {
-                Ok(network) => network.run(),
-                Err(error) => Ok(misused(&error)),
-            }
+        Some(Command::Check) => {
+            understood::<check::Check>("check", reading.words, |it| it.run(started))
         }
-        Some(Command::Generate) => {
-            match parse::<generate::Generate>("generate", |_| None, reading.words) {
-                Ok(generate) => generate.run(),
-                Err(error) => Ok(misused(&error)),
-            }
+        Some(Command::Show) => understood("show", reading.words, show::Show::run),
+        Some(Command::Merge) => understood("merge", reading.words, merge::Merge::run),
+        Some(Command::Dedup) => {
+            understood::<dedup::Dedup>("dedup", reading.words, |it| it.run(started))
         }
+        Some(Command::Network) => understood("network", reading.words, network::Network::run),
+        Some(Command::Import) => understood("import", reading.words, import::Import::run),
+        Some(Command::Export) => understood("export", reading.words, export::Export::run),
+        Some(Command::Generate) => understood("generate", reading.words, generate::Generate::run),
         None => {
             let program = [OsString::from("stillframe")];
             match Cli::try_parse_from(program.into_iter().chain(reading.words)) {
@@ -189,6 +175,18 @@ fn read(words: Vec<OsString>) -> Result<Reading, Failure> {
     }
     sources.push(line);
     reading::read(&sources).map_err(Failure::Reading)
+}
+
+/// Does what the words of a command say, or tells what is wrong with them.
+fn understood<T: Args>(
+    name: &'static str,
+    words: Vec<OsString>,
+    run: impl FnOnce(T) -> Result<Status, Failure>,
+) -> Result<Status, Failure> {
+    match parse_thoroughly(name, words) {
+        Ok(command) => run(command),
+        Err(error) => Ok(misused(&error)),
+    }
 }
 
 /// Understands the words of one command: quickly where that goes, otherwise by its parser, without

@@ -28,6 +28,10 @@ pub enum Command {
     Dedup,
     /// List or clear what holds connections back.
     Network,
+    /// Make an image of a machine's snapshot.
+    Import,
+    /// Write one of an image.
+    Export,
     /// Write completions or the manual.
     Generate,
 }
@@ -44,9 +48,16 @@ impl Command {
             "merge" => Self::Merge,
             "dedup" => Self::Dedup,
             "network" => Self::Network,
+            "import" => Self::Import,
+            "export" => Self::Export,
             "generate" => Self::Generate,
             _ => return None,
         })
+    }
+
+    /// Whether its options are none of criu(8)'s: they are the parser's alone, behind its name.
+    const fn is_own(self) -> bool {
+        matches!(self, Self::Import | Self::Export)
     }
 }
 
@@ -176,6 +187,16 @@ struct Found {
 /// # Errors
 /// The first word that is no option, lacks its argument, or is not supported yet.
 pub fn read(sources: &[Words]) -> Result<Reading, Error> {
+    if let [line] = sources
+        && let Some((name, words)) = line.words.split_first()
+        && let Some(command) = Command::named(name).filter(|command| command.is_own())
+    {
+        return Ok(Reading {
+            command: Some(command),
+            words: words.to_vec(),
+            ..Reading::default()
+        });
+    }
     let mut found = Found::default();
     for source in sources {
         scan(source, &mut found)?;

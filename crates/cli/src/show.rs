@@ -88,6 +88,9 @@ fn to_json(image: &Description) -> Value {
             "stands": network.stands,
         })),
         "pages": pages_to_json(&image.pages),
+        "blocks": image.blocks.iter()
+            .map(|block| json!({"name": block.name, "bytes": block.bytes}))
+            .collect::<Vec<_>>(),
         "files": image.files.iter()
             .map(|file| json!({"name": file.name, "bytes": file.bytes}))
             .collect::<Vec<_>>(),
@@ -213,6 +216,17 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
     }
     for layer in image.layers.iter().filter(|_| image.layers.len() > 1) {
         write_layer(text, layer)?;
+    }
+    for block in &image.blocks {
+        let name = printable(&block.name);
+        writeln!(
+            text,
+            "memory of a virtual machine, {name}: {}",
+            bytes(block.bytes)
+        )?;
+    }
+    if !image.blocks.is_empty() {
+        return Ok(());
     }
     writeln!(text, "\ntree")?;
     for task in &image.tasks {

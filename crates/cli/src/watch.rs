@@ -1,20 +1,17 @@
 //! What happens while the engine works: action scripts, the pidfile, the progress bar.
 
 use std::fs::File;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use process::{Observer, Stage, Veto};
 use rustix::process::Pid;
 
+use crate::bar::Bar;
 use crate::exit::Failure;
 use crate::session::Session;
-
-/// Below this much memory a dump or a restore is over before a bar could be read.
-const WORTH_A_BAR_BYTES: u64 = 128 << 20;
 
 /// Watches one dump or restore.
 #[derive(Debug)]
@@ -22,13 +19,6 @@ pub struct Watch<'a> {
     session: &'a Session,
     pidfile: Option<Pidfile>,
     bar: Bar,
-}
-
-#[derive(Debug)]
-enum Bar {
-    Undecided,
-    Hidden,
-    Shown(ProgressBar),
 }
 
 /// A new pidfile, which is removed again unless the restore succeeds.
@@ -54,7 +44,7 @@ impl<'a> Watch<'a> {
         Self {
             session,
             pidfile: None,
-            bar: Bar::Undecided,
+            bar: Bar::default(),
         }
     }
 
@@ -150,41 +140,8 @@ impl Observer for Watch<'_> {
     }
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
-        if let Bar::Undecided = self.bar {
-            let wanted = total_bytes >= WORTH_A_BAR_BYTES && std::io::stderr().is_terminal();
-            self.bar = if wanted {
-                Bar::Shown(bar(total_bytes))
-            } else {
-                Bar::Hidden
-            };
-        }
-        if let Bar::Shown(bar) = &self.bar {
-            // There may be more to do than was known.
-            if bar.is_finished() && done_bytes < total_bytes {
-                bar.reset();
-            }
-            bar.set_length(total_bytes);
-            bar.set_position(done_bytes);
-            if done_bytes >= total_bytes {
-                bar.finish_and_clear();
-            }
-        }
+        self.bar.show(done_bytes, total_bytes);
     }
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        if let Bar::Shown(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-fn bar(total_bytes: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template(
-        "{bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
-    );
-    ProgressBar::new(total_bytes).with_style(style.expect("the template is constant and correct"))
 }
 
 /// Returns the name of a stage in `CRTOOLS_SCRIPT_ACTION`.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use image::{FORMAT_VERSION, MANIFEST_NAME, PARTS_MAX, Reader, Run, SpaceId};
+use image::{FORMAT_VERSION, MANIFEST_NAME, PARTS_MAX, Reader, Run, SpaceId, SpaceKind};
 use resources::fd::tcp::lock;
 use resources::fd::{attributes, locks, tags};
 use resources::map::memory::{Mapping, Memory, Special};
@@ -11,10 +11,10 @@ use store::Store;
 
 use crate::build::kind;
 use crate::fates::{Fate, fates};
-use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State};
+use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State, is_of_machine};
 use crate::report::{
-    Creation, DescriptorDescription, FileSize, MappingDescription, Network, PageCounts,
-    PartDescription, TaskDescription, Vdso,
+    BlockDescription, Creation, DescriptorDescription, FileSize, MappingDescription, Network,
+    PageCounts, PartDescription, TaskDescription, Vdso,
 };
 use crate::restore::describe_status;
 use crate::{Description, Error, Result, Statistics, chain};
@@ -30,7 +30,7 @@ pub fn describe(images_dir: &Path) -> Result<Description> {
 
 fn describe_in(store: &dyn Store) -> Result<Description> {
     let reader = Reader::open(store)?;
-    let saved = match Statistics::is_of_predump(&reader)? {
+    let saved = match is_of_machine(&reader) || Statistics::is_of_predump(&reader)? {
         true => Saved::nothing(),
         false => Saved::read(&reader)?,
     };
@@ -60,6 +60,7 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
         },
         vdsos: vdsos(&saved),
         pages: count_all(&reader),
+        blocks: blocks(&reader),
         files: files(store, &reader)?,
         network: network(&saved)?,
         tasks: tasks.collect::<Result<_>>()?,
@@ -128,6 +129,17 @@ fn vdsos(saved: &Saved<'_>) -> Vec<Vdso> {
         needs_proxy: id != own,
     };
     ids.into_iter().map(vdso).collect()
+}
+
+/// The blocks of a machine's memory.
+fn blocks(reader: &Reader) -> Vec<BlockDescription> {
+    let blocks = reader.spaces().iter();
+    let blocks = blocks.filter(|space| space.kind == SpaceKind::Block);
+    let describe = |space: &image::Space| BlockDescription {
+        name: space.name.clone(),
+        bytes: space.len_pages.saturating_mul(image::PAGE_BYTES as u64),
+    };
+    blocks.map(describe).collect()
 }
 
 pub(crate) fn count_all(reader: &Reader) -> PageCounts {

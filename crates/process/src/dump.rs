@@ -256,7 +256,9 @@ fn write(
     })
 }
 
-pub(crate) fn facts() -> Facts {
+/// What an image that is made now says of its creation.
+#[must_use]
+pub fn facts() -> Facts {
     let host = crate::host::kernel();
     let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
     let since_1970 = SystemTime::now()

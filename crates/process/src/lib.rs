@@ -50,7 +50,7 @@ mod waits;
 pub use dedup::dedup;
 pub use describe::describe;
 pub use dry_run::dry_run;
-pub use dump::dump;
+pub use dump::{dump, facts};
 pub use error::{Error, Holder, Result};
 pub use host::{HostFacts, look as look_at_host};
 pub use merge::merge;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use image::{Reader, Record};
+use image::{Reader, Record, SpaceKind};
 use prost::Message;
 use resources::cgroup::{self, Cgroups};
 use resources::fd::tags;
@@ -239,6 +239,12 @@ impl<'a> Sorted<'a> {
     }
 }
 
+/// Whether the image is one of a virtual machine's memory.
+pub(crate) fn is_of_machine(reader: &Reader) -> bool {
+    let mut spaces = reader.spaces().iter();
+    spaces.any(|space| space.kind == SpaceKind::Block)
+}
+
 impl<'a> Saved<'a> {
     /// Sorts out the records of an image.
     pub fn read(reader: &'a Reader) -> Result<Self> {
@@ -246,6 +252,10 @@ impl<'a> Saved<'a> {
         if Statistics::is_of_predump(reader)? {
             let what = "is of a pre-dump: it has memory, but no tasks to bring back".to_owned();
             return Err(Error::Unfit(format!("the image {what}")));
+        }
+        if is_of_machine(reader) {
+            let what = "the image is of a virtual machine's memory: there are no tasks in it";
+            return Err(Error::Unfit(what.to_owned()));
         }
         let tree: Tree = sorted.decode(tag::TREE, 0, "the list of tasks")?;
         check_tree(&tree)?;

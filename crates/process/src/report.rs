@@ -191,6 +191,8 @@ pub struct Description {
     pub vdsos: Vec<Vdso>,
     /// The pages of all spaces by their fate.
     pub pages: PageCounts,
+    /// The blocks of a virtual machine's memory; none of a tree's image.
+    pub blocks: Vec<BlockDescription>,
     /// The files of the image.
     pub files: Vec<FileSize>,
     /// What holds its connections back, where it has any.
@@ -201,6 +203,15 @@ pub struct Description {
     pub statistics: Option<Statistics>,
     /// The image and those that it is over, the newest first: what is left of the chain.
     pub layers: Vec<Layer>,
+}
+
+/// A block of a virtual machine's memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockDescription {
+    /// What it is called.
+    pub name: String,
+    /// How large it is.
+    pub bytes: u64,
 }
 
 /// What holds the connections of an image back until it is restored.

@@ -16,6 +16,7 @@ mod killed_at;
 mod kills;
 mod layers;
 mod live;
+mod machine_memory;
 mod nginx;
 mod obstacles;
 mod policies;

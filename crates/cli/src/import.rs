@@ -1,0 +1,101 @@
+//! `stillframe import`: a monitor's snapshot becomes an image.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use process::options::Compression;
+use serde_json::json;
+use vm::{ImportOptions, Imported};
+
+use crate::bar::Bar;
+use crate::exit::{Failure, Status};
+use crate::output;
+
+/// Make an image of a virtual machine's snapshot
+#[derive(Debug, Args)]
+pub struct Import {
+    /// The snapshot is Firecracker's
+    #[arg(long, required = true)]
+    firecracker: bool,
+
+    /// The directory of the image
+    #[arg(short = 'D', long, value_name = "DIR")]
+    images_dir: PathBuf,
+
+    /// The snapshot's memory file; with --parent, its holes are what has not changed
+    #[arg(long, value_name = "FILE")]
+    memory: PathBuf,
+
+    /// The snapshot's state file
+    #[arg(long, value_name = "FILE")]
+    vmstate: Option<PathBuf>,
+
+    /// The image that the snapshot is a difference from; pages that it has are not stored
+    #[arg(long, value_name = "DIR")]
+    parent: Option<PathBuf>,
+
+    /// Compress pages where that pays, with lz4 or zstd
+    #[arg(long, value_name = "lz4|zstd[:LEVEL]", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "lz4")]
+    compress: Option<Compression>,
+
+    /// Do not wait until the image is on the disk
+    #[arg(long)]
+    no_sync: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Import {
+    /// Makes the image.
+    ///
+    /// # Errors
+    /// Whatever the engine tells; nothing is left then.
+    pub fn run(self) -> Result<Status, Failure> {
+        debug_assert!(self.firecracker, "the parser asks for it");
+        let options = ImportOptions {
+            images_dir: self.images_dir,
+            memory: self.memory,
+            vmstate: self.vmstate,
+            parent: self.parent,
+            compress: self.compress,
+            sync: !self.no_sync,
+        };
+        let bar = Bar::default();
+        let imported = vm::import(&options, process::facts(), &|done, total| {
+            bar.show(done, total);
+        });
+        drop(bar);
+        let imported = imported.map_err(Failure::machine("import"))?;
+        let text = if self.json {
+            format!("{}\n", to_json(&imported))
+        } else {
+            to_text(&imported)
+        };
+        output::say(&text);
+        Ok(Status::Done)
+    }
+}
+
+fn to_json(imported: &Imported) -> serde_json::Value {
+    json!({"import": {
+        "image": imported.image.to_string(),
+        "pages": imported.pages,
+        "stored_pages": imported.stored_pages,
+        "zero_pages": imported.zero_pages,
+        "parent_pages": imported.parent_pages,
+    }})
+}
+
+fn to_text(imported: &Imported) -> String {
+    format!(
+        "image {} has {} pages: {} stored, {} zero, {} as in the parent image\n",
+        imported.image,
+        imported.pages,
+        imported.stored_pages,
+        imported.zero_pages,
+        imported.parent_pages,
+    )
+}

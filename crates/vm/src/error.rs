@@ -1,0 +1,94 @@
+//! Why the memory of a machine could not be saved or brought back.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The result of everything here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of this crate's functions.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The image.
+    #[error(transparent)]
+    Image(#[from] image::Error),
+    /// Moving pages.
+    #[error(transparent)]
+    Pages(#[from] pages::Error),
+    /// The store that holds the image.
+    #[error("cannot use the image directory")]
+    Store(#[source] store::Error),
+    /// A file outside of the image.
+    #[error("cannot {action} {}", .path.display())]
+    File {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The file or the image is none that this is for.
+    #[error("{0}")]
+    Unfit(String),
+    /// A record of the image is damaged.
+    #[error("the image's record of {record}: {what}")]
+    Corrupt {
+        /// Which.
+        record: &'static str,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// What is to blame for an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// A file or an image that this is not for.
+    Unsupported,
+    /// Something that the image needs is gone.
+    Gone,
+    /// The kernel refused.
+    Kernel,
+    /// The image is damaged.
+    Corrupt,
+    /// A file or the image cannot be read or written.
+    Store,
+}
+
+impl Error {
+    /// What is to blame.
+    #[must_use]
+    pub const fn blame(&self) -> Blame {
+        match self {
+            Self::Image(error) | Self::Pages(pages::Error::Image { source: error, .. }) => {
+                match error {
+                    image::Error::Corrupt { .. } | image::Error::NoPage { .. } => Blame::Corrupt,
+                    image::Error::Ancestor { .. } | image::Error::Freed { .. } => Blame::Gone,
+                    image::Error::Unsupported { .. } => Blame::Unsupported,
+                    _ => Blame::Store,
+                }
+            }
+            Self::Corrupt { .. } => Blame::Corrupt,
+            Self::Unfit(_) => Blame::Unsupported,
+            Self::Store(_) | Self::File { .. } | Self::Pages(pages::Error::Object { .. }) => {
+                Blame::Store
+            }
+            Self::Pages(_) => Blame::Kernel,
+        }
+    }
+
+    /// Says what was tried with a file.
+    pub(crate) fn file<E: Into<io::Error>>(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(E) -> Self {
+        let path = path.into();
+        move |source| Self::File {
+            action,
+            path,
+            source: source.into(),
+        }
+    }
+}
