@@ -492,6 +492,7 @@ mod tests {
                 shared: 2,
                 equal: 1,
             },
+            blocks: Vec::new(),
             files: vec![FileSize {
                 name: "pages".to_owned(),
                 bytes: 49_152_000,
