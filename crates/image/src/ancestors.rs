@@ -143,7 +143,7 @@ impl Ancestors {
     }
 
     /// Where an ancestor is.
-    fn place(&self, ancestor: usize) -> store::Result<&Arc<dyn Store>> {
+    pub fn place(&self, ancestor: usize) -> store::Result<&Arc<dyn Store>> {
         let place = &self.opened[ancestor].store;
         if let Some(store) = place.get() {
             return Ok(store);
@@ -151,19 +151,6 @@ impl Ancestors {
         let home = self.home.as_ref().expect("there are ancestors");
         let store = home.beside(&self.all[ancestor].path)?;
         Ok(place.get_or_init(|| store))
-    }
-
-    /// Refuses an ancestor of which pages were freed, as far as that can be known.
-    ///
-    /// # Errors
-    /// [`Error::Freed`].
-    pub fn check_freed(&self, ancestor: usize) -> Result<()> {
-        let id = self.all[ancestor].id;
-        let place = self.place(ancestor).ok();
-        match place.and_then(|store| crate::Reader::open(&**store).ok()) {
-            Some(older) if older.id() == id => older.check_freed(),
-            _ => Ok(()),
-        }
     }
 
     /// Names pages object `part` of ancestor number `ancestor`.

@@ -5,8 +5,8 @@
 //! manifest.
 
 use crate::codec::Codec;
+use crate::page::PAGE_BYTES;
 use crate::parts;
-use crate::run::PAGE_BYTES;
 
 /// The most pages of a chunk that is written: what a read of one page has to read and to verify.
 /// docs/pages.md says what was measured for it.

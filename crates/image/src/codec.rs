@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use zstd::bulk::{Compressor, Decompressor};
 
-use crate::run::PAGE_BYTES;
+use crate::page::PAGE_BYTES;
 
 /// How the pages of a chunk are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

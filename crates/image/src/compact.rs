@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::chunk::{CHUNK_MAX_PAGES, Chunk, ChunkId};
-use crate::run::PAGE_BYTES;
+use crate::page::PAGE_BYTES;
 use crate::table::{Table, Uses};
 use crate::unused::{self, Used};
 use crate::{Result, Run, RunKind, Writer};

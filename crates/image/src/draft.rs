@@ -7,11 +7,10 @@ use crate::chunk::{self, Chunk};
 use crate::header::{self, MANIFEST_MAX_BYTES};
 use crate::index::{Bounds, Index};
 use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest, RECORDS_MAX};
+use crate::places::Places;
 use crate::raw::corrupt_manifest;
-use crate::resolver::Resolver;
 use crate::run::{self, ENTRY_BYTES};
 use crate::unused::Used;
-use crate::writer::check_len;
 use crate::{Error, ImageId, NewSpace, Reader, Record, Result, Run, spaces};
 
 use prost::Message;
@@ -78,7 +77,7 @@ impl Draft {
             facts: manifest.facts.clone().unwrap_or_default(),
             records,
             index,
-            resolver: Resolver::new(None, chunks, Vec::new(), ancestors),
+            places: Places::new(None, chunks, Vec::new(), ancestors),
         };
         Ok(Self {
             id,
@@ -123,4 +122,11 @@ impl Draft {
             .for_each(|section| bytes.extend_from_slice(section));
         Ok((bytes, self.used))
     }
+}
+
+pub(crate) fn check_len(of: &'static str, len: u64, limit: u64) -> Result<()> {
+    if len > limit {
+        return Err(Error::TooLarge { of, limit });
+    }
+    Ok(())
 }

@@ -7,8 +7,8 @@ use store::{Memory, Store};
 use crate::chunk;
 use crate::codec::Codec;
 use crate::header;
+use crate::page::PAGE_BYTES;
 use crate::raw::{CHUNKS, Raw};
-use crate::run::PAGE_BYTES;
 use crate::{
     CHUNK_MAX_PAGES, Compression, MANIFEST_NAME, NewRun, Reader, Record, Run, RunKind, Seal,
     SpaceId, Writer, checksum,

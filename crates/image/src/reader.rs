@@ -10,8 +10,8 @@ pub use crate::index::Space;
 use crate::index::{Bounds, Fault, Index, Walk};
 use crate::manifest::{self, MESSAGE_MAX_BYTES, Manifest};
 use crate::parts::{self, PARTS_MAX};
+use crate::places::Places;
 use crate::raw::{Raw, corrupt_manifest};
-use crate::resolver::Resolver;
 use crate::run::{ENTRY_BYTES, Located, Part};
 use crate::{
     Error, Facts, ImageId, MANIFEST_NAME, Record, Result, Run, RunKind, SpaceId, spaces, strict,
@@ -30,7 +30,7 @@ pub struct Reader {
     pub(crate) facts: Facts,
     pub(crate) records: Vec<Record>,
     pub(crate) index: Index,
-    pub(crate) resolver: Resolver,
+    pub(crate) places: Places,
 }
 
 /// What of a manifest was checked before its runs are.
@@ -133,7 +133,7 @@ impl Reader {
             facts: message.facts.unwrap_or_default(),
             records,
             index,
-            resolver: Resolver::new(freed_by, chunks, own, Ancestors::new(store, ancestors)),
+            places: Places::new(freed_by, chunks, own, Ancestors::new(store, ancestors)),
         })
     }
 
@@ -151,7 +151,7 @@ impl Reader {
     /// Returns the images that hold pages of this one. Each must be where it is said to be, or
     /// those pages cannot be read.
     pub fn ancestors(&self) -> &[Ancestor] {
-        self.resolver.ancestors.all()
+        self.places.ancestors.all()
     }
 
     /// Returns how many files of other images may have to be open to read all of this one.
@@ -163,7 +163,7 @@ impl Reader {
     /// Returns the image for which pages of this one were freed, or of those that it is over:
     /// nothing can be read of it any more.
     pub fn freed_by(&self) -> Option<ImageId> {
-        self.resolver.freed_by
+        self.places.freed_by
     }
 
     /// Opens the files of all ancestors, which otherwise happens when they are needed.
@@ -175,7 +175,7 @@ impl Reader {
         for (number, ancestor) in self.ancestors().iter().enumerate() {
             let parts = ancestor.parts_bytes.iter().enumerate();
             for (part, _) in parts.filter(|(_, bytes)| **bytes > 0) {
-                self.resolver.ancestors.object(number, part)?;
+                self.places.ancestors.object(number, part)?;
             }
         }
         Ok(())
@@ -217,13 +217,13 @@ impl Reader {
 
     /// The chunks that runs are parts of.
     pub(crate) fn chunks(&self) -> &[Chunk] {
-        &self.resolver.chunks
+        &self.places.chunks
     }
 
     /// The lengths of the image's own pages objects.
     pub(crate) fn parts_bytes(&self) -> Vec<u64> {
         let bytes = |part: &Option<Box<dyn Object>>| part.as_ref().map_or(0, |one| one.len_bytes());
-        self.resolver.own.iter().map(bytes).collect()
+        self.places.own.iter().map(bytes).collect()
     }
 
     /// Returns the features of the format that the image needs.

@@ -7,8 +7,8 @@
 //! read a file by himself where pages lie in one as they are; whoever does has them verified by
 //! [`Reader::verify_rest`].
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use store::Object;
 
@@ -18,32 +18,10 @@ use crate::checksum;
 use crate::chunk::{Chunk, ChunkId};
 use crate::parts;
 use crate::run::{Located, PAGE_BYTES, Part};
-use crate::{Error, ImageId, Reader, Result, SpaceId};
+use crate::{Error, Reader, Result, SpaceId};
 
 /// How many stored bytes are fetched with one read, at most.
 const FETCH_BYTES: u64 = 4 << 20;
-
-/// How many chunks are fetched ahead of somebody who reads one after the other, at most.
-const AHEAD_CHUNKS: u32 = 16;
-
-/// What a reader of one image keeps of its chunks, if it is not given a cache.
-const OWN_CACHE_BYTES: usize = 16 << 20;
-
-/// What an image knows of where its pages are.
-pub(crate) struct Resolver {
-    /// The image for which some of this one's pages were freed.
-    pub freed_by: Option<ImageId>,
-    pub chunks: Vec<Chunk>,
-    /// The image's own pages objects by number.
-    pub own: Vec<Option<Box<dyn Object>>>,
-    pub ancestors: Ancestors,
-    /// A bit for each chunk that was verified.
-    verified: Vec<AtomicU64>,
-    cache: OnceLock<Arc<Cache>>,
-    /// The chunk after the last that was missed, and how many are fetched ahead when it is wanted.
-    next: AtomicU32,
-    ahead: AtomicU32,
-}
 
 /// Where pages lie in a file as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,44 +30,6 @@ pub struct Straight {
     pub file: u32,
     /// Where they begin there.
     pub offset_bytes: u64,
-}
-
-impl Resolver {
-    pub fn new(
-        freed_by: Option<ImageId>,
-        chunks: Vec<Chunk>,
-        own: Vec<Option<Box<dyn Object>>>,
-        ancestors: Ancestors,
-    ) -> Self {
-        let words = chunks.len().div_ceil(64);
-        Self {
-            freed_by,
-            chunks,
-            own,
-            ancestors,
-            verified: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            cache: OnceLock::new(),
-            next: AtomicU32::new(u32::MAX),
-            ahead: AtomicU32::new(0),
-        }
-    }
-
-    fn cache(&self) -> &Arc<Cache> {
-        let new = || Arc::new(Cache::new(OWN_CACHE_BYTES));
-        self.cache.get_or_init(new)
-    }
-
-    /// How many chunks to fetch behind a chunk that was missed.
-    fn ahead_of(&self, chunk: ChunkId) -> u32 {
-        if self.next.load(Relaxed) != chunk.0 {
-            self.ahead.store(0, Relaxed);
-            return 0;
-        }
-        let more = 2 * self.ahead.load(Relaxed) + 1;
-        let more = more.min(AHEAD_CHUNKS - 1);
-        self.ahead.store(more, Relaxed);
-        more
-    }
 }
 
 /// Chunks that follow each other where they are stored, and are fetched with one read.
@@ -102,12 +42,12 @@ impl Reader {
     #[must_use]
     pub fn with_cache(self, cache: Arc<Cache>) -> Self {
         // Nobody has read anything yet, or else the cache that there is stays.
-        let _ = self.resolver.cache.set(cache);
+        let _ = self.places.cache.set(cache);
         self
     }
 
     pub(crate) fn chunk(&self, chunk: ChunkId) -> &Chunk {
-        &self.resolver.chunks[chunk.0 as usize]
+        &self.places.chunks[chunk.0 as usize]
     }
 
     /// Returns how many pages a chunk has.
@@ -117,7 +57,7 @@ impl Reader {
 
     /// Refuses an image of which pages were freed.
     pub(crate) fn check_freed(&self) -> Result<()> {
-        let freed = self.resolver.freed_by;
+        let freed = self.places.freed_by;
         let freed = freed.map(|by| Error::Freed { id: self.id, by });
         freed.map_or(Ok(()), Err)
     }
@@ -127,7 +67,7 @@ impl Reader {
     /// [`Reader::verify_rest`].
     pub fn straight(&self, part: Part) -> Option<Straight> {
         let chunk = self.chunk(part.chunk);
-        let is_file = match self.resolver.own.get(chunk.object as usize) {
+        let is_file = match self.places.own.get(chunk.object as usize) {
             Some(Some(object)) => object.as_fd().is_some(),
             // An ancestor's, or that of an image that is not sealed yet.
             _ => true,
@@ -150,7 +90,7 @@ impl Reader {
     /// Names the pages object with this number, as errors do.
     pub fn file_name(&self, number: u32) -> String {
         match parts::owner(number as usize) {
-            (Some(ancestor), part) => self.resolver.ancestors.name(ancestor, part),
+            (Some(ancestor), part) => self.places.ancestors.name(ancestor, part),
             (None, part) => self.id.pages_part_name(part),
         }
     }
@@ -227,13 +167,13 @@ impl Reader {
             if sum(own) != chunk.checksum {
                 return Err(self.damaged(id, own));
             }
-            self.resolver.verified[id.0 as usize / 64].fetch_or(1 << (id.0 % 64), Relaxed);
+            self.places.verified[id.0 as usize / 64].fetch_or(1 << (id.0 % 64), Relaxed);
         }
         Ok(())
     }
 
     pub(crate) fn is_verified(&self, id: ChunkId) -> bool {
-        let word = self.resolver.verified[id.0 as usize / 64].load(Relaxed);
+        let word = self.places.verified[id.0 as usize / 64].load(Relaxed);
         word >> (id.0 % 64) & 1 == 1
     }
 
@@ -299,11 +239,11 @@ impl Reader {
     /// Those of [`Reader::load`].
     pub fn read_chunk(&self, id: ChunkId) -> Result<Arc<[u8]>> {
         self.check_freed()?;
-        let cache = self.resolver.cache();
+        let cache = self.places.cache();
         cache.get_or_load(self.key(id), || {
             let first = id.0;
-            let more = self.resolver.ahead_of(id);
-            let all = self.resolver.chunks.get(first as usize..);
+            let more = self.places.ahead_of(id);
+            let all = self.places.chunks.get(first as usize..);
             let all = all.unwrap_or_default();
             let pairs = all.windows(2).take(more as usize);
             let more = pairs.take_while(|pair| follows(&pair[0], &pair[1])).count() as u32;
@@ -315,7 +255,7 @@ impl Reader {
             }
             let mut bytes = vec![0; len];
             self.load(&wanted, &mut bytes)?;
-            self.resolver.next.store(first + more + 1, Relaxed);
+            self.places.next.store(first + more + 1, Relaxed);
             for (id, at) in &wanted[1..] {
                 let pages = &bytes[*at..*at + self.chunk(*id).len_bytes()];
                 cache.put(self.key(*id), pages.into());
@@ -340,8 +280,8 @@ impl Reader {
     fn object(&self, number: usize) -> Result<&dyn Object> {
         self.check_freed()?;
         match parts::owner(number) {
-            (Some(ancestor), part) => self.resolver.ancestors.object(ancestor, part),
-            (None, part) => match self.resolver.own.get(part) {
+            (Some(ancestor), part) => self.places.ancestors.object(ancestor, part),
+            (None, part) => match self.places.own.get(part) {
                 Some(Some(pages)) => Ok(&**pages),
                 _ => Err(Error::Corrupt {
                     file: self.file_name(number as u32),
@@ -359,7 +299,7 @@ impl Reader {
         let mut pages = bytes.chunks(PAGE_BYTES);
         if let (Some(ancestor), _) = parts::owner(chunk.object as usize)
             && pages.any(|page| page.iter().all(|byte| *byte == 0))
-            && let Err(freed) = self.resolver.ancestors.check_freed(ancestor)
+            && let Err(freed) = check_freed(&self.places.ancestors, ancestor)
         {
             return freed;
         }
@@ -379,5 +319,15 @@ impl Reader {
             space: run.map(|run| run.space),
             offset_bytes,
         }
+    }
+}
+
+/// Refuses an ancestor of which pages were freed, as far as that can be known.
+fn check_freed(ancestors: &Ancestors, ancestor: usize) -> Result<()> {
+    let id = ancestors.all()[ancestor].id;
+    let place = ancestors.place(ancestor).ok();
+    match place.and_then(|store| Reader::open(&**store).ok()) {
+        Some(older) if older.id() == id => older.check_freed(),
+        _ => Ok(()),
     }
 }

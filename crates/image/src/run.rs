@@ -3,9 +3,7 @@
 use std::fmt;
 
 use crate::ChunkId;
-
-/// The size of a page, the unit of every run.
-pub const PAGE_BYTES: usize = 4096;
+pub use crate::page::PAGE_BYTES;
 
 /// The number of pages a space can have: 2^52 of 4 KiB are all that 64 bits address.
 pub const SPACE_MAX_PAGES: u64 = 1 << 52;

@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-use crate::run::PAGE_BYTES;
+use crate::page::PAGE_BYTES;
 use crate::{SPACE_MAX_PAGES, SpaceId, strict};
 
 /// The most spaces of an image.

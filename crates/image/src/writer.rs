@@ -468,13 +468,6 @@ fn spaces(mut said: BTreeMap<SpaceId, NewSpace>, runs: &[Run]) -> Vec<NewSpace> 
     said.into_values().collect()
 }
 
-pub(crate) fn check_len(of: &'static str, len: u64, limit: u64) -> Result<()> {
-    if len > limit {
-        return Err(Error::TooLarge { of, limit });
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use image::{ANCESTORS_MAX, ImageId, Reader};
+use image::{ANCESTORS_MAX, ImageId, MANIFEST_NAME, PARTS_MAX, Reader};
 use store::Store;
 
-use crate::describe::{count_all, files};
-use crate::report::Layer;
+use crate::fates::count_all;
+use crate::report::{FileSize, Layer};
 use crate::{Error, Result, Statistics};
 
 /// The image and those that it is over, as far as they are there.
@@ -72,4 +72,21 @@ fn layer(store: &dyn Store, reader: &Reader, path: &str) -> Result<Layer> {
         bytes: files(store, reader)?.iter().map(|file| file.bytes).sum(),
         statistics: Statistics::of(reader)?,
     })
+}
+
+/// The files of an image that are there.
+pub(crate) fn files(store: &dyn Store, reader: &Reader) -> Result<Vec<FileSize>> {
+    let pages = (0..PARTS_MAX).map(|part| reader.id().pages_part_name(part));
+    let mut files = Vec::new();
+    for name in std::iter::once(MANIFEST_NAME.to_owned()).chain(pages) {
+        match store.open(&name) {
+            Ok(object) => files.push(FileSize {
+                bytes: object.len_bytes(),
+                name,
+            }),
+            Err(store::Error::Missing { .. }) => {}
+            Err(error) => return Err(Error::Store(error)),
+        }
+    }
+    Ok(files)
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use image::{FORMAT_VERSION, MANIFEST_NAME, PARTS_MAX, Reader, Run, SpaceId, SpaceKind};
+use image::{FORMAT_VERSION, Reader, Run, SpaceId, SpaceKind};
 use resources::fd::tcp::lock;
 use resources::fd::{attributes, locks, tags};
 use resources::map::memory::{Mapping, Memory, Special};
@@ -10,14 +10,15 @@ use resources::task::PARTS;
 use store::Store;
 
 use crate::build::kind;
-use crate::fates::{Fate, fates};
+use crate::chain::{self, files};
+use crate::fates::{Fate, count, count_all, fates};
 use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State, is_of_machine};
 use crate::report::{
-    BlockDescription, Creation, DescriptorDescription, FileSize, MappingDescription, Network,
-    PageCounts, PartDescription, TaskDescription, Vdso,
+    BlockDescription, Creation, DescriptorDescription, MappingDescription, Network, PageCounts,
+    PartDescription, TaskDescription, Vdso,
 };
-use crate::restore::describe_status;
-use crate::{Description, Error, Result, Statistics, chain};
+use crate::text::describe_status;
+use crate::{Description, Error, Result, Statistics};
 
 /// Tells what the image in `images_dir` holds.
 ///
@@ -96,22 +97,6 @@ fn describe_groups(saved: &Saved<'_>, task: &SavedTask<'_>, parts: &mut Vec<Part
     }
 }
 
-pub(crate) fn files(store: &dyn Store, reader: &Reader) -> Result<Vec<FileSize>> {
-    let pages = (0..PARTS_MAX).map(|part| reader.id().pages_part_name(part));
-    let mut files = Vec::new();
-    for name in std::iter::once(MANIFEST_NAME.to_owned()).chain(pages) {
-        match store.open(&name) {
-            Ok(object) => files.push(FileSize {
-                bytes: object.len_bytes(),
-                name,
-            }),
-            Err(store::Error::Missing { .. }) => {}
-            Err(error) => return Err(Error::Store(error)),
-        }
-    }
-    Ok(files)
-}
-
 /// Each vDSO that a task has mapped, once.
 fn vdsos(saved: &Saved<'_>) -> Vec<Vdso> {
     let mut ids = saved
@@ -140,25 +125,6 @@ fn blocks(reader: &Reader) -> Vec<BlockDescription> {
         bytes: space.len_pages.saturating_mul(image::PAGE_BYTES as u64),
     };
     blocks.map(describe).collect()
-}
-
-pub(crate) fn count_all(reader: &Reader) -> PageCounts {
-    let mut counts = PageCounts::default();
-    for (run, fate) in fates(reader) {
-        count(&mut counts, fate, run.pages.into());
-    }
-    counts
-}
-
-fn count(counts: &mut PageCounts, fate: Fate, pages: u64) {
-    let counted = match fate {
-        Fate::Stored => &mut counts.stored,
-        Fate::Zero => &mut counts.zero,
-        Fate::Shared => &mut counts.shared,
-        Fate::Equal => &mut counts.equal,
-        Fate::Parent => &mut counts.parent,
-    };
-    *counted = counted.saturating_add(pages);
 }
 
 /// The pages of a mapping among the sorted runs of its space.

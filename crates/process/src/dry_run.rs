@@ -7,10 +7,10 @@ use image::{Run, RunKind, Writer};
 use pages::Extent;
 
 use crate::collect::look::Afresh;
-use crate::dump::{freeze_and_collect, statistics_of};
 use crate::end::go_on;
 use crate::seal::check;
 use crate::statistics::as_micros;
+use crate::stopping::{freeze_and_collect, statistics_of};
 use crate::{DryRunReport, DumpOptions, Result, live};
 
 /// Stops the tree under `options.tree`, looks at all that a dump would save but the contents of

@@ -1,25 +1,21 @@
 //! The dump of a process tree, from the first stop to the end of the target.
 
-use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::Arc;
+use std::time::Instant;
 
-use abi::Addr;
-use image::{Facts, PAGE_BYTES, Writer};
+use image::Writer;
 use memory::TaskMemory;
-use pages::{Equals, Extent, Source, source};
-use rustix::process::Pid;
+use pages::{Equals, Extent, Source};
 
-use crate::collect::look::Look;
-use crate::collect::{Contents, Inventory, Object, collect};
+use crate::collect::Inventory;
+use crate::contents::{of_object, watch_progress};
 use crate::end::Ending;
-use crate::freeze::{Frozen, freeze};
 use crate::layer::Layer;
 use crate::links::{self, Link};
 use crate::network::{self, Replaced};
-use crate::patience::Patience;
 use crate::seal::seal;
 use crate::statistics::as_micros;
+use crate::stopping::{freeze_and_collect, statistics_of};
 use crate::{
     Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage, Statistics, dedup,
 };
@@ -96,102 +92,8 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     Ok(report)
 }
 
-/// What is known of a dump when the tree is stopped.
-pub(crate) fn statistics_of(frozen: &Frozen) -> Statistics {
-    let threads = frozen.tasks.iter().map(|task| task.threads().len() as u64);
-    Statistics {
-        tasks: frozen.tasks.len() as u64,
-        threads: threads.sum(),
-        freezing_us: as_micros(frozen.freezing),
-        ..Statistics::default()
-    }
-}
-
-/// Stops the tree and collects it, with `look` for its memory; see [`collect`] about `stay`.
-pub(crate) fn freeze_and_collect(
-    options: &DumpOptions,
-    began: Instant,
-    stay: bool,
-    look: &mut dyn Look,
-) -> Result<(Frozen, Inventory)> {
-    let allow = options.allowed.for_resources(options.ghost_limit_bytes);
-    let root = options.tree.as_raw_nonzero().get();
-    let plain = !options.live && options.prev_images_dir.is_none() && options.track.is_none();
-    let mut patience = Patience::new(root, options.timeout, plain);
-    loop {
-        let tried = patiently(began, || {
-            let mut frozen = freeze(root, options.timeout)?;
-            log::info!("{} tasks are stopped", frozen.tasks.len());
-            if !options.live {
-                frozen.limit.lift();
-            }
-            let inventory = collect(&mut frozen, &allow, stay, look)?;
-            frozen.take_time();
-            Ok((frozen, inventory))
-        });
-        match tried {
-            Err(error) => patience.wait(error)?,
-            Ok((frozen, mut inventory)) => {
-                inventory.leftover = patience.done();
-                return Ok((frozen, inventory));
-            }
-        }
-    }
-}
-
-/// Stops the tree under `root` and has `look` look at it.
-///
-/// # Errors
-/// Those of [`freeze`] and of `look`; the tree goes on then.
-pub(crate) fn freeze_and<T>(
-    root: Pid,
-    timeout: Option<Duration>,
-    began: Instant,
-    mut look: impl FnMut(&mut Frozen) -> Result<T>,
-) -> Result<(Frozen, T)> {
-    patiently(began, || {
-        let mut frozen = freeze(root.as_raw_nonzero().get(), timeout)?;
-        let found = look(&mut frozen)?;
-        Ok((frozen, found))
-    })
-}
-
-/// Tries again while threads are still on their way back from a dump that was cut short.
-pub(crate) fn patiently<T>(began: Instant, mut work: impl FnMut() -> Result<T>) -> Result<T> {
-    const PATIENCE: Duration = Duration::from_secs(5);
-    loop {
-        match work() {
-            Err(Error::Returning { .. }) if began.elapsed() < PATIENCE => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            done => return done,
-        }
-    }
-}
-
-/// Tells the observer how far the work is, from whichever thread.
-pub(crate) fn watch_progress(observer: &mut dyn Observer, total_bytes: u64) -> impl Fn(u64) + Sync {
-    let observer = Mutex::new(observer);
-    move |done_bytes| {
-        // Nobody panics while holding it; a bar that misses a step is none to stop for.
-        if let Ok(mut observer) = observer.try_lock() {
-            observer.progress(done_bytes, total_bytes);
-        }
-    }
-}
-
 /// From how many bytes on room is asked for before anything is written.
 const RESERVE_FROM_BYTES: u64 = 4 << 20;
-
-/// What the dump changed on the host and takes back if it fails.
-#[derive(Default)]
-pub(crate) struct Undo(pub Vec<Box<dyn FnOnce()>>);
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        self.0.drain(..).for_each(|undo| undo());
-    }
-}
 
 fn write(
     inventory: Inventory,
@@ -254,48 +156,4 @@ fn write(
         links: inventory.links.iter().map(Link::path).collect(),
         ..DumpReport::default()
     })
-}
-
-/// What an image that is made now says of its creation.
-#[must_use]
-pub fn facts() -> Facts {
-    let host = crate::host::kernel();
-    let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-    let since_1970 = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    Facts {
-        kernel_release: text(host.release()),
-        stillframe_version: env!("CARGO_PKG_VERSION").to_owned(),
-        created_ns: u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX),
-        arch: text(host.machine()),
-    }
-}
-
-/// The pages of an object, holes left out.
-pub(crate) fn of_object(object: Object) -> (Box<dyn Source>, Vec<Extent>) {
-    let whole = abi::Span::new(
-        Addr(0),
-        object.len_bytes.next_multiple_of(PAGE_BYTES as u64),
-    );
-    let allocated = match &object.contents {
-        Contents::File(file) => source::allocated(file.as_fd()).ok(),
-        Contents::Bytes(_) => None,
-    };
-    let spans = allocated.unwrap_or_else(|| vec![whole]);
-    let spans = spans
-        .iter()
-        .map(|span| span.intersect(whole))
-        .filter(|span| !span.is_empty());
-    let extents = spans.map(|span| Extent {
-        space: object.space,
-        first_page: span.start.page(),
-        at: span.start,
-        pages: span.pages(),
-    });
-    let extents = extents.collect();
-    match object.contents {
-        Contents::File(file) => (Box::new(source::Object::new(file)), extents),
-        Contents::Bytes(bytes) => (Box::new(source::Bytes(bytes)), extents),
-    }
 }

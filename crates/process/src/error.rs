@@ -1,9 +1,8 @@
 //! Why a process tree could not be saved, shown or brought back.
 
-use std::io;
+use std::{fmt, io};
 
-use crate::Obstacle;
-use crate::report::{Blame, Veto};
+use crate::text::printable;
 
 /// An error of this crate's functions.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +110,58 @@ pub enum Error {
     Vetoed(#[source] Veto),
 }
 
+/// Something that a tree uses and that is not saved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The task that uses it.
+    pub pid: i32,
+    /// The task's name; empty when it could not be read any more.
+    pub name: String,
+    /// What and where: "fd 5 (anon_inode:inotify)", "mapping 0x7f…-0x7f… (/dev/kvm)".
+    pub what: String,
+    /// Why it is not saved, where that does not go without saying.
+    pub why: String,
+    /// The option that would allow it, if there is one.
+    pub allow: Option<&'static str>,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pid {}", self.pid)?;
+        if !self.name.is_empty() {
+            write!(f, " ({})", printable(&self.name))?;
+        }
+        write!(f, ": {} is not supported", self.what)?;
+        if !self.why.is_empty() {
+            write!(f, ": {}", self.why)?;
+        }
+        match self.allow {
+            Some(option) => write!(f, " (use {option} to allow it)"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why an [`Observer`](crate::Observer) wants the work to stop and to be undone.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Veto(pub String);
+
+/// Whose fault a failure is; the command's exit status comes from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Blame {
+    /// The target or the image uses something that is not saved.
+    Unsupported,
+    /// The target died, or what the image needs is gone.
+    Gone,
+    /// A system call failed.
+    Kernel,
+    /// The image is damaged.
+    Corrupt,
+    /// The image cannot be written or read.
+    Store,
+}
+
 /// Who has a number that a task of a tree is to get.
 #[derive(Debug, thiserror::Error)]
 pub enum Holder {
@@ -149,6 +200,11 @@ pub enum Holder {
         /// What it is in: "session", "process group".
         of: &'static str,
     },
+}
+
+/// What a text of the kernel is that cannot be understood.
+pub(crate) fn invalid() -> io::Error {
+    io::ErrorKind::InvalidData.into()
 }
 
 /// The result of this crate's functions.

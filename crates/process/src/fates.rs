@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use image::{CHUNK_MAX_PAGES, ChunkId, Reader, Run, RunKind};
 
+use crate::report::PageCounts;
+
 /// What became of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -60,6 +62,27 @@ fn own(run: &Run, skip_pages: usize, seen: &mut Seen, fates: &mut Vec<(Run, Fate
         }
         last = fate;
     }
+}
+
+/// Counts the pages of an image by their fates.
+pub(crate) fn count_all(reader: &Reader) -> PageCounts {
+    let mut counts = PageCounts::default();
+    for (run, fate) in fates(reader) {
+        count(&mut counts, fate, run.pages.into());
+    }
+    counts
+}
+
+/// Adds pages of one fate.
+pub(crate) fn count(counts: &mut PageCounts, fate: Fate, pages: u64) {
+    let counted = match fate {
+        Fate::Stored => &mut counts.stored,
+        Fate::Zero => &mut counts.zero,
+        Fate::Shared => &mut counts.shared,
+        Fate::Equal => &mut counts.equal,
+        Fate::Parent => &mut counts.parent,
+    };
+    *counted = counted.saturating_add(pages);
 }
 
 #[cfg(test)]

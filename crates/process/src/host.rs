@@ -5,19 +5,18 @@
 //! kept in a small file, where that can be written at all.
 
 mod cache;
-
-use std::sync::OnceLock;
+mod uname;
 
 use prost::Message;
 use resources::map::memory::Special;
 use resources::map::vdso::elf::Function;
 use resources::map::vdso::{self, Host, Part};
-use rustix::system::Uname;
 
 use crate::plan::OwnVdso;
 use crate::records::Saved;
 use crate::{Error, Result};
 use cache::Cache;
+pub(crate) use uname::kernel;
 
 /// What is needed to know of this host's vDSO to restore `saved`; for most images only its build
 /// id, which is at hand.
@@ -32,12 +31,6 @@ pub(crate) fn vdso_for(saved: &Saved<'_>) -> Result<OwnVdso> {
         build_id,
         host: host.transpose()?,
     })
-}
-
-/// What the kernel calls itself, asked once.
-pub(crate) fn kernel() -> &'static Uname {
-    static KERNEL: OnceLock<Uname> = OnceLock::new();
-    KERNEL.get_or_init(rustix::system::uname)
 }
 
 /// What is known of a host.

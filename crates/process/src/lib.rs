@@ -8,6 +8,7 @@ mod build;
 mod chain;
 mod clocks;
 mod collect;
+mod contents;
 mod dedup;
 mod describe;
 mod dry_run;
@@ -35,38 +36,42 @@ mod processor;
 mod records;
 pub mod report;
 mod restore;
+mod returned;
 mod room;
 #[cfg(test)]
 mod sample;
 mod seal;
 mod sentinel;
 mod statistics;
+mod stopping;
 mod target;
+mod text;
 mod track;
 mod tracker;
 mod uffd;
+mod undo;
 mod waits;
 
 pub use dedup::dedup;
 pub use describe::describe;
 pub use dry_run::dry_run;
-pub use dump::{dump, facts};
-pub use error::{Error, Holder, Result};
+pub use dump::dump;
+pub use error::{Blame, Error, Holder, Obstacle, Result, Veto};
 pub use host::{HostFacts, look as look_at_host};
 pub use merge::merge;
 pub use needs::{Need, needs};
 pub use network::{Clearing, NetworkTable, Standing, clear_network, network_tables};
-pub use obstacles::Obstacle;
 pub use options::{
     Afterwards, Allowed, DedupOptions, DumpOptions, InheritFd, Inherited, MergeOptions,
     PreDumpOptions, RestoreOptions,
 };
 pub use predump::predump;
 pub use report::{
-    Blame, DedupReport, Description, DryRunReport, DumpReport, MergeReport, Observer,
-    PreDumpReport, Restored, Stage, Veto,
+    DedupReport, Description, DryRunReport, DumpReport, MergeReport, Observer, PreDumpReport,
+    Restored, Stage,
 };
 pub use resources::FileValidation;
 pub use resources::cgroup::{Management as CgroupManagement, Mode as CgroupMode};
 pub use restore::{Job, plan, restore};
+pub use seal::facts;
 pub use statistics::{DumpKind, Statistics};

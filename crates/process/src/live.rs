@@ -35,16 +35,19 @@ use sys::realtime::Prompt;
 use self::look::LiveLook;
 use crate::collect::look::Prepared;
 use crate::collect::{self, Inventory};
-use crate::dump::{Undo, freeze_and_collect, of_object, statistics_of};
+use crate::contents::of_object;
 use crate::end::go_on;
 use crate::freeze::{Frozen, freeze, read_proc, stat_of};
 use crate::links::{self, Link};
 use crate::network::Replaced;
 use crate::options::DEFAULT_TIMEOUT;
+use crate::returned::check_returned;
 use crate::seal::seal;
 use crate::statistics::as_micros;
+use crate::stopping::{freeze_and_collect, patiently, statistics_of};
 use crate::tracker::{Client, start_ticks};
 use crate::uffd::userfaultfd;
+use crate::undo::Undo;
 use crate::{DumpKind, DumpOptions, DumpReport, Error, Observer, Result, Stage};
 
 /// How many instants there may be; the last is copied while the tree is stopped.
@@ -444,11 +447,11 @@ impl<'a> Dump<'a> {
 
 /// Stops the tree when none of its threads is on the way back from a dump that was cut short.
 fn freeze_returned(options: &DumpOptions, began: Instant) -> Result<Frozen> {
-    crate::dump::patiently(began, || {
+    patiently(began, || {
         let frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
         for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
             let listed = collect::look::parse(&task.read("maps")?)?;
-            collect::check_returned(task, &listed)?;
+            check_returned(task, &listed)?;
         }
         Ok(frozen)
     })

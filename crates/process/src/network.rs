@@ -11,7 +11,7 @@ use resources::fd::tcp::lock::{self, Label};
 use store::Store;
 use sys::nft;
 
-use crate::report::date;
+use crate::text::date;
 use crate::{DumpOptions, Error, Result};
 
 /// A table that drops the packets of connections.

@@ -1,40 +1,6 @@
 //! What keeps a tree from being saved: everything of it is told at once.
 
-use std::fmt;
-
-use crate::{Error, Result};
-
-/// Something that a tree uses and that is not saved.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Obstacle {
-    /// The task that uses it.
-    pub pid: i32,
-    /// The task's name; empty when it could not be read any more.
-    pub name: String,
-    /// What and where: "fd 5 (anon_inode:inotify)", "mapping 0x7f…-0x7f… (/dev/kvm)".
-    pub what: String,
-    /// Why it is not saved, where that does not go without saying.
-    pub why: String,
-    /// The option that would allow it, if there is one.
-    pub allow: Option<&'static str>,
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pid {}", self.pid)?;
-        if !self.name.is_empty() {
-            write!(f, " ({})", crate::report::printable(&self.name))?;
-        }
-        write!(f, ": {} is not supported", self.what)?;
-        if !self.why.is_empty() {
-            write!(f, ": {}", self.why)?;
-        }
-        match self.allow {
-            Some(option) => write!(f, " (use {option} to allow it)"),
-            None => Ok(()),
-        }
-    }
-}
+use crate::{Error, Obstacle, Result};
 
 /// The obstacles that were found so far.
 #[derive(Debug, Default)]

@@ -15,9 +15,11 @@ use memory::spans::subtract;
 use pages::{Drained, Equals, Extent, Source};
 use sys::realtime::Prompt;
 
-use crate::dump::{facts, freeze_and, watch_progress};
+use crate::contents::watch_progress;
 use crate::end::go_on;
+use crate::seal::facts;
 use crate::statistics::as_micros;
+use crate::stopping::freeze_and;
 use crate::track::{Inheritance, Mapped, Tracking, count, merge};
 use crate::{
     DumpKind, Error, Observer, PreDumpOptions, PreDumpReport, Result, Stage, Statistics, dedup,

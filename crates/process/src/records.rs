@@ -8,148 +8,23 @@ use resources::cgroup::{self, Cgroups};
 use resources::fd::tags;
 use resources::map::memory;
 use resources::map::vdso::{self, Vdso};
-use resources::task::interrupted::Remake;
 use resources::task::xstate::Layout;
 
+pub(crate) mod tag;
+mod tree;
+
+pub(crate) use self::tree::{Descriptor, Descriptors, Node, Place, State, ThreadState, Tree};
 use crate::clocks::TreeClocks;
 use crate::{Error, Result, Statistics, known};
 
-/// Record numbers of this crate.
-pub(crate) mod tag {
-    /// [`super::Tree`], one an image.
-    pub const TREE: u16 = 1;
-    /// [`super::ThreadState`], by tid.
-    pub const THREAD: u16 = 2;
-    /// [`super::Descriptors`], by pid.
-    pub const DESCRIPTORS: u16 = 3;
-    /// [`super::Place`], by pid.
-    pub const PLACE: u16 = 4;
-    /// [`crate::Statistics`], one an image.
-    pub const STATISTICS: u16 = 5;
-    /// [`crate::clocks::TreeClocks`], one an image.
-    pub const CLOCKS: u16 = 6;
-    /// [`resources::task::xstate::Layout`], one an image.
-    pub const PROCESSOR: u16 = 7;
-    /// Hard links that the dump made (`links`), one an image.
-    pub const LINKS: u16 = 8;
-}
-
-/// The tasks of the tree, parents before children, the root first.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Tree {
-    #[prost(message, repeated, tag = "1")]
-    pub tasks: Vec<Node>,
-}
-
-/// One task.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Node {
-    #[prost(int32, tag = "1")]
-    pub pid: i32,
-    /// Its parent; of the root, one outside of the tree.
-    #[prost(int32, tag = "2")]
-    pub parent: i32,
-    #[prost(int32, tag = "3")]
-    pub group: i32,
-    #[prost(int32, tag = "4")]
-    pub session: i32,
-    #[prost(enumeration = "State", tag = "5")]
-    pub state: i32,
-    /// The wait status that its parent will get (zombies).
-    #[prost(int32, tag = "6")]
-    pub exit_status: i32,
-    /// The signal that its parent gets when it ends; 0 for none.
-    #[prost(int32, tag = "7")]
-    pub exit_signal: i32,
-    /// Its threads, the leader first; none for a zombie.
-    #[prost(int32, repeated, tag = "8")]
-    pub threads: Vec<i32>,
-    /// Its name (zombies; of others a resource).
-    #[prost(bytes = "vec", tag = "9")]
-    pub name: Vec<u8>,
-    /// The device number of the controlling terminal of the session that it leads; 0 for none.
-    #[prost(int32, tag = "10")]
-    pub terminal: i32,
-    /// The process group in the foreground of its controlling terminal.
-    #[prost(int32, tag = "11")]
-    pub foreground: i32,
-    /// Whether it has no controlling terminal although its session, led by a task of the tree, has
-    /// one: it gave it up (`TIOCNOTTY`).
-    #[prost(bool, tag = "12")]
-    pub left_terminal: bool,
-    /// The signal by which it was stopped; 0 in old images.
-    #[prost(int32, tag = "13")]
-    pub stop_signal: i32,
-    /// Whether its parent has waited for that stop.
-    #[prost(bool, tag = "14")]
-    pub stop_seen: bool,
-    /// Whether it is not stopped yet, but about to be.
-    #[prost(bool, tag = "15")]
-    pub stop_comes: bool,
-    /// Real, effective, saved and file system user id (zombies; of others a resource).
-    #[prost(uint32, repeated, tag = "16")]
-    pub uids: Vec<u32>,
-    /// The same of groups.
-    #[prost(uint32, repeated, tag = "17")]
-    pub gids: Vec<u32>,
-    /// Supplementary groups (zombies).
-    #[prost(uint32, repeated, tag = "18")]
-    pub groups: Vec<u32>,
-}
-
-/// What a task was doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
-#[repr(i32)]
-pub(crate) enum State {
-    Running = 0,
-    Stopped = 1,
-    Zombie = 2,
-}
-
-/// What the processor knows of a thread.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct ThreadState {
-    /// `struct user_regs_struct`, word by word.
-    #[prost(uint64, repeated, tag = "1")]
-    pub registers: Vec<u64>,
-    /// The XSAVE area as `PTRACE_GETREGSET` gives it.
-    #[prost(bytes = "vec", tag = "2")]
-    pub xstate: Vec<u8>,
-    /// The mask of blocked signals.
-    #[prost(fixed64, tag = "3")]
-    pub mask: u64,
-    /// A call to be made before the thread gets its registers, so that the kernel knows how much
-    /// of its wait remains.
-    #[prost(message, optional, tag = "4")]
-    pub remake: Option<Remake>,
-}
-
-/// The descriptors of a task.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Descriptors {
-    #[prost(message, repeated, tag = "1")]
-    pub descriptors: Vec<Descriptor>,
-}
-
-/// One descriptor.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Descriptor {
-    #[prost(int32, tag = "1")]
-    pub fd: i32,
-    #[prost(uint32, tag = "2")]
-    pub description: u32,
-    #[prost(bool, tag = "3")]
-    pub close_on_exec: bool,
-}
-
-/// Where in the file system a task is: descriptions of directories.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Place {
-    #[prost(uint32, tag = "1")]
-    pub cwd: u32,
-    /// The root, if it is not the one that everybody has.
-    #[prost(uint32, optional, tag = "2")]
-    pub root: Option<u32>,
+/// A record of the first version.
+pub(crate) fn record(tag: u16, id: i32, payload: Vec<u8>) -> Record {
+    Record {
+        tag,
+        version: 1,
+        id: id.cast_unsigned(),
+        payload,
+    }
 }
 
 /// The records of an image, sorted out and checked against each other.

@@ -189,24 +189,8 @@ fn placing(options: &RestoreOptions, saved: &Saved<'_>) -> Result<Option<Placing
     Ok(Some(Placing { cgroups, own }))
 }
 
-/// How a task with this wait status ended.
-pub(crate) fn describe_status(status: i32) -> String {
-    match status & 0x7f {
-        0 => format!("exit status {}", status >> 8 & 0xff),
-        signal => format!("signal {signal}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn wait_statuses_are_told() {
-        assert_eq!(describe_status(3 << 8), "exit status 3");
-        assert_eq!(describe_status(9), "signal 9");
-    }
-
     #[test]
     fn a_page_is_a_page() {
         assert_eq!(abi::PAGE_BYTES, image::PAGE_BYTES as u64);

@@ -10,7 +10,7 @@ use resources::map::memory::{self, Mapping, Memory, Special};
 use resources::task::PARTS;
 use store::Store;
 
-use crate::collect::record;
+use crate::records::record;
 use crate::records::{
     Descriptor, Descriptors, Node, Place as Directories, State, ThreadState, Tree, tag,
 };

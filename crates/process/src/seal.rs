@@ -1,12 +1,11 @@
 //! The end of an image of a tree: it gets its name only if its restore can be planned.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
-use image::{ImageId, Reader, Record, Seal, Writer};
+use image::{Facts, ImageId, Reader, Record, Seal, Writer};
 use resources::Born;
 use resources::map::vdso::Vdso;
 
-use crate::dump::facts;
 use crate::plan::{self, Setting};
 use crate::records::Saved;
 use crate::statistics::as_micros;
@@ -35,6 +34,22 @@ pub(crate) fn seal(
         let record: Record = statistics.record();
         Ok(vec![record])
     })
+}
+
+/// What an image that is made now says of its creation.
+#[must_use]
+pub fn facts() -> Facts {
+    let host = crate::host::kernel();
+    let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+    let since_1970 = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    Facts {
+        kernel_release: text(host.release()),
+        stillframe_version: env!("CARGO_PKG_VERSION").to_owned(),
+        created_ns: u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX),
+        arch: text(host.machine()),
+    }
 }
 
 /// Plans the restore of an image by a root of this host that lacks nothing.

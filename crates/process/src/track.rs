@@ -118,7 +118,7 @@ impl Tracking {
                 continue;
             }
             let listed = list(task)?;
-            crate::collect::check_returned(task, &listed)?;
+            crate::returned::check_returned(task, &listed)?;
             let mut mapped = Mapped::new(task.pid, &listed)?;
             let start_ticks = task.stat()?.0.start_ticks;
             let at = known

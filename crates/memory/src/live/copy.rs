@@ -6,8 +6,8 @@ use image::{NewRun, Run, Writer};
 use pages::{Buffer, Extent, Source, sort_out};
 use rustix::io::Errno;
 
-use super::Shared;
 use super::blocks::{BLOCK_BYTES, Room, State, bits_of, block_of, bytes_of, span_of, spans_of};
+use super::state::Shared;
 use super::task::{Task, let_change};
 use crate::{Error, Result};
 

@@ -14,8 +14,13 @@ use sys::uffd::Event;
 
 use super::blocks::{BLOCK_BYTES, State, block_of, bytes_of};
 use super::copy::{self, Check};
+use super::state::{SAVED_MAX_BYTES, Shared};
 use super::task::{Book, Fault, Task, cut};
-use super::{SAVED_MAX_BYTES, Shared};
+
+/// Hears all events of a stopped task that have come.
+pub fn hear_out(task: &Task, shared: &Shared) {
+    while hear(task, shared) {}
+}
 
 /// Serves the tasks until it is over.
 pub fn serve(tasks: &[Arc<Task>], shared: &Shared, wake: &OwnedFd) {

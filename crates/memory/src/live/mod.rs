@@ -25,12 +25,14 @@ mod blocks;
 mod copy;
 mod events;
 mod family;
+mod state;
 mod sweep;
 mod task;
+mod windows;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,38 +45,16 @@ use sys::uffd::{Features, Uffd};
 use crate::{Error, Result};
 use copy::{Fresh, Lane};
 use family::Family;
-pub use task::Areas;
+use state::Shared;
 use task::Task;
+pub use task::{Areas, Pages};
+use windows::windows;
 
 /// What the userfaultfds must be able to do.
 pub const FEATURES: Features = Features::WP
     .union(Features::EVENT_REMAP)
     .union(Features::EVENT_REMOVE)
     .union(Features::EVENT_UNMAP);
-
-/// The most memory that holds pages which were saved before a write and are not in the image yet.
-const SAVED_MAX_BYTES: usize = 64 << 20;
-
-/// What all tasks of a live dump have in common.
-#[derive(Default)]
-struct Shared {
-    /// Whether the instant was: writes wait until the block is copied.
-    saving: AtomicBool,
-    /// Whether the thread is to end.
-    over: AtomicBool,
-    /// How much memory holds saved pages, in bytes.
-    saved_bytes: AtomicUsize,
-    /// The longest that a thread was known to wait before it could write, in microseconds.
-    longest_wait_us: AtomicU64,
-}
-
-impl Shared {
-    /// Notes that a thread can write of which it was heard at `since`.
-    fn note_wait(&self, since: Instant) {
-        let waited_us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.longest_wait_us.fetch_max(waited_us, Ordering::Relaxed);
-    }
-}
 
 /// The memory of running tasks. Dropping it lifts all protection.
 pub struct Live {
@@ -83,17 +63,6 @@ pub struct Live {
     shared: Arc<Shared>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// Pages of a task in the image, by their fate, in pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pages {
-    /// Stored.
-    pub stored: u64,
-    /// All zero.
-    pub zero: u64,
-    /// Those of another task.
-    pub shared: u64,
 }
 
 impl Live {
@@ -261,7 +230,7 @@ impl Live {
         let Some(task) = self.task(pid) else {
             return Ok(Vec::new());
         };
-        task.hear_out(&self.shared);
+        events::hear_out(task, &self.shared);
         task.adopt(areas, true)?;
         let guards = task.sweep_stopped(&areas.spans, trusting)?;
         self.shared.saving.store(true, Ordering::SeqCst);
@@ -337,28 +306,6 @@ impl Live {
     }
 }
 
-/// Where memory is cut for threads that work on it side by side.
-const WINDOW_BYTES: u64 = 32 << 20;
-const _: () = assert!(WINDOW_BYTES.is_multiple_of(blocks::BLOCK_BYTES));
-
-/// Puts sorted pieces together that touch the same 32 MiB. No block is in two of the windows that
-/// are given: threads that have one each do not meet.
-fn windows(pieces: impl IntoIterator<Item = Span>) -> Vec<Vec<Span>> {
-    let mut windows: Vec<(u64, Vec<Span>)> = Vec::new();
-    for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
-        let first = piece.start.0 / WINDOW_BYTES;
-        let last = (piece.end.0 - 1) / WINDOW_BYTES;
-        match windows.last_mut() {
-            Some((reached, pieces)) if *reached == first => {
-                pieces.push(piece);
-                *reached = last;
-            }
-            _ => windows.push((last, vec![piece])),
-        }
-    }
-    windows.into_iter().map(|(_, pieces)| pieces).collect()
-}
-
 impl Drop for Live {
     fn drop(&mut self) {
         self.tasks.iter().for_each(|task| task.lift());
@@ -368,39 +315,5 @@ impl Drop for Live {
             let _ = thread.join();
         }
         // The userfaultfds are closed with the last of the tasks: that lifts all protection.
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use abi::Addr;
-
-    use super::*;
-
-    #[test]
-    fn a_window_has_all_that_is_in_it() {
-        let span = |start: u64, end: u64| Span {
-            start: Addr(start << 20),
-            end: Addr(end << 20),
-        };
-        let spans = [span(1, 2), span(3, 40), span(50, 64), span(130, 200)];
-        let pieces = spans.iter().flat_map(|span| {
-            let pieces = blocks::cut_around(*span, WINDOW_BYTES, Some);
-            pieces.into_iter().map(|(piece, _)| piece)
-        });
-        let expected = [
-            vec![span(1, 2), span(3, 32)],
-            vec![span(32, 40), span(50, 64)],
-            vec![span(130, 160)],
-            vec![span(160, 192)],
-            vec![span(192, 200)],
-        ];
-        assert_eq!(windows(pieces), expected);
-        assert_eq!(windows([]), Vec::<Vec<Span>>::new());
-        // What has no pages is one piece, and its last block may be another one's first.
-        let far = [span(1, 2), span(32, 1 << 20), span(1 << 20, 1 << 21)];
-        assert_eq!(windows(far), [vec![far[0]], vec![far[1]], vec![far[2]]]);
-        let near = [span(1, (1 << 20) + 1), span((1 << 20) + 2, 1 << 21)];
-        assert_eq!(windows(near), [near.to_vec()]);
     }
 }

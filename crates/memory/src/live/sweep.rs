@@ -9,8 +9,11 @@ use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Pagemap, Query};
 
 use super::blocks::{BLOCK_BYTES, cut_around};
+use super::events::hear_out;
+use super::state::Shared;
 use super::task::{Task, cut};
-use super::{Shared, WINDOW_BYTES, windows};
+use super::windows::{WINDOW_BYTES, windows};
+
 use crate::scan::room_for;
 use crate::spans::{intersect, push, sorted, subtract};
 use crate::{Error, Result};
@@ -165,7 +168,7 @@ impl Task {
             open.extend(found.into_iter().map(|(span, _)| span));
         }
         // What was discarded before the look is known when all was heard that came before now.
-        self.hear_out(shared);
+        hear_out(self, shared);
         let mut book = self.book();
         let expected = sorted([&book.lifted[..], &book.suspects[..]].concat());
         let surprises = subtract(&open, &expected);

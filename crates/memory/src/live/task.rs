@@ -10,7 +10,7 @@ use sys::pagemap::Pagemap;
 use sys::uffd::{Modes, Uffd};
 
 use super::blocks::{Blocks, State, block_of, span_of, spans_of};
-use super::{Pages, Shared, events};
+
 use crate::spans::{intersect, push, sorted, subtract};
 use crate::{Error, Result, TaskMemory};
 
@@ -21,6 +21,17 @@ pub struct Areas {
     pub spans: Vec<Span>,
     /// Those in which pages may be shared by copy-on-write, to be read so that they stay so.
     pub shared: Vec<Span>,
+}
+
+/// Pages of a task in the image, by their fate, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// Stored.
+    pub stored: u64,
+    /// All zero.
+    pub zero: u64,
+    /// Those of another task.
+    pub shared: u64,
 }
 
 pub struct Task {
@@ -161,11 +172,6 @@ impl Task {
         let page = Span::new(area.start, abi::PAGE_BYTES);
         let lifted = self.uffd.write_protect(page, false);
         lifted.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::SRCH))
-    }
-
-    /// Hears all events of a stopped task that have come.
-    pub fn hear_out(&self, shared: &Shared) {
-        while events::hear(self, shared) {}
     }
 
     /// Protects, or lifts the protection, and tries again while the mappings are changing.

@@ -5,9 +5,9 @@ use prost::Message as _;
 use resources::Allow;
 use resources::cgroup::{self, Found, Membership, Mode};
 
-use super::record;
 use crate::Result;
 use crate::freeze::{Frozen, Task};
+use crate::records::record;
 
 /// The record of the tree's control groups, if they are to be kept and are not this process's own.
 ///

@@ -20,9 +20,9 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use sys::close::Lasting;
 
 use crate::Result;
-use crate::dump::Undo;
 use crate::links::{self, Link};
 use crate::obstacles::Obstacles;
+use crate::undo::Undo;
 
 /// An object whose contents are stored as a space of their own.
 pub(crate) struct Object {

@@ -11,6 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use sys::close::Later;
 use sys::proc::Stat;
 
+use crate::error::invalid;
 use crate::freeze::{Task, read_at};
 use crate::{Error, Result};
 
@@ -110,7 +111,7 @@ impl Prepared {
         let spent = Later::default();
         let read = |name: &str| read_at(proc.as_fd(), pid, name, &spent);
         let stat = Stat::parse(&read("stat")?);
-        let stat = stat.map_err(|error| Error::kernel(error.to_string(), super::invalid()))?;
+        let stat = stat.map_err(|error| Error::kernel(error.to_string(), invalid()))?;
         let children = read(&format!("task/{pid}/children"))?;
         let children = String::from_utf8_lossy(&children).into_owned();
         pids.extend(
@@ -182,7 +183,7 @@ fn open(pid: i32) -> Result<OwnedFd> {
 }
 
 pub(crate) fn parse(smaps: &[u8]) -> Result<Vec<Listed>> {
-    let failed = |line| Error::kernel(format!("cannot understand {line:?}"), super::invalid());
+    let failed = |line| Error::kernel(format!("cannot understand {line:?}"), invalid());
     listing::parse(smaps).map_err(failed)
 }
 

@@ -10,8 +10,8 @@ use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
 use sys::close::Lasting;
 
-use super::Found;
 use super::files::{self, Described, Files};
+use super::found::{Found, OfTask};
 use crate::freeze::{Frozen, Task};
 use crate::obstacles::Obstacles;
 use crate::records::{Descriptor, Descriptors, Place};
@@ -22,17 +22,6 @@ pub(super) struct Outside {
     pub described: Described,
     /// By task; none of a zombie.
     pub of_tasks: Vec<Option<OfTask>>,
-}
-
-/// The files of a task: numbers of descriptions.
-pub(super) struct OfTask {
-    /// By mapping.
-    pub mapped: Vec<Option<u32>>,
-    pub exe: u32,
-    /// Its own locks on files.
-    pub locks: Option<Vec<u8>>,
-    pub descriptors: Descriptors,
-    pub place: Place,
 }
 
 impl Outside {

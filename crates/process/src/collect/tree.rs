@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::Found;
+use super::found::Found;
 use crate::records::{State, Tree};
 
 /// The tree as far as it was looked at.

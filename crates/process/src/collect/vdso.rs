@@ -12,8 +12,9 @@ use resources::map::vdso::{self, Vdso, found, unwind};
 use sys::ptrace::Registers;
 use tracee::Thread;
 
-use super::{Contents, Object};
+use super::files::{Contents, Object};
 use crate::freeze::{Body, Task};
+use crate::records::record;
 use crate::{Error, Result, uffd};
 
 /// The vDSO of one task.
@@ -138,7 +139,7 @@ impl Vdsos {
                 space: Some(space),
                 len_bytes,
             };
-            records.push(super::record(vdso::TAG, id, stored.encode_to_vec()));
+            records.push(record(vdso::TAG, id, stored.encode_to_vec()));
         }
         kept
     }

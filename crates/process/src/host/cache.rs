@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::uname::kernel;
+
 /// Where it is kept: gone with the boot whose facts it has.
 const PATH: &str = "/run/stillframe/host";
 /// What it begins with; then come its checksum, the length of its key, its key and the facts.
@@ -26,7 +28,7 @@ pub(super) struct Cache {
 impl Cache {
     /// The cache of this boot of this kernel and this version of ours.
     pub fn of_this_host() -> Self {
-        let host = super::kernel();
+        let host = kernel();
         // Without a boot's id, facts of another boot could be taken for this one's: keep none.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let path = boot

@@ -5,7 +5,7 @@ use resources::map::inherit::{may_keep_empty, same_vdso};
 use resources::map::layout::Pages;
 use resources::map::vdso::{Way, way};
 
-use super::OwnVdso;
+use super::setting::OwnVdso;
 use crate::records::Saved;
 
 /// What tasks map early, each by index of the task.

@@ -6,7 +6,7 @@ use syscalls::Sysno;
 use crate::records::Node;
 
 use super::births::{Birth, Kind, Membership};
-use super::word;
+use super::scripts::word;
 
 const PR_SET_PDEATHSIG: u32 = 1;
 const SIGKILL: u32 = 9;

@@ -11,7 +11,7 @@ use super::{Plan, word};
 use crate::Result;
 use crate::describe::Descriptions;
 use crate::records::{Saved, SavedThread};
-use crate::report::printable;
+use crate::text::printable;
 
 /// The names of the words that all scripts share, by number.
 const WORDS: [&str; word::FREE as usize] = ["BORN", "GROUPED", "ALONE", "READY", "GO"];

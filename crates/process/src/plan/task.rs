@@ -15,9 +15,10 @@ use syscalls::Sysno;
 use super::births::{self, Birth, BirthId, Kind, groups_are_inherited};
 use super::early::Early;
 use super::groups::Joins;
-use super::{
-    Outside, Plan, Planned, Setting, Staying, family, pages_of, pooled, resolve, vdso, word,
-};
+use super::scripts::{Outside, Plan, Planned, Staying, word};
+use super::setting::Setting;
+use super::sources::{pages_of, resolve};
+use super::{family, pooled, vdso};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread};
 

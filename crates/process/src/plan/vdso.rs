@@ -4,7 +4,7 @@ use resources::map::vdso::lay::Old;
 use resources::map::vdso::{self, proxy::Proxy};
 use sys::ptrace::Registers;
 
-use super::OwnVdso;
+use super::setting::OwnVdso;
 use crate::records::{Saved, SavedTask};
 use crate::{Error, Result};
 

@@ -11,12 +11,13 @@ use sys::ptrace::{self, Event};
 use sys::spawn::{Entry, spawn};
 
 use super::ending::{descends, kill_tree, parents};
+use super::fill;
 use super::running::Running;
-use super::{describe_status, fill};
 use crate::build::Built;
 use crate::clocks::Resumed;
 use crate::error::Holder;
 use crate::plan::{Staying, word};
+use crate::text::describe_status;
 use crate::{Error, Result};
 
 const EEXIST: i32 = 17;

@@ -9,8 +9,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use sys::ptrace::{self, Event, Registers};
 use tracee::Call;
 
-use super::describe_status;
 use super::ending::kill_tree;
+use super::stops::wait_stop;
 use super::stops::{self, Untold};
 use crate::build::Built;
 use crate::plan::Staying;
@@ -276,27 +276,6 @@ impl Drop for Running<'_> {
     fn drop(&mut self) {
         if self.armed {
             kill_tree(self.built, self.root);
-        }
-    }
-}
-
-/// Waits until a thread that was asked to stop has.
-pub(super) fn wait_stop(tid: i32) -> Result<()> {
-    loop {
-        let failed = |e| Error::kernel(format!("cannot stop {tid}"), e);
-        match ptrace::wait(tid).map_err(failed)? {
-            (_, Event::Stop(_)) => return Ok(()),
-            (_, Event::Ended(status)) => {
-                return Err(Error::Died {
-                    pid: tid,
-                    how: describe_status(status),
-                });
-            }
-            // Somebody stops it, which takes effect when it is not traced any more.
-            (_, Event::Signal(ptrace::SIGSTOP)) => {
-                ptrace::resume(tid, ptrace::SIGSTOP).map_err(failed)?;
-            }
-            _ => ptrace::resume(tid, 0).map_err(failed)?,
         }
     }
 }

@@ -7,11 +7,11 @@ use std::collections::HashSet;
 
 use abi::Addr;
 use sys::proc::Status;
-use sys::ptrace;
+use sys::ptrace::{self, Event};
 use tracee::Call;
 
-use super::running::wait_stop;
 use crate::records::{Saved, SavedTask, State};
+use crate::text::describe_status;
 use crate::{Error, Result};
 
 const SIGCHLD: i32 = 17;
@@ -119,4 +119,25 @@ fn status(pid: i32) -> Result<Status> {
     let text = std::fs::read(format!("/proc/{pid}/status")).map_err(failed)?;
     let unclear = |e| std::io::Error::new(std::io::ErrorKind::InvalidData, e);
     Status::parse(&text).map_err(|e| failed(unclear(e)))
+}
+
+/// Waits until a thread that was asked to stop has.
+pub(super) fn wait_stop(tid: i32) -> Result<()> {
+    loop {
+        let failed = |e| Error::kernel(format!("cannot stop {tid}"), e);
+        match ptrace::wait(tid).map_err(failed)? {
+            (_, Event::Stop(_)) => return Ok(()),
+            (_, Event::Ended(status)) => {
+                return Err(Error::Died {
+                    pid: tid,
+                    how: describe_status(status),
+                });
+            }
+            // Somebody stops it, which takes effect when it is not traced any more.
+            (_, Event::Signal(ptrace::SIGSTOP)) => {
+                ptrace::resume(tid, ptrace::SIGSTOP).map_err(failed)?;
+            }
+            _ => ptrace::resume(tid, 0).map_err(failed)?,
+        }
+    }
 }

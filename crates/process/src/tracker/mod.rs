@@ -12,6 +12,7 @@
 //! inherit pages.
 
 mod server;
+mod trust;
 mod wire;
 
 use std::io;
@@ -24,16 +25,13 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use rustix::process::geteuid;
 use sys::uffd::Uffd;
 
+use self::trust::is_trusted;
+pub(crate) use self::trust::start_ticks;
 use self::wire::{Said, What};
 use crate::{Error, Result};
 
-/// How long a new tracker waits for its first round to end.
-const FIRST_PATIENCE: Duration = Duration::from_secs(3600);
-/// The longest that a tracker can be asked to wait for the next round.
-const LONGEST_IDLE: Duration = Duration::from_secs(10 * 365 * 86400);
 /// How long a client waits for a tracker to answer: it may be talking to another one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -301,17 +299,6 @@ fn named(what: &str, pid: i32, start_ticks: u64) -> Result<SocketAddrUnix> {
     let name = format!("{what}/{space}/{pid}/{start_ticks}");
     SocketAddrUnix::new_abstract_name(name.as_bytes())
         .map_err(|errno| Error::kernel("cannot name a tracker", errno))
-}
-
-/// When a process was started; none for one that has ended.
-pub(crate) fn start_ticks(pid: i32) -> Option<u64> {
-    let stat = crate::freeze::stat_of(pid)?;
-    (stat.state != b'Z').then_some(stat.start_ticks)
-}
-
-/// Whether the other side is this user or root.
-fn is_trusted(socket: &OwnedFd) -> bool {
-    socket_peercred(socket).is_ok_and(|peer| peer.uid == geteuid() || peer.uid.is_root())
 }
 
 #[cfg(test)]

@@ -13,8 +13,13 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::trust::{is_trusted, start_ticks};
 use super::wire::{self, Said, Tracked, What};
-use super::{is_trusted, start_ticks};
+
+/// How long a new tracker waits for its first round to end.
+const FIRST_PATIENCE: Duration = Duration::from_secs(3600);
+/// The longest that a tracker can be asked to wait for the next round.
+const LONGEST_IDLE: Duration = Duration::from_secs(10 * 365 * 86400);
 
 /// The tracker of one tree.
 struct Server<'a> {
@@ -50,7 +55,7 @@ pub(super) fn serve(listener: &OwnedFd, root: Tracked) {
         root: pidfd,
         tasks: Vec::new(),
         image: Vec::new(),
-        until: Instant::now() + super::FIRST_PATIENCE,
+        until: Instant::now() + FIRST_PATIENCE,
     };
     while let Woken::Ready = server.wait(server.listener.as_fd(), Some(server.until)) {
         let Ok(client) = accept_with(server.listener, SocketFlags::CLOEXEC) else {
@@ -115,7 +120,7 @@ impl Server<'_> {
                 What::End => {
                     self.image = said.image;
                     let idle = Duration::from_millis(said.idle_ms);
-                    self.until = Instant::now() + idle.min(super::LONGEST_IDLE);
+                    self.until = Instant::now() + idle.min(LONGEST_IDLE);
                 }
                 What::Quit => return Ok(false),
                 What::State | What::Unknown => {}

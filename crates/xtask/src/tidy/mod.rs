@@ -1,4 +1,5 @@
 //! `cargo xtask tidy`: the invariants of the source tree; each violation is `path:line: rule`.
+mod circles;
 mod families;
 mod format;
 mod mask;
@@ -69,11 +70,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 fn check(root: &Path) -> Result<Vec<Violation>> {
     let mut violations = rows::check(root)?;
     let kinds = families::kinds(root)?;
+    let mut files = Vec::new();
     for path in rust_files(root)? {
         let text = read(root, &path)?;
         violations.extend(source::check(&path, &text));
         violations.extend(families::check_ignorance(&path, &text, &kinds));
+        files.push((path, text));
     }
+    violations.extend(circles::check(&files));
     violations.extend(families::check_lists(root)?);
     violations.extend(format::check(root)?);
     Ok(violations)

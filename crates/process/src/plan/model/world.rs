@@ -9,7 +9,7 @@ use resources::map::memory::{Mapping, Memory, Special};
 use store::Store;
 
 use super::space::{Contents, Kind, MAP_ANONYMOUS, Page, Space, VDSO_DATA_PAGES};
-use crate::collect::record;
+use crate::records::record;
 use crate::records::{Node, State, Tree, tag};
 use crate::sample;
 

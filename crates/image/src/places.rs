@@ -1,0 +1,70 @@
+//! What an image knows of where its pages are.
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use store::Object;
+
+use crate::ImageId;
+use crate::ancestors::Ancestors;
+use crate::cache::Cache;
+use crate::chunk::{Chunk, ChunkId};
+
+/// How many chunks are fetched ahead of somebody who reads one after the other, at most.
+const AHEAD_CHUNKS: u32 = 16;
+
+/// What a reader of one image keeps of its chunks, if it is not given a cache.
+const OWN_CACHE_BYTES: usize = 16 << 20;
+
+/// What an image knows of where its pages are.
+pub(crate) struct Places {
+    /// The image for which some of this one's pages were freed.
+    pub freed_by: Option<ImageId>,
+    pub chunks: Vec<Chunk>,
+    /// The image's own pages objects by number.
+    pub own: Vec<Option<Box<dyn Object>>>,
+    pub ancestors: Ancestors,
+    /// A bit for each chunk that was verified.
+    pub verified: Vec<AtomicU64>,
+    pub cache: OnceLock<Arc<Cache>>,
+    /// The chunk after the last that was missed, and how many are fetched ahead when it is wanted.
+    pub next: AtomicU32,
+    pub ahead: AtomicU32,
+}
+
+impl Places {
+    pub fn new(
+        freed_by: Option<ImageId>,
+        chunks: Vec<Chunk>,
+        own: Vec<Option<Box<dyn Object>>>,
+        ancestors: Ancestors,
+    ) -> Self {
+        let words = chunks.len().div_ceil(64);
+        Self {
+            freed_by,
+            chunks,
+            own,
+            ancestors,
+            verified: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            cache: OnceLock::new(),
+            next: AtomicU32::new(u32::MAX),
+            ahead: AtomicU32::new(0),
+        }
+    }
+
+    pub fn cache(&self) -> &Arc<Cache> {
+        let new = || Arc::new(Cache::new(OWN_CACHE_BYTES));
+        self.cache.get_or_init(new)
+    }
+
+    /// How many chunks to fetch behind a chunk that was missed.
+    pub fn ahead_of(&self, chunk: ChunkId) -> u32 {
+        if self.next.load(Relaxed) != chunk.0 {
+            self.ahead.store(0, Relaxed);
+            return 0;
+        }
+        let more = 2 * self.ahead.load(Relaxed) + 1;
+        let more = more.min(AHEAD_CHUNKS - 1);
+        self.ahead.store(more, Relaxed);
+        more
+    }
+}

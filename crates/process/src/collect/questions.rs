@@ -1,0 +1,93 @@
+//! What a thread is asked: the batch of calls that it makes for a dump.
+
+use abi::{Addr, Span};
+use image::Record;
+use resources::script::{Answers, Layout, Script};
+use resources::task::{Asked, Facts, PARTS, Part, Scope};
+use tracee::{Batch, Outcome};
+
+use super::facts::ThreadFacts;
+use crate::obstacles::Obstacles;
+use crate::records::record;
+use crate::{Error, Result};
+
+/// The questions for one thread.
+pub(super) struct Questions {
+    pub script: Script,
+    asked: Vec<(&'static dyn Part, Asked)>,
+}
+
+impl Questions {
+    pub fn new(facts: &ThreadFacts<'_>) -> Result<Self> {
+        let mut questions = Self {
+            script: Script::default(),
+            asked: Vec::new(),
+        };
+        let leader = facts.tid == facts.pid;
+        for part in PARTS
+            .iter()
+            .filter(|part| leader || part.scope() == Scope::Thread)
+        {
+            let asked = part.ask(facts, &mut questions.script)?;
+            questions.asked.push((*part, asked));
+        }
+        Ok(questions)
+    }
+
+    pub fn answers(&self, tid: i32, outcome: Outcome) -> Result<Answers> {
+        if let Some(failed) = outcome.failed {
+            let call = self.script.line(failed).to_string();
+            let errno = i32::try_from(-outcome.results[failed]).unwrap_or(0);
+            let source = std::io::Error::from_raw_os_error(errno);
+            return Err(Error::Call {
+                pid: tid,
+                call,
+                source,
+            });
+        }
+        Ok(Answers {
+            results: outcome.results,
+            data: outcome.data,
+        })
+    }
+
+    pub fn records(
+        &self,
+        facts: &ThreadFacts<'_>,
+        answers: &Answers,
+        (records, obstacles): (&mut Vec<Record>, &mut Obstacles),
+    ) -> Result<()> {
+        for (part, asked) in &self.asked {
+            let payload = obstacles.note(part.dump(facts, asked, answers))?;
+            if let Some(payload) = payload.flatten() {
+                records.push(record(part.tag(), facts.tid(), payload));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Batch for Questions {
+    fn ops_bytes(&self) -> usize {
+        self.script.ops_bytes()
+    }
+
+    fn data_bytes(&self) -> usize {
+        self.script.data_bytes()
+    }
+
+    fn compile(&self, ops: Addr, data: Addr) -> (Vec<u8>, Vec<u8>) {
+        // Questions refer to nothing but their own data.
+        let window = Span::default();
+        let layout = Layout {
+            ops,
+            data,
+            words: Addr(0),
+            pool: &[],
+            scripts: &[],
+            window,
+            top: Addr(0),
+        };
+        self.script.compile(&layout)
+    }
+}

@@ -1,0 +1,127 @@
+//! What a restore will do: the scripts, who runs them, and what the restorer does meanwhile.
+
+use image::SpaceId;
+use resources::map::layout::{DECODED_FILE, Place, Stored};
+use resources::script::{PoolId, Script, ScriptId, StepAt, WordId};
+use resources::task::Write;
+
+use super::groups::Join;
+
+/// All scripts of a restore.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// The scripts; a [`ScriptId`] is an index.
+    pub scripts: Vec<Planned>,
+    /// How many shared words they use.
+    pub words: u32,
+    /// The threads that stay, each at the end of its script; leaders before their threads.
+    pub threads: Vec<Staying>,
+    /// Pages that the restorer fills while a task waits.
+    pub outside: Vec<Outside>,
+    /// How many descriptions the pool begins with.
+    pub descriptions: u32,
+    /// The files by which tasks join control groups, as they stand in the pool behind the
+    /// descriptions.
+    pub groups: Vec<Join>,
+    /// Threads that the restorer puts into groups of their own when the scripts have ended.
+    pub thread_groups: Vec<(i32, Join)>,
+    /// The numbers of the files whose pages tasks read for themselves, as they stand in the pool.
+    pub files: Vec<u32>,
+    /// The pages of which the restorer makes the file [`DECODED_FILE`], and where they are there.
+    pub decoded: Vec<pages::Extent>,
+    /// Files of /proc that the restorer writes when the scripts have ended: the thread, the file
+    /// and its text.
+    pub writes: Vec<(i32, Write)>,
+    /// Addresses that the window must leave free, as mappings of the image's tasks are.
+    pub taken: Vec<abi::Span>,
+}
+
+/// One script and who runs it.
+#[derive(Debug)]
+pub struct Planned {
+    /// The thread.
+    pub tid: i32,
+    /// What it is to become: "task", "thread", "zombie", "stand-in".
+    pub role: &'static str,
+    /// Its calls.
+    pub script: Script,
+}
+
+/// A thread that runs on after the restore.
+#[derive(Clone, Copy, Debug)]
+pub struct Staying {
+    /// Its process.
+    pub pid: i32,
+    /// The thread.
+    pub tid: i32,
+}
+
+/// Pages to be filled from outside.
+#[derive(Debug)]
+pub struct Outside {
+    /// The process.
+    pub pid: i32,
+    /// The call that gives its userfaultfd, in its script.
+    pub uffd: (ScriptId, StepAt),
+    /// Posted when the userfaultfd is there.
+    pub ready: WordId,
+    /// To be posted when all is filled.
+    pub filled: WordId,
+    /// The pages.
+    pub stored: Vec<Stored>,
+    /// The mappings that they are in.
+    pub mappings: Vec<abi::Span>,
+}
+
+/// Words that all scripts share.
+pub mod word {
+    use resources::script::WordId;
+
+    /// How many births are done and have their own session and group.
+    pub const BORN: WordId = WordId(0);
+    /// How many have joined their process group.
+    pub const GROUPED: WordId = WordId(1);
+    /// How many threads have everything that does not depend on others.
+    pub const ALONE: WordId = WordId(2);
+    /// How many threads are complete and wait to be traced.
+    pub const READY: WordId = WordId(3);
+    /// Set to 1 by the restorer when all are traced.
+    pub const GO: WordId = WordId(4);
+    /// The first free one.
+    pub const FREE: u32 = 5;
+}
+
+impl Plan {
+    /// The pool descriptor of a pages file.
+    pub fn pages_file(&mut self, number: u32) -> PoolId {
+        let known = self.files.iter().position(|file| *file == number);
+        let at = known.unwrap_or_else(|| {
+            self.files.push(number);
+            self.files.len() - 1
+        });
+        let at = self.groups.len() + at;
+        PoolId(self.descriptions + u32::try_from(at).expect("at most 65,536 files"))
+    }
+
+    /// Has the restorer decode pages of a process; where they are then.
+    pub fn decode(&mut self, pid: i32, span: abi::Span) -> Place {
+        let last = self.decoded.last();
+        let end = last.map_or(abi::Addr(0), |last| last.span().end);
+        self.decoded.push(pages::Extent {
+            space: SpaceId(pid.cast_unsigned()),
+            first_page: span.start.page(),
+            at: end,
+            pages: span.pages(),
+        });
+        Place {
+            file: DECODED_FILE,
+            offset_bytes: end.0,
+        }
+    }
+
+    /// A new shared word.
+    pub fn word(&mut self) -> WordId {
+        self.words += 1;
+        WordId(self.words - 1)
+    }
+}

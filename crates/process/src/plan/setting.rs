@@ -1,0 +1,45 @@
+//! What a restore looks like from outside, as far as its plan depends on it.
+
+use resources::Born;
+use resources::map::vdso::Host;
+
+use super::groups::Placing;
+
+/// What the restore looks like from outside, as far as the plan depends on it.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The pid that the root's parent will have; 0 when it is not known or does not matter.
+    pub parent: i32,
+    /// From how many bytes on a process's memory is filled from outside.
+    pub outside_from_bytes: u64,
+    /// What the restorer hands down to its children.
+    pub born: Born,
+    /// The vDSO of this host.
+    pub vdso: OwnVdso,
+    /// The control groups of the tree and of the restorer, where tasks are to join some.
+    pub cgroups: Option<Placing>,
+}
+
+/// What is known of the vDSO of this host.
+#[derive(Clone, Debug, Default)]
+pub struct OwnVdso {
+    /// Its build id, if it has one.
+    pub build_id: Option<Vec<u8>>,
+    /// All of it; known where a task of the image needs another one replaced or its own moved.
+    pub host: Option<Host>,
+}
+
+impl Default for Setting {
+    fn default() -> Self {
+        Self {
+            parent: 0,
+            outside_from_bytes: 8 << 20,
+            born: Born::default(),
+            vdso: OwnVdso {
+                build_id: sys::vdso::own_build_id(),
+                host: None,
+            },
+            cgroups: None,
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Record numbers of this crate.
+
+/// [`super::Tree`], one an image.
+pub const TREE: u16 = 1;
+/// [`super::ThreadState`], by tid.
+pub const THREAD: u16 = 2;
+/// [`super::Descriptors`], by pid.
+pub const DESCRIPTORS: u16 = 3;
+/// [`super::Place`], by pid.
+pub const PLACE: u16 = 4;
+/// [`crate::Statistics`], one an image.
+pub const STATISTICS: u16 = 5;
+/// [`crate::clocks::TreeClocks`], one an image.
+pub const CLOCKS: u16 = 6;
+/// [`resources::task::xstate::Layout`], one an image.
+pub const PROCESSOR: u16 = 7;
+/// Hard links that the dump made (`links`), one an image.
+pub const LINKS: u16 = 8;

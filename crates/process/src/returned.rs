@@ -1,0 +1,28 @@
+//! Threads on their way back from a dump that was cut short.
+
+use abi::{Addr, Span};
+use resources::map::listing::{Backing, Listed};
+
+use crate::freeze::Task;
+use crate::{Error, Result};
+
+/// Checks that no thread runs what a dump left that was cut short.
+///
+/// # Errors
+/// [`Error::Returning`].
+pub(crate) fn check_returned(task: &Task, listed: &[Listed]) -> Result<()> {
+    let ours = listed.iter().filter(|map| {
+        let blob = map.backing() == Backing::Anonymous && map.prot & 4 != 0;
+        blob || map.backing() == Backing::Vdso
+    });
+    let ours = ours.map(|map| map.span).collect::<Vec<_>>();
+    for thread in task.threads() {
+        let rip = Addr(thread.saved.registers.rip);
+        let suspect = ours.iter().find(|span| span.contains(rip));
+        let is_visited = |span: &Span| tracee::is_visited(task.pid, *span, rip);
+        if suspect.map(is_visited).transpose()? == Some(true) {
+            return Err(Error::Returning { pid: task.pid });
+        }
+    }
+    Ok(())
+}

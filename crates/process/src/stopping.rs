@@ -1,0 +1,85 @@
+//! The tree stopped and looked at, as every kind of dump does it.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use crate::collect::look::Look;
+use crate::collect::{Inventory, collect};
+use crate::freeze::{Frozen, freeze};
+use crate::patience::Patience;
+use crate::statistics::as_micros;
+use crate::{DumpOptions, Error, Result, Statistics};
+
+/// What is known of a dump when the tree is stopped.
+pub(crate) fn statistics_of(frozen: &Frozen) -> Statistics {
+    let threads = frozen.tasks.iter().map(|task| task.threads().len() as u64);
+    Statistics {
+        tasks: frozen.tasks.len() as u64,
+        threads: threads.sum(),
+        freezing_us: as_micros(frozen.freezing),
+        ..Statistics::default()
+    }
+}
+
+/// Stops the tree and collects it, with `look` for its memory; see [`collect`] about `stay`.
+pub(crate) fn freeze_and_collect(
+    options: &DumpOptions,
+    began: Instant,
+    stay: bool,
+    look: &mut dyn Look,
+) -> Result<(Frozen, Inventory)> {
+    let allow = options.allowed.for_resources(options.ghost_limit_bytes);
+    let root = options.tree.as_raw_nonzero().get();
+    let plain = !options.live && options.prev_images_dir.is_none() && options.track.is_none();
+    let mut patience = Patience::new(root, options.timeout, plain);
+    loop {
+        let tried = patiently(began, || {
+            let mut frozen = freeze(root, options.timeout)?;
+            log::info!("{} tasks are stopped", frozen.tasks.len());
+            if !options.live {
+                frozen.limit.lift();
+            }
+            let inventory = collect(&mut frozen, &allow, stay, look)?;
+            frozen.take_time();
+            Ok((frozen, inventory))
+        });
+        match tried {
+            Err(error) => patience.wait(error)?,
+            Ok((frozen, mut inventory)) => {
+                inventory.leftover = patience.done();
+                return Ok((frozen, inventory));
+            }
+        }
+    }
+}
+
+/// Stops the tree under `root` and has `look` look at it.
+///
+/// # Errors
+/// Those of [`freeze`] and of `look`; the tree goes on then.
+pub(crate) fn freeze_and<T>(
+    root: Pid,
+    timeout: Option<Duration>,
+    began: Instant,
+    mut look: impl FnMut(&mut Frozen) -> Result<T>,
+) -> Result<(Frozen, T)> {
+    patiently(began, || {
+        let mut frozen = freeze(root.as_raw_nonzero().get(), timeout)?;
+        let found = look(&mut frozen)?;
+        Ok((frozen, found))
+    })
+}
+
+/// Tries again while threads are still on their way back from a dump that was cut short.
+pub(crate) fn patiently<T>(began: Instant, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    loop {
+        match work() {
+            Err(Error::Returning { .. }) if began.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            done => return done,
+        }
+    }
+}

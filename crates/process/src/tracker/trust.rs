@@ -1,0 +1,16 @@
+//! Who a tracker and its client are to each other.
+use std::os::fd::OwnedFd;
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+
+/// When a process was started; none for one that has ended.
+pub(crate) fn start_ticks(pid: i32) -> Option<u64> {
+    let stat = crate::freeze::stat_of(pid)?;
+    (stat.state != b'Z').then_some(stat.start_ticks)
+}
+
+/// Whether the other side is this user or root.
+pub(super) fn is_trusted(socket: &OwnedFd) -> bool {
+    socket_peercred(socket).is_ok_and(|peer| peer.uid == geteuid() || peer.uid.is_root())
+}
