@@ -153,6 +153,17 @@ impl Uffd {
         Ok(Features::from_bits_retain(argument.features))
     }
 
+    /// What its owner asked for when it opened the conversation, maybe in another process.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a descriptor that is no userfaultfd, or of which the
+    /// conversation was not opened; those of reading /proc/self/fdinfo.
+    pub fn enabled(&self) -> io::Result<Features> {
+        let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
+        let told = std::fs::read_to_string(path)?;
+        enabled(&told).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
     /// Hands over the faults of `span`, which must be page-aligned and wholly mapped.
     ///
     /// # Errors
@@ -201,6 +212,25 @@ impl Uffd {
             } else {
                 raw::UFFDIO_COPY_MODE_DONTWAKE.into()
             },
+            copy: 0,
+        };
+        let outcome = self.call(linux_raw_sys::ioctl::UFFDIO_COPY, &mut argument);
+        Ok(placed(outcome, argument.copy)? as usize)
+    }
+
+    /// What [`Self::copy`] does; with `protect`, the pages are write-protected from the moment in
+    /// which they are there.
+    ///
+    /// # Errors
+    /// As [`Self::copy`].
+    pub fn copy_as(&self, to: Addr, bytes: &[u8], wake: bool, protect: bool) -> io::Result<usize> {
+        let flag = |set: bool, flag: u32| if set { u64::from(flag) } else { 0 };
+        let mut argument = raw::uffdio_copy {
+            dst: to.0,
+            src: bytes.as_ptr().expose_provenance() as u64,
+            len: bytes.len() as u64,
+            mode: flag(!wake, raw::UFFDIO_COPY_MODE_DONTWAKE)
+                | flag(protect, raw::UFFDIO_COPY_MODE_WP),
             copy: 0,
         };
         let outcome = self.call(linux_raw_sys::ioctl::UFFDIO_COPY, &mut argument);
@@ -320,6 +350,15 @@ impl Uffd {
     }
 }
 
+/// What fdinfo tells of a userfaultfd: the version of the conversation, the features, the calls.
+fn enabled(told: &str) -> Option<Features> {
+    /// How the kernel notes for itself that the conversation was opened.
+    const INITIALIZED: u64 = 1 << 31;
+    let line = told.lines().find_map(|line| line.strip_prefix("API:\t"))?;
+    let features = u64::from_str_radix(line.split(':').nth(1)?, 16).ok()?;
+    (features & INITIALIZED != 0).then(|| Features::from_bits_retain(features & !INITIALIZED))
+}
+
 const MESSAGE_BYTES: usize = size_of::<raw::uffd_msg>();
 
 fn event(message: &[u8]) -> Event {
@@ -410,8 +449,10 @@ mod tests {
             }
             other => other.expect("a userfaultfd"),
         };
+        assert!(uffd.enabled().is_err(), "nothing was asked for yet");
         let offered = uffd.api(Features::empty()).expect("first");
         assert!(offered.contains(Features::MISSING_SHMEM));
+        assert_eq!(uffd.enabled().expect("told"), Features::empty());
         let again = uffd.api(Features::empty()).expect_err("second");
         assert_eq!(again.raw_os_error(), Some(libc::EINVAL));
         assert!(!uffd.events(&mut Vec::new()).expect("no event"));

@@ -11,6 +11,7 @@ const ROWS: &[&[&str]] = &[
     &["blob", "image"],
     &["tracee", "pages"],
     &["memory", "resources"],
+    &["serve"],
     &["process", "vm", "volume"],
     &["cli"],
 ];

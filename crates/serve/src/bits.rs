@@ -1,0 +1,119 @@
+//! Sets of numbers from 0 on, changed by several threads.
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A set of numbers below a limit. Who needs what several calls tell to fit together holds a lock
+/// of his own.
+#[derive(Debug)]
+pub(crate) struct Bits {
+    words: Vec<AtomicU64>,
+    limit: u64,
+}
+
+impl Bits {
+    /// No number of `0..limit`.
+    pub fn new(limit: u64) -> Self {
+        let words = limit.div_ceil(64);
+        Self {
+            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            limit,
+        }
+    }
+
+    /// Whether `number` is in the set.
+    pub fn has(&self, number: u64) -> bool {
+        let word = self.words[(number / 64) as usize].load(Relaxed);
+        word >> (number % 64) & 1 == 1
+    }
+
+    /// Adds numbers.
+    pub fn add(&self, range: Range<u64>) {
+        self.change(range, |word, mask| {
+            word.fetch_or(mask, Relaxed);
+        });
+    }
+
+    /// Takes numbers out.
+    pub fn remove(&self, range: Range<u64>) {
+        self.change(range, |word, mask| {
+            word.fetch_and(!mask, Relaxed);
+        });
+    }
+
+    fn change(&self, range: Range<u64>, change: impl Fn(&AtomicU64, u64)) {
+        let end = range.end.min(self.limit);
+        let mut at = range.start;
+        while at < end {
+            let until = (at / 64 * 64 + 64).min(end);
+            let len = until - at;
+            let mask = (u64::MAX >> (64 - len)) << (at % 64);
+            change(&self.words[(at / 64) as usize], mask);
+            at = until;
+        }
+    }
+
+    /// The first number from `from` on that is in the set, or, without `set`, that is not; the
+    /// limit where there is none.
+    pub fn next(&self, from: u64, set: bool) -> u64 {
+        let mut at = from;
+        while at < self.limit {
+            let word = self.words[(at / 64) as usize].load(Relaxed);
+            let word = if set { word } else { !word } >> (at % 64);
+            if word != 0 {
+                return (at + u64::from(word.trailing_zeros())).min(self.limit);
+            }
+            at = at / 64 * 64 + 64;
+        }
+        self.limit
+    }
+
+    /// The ranges of numbers that are in the set.
+    pub fn ranges(&self) -> Vec<Range<u64>> {
+        let mut ranges = Vec::new();
+        let mut at = self.next(0, true);
+        while at < self.limit {
+            let end = self.next(at, false);
+            ranges.push(at..end);
+            at = self.next(end, true);
+        }
+        ranges
+    }
+
+    /// How many numbers are in the set.
+    pub fn count(&self) -> u64 {
+        let ones = |word: &AtomicU64| u64::from(word.load(Relaxed).count_ones());
+        self.words.iter().map(ones).sum()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // ranges are what is compared
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_come_and_go() {
+        let bits = Bits::new(200);
+        assert_eq!(bits.ranges(), []);
+        bits.add(0..1);
+        bits.add(63..130);
+        bits.add(190..900);
+        assert_eq!(bits.ranges(), [0..1, 63..130, 190..200]);
+        bits.remove(64..128);
+        assert_eq!(bits.ranges(), [0..1, 63..64, 128..130, 190..200]);
+        assert_eq!(bits.count(), 14);
+        assert!(bits.has(63) && !bits.has(64) && bits.has(199));
+        assert_eq!((bits.next(1, true), bits.next(63, false)), (63, 64));
+        assert_eq!((bits.next(195, false), bits.next(200, true)), (200, 200));
+    }
+
+    #[test]
+    fn whole_words_are_no_special_case() {
+        let bits = Bits::new(128);
+        bits.add(0..128);
+        assert_eq!(bits.ranges(), [0..128]);
+        bits.remove(0..64);
+        assert_eq!(bits.ranges(), [64..128]);
+        assert_eq!(bits.next(0, true), 64);
+    }
+}

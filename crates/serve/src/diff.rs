@@ -1,0 +1,220 @@
+//! What the target has changed, as a layer over the image that it came from.
+use std::ops::Range;
+
+use abi::{PAGE_BYTES, Span};
+use image::{Granule, NewSpace, Reader, Run, RunKind, Writer};
+use memory::TaskMemory;
+use memory::spans::{intersect, sorted, subtract};
+use pages::Extent;
+use sys::pagemap::{Action, Category, Query};
+
+use crate::region::Known;
+use crate::{Ability, Error, Region, Result, Session};
+
+/// What a difference consists of, in pages of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// Those that were looked at because the target may have changed them.
+    pub written_pages: u64,
+    /// Those that are stored.
+    pub stored_pages: u64,
+    /// Those that are zero now.
+    pub zero_pages: u64,
+    /// Those that are as before.
+    pub parent_pages: u64,
+}
+
+/// What is to be done with the pages of a region, as spans of the target's addresses.
+struct Sorted {
+    /// To be stored, as they are.
+    data: Vec<Span>,
+    /// To be compared with what was before, and stored where they differ.
+    doubtful: Vec<Span>,
+    /// Zeros.
+    zero: Vec<Span>,
+}
+
+impl Session {
+    /// Puts what was changed since the beginning, or the last difference that was kept, into
+    /// `writer`, an image over the last one, and leaves everything else to that. The target must
+    /// not run, and goes on being tracked. When the image is whole, [`Session::kept`] has to be
+    /// called.
+    ///
+    /// # Errors
+    /// [`Error::Unable`] where writes are not tracked; those of reading and writing. The next
+    /// difference has what this one was to have, too.
+    pub fn diff(&self, writer: &Writer) -> Result<Difference> {
+        if self.ability == Ability::Missing {
+            let what = "the userfaultfd tells missing pages only, so what the machine writes is \
+                        not known: its monitor has to ask for write protection";
+            return Err(Error::Unable(what.to_owned()));
+        }
+        let Some(parent) = writer.parent().cloned() else {
+            return Err(Error::Unable("a difference needs a parent".to_owned()));
+        };
+        let _alone = self.order.write();
+        // Faults that come with it are answered by the thread that serves.
+        let memory = TaskMemory::new(self.pid);
+        let mut difference = Difference::default();
+        let (mut stored, mut zero) = (Vec::new(), Vec::new());
+        for (region, known) in &self.regions {
+            self.find_written(region, known)?;
+            let sorted = self.sort(region, known)?;
+            let data = extents(region, &sorted.data);
+            let doubtful = extents(region, &sorted.doubtful);
+            difference.written_pages += count(&data) + count(&doubtful);
+            stored.extend(data);
+            stored.extend(pages::changed(&memory, &doubtful, &parent, &|_| ())?);
+            zero.extend(extents(region, &sorted.zero));
+            difference.parent_pages += region.bytes / PAGE_BYTES;
+        }
+        stored.sort_by_key(|extent| (extent.space, extent.first_page));
+        zero.iter().for_each(|extent| mark_zero(writer, extent));
+        difference.zero_pages = count(&zero);
+        leave(writer, &parent, &[&stored[..], &zero].concat())?;
+        let drained = pages::drain(&memory, &stored, writer, &|_| ())?;
+        let not_parents = count(&stored) + difference.zero_pages;
+        difference.stored_pages = drained.stored_pages;
+        difference.zero_pages += drained.zero_pages;
+        difference.parent_pages = difference.parent_pages.saturating_sub(not_parents);
+        self.metrics.diff(difference.stored_pages);
+        Ok(difference)
+    }
+
+    /// Forgets what the last difference has: it is an image.
+    pub fn kept(&self) {
+        let _alone = self.order.write();
+        for (region, known) in &self.regions {
+            known.unsaved.remove(0..region.len());
+            known.removed_since.remove(0..region.len());
+            if self.ability == Ability::Found {
+                known.suspects.remove(0..region.len());
+            }
+        }
+    }
+
+    /// Adds what was written to what is not saved, and has it tracked anew.
+    fn find_written(&self, region: &Region, known: &Known) -> Result<()> {
+        if self.ability == Ability::Told {
+            for range in known.written.ranges() {
+                known.unsaved.add(range);
+            }
+            known.written.remove(0..region.len());
+            for range in known.installed.ranges() {
+                let span = region.span_of(&range);
+                let protected = self.uffd.write_protect(span, true);
+                protected.map_err(|source| Error::Call {
+                    action: "write-protect",
+                    span,
+                    pid: self.pid,
+                    source,
+                })?;
+            }
+            return Ok(());
+        }
+        let query = Query {
+            inverted: Category::empty(),
+            all: Category::WRITTEN,
+            any: Category::PRESENT | Category::SWAPPED,
+            told: Category::empty(),
+        };
+        for span in self.scan(&[region.span()], &query, Action::PROTECT)? {
+            known.unsaved.add(region.numbers_of(span).0);
+        }
+        Ok(())
+    }
+
+    /// Tells which pages may have changed, and how.
+    fn sort(&self, region: &Region, known: &Known) -> Result<Sorted> {
+        let spans = |ranges: Vec<Range<u64>>| {
+            let spans = ranges.iter().map(|range| region.span_of(range));
+            spans.collect::<Vec<_>>()
+        };
+        let written = spans(known.unsaved.ranges());
+        let mut removed = spans(known.removed_since.ranges());
+        if self.ability == Ability::Told {
+            // Nothing is told of what was taken out, not even that it was given up again.
+            removed.extend(spans(known.native.ranges()));
+            removed = memory::spans::sorted(removed);
+        }
+        // What was given up and written to again, and what is known by its contents alone.
+        let mut unsure = spans(known.suspects.ranges());
+        unsure.extend(&removed);
+        let swapped = region.granule == Granule::Small;
+        let there = self.there(&sorted(unsure), swapped)?;
+        let there = subtract(&there, &written);
+        let zero = subtract(&subtract(&removed, &written), &there);
+        // Of a huge page that was written, most is as it was.
+        let (data, doubtful) = match region.granule {
+            Granule::Small => (written, there),
+            Granule::Large | Granule::Huge => {
+                let both = written.iter().chain(&there).copied().collect();
+                (Vec::new(), sorted(both))
+            }
+        };
+        Ok(Sorted {
+            data: intersect(&data, &[region.span()]),
+            doubtful,
+            zero,
+        })
+    }
+}
+
+/// Leaves to the parent all pages but `own`.
+fn leave(writer: &Writer, parent: &Reader, own: &[Extent]) -> Result<()> {
+    for space in parent.spaces() {
+        let own = own.iter().filter(|extent| extent.space == space.id);
+        let mut own = own
+            .map(|extent| extent.first_page..extent.first_page + extent.pages)
+            .collect::<Vec<_>>();
+        own.sort_by_key(|range| range.start);
+        let mut kept = Vec::new();
+        let mut at = 0;
+        for range in own {
+            if at < range.start {
+                kept.push(at..range.start);
+            }
+            at = at.max(range.end);
+        }
+        if at < space.len_pages {
+            kept.push(at..space.len_pages);
+        }
+        writer.inherit_described(space.id, &kept)?;
+        writer.space(NewSpace {
+            id: space.id,
+            kind: space.kind,
+            name: space.name.clone(),
+            len_pages: space.len_pages,
+            granule: space.granule,
+        });
+    }
+    Ok(())
+}
+
+fn extents(region: &Region, spans: &[Span]) -> Vec<Extent> {
+    let extent = |span: &Span| Extent {
+        space: region.space,
+        first_page: region.first_page + (span.start.0 - region.at.0) / PAGE_BYTES,
+        at: span.start,
+        pages: span.pages(),
+    };
+    spans.iter().map(extent).collect()
+}
+
+fn count(extents: &[Extent]) -> u64 {
+    extents.iter().map(|extent| extent.pages).sum()
+}
+
+fn mark_zero(writer: &Writer, extent: &Extent) {
+    let mut done = 0;
+    while done < extent.pages {
+        let pages = (extent.pages - done).min(u64::from(u32::MAX)) as u32;
+        writer.mark(Run {
+            space: extent.space,
+            first_page: extent.first_page + done,
+            pages,
+            kind: RunKind::Zero,
+        });
+        done += u64::from(pages);
+    }
+}

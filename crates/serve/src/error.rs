@@ -1,0 +1,50 @@
+//! Why memory cannot be served any more.
+use std::io;
+
+use abi::{Addr, Span};
+
+/// The result of everything here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why pages cannot be brought in, or a difference not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The target has ended.
+    #[error("process {pid} is gone")]
+    Gone {
+        /// Its pid.
+        pid: i32,
+    },
+    /// The image cannot be read, or is damaged.
+    #[error(transparent)]
+    Image(#[from] image::Error),
+    /// Pages cannot be moved.
+    #[error(transparent)]
+    Pages(#[from] pages::Error),
+    /// A call on the userfaultfd failed.
+    #[error("cannot {action} {span} of process {pid}")]
+    Call {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// Where.
+        span: Span,
+        /// Whose memory.
+        pid: i32,
+        /// Why.
+        source: io::Error,
+    },
+    /// The target waits for a page that was not handed over.
+    #[error("process {pid} waits for a page at {addr}, which it did not hand over")]
+    Stray {
+        /// Whose memory.
+        pid: i32,
+        /// Where.
+        addr: Addr,
+    },
+    /// The descriptor is no userfaultfd, or one of a kernel that does not tell.
+    #[error("the descriptor is no userfaultfd that can be used")]
+    Descriptor(#[source] io::Error),
+    /// What the descriptor can do is not enough for what was asked for.
+    #[error("{0}")]
+    Unable(String),
+}

@@ -1,0 +1,90 @@
+//! What the target's userfaultfd tells.
+use std::time::Instant;
+
+use abi::{Addr, PAGE_BYTES, Span};
+use sys::uffd::Event;
+
+use crate::session::lock;
+use crate::{Ability, Error, Result, Session};
+
+/// A thread of the target that waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    /// For what.
+    pub addr: Addr,
+    /// It may read the page, but not write to it.
+    pub protected: bool,
+    /// Since when we know of it.
+    pub since: Instant,
+    /// Whether it was tried in vain.
+    pub deferred: bool,
+}
+
+impl Session {
+    /// Reads all events. What was given up is noted first; faults are appended to `waiting`.
+    ///
+    /// # Errors
+    /// Those of reading, and [`Error::Call`].
+    pub(crate) fn read_events(&self, waiting: &mut Vec<Waiting>) -> Result<()> {
+        let _alone = self.order.write();
+        self.read_events_alone(waiting)
+    }
+
+    /// The same for who holds the order alone.
+    pub(crate) fn read_events_alone(&self, waiting: &mut Vec<Waiting>) -> Result<()> {
+        let mut events = Vec::new();
+        while self.uffd.events(&mut events).map_err(Error::Descriptor)? {}
+        let since = Instant::now();
+        let mut given_up = Vec::new();
+        for event in &events {
+            match event {
+                Event::Fault {
+                    addr, protected, ..
+                } => waiting.push(Waiting {
+                    addr: addr.page_start(),
+                    protected: *protected,
+                    since,
+                    deferred: false,
+                }),
+                Event::Remove(span) | Event::Unmap(span) => {
+                    self.note_removed(*span);
+                    given_up.push(*span);
+                }
+                // The child's memory is its own affair.
+                Event::Fork(_) => log::warn!("process {} forked", self.pid),
+                Event::Remap { from, to, .. } => {
+                    log::warn!("process {} moved its memory from {from} to {to}", self.pid);
+                }
+                Event::Unknown(number) => log::warn!("a userfaultfd told {number}"),
+            }
+        }
+        for span in given_up {
+            self.release_removed(span)?;
+        }
+        Ok(())
+    }
+
+    /// Notes that what is in `span` reads as zeros.
+    fn note_removed(&self, span: Span) {
+        for (number, (region, known)) in self.regions.iter().enumerate() {
+            let (whole, cut) = region.numbers_of(span);
+            known.removed.add(whole.clone());
+            known.removed_since.add(whole.clone());
+            known.installed.remove(whole.clone());
+            known.written.remove(whole.clone());
+            if self.ability == Ability::Told {
+                known.suspects.add(whole);
+            }
+            // The kernel clears a part of a page that is there, without telling that as a write.
+            for page in cut {
+                known.suspects.add(page..page + 1);
+                if !known.installed.has(page) {
+                    let part = span.intersect(region.span_of(&(page..page + 1)));
+                    let from = (part.start.0 - region.at.0) / PAGE_BYTES;
+                    let pages = part.bytes() / PAGE_BYTES;
+                    lock(&self.punched).push((number, from..from + pages));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Bringing pages in.
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use abi::{PAGE_BYTES, Span};
+use image::Granule;
+use pages::Buffer;
+use rustix::io::Errno;
+
+use crate::events::Waiting;
+use crate::metrics::Fault;
+use crate::session::lock;
+use crate::{Ability, Error, Result, Session};
+
+/// What is brought in together at the most: a huge page. A fault waits for no more than that.
+const MOST_BYTES: u64 = 2 << 20;
+/// What is brought in around a small page that is wanted: a chunk of the image. It takes twice as
+/// long as the page alone.
+const AROUND_PAGES: u64 = 16;
+/// How long prefetching waits while faults are being answered, at a time.
+const GIVE_WAY: Duration = Duration::from_micros(50);
+
+/// What became of pages that were to be brought in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// They are there.
+    Done(&'static str),
+    /// The target's mappings are changing: events have to be read first.
+    Again,
+}
+
+/// A thread that brings pages in.
+pub(crate) struct Installer<'a> {
+    session: &'a Session,
+    buffer: Buffer,
+    zeros: Buffer,
+    /// Where the last pages that were brought in around a fault end, by region and number, and how
+    /// many those were: who asks for the next ones goes through memory in order.
+    last: (usize, u64, u64),
+}
+
+impl<'a> Installer<'a> {
+    pub fn new(session: &'a Session) -> Self {
+        Self {
+            session,
+            buffer: Buffer::new(MOST_BYTES as usize),
+            zeros: Buffer::new(MOST_BYTES as usize),
+            last: (0, 0, 0),
+        }
+    }
+
+    /// Answers faults; those that cannot be answered before events are read stay in `waiting`.
+    ///
+    /// # Errors
+    /// See [`Session::serve`].
+    pub fn answer(&mut self, waiting: &mut Vec<Waiting>) -> Result<()> {
+        let mut later = Vec::new();
+        for mut fault in std::mem::take(waiting) {
+            let number = self.session.region_at(fault.addr);
+            let pid = self.session.pid;
+            let number = number.ok_or(Error::Stray {
+                pid,
+                addr: fault.addr,
+            })?;
+            let outcome = match fault.protected {
+                true => self.let_write(number, &fault)?,
+                false => self.bring(number, &fault)?,
+            };
+            match outcome {
+                Outcome::Done(outcome) => {
+                    let region = &self.session.regions[number].0;
+                    let fault_of = |outcome| Fault {
+                        kind: if fault.protected {
+                            "write-protect"
+                        } else {
+                            "missing"
+                        },
+                        page_size: region.granule_bytes(),
+                        outcome,
+                    };
+                    let took = fault.since.elapsed();
+                    self.session.metrics.fault(&fault_of(outcome), took);
+                }
+                Outcome::Again => {
+                    fault.deferred = true;
+                    later.push(fault);
+                }
+            }
+        }
+        *waiting = later;
+        Ok(())
+    }
+
+    /// Notes that a page is written, and lets the writer go on.
+    fn let_write(&self, number: usize, fault: &Waiting) -> Result<Outcome> {
+        let (region, known) = &self.session.regions[number];
+        let page = region.number_of(fault.addr);
+        let span = region.span_of(&(page..page + 1));
+        let _order = self.session.order.read();
+        known.written.add(page..page + 1);
+        match self.session.uffd.write_protect(span, false) {
+            Ok(()) => Ok(Outcome::Done("written")),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::AGAIN) => Ok(Outcome::Again),
+                // It was taken out meanwhile, which woke who waited.
+                Some(Errno::NOENT) => Ok(Outcome::Done("there")),
+                _ => Err(self.failed("let go", span, error)),
+            },
+        }
+    }
+
+    /// Brings the page in that a thread waits for, and others around it.
+    fn bring(&mut self, number: usize, fault: &Waiting) -> Result<Outcome> {
+        let (region, known) = &self.session.regions[number];
+        let page = region.number_of(fault.addr);
+        let around = self.around(number, page);
+        // What belongs together: the page, and those beside it that are wanted as it is.
+        let removed = known.removed.has(page);
+        let wanted = |one: u64| {
+            !known.installed.has(one) && !known.native.has(one) && known.removed.has(one) == removed
+        };
+        let start = (around.start..page).rev().take_while(|one| wanted(*one));
+        let start = page - start.count() as u64;
+        let end = (page + 1..around.end).take_while(|one| wanted(*one));
+        let end = page + 1 + end.count() as u64;
+        self.last = (number, around.end, around.end - around.start);
+        self.install(number, start..end, removed, page, "image")
+    }
+
+    /// What is worth being brought in together with a page.
+    fn around(&self, number: usize, page: u64) -> Range<u64> {
+        let region = &self.session.regions[number].0;
+        if region.granule != Granule::Small {
+            return page..page + 1;
+        }
+        let (last, end, count) = self.last;
+        let pages = match (last, end) == (number, page) {
+            true => (2 * count).min(MOST_BYTES / PAGE_BYTES),
+            false => AROUND_PAGES,
+        };
+        // Chunks are aligned in the image.
+        let skew = region.first_page % AROUND_PAGES;
+        let start = ((page + skew) / AROUND_PAGES * AROUND_PAGES).saturating_sub(skew);
+        start..(start + pages).min(region.len())
+    }
+
+    /// Brings pages in: those of the image, or zeros where they were given up. `wanted` is the one
+    /// that somebody waits for, who is woken also where it is there already.
+    fn install(
+        &mut self,
+        number: usize,
+        range: Range<u64>,
+        removed: bool,
+        wanted: u64,
+        source: &'static str,
+    ) -> Result<Outcome> {
+        let session = self.session;
+        let (region, known) = &session.regions[number];
+        let span = region.span_of(&range);
+        let len = span.bytes() as usize;
+        let pages = region.image_pages(&range);
+        let located = session
+            .image
+            .locate(region.space, pages.start, pages.end - pages.start)?;
+        let is_zero = removed
+            || (located.part.is_none() && u64::from(located.pages) * PAGE_BYTES == span.bytes());
+        if !is_zero {
+            let bytes = &mut self.buffer.bytes()[..len];
+            session.image.read_pages(region.space, pages.start, bytes)?;
+            punch(session, number, &range, bytes);
+        }
+        let _order = session.order.read();
+        if (range.clone()).any(|page| known.removed.has(page) != removed) {
+            return Ok(Outcome::Again);
+        }
+        let bytes = match is_zero {
+            true => &self.zeros.bytes()[..len],
+            false => &self.buffer.bytes()[..len],
+        };
+        let outcome = place(session, number, span, bytes, wanted)?;
+        if outcome == Placing::Again {
+            return Ok(Outcome::Again);
+        }
+        let source = if is_zero { "zero" } else { source };
+        session.metrics.installed(source, span.bytes());
+        Ok(Outcome::Done(match (outcome, removed, is_zero) {
+            (Placing::There, ..) => "there",
+            (_, true, _) => "removed",
+            (_, _, true) => "zero",
+            _ => "data",
+        }))
+    }
+
+    fn failed(&self, action: &'static str, span: Span, source: io::Error) -> Error {
+        failed(self.session, action, span, source)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placing {
+    Done,
+    /// The page that was wanted was there already.
+    There,
+    Again,
+}
+
+fn failed(session: &Session, action: &'static str, span: Span, source: io::Error) -> Error {
+    let pid = session.pid;
+    match Errno::from_io_error(&source) {
+        Some(Errno::SRCH) => Error::Gone { pid },
+        _ => Error::Call {
+            action,
+            span,
+            pid,
+            source,
+        },
+    }
+}
+
+/// Puts `bytes` to `span`, page by page where some are there.
+fn place(
+    session: &Session,
+    number: usize,
+    span: Span,
+    bytes: &[u8],
+    wanted: u64,
+) -> Result<Placing> {
+    let (region, known) = &session.regions[number];
+    let size = region.granule_bytes();
+    let protect = session.ability > Ability::Missing;
+    let mut done = 0;
+    let mut outcome = Placing::Done;
+    while done < span.bytes() {
+        let at = span.start.plus(done);
+        let page = region.number_of(at);
+        let copied = session
+            .uffd
+            .copy_as(at, &bytes[done as usize..], true, protect);
+        match copied {
+            Ok(copied) => {
+                let pages = copied as u64 / size;
+                known.installed.add(page..page + pages.max(1));
+                done += pages.max(1) * size;
+            }
+            Err(error) => match Errno::from_io_error(&error) {
+                // The first is there, or is none of ours any more.
+                Some(Errno::EXIST | Errno::NOENT) => {
+                    if Errno::from_io_error(&error) == Some(Errno::EXIST) {
+                        known.installed.add(page..page + 1);
+                    }
+                    if page == wanted {
+                        outcome = Placing::There;
+                    }
+                    let one = Span::new(at, size);
+                    let woken = session.uffd.wake(one);
+                    woken.map_err(|error| failed(session, "wake who waits for", one, error))?;
+                    done += size;
+                }
+                Some(Errno::AGAIN) => return Ok(Placing::Again),
+                _ => return Err(failed(session, "fill", span, error)),
+            },
+        }
+    }
+    Ok(outcome)
+}
+
+/// Clears in `bytes`, the pages `range` of a region, what was given up of parts of pages.
+fn punch(session: &Session, number: usize, range: &Range<u64>, bytes: &mut [u8]) {
+    let punched = lock(&session.punched);
+    let size = session.regions[number].0.granule.pages();
+    let (first, end) = (range.start * size, range.end * size);
+    for (_, part) in punched.iter().filter(|(of, _)| *of == number) {
+        let (from, to) = (part.start.max(first), part.end.min(end));
+        if from < to {
+            let at = |page: u64| ((page - first) * PAGE_BYTES) as usize;
+            bytes[at(from)..at(to)].fill(0);
+        }
+    }
+}
+
+impl Session {
+    /// Brings in everything that is not there yet, in order, giving way to faults; until it is done
+    /// or `stopped` says so. Several threads may do it together.
+    ///
+    /// # Errors
+    /// Those of [`Session::serve`].
+    pub fn fetch(&self, stopped: &(dyn Fn() -> bool + Sync)) -> Result<()> {
+        let mut installer = Installer::new(self);
+        loop {
+            let block = self.fetched.fetch_add(1, Relaxed);
+            let Some((number, range)) = self.block(block) else {
+                return Ok(());
+            };
+            let mut at = range.start;
+            while at < range.end && !stopped() {
+                if self.busy.load(Relaxed) {
+                    std::thread::sleep(GIVE_WAY);
+                    continue;
+                }
+                let piece = self.missing(number, at..range.end);
+                if piece.is_empty() {
+                    break;
+                }
+                let nobody = u64::MAX;
+                match installer.install(number, piece.clone(), false, nobody, "prefetch")? {
+                    Outcome::Done(_) => at = piece.end,
+                    // Whoever reads the events goes first.
+                    Outcome::Again => std::thread::sleep(GIVE_WAY),
+                }
+            }
+            if stopped() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The pages of a block of [`MOST_BYTES`], counted through all regions.
+    fn block(&self, mut block: u64) -> Option<(usize, Range<u64>)> {
+        for (number, (region, _)) in self.regions.iter().enumerate() {
+            let blocks = region.bytes.div_ceil(MOST_BYTES);
+            if block < blocks {
+                let size = MOST_BYTES / region.granule_bytes().min(MOST_BYTES);
+                let start = block * size;
+                return Some((number, start..(start + size).min(region.len())));
+            }
+            block -= blocks;
+        }
+        None
+    }
+
+    /// The first pages of `range` that are the image's and not there yet.
+    fn missing(&self, number: usize, range: Range<u64>) -> Range<u64> {
+        let known = &self.regions[number].1;
+        let missing = |page: &u64| {
+            !known.installed.has(*page) && !known.native.has(*page) && !known.removed.has(*page)
+        };
+        let Some(start) = range.clone().find(missing) else {
+            return range.end..range.end;
+        };
+        let end = (start..range.end).take_while(missing).count() as u64;
+        start..start + end
+    }
+}

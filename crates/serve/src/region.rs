@@ -1,0 +1,154 @@
+//! A part of a target's memory that is served.
+use std::ops::Range;
+
+use abi::{Addr, PAGE_BYTES, Span};
+use image::{Granule, SpaceId};
+
+use crate::bits::Bits;
+
+/// Consecutive pages of a space and where the target has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Where they begin in the target: a multiple of the granule.
+    pub at: Addr,
+    /// How long they are in bytes: a multiple of the granule.
+    pub bytes: u64,
+    /// Whose pages.
+    pub space: SpaceId,
+    /// The number of the first in the space.
+    pub first_page: u64,
+    /// How large the target's pages are.
+    pub granule: Granule,
+}
+
+impl Region {
+    /// The target's addresses.
+    #[must_use]
+    pub const fn span(&self) -> Span {
+        Span::new(self.at, self.bytes)
+    }
+
+    /// The size of one of the target's pages.
+    #[must_use]
+    pub const fn granule_bytes(&self) -> u64 {
+        self.granule.pages() * PAGE_BYTES
+    }
+
+    /// How many of the target's pages it has.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.bytes / self.granule_bytes()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Where pages of the target are.
+    pub(crate) const fn span_of(&self, pages: &Range<u64>) -> Span {
+        let size = self.granule_bytes();
+        Span::new(
+            self.at.plus(pages.start * size),
+            (pages.end - pages.start) * size,
+        )
+    }
+
+    /// The number of the target's page that holds `addr`, which is in the region.
+    pub(crate) const fn number_of(&self, addr: Addr) -> u64 {
+        (addr.0 - self.at.0) / self.granule_bytes()
+    }
+
+    /// The pages of the target that lie wholly in `span`, and those that it cuts.
+    pub(crate) fn numbers_of(&self, span: Span) -> (Range<u64>, Vec<u64>) {
+        let part = span.intersect(self.span());
+        if part.is_empty() {
+            return (0..0, Vec::new());
+        }
+        let size = self.granule_bytes();
+        let (from, to) = (part.start.0 - self.at.0, part.end.0 - self.at.0);
+        let (start, end) = (from.div_ceil(size), to / size);
+        let mut cut = Vec::new();
+        if start > end {
+            // All of it lies in one page.
+            return (0..0, vec![end]);
+        }
+        if !from.is_multiple_of(size) {
+            cut.push(start - 1);
+        }
+        if !to.is_multiple_of(size) {
+            cut.push(end);
+        }
+        (start..end, cut)
+    }
+
+    /// The pages of the image that the target's are.
+    pub(crate) const fn image_pages(&self, pages: &Range<u64>) -> Range<u64> {
+        let size = self.granule.pages();
+        self.first_page + pages.start * size..self.first_page + pages.end * size
+    }
+}
+
+/// What is known of the pages of a region, by their number in it.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// Brought in by us.
+    pub installed: Bits,
+    /// The kernel brings them in by itself, as zeros.
+    pub native: Bits,
+    /// Given up by the target: they read as zeros, unless it has written to them since.
+    pub removed: Bits,
+    /// The same, since the last diff.
+    pub removed_since: Bits,
+    /// Those of which the next diff must look at the contents.
+    pub suspects: Bits,
+    /// Told to be written, where the kernel tells each.
+    pub written: Bits,
+    /// Found to be written for a diff that then failed.
+    pub unsaved: Bits,
+}
+
+impl Known {
+    /// Nothing of so many pages.
+    pub fn new(pages: u64) -> Self {
+        let none = || Bits::new(pages);
+        Self {
+            installed: none(),
+            native: none(),
+            removed: none(),
+            removed_since: none(),
+            suspects: none(),
+            written: none(),
+            unsaved: none(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_a_span_cuts_are_told_apart() {
+        let region = Region {
+            at: Addr(4 << 30),
+            bytes: 8 << 21,
+            space: SpaceId(1),
+            first_page: 512,
+            granule: Granule::Large,
+        };
+        let span = |from: u64, to: u64| Span {
+            start: Addr((4 << 30) + from),
+            end: Addr((4 << 30) + to),
+        };
+        let mib = 1 << 20;
+        assert_eq!(region.numbers_of(span(0, 16 * mib)), (0..8, vec![]));
+        assert_eq!(region.numbers_of(span(mib, 7 * mib)), (1..3, vec![0, 3]));
+        assert_eq!(region.numbers_of(span(mib / 2, mib)), (0..0, vec![0]));
+        assert_eq!(region.numbers_of(span(mib, 3 * mib)), (1..1, vec![0, 1]));
+        assert_eq!(region.numbers_of(span(20 * mib, 30 * mib)).0, 0..0);
+        assert_eq!(region.image_pages(&(1..3)), 1024..2048);
+        assert_eq!(region.number_of(Addr((4 << 30) + 5 * mib)), 2);
+    }
+}

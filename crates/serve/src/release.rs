@@ -1,0 +1,222 @@
+//! Pages that the kernel brings in by itself, as zeros, without asking anybody.
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use abi::{Addr, PAGE_BYTES, Span};
+use rustix::io::Errno;
+use sys::pagemap::{Action, Category, Pagemap, Query, Region as Found};
+use sys::uffd::Modes;
+
+use crate::ability::register;
+use crate::region::Known;
+use crate::{Ability, Error, Region, Result, Session};
+
+/// Empty parts of memory with small pages that are shorter than this stay ours: to take one out
+/// takes 3 to 5 us and makes mappings, and comes along with what is beside it for less.
+const SHORT_BYTES: u64 = 64 << 10;
+
+/// Mappings that a target may want to make itself.
+const MAPPINGS_LEFT: i64 = 4096;
+
+/// How many mappings process `pid` may be given before it reaches `vm.max_map_count`.
+pub(crate) fn mappings_left(pid: i32) -> i64 {
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+    let most = most.ok().and_then(|text| text.trim().parse::<i64>().ok());
+    let there = std::fs::read(format!("/proc/{pid}/maps"));
+    let there = there.map_or(0, |maps| maps.iter().filter(|byte| **byte == b'\n').count());
+    (most.unwrap_or(65_530) - there as i64 - MAPPINGS_LEFT).max(0)
+}
+
+impl Session {
+    /// Takes out what is empty in the image, the longest parts first.
+    ///
+    /// # Errors
+    /// [`Error::Call`], [`Error::Image`].
+    pub(crate) fn release_empty(&self) -> Result<()> {
+        let mut empty = Vec::new();
+        for (number, (region, _)) in self.regions.iter().enumerate() {
+            let ranges = self.empty(region)?;
+            empty.extend(ranges.into_iter().map(|range| (number, range)));
+        }
+        empty.sort_by_key(|(_, range)| std::cmp::Reverse(range.end - range.start));
+        for (number, range) in empty {
+            self.release(number, &range, "empty")?;
+        }
+        Ok(())
+    }
+
+    /// The pages of a region that are wholly zero in the image.
+    fn empty(&self, region: &Region) -> Result<Vec<Range<u64>>> {
+        let size = region.granule.pages();
+        let mut empty = Vec::new();
+        let end = region.first_page + region.bytes / PAGE_BYTES;
+        let mut zeros = region.first_page..region.first_page;
+        let mut note = |zeros: &Range<u64>| {
+            let start = (zeros.start - region.first_page).div_ceil(size);
+            let end = (zeros.end - region.first_page) / size;
+            if start < end && (end - start) * region.granule_bytes() >= SHORT_BYTES {
+                empty.push(start..end);
+            }
+        };
+        while zeros.end < end {
+            let located = self
+                .image
+                .locate(region.space, zeros.end, end - zeros.end)?;
+            let next = zeros.end + u64::from(located.pages);
+            if located.part.is_some() {
+                note(&zeros);
+                zeros.start = next;
+            }
+            zeros.end = next;
+        }
+        note(&zeros);
+        Ok(empty)
+    }
+
+    /// Takes out what was given up, where that pays. The mark of a page that is given up stays on a
+    /// huge page only: smaller ones would not be known to be written.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub(crate) fn release_removed(&self, span: Span) -> Result<()> {
+        if !self.options.unregister {
+            return Ok(());
+        }
+        for (number, (region, _)) in self.regions.iter().enumerate() {
+            let keeps_marks = region.granule.pages() > 1 || self.ability != Ability::Found;
+            let (whole, _) = region.numbers_of(span);
+            let long = (whole.end - whole.start) * region.granule_bytes() >= SHORT_BYTES;
+            if long && keeps_marks {
+                self.release(number, &whole, "remove")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes pages out of the tracking of missing pages, unless that would make too many mappings.
+    fn release(&self, number: usize, range: &Range<u64>, source: &'static str) -> Result<()> {
+        let (region, known) = &self.regions[number];
+        let cost = mappings_of(known, region, range);
+        if self.mappings.load(Relaxed) < cost {
+            return Ok(());
+        }
+        let span = region.span_of(range);
+        let began = Instant::now();
+        let failed = |action| {
+            move |source: std::io::Error| match Errno::from_io_error(&source) {
+                Some(Errno::SRCH) => Error::Gone { pid: self.pid },
+                _ => Error::Call {
+                    action,
+                    span,
+                    pid: self.pid,
+                    source,
+                },
+            }
+        };
+        self.uffd.unregister(span).map_err(failed("unregister"))?;
+        self.mappings.fetch_sub(cost, Relaxed);
+        known.native.add(range.clone());
+        match self.ability {
+            Ability::Missing => {}
+            // What is written there is found by its contents.
+            Ability::Told => known.suspects.add(range.clone()),
+            Ability::Found => {
+                register(&self.uffd, span, Modes::WP, self.pid)?;
+                self.arm(region, known, range)?;
+            }
+        }
+        let took = began.elapsed();
+        self.metrics.unregistered(source, span.bytes(), took);
+        Ok(())
+    }
+
+    /// Protects pages that are not there yet. What came meanwhile may have been written before.
+    fn arm(&self, region: &Region, known: &Known, range: &Range<u64>) -> Result<()> {
+        let span = region.span_of(range);
+        match self.uffd.write_protect(span, true) {
+            Ok(()) => {
+                let there = self.there(&[span], false)?;
+                for span in there {
+                    known.suspects.add(region.numbers_of(span).0);
+                }
+                Ok(())
+            }
+            Err(error) => match Errno::from_io_error(&error) {
+                // Its mappings change: what is written there is found by its contents.
+                Some(Errno::AGAIN) => {
+                    known.suspects.add(range.clone());
+                    Ok(())
+                }
+                Some(Errno::SRCH) => Err(Error::Gone { pid: self.pid }),
+                _ => Err(Error::Call {
+                    action: "write-protect",
+                    span,
+                    pid: self.pid,
+                    source: error,
+                }),
+            },
+        }
+    }
+
+    /// The parts of `spans` that are in memory, or, with `swapped`, that are swapped out: what
+    /// looks so may be a mark alone, where a page was protected before it came.
+    pub(crate) fn there(&self, spans: &[Span], swapped: bool) -> Result<Vec<Span>> {
+        let query = Query {
+            inverted: Category::empty(),
+            all: Category::empty(),
+            any: match swapped {
+                true => Category::PRESENT | Category::SWAPPED,
+                false => Category::PRESENT,
+            },
+            told: Category::empty(),
+        };
+        self.scan(spans, &query, Action::empty())
+    }
+
+    /// Looks for pages of `spans`.
+    pub(crate) fn scan(&self, spans: &[Span], query: &Query, action: Action) -> Result<Vec<Span>> {
+        let failed = |span: Span| {
+            move |source: std::io::Error| Error::Call {
+                action: "look at",
+                span,
+                pid: self.pid,
+                source,
+            }
+        };
+        let Some(first) = spans.first() else {
+            return Ok(Vec::new());
+        };
+        let map = Pagemap::open(self.pid).map_err(failed(*first))?;
+        let mut found: Vec<Span> = Vec::new();
+        let mut room = vec![Found::EMPTY; 1024];
+        for span in spans {
+            let mut at = span.start;
+            while at < span.end {
+                let rest = Span {
+                    start: at,
+                    end: span.end,
+                };
+                let (count, until) = map
+                    .scan(rest, query, action, &mut room)
+                    .map_err(failed(rest))?;
+                for one in &room[..count] {
+                    memory::spans::push(&mut found, one.span());
+                }
+                at = if until <= at { Addr(span.end.0) } else { until };
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// How many mappings more there are if `range` is taken out.
+fn mappings_of(known: &Known, region: &Region, range: &Range<u64>) -> i64 {
+    let joins = |page: Option<u64>| match page {
+        // At the edge of a region there is one mapping less to be cut.
+        None => true,
+        Some(page) if page >= region.len() => true,
+        Some(page) => known.native.has(page),
+    };
+    2 - i64::from(joins(range.start.checked_sub(1))) - i64::from(joins(Some(range.end)))
+}

@@ -1,0 +1,195 @@
+//! One target: who it is, and what is known of its pages.
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use image::Reader;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use sys::uffd::Uffd;
+
+use crate::events::Waiting;
+use crate::install::Installer;
+use crate::region::Known;
+use crate::{Ability, Error, Metrics, Region, Result};
+
+/// How long to wait until a fault is tried again that met a change of the target's mappings, in
+/// nanoseconds.
+const AGAIN_NS: i64 = 200_000;
+
+/// Whose memory is served.
+#[derive(Debug)]
+pub struct Target {
+    /// The userfaultfd that it made for its memory.
+    pub uffd: Uffd,
+    /// Its pid.
+    pub pid: i32,
+    /// What it handed over; regions do not overlap.
+    pub regions: Vec<Region>,
+}
+
+/// How it is served.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Whether empty and removed pages are taken out of the tracking of missing pages.
+    pub unregister: bool,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that were brought in.
+    pub resident_bytes: u64,
+    /// Bytes that were not, and for which the target would wait.
+    pub remaining_bytes: u64,
+    /// Bytes that the kernel brings in by itself.
+    pub native_bytes: u64,
+}
+
+/// A target that is served, by several threads.
+pub struct Session {
+    pub(crate) uffd: Uffd,
+    pub(crate) pid: i32,
+    pub(crate) image: Arc<Reader>,
+    pub(crate) regions: Vec<(Region, Known)>,
+    pub(crate) ability: Ability,
+    pub(crate) options: Options,
+    /// Held by those who bring pages in, and alone by who reads events: what the target has given
+    /// up is known before anybody acts on the event, and nobody brings in what was there before.
+    pub(crate) order: RwLock<()>,
+    /// Parts of pages, in pages of 4 KiB of a region, that were given up before they came in.
+    pub(crate) punched: Mutex<Vec<(usize, std::ops::Range<u64>)>>,
+    /// How many more mappings the target may be given.
+    pub(crate) mappings: AtomicI64,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Whether faults are being answered: prefetching waits meanwhile.
+    pub(crate) busy: AtomicBool,
+    /// Where prefetching is: the number of the next block of all.
+    pub(crate) fetched: AtomicU64,
+}
+
+/// Takes the lock; each holder leaves the value whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    /// Takes a target over: has its writes tracked as far as its descriptor allows, and what is
+    /// empty in `image` taken out of the tracking of missing pages. The target may run already.
+    ///
+    /// # Errors
+    /// Those of the calls; [`Error::Descriptor`].
+    pub fn begin(
+        target: Target,
+        image: Arc<Reader>,
+        options: Options,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self> {
+        let Target {
+            uffd,
+            pid,
+            mut regions,
+        } = target;
+        regions.sort_by_key(|region| region.at);
+        let flags =
+            rustix::fs::fcntl_getfl(&uffd).map_err(|errno| Error::Descriptor(errno.into()))?;
+        let set = rustix::fs::fcntl_setfl(&uffd, flags | OFlags::NONBLOCK);
+        set.map_err(|errno| Error::Descriptor(errno.into()))?;
+        let features = uffd.enabled().map_err(Error::Descriptor)?;
+        let spans = regions.iter().map(Region::span).collect::<Vec<_>>();
+        let ability = Ability::of(features).register(&uffd, &spans, pid)?;
+        let known = |region: Region| (region, Known::new(region.len()));
+        let session = Self {
+            mappings: AtomicI64::new(crate::release::mappings_left(pid)),
+            uffd,
+            pid,
+            image,
+            regions: regions.into_iter().map(known).collect(),
+            ability,
+            options,
+            order: RwLock::new(()),
+            punched: Mutex::default(),
+            metrics,
+            busy: AtomicBool::new(false),
+            fetched: AtomicU64::new(0),
+        };
+        if options.unregister {
+            session.release_empty()?;
+        }
+        Ok(session)
+    }
+
+    /// What the target's descriptor can do.
+    #[must_use]
+    pub const fn ability(&self) -> Ability {
+        self.ability
+    }
+
+    /// What is served.
+    pub fn regions(&self) -> impl Iterator<Item = &Region> {
+        self.regions.iter().map(|(region, _)| region)
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let mut progress = Progress::default();
+        for (region, known) in &self.regions {
+            let bytes = |pages: u64| pages * region.granule_bytes();
+            let (here, native) = (known.installed.count(), known.native.count());
+            progress.resident_bytes += bytes(here);
+            progress.native_bytes += bytes(native);
+            progress.remaining_bytes += bytes(region.len().saturating_sub(here + native));
+        }
+        progress
+    }
+
+    /// Answers faults until one of `watched` becomes readable or hangs up; gives its number.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] where the target has ended; the target waits for pages after other failures,
+    /// and has to be ended.
+    pub fn serve(&self, watched: &[BorrowedFd<'_>]) -> Result<usize> {
+        let mut installer = Installer::new(self);
+        let mut waiting: Vec<Waiting> = Vec::new();
+        loop {
+            let fds = std::iter::once(self.uffd.as_fd()).chain(watched.iter().copied());
+            let mut fds = fds
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect::<Vec<_>>();
+            let again = Timespec {
+                tv_sec: 0,
+                tv_nsec: AGAIN_NS,
+            };
+            let until = (!waiting.is_empty()).then_some(&again);
+            match poll(&mut fds, until) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(Error::Descriptor(errno.into())),
+            }
+            if let Some(number) = fds[1..].iter().position(|fd| !fd.revents().is_empty()) {
+                return Ok(number);
+            }
+            self.busy.store(true, Relaxed);
+            let answered = self.read_events(&mut waiting).and_then(|()| {
+                self.metrics.queued.set(waiting.len() as i64);
+                installer.answer(&mut waiting)
+            });
+            self.busy.store(false, Relaxed);
+            self.metrics.queued.set(waiting.len() as i64);
+            answered?;
+        }
+    }
+
+    /// The region that holds an address, by number.
+    pub(crate) fn region_at(&self, addr: abi::Addr) -> Option<usize> {
+        let after = self
+            .regions
+            .partition_point(|(region, _)| region.at <= addr);
+        let number = after.checked_sub(1)?;
+        self.regions[number]
+            .0
+            .span()
+            .contains(addr)
+            .then_some(number)
+    }
+}
