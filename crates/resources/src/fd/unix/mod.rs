@@ -460,17 +460,17 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
 }
 
 fn finish_gone(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
+    if record.reset && record.kind != DGRAM {
+        // Closing an end with data unread is what the other end notices. One that asks who sends
+        // would get a name by sending.
+        sys::socket::send(own, &[0], sys::socket::Along::default(), 0)
+            .map_err(|error| Error::kernel("send to a unix socket", error))?;
+    }
     record.options.apply(own, Stage::Early)?;
     let key = (TAG, u64::from(record.inode) | HELD);
     let held = cx.shared().remove(&key).and_then(|mut fds| fds.pop());
     let held = held.ok_or_else(|| Error::corrupt("unix socket", "finished twice"))?;
-    queue::fill(&record.queue, own, &Source::Held(held.as_fd()), cx)?;
-    if record.reset && record.kind != DGRAM {
-        // Closing an end with data unread is what the other end notices.
-        sys::socket::send(own, &[0], sys::socket::Along::default(), 0)
-            .map_err(|error| Error::kernel("send to a unix socket", error))?;
-    }
-    Ok(())
+    queue::fill(&record.queue, own, &Source::Held(held.as_fd()), cx)
 }
 
 fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {

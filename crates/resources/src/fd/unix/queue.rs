@@ -192,31 +192,35 @@ pub fn fill(
             }
         };
         let old = options::make_room(from.as_fd(), options::Buffer::Send, total).map_err(failed)?;
-        if message.is_nobodys() {
-            let _nobody_asks = NobodyAsks::new([own, from.as_fd()]).map_err(failed)?;
-            send(message, from.as_fd(), to, cx)?;
+        let ends = [from.as_fd(), own];
+        // A sender without a name would get one if it asked.
+        let quiet = if message.is_nobodys() {
+            &ends
         } else {
-            send(message, from.as_fd(), to, cx)?;
-        }
+            &ends[..1]
+        };
+        let nobody_asks = NobodyAsks::new(quiet).map_err(failed)?;
+        send(message, from.as_fd(), to, cx)?;
+        drop(nobody_asks);
         options::restore_room(from.as_fd(), old).map_err(failed)?;
     }
     Ok(())
 }
 
-/// Two ends of which neither asks who sends, as long as this lives: nothing of the sender is noted
-/// with a message then.
+/// Ends that do not ask who sends, as long as this lives. Of a message between two of them nothing
+/// of its sender is noted.
 struct NobodyAsks<'a> {
     were_on: Vec<(BorrowedFd<'a>, i32)>,
 }
 
 impl<'a> NobodyAsks<'a> {
-    fn new(ends: [BorrowedFd<'a>; 2]) -> std::io::Result<Self> {
+    fn new(ends: &[BorrowedFd<'a>]) -> std::io::Result<Self> {
         const SO_PASSCRED: i32 = 16;
         const SO_PASSPIDFD: i32 = 76;
         let mut this = Self {
             were_on: Vec::new(),
         };
-        for end in ends {
+        for &end in ends {
             for option in [SO_PASSCRED, SO_PASSPIDFD] {
                 // Kernels before 6.5 have but one of them.
                 if sys::socket::number(end, SOL_SOCKET, option).is_ok_and(|on| on != 0) {
