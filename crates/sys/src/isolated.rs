@@ -39,6 +39,15 @@ fn enter() -> io::Result<()> {
     // SAFETY: closes copies that only this thread has and that nothing of it refers to.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     check(libc::c_int::try_from(closed).unwrap_or(-1))?;
+    furnish()
+}
+
+/// Gives this process's own network namespace its loopback, and its own mount namespace its own
+/// terminals (/dev/ptmx, /dev/pts). In namespaces of others it would change those.
+///
+/// # Errors
+/// The calls' errno.
+pub fn furnish() -> io::Result<()> {
     bring_up_loopback()?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private)?;

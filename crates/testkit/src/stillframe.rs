@@ -91,7 +91,8 @@ impl Stillframe {
         self.saving_command("dump", pid, options)
     }
 
-    fn saving_command(&self, name: &str, pid: u32, options: &[&str]) -> Command {
+    /// The command line of a `dump` or `pre-dump` of the tree of `pid` with `options`.
+    pub fn saving_command(&self, name: &str, pid: u32, options: &[&str]) -> Command {
         // criu wants the directory to be there.
         let _ = fs::create_dir_all(&self.images);
         let mut command = self.command(&[name, "-o", DUMP_LOG, "-v4"]);
@@ -183,6 +184,13 @@ impl Stillframe {
         self.scratch.path().display().to_string()
     }
 
+    /// The ends of the logs of the last dump and the last restore.
+    pub fn logs(&self) -> String {
+        let logs =
+            [DUMP_LOG, RESTORE_LOG].map(|log| last_lines(&read_lossy(&self.images.join(log))));
+        logs.join("\n---\n")
+    }
+
     /// Removes the images.
     pub fn clear(&self) {
         // Nothing there is as good.
@@ -227,6 +235,12 @@ fn read_lossy(path: &Path) -> String {
         |error| format!("({}: {error})", path.display()),
         |bytes| String::from_utf8_lossy(&bytes).into_owned(),
     )
+}
+
+fn last_lines(log: &str) -> String {
+    const MOST_LINES: usize = 60;
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(MOST_LINES)..].join("\n")
 }
 
 /// How one run of the command ended.
@@ -281,16 +295,13 @@ impl Outcome {
 
     /// The command, its status, output and the end of its log.
     pub fn told(&self) -> String {
-        const MOST_LINES: usize = 60;
-        let lines: Vec<&str> = self.log.lines().collect();
-        let end = &lines[lines.len().saturating_sub(MOST_LINES)..];
         format!(
             "{}\n{} after {:?}\n--- output\n{}\n--- end of the log\n{}\n---",
             self.what,
             self.status,
             self.elapsed,
             self.output,
-            end.join("\n")
+            last_lines(&self.log)
         )
     }
 }

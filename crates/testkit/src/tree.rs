@@ -3,9 +3,9 @@
 //! The test process makes itself a child subreaper, so that whatever it started, and whatever a
 //! restore brought back for it, stays its descendant. Only descendants are ever killed: a pid
 //! that was reused by a stranger is left alone.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::sync::Once;
+use std::sync::{Mutex, Once, PoisonError};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
@@ -175,12 +175,28 @@ pub fn kill(pids: &[u32]) -> bool {
     .is_some()
 }
 
+/// How those ended that were reaped, by pid.
+static ENDS: Mutex<BTreeMap<u32, String>> = Mutex::new(BTreeMap::new());
+
 /// Reaps `pid` where it is a dead child of this process.
 pub fn reap(pid: u32) {
-    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        // Not a child, or not dead yet: then there is nothing to reap.
-        let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let Some(raw) = raw else { return };
+    // Not a child, or not dead yet: then there is nothing to reap.
+    if let Ok(Some((_, status))) = rustix::process::waitpid(Some(raw), WaitOptions::NOHANG) {
+        let how = match (status.terminating_signal(), status.exit_status()) {
+            (Some(signal), _) => format!("signal {signal}"),
+            (_, code) => format!("exit status {}", code.unwrap_or_default()),
+        };
+        let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.insert(pid, how);
     }
+}
+
+/// How the last process with this pid ended that [`reap`] has reaped.
+pub fn last_end(pid: u32) -> Option<String> {
+    let ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+    ends.get(&pid).cloned()
 }
 
 /// Reaps dead children of this process that are in another session than it: orphans of commands

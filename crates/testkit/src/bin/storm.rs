@@ -2,22 +2,25 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::error::Error;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use serde::{Deserialize, Serialize};
 use testkit::stillframe::Stillframe;
+use testkit::storm::lanes::{self, Lane};
 use testkit::storm::step::{Step, to_text};
-use testkit::storm::trial::{Ended, Variant, class, kept, try_steps};
+use testkit::storm::trial::{Ended, Variant, class, kept, to_keep, try_steps};
 use testkit::storm::{generate, shrink};
 
 /// How often a list of steps is tried while it is made shorter.
 const SHRINK_TRIES: usize = 400;
-/// How many failures end the run.
+/// How many failures end a lane.
 const MOST_FAILURES: usize = 20;
+/// How often a lane tells how far it is.
+const TELL_EVERY: usize = 50;
 
 /// Tries seeds: each is made, dumped, restored and compared at its pauses.
 #[derive(Parser)]
@@ -31,19 +34,23 @@ struct Arguments {
     /// Stop after this many minutes.
     #[arg(long)]
     minutes: Option<u64>,
-    /// How many at a time.
+    /// How many at a time, each in namespaces of its own.
     #[arg(long, default_value_t = 2)]
-    jobs: usize,
+    jobs: u64,
+    /// Try one after the other in the namespaces that this was started in: nothing else there may
+    /// start processes or make terminals meanwhile.
+    #[arg(long)]
+    shared: bool,
     /// Find the steps that matter of each that fails.
     #[arg(long)]
     shrink: bool,
     /// How the trees are dumped: plain, running, live, predump, kills; all of them, each seed in
-    /// one way, where nothing is said.
+    /// one way, where nothing is said, and steps as their file says.
     #[arg(long, value_parser = variant)]
     variant: Option<Variant>,
-    /// Try the steps of this file instead of seeds.
-    #[arg(long)]
-    steps: Option<PathBuf>,
+    /// Try the steps of these files instead of seeds.
+    #[arg(long, num_args = 1..)]
+    steps: Vec<PathBuf>,
     /// Only print the steps of the seeds.
     #[arg(long)]
     print: bool,
@@ -53,162 +60,253 @@ struct Arguments {
     /// Where the steps of those that fail are written.
     #[arg(long, default_value = "target/storm")]
     keep: PathBuf,
+    /// Which of several lanes this is.
+    #[arg(long, hide = true, value_parser = Lane::parse, requires = "report")]
+    lane: Option<Lane>,
+    /// Where a lane writes what it found.
+    #[arg(long, hide = true)]
+    report: Option<PathBuf>,
 }
 
-/// What was found so far.
-#[derive(Default)]
+/// What was found.
+#[derive(Default, Serialize, Deserialize)]
 struct Found {
-    restored: usize,
-    kills: usize,
+    /// Those that came back, and the kills on their way, by variant.
+    restored: BTreeMap<String, Count>,
     refused: BTreeMap<String, usize>,
     failures: Vec<String>,
 }
 
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+struct Count {
+    seeds: usize,
+    kills: usize,
+}
+
+/// Something to try.
+struct Item {
+    name: String,
+    steps: Vec<Step>,
+    variant: Variant,
+}
+
 fn main() -> ExitCode {
-    let mut arguments = Arguments::parse();
-    if arguments.stillframe.is_none() {
-        let own = std::env::current_exe().expect("/proc is mounted");
-        arguments.stillframe = Some(own.with_file_name("stillframe"));
+    let arguments = Arguments::parse();
+    if arguments.print {
+        for seed in arguments.from..arguments.from + arguments.seeds {
+            print!("# seed {seed}\n{}", to_text(&generate::steps(seed)));
+        }
+        return ExitCode::SUCCESS;
     }
-    // What a try panics with is told with its seed.
-    std::panic::set_hook(Box::new(|_| {}));
-    let found = Mutex::new(Found::default());
-    let found = match &arguments.steps {
-        Some(path) => {
-            let steps = kept(path).expect("the file has a step on each line");
-            let variant = arguments.variant.unwrap_or(Variant::Plain);
-            let name = path.file_stem().unwrap_or_default().to_string_lossy();
-            try_one(&arguments, &name, &steps, variant, &found);
-            found
-        }
-        None => {
-            run(&arguments, &found);
-            found
-        }
+    let found = match arguments.lane {
+        Some(lane) => return run_lane(&arguments, lane),
+        None if arguments.shared => try_all(&arguments, Lane { number: 0, of: 1 }),
+        None => run_lanes(arguments.jobs),
     };
-    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    for (reason, times) in &found.refused {
-        println!("refused {times} times: {reason}");
+    match found {
+        Ok(found) => found.tell(),
+        Err(error) => {
+            eprintln!("storm: {error}");
+            ExitCode::FAILURE
+        }
     }
-    let refused: usize = found.refused.values().sum();
-    let (restored, failed) = (found.restored, found.failures.len());
-    let kills = found.kills;
-    println!("{restored} came back, {refused} were refused, {failed} failed, {kills} kills");
-    for failure in &found.failures {
-        println!("  {failure}");
-    }
-    ExitCode::from(u8::from(failed > 0))
 }
 
 fn variant(name: &str) -> Result<Variant, String> {
-    let found = Variant::ALL
-        .into_iter()
-        .find(|variant| variant.name() == name);
-    found.ok_or_else(|| format!("no variant is called {name}"))
+    Variant::of_name(name).ok_or_else(|| format!("no variant is called {name}"))
 }
 
-fn run(arguments: &Arguments, found: &Mutex<Found>) {
-    let next = AtomicU64::new(arguments.from);
-    let ends = AtomicBool::new(false);
+/// Starts all lanes, and puts together what they find.
+fn run_lanes(jobs: u64) -> Result<Found, Box<dyn Error>> {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    let folder = tempfile::tempdir()?;
+    let report = |number: u64| folder.path().join(number.to_string());
+    let mut lanes = Vec::new();
+    for number in 0..jobs.max(1) {
+        let lane = Lane {
+            number,
+            of: jobs.max(1),
+        };
+        lanes.push(lane.start(&arguments, &report(number))?);
+    }
+    let mut all = Found::default();
+    for (mut lane, number) in lanes.into_iter().zip(0..) {
+        // Its other end tells the lane to end: not before it does by itself.
+        let stays = lane.stdin.take();
+        let status = lane.wait()?;
+        drop(stays);
+        let text = std::fs::read_to_string(report(number))
+            .map_err(|_| format!("a lane has ended without a word ({status}); see --shared"))?;
+        all.add(serde_json::from_str(&text)?);
+    }
+    Ok(all)
+}
+
+/// Tries what is this lane's, and writes what was found.
+fn run_lane(arguments: &Arguments, lane: Lane) -> ExitCode {
+    let done = lanes::enter().map_err(Into::into).and_then(|()| {
+        let found = try_all(arguments, lane)?;
+        let report = arguments.report.as_ref().ok_or("a report is wanted")?;
+        Ok::<_, Box<dyn Error>>(std::fs::write(report, serde_json::to_string(&found)?)?)
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("storm: lane {}: {error}", lane.text());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_all(arguments: &Arguments, lane: Lane) -> Result<Found, Box<dyn Error>> {
+    // What a try panics with is told with its seed.
+    std::panic::set_hook(Box::new(|_| {}));
     let start = Instant::now();
     let limit = arguments
         .minutes
         .map(|minutes| Duration::from_secs(minutes * 60));
-    std::thread::scope(|scope| {
-        for _ in 0..arguments.jobs {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    let late = limit.is_some_and(|limit| start.elapsed() > limit);
-                    if seed - arguments.from >= arguments.seeds
-                        || late
-                        || ends.load(Ordering::Relaxed)
-                    {
-                        break;
-                    }
-                    let steps = generate::steps(seed);
-                    if arguments.print {
-                        print!("# seed {seed}\n{}", to_text(&steps));
-                        continue;
-                    }
-                    let variant = arguments.variant.unwrap_or_else(|| Variant::of_seed(seed));
-                    let name = format!("seed-{seed}");
-                    let failures = try_one(arguments, &name, &steps, variant, found);
-                    ends.fetch_or(failures >= MOST_FAILURES, Ordering::Relaxed);
-                    let tried = seed + 1 - arguments.from;
-                    if tried.is_multiple_of(50) {
-                        let seconds = start.elapsed().as_secs();
-                        println!("{tried} tried in {seconds} s, {failures} failed");
-                    }
-                }
-            });
+    let all = match arguments.steps.len() as u64 {
+        0 => arguments.seeds,
+        files => files,
+    };
+    let mut found = Found::default();
+    for (index, tried) in (0..all).filter(|&index| lane.has(index)).zip(1..) {
+        if limit.is_some_and(|limit| start.elapsed() > limit)
+            || found.failures.len() >= MOST_FAILURES
+        {
+            break;
         }
-    });
+        try_one(arguments, &arguments.item(index)?, &mut found);
+        if usize::is_multiple_of(tried, TELL_EVERY) {
+            let (seconds, failed) = (start.elapsed().as_secs(), found.failures.len());
+            println!(
+                "lane {}: {tried} tried in {seconds} s, {failed} failed",
+                lane.text()
+            );
+        }
+    }
+    Ok(found)
 }
 
-/// Tries one list of steps; how many have failed until now.
-fn try_one(
-    arguments: &Arguments,
-    name: &str,
-    steps: &[Step],
-    variant: Variant,
-    found: &Mutex<Found>,
-) -> usize {
-    let binary = arguments
-        .stillframe
-        .clone()
-        .expect("it was set at the start");
-    let stillframe = Stillframe::new(binary);
-    let outcome = try_steps(&stillframe, steps, variant);
-    let failure = match &outcome {
-        Err(failure) => {
-            let name = format!("{name}-{}", variant.name());
-            let again = |steps: &[Step]| try_steps(&stillframe, steps, variant);
-            Some(tell_failure(arguments, &name, steps, failure, again))
+impl Arguments {
+    /// What is tried as the `index`-th.
+    fn item(&self, index: u64) -> Result<Item, Box<dyn Error>> {
+        if let Some(path) = self.steps.get(index as usize) {
+            let (steps, variant) =
+                kept(path).map_err(|error| format!("{}: {error}", path.display()))?;
+            return Ok(Item {
+                name: path
+                    .file_stem()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into(),
+                steps,
+                variant: self.variant.unwrap_or(variant),
+            });
         }
-        Ok(_) => None,
-    };
-    let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-    match outcome {
-        Ok(Ended::Restored { kills }) => {
-            found.restored += 1;
-            found.kills += kills;
-        }
-        Ok(Ended::Refused(reason)) => {
-            *found.refused.entry(class(&reason)).or_default() += 1;
-        }
-        Err(_) => found.failures.extend(failure),
+        let seed = self.from + index;
+        Ok(Item {
+            name: format!("seed-{seed}"),
+            steps: generate::steps(seed),
+            variant: self.variant.unwrap_or_else(|| Variant::of_seed(seed)),
+        })
     }
-    found.failures.len()
+
+    fn binary(&self) -> PathBuf {
+        let beside = || {
+            let own = std::env::current_exe().expect("/proc is mounted");
+            own.with_file_name("stillframe")
+        };
+        self.stillframe.clone().unwrap_or_else(beside)
+    }
+}
+
+fn try_one(arguments: &Arguments, item: &Item, found: &mut Found) {
+    let stillframe = Stillframe::new(arguments.binary());
+    let again = |steps: &[Step]| try_steps(&stillframe, steps, item.variant);
+    match again(&item.steps) {
+        Ok(Ended::Restored { kills }) => {
+            let name = item.variant.name().to_owned();
+            let count = found.restored.entry(name).or_default();
+            count.seeds += 1;
+            count.kills += kills;
+        }
+        Ok(Ended::Refused(reason)) => *found.refused.entry(class(&reason)).or_default() += 1,
+        Err(failure) => {
+            let told = tell_failure(arguments, item, &failure, again);
+            found.failures.push(told);
+        }
+    }
 }
 
 /// Prints a failure, keeps its steps, and shortens them where that is wanted; names it in a line.
 fn tell_failure(
     arguments: &Arguments,
-    name: &str,
-    steps: &[Step],
+    item: &Item,
     failure: &str,
     again: impl Fn(&[Step]) -> Result<Ended, String>,
 ) -> String {
     let about = class(failure);
+    let name = format!("{}-{}", item.name, item.variant.name());
     println!("{name} FAILED: {about}\n{failure}\n");
-    let _ = std::fs::create_dir_all(&arguments.keep);
-    let keep = |ending: &str, steps: &[Step]| {
-        let path = arguments.keep.join(format!("{name}.{ending}"));
-        if let Err(error) = std::fs::write(&path, to_text(steps)) {
-            println!("{}: {error}", path.display());
-        }
-    };
-    keep("steps", steps);
+    keep(
+        &arguments.keep,
+        &format!("{name}.steps"),
+        &item.steps,
+        item.variant,
+    );
     if arguments.shrink {
         let fails = |steps: &[Step]| again(steps).is_err_and(|failure| class(&failure) == about);
-        let short = shrink::shrink(steps, SHRINK_TRIES, fails);
-        println!(
-            "{name}, {about}, in {} steps:\n{}",
-            short.len(),
-            to_text(&short)
+        let short = shrink::shrink(&item.steps, SHRINK_TRIES, fails);
+        let (steps, text) = (short.len(), to_text(&short));
+        println!("{name}, {about}, in {steps} steps:\n{text}");
+        keep(
+            &arguments.keep,
+            &format!("{name}.short"),
+            &short,
+            item.variant,
         );
-        keep("short", &short);
     }
     format!("{name}: {about}")
+}
+
+fn keep(folder: &Path, name: &str, steps: &[Step], variant: Variant) {
+    let path = folder.join(name);
+    let kept = std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&path, to_keep(steps, variant)));
+    if let Err(error) = kept {
+        println!("{}: {error}", path.display());
+    }
+}
+
+impl Found {
+    fn add(&mut self, other: Self) {
+        for (name, count) in other.restored {
+            let sum = self.restored.entry(name).or_default();
+            sum.seeds += count.seeds;
+            sum.kills += count.kills;
+        }
+        for (reason, times) in other.refused {
+            *self.refused.entry(reason).or_default() += times;
+        }
+        self.failures.extend(other.failures);
+    }
+
+    fn tell(&self) -> ExitCode {
+        for (reason, times) in &self.refused {
+            println!("refused {times} times: {reason}");
+        }
+        for (name, count) in &self.restored {
+            println!("{name}: {} came back, {} kills", count.seeds, count.kills);
+        }
+        let refused: usize = self.refused.values().sum();
+        let restored: usize = self.restored.values().map(|count| count.seeds).sum();
+        let kills: usize = self.restored.values().map(|count| count.kills).sum();
+        let failed = self.failures.len();
+        println!("{restored} came back, {refused} were refused, {failed} failed, {kills} kills");
+        for failure in &self.failures {
+            println!("  {failure}");
+        }
+        ExitCode::from(u8::from(failed > 0))
+    }
 }

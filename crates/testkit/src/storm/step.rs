@@ -347,6 +347,13 @@ impl Opened {
         two.contains(&self)
     }
 
+    /// Whether its inode is that of all descriptors without one of their own: who locks that is in
+    /// the way of everybody on the machine.
+    pub fn shares_inode(self) -> bool {
+        use Opened::*;
+        [Event, Timer, Signals, Epoll, Inotify].contains(&self)
+    }
+
     /// Whether it is a socket.
     pub fn is_socket(self) -> bool {
         (Self::Streams..=Self::Udp).contains(&self)

@@ -1,6 +1,7 @@
 //! One try of a list of steps: dumped and restored at every pause, and compared.
+mod kills;
+
 use std::path::Path;
-use std::time::Duration;
 
 use super::step::{Action, Opened, Step, Wait, to_text};
 use crate::chance::Chance;
@@ -8,14 +9,12 @@ use crate::facts::Facts;
 use crate::stillframe::{Outcome, Stillframe};
 use crate::subject::Subject;
 use crate::tree;
-use crate::wait::{SOON, try_wait_for, wait_until};
+use crate::wait::{SOON, wait_until};
 
 /// What every dump and restore is allowed.
 const OPTIONS: &[&str] = &["--tcp-established", "--file-locks", "--link-remap"];
 /// The exit status of a dump that cannot save its target and says why.
 const REFUSED: i32 = 3;
-/// How often a dump, and how often a restore, is killed at each pause.
-const KILLS: usize = 3;
 
 /// How a tree is dumped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +28,7 @@ pub enum Variant {
     Live,
     /// Twice while it runs (`pre-dump`), with a dump of the rest over that.
     Predump,
-    /// And the dump, then the restore, is killed at random moments before it may end.
+    /// And dumps of every kind, then the restore, are killed at random moments before they may end.
     Kills,
 }
 
@@ -46,6 +45,11 @@ impl Variant {
     /// How the tree of a seed is dumped where nothing else is said.
     pub fn of_seed(seed: u64) -> Self {
         Self::ALL[(seed % Self::ALL.len() as u64) as usize]
+    }
+
+    /// The one with that name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|variant| variant.name() == name)
     }
 
     /// Its name on a command line.
@@ -202,24 +206,22 @@ impl Trial<'_> {
     }
 
     fn compare_facts(&self, before: &Seen, when: &str) -> Result<(), String> {
-        let differences = || {
-            let mut differences = before.facts.diff(&self.facts());
-            if self.variant == Variant::Kills {
-                // A killed dump leaves code in the padding, which no task executes.
-                let padding = vdso_padding(self.subject.pid());
-                differences.retain(|line| !line.contains(&padding));
-            }
-            differences
+        let found = match self.variant {
+            Variant::Kills => self.differences_at_last(before),
+            _ => before.facts.diff(&self.facts()),
         };
-        // What a killed dump had begun in the target ends by itself.
-        let is_untouched = || differences().is_empty().then_some(());
-        if self.variant == Variant::Kills && try_wait_for(SOON, is_untouched).is_some() {
+        if found.is_empty() {
             return Ok(());
         }
-        match differences() {
-            found if found.is_empty() => Ok(()),
-            found => Err(format!("differs {when}:\n{}", found.join("\n"))),
-        }
+        let root = self.subject.pid();
+        let end = if self.subject.is_alive() {
+            None
+        } else {
+            tree::reap(root);
+            tree::last_end(root)
+        };
+        let end = end.map_or(String::new(), |end| format!("\nthe root ended: {end}"));
+        Err(format!("differs {when}:\n{}{end}", found.join("\n")))
     }
 
     /// Compares all but mappings, which show that writes are tracked.
@@ -305,97 +307,6 @@ impl Trial<'_> {
         succeeded(scratch.restore(OPTIONS))?;
         Ok(None)
     }
-
-    fn killed_cycle(&mut self, before: &Seen) -> Result<Refusal, String> {
-        let first = self.dump(&["--leave-running"]);
-        let window = longer(first.elapsed);
-        if let Some(refusal) = refused(first)? {
-            return Ok(Some(refusal));
-        }
-        let tasks = self.subject.tree();
-        for _ in 0..KILLS {
-            self.stillframe.clear();
-            let command = self.stillframe.dump_command(self.subject.pid(), OPTIONS);
-            let ended = self.kill_after(command, window, &tasks)?;
-            if self.is_whole(&tasks)? {
-                self.compare_facts(before, &format!("after a killed dump ({ended})"))?;
-            } else {
-                // It was past the point: then the image is whole.
-                succeeded(self.stillframe.restore(OPTIONS))?;
-                self.compare_facts(before, &format!("after a dump killed late ({ended})"))?;
-            }
-        }
-        self.stillframe.clear();
-        if let Some(refusal) = refused(self.dump(&[]))? {
-            return Ok(Some(refusal));
-        }
-        let restored = self.stillframe.restore(OPTIONS);
-        let window = longer(restored.elapsed);
-        succeeded(restored)?;
-        for _ in 0..KILLS {
-            self.subject.kill();
-            tree::wait_gone(&tasks);
-            let command = self.stillframe.restore_command(OPTIONS);
-            let ended = self.kill_after(command, window, &tasks)?;
-            if !self.is_whole(&tasks)? {
-                succeeded(self.stillframe.restore(OPTIONS))?;
-            }
-            self.compare_facts(before, &format!("after a killed restore ({ended})"))?;
-        }
-        Ok(None)
-    }
-
-    /// Kills `command` at a random moment of `window`, and waits until nothing of it is left; how
-    /// it ended.
-    fn kill_after(
-        &mut self,
-        command: std::process::Command,
-        window: Duration,
-        tasks: &[u32],
-    ) -> Result<String, String> {
-        let instant = self.chance.time(window);
-        let ended = self.stillframe.kill_after(command, instant);
-        self.kills += usize::from(ended.is_none());
-        let told = format!("{ended:?} at {instant:?}");
-        let settled = try_wait_for(SOON, || {
-            let helpers = self.stillframe.helpers();
-            helpers.iter().chain(tasks).for_each(|&pid| tree::reap(pid));
-            tree::reap_orphans();
-            let calm = |&pid: &u32| {
-                let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
-                status.map_or(true, |status| {
-                    status.contains("TracerPid:\t0") && !status.contains("State:\tT")
-                })
-            };
-            (helpers.is_empty() && tasks.iter().all(calm)).then_some(())
-        });
-        settled.ok_or(format!("what was killed is not gone: {told}"))?;
-        Ok(told)
-    }
-
-    /// Whether all of `tasks` are there, and not none of them.
-    fn is_whole(&self, tasks: &[u32]) -> Result<bool, String> {
-        let whole = try_wait_for(SOON, || {
-            tasks.iter().for_each(|&pid| tree::reap(pid));
-            let there = tasks.iter().filter(|&&pid| tree::exists(pid)).count();
-            let root = self.subject.pid();
-            let lives = tree::is_alive(root) && !tasks.iter().any(|&pid| is_doomed(pid));
-            // One that has taken its SIGKILL shows nothing of it for a moment, but waits no more.
-            if there == tasks.len() && lives && self.subject.is_waiting() {
-                return Some(true);
-            }
-            // A session is free when its last orphan is: one of a restore may have been none of the
-            // tree's tasks.
-            tree::reap_orphans();
-            let orphans = tree::children(std::process::id()).into_iter();
-            let mut sessions = orphans.filter_map(tree::session);
-            (there == 0 && !sessions.any(|one| tasks.contains(&one))).then_some(false)
-        });
-        whole.ok_or_else(|| {
-            let states: Vec<_> = tasks.iter().map(|&pid| (pid, tree::state(pid))).collect();
-            format!("neither all nor nothing is left\n{states:?}")
-        })
-    }
 }
 
 /// What `one` tells that `other` does not: of each line its first part and those that differ.
@@ -415,40 +326,6 @@ fn differing(one: &str, other: &str, when: &str) -> Vec<String> {
         format!("{when} {name}: {}", parts.join(APART))
     };
     lines.map(show).collect()
-}
-
-/// As long as a run took and a little more, where the last clean-up happens.
-fn longer(time: Duration) -> Duration {
-    time + time / 5
-}
-
-/// Whether a task has been killed but is not gone: it looks alive for a moment.
-fn is_doomed(pid: u32) -> bool {
-    const SIGKILL: u64 = 1 << 8;
-    // Or is about to.
-    const EXITING: u64 = 0x404;
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let pending = status.lines().filter_map(|line| {
-        let line = line
-            .strip_prefix("SigPnd:")
-            .or(line.strip_prefix("ShdPnd:"));
-        u64::from_str_radix(line?.trim(), 16).ok()
-    });
-    let is_killed = pending.fold(0, |all, set| all | set) & SIGKILL != 0;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' '));
-    let flags = fields.and_then(|mut fields| fields.nth(6)?.parse::<u64>().ok());
-    let is_ending = flags.is_some_and(|flags| flags & EXITING != 0);
-    is_killed || (is_ending && tree::is_alive(pid))
-}
-
-/// How facts name the last page of a task's vDSO.
-fn vdso_padding(pid: u32) -> String {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    let vdso = maps.lines().find(|line| line.ends_with("[vdso]"));
-    let end = vdso.and_then(|line| line.split([' ', '-']).nth(1));
-    let end = end.and_then(|end| u64::from_str_radix(end, 16).ok());
-    format!(" page {:#x}: ", end.unwrap_or_default().wrapping_sub(4096))
 }
 
 /// Insists that a dump succeeded, or was refused by name; what it said then.
@@ -475,12 +352,26 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// The steps of a file, as they are kept.
+/// What the first line of kept steps begins with; the name of a variant follows.
+const VARIANT_LINE: &str = "# variant ";
+
+/// The steps of a file and the variant in which they failed, as they are kept.
 ///
 /// # Errors
 /// When it cannot be read, or a line is no step.
-pub fn kept(path: &Path) -> Result<Vec<Step>, Box<dyn std::error::Error>> {
-    Ok(super::step::from_text(&std::fs::read_to_string(path)?)?)
+pub fn kept(path: &Path) -> Result<(Vec<Step>, Variant), Box<dyn std::error::Error>> {
+    let text = std::fs::read_to_string(path)?;
+    let variant = text.lines().next().and_then(|line| {
+        let name = line.strip_prefix(VARIANT_LINE)?;
+        Variant::of_name(name)
+    });
+    let steps = super::step::from_text(&text)?;
+    Ok((steps, variant.unwrap_or(Variant::Plain)))
+}
+
+/// What a file that keeps `steps` holds.
+pub fn to_keep(steps: &[Step], variant: Variant) -> String {
+    format!("{VARIANT_LINE}{}\n{}", variant.name(), to_text(steps))
 }
 
 /// What a failure is about: its first words without what differs between two runs of it.

@@ -283,7 +283,9 @@ impl Task {
         }
         let accepted = match socket::accept(&held.file) {
             // It was shut down.
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(()),
+            // So it was, and does not wait.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             accepted => accepted?,
         };
         let peer = socket::peer_name(&accepted)?;

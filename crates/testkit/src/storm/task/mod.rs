@@ -102,7 +102,10 @@ impl Task {
             self.ledger.tell(step.task, Order::Step(number))?;
             if matches!(step.action, Action::Exit { .. }) {
                 self.ledger.set_pid(step.task, 0);
-                wait::wait_until("a task's end", wait::SOON, || !tree::is_alive(pid));
+                // A leader may end before its threads, which hold its descriptors.
+                wait::wait_until("a task's end", wait::SOON, || {
+                    !tree::is_alive(pid) && tree::threads(pid).len() <= 1
+                });
             }
         }
         Ok("ended")

@@ -37,7 +37,8 @@ impl Task {
         write: bool,
         range: (u16, u16),
     ) -> Done {
-        let Some(held) = self.held.get(&slot) else {
+        let held = self.held.get(&slot);
+        let Some(held) = held.filter(|held| !held.ends.kind.shares_inode()) else {
             return Ok(());
         };
         let range = (range.0.into(), range.1.into());
@@ -155,7 +156,7 @@ fn describe(held: &Held) -> String {
         tell("pipe bytes", &fcntl_getpipe_size(file).ok());
     }
     // How much room these have left depends on the pieces in which what they hold was written.
-    let pieces = [Opened::Terminal, Opened::Pipe, Opened::Fifo];
+    let pieces = [Opened::Terminal, Opened::Pipe, Opened::Fifo, Opened::Tcp];
     let out = if pieces.contains(&held.ends.kind) {
         PollFlags::empty()
     } else {

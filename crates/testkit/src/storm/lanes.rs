@@ -1,0 +1,90 @@
+//! Lanes: processes that try seeds side by side, each in namespaces of its own.
+//!
+//! Pids, terminals' numbers and ports that a dumped tree is to have again are then nobody else's,
+//! and pids do not come round in the middle of a seed.
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// One of several lanes: every `of`-th seed from `number` on is its.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// Its number.
+    pub number: u64,
+    /// How many there are.
+    pub of: u64,
+}
+
+impl Lane {
+    /// As [`Lane::text`] writes it.
+    ///
+    /// # Errors
+    /// What is wrong with `text`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let numbers = text.split_once('/').and_then(|(number, of)| {
+            let (number, of) = (number.parse().ok()?, of.parse().ok()?);
+            (number < of).then_some(Self { number, of })
+        });
+        numbers.ok_or_else(|| format!("{text} is no lane"))
+    }
+
+    /// For a command line.
+    pub fn text(self) -> String {
+        format!("{}/{}", self.number, self.of)
+    }
+
+    /// Whether the `index`-th of all is its.
+    pub fn has(self, index: u64) -> bool {
+        index % self.of == self.number
+    }
+
+    /// Starts this program once more as this lane, with `arguments` besides, in namespaces of its
+    /// own; it ends when the caller does.
+    ///
+    /// # Errors
+    /// When unshare(1) cannot be started.
+    pub fn start(self, arguments: &[std::ffi::OsString], report: &Path) -> io::Result<Child> {
+        // The subject's program is built by the caller: there is no network to build it with.
+        let _ = crate::subject::binary();
+        Command::new("unshare")
+            .args(["--pid", "--fork", "--mount", "--ipc", "--net"])
+            .args(["--mount-proc", "--kill-child", "--"])
+            .arg(std::env::current_exe()?)
+            .args(arguments)
+            .args(["--lane", &self.text(), "--report"])
+            .arg(report)
+            .env_remove("CARGO")
+            .stdin(Stdio::piped())
+            .spawn()
+    }
+}
+
+/// Makes the namespaces of a lane usable, and has this process end when whoever started it does.
+///
+/// # Errors
+/// When the loopback or the terminals cannot be made.
+pub fn enter() -> io::Result<()> {
+    sys::isolated::furnish()?;
+    std::thread::Builder::new().spawn(|| {
+        // It is never written to: an end or an error is the end of the other side.
+        let _ = io::stdin().read(&mut [0]);
+        std::process::exit(1)
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_seed_is_of_one_lane() {
+        let lanes: Vec<Lane> = (0..3)
+            .map(|number| Lane::parse(&Lane { number, of: 3 }.text()).unwrap())
+            .collect();
+        for index in 0..10 {
+            assert_eq!(lanes.iter().filter(|lane| lane.has(index)).count(), 1);
+        }
+        assert!(Lane::parse("3/3").is_err() && Lane::parse("x").is_err());
+    }
+}

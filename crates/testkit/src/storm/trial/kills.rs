@@ -1,0 +1,238 @@
+//! Dumps and restores that are killed on their way: nothing may be lost.
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::{OPTIONS, REFUSED, Refusal, Seen, Trial, refused, succeeded};
+use crate::tree;
+use crate::wait::{SOON, try_wait_for};
+
+/// How often a dump that kills, and how often a restore, is killed at each pause.
+const KILLS: usize = 3;
+/// The name of the process that holds what is tracked after a pre-dump.
+const TRACKER: &str = "stillframe-trk";
+
+impl Trial<'_> {
+    /// Dumps and restores, each killed a few times before it may end.
+    pub(super) fn killed_cycle(&mut self, before: &Seen) -> Result<Refusal, String> {
+        let first = self.dump(&["--leave-running"]);
+        let window = longer(first.elapsed);
+        if let Some(refusal) = refused(first)? {
+            return Ok(Some(refusal));
+        }
+        let tasks = self.subject.tree();
+        for _ in 0..KILLS {
+            self.kill_dump(before, &tasks, window)?;
+        }
+        self.kill_dumps_of_what_runs(before, &tasks, window)?;
+        self.stillframe.clear();
+        if let Some(refusal) = refused(self.dump(&[]))? {
+            return Ok(Some(refusal));
+        }
+        let restored = self.stillframe.restore(OPTIONS);
+        let window = longer(restored.elapsed);
+        succeeded(restored)?;
+        for _ in 0..KILLS {
+            self.kill_restore(before, &tasks, window)?;
+        }
+        Ok(None)
+    }
+
+    /// Kills a dump that kills its target: the tree is untouched, or its image is whole.
+    fn kill_dump(&mut self, before: &Seen, tasks: &[u32], window: Duration) -> Result<(), String> {
+        self.stillframe.clear();
+        let command = self.stillframe.dump_command(self.subject.pid(), OPTIONS);
+        let ended = self.kill_after(command, window, tasks)?;
+        let what = format!("a killed dump ({ended})");
+        if !self.is_whole(tasks, &what)? {
+            succeeded(self.stillframe.restore(OPTIONS))?;
+        }
+        self.compare_facts(before, &format!("after {what}"))
+    }
+
+    /// Kills dumps that leave their target running: the tree is untouched.
+    fn kill_dumps_of_what_runs(
+        &mut self,
+        before: &Seen,
+        tasks: &[u32],
+        window: Duration,
+    ) -> Result<(), String> {
+        let ways: [(&str, &[&str]); 3] = [
+            ("dump", &["--leave-running"]),
+            ("dump", &["--live"]),
+            ("pre-dump", &[]),
+        ];
+        for (name, options) in ways {
+            self.stillframe.clear();
+            let pid = self.subject.pid();
+            let options = [OPTIONS, options].concat();
+            let command = self.stillframe.saving_command(name, pid, &options);
+            let ended = self.kill_after(command, window, tasks)?;
+            let what = format!("a killed {name} {options:?} ({ended})");
+            if !self.is_whole(tasks, &what)? {
+                return Err(format!("nothing is left after {what}"));
+            }
+            self.compare_facts(before, &format!("after {what}"))?;
+        }
+        Ok(())
+    }
+
+    /// Kills a restore: all of the tree is there, or the image can be restored again.
+    fn kill_restore(
+        &mut self,
+        before: &Seen,
+        tasks: &[u32],
+        window: Duration,
+    ) -> Result<(), String> {
+        self.stillframe.clear();
+        // Not by a signal: the other ends of its connections would hear of that.
+        succeeded(self.dump(&[]))?;
+        let command = self.stillframe.restore_command(OPTIONS);
+        let ended = self.kill_after(command, window, tasks)?;
+        let what = format!("a killed restore ({ended})");
+        if !self.is_whole(tasks, &what)? {
+            succeeded(self.stillframe.restore(OPTIONS))?;
+        }
+        self.compare_facts(before, &format!("after {what}"))
+    }
+
+    /// Kills `command` at a random moment of `window`, and waits until nothing of it is left; how
+    /// it ended. One that ended before that must have succeeded.
+    fn kill_after(
+        &mut self,
+        command: Command,
+        window: Duration,
+        tasks: &[u32],
+    ) -> Result<String, String> {
+        let instant = self.chance.time(window);
+        let ended = self.stillframe.kill_after(command, instant);
+        self.kills += usize::from(ended.is_none());
+        let told = format!("{ended:?} at {instant:?}");
+        let settled = try_wait_for(SOON, || {
+            let helpers = self.stillframe.helpers();
+            // It would hold what is tracked for longer than that.
+            let trackers = helpers.iter().filter(|&&pid| is_tracker(pid));
+            trackers.for_each(|&pid| {
+                tree::signal(pid, Signal::KILL);
+            });
+            helpers.iter().chain(tasks).for_each(|&pid| tree::reap(pid));
+            tree::reap_orphans();
+            (helpers.is_empty() && tasks.iter().all(|&pid| is_calm(pid))).then_some(())
+        });
+        settled.ok_or(format!("what was killed is not gone: {told}"))?;
+        match ended.and_then(|status| (!status.success()).then_some(status.code())) {
+            Some(code) if code != Some(REFUSED) => {
+                let logs = self.stillframe.logs();
+                Err(format!("it failed before it was killed\n{told}\n{logs}"))
+            }
+            _ => Ok(told),
+        }
+    }
+
+    /// Whether all of `tasks` are there, and not none of them.
+    fn is_whole(&self, tasks: &[u32], after: &str) -> Result<bool, String> {
+        let whole = try_wait_for(SOON, || {
+            tasks.iter().for_each(|&pid| tree::reap(pid));
+            let there = tasks.iter().filter(|&&pid| tree::exists(pid)).count();
+            let root = self.subject.pid();
+            let lives = tree::is_alive(root) && !tasks.iter().any(|&pid| is_doomed(pid));
+            // One that has taken its SIGKILL shows nothing of it for a moment, but waits no more.
+            if there == tasks.len()
+                && lives
+                && self.is_all_of_it(tasks)
+                && self.subject.is_waiting()
+            {
+                return Some(true);
+            }
+            // A session is free when its last orphan is: one of a restore may have been none of the
+            // tree's tasks.
+            tree::reap_orphans();
+            let orphans = tree::children(std::process::id()).into_iter();
+            let mut sessions = orphans.filter_map(tree::session);
+            (there == 0 && !sessions.any(|one| tasks.contains(&one))).then_some(false)
+        });
+        whole.ok_or_else(|| {
+            let state = |&pid: &u32| (pid, tree::state(pid), tree::last_end(pid));
+            let states: Vec<_> = tasks.iter().map(state).collect();
+            let logs = self.stillframe.logs();
+            format!("neither all nor nothing is left\nafter {after}: {states:?}\n{logs}")
+        })
+    }
+
+    /// Whether each of `tasks` runs the subject's program or has ended: a process that acts for it
+    /// during a restore has its pid, but another program.
+    fn is_all_of_it(&self, tasks: &[u32]) -> bool {
+        let runs = |pid: u32| std::fs::read_link(format!("/proc/{pid}/exe"));
+        let is_its = |&pid: &u32| match runs(pid) {
+            Ok(program) => program == crate::subject::binary(),
+            Err(_) => pid != self.subject.pid() && tree::state(pid) == Some('Z'),
+        };
+        tasks.iter().all(is_its)
+    }
+
+    /// What differs from before when what killed dumps had begun in the target has ended.
+    pub(super) fn differences_at_last(&self, before: &Seen) -> Vec<String> {
+        let differences = || {
+            let mut differences = before.facts.diff(&self.facts());
+            // A killed dump leaves code in the padding, which no task executes.
+            let padding = vdso_padding(self.subject.pid());
+            differences.retain(|line| !line.contains(&padding));
+            differences
+        };
+        let mut last = Vec::new();
+        // Then it is told what differs still.
+        let _ = try_wait_for(SOON, || {
+            last = differences();
+            last.is_empty().then_some(())
+        });
+        last
+    }
+}
+
+/// As long as a run took and a little more, where the last clean-up happens.
+fn longer(time: Duration) -> Duration {
+    time + time / 5
+}
+
+fn is_tracker(pid: u32) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+    name.is_ok_and(|name| name.trim_end() == TRACKER)
+}
+
+/// Whether a task is neither traced nor stopped.
+fn is_calm(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    status.map_or(true, |status| {
+        status.contains("TracerPid:\t0") && !status.contains("State:\tT")
+    })
+}
+
+/// Whether a task has been killed but is not gone: it looks alive for a moment.
+fn is_doomed(pid: u32) -> bool {
+    const SIGKILL: u64 = 1 << 8;
+    // Or is about to.
+    const EXITING: u64 = 0x404;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().filter_map(|line| {
+        let line = line
+            .strip_prefix("SigPnd:")
+            .or(line.strip_prefix("ShdPnd:"));
+        u64::from_str_radix(line?.trim(), 16).ok()
+    });
+    let is_killed = pending.fold(0, |all, set| all | set) & SIGKILL != 0;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' '));
+    let flags = fields.and_then(|mut fields| fields.nth(6)?.parse::<u64>().ok());
+    let is_ending = flags.is_some_and(|flags| flags & EXITING != 0);
+    is_killed || (is_ending && tree::is_alive(pid))
+}
+
+/// How facts name the last page of a task's vDSO.
+fn vdso_padding(pid: u32) -> String {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let vdso = maps.lines().find(|line| line.ends_with("[vdso]"));
+    let end = vdso.and_then(|line| line.split([' ', '-']).nth(1));
+    let end = end.and_then(|end| u64::from_str_radix(end, 16).ok());
+    format!(" page {:#x}: ", end.unwrap_or_default().wrapping_sub(4096))
+}
