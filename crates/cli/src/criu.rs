@@ -65,6 +65,7 @@ impl Flag {
             | Command::Network
             | Command::Import
             | Command::Export
+            | Command::Serve
             | Command::Generate => Fate::Taken,
         }
     }

@@ -1,7 +1,8 @@
 //! The stillframe command: reads the command line, calls the engine, tells how it went.
 //!
 //! One file per command ([`dump`], [`pre_dump`], [`restore`], [`check`], [`show`], [`merge`],
-//! [`dedup`], [`network`], [`import`], [`export`], [`generate`]). The command line is criu(8)'s:
+//! [`dedup`], [`network`], [`import`], [`export`], [`serve`],
+//! [`generate`]). The command line is criu(8)'s:
 //! [`reading`] understands it with the table in [`criu`], [`config`] adds the configuration files.
 //! [`exit`] picks exit statuses; nothing else in the workspace prints.
 #![forbid(unsafe_code)]
@@ -26,6 +27,7 @@ mod pre_dump;
 mod quick;
 mod reading;
 mod restore;
+mod serve;
 mod session;
 mod show;
 mod statistics;
@@ -61,6 +63,7 @@ enum Action {
     Network(network::Network),
     Import(import::Import),
     Export(export::Export),
+    Serve(serve::Serve),
     #[command(hide = true)]
     Generate(generate::Generate),
 }
@@ -141,6 +144,9 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
         Some(Command::Network) => understood("network", reading.words, network::Network::run),
         Some(Command::Import) => understood("import", reading.words, import::Import::run),
         Some(Command::Export) => understood("export", reading.words, export::Export::run),
+        Some(Command::Serve) => {
+            understood::<serve::Serve>("serve", reading.words, |it| it.run(started))
+        }
         Some(Command::Generate) => understood("generate", reading.words, generate::Generate::run),
         None => {
             let program = [OsString::from("stillframe")];

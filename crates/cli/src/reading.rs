@@ -32,6 +32,8 @@ pub enum Command {
     Import,
     /// Write one of an image.
     Export,
+    /// Serve one's pages to monitors.
+    Serve,
     /// Write completions or the manual.
     Generate,
 }
@@ -50,6 +52,7 @@ impl Command {
             "network" => Self::Network,
             "import" => Self::Import,
             "export" => Self::Export,
+            "serve" => Self::Serve,
             "generate" => Self::Generate,
             _ => return None,
         })
@@ -57,7 +60,7 @@ impl Command {
 
     /// Whether its options are none of criu(8)'s: they are the parser's alone, behind its name.
     const fn is_own(self) -> bool {
-        matches!(self, Self::Import | Self::Export)
+        matches!(self, Self::Import | Self::Export | Self::Serve)
     }
 }
 

@@ -57,15 +57,7 @@ impl Ability {
 
 pub(crate) fn register(uffd: &Uffd, span: Span, modes: Modes, pid: i32) -> Result<()> {
     let registered = uffd.register(span, modes);
-    registered.map_err(|source| match Errno::from_io_error(&source) {
-        Some(Errno::SRCH) => Error::Gone { pid },
-        _ => Error::Call {
-            action: "register",
-            span,
-            pid,
-            source,
-        },
-    })
+    registered.map_err(|source| Error::call("register", span, pid, source))
 }
 
 impl fmt::Display for Ability {

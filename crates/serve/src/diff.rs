@@ -103,12 +103,7 @@ impl Session {
             for range in known.installed.ranges() {
                 let span = region.span_of(&range);
                 let protected = self.uffd.write_protect(span, true);
-                protected.map_err(|source| Error::Call {
-                    action: "write-protect",
-                    span,
-                    pid: self.pid,
-                    source,
-                })?;
+                protected.map_err(|e| Error::call("write-protect", span, self.pid, e))?;
             }
             return Ok(());
         }

@@ -2,6 +2,7 @@
 use std::io;
 
 use abi::{Addr, Span};
+use rustix::io::Errno;
 
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -47,4 +48,19 @@ pub enum Error {
     /// What the descriptor can do is not enough for what was asked for.
     #[error("{0}")]
     Unable(String),
+}
+
+impl Error {
+    /// A call on the userfaultfd of process `pid` that failed.
+    pub(crate) fn call(action: &'static str, span: Span, pid: i32, source: io::Error) -> Self {
+        match Errno::from_io_error(&source) {
+            Some(Errno::SRCH) => Self::Gone { pid },
+            _ => Self::Call {
+                action,
+                span,
+                pid,
+                source,
+            },
+        }
+    }
 }

@@ -1,5 +1,4 @@
 //! Bringing pages in.
-use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -66,7 +65,10 @@ impl<'a> Installer<'a> {
             })?;
             let outcome = match fault.protected {
                 true => self.let_write(number, &fault)?,
-                false => self.bring(number, &fault)?,
+                false => match self.bring(number, &fault) {
+                    Err(error) => self.poison(number, &fault, error)?,
+                    Ok(outcome) => outcome,
+                },
             };
             match outcome {
                 Outcome::Done(outcome) => {
@@ -106,7 +108,7 @@ impl<'a> Installer<'a> {
                 Some(Errno::AGAIN) => Ok(Outcome::Again),
                 // It was taken out meanwhile, which woke who waited.
                 Some(Errno::NOENT) => Ok(Outcome::Done("there")),
-                _ => Err(self.failed("let go", span, error)),
+                _ => Err(Error::call("let go", span, self.session.pid, error)),
             },
         }
     }
@@ -127,6 +129,28 @@ impl<'a> Installer<'a> {
         let end = page + 1 + end.count() as u64;
         self.last = (number, around.end, around.end - around.start);
         self.install(number, start..end, removed, page, "image")
+    }
+
+    /// Has who touches a page that cannot be brought in get `SIGBUS`, where that is wanted.
+    fn poison(&self, number: usize, fault: &Waiting, error: Error) -> Result<Outcome> {
+        if !self.session.options.poison || !matches!(error, Error::Image(_) | Error::Pages(_)) {
+            return Err(error);
+        }
+        let region = &self.session.regions[number].0;
+        let page = region.number_of(fault.addr);
+        let span = region.span_of(&(page..page + 1));
+        log::error!(
+            "{span} of process {} is poisoned: {error}",
+            self.session.pid
+        );
+        match self.session.uffd.poison(span, true) {
+            Ok(_) => Ok(Outcome::Done("poisoned")),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::AGAIN) => Ok(Outcome::Again),
+                Some(Errno::EXIST) => Ok(Outcome::Done("poisoned")),
+                _ => Err(Error::call("poison", span, self.session.pid, error)),
+            },
+        }
     }
 
     /// What is worth being brought in together with a page.
@@ -192,10 +216,6 @@ impl<'a> Installer<'a> {
             _ => "data",
         }))
     }
-
-    fn failed(&self, action: &'static str, span: Span, source: io::Error) -> Error {
-        failed(self.session, action, span, source)
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,19 +224,6 @@ enum Placing {
     /// The page that was wanted was there already.
     There,
     Again,
-}
-
-fn failed(session: &Session, action: &'static str, span: Span, source: io::Error) -> Error {
-    let pid = session.pid;
-    match Errno::from_io_error(&source) {
-        Some(Errno::SRCH) => Error::Gone { pid },
-        _ => Error::Call {
-            action,
-            span,
-            pid,
-            source,
-        },
-    }
 }
 
 /// Puts `bytes` to `span`, page by page where some are there.
@@ -255,11 +262,13 @@ fn place(
                     }
                     let one = Span::new(at, size);
                     let woken = session.uffd.wake(one);
-                    woken.map_err(|error| failed(session, "wake who waits for", one, error))?;
+                    woken.map_err(|error| {
+                        Error::call("wake who waits for", one, session.pid, error)
+                    })?;
                     done += size;
                 }
                 Some(Errno::AGAIN) => return Ok(Placing::Again),
-                _ => return Err(failed(session, "fill", span, error)),
+                _ => return Err(Error::call("fill", span, session.pid, error)),
             },
         }
     }

@@ -103,18 +103,8 @@ impl Session {
         }
         let span = region.span_of(range);
         let began = Instant::now();
-        let failed = |action| {
-            move |source: std::io::Error| match Errno::from_io_error(&source) {
-                Some(Errno::SRCH) => Error::Gone { pid: self.pid },
-                _ => Error::Call {
-                    action,
-                    span,
-                    pid: self.pid,
-                    source,
-                },
-            }
-        };
-        self.uffd.unregister(span).map_err(failed("unregister"))?;
+        let failed = |source| Error::call("unregister", span, self.pid, source);
+        self.uffd.unregister(span).map_err(failed)?;
         self.mappings.fetch_sub(cost, Relaxed);
         known.native.add(range.clone());
         match self.ability {
@@ -148,13 +138,7 @@ impl Session {
                     known.suspects.add(range.clone());
                     Ok(())
                 }
-                Some(Errno::SRCH) => Err(Error::Gone { pid: self.pid }),
-                _ => Err(Error::Call {
-                    action: "write-protect",
-                    span,
-                    pid: self.pid,
-                    source: error,
-                }),
+                _ => Err(Error::call("write-protect", span, self.pid, error)),
             },
         }
     }
@@ -176,14 +160,7 @@ impl Session {
 
     /// Looks for pages of `spans`.
     pub(crate) fn scan(&self, spans: &[Span], query: &Query, action: Action) -> Result<Vec<Span>> {
-        let failed = |span: Span| {
-            move |source: std::io::Error| Error::Call {
-                action: "look at",
-                span,
-                pid: self.pid,
-                source,
-            }
-        };
+        let failed = |span| move |source| Error::call("look at", span, self.pid, source);
         let Some(first) = spans.first() else {
             return Ok(Vec::new());
         };

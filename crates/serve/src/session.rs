@@ -33,6 +33,9 @@ pub struct Target {
 pub struct Options {
     /// Whether empty and removed pages are taken out of the tracking of missing pages.
     pub unregister: bool,
+    /// Whether who touches a page that cannot be brought in gets `SIGBUS`; otherwise serving ends
+    /// with that.
+    pub poison: bool,
 }
 
 /// How far it is.
@@ -178,6 +181,24 @@ impl Session {
             self.metrics.queued.set(waiting.len() as i64);
             answered?;
         }
+    }
+
+    /// Lets go of a target of which everything was brought in: it goes on without us, and pages
+    /// that it gives up read as zeros.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Call`].
+    pub fn end(&self) -> Result<()> {
+        let _alone = self.order.write();
+        for (region, _) in &self.regions {
+            let span = region.span();
+            let ended = self.uffd.unregister(span);
+            ended.map_err(|source| Error::call("unregister", span, self.pid, source))?;
+        }
+        // Who waits for an event to be read would wait for ever.
+        let mut events = Vec::new();
+        while self.uffd.events(&mut events).map_err(Error::Descriptor)? {}
+        Ok(())
     }
 
     /// The region that holds an address, by number.

@@ -179,7 +179,10 @@ impl Served {
             pid: std::process::id().cast_signed(),
             regions: vec![region],
         };
-        let options = Options { unregister };
+        let options = Options {
+            unregister,
+            poison: false,
+        };
         let session = Session::begin(target, image, options, Arc::new(Metrics::new()));
         let session = session.expect("it begins");
         assert_eq!(session.ability(), ability);

@@ -22,6 +22,7 @@
 pub mod chance;
 pub mod facts;
 pub mod machine;
+pub mod machine_memory;
 pub mod program;
 pub mod skip;
 mod slots;

@@ -29,6 +29,18 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A machine's memory could not be served.
+    #[error(transparent)]
+    Serve(#[from] serve::Error),
+    /// A system call of this process failed.
+    #[error("{doing}")]
+    Kernel {
+        /// What was tried.
+        doing: &'static str,
+        /// The errno.
+        #[source]
+        source: io::Error,
+    },
     /// The file or the image is none that this is for.
     #[error("{0}")]
     Unfit(String),
@@ -62,20 +74,22 @@ impl Error {
     #[must_use]
     pub const fn blame(&self) -> Blame {
         match self {
-            Self::Image(error) | Self::Pages(pages::Error::Image { source: error, .. }) => {
-                match error {
-                    image::Error::Corrupt { .. } | image::Error::NoPage { .. } => Blame::Corrupt,
-                    image::Error::Ancestor { .. } | image::Error::Freed { .. } => Blame::Gone,
-                    image::Error::Unsupported { .. } => Blame::Unsupported,
-                    _ => Blame::Store,
-                }
-            }
+            Self::Image(error)
+            | Self::Serve(serve::Error::Image(error))
+            | Self::Serve(serve::Error::Pages(pages::Error::Image { source: error, .. }))
+            | Self::Pages(pages::Error::Image { source: error, .. }) => match error {
+                image::Error::Corrupt { .. } | image::Error::NoPage { .. } => Blame::Corrupt,
+                image::Error::Ancestor { .. } | image::Error::Freed { .. } => Blame::Gone,
+                image::Error::Unsupported { .. } => Blame::Unsupported,
+                _ => Blame::Store,
+            },
             Self::Corrupt { .. } => Blame::Corrupt,
-            Self::Unfit(_) => Blame::Unsupported,
+            Self::Unfit(_) | Self::Serve(serve::Error::Unable(_)) => Blame::Unsupported,
+            Self::Serve(serve::Error::Gone { .. }) => Blame::Gone,
             Self::Store(_) | Self::File { .. } | Self::Pages(pages::Error::Object { .. }) => {
                 Blame::Store
             }
-            Self::Pages(_) => Blame::Kernel,
+            Self::Pages(_) | Self::Serve(_) | Self::Kernel { .. } => Blame::Kernel,
         }
     }
 

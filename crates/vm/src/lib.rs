@@ -1,9 +1,9 @@
 //! Memory of virtual machines as images.
 //!
 //! [`import()`] makes an image, or a layer over one, of a snapshot's memory file, [`export()`]
-//! makes the file of an image again. The memory is one space of the kind
-//! [`image::SpaceKind::Block`], whose pages have the numbers that they have in the file; what the
-//! monitor saved besides is a record that nobody here looks into.
+//! makes the file of an image again, [`serve()`] serves an image to monitors. The memory is one
+//! space of the kind [`image::SpaceKind::Block`], whose pages have the numbers that they have in
+//! the file; what the monitor saved besides is a record that nobody here looks into.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -11,7 +11,9 @@ mod export;
 mod import;
 mod place;
 mod records;
+mod server;
 
 pub use error::{Blame, Error, Result};
 pub use export::{ExportOptions, Exported, export};
 pub use import::{ImportOptions, Imported, import};
+pub use server::{OnError, Prefetch, ServeOptions, serve};

@@ -25,6 +25,7 @@ mod redis;
 mod redis_live;
 mod refusals;
 mod segments;
+mod serve;
 mod shared_pages;
 mod states;
 mod stops;

@@ -14,6 +14,7 @@ mod interrupted;
 mod itimers;
 mod mates;
 mod mmaps;
+mod monitor;
 mod patchwork;
 mod pending_signals;
 mod posix_timers;
@@ -55,6 +56,7 @@ const ALL: &[(&str, Run)] = &[
     ("itimers", itimers::run),
     ("mates", mates::run),
     ("mmaps", mmaps::run),
+    ("monitor", monitor::run),
     ("patchwork", patchwork::run),
     ("pending-signals", pending_signals::run),
     ("posix-timers", posix_timers::run),

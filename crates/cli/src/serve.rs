@@ -1,0 +1,121 @@
+//! `stillframe serve`: a page server for microVMs.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use process::options::Compression;
+use serde_json::json;
+use vm::{OnError, Prefetch, ServeOptions};
+
+use crate::exit::{Failure, Status};
+use crate::session::Everywhere;
+use crate::{logfile, output};
+
+/// Serve a virtual machine's memory to monitors that hand over a userfaultfd
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// The directory of the image
+    #[arg(short = 'D', long, value_name = "DIR")]
+    images_dir: PathBuf,
+
+    /// The socket to which monitors connect
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+
+    /// A socket for sessions, differences and metrics: HTTP/1.1 with JSON
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
+    /// What is brought in before it is asked for
+    #[arg(long, value_enum, default_value = "none")]
+    prefetch: When,
+
+    /// Bring in empty and removed pages ourselves, instead of leaving them to the kernel
+    #[arg(long)]
+    no_unregister: bool,
+
+    /// What becomes of a machine whose page cannot be brought in: kill its monitor, or SIGBUS for
+    /// who touches the page
+    #[arg(long, value_enum, default_value = "kill")]
+    on_error: Fate,
+
+    /// Compress pages of differences where that pays, with lz4 or zstd
+    #[arg(long, value_name = "lz4|zstd[:LEVEL]", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "lz4")]
+    compress: Option<Compression>,
+
+    /// The log file, relative to the work directory; `-` is stdout [default: serve.log]
+    #[arg(short = 'o', long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
+
+    /// The directory of the log file; that of the image unless given
+    #[arg(short = 'W', long, value_name = "DIR")]
+    work_dir: Option<PathBuf>,
+
+    /// Say more in the log: -v or -v3 informs, -vv or -v4 tells details; 0 is silence
+    #[arg(short = 'v', long, value_name = "LEVEL", default_value_t = logfile::DEFAULT_VERBOSITY)]
+    verbosity: u32,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is brought in early.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum When {
+    /// Nothing.
+    None,
+    /// Everything, in order.
+    All,
+}
+
+/// What becomes of a machine whose page cannot be brought in.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Fate {
+    /// Its monitor is killed.
+    Kill,
+    /// Who touches the page gets `SIGBUS`.
+    Poison,
+}
+
+impl Serve {
+    /// Serves until it is told to end.
+    ///
+    /// # Errors
+    /// The image cannot be used, or a socket not be made.
+    pub fn run(self, started: Instant) -> Result<Status, Failure> {
+        let work_dir = self.work_dir.as_ref().unwrap_or(&self.images_dir);
+        let everywhere = Everywhere {
+            log_file: self.log_file,
+            verbosity: self.verbosity,
+            ..Everywhere::default()
+        };
+        everywhere.open_log(work_dir, Some("serve"), started)?;
+        let options = ServeOptions {
+            images_dir: self.images_dir,
+            socket: self.socket,
+            control: self.control,
+            prefetch: match self.prefetch {
+                When::None => Prefetch::None,
+                When::All => Prefetch::All,
+            },
+            unregister: !self.no_unregister,
+            on_error: match self.on_error {
+                Fate::Kill => OnError::Kill,
+                Fate::Poison => OnError::Poison,
+            },
+            compress: self.compress,
+        };
+        let ready = || log::info!("monitors can connect");
+        let served = vm::serve(options, process::facts, ready);
+        let sessions = served.map_err(Failure::machine("serve"))?;
+        let text = match self.json {
+            true => format!("{}\n", json!({"serve": {"sessions": sessions}})),
+            false => format!("{sessions} sessions were served\n"),
+        };
+        output::say(&text);
+        Ok(Status::Done)
+    }
+}

@@ -1,0 +1,206 @@
+//! The control socket: HTTP/1.1 with JSON over a unix stream, as Firecracker's own API is, and the
+//! signals that end the server.
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::Builder;
+
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, put};
+use axum::{Json, Router};
+use prometheus_client::registry::Registry;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::live::Live;
+use super::{Shared, lock};
+use crate::{Blame, Error};
+
+/// What every request has at hand.
+#[derive(Clone)]
+struct Server {
+    shared: Arc<Shared>,
+    registry: Arc<Registry>,
+}
+
+/// Starts the thread that answers on `control` and hears signals.
+///
+/// # Errors
+/// Those of making it.
+pub(crate) fn start(shared: &Arc<Shared>, control: Option<UnixListener>) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build()?;
+    let inside = runtime.enter();
+    let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
+    let [terminate, interrupt] = signals;
+    let (terminate, interrupt) = (terminate?, interrupt?);
+    let listener = match control {
+        None => None,
+        Some(control) => {
+            control.set_nonblocking(true)?;
+            Some(tokio::net::UnixListener::from_std(control)?)
+        }
+    };
+    drop(inside);
+    let mut registry = Registry::default();
+    shared.metrics.register(&mut registry);
+    let server = Server {
+        shared: shared.clone(),
+        registry: Arc::new(registry),
+    };
+    let run = move || {
+        runtime.block_on(async move {
+            tokio::spawn(hear(server.shared.clone(), terminate, interrupt));
+            let Some(listener) = listener else {
+                return std::future::pending().await;
+            };
+            if let Err(error) = axum::serve(listener, routes(server)).await {
+                log::error!("the control socket: {error}");
+            }
+        });
+    };
+    Builder::new().name("control".to_owned()).spawn(run)?;
+    Ok(())
+}
+
+/// The first signal has the server drained, another one ends it at once.
+async fn hear(shared: Arc<Shared>, mut terminate: Signal, mut interrupt: Signal) {
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        if shared.draining.load(std::sync::atomic::Ordering::Relaxed) {
+            shared.abort();
+        } else {
+            shared.drain();
+        }
+    }
+}
+
+fn routes(server: Server) -> Router {
+    Router::new()
+        .route("/sessions", get(sessions))
+        .route("/sessions/{number}", get(session))
+        .route("/sessions/{number}/diff", put(diff))
+        .route("/drain", put(drain))
+        .route("/metrics", get(metrics))
+        .fallback(|| async { failure(StatusCode::NOT_FOUND, "there is no such resource") })
+        .with_state(server)
+}
+
+fn failure(status: StatusCode, what: impl std::fmt::Display) -> Response {
+    (status, Json(json!({"error": what.to_string()}))).into_response()
+}
+
+fn find(server: &Server, number: u64) -> Option<Arc<Live>> {
+    lock(&server.shared.sessions).get(&number).cloned()
+}
+
+fn no_session(number: u64) -> Response {
+    let what = format!("there is no session {number}");
+    failure(StatusCode::NOT_FOUND, what)
+}
+
+fn describe(live: &Live) -> Value {
+    let progress = live.session.progress();
+    let regions = live.session.regions().map(|region| {
+        json!({
+            "base_host_virt_addr": region.at.0,
+            "size": region.bytes,
+            "offset": region.first_page * abi::PAGE_BYTES,
+            "page_size": region.granule_bytes(),
+        })
+    });
+    json!({
+        "number": live.number,
+        "pid": live.pid,
+        "ability": live.session.ability().to_string(),
+        "regions": regions.collect::<Vec<_>>(),
+        "resident_bytes": progress.resident_bytes,
+        "remaining_bytes": progress.remaining_bytes,
+        "native_bytes": progress.native_bytes,
+        "latest": live.latest().display().to_string(),
+    })
+}
+
+async fn sessions(State(server): State<Server>) -> Response {
+    let all = lock(&server.shared.sessions)
+        .values()
+        .cloned()
+        .collect::<Vec<_>>();
+    let all = all.iter().map(|live| describe(live)).collect::<Vec<_>>();
+    Json(json!({ "sessions": all })).into_response()
+}
+
+async fn session(State(server): State<Server>, Path(number): Path<u64>) -> Response {
+    match find(&server, number) {
+        Some(live) => Json(describe(&live)).into_response(),
+        None => no_session(number),
+    }
+}
+
+/// What a difference is asked for with.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Diff {
+    /// Where the image goes.
+    directory: PathBuf,
+    /// The state file that the monitor wrote at the same moment.
+    vmstate: Option<PathBuf>,
+}
+
+async fn diff(
+    State(server): State<Server>,
+    Path(number): Path<u64>,
+    body: Result<Json<Diff>, JsonRejection>,
+) -> Response {
+    let Json(wanted) = match body {
+        Ok(wanted) => wanted,
+        Err(error) => return failure(StatusCode::BAD_REQUEST, error.body_text()),
+    };
+    let Some(live) = find(&server, number) else {
+        return no_session(number);
+    };
+    let shared = server.shared;
+    let work = move || live.diff(&shared, &wanted.directory, wanted.vmstate.as_deref());
+    match tokio::task::spawn_blocking(work).await {
+        Ok(Ok(difference)) => Json(json!({
+            "written_pages": difference.written_pages,
+            "stored_pages": difference.stored_pages,
+            "zero_pages": difference.zero_pages,
+            "parent_pages": difference.parent_pages,
+        }))
+        .into_response(),
+        Ok(Err(error)) => failure(status_of(&error), super::live::told(&error)),
+        Err(error) => failure(StatusCode::INTERNAL_SERVER_ERROR, error),
+    }
+}
+
+const fn status_of(error: &Error) -> StatusCode {
+    match error.blame() {
+        Blame::Unsupported => StatusCode::CONFLICT,
+        Blame::Gone => StatusCode::GONE,
+        Blame::Kernel | Blame::Corrupt | Blame::Store => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+async fn drain(State(server): State<Server>) -> Response {
+    server.shared.drain();
+    StatusCode::NO_CONTENT.into_response()
+}
+
+async fn metrics(State(server): State<Server>) -> Response {
+    const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let mut text = String::new();
+    match prometheus_client::encoding::text::encode(&mut text, &server.registry) {
+        Ok(()) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
+        Err(error) => failure(StatusCode::INTERNAL_SERVER_ERROR, error),
+    }
+}

@@ -1,0 +1,317 @@
+//! How a monitor hands its memory over: one message with a list of mappings and a userfaultfd, as
+//! Firecracker's documentation of "handling page faults on snapshot resume" has it.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use abi::{Addr, PAGE_BYTES, Span};
+use image::{Granule, SpaceId};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use serde::Deserialize;
+use serve::Region;
+use sys::socket::receive as receive_message;
+
+/// The longest list, in bytes.
+const LIST_MAX_BYTES: usize = 1 << 20;
+/// The most mappings of a machine.
+const MAPPINGS_MAX: usize = 1024;
+/// The most descriptors: a userfaultfd, and the memory itself.
+const DESCRIPTORS_MAX: usize = 2;
+/// Where user memory ends at the latest (x86-64 with five levels of page tables).
+const ADDRESS_MAX: u64 = 1 << 56;
+
+/// What a monitor sent.
+#[derive(Debug)]
+pub(crate) struct Handoff {
+    /// Its mappings.
+    pub mappings: Vec<Mapping>,
+    /// Its userfaultfd.
+    pub uffd: OwnedFd,
+}
+
+/// A mapping as it was sent: a claim.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    /// Where the monitor has it.
+    base_host_virt_addr: u64,
+    /// How long it is in bytes.
+    size: u64,
+    /// Where it begins in the snapshot's memory file.
+    offset: u64,
+    /// How large its pages are, in bytes.
+    page_size: Option<u64>,
+    /// The old name of the same, in bytes, too.
+    page_size_kib: Option<u64>,
+}
+
+/// Why a hand-off is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    /// The other end is gone.
+    #[error("the connection was closed before all was handed over")]
+    Closed,
+    /// The server stops.
+    #[error("the server stops")]
+    Stopped,
+    /// The system refused.
+    #[error("cannot read from the connection: {0}")]
+    System(std::io::Error),
+    /// What came is not what belongs there.
+    #[error("{0}")]
+    Wrong(String),
+}
+
+/// Receives a hand-off; the descriptor may come later than the list.
+///
+/// # Errors
+/// Why it is refused.
+pub(crate) fn receive(from: &OwnedFd, stop: BorrowedFd<'_>) -> Result<Handoff, Refusal> {
+    let mut bytes = Vec::new();
+    let mut rights = Vec::new();
+    let mut buffer = vec![0; 1 << 16];
+    let wrong = |what: &str| Refusal::Wrong(what.to_owned());
+    let system = |errno: Errno| Refusal::System(errno.into());
+    loop {
+        let mut fds = [
+            PollFd::new(from, PollFlags::IN),
+            PollFd::from_borrowed_fd(stop, PollFlags::IN),
+        ];
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(system(errno)),
+        }
+        if !fds[1].revents().is_empty() {
+            return Err(Refusal::Stopped);
+        }
+        let received = match receive_message(from, &mut buffer, libc_dontwait()) {
+            Ok(received) => received,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(Refusal::System(error)),
+        };
+        if received.len == 0 && received.rights.is_empty() {
+            return Err(Refusal::Closed);
+        }
+        bytes.extend_from_slice(&buffer[..received.len]);
+        rights.extend(received.rights);
+        if bytes.len() > LIST_MAX_BYTES {
+            return Err(wrong("the list of mappings is longer than 1 MiB"));
+        }
+        if rights.len() > DESCRIPTORS_MAX {
+            return Err(Refusal::Wrong(format!(
+                "{} descriptors came, and {DESCRIPTORS_MAX} are known",
+                rights.len()
+            )));
+        }
+        let mappings = match serde_json::from_slice::<Vec<Mapping>>(&bytes) {
+            Ok(mappings) => mappings,
+            Err(error) if error.is_eof() => continue,
+            Err(error) => return Err(Refusal::Wrong(format!("no list of mappings: {error}"))),
+        };
+        if rights.is_empty() {
+            continue;
+        }
+        let uffd = rights.swap_remove(0);
+        return Ok(Handoff { mappings, uffd });
+    }
+}
+
+const fn libc_dontwait() -> i32 {
+    rustix::net::RecvFlags::DONTWAIT.bits() as i32
+}
+
+/// Checks what a monitor claims: the regions of `space`, which has `pages` pages, that are meant.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn regions(
+    mappings: &[Mapping],
+    space: SpaceId,
+    pages: u64,
+) -> Result<Vec<Region>, String> {
+    if mappings.is_empty() || mappings.len() > MAPPINGS_MAX {
+        return Err(format!("{} mappings", mappings.len()));
+    }
+    let regions = (0..).zip(mappings).map(|(number, mapping)| {
+        let region = region(mapping, space, pages);
+        region.map_err(|what| format!("mapping {number}: {what}"))
+    });
+    let regions = regions.collect::<Result<Vec<_>, _>>()?;
+    let spans = regions.iter().map(Region::span);
+    if overlap(spans.collect()) {
+        return Err("mappings overlap in the monitor".to_owned());
+    }
+    let parts = regions.iter().map(|region| {
+        let start = Addr::of_page(region.first_page);
+        Span::new(start, region.bytes)
+    });
+    if overlap(parts.collect()) {
+        return Err("mappings overlap in the image".to_owned());
+    }
+    Ok(regions)
+}
+
+fn region(mapping: &Mapping, space: SpaceId, pages: u64) -> Result<Region, String> {
+    let Mapping {
+        base_host_virt_addr: at,
+        size,
+        offset,
+        ..
+    } = *mapping;
+    let page_size = match (mapping.page_size, mapping.page_size_kib) {
+        (Some(one), Some(other)) if one != other => {
+            return Err(format!("pages of {one} bytes, or of {other}"));
+        }
+        (one, other) => one.or(other).unwrap_or(PAGE_BYTES),
+    };
+    let granule = match page_size {
+        PAGE_BYTES => Granule::Small,
+        0x20_0000 => Granule::Large,
+        other => return Err(format!("pages of {other} bytes are not known")),
+    };
+    if size == 0 {
+        return Err("it is empty".to_owned());
+    }
+    for (what, number) in [("address", at), ("size", size), ("offset", offset)] {
+        if !number.is_multiple_of(page_size) {
+            return Err(format!(
+                "the {what} {number:#x} is no multiple of the pages' size {page_size:#x}"
+            ));
+        }
+    }
+    if at.checked_add(size).is_none_or(|end| end > ADDRESS_MAX) {
+        return Err(format!(
+            "{size:#x} bytes at {at:#x} leave the address space"
+        ));
+    }
+    let end = offset.checked_add(size);
+    if end.is_none_or(|end| end > pages.saturating_mul(PAGE_BYTES)) {
+        let bytes = pages.saturating_mul(PAGE_BYTES);
+        return Err(format!(
+            "{size:#x} bytes at offset {offset:#x} leave the image, which has {bytes:#x}"
+        ));
+    }
+    Ok(Region {
+        at: Addr(at),
+        bytes: size,
+        space,
+        first_page: offset / PAGE_BYTES,
+        granule,
+    })
+}
+
+fn overlap(mut spans: Vec<Span>) -> bool {
+    spans.sort();
+    spans.windows(2).any(|pair| pair[0].end > pair[1].start)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(text: &str) -> Result<Vec<Region>, String> {
+        let mappings: Vec<Mapping> = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        regions(&mappings, SpaceId(1), 1 << 18)
+    }
+
+    #[test]
+    fn what_firecracker_sends_is_understood() {
+        let old = r#"[{"base_host_virt_addr": 139637976727552, "size": 805306368, "offset": 0,
+            "page_size_kib": 4096}, {"base_host_virt_addr": 140000000000000, "size": 268435456,
+            "offset": 805306368, "page_size": 4096, "page_size_kib": 4096}]"#;
+        let regions = parse(old).expect("right");
+        assert_eq!(regions[0].granule, Granule::Small);
+        assert_eq!(regions[1].first_page, 805_306_368 / 4096);
+        let huge = r#"[{"base_host_virt_addr": 70368744177664, "size": 1073741824, "offset": 0,
+            "page_size": 2097152, "is_new": true}]"#;
+        assert_eq!(parse(huge).expect("right")[0].granule, Granule::Large);
+    }
+
+    #[test]
+    fn wrong_claims_are_refused_by_name() {
+        let one = |at: u64, size: u64, offset: u64, page_size: u64| {
+            format!(
+                "{{\"base_host_virt_addr\":{at},\"size\":{size},\"offset\":{offset},\
+                 \"page_size\":{page_size}}}"
+            )
+        };
+        let mib = 1 << 20;
+        for (text, what) in [
+            ("[]".to_owned(), "0 mappings"),
+            (format!("[{}]", one(4096, 0, 0, 4096)), "it is empty"),
+            (format!("[{}]", one(5, 4096, 0, 4096)), "the address 0x5"),
+            (format!("[{}]", one(4096, 5, 0, 4096)), "the size 0x5"),
+            (format!("[{}]", one(4096, 4096, 5, 4096)), "the offset 0x5"),
+            (
+                format!("[{}]", one(mib, 2 * mib, 0, 2 * mib)),
+                "the address 0x100000",
+            ),
+            (
+                format!("[{}]", one(0, 4096, 0, 8192)),
+                "pages of 8192 bytes",
+            ),
+            (format!("[{}]", one(0, 4096, 0, 0)), "pages of 0 bytes"),
+            (
+                format!("[{}]", one(u64::MAX - 4095, 8192, 0, 4096)),
+                "leave the address space",
+            ),
+            (
+                format!("[{}]", one(0, 4096, u64::MAX - 4095, 4096)),
+                "leave the image",
+            ),
+            (
+                format!("[{}]", one(0, 1025 * mib, 0, 4096)),
+                "leave the image",
+            ),
+            (
+                format!(
+                    "[{},{}]",
+                    one(0, 8192, 0, 4096),
+                    one(4096, 4096, 8192, 4096)
+                ),
+                "overlap in the monitor",
+            ),
+            (
+                format!(
+                    "[{},{}]",
+                    one(0, 8192, 0, 4096),
+                    one(8192, 4096, 4096, 4096)
+                ),
+                "overlap in the image",
+            ),
+        ] {
+            let error = parse(&text).expect_err("refused");
+            assert!(error.contains(what), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_accepted_lies_in_the_image(
+            claims in prop::collection::vec(any::<(u64, u64, u64, u8)>(), 0..4)
+        ) {
+            let mappings = claims.into_iter().map(|(at, size, offset, kind)| {
+                let page_size = [Some(4096), Some(2 << 20), None, Some(at)][kind as usize % 4];
+                // Often aligned, often small.
+                let size = if at & 1 == 0 { (size % (1 << 31)) & !4095 } else { size };
+                Mapping {
+                    base_host_virt_addr: at & !4095,
+                    size,
+                    offset: if at & 2 == 0 { (offset % (1 << 31)) & !4095 } else { offset },
+                    page_size,
+                    page_size_kib: None,
+                }
+            });
+            let mappings = mappings.collect::<Vec<_>>();
+            if let Ok(regions) = regions(&mappings, SpaceId(1), 1 << 18) {
+                for region in regions {
+                    prop_assert!(region.first_page + region.bytes / 4096 <= 1 << 18);
+                    prop_assert!(region.bytes > 0);
+                }
+            }
+        }
+    }
+}

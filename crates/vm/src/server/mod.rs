@@ -1,0 +1,215 @@
+//! A page server for microVMs: any number of monitors, each a session of its own over one image.
+
+mod control;
+mod handoff;
+mod live;
+mod watchdog;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use image::{Cache, Compression, Reader};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use serve::Metrics;
+
+use crate::server::live::Live;
+use crate::server::watchdog::Watchdog;
+use crate::{Error, Result, place};
+
+/// Chunks of the image that are kept for all sessions.
+const CACHE_BYTES: usize = 64 << 20;
+
+/// What is brought in before anybody asks for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prefetch {
+    /// Nothing.
+    #[default]
+    None,
+    /// Everything, in order.
+    All,
+}
+
+/// What becomes of a machine whose page cannot be brought in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnError {
+    /// Its monitor is killed.
+    #[default]
+    Kill,
+    /// Who touches the page gets `SIGBUS`.
+    Poison,
+}
+
+/// How machines are served.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// Where the image is.
+    pub images_dir: PathBuf,
+    /// Where monitors connect.
+    pub socket: PathBuf,
+    /// Where the control socket is made.
+    pub control: Option<PathBuf>,
+    /// What is brought in early.
+    pub prefetch: Prefetch,
+    /// Whether pages that are empty or given up are left to the kernel.
+    pub unregister: bool,
+    /// What becomes of a machine whose page cannot be brought in.
+    pub on_error: OnError,
+    /// How pages of differences are compressed.
+    pub compress: Option<Compression>,
+}
+
+/// What all threads of a server have in common.
+pub(crate) struct Shared {
+    options: ServeOptions,
+    image: Arc<Reader>,
+    pages: u64,
+    sessions: Mutex<BTreeMap<u64, Arc<Live>>>,
+    next: AtomicU64,
+    /// No more monitors are taken on, and the server ends with the last session.
+    draining: AtomicBool,
+    /// Written to where somebody has to look around.
+    bell: OwnedFd,
+    metrics: Arc<Metrics>,
+    watchdog: Watchdog,
+    facts: fn() -> image::Facts,
+}
+
+/// Takes the lock; each holder leaves the value whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Has no more monitors taken on, and all sessions brought to an end: everything comes in.
+    pub(crate) fn drain(&self) {
+        if !self.draining.swap(true, Relaxed) {
+            log::info!("draining: {} sessions", lock(&self.sessions).len());
+        }
+        self.ring();
+        lock(&self.sessions).values().for_each(|live| live.drain());
+    }
+
+    /// Ends it at once; monitors that are not done are killed.
+    fn abort(&self) {
+        log::warn!("told to end twice: monitors are killed");
+        lock(&self.sessions).values().for_each(|live| live.abort());
+    }
+
+    /// Has the main thread look around.
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.bell, b"!");
+    }
+}
+
+/// Serves until it is told to end (`SIGTERM`, `SIGINT`, or over the control socket): then no more
+/// monitors are taken on, all memory is brought in, and the sessions end with that. Called by a
+/// process that has one thread. `ready` is called when monitors can connect.
+///
+/// # Errors
+/// Those of the image, and of the sockets. What goes wrong with a session ends that one alone.
+pub fn serve(
+    options: ServeOptions,
+    facts: fn() -> image::Facts,
+    ready: impl FnOnce(),
+) -> Result<u64> {
+    let (image, pages) = place::open(&options.images_dir)?;
+    let image = Arc::new(image.with_cache(Arc::new(Cache::new(CACHE_BYTES))));
+    image.open_ancestors()?;
+    let listener = listen(&options.socket, 0o600)?;
+    let control = options.control.as_deref();
+    let control = control.map(|path| listen(path, 0o600)).transpose()?;
+    let kernel = |doing: &'static str| move |source: io::Error| Error::Kernel { doing, source };
+    let watchdog = Watchdog::start().map_err(kernel("cannot start a watchdog"))?;
+    let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
+    let (heard, bell) = pipe.map_err(|errno| kernel("cannot make a pipe")(errno.into()))?;
+    let paths = [Some(options.socket.clone()), options.control.clone()];
+    let shared = Arc::new(Shared {
+        options,
+        image,
+        pages,
+        sessions: Mutex::default(),
+        next: AtomicU64::new(1),
+        draining: AtomicBool::new(false),
+        bell,
+        metrics: Arc::new(Metrics::new()),
+        watchdog,
+        facts,
+    });
+    control::start(&shared, control).map_err(kernel("cannot start the control thread"))?;
+    ready();
+    let listening = accept_all(&shared, &listener, &heard);
+    for path in paths.into_iter().flatten() {
+        let _ = std::fs::remove_file(path);
+    }
+    listening?;
+    let served = shared.next.load(Relaxed) - 1;
+    shared.watchdog.dismiss();
+    Ok(served)
+}
+
+/// Takes monitors on until the server is drained.
+fn accept_all(shared: &Arc<Shared>, listener: &UnixListener, heard: &OwnedFd) -> Result<()> {
+    let kernel = |source: io::Error| Error::Kernel {
+        doing: "cannot wait for monitors",
+        source,
+    };
+    listener.set_nonblocking(true).map_err(kernel)?;
+    loop {
+        let draining = shared.draining.load(Relaxed);
+        if draining && lock(&shared.sessions).is_empty() {
+            return Ok(());
+        }
+        let listened = if draining {
+            PollFlags::empty()
+        } else {
+            PollFlags::IN
+        };
+        let mut fds = [
+            PollFd::from_borrowed_fd(heard.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(listener.as_fd(), listened),
+        ];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(kernel(errno.into())),
+        }
+        let _ = rustix::io::read(heard, &mut [0; 64]);
+        if shared.draining.load(Relaxed) {
+            continue;
+        }
+        match listener.accept() {
+            Ok((connection, _)) => live::attend(shared, connection.into()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // The system is short of something: whoever waits is asked again.
+            Err(error) => log::warn!("a monitor cannot be taken on: {error}"),
+        }
+    }
+}
+
+/// Listens on a socket of the file system. One that nobody listens on any more is replaced.
+fn listen(path: &Path, mode: u32) -> Result<UnixListener> {
+    let failed = |action| Error::file::<io::Error>(action, path);
+    let facts = std::fs::symlink_metadata(path);
+    if facts.is_ok_and(|facts| facts.file_type().is_socket()) {
+        match UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).map_err(failed("replace"))?;
+            }
+            _ => {
+                let what = format!("somebody else listens on {}", path.display());
+                return Err(Error::Unfit(what));
+            }
+        }
+    }
+    let listener = UnixListener::bind(path).map_err(failed("listen on"))?;
+    let mode = std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(path, mode).map_err(failed("protect"))?;
+    Ok(listener)
+}
