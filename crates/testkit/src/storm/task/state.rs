@@ -177,9 +177,9 @@ fn describe(held: &Held) -> String {
         );
         tell("events", &events);
     }
-    // Of what is on its way through TCP, either end holds some. To poll a terminal has had the
-    // kernel pass on what was written at its other end.
-    if held.ends.kind != Opened::Tcp {
+    // Of what is on its way through TCP, either end holds some. What was written at one end of a
+    // terminal the kernel passes on to the other when it comes to it.
+    if !matches!(held.ends.kind, Opened::Tcp | Opened::Terminal) {
         tell("unread", &rustix::io::ioctl_fionread(file).ok());
     }
     if held.ends.kind.is_socket() {

@@ -134,15 +134,7 @@ impl Trial<'_> {
     fn is_whole(&self, tasks: &[u32], after: &str) -> Result<bool, String> {
         let whole = try_wait_for(SOON, || {
             tasks.iter().for_each(|&pid| tree::reap(pid));
-            let there = tasks.iter().filter(|&&pid| tree::exists(pid)).count();
-            let root = self.subject.pid();
-            let lives = tree::is_alive(root) && !tasks.iter().any(|&pid| is_doomed(pid));
-            // One that has taken its SIGKILL shows nothing of it for a moment, but waits no more.
-            if there == tasks.len()
-                && lives
-                && self.is_all_of_it(tasks)
-                && self.subject.is_waiting()
-            {
+            if tasks.iter().all(|&pid| self.stays(pid)) {
                 return Some(true);
             }
             // A session is free when its last orphan is: one of a restore may have been none of the
@@ -150,7 +142,8 @@ impl Trial<'_> {
             tree::reap_orphans();
             let orphans = tree::children(std::process::id()).into_iter();
             let mut sessions = orphans.filter_map(tree::session);
-            (there == 0 && !sessions.any(|one| tasks.contains(&one))).then_some(false)
+            let is_gone = !tasks.iter().any(|&pid| tree::exists(pid));
+            (is_gone && !sessions.any(|one| tasks.contains(&one))).then_some(false)
         });
         whole.ok_or_else(|| {
             let state = |&pid: &u32| (pid, tree::state(pid), tree::last_end(pid));
@@ -160,15 +153,22 @@ impl Trial<'_> {
         })
     }
 
-    /// Whether each of `tasks` runs the subject's program or has ended: a process that acts for it
-    /// during a restore has its pid, but another program.
-    fn is_all_of_it(&self, tasks: &[u32]) -> bool {
-        let runs = |pid: u32| std::fs::read_link(format!("/proc/{pid}/exe"));
-        let is_its = |&pid: &u32| match runs(pid) {
-            Ok(program) => program == crate::subject::binary(),
-            Err(_) => pid != self.subject.pid() && tree::state(pid) == Some('Z'),
-        };
-        tasks.iter().all(is_its)
+    /// Whether a task of the tree is there and nothing that was done until now ends it: a zombie,
+    /// or one that sleeps with all of its threads. Who has been killed is awake until its end. A
+    /// process that acts for it during a restore has its pid, but another program.
+    fn stays(&self, pid: u32) -> bool {
+        let is_root = pid == self.subject.pid();
+        match tree::state(pid) {
+            Some('Z') => !is_root,
+            Some(_) => {
+                let program = std::fs::read_link(format!("/proc/{pid}/exe"));
+                let threads = tree::threads(pid);
+                let sleeps = |&tid: &u32| tree::state(tid) == Some('S') && tree::is_waiting(tid);
+                let is_its = program.is_ok_and(|program| program == crate::subject::binary());
+                is_its && !threads.is_empty() && threads.iter().all(sleeps)
+            }
+            None => false,
+        }
     }
 
     /// What differs from before when what killed dumps had begun in the target has ended.
@@ -206,26 +206,6 @@ fn is_calm(pid: u32) -> bool {
     status.map_or(true, |status| {
         status.contains("TracerPid:\t0") && !status.contains("State:\tT")
     })
-}
-
-/// Whether a task has been killed but is not gone: it looks alive for a moment.
-fn is_doomed(pid: u32) -> bool {
-    const SIGKILL: u64 = 1 << 8;
-    // Or is about to.
-    const EXITING: u64 = 0x404;
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let pending = status.lines().filter_map(|line| {
-        let line = line
-            .strip_prefix("SigPnd:")
-            .or(line.strip_prefix("ShdPnd:"));
-        u64::from_str_radix(line?.trim(), 16).ok()
-    });
-    let is_killed = pending.fold(0, |all, set| all | set) & SIGKILL != 0;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' '));
-    let flags = fields.and_then(|mut fields| fields.nth(6)?.parse::<u64>().ok());
-    let is_ending = flags.is_some_and(|flags| flags & EXITING != 0);
-    is_killed || (is_ending && tree::is_alive(pid))
 }
 
 /// How facts name the last page of a task's vDSO.
