@@ -1,6 +1,7 @@
 //! Tasks come back into their control groups, which are made where they are missing.
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use resources::cgroup::{Membership, Mounts};
@@ -167,6 +168,48 @@ fn tasks_come_back_into_their_groups() {
         // In the restorer's own, where that is asked for.
         stillframe.restore(&["--manage-cgroups=ignore"]).must();
         assert!(!group.place(pids[0]).contains("GROUP"));
+    }
+    if tried == 0 {
+        testkit::skip!("no control groups can be made here");
+    }
+}
+
+#[test]
+fn groups_that_are_made_belong_to_whom_they_did() {
+    needs_root!();
+    needs_program!("sh");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has another idea of it");
+    }
+    let mut tried = 0;
+    for hierarchy in ["", "pids", "memory", "freezer"] {
+        let Some(group) = Group::make(hierarchy, "owned") else {
+            continue;
+        };
+        let folder = group.folder.join("one");
+        let procs = folder.join("cgroup.procs");
+        let access = |path: &Path| {
+            let found = fs::metadata(path).expect("it is there");
+            (found.uid(), found.gid(), found.mode() & 0o7777)
+        };
+        for (path, mode) in [(&folder, 0o775), (&procs, 0o664)] {
+            chown(path, Some(1234), Some(4321)).expect("root may");
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("root may");
+        }
+        let program = two();
+        for pid in program.tree() {
+            group.add("one", pid);
+        }
+        stillframe.dump(program.pid(), &[]).must();
+        group.remove();
+        stillframe.restore(&[]).must();
+        assert_eq!(access(&folder), (1234, 4321, 0o775), "{hierarchy}");
+        assert_eq!(access(&procs), (1234, 4321, 0o664), "{hierarchy}");
+        let plain = access(&group.folder);
+        assert_eq!((plain.0, plain.1), (0, 0), "{hierarchy}");
+        stillframe.clear();
+        tried += 1;
     }
     if tried == 0 {
         testkit::skip!("no control groups can be made here");

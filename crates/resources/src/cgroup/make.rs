@@ -9,7 +9,7 @@ use rustix::fs::{Mode as Permissions, OFlags};
 use rustix::io::Errno;
 
 use super::properties::{self, SUBTREE_CONTROL};
-use super::{Cgroups, Group, Mode, Mounts, mounts, shown};
+use super::{Cgroups, Group, Mode, Mounts, mounts, owners, shown};
 use crate::{Error, Result};
 
 /// How long a group that was made is tried to be removed while tasks in it are ending.
@@ -75,6 +75,10 @@ impl Groups {
                 let doing = format!("set {} of the control group {name}", property.name);
                 Error::kernel(doing, error)
             })?;
+        }
+        if !is_there {
+            let doing = || format!("give the control group {name} to its owner");
+            owners::set(folder, &group.owners).map_err(|error| Error::kernel(doing(), error))?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 mod make;
 mod mounts;
+mod owners;
 mod properties;
 
 use std::collections::BTreeSet;
@@ -90,6 +91,26 @@ pub struct Group {
     /// Its properties, in the order in which they are set.
     #[prost(message, repeated, tag = "4")]
     pub properties: Vec<Property>,
+    /// To whom it belongs.
+    #[prost(message, repeated, tag = "5")]
+    pub owners: Vec<Owner>,
+}
+
+/// To whom a group's folder or one of its files belongs.
+#[derive(Clone, PartialEq, Message)]
+pub struct Owner {
+    /// The file's name, empty for the folder.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// The user.
+    #[prost(uint32, tag = "2")]
+    pub uid: u32,
+    /// The group of users.
+    #[prost(uint32, tag = "3")]
+    pub gid: u32,
+    /// The permissions.
+    #[prost(uint32, tag = "4")]
+    pub mode: u32,
 }
 
 /// A file of a group.
@@ -211,15 +232,17 @@ pub fn dump(found: &Found, own: &Membership) -> Result<Option<Cgroups>> {
         let paths = paths.collect::<BTreeSet<_>>();
         let root = &cgroups.members[0].paths[index as usize];
         for (path, above) in all_groups(&paths, root, |path| mounts.below(name, path)) {
-            cgroups.groups.push(Group {
+            let mut group = Group {
                 hierarchy: index,
-                properties: match mounts.folder(name, &path) {
-                    Some(folder) => properties::read(&folder, &path)?,
-                    None => Vec::new(),
-                },
-                path,
                 above,
-            });
+                ..Group::default()
+            };
+            if let Some(folder) = mounts.folder(name, &path) {
+                group.properties = properties::read(&folder, &path)?;
+                group.owners = owners::read(&folder)?;
+            }
+            group.path = path;
+            cgroups.groups.push(group);
         }
     }
     Ok(Some(cgroups))
@@ -282,6 +305,10 @@ pub fn decode(payload: &[u8]) -> Result<Cgroups> {
         .any(|one| !properties::is_known(&one.name))
     {
         return Err(corrupt("a property that groups do not have"));
+    }
+    let mut owners = cgroups.groups.iter().flat_map(|group| &group.owners);
+    if owners.any(|owner| !owners::is_known(&owner.name)) {
+        return Err(corrupt("an owner of what groups do not have"));
     }
     let whole = cgroups.members.iter().all(|one| one.paths.len() == count);
     let known = |group: &Group| (group.hierarchy as usize) < count;
@@ -454,15 +481,17 @@ mod tests {
                     name: "pids.max".into(),
                     value: b"7".to_vec(),
                 }],
+                owners: vec![Owner::default()],
             }],
         };
         decode(&sound.encode_to_vec()).expect("sound");
-        let damage: [fn(&mut Cgroups); 5] = [
+        let damage: [fn(&mut Cgroups); 6] = [
             |one| one.members.clear(),
             |one| one.members[0].paths.clear(),
             |one| one.groups[0].hierarchy = 1,
             |one| one.groups[0].path = b"/a/../..".to_vec(),
             |one| one.groups[0].properties[0].name = "../../etc/passwd".into(),
+            |one| one.groups[0].owners[0].name = "../../etc/passwd".into(),
         ];
         for damage in damage {
             let mut damaged = sound.clone();
