@@ -60,8 +60,8 @@ impl Task {
         }
     }
 
-    /// One of a pair that hears that the other is gone is parted from it, and loses what it has
-    /// not read.
+    /// One of a pair that hears that the other is gone is parted from it, and one whose connection
+    /// is broken hears no more: both lose what they have not read.
     fn lose_unread(&self, held: &Held) {
         if let Some(at) = held.ends.into {
             let (sent, received) = self.ledger.way(at);
@@ -100,9 +100,14 @@ impl Task {
         // What was sent through TCP may be on its way.
         let arrived = wait::try_wait_for(wait::SOON, || match self.receive_some(held, at) {
             Err(error) => Some(Err(error)),
-            Ok(broken) => {
+            Ok(true) => {
+                // It is told once that the rest does not come.
+                self.lose_unread(held);
+                Some(Ok(()))
+            }
+            Ok(false) => {
                 let (sent, received) = self.ledger.way(at);
-                (broken || sent == received).then_some(Ok(()))
+                (sent == received).then_some(Ok(()))
             }
         });
         arrived.unwrap_or_else(|| {
