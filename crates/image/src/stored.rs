@@ -1,5 +1,6 @@
 //! How a writer stores pages: cut into chunks, each with its checksum.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -104,35 +105,12 @@ impl Writer {
             part < ENCODED_PARTS,
             "an object of its own for encoded chunks"
         );
-        let sum = checksum::of_many(bytes.len());
-        let (mut encoded, mut plain) = (Vec::with_capacity(bytes.len() / 2), Vec::new());
-        let mut chunks = Vec::new();
-        for range in cut.ranges() {
-            let start = encoded.len();
-            let pages = &bytes[range.clone()];
-            let codec = how.encode(pages, &mut encoded).unwrap_or_default();
-            if codec == Codec::None {
-                plain.push(range.clone());
-            }
-            let stored = &encoded[start..];
-            chunks.push(Chunk {
-                object: (part + ENCODED_PARTS) as u32,
-                stored_bytes: stored.len() as u32,
-                offset_bytes: start as u64,
-                checksum: sum(stored),
-                pages: (range.len() / PAGE_BYTES) as u32,
-                codec,
-            });
-        }
-        if !encoded.is_empty() {
-            let start_bytes = self.give(part + ENCODED_PARTS, encoded.len() as u64)?;
-            let is_encoded = |chunk: &&mut Chunk| !chunk.is_plain();
-            for chunk in chunks.iter_mut().filter(is_encoded) {
-                chunk.offset_bytes += start_bytes;
-            }
-            let first = chunks.iter().find(|chunk| !chunk.is_plain());
-            self.write_stored(first.expect("it has bytes"), &encoded)?;
-        }
+        let mut chunks = with_room(bytes.len(), |room| {
+            self.store_smaller(part + ENCODED_PARTS, bytes, cut, how, room)
+        })?;
+        let plain = cut.ranges().zip(&chunks);
+        let plain = plain.filter_map(|(range, chunk)| chunk.is_plain().then_some(range));
+        let plain = plain.collect::<Vec<_>>();
         let mut rest = chunks.iter_mut().filter(|chunk| chunk.is_plain());
         for near in plain.chunk_by(|one, next| one.end == next.start) {
             let start = near[0].start;
@@ -143,6 +121,44 @@ impl Writer {
             for (stored, chunk) in stored.into_iter().zip(&mut rest) {
                 *chunk = stored;
             }
+        }
+        Ok(chunks)
+    }
+
+    /// Stores those chunks that are smaller when they are encoded, as which they come to stand in
+    /// `room`; the others are given back as plain ones that are nowhere.
+    fn store_smaller(
+        &self,
+        part: usize,
+        bytes: &[u8],
+        cut: &Cut,
+        how: Compression,
+        room: &mut [u8],
+    ) -> Result<Vec<Chunk>> {
+        let sum = checksum::of_many(bytes.len());
+        let mut all_bytes = 0;
+        let chunks = cut.ranges().map(|range| {
+            let encoded = how.encode(&bytes[range.clone()], &mut room[all_bytes..]);
+            let (codec, stored_bytes) = encoded.unwrap_or_default();
+            let offset_bytes = all_bytes;
+            all_bytes += stored_bytes;
+            Chunk {
+                object: part as u32,
+                stored_bytes: stored_bytes as u32,
+                offset_bytes: offset_bytes as u64,
+                checksum: sum(&room[offset_bytes..all_bytes]),
+                pages: (range.len() / PAGE_BYTES) as u32,
+                codec,
+            }
+        });
+        let mut chunks = chunks.collect::<Vec<_>>();
+        if all_bytes > 0 {
+            let start_bytes = self.give(part, all_bytes as u64)?;
+            for chunk in &mut chunks {
+                chunk.offset_bytes += start_bytes;
+            }
+            // Those before it are plain ones, which have no bytes here.
+            self.write_stored(&chunks[0], &room[..all_bytes])?;
         }
         Ok(chunks)
     }
@@ -173,15 +189,25 @@ impl Writer {
 
     /// Stores pages where a chunk is, as that is stored; none where they do not fit there.
     pub(crate) fn store_in(&self, old: &Chunk, pages: &[u8]) -> Result<Option<Chunk>> {
-        let mut encoded = Vec::new();
-        let (stored, codec) = match self.compression {
-            _ if old.is_plain() => (pages, Codec::None),
-            Some(how) => match how.encode(pages, &mut encoded) {
-                Some(codec) => (&encoded[..], codec),
-                None => return Ok(None),
-            },
-            None => return Ok(None),
-        };
+        if old.is_plain() {
+            return self.store_as(old, pages, (Codec::None, pages));
+        }
+        with_room(pages.len(), |room| {
+            let encoded = self.compression.and_then(|how| how.encode(pages, room));
+            match encoded {
+                Some((codec, len)) => self.store_as(old, pages, (codec, &room[..len])),
+                None => Ok(None),
+            }
+        })
+    }
+
+    /// Stores `stored` as the pages of a chunk, where it is; none where it does not fit there.
+    fn store_as(
+        &self,
+        old: &Chunk,
+        pages: &[u8],
+        (codec, stored): (Codec, &[u8]),
+    ) -> Result<Option<Chunk>> {
         let chunk = Chunk {
             stored_bytes: stored.len() as u32,
             checksum: checksum::of_many(stored.len())(stored),
@@ -278,6 +304,20 @@ impl Writer {
         bytes.copy_from_slice(&pages[start..start + bytes.len()]);
         Ok(())
     }
+}
+
+thread_local! {
+    static ROOM: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Calls `f` with so much memory of this thread's, which is kept for the next call.
+fn with_room<T>(len: usize, f: impl FnOnce(&mut [u8]) -> T) -> T {
+    ROOM.with_borrow_mut(|room| {
+        if room.len() < len {
+            room.resize(len, 0);
+        }
+        f(&mut room[..len])
+    })
 }
 
 /// Pages in a buffer as they are cut into chunks.
