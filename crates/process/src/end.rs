@@ -180,7 +180,7 @@ fn kill(
         lock.silence()?;
     }
     sentinel.dismiss();
-    // What is left to do here is done while they end.
+    // What is left to do here is done while they end, and the sentinel as well.
     let tids = frozen
         .tasks
         .into_iter()

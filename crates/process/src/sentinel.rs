@@ -92,8 +92,9 @@ impl Sentinel {
         let _ = self.say(&[COMMITTED]);
     }
 
-    /// Sends the sentinel away: the step is complete, or nothing is to be done about it.
-    pub fn dismiss(self) {
+    /// Sends the sentinel away: the step is complete, or nothing is to be done about it. Its end is
+    /// waited for when this is dropped.
+    pub fn dismiss(&self) {
         let _ = self.say(&[DISMISSED]);
     }
 

@@ -163,7 +163,7 @@ impl<'a> Running<'a> {
             self.built.catch_up();
             Ok(leftover)
         });
-        sentinel.into_iter().for_each(Sentinel::dismiss);
+        sentinel.iter().for_each(Sentinel::dismiss);
         self.armed = let_go.is_err();
         let_go
     }
