@@ -30,7 +30,8 @@ const QUICK_ROUNDS: usize = 5;
 /// One page in a hundred is written between two layers.
 const WRITTEN: u64 = 100;
 
-const SPACE: SpaceId = SpaceId(1);
+/// The space of all images here.
+pub const SPACE: SpaceId = SpaceId(1);
 
 /// What is measured.
 #[derive(clap::Args)]
@@ -114,7 +115,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Every layer has a file that is open at the same time as the others.
-fn allow_files(layers: u64) -> Result<()> {
+///
+/// # Errors
+/// When the kernel refuses that.
+pub fn allow_files(layers: u64) -> Result<()> {
     let now = getrlimit(Resource::Nofile);
     let current = now.current.map(|current| current.max(4 * layers + 256));
     let maximum = now.maximum.max(current);
@@ -122,11 +126,13 @@ fn allow_files(layers: u64) -> Result<()> {
         .map_err(kernel_error("raise the limit of open files"))
 }
 
-fn layer(dir: &Path, number: u64) -> PathBuf {
+/// The folder of a layer.
+pub fn layer(dir: &Path, number: u64) -> PathBuf {
     dir.join(number.to_string())
 }
 
-fn failed<E: std::error::Error + Send + Sync + 'static>(
+/// Returns an error about what failed, to be given to `map_err`.
+pub fn failed<E: std::error::Error + Send + Sync + 'static>(
     doing: &'static str,
 ) -> impl Fn(E) -> Error {
     move |error| Error::Kernel {
@@ -135,13 +141,20 @@ fn failed<E: std::error::Error + Send + Sync + 'static>(
     }
 }
 
-fn open(path: &Path) -> Result<Reader> {
+/// Opens an image.
+///
+/// # Errors
+/// When it is none.
+pub fn open(path: &Path) -> Result<Reader> {
     let store = Directory::open(path).map_err(failed("open an image's folder"))?;
     Reader::open(&store).map_err(failed("open an image"))
 }
 
 /// Writes the layers; tells by page which layer wrote it last.
-fn make(dir: &Path, layers: u64, pages: u64) -> Result<Vec<u64>> {
+///
+/// # Errors
+/// When a layer cannot be written.
+pub fn make(dir: &Path, layers: u64, pages: u64) -> Result<Vec<u64>> {
     let mut last = vec![0; pages as usize];
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     for number in 0..layers {
@@ -208,7 +221,7 @@ fn write(writer: &Writer, number: u64, pages: u64, written: &[u64]) -> image::Re
 }
 
 /// What a layer writes to a page: different from all others, and not zero.
-fn contents(number: u64, page: u64) -> Vec<u8> {
+pub fn contents(number: u64, page: u64) -> Vec<u8> {
     let word = (number << 32 | page).to_le_bytes();
     word.repeat(PAGE_BYTES / word.len() - 1)
         .into_iter()
@@ -271,7 +284,11 @@ fn measure(
     })
 }
 
-fn fill(reader: &Reader, target: &OwnedFd, pages: u64) -> Result<u64> {
+/// Puts all pages into a file, as a restore does.
+///
+/// # Errors
+/// When one cannot be read.
+pub fn fill(reader: &Reader, target: &OwnedFd, pages: u64) -> Result<u64> {
     let target = target
         .try_clone()
         .map_err(kernel_error("copy a descriptor"))?;

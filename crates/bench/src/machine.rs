@@ -56,6 +56,16 @@ impl Machine {
             disk: file_system(disk).unwrap_or_else(unknown),
         }
     }
+
+    /// The processor's name and the number of cores, as the name of a folder.
+    pub fn short_name(&self) -> String {
+        let name = self.processor.to_lowercase();
+        let name = name.split('@').next().unwrap_or_default();
+        let words = name.split(|letter: char| !letter.is_ascii_alphanumeric());
+        let telling = |word: &&str| !["", "r", "tm", "cpu", "processor", "core"].contains(word);
+        let words = words.filter(telling).take(3);
+        words.collect::<Vec<_>>().join("-") + &format!("-{}", self.cores)
+    }
 }
 
 /// Returns the type of the file system that a folder lies in; see `/proc/PID/mountinfo` in proc(5).
@@ -79,6 +89,20 @@ pub fn file_system(folder: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn machines_have_short_names() {
+        let mut machine = Machine::this(Path::new("/"));
+        machine.cores = 2;
+        for (processor, name) in [
+            ("AMD EPYC", "amd-epyc-2"),
+            ("Intel(R) Xeon(R) Processor @ 2.50GHz", "intel-xeon-2"),
+            ("unknown", "unknown-2"),
+        ] {
+            machine.processor = processor.into();
+            assert_eq!(machine.short_name(), name);
+        }
+    }
 
     #[test]
     fn this_machine_is_known() {

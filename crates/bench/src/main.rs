@@ -6,11 +6,14 @@
 //! [`plot`]). Start it with `cargo xtask bench process`. `bench chain` reads long chains of layers
 //! ([`chain`]). `bench predump` and `bench live` watch what a target that writes ([`writer`]) and
 //! the clients of a server ([`redis`]) notice of being saved ([`rounds`]).
-//! `bench vdso` tells what it costs to know the host ([`vdso`]).
+//! `bench vdso` tells what it costs to know the host ([`vdso`]), `bench resolver` what it takes to
+//! get pages out of an image ([`resolver`]), and `bench compress` what codecs cost and save
+//! ([`compress`]). Every run's numbers are kept ([`runs`]).
 #![forbid(unsafe_code)]
 
 mod calls;
 mod chain;
+mod compress;
 mod error;
 mod isolate;
 mod live;
@@ -22,10 +25,13 @@ mod predump;
 mod record;
 mod redis;
 mod report;
+mod resolver;
 mod rounds;
+mod runs;
 mod subject;
 mod suite;
 mod target;
+mod text;
 mod tool;
 mod vdso;
 mod workload;
@@ -55,6 +61,10 @@ enum Task {
     Live(rounds::Arguments),
     /// Measure what it costs to know the host, with what is remembered of it and without.
     Vdso(vdso::Arguments),
+    /// Measure dumps and restores of text with each codec.
+    Compress(compress::Arguments),
+    /// Measure what it takes to get pages out of an image.
+    Resolver(resolver::Arguments),
     /// Write the table and the plot from kept numbers again.
     Report(report::Arguments),
     /// Run the measuring part; `process` starts it in a mount namespace of its own.
@@ -75,6 +85,8 @@ fn main() -> ExitCode {
         Task::Predump(arguments) => predump::run(&arguments),
         Task::Live(arguments) => live::run(&arguments),
         Task::Vdso(arguments) => vdso::run(&arguments),
+        Task::Compress(arguments) => compress::run(&arguments),
+        Task::Resolver(arguments) => resolver::run(&arguments),
         Task::Report(arguments) => report::run(&arguments),
         Task::Inside(arguments) => suite::run_inside(&arguments),
         Task::Subject(arguments) => subject::run(&arguments),

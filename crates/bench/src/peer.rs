@@ -34,6 +34,7 @@ pub fn criu(suite: &str, peers: &Path) -> Result<Tool> {
         version,
         words,
         volatile_options: &[],
+        dump_options: &[],
         durable: false,
     })
 }
@@ -53,6 +54,7 @@ pub fn stillframe(program: &Path) -> Result<Tool> {
             .to_string(),
         words: vec![program.into()],
         volatile_options: &["--no-sync"],
+        dump_options: &[],
         durable: true,
     })
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Result, file_error};
 use crate::plot;
 use crate::record::{Calls, Cell, Record, Series, median};
+use crate::runs;
 use crate::suite::name_of;
 use crate::workload::{Cache, Workload};
 
@@ -16,8 +17,10 @@ const END: &str = "<!-- process:end -->";
 /// Which numbers are shown where.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The folder with benchmarks.md and benchmarks/process.json.
-    #[arg(default_value = "docs")]
+    /// The kept numbers of a run of `bench process`.
+    numbers: PathBuf,
+    /// The folder with benchmarks.md.
+    #[arg(long, default_value = "docs")]
     folder: PathBuf,
 }
 
@@ -66,22 +69,27 @@ pub const QUANTITIES: &[Quantity] = &[
 /// # Errors
 /// When a file cannot be read or written.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let record = Record::read(&arguments.folder.join("benchmarks/process.json"))?;
-    write(&record, &arguments.folder)
+    let record = Record::read(&arguments.numbers)?;
+    show(&record, &arguments.numbers, &arguments.folder)
 }
 
-/// Writes the numbers, the plot and the page below a folder, and prints the page's tables.
+/// Keeps the numbers, and writes the plot and the page below a folder.
 ///
 /// # Errors
 /// When a file cannot be written.
 pub fn write(record: &Record, folder: &Path) -> Result<()> {
+    let numbers = runs::keep(folder, &record.machine, "process", record)?;
+    show(record, &numbers, folder)
+}
+
+/// Writes the plot and the page below a folder, and prints the page's tables.
+fn show(record: &Record, numbers: &Path, folder: &Path) -> Result<()> {
     let kept = folder.join("benchmarks");
     std::fs::create_dir_all(&kept).map_err(file_error("make", &kept))?;
-    record.write(&kept.join("process.json"))?;
     let picture = kept.join("process.svg");
     std::fs::write(&picture, plot::draw(record)).map_err(file_error("write", &picture))?;
     let page = folder.join("benchmarks.md");
-    let tables = tables(record);
+    let tables = format!("{}\n\n{}", tables(record), runs::link(folder, numbers));
     put_between(&page, (BEGIN, END), &tables)?;
     println!("{tables}");
     eprintln!("written: {} and {}", page.display(), kept.display());

@@ -12,6 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sys::fork::{Fork, fork};
 
 use crate::error::{Error, Result, file_error, kernel_error};
+use crate::text;
 use crate::workload::Workload;
 
 /// The size of a page in bytes.
@@ -40,12 +41,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut ready = keep_stdout()?;
     let mut memory = Vec::new();
     if !workload.own_memory {
-        memory = write_memory(workload, 0);
+        memory = write_memory(workload, 0)?;
     }
     let (mut started, begun) = std::io::pipe().map_err(kernel_error("make a pipe"))?;
     let place = grow(workload.children)?;
     if workload.own_memory {
-        memory = write_memory(workload, std::process::id().into());
+        memory = write_memory(workload, std::process::id().into())?;
     }
     if place == Place::Below {
         black_box(&memory);
@@ -125,10 +126,14 @@ fn grow(levels: &[usize]) -> Result<Place> {
 }
 
 /// Writes every page: with numbers that differ from page to page, and from those of another
-/// `seed`, or with zeros.
-fn write_memory(workload: &Workload, seed: u64) -> Vec<u8> {
+/// `seed`, or with zeros, or with text.
+fn write_memory(workload: &Workload, seed: u64) -> Result<Vec<u8>> {
     let bytes = usize::try_from(workload.memory_bytes).expect("64-bit addresses");
     let mut memory = vec![0u8; bytes];
+    if workload.is_text {
+        text::fill(&mut memory)?;
+        return Ok(memory);
+    }
     let mut word = 0x9e37_79b9_7f4a_7c15_u64 ^ seed << 32;
     for (number, page) in (0u64..).zip(memory.chunks_exact_mut(PAGE_BYTES)) {
         if number % 100 < workload.zero_percent {
@@ -137,7 +142,7 @@ fn write_memory(workload: &Workload, seed: u64) -> Vec<u8> {
         }
         fill_page(page, &mut word);
     }
-    memory
+    Ok(memory)
 }
 
 /// Looks at the clock for ever.
@@ -178,7 +183,7 @@ mod tests {
             memory_bytes: 1000 * PAGE_BYTES as u64,
             ..*zero1g
         };
-        let memory = write_memory(&small, 0);
+        let memory = write_memory(&small, 0).unwrap();
         let zeros = memory
             .chunks(PAGE_BYTES)
             .filter(|page| page.iter().all(|byte| *byte == 0));

@@ -9,7 +9,7 @@ use crate::pair::{Setting, measure};
 use crate::record::{Cell, Program, Record, median};
 use crate::tool::Tool;
 use crate::workload::{self, Cache, Medium, Workload};
-use crate::{isolate, peer, report};
+use crate::{compress, isolate, peer, report};
 
 /// What is measured.
 #[derive(clap::Args)]
@@ -33,8 +33,8 @@ pub struct Arguments {
 /// What both the outer and the inner part have to know.
 #[derive(clap::Args)]
 pub struct Choice {
-    /// Pair one program with itself: shows what differences mean nothing.
-    #[arg(long, value_name = "PROGRAM", value_parser = ["criu", "stillframe"])]
+    /// Pair one program with itself: shows what differences mean nothing; or with each codec.
+    #[arg(long, value_name = "PROGRAM", value_parser = ["criu", "stillframe", "codecs"])]
     pub only: Option<String>,
     /// Only these workloads.
     #[arg(long = "workload", value_name = "NAME")]
@@ -196,6 +196,7 @@ fn tools(choice: &Choice, folder: &Path) -> Result<Vec<Tool>> {
     };
     match choice.only.as_deref() {
         Some("criu") => Ok(twice(peer::criu(&choice.suite, &choice.peers)?)),
+        Some("codecs") => Ok(compress::tools(&stillframe()?)),
         Some(_) => Ok(twice(stillframe()?)),
         None => Ok(vec![
             peer::criu(&choice.suite, &choice.peers)?,
@@ -222,7 +223,7 @@ fn chosen(choice: &Choice, cache: Cache) -> Result<Vec<(&'static Workload, Mediu
     }
     let mut cells = Vec::new();
     for workload in workload::ALL {
-        let wanted = choice.workloads.is_empty()
+        let wanted = (choice.workloads.is_empty() && !workload.is_text)
             || choice.workloads.iter().any(|name| name == workload.name);
         for medium in workload.media {
             let wanted_there = choice.media.is_empty() || choice.media.contains(medium);

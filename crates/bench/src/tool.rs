@@ -26,6 +26,8 @@ pub struct Tool {
     pub words: Vec<OsString>,
     /// Options that only it has, for each dump whose image need not be durable.
     pub volatile_options: &'static [&'static str],
+    /// Options for each of its dumps.
+    pub dump_options: &'static [&'static str],
     /// Whether its dumps are durable by themselves.
     pub durable: bool,
 }
@@ -44,6 +46,7 @@ impl Tool {
     pub fn dump(&self, pid: Pid, images: &Path, leave_running: bool, durable: bool) -> Command {
         let mut command = self.command("dump", images);
         command.args(["-t", &pid.as_raw_nonzero().to_string()]);
+        command.args(self.dump_options);
         if leave_running {
             command.arg("--leave-running");
         }

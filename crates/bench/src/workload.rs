@@ -18,6 +18,8 @@ pub struct Workload {
     pub own_memory: bool,
     /// How many of a hundred pages of it are written with zeros.
     pub zero_percent: u64,
+    /// Whether the rest is text instead of numbers; then it is for `bench compress` alone.
+    pub is_text: bool,
     /// What share of the peer's time a dump and a restore may take, where that was set as a goal.
     pub goals: [Option<f64>; 2],
     /// Where its images are put.
@@ -61,6 +63,7 @@ pub const ALL: &[Workload] = &[
         memory_bytes: 0,
         own_memory: false,
         zero_percent: 0,
+        is_text: false,
         goals: [Some(0.25), Some(0.25)],
         media: &[Medium::Tmpfs, Medium::Disk, Medium::Durable],
         cold: true,
@@ -72,6 +75,7 @@ pub const ALL: &[Workload] = &[
         memory_bytes: 0,
         own_memory: false,
         zero_percent: 0,
+        is_text: false,
         goals: [None, None],
         media: &[Medium::Tmpfs, Medium::Disk],
         cold: false,
@@ -83,6 +87,7 @@ pub const ALL: &[Workload] = &[
         memory_bytes: 1024 * MIB,
         own_memory: false,
         zero_percent: 0,
+        is_text: false,
         goals: [Some(0.6), Some(0.4)],
         media: &[Medium::Tmpfs, Medium::Disk, Medium::Durable],
         cold: false,
@@ -94,6 +99,7 @@ pub const ALL: &[Workload] = &[
         memory_bytes: 1024 * MIB,
         own_memory: false,
         zero_percent: 90,
+        is_text: false,
         goals: [None, None],
         media: &[Medium::Tmpfs, Medium::Disk],
         cold: false,
@@ -105,6 +111,7 @@ pub const ALL: &[Workload] = &[
         memory_bytes: 10 * MIB,
         own_memory: false,
         zero_percent: 0,
+        is_text: false,
         goals: [Some(0.4), Some(0.4)],
         media: &[Medium::Tmpfs, Medium::Disk],
         cold: false,
@@ -116,11 +123,27 @@ pub const ALL: &[Workload] = &[
         memory_bytes: 10 * MIB,
         own_memory: true,
         zero_percent: 0,
+        is_text: false,
         goals: [Some(0.4), Some(0.4)],
         media: &[Medium::Tmpfs, Medium::Disk],
         cold: false,
     },
+    Workload {
+        name: TEXT,
+        title: "1 GiB of text",
+        children: &[],
+        memory_bytes: 1024 * MIB,
+        own_memory: false,
+        zero_percent: 0,
+        is_text: true,
+        goals: [None, None],
+        media: &[Medium::Tmpfs, Medium::Disk, Medium::Durable],
+        cold: false,
+    },
 ];
+
+/// Memory that can be compressed.
+pub const TEXT: &str = "text1g";
 
 impl Workload {
     /// Finds a workload by its name.
@@ -157,6 +180,7 @@ mod tests {
             ("zero1g", 1),
             ("tree50", 50),
             ("own50", 50),
+            (TEXT, 1),
         ];
         assert_eq!(tasks, want);
     }
