@@ -192,6 +192,31 @@ fn placing(options: &RestoreOptions, saved: &Saved<'_>) -> Result<Option<Placing
 #[cfg(test)]
 mod tests {
     #[test]
+    fn an_image_of_another_kind_of_machine_is_refused_by_name() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let place = store::Directory::open(folder.path()).expect("it was just made");
+        let writer = image::Writer::create(std::sync::Arc::new(place)).expect("it is empty");
+        let facts = image::Facts {
+            arch: "riscv64".into(),
+            ..image::Facts::default()
+        };
+        let seal = image::Seal {
+            facts,
+            ..image::Seal::default()
+        };
+        writer.seal(seal).expect("it is right");
+        let options = crate::RestoreOptions::new(folder.path());
+        let refused = crate::restore(&options, &mut crate::report::Unobserved)
+            .expect_err("it is of another machine");
+        assert_eq!(refused.blame(), crate::Blame::Unsupported);
+        let told = refused.to_string();
+        assert!(
+            told.contains("riscv64") && told.contains("x86_64"),
+            "{told}"
+        );
+    }
+
+    #[test]
     fn a_page_is_a_page() {
         assert_eq!(abi::PAGE_BYTES, image::PAGE_BYTES as u64);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use image::{Facts, NewRun, PAGE_BYTES, Record, Run, RunKind, Seal, SpaceId, Writer};
+use image::{Compression, Facts, NewRun, PAGE_BYTES, Record, Run, RunKind, Seal, SpaceId, Writer};
 use prost::Message;
 use resources::fd::place::Place;
 use resources::fd::tags;
@@ -253,7 +253,19 @@ fn runs() -> [Run; 2] {
 /// An image of `records` and, with `more`, the pages of the tasks.
 pub(crate) fn image(records: Vec<Record>, more: &[Run]) -> Arc<dyn Store> {
     let store: Arc<dyn Store> = Arc::new(store::Memory::default());
-    let writer = Writer::create(store.clone()).expect("memory takes an image");
+    image_in(&store, None, records, more);
+    store
+}
+
+/// Does what [`image`] does, in `store`.
+pub(crate) fn image_in(
+    store: &Arc<dyn Store>,
+    compression: Option<Compression>,
+    records: Vec<Record>,
+    more: &[Run],
+) {
+    let mut writer = Writer::create(store.clone()).expect("memory takes an image");
+    writer.compress(compression);
     let stored = NewRun {
         space: SpaceId(ROOT.cast_unsigned()),
         first_page: 0x600,
@@ -277,5 +289,4 @@ pub(crate) fn image(records: Vec<Record>, more: &[Run]) -> Arc<dyn Store> {
         facts,
     };
     writer.seal(seal).expect("the image is right");
-    store
 }

@@ -4,6 +4,7 @@
 mod cgroups;
 mod clocks;
 mod compressed;
+mod compressed_programs;
 mod connections;
 mod cycles;
 mod damage;

@@ -3,6 +3,8 @@
 pub(crate) mod births;
 mod early;
 mod family;
+#[cfg(test)]
+mod forged;
 pub(crate) mod groups;
 #[cfg(test)]
 mod model;

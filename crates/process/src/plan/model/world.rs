@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use abi::{Addr, PAGE_BYTES, Span};
-use image::{NewRun, Reader, Record, Run, RunKind, Seal, SpaceId, Writer};
+use image::{Compression, NewRun, Reader, Record, Run, RunKind, Seal, SpaceId, Writer};
 use prost::Message;
 use resources::map::memory::{Mapping, Memory, Special};
 use store::Store;
@@ -106,14 +106,20 @@ impl World {
             .find(|task| task.pid == pid && !task.zombie)
     }
 
-    /// The image of all tasks: in files, whose pages a task reads for itself, or in none.
+    /// The image of all tasks: in files, whose pages a task reads for itself, or in none; as they
+    /// are, or encoded.
     pub fn image(&self) -> Reader {
         let scratch = tempfile::tempdir().expect("a scratch folder");
         let store: Arc<dyn Store> = match self.tasks.len() % 2 {
             0 => Arc::new(store::Memory::default()),
             _ => Arc::new(store::Directory::open(scratch.path()).expect("it was just made")),
         };
-        let writer = Writer::create(store.clone()).expect("it takes an image");
+        let mut writer = Writer::create(store.clone()).expect("it takes an image");
+        writer.compress(match self.tasks.len() % 3 {
+            0 => None,
+            1 => Some(Compression::Lz4),
+            _ => Some(Compression::Zstd(1)),
+        });
         for task in &self.tasks {
             self.save_pages(task, &writer);
         }
