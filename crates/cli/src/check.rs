@@ -106,7 +106,7 @@ impl Check {
 
     /// Tells what an image needs.
     fn run_image(&self, directory: &Path) -> Result<Status, Failure> {
-        let needs = process::needs(directory).map_err(|source| Failure::Engine {
+        let needs = process::needs(&directory.into()).map_err(|source| Failure::Engine {
             doing: "check",
             source: Box::new(source),
         })?;

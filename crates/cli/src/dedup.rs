@@ -58,7 +58,7 @@ impl Dedup {
         };
         everywhere.open_log(work_dir, Some("dedup"), started)?;
         let options = DedupOptions {
-            images_dir,
+            images: images_dir.into(),
             sync: !self.no_sync,
         };
         let report = process::dedup(&options).map_err(|source| Failure::Engine {

@@ -217,7 +217,7 @@ impl Dump {
     fn options(&self, allowed: Allowed, images_dir: &std::path::Path) -> DumpOptions {
         DumpOptions {
             tree: self.tree,
-            images_dir: images_dir.to_owned(),
+            images: images_dir.into(),
             afterwards: match (self.leave_running || self.live, self.leave_stopped) {
                 (true, _) => Afterwards::Run,
                 (false, true) => Afterwards::Stop,
@@ -228,10 +228,10 @@ impl Dump {
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
             sync: !self.no_sync,
             live: self.live,
-            prev_images_dir: self
+            parent: self
                 .prev_images_dir
                 .as_ref()
-                .map(|dir| images_dir.join(dir)),
+                .map(|dir| images_dir.join(dir).into()),
             auto_dedup: self.auto_dedup,
             compress: self.compress,
             track: self.track_mem.then(|| Duration::from_secs(self.track_time)),

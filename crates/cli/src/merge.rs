@@ -46,9 +46,9 @@ impl Merge {
     /// Whatever the engine tells; the old image then is as it was.
     pub fn run(self) -> Result<Status, Failure> {
         let options = MergeOptions {
-            images_dir: self.image,
-            until: self.until,
-            output: self.output,
+            images: self.image.into(),
+            until: self.until.map(Into::into),
+            output: self.output.map(Into::into),
             compress: self.compress,
             sync: !self.no_sync,
         };

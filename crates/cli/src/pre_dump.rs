@@ -82,11 +82,11 @@ impl PreDump {
         }
         PreDumpOptions {
             tree: self.tree,
-            images_dir: images_dir.to_owned(),
-            prev_images_dir: self
+            images: images_dir.into(),
+            parent: self
                 .prev_images_dir
                 .as_ref()
-                .map(|dir| images_dir.join(dir)),
+                .map(|dir| images_dir.join(dir).into()),
             auto_dedup: self.auto_dedup,
             compress: self.compress,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),

@@ -185,7 +185,7 @@ impl Restore {
             inherit_fds.push(InheritFd { fd, stands_for });
         }
         Ok(RestoreOptions {
-            images_dir: images_dir.to_owned(),
+            images: images_dir.into(),
             afterwards: if self.leave_stopped {
                 Afterwards::Stop
             } else {

@@ -43,7 +43,7 @@ impl Show {
     /// There is no image, or it is damaged.
     pub fn run(self) -> Result<Status, Failure> {
         let dir = self.image.or(self.images_dir).unwrap_or_default();
-        let description = process::describe(&dir).map_err(|source| Failure::Engine {
+        let description = process::describe(&dir.into()).map_err(|source| Failure::Engine {
             doing: "show",
             source: Box::new(source),
         })?;

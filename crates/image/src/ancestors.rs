@@ -142,6 +142,12 @@ impl Ancestors {
         Ok(&**opened.parts[part].get_or_init(|| object))
     }
 
+    /// Whether ancestors are in files, as far as that can be known without opening one.
+    pub fn are_files(&self) -> bool {
+        let home = self.home.as_ref();
+        home.is_none_or(|home| home.directory().is_some())
+    }
+
     /// Where an ancestor is.
     pub fn place(&self, ancestor: usize) -> store::Result<&Arc<dyn Store>> {
         let place = &self.opened[ancestor].store;

@@ -70,7 +70,7 @@ impl Reader {
         let is_file = match self.places.own.get(chunk.object as usize) {
             Some(Some(object)) => object.as_fd().is_some(),
             // An ancestor's, or that of an image that is not sealed yet.
-            _ => true,
+            _ => self.places.ancestors.are_files(),
         };
         let skip_bytes = u64::from(part.skip_pages) * PAGE_BYTES as u64;
         (chunk.is_plain() && is_file).then_some(Straight {

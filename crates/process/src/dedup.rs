@@ -1,54 +1,50 @@
 //! Freeing what newer images of a chain have replaced in older ones.
 
-use std::path::Path;
-
 use image::{ANCESTORS_MAX, Deduped};
-use store::Directory;
+use store::Store;
 
+use crate::Result;
 use crate::options::DedupOptions;
 use crate::report::DedupReport;
-use crate::{Error, Result};
 
-/// Frees all pages that the image in `options.images_dir` does not need in those that it is over,
-/// which cannot be restored any more then.
+/// Frees all pages that the image in `options.images` does not need in those that it is over, which
+/// cannot be restored any more then.
 ///
 /// # Errors
-/// [`image::Error::Needed`] where another image has pages from one of them. Whenever it is cut
-/// short, the newest image is whole.
+/// [`image::Error::Needed`] where another image has pages from one of them; [`image::Error::Store`]
+/// where the store cannot free parts of objects. Whenever it is cut short, the newest image is
+/// whole.
 pub fn dedup(options: &DedupOptions) -> Result<DedupReport> {
+    dedup_in(&*options.images.open()?, options.sync)
+}
+
+fn dedup_in(store: &dyn Store, sync: bool) -> Result<DedupReport> {
     room();
-    let store = Directory::open(&options.images_dir).map_err(Error::Store)?;
     let Deduped {
         freed_bytes,
         images,
-    } = image::dedup(&store, options.sync)?;
+    } = image::dedup(store, sync)?;
     Ok(DedupReport {
         freed_bytes,
         images,
     })
 }
 
-/// Refuses `--auto-dedup` that would be refused after the dump: of an image in `dir` over the one
+/// Refuses `--auto-dedup` that would be refused after the dump: of an image in `store` over the one
 /// in `parent`.
 ///
 /// # Errors
 /// Those of [`image::check_dedup`].
-pub(crate) fn check(dir: &Path, parent: &Path) -> Result<()> {
+pub(crate) fn check(store: &dyn Store, parent: &dyn Store) -> Result<()> {
     room();
-    let own = Directory::open(dir).map_err(Error::Store)?;
-    let own = image::Reader::open(&own).ok().map(|reader| reader.id());
-    let parent = Directory::open(parent).map_err(Error::Store)?;
-    Ok(image::check_dedup(&parent, own)?)
+    let own = image::Reader::open(store).ok().map(|reader| reader.id());
+    Ok(image::check_dedup(parent, own)?)
 }
 
-/// Frees what the new image in `dir` has replaced; tells how many bytes that were. The image is
+/// Frees what the new image in `store` has replaced; tells how many bytes that were. The image is
 /// whole without that.
-pub(crate) fn after_dump(dir: &Path, sync: bool) -> u64 {
-    let options = DedupOptions {
-        images_dir: dir.to_owned(),
-        sync,
-    };
-    match dedup(&options) {
+pub(crate) fn after_dump(store: &dyn Store, sync: bool) -> u64 {
+    match dedup_in(store, sync) {
         Ok(done) => {
             let (bytes, images) = (done.freed_bytes, done.images);
             log::info!("{bytes} bytes were freed in {images} older images");

@@ -1,6 +1,6 @@
 //! Image → description: what `show` prints, without touching any task.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use image::{FORMAT_VERSION, Reader, Run, SpaceId, SpaceKind};
 use resources::fd::tcp::lock;
@@ -18,15 +18,14 @@ use crate::report::{
     PartDescription, TaskDescription, Vdso,
 };
 use crate::text::describe_status;
-use crate::{Description, Error, Result, Statistics};
+use crate::{Description, Images, Result, Statistics};
 
-/// Tells what the image in `images_dir` holds.
+/// Tells what the image there holds.
 ///
 /// # Errors
 /// A missing or damaged image.
-pub fn describe(images_dir: &Path) -> Result<Description> {
-    let store = store::Directory::open(images_dir).map_err(Error::Store)?;
-    describe_in(&store)
+pub fn describe(images: &Images) -> Result<Description> {
+    describe_in(&*images.open()?)
 }
 
 fn describe_in(store: &dyn Store) -> Result<Description> {
@@ -360,7 +359,10 @@ mod tests {
         assert_eq!(image.tasks[2].ended.as_deref(), Some("signal 9"));
         let root = &image.tasks[0];
         let places = (root.exe.as_deref(), root.cwd.as_deref(), &root.root);
-        let want = (Some(Path::new("/usr/bin/true")), Some(Path::new("/srv")));
+        let want = (
+            Some(std::path::Path::new("/usr/bin/true")),
+            Some(std::path::Path::new("/srv")),
+        );
         assert_eq!(places, (want.0, want.1, &None));
         let names = root.parts.iter().map(|part| (part.tid, part.name.as_str()));
         let want = [

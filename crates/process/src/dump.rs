@@ -1,6 +1,5 @@
 //! The dump of a process tree, from the first stop to the end of the target.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use image::Writer;
@@ -20,7 +19,7 @@ use crate::{
     Afterwards, DumpOptions, DumpReport, Error, Observer, Result, Stage, Statistics, dedup,
 };
 
-/// Saves the tree under `options.tree` into `options.images_dir`.
+/// Saves the tree under `options.tree` into `options.images`.
 ///
 /// A live dump leaves it running, whatever `options.afterwards` says.
 ///
@@ -37,15 +36,11 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     observer
         .stage(Stage::PreDump, Some(root))
         .map_err(Error::Vetoed)?;
-    let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
-    let store = Arc::new(store);
+    let store = options.images.create()?;
     let mut layer = Layer::prepare(options)?;
-    let dedup_over = options
-        .prev_images_dir
-        .as_deref()
-        .filter(|_| options.auto_dedup);
-    if let Some(parent) = dedup_over {
-        dedup::check(&options.images_dir, parent)?;
+    let dedups = options.auto_dedup && layer.parent().is_some();
+    if let Some(parent) = layer.parent().filter(|_| dedups) {
+        dedup::check(&*store, &*parent.store)?;
     }
     let (replaced, replaced_links) = (Replaced::of(&*store), links::of_store(&*store));
     let writer = layer.writer(store.clone(), options)?;
@@ -85,8 +80,8 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
     replaced.clear();
     layer.done(options);
     log::info!("the tree is let go: {:?}", options.afterwards);
-    if dedup_over.is_some() {
-        report.freed_bytes = dedup::after_dump(&options.images_dir, options.sync);
+    if dedups {
+        report.freed_bytes = dedup::after_dump(&*store, options.sync);
     }
     report.total_us = as_micros(began.elapsed());
     Ok(report)

@@ -5,7 +5,6 @@
 //! finishes the kills. In between nobody runs: whose tracer dies meets its stop signal first. So
 //! the image or the tree is there and never both, and no task sees that others are gone.
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use image::{ImageId, Reader};
@@ -15,12 +14,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::freeze::{Body, Frozen, Task};
 use crate::sentinel::{Sentinel, Target, send, send_on};
-use crate::{Afterwards, DumpOptions, Error, Result, halt, links};
+use crate::{Afterwards, DumpOptions, Error, Images, Result, halt, links};
 
 /// How the tree of a dump is let go.
 pub(crate) struct Ending {
     afterwards: Afterwards,
-    images_dir: PathBuf,
+    images: Images,
     image: ImageId,
     lock: Option<Lock>,
     sentinel: Option<Sentinel>,
@@ -34,7 +33,7 @@ impl Ending {
     pub fn new(options: &DumpOptions, image: ImageId) -> Result<Self> {
         let mut ending = Self {
             afterwards: options.afterwards,
-            images_dir: options.images_dir.clone(),
+            images: options.images.clone(),
             image,
             lock: None,
             sentinel: None,
@@ -67,7 +66,7 @@ impl Ending {
         let take_back = |targets: &[Target]| {
             send_on(targets);
             self.lock.iter().for_each(Lock::revoke);
-            remove(&self.images_dir, self.image);
+            remove(&self.images, self.image);
         };
         let finish = |targets: &[Target]| {
             if self.afterwards == Afterwards::Kill {
@@ -103,18 +102,18 @@ impl Ending {
 
 /// Removes image `id` and what was made for it. A process that is being killed may still have its
 /// claim on the directory.
-fn remove(images_dir: &Path, id: ImageId) {
+fn remove(images: &Images, id: ImageId) {
     const PATIENCE: Duration = Duration::from_secs(10);
     const PAUSE: Duration = Duration::from_millis(1);
-    let Ok(store) = store::Directory::open(images_dir) else {
+    let Ok(store) = images.open() else {
         return;
     };
-    let reader = Reader::open(&store).ok();
+    let reader = Reader::open(&*store).ok();
     let Some(reader) = reader.filter(|reader| reader.id() == id) else {
         return;
     };
     let begun = Instant::now();
-    while let Err(error) = image::remove(&store, id) {
+    while let Err(error) = image::remove(&*store, id) {
         let is_busy = matches!(
             error,
             image::Error::Store {

@@ -1,11 +1,10 @@
 //! A dump over an earlier image: what a dump does differently when the tree's memory is tracked.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use abi::Span;
-use image::{ImageId, Reader, SpaceId, SpaceKind, Writer};
+use image::{ImageId, SpaceId, SpaceKind, Writer};
 use memory::PageMaps;
 use memory::scan::{Area, Found};
 use memory::spans::{intersect, subtract};
@@ -18,6 +17,7 @@ use sys::uffd::Uffd;
 use crate::collect::Inventory;
 use crate::collect::look::{Afresh, Look, Prepared};
 use crate::freeze::{Frozen, Task};
+use crate::over::Parent;
 use crate::track::{Cleared, Inheritance, Tracking, Way, all_of, are_watched, count, is_ours};
 use crate::{Afterwards, DumpOptions, Result, over, room};
 
@@ -28,7 +28,7 @@ const RUN_BYTES: usize = 400;
 
 /// What a dump is over, and what is tracked from it on.
 pub(crate) struct Layer {
-    parent: Option<(PathBuf, Arc<Reader>)>,
+    parent: Option<Parent>,
     tracking: Option<Tracking>,
     /// Whether the tree's memory is tracked from this dump on.
     goes_on: bool,
@@ -57,17 +57,14 @@ impl Layer {
     /// Those of opening the parent and of reaching the tracker.
     pub fn prepare(options: &DumpOptions) -> Result<Self> {
         let root = options.tree.as_raw_nonzero().get();
-        let parent = match &options.prev_images_dir {
-            Some(dir) => Some((dir.clone(), over::open(dir)?)),
-            None => None,
-        };
+        let parent = options.parent.as_ref().map(Parent::open).transpose()?;
         let goes_on = options.track.is_some() && options.afterwards != Afterwards::Kill;
         let tracking = match (goes_on, &parent) {
             (true, _) => Some(Tracking::start(root)?),
             (false, Some(_)) => Tracking::find(root)?,
             (false, None) => None,
         };
-        let look: Box<dyn Looking> = if let Some((_, reader)) = &parent {
+        let look: Box<dyn Looking> = if let Some(Parent { image: reader, .. }) = &parent {
             let spaces = reader.spaces().iter();
             let runs = spaces.map(|space| reader.runs(space.id).len());
             room::for_lists(LISTS_BYTES + runs.sum::<usize>() * RUN_BYTES);
@@ -97,11 +94,14 @@ impl Layer {
     /// # Errors
     /// Those of [`over::writer`].
     pub fn writer(&mut self, store: Arc<dyn Store>, options: &DumpOptions) -> Result<Writer> {
-        let parent = self.parent.as_ref();
-        let parent = parent.map(|(dir, reader)| (dir.as_path(), reader));
-        let writer = over::writer(store, &options.images_dir, parent, options.compress)?;
+        let writer = over::writer(store, self.parent.as_ref(), options.compress)?;
         self.image = Some(writer.id());
         Ok(writer)
+    }
+
+    /// What the image is over.
+    pub fn parent(&self) -> Option<&Parent> {
+        self.parent.as_ref()
     }
 
     /// How the memory of the stopped tree is looked at.
@@ -121,7 +121,7 @@ impl Layer {
         let Some(unwritten) = self.look.unwritten() else {
             return Ok(0);
         };
-        let parent = self.parent.as_ref().map(|(_, reader)| &**reader);
+        let parent = self.parent.as_ref().map(|parent| &*parent.image);
         let known = self.tracking.as_ref().and_then(Tracking::image);
         let inheritance = Inheritance::new(parent, known);
         if !inheritance.is_possible() {

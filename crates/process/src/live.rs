@@ -62,7 +62,7 @@ const LITTLE_BYTES: u64 = 16 << 20;
 /// How long protecting may take at the instant, as far as that can be known.
 const SHORT: Duration = Duration::from_millis(1);
 
-/// Saves the tree under `options.tree` into `options.images_dir` and leaves it running.
+/// Saves the tree under `options.tree` into `options.images` and leaves it running.
 ///
 /// # Errors
 /// Every failure leaves the tree running as before and no image behind.
@@ -74,8 +74,7 @@ pub(crate) fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result
     observer
         .stage(Stage::PreDump, Some(root))
         .map_err(Error::Vetoed)?;
-    let store = store::Directory::create(&options.images_dir).map_err(Error::Store)?;
-    let store = Arc::new(store);
+    let store = options.images.create()?;
     let replaced = Replaced::of(&*store);
     let deadline = began + options.timeout.unwrap_or(DEFAULT_TIMEOUT);
     loop {
@@ -90,7 +89,7 @@ pub(crate) fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result
 
 fn dump_once(
     options: &DumpOptions,
-    store: &Arc<store::Directory>,
+    store: &Arc<dyn Store>,
     began: Instant,
     observer: &mut dyn Observer,
 ) -> Result<DumpReport> {

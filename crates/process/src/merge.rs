@@ -1,19 +1,19 @@
 //! Squashing a chain of images.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use image::{ANCESTORS_MAX, ImageId, Link, Reader, Seal, Writer};
-use store::{Directory, Store};
+use image::{ANCESTORS_MAX, Reader, Seal, Writer};
+use store::Store;
 
 use crate::options::MergeOptions;
+use crate::over::Parent;
 use crate::report::MergeReport;
 use crate::{Error, Result};
 
 /// How many descriptors merging needs besides the images' files.
 const OWN_DESCRIPTORS: u64 = 64;
 
-/// Makes an image that equals the one in `options.images_dir` and has pages of no other image, or
+/// Makes an image that equals the one in `options.images` and has pages of no other image, or
 /// only of `options.until` and older ones. It takes the place of the old one at once, or goes to
 /// `options.output`.
 ///
@@ -21,28 +21,27 @@ const OWN_DESCRIPTORS: u64 = 64;
 /// Every failure leaves the old image as it was. [`image::Error::Needed`] where another image has
 /// pages from the one that is to be replaced.
 pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
-    let dir = &options.images_dir;
-    let source = Directory::open(dir).map_err(Error::Store)?;
+    let source = options.images.open()?;
     // Nothing that it needs is freed meanwhile; its own writer has the right to it itself.
     let _claim = match &options.output {
         Some(_) => Some(source.claim().map_err(Error::Store)?),
         None => None,
     };
-    let reader = Reader::open(&source)?;
+    let reader = Reader::open(&*source)?;
     crate::room::for_descriptors(reader.far_files() + OWN_DESCRIPTORS);
-    let output = options.output.as_deref().unwrap_or(dir);
-    let store = Arc::new(Directory::create(output).map_err(Error::Store)?);
+    let output = options.output.as_ref().unwrap_or(&options.images);
+    let store = output.create()?;
     let mut writer = match &options.until {
-        None => Writer::create(store)?,
+        None => Writer::create(store.handle())?,
         Some(until) => {
-            let parent = Arc::new(open(until)?);
-            check_chain(dir, &reader, parent.id(), until)?;
-            let way = |from, to| store::way(from, to).map_err(Error::Store);
-            let link = Link {
-                to_parent: way(output, until)?,
-                to_child: way(until, output)?,
+            let place = until.open()?;
+            let parent = Parent {
+                image: Arc::new(Reader::open(&*place)?),
+                store: place,
             };
-            Writer::create_over(store, parent, link)?
+            check_chain(&*source, &reader, &parent)?;
+            let link = parent.link(&*store)?;
+            Writer::create_over(store.handle(), parent.image, link)?
         }
     };
     writer.compress(options.compress);
@@ -55,35 +54,31 @@ pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
     Ok(MergeReport {
         image: id.to_string(),
         ancestors_before: reader.ancestors().len() as u64,
-        ancestors: open(output)?.ancestors().len() as u64,
+        ancestors: Reader::open(&*store)?.ancestors().len() as u64,
         stored_pages: merged.stored_pages,
         parent_pages: merged.parent_pages,
     })
 }
 
-fn open(dir: &Path) -> Result<Reader> {
-    let store = Directory::open(dir).map_err(Error::Store)?;
-    Ok(Reader::open(&store)?)
-}
-
 /// Refuses to merge down to an image that the chain is not over.
-fn check_chain(dir: &Path, reader: &Reader, until: ImageId, named: &Path) -> Result<()> {
-    let mut at = dir.to_path_buf();
-    let mut parent = reader.parent().map(|(id, path)| (id, path.to_owned()));
+fn check_chain(store: &dyn Store, reader: &Reader, until: &Parent) -> Result<()> {
+    let own = |reader: &Reader| reader.parent().map(|(id, path)| (id, path.to_owned()));
+    let mut at = store.handle();
+    let mut parent = own(reader);
     for _ in 0..ANCESTORS_MAX {
         let Some((id, path)) = parent else { break };
-        if id == until {
+        if id == until.image.id() {
             return Ok(());
         }
-        at.push(path);
-        let older = open(&at)?;
+        at = at.beside(&path).map_err(Error::Store)?;
+        let older = Reader::open(&*at)?;
         if older.id() != id {
             break;
         }
-        parent = older.parent().map(|(id, path)| (id, path.to_owned()));
+        parent = own(&older);
     }
-    let (named, dir) = (named.display(), dir.display());
+    let (id, named, own) = (until.image.id(), until.store.place(), store.place());
     Err(Error::Unfit(format!(
-        "image {until} in {named} is none that the image in {dir} is over"
+        "image {id} in {named} is none that the image in {own} is over"
     )))
 }

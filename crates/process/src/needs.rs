@@ -1,7 +1,5 @@
 //! What an image needs of the host that it is to be restored on, tried without making any task.
 
-use std::path::Path;
-
 use image::Reader;
 use sys::features;
 
@@ -10,7 +8,7 @@ use crate::error::Holder;
 use crate::options::RestoreOptions;
 use crate::processor::Processor;
 use crate::records::Saved;
-use crate::{Error, Result, host, plan, restore};
+use crate::{Error, Images, Result, host, plan, restore};
 
 /// Something that a restore needs, and whether it is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,13 +21,13 @@ pub struct Need {
     pub outcome: std::result::Result<String, String>,
 }
 
-/// Tells what the image in `images_dir` needs of this host.
+/// Tells what the image there needs of this host.
 ///
 /// # Errors
 /// A missing or damaged image.
-pub fn needs(images_dir: &Path) -> Result<Vec<Need>> {
-    let store = store::Directory::open(images_dir).map_err(Error::Store)?;
-    let reader = Reader::open(&store)?;
+pub fn needs(images: &Images) -> Result<Vec<Need>> {
+    let store = images.open()?;
+    let reader = Reader::open(&*store)?;
     let mut saved = Saved::read(&reader)?;
     reader.open_ancestors()?;
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
@@ -38,7 +36,7 @@ pub fn needs(images_dir: &Path) -> Result<Vec<Need>> {
         what,
         outcome: outcome.map_err(|error| error.with_causes()),
     };
-    let options = RestoreOptions::new(images_dir);
+    let options = RestoreOptions::new(images.clone());
     Ok(vec![
         need(
             "processor",

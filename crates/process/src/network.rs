@@ -12,7 +12,7 @@ use store::Store;
 use sys::nft;
 
 use crate::text::date;
-use crate::{DumpOptions, Error, Result};
+use crate::{DumpOptions, Error, Images, Result};
 
 /// A table that drops the packets of connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,10 +102,16 @@ pub fn clear_network(which: &Clearing) -> Result<Vec<NetworkTable>> {
 /// # Errors
 /// [`Error::Kernel`] when the directory cannot be looked at.
 pub(crate) fn label(image: ImageId, options: &DumpOptions) -> Result<Label> {
-    let dir = &options.images_dir;
-    let failed = |e| Error::kernel(format!("cannot look at {}", dir.display()), e);
-    let path = std::fs::canonicalize(dir).map_err(failed)?;
-    let device = std::fs::metadata(&path).map_err(failed)?.dev();
+    let (path, device) = match options.images.directory() {
+        Some(dir) => {
+            let failed = |e| Error::kernel(format!("cannot look at {}", dir.display()), e);
+            let path = std::fs::canonicalize(dir).map_err(failed)?;
+            let device = std::fs::metadata(&path).map_err(failed)?.dev();
+            (path, device)
+        }
+        // Whether the image is still there cannot be known then.
+        None => (options.images.to_string().into(), 0),
+    };
     let root = options.tree.as_raw_nonzero();
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = date(now.unwrap_or_default().as_secs());
@@ -164,7 +170,7 @@ fn standing(image: &str, dir: &Path, device: u64) -> Standing {
 }
 
 fn image_in(dir: &Path) -> Option<ImageId> {
-    image::current(&store::Directory::open(dir).ok()?)
+    image::current(&*Images::from(dir).open().ok()?)
 }
 
 /// Whether the table of this name stands; `None` where that cannot be known.

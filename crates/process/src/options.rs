@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
+use crate::images::Images;
 pub use image::Compression;
 
 /// The size up to which a deleted file goes into the image when nobody says otherwise, in bytes.
@@ -77,8 +78,8 @@ impl Allowed {
 pub struct DumpOptions {
     /// The root of the tree.
     pub tree: Pid,
-    /// The directory of the image; it exists.
-    pub images_dir: PathBuf,
+    /// Where the image goes.
+    pub images: Images,
     /// What becomes of the tree.
     pub afterwards: Afterwards,
     /// What the target may hold.
@@ -91,9 +92,9 @@ pub struct DumpOptions {
     pub sync: bool,
     /// Whether the tree runs while its memory is copied (`--live`).
     pub live: bool,
-    /// The directory of the image that this one is to be a layer over: the last round's of a
-    /// pre-dump, or an earlier dump's.
-    pub prev_images_dir: Option<PathBuf>,
+    /// Where the image is that this one is to be a layer over: the last round's of a pre-dump, or
+    /// an earlier dump's.
+    pub parent: Option<Images>,
     /// Whether what this image replaces in older ones is freed there afterwards.
     pub auto_dedup: bool,
     /// How pages are compressed, where that pays (`--compress`).
@@ -104,19 +105,19 @@ pub struct DumpOptions {
 }
 
 impl DumpOptions {
-    /// Returns the options of `dump -t tree -D images_dir`: nothing special is allowed and the tree
+    /// Returns the options of `dump -t tree -D images`: nothing special is allowed and the tree
     /// is killed.
-    pub fn new(tree: Pid, images_dir: impl Into<PathBuf>) -> Self {
+    pub fn new(tree: Pid, images: impl Into<Images>) -> Self {
         Self {
             tree,
-            images_dir: images_dir.into(),
+            images: images.into(),
             afterwards: Afterwards::Kill,
             allowed: Allowed::default(),
             ghost_limit_bytes: DEFAULT_GHOST_LIMIT_BYTES,
             timeout: Some(DEFAULT_TIMEOUT),
             sync: true,
             live: false,
-            prev_images_dir: None,
+            parent: None,
             auto_dedup: false,
             compress: None,
             track: None,
@@ -133,10 +134,10 @@ pub const DEFAULT_TRACK_TIME: Duration = Duration::from_secs(3600);
 pub struct PreDumpOptions {
     /// The root of the tree.
     pub tree: Pid,
-    /// The directory of the image; it exists.
-    pub images_dir: PathBuf,
-    /// The directory of the image that this one is to be a layer over: the last round's.
-    pub prev_images_dir: Option<PathBuf>,
+    /// Where the image goes.
+    pub images: Images,
+    /// Where the image is that this one is to be a layer over: the last round's.
+    pub parent: Option<Images>,
     /// Whether what this image replaces in older ones is freed there afterwards.
     pub auto_dedup: bool,
     /// How pages are compressed, where that pays (`--compress`).
@@ -151,12 +152,12 @@ pub struct PreDumpOptions {
 }
 
 impl PreDumpOptions {
-    /// Returns the options of `pre-dump -t tree -D images_dir`.
-    pub fn new(tree: Pid, images_dir: impl Into<PathBuf>) -> Self {
+    /// Returns the options of `pre-dump -t tree -D images`.
+    pub fn new(tree: Pid, images: impl Into<Images>) -> Self {
         Self {
             tree,
-            images_dir: images_dir.into(),
-            prev_images_dir: None,
+            images: images.into(),
+            parent: None,
             auto_dedup: false,
             compress: None,
             timeout: Some(DEFAULT_TIMEOUT),
@@ -217,8 +218,8 @@ pub struct InheritFd {
 /// What [`restore`](crate::restore) and [`plan`](crate::plan) are asked to do.
 #[derive(Debug)]
 pub struct RestoreOptions {
-    /// The directory of the image.
-    pub images_dir: PathBuf,
+    /// Where the image is.
+    pub images: Images,
     /// What becomes of the tree: [`Afterwards::Run`] or [`Afterwards::Stop`].
     pub afterwards: Afterwards,
     /// What was allowed at the dump.
@@ -237,10 +238,10 @@ pub struct RestoreOptions {
 }
 
 impl RestoreOptions {
-    /// Returns the options of `restore -D images_dir`: the tree runs as the caller's child.
-    pub fn new(images_dir: impl Into<PathBuf>) -> Self {
+    /// Returns the options of `restore -D images`: the tree runs as the caller's child.
+    pub fn new(images: impl Into<Images>) -> Self {
         Self {
-            images_dir: images_dir.into(),
+            images: images.into(),
             afterwards: Afterwards::Run,
             allowed: Allowed::default(),
             detached: false,
@@ -255,13 +256,13 @@ impl RestoreOptions {
 /// What [`merge`](crate::merge) is asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MergeOptions {
-    /// The directory of the newest image.
-    pub images_dir: PathBuf,
-    /// The directory of an older one, which stays with those that it is over; none means that no
-    /// other image is needed any more.
-    pub until: Option<PathBuf>,
+    /// Where the newest image is.
+    pub images: Images,
+    /// Where an older one is, which stays with those that it is over; none means that no other
+    /// image is needed any more.
+    pub until: Option<Images>,
     /// Where the new image goes; none means to where the newest is.
-    pub output: Option<PathBuf>,
+    pub output: Option<Images>,
     /// How pages are compressed, where that pays (`--compress`); none stores them as they are,
     /// however they were.
     pub compress: Option<Compression>,
@@ -272,8 +273,8 @@ pub struct MergeOptions {
 /// What [`dedup`](crate::dedup()) is asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DedupOptions {
-    /// The directory of the newest image.
-    pub images_dir: PathBuf,
+    /// Where the newest image is.
+    pub images: Images,
     /// Whether everything is on the disk before anything is freed.
     pub sync: bool,
 }

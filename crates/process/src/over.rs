@@ -1,49 +1,65 @@
 //! The image that a new one is a layer over.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use image::{Compression, Granule, Link, NewSpace, Reader, SpaceId, SpaceKind, Writer};
 use resources::map::vdso::{self, Vdso};
 use store::Store;
 
-use crate::{Error, Result};
+use crate::{Error, Images, Result};
 
-/// Opens the image in `dir`, of which pages are to be used.
-///
-/// # Errors
-/// [`Error::Store`], [`Error::Image`], also where pages of it were freed.
-pub(crate) fn open(dir: &Path) -> Result<Arc<Reader>> {
-    let store = store::Directory::open(dir).map_err(Error::Store)?;
-    let reader = Reader::open(&store)?;
-    match reader.freed_by() {
-        Some(by) => Err(image::Error::Freed {
-            id: reader.id(),
-            by,
+/// The image that a new one is a layer over, and where it is.
+#[derive(Clone)]
+pub(crate) struct Parent {
+    pub store: Arc<dyn Store>,
+    pub image: Arc<Reader>,
+}
+
+impl Parent {
+    /// Opens the image that is there, of which pages are to be used.
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Image`], also where pages of it were freed.
+    pub fn open(images: &Images) -> Result<Self> {
+        let store = images.open()?;
+        let reader = Reader::open(&*store)?;
+        match reader.freed_by() {
+            Some(by) => Err(image::Error::Freed {
+                id: reader.id(),
+                by,
+            }
+            .into()),
+            None => Ok(Self {
+                store,
+                image: Arc::new(reader),
+            }),
         }
-        .into()),
-        None => Ok(Arc::new(reader)),
+    }
+
+    /// The ways between this image and one in `store`.
+    ///
+    /// # Errors
+    /// [`Error::Store`] where there are none.
+    pub fn link(&self, store: &dyn Store) -> Result<Link> {
+        Ok(Link {
+            to_parent: store.way_to(&*self.store).map_err(Error::Store)?,
+            to_child: self.store.way_to(store).map_err(Error::Store)?,
+        })
     }
 }
 
-/// Starts an image in `store`, which is `dir`, over the one in `parent` where there is one, whose
-/// chunks are compressed.
+/// Starts an image in `store`, over `parent` where there is one, whose chunks are compressed.
 ///
 /// # Errors
 /// [`Error::Store`], [`Error::Image`].
 pub(crate) fn writer(
     store: Arc<dyn Store>,
-    dir: &Path,
-    parent: Option<(&Path, &Arc<Reader>)>,
+    parent: Option<&Parent>,
     compression: Option<Compression>,
 ) -> Result<Writer> {
-    let mut writer = if let Some((parent_dir, parent)) = parent {
-        let way = |from, to| store::way(from, to).map_err(Error::Store);
-        let link = Link {
-            to_parent: way(dir, parent_dir)?,
-            to_child: way(parent_dir, dir)?,
-        };
-        Writer::create_over(store, parent.clone(), link)?
+    let mut writer = if let Some(parent) = parent {
+        let link = parent.link(&*store)?;
+        Writer::create_over(store, parent.image.clone(), link)?
     } else {
         Writer::create(store)?
     };

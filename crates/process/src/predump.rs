@@ -5,7 +5,6 @@
 //! since the last round, and those are read. What vanishes meanwhile is left out: a page that an
 //! image does not describe is read by the next round.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use abi::Span;
@@ -17,6 +16,7 @@ use sys::realtime::Prompt;
 
 use crate::contents::watch_progress;
 use crate::end::go_on;
+use crate::over::Parent;
 use crate::seal::facts;
 use crate::statistics::as_micros;
 use crate::stopping::freeze_and;
@@ -26,7 +26,7 @@ use crate::{
     links, over, room,
 };
 
-/// Saves the memory of the tree under `options.tree` into `options.images_dir` and lets it run.
+/// Saves the memory of the tree under `options.tree` into `options.images` and lets it run.
 ///
 /// # Errors
 /// Every failure leaves the tree running and no image behind; the next round reads what this one
@@ -37,16 +37,14 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     observer
         .stage(Stage::PreDump, Some(root))
         .map_err(Error::Vetoed)?;
-    let parent_dir = options.prev_images_dir.as_deref();
-    let parent = parent_dir.map(over::open).transpose()?;
-    let store = Arc::new(store::Directory::create(&options.images_dir).map_err(Error::Store)?);
+    let parent = options.parent.as_ref().map(Parent::open).transpose()?;
+    let store = options.images.create()?;
     let replaced = links::of_store(&*store);
-    let dedup_over = parent_dir.filter(|_| options.auto_dedup);
+    let dedup_over = parent.as_ref().filter(|_| options.auto_dedup);
     if let Some(parent) = dedup_over {
-        dedup::check(&options.images_dir, parent)?;
+        dedup::check(&*store, &*parent.store)?;
     }
-    let over = parent_dir.zip(parent.as_ref());
-    let writer = over::writer(store, &options.images_dir, over, options.compress)?;
+    let writer = over::writer(store.handle(), parent.as_ref(), options.compress)?;
     // Each task has a descriptor here.
     room::for_descriptors(1 << 16);
     let mut tracking = Tracking::start(root.as_raw_nonzero().get())?;
@@ -66,7 +64,7 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     };
     log::info!("{} tasks run again", statistics.tasks);
     let looking = Instant::now();
-    let inheritance = Inheritance::new(parent.as_deref(), tracking.image());
+    let inheritance = Inheritance::new(parent.as_ref().map(|one| &*one.image), tracking.image());
     tracking.begin()?;
     let sources = look(&tracking, &mapped, &inheritance, &writer, &mut statistics)?;
     statistics.collect_us = micros(looking);
@@ -76,7 +74,7 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     statistics.write_us = Some(as_micros(drained.writing));
     statistics.count(&drained);
     if let Some(parent) = &parent {
-        over::hand_down(&writer, parent)?;
+        over::hand_down(&writer, &parent.image)?;
     }
     writer.record(statistics.record());
     let image_bytes = writer.given_bytes();
@@ -91,8 +89,7 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     if let Err(error) = tracking.client().end(id, options.track_time) {
         log::warn!("{error}");
     }
-    let freed_bytes =
-        dedup_over.map_or(0, |_| dedup::after_dump(&options.images_dir, options.sync));
+    let freed_bytes = dedup_over.map_or(0, |_| dedup::after_dump(&*store, options.sync));
     Ok(PreDumpReport {
         image: id.to_string(),
         freed_bytes,

@@ -27,14 +27,14 @@ use crate::processor::Processor;
 use crate::records::Saved;
 use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
 
-/// Brings back the tree that `options.images_dir` holds.
+/// Brings back the tree that `options.images` holds.
 ///
 /// # Errors
 /// Every failure leaves no task behind.
 pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<Restored> {
     let began = Instant::now();
-    let store = store::Directory::open(&options.images_dir).map_err(Error::Store)?;
-    let reader = Arc::new(Reader::open(&store)?);
+    let store = options.images.open()?;
+    let reader = Arc::new(Reader::open(&*store)?);
     check_machine(&reader)?;
     let mut saved = Saved::read(&reader)?;
     observer
@@ -152,8 +152,8 @@ fn bring_back(
 /// # Errors
 /// Those of [`restore`] that show without touching the kernel.
 pub fn plan(options: &RestoreOptions) -> Result<String> {
-    let store = store::Directory::open(&options.images_dir).map_err(Error::Store)?;
-    let reader = Reader::open(&store)?;
+    let store = options.images.open()?;
+    let reader = Reader::open(&*store)?;
     let mut saved = Saved::read(&reader)?;
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
     let setting = Setting {

@@ -31,7 +31,7 @@ pub(crate) fn freeze_and_collect(
 ) -> Result<(Frozen, Inventory)> {
     let allow = options.allowed.for_resources(options.ghost_limit_bytes);
     let root = options.tree.as_raw_nonzero().get();
-    let plain = !options.live && options.prev_images_dir.is_none() && options.track.is_none();
+    let plain = !options.live && options.parent.is_none() && options.track.is_none();
     let mut patience = Patience::new(root, options.timeout, plain);
     loop {
         let tried = patiently(began, || {

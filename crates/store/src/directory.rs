@@ -410,6 +410,21 @@ impl Store for Directory {
         Ok(before.saturating_sub(room_bytes()?))
     }
 
+    fn way_to(&self, other: &dyn Store) -> Result<String> {
+        match other.directory() {
+            Some(other) => way(&self.inner.path, other),
+            None => Err(self.inner.failed(
+                "find the way to",
+                &other.place(),
+                io::ErrorKind::Unsupported,
+            )),
+        }
+    }
+
+    fn directory(&self) -> Option<&Path> {
+        Some(&self.inner.path)
+    }
+
     fn beside(&self, path: &str) -> Result<Arc<dyn Store>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let place = self.inner.path.join(path);

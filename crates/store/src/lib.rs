@@ -1,4 +1,4 @@
-//! Opaque objects by name: a directory or memory.
+//! Opaque objects by name: a directory, memory, or what is far away.
 //!
 //! A [`Store`] holds an image's files without knowing what is in them. A [`NewObject`] is written
 //! in any order from several threads and appears under its name, whole, when it is committed; until
@@ -17,20 +17,30 @@
 //! assert_eq!(&bytes, b"world");
 //! # Ok::<(), store::Error>(())
 //! ```
+//!
+//! A store that is far away takes and gives only whole objects: it is a [`Bucket`], and [`Far`]
+//! makes a store of it.
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
-mod conformance;
+mod bucket;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 mod directory;
+mod far;
 mod memory;
+mod retry;
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 
+pub use bucket::{Bucket, Contents, Version};
 pub use directory::{Directory, way};
+pub use far::Far;
 pub use memory::Memory;
+pub use retry::{Patience, retry};
 
 /// What went wrong with a store or one of its objects.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +75,20 @@ pub enum Error {
         /// The object's length, as far as it could be read.
         len_bytes: u64,
     },
-    /// The system refused.
+    /// The store could not do it this time; the same call may succeed when it is made again.
+    #[error("cannot {action} {name} in {store} for now")]
+    Transient {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The object's name.
+        name: String,
+        /// The store.
+        store: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The system refused, and would again.
     #[error("cannot {action} {name} in {store}")]
     System {
         /// What was tried, as a verb.
@@ -80,6 +103,14 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the same call may succeed when it is made again.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Transient { .. })
+    }
+}
+
 /// The result of everything here.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -89,7 +120,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// - A name shows either nothing, or one whole object: never one under construction.
 /// - Who creates objects while others may, too, MUST hold a [`Claim`].
 /// - Committing over an existing name replaces it at once; who has the old object open keeps
-///   reading the old one.
+///   reading the old one, or is told that it is [`Error::Missing`]: never reads some of both.
+/// - What can succeed when it is tried again was tried again; an error is the last word.
 pub trait Store: Send + Sync {
     /// Takes the store for writing, removes what is left of objects that a killed process had under
     /// construction, and tells what objects there are. Readers are not kept out.
@@ -122,7 +154,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Missing`] where there is no such object, [`Error::System`] also where the store
-    /// cannot do that: then nothing is changed.
+    /// cannot do that, whatever there is: then nothing is changed.
     fn free(&self, name: &str, parts_bytes: &[Range<u64>]) -> Result<u64> {
         let _ = parts_bytes;
         Err(Error::System {
@@ -139,6 +171,24 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`Error::System`], also where there is none.
     fn beside(&self, path: &str) -> Result<Arc<dyn Store>>;
+
+    /// The way to another store of the same kind, as [`Store::beside`] takes it.
+    ///
+    /// # Errors
+    /// [`Error::System`], also where there is none.
+    fn way_to(&self, other: &dyn Store) -> Result<String> {
+        Err(Error::System {
+            action: "find the way to",
+            name: other.place(),
+            store: self.place(),
+            source: io::ErrorKind::Unsupported.into(),
+        })
+    }
+
+    /// The directory that this store is, where it is one.
+    fn directory(&self) -> Option<&Path> {
+        None
+    }
 
     /// Returns another handle of this store.
     fn handle(&self) -> Arc<dyn Store>;
@@ -169,6 +219,9 @@ pub struct Claim {
 }
 
 /// An object under construction; dropping it removes it.
+///
+/// It is on this machine until it is committed, so that it can be written in any order, read,
+/// cut and freed in parts, whatever the store can do.
 pub trait NewObject: Send + Sync {
     /// Writes all of `bytes` at `offset_bytes`; several threads may write different ranges at once.
     /// Ranges never written, before the last written byte, read as zero.
@@ -210,8 +263,20 @@ pub trait Object: Send + Sync {
     /// [`Error::Short`] where the object ends before.
     fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()>;
 
-    /// Returns a descriptor that can be read at offsets and mapped, where the store has one.
-    fn as_fd(&self) -> Option<BorrowedFd<'_>>;
+    /// Fills the bytes of each of `ranges` from its offset: with as many requests at once as pay.
+    ///
+    /// # Errors
+    /// As [`Object::read_at`], for one of those that failed.
+    fn read_ranges(&self, ranges: &mut [(u64, &mut [u8])]) -> Result<()> {
+        let mut ranges = ranges.iter_mut();
+        ranges.try_for_each(|(offset_bytes, bytes)| self.read_at(bytes, *offset_bytes))
+    }
+
+    /// Returns a descriptor that can be read at offsets and mapped, where the store has one: only a
+    /// local file can.
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// The longest name of an object.

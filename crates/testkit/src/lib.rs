@@ -6,6 +6,7 @@
 //! - [`facts::Facts`] is what /proc and ptrace tell about a tree, to compare before and after;
 //! - [`machine`] runs tests on another kernel;
 //! - [`storm`] makes subjects from seeds, and finds out what of them matters where one fails;
+//! - [`bucket`] is a store that is far away, slow and faulty;
 //! - [`wait`] waits for what can be observed, [`skip`] names the tests that cannot run.
 //!
 //! ```no_run
@@ -19,6 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod bucket;
 pub mod chance;
 pub mod facts;
 pub mod machine;
