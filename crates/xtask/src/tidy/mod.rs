@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the invariants of the source tree; each violation is `path:line: rule`.
 mod circles;
+mod commits;
 mod families;
 mod format;
 mod mask;
@@ -78,6 +79,7 @@ fn check(root: &Path) -> Result<Vec<Violation>> {
         files.push((path, text));
     }
     violations.extend(circles::check(&files));
+    violations.extend(commits::check(root));
     violations.extend(families::check_lists(root)?);
     violations.extend(format::check(root)?);
     Ok(violations)
