@@ -97,6 +97,17 @@ impl Files {
         Ok(id)
     }
 
+    /// Takes over what a task has told of a descriptor of it since.
+    pub fn learn(&mut self, pid: i32, row: &Row) {
+        if let Some(id) = self.at.get(&(pid, row.fd)) {
+            let open = &mut self.opens[id.0 as usize];
+            // Others that have it as well were asked, too; one says what there is to say.
+            if (open.pid, open.fd) == (pid, row.fd) {
+                open.info.clone_from(&row.info);
+            }
+        }
+    }
+
     /// The description of a mapping's file.
     pub fn mapped(
         &mut self,
@@ -240,55 +251,73 @@ pub(crate) struct Described {
     pub lock: Option<Lock>,
 }
 
+/// The kind of each description that a tree has in its tasks, in their order; none of those that no
+/// kind claims, which are noted.
+pub(super) struct Claimed(Vec<Option<&'static dyn Kind>>);
+
+impl Claimed {
+    /// Claims all descriptions that were found.
+    pub fn of(files: &Files, obstacles: &mut Obstacles) -> Result<Self> {
+        // One of each is held here, and others come and go.
+        crate::room::for_descriptors(2 * files.opens.len() as u64 + OWN_DESCRIPTORS);
+        Ok(Self(claim(&files.opens, obstacles)?))
+    }
+}
+
 /// Describes all descriptions, and those that come up meanwhile; notes those that are not saved.
-/// Connections are kept quiet once every description is known to be of a kind that is.
+/// Connections are kept quiet, and read, once every description is known to be of a kind that is:
+/// also those that are on their way in sockets' queues.
 pub(super) fn describe(
     files: &mut Files,
+    Claimed(mut kinds): Claimed,
     allow: &Allow,
     obstacles: &mut Obstacles,
 ) -> Result<Described> {
-    // One of each is held here, and others come and go.
-    crate::room::for_descriptors(2 * files.opens.len() as u64 + OWN_DESCRIPTORS);
-    let mut kinds = claim(&files.opens, obstacles)?;
     let mut described = Described::default();
-    if obstacles.is_empty() {
-        described.lock = Lock::install(&files.opens, allow)?;
-    } else {
-        leave_connections(files, allow, &mut kinds)?;
-    }
+    let mut saved: Vec<Payloads> = Vec::new();
     files.find_repeated();
-    let (mut first, mut guardians) = (0, Vec::new());
+    let (mut first, mut guardians, mut connections) = (0, Vec::new(), Vec::new());
     while first < files.opens.len() {
         guardians.extend(peek::guard(&files.opens[first..])?);
-        let mut context = Context {
-            allow,
-            files,
-            added: Vec::new(),
-            described: &mut described,
-        };
-        let mut records = Vec::new();
-        let mut attributes = Vec::new();
-        for (open, kind) in files.opens[first..].iter().zip(kinds) {
-            let Some(kind) = kind else { continue };
-            if let Some(payload) = obstacles.note(kind.dump(open, &mut context))? {
-                records.push(record(kind.tag(), open.id, payload));
+        let mut context = Context::new(allow, files, &mut described);
+        for (at, kind) in (first..).zip(kinds) {
+            let mut payloads = Payloads::default();
+            match kind {
+                // One that is on its way in a queue is not read as long as it is established.
+                Some(kind) if is_kept_quiet(kind, allow) && !files.opens[at].in_flight => {
+                    connections.push((at, kind));
+                }
+                Some(kind) => payloads = context.dump(at, kind, obstacles)?,
+                None => {}
             }
-            let payload = obstacles.note(fd::attributes::dump(open, allow))?;
-            if let Some(payload) = payload.flatten() {
-                attributes.push(record(fd::tags::ATTRIBUTES, open.id, payload));
-            }
+            saved.push(payloads);
         }
         let added = context.added;
-        described.records.extend(records);
-        described.records.extend(attributes);
         first = files.opens.len();
         for (pid, own, row) in added {
             files.add(pid, own, row);
         }
         kinds = claim(&files.opens[first..], obstacles)?;
     }
+    if obstacles.is_empty() {
+        described.lock = Lock::install(&files.opens, allow)?;
+    }
+    for (at, kind) in connections {
+        // Reading one needs its packets held back; of a tree that is refused it is left out.
+        if described.lock.is_some() || !lock::is_needed(&files.opens[at])? {
+            let mut context = Context::new(allow, files, &mut described);
+            saved[at] = context.dump(at, kind, obstacles)?;
+        }
+    }
+    let (records, attributes): (Vec<_>, Vec<_>) = saved.into_iter().unzip();
+    described.records.extend(records.into_iter().flatten());
+    let attributes = attributes.into_iter();
+    described.records.extend(attributes.flatten());
     Ok(described)
 }
+
+/// The records of a description: its own, and its attributes.
+type Payloads = (Option<Record>, Option<Record>);
 
 /// The kind of each description; none of those that no kind claims, which are noted.
 fn claim(opens: &[Open<'_>], obstacles: &mut Obstacles) -> Result<Vec<Option<&'static dyn Kind>>> {
@@ -296,22 +325,10 @@ fn claim(opens: &[Open<'_>], obstacles: &mut Obstacles) -> Result<Vec<Option<&'s
     claimed.collect()
 }
 
-/// Leaves out established connections of a tree that is refused anyway: reading them needs their
-/// packets held back.
-fn leave_connections(
-    files: &Files,
-    allow: &Allow,
-    kinds: &mut [Option<&'static dyn Kind>],
-) -> Result<()> {
-    if allow.tcp_close || !allow.tcp_established {
-        return Ok(());
-    }
-    for (open, kind) in files.opens.iter().zip(kinds) {
-        if kind.is_some_and(|kind| kind.tag() == fd::tags::TCP) && lock::is_needed(open)? {
-            *kind = None;
-        }
-    }
-    Ok(())
+/// Whether there may be established connections of a kind, whose packets are held back before they
+/// are read.
+fn is_kept_quiet(kind: &dyn Kind, allow: &Allow) -> bool {
+    allow.tcp_established && !allow.tcp_close && kind.tag() == fd::tags::TCP
 }
 
 fn record(tag: u16, id: DescriptionId, payload: Vec<u8>) -> Record {
@@ -328,6 +345,34 @@ struct Context<'a> {
     files: &'a Files,
     added: Vec<(i32, OwnedFd, Row)>,
     described: &'a mut Described,
+}
+
+impl<'a> Context<'a> {
+    fn new(allow: &'a Allow, files: &'a Files, described: &'a mut Described) -> Self {
+        Self {
+            allow,
+            files,
+            added: Vec::new(),
+            described,
+        }
+    }
+
+    /// Has description number `at` described by its kind.
+    fn dump(
+        &mut self,
+        at: usize,
+        kind: &'static dyn Kind,
+        obstacles: &mut Obstacles,
+    ) -> Result<Payloads> {
+        let files = self.files;
+        let open = &files.opens[at];
+        let payload = obstacles.note(kind.dump(open, self))?;
+        let own = payload.map(|payload| record(kind.tag(), open.id, payload));
+        let payload = obstacles.note(fd::attributes::dump(open, self.allow))?;
+        let attributes = payload.flatten();
+        let attributes = attributes.map(|payload| record(fd::tags::ATTRIBUTES, open.id, payload));
+        Ok((own, attributes))
+    }
 }
 
 impl DumpContext for Context<'_> {

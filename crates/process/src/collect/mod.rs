@@ -41,7 +41,7 @@ use crate::{Result, over};
 pub(crate) use files::{Contents, Object, fetch};
 use found::Found;
 use look::Look;
-use outside::Outside;
+use outside::{Listed, Outside};
 
 /// What was found, ready to be written.
 pub(crate) struct Inventory {
@@ -117,18 +117,7 @@ pub(crate) fn collect(
         found.push(Found::new(task, allow, (look, &found), sinks)?);
     }
     check_tree(&found, allow, &mut obstacles)?;
-    let mut outside = None;
-    // Where the kernel does not tell all of descriptors, their tasks are asked before.
-    if !found.iter().any(Found::has_untold) {
-        outside = Some(Outside::look(frozen, &mut found, allow, &mut obstacles)?);
-    }
-    obstacles.check()?;
-    ask_all(frozen, &mut found, (stay, allow), &mut obstacles)?;
-    let outside = match outside {
-        Some(outside) => outside,
-        None => Outside::look(frozen, &mut found, allow, &mut obstacles)?,
-    };
-    obstacles.check()?;
+    let outside = look_and_ask(frozen, &mut found, (stay, allow), &mut obstacles)?;
     let tree = tree::of(&found);
     let mut records = vec![record(tag::TREE, 0, tree.encode_to_vec())];
     let mut spaces = spaces::Spaces::default();
@@ -168,6 +157,33 @@ pub(crate) fn collect(
         lock: described.lock,
         leftover: None,
     })
+}
+
+/// Looks at all files, and asks all tasks what only they can say; nobody before all descriptions
+/// are claimed.
+fn look_and_ask(
+    frozen: &mut Frozen,
+    found: &mut [Found],
+    how: (bool, &Allow),
+    obstacles: &mut Obstacles,
+) -> Result<Outside> {
+    let allow = how.1;
+    let mut listed = Listed::new(frozen, found, allow, obstacles)?;
+    let outside = if found.iter().any(Found::has_untold) {
+        // Where the kernel does not tell all of descriptors, their tasks are asked before these are
+        // described.
+        obstacles.check()?;
+        ask_all(frozen, found, how, obstacles)?;
+        listed.learn(found);
+        listed.describe(found, allow, obstacles)?
+    } else {
+        let outside = listed.describe(found, allow, obstacles)?;
+        obstacles.check()?;
+        ask_all(frozen, found, how, obstacles)?;
+        outside
+    };
+    obstacles.check()?;
+    Ok(outside)
 }
 
 /// Asks all tasks what only they can say.

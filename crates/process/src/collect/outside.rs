@@ -10,41 +10,79 @@ use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
 use sys::close::Lasting;
 
-use super::files::{self, Described, Files};
+use super::files::{self, Claimed, Described, Files};
 use super::found::{Found, OfTask};
 use crate::freeze::{Frozen, Task};
 use crate::obstacles::Obstacles;
 use crate::records::{Descriptor, Descriptors, Place};
 use crate::{Error, Result};
 
-/// The files of a tree, looked at from outside.
+/// The files of a tree, listed from outside, and each claimed by its kind.
+pub(super) struct Listed {
+    files: Files,
+    claimed: Claimed,
+    /// By task; none of a zombie.
+    of_tasks: Vec<Option<OfTask>>,
+}
+
+/// The files of a tree, described.
 pub(super) struct Outside {
     pub described: Described,
     /// By task; none of a zombie.
     pub of_tasks: Vec<Option<OfTask>>,
 }
 
-impl Outside {
-    /// Looks at all files; takes the rows out of `found`.
-    pub fn look(
+impl Listed {
+    /// Lists and claims all files, before any task is made to call anything and any packet is held
+    /// back; those that no kind claims are noted. Takes the rows out of `found`, but for those of
+    /// which tasks must be asked.
+    pub fn new(
         frozen: &Frozen,
         found: &mut [Found],
         allow: &Allow,
         obstacles: &mut Obstacles,
     ) -> Result<Self> {
         let mut files = Files::default();
-        let tasks = frozen.tasks.iter().zip(&mut *found);
+        let tasks = frozen.tasks.iter().zip(found);
         let of_tasks = tasks.map(|(task, found)| {
             let living = !task.is_zombie();
             let look = || found.outside(task, &mut files, allow, obstacles);
             living.then(look).transpose()
         });
         let of_tasks = of_tasks.collect::<Result<Vec<_>>>()?;
-        let described = files::describe(&mut files, allow, obstacles)?;
-        check_terminals(found, &described.records, obstacles)?;
+        let claimed = Claimed::of(&files, obstacles)?;
         Ok(Self {
-            described,
+            files,
+            claimed,
             of_tasks,
+        })
+    }
+
+    /// Takes over what tasks were asked of their descriptors.
+    pub fn learn(&mut self, found: &[Found]) {
+        for (found, of_task) in found.iter().zip(&mut self.of_tasks) {
+            let descriptors = of_task.iter_mut();
+            let descriptors = descriptors.flat_map(|of| &mut of.descriptors.descriptors);
+            // Those of a task are in the same order, and either all or none of them are here.
+            for (row, descriptor) in found.rows.iter().zip(descriptors) {
+                descriptor.close_on_exec = row.cloexec;
+                self.files.learn(found.node.pid, row);
+            }
+        }
+    }
+
+    /// Describes all files.
+    pub fn describe(
+        mut self,
+        found: &[Found],
+        allow: &Allow,
+        obstacles: &mut Obstacles,
+    ) -> Result<Outside> {
+        let described = files::describe(&mut self.files, self.claimed, allow, obstacles)?;
+        check_terminals(found, &described.records, obstacles)?;
+        Ok(Outside {
+            described,
+            of_tasks: self.of_tasks,
         })
     }
 }
@@ -69,7 +107,11 @@ impl Found {
         }
         let exe = files.link(pid, proc, "exe", OFlags::RDONLY)?.0;
         let locks = obstacles.note(fd::locks::dump_process(pid, &self.rows, allow))?;
-        let descriptors = std::mem::take(&mut self.rows).into_iter().map(|row| {
+        let rows = match self.has_untold() {
+            true => self.rows.clone(),
+            false => std::mem::take(&mut self.rows),
+        };
+        let descriptors = rows.into_iter().map(|row| {
             let (fd, close_on_exec) = (row.fd, row.cloexec);
             let description = files.descriptor(pid, row)?.0;
             Ok(Descriptor {
@@ -119,4 +161,91 @@ fn place(pid: i32, proc: &Rc<Lasting>, files: &mut Files) -> Result<Place> {
         Some(files.link(pid, proc, "root", flags)?.0)
     };
     Ok(Place { cwd, root })
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::CapabilitySet;
+    use testkit::program::{Program, Spawned};
+
+    use crate::collect::collect;
+    use crate::collect::look::Afresh;
+    use crate::freeze::freeze;
+    use crate::{Error, Obstacle};
+
+    /// A python program that has done `lines`, and waits.
+    fn python(lines: &str) -> (Spawned, tempfile::TempDir) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ready = folder.path().join("ready");
+        let text = format!(
+            "import os, signal, socket, sys\n{lines}\nopen(sys.argv[1], 'w').close()\n\
+             while True: signal.pause()\n"
+        );
+        let program = Program::new("python3").args(["-c", &text]).arg(&ready);
+        let program = program.spawn();
+        program.wait_file(&ready);
+        (program, folder)
+    }
+
+    /// How often a task was taken from the processor: as often as it ran.
+    fn switches(pid: u32) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+        let lines = status.lines().filter(|line| line.contains("ctxt_switches"));
+        lines.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Collects a tree with TCP connections; what is in the way, and whether its root ran.
+    #[track_caller]
+    fn refused(program: &Spawned) -> (Vec<Obstacle>, bool) {
+        let mut frozen = freeze(program.pid().cast_signed(), None).expect("it can be stopped");
+        let before = switches(program.pid());
+        let allow = resources::Allow {
+            tcp_established: true,
+            ..resources::Allow::default()
+        };
+        let collected = collect(&mut frozen, &allow, false, &mut Afresh);
+        let ran = switches(program.pid()) != before;
+        match collected {
+            Err(Error::Obstacles(all)) => (all, ran),
+            Err(error) => panic!("{error:?}"),
+            Ok(_) => panic!("it is not refused"),
+        }
+    }
+
+    #[test]
+    fn no_task_calls_anything_before_all_descriptions_are_claimed() {
+        testkit::needs_root!();
+        testkit::needs_program!("python3");
+        // Whether execve closes the terminal only the task can say.
+        let lines = "pty = os.openpty()\npidfd = os.pidfd_open(os.getpid())";
+        let (program, _folder) = python(lines);
+        let (obstacles, ran) = refused(&program);
+        assert!(obstacles[0].what.contains("pidfd"), "{obstacles:?}");
+        assert!(!ran);
+    }
+
+    #[test]
+    fn no_packet_is_held_back_before_all_descriptions_are_claimed() {
+        testkit::needs_root!();
+        testkit::needs_program!("python3");
+        let lines = "server = socket.create_server(('127.0.0.1', 0))\n\
+                     client = socket.create_connection(server.getsockname())\n\
+                     other = server.accept()\n\
+                     ends = socket.socketpair()\n\
+                     pidfd = os.pidfd_open(os.getpid())\n\
+                     socket.send_fds(ends[0], [b'x'], [pidfd])\n\
+                     os.close(pidfd)";
+        let (program, _folder) = python(lines);
+        // Who lacks the right to make rules fails where one is made. Capabilities are a thread's
+        // own, so other tests keep theirs.
+        let thread = std::thread::spawn(move || {
+            let mut own = rustix::thread::capabilities(None).expect("the own capabilities");
+            own.effective -= CapabilitySet::NET_ADMIN;
+            rustix::thread::set_capabilities(None, own).expect("fewer capabilities");
+            refused(&program)
+        });
+        let (obstacles, ran) = thread.join().expect("no panic");
+        assert!(obstacles[0].what.contains("pidfd"), "{obstacles:?}");
+        assert!(!ran);
+    }
 }
