@@ -86,7 +86,12 @@ impl Server {
         command
     }
 
-    fn monitor(&self, size: &str, ability: &str, mappings: &str) -> Subject {
+    /// A monitor with small pages and one mapping.
+    fn monitor(&self, ability: &str) -> Subject {
+        self.monitor_of("small", ability, "1")
+    }
+
+    fn monitor_of(&self, size: &str, ability: &str, mappings: &str) -> Subject {
         let socket = self.path("socket").display().to_string();
         Subject::start(
             "monitor",
@@ -206,7 +211,7 @@ fn three_generations_of_a_machine_are_exact() {
             continue;
         }
         let mut server = Server::start(&["--prefetch", "all"]);
-        let monitor = server.monitor(size, ability, "2");
+        let monitor = server.monitor_of(size, ability, "2");
         let number = server.session(monitor.pid());
         assert_eq!(monitor.ask("check"), "right", "{what}");
         for generation in 1..=3_u64 {
@@ -257,7 +262,7 @@ fn three_generations_of_a_machine_are_exact() {
             "{what}: it goes on without a server"
         );
         server.serve("3", &[]);
-        let other = server.monitor(size, ability, "1");
+        let other = server.monitor_of(size, ability, "1");
         other.ask(&format!("dump {}", server.path("other").display()));
         assert!(same(&server.path("other"), &server.path("is")), "{what}");
         drop((monitor, other));
@@ -268,7 +273,7 @@ fn three_generations_of_a_machine_are_exact() {
 fn what_is_empty_costs_no_fault_and_everything_is_counted() {
     needs_root!();
     let server = Server::start(&[]);
-    let monitor = server.monitor("small", "missing", "1");
+    let monitor = server.monitor("missing");
     let number = server.session(monitor.pid());
     assert_eq!(monitor.ask("check"), "right");
     let (status, text) = server.ask("GET", "/metrics", None);
@@ -327,7 +332,7 @@ fn what_is_empty_costs_no_fault_and_everything_is_counted() {
 fn hostile_monitors_harm_nobody_else() {
     needs_root!();
     let server = Server::start(&[]);
-    let monitor = server.monitor("small", "found", "1");
+    let monitor = server.monitor("found");
     let at = 0x7000_0000_0000_u64;
     let list = json!([
         {"base_host_virt_addr": at, "size": 4096, "offset": 0, "page_size": 4096}
@@ -370,7 +375,7 @@ fn hostile_monitors_harm_nobody_else() {
         server.log().matches("is refused").count() >= 490
     });
     assert_eq!(monitor.ask("check"), "right");
-    assert_eq!(server.monitor("small", "told", "1").ask("check"), "right");
+    assert_eq!(server.monitor("told").ask("check"), "right");
     assert_eq!(
         server.get("/sessions")["sessions"].as_array().map(Vec::len),
         Some(1)
@@ -381,8 +386,7 @@ fn hostile_monitors_harm_nobody_else() {
 fn a_killed_server_leaves_no_machine_that_waits_for_ever() {
     needs_root!();
     let mut server = Server::start(&[]);
-    let monitors =
-        ["found", "told", "missing"].map(|ability| server.monitor("small", ability, "1"));
+    let monitors = ["found", "told", "missing"].map(|ability| server.monitor(ability));
     for monitor in &monitors {
         server.session(monitor.pid());
         monitor.ask("write 0 10 1 5");
@@ -396,7 +400,43 @@ fn a_killed_server_leaves_no_machine_that_waits_for_ever() {
     }
     // Its socket is in the way of nobody.
     server.serve("0", &[]);
-    assert_eq!(server.monitor("small", "found", "1").ask("check"), "right");
+    assert_eq!(server.monitor("found").ask("check"), "right");
+}
+
+#[test]
+fn a_server_killed_at_any_moment_leaves_whole_layers_or_none() {
+    needs_root!();
+    for round in 0..12_u64 {
+        let mut server = Server::start(&["--prefetch", "all"]);
+        let monitor = server.monitor(if round % 3 == 2 { "told" } else { "found" });
+        let number = server.session(monitor.pid());
+        monitor.ask("write 0 4000 3 7");
+        let request = format!("/sessions/{number}/diff");
+        let mut asked = UnixStream::connect(server.path("control")).expect("it listens");
+        let body = json!({"directory": "1"}).to_string();
+        let len = body.len();
+        write!(
+            asked,
+            "PUT {request} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+             Content-Length: {len}\r\n\r\n{body}"
+        )
+        .expect("sent");
+        // The moment is what is being tested: nothing else could be waited for.
+        std::thread::sleep(std::time::Duration::from_micros(700 * round));
+        server.signal(Signal::KILL);
+        assert_eq!(server.wait(), None);
+        wait_until("the monitor to be killed", SOON, || {
+            !tree::is_alive(monitor.pid())
+        });
+        let whole = server.path("1").join("manifest.img").exists();
+        let words = ["export", "-D", "1", "--memory", "out", "--no-sync"];
+        let mut export = server.command(&words);
+        let exported = export.stderr(Stdio::null()).status().expect("it starts");
+        assert_eq!(exported.success(), whole, "round {round}");
+        // What the next one is over is as it was.
+        server.serve("0", &[]);
+        assert_eq!(server.monitor("found").ask("check"), "right");
+    }
 }
 
 #[test]
@@ -413,7 +453,7 @@ fn a_damaged_page_reaches_no_machine() {
             bytes[middle] ^= 1;
             std::fs::write(&path, bytes).expect("written");
         }
-        let monitor = server.monitor("small", "found", "1");
+        let monitor = server.monitor("found");
         let answer = monitor.try_ask("check");
         assert!(answer.is_err(), "{fate}: {answer:?}");
         wait_until("the monitor to end", SOON, || {
@@ -437,7 +477,7 @@ fn many_machines_are_served_at_once() {
     let server = Server::start(&[]);
     let monitors = (0..12).map(|number| {
         let ability = ["found", "told", "missing"][number % 3];
-        server.monitor("small", ability, &(1 << (number % 4)).to_string())
+        server.monitor_of("small", ability, &(1 << (number % 4)).to_string())
     });
     let monitors = monitors.collect::<Vec<_>>();
     std::thread::scope(|scope| {
