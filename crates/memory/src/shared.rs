@@ -184,13 +184,9 @@ fn compare(parent: i32, child: i32, spans: &[Span]) -> Result<Vec<Span>> {
         let mut rest = *span;
         while !rest.is_empty() {
             let pages = rest.pages().min(COMPARED_PAGES);
-            let (space, first_page) = (image::SpaceId(0), rest.start.page());
-            let extent = Extent {
-                space,
-                first_page,
-                at: rest.start,
-                pages,
-            };
+            let first_page = rest.start.page();
+            let span = Span::new(rest.start, pages * PAGE_BYTES);
+            let extent = Extent::of(image::SpaceId(0), span);
             let len = extent.bytes() as usize;
             let (one, other) = (&mut one.bytes()[..len], &mut other.bytes()[..len]);
             of_parent.read(&[extent], one)?;

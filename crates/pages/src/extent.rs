@@ -18,6 +18,17 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// The pages of `span`, which have in their space the numbers that they have there.
+    #[must_use]
+    pub const fn of(space: SpaceId, span: Span) -> Self {
+        Self {
+            space,
+            first_page: span.start.page(),
+            at: span.start,
+            pages: span.pages(),
+        }
+    }
+
     /// The pages `skip..skip + pages` of these.
     #[must_use]
     pub fn part(self, skip: u64, pages: u64) -> Self {
@@ -153,5 +164,6 @@ mod tests {
             (256, Addr(256 * 4096), 10)
         );
         assert_eq!(part.span(), Span::new(Addr(256 * 4096), 40960));
+        assert_eq!(Extent::of(SpaceId(1), part.span()), part);
     }
 }

@@ -36,12 +36,7 @@ pub(crate) fn of_object(object: Object) -> (Box<dyn Source>, Vec<Extent>) {
         .iter()
         .map(|span| span.intersect(whole))
         .filter(|span| !span.is_empty());
-    let extents = spans.map(|span| Extent {
-        space: object.space,
-        first_page: span.start.page(),
-        at: span.start,
-        pages: span.pages(),
-    });
+    let extents = spans.map(|span| Extent::of(object.space, span));
     let extents = extents.collect();
     match object.contents {
         Contents::File(file) => (Box::new(source::Object::new(file)), extents),

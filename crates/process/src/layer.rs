@@ -138,12 +138,7 @@ impl Layer {
             let described = inheritance.leave(writer, space, &intersect(&all, unwritten))?;
             pages += count(&described);
             let rest = subtract(&all, &described);
-            let extent = |span: Span| pages::Extent {
-                space,
-                first_page: span.start.page(),
-                at: span.start,
-                pages: span.pages(),
-            };
+            let extent = |span: Span| pages::Extent::of(space, span);
             memory.extents = rest.into_iter().map(extent).collect();
         }
         inventory.memory.retain(|memory| !memory.extents.is_empty());

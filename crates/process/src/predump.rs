@@ -130,22 +130,13 @@ fn look(
             Err(memory::Error::Gone { .. }) => continue,
             kinds => kinds?,
         };
-        let extents = |spans: Vec<Span>| spans.into_iter().map(|span| extent(space, span));
+        let extents = |spans: Vec<Span>| spans.into_iter().map(|span| Extent::of(space, span));
         let memory = TaskMemory::new(mapped.pid).while_it_runs();
         sources.push((memory, extents(plain).collect()));
         let memory = TaskMemory::quiet(mapped.pid).while_it_runs();
         sources.push((memory, extents(quiet).collect()));
     }
     Ok(sources)
-}
-
-fn extent(space: SpaceId, span: Span) -> Extent {
-    Extent {
-        space,
-        first_page: span.start.page(),
-        at: span.start,
-        pages: span.pages(),
-    }
 }
 
 fn drain(sources: &Sources, writer: &Writer, observer: &mut dyn Observer) -> Result<Drained> {

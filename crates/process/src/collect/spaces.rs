@@ -139,12 +139,7 @@ impl Spaces {
             let quiet = subtract(&suspect, alone);
             let more = subtract(&suspect, &quiet);
             let extents = |spans: Vec<Span>| {
-                let extent = |span: Span| Extent {
-                    space: SpaceId(pid.cast_unsigned()),
-                    first_page: span.start.page(),
-                    at: span.start,
-                    pages: span.pages(),
-                };
+                let extent = |span: Span| Extent::of(SpaceId(pid.cast_unsigned()), span);
                 spans.into_iter().map(extent).collect::<Vec<_>>()
             };
             let mut plain = [plain, more].concat();

@@ -39,12 +39,9 @@ impl<'a> Job<'a> {
     fn fill(&self, reader: &Reader, window: &Window) -> Result<u64> {
         let outside = self.outside;
         let uffd = crate::collect::fetch(outside.pid, self.fd)?;
-        let extents = outside.stored.iter().map(|stored| pages::Extent {
-            space: image::SpaceId(outside.pid.cast_unsigned()),
-            first_page: stored.span.start.page(),
-            at: stored.span.start,
-            pages: stored.span.pages(),
-        });
+        let space = image::SpaceId(outside.pid.cast_unsigned());
+        let stored = outside.stored.iter();
+        let extents = stored.map(|stored| pages::Extent::of(space, stored.span));
         let extents = extents.collect::<Vec<_>>();
         let placed = pages::place(reader, &extents)?;
         // Whole mappings: one that is registered in parts stays split when its parts are filled.
