@@ -3,7 +3,8 @@
 use std::ffi::OsStr;
 
 use clap::{Args, ValueEnum};
-use process::{Allowed, CgroupManagement, CgroupMode, FileValidation};
+use process::options::DEFAULT_GHOST_LIMIT_BYTES;
+use process::{Allow, CgroupManagement, CgroupMode, FileValidation};
 
 use crate::exit::Failure;
 use crate::quick::{Fill, flag, text};
@@ -118,7 +119,7 @@ impl Fill for AllowedArgs {
     }
 }
 
-impl TryFrom<&AllowedArgs> for Allowed {
+impl TryFrom<&AllowedArgs> for Allow {
     type Error = Failure;
 
     fn try_from(args: &AllowedArgs) -> Result<Self, Failure> {
@@ -135,8 +136,9 @@ impl TryFrom<&AllowedArgs> for Allowed {
             shell_job: args.shell_job,
             tcp_established: args.tcp_established,
             tcp_close: args.tcp_close,
-            // Only a dump has it.
+            // Only a dump has these.
             skip_in_flight: false,
+            ghost_limit_bytes: DEFAULT_GHOST_LIMIT_BYTES,
             ext_unix_sk: !args.ext_unix_sk.is_empty(),
             ext_unix_inodes: inodes,
             file_locks: args.file_locks,

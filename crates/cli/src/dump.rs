@@ -8,7 +8,7 @@ use clap::Args;
 use process::options::{
     Compression, DEFAULT_GHOST_LIMIT_BYTES, DEFAULT_TIMEOUT, DEFAULT_TRACK_TIME,
 };
-use process::{Afterwards, Allowed, DumpOptions, DumpReport};
+use process::{Afterwards, Allow, DumpOptions, DumpReport};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
@@ -151,9 +151,10 @@ impl Dump {
             let what = "--live goes with neither --track-mem nor --prev-images-dir";
             return Err(Failure::Usage(what.to_owned()));
         }
-        let allowed = Allowed {
+        let allowed = Allow {
             skip_in_flight: self.skip_in_flight,
-            ..Allowed::try_from(&self.allowed)?
+            ghost_limit_bytes: self.ghost_limit,
+            ..Allow::try_from(&self.allowed)?
         };
         if self.dry_run {
             return self.try_out(allowed, started);
@@ -186,7 +187,7 @@ impl Dump {
 
     /// Says what is in the way of a dump; nothing is saved, and no file made but the log where one
     /// is asked for.
-    fn try_out(self, allowed: Allowed, started: Instant) -> Result<Status, Failure> {
+    fn try_out(self, allowed: Allow, started: Instant) -> Result<Status, Failure> {
         self.common.start_without_images(started)?;
         let options = self.options(allowed, &self.common.images_dir);
         let report = process::dry_run(&options).map_err(|source| Failure::Engine {
@@ -214,7 +215,7 @@ impl Dump {
         Ok(Status::Done)
     }
 
-    fn options(&self, allowed: Allowed, images_dir: &std::path::Path) -> DumpOptions {
+    fn options(&self, allowed: Allow, images_dir: &std::path::Path) -> DumpOptions {
         DumpOptions {
             tree: self.tree,
             images: images_dir.into(),
@@ -224,7 +225,6 @@ impl Dump {
                 (false, false) => Afterwards::Kill,
             },
             allowed,
-            ghost_limit_bytes: self.ghost_limit,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
             sync: !self.no_sync,
             live: self.live,

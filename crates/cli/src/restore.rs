@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use process::{Afterwards, Allowed, InheritFd, Inherited, Job, RestoreOptions, Restored};
+use process::{Afterwards, Allow, InheritFd, Inherited, Job, RestoreOptions, Restored};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 use serde_json::{Value, json};
@@ -121,7 +121,7 @@ impl Restore {
     /// Whatever the engine tells; no task is left then. Options that exclude each other.
     pub fn run(mut self, idle: &[&str], started: Instant) -> Result<Status, Failure> {
         self.check()?;
-        let mut allowed = Allowed::try_from(&self.allowed)?;
+        let mut allowed = Allow::try_from(&self.allowed)?;
         let roots = self.cgroup_root.drain(..);
         allowed.cgroups.roots = roots.map(|root| (root.controller, root.path)).collect();
         // Its log is made in the image's directory, unless it is to be elsewhere.
@@ -173,7 +173,7 @@ impl Restore {
         Ok(())
     }
 
-    fn options(&mut self, allowed: Allowed, images_dir: &Path) -> Result<RestoreOptions, Failure> {
+    fn options(&mut self, allowed: Allow, images_dir: &Path) -> Result<RestoreOptions, Failure> {
         let mut inherit_fds = Vec::with_capacity(self.inherit_fd.len());
         for (number, stands_for) in self.inherit_fd.drain(..) {
             let fd = sys::inherited::duplicate(number).map_err(|source| Failure::Descriptor {

@@ -64,7 +64,7 @@ pub use merge::merge;
 pub use needs::{Need, needs};
 pub use network::{Clearing, NetworkTable, Standing, clear_network, network_tables};
 pub use options::{
-    Afterwards, Allowed, DedupOptions, DumpOptions, InheritFd, Inherited, MergeOptions,
+    Afterwards, Allow, DedupOptions, DumpOptions, InheritFd, Inherited, MergeOptions,
     PreDumpOptions, RestoreOptions,
 };
 pub use predump::predump;

@@ -9,9 +9,7 @@ use rustix::process::Pid;
 
 use crate::images::Images;
 pub use image::Compression;
-
-/// The size up to which a deleted file goes into the image when nobody says otherwise, in bytes.
-pub const DEFAULT_GHOST_LIMIT_BYTES: u64 = 1 << 20;
+pub use resources::{Allow, DEFAULT_GHOST_LIMIT_BYTES};
 
 /// How long collecting the tasks may take when nobody says otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,52 +25,6 @@ pub enum Afterwards {
     Stop,
 }
 
-/// What the target holds that is allowed although the image cannot hold the other end of it.
-///
-/// Given to the dump and again to the restore.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Allowed {
-    /// The session leader or the controlling terminal may be outside the tree (`--shell-job`).
-    pub shell_job: bool,
-    /// Established TCP connections are saved and brought back (`--tcp-established`).
-    pub tcp_established: bool,
-    /// Established TCP connections come back closed (`--tcp-close`).
-    pub tcp_close: bool,
-    /// Connections that wait to be accepted are dropped (`--skip-in-flight`).
-    pub skip_in_flight: bool,
-    /// Unix sockets may be connected to a peer outside the tree (`--ext-unix-sk`).
-    pub ext_unix_sk: bool,
-    /// The inodes of the tree's sockets that `ext_unix_sk` is limited to; empty means every one.
-    pub ext_unix_inodes: Vec<u64>,
-    /// File locks are saved and taken again (`--file-locks`).
-    pub file_locks: bool,
-    /// Deleted files with another name may be given a temporary name (`--link-remap`).
-    pub link_remap: bool,
-    /// How a file is known to be the one that was open (`--file-validation`).
-    pub file_validation: resources::FileValidation,
-    /// How control groups are dealt with (`--manage-cgroups`, `--cgroup-root`).
-    pub cgroups: resources::cgroup::Management,
-}
-
-impl Allowed {
-    /// The same for resources, with the size up to which deleted files are stored.
-    pub(crate) fn for_resources(&self, ghost_limit_bytes: u64) -> resources::Allow {
-        resources::Allow {
-            tcp_established: self.tcp_established,
-            tcp_close: self.tcp_close,
-            skip_in_flight: self.skip_in_flight,
-            ext_unix_sk: self.ext_unix_sk,
-            ext_unix_inodes: self.ext_unix_inodes.clone(),
-            shell_job: self.shell_job,
-            file_locks: self.file_locks,
-            link_remap: self.link_remap,
-            file_validation: self.file_validation,
-            cgroups: self.cgroups.clone(),
-            ghost_limit_bytes,
-        }
-    }
-}
-
 /// What [`dump`](crate::dump) is asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DumpOptions {
@@ -83,9 +35,7 @@ pub struct DumpOptions {
     /// What becomes of the tree.
     pub afterwards: Afterwards,
     /// What the target may hold.
-    pub allowed: Allowed,
-    /// The size up to which a deleted file is stored in the image.
-    pub ghost_limit_bytes: u64,
+    pub allowed: Allow,
     /// How long collecting the tasks may take; `None` is for ever.
     pub timeout: Option<Duration>,
     /// Whether the image is on the disk before the target is killed (`--no-sync` says no).
@@ -112,8 +62,7 @@ impl DumpOptions {
             tree,
             images: images.into(),
             afterwards: Afterwards::Kill,
-            allowed: Allowed::default(),
-            ghost_limit_bytes: DEFAULT_GHOST_LIMIT_BYTES,
+            allowed: Allow::default(),
             timeout: Some(DEFAULT_TIMEOUT),
             sync: true,
             live: false,
@@ -223,7 +172,7 @@ pub struct RestoreOptions {
     /// What becomes of the tree: [`Afterwards::Run`] or [`Afterwards::Stop`].
     pub afterwards: Afterwards,
     /// What was allowed at the dump.
-    pub allowed: Allowed,
+    pub allowed: Allow,
     /// Whether the caller ends once the tree runs, so that nobody waits for the root task.
     pub detached: bool,
     /// Whether the root task becomes a child of the caller's parent instead of the caller.
@@ -243,7 +192,7 @@ impl RestoreOptions {
         Self {
             images: images.into(),
             afterwards: Afterwards::Run,
-            allowed: Allowed::default(),
+            allowed: Allow::default(),
             detached: false,
             sibling: false,
             foreground: false,

@@ -11,7 +11,6 @@ mod taken;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::options::DEFAULT_GHOST_LIMIT_BYTES;
 use image::Reader;
 pub use job::Job;
 use loaded::Loaded;
@@ -102,7 +101,7 @@ fn bring_back(
         plan,
         (saved, setting.cgroups.as_ref().map(|one| &one.cgroups)),
         reader,
-        &options.allowed.for_resources(DEFAULT_GHOST_LIMIT_BYTES),
+        &options.allowed,
         &options.inherit_fds,
     )?;
     log::info!("{} scripts are built", built.plan.scripts.len());

@@ -29,7 +29,6 @@ pub(crate) fn freeze_and_collect(
     stay: bool,
     look: &mut dyn Look,
 ) -> Result<(Frozen, Inventory)> {
-    let allow = options.allowed.for_resources(options.ghost_limit_bytes);
     let root = options.tree.as_raw_nonzero().get();
     let plain = !options.live && options.parent.is_none() && options.track.is_none();
     let mut patience = Patience::new(root, options.timeout, plain);
@@ -40,7 +39,7 @@ pub(crate) fn freeze_and_collect(
             if !options.live {
                 frozen.limit.lift();
             }
-            let inventory = collect(&mut frozen, &allow, stay, look)?;
+            let inventory = collect(&mut frozen, &options.allowed, stay, look)?;
             frozen.take_time();
             Ok((frozen, inventory))
         });

@@ -21,4 +21,4 @@ mod testing;
 
 pub use born::Born;
 pub use error::{Error, Result};
-pub use options::{Allow, FileValidation};
+pub use options::{Allow, DEFAULT_GHOST_LIMIT_BYTES, FileValidation};

@@ -2,8 +2,14 @@
 
 use crate::cgroup::Management;
 
+/// The size up to which a deleted file goes into the image when nobody says otherwise, in bytes.
+pub const DEFAULT_GHOST_LIMIT_BYTES: u64 = 1 << 20;
+
 /// Options that decide whether and how a resource is dumped or restored.
-#[derive(Clone, Debug)]
+///
+/// Given to the dump and again to the restore; the command fills it, and nobody else has one of his
+/// own.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allow {
     /// `--tcp-established`: dump and restore established TCP connections.
     pub tcp_established: bool,
@@ -52,7 +58,7 @@ impl Default for Allow {
             link_remap: false,
             file_validation: FileValidation::default(),
             cgroups: Management::default(),
-            ghost_limit_bytes: 1 << 20,
+            ghost_limit_bytes: DEFAULT_GHOST_LIMIT_BYTES,
         }
     }
 }
