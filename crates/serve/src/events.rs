@@ -16,8 +16,6 @@ pub(crate) struct Waiting {
     pub protected: bool,
     /// Since when we know of it.
     pub since: Instant,
-    /// Whether it was tried in vain.
-    pub deferred: bool,
 }
 
 impl Session {
@@ -44,7 +42,6 @@ impl Session {
                     addr: addr.page_start(),
                     protected: *protected,
                     since,
-                    deferred: false,
                 }),
                 Event::Remove(span) | Event::Unmap(span) => {
                     self.note_removed(*span);

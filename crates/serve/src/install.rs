@@ -56,7 +56,7 @@ impl<'a> Installer<'a> {
     /// See [`Session::serve`].
     pub fn answer(&mut self, waiting: &mut Vec<Waiting>) -> Result<()> {
         let mut later = Vec::new();
-        for mut fault in std::mem::take(waiting) {
+        for fault in std::mem::take(waiting) {
             let number = self.session.region_at(fault.addr);
             let pid = self.session.pid;
             let number = number.ok_or(Error::Stray {
@@ -70,26 +70,24 @@ impl<'a> Installer<'a> {
                     Ok(outcome) => outcome,
                 },
             };
-            match outcome {
-                Outcome::Done(outcome) => {
-                    let region = &self.session.regions[number].0;
-                    let fault_of = |outcome| Fault {
-                        kind: if fault.protected {
-                            "write-protect"
-                        } else {
-                            "missing"
-                        },
-                        page_size: region.granule_bytes(),
-                        outcome,
-                    };
-                    let took = fault.since.elapsed();
-                    self.session.metrics.fault(&fault_of(outcome), took);
-                }
+            let outcome = match outcome {
+                Outcome::Done(outcome) => outcome,
                 Outcome::Again => {
-                    fault.deferred = true;
                     later.push(fault);
+                    "deferred"
                 }
-            }
+            };
+            let kind = match fault.protected {
+                true => "write-protect",
+                false => "missing",
+            };
+            let page_size = self.session.regions[number].0.granule_bytes();
+            let fault_of = Fault {
+                kind,
+                page_size,
+                outcome,
+            };
+            self.session.metrics.fault(&fault_of, fault.since.elapsed());
         }
         *waiting = later;
         Ok(())

@@ -15,7 +15,7 @@ pub(crate) struct Fault {
     pub kind: &'static str,
     /// In bytes.
     pub page_size: u64,
-    /// `data`, `zero`, `removed`, `there`, `written`, `deferred`.
+    /// `data`, `zero`, `removed`, `there`, `written`, `poisoned`, `deferred`.
     pub outcome: &'static str,
 }
 
