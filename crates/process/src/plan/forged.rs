@@ -58,7 +58,7 @@ fn check(plan: &Plan, reader: &Reader) {
         decoded_bytes += extent.bytes();
         pages::place(reader, &[*extent]).expect("it is in the image");
     }
-    let described = reader.spaces().into_iter().map(|space| space.id);
+    let described = reader.spaces().iter().map(|space| space.id);
     let described = described.flat_map(|space| reader.runs(space).collect::<Vec<_>>());
     let described: u64 = described.map(|run| run.len_bytes()).sum();
     assert!(decoded_bytes <= described, "{decoded_bytes} of {described}");
