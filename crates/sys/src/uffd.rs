@@ -7,8 +7,7 @@ use bitflags::bitflags;
 use linux_raw_sys::general as raw;
 use rustix::ioctl::opcode;
 
-/// `UFFDIO_MOVE` and `UFFDIO_POISON`, which no crate defines.
-const MOVE: u32 = opcode::read_write::<raw::uffdio_move>(0xaa, 5);
+/// `UFFDIO_POISON`, which no crate defines.
 const POISON: u32 = opcode::read_write::<raw::uffdio_poison>(0xaa, 8);
 
 bitflags! {
@@ -47,7 +46,7 @@ bitflags! {
         const POISON = raw::UFFD_FEATURE_POISON as u64;
         /// Write faults resolve themselves and are found by a scan of the page map.
         const WP_ASYNC = raw::UFFD_FEATURE_WP_ASYNC as u64;
-        /// [`Uffd::move_pages`].
+        /// `UFFDIO_MOVE`.
         const MOVE = raw::UFFD_FEATURE_MOVE as u64;
     }
 }
@@ -257,21 +256,6 @@ impl Uffd {
         placed(outcome, argument.zeropage)
     }
 
-    /// Maps the cached pages of `span` of shared memory; returns the bytes done as [`Self::copy`]
-    /// does.
-    ///
-    /// # Errors
-    /// As [`Self::copy`]; `EFAULT` when a page is not cached.
-    pub fn map_cached(&self, span: Span, wake: bool) -> io::Result<u64> {
-        let mut argument = raw::uffdio_continue {
-            range: range(span),
-            mode: u64::from(!wake),
-            mapped: 0,
-        };
-        let outcome = self.call(linux_raw_sys::ioctl::UFFDIO_CONTINUE, &mut argument);
-        placed(outcome, argument.mapped)
-    }
-
     /// Sets or lifts the write protection of the pages of `span`.
     ///
     /// # Errors
@@ -297,23 +281,6 @@ impl Uffd {
             updated: 0,
         };
         placed(self.call(POISON, &mut argument), argument.updated)
-    }
-
-    /// Moves pages of the caller's own anonymous memory to missing pages, without copying; returns
-    /// the bytes done as [`Self::copy`] does. With `holes`, missing source pages are passed over.
-    ///
-    /// # Errors
-    /// As [`Self::copy`]; `EINVAL` unless the userfaultfd is of this process; `EBUSY` for a page
-    /// that others share.
-    pub fn move_pages(&self, from: Span, to: Addr, wake: bool, holes: bool) -> io::Result<u64> {
-        let mut argument = raw::uffdio_move {
-            dst: to.0,
-            src: from.start.0,
-            len: from.bytes(),
-            mode: u64::from(!wake) | u64::from(holes) << 1,
-            move_: 0,
-        };
-        placed(self.call(MOVE, &mut argument), argument.move_)
     }
 
     /// Reads the events that have come, at most 16, and appends them to `events`; returns whether
@@ -412,7 +379,6 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_header() {
-        assert_eq!(MOVE, 0xc028_aa05);
         assert_eq!(POISON, 0xc020_aa08);
         let Ok(header) = std::fs::read_to_string("/usr/include/linux/userfaultfd.h") else {
             return;
@@ -425,8 +391,6 @@ mod tests {
             u32::from_str_radix(digits, 16).ok()
         };
         assert_eq!(number("_UFFDIO_COPY"), Some(raw::_UFFDIO_COPY));
-        assert_eq!(number("_UFFDIO_CONTINUE"), Some(raw::_UFFDIO_CONTINUE));
-        assert_eq!(number("_UFFDIO_MOVE").unwrap_or(5), 5);
         assert_eq!(number("_UFFDIO_POISON").unwrap_or(8), 8);
     }
 
