@@ -5,7 +5,7 @@ use image::{PAGE_BYTES, Reader};
 
 use crate::buffer::Buffer;
 use crate::extent::Chunks;
-use crate::{Error, Extent, Result, Source, crew};
+use crate::{Error, Extent, Result, Source, workers};
 
 /// Pages that are read and compared together.
 const BATCH_PAGES: u64 = 256;
@@ -27,8 +27,8 @@ pub fn changed(
     let found = Mutex::new(Vec::new());
     let done = std::sync::atomic::AtomicU64::new(0);
     let buffers = |_| [(); 2].map(|()| Buffer::new(BATCH_PAGES as usize * PAGE_BYTES));
-    crew::work(
-        crew::threads(bytes),
+    workers::work(
+        workers::threads(bytes),
         batches.len(),
         buffers,
         |[own, theirs], number| {

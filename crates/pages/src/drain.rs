@@ -8,7 +8,7 @@ use image::{NewRun, PAGE_BYTES, Run, RunKind, Writer};
 
 use crate::buffer::Buffer;
 use crate::extent::Chunks;
-use crate::{Equals, Error, Extent, PIECES_MAX, Result, Source, crew};
+use crate::{Equals, Error, Extent, PIECES_MAX, Result, Source, workers};
 
 /// Pages read with one call and written with one: what stays in a processor's own cache meanwhile.
 const BATCH_PAGES: u64 = 256;
@@ -80,7 +80,14 @@ pub fn drain_once(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Drained> {
     let describe = |runs| writer.describe(runs);
-    drain_to(sources, equals, writer, &describe, progress, crew::threads)
+    drain_to(
+        sources,
+        equals,
+        writer,
+        &describe,
+        progress,
+        workers::threads,
+    )
 }
 
 /// Does what [`drain_once()`] does while the tasks run, and leaves them a processor. With a thread
@@ -95,7 +102,7 @@ pub fn drain_beside(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Drained> {
     let describe = |runs| writer.describe(runs);
-    let threads = crew::threads_beside;
+    let threads = workers::threads_beside;
     drain_to(sources, equals, writer, &describe, progress, threads)
 }
 
@@ -116,7 +123,7 @@ pub fn drain_apart(
             .extend(runs)
     };
     let describe = |runs: Vec<Run>| keep(runs);
-    let drained = drain_to(sources, None, writer, &describe, progress, crew::threads)?;
+    let drained = drain_to(sources, None, writer, &describe, progress, workers::threads)?;
     Ok((
         drained,
         all.into_inner().unwrap_or_else(PoisonError::into_inner),
@@ -143,7 +150,7 @@ fn drain_to(
     let buffer = |_| Buffer::new(pages.min(BATCH_PAGES) as usize * PAGE_BYTES);
     let buffers = Mutex::new((0..threads).map(buffer).collect::<Vec<_>>());
     let buffer = || buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let lane = |part| Lane {
+    let worker = |part| Worker {
         part,
         buffer: buffer().expect("one for each thread"),
         pieces: Vec::new(),
@@ -151,8 +158,8 @@ fn drain_to(
         zeros: Vec::new(),
         lost: Vec::new(),
     };
-    crew::work(threads, chunks.len(), lane, |lane, number| {
-        let done = lane.drain(sources, equals, chunks.get(number), writer, describe)?;
+    workers::work(threads, chunks.len(), worker, |worker, number| {
+        let done = worker.drain(sources, equals, chunks.get(number), writer, describe)?;
         zero_pages.fetch_add(done.zero_pages, Relaxed);
         equal_pages.fetch_add(done.equal_pages, Relaxed);
         lost_pages.fetch_add(done.lost_pages, Relaxed);
@@ -174,7 +181,7 @@ fn drain_to(
 }
 
 /// What one thread works with.
-struct Lane {
+struct Worker {
     /// The pages object that this thread has to itself.
     part: usize,
     buffer: Buffer,
@@ -184,7 +191,7 @@ struct Lane {
     lost: Vec<Range<usize>>,
 }
 
-impl Lane {
+impl Worker {
     /// Moves one chunk.
     fn drain(
         &mut self,

@@ -7,7 +7,7 @@ use abi::{Addr, Span};
 use image::{ChunkId, PAGE_BYTES, Reader};
 
 use crate::buffer::Buffer;
-use crate::{Error, PIECES_MAX, Placed, Result, Sink, crew};
+use crate::{Error, PIECES_MAX, Placed, Result, Sink, workers};
 
 /// What a huge page holds; batches do not cross its boundaries in the target.
 const BLOCK_BYTES: u64 = 2 << 20;
@@ -52,8 +52,8 @@ pub fn fill(
         .map(|batch| chunk_bytes(reader, &placed[batch.clone()]))
         .max();
     let buffer = |_| Buffer::new(most.unwrap_or(0) as usize);
-    crew::work(
-        crew::threads(pages * PAGE_BYTES as u64),
+    workers::work(
+        workers::threads(pages * PAGE_BYTES as u64),
         groups.len(),
         buffer,
         |buffer, number| {

@@ -32,7 +32,6 @@
 
 mod buffer;
 mod changed;
-pub mod crew;
 mod drain;
 mod equal;
 mod error;
@@ -42,10 +41,10 @@ mod place;
 pub mod sink;
 pub mod source;
 mod unite;
+pub mod workers;
 
 pub use buffer::Buffer;
 pub use changed::changed;
-pub use crew::threads;
 pub use drain::{Drained, drain, drain_all, drain_apart, drain_beside, drain_once, sort_out};
 pub use equal::Equals;
 pub use error::{Error, Result};
@@ -55,6 +54,7 @@ pub use place::{Placed, place};
 pub use sink::Sink;
 pub use source::Source;
 pub use unite::{United, unite, wanted_bytes};
+pub use workers::threads;
 
 /// The most pieces that a source reads, or a sink takes, with one call.
 pub const PIECES_MAX: usize = 1024;

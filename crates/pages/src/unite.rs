@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use image::{NewRun, PAGE_BYTES, Run, Writer};
 
 use crate::buffer::Buffer;
-use crate::{Equals, Error, Result, crew};
+use crate::{Equals, Error, Result, workers};
 
 /// The most pages that one thread looks at together.
 const BATCH_PAGES: u64 = 256;
@@ -54,8 +54,8 @@ pub fn unite(
         runs: others,
         equal_pages: 0,
     });
-    crew::work(
-        crew::threads_beside(all_bytes),
+    workers::work(
+        workers::threads_beside(all_bytes),
         chunks.len(),
         |_| Buffer::new(buffer_bytes),
         |buffer, number| {

@@ -15,12 +15,12 @@ use crate::{Error, Result};
 const BATCH: usize = 16;
 
 /// What one thread copies with.
-pub struct Lane {
+pub struct Worker {
     contents: Buffer,
     fresh: Fresh,
 }
 
-impl Lane {
+impl Worker {
     /// For the thread that has the pages object `part` to itself.
     pub fn new(part: usize) -> Self {
         Self {
@@ -48,19 +48,19 @@ pub fn copy_stale(
     span: Span,
     shared: &Shared,
     writer: &Writer,
-    lane: &mut Lane,
+    worker: &mut Worker,
 ) -> Result<u64> {
     let todo = task.book().blocks.stale_in(span, usize::MAX);
     let mut copied_bytes = 0;
     for batch in todo.chunks(BATCH) {
         let claimed = claim(task, batch);
         let quiet = task.book().shared.clone();
-        let contents = lane.contents.bytes();
+        let contents = worker.contents.bytes();
         match read(task, &quiet, &claimed, contents) {
             Ok(read_bytes) => {
                 copied_bytes += read_bytes as u64;
                 let contents = &mut contents[..read_bytes];
-                put(task, &claimed, contents, writer, &mut lane.fresh)?;
+                put(task, &claimed, contents, writer, &mut worker.fresh)?;
             }
             Err(error) => {
                 give_up(task, &claimed);
@@ -78,7 +78,7 @@ pub fn copy_rest(
     tasks: &[&Task],
     shared: &Shared,
     writer: &Writer,
-    lane: &mut Lane,
+    worker: &mut Worker,
     progress: &dyn Fn(u64),
 ) -> Result<bool> {
     const WHOLE: Span = Span {
@@ -90,13 +90,13 @@ pub fn copy_rest(
     while !tasks.iter().any(|task| task.is_lost()) {
         if let Some((task, urgent)) = tasks.iter().find_map(|task| task.take_urgent()) {
             for batch in urgent.chunks(BATCH) {
-                copy_batch(task, batch, shared, writer, lane, progress)?;
+                copy_batch(task, batch, shared, writer, worker, progress)?;
             }
             continue;
         }
         let saved = tasks.iter().find(|task| !task.book().saved.is_empty());
         if let Some(task) = saved {
-            write_saved(task, BATCH, shared, writer, &mut lane.fresh)?;
+            write_saved(task, BATCH, shared, writer, &mut worker.fresh)?;
             continue;
         }
         let Some(task) = tasks.get(first) else {
@@ -106,7 +106,7 @@ pub fn copy_rest(
         if batch.is_empty() {
             first += 1;
         } else {
-            copy_batch(task, &batch, shared, writer, lane, progress)?;
+            copy_batch(task, &batch, shared, writer, worker, progress)?;
         }
     }
     Ok(false)
@@ -118,12 +118,12 @@ fn copy_batch(
     batch: &[u64],
     shared: &Shared,
     writer: &Writer,
-    lane: &mut Lane,
+    worker: &mut Worker,
     progress: &dyn Fn(u64),
 ) -> Result<()> {
     let claimed = claim(task, batch);
     let quiet = task.book().shared.clone();
-    let contents = lane.contents.bytes();
+    let contents = worker.contents.bytes();
     let copied = read(task, &quiet, &claimed, contents);
     let copied = copied.and_then(|bytes| Ok((wait_checked(task, &claimed)?, bytes)));
     match copied {
@@ -137,7 +137,7 @@ fn copy_batch(
                 &kept,
                 &mut contents[..kept_bytes],
                 writer,
-                &mut lane.fresh,
+                &mut worker.fresh,
             )?;
         }
         Ok((None, _)) => lose(task, &claimed),

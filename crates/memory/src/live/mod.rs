@@ -38,12 +38,12 @@ use std::time::{Duration, Instant};
 
 use abi::Span;
 use image::{Run, SpaceId, Writer};
-use pages::crew;
+use pages::workers;
 use rustix::event::{EventfdFlags, eventfd};
 use sys::uffd::{Features, Uffd};
 
 use crate::{Error, Result};
-use copy::{Fresh, Lane};
+use copy::{Fresh, Worker};
 use family::Family;
 use state::Shared;
 use task::Task;
@@ -142,18 +142,18 @@ impl Live {
         let windows = windows(task.populated(&areas.spans)?);
         let all_bytes = areas.spans.iter().map(|span| span.bytes()).sum();
         let copied_bytes = AtomicU64::new(0);
-        crew::work(
-            crew::threads_beside(all_bytes),
+        workers::work(
+            workers::threads_beside(all_bytes),
             windows.len(),
-            Lane::new,
-            |lane, number| {
+            Worker::new,
+            |worker, number| {
                 let spans = &windows[number];
                 task.sweep(spans)?;
                 let whole = Span {
                     start: spans[0].start,
                     end: spans[spans.len() - 1].end,
                 };
-                let bytes = copy::copy_stale(task, whole, &self.shared, writer, lane)?;
+                let bytes = copy::copy_stale(task, whole, &self.shared, writer, worker)?;
                 copied_bytes.fetch_add(bytes, Ordering::Relaxed);
                 progress(bytes);
                 Ok::<_, Error>(())
@@ -266,8 +266,8 @@ impl Live {
                 return Ok(false);
             }
         }
-        let lane = &mut Lane::new(0);
-        let copied = copy::copy_rest(tasks, &self.shared, writer, lane, progress)?;
+        let worker = &mut Worker::new(0);
+        let copied = copy::copy_rest(tasks, &self.shared, writer, worker, progress)?;
         Ok(copied && !tasks.iter().any(|task| task.is_lost()))
     }
 

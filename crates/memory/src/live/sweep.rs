@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use abi::{Addr, PAGE_BYTES, Span};
-use pages::crew;
+use pages::workers;
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Pagemap, Query};
 
@@ -94,11 +94,11 @@ impl Task {
         let unknown = subtract(areas, &trusted);
         let threads = match unknown.iter().map(|span| span.bytes()).sum() {
             ..=ALONE_BYTES => 1,
-            more => crew::threads(more),
+            more => workers::threads(more),
         };
         let windows = windows(self.around_blocks(&unknown));
         let guards = Mutex::new(BTreeMap::new());
-        crew::work(
+        workers::work(
             threads,
             windows.len(),
             |_| (),
