@@ -62,21 +62,28 @@ impl Reader {
         freed.map_or(Ok(()), Err)
     }
 
+    /// Tells where pages of a chunk are stored as they are, in a file or elsewhere; none where they
+    /// are encoded.
+    pub fn stored_at(&self, part: Part) -> Option<Straight> {
+        let chunk = self.chunk(part.chunk);
+        let skip_bytes = u64::from(part.skip_pages) * PAGE_BYTES as u64;
+        chunk.is_plain().then_some(Straight {
+            file: chunk.object,
+            offset_bytes: chunk.offset_bytes + skip_bytes,
+        })
+    }
+
     /// Tells where pages of a chunk lie in a file as they are; none where they are encoded, or the
     /// image is in no file. Who reads them there by himself has them verified by
     /// [`Reader::verify_rest`].
     pub fn straight(&self, part: Part) -> Option<Straight> {
-        let chunk = self.chunk(part.chunk);
-        let is_file = match self.places.own.get(chunk.object as usize) {
+        let object = self.chunk(part.chunk).object as usize;
+        let is_file = match self.places.own.get(object) {
             Some(Some(object)) => object.as_fd().is_some(),
             // An ancestor's, or that of an image that is not sealed yet.
             _ => self.places.ancestors.are_files(),
         };
-        let skip_bytes = u64::from(part.skip_pages) * PAGE_BYTES as u64;
-        (chunk.is_plain() && is_file).then_some(Straight {
-            file: chunk.object,
-            offset_bytes: chunk.offset_bytes + skip_bytes,
-        })
+        self.stored_at(part).filter(|_| is_file)
     }
 
     /// Returns the pages object with this number.

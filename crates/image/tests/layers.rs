@@ -187,10 +187,9 @@ fn compare(reader: &Reader, model: &Model) {
         let mut whole = vec![0xee; reader.chunk_pages(part.chunk) as usize * PAGE_BYTES];
         reader.load(&[(part.chunk, 0)], &mut whole).unwrap();
         assert_eq!(whole[part.skip_pages as usize * PAGE_BYTES], fill);
-        let straight = reader.straight(part);
-        if let Some(straight) = straight {
-            let file = reader.file(straight.file).unwrap();
-            file.read_at(&mut bytes, straight.offset_bytes).unwrap();
+        if let Some(at) = reader.stored_at(part) {
+            let file = reader.file(at.file).unwrap();
+            file.read_at(&mut bytes, at.offset_bytes).unwrap();
             assert_eq!(bytes, [fill; PAGE_BYTES]);
         }
     }
@@ -304,7 +303,7 @@ fn dedup(places: &[Memory], models: &[Model]) {
     {
         if reader.ancestor_of(&run).is_some() {
             // Encoded chunks stay as long as a page of them is needed.
-            let Some(at) = reader.straight(run.part().unwrap()) else {
+            let Some(at) = reader.stored_at(run.part().unwrap()) else {
                 continue;
             };
             let first = at.offset_bytes / PAGE_BYTES as u64;
