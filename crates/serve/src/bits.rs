@@ -40,6 +40,14 @@ impl Bits {
         });
     }
 
+    /// Moves all numbers to another set with the same limit.
+    pub fn move_to(&self, other: &Self) {
+        for range in self.ranges() {
+            other.add(range.clone());
+            self.remove(range);
+        }
+    }
+
     fn change(&self, range: Range<u64>, change: impl Fn(&AtomicU64, u64)) {
         let end = range.end.min(self.limit);
         let mut at = range.start;
@@ -105,6 +113,15 @@ mod tests {
         assert!(bits.has(63) && !bits.has(64) && bits.has(199));
         assert_eq!((bits.next(1, true), bits.next(63, false)), (63, 64));
         assert_eq!((bits.next(195, false), bits.next(200, true)), (200, 200));
+    }
+
+    #[test]
+    fn what_is_moved_joins_what_was_there() {
+        let (one, other) = (Bits::new(100), Bits::new(100));
+        one.add(10..20);
+        other.add(15..30);
+        one.move_to(&other);
+        assert_eq!((one.ranges(), other.ranges()), (vec![], vec![10..30]));
     }
 
     #[test]

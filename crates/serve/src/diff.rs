@@ -53,7 +53,6 @@ impl Session {
             return Err(Error::Unable("a difference needs a parent".to_owned()));
         };
         let _alone = self.order.write();
-        // Faults that come with it are answered by the thread that serves.
         let memory = TaskMemory::new(self.pid);
         let mut difference = Difference::default();
         let (mut stored, mut zero) = (Vec::new(), Vec::new());
@@ -85,21 +84,19 @@ impl Session {
     pub fn kept(&self) {
         let _alone = self.order.write();
         for (region, known) in &self.regions {
-            known.unsaved.remove(0..region.len());
-            known.removed_since.remove(0..region.len());
-            if self.ability == Ability::Found {
-                known.suspects.remove(0..region.len());
-            }
+            let all = 0..region.len();
+            known.unsaved.remove(all.clone());
+            known.unsaved_removed.remove(all.clone());
+            known.unsaved_suspects.remove(all);
         }
     }
 
     /// Adds what was written to what is not saved, and has it tracked anew.
     fn find_written(&self, region: &Region, known: &Known) -> Result<()> {
+        // What comes from here on is the next difference's.
+        known.removed_since.move_to(&known.unsaved_removed);
         if self.ability == Ability::Told {
-            for range in known.written.ranges() {
-                known.unsaved.add(range);
-            }
-            known.written.remove(0..region.len());
+            known.written.move_to(&known.unsaved);
             for range in known.installed.ranges() {
                 let span = region.span_of(&range);
                 let protected = self.uffd.write_protect(span, true);
@@ -107,6 +104,7 @@ impl Session {
             }
             return Ok(());
         }
+        known.suspects.move_to(&known.unsaved_suspects);
         let query = Query {
             inverted: Category::empty(),
             all: Category::WRITTEN,
@@ -125,17 +123,20 @@ impl Session {
             let spans = ranges.iter().map(|range| region.span_of(range));
             spans.collect::<Vec<_>>()
         };
-        let written = spans(known.unsaved.ranges());
-        let mut removed = spans(known.removed_since.ranges());
+        let swapped = region.granule == Granule::Small;
+        let mut written = spans(known.unsaved.ranges());
+        let mut removed = spans(known.unsaved_removed.ranges());
         if self.ability == Ability::Told {
+            // A page may be given up while its writer waits: to read it would wait for ourselves.
+            written = self.there(&written, swapped)?;
             // Nothing is told of what was taken out, not even that it was given up again.
             removed.extend(spans(known.native.ranges()));
-            removed = memory::spans::sorted(removed);
+            removed = sorted(removed);
         }
         // What was given up and written to again, and what is known by its contents alone.
         let mut unsure = spans(known.suspects.ranges());
+        unsure.extend(spans(known.unsaved_suspects.ranges()));
         unsure.extend(&removed);
-        let swapped = region.granule == Granule::Small;
         let there = self.there(&sorted(unsure), swapped)?;
         let there = subtract(&there, &written);
         let zero = subtract(&subtract(&removed, &written), &there);

@@ -69,6 +69,7 @@ impl Session {
             known.removed_since.add(whole.clone());
             known.installed.remove(whole.clone());
             known.written.remove(whole.clone());
+            known.unsaved.remove(whole.clone());
             if self.ability == Ability::Told {
                 known.suspects.add(whole);
             }

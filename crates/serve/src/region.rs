@@ -105,8 +105,12 @@ pub(crate) struct Known {
     pub suspects: Bits,
     /// Told to be written, where the kernel tells each.
     pub written: Bits,
-    /// Found to be written for a diff that then failed.
+    /// Found to be written for a diff that is not kept yet.
     pub unsaved: Bits,
+    /// Given up before such a diff.
+    pub unsaved_removed: Bits,
+    /// Looked at for such a diff.
+    pub unsaved_suspects: Bits,
 }
 
 impl Known {
@@ -121,6 +125,8 @@ impl Known {
             suspects: none(),
             written: none(),
             unsaved: none(),
+            unsaved_removed: none(),
+            unsaved_suspects: none(),
         }
     }
 }

@@ -65,6 +65,8 @@ pub struct Session {
     /// How many more mappings the target may be given.
     pub(crate) mappings: AtomicI64,
     pub(crate) metrics: Arc<Metrics>,
+    /// Threads of the target whose faults were read and could not be answered yet.
+    pub(crate) waiting: Mutex<Vec<Waiting>>,
     /// Whether faults are being answered: prefetching waits meanwhile.
     pub(crate) busy: AtomicBool,
     /// Where prefetching is: the number of the next block of all.
@@ -113,6 +115,7 @@ impl Session {
             order: RwLock::new(()),
             punched: Mutex::default(),
             metrics,
+            waiting: Mutex::default(),
             busy: AtomicBool::new(false),
             fetched: AtomicU64::new(0),
         };
@@ -154,7 +157,8 @@ impl Session {
     /// and has to be ended.
     pub fn serve(&self, watched: &[BorrowedFd<'_>]) -> Result<usize> {
         let mut installer = Installer::new(self);
-        let mut waiting: Vec<Waiting> = Vec::new();
+        // Whoever waits, waits also while the caller looks at what it watches.
+        let mut waiting = lock(&self.waiting);
         loop {
             let fds = std::iter::once(self.uffd.as_fd()).chain(watched.iter().copied());
             let mut fds = fds

@@ -111,9 +111,17 @@ fn session(shared: &Arc<Shared>, number: u64, connection: &OwnedFd, pid: i32, mo
         Err(errno) => return log::warn!("session {number}: {errno}"),
     };
     let (stopped, stop) = pipe;
-    let begun = match begin(shared, number, connection, pid, stopped.as_fd(), stop) {
+    let begun = match begin(
+        shared,
+        number,
+        connection,
+        (pid, monitor),
+        stopped.as_fd(),
+        stop,
+    ) {
         Ok(begun) => Arc::new(begun),
         Err(Begin::Refused(refusal)) => {
+            shared.watchdog.forget(number);
             return log::warn!("session {number}: pid {pid} is refused: {refusal}");
         }
         Err(Begin::Failed(serve::Error::Gone { .. })) => {
@@ -125,9 +133,6 @@ fn session(shared: &Arc<Shared>, number: u64, connection: &OwnedFd, pid: i32, mo
             return kill(monitor);
         }
     };
-    if let Err(error) = shared.watchdog.add(number, monitor) {
-        log::warn!("session {number}: the watchdog is gone: {error}");
-    }
     lock(&shared.sessions).insert(number, begun.clone());
     shared.metrics.sessions.inc();
     log::info!("session {number}: pid {pid}, {}", begun.session.ability());
@@ -164,7 +169,7 @@ fn begin(
     shared: &Arc<Shared>,
     number: u64,
     connection: &OwnedFd,
-    pid: i32,
+    (pid, monitor): (i32, &OwnedFd),
     stopped: std::os::fd::BorrowedFd<'_>,
     stop: OwnedFd,
 ) -> std::result::Result<Live, Begin> {
@@ -177,6 +182,10 @@ fn begin(
         pid,
         regions,
     };
+    // From here on the machine depends on us.
+    if let Err(error) = shared.watchdog.add(number, monitor) {
+        log::warn!("session {number}: the watchdog is gone: {error}");
+    }
     let options = Options {
         unregister: shared.options.unregister,
         poison: shared.options.on_error == OnError::Poison,
