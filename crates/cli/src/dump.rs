@@ -8,7 +8,7 @@ use clap::Args;
 use process::options::{
     Compression, DEFAULT_GHOST_LIMIT_BYTES, DEFAULT_TIMEOUT, DEFAULT_TRACK_TIME,
 };
-use process::{Afterwards, Allow, DumpOptions, DumpReport};
+use process::{Afterwards, Allow, DumpKind, DumpOptions, DumpReport};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
@@ -227,7 +227,10 @@ impl Dump {
             allowed,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
             sync: !self.no_sync,
-            live: self.live,
+            kind: match self.live {
+                true => DumpKind::Live,
+                false => DumpKind::Dump,
+            },
             parent: self
                 .prev_images_dir
                 .as_ref()

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use process::options::{Compression, DEFAULT_TRACK_TIME};
-use process::{PreDumpOptions, PreDumpReport};
+use process::{DumpKind, DumpOptions, DumpReport};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
@@ -64,7 +64,7 @@ impl PreDump {
         let mut session = self.common.start("pre-dump", true, idle, started)?;
         let options = self.options(&session.images_dir);
         let mut watch = Watch::new(&session);
-        let report = process::predump(&options, &mut watch).map_err(|source| Failure::Engine {
+        let report = process::dump(&options, &mut watch).map_err(|source| Failure::Engine {
             doing: "pre-dump",
             source: Box::new(source),
         })?;
@@ -76,13 +76,12 @@ impl PreDump {
         Ok(Status::Done)
     }
 
-    fn options(&self, images_dir: &Path) -> PreDumpOptions {
+    fn options(&self, images_dir: &Path) -> DumpOptions {
         if let Some(mode) = &self.pre_dump_mode {
             log::debug!("--pre-dump-mode {mode}: memory is read from outside while the tree runs");
         }
-        PreDumpOptions {
-            tree: self.tree,
-            images: images_dir.into(),
+        DumpOptions {
+            kind: DumpKind::PreDump,
             parent: self
                 .prev_images_dir
                 .as_ref()
@@ -90,13 +89,14 @@ impl PreDump {
             auto_dedup: self.auto_dedup,
             compress: self.compress,
             timeout: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
-            track_time: Duration::from_secs(self.track_time),
+            track: Some(Duration::from_secs(self.track_time)),
             sync: !self.no_sync,
+            ..DumpOptions::new(self.tree, images_dir)
         }
     }
 }
 
-fn to_json(report: &PreDumpReport) -> Value {
+fn to_json(report: &DumpReport) -> Value {
     let known = &report.statistics;
     json!({"pre-dump": {
         "image": report.image,
@@ -116,7 +116,7 @@ fn to_json(report: &PreDumpReport) -> Value {
     }})
 }
 
-fn to_text(report: &PreDumpReport) -> String {
+fn to_text(report: &DumpReport) -> String {
     format!(
         "image {}\n{}whole round {:>21} us\nimage bytes {:>21}\nfreed bytes {:>21}\n",
         report.image,

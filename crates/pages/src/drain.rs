@@ -39,11 +39,34 @@ impl Drained {
     }
 }
 
+/// How pages are drained.
+#[derive(Clone, Copy)]
+pub struct Drain<'a> {
+    /// Finds pages that are equal to others, which are stored once.
+    pub equals: Option<&'a Equals>,
+    /// Whether tasks run meanwhile, which are left a processor: with a thread for each processor, a
+    /// busy target gets hardly any of them (5 % of one of two, for 170 ms).
+    pub beside: bool,
+    /// Is called with the number of bytes read so far, from several threads when there is much to
+    /// read.
+    pub progress: &'a (dyn Fn(u64) + Sync),
+}
+
+impl Default for Drain<'_> {
+    fn default() -> Self {
+        Self {
+            equals: None,
+            beside: false,
+            progress: &|_| (),
+        }
+    }
+}
+
 /// Reads `extents` from `source` and puts their pages into the image: those that are not all zero
 /// as data, the others as zero. Pages that the source has lost meanwhile are left out.
 ///
-/// Calls `progress` with the number of bytes read so far, from several threads when there is much
-/// to read. A megabyte, in however many extents, costs one read and one write.
+/// `progress` is that of [`Drain`]. A megabyte, in however many extents, costs one read and one
+/// write.
 ///
 /// # Errors
 /// The source's, and [`Error::Image`]. Then the image cannot be used.
@@ -53,7 +76,11 @@ pub fn drain(
     writer: &Writer,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Drained> {
-    drain_all(&[(source, extents)], writer, progress)
+    let how = Drain {
+        progress,
+        ..Drain::default()
+    };
+    drain_all(&[(source, extents)], writer, how)
 }
 
 /// Does for several sources what [`drain()`] does for one: better than one after the other, because
@@ -64,46 +91,9 @@ pub fn drain(
 pub fn drain_all(
     sources: &[(&dyn Source, &[Extent])],
     writer: &Writer,
-    progress: &(dyn Fn(u64) + Sync),
+    how: Drain,
 ) -> Result<Drained> {
-    drain_once(sources, None, writer, progress)
-}
-
-/// Does what [`drain_all()`] does, and stores pages that `equals` finds equal to others once.
-///
-/// # Errors
-/// As [`drain()`].
-pub fn drain_once(
-    sources: &[(&dyn Source, &[Extent])],
-    equals: Option<&Equals>,
-    writer: &Writer,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<Drained> {
-    let describe = |runs| writer.describe(runs);
-    drain_to(
-        sources,
-        equals,
-        writer,
-        &describe,
-        progress,
-        workers::threads,
-    )
-}
-
-/// Does what [`drain_once()`] does while the tasks run, and leaves them a processor. With a thread
-/// for each processor, a busy target gets hardly any of them (5 % of one of two, for 170 ms).
-///
-/// # Errors
-/// As [`drain()`].
-pub fn drain_beside(
-    sources: &[(&dyn Source, &[Extent])],
-    equals: Option<&Equals>,
-    writer: &Writer,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<Drained> {
-    let describe = |runs| writer.describe(runs);
-    let threads = workers::threads_beside;
-    drain_to(sources, equals, writer, &describe, progress, threads)
+    drain_to(sources, writer, how, &|runs| writer.describe(runs))
 }
 
 /// Does what [`drain_all()`] does, but the image does not have the pages yet: they are those of the
@@ -114,29 +104,24 @@ pub fn drain_beside(
 pub fn drain_apart(
     sources: &[(&dyn Source, &[Extent])],
     writer: &Writer,
-    progress: &(dyn Fn(u64) + Sync),
+    how: Drain,
 ) -> Result<(Drained, Vec<Run>)> {
     let all = Mutex::new(Vec::new());
-    let keep = |runs| {
+    let keep = |runs: Vec<Run>| {
         all.lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .extend(runs)
+            .extend(runs);
     };
-    let describe = |runs: Vec<Run>| keep(runs);
-    let drained = drain_to(sources, None, writer, &describe, progress, workers::threads)?;
-    Ok((
-        drained,
-        all.into_inner().unwrap_or_else(PoisonError::into_inner),
-    ))
+    let drained = drain_to(sources, writer, how, &keep)?;
+    let all = all.into_inner();
+    Ok((drained, all.unwrap_or_else(PoisonError::into_inner)))
 }
 
 fn drain_to(
     sources: &[(&dyn Source, &[Extent])],
-    equals: Option<&Equals>,
     writer: &Writer,
+    how: Drain,
     describe: &(dyn Fn(Vec<Run>) + Sync),
-    progress: &(dyn Fn(u64) + Sync),
-    threads: impl Fn(u64) -> usize,
 ) -> Result<Drained> {
     let extents = || {
         let sources = sources.iter().enumerate();
@@ -145,6 +130,10 @@ fn drain_to(
     let chunks = Chunks::new(extents(), BATCH_PAGES, PIECES_MAX);
     let pages: u64 = extents().map(|(_, extent)| extent.pages).sum();
     let [done_bytes, zero_pages, equal_pages, lost_pages, writing_ns] = [0; 5].map(AtomicU64::new);
+    let threads = match how.beside {
+        true => workers::threads_beside,
+        false => workers::threads,
+    };
     let threads = threads(pages * PAGE_BYTES as u64).min(chunks.len().max(1));
     // Made by one thread: it may have memory at hand.
     let buffer = |_| Buffer::new(pages.min(BATCH_PAGES) as usize * PAGE_BYTES);
@@ -159,13 +148,13 @@ fn drain_to(
         lost: Vec::new(),
     };
     workers::work(threads, chunks.len(), worker, |worker, number| {
-        let done = worker.drain(sources, equals, chunks.get(number), writer, describe)?;
+        let done = worker.drain(sources, how.equals, chunks.get(number), writer, describe)?;
         zero_pages.fetch_add(done.zero_pages, Relaxed);
         equal_pages.fetch_add(done.equal_pages, Relaxed);
         lost_pages.fetch_add(done.lost_pages, Relaxed);
         writing_ns.fetch_add(done.writing.as_nanos() as u64, Relaxed);
         let bytes = (done.read_pages + done.lost_pages) * PAGE_BYTES as u64;
-        progress(done_bytes.fetch_add(bytes, Relaxed) + bytes);
+        (how.progress)(done_bytes.fetch_add(bytes, Relaxed) + bytes);
         Ok(())
     })?;
     let [zero_pages, equal_pages, lost_pages] =

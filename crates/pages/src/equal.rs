@@ -514,7 +514,11 @@ mod tests {
             .iter()
             .map(|(source, extents)| (*source as &dyn Source, extents.as_slice()))
             .collect::<Vec<_>>();
-        let drained = crate::drain_once(&sources, equals.as_ref(), &writer, &|_| ()).unwrap();
+        let how = crate::Drain {
+            equals: equals.as_ref(),
+            ..crate::Drain::default()
+        };
+        let drained = crate::drain_all(&sources, &writer, how).unwrap();
         writer.seal(Seal::default()).unwrap();
         let reader = Reader::open(&*store).unwrap();
         reader.verify_all(1).unwrap();

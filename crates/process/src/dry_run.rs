@@ -3,15 +3,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use image::{Run, RunKind, Writer};
+use image::{Run, RunKind};
 use pages::Extent;
+use store::Store;
 
 use crate::collect::look::Afresh;
+use crate::draft::Draft;
 use crate::end::go_on;
 use crate::seal::check;
 use crate::statistics::as_micros;
-use crate::stopping::{freeze_and_collect, statistics_of};
-use crate::{DryRunReport, DumpOptions, Result, live};
+use crate::stopping::freeze_and_collect;
+use crate::{DryRunReport, DumpKind, DumpOptions, Result, live};
 
 /// Stops the tree under `options.tree`, looks at all that a dump would save but the contents of
 /// memory, lets it go on, and plans its restore. The image directory is not touched.
@@ -20,34 +22,33 @@ use crate::{DryRunReport, DumpOptions, Result, live};
 /// Those that [`crate::dump()`] would have, as far as they are about the tree.
 pub fn dry_run(options: &DumpOptions) -> Result<DryRunReport> {
     let began = Instant::now();
-    if options.live {
+    if options.kind == DumpKind::Live {
         live::check_kernel(options.tree.as_raw_nonzero().get())?;
     }
     crate::room::within_the_hard_limit();
+    let store: Arc<dyn Store> = Arc::new(store::Memory::default());
+    let mut draft = Draft::begin(options, &store, None, began)?;
     let (frozen, mut inventory) = freeze_and_collect(options, began, false, &mut Afresh)?;
+    draft.stopped(&frozen);
     let since = frozen.since;
-    let counted = statistics_of(&frozen);
     let lock = inventory.lock.take();
     go_on(frozen, lock)?;
-    let frozen_us = as_micros(since.elapsed());
+    draft.report.stopped_since(since);
     // What was changed on the host for an image is taken back.
     drop(std::mem::take(&mut inventory.undo));
     let planning = Instant::now();
-    let writer = Writer::create(Arc::new(store::Memory::default()))?;
-    inventory.name_objects(&writer);
-    inventory
-        .records
-        .into_iter()
-        .for_each(|record| writer.record(record));
-    inventory.same.into_iter().for_each(|run| writer.mark(run));
+    draft.note(&mut inventory);
     for extent in inventory.memory.iter().flat_map(|memory| &memory.extents) {
-        nothing(extent).for_each(|run| writer.mark(run));
+        nothing(extent).for_each(|run| draft.writer.mark(run));
     }
-    writer.check(|draft| check(draft, &inventory.foreign))?;
+    draft
+        .writer
+        .check(|draft| check(draft, &inventory.foreign))?;
+    let counted = draft.report.statistics;
     Ok(DryRunReport {
         tasks: counted.tasks,
         threads: counted.threads,
-        frozen_us,
+        frozen_us: counted.frozen_us,
         plan_us: as_micros(planning.elapsed()),
         total_us: as_micros(began.elapsed()),
     })

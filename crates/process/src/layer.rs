@@ -1,7 +1,6 @@
 //! A dump over an earlier image: what a dump does differently when the tree's memory is tracked.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use abi::Span;
 use image::{ImageId, SpaceId, SpaceKind, Writer};
@@ -11,7 +10,6 @@ use memory::spans::{intersect, subtract};
 use memory::track;
 use resources::map::listing::Listed;
 use resources::map::vdso::Vdso;
-use store::Store;
 use sys::uffd::Uffd;
 
 use crate::collect::Inventory;
@@ -33,7 +31,6 @@ pub(crate) struct Layer {
     /// Whether the tree's memory is tracked from this dump on.
     goes_on: bool,
     look: Box<dyn Looking>,
-    image: Option<ImageId>,
 }
 
 /// A look that knows what was not written.
@@ -85,18 +82,7 @@ impl Layer {
             tracking,
             goes_on,
             look,
-            image: None,
         })
-    }
-
-    /// Starts the image.
-    ///
-    /// # Errors
-    /// Those of [`over::writer`].
-    pub fn writer(&mut self, store: Arc<dyn Store>, options: &DumpOptions) -> Result<Writer> {
-        let writer = over::writer(store, self.parent.as_ref(), options.compress)?;
-        self.image = Some(writer.id());
-        Ok(writer)
     }
 
     /// What the image is over.
@@ -170,19 +156,19 @@ impl Layer {
     }
 
     /// Tells the tracker what became of the tree.
-    pub fn done(self, options: &DumpOptions) {
+    pub fn done(self, options: &DumpOptions, image: ImageId) {
         let Some(client) = self.tracking.map(Tracking::client) else {
             return;
         };
-        match (options.track, self.image) {
+        match options.track {
             _ if options.afterwards == Afterwards::Kill => client.quit(),
-            (Some(time), Some(image)) => {
+            Some(time) => {
                 if let Err(error) = client.end(image, time) {
                     log::warn!("{error}");
                 }
             }
             // Nothing was forgotten: the next round goes on from the one before.
-            _ => {}
+            None => {}
         }
     }
 }

@@ -11,6 +11,7 @@ mod collect;
 mod contents;
 mod dedup;
 mod describe;
+mod draft;
 mod dry_run;
 mod dump;
 mod end;
@@ -65,12 +66,10 @@ pub use needs::{Need, needs};
 pub use network::{Clearing, NetworkTable, Standing, clear_network, network_tables};
 pub use options::{
     Afterwards, Allow, DedupOptions, DumpOptions, InheritFd, Inherited, MergeOptions,
-    PreDumpOptions, RestoreOptions,
+    RestoreOptions,
 };
-pub use predump::predump;
 pub use report::{
-    DedupReport, Description, DryRunReport, DumpReport, MergeReport, Observer, PreDumpReport,
-    Restored, Stage,
+    DedupReport, Description, DryRunReport, DumpReport, MergeReport, Observer, Restored, Stage,
 };
 pub use resources::FileValidation;
 pub use resources::cgroup::{Management as CgroupManagement, Mode as CgroupMode};

@@ -17,38 +17,32 @@ mod equal;
 mod look;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use abi::Span;
-use image::{Run, SpaceId, Writer};
-use memory::TaskMemory;
+use image::{Run, SpaceId};
 use memory::live::{Areas, Live};
 use memory::spans::intersect;
-use pages::{Drained, Source};
+use pages::{Drain, Drained};
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
-
-use store::Store;
 use sys::realtime::Prompt;
 
 use self::look::LiveLook;
 use crate::collect::look::Prepared;
 use crate::collect::{self, Inventory};
-use crate::contents::of_object;
+use crate::contents::{Progress, Sources};
+use crate::draft::{Draft, Sealed};
 use crate::end::go_on;
 use crate::freeze::{Frozen, freeze, read_proc, stat_of};
-use crate::links::{self, Link};
-use crate::network::Replaced;
 use crate::options::DEFAULT_TIMEOUT;
 use crate::returned::check_returned;
-use crate::seal::seal;
 use crate::statistics::as_micros;
-use crate::stopping::{freeze_and_collect, patiently, statistics_of};
+use crate::stopping::{freeze_and_collect, patiently};
 use crate::tracker::{Client, start_ticks};
 use crate::uffd::userfaultfd;
 use crate::undo::Undo;
-use crate::{DumpKind, DumpOptions, DumpReport, Error, Observer, Result, Stage};
+use crate::{DumpOptions, DumpReport, Error, Result, Stage};
 
 /// How many instants there may be; the last is copied while the tree is stopped.
 const INSTANTS: u64 = 4;
@@ -66,40 +60,38 @@ const SHORT: Duration = Duration::from_millis(1);
 ///
 /// # Errors
 /// Every failure leaves the tree running as before and no image behind.
-pub(crate) fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpReport> {
-    let began = Instant::now();
-    let root = options.tree;
-    check_kernel(root.as_raw_nonzero().get())?;
+pub(crate) fn dump(
+    options: &DumpOptions,
+    began: Instant,
+    mut progress: Progress,
+) -> Result<DumpReport> {
+    check_kernel(options.tree.as_raw_nonzero().get())?;
     crate::room::within_the_hard_limit();
-    observer
-        .stage(Stage::PreDump, Some(root))
-        .map_err(Error::Vetoed)?;
+    progress.stage(Stage::PreDump, options.tree)?;
     let store = options.images.create()?;
-    let replaced = Replaced::of(&*store);
     let deadline = began + options.timeout.unwrap_or(DEFAULT_TIMEOUT);
     loop {
-        match dump_once(options, &store, began, observer) {
+        let draft = Draft::begin(options, &store, None, began)?;
+        match dump_once(options, draft, began, &mut progress) {
             Err(Error::Left { pid }) if Instant::now() < deadline => {
                 log::info!("pid {pid} runs another program: the dump begins anew");
             }
-            done => return done.inspect(|_| replaced.clear()),
+            done => return done.map(Sealed::finish),
         }
     }
 }
 
 fn dump_once(
     options: &DumpOptions,
-    store: &Arc<dyn Store>,
+    draft: Draft,
     began: Instant,
-    observer: &mut dyn Observer,
-) -> Result<DumpReport> {
-    let mut writer = Writer::create(store.clone())?;
-    writer.compress(options.compress);
-    let mut dump = Dump::begin(options, writer, began, observer)?;
+    progress: &mut Progress,
+) -> Result<Sealed> {
+    let mut dump = Dump::begin(options, draft, began, progress)?;
     dump.copy_before()?;
     for instant in 1.. {
         if let Some(saved) = dump.instant(instant == INSTANTS)? {
-            return dump.seal(saved, &**store);
+            return dump.seal(saved);
         }
         log::info!("instant {instant} was not copied in time: another follows");
         dump.round()?;
@@ -118,19 +110,16 @@ pub(crate) fn check_kernel(root: i32) -> Result<()> {
 }
 
 /// A live dump on its way.
-struct Dump<'a> {
+struct Dump<'a, 'b> {
     options: &'a DumpOptions,
     began: Instant,
-    writer: Writer,
+    draft: Draft,
     live: Live,
     /// Each task and its parent, as they were at the first stop.
     parents: Vec<(i32, i32)>,
     /// Where pages may be shared by copy-on-write.
     shared: HashMap<i32, Vec<Span>>,
-    observer: Mutex<&'a mut dyn Observer>,
-    report: DumpReport,
-    done_bytes: std::sync::atomic::AtomicU64,
-    total_bytes: u64,
+    progress: &'a mut Progress<'b>,
 }
 
 /// What was saved of an instant.
@@ -141,13 +130,13 @@ struct Saved {
     undo: Undo,
 }
 
-impl<'a> Dump<'a> {
+impl<'a, 'b> Dump<'a, 'b> {
     /// Stops the tree for the first time: each task gets a userfaultfd.
     fn begin(
         options: &'a DumpOptions,
-        writer: Writer,
+        mut draft: Draft,
         began: Instant,
-        observer: &'a mut dyn Observer,
+        progress: &'a mut Progress<'b>,
     ) -> Result<Self> {
         let root = options.tree.as_raw_nonzero().get();
         let prepared = Prepared::of(root)?;
@@ -169,24 +158,20 @@ impl<'a> Dump<'a> {
             tasks.push((task.pid, SpaceId(task.pid.cast_unsigned()), uffd, areas));
         }
         let live = Live::new(tasks)?;
-        let mut report = DumpReport::default();
-        let (since, freezing) = (frozen.since, frozen.freezing);
+        draft.stopped(&frozen);
+        let since = frozen.since;
         go_on(frozen, None)?;
         drop(prompt);
-        report.statistics.freezing_us = as_micros(freezing);
-        stopped_for(&mut report, since);
+        draft.report.stopped_since(since);
         log::info!("{} tasks have a userfaultfd", live.pids().len());
         Ok(Self {
             options,
             began,
-            writer,
+            draft,
             live,
             parents,
             shared: look::shared(&prepared),
-            observer: Mutex::new(observer),
-            report,
-            done_bytes: 0.into(),
-            total_bytes: 0,
+            progress,
         })
     }
 
@@ -195,7 +180,7 @@ impl<'a> Dump<'a> {
         let areas = self.areas()?;
         self.find_common(&areas)?;
         let spans = areas.iter().flat_map(|(_, areas)| &areas.spans);
-        self.total_bytes = spans.map(|span| span.bytes()).sum();
+        self.progress.expect(spans.map(|span| span.bytes()).sum());
         let copying = Instant::now();
         for round in 1..=ROUNDS {
             let copied_bytes = self.round()?;
@@ -207,7 +192,7 @@ impl<'a> Dump<'a> {
                 break;
             }
         }
-        self.report.statistics.memory_us = as_micros(copying.elapsed());
+        self.draft.report.statistics.memory_us = as_micros(copying.elapsed());
         Ok(())
     }
 
@@ -230,8 +215,8 @@ impl<'a> Dump<'a> {
         let mut copied_bytes = 0;
         self.live.part(&self.live.pids());
         for (pid, areas) in self.areas()? {
-            let progress = |bytes| self.progress(bytes);
-            match self.live.round(pid, &areas, &self.writer, &progress) {
+            let progress = |bytes| self.progress.add(bytes);
+            match self.live.round(pid, &areas, &self.draft.writer, &progress) {
                 Ok(bytes) => copied_bytes += bytes,
                 Err(error) => self.unless_root(pid, error)?,
             }
@@ -266,48 +251,28 @@ impl<'a> Dump<'a> {
         Ok(all)
     }
 
-    fn progress(&self, bytes: u64) {
-        use std::sync::atomic::Ordering::Relaxed;
-        let done_bytes = self.done_bytes.fetch_add(bytes, Relaxed) + bytes;
-        // Nobody panics while holding it; a bar that misses a step is none to stop for.
-        if let Ok(mut observer) = self.observer.try_lock() {
-            observer.progress(done_bytes.min(self.total_bytes), self.total_bytes);
-        }
-    }
-
     /// Stops the tree and saves it as it is then. Returns nothing when pages were discarded before
     /// they were copied. The `last` instant is copied while the tree is stopped.
     fn instant(&mut self, last: bool) -> Result<Option<Saved>> {
         let root = self.options.tree.as_raw_nonzero().get();
         let prepared = Prepared::of(root)?;
         self.shared = look::shared(&prepared);
-        let mut report = std::mem::take(&mut self.report);
         let mut look = LiveLook::new(prepared, &self.live, !last);
         self.live.settle(&self.areas()?, SHORT)?;
         let mut prompt = Prompt::new().ok();
         let (frozen, mut inventory) =
             freeze_and_collect(self.options, self.began, false, &mut look)?;
-        let observer = self.observer.get_mut();
-        let observer = observer.unwrap_or_else(std::sync::PoisonError::into_inner);
-        observer
-            .stage(Stage::PostFreeze, Some(self.options.tree))
-            .map_err(Error::Vetoed)?;
+        self.progress.stage(Stage::PostFreeze, self.options.tree)?;
         let since = frozen.since;
         let pids = frozen.tasks.iter().map(|task| task.pid).collect::<Vec<_>>();
-        let before = report.statistics;
-        report.statistics = statistics_of(&frozen);
-        report.statistics.kind = DumpKind::Live;
-        report.statistics.freezing_us += before.freezing_us;
-        report.statistics.frozen_us = before.frozen_us;
-        report.statistics.collect_us = as_micros(since.elapsed() - frozen.freezing);
-        report.statistics.memory_us = before.memory_us;
+        self.draft.stopped(&frozen);
         let undo = std::mem::take(&mut inventory.undo);
         let copying = Instant::now();
         if last || inventory.bytes() > LITTLE_BYTES {
             prompt = None;
         }
         let (drained, stopped) = self.copy_stopped(&mut inventory)?;
-        report.statistics.count(&drained);
+        self.draft.report.statistics.count(&drained);
         self.live.part(&pids);
         let stale_bytes = self.live.stale_bytes();
         let whole = match last {
@@ -318,15 +283,15 @@ impl<'a> Dump<'a> {
         let _leftover = inventory.leftover.take();
         go_on(frozen, lock)?;
         drop(prompt);
-        stopped_for(&mut report, since);
+        self.draft.report.stopped_since(since);
         log::info!("{stale_bytes} bytes were left to copy at the instant");
         let whole = match whole {
             Some(whole) => whole,
             None => self.finish(&pids, false)? && (last || !look.has_changed(root)?),
         };
+        let report = &mut self.draft.report;
         report.instants += 1;
         report.statistics.memory_us += as_micros(copying.elapsed());
-        self.report = report;
         let saved = Saved {
             inventory,
             pids,
@@ -339,8 +304,8 @@ impl<'a> Dump<'a> {
     /// Copies what is left. A task that ends before its memory was copied makes another instant
     /// necessary, at which it is no more; at the `last` one none ends, for they are stopped.
     fn finish(&self, pids: &[i32], last: bool) -> Result<bool> {
-        let progress = |bytes| self.progress(bytes);
-        match self.live.finish(pids, &self.writer, &progress) {
+        let progress = |bytes| self.progress.add(bytes);
+        match self.live.finish(pids, &self.draft.writer, &progress) {
             Err(memory::Error::Gone { pid }) if !last => {
                 self.unless_root(pid, memory::Error::Gone { pid })?;
                 log::info!("pid {pid} has ended or runs another program");
@@ -352,95 +317,43 @@ impl<'a> Dump<'a> {
 
     /// Copies what can only be copied while the tree is stopped.
     fn copy_stopped(&self, inventory: &mut Inventory) -> Result<(Drained, Vec<Run>)> {
-        inventory.name_objects(&self.writer);
-        let memory = std::mem::take(&mut inventory.memory).into_iter();
-        let memory = memory.map(|memory| {
-            let task = if memory.quiet {
-                TaskMemory::quiet(memory.pid)
-            } else {
-                TaskMemory::new(memory.pid)
-            };
-            (Box::new(task) as Box<dyn Source>, memory.extents)
-        });
-        let objects = std::mem::take(&mut inventory.objects)
-            .into_iter()
-            .map(of_object);
-        let sources = memory.chain(objects).collect::<Vec<_>>();
-        let sources = sources
-            .iter()
-            .map(|(source, extents)| (&**source, extents.as_slice()))
-            .collect::<Vec<_>>();
-        Ok(pages::drain_apart(&sources, &self.writer, &|_| ())?)
+        inventory.name_objects(&self.draft.writer);
+        let sources = Sources::of(inventory);
+        let writer = &self.draft.writer;
+        Ok(pages::drain_apart(
+            &sources.each(),
+            writer,
+            Drain::default(),
+        )?)
     }
 
     /// Finishes the image.
-    fn seal(self, saved: Saved, store: &dyn Store) -> Result<DumpReport> {
+    fn seal(self, saved: Saved) -> Result<Sealed> {
         let Saved {
-            inventory,
+            mut inventory,
             pids,
             stopped,
             mut undo,
         } = saved;
-        let Self {
-            writer,
-            live,
-            mut report,
-            observer,
-            total_bytes,
-            ..
-        } = self;
-        let (pages, mut stored) = live.describe(&pids, &writer);
-        report.longest_wait_us = as_micros(live.longest_wait());
+        let (mut draft, live, progress) = (self.draft, self.live, self.progress);
+        let (pages, mut stored) = live.describe(&pids, &draft.writer);
+        draft.report.longest_wait_us = as_micros(live.longest_wait());
         // From here on the tree runs as if nothing had been.
         drop(live);
-        report.statistics.stored_pages += pages.stored;
-        report.statistics.zero_pages += pages.zero;
-        report.statistics.shared_pages += pages.shared;
+        let statistics = &mut draft.report.statistics;
+        statistics.stored_pages += pages.stored;
+        statistics.zero_pages += pages.zero;
+        statistics.shared_pages += pages.shared;
         stored.extend(stopped);
-        let watch = (&observer, total_bytes);
-        let copies = inventory.copies;
-        let united = equal::unite(
-            stored,
-            &pids,
-            copies,
-            &writer,
-            &mut report.statistics,
-            watch,
-        )?;
-        writer.describe(united);
-        let mut records_bytes = 0;
-        for record in inventory.records {
-            records_bytes += record.payload.len() as u64;
-            writer.record(record);
-        }
-        for run in inventory.same {
-            report.statistics.shared_pages += u64::from(run.pages);
-            writer.mark(run);
-        }
-        report.statistics.sum_up();
-        // Some of what was written is room that goes.
-        let stored_bytes = report.statistics.stored_bytes().min(writer.given_bytes());
-        report.image_bytes = stored_bytes + records_bytes;
-        let replaced = links::of_store(store);
-        let counted = (&mut report.statistics, None);
-        let id = seal(writer, false, &inventory.foreign, counted)?;
-        log::info!("image {id} is whole");
-        // The image that needed them is gone.
-        links::remove(&replaced);
-        report.image = id.to_string();
-        let observer = observer.into_inner();
-        let observer = observer.unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Err(veto) = observer.stage(Stage::PostDump, Some(self.options.tree)) {
-            // What was changed on the host for the image is taken back with it.
-            if let Err(error) = image::remove(store, id) {
-                log::error!("the image stays: {error}");
-            }
-            return Err(Error::Vetoed(veto));
-        }
+        let copies = std::mem::take(&mut inventory.copies);
+        let united = equal::unite(stored, &pids, copies, &mut draft, progress)?;
+        draft.writer.describe(united);
+        draft.note(&mut inventory);
+        let sealed = draft.seal(false, &inventory.foreign, None)?;
+        // What was changed on the host for the image is taken back with it.
+        sealed.tell(progress, self.options.tree)?;
         undo.0.clear();
-        report.links = inventory.links.iter().map(Link::path).collect();
-        report.total_us = as_micros(self.began.elapsed());
-        Ok(report)
+        Ok(sealed)
     }
 }
 
@@ -454,13 +367,6 @@ fn freeze_returned(options: &DumpOptions, began: Instant) -> Result<Frozen> {
         }
         Ok(frozen)
     })
-}
-
-/// Adds a stop to the report.
-fn stopped_for(report: &mut DumpReport, since: Instant) {
-    let stopped_us = as_micros(since.elapsed());
-    report.statistics.frozen_us += stopped_us;
-    report.longest_frozen_us = report.longest_frozen_us.max(stopped_us);
 }
 
 impl Prepared {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
+use crate::DumpKind;
 use crate::images::Images;
 pub use image::Compression;
 pub use resources::{Allow, DEFAULT_GHOST_LIMIT_BYTES};
@@ -32,16 +33,17 @@ pub struct DumpOptions {
     pub tree: Pid,
     /// Where the image goes.
     pub images: Images,
+    /// What is saved of the tree, and whether it runs meanwhile.
+    pub kind: DumpKind,
     /// What becomes of the tree.
     pub afterwards: Afterwards,
     /// What the target may hold.
     pub allowed: Allow,
     /// How long collecting the tasks may take; `None` is for ever.
     pub timeout: Option<Duration>,
-    /// Whether the image is on the disk before the target is killed (`--no-sync` says no).
+    /// Whether the image is on the disk before the target is killed (`--no-sync` says no), and at
+    /// the end of a pre-dump: a dump over it, which kills the tree, needs its pages.
     pub sync: bool,
-    /// Whether the tree runs while its memory is copied (`--live`).
-    pub live: bool,
     /// Where the image is that this one is to be a layer over: the last round's of a pre-dump, or
     /// an earlier dump's.
     pub parent: Option<Images>,
@@ -50,7 +52,7 @@ pub struct DumpOptions {
     /// How pages are compressed, where that pays (`--compress`).
     pub compress: Option<Compression>,
     /// Whether writes of a tree that runs on are tracked from now on, for this long when no other
-    /// dump comes.
+    /// dump comes. After a pre-dump they always are.
     pub track: Option<Duration>,
 }
 
@@ -61,11 +63,11 @@ impl DumpOptions {
         Self {
             tree,
             images: images.into(),
+            kind: DumpKind::Dump,
             afterwards: Afterwards::Kill,
             allowed: Allow::default(),
             timeout: Some(DEFAULT_TIMEOUT),
             sync: true,
-            live: false,
             parent: None,
             auto_dedup: false,
             compress: None,
@@ -77,44 +79,6 @@ impl DumpOptions {
 /// How long writes are tracked after a round when nobody comes for the next one and nobody says
 /// otherwise.
 pub const DEFAULT_TRACK_TIME: Duration = Duration::from_secs(3600);
-
-/// What [`predump`](crate::predump()) is asked to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PreDumpOptions {
-    /// The root of the tree.
-    pub tree: Pid,
-    /// Where the image goes.
-    pub images: Images,
-    /// Where the image is that this one is to be a layer over: the last round's.
-    pub parent: Option<Images>,
-    /// Whether what this image replaces in older ones is freed there afterwards.
-    pub auto_dedup: bool,
-    /// How pages are compressed, where that pays (`--compress`).
-    pub compress: Option<Compression>,
-    /// How long stopping the tasks may take; `None` is for ever.
-    pub timeout: Option<Duration>,
-    /// How long writes are tracked when no other round comes.
-    pub track_time: Duration,
-    /// Whether the image is on the disk in the end (`--no-sync` says no): a dump over it, which
-    /// kills the tree, needs its pages.
-    pub sync: bool,
-}
-
-impl PreDumpOptions {
-    /// Returns the options of `pre-dump -t tree -D images`.
-    pub fn new(tree: Pid, images: impl Into<Images>) -> Self {
-        Self {
-            tree,
-            images: images.into(),
-            parent: None,
-            auto_dedup: false,
-            compress: None,
-            timeout: Some(DEFAULT_TIMEOUT),
-            track_time: DEFAULT_TRACK_TIME,
-            sync: true,
-        }
-    }
-}
 
 /// What an inherited descriptor stands in for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

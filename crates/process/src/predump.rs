@@ -8,43 +8,37 @@
 use std::time::Instant;
 
 use abi::Span;
-use image::{Seal, SpaceId, Writer};
+use image::SpaceId;
 use memory::TaskMemory;
 use memory::spans::subtract;
-use pages::{Drained, Equals, Extent, Source};
+use pages::{Equals, Extent};
 use sys::realtime::Prompt;
 
-use crate::contents::watch_progress;
+use crate::contents::{Progress, Sources};
+use crate::draft::Draft;
 use crate::end::go_on;
+use crate::options::DEFAULT_TRACK_TIME;
 use crate::over::Parent;
-use crate::seal::facts;
 use crate::statistics::as_micros;
 use crate::stopping::freeze_and;
 use crate::track::{Inheritance, Mapped, Tracking, count, merge};
-use crate::{
-    DumpKind, Error, Observer, PreDumpOptions, PreDumpReport, Result, Stage, Statistics, dedup,
-    links, over, room,
-};
+use crate::{DumpOptions, DumpReport, Result, Stage, over, room};
 
 /// Saves the memory of the tree under `options.tree` into `options.images` and lets it run.
 ///
 /// # Errors
 /// Every failure leaves the tree running and no image behind; the next round reads what this one
 /// would have.
-pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<PreDumpReport> {
-    let began = Instant::now();
+pub(crate) fn dump(
+    options: &DumpOptions,
+    began: Instant,
+    mut progress: Progress,
+) -> Result<DumpReport> {
     let root = options.tree;
-    observer
-        .stage(Stage::PreDump, Some(root))
-        .map_err(Error::Vetoed)?;
+    progress.stage(Stage::PreDump, root)?;
     let parent = options.parent.as_ref().map(Parent::open).transpose()?;
     let store = options.images.create()?;
-    let replaced = links::of_store(&*store);
-    let dedup_over = parent.as_ref().filter(|_| options.auto_dedup);
-    if let Some(parent) = dedup_over {
-        dedup::check(&*store, &*parent.store)?;
-    }
-    let writer = over::writer(store.handle(), parent.as_ref(), options.compress)?;
+    let mut draft = Draft::begin(options, &store, parent.as_ref(), began)?;
     // Each task has a descriptor here.
     room::for_descriptors(1 << 16);
     let mut tracking = Tracking::start(root.as_raw_nonzero().get())?;
@@ -52,68 +46,44 @@ pub fn predump(options: &PreDumpOptions, observer: &mut dyn Observer) -> Result<
     let (frozen, mapped) = freeze_and(root, options.timeout, began, |frozen| {
         tracking.enroll(frozen)
     })?;
-    let (since, freezing) = (frozen.since, frozen.freezing);
+    draft.stopped(&frozen);
+    let since = frozen.since;
     go_on(frozen, None)?;
     drop(prompt);
-    let mut statistics = Statistics {
-        kind: DumpKind::PreDump,
-        freezing_us: as_micros(freezing),
-        frozen_us: micros(since),
-        tasks: mapped.len() as u64,
-        ..Statistics::default()
-    };
-    log::info!("{} tasks run again", statistics.tasks);
+    draft.report.stopped_since(since);
+    // Those whose memory is saved, of whose threads nothing is.
+    draft.report.statistics.tasks = mapped.len() as u64;
+    draft.report.statistics.threads = 0;
+    log::info!("{} tasks run again", mapped.len());
     let looking = Instant::now();
     let inheritance = Inheritance::new(parent.as_ref().map(|one| &*one.image), tracking.image());
     tracking.begin()?;
-    let sources = look(&tracking, &mapped, &inheritance, &writer, &mut statistics)?;
-    statistics.collect_us = micros(looking);
-    let reading = Instant::now();
-    let drained = drain(&sources, &writer, observer)?;
-    statistics.memory_us = micros(reading);
-    statistics.write_us = Some(as_micros(drained.writing));
-    statistics.count(&drained);
+    let sources = look(&tracking, &mapped, &inheritance, &mut draft)?;
+    draft.report.statistics.collect_us = as_micros(looking.elapsed());
+    let equals = Equals::new(sources.extents(), []);
+    draft.read(&sources, (equals.as_ref(), true), &progress)?;
     if let Some(parent) = &parent {
-        over::hand_down(&writer, &parent.image)?;
+        over::hand_down(&draft.writer, &parent.image)?;
     }
-    writer.record(statistics.record());
-    let image_bytes = writer.given_bytes();
-    let id = writer.seal(Seal {
-        // Its pages may be all that a later layer has.
-        durable: options.sync,
-        facts: facts(),
-    })?;
-    log::info!("image {id} is whole");
-    links::remove(&replaced);
+    let image = draft.writer.id();
+    // Its pages may be all that a later layer has.
+    let sealed = draft.seal_memory(options.sync)?;
+    let track_time = options.track.unwrap_or(DEFAULT_TRACK_TIME);
     // Without a tracker the next round starts anew; this one is whole all the same.
-    if let Err(error) = tracking.client().end(id, options.track_time) {
+    if let Err(error) = tracking.client().end(image, track_time) {
         log::warn!("{error}");
     }
-    let freed_bytes = dedup_over.map_or(0, |_| dedup::after_dump(&*store, options.sync));
-    Ok(PreDumpReport {
-        image: id.to_string(),
-        freed_bytes,
-        image_bytes,
-        total_us: micros(began),
-        statistics,
-    })
+    Ok(sealed.finish())
 }
-
-fn micros(since: Instant) -> u64 {
-    as_micros(since.elapsed())
-}
-
-type Sources = Vec<(TaskMemory, Vec<Extent>)>;
 
 /// Finds what has to be read of all tasks, and leaves the rest to the parent.
 fn look(
     tracking: &Tracking,
     mapped: &[Mapped],
     inheritance: &Inheritance,
-    writer: &Writer,
-    statistics: &mut Statistics,
+    draft: &mut Draft,
 ) -> Result<Sources> {
-    let mut sources = Vec::new();
+    let mut sources = Sources::default();
     for mapped in mapped {
         tracking.lift_marks(mapped)?;
         let Some(changes) = tracking.look(mapped)? else {
@@ -121,33 +91,19 @@ fn look(
             continue;
         };
         let space = SpaceId(mapped.pid.cast_unsigned());
-        let inherited = inheritance.leave(writer, space, &changes.unwritten)?;
+        let inherited = inheritance.leave(&draft.writer, space, &changes.unwritten)?;
         let unknown = subtract(&changes.unwritten, &inherited);
         let written = merge(&changes.written, &unknown);
-        statistics.parent_pages += count(&inherited);
-        statistics.scanned_pages += count(&inherited) + count(&written);
+        draft.report.statistics.parent_pages += count(&inherited);
         let [plain, quiet] = match memory::shared::exclusive(mapped.pid, &written) {
             Err(memory::Error::Gone { .. }) => continue,
             kinds => kinds?,
         };
         let extents = |spans: Vec<Span>| spans.into_iter().map(|span| Extent::of(space, span));
         let memory = TaskMemory::new(mapped.pid).while_it_runs();
-        sources.push((memory, extents(plain).collect()));
+        sources.add(memory, extents(plain).collect());
         let memory = TaskMemory::quiet(mapped.pid).while_it_runs();
-        sources.push((memory, extents(quiet).collect()));
+        sources.add(memory, extents(quiet).collect());
     }
     Ok(sources)
-}
-
-fn drain(sources: &Sources, writer: &Writer, observer: &mut dyn Observer) -> Result<Drained> {
-    let bytes = |extents: &[Extent]| extents.iter().map(Extent::bytes).sum::<u64>();
-    let total_bytes = sources.iter().map(|(_, extents)| bytes(extents)).sum();
-    let sources = sources
-        .iter()
-        .map(|(memory, extents)| (memory as &dyn Source, extents.as_slice()))
-        .collect::<Vec<_>>();
-    let progress = watch_progress(observer, total_bytes);
-    let equals = Equals::new(sources.iter().flat_map(|(_, extents)| *extents), []);
-    let equals = equals.as_ref();
-    Ok(pages::drain_beside(&sources, equals, writer, &progress)?)
 }

@@ -1,10 +1,12 @@
 //! What the engine tells its caller: stages while it works, and reports afterwards.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use rustix::process::Pid;
 
 pub use crate::error::{Blame, Veto};
+use crate::statistics::as_micros;
 pub use crate::text::{date, printable};
 use crate::{Job, Statistics};
 
@@ -82,22 +84,7 @@ pub struct DedupReport {
     pub images: u64,
 }
 
-/// What one round of a pre-dump did.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PreDumpReport {
-    /// The image's id.
-    pub image: String,
-    /// Size of the image's files.
-    pub image_bytes: u64,
-    /// How many bytes were freed in older images.
-    pub freed_bytes: u64,
-    /// How long the round took.
-    pub total_us: u64,
-    /// What it did.
-    pub statistics: Statistics,
-}
-
-/// What a dump did.
+/// What a dump, or one round of a pre-dump, did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DumpReport {
     /// The image's id.
@@ -119,6 +106,15 @@ pub struct DumpReport {
     pub total_us: u64,
     /// What it did.
     pub statistics: Statistics,
+}
+
+impl DumpReport {
+    /// Adds a stop that began then and ends now.
+    pub(crate) fn stopped_since(&mut self, since: Instant) {
+        let stopped_us = as_micros(since.elapsed());
+        self.statistics.frozen_us += stopped_us;
+        self.longest_frozen_us = self.longest_frozen_us.max(stopped_us);
+    }
 }
 
 /// What a dump that saves nothing found out: that there is nothing in the way.

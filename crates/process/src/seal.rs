@@ -1,40 +1,14 @@
-//! The end of an image of a tree: it gets its name only if its restore can be planned.
+//! What an image must be before it gets its name: its restore can be planned.
 
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
-use image::{Facts, ImageId, Reader, Record, Seal, Writer};
+use image::{Facts, Reader};
 use resources::Born;
 use resources::map::vdso::Vdso;
 
 use crate::plan::{self, Setting};
 use crate::records::Saved;
-use crate::statistics::as_micros;
-use crate::{Error, Result, Statistics, host};
-
-/// Seals the image of a tree and notes in `statistics`, which becomes a record of it, how long it
-/// took to plan its restore. `since` tells since when the tree is stopped, where it is.
-/// `foreign` are the vDSOs of the tree that are not this host's.
-///
-/// # Errors
-/// [`Error::Unrestorable`], and those of [`Writer::seal_after`]; there is no new image then.
-pub(crate) fn seal(
-    writer: Writer,
-    durable: bool,
-    foreign: &[Vdso],
-    (statistics, since): (&mut Statistics, Option<Instant>),
-) -> Result<ImageId> {
-    let facts = facts();
-    writer.seal_after(Seal { durable, facts }, |draft| {
-        let began = Instant::now();
-        check(draft, foreign)?;
-        statistics.plan_us = Some(as_micros(began.elapsed()));
-        if let Some(since) = since {
-            statistics.frozen_us = as_micros(since.elapsed());
-        }
-        let record: Record = statistics.record();
-        Ok(vec![record])
-    })
-}
+use crate::{Error, Result, host};
 
 /// What an image that is made now says of its creation.
 #[must_use]

@@ -8,19 +8,7 @@ use crate::collect::look::Look;
 use crate::collect::{Inventory, collect};
 use crate::freeze::{Frozen, freeze};
 use crate::patience::Patience;
-use crate::statistics::as_micros;
-use crate::{DumpOptions, Error, Result, Statistics};
-
-/// What is known of a dump when the tree is stopped.
-pub(crate) fn statistics_of(frozen: &Frozen) -> Statistics {
-    let threads = frozen.tasks.iter().map(|task| task.threads().len() as u64);
-    Statistics {
-        tasks: frozen.tasks.len() as u64,
-        threads: threads.sum(),
-        freezing_us: as_micros(frozen.freezing),
-        ..Statistics::default()
-    }
-}
+use crate::{DumpKind, DumpOptions, Error, Result};
 
 /// Stops the tree and collects it, with `look` for its memory; see [`collect`] about `stay`.
 pub(crate) fn freeze_and_collect(
@@ -30,13 +18,14 @@ pub(crate) fn freeze_and_collect(
     look: &mut dyn Look,
 ) -> Result<(Frozen, Inventory)> {
     let root = options.tree.as_raw_nonzero().get();
-    let plain = !options.live && options.parent.is_none() && options.track.is_none();
+    let live = options.kind == DumpKind::Live;
+    let plain = !live && options.parent.is_none() && options.track.is_none();
     let mut patience = Patience::new(root, options.timeout, plain);
     loop {
         let tried = patiently(began, || {
             let mut frozen = freeze(root, options.timeout)?;
             log::info!("{} tasks are stopped", frozen.tasks.len());
-            if !options.live {
+            if !live {
                 frozen.limit.lift();
             }
             let inventory = collect(&mut frozen, &options.allowed, stay, look)?;

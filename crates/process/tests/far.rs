@@ -14,7 +14,7 @@ use std::time::Duration;
 use process::options::Compression;
 use process::report::Unobserved;
 use process::{
-    Afterwards, DedupOptions, DumpOptions, Images, MergeOptions, PreDumpOptions, RestoreOptions,
+    Afterwards, DedupOptions, DumpKind, DumpOptions, Images, MergeOptions, RestoreOptions,
 };
 use rustix::process::Pid;
 use store::{Far, Patience, Store};
@@ -107,19 +107,18 @@ fn step(words: &str) {
     let parent = words.get(3).map(|folder| far(Path::new(folder)));
     let observer = &mut Unobserved;
     match words[0] {
-        "dump" | "live" | "keep" => {
+        "dump" | "live" | "keep" | "pre-dump" => {
             let mut options = DumpOptions::new(tree(words[2]), images);
             options.parent = parent;
-            options.live = words[0] == "live";
+            options.kind = match words[0] {
+                "live" => DumpKind::Live,
+                "pre-dump" => DumpKind::PreDump,
+                _ => DumpKind::Dump,
+            };
             if words[0] != "dump" {
                 options.afterwards = Afterwards::Run;
             }
             process::dump(&options, observer).map(drop)
-        }
-        "pre-dump" => {
-            let mut options = PreDumpOptions::new(tree(words[2]), images);
-            options.parent = parent;
-            process::predump(&options, observer).map(drop)
         }
         "restore" => {
             let mut options = RestoreOptions::new(images);

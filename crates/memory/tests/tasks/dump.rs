@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use abi::Span;
 use image::{Reader, RunKind, Seal, Writer};
 use memory::{Error, TaskMemory};
-use pages::{Drained, drain, drain_all};
+use pages::{Drain, Drained, drain, drain_all};
 
 use crate::child::{self, Child, SPACE, extent, part};
 
@@ -152,7 +152,7 @@ fn several_tasks_share_an_image() {
         .collect();
     let store = Arc::new(store::Memory::default());
     let writer = Writer::create(store.clone()).expect("a writer");
-    let drained = drain_all(&sources, &writer, &|_| ()).expect("a drain");
+    let drained = drain_all(&sources, &writer, Drain::default()).expect("a drain");
     assert_eq!(drained.stored_pages, 2073);
     writer.seal(Seal::default()).expect("an image");
     let reader = Reader::open(&*store).expect("an image");

@@ -2,26 +2,24 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use image::{Run, SpaceId, Writer};
+use image::{Run, SpaceId};
 use pages::{Equals, United};
 
+use crate::Result;
+use crate::contents::Progress;
+use crate::draft::Draft;
 use crate::statistics::as_micros;
-use crate::{Observer, Result, Statistics};
 
 /// Finds equal pages among `stored`, the memory of tasks with these `pids` and objects: pages that
-/// tasks have at the same place, and `copies`. Returns the runs for the image. `before_bytes` are
-/// those that the observer knows of.
+/// tasks have at the same place, and `copies`. Returns the runs for the image.
 pub(super) fn unite(
     stored: Vec<Run>,
     pids: &[i32],
     copies: Vec<(SpaceId, Range<u64>)>,
-    writer: &Writer,
-    statistics: &mut Statistics,
-    (observer, before_bytes): (&Mutex<&mut dyn Observer>, u64),
+    draft: &mut Draft,
+    progress: &Progress,
 ) -> Result<Vec<Run>> {
     let looking = Instant::now();
     let tasks = pids.iter().map(|pid| SpaceId(pid.cast_unsigned()));
@@ -30,17 +28,11 @@ pub(super) fn unite(
     let Some(equals) = Equals::of_runs(of_tasks, copies) else {
         return Ok(stored);
     };
-    let total_bytes = before_bytes + pages::wanted_bytes(&stored, &equals);
-    let done_bytes = AtomicU64::new(before_bytes);
-    let progress = |bytes| {
-        let done_bytes = done_bytes.fetch_add(bytes, Relaxed) + bytes;
-        // Nobody panics while holding it; a bar that misses a step is none to stop for.
-        if let Ok(mut observer) = observer.try_lock() {
-            observer.progress(done_bytes, total_bytes);
-        }
-    };
-    let United { runs, equal_pages } = pages::unite(stored, &equals, writer, &progress)?;
+    progress.expect(pages::wanted_bytes(&stored, &equals));
+    let United { runs, equal_pages } =
+        pages::unite(stored, &equals, &draft.writer, &|bytes| progress.add(bytes))?;
     log::info!("{equal_pages} pages are equal to others");
+    let statistics = &mut draft.report.statistics;
     statistics.stored_pages -= equal_pages;
     statistics.equal_pages += equal_pages;
     statistics.memory_us += as_micros(looking.elapsed());
