@@ -89,8 +89,14 @@ const NT_X86_XSTATE: usize = 0x202;
 /// The largest extended state that is accepted, in bytes (AMX has 11 KiB).
 const XSTATE_MAX_BYTES: usize = 64 << 10;
 
-fn request(op: c_uint, tid: i32, addr: usize, data: usize) -> io::Result<c_long> {
-    // SAFETY: callers pass `data` as a number or as a pointer that is valid for the request.
+/// Makes a request of ptrace(2).
+///
+/// # Safety
+/// 1. `addr` and `data` are numbers, or point to what the request reads and has room for what it
+///    writes.
+/// 2. The request does not have this process traced by another one (`PTRACE_TRACEME`).
+unsafe fn request(op: c_uint, tid: i32, addr: usize, data: usize) -> io::Result<c_long> {
+    // SAFETY: as the caller says; another process's memory and registers are none of ours.
     let result = unsafe { libc::ptrace(op, tid, addr as *mut c_void, data as *mut c_void) };
     if result == -1 {
         Err(io::Error::last_os_error())
@@ -99,19 +105,39 @@ fn request(op: c_uint, tid: i32, addr: usize, data: usize) -> io::Result<c_long>
     }
 }
 
+/// Requests that have a number for data and none for an address.
+#[derive(Clone, Copy)]
+enum Control {
+    Seize = libc::PTRACE_SEIZE as isize,
+    SetOptions = libc::PTRACE_SETOPTIONS as isize,
+    Interrupt = libc::PTRACE_INTERRUPT as isize,
+    Continue = libc::PTRACE_CONT as isize,
+    Step = libc::PTRACE_SINGLESTEP as isize,
+    ToCall = libc::PTRACE_SYSCALL as isize,
+    Detach = libc::PTRACE_DETACH as isize,
+}
+
+fn control(what: Control, tid: i32, data: i32) -> io::Result<()> {
+    // SAFETY: these requests take numbers alone.
+    unsafe { request(what as c_uint, tid, 0, data.cast_unsigned() as usize) }.map(drop)
+}
+
+/// What a tracer asks for: system-call stops told from signals, and the thread's end with its own.
+fn options(kill_on_exit: bool) -> i32 {
+    let kill = match kill_on_exit {
+        true => libc::PTRACE_O_EXITKILL,
+        false => 0,
+    };
+    libc::PTRACE_O_TRACESYSGOOD | kill
+}
+
 /// Begins to trace a running thread without stopping it (`PTRACE_SEIZE`). System-call stops are
 /// told from signals; with `kill_on_exit` the thread is killed when this process ends.
 ///
 /// # Errors
 /// `EPERM` (not allowed, or traced already), `ESRCH`.
 pub fn seize(tid: i32, kill_on_exit: bool) -> io::Result<()> {
-    let kill = if kill_on_exit {
-        libc::PTRACE_O_EXITKILL
-    } else {
-        0
-    };
-    let options = libc::PTRACE_O_TRACESYSGOOD | kill;
-    request(libc::PTRACE_SEIZE, tid, 0, options.cast_unsigned() as usize).map(drop)
+    control(Control::Seize, tid, options(kill_on_exit))
 }
 
 /// Sets whether the thread is killed when this process ends.
@@ -119,19 +145,7 @@ pub fn seize(tid: i32, kill_on_exit: bool) -> io::Result<()> {
 /// # Errors
 /// `ESRCH`.
 pub fn set_kill_on_exit(tid: i32, kill_on_exit: bool) -> io::Result<()> {
-    let kill = if kill_on_exit {
-        libc::PTRACE_O_EXITKILL
-    } else {
-        0
-    };
-    let options = libc::PTRACE_O_TRACESYSGOOD | kill;
-    request(
-        libc::PTRACE_SETOPTIONS,
-        tid,
-        0,
-        options.cast_unsigned() as usize,
-    )
-    .map(drop)
+    control(Control::SetOptions, tid, options(kill_on_exit))
 }
 
 /// Asks a seized thread, running or not, to stop (`PTRACE_INTERRUPT`).
@@ -139,7 +153,7 @@ pub fn set_kill_on_exit(tid: i32, kill_on_exit: bool) -> io::Result<()> {
 /// # Errors
 /// `ESRCH`.
 pub fn interrupt(tid: i32) -> io::Result<()> {
-    request(libc::PTRACE_INTERRUPT, tid, 0, 0).map(drop)
+    control(Control::Interrupt, tid, 0)
 }
 
 /// Lets the thread run, giving it `signal` if not 0.
@@ -147,7 +161,7 @@ pub fn interrupt(tid: i32) -> io::Result<()> {
 /// # Errors
 /// `ESRCH`.
 pub fn resume(tid: i32, signal: i32) -> io::Result<()> {
-    request(libc::PTRACE_CONT, tid, 0, signal.cast_unsigned() as usize).map(drop)
+    control(Control::Continue, tid, signal)
 }
 
 /// Lets the thread execute one instruction. A thread whose tracer dies meanwhile is killed by a
@@ -156,7 +170,7 @@ pub fn resume(tid: i32, signal: i32) -> io::Result<()> {
 /// # Errors
 /// `ESRCH`.
 pub fn step(tid: i32) -> io::Result<()> {
-    request(libc::PTRACE_SINGLESTEP, tid, 0, 0).map(drop)
+    control(Control::Step, tid, 0)
 }
 
 /// Lets the thread run to the next entry or exit of a system call, giving it `signal` if not 0.
@@ -164,8 +178,7 @@ pub fn step(tid: i32) -> io::Result<()> {
 /// # Errors
 /// `ESRCH`.
 pub fn resume_to_call(tid: i32, signal: i32) -> io::Result<()> {
-    let signal = signal.cast_unsigned() as usize;
-    request(libc::PTRACE_SYSCALL, tid, 0, signal).map(drop)
+    control(Control::ToCall, tid, signal)
 }
 
 /// Ends the tracing; the thread goes on, and gets `signal` if not 0.
@@ -173,7 +186,7 @@ pub fn resume_to_call(tid: i32, signal: i32) -> io::Result<()> {
 /// # Errors
 /// `ESRCH`.
 pub fn detach(tid: i32, signal: i32) -> io::Result<()> {
-    request(libc::PTRACE_DETACH, tid, 0, signal.cast_unsigned() as usize).map(drop)
+    control(Control::Detach, tid, signal)
 }
 
 /// Reads the general registers. Of a thread that runs 32-bit code the kernel has another set: of
@@ -187,12 +200,9 @@ pub fn registers(tid: i32) -> io::Result<Registers> {
         iov_base: (&raw mut regs).cast(),
         iov_len: Registers::BYTES,
     };
-    request(
-        libc::PTRACE_GETREGSET,
-        tid,
-        NT_PRSTATUS,
-        (&raw mut io) as usize,
-    )?;
+    let (op, set) = (libc::PTRACE_GETREGSET, NT_PRSTATUS);
+    // SAFETY: there is room for the registers of either kind of code.
+    unsafe { request(op, tid, set, (&raw mut io) as usize) }?;
     if io.iov_len != Registers::BYTES {
         // struct user_regs_struct of i386: 17 words of 32 bits, two of which stand in one of ours.
         const CS: usize = 13;
@@ -215,13 +225,9 @@ pub fn set_registers(tid: i32, regs: &Registers) -> io::Result<()> {
         iov_base: base,
         iov_len: Registers::BYTES,
     };
-    request(
-        libc::PTRACE_SETREGSET,
-        tid,
-        NT_PRSTATUS,
-        (&raw mut io) as usize,
-    )
-    .map(drop)
+    let (op, set) = (libc::PTRACE_SETREGSET, NT_PRSTATUS);
+    // SAFETY: the registers are read, and are that long.
+    unsafe { request(op, tid, set, (&raw mut io) as usize) }.map(drop)
 }
 
 /// Reads the extended state (x87, SSE, AVX, …) in the processor's XSAVE layout, unpacked.
@@ -234,12 +240,9 @@ pub fn xstate(tid: i32) -> io::Result<Vec<u8>> {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: XSTATE_MAX_BYTES,
     };
-    request(
-        libc::PTRACE_GETREGSET,
-        tid,
-        NT_X86_XSTATE,
-        (&raw mut io) as usize,
-    )?;
+    let (op, set) = (libc::PTRACE_GETREGSET, NT_X86_XSTATE);
+    // SAFETY: there is room for as much as is told.
+    unsafe { request(op, tid, set, (&raw mut io) as usize) }?;
     // SAFETY: the kernel has written that many bytes, of the room that it was told of.
     unsafe { bytes.set_len(io.iov_len.min(XSTATE_MAX_BYTES)) };
     Ok(bytes)
@@ -254,13 +257,9 @@ pub fn set_xstate(tid: i32, bytes: &[u8]) -> io::Result<()> {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
     };
-    request(
-        libc::PTRACE_SETREGSET,
-        tid,
-        NT_X86_XSTATE,
-        (&raw mut io) as usize,
-    )
-    .map(drop)
+    let (op, set) = (libc::PTRACE_SETREGSET, NT_X86_XSTATE);
+    // SAFETY: the bytes are read, and there are as many as is told.
+    unsafe { request(op, tid, set, (&raw mut io) as usize) }.map(drop)
 }
 
 /// Reads the mask of blocked signals: bit 0 is signal 1.
@@ -269,12 +268,9 @@ pub fn set_xstate(tid: i32, bytes: &[u8]) -> io::Result<()> {
 /// `ESRCH`.
 pub fn signal_mask(tid: i32) -> io::Result<u64> {
     let mut mask = 0u64;
-    request(
-        libc::PTRACE_GETSIGMASK as c_uint,
-        tid,
-        8,
-        (&raw mut mask) as usize,
-    )?;
+    let op = libc::PTRACE_GETSIGMASK as c_uint;
+    // SAFETY: the mask has the size of 8 bytes that is told.
+    unsafe { request(op, tid, 8, (&raw mut mask) as usize) }?;
     Ok(mask)
 }
 
@@ -284,7 +280,8 @@ pub fn signal_mask(tid: i32) -> io::Result<u64> {
 /// `ESRCH`.
 pub fn set_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
     let op = libc::PTRACE_SETSIGMASK as c_uint;
-    request(op, tid, 8, (&raw const mask) as usize).map(drop)
+    // SAFETY: the mask is read, and has the size of 8 bytes that is told.
+    unsafe { request(op, tid, 8, (&raw const mask) as usize) }.map(drop)
 }
 
 /// Copies of the pending signals' `siginfo_t`, oldest first; they stay pending. `shared`: those
@@ -309,12 +306,9 @@ pub fn peek_siginfo(tid: i32, shared: bool) -> io::Result<Vec<[u8; 128]>> {
             nr: BATCH as i32,
         };
         let op = libc::PTRACE_PEEKSIGINFO as c_uint;
-        let got = request(
-            op,
-            tid,
-            (&raw const args) as usize,
-            infos.as_mut_ptr() as usize,
-        )?;
+        let (asked, room) = ((&raw const args) as usize, infos.as_mut_ptr() as usize);
+        // SAFETY: there is room for as many as are asked for.
+        let got = unsafe { request(op, tid, asked, room) }?;
         let got = usize::try_from(got).expect("a count is not negative");
         all.extend_from_slice(&infos[..got]);
         if got < BATCH {
@@ -346,12 +340,9 @@ pub fn rseq(tid: i32) -> io::Result<RseqArea> {
     const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
     let mut area = RseqArea::default();
     let size = size_of::<RseqArea>();
-    request(
-        PTRACE_GET_RSEQ_CONFIGURATION,
-        tid,
-        size,
-        (&raw mut area) as usize,
-    )?;
+    let op = PTRACE_GET_RSEQ_CONFIGURATION;
+    // SAFETY: there is room for as much as is told.
+    unsafe { request(op, tid, size, (&raw mut area) as usize) }?;
     Ok(area)
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use abi::{Addr, PAGE_BYTES, Span};
@@ -87,10 +87,31 @@ impl Window {
     /// Outside of the data.
     pub fn write(&self, at: Addr, bytes: &[u8]) {
         self.check(at, bytes.len());
-        // SAFETY: the range is mapped writable and owned by this window; no reference to it exists.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.0 as *mut u8, bytes.len());
+        // Up to the first whole word, the words, and what is left.
+        let (head, rest) = bytes.split_at(bytes.len().min(at.0.wrapping_neg() as usize % 8));
+        let (words, tail) = rest.as_chunks::<8>();
+        let mut at = at.0;
+        for byte in head {
+            self.store_byte(at, *byte);
+            at += 1;
         }
+        for word in words {
+            // SAFETY: mapped for as long as `self`, aligned, and reached by atomics only.
+            let there = unsafe { AtomicU64::from_ptr(at as *mut u64) };
+            there.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+            at += 8;
+        }
+        for byte in tail {
+            self.store_byte(at, *byte);
+            at += 1;
+        }
+    }
+
+    fn store_byte(&self, at: u64, byte: u8) {
+        // SAFETY: mapped for as long as `self`, and reached by atomics only; the caller has checked
+        // that it is in the data.
+        let there = unsafe { AtomicU8::from_ptr(at as *mut u8) };
+        there.store(byte, Ordering::Relaxed);
     }
 
     /// A 32-bit word of the data.
@@ -161,6 +182,12 @@ mod tests {
         window.write(data, &7u64.to_le_bytes());
         assert_eq!(window.load(data), 7);
         assert_eq!(window.word(data).load(Ordering::Relaxed), 7);
+        let bytes = (1..=30).collect::<Vec<u8>>();
+        window.write(data.plus(5), &bytes);
+        let read = |at: u64| window.load(data.plus(at)).to_ne_bytes();
+        assert_eq!(read(0), [7, 0, 0, 0, 0, 1, 2, 3]);
+        assert_eq!(read(8), [4, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(read(32), [28, 29, 30, 0, 0, 0, 0, 0]);
         let taken = Window::map(span, file.as_fd()).expect_err("in use");
         assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));
     }
