@@ -66,6 +66,7 @@ impl Flag {
             | Command::Import
             | Command::Export
             | Command::Serve
+            | Command::LazyPages
             | Command::Generate => Fate::Taken,
         }
     }
@@ -106,14 +107,7 @@ const ON_PRE_DUMP: &[&str] = &[
 ];
 
 /// Commands of criu(8) that are not there yet: refused by name.
-pub const REFUSED_COMMANDS: &[&str] = &[
-    "cpuinfo",
-    "exec",
-    "lazy-pages",
-    "page-server",
-    "service",
-    "swrk",
-];
+pub const REFUSED_COMMANDS: &[&str] = &["cpuinfo", "exec", "page-server", "service", "swrk"];
 
 use Argument::{None as Bare, Optional, Required, Switch};
 use Fate::{Idle, Misplaced, Refused, Taken};
@@ -199,7 +193,7 @@ pub static FLAGS: &[Flag] = &[
     flag("inherit-fd", Required, [Idle, Taken, Idle]).repeats(),
     flag("irmap-scan-path", Required, [Refused, Idle, Idle]).repeats(),
     flag("join-ns", Required, [Idle, Refused, Idle]).short('J').repeats(),
-    flag("lazy-pages", Bare, [Refused, Refused, Idle]),
+    flag("lazy-pages", Bare, [Refused, Taken, Idle]),
     flag("leave-running", Bare, [Taken, Idle, Idle]).short('R'),
     flag("leave-stopped", Bare, [Taken, Taken, Idle]).short('s'),
     flag("libdir", Required, [Refused, Refused, Idle]).short('L'),

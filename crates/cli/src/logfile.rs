@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write as _;
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -119,6 +120,13 @@ fn make(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
     Ok(file.into())
+}
+
+/// The descriptor of the log file, for processes that write to it as well.
+pub fn number() -> Option<RawFd> {
+    let log = LOG.get()?;
+    let state = log.state.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(state.file.as_raw_fd())
 }
 
 /// Writes what has gathered. Called before the process ends or becomes another program.

@@ -2,7 +2,7 @@
 //!
 //! One file per command ([`dump`], [`pre_dump`], [`restore`], [`check`], [`show`], [`merge`],
 //! [`dedup`], [`network`], [`import`], [`export`], [`serve`],
-//! [`generate`]). The command line is criu(8)'s:
+//! [`lazy_pages`], [`generate`]). The command line is criu(8)'s:
 //! [`reading`] understands it with the table in [`criu`], [`config`] adds the configuration files.
 //! [`exit`] picks exit statuses; nothing else in the workspace prints.
 #![forbid(unsafe_code)]
@@ -19,6 +19,7 @@ mod exit;
 mod export;
 mod generate;
 mod import;
+mod lazy_pages;
 mod logfile;
 mod merge;
 mod network;
@@ -64,6 +65,7 @@ enum Action {
     Import(import::Import),
     Export(export::Export),
     Serve(serve::Serve),
+    LazyPages(lazy_pages::LazyPages),
     #[command(hide = true)]
     Generate(generate::Generate),
 }
@@ -146,6 +148,9 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
         Some(Command::Export) => understood("export", reading.words, export::Export::run),
         Some(Command::Serve) => {
             understood::<serve::Serve>("serve", reading.words, |it| it.run(started))
+        }
+        Some(Command::LazyPages) => {
+            understood::<lazy_pages::LazyPages>("lazy-pages", reading.words, |it| it.run(started))
         }
         Some(Command::Generate) => understood("generate", reading.words, generate::Generate::run),
         None => {

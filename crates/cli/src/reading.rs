@@ -34,6 +34,8 @@ pub enum Command {
     Export,
     /// Serve one's pages to monitors.
     Serve,
+    /// Bring memory in to trees that run.
+    LazyPages,
     /// Write completions or the manual.
     Generate,
 }
@@ -53,6 +55,7 @@ impl Command {
             "import" => Self::Import,
             "export" => Self::Export,
             "serve" => Self::Serve,
+            "lazy-pages" => Self::LazyPages,
             "generate" => Self::Generate,
             _ => return None,
         })
@@ -60,7 +63,10 @@ impl Command {
 
     /// Whether its options are none of criu(8)'s: they are the parser's alone, behind its name.
     const fn is_own(self) -> bool {
-        matches!(self, Self::Import | Self::Export | Self::Serve)
+        matches!(
+            self,
+            Self::Import | Self::Export | Self::Serve | Self::LazyPages
+        )
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use process::{Afterwards, Allow, InheritFd, Inherited, Job, RestoreOptions, Restored};
+use process::{Afterwards, Allow, InheritFd, Inherited, Job, LazyPages, RestoreOptions, Restored};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 use serde_json::{Value, json};
@@ -14,10 +14,13 @@ use serde_json::{Value, json};
 use crate::allowed::AllowedArgs;
 use crate::exit::{Failure, Status};
 use crate::quick::{self, Fill, flag, path, text};
-use crate::session::Common;
+use crate::session::{Common, Session};
 use crate::values::CgroupRoot;
 use crate::watch::Watch;
 use crate::{logfile, output, values};
+
+/// Where restores find a server of lazy pages, in the work directory, as with criu(8).
+pub const LAZY_PAGES_SOCKET: &str = "lazy-pages.socket";
 
 /// Bring a process tree back from an image
 #[derive(Debug, Default, Args)]
@@ -55,6 +58,10 @@ pub struct Restore {
     #[arg(long)]
     no_timens: bool,
 
+    /// Have memory come when it is touched: the tree runs at once
+    #[arg(long)]
+    lazy_pages: bool,
+
     /// Print the scripts that would be run, as strace prints calls, and restore nothing
     #[arg(long)]
     plan: bool,
@@ -83,6 +90,7 @@ impl Fill for Restore {
                 .push(values::cgroup_root(text(value)?).ok()?),
             "exec-cmd" => self.exec_cmd = flag(value)?,
             "no-timens" => self.no_timens = flag(value)?,
+            "lazy-pages" => self.lazy_pages = flag(value)?,
             "plan" => self.plan = flag(value)?,
             _ => {
                 let allowed = self.allowed.fill(name, value);
@@ -136,7 +144,7 @@ impl Restore {
                 return Err(failure);
             }
         };
-        let options = self.options(allowed, &session.images_dir)?;
+        let options = self.options(allowed, &session)?;
         if self.plan {
             let plan = process::plan(&options).map_err(engine("plan"))?;
             output::say(&plan);
@@ -158,6 +166,8 @@ impl Restore {
         }
         if !self.restore_detached {
             wait_for(restored.root, restored.job.as_mut());
+            let outcome = restored.lazy.map_or(Ok(()), |lazy| lazy.outcome());
+            outcome.map_err(engine("bring memory in"))?;
         }
         Ok(Status::Done)
     }
@@ -173,7 +183,7 @@ impl Restore {
         Ok(())
     }
 
-    fn options(&mut self, allowed: Allow, images_dir: &Path) -> Result<RestoreOptions, Failure> {
+    fn options(&mut self, allowed: Allow, session: &Session) -> Result<RestoreOptions, Failure> {
         let mut inherit_fds = Vec::with_capacity(self.inherit_fd.len());
         for (number, stands_for) in self.inherit_fd.drain(..) {
             let fd = sys::inherited::duplicate(number).map_err(|source| Failure::Descriptor {
@@ -185,7 +195,7 @@ impl Restore {
             inherit_fds.push(InheritFd { fd, stands_for });
         }
         Ok(RestoreOptions {
-            images: images_dir.into(),
+            images: session.images_dir.as_path().into(),
             afterwards: if self.leave_stopped {
                 Afterwards::Stop
             } else {
@@ -198,6 +208,10 @@ impl Restore {
                 && !(self.restore_detached || self.exec_cmd || self.leave_stopped),
             inherit_fds,
             timens: !self.no_timens,
+            lazy: self.lazy_pages.then(|| LazyPages {
+                socket: session.work_dir.join(LAZY_PAGES_SOCKET),
+                log: logfile::number(),
+            }),
         })
     }
 
@@ -257,8 +271,14 @@ fn to_json(restored: &Restored) -> Value {
         "tasks": restored.tasks,
         "threads": restored.threads,
         "filled_pages": restored.filled_pages,
+        "lazy_bytes": lazy_bytes(restored),
         "total_us": restored.total_us,
     }})
+}
+
+/// What is still to come.
+fn lazy_bytes(restored: &Restored) -> u64 {
+    restored.lazy.as_ref().map_or(0, |lazy| lazy.bytes)
 }
 
 fn to_text(restored: &Restored) -> String {
@@ -267,11 +287,13 @@ fn to_text(restored: &Restored) -> String {
          tasks          {}\n\
          threads        {}\n\
          pages filled   {}\n\
+         bytes to come  {}\n\
          whole restore  {} us\n",
         restored.root.as_raw_nonzero(),
         restored.tasks,
         restored.threads,
         restored.filled_pages,
+        lazy_bytes(restored),
         restored.total_us,
     )
 }

@@ -1,5 +1,6 @@
 //! Reads and verifies everything.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -25,6 +26,14 @@ impl Reader {
     /// Those of [`Reader::verify_all`].
     pub fn verify_rest(&self, threads: usize) -> Result<()> {
         self.verify_those(threads, &|id| !self.is_verified(id))
+    }
+
+    /// The same, without the chunks of `later`: whoever reads those has them verified then.
+    ///
+    /// # Errors
+    /// Those of [`Reader::verify_all`].
+    pub fn verify_rest_but(&self, threads: usize, later: &HashSet<ChunkId>) -> Result<()> {
+        self.verify_those(threads, &|id| !self.is_verified(id) && !later.contains(&id))
     }
 
     fn verify_those(&self, threads: usize, wanted: &dyn Fn(ChunkId) -> bool) -> Result<()> {

@@ -105,6 +105,17 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
+    /// Pages of a tree that runs already cannot be brought in, so it was killed.
+    #[error("pages of the restored tree cannot be brought in: {text}")]
+    Pages {
+        /// Why.
+        text: String,
+        /// Whether the image is damaged.
+        damaged: bool,
+    },
+    /// Memory cannot be served.
+    #[error(transparent)]
+    Serve(#[from] serve::Error),
     /// The caller's observer stopped the work.
     #[error("stopped at the caller's wish")]
     Vetoed(#[source] Veto),
@@ -260,8 +271,12 @@ impl Error {
             }
             // Whatever the planner says, the target has something that cannot be brought back.
             Self::Unrestorable { .. } => Blame::Unsupported,
-            Self::Image(_) | Self::Store(_) => Blame::Store,
+            Self::Pages { damaged: true, .. } => Blame::Corrupt,
+            Self::Pages { .. } | Self::Image(_) | Self::Store(_) => Blame::Store,
             Self::Memory(error) => blame_source(error),
+            Self::Serve(serve::Error::Gone { .. }) => Blame::Gone,
+            Self::Serve(serve::Error::Image(error)) => blame_source(error),
+            Self::Serve(error) => blame_source(error),
             // Contents of files are read from the image, too.
             Self::Resource(Resource::Kernel { source, .. }) => blame_source(source),
             _ => Blame::Kernel,

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
-use crate::DumpKind;
 use crate::images::Images;
+use crate::{DumpKind, LazyPages};
 pub use image::Compression;
 pub use resources::{Allow, DEFAULT_GHOST_LIMIT_BYTES};
 
@@ -148,6 +148,8 @@ pub struct RestoreOptions {
     /// Whether monotonic clocks go on from where they stood, by a time namespace (`--no-timens`
     /// says no).
     pub timens: bool,
+    /// Whether private memory comes when it is touched, and how (`--lazy-pages`).
+    pub lazy: Option<LazyPages>,
 }
 
 impl RestoreOptions {
@@ -162,6 +164,7 @@ impl RestoreOptions {
             foreground: false,
             inherit_fds: Vec::new(),
             timens: true,
+            lazy: None,
         }
     }
 }

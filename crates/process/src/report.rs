@@ -8,7 +8,7 @@ use rustix::process::Pid;
 pub use crate::error::{Blame, Veto};
 use crate::statistics::as_micros;
 pub use crate::text::{date, printable};
-use crate::{Job, Statistics};
+use crate::{Job, Lazy, Statistics};
 
 /// A moment of a dump or a restore at which the caller may act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -133,7 +133,7 @@ pub struct DryRunReport {
 }
 
 /// What a restore brought back.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Restored {
     /// The root task.
     pub root: Pid,
@@ -148,6 +148,8 @@ pub struct Restored {
     /// The tree as a job of the caller's shell, which has the terminal now: to be waited for by
     /// [`Job::wait`].
     pub job: Option<Job>,
+    /// Who brings in memory that is still to come.
+    pub lazy: Option<Lazy>,
 }
 
 /// What an image holds, for people.

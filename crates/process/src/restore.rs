@@ -3,6 +3,7 @@
 mod ending;
 mod fill;
 mod job;
+mod later;
 mod loaded;
 mod running;
 mod stops;
@@ -21,10 +22,14 @@ use rustix::process::Pid;
 use crate::build::build;
 use crate::clocks::Resumed;
 use crate::host;
+use crate::lazy::{Client, Lazy};
 use crate::plan::{self, Placing, Setting};
 use crate::processor::Processor;
 use crate::records::Saved;
 use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
+
+/// Tasks with less memory than this get it at once: to have it come later takes longer.
+const LAZY_FROM_BYTES: u64 = 1 << 20;
 
 /// Brings back the tree that `options.images` holds.
 ///
@@ -64,6 +69,14 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     }
 }
 
+/// Who brings pages in when they are touched, if some are to come so.
+fn lazy(options: &RestoreOptions, reader: &Reader, plan: &plan::Plan) -> Result<Option<Client>> {
+    let waits = plan.outside.iter().any(|one| !one.lazy.is_empty());
+    let lazy = options.lazy.as_ref().filter(|_| waits);
+    let client = |lazy| Client::new(lazy, &options.images, reader.id());
+    lazy.map(client).transpose()
+}
+
 /// Refuses an image of another kind of machine.
 fn check_machine(reader: &Reader) -> Result<()> {
     let own = rustix::system::uname();
@@ -94,6 +107,7 @@ fn bring_back(
     let Image { reader, saved, .. } = image;
     let setting = setting(options, saved, born.clone())?;
     let plan = plan::plan(reader, saved, &setting)?;
+    let lazy = lazy(options, reader, &plan)?;
     // Before any timer is set.
     let clocks = saved.clocks.filter(|_| options.timens);
     let clocks = clocks.as_ref().map(Resumed::from_now);
@@ -108,7 +122,7 @@ fn bring_back(
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
     let loaded = Loaded::new(&built, root, options.sibling, clocks)?;
-    let filled_pages = loaded.fill(reader)?;
+    let filled_pages = loaded.fill(reader, lazy.as_ref())?;
     log::info!("{filled_pages} pages are filled from outside");
     loaded.wait_ready()?;
     log::info!("all tasks are there");
@@ -125,6 +139,7 @@ fn bring_back(
         .map_err(Error::Vetoed)?;
     let mut job = options.foreground.then(|| Job::of(saved)).flatten();
     job.as_mut().map(Job::give).transpose()?;
+    lazy.as_ref().map(Client::runs).transpose()?;
     let gone = running.let_go(saved, options.afterwards);
     if let (Err(_), Some(job)) = (&gone, &mut job) {
         job.take_back();
@@ -143,6 +158,7 @@ fn bring_back(
         filled_pages,
         total_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
         job,
+        lazy: lazy.map(Lazy::new),
     })
 }
 
@@ -171,6 +187,7 @@ pub(crate) fn setting(options: &RestoreOptions, saved: &Saved<'_>, born: Born) -
         born,
         vdso: host::vdso_for(saved)?,
         cgroups: placing(options, saved)?,
+        lazy_from_bytes: options.lazy.as_ref().map(|_| LAZY_FROM_BYTES),
         ..Setting::default()
     })
 }

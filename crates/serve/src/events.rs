@@ -34,18 +34,18 @@ impl Session {
         while self.uffd.events(&mut events).map_err(Error::Descriptor)? {}
         let since = Instant::now();
         let mut given_up = Vec::new();
-        for event in &events {
+        for event in events {
             match event {
                 Event::Fault {
                     addr, protected, ..
                 } => waiting.push(Waiting {
                     addr: addr.page_start(),
-                    protected: *protected,
+                    protected,
                     since,
                 }),
                 Event::Remove(span) | Event::Unmap(span) => {
-                    self.note_removed(*span);
-                    given_up.push(*span);
+                    self.note_removed(span);
+                    given_up.push(span);
                 }
                 // The child's memory is its own affair.
                 Event::Fork(_) => log::warn!("process {} forked", self.pid),

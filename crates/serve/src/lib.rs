@@ -14,6 +14,7 @@ mod diff;
 mod error;
 mod events;
 mod install;
+pub mod lazy;
 mod metrics;
 mod region;
 mod release;

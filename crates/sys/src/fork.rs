@@ -1,6 +1,6 @@
 //! fork(2) for programs of one thread: subjects of tests and benchmarks.
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::panic::AssertUnwindSafe;
 
 use rustix::process::Pid;
@@ -43,6 +43,15 @@ pub fn fork() -> io::Result<Fork> {
 /// # Errors
 /// Those of [`fork`].
 pub fn fork_for(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<Pid> {
+    let kept = kept.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>();
+    fork_for_numbers(&kept, work)
+}
+
+/// The same for descriptors by number, as that of a log, which is written to by its number.
+///
+/// # Errors
+/// Those of [`fork`].
+pub fn fork_for_numbers(kept: &[RawFd], work: impl FnOnce()) -> io::Result<Pid> {
     match fork()? {
         Fork::Parent(child) => Ok(child),
         Fork::Child => {
@@ -53,18 +62,14 @@ pub fn fork_for(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<Pid>
     }
 }
 
-/// Makes a process that outlives this one and is nobody's child here: it holds no descriptor but
-/// `kept`, stands in the root directory and in a session of its own under the name `name`, calls
+/// Makes a process that outlives this one and is nobody's child here: it holds no descriptors but
+/// those of the numbers `kept`, stands in the root directory and in a session of its own under the name `name`, calls
 /// `work` and ends. Of the threads of the calling process it has none, so `work` must use nothing
 /// that one of them could hold locked: it neither logs nor prints. See fork(2), setsid(2).
 ///
 /// # Errors
 /// Those of fork(2).
-pub fn leave_behind(
-    kept: BorrowedFd<'_>,
-    name: &std::ffi::CStr,
-    work: impl FnOnce(),
-) -> io::Result<()> {
+pub fn leave_behind(kept: &[RawFd], name: &std::ffi::CStr, work: impl FnOnce()) -> io::Result<()> {
     // SAFETY: the C library makes its memory usable in the copy, which touches nothing else that
     // another thread could have been changing.
     match unsafe { libc::fork() } {
@@ -87,7 +92,7 @@ pub fn leave_behind(
         0 => {}
         pid => leave(i32::from(pid < 0)),
     }
-    close_all_but(&[kept]);
+    close_all_but(kept);
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     let _ = rustix::thread::set_name(name);
@@ -96,8 +101,8 @@ pub fn leave_behind(
 }
 
 /// Closes all other descriptors: in a child, where nobody else uses them and none is dropped.
-fn close_all_but(kept: &[BorrowedFd<'_>]) {
-    let numbers = kept.iter().map(|kept| kept.as_raw_fd().cast_unsigned());
+fn close_all_but(kept: &[RawFd]) {
+    let numbers = kept.iter().map(|kept| kept.cast_unsigned());
     let mut numbers = numbers.collect::<Vec<_>>();
     numbers.sort_unstable();
     let close = |from: u32, to: u32| {
@@ -123,14 +128,13 @@ pub(crate) fn leave(status: i32) -> ! {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::os::fd::AsFd;
 
     use super::*;
 
     #[test]
     fn who_is_left_behind_has_nothing_of_ours() {
         let (mut reader, writer) = io::pipe().unwrap();
-        leave_behind(writer.as_fd(), c"left", || {
+        leave_behind(&[writer.as_raw_fd()], c"left", || {
             let name = std::fs::read_to_string("/proc/self/comm").unwrap();
             let links = std::fs::read_dir("/proc/self/fd").unwrap();
             // The list of them is one more while it is read.

@@ -65,7 +65,7 @@ bitflags! {
 }
 
 /// One event, as [`Uffd::events`] reads it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Event {
     /// A thread waits for the page that holds `addr`.
     Fault {
@@ -78,8 +78,8 @@ pub enum Event {
         /// The page is cached but not mapped.
         minor: bool,
     },
-    /// The task forked; the descriptor stands for the child's memory and belongs to the reader.
-    Fork(i32),
+    /// The task forked; this stands for the child's memory.
+    Fork(Uffd),
     /// A mapping moved.
     Remap {
         /// Where it was.
@@ -283,6 +283,16 @@ impl Uffd {
         placed(self.call(POISON, &mut argument), argument.updated)
     }
 
+    /// Whether nobody has the memory any more that it was made for, where nothing is registered for
+    /// write protection.
+    #[must_use]
+    pub fn is_orphaned(&self) -> bool {
+        // It is not registered for that, so nothing changes.
+        let page = Span::new(Addr(1 << 20), abi::PAGE_BYTES);
+        let asked = self.write_protect(page, false);
+        asked.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
+    }
+
     /// Reads the events that have come, at most 16, and appends them to `events`; returns whether
     /// there were any.
     ///
@@ -328,6 +338,7 @@ fn enabled(told: &str) -> Option<Features> {
 
 const MESSAGE_BYTES: usize = size_of::<raw::uffd_msg>();
 
+/// Understands a message that the kernel has written, once.
 fn event(message: &[u8]) -> Event {
     let word = |at: usize| {
         let mut bytes = [0; 8];
@@ -345,7 +356,12 @@ fn event(message: &[u8]) -> Event {
             protected: word(8) & u64::from(raw::UFFD_PAGEFAULT_FLAG_WP) != 0,
             minor: word(8) & u64::from(raw::UFFD_PAGEFAULT_FLAG_MINOR) != 0,
         },
-        raw::UFFD_EVENT_FORK => Event::Fork(word(8) as u32 as i32),
+        raw::UFFD_EVENT_FORK => {
+            // SAFETY: the kernel has put this descriptor here for who reads the event, who is told
+            // of it by this message alone.
+            let fd = unsafe { OwnedFd::from_raw_fd(word(8) as u32 as i32) };
+            Event::Fork(Uffd(fd))
+        }
         raw::UFFD_EVENT_REMAP => Event::Remap {
             from: Addr(word(8)),
             to: Addr(word(16)),
@@ -435,17 +451,16 @@ mod tests {
             protected: false,
             minor: false,
         };
-        assert_eq!(event(&message), fault);
+        let told = |message: &[u8]| format!("{:?}", event(message));
+        assert_eq!(told(&message), format!("{fault:?}"));
         message[0] = 0x15;
         message[8..16].copy_from_slice(&0x5000_u64.to_ne_bytes());
-        assert_eq!(
-            event(&message),
-            Event::Remove(Span {
-                start: Addr(0x5000),
-                end: addr
-            })
-        );
+        let span = Span {
+            start: Addr(0x5000),
+            end: addr,
+        };
+        assert_eq!(told(&message), format!("{:?}", Event::Remove(span)));
         message[0] = 0x77;
-        assert_eq!(event(&message), Event::Unknown(0x77));
+        assert_eq!(told(&message), "Unknown(119)");
     }
 }

@@ -107,6 +107,7 @@ impl Stillframe {
     /// The command line of a detached restore with `options`.
     pub fn restore_command(&self, options: &[&str]) -> Command {
         let mut command = self.command(&["restore", "-d", "-o", RESTORE_LOG, "-v4"]);
+        command.env("TESTKIT_MARK", self.mark());
         command.arg("-D").arg(&self.images).args(options);
         command
     }
@@ -173,7 +174,8 @@ impl Stillframe {
         ended
     }
 
-    /// Lists what a killed command left behind besides restored tasks: its helpers.
+    /// Lists what a command that was killed, or a restore, left behind besides restored tasks: its
+    /// helpers.
     pub fn helpers(&self) -> Vec<u32> {
         tree::marked(&format!("TESTKIT_MARK={}", self.mark()))
     }

@@ -16,6 +16,7 @@ mod in_flight;
 mod killed_at;
 mod kills;
 mod layers;
+mod lazy;
 mod live;
 mod machine_memory;
 mod nginx;

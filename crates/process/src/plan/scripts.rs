@@ -71,6 +71,10 @@ pub struct Outside {
     pub stored: Vec<Stored>,
     /// The mappings that they are in.
     pub mappings: Vec<abi::Span>,
+    /// The mappings whose pages come when they are touched.
+    pub lazy: Vec<abi::Span>,
+    /// Where its threads' stacks are: what they touch first.
+    pub stacks: Vec<abi::Addr>,
 }
 
 /// Words that all scripts share.

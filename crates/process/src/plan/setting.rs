@@ -12,6 +12,8 @@ pub struct Setting {
     pub parent: i32,
     /// From how many bytes on a process's memory is filled from outside.
     pub outside_from_bytes: u64,
+    /// From how many bytes on it comes when it is touched; none for never.
+    pub lazy_from_bytes: Option<u64>,
     /// What the restorer hands down to its children.
     pub born: Born,
     /// The vDSO of this host.
@@ -34,6 +36,7 @@ impl Default for Setting {
         Self {
             parent: 0,
             outside_from_bytes: 8 << 20,
+            lazy_from_bytes: None,
             born: Born::default(),
             vdso: OwnVdso {
                 build_id: sys::vdso::own_build_id(),

@@ -244,6 +244,8 @@ impl<'a> Tasks<'a> {
                 filled,
                 stored: body.laid.outside,
                 mappings: body.laid.filled,
+                lazy: body.laid.lazy,
+                stacks: task.threads.iter().map(stack_of).collect(),
             });
         }
         script.append(body.laid.finish);
@@ -306,7 +308,12 @@ impl<'a> Tasks<'a> {
             .iter()
             .map(|stored| stored.span.bytes())
             .sum::<u64>();
-        let outside = bytes >= self.setting.outside_from_bytes;
+        let lazy = self.setting.lazy_from_bytes;
+        let fill = match bytes >= self.setting.outside_from_bytes {
+            _ if lazy.is_some_and(|from| bytes >= from) => Fill::Lazily,
+            true => Fill::Outside,
+            false => Fill::Itself,
+        };
         let parent = self.memory_parents[index].map(|parent| inherit::Parent {
             memory: &self.saved.tasks[parent].memory,
             early: &self.early.maps[parent],
@@ -320,7 +327,7 @@ impl<'a> Tasks<'a> {
             parent,
             early: &self.early.maps[index],
             vdso_early: self.early.vdso[index],
-            fill: if outside { Fill::Outside } else { Fill::Itself },
+            fill,
             pool: &PoolId,
             files: &|number| files.borrow_mut().pages_file(number),
             decoded: &|span| files.borrow_mut().decode(task.node.pid, span),
@@ -331,7 +338,7 @@ impl<'a> Tasks<'a> {
         if let Some(proxy) = &laid.proxy {
             vdso::check_entries(task, proxy)?;
         }
-        let exchange = !laid.outside.is_empty();
+        let exchange = !(laid.outside.is_empty() && laid.lazy.is_empty());
         let exchange = exchange.then(|| (plan.word(), plan.word()));
         Ok(Body { laid, exchange })
     }
@@ -573,6 +580,13 @@ impl<'a> Tasks<'a> {
         family::end(&mut script, birth.pid, 0);
         script
     }
+}
+
+/// Where the stack of a thread ends.
+fn stack_of(thread: &SavedThread<'_>) -> abi::Addr {
+    let words = thread.state.registers.as_slice();
+    let registers = words.try_into().expect("checked when read");
+    abi::Addr(sys::ptrace::Registers::from_words(registers).rsp)
 }
 
 fn await_go(script: &mut Script) {

@@ -7,10 +7,12 @@ use std::thread::{Builder, scope};
 use abi::{Addr, offset};
 use image::Reader;
 use memory::sink;
+use sys::uffd::Uffd;
 use sys::window::Window;
 
 use crate::Result;
 use crate::build::Built;
+use crate::lazy::Client;
 use crate::plan::Outside;
 
 /// A task that waits for its pages.
@@ -35,10 +37,10 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Fills its pages and lets it go on; how many there were.
-    fn fill(&self, reader: &Reader, window: &Window) -> Result<u64> {
+    /// Fills its pages, or has them come later, and lets it go on; how many were filled.
+    fn fill(&self, reader: &Reader, window: &Window, lazy: Option<&Client>) -> Result<u64> {
         let outside = self.outside;
-        let uffd = crate::collect::fetch(outside.pid, self.fd)?;
+        let uffd = Uffd::from(crate::collect::fetch(outside.pid, self.fd)?);
         let space = image::SpaceId(outside.pid.cast_unsigned());
         let stored = outside.stored.iter();
         let extents = stored.map(|stored| pages::Extent::of(space, stored.span));
@@ -46,9 +48,17 @@ impl<'a> Job<'a> {
         let placed = pages::place(reader, &extents)?;
         // Whole mappings: one that is registered in parts stays split when its parts are filled.
         let mappings = &outside.mappings;
-        let sink = sink::Missing::new(outside.pid, sys::uffd::Uffd::from(uffd), mappings)?;
-        let filled = pages::fill(reader, &placed, &sink, &|_| ())?;
-        drop(sink);
+        let filled = match lazy.filter(|_| !outside.lazy.is_empty()) {
+            Some(lazy) => {
+                lazy.hand_over(outside.pid, &uffd, &outside.lazy, &outside.stacks)?;
+                let sink = sink::Memory::new(outside.pid);
+                pages::fill(reader, &placed, &sink, &|_| ())?
+            }
+            None => {
+                let sink = sink::Missing::new(outside.pid, uffd, mappings)?;
+                pages::fill(reader, &placed, &sink, &|_| ())?
+            }
+        };
         window.post(window.word(self.filled), 1);
         Ok(filled.pages)
     }
@@ -63,6 +73,7 @@ impl<'a> Job<'a> {
 pub(super) fn fill(
     reader: &Reader,
     built: &Built,
+    lazy: Option<&Client>,
     wait: impl Fn(&Outside) -> Result<()>,
 ) -> Result<u64> {
     let all = &built.plan.outside;
@@ -76,7 +87,7 @@ pub(super) fn fill(
             let job = jobs.recv();
             drop(jobs);
             let Ok(job) = job else { return Ok(pages) };
-            pages += job.fill(reader, window)?;
+            pages += job.fill(reader, window, lazy)?;
         }
     };
     let bytes = all.iter().flat_map(|outside| &outside.stored);

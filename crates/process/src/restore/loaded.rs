@@ -11,12 +11,13 @@ use sys::ptrace::{self, Event};
 use sys::spawn::{Entry, spawn};
 
 use super::ending::{descends, kill_tree, parents};
-use super::fill;
 use super::running::Running;
+use super::{fill, later};
 use crate::build::Built;
 use crate::clocks::Resumed;
 use crate::error::Holder;
-use crate::plan::{Staying, word};
+use crate::lazy::Client;
+use crate::plan::{Outside, Staying, word};
 use crate::text::describe_status;
 use crate::{Error, Result};
 
@@ -69,10 +70,16 @@ impl<'a> Loaded<'a> {
     }
 
     /// Fills the pages of the tasks that wait for it.
-    pub(super) fn fill(&self, reader: &Reader) -> Result<u64> {
-        let pages = fill::fill(reader, self.built, |outside| self.wait(outside.ready, 1))?;
+    pub(super) fn fill(&self, reader: &Reader, lazy: Option<&Client>) -> Result<u64> {
+        let ready = |outside: &Outside| self.wait(outside.ready, 1);
+        let pages = fill::fill(reader, self.built, lazy, ready)?;
         // What tasks read for themselves, while they do so.
-        reader.verify_rest(1)?;
+        match lazy {
+            Some(_) => {
+                reader.verify_rest_but(1, &later::chunks(reader, &self.built.plan.outside)?)?
+            }
+            None => reader.verify_rest(1)?,
+        }
         Ok(pages)
     }
 

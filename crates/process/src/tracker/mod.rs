@@ -16,7 +16,7 @@ mod trust;
 mod wire;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use image::ImageId;
@@ -27,8 +27,7 @@ use rustix::net::{
 };
 use sys::uffd::Uffd;
 
-use self::trust::is_trusted;
-pub(crate) use self::trust::start_ticks;
+pub(crate) use self::trust::{is_trusted, start_ticks};
 use self::wire::{Said, What};
 use crate::{Error, Result};
 
@@ -279,7 +278,7 @@ fn start(root: i32) -> Result<()> {
         let _ = listen(&listener, 16);
         server::serve(&listener, tracked);
     };
-    sys::fork::leave_behind(listener.as_fd(), c"stillframe-trk", serve).map_err(started)
+    sys::fork::leave_behind(&[listener.as_raw_fd()], c"stillframe-trk", serve).map_err(started)
 }
 
 fn socket() -> io::Result<OwnedFd> {

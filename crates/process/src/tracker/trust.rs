@@ -11,6 +11,6 @@ pub(crate) fn start_ticks(pid: i32) -> Option<u64> {
 }
 
 /// Whether the other side is this user or root.
-pub(super) fn is_trusted(socket: &OwnedFd) -> bool {
+pub(crate) fn is_trusted(socket: &OwnedFd) -> bool {
     socket_peercred(socket).is_ok_and(|peer| peer.uid == geteuid() || peer.uid.is_root())
 }

@@ -27,6 +27,8 @@ pub enum Fill {
     Itself,
     /// The restorer copies them into late anonymous private mappings; the task reads the others.
     Outside,
+    /// As [`Fill::Outside`], but pages of most of those mappings come when the task touches them.
+    Lazily,
 }
 
 /// What the planner knows when it lays out a process.
@@ -60,12 +62,14 @@ pub struct Laid {
     pub early: Script,
     /// After that, up to where stored pages are needed.
     pub late: Script,
-    /// After the restorer has filled pages ([`Fill::Outside`]): protections and advice.
+    /// After the restorer has filled pages, where it does: protections and advice.
     pub finish: Script,
     /// What the restorer has to fill between `late` and `finish`.
     pub outside: Vec<Stored>,
     /// The mappings that those are in.
     pub filled: Vec<Span>,
+    /// The mappings whose pages come when the task touches them ([`Fill::Lazily`]).
+    pub lazy: Vec<Span>,
     /// What its children are born with.
     pub at_fork: AtFork,
     /// Where this host's vDSO comes to be, if that is not where the old one was: nothing else may
@@ -119,8 +123,13 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
             lay(planning, map, prot, script);
             policy::bind(map, script);
         }
-        let outside = planning.fill == Fill::Outside && !early && !kept[index];
-        if outside && map.is_private() && map.is_anonymous() {
+        let outside = planning.fill != Fill::Itself && !early && !kept[index];
+        let outside = outside && map.is_private() && map.is_anonymous();
+        if outside && planning.fill == Fill::Lazily && may_wait(planning.memory, map) {
+            if stored().next().is_some() {
+                laid.lazy.push(map.span());
+            }
+        } else if outside {
             laid.outside.extend(stored());
             if stored().next().is_some() {
                 laid.filled.push(map.span());
@@ -160,6 +169,13 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     (laid.room, laid.proxy) = (vdso.room, vdso.proxy);
     marks(planning, &mut laid.finish)?;
     Ok(laid)
+}
+
+/// Whether pages of a mapping may come when they are touched. Locked ones are there before that, and
+/// what a child has zeros for instead is not told to who serves it.
+fn may_wait(memory: &Memory, map: &Mapping) -> bool {
+    const MADV_WIPEONFORK: u32 = 18;
+    map.locked == 0 && memory.lock_future == 0 && !map.advice.contains(&MADV_WIPEONFORK)
 }
 
 /// The protection of each mapping while pages are read into it.

@@ -15,6 +15,7 @@ mod itimers;
 mod mates;
 mod mmaps;
 mod monitor;
+mod moving;
 mod patchwork;
 mod pending_signals;
 mod posix_timers;
@@ -57,6 +58,7 @@ const ALL: &[(&str, Run)] = &[
     ("mates", mates::run),
     ("mmaps", mmaps::run),
     ("monitor", monitor::run),
+    ("moving", moving::run),
     ("patchwork", patchwork::run),
     ("pending-signals", pending_signals::run),
     ("posix-timers", posix_timers::run),

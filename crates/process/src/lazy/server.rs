@@ -1,0 +1,303 @@
+//! The server of lazy pages: takes tasks from restores, and brings their pages in.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread::Builder;
+
+use image::{Reader, SpaceId, SpaceKind};
+use rustix::net::{SocketFlags, accept_with};
+use serve::lazy::{Hooks, News, Process, Server};
+use sys::uffd::Uffd;
+
+use super::watchdog::{self, Task, Watchdog};
+use super::wire::{self, Said, What};
+use crate::tracker::is_trusted;
+use crate::{Blame, Error, Result};
+
+/// Threads that bring in what nobody has asked for yet.
+const FETCHERS: usize = 2;
+
+/// How restores find a server.
+#[derive(Debug)]
+pub(super) struct Listening<'a> {
+    /// Where they connect.
+    pub listener: &'a OwnedFd,
+    /// The server ends, when all has come, once something can be read here.
+    pub told: BorrowedFd<'a>,
+    /// Whether it waits to be told; otherwise it ends when all has come that was asked for.
+    pub stay: bool,
+}
+
+/// A restore and its tree.
+struct Tree {
+    owner: u64,
+    /// The restore; none when it has ended.
+    connection: Option<OwnedFd>,
+    tasks: Vec<Task>,
+    /// Whether pages are to come to some of them still.
+    lacks: bool,
+    /// Whether the restore has said that the tree runs.
+    runs: bool,
+}
+
+/// All that the server has to do with.
+struct Work {
+    server: Arc<Server>,
+    watchdog: Arc<Watchdog>,
+    image: Arc<Reader>,
+    trees: Vec<Tree>,
+    /// How many there were.
+    count: u64,
+    /// Trees that are being killed.
+    ending: Arc<AtomicUsize>,
+    /// Whether somebody has told it to end.
+    told: bool,
+}
+
+/// Serves the restore at the other end of `first`, or those that connect, the pages of `image`; how
+/// many trees there were. Called by a process that has one thread; `log` is a descriptor that its
+/// watchdog keeps.
+///
+/// # Errors
+/// What kept the server from doing so; the trees are killed then. What goes wrong with one tree
+/// ends that one alone.
+pub(super) fn run(
+    image: &Arc<Reader>,
+    first: Option<OwnedFd>,
+    listening: Option<&Listening<'_>>,
+    log: Option<RawFd>,
+) -> Result<u64> {
+    crate::room::within_the_hard_limit();
+    let watchdog = Watchdog::start(log);
+    let watchdog = watchdog.map_err(|e| Error::kernel("cannot start a watchdog", e))?;
+    let watchdog = Arc::new(watchdog);
+    if first.is_some() {
+        let _ = rustix::thread::set_name(c"stillframe-lazy");
+    }
+    let (held, done) = (watchdog.clone(), watchdog.clone());
+    let hooks = Hooks {
+        held: Box::new(move |number, owner, uffd| held.hold(number, owner, uffd)),
+        done: Box::new(move |number| done.done(number)),
+    };
+    let server = Server::new(image.clone(), Arc::default(), hooks)?;
+    let mut work = Work {
+        server: Arc::new(server),
+        watchdog,
+        image: image.clone(),
+        trees: Vec::new(),
+        count: 0,
+        ending: Arc::default(),
+        told: false,
+    };
+    first.into_iter().for_each(|first| work.take_on(first));
+    for number in 0..FETCHERS {
+        let server = work.server.clone();
+        let thread = Builder::new().name(format!("fetch-{number}"));
+        // Without them pages come when they are touched.
+        if let Err(error) = thread.spawn(move || server.fetch()) {
+            log::warn!("no thread can be made: {error}");
+        }
+    }
+    work.serve(listening)?;
+    work.server.stop();
+    work.watchdog.dismiss();
+    Ok(work.count)
+}
+
+impl Work {
+    fn take_on(&mut self, connection: OwnedFd) {
+        self.count += 1;
+        self.trees.push(Tree {
+            owner: self.count,
+            connection: Some(connection),
+            tasks: Vec::new(),
+            lacks: false,
+            runs: false,
+        });
+    }
+
+    /// Whether there is nothing to do any more, nor will be.
+    fn is_over(&self, listening: Option<&Listening<'_>>) -> bool {
+        let waits = listening.is_some_and(|one| !self.told && (one.stay || self.count == 0));
+        !waits && self.trees.is_empty() && self.ending.load(Relaxed) == 0
+    }
+
+    fn serve(&mut self, listening: Option<&Listening<'_>>) -> Result<()> {
+        while !self.is_over(listening) {
+            let connections = self.trees.iter();
+            let connections =
+                connections.filter_map(|tree| Some((tree.owner, tree.connection.as_ref()?)));
+            let (owners, mut watched): (Vec<u64>, Vec<BorrowedFd<'_>>) =
+                connections.map(|(owner, fd)| (owner, fd.as_fd())).unzip();
+            if let Some(listening) = listening.filter(|_| !self.told) {
+                watched.extend([listening.listener.as_fd(), listening.told]);
+            }
+            match self.server.serve(&watched)? {
+                News::Ready(number) => match (owners.get(number), listening) {
+                    (Some(owner), _) => self.hear(*owner),
+                    (None, Some(listening)) if number == owners.len() => {
+                        self.accept(listening.listener);
+                    }
+                    _ => {
+                        log::info!("told to end: no more restores are served");
+                        self.told = true;
+                    }
+                },
+                News::Whole(owner) => {
+                    log::info!("tree {owner}: all pages have come");
+                    self.watchdog.whole(owner);
+                    if let Some(tree) = self.trees.iter_mut().find(|tree| tree.owner == owner) {
+                        tree.lacks = false;
+                    }
+                }
+                News::Failed(owner, error) => self.fail(owner, error.into()),
+                News::Woken => {}
+            }
+            self.trees.retain(|tree| !tree.is_over());
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, listener: &OwnedFd) {
+        match accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(client) if is_trusted(&client) => self.take_on(client),
+            Ok(_) => log::warn!("another user's restore is not served"),
+            Err(errno) => log::warn!("a restore cannot be taken on: {errno}"),
+        }
+    }
+
+    /// Hears what a restore says. What makes no sense ends the conversation.
+    fn hear(&mut self, owner: u64) {
+        let at = self.trees.iter().position(|tree| tree.owner == owner);
+        let at = at.expect("it was just there");
+        let connection = self.trees[at].connection.take();
+        let Some(connection) = connection else { return };
+        match wire::receive(&connection) {
+            Ok(Some((said, rights))) => match said.what() {
+                What::Task => match self.task(at, &connection, said, rights) {
+                    Ok(bytes) => {
+                        let taken = Said {
+                            what: What::Taken as i32,
+                            bytes,
+                            ..Said::default()
+                        };
+                        if wire::send(&connection, &taken, &[]).is_err() {
+                            return;
+                        }
+                    }
+                    Err(error) => {
+                        log::error!("tree {owner}: {}", error.with_causes());
+                        return tell_failure(&connection, &error);
+                    }
+                },
+                What::Runs => self.trees[at].runs = true,
+                What::Taken | What::Failed | What::Unknown => return,
+            },
+            Ok(None) => return,
+            Err(error) => {
+                return log::warn!("tree {owner}: its restore is not understood: {error}");
+            }
+        }
+        self.trees[at].connection = Some(connection);
+    }
+
+    /// Takes a task on; how much is to come.
+    fn task(
+        &mut self,
+        at: usize,
+        connection: &OwnedFd,
+        said: Said,
+        rights: Vec<OwnedFd>,
+    ) -> Result<u64> {
+        let unfit = |what: &str| Error::Unfit(what.to_owned());
+        let failed = |error: io::Error| Error::kernel("cannot understand a restore", error);
+        if said.image != self.image.id().0 {
+            return Err(unfit("the server of lazy pages has another image"));
+        }
+        let space = SpaceId(said.pid.cast_unsigned());
+        let is_memory = |space: &image::Space| space.kind == SpaceKind::Memory;
+        if !self.image.space(space).is_some_and(is_memory) {
+            return Err(unfit("the image has no memory of such a task"));
+        }
+        let [uffd, pidfd] = <[OwnedFd; 2]>::try_from(rights)
+            .map_err(|_| unfit("a task came without its descriptors"))?;
+        let (pid, first) = (
+            said.pid,
+            said.first.iter().copied().map(abi::Addr).collect(),
+        );
+        let mappings = wire::receive_mappings(connection, said).map_err(failed)?;
+        let tree = &mut self.trees[at];
+        let task = Task { pid, pidfd };
+        self.watchdog.task(tree.owner, &task);
+        tree.tasks.push(task);
+        let process = Process {
+            uffd: Uffd::from(uffd),
+            pid,
+            owner: tree.owner,
+            space,
+            mappings,
+            first,
+        };
+        let bytes = self.server.add(process)?;
+        self.trees[at].lacks |= bytes > 0;
+        log::debug!("{bytes} bytes of process {pid} are to come");
+        Ok(bytes)
+    }
+
+    /// Kills a tree whose pages cannot come.
+    fn fail(&mut self, owner: u64, error: Error) {
+        let Some(at) = self.trees.iter().position(|tree| tree.owner == owner) else {
+            return;
+        };
+        let tree = self.trees.swap_remove(at);
+        let pids = tree.tasks.iter().map(|task| task.pid).collect::<Vec<_>>();
+        log::error!(
+            "pages of {pids:?} cannot come, so they are killed: {}",
+            error.with_causes()
+        );
+        if let Some(connection) = &tree.connection {
+            tell_failure(connection, &error);
+        }
+        let (server, watchdog, ending) = (
+            self.server.clone(),
+            self.watchdog.clone(),
+            self.ending.clone(),
+        );
+        ending.fetch_add(1, Relaxed);
+        let end = move || {
+            watchdog::end(&tree.tasks, &|| server.is_gone(owner));
+            for number in server.give_up(owner) {
+                watchdog.done(number);
+            }
+            watchdog.whole(owner);
+            ending.fetch_sub(1, Relaxed);
+            server.wake();
+        };
+        if Builder::new().spawn(end).is_err() {
+            // Its watchdog sees to it.
+            log::error!("no thread can be made to kill them");
+            std::process::abort();
+        }
+    }
+}
+
+impl Tree {
+    /// Whether nothing is to be done for it any more: all has come, and its restore has ended or
+    /// wants nothing else.
+    fn is_over(&self) -> bool {
+        !self.lacks && (self.runs || self.connection.is_none())
+    }
+}
+
+fn tell_failure(connection: &OwnedFd, error: &Error) {
+    let said = Said {
+        what: What::Failed as i32,
+        text: error.with_causes(),
+        damaged: error.blame() == Blame::Corrupt,
+        ..Said::default()
+    };
+    // Where it has ended, the log has it.
+    let _ = wire::send(connection, &said, &[]);
+}

@@ -1,0 +1,51 @@
+//! Which chunks of an image only those need whose pages come later.
+
+use std::collections::HashSet;
+
+use abi::Span;
+use image::{ChunkId, Part, Reader, Run, RunKind, SpaceId, SpaceKind};
+
+use crate::Result;
+use crate::plan::Outside;
+
+/// The chunks that nobody reads while the tree is made: all of their pages are of mappings whose
+/// pages come when they are touched.
+///
+/// # Errors
+/// [`crate::Error::Image`] for sharing that leads nowhere.
+pub(super) fn chunks(reader: &Reader, outside: &[Outside]) -> Result<HashSet<ChunkId>> {
+    let mut later = HashSet::new();
+    let mut now = HashSet::new();
+    for space in reader.spaces() {
+        let lazy = outside
+            .iter()
+            .find(|one| SpaceId(one.pid.cast_unsigned()) == space.id && is_memory(space.kind));
+        let lazy = lazy.map_or(&[][..], |one| &one.lazy);
+        for run in reader.runs(space.id) {
+            let waits = is_within(lazy, &run);
+            match run.kind {
+                RunKind::Part(Part { chunk, .. }) if waits => drop(later.insert(chunk)),
+                RunKind::Part(Part { chunk, .. }) => drop(now.insert(chunk)),
+                RunKind::Same { .. } if !waits => {
+                    let located = reader.locate(space.id, run.first_page, run.pages.into())?;
+                    now.extend(located.part.map(|part| part.chunk));
+                }
+                RunKind::Same { .. } | RunKind::Zero => {}
+            }
+        }
+    }
+    later.retain(|chunk| !now.contains(chunk));
+    Ok(later)
+}
+
+fn is_memory(kind: SpaceKind) -> bool {
+    kind == SpaceKind::Memory
+}
+
+/// Whether all of a run lies in one of the mappings, which are sorted.
+fn is_within(mappings: &[Span], run: &Run) -> bool {
+    let (start, end) = (run.first_page, run.end_page());
+    let at = mappings.partition_point(|map| map.end.page() <= start);
+    let map = mappings.get(at);
+    map.is_some_and(|map| map.start.page() <= start && end <= map.end.page())
+}

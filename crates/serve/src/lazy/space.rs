@@ -1,0 +1,111 @@
+//! The memory of one process while its pages come in.
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, RwLock};
+
+use abi::{Addr, PAGE_BYTES, Span};
+use image::SpaceId;
+use rustix::io::Errno;
+use sys::uffd::Uffd;
+
+use super::owed::{Owed, Piece};
+use crate::events::Waiting;
+use crate::session::lock;
+use crate::{Error, Result};
+
+/// A process's memory, of which pages are still to come.
+#[derive(Debug)]
+pub(super) struct AddressSpace {
+    /// Its number with the server.
+    pub number: u64,
+    /// Whose it is, for the caller.
+    pub owner: u64,
+    /// Its process, or the one that forked it.
+    pub pid: i32,
+    /// Where its events come from.
+    pub uffd: Uffd,
+    /// Whose pages come.
+    pub space: SpaceId,
+    /// Held by those who bring pages in, and alone by who reads events.
+    pub order: RwLock<()>,
+    /// What is to come.
+    pub owed: Mutex<Owed>,
+    /// Threads that wait, and could not be answered yet.
+    pub waiting: Mutex<Vec<Waiting>>,
+    /// Addresses around which pages come first.
+    pub first: Mutex<Vec<Addr>>,
+    /// How far the pages are that come without being asked for.
+    pub reached: AtomicU64,
+}
+
+/// What became of pages that were to be brought in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Placing {
+    /// They are there, or do not have to come any more.
+    Done,
+    /// The mappings are changing: events have to be read first.
+    Again,
+}
+
+impl AddressSpace {
+    /// Puts `bytes` to `piece`, unless something else belongs there by now. Whoever waits for a
+    /// page that is there already is woken.
+    pub fn place(&self, piece: Piece, bytes: &[u8]) -> Result<Placing> {
+        let _order = self.order.read();
+        if !lock(&self.owed).has(piece) {
+            return Ok(Placing::Again);
+        }
+        let start = piece.span.start;
+        let mut done = 0;
+        // Pages of several mappings are refused together.
+        let mut most = bytes.len();
+        while done < bytes.len() {
+            let at = start.plus(done as u64);
+            let part = &bytes[done..(done + most).min(bytes.len())];
+            match self.uffd.copy(at, part, true) {
+                Ok(copied) => {
+                    let copied = copied.max(PAGE_BYTES as usize);
+                    lock(&self.owed).take(Span::new(at, copied as u64));
+                    done += copied;
+                }
+                Err(error) => match Errno::from_io_error(&error) {
+                    Some(Errno::NOENT) if part.len() > PAGE_BYTES as usize => {
+                        most = PAGE_BYTES as usize;
+                    }
+                    Some(Errno::EXIST | Errno::NOENT) => {
+                        let page = Span::new(at, PAGE_BYTES);
+                        lock(&self.owed).take(page);
+                        self.wake(page)?;
+                        done += PAGE_BYTES as usize;
+                    }
+                    Some(Errno::AGAIN) => return Ok(Placing::Again),
+                    _ => return Err(Error::call("fill", piece.span, self.pid, error)),
+                },
+            }
+        }
+        Ok(Placing::Done)
+    }
+
+    /// Has a page read as zeros that nothing is to come to.
+    pub fn zero(&self, addr: Addr) -> Result<Placing> {
+        let page = Span::new(addr, PAGE_BYTES);
+        let _order = self.order.read();
+        match self.uffd.zero(page, true) {
+            Ok(_) => Ok(Placing::Done),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::EXIST | Errno::NOENT) => self.wake(page).map(|()| Placing::Done),
+                Some(Errno::AGAIN) => Ok(Placing::Again),
+                _ => Err(Error::call("fill", page, self.pid, error)),
+            },
+        }
+    }
+
+    fn wake(&self, span: Span) -> Result<()> {
+        let woken = self.uffd.wake(span);
+        woken.map_err(|error| Error::call("wake who waits for", span, self.pid, error))
+    }
+
+    /// Whether everything has come.
+    pub fn is_whole(&self) -> bool {
+        lock(&self.owed).is_empty()
+    }
+}
