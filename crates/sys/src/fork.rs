@@ -63,9 +63,10 @@ pub fn fork_for_numbers(kept: &[RawFd], work: impl FnOnce()) -> io::Result<Pid> 
 }
 
 /// Makes a process that outlives this one and is nobody's child here: it holds no descriptors but
-/// those of the numbers `kept`, stands in the root directory and in a session of its own under the name `name`, calls
-/// `work` and ends. Of the threads of the calling process it has none, so `work` must use nothing
-/// that one of them could hold locked: it neither logs nor prints. See fork(2), setsid(2).
+/// those of the numbers `kept`, stands in the root directory and in a session of its own under the
+/// name `name`, calls `work` and ends. Of the threads of the calling process it has none, so where
+/// there are some, `work` must use nothing that one of them could hold locked: it neither logs nor
+/// prints. See fork(2), setsid(2).
 ///
 /// # Errors
 /// Those of fork(2).

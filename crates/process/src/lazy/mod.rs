@@ -147,8 +147,8 @@ impl Client {
         })
     }
 
-    /// Has the pages of `mappings` of a task come when they are touched, those around `first` before
-    /// others.
+    /// Has the pages of `mappings` of a task come when they are touched, those around `first`
+    /// before others.
     ///
     /// # Errors
     /// [`Error::Kernel`], [`Error::Memory`]; [`Error::Unfit`] where the server has another image.
@@ -257,8 +257,7 @@ fn register(pid: i32, uffd: &Uffd, mappings: &[Span]) -> Result<()> {
         | Features::EVENT_REMOVE
         | Features::EVENT_UNMAP;
     let refused = |e| {
-        let doing =
-            format!("cannot follow the memory of {pid}, which lazy pages need (CAP_SYS_PTRACE)");
+        let doing = format!("cannot follow the memory of {pid} (needs CAP_SYS_PTRACE)");
         Error::kernel(doing, e)
     };
     uffd.api(wanted).map_err(refused)?;

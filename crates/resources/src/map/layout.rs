@@ -79,6 +79,22 @@ pub struct Laid {
     pub proxy: Option<vdso::proxy::Proxy>,
 }
 
+impl Laid {
+    /// Has the pages of a mapping come from outside, now or when they are touched.
+    fn fill_outside(&mut self, planning: &Planning<'_>, map: &Mapping) {
+        let mut stored = clip(planning.pages, map.span()).peekable();
+        if stored.peek().is_none() {
+            return;
+        }
+        if planning.fill == Fill::Lazily && may_wait(planning.memory, map) {
+            self.lazy.push(map.span());
+        } else {
+            self.outside.extend(stored);
+            self.filled.push(map.span());
+        }
+    }
+}
+
 /// What is mapped in a process when it makes its children.
 #[derive(Clone, Debug, Default)]
 pub struct AtFork {
@@ -123,17 +139,9 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
             lay(planning, map, prot, script);
             policy::bind(map, script);
         }
-        let outside = planning.fill != Fill::Itself && !early && !kept[index];
-        let outside = outside && map.is_private() && map.is_anonymous();
-        if outside && planning.fill == Fill::Lazily && may_wait(planning.memory, map) {
-            if stored().next().is_some() {
-                laid.lazy.push(map.span());
-            }
-        } else if outside {
-            laid.outside.extend(stored());
-            if stored().next().is_some() {
-                laid.filled.push(map.span());
-            }
+        let fresh = !early && !kept[index] && map.is_private() && map.is_anonymous();
+        if fresh && planning.fill != Fill::Itself {
+            laid.fill_outside(planning, map);
         } else if map.is_private() {
             reads.extend(stored());
             let zero = overlapping(&planning.pages.zero, map.span());
@@ -171,8 +179,8 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     Ok(laid)
 }
 
-/// Whether pages of a mapping may come when they are touched. Locked ones are there before that, and
-/// what a child has zeros for instead is not told to who serves it.
+/// Whether pages of a mapping may come when they are touched. Locked ones are there before that,
+/// and what a child has zeros for instead is not told to who serves it.
 fn may_wait(memory: &Memory, map: &Mapping) -> bool {
     const MADV_WIPEONFORK: u32 = 18;
     map.locked == 0 && memory.lock_future == 0 && !map.advice.contains(&MADV_WIPEONFORK)
