@@ -166,8 +166,9 @@ impl Restore {
         }
         if !self.restore_detached {
             wait_for(restored.root, restored.job.as_mut());
-            let outcome = restored.lazy.map_or(Ok(()), |lazy| lazy.outcome());
-            outcome.map_err(engine("bring memory in"))?;
+            if let Some(lazy) = restored.lazy {
+                lazy.outcome().map_err(engine("bring memory in"))?;
+            }
         }
         Ok(Status::Done)
     }

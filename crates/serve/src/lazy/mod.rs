@@ -50,11 +50,14 @@ pub struct Process {
     pub first: Vec<Addr>,
 }
 
+/// Hears the number and the owner of a userfaultfd that is served.
+pub type Held = dyn Fn(u64, u64, &Uffd) + Send + Sync;
+
 /// What the caller hears of at once, from any thread.
 pub struct Hooks {
-    /// A userfaultfd that is served from now on: its number and owner. Where it is closed before
-    /// all has come, its process reads zeros; so somebody else may have to hold it as well.
-    pub held: Box<dyn Fn(u64, u64, &Uffd) + Send + Sync>,
+    /// A userfaultfd that is served from now on. Where it is closed before all has come, its
+    /// process reads zeros; so somebody else may have to hold it as well.
+    pub held: Box<Held>,
     /// It is not needed any more.
     pub done: Box<dyn Fn(u64) + Send + Sync>,
 }
