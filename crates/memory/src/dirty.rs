@@ -10,7 +10,6 @@ use abi::{PAGE_BYTES, Span};
 use sys::pagemap::{Entry, Pagemap};
 
 use crate::scan::{Area, each_entry};
-use crate::spans::push;
 use crate::track::Tracked;
 use crate::{Error, Result};
 
@@ -62,7 +61,7 @@ fn add(found: &mut Tracked, page: Span, entry: Entry) {
     } else {
         &mut found.unwritten
     };
-    push(pages, page);
+    pages.push(page);
 }
 
 /// Clears the bits of the stopped task `pid`: what it writes from now on is found by [`look`].

@@ -5,7 +5,7 @@ use abi::{PAGE_BYTES, Span};
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 
-use crate::spans::push;
+use crate::spans::Spans;
 use crate::{Error, PageMaps, Result};
 
 /// Regions that one call of the kernel answers; more take more calls.
@@ -38,27 +38,25 @@ pub struct Area {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Pages that the task has for itself, in memory or swapped out.
-    pub private: Vec<Span>,
+    pub private: Spans,
     /// Guard pages (`MADV_GUARD_INSTALL`): they have no contents, and touching one is a fault.
-    pub guards: Vec<Span>,
+    pub guards: Spans,
 }
 
 impl Found {
     /// How many pages the task has for itself.
     #[must_use]
     pub fn private_pages(&self) -> u64 {
-        self.private.iter().map(|span| span.pages()).sum()
+        self.private.pages()
     }
 
     fn add(&mut self, span: Span, guard: bool) {
-        push(
-            if guard {
-                &mut self.guards
-            } else {
-                &mut self.private
-            },
-            span,
-        );
+        let kind = if guard {
+            &mut self.guards
+        } else {
+            &mut self.private
+        };
+        kind.push(span);
     }
 }
 

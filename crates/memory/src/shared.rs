@@ -7,7 +7,7 @@ use pages::{Buffer, Extent, Source};
 use sys::pagemap::{Entry, Pagemap};
 
 use crate::scan::{ENTRIES, each_entry};
-use crate::spans::push;
+use crate::spans::Spans;
 use crate::{Error, PageMaps, Result, TaskMemory};
 
 /// Pages compared at once by contents.
@@ -25,9 +25,9 @@ const GAP_PAGES: u64 = 512;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shared {
     /// Pages that both have at the same addresses: the very same physical pages, by copy-on-write.
-    pub common: Vec<Span>,
+    pub common: Spans,
     /// Pages that only the child has, and no other process.
-    pub alone: Vec<Span>,
+    pub alone: Spans,
 }
 
 /// The stopped tasks of a tree, whose page maps are read once for all that are related.
@@ -58,7 +58,7 @@ impl Kin {
         maps: &mut PageMaps,
     ) -> Result<Shared> {
         let mut shared = Shared::default();
-        let mut unknown = Vec::new();
+        let mut unknown = Spans::new();
         for (stretch, window) in windows(spans) {
             let theirs = self.entries(child, window, maps)?;
             let ours = self.entries(parent, window, maps)?;
@@ -68,22 +68,18 @@ impl Kin {
                     let (ours, theirs) = (ours[at], theirs[at]);
                     let span = Span::new(Addr::of_page(page), PAGE_BYTES);
                     match same(ours, theirs) {
-                        Some(true) => push(&mut shared.common, span),
+                        Some(true) => shared.common.push(span),
                         Some(false) => {}
-                        None => push(&mut unknown, span),
+                        None => unknown.push(span),
                     }
                     if theirs.is_present() && theirs.is_exclusive() {
-                        push(&mut shared.alone, span);
+                        shared.alone.push(span);
                     }
                 }
             }
         }
         if !unknown.is_empty() {
-            let mut all = compare(parent, child, &unknown)?;
-            all.append(&mut shared.common);
-            all.sort();
-            all.into_iter()
-                .for_each(|span| push(&mut shared.common, span));
+            shared.common = shared.common.and(&compare(parent, child, &unknown)?);
         }
         Ok(shared)
     }
@@ -145,8 +141,8 @@ fn stretches(spans: &[Span]) -> impl Iterator<Item = &[Span]> {
 ///
 /// # Errors
 /// [`Error::Look`], [`Error::Gone`].
-pub fn exclusive(pid: i32, spans: &[Span]) -> Result<[Vec<Span>; 2]> {
-    let mut kinds = [Vec::new(), Vec::new()];
+pub fn exclusive(pid: i32, spans: &[Span]) -> Result<[Spans; 2]> {
+    let mut kinds = [Spans::new(), Spans::new()];
     let Some(first) = spans.first() else {
         return Ok(kinds);
     };
@@ -154,7 +150,7 @@ pub fn exclusive(pid: i32, spans: &[Span]) -> Result<[Vec<Span>; 2]> {
     for span in spans {
         let look = |page: Span, entry: Entry| {
             let shared = entry.is_present() && !entry.is_exclusive();
-            push(&mut kinds[usize::from(shared)], page);
+            kinds[usize::from(shared)].push(page);
         };
         let looked = each_entry(&map, *span, look);
         looked.map_err(|source| Error::look(pid, span.start, source))?;
@@ -175,8 +171,8 @@ fn same(one: Entry, other: Entry) -> Option<bool> {
 }
 
 /// Finds the pages of `spans` that have the same contents in both tasks.
-fn compare(parent: i32, child: i32, spans: &[Span]) -> Result<Vec<Span>> {
-    let mut shared = Vec::new();
+fn compare(parent: i32, child: i32, spans: &[Span]) -> Result<Spans> {
+    let mut shared = Spans::new();
     let [of_parent, of_child] = [parent, child].map(TaskMemory::new);
     let mut buffers = [(); 2].map(|()| Buffer::new((COMPARED_PAGES * PAGE_BYTES) as usize));
     let [one, other] = &mut buffers;
@@ -196,7 +192,7 @@ fn compare(parent: i32, child: i32, spans: &[Span]) -> Result<Vec<Span>> {
                 .zip(other.chunks(PAGE_BYTES as usize));
             for (page, (one, other)) in (first_page..).zip(pairs) {
                 if one == other {
-                    push(&mut shared, Span::new(Addr::of_page(page), PAGE_BYTES));
+                    shared.push(Span::new(Addr::of_page(page), PAGE_BYTES));
                 }
             }
             rest.start = rest.start.plus(extent.bytes());

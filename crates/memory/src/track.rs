@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 
 use crate::scan::{Area, Found, LARGE_BYTES, is, room_for, scan_together};
-use crate::spans::{push, subtract};
+use crate::spans::{Spans, subtract};
 use crate::{Error, Result};
 
 /// What one page table covers.
@@ -31,11 +31,11 @@ const NEAR_BYTES: u64 = 256 * PAGE_BYTES;
 pub struct Tracked {
     /// Pages that the task has for itself and that may have changed since the last reset, or that
     /// are not tracked: to be read.
-    pub written: Vec<Span>,
+    pub written: Spans,
     /// Pages that the task has for itself and that are as they were at the last reset.
-    pub unwritten: Vec<Span>,
+    pub unwritten: Spans,
     /// Guard pages; not told by a scan with a reset.
-    pub guards: Vec<Span>,
+    pub guards: Spans,
     /// Whether the area is tracked.
     pub is_tracked: bool,
 }
@@ -203,10 +203,10 @@ const WRITTEN: Query = Query {
 };
 
 /// The pages that are written or have no contents; those without a page table are missing.
-fn candidates(map: &Pagemap, span: Span, check: Action) -> io::Result<Vec<Span>> {
-    let mut found = Vec::new();
+fn candidates(map: &Pagemap, span: Span, check: Action) -> io::Result<Spans> {
+    let mut found = Spans::new();
     each_region(map, span, &WRITTEN, check, |region| {
-        push(&mut found, region.span());
+        found.push(region.span());
     })?;
     Ok(found)
 }
@@ -281,13 +281,13 @@ fn exact_with(
         } else {
             &mut found.unwritten
         };
-        push(pages, region.span());
+        pages.push(region.span());
     })
 }
 
 /// The pages of `span` that are protected: those that are no candidates and have a page table.
-fn protected(map: &Pagemap, span: Span, candidates: &[Span]) -> io::Result<Vec<Span>> {
-    let mut found = Vec::new();
+fn protected(map: &Pagemap, span: Span, candidates: &[Span]) -> io::Result<Spans> {
+    let mut found = Spans::new();
     let mut at = span.start;
     let mut blocks = Blocks {
         map,
@@ -301,7 +301,7 @@ fn protected(map: &Pagemap, span: Span, candidates: &[Span]) -> io::Result<Vec<S
         while at < candidate.start {
             let end = Addr((at.0 + 1).next_multiple_of(BLOCK_BYTES)).min(candidate.start);
             if blocks.has_table(at)? {
-                push(&mut found, Span { start: at, end });
+                found.push(Span { start: at, end });
             }
             at = end;
         }

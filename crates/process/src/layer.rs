@@ -6,7 +6,7 @@ use abi::Span;
 use image::{ImageId, SpaceId, SpaceKind, Writer};
 use memory::PageMaps;
 use memory::scan::{Area, Found};
-use memory::spans::{intersect, subtract};
+use memory::spans::{Spans, intersect, subtract};
 use memory::track;
 use resources::map::listing::Listed;
 use resources::map::vdso::Vdso;
@@ -16,7 +16,7 @@ use crate::collect::Inventory;
 use crate::collect::look::{Afresh, Look, Prepared};
 use crate::freeze::{Frozen, Task};
 use crate::over::Parent;
-use crate::track::{Cleared, Inheritance, Tracking, Way, all_of, are_watched, count, is_ours};
+use crate::track::{Cleared, Inheritance, Tracking, Way, all_of, are_watched, is_ours};
 use crate::{Afterwards, DumpOptions, Result, over, room};
 
 /// Lists of a stopped tree: what they take of memory, and what they take more for each run of the
@@ -35,7 +35,7 @@ pub(crate) struct Layer {
 
 /// A look that knows what was not written.
 trait Looking: Look {
-    fn unwritten(&self) -> Option<&HashMap<i32, Vec<Span>>> {
+    fn unwritten(&self) -> Option<&HashMap<i32, Spans>> {
         None
     }
     fn as_look(&mut self) -> &mut dyn Look;
@@ -122,7 +122,7 @@ impl Layer {
             let all = memory.extents.iter().map(pages::Extent::span);
             let all = all.collect::<Vec<_>>();
             let described = inheritance.leave(writer, space, &intersect(&all, unwritten))?;
-            pages += count(&described);
+            pages += described.pages();
             let rest = subtract(&all, &described);
             let extent = |span: Span| pages::Extent::of(space, span);
             memory.extents = rest.into_iter().map(extent).collect();
@@ -183,7 +183,7 @@ struct Tracked {
     /// Whose soft-dirty bits tell, on kernels where those are used.
     cleared: Cleared,
     /// Pages that were not written since the last round, by task.
-    unwritten: HashMap<i32, Vec<Span>>,
+    unwritten: HashMap<i32, Spans>,
 }
 
 impl Look for Tracked {
@@ -206,7 +206,7 @@ impl Look for Tracked {
 
     fn pages(&mut self, pid: i32, areas: &[Area], _: &mut PageMaps) -> Result<Vec<Found>> {
         let unwritten = self.unwritten.entry(pid).or_default();
-        unwritten.clear();
+        *unwritten = Spans::new();
         if let Some(found) = self.cleared.look(pid, areas, unwritten)? {
             return Ok(found);
         }
@@ -215,7 +215,7 @@ impl Look for Tracked {
         let found = found.into_iter().zip(areas).map(|(found, area)| {
             // What somebody else tracks may have been written before they looked.
             if found.is_tracked && owner.is_some_and(|owner| is_ours(owner, area.span)) {
-                unwritten.extend(&found.unwritten);
+                unwritten.extend(found.unwritten.iter().copied());
             }
             all_of(found)
         });
@@ -224,7 +224,7 @@ impl Look for Tracked {
 }
 
 impl Looking for Tracked {
-    fn unwritten(&self) -> Option<&HashMap<i32, Vec<Span>>> {
+    fn unwritten(&self) -> Option<&HashMap<i32, Spans>> {
         Some(&self.unwritten)
     }
 

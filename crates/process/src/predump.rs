@@ -7,10 +7,9 @@
 
 use std::time::Instant;
 
-use abi::Span;
 use image::SpaceId;
 use memory::TaskMemory;
-use memory::spans::subtract;
+use memory::spans::{Spans, subtract};
 use pages::{Equals, Extent};
 use sys::realtime::Prompt;
 
@@ -21,7 +20,7 @@ use crate::options::DEFAULT_TRACK_TIME;
 use crate::over::Parent;
 use crate::statistics::as_micros;
 use crate::stopping::freeze_and;
-use crate::track::{Inheritance, Mapped, Tracking, count, merge};
+use crate::track::{Inheritance, Mapped, Tracking};
 use crate::{DumpOptions, DumpReport, Result, Stage, over, room};
 
 /// Saves the memory of the tree under `options.tree` into `options.images` and lets it run.
@@ -93,13 +92,13 @@ fn look(
         let space = SpaceId(mapped.pid.cast_unsigned());
         let inherited = inheritance.leave(&draft.writer, space, &changes.unwritten)?;
         let unknown = subtract(&changes.unwritten, &inherited);
-        let written = merge(&changes.written, &unknown);
-        draft.report.statistics.parent_pages += count(&inherited);
+        let written = changes.written.and(&unknown);
+        draft.report.statistics.parent_pages += inherited.pages();
         let [plain, quiet] = match memory::shared::exclusive(mapped.pid, &written) {
             Err(memory::Error::Gone { .. }) => continue,
             kinds => kinds?,
         };
-        let extents = |spans: Vec<Span>| spans.into_iter().map(|span| Extent::of(space, span));
+        let extents = |spans: Spans| spans.into_iter().map(|span| Extent::of(space, span));
         let memory = TaskMemory::new(mapped.pid).while_it_runs();
         sources.add(memory, extents(plain).collect());
         let memory = TaskMemory::quiet(mapped.pid).while_it_runs();

@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{ImageId, Reader, SpaceId, Writer};
 use memory::scan::{Area, Found};
+use memory::spans::Spans;
 use memory::track::{self, Tracked};
 use resources::map::listing::{self, Backing, Listed};
 use rustix::io::Errno;
@@ -55,9 +56,9 @@ enum By {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
     /// To be read.
-    pub written: Vec<Span>,
+    pub written: Spans,
     /// As they were at the last reset.
-    pub unwritten: Vec<Span>,
+    pub unwritten: Spans,
 }
 
 /// The tracked tasks of a tree.
@@ -207,7 +208,7 @@ impl Tracking {
         if let Some(changes) = &mapped.changes {
             return Ok(Some(changes.clone()));
         }
-        let mut changes = Changes::default();
+        let mut all = Vec::new();
         for reset in [true, false] {
             let maps = mapped.maps.iter();
             let maps = maps.filter(|map| (map.by != By::Another) == reset);
@@ -217,12 +218,10 @@ impl Tracking {
                 Err(memory::Error::Gone { .. }) => return Ok(None),
                 found => found?,
             };
-            for (found, map) in found.into_iter().zip(maps) {
-                changes.add(found, map.by == By::Us);
-            }
+            let known = maps.iter().map(|map| map.by == By::Us);
+            all.extend(found.into_iter().zip(known));
         }
-        changes.written.sort_unstable();
-        Ok(Some(changes))
+        Ok(Some(Changes::of(all)))
     }
 
     /// The descriptors by which tasks' memory is tracked, for [`is_ours`].
@@ -242,13 +241,17 @@ impl Tracking {
 }
 
 impl Changes {
-    /// Adds what was found in an area; where it is not `known` what was written there, all was.
-    fn add(&mut self, found: Tracked, known: bool) {
-        if known {
-            self.written.extend(found.written);
-            self.unwritten.extend(found.unwritten);
-        } else {
-            self.written.extend(all_of(found).private);
+    /// Of what was found in areas; where it is not known what was written, all was.
+    fn of(areas: impl IntoIterator<Item = (Tracked, bool)>) -> Self {
+        let (mut written, mut unwritten) = (Vec::new(), Vec::new());
+        for (found, known) in areas {
+            written.extend(found.written);
+            let kind = if known { &mut unwritten } else { &mut written };
+            kind.extend(found.unwritten);
+        }
+        Self {
+            written: Spans::of(written),
+            unwritten: Spans::of(unwritten),
         }
     }
 }
@@ -256,7 +259,7 @@ impl Changes {
 /// All pages that were found, written or not.
 pub(crate) fn all_of(found: Tracked) -> Found {
     Found {
-        private: merge(&found.written, &found.unwritten),
+        private: found.written.and(&found.unwritten),
         guards: found.guards,
     }
 }
@@ -436,9 +439,9 @@ impl Inheritance {
     ///
     /// # Errors
     /// [`Error::Image`].
-    pub fn leave(&self, writer: &Writer, space: SpaceId, unwritten: &[Span]) -> Result<Vec<Span>> {
+    pub fn leave(&self, writer: &Writer, space: SpaceId, unwritten: &[Span]) -> Result<Spans> {
         if !self.is_possible() || unwritten.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Spans::new());
         }
         let ranges = unwritten.iter();
         let ranges = ranges.map(|span| span.start.page()..span.end.page());
@@ -449,23 +452,4 @@ impl Inheritance {
         });
         Ok(described.collect())
     }
-}
-
-/// How many pages there are.
-pub(crate) fn count(spans: &[Span]) -> u64 {
-    spans.iter().map(|span| span.pages()).sum()
-}
-
-/// Joins two lists of spans, each sorted and both disjoint.
-pub(crate) fn merge(one: &[Span], other: &[Span]) -> Vec<Span> {
-    let mut all = [one, other].concat();
-    all.sort();
-    all.dedup_by(|next, last| {
-        let joins = last.end == next.start;
-        if joins {
-            last.end = next.end;
-        }
-        joins
-    });
-    all
 }

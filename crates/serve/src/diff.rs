@@ -4,7 +4,7 @@ use std::ops::Range;
 use abi::{PAGE_BYTES, Span};
 use image::{Granule, NewSpace, Reader, Run, RunKind, Writer};
 use memory::TaskMemory;
-use memory::spans::{intersect, sorted, subtract};
+use memory::spans::{Spans, intersect, subtract};
 use pages::Extent;
 use sys::pagemap::{Action, Category, Query};
 
@@ -27,11 +27,11 @@ pub struct Difference {
 /// What is to be done with the pages of a region, as spans of the target's addresses.
 struct Sorted {
     /// To be stored, as they are.
-    data: Vec<Span>,
+    data: Spans,
     /// To be compared with what was before, and stored where they differ.
-    doubtful: Vec<Span>,
+    doubtful: Spans,
     /// Zeros.
-    zero: Vec<Span>,
+    zero: Spans,
 }
 
 impl Session {
@@ -121,7 +121,7 @@ impl Session {
     fn sort(&self, region: &Region, known: &Known) -> Result<Sorted> {
         let spans = |ranges: Vec<Range<u64>>| {
             let spans = ranges.iter().map(|range| region.span_of(range));
-            spans.collect::<Vec<_>>()
+            spans.collect::<Spans>()
         };
         let swapped = region.granule == Granule::Small;
         let mut written = spans(known.unsaved.ranges());
@@ -130,23 +130,18 @@ impl Session {
             // A page may be given up while its writer waits: to read it would wait for ourselves.
             written = self.there(&written, swapped)?;
             // Nothing is told of what was taken out, not even that it was given up again.
-            removed.extend(spans(known.native.ranges()));
-            removed = sorted(removed);
+            removed = removed.and(&spans(known.native.ranges()));
         }
         // What was given up and written to again, and what is known by its contents alone.
-        let mut unsure = spans(known.suspects.ranges());
-        unsure.extend(spans(known.unsaved_suspects.ranges()));
-        unsure.extend(&removed);
-        let there = self.there(&sorted(unsure), swapped)?;
+        let suspects = spans(known.suspects.ranges());
+        let unsure = suspects.and(&spans(known.unsaved_suspects.ranges()));
+        let there = self.there(&unsure.and(&removed), swapped)?;
         let there = subtract(&there, &written);
         let zero = subtract(&subtract(&removed, &written), &there);
         // Of a huge page that was written, most is as it was.
         let (data, doubtful) = match region.granule {
             Granule::Small => (written, there),
-            Granule::Large | Granule::Huge => {
-                let both = written.iter().chain(&there).copied().collect();
-                (Vec::new(), sorted(both))
-            }
+            Granule::Large | Granule::Huge => (Spans::new(), written.and(&there)),
         };
         Ok(Sorted {
             data: intersect(&data, &[region.span()]),

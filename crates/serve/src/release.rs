@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use abi::{Addr, PAGE_BYTES, Span};
+use memory::spans::Spans;
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Pagemap, Query, Region as Found};
 use sys::uffd::Modes;
@@ -145,7 +146,7 @@ impl Session {
 
     /// The parts of `spans` that are in memory, or, with `swapped`, that are swapped out: what
     /// looks so may be a mark alone, where a page was protected before it came.
-    pub(crate) fn there(&self, spans: &[Span], swapped: bool) -> Result<Vec<Span>> {
+    pub(crate) fn there(&self, spans: &[Span], swapped: bool) -> Result<Spans> {
         let query = Query {
             inverted: Category::empty(),
             all: Category::empty(),
@@ -159,13 +160,13 @@ impl Session {
     }
 
     /// Looks for pages of `spans`.
-    pub(crate) fn scan(&self, spans: &[Span], query: &Query, action: Action) -> Result<Vec<Span>> {
+    pub(crate) fn scan(&self, spans: &[Span], query: &Query, action: Action) -> Result<Spans> {
         let failed = |span| move |source| Error::call("look at", span, self.pid, source);
         let Some(first) = spans.first() else {
-            return Ok(Vec::new());
+            return Ok(Spans::new());
         };
         let map = Pagemap::open(self.pid).map_err(failed(*first))?;
-        let mut found: Vec<Span> = Vec::new();
+        let mut found = Spans::new();
         let mut room = vec![Found::EMPTY; 1024];
         for span in spans {
             let mut at = span.start;
@@ -178,7 +179,7 @@ impl Session {
                     .scan(rest, query, action, &mut room)
                     .map_err(failed(rest))?;
                 for one in &room[..count] {
-                    memory::spans::push(&mut found, one.span());
+                    found.push(one.span());
                 }
                 at = if until <= at { Addr(span.end.0) } else { until };
             }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{CHUNK_PAGES, ChunkId, Run, SpaceId};
 
-use crate::spans::push;
+use crate::spans::Spans;
 
 /// Pages of a block: what a write makes stale, and is a chunk of the image.
 pub const BLOCK_PAGES: u64 = CHUNK_PAGES as u64;
@@ -115,12 +115,12 @@ impl Blocks {
     }
 
     /// The pages of stale blocks in sorted `areas`.
-    pub fn stale_spans(&self, areas: &[Span]) -> Vec<Span> {
-        let mut spans = Vec::new();
+    pub fn stale_spans(&self, areas: &[Span]) -> Spans {
+        let mut spans = Spans::new();
         for area in areas {
             for number in self.stale_in(*area, usize::MAX) {
                 let mask = self.map[&number].mask & bits_of(number, *area);
-                spans_of(number, mask).for_each(|span| push(&mut spans, span));
+                spans_of(number, mask).for_each(|span| spans.push(span));
             }
         }
         spans

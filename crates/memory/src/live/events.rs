@@ -15,7 +15,7 @@ use sys::uffd::Event;
 use super::blocks::{BLOCK_BYTES, State, block_of, bytes_of};
 use super::copy::{self, Check};
 use super::state::{SAVED_MAX_BYTES, Shared};
-use super::task::{Book, Fault, Task, cut};
+use super::task::{Book, Fault, Task};
 
 /// Hears all events of a stopped task that have come.
 pub fn hear_out(task: &Task, shared: &Shared) {
@@ -76,12 +76,12 @@ fn enter(task: &Task, shared: &Shared, book: &mut Book, event: Event, since: Ins
         }
         Event::Remove(span) => discarded(task, shared, book, span),
         Event::Unmap(span) => {
-            cut(&mut book.registered, span);
+            book.registered.cut(span);
             discarded(task, shared, book, span);
         }
         Event::Remap { from, to, bytes } => {
             let [from, to] = [from, to].map(|start| Span::new(start, bytes));
-            cut(&mut book.registered, from);
+            book.registered.cut(from);
             discarded(task, shared, book, from);
             discarded(task, shared, book, to);
         }

@@ -11,6 +11,7 @@ use abi::Span;
 
 use super::blocks::{Block, State, bits_of, block_of};
 use super::task::Task;
+use crate::spans::Spans;
 use crate::{Kin, PageMaps, Result};
 
 /// A task and the one that it has pages of.
@@ -31,7 +32,7 @@ impl Family {
         let since = child.book().blocks.watch();
         let spans = child.book().blocks.stale_spans(areas);
         let mut maps = PageMaps::default();
-        let mut look = |spans: &[Span]| -> Result<Vec<Span>> {
+        let mut look = |spans: &[Span]| -> Result<Spans> {
             let kin = &mut Kin::default();
             let shared = kin.shared_with(parent.pid, child.pid, spans, &mut maps);
             Ok(shared?.common)

@@ -42,6 +42,7 @@ use pages::workers;
 use rustix::event::{EventfdFlags, eventfd};
 use sys::uffd::{Features, Uffd};
 
+use crate::spans::Spans;
 use crate::{Error, Result};
 use copy::{Fresh, Worker};
 use family::Family;
@@ -226,9 +227,9 @@ impl Live {
     ///
     /// # Errors
     /// [`Error::Protect`]; [`Error::Gone`] when the task runs another program since.
-    pub fn instant(&self, pid: i32, areas: &Areas, trusting: bool) -> Result<Vec<Span>> {
+    pub fn instant(&self, pid: i32, areas: &Areas, trusting: bool) -> Result<Spans> {
         let Some(task) = self.task(pid) else {
-            return Ok(Vec::new());
+            return Ok(Spans::new());
         };
         events::hear_out(task, &self.shared);
         task.adopt(areas, true)?;

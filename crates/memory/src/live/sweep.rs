@@ -11,11 +11,11 @@ use sys::pagemap::{Action, Category, Pagemap, Query};
 use super::blocks::{BLOCK_BYTES, cut_around};
 use super::events::hear_out;
 use super::state::Shared;
-use super::task::{Task, cut};
+use super::task::Task;
 use super::windows::{WINDOW_BYTES, windows};
 
 use crate::scan::room_for;
-use crate::spans::{intersect, push, sorted, subtract};
+use crate::spans::{Spans, intersect, subtract};
 use crate::{Error, Result};
 
 /// What is not protected, as fast as the kernel tells; entries without a page among them.
@@ -77,22 +77,22 @@ impl Task {
     ///
     /// Who is `trusting` looks only where it is not known what is protected, and asks
     /// [`Task::confirm`] when the task runs again.
-    pub fn sweep_stopped(&self, areas: &[Span], trusting: bool) -> Result<Vec<Span>> {
+    pub fn sweep_stopped(&self, areas: &[Span], trusting: bool) -> Result<Spans> {
         /// What one thread looks through faster than another one starts.
         const ALONE_BYTES: u64 = 256 << 20;
         let (suspects, trusted) = {
             let mut book = self.book();
             let suspects = std::mem::take(&mut book.suspects);
-            suspects.iter().for_each(|span| cut(&mut book.known, *span));
+            suspects.iter().for_each(|span| book.known.cut(*span));
             if !trusting || book.surprised {
-                book.known.clear();
+                book.known = Spans::new();
             }
             let trusted = intersect(areas, &book.known);
             book.trusted.clone_from(&trusted);
             (suspects, trusted)
         };
         let unknown = subtract(areas, &trusted);
-        let threads = match unknown.iter().map(|span| span.bytes()).sum() {
+        let threads = match unknown.bytes() {
             ..=ALONE_BYTES => 1,
             more => workers::threads(more),
         };
@@ -105,7 +105,7 @@ impl Task {
             |(), number| {
                 let mut found = Vec::new();
                 for part in &windows[number] {
-                    found.append(&mut self.sweep_part(*part, Some(areas))?);
+                    found.extend(self.sweep_part(*part, Some(areas))?);
                 }
                 if !found.is_empty() {
                     let mut guards = guards.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,11 +119,7 @@ impl Task {
             self.look_again(areas, suspect)?;
         }
         let guards = guards.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let mut joined = Vec::new();
-        for guard in guards.into_values().flatten() {
-            push(&mut joined, guard);
-        }
-        Ok(joined)
+        Ok(guards.into_values().flatten().collect())
     }
 
     /// Sorted spans of which little is known, cut for several threads.
@@ -170,7 +166,7 @@ impl Task {
         // What was discarded before the look is known when all was heard that came before now.
         hear_out(self, shared);
         let mut book = self.book();
-        let expected = sorted([&book.lifted[..], &book.suspects[..]].concat());
+        let expected = Spans::of([&book.lifted[..], &book.suspects[..]].concat());
         let surprises = subtract(&open, &expected);
         if let Some(first) = surprises.first() {
             let (pid, count) = (self.pid, surprises.len());
@@ -182,10 +178,10 @@ impl Task {
 
     /// Protects what is not protected in a part of an area, and returns the guard regions found.
     /// With the areas of a stopped task, nothing may stay unprotected.
-    fn sweep_part(&self, part: Span, stopped: Option<&[Span]>) -> Result<Vec<Span>> {
+    fn sweep_part(&self, part: Span, stopped: Option<&[Span]>) -> Result<Spans> {
         {
             let mut book = self.book();
-            cut(&mut book.known, part);
+            book.known.cut(part);
             book.take_lifted(&[part]);
         }
         let failed = |source| Error::look(self.pid, part.start, source);
@@ -207,7 +203,7 @@ impl Task {
             let open = blockwise(here, *area);
             let (is_whole, _) = self.protect_open(&open, stopped)?;
             if !is_whole {
-                cut(&mut self.book().known, *area);
+                self.book().known.cut(*area);
             }
         }
         Ok(())
@@ -215,10 +211,10 @@ impl Task {
 
     /// Protects the spans `open` of one area, and notes which pages are there. Returns whether all
     /// were protected, and the guard regions found.
-    fn protect_open(&self, open: &[Span], stopped: Option<&[Span]>) -> Result<(bool, Vec<Span>)> {
+    fn protect_open(&self, open: &Spans, stopped: Option<&[Span]>) -> Result<(bool, Spans)> {
         // While the task runs, a page between two of these may be written before it is
         // protected with them, and would not be noted.
-        let near = joined(open, if stopped.is_some() { GAP_BYTES } else { 0 });
+        let near = open.joined(if stopped.is_some() { GAP_BYTES } else { 0 });
         let mut is_whole = true;
         for span in &near {
             let mut protected = self.protect(*span);
@@ -240,18 +236,18 @@ impl Task {
                 }
             }
         }
-        let (mut there, mut guards) = (Vec::new(), Vec::new());
+        let (mut there, mut guards) = (Spans::new(), Spans::new());
         for span in &near {
             let found = scan_there(&self.pagemap, *span);
             let found = found.map_err(|source| Error::look(self.pid, span.start, source))?;
             for (span, categories) in found {
                 let guard = categories.contains(Category::GUARD);
-                push(if guard { &mut guards } else { &mut there }, span);
+                if guard { &mut guards } else { &mut there }.push(span);
             }
         }
         let mut book = self.book();
         for span in open {
-            book.blocks.renew(*span, &within(&there, *span));
+            book.blocks.renew(*span, &there.within(*span));
         }
         Ok((is_whole, guards))
     }
@@ -259,7 +255,7 @@ impl Task {
     /// Looks at a span from which pages may have vanished: not even an entry that is not protected
     /// need be left of them.
     fn look_again(&self, areas: &[Span], suspect: Span) -> Result<()> {
-        let mut there = Vec::new();
+        let mut there = Spans::new();
         let first = areas.partition_point(|area| area.end <= suspect.start);
         for area in areas[first..]
             .iter()
@@ -270,7 +266,7 @@ impl Task {
             let pages = found
                 .into_iter()
                 .filter(|(_, categories)| categories.is_empty());
-            pages.for_each(|(span, _)| push(&mut there, span));
+            pages.for_each(|(span, _)| there.push(span));
         }
         self.book().blocks.renew(suspect, &there);
         Ok(())
@@ -326,35 +322,12 @@ fn scan(map: &Pagemap, span: Span, query: &Query) -> io::Result<Vec<(Span, Categ
 
 /// Makes whole blocks of sorted spans, as far as they are inside of `area`, and joins them: all
 /// pages of a block are stale when one is.
-fn blockwise(spans: impl Iterator<Item = Span>, area: Span) -> Vec<Span> {
-    let mut whole = Vec::new();
-    for span in spans {
-        let start = Addr(span.start.0 / BLOCK_BYTES * BLOCK_BYTES);
-        let end = Addr(span.end.0.next_multiple_of(BLOCK_BYTES));
-        push(&mut whole, Span { start, end }.intersect(area));
-    }
-    whole
-}
-
-/// Joins spans that are at most `gap_bytes` apart.
-fn joined(spans: &[Span], gap_bytes: u64) -> Vec<Span> {
-    let mut joined: Vec<Span> = Vec::new();
-    for span in spans {
-        match joined.last_mut() {
-            Some(last) if span.start.0 - last.end.0 <= gap_bytes => last.end = span.end,
-            _ => joined.push(*span),
-        }
-    }
-    joined
-}
-
-/// The parts of `sorted` that are inside of `span`.
-fn within(sorted: &[Span], span: Span) -> Vec<Span> {
-    let first = sorted.partition_point(|one| one.end <= span.start);
-    let inside = sorted[first..]
-        .iter()
-        .take_while(|one| one.start < span.end);
-    inside.map(|one| one.intersect(span)).collect()
+fn blockwise(spans: impl Iterator<Item = Span>, area: Span) -> Spans {
+    let whole = spans.map(|span| Span {
+        start: Addr(span.start.0 / BLOCK_BYTES * BLOCK_BYTES),
+        end: Addr(span.end.0.next_multiple_of(BLOCK_BYTES)),
+    });
+    whole.map(|span| span.intersect(area)).collect()
 }
 
 #[cfg(test)]
@@ -362,19 +335,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_spans_are_joined() {
+    fn a_page_makes_its_block_stale() {
         let span = |start, end| Span {
             start: Addr(start),
             end: Addr(end),
         };
-        let spans = [span(0, 10), span(12, 20), span(30, 31), span(31, 40)];
-        assert_eq!(joined(&spans, 2), [span(0, 20), span(30, 40)]);
-        assert_eq!(joined(&spans, 10), [span(0, 40)]);
         let pages = |start: u64, end: u64| span(start << 12, end << 12);
         let some = [pages(17, 18), pages(20, 33), pages(100, 101)];
         let whole = blockwise(some.into_iter(), pages(0, 105));
-        assert_eq!(whole, [pages(16, 48), pages(96, 105)]);
-        assert_eq!(within(&spans, span(5, 13)), [span(5, 10), span(12, 13)]);
-        assert_eq!(within(&spans, span(20, 30)), []);
+        assert_eq!(*whole, [pages(16, 48), pages(96, 105)]);
     }
 }

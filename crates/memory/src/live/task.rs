@@ -11,7 +11,7 @@ use sys::uffd::{Modes, Uffd};
 
 use super::blocks::{Blocks, State, block_of, span_of, spans_of};
 
-use crate::spans::{intersect, push, sorted, subtract};
+use crate::spans::{Spans, intersect, subtract};
 use crate::{Error, Result, TaskMemory};
 
 /// Anonymous private mappings of a task.
@@ -57,18 +57,18 @@ pub struct Fault {
 #[derive(Debug, Default)]
 pub struct Book {
     pub blocks: Blocks,
-    /// What is registered, sorted.
-    pub registered: Vec<Span>,
+    /// What is registered.
+    pub registered: Spans,
     /// Areas that may share pages.
     pub shared: Vec<Span>,
     /// Where pages may have vanished without a trace, until the next instant.
     pub suspects: Vec<Span>,
-    /// Where all pages are there and were protected by a sweep, until that is lifted; sorted.
-    pub known: Vec<Span>,
-    /// Where protection was lifted since, for somebody to write; the older ones sorted.
+    /// Where all pages are there and were protected by a sweep, until that is lifted.
+    pub known: Spans,
+    /// Where protection was lifted since, for somebody to write, in its order.
     pub lifted: Vec<Span>,
     /// What was known at the instant, and not looked at.
-    pub trusted: Vec<Span>,
+    pub trusted: Spans,
     /// Whether there were pages without protection that should have had it.
     pub surprised: bool,
     /// Faults whose block is to be copied first.
@@ -133,11 +133,11 @@ impl Task {
         let mut book = self.book();
         book.shared.clone_from(&areas.shared);
         for area in &areas.spans {
-            if is_covered(&book.registered, *area) {
+            if book.registered.covers(*area) {
                 continue;
             }
             match self.register(*area) {
-                Ok(()) => insert(&mut book.registered, *area),
+                Ok(()) => book.registered.insert(*area),
                 Err(Error::Register { .. }) if !all => {}
                 Err(error) => return Err(error),
             }
@@ -271,24 +271,22 @@ impl Book {
     pub fn learn(&mut self, part: Span) {
         /// What is known or not, as a whole: as fast looked through as a page.
         const PIECE_BYTES: u64 = 2 << 20;
-        let mut full = Vec::new();
+        let mut full = Spans::new();
         for (piece, has_pages) in self.blocks.pieces(part, PIECE_BYTES) {
             if has_pages && self.blocks.has_all(piece) {
-                push(&mut full, piece);
+                full.push(piece);
             }
         }
         for span in full {
-            insert(&mut self.known, span);
+            self.known.insert(span);
         }
     }
 
     /// Takes out what was lifted inside of sorted `spans`.
-    pub fn take_lifted(&mut self, spans: &[Span]) -> Vec<Span> {
-        self.lifted = sorted(std::mem::take(&mut self.lifted));
-        let taken = intersect(spans, &self.lifted);
-        if !taken.is_empty() {
-            self.lifted = subtract(&self.lifted, &taken);
-        }
+    pub fn take_lifted(&mut self, spans: &[Span]) -> Spans {
+        let lifted = Spans::of(std::mem::take(&mut self.lifted));
+        let taken = intersect(spans, &lifted);
+        self.lifted = subtract(&lifted, &taken).into_iter().collect();
         taken
     }
 }
@@ -298,76 +296,4 @@ impl Book {
 /// thread from running for seconds where there is but one.)
 pub fn let_change() {
     std::thread::sleep(Duration::from_micros(50));
-}
-
-/// Whether `span` is inside of `sorted`, which are joined where they touch.
-fn is_covered(sorted: &[Span], span: Span) -> bool {
-    let after = sorted.partition_point(|one| one.end <= span.start);
-    sorted
-        .get(after)
-        .is_some_and(|one| one.start <= span.start && span.end <= one.end)
-}
-
-/// Adds `span`, and joins it with what it touches.
-fn insert(sorted: &mut Vec<Span>, span: Span) {
-    let first = sorted.partition_point(|one| one.end < span.start);
-    let last = sorted.partition_point(|one| one.start <= span.end);
-    let joined = sorted[first..last].iter().fold(span, |all, one| Span {
-        start: all.start.min(one.start),
-        end: all.end.max(one.end),
-    });
-    sorted.splice(first..last, [joined]);
-}
-
-/// Takes `span` out.
-pub fn cut(sorted: &mut Vec<Span>, span: Span) {
-    let first = sorted.partition_point(|one| one.end <= span.start);
-    let last = sorted.partition_point(|one| one.start < span.end);
-    let rest = sorted[first..last.max(first)].iter().flat_map(|one| {
-        let (before, after) = (one.start.min(span.start), one.end.max(span.end));
-        let before = Span {
-            start: before,
-            end: span.start.max(before),
-        };
-        [
-            before,
-            Span {
-                start: span.end,
-                end: after,
-            },
-        ]
-    });
-    let rest = rest.filter(|span| !span.is_empty()).collect::<Vec<_>>();
-    sorted.splice(first..last.max(first), rest);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn span(start: u64, end: u64) -> Span {
-        Span {
-            start: Addr(start),
-            end: Addr(end),
-        }
-    }
-
-    #[test]
-    fn spans_are_joined_and_cut() {
-        let mut spans = Vec::new();
-        for (start, end) in [(10, 20), (40, 50), (20, 30), (60, 70), (45, 60)] {
-            insert(&mut spans, span(start, end));
-        }
-        assert_eq!(spans, [span(10, 30), span(40, 70)]);
-        assert!(is_covered(&spans, span(10, 30)) && is_covered(&spans, span(41, 42)));
-        assert!(!is_covered(&spans, span(29, 31)) && !is_covered(&spans, span(30, 40)));
-        cut(&mut spans, span(20, 45));
-        assert_eq!(spans, [span(10, 20), span(45, 70)]);
-        cut(&mut spans, span(50, 51));
-        assert_eq!(spans, [span(10, 20), span(45, 50), span(51, 70)]);
-        cut(&mut spans, span(0, 11));
-        cut(&mut spans, span(60, 100));
-        cut(&mut spans, span(30, 31));
-        assert_eq!(spans, [span(11, 20), span(45, 50), span(51, 60)]);
-    }
 }

@@ -7,7 +7,7 @@ use pages::Sink;
 use rustix::io::Errno;
 use sys::uffd::{Features, Modes, Uffd};
 
-use crate::spans::sorted;
+use crate::spans::Spans;
 use crate::{Error, Result};
 
 /// How long the kernel may say that the task's mappings are about to change; the task is stopped.
@@ -44,7 +44,7 @@ impl Missing {
             .map_err(register_failed(pid, first))?;
         let mut mappings = mappings.to_vec();
         mappings.sort_unstable();
-        let spans = sorted(mappings.clone());
+        let spans = Spans::of(mappings.iter().copied());
         let mut missing = Self {
             pid,
             uffd,

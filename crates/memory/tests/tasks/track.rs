@@ -1,6 +1,7 @@
 //! Which pages a task has written: what the kernel tells, whatever the task does.
 use abi::{PAGE_BYTES, Span};
 use memory::scan::Area;
+use memory::spans::Spans;
 use memory::track::{Tracked, marked, protect, tracked};
 use sys::pagemap::{Action, Category, Pagemap, Query, Region};
 use sys::uffd::{Features, Modes, Uffd};
@@ -40,7 +41,7 @@ impl Task {
     }
 
     #[track_caller]
-    fn written(&self, reset: bool) -> Vec<Span> {
+    fn written(&self, reset: bool) -> Spans {
         self.look(reset).written
     }
 
@@ -82,7 +83,10 @@ fn writes_since_the_last_reset_are_found() {
     for pages in SIZES {
         let mut task = start!(pages);
         let look = task.look(true);
-        assert_eq!((look.written, look.unwritten), (vec![], vec![task.span]));
+        assert_eq!(
+            (look.written, look.unwritten),
+            (Spans::new(), Spans::of([task.span]))
+        );
         task.put(5, 2);
         task.put(30, 1);
         let written = [task.part(5, 2), task.part(30, 1)];
@@ -155,7 +159,7 @@ fn pages_whose_page_table_is_gone_are_neither() {
     }
     task.advise(0, 4096, DONTNEED);
     let look = task.look(true);
-    assert_eq!((look.written, look.unwritten), (vec![], vec![]));
+    assert_eq!((look.written, look.unwritten), (Spans::new(), Spans::new()));
     task.put(700, 1);
     assert_eq!(task.written(true), [task.part(700, 1)]);
 }
@@ -187,7 +191,7 @@ fn memory_that_was_never_touched_is_not_protected() {
         .remove(0);
     assert_eq!(
         (look.written, look.unwritten),
-        (vec![part(span, 3, 1)], vec![])
+        (Spans::of([part(span, 3, 1)]), Spans::new())
     );
 }
 
@@ -199,7 +203,10 @@ fn a_childs_memory_is_not_tracked_and_starts_unprotected() {
         let mut look = tracked(forked, &[anonymous(task.span)], true).expect("a scan");
         let look = look.remove(0);
         assert!(!look.is_tracked);
-        assert_eq!((look.written, look.unwritten), (vec![task.span], vec![]));
+        assert_eq!(
+            (look.written, look.unwritten),
+            (Spans::of([task.span]), Spans::new())
+        );
         assert!(!has_bits(forked, task.span));
         // Sharing a page by copy-on-write does not make it written, nor does a write to the copy.
         assert_eq!(task.written(false), []);
@@ -239,7 +246,10 @@ fn a_mapping_that_moves_loses_its_protection() {
         assert_eq!(task.child.ask(&moved) as u64, to.start.0);
         let look = task.look_at(to, true);
         assert!(!look.is_tracked);
-        assert_eq!((look.written, look.unwritten), (vec![to], vec![]));
+        assert_eq!(
+            (look.written, look.unwritten),
+            (Spans::of([to]), Spans::new())
+        );
         // Registered again it starts anew.
         task.uffd.register(to, Modes::WP).expect("registered");
         assert!(!has_bits(task.child.pid(), to));
@@ -247,7 +257,7 @@ fn a_mapping_that_moves_loses_its_protection() {
         assert_eq!(task.look_at(to, true).written, []);
         // Nothing is where it was; what is mapped there next is not tracked.
         let gone = task.look(true);
-        assert_eq!((gone.written, gone.unwritten), (vec![], vec![]));
+        assert_eq!((gone.written, gone.unwritten), (Spans::new(), Spans::new()));
         let again = format!(
             "call('mmap', {}, {bytes}, 3, 0x32, -1, 0)",
             task.span.start.0
@@ -257,7 +267,7 @@ fn a_mapping_that_moves_loses_its_protection() {
         let look = task.look(true);
         assert_eq!(
             (look.is_tracked, look.written),
-            (false, vec![task.part(0, 3)])
+            (false, Spans::of([task.part(0, 3)]))
         );
     }
 }
@@ -315,11 +325,17 @@ fn nothing_is_believed_of_what_is_tracked_in_part() {
         task.uffd.unregister(rest).expect("given up");
         let look = task.look(true);
         assert!(!look.is_tracked);
-        assert_eq!((look.written, look.unwritten), (vec![task.span], vec![]));
+        assert_eq!(
+            (look.written, look.unwritten),
+            (Spans::of([task.span]), Spans::new())
+        );
         // The first ones are as they were.
         let first = task.part(0, 10);
         let look = task.look_at(first, true);
-        assert_eq!((look.written, look.unwritten), (vec![], vec![first]));
+        assert_eq!(
+            (look.written, look.unwritten),
+            (Spans::new(), Spans::of([first]))
+        );
     }
 }
 
@@ -347,7 +363,10 @@ fn a_mapping_that_grows_in_place_stays_tracked() {
     );
     assert_eq!(task.child.ask(&grown) as u64, task.span.start.0);
     let look = task.look(true);
-    assert_eq!((look.written, look.unwritten), (vec![], vec![small]));
+    assert_eq!(
+        (look.written, look.unwritten),
+        (Spans::new(), Spans::of([small]))
+    );
     task.put(30, 1);
     assert_eq!(task.written(true), [task.part(30, 1)]);
 }
@@ -384,7 +403,7 @@ fn exec_leaves_a_memory_that_is_not_tracked() {
     let look = tracked(pid, &[anonymous(task.span)], true)
         .expect("a scan")
         .remove(0);
-    assert_eq!((look.written, look.unwritten), (vec![], vec![]));
+    assert_eq!((look.written, look.unwritten), (Spans::new(), Spans::new()));
     let dead = task
         .uffd
         .write_protect(task.span, true)
@@ -404,7 +423,10 @@ fn the_last_descriptor_takes_the_protection_along() {
         .expect("a scan")
         .remove(0);
     assert!(!look.is_tracked);
-    assert_eq!((look.written, look.unwritten), (vec![span], vec![]));
+    assert_eq!(
+        (look.written, look.unwritten),
+        (Spans::of([span]), Spans::new())
+    );
     assert!(!has_bits(all.pid(), span));
 }
 
@@ -471,7 +493,7 @@ fn guards_are_told_and_left_alone() {
             } else {
                 vec![task.part(20, 2)]
             };
-            assert_eq!(look.guards, guards);
+            assert_eq!(look.guards, Spans::of(guards));
         }
     }
 }

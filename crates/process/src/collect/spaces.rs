@@ -14,7 +14,7 @@ use resources::map::memory::Mapping;
 use super::look::Look;
 use crate::Result;
 use crate::records::Tree;
-use memory::spans::subtract;
+use memory::spans::{Spans, subtract};
 
 /// The private pages of all tasks.
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub(super) struct Spaces {
     /// Mappings in which pages may be shared by copy-on-write, with whomever.
     shared: HashMap<i32, Vec<Span>>,
     /// Pages in them that only the task has.
-    alone: HashMap<i32, Vec<Span>>,
+    alone: HashMap<i32, Spans>,
     same: Vec<Run>,
     /// Private mappings of files, by device and inode.
     files: HashMap<(u64, u64), Vec<(i32, Span)>>,
@@ -106,7 +106,7 @@ impl Spaces {
             self.same
                 .extend(shared.iter().flat_map(|span| runs(space, *span, kind)));
             let rest = subtract(own, &shared);
-            self.own[*child].1 = rest;
+            self.own[*child].1 = rest.into_iter().collect();
         }
         Ok(())
     }
@@ -127,7 +127,7 @@ impl Spaces {
         let mut parts = Vec::new();
         for (pid, spans) in self.own {
             let shared = &self.shared[&pid];
-            let alone = self.alone.get(&pid).map_or(&[][..], Vec::as_slice);
+            let alone = self.alone.get(&pid).map_or(&[][..], |alone| alone);
             // Pages found lie in one mapping.
             let may_share = |span: &Span| {
                 let after = shared.partition_point(|shared| shared.end <= span.start);
@@ -142,9 +142,10 @@ impl Spaces {
                 let extent = |span: Span| Extent::of(SpaceId(pid.cast_unsigned()), span);
                 spans.into_iter().map(extent).collect::<Vec<_>>()
             };
-            let mut plain = [plain, more].concat();
+            let mut plain = plain;
+            plain.extend(more);
             plain.sort_unstable();
-            let [plain, quiet] = [plain, quiet].map(extents);
+            let [plain, quiet] = [plain, quiet.into_iter().collect()].map(extents);
             parts.push(Memory {
                 pid,
                 quiet: false,
@@ -188,7 +189,7 @@ mod tests {
         let all = [span(0, 10), span(20, 30), span(40, 50)];
         let some = [span(0, 2), span(5, 6), span(20, 30), span(45, 50)];
         assert_eq!(
-            subtract(&all, &some),
+            *subtract(&all, &some),
             [span(2, 5), span(6, 10), span(40, 45)]
         );
     }

@@ -96,12 +96,9 @@ impl Look for LiveLook<'_> {
             if area.file {
                 return of_files.next().unwrap_or_default();
             }
-            let first = guards.partition_point(|guard| guard.end <= area.span.start);
-            let inside = guards[first..].iter();
-            let inside = inside.take_while(|guard| guard.start < area.span.end);
             Found {
-                private: Vec::new(),
-                guards: inside.map(|guard| guard.intersect(area.span)).collect(),
+                guards: guards.within(area.span),
+                ..Found::default()
             }
         });
         Ok(found.collect())

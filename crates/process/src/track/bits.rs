@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use memory::dirty;
 use memory::scan::{Area, Found};
+use memory::spans::Spans;
 use memory::track::Tracked;
 
 use super::{Changes, Mapped, Tracking, all_of};
@@ -102,11 +103,7 @@ impl Tracking {
 }
 
 fn changes(found: Vec<Tracked>, known: bool) -> Changes {
-    let mut changes = Changes::default();
-    for found in found {
-        changes.add(found, known);
-    }
-    changes
+    Changes::of(found.into_iter().map(|found| (found, known)))
 }
 
 /// The tasks whose bits were cleared, by pid, with the times when they were started.
@@ -130,14 +127,14 @@ impl Cleared {
         &self,
         pid: i32,
         areas: &[Area],
-        unwritten: &mut Vec<abi::Span>,
+        unwritten: &mut Spans,
     ) -> Result<Option<Vec<Found>>> {
         let known = self.0.get(&pid);
         if known.is_none() || known != start_ticks(pid).as_ref() {
             return Ok(None);
         }
         let found = dirty::look(pid, areas)?.into_iter().map(|found| {
-            unwritten.extend(&found.unwritten);
+            unwritten.extend(found.unwritten.iter().copied());
             all_of(found)
         });
         Ok(Some(found.collect()))
@@ -155,8 +152,8 @@ mod tests {
         let page = |page| Span::new(Addr::of_page(page), PAGE_BYTES);
         let found = || {
             vec![Tracked {
-                written: vec![page(1), page(5)],
-                unwritten: vec![page(2), page(9)],
+                written: Spans::of([page(1), page(5)]),
+                unwritten: Spans::of([page(2), page(9)]),
                 ..Tracked::default()
             }]
         };

@@ -1,0 +1,127 @@
+//! What a command line of dump, pre-dump, restore or check asks for.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use process::options::{DEFAULT_TRACK_TIME, RestoreOptions};
+use process::{Afterwards, Allow, CgroupManagement, DumpKind, DumpOptions, Inherited};
+use rustix::process::Pid;
+
+use crate::logfile;
+
+/// All that can be asked for. The table in [`crate::criu`] says which option sets what; what the
+/// engine knows as well stands in its own options here.
+#[derive(Debug)]
+pub struct Options {
+    /// `--tree`.
+    pub tree: Option<Pid>,
+    /// What the target may hold, at the dump and the restore.
+    pub allowed: Allow,
+    /// What a dump and a pre-dump are asked for; tree and places come when it begins.
+    pub dump: DumpOptions,
+    /// What a restore is asked for; places and descriptors come when it begins.
+    pub restore: RestoreOptions,
+    /// `--prev-images-dir`, relative to `images_dir`.
+    pub prev_images_dir: Option<PathBuf>,
+    /// `--track-mem`.
+    pub track_mem: bool,
+    /// `--track-time`.
+    pub track_time: Duration,
+    /// `--dry-run`.
+    pub dry_run: bool,
+    /// `--pidfile`, relative to the work directory.
+    pub pidfile: Option<PathBuf>,
+    /// `--inherit-fd`.
+    pub inherit_fd: Vec<(i32, Inherited)>,
+    /// `--exec-cmd`, and the command behind `--`.
+    pub exec_cmd: Vec<OsString>,
+    /// `--plan`.
+    pub plan: bool,
+    /// `--images-dir`.
+    pub images_dir: PathBuf,
+    /// `--work-dir`.
+    pub work_dir: Option<PathBuf>,
+    /// `--action-script`.
+    pub action_script: Vec<PathBuf>,
+    /// `--status-fd`.
+    pub status_fd: Option<i32>,
+    /// `--close`.
+    pub close: Vec<i32>,
+    /// `--display-stats`.
+    pub display_stats: bool,
+    /// `--json`.
+    pub json: bool,
+    /// `--log-file`.
+    pub log_file: Option<PathBuf>,
+    /// `--verbosity`.
+    pub verbosity: u32,
+    /// `--config`.
+    pub config: Option<PathBuf>,
+    /// `--no-default-config`.
+    pub no_default_config: bool,
+    /// `--feature` of check.
+    pub feature: Vec<String>,
+    /// `--extra`, `--experimental` or `--all` of check.
+    pub extra: bool,
+    /// `--image` of check.
+    pub image: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let images_dir = PathBuf::from(".");
+        Self {
+            tree: None,
+            allowed: Allow {
+                cgroups: CgroupManagement::default(),
+                ..Allow::default()
+            },
+            dump: DumpOptions::new(Pid::INIT, &*images_dir),
+            restore: RestoreOptions::new(&*images_dir),
+            prev_images_dir: None,
+            track_mem: false,
+            track_time: DEFAULT_TRACK_TIME,
+            dry_run: false,
+            pidfile: None,
+            inherit_fd: Vec::new(),
+            exec_cmd: Vec::new(),
+            plan: false,
+            images_dir,
+            work_dir: None,
+            action_script: Vec::new(),
+            status_fd: None,
+            close: Vec::new(),
+            display_stats: false,
+            json: false,
+            log_file: None,
+            verbosity: logfile::DEFAULT_VERBOSITY,
+            config: None,
+            no_default_config: false,
+            feature: Vec::new(),
+            extra: false,
+            image: None,
+        }
+    }
+}
+
+impl Options {
+    /// What the engine is to dump into `images_dir`.
+    pub fn to_dump(&self, kind: DumpKind, images_dir: &Path) -> DumpOptions {
+        let track = self.track_mem || kind == DumpKind::PreDump;
+        let parent = self.prev_images_dir.as_ref();
+        DumpOptions {
+            tree: self.tree.expect("the parser asks for one"),
+            images: images_dir.into(),
+            afterwards: match kind {
+                DumpKind::Dump => self.dump.afterwards,
+                DumpKind::Live | DumpKind::PreDump => Afterwards::Run,
+            },
+            kind,
+            allowed: self.allowed.clone(),
+            parent: parent.map(|dir| images_dir.join(dir).into()),
+            track: track.then_some(self.track_time),
+            ..self.dump.clone()
+        }
+    }
+}
