@@ -1,51 +1,15 @@
 //! `stillframe check`: tells what this kernel and these privileges allow.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
-use clap::Args;
 use process::HostFacts;
 use serde_json::{Value, json};
 use sys::features::{self, Feature, Need, Outcome};
 
 use crate::exit::{Failure, Status};
+use crate::options::Options;
 use crate::output;
-use crate::session::Everywhere;
-
-/// Tell what this kernel and these privileges allow, a line a feature
-#[derive(Debug, Args)]
-pub struct Check {
-    /// Only this feature; `list` names them all; may be given again
-    #[arg(long, value_name = "NAME")]
-    feature: Vec<String>,
-
-    /// A feature that only some targets need counts, too
-    #[arg(long)]
-    extra: bool,
-
-    /// The same as --extra: no feature is experimental
-    #[arg(long)]
-    experimental: bool,
-
-    /// The same as --extra --experimental
-    #[arg(long)]
-    all: bool,
-
-    /// Tell what the image in this directory needs of this host, and restore nothing
-    #[arg(long, value_name = "DIR", conflicts_with = "feature")]
-    image: Option<PathBuf>,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-
-    /// The directory of the log file, which is written when --log-file names it
-    #[arg(short = 'W', long, value_name = "DIR", default_value = ".")]
-    work_dir: PathBuf,
-
-    #[command(flatten)]
-    everywhere: Everywhere,
-}
 
 /// A feature that was tried.
 struct Tried {
@@ -53,121 +17,123 @@ struct Tried {
     outcome: Outcome,
 }
 
-impl Check {
-    /// Tries features and tells which are there.
-    ///
-    /// # Errors
-    /// A feature of that name does not exist.
-    pub fn run(self, started: Instant) -> Result<Status, Failure> {
-        self.everywhere.close_descriptors()?;
-        self.everywhere
-            .open_log(Path::new(&self.work_dir), None, started)?;
-        if self.feature.iter().any(|name| name == "list") {
-            let names: Vec<_> = features::all().map(|feature| feature.name).collect();
-            output::say(&format!("{}\n", names.join("\n")));
-            return Ok(Status::Done);
-        }
-        if let Some(directory) = &self.image {
-            return self.run_image(directory);
-        }
-        if self.feature.is_empty() {
-            Ok(self.run_all())
-        } else {
-            self.run_named()
-        }
+/// Tries features and tells which are there.
+///
+/// # Errors
+/// A feature of that name does not exist.
+pub fn run(options: &Options, started: Instant) -> Result<Status, Failure> {
+    if options.image.is_some() && !options.feature.is_empty() {
+        let what = "--image and --feature exclude each other";
+        return Err(Failure::Usage(what.to_owned()));
     }
+    options.close_descriptors()?;
+    let work_dir = options.work_dir.as_deref();
+    options.open_log(work_dir.unwrap_or(Path::new(".")), None, started)?;
+    if options.feature.iter().any(|name| name == "list") {
+        let names: Vec<_> = features::all().map(|feature| feature.name).collect();
+        output::say(&format!("{}\n", names.join("\n")));
+        return Ok(Status::Done);
+    }
+    if let Some(directory) = &options.image {
+        return run_image(options, directory);
+    }
+    if options.feature.is_empty() {
+        Ok(run_all(options))
+    } else {
+        run_named(options)
+    }
+}
 
-    fn run_named(&self) -> Result<Status, Failure> {
-        let mut chosen = Vec::new();
-        for name in &self.feature {
-            let feature = features::named(name);
-            chosen.push(feature.ok_or_else(|| Failure::NoSuchFeature(name.clone()))?);
-        }
-        let tried: Vec<Tried> = chosen.into_iter().map(Tried::new).collect();
-        let missing = tried.iter().any(|tried| tried.outcome.is_err());
-        if self.json {
-            output::say(&format!("{}\n", to_json(&tried)));
-        } else {
-            for Tried { feature, outcome } in &tried {
-                match outcome {
-                    Ok(_) => output::say(&format!("{} is supported\n", feature.name)),
-                    Err(why) => {
-                        output::complain(&format!("{} is not supported: {why}\n", feature.name));
-                    }
+fn run_named(options: &Options) -> Result<Status, Failure> {
+    let mut chosen = Vec::new();
+    for name in &options.feature {
+        let feature = features::named(name);
+        chosen.push(feature.ok_or_else(|| Failure::NoSuchFeature(name.clone()))?);
+    }
+    let tried: Vec<Tried> = chosen.into_iter().map(Tried::new).collect();
+    let missing = tried.iter().any(|tried| tried.outcome.is_err());
+    if options.json {
+        output::say(&format!("{}\n", to_json(&tried)));
+    } else {
+        for Tried { feature, outcome } in &tried {
+            match outcome {
+                Ok(_) => output::say(&format!("{} is supported\n", feature.name)),
+                Err(why) => {
+                    output::complain(&format!("{} is not supported: {why}\n", feature.name));
                 }
             }
         }
-        Ok(if missing {
-            Status::Failed
-        } else {
-            Status::Done
-        })
     }
+    Ok(if missing {
+        Status::Failed
+    } else {
+        Status::Done
+    })
+}
 
-    /// Tells what an image needs.
-    fn run_image(&self, directory: &Path) -> Result<Status, Failure> {
-        let needs = process::needs(&directory.into()).map_err(|source| Failure::Engine {
-            doing: "check",
-            source: Box::new(source),
-        })?;
-        let is_met = needs.iter().all(|need| need.outcome.is_ok());
-        if self.json {
-            let all = needs.iter().map(|need| {
-                json!({
-                    "name": need.name,
-                    "what": need.what,
-                    "met": need.outcome.is_ok(),
-                    "remark": need.outcome.as_ref().ok(),
-                    "why": need.outcome.as_ref().err(),
-                })
-            });
-            output::say(&format!("{}\n", json!({"needs": all.collect::<Vec<_>>()})));
-        } else {
-            for need in &needs {
-                let answer = if need.outcome.is_ok() { "yes" } else { "NO" };
-                output::say(&line(need.name, answer, need.what, &need.outcome));
-            }
-            let words = if is_met {
-                "It can be restored."
-            } else {
-                "It cannot be restored."
-            };
-            output::say(&format!("{words}\n"));
+/// Tells what an image needs.
+fn run_image(options: &Options, directory: &Path) -> Result<Status, Failure> {
+    let needs = process::needs(&directory.into()).map_err(|source| Failure::Engine {
+        doing: "check",
+        source: Box::new(source),
+    })?;
+    let is_met = needs.iter().all(|need| need.outcome.is_ok());
+    if options.json {
+        let all = needs.iter().map(|need| {
+            json!({
+                "name": need.name,
+                "what": need.what,
+                "met": need.outcome.is_ok(),
+                "remark": need.outcome.as_ref().ok(),
+                "why": need.outcome.as_ref().err(),
+            })
+        });
+        output::say(&format!("{}\n", json!({"needs": all.collect::<Vec<_>>()})));
+    } else {
+        for need in &needs {
+            let answer = if need.outcome.is_ok() { "yes" } else { "NO" };
+            output::say(&line(need.name, answer, need.what, &need.outcome));
         }
-        Ok(if is_met { Status::Done } else { Status::Failed })
+        let words = if is_met {
+            "It can be restored."
+        } else {
+            "It cannot be restored."
+        };
+        output::say(&format!("{words}\n"));
     }
+    Ok(if is_met { Status::Done } else { Status::Failed })
+}
 
-    fn run_all(&self) -> Status {
-        let mut tried = Vec::new();
-        for feature in features::all() {
-            let one = Tried::new(feature);
-            if !self.json {
-                output::say(&one.line());
-            }
-            tried.push(one);
+fn run_all(options: &Options) -> Status {
+    let mut tried = Vec::new();
+    for feature in features::all() {
+        let one = Tried::new(feature);
+        if !options.json {
+            output::say(&one.line());
         }
-        let missing = |need| {
-            tried
-                .iter()
-                .any(|tried| tried.feature.need == need && tried.outcome.is_err())
-        };
-        let strict = self.extra || self.experimental || self.all;
-        let (words, status) = match (missing(Need::Always), strict && missing(Need::Sometimes)) {
-            (true, _) => ("Does not look good.", Status::Failed),
-            (false, true) => ("Looks good but some features are missing.", Status::Failed),
-            (false, false) => ("Looks good.", Status::Done),
-        };
-        let host = process::look_at_host();
-        if self.json {
-            let mut all = to_json(&tried);
-            all["host"] = host.as_ref().map_or(Value::Null, host_to_json);
-            output::say(&format!("{all}\n"));
-        } else {
-            let host = host.as_ref().map_or_else(ToString::to_string, host_line);
-            output::say(&format!("{host}\n{words}\n"));
-        }
-        status
+        tried.push(one);
     }
+    let missing = |need| {
+        tried
+            .iter()
+            .any(|tried| tried.feature.need == need && tried.outcome.is_err())
+    };
+    let strict = options.extra;
+    let (words, status) = match (missing(Need::Always), strict && missing(Need::Sometimes)) {
+        (true, _) => ("Does not look good.", Status::Failed),
+        (false, true) => ("Looks good but some features are missing.", Status::Failed),
+        (false, false) => ("Looks good.", Status::Done),
+    };
+    let host = process::look_at_host();
+    if options.json {
+        let mut all = to_json(&tried);
+        all["host"] = host.as_ref().map_or(Value::Null, host_to_json);
+        output::say(&format!("{all}\n"));
+    } else {
+        let host = host.as_ref().map_or_else(ToString::to_string, host_line);
+        output::say(&format!("{host}\n{words}\n"));
+    }
+    status
 }
 
 fn build_id(host: &HostFacts) -> String {

@@ -1,6 +1,14 @@
-//! The options and commands of criu(8) 4.2 as data: what becomes of each one here.
+//! The options and commands of criu(8) 4.2 as data, and this program's own: what becomes of each
+//! one here, what it sets, and what is said of it.
 
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use process::{Afterwards, DumpKind};
+
+use crate::options::Options;
 use crate::reading::Command;
+use crate::values::{self, number, path, text};
 
 /// Whether an option has an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,9 +57,56 @@ pub struct Flag {
     pub values: &'static [&'static str],
     /// Whether criu(8) has it.
     pub of_criu: bool,
+    /// Whether a pre-dump does something about it. Otherwise it accepts it where the dump after it
+    /// does: most of that is not about memory.
+    pub on_pre_dump: bool,
+    /// What it sets.
+    pub set: Set,
+    /// How its argument is called in the help.
+    pub value_name: &'static str,
+    /// What is the case without it, where that has to be said.
+    pub usual: &'static str,
+    /// What the help says.
+    pub help: &'static str,
 }
 
+/// What an option sets; an error says why its argument cannot be that.
+#[derive(Debug, Clone, Copy)]
+pub enum Set {
+    /// Nothing, because it is refused, has no effect, or is read elsewhere.
+    Nothing,
+    /// It has no argument.
+    Flag(fn(&mut Options)),
+    /// It has one, unless it is optional.
+    Value(fn(&mut Options, Option<&OsStr>) -> Result<(), String>),
+}
+
+/// Each has a name of its own.
+impl PartialEq for Flag {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Flag {}
+
 impl Flag {
+    /// The option of this name, which there is.
+    pub fn named(name: &str) -> &'static Self {
+        let mut flags = FLAGS.iter();
+        flags
+            .find(|flag| flag.name == name)
+            .expect("it is in the table")
+    }
+
+    /// How it is written where it is given.
+    pub fn shown(&self) -> &'static str {
+        match self.name {
+            "sync" => "no-sync",
+            name => name,
+        }
+    }
+
     /// Tells what becomes of the option on `command`.
     pub fn fate(&self, command: Command) -> Fate {
         match command {
@@ -71,40 +126,27 @@ impl Flag {
         }
     }
 
-    /// A pre-dump accepts what the dump after it does: most of that is not about memory.
-    fn pre_dump(&self) -> Fate {
+    const fn pre_dump(&self) -> Fate {
         match self.dump {
-            Fate::Taken if !ON_PRE_DUMP.contains(&self.name) => Fate::Idle,
-            _ if self.name == "pre-dump-mode" => Fate::Taken,
+            Fate::Taken if !self.on_pre_dump => Fate::Idle,
+            Fate::Idle if self.on_pre_dump => Fate::Taken,
             fate => fate,
         }
     }
-}
 
-/// The options of a dump that a pre-dump does something about.
-const ON_PRE_DUMP: &[&str] = &[
-    "action-script",
-    "auto-dedup",
-    "close",
-    "compress",
-    "config",
-    "display-stats",
-    "help",
-    "image",
-    "images-dir",
-    "json",
-    "log-file",
-    "no-default-config",
-    "prev-images-dir",
-    "status-fd",
-    "sync",
-    "timeout",
-    "track-time",
-    "tree",
-    "verbosity",
-    "version",
-    "work-dir",
-];
+    /// Sets what the option says.
+    ///
+    /// # Errors
+    /// What its argument cannot be; nothing where it is only for other commands.
+    pub fn apply(&self, options: &mut Options, value: Option<&OsStr>) -> Result<(), String> {
+        match self.set {
+            Set::Nothing => {}
+            Set::Flag(set) => set(options),
+            Set::Value(set) => set(options, value)?,
+        }
+        Ok(())
+    }
+}
 
 /// Commands of criu(8) that are not there yet: refused by name.
 pub const REFUSED_COMMANDS: &[&str] = &["cpuinfo", "exec", "page-server", "service", "swrk"];
@@ -124,6 +166,11 @@ const fn flag(name: &'static str, argument: Argument, fates: [Fate; 3]) -> Flag 
         check,
         values: &[],
         of_criu: true,
+        on_pre_dump: false,
+        set: Set::Nothing,
+        value_name: "",
+        usual: "",
+        help: "",
     }
 }
 
@@ -147,6 +194,47 @@ impl Flag {
         self.of_criu = false;
         self
     }
+
+    const fn on_pre_dump(mut self) -> Flag {
+        self.on_pre_dump = true;
+        self
+    }
+
+    const fn on(mut self, set: fn(&mut Options)) -> Flag {
+        self.set = Set::Flag(set);
+        self
+    }
+
+    const fn with(
+        mut self,
+        name: &'static str,
+        set: fn(&mut Options, Option<&OsStr>) -> Result<(), String>,
+    ) -> Flag {
+        (self.value_name, self.set) = (name, Set::Value(set));
+        self
+    }
+
+    const fn usual(mut self, usual: &'static str) -> Flag {
+        self.usual = usual;
+        self
+    }
+
+    const fn help(mut self, help: &'static str) -> Flag {
+        self.help = help;
+        self
+    }
+}
+
+/// Puts what an argument says in its place.
+fn put<T>(place: &mut T, value: Result<T, String>) -> Result<(), String> {
+    *place = value?;
+    Ok(())
+}
+
+/// Adds what an argument says to those before it.
+fn push<T>(place: &mut Vec<T>, value: Result<T, String>) -> Result<(), String> {
+    place.push(value?);
+    Ok(())
 }
 
 /// Every option: those of criu(8) 4.2 in the order of their names, then this program's own.
@@ -154,106 +242,219 @@ impl Flag {
 /// The three fates are those on dump, restore and check.
 #[rustfmt::skip]
 pub static FLAGS: &[Flag] = &[
-    flag("action-script", Required, [Taken, Taken, Idle]).repeats(),
+    flag("action-script", Required, [Taken, Taken, Idle]).repeats().on_pre_dump()
+        .with("FILE", |o, value| push(&mut o.action_script, path(value)))
+        .help("A program to call at each stage, told by CRTOOLS_SCRIPT_ACTION; may be given again"),
     flag("address", Required, [Idle, Idle, Idle]),
-    flag("all", Bare, [Idle, Idle, Taken]),
+    flag("all", Bare, [Idle, Idle, Taken])
+        .on(|o| o.extra = true)
+        .help("The same as --extra --experimental"),
     flag("allow-uprobes", Switch, [Refused, Refused, Idle]),
-    flag("auto-dedup", Switch, [Taken, Refused, Idle]),
+    flag("auto-dedup", Switch, [Taken, Refused, Idle]).on_pre_dump()
+        .on(|o| o.dump.auto_dedup = true)
+        .help("Free in older images what this one replaces; they cannot be restored any more then"),
     flag("cgroup-dump-controller", Required, [Refused, Idle, Idle]).repeats(),
     flag("cgroup-props", Required, [Refused, Idle, Idle]),
     flag("cgroup-props-file", Required, [Refused, Idle, Idle]),
-    flag("cgroup-root", Required, [Refused, Taken, Idle]).repeats(),
+    flag("cgroup-root", Required, [Refused, Taken, Idle]).repeats()
+        .with("[CONTROLLER:]/PATH", |o, value| {
+            push(&mut o.allowed.cgroups.roots, values::cgroup_root(text(value)?))
+        })
+        .help("Put this group in the place of the root task's, in the hierarchy of that controller \
+            or in all others; may be given again"),
     flag("cgroup-yard", Required, [Refused, Refused, Idle]),
-    flag("close", Required, [Taken, Taken, Taken]).repeats(),
-    flag("config", Required, [Taken, Taken, Taken]),
+    flag("close", Required, [Taken, Taken, Taken]).repeats().on_pre_dump()
+        .with("FD", |o, value| push(&mut o.close, number(value)))
+        .help("Close this descriptor first; may be given again"),
+    flag("config", Required, [Taken, Taken, Taken]).on_pre_dump()
+        .with("FILE", |o, value| put(&mut o.config, path(value).map(Some)))
+        .help("Read this configuration file instead of the default ones"),
     flag("cpu-cap", Optional, [Refused, Refused, Idle]),
     flag("daemon", Switch, [Idle, Taken, Idle]),
     flag("deprecated", Switch, [Idle, Idle, Idle]),
-    flag("display-stats", Switch, [Taken, Taken, Idle]),
+    flag("display-stats", Switch, [Taken, Taken, Idle]).on_pre_dump()
+        .on(|o| o.display_stats = true)
+        .help("Print what was done: tasks, pages, bytes, times"),
     flag("empty-ns", Required, [Refused, Refused, Idle]),
     flag("enable-external-masters", Bare, [Refused, Idle, Idle]),
     flag("enable-external-sharing", Bare, [Refused, Idle, Idle]),
     flag("enable-fs", Required, [Refused, Refused, Idle]).repeats(),
     flag("evasive-devices", Switch, [Refused, Refused, Idle]),
-    flag("exec-cmd", Bare, [Misplaced, Taken, Misplaced]),
-    flag("experimental", Switch, [Idle, Idle, Taken]),
+    flag("exec-cmd", Bare, [Misplaced, Taken, Misplaced])
+        .help("Execute the command behind -- as the root's parent once the tree runs"),
+    flag("experimental", Switch, [Idle, Idle, Taken])
+        .on(|o| o.extra = true)
+        .help("The same as --extra: no feature is experimental"),
     flag("ext-mount-map", Required, [Refused, Refused, Idle]).short('M').repeats(),
-    flag("ext-unix-sk", Optional, [Taken, Taken, Idle]).short('x').repeats(),
+    flag("ext-unix-sk", Optional, [Taken, Taken, Idle]).short('x').repeats()
+        .with("INODE,…", |o, value| values::inodes(value, &mut o.allowed))
+        .help("Unix sockets may be connected to somebody outside the tree: any, or those of these \
+            inodes"),
     flag("external", Required, [Refused, Refused, Idle]).repeats(),
-    flag("extra", Switch, [Idle, Idle, Taken]),
-    flag("feature", Required, [Idle, Idle, Taken]).repeats(),
-    flag("file-locks", Switch, [Taken, Taken, Idle]).short('l'),
-    flag("file-validation", Required, [Taken, Taken, Idle]).values(&["buildid", "filesize"]),
+    flag("extra", Switch, [Idle, Idle, Taken])
+        .on(|o| o.extra = true)
+        .help("A feature that only some targets need counts, too"),
+    flag("feature", Required, [Idle, Idle, Taken]).repeats()
+        .with("NAME", |o, value| push(&mut o.feature, text(value).map(str::to_owned)))
+        .help("Only this feature; `list` names them all; may be given again"),
+    flag("file-locks", Switch, [Taken, Taken, Idle]).short('l')
+        .on(|o| o.allowed.file_locks = true)
+        .help("Keep file locks; nobody outside the tree may share them"),
+    flag("file-validation", Required, [Taken, Taken, Idle]).values(&["buildid", "filesize"])
+        .with("MODE", |o, value| put(&mut o.allowed.file_validation, values::validation(value)))
+        .help("How a file is known to be the one that was open: by its size, or in ELF files also \
+            by their build ID, which is the default"),
     flag("force-irmap", Switch, [Refused, Idle, Idle]),
     flag("freeze-cgroup", Required, [Refused, Idle, Idle]),
     flag("ghost-fiemap", Switch, [Idle, Idle, Idle]),
-    flag("ghost-limit", Required, [Taken, Idle, Idle]),
-    flag("help", Bare, [Taken, Taken, Taken]).short('h'),
-    flag("images-dir", Required, [Taken, Taken, Idle]).short('D'),
-    flag("inherit-fd", Required, [Idle, Taken, Idle]).repeats(),
+    flag("ghost-limit", Required, [Taken, Idle, Idle])
+        .with("SIZE", |o, value| put(&mut o.allowed.ghost_limit_bytes, values::size(text(value)?)))
+        .usual("1M")
+        .help("Store deleted files up to this size, in bytes or with K, M or G"),
+    flag("help", Bare, [Taken, Taken, Taken]).short('h').on_pre_dump(),
+    flag("images-dir", Required, [Taken, Taken, Idle]).short('D').on_pre_dump()
+        .with("DIR", |o, value| put(&mut o.images_dir, path(value)))
+        .usual(".")
+        .help("The directory of the image"),
+    flag("inherit-fd", Required, [Idle, Taken, Idle]).repeats()
+        .with("fd[NUMBER]:RESOURCE", |o, value| {
+            push(&mut o.inherit_fd, values::inherit_fd(text(value)?))
+        })
+        .help("Let an open descriptor take the place of a saved one; may be given again"),
     flag("irmap-scan-path", Required, [Refused, Idle, Idle]).repeats(),
     flag("join-ns", Required, [Idle, Refused, Idle]).short('J').repeats(),
-    flag("lazy-pages", Bare, [Refused, Taken, Idle]),
-    flag("leave-running", Bare, [Taken, Idle, Idle]).short('R'),
-    flag("leave-stopped", Bare, [Taken, Taken, Idle]).short('s'),
+    flag("lazy-pages", Bare, [Refused, Taken, Idle])
+        .on(|o| o.lazy_pages = true)
+        .help("Have memory come when it is touched: the tree runs at once"),
+    flag("leave-running", Bare, [Taken, Idle, Idle]).short('R')
+        .on(|o| o.dump.afterwards = Afterwards::Run)
+        .help("Let the tree run on instead of killing it"),
+    flag("leave-stopped", Bare, [Taken, Taken, Idle]).short('s')
+        .on(|o| (o.dump.afterwards, o.restore.afterwards) = (Afterwards::Stop, Afterwards::Stop))
+        .help("Leave the tree stopped"),
     flag("libdir", Required, [Refused, Refused, Idle]).short('L'),
-    flag("link-remap", Switch, [Taken, Taken, Idle]),
-    flag("log-file", Required, [Taken, Taken, Taken]).short('o'),
+    flag("link-remap", Switch, [Taken, Taken, Idle])
+        .on(|o| o.allowed.link_remap = true)
+        .help("Give a deleted file that has other names a temporary one"),
+    flag("log-file", Required, [Taken, Taken, Taken]).short('o').on_pre_dump()
+        .with("FILE", |o, value| put(&mut o.log_file, path(value).map(Some)))
+        .help("The log file, relative to the work directory; `-` is stdout [default: COMMAND.log; \
+            none of check]"),
     flag("log-pid", Switch, [Idle, Refused, Idle]),
     flag("lsm-mount-context", Required, [Idle, Refused, Idle]),
     flag("lsm-profile", Required, [Idle, Refused, Idle]),
     flag("manage-cgroups", Optional, [Taken, Taken, Idle])
-        .values(&["none", "props", "soft", "full", "strict", "ignore"]),
+        .values(&["none", "props", "soft", "full", "strict", "ignore"])
+        .with("MODE", |o, value| put(&mut o.allowed.cgroups.mode, values::cgroups(value)))
+        .help("What is done about control groups; soft makes those that are missing"),
     flag("mntns-compat-mode", Switch, [Refused, Refused, Idle]),
     flag("ms", Bare, [Refused, Refused, Refused]),
     flag("network-lock", Required, [Refused, Refused, Idle])
         .values(&["iptables", "nftables", "skip"]),
-    flag("no-default-config", Bare, [Taken, Taken, Taken]),
+    flag("no-default-config", Bare, [Taken, Taken, Taken]).on_pre_dump()
+        .on(|o| o.no_default_config = true)
+        .help("Read no default configuration file"),
     flag("page-server", Switch, [Refused, Idle, Idle]),
-    flag("pidfile", Required, [Idle, Taken, Idle]),
+    flag("pidfile", Required, [Idle, Taken, Idle])
+        .with("FILE", |o, value| put(&mut o.pidfile, path(value).map(Some)))
+        .help("Write the root's pid into this new file, relative to the work directory"),
     flag("port", Required, [Idle, Idle, Idle]),
-    flag("pre-dump-mode", Required, [Idle, Idle, Idle]).values(&["read", "splice"]),
-    flag("prev-images-dir", Required, [Taken, Idle, Idle]),
+    flag("pre-dump-mode", Required, [Idle, Idle, Idle]).values(&["read", "splice"]).on_pre_dump()
+        .with("MODE", |_, _| Ok(()))
+        .help("How memory is read: both are the same here, from outside while the tree runs"),
+    flag("prev-images-dir", Required, [Taken, Idle, Idle]).on_pre_dump()
+        .with("DIR", |o, value| put(&mut o.prev_images_dir, path(value).map(Some)))
+        .help("The directory of the last image of this tree, relative to --images-dir: of memory \
+            that was tracked since, only what was written is saved"),
     flag("ps-socket", Required, [Idle, Idle, Idle]),
-    flag("restore-detached", Switch, [Idle, Taken, Idle]).short('d'),
-    flag("restore-sibling", Switch, [Idle, Taken, Idle]).short('S'),
+    flag("restore-detached", Switch, [Idle, Taken, Idle]).short('d')
+        .on(|o| o.restore.detached = true)
+        .help("End once the tree runs, instead of waiting for its root"),
+    flag("restore-sibling", Switch, [Idle, Taken, Idle]).short('S')
+        .on(|o| o.restore.sibling = true)
+        .help("Make the root a child of this program's parent; needs --restore-detached"),
     // It is about mount namespaces, and no image has one of its own.
     flag("root", Required, [Idle, Idle, Idle]).short('r'),
-    flag("shell-job", Switch, [Taken, Taken, Idle]).short('j'),
+    flag("shell-job", Switch, [Taken, Taken, Idle]).short('j')
+        .on(|o| o.allowed.shell_job = true)
+        .help("The session or the terminal of the tree belongs to a shell outside of it"),
     flag("skip-file-rwx-check", Switch, [Idle, Refused, Idle]),
-    flag("skip-in-flight", Switch, [Taken, Idle, Idle]),
+    flag("skip-in-flight", Switch, [Taken, Idle, Idle])
+        .on(|o| o.allowed.skip_in_flight = true)
+        .help("Drop TCP connections that wait to be accepted instead of trying again until there \
+            are none"),
     flag("skip-mnt", Required, [Refused, Refused, Idle]).repeats(),
-    flag("status-fd", Required, [Taken, Taken, Idle]),
+    flag("status-fd", Required, [Taken, Taken, Idle]).on_pre_dump()
+        .with("FD", |o, value| put(&mut o.status_fd, number(value).map(Some)))
+        .help("Write a zero byte to this descriptor when the work is done, then close it"),
     flag("stream", Switch, [Refused, Refused, Idle]),
-    flag("tcp-close", Switch, [Taken, Taken, Idle]),
-    flag("tcp-established", Switch, [Taken, Taken, Idle]),
-    flag("timeout", Required, [Taken, Idle, Idle]),
+    flag("tcp-close", Switch, [Taken, Taken, Idle])
+        .on(|o| o.allowed.tcp_close = true)
+        .help("Bring TCP connections back closed"),
+    flag("tcp-established", Switch, [Taken, Taken, Idle])
+        .on(|o| o.allowed.tcp_established = true)
+        .help("Keep established TCP connections"),
+    flag("timeout", Required, [Taken, Idle, Idle]).on_pre_dump()
+        .with("SECONDS", |o, value| put(&mut o.dump.timeout, values::patience(value)))
+        .usual("10")
+        .help("Give up after this many seconds of stopping and collecting tasks, or of connections \
+            that wait to be accepted; 0 never does"),
     flag("tls", Switch, [Idle, Idle, Idle]),
     flag("tls-cacert", Required, [Idle, Idle, Idle]),
     flag("tls-cacrl", Required, [Idle, Idle, Idle]),
     flag("tls-cert", Required, [Idle, Idle, Idle]),
     flag("tls-key", Required, [Idle, Idle, Idle]),
     flag("tls-no-cn-verify", Bare, [Idle, Idle, Idle]),
-    flag("track-mem", Switch, [Taken, Idle, Idle]),
-    flag("tree", Required, [Taken, Idle, Idle]).short('t'),
+    flag("track-mem", Switch, [Taken, Idle, Idle])
+        .on(|o| o.track_mem = true)
+        .help("Track what a tree that runs on writes from now on"),
+    flag("tree", Required, [Taken, Idle, Idle]).short('t').on_pre_dump()
+        .with("PID", |o, value| put(&mut o.tree, values::pid(text(value)?).map(Some)))
+        .help("The root of the tree"),
     flag("unprivileged", Switch, [Idle, Idle, Idle]),
-    flag("verbosity", Optional, [Taken, Taken, Taken]).short('v').repeats(),
-    flag("version", Bare, [Taken, Taken, Taken]).short('V'),
+    flag("verbosity", Optional, [Taken, Taken, Taken]).short('v').repeats().on_pre_dump()
+        .with("LEVEL", |o, value| put(&mut o.verbosity, number(value)))
+        .help("Say more in the log: -v or -v3 informs, -vv or -v4 tells details; 0 is silence, 2 \
+            is usual"),
+    flag("version", Bare, [Taken, Taken, Taken]).short('V').on_pre_dump(),
     flag("veth-pair", Required, [Idle, Refused, Idle]).repeats(),
     flag("weak-sysctls", Switch, [Idle, Refused, Idle]),
-    flag("work-dir", Required, [Taken, Taken, Taken]).short('W'),
+    flag("work-dir", Required, [Taken, Taken, Taken]).short('W').on_pre_dump()
+        .with("DIR", |o, value| put(&mut o.work_dir, path(value).map(Some)))
+        .help("The directory of the log file and the pidfile; --images-dir unless given"),
 
-    flag("compress", Optional, [Taken, Misplaced, Misplaced]).own(),
-    flag("dry-run", Bare, [Taken, Misplaced, Misplaced]).own(),
+    flag("compress", Optional, [Taken, Misplaced, Misplaced]).own().on_pre_dump()
+        .with("lz4|zstd[:LEVEL]", |o, value| put(&mut o.dump.compress, values::compression(value)))
+        .help("Compress pages where that pays, with lz4 or zstd"),
+    flag("dry-run", Bare, [Taken, Misplaced, Misplaced]).own()
+        .on(|o| o.dry_run = true)
+        .help("Save nothing: say what is in the way of a dump, and let the tree run on"),
     // Elsewhere than on check the beginning of criu's --images-dir.
-    flag("image", Required, [Taken, Taken, Taken]).own(),
-    flag("json", Bare, [Taken, Taken, Taken]).own(),
-    flag("live", Bare, [Taken, Misplaced, Misplaced]).own(),
-    flag("no-timens", Bare, [Misplaced, Taken, Misplaced]).own(),
+    flag("image", Required, [Taken, Taken, Taken]).own().on_pre_dump()
+        .with("DIR", |o, value| put(&mut o.image, path(value).map(Some)))
+        .help("Tell what the image in this directory needs of this host, and restore nothing"),
+    flag("json", Bare, [Taken, Taken, Taken]).own().on_pre_dump()
+        .on(|o| o.json = true)
+        .help("Print the result, or the error, as JSON"),
+    flag("live", Bare, [Taken, Misplaced, Misplaced]).own()
+        .on(|o| o.dump.kind = DumpKind::Live)
+        .help("Let the tree run on, and stop it only for moments: its memory is copied while it \
+            runs"),
+    flag("no-timens", Bare, [Misplaced, Taken, Misplaced]).own()
+        .on(|o| o.restore.timens = false)
+        .help("Leave monotonic clocks as this host has them, instead of going on from where they \
+            stood"),
     flag("output", Required, [Misplaced, Misplaced, Misplaced]).own(),
-    flag("plan", Bare, [Misplaced, Taken, Misplaced]).own(),
-    flag("sync", Switch, [Taken, Misplaced, Misplaced]).own(),
-    flag("track-time", Required, [Taken, Misplaced, Misplaced]).own(),
+    flag("plan", Bare, [Misplaced, Taken, Misplaced]).own()
+        .on(|o| o.plan = true)
+        .help("Print the scripts that would be run, as strace prints calls, and restore nothing"),
+    flag("sync", Switch, [Taken, Misplaced, Misplaced]).own().on_pre_dump()
+        .on(|o| o.dump.sync = false)
+        .help("Do not wait until the image is on the disk"),
+    flag("track-time", Required, [Taken, Misplaced, Misplaced]).own().on_pre_dump()
+        .with("SECONDS", |o, value| put(&mut o.track_time, number(value).map(Duration::from_secs)))
+        .usual("3600")
+        .help("Stop tracking after this many seconds without another dump"),
     flag("until", Required, [Misplaced, Misplaced, Misplaced]).own(),
 ];
 

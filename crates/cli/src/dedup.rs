@@ -8,8 +8,8 @@ use process::DedupOptions;
 use serde_json::json;
 
 use crate::exit::{Failure, Status};
-use crate::session::Everywhere;
-use crate::{logfile, output};
+use crate::output;
+use crate::session::LogArgs;
 
 /// Free in older images what an image does not need of them; they cannot be restored any more then
 #[derive(Debug, Args)]
@@ -22,17 +22,8 @@ pub struct Dedup {
     #[arg(short = 'D', long, value_name = "DIR", conflicts_with = "image")]
     images_dir: Option<PathBuf>,
 
-    /// The log file, relative to the work directory; `-` is stdout [default: dedup.log]
-    #[arg(short = 'o', long, value_name = "FILE")]
-    log_file: Option<PathBuf>,
-
-    /// The directory of the log file; that of the image unless given
-    #[arg(short = 'W', long, value_name = "DIR")]
-    work_dir: Option<PathBuf>,
-
-    /// Say more in the log: -v or -v3 informs, -vv or -v4 tells details; 0 is silence
-    #[arg(short = 'v', long, value_name = "LEVEL", default_value_t = logfile::DEFAULT_VERBOSITY)]
-    verbosity: u32,
+    #[command(flatten)]
+    log: LogArgs,
 
     /// Do not wait until the images are on the disk before anything is freed
     #[arg(long)]
@@ -50,13 +41,7 @@ impl Dedup {
     /// Whatever the engine tells; the newest image then is whole.
     pub fn run(self, started: Instant) -> Result<Status, Failure> {
         let images_dir = self.image.or(self.images_dir).unwrap_or_default();
-        let work_dir = self.work_dir.as_ref().unwrap_or(&images_dir);
-        let everywhere = Everywhere {
-            log_file: self.log_file,
-            verbosity: self.verbosity,
-            ..Everywhere::default()
-        };
-        everywhere.open_log(work_dir, Some("dedup"), started)?;
+        self.log.open(&images_dir, "dedup", started)?;
         let options = DedupOptions {
             images: images_dir.into(),
             sync: !self.no_sync,

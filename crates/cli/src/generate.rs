@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use clap::{Args, CommandFactory as _, Subcommand};
+use clap::{Args, Subcommand};
 use clap_complete::Shell;
 
 use crate::criu::{Argument, FLAGS, Fate};
@@ -37,7 +37,7 @@ impl Generate {
     /// None so far: what is printed is made in memory.
     pub fn run(self) -> Result<Status, Failure> {
         let mut text = Vec::new();
-        let mut command = crate::Cli::command();
+        let mut command = crate::parser();
         match self.what {
             What::Completions { shell } => {
                 clap_complete::generate(shell, &mut command, "stillframe", &mut text);

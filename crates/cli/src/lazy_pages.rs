@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::exit::{Failure, Status};
 use crate::restore::LAZY_PAGES_SOCKET;
-use crate::session::Everywhere;
+use crate::session::LogArgs;
 use crate::{logfile, output};
 
 /// Bring memory in to trees that `restore --lazy-pages` has brought back
@@ -21,11 +21,6 @@ pub struct LazyPages {
     #[arg(short = 'D', long, value_name = "DIR", default_value = ".")]
     images_dir: PathBuf,
 
-    /// The directory of the log file and of the socket to which restores connect, which is theirs,
-    /// too; --images-dir unless given
-    #[arg(short = 'W', long, value_name = "DIR")]
-    work_dir: Option<PathBuf>,
-
     /// Go on when all has come that was asked for, until SIGTERM or SIGINT
     #[arg(long)]
     stay: bool,
@@ -34,13 +29,9 @@ pub struct LazyPages {
     #[arg(long, value_name = "FD")]
     status_fd: Option<i32>,
 
-    /// The log file, relative to the work directory; `-` is stdout [default: lazy-pages.log]
-    #[arg(short = 'o', long, value_name = "FILE")]
-    log_file: Option<PathBuf>,
-
-    /// Say more in the log: -v or -v3 informs, -vv or -v4 tells details; 0 is silence
-    #[arg(short = 'v', long, value_name = "LEVEL", default_value_t = logfile::DEFAULT_VERBOSITY)]
-    verbosity: u32,
+    /// Its work directory has the socket to which restores connect, which is theirs, too
+    #[command(flatten)]
+    log: LogArgs,
 
     /// Print JSON
     #[arg(long)]
@@ -59,7 +50,7 @@ impl LazyPages {
             source,
         };
         let images_dir = std::path::absolute(&self.images_dir).map_err(failed)?;
-        let work_dir = self.work_dir.as_ref().unwrap_or(&self.images_dir);
+        let work_dir = self.log.work_dir(&self.images_dir);
         let work_dir = std::path::absolute(work_dir).map_err(failed)?;
         let status = self.status_fd.map(|fd| {
             sys::inherited::take(fd).map_err(|source| Failure::Descriptor {
@@ -69,12 +60,7 @@ impl LazyPages {
             })
         });
         let status = status.transpose()?;
-        let everywhere = Everywhere {
-            log_file: self.log_file,
-            verbosity: self.verbosity,
-            ..Everywhere::default()
-        };
-        everywhere.open_log(&work_dir, Some("lazy-pages"), started)?;
+        self.log.open(&self.images_dir, "lazy-pages", started)?;
         let bit = |signal: Signal| 1u64 << (signal.as_raw() - 1);
         let told = sys::signalfd::instead_of_ending(bit(Signal::TERM) | bit(Signal::INT));
         let told = told.map_err(|source| {

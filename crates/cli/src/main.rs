@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), no_main)]
 
-mod allowed;
 mod bar;
 mod check;
 mod config;
@@ -23,9 +22,10 @@ mod lazy_pages;
 mod logfile;
 mod merge;
 mod network;
+mod options;
 mod output;
+mod parse;
 mod pre_dump;
-mod quick;
 mod reading;
 mod restore;
 mod serve;
@@ -38,26 +38,27 @@ mod watch;
 use std::ffi::OsString;
 use std::time::Instant;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Subcommand};
 
 use crate::exit::{Failure, Status};
 use crate::reading::{Command, Origin, Reading, Words};
 
-/// Freezes running process trees into images and brings them back
-#[derive(Debug, Parser)]
-#[command(name = "stillframe", version, arg_required_else_help = true)]
-#[command(disable_help_subcommand = true)]
-struct Cli {
-    #[command(subcommand)]
-    action: Action,
+/// The parser of the whole command line: for help, the manual and completions.
+fn parser() -> clap::Command {
+    let known = parse::COMMANDS.iter();
+    let program = clap::Command::new("stillframe")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Freezes running process trees into images and brings them back")
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .subcommand_required(true)
+        .subcommands(known.map(|known| parse::parser(known.0)));
+    Action::augment_subcommands(program)
 }
 
+/// The commands with parsers of their own.
 #[derive(Debug, Subcommand)]
 enum Action {
-    Dump(dump::Dump),
-    PreDump(pre_dump::PreDump),
-    Restore(restore::Restore),
-    Check(check::Check),
     Show(show::Show),
     Merge(merge::Merge),
     Dedup(dedup::Dedup),
@@ -122,41 +123,33 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
         output::say(concat!("stillframe ", env!("CARGO_PKG_VERSION"), "\n"));
         return Ok(Status::Done);
     }
-    let idle = &reading.idle;
+    let words = reading.words();
     match reading.command {
-        Some(Command::Dump) => match parse("dump", dump::Dump::quick, reading.words) {
-            Ok(dump) => dump.run(idle, started),
-            Err(error) => Ok(misused(&error)),
-        },
-        Some(Command::PreDump) => {
-            understood::<pre_dump::PreDump>("pre-dump", reading.words, |it| it.run(idle, started))
+        Some(command @ (Command::Dump | Command::PreDump | Command::Restore | Command::Check)) => {
+            let idle = reading.idle.clone();
+            match (parse::options(command, reading), command) {
+                (Err(error), _) => Ok(misused(&error)),
+                (Ok(options), Command::Dump) => dump::run(&options, &idle, started),
+                (Ok(options), Command::PreDump) => pre_dump::run(&options, &idle, started),
+                (Ok(options), Command::Restore) => restore::run(options, &idle, started),
+                (Ok(options), _) => check::run(&options, started),
+            }
         }
-        Some(Command::Restore) => match parse("restore", restore::Restore::quick, reading.words) {
-            Ok(restore) => restore.run(idle, started),
-            Err(error) => Ok(misused(&error)),
-        },
-        Some(Command::Check) => {
-            understood::<check::Check>("check", reading.words, |it| it.run(started))
-        }
-        Some(Command::Show) => understood("show", reading.words, show::Show::run),
-        Some(Command::Merge) => understood("merge", reading.words, merge::Merge::run),
-        Some(Command::Dedup) => {
-            understood::<dedup::Dedup>("dedup", reading.words, |it| it.run(started))
-        }
-        Some(Command::Network) => understood("network", reading.words, network::Network::run),
-        Some(Command::Import) => understood("import", reading.words, import::Import::run),
-        Some(Command::Export) => understood("export", reading.words, export::Export::run),
-        Some(Command::Serve) => {
-            understood::<serve::Serve>("serve", reading.words, |it| it.run(started))
-        }
+        Some(Command::Show) => understood("show", words, show::Show::run),
+        Some(Command::Merge) => understood("merge", words, merge::Merge::run),
+        Some(Command::Dedup) => understood::<dedup::Dedup>("dedup", words, |it| it.run(started)),
+        Some(Command::Network) => understood("network", words, network::Network::run),
+        Some(Command::Import) => understood("import", words, import::Import::run),
+        Some(Command::Export) => understood("export", words, export::Export::run),
+        Some(Command::Serve) => understood::<serve::Serve>("serve", words, |it| it.run(started)),
         Some(Command::LazyPages) => {
-            understood::<lazy_pages::LazyPages>("lazy-pages", reading.words, |it| it.run(started))
+            understood::<lazy_pages::LazyPages>("lazy-pages", words, |it| it.run(started))
         }
-        Some(Command::Generate) => understood("generate", reading.words, generate::Generate::run),
+        Some(Command::Generate) => understood("generate", words, generate::Generate::run),
         None => {
             let program = [OsString::from("stillframe")];
-            match Cli::try_parse_from(program.into_iter().chain(reading.words)) {
-                Ok(cli) => unreachable!("the command {:?} was read as none", cli.action),
+            match parser().try_get_matches_from(program.into_iter().chain(words)) {
+                Ok(_) => unreachable!("a command was read as none"),
                 Err(error) => Ok(misused(&error)),
             }
         }
@@ -194,26 +187,14 @@ fn understood<T: Args>(
     words: Vec<OsString>,
     run: impl FnOnce(T) -> Result<Status, Failure>,
 ) -> Result<Status, Failure> {
-    match parse_thoroughly(name, words) {
+    match parse(name, words) {
         Ok(command) => run(command),
         Err(error) => Ok(misused(&error)),
     }
 }
 
-/// Understands the words of one command: quickly where that goes, otherwise by its parser, without
-/// building the parsers of the others.
-fn parse<T: Args>(
-    name: &'static str,
-    quick: fn(&[OsString]) -> Option<T>,
-    words: Vec<OsString>,
-) -> Result<T, clap::Error> {
-    match quick(&words) {
-        Some(understood) => Ok(understood),
-        None => parse_thoroughly(name, words),
-    }
-}
-
-fn parse_thoroughly<T: Args>(name: &'static str, words: Vec<OsString>) -> Result<T, clap::Error> {
+/// Understands the words of one command, without building the parsers of the others.
+fn parse<T: Args>(name: &'static str, words: Vec<OsString>) -> Result<T, clap::Error> {
     let command = clap::Command::new(name).bin_name(format!("stillframe {name}"));
     let mut command = T::augment_args(command);
     let program = [OsString::from(name)];
@@ -234,151 +215,8 @@ fn misused(error: &clap::Error) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use clap::{ArgAction, CommandFactory as _};
-
-    use super::{Cli, OsString, dump, parse_thoroughly, restore};
-    use crate::criu::{Argument, FLAGS, Fate};
-    use crate::reading::Command;
-
-    /// Options that the reading answers itself or hands over under another name.
-    const READ: [&str; 6] = ["daemon", "help", "image", "sync", "version", "verbosity"];
-
     #[test]
     fn the_parser_is_sound() {
-        Cli::command().debug_assert();
-    }
-
-    /// Understands one option in both ways, with every value that some option takes.
-    fn compare<T: clap::Args + std::fmt::Debug>(
-        name: &'static str,
-        quick: fn(&[OsString]) -> Option<T>,
-        option: &str,
-        common: &[&str],
-    ) {
-        let values = [
-            "",
-            "=",
-            "=1",
-            "=17",
-            "=-1",
-            "=+1",
-            "=0x1",
-            "= 1",
-            "=1M",
-            "=path/to",
-            "=fd[3]:pipe[7]",
-            "=fd[3]:x",
-            "=99999999999999999999",
-            "=a=b",
-            "=,",
-            "=1,2",
-        ];
-        for value in values {
-            let mut words: Vec<OsString> = common.iter().map(Into::into).collect();
-            words.push(format!("--{option}{value}").into());
-            let Some(quick) = quick(&words) else { continue };
-            let thorough = parse_thoroughly::<T>(name, words.clone());
-            let thorough = thorough.unwrap_or_else(|error| panic!("{words:?}: {error}"));
-            assert_eq!(format!("{quick:?}"), format!("{thorough:?}"), "{words:?}");
-        }
-    }
-
-    #[test]
-    fn the_quick_way_and_the_parser_agree() {
-        let own = FLAGS.iter().map(|flag| flag.name);
-        for option in own.chain(["no-sync", "bogus", "help"]) {
-            // The reading leaves one occurrence of each option.
-            if option != "tree" {
-                compare("dump", dump::Dump::quick, option, &["--tree=5"]);
-            }
-            compare("dump", dump::Dump::quick, option, &[]);
-            compare("restore", restore::Restore::quick, option, &[]);
-        }
-        let words = |words: &[&str]| words.iter().map(Into::into).collect::<Vec<OsString>>();
-        for given in [
-            &["--", "x"][..],
-            &["--exec-cmd", "--"],
-            &["--exec-cmd"],
-            &["x"],
-        ] {
-            assert!(
-                restore::Restore::quick(&words(given)).is_none(),
-                "{given:?}"
-            );
-        }
-        assert!(dump::Dump::quick(&words(&["--tree=5", "--", "x"])).is_none());
-        let exec = words(&["--exec-cmd", "--", "a", "--b"]);
-        let quick = restore::Restore::quick(&exec).unwrap();
-        let thorough: restore::Restore = parse_thoroughly("restore", exec).unwrap();
-        assert_eq!(format!("{quick:?}"), format!("{thorough:?}"));
-    }
-
-    #[test]
-    fn every_option_can_be_understood_quickly() {
-        for flag in FLAGS.iter().filter(|flag| !READ.contains(&flag.name)) {
-            let value = match (flag.name, flag.argument) {
-                ("inherit-fd", _) => "=fd[3]:x",
-                ("file-validation", _) => "=filesize",
-                ("manage-cgroups", _) => "=soft",
-                ("cgroup-root", _) => "=cpu:/x",
-                ("compress", _) => "=zstd:9",
-                (_, Argument::None | Argument::Switch) => "",
-                _ => "=1",
-            };
-            let words = [OsString::from(format!("--{}{value}", flag.name))];
-            if flag.dump == Fate::Taken && flag.name != "tree" {
-                let words = [OsString::from("--tree=5"), words[0].clone()];
-                assert!(dump::Dump::quick(&words).is_some(), "{words:?}");
-            }
-            if flag.restore == Fate::Taken && flag.name != "exec-cmd" {
-                assert!(restore::Restore::quick(&words).is_some(), "{words:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_table_and_the_parsers_agree() {
-        let program = Cli::command();
-        for (name, command) in [
-            ("dump", Command::Dump),
-            ("pre-dump", Command::PreDump),
-            ("restore", Command::Restore),
-            ("check", Command::Check),
-        ] {
-            let parser = program.find_subcommand(name).unwrap();
-            let find = |flag: &str| {
-                parser
-                    .get_arguments()
-                    .find(|arg| arg.get_long() == Some(flag))
-            };
-            for flag in FLAGS.iter().filter(|flag| !READ.contains(&flag.name)) {
-                let text = format!("{name} --{}", flag.name);
-                let Some(argument) = find(flag.name) else {
-                    assert_ne!(flag.fate(command), Fate::Taken, "{text} is not parsed");
-                    continue;
-                };
-                assert_eq!(flag.fate(command), Fate::Taken, "{text} is parsed");
-                let bare = matches!(flag.argument, Argument::None | Argument::Switch);
-                let set_true = matches!(argument.get_action(), ArgAction::SetTrue);
-                assert_eq!(set_true, bare, "{text} disagrees about its argument");
-                let repeats = matches!(argument.get_action(), ArgAction::Append);
-                assert_eq!(repeats, flag.repeats, "{text} disagrees about repeating");
-                assert_eq!(
-                    argument.get_short(),
-                    flag.short,
-                    "{text} disagrees about its letter"
-                );
-            }
-            for argument in parser
-                .get_arguments()
-                .filter_map(|argument| argument.get_long())
-            {
-                let known = FLAGS.iter().any(|flag| flag.name == argument);
-                assert!(
-                    known || argument == "no-sync",
-                    "{name} --{argument} is not in the table"
-                );
-            }
-        }
+        super::parser().debug_assert();
     }
 }

@@ -38,6 +38,8 @@ pub struct Options {
     pub exec_cmd: Vec<OsString>,
     /// `--plan`.
     pub plan: bool,
+    /// `--lazy-pages`.
+    pub lazy_pages: bool,
     /// `--images-dir`.
     pub images_dir: PathBuf,
     /// `--work-dir`.
@@ -87,6 +89,7 @@ impl Default for Options {
             inherit_fd: Vec::new(),
             exec_cmd: Vec::new(),
             plan: false,
+            lazy_pages: false,
             images_dir,
             work_dir: None,
             action_script: Vec::new(),

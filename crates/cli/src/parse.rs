@@ -1,7 +1,7 @@
 //! The options of dump, pre-dump, restore and check, understood by the table in [`crate::criu`].
 //!
-//! Building a parser for forty options takes a tenth of a millisecond, a twentieth of a dump. So one
-//! is only built of the table for help, for the manual, and to say what is wrong with a line.
+//! Building a parser for forty options takes a tenth of a millisecond, a twentieth of a dump. So
+//! one is only built of the table for help, for the manual, and to say what is wrong with a line.
 
 use std::ffi::{OsStr, OsString};
 

@@ -1,8 +1,8 @@
-//! Reads a command line the way criu(8) does and rewrites it into plain words for the parser.
+//! Reads a command line the way criu(8) does.
 //!
 //! criu(8) takes options before and after the command, abbreviated names, letters in a row, the
 //! same options from configuration files, `--no-NAME`, and the last word wins. All of that ends
-//! here: what comes out is a command and `--name=value` words, each option once.
+//! here: what comes out is a command and what it was given, each option once.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -166,12 +166,32 @@ pub struct Words {
 pub struct Reading {
     /// The command; none when there was none or it is unknown.
     pub command: Option<Command>,
-    /// The words for the parser, without the program's and the command's name.
-    pub words: Vec<OsString>,
+    /// What was given, in its order; none of it where help was asked for.
+    pub given: Vec<Given>,
+    /// What is no option, and what stands behind the command.
+    pub rest: Vec<OsString>,
     /// Options that were accepted although they have no effect on this command.
     pub idle: Vec<&'static str>,
     /// Whether the version was asked for.
     pub version: bool,
+}
+
+/// An option that was given.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Given {
+    /// Which one.
+    pub flag: &'static Flag,
+    /// Its argument.
+    pub value: Option<OsString>,
+}
+
+impl Reading {
+    /// The words for a parser, without the program's and the command's name.
+    pub fn words(&self) -> Vec<OsString> {
+        let given = self.given.iter();
+        let words = given.map(|given| word(given.flag.shown(), given.value.as_deref()));
+        words.chain(self.rest.iter().cloned()).collect()
+    }
 }
 
 /// One occurrence of an option.
@@ -202,7 +222,7 @@ pub fn read(sources: &[Words]) -> Result<Reading, Error> {
     {
         return Ok(Reading {
             command: Some(command),
-            words: words.to_vec(),
+            rest: words.to_vec(),
             ..Reading::default()
         });
     }
@@ -436,11 +456,11 @@ fn fold(found: Found) -> Result<Reading, Error> {
     let given = |name: &str| occurrences.iter().any(|found| found.flag.name == name);
     reading.version = given("version");
     if given("help") {
-        reading.words = vec!["--help".into()];
+        reading.rest = vec!["--help".into()];
         return Ok(reading);
     }
     let Some(command) = reading.command else {
-        reading.words = positionals;
+        reading.rest = positionals;
         return Ok(reading);
     };
     for (index, one) in occurrences.iter().enumerate() {
@@ -451,15 +471,15 @@ fn fold(found: Found) -> Result<Reading, Error> {
         state(one, command, &mut reading)?;
     }
     fold_verbosity(&occurrences, &mut reading);
-    reading.words.extend(unknown);
+    reading.rest.extend(unknown);
     let exec = given("exec-cmd") && command == Command::Restore;
     if exec && positionals.len() < 2 {
         return Err(Error::ExecWithoutCommand);
     }
     if exec {
-        reading.words.push("--".into());
+        reading.rest.push("--".into());
     }
-    reading.words.extend(positionals.into_iter().skip(1));
+    reading.rest.extend(positionals.into_iter().skip(1));
     Ok(reading)
 }
 
@@ -494,16 +514,15 @@ fn state(one: &Occurrence, command: Command, reading: &mut Reading) -> Result<()
             });
         }
         Fate::Taken | Fate::Misplaced => {
-            let name = match flag.name {
-                "daemon" => "restore-detached",
-                "image" if command != Command::Check => "images-dir",
-                name => name,
+            let flag = match flag.name {
+                "daemon" => Flag::named("restore-detached"),
+                "image" if command != Command::Check => Flag::named("images-dir"),
+                _ => flag,
             };
-            match (on, flag.name) {
-                (true, "sync") => {}
-                (true, _) => reading.words.push(word(name, value.as_deref())),
-                (false, "sync") => reading.words.push("--no-sync".into()),
-                (false, _) => {}
+            // That the image is to be on the disk is not said: what is, is that it need not.
+            if *on != (flag.name == "sync") {
+                let value = value.clone();
+                reading.given.push(Given { flag, value });
             }
         }
     }
@@ -536,7 +555,10 @@ fn fold_verbosity(occurrences: &[Occurrence], reading: &mut Reading) {
         });
     }
     if let Some(level) = level {
-        reading.words.push(format!("--verbosity={level}").into());
+        reading.given.push(Given {
+            flag: Flag::named("verbosity"),
+            value: Some(level.to_string().into()),
+        });
     }
 }
 
@@ -571,11 +593,8 @@ mod tests {
 
     fn words(words: &[&str]) -> Result<String, String> {
         let reading = read(&[line(words)]).map_err(|error| error.to_string())?;
-        let words: Vec<_> = reading
-            .words
-            .iter()
-            .map(|word| word.to_str().unwrap())
-            .collect();
+        let words = reading.words();
+        let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
         Ok(words.join(" "))
     }
 
@@ -618,11 +637,12 @@ mod tests {
                     Fate::Idle => {
                         let reading = outcome.expect(&text);
                         assert_eq!(reading.idle, [flag.name], "{text}");
-                        assert!(reading.words.is_empty(), "{text}");
+                        assert!(reading.words().is_empty(), "{text}");
                     }
                     Fate::Taken | Fate::Misplaced => {
                         let reading = outcome.expect(&text);
-                        let word = reading.words[0].to_str().unwrap();
+                        let words = reading.words();
+                        let word = words[0].to_str().unwrap();
                         let word = word.split_once('=').map_or(word, |(name, _)| name);
                         assert_eq!(word, format!("--{}", flag.name), "{text}");
                         assert!(reading.idle.is_empty(), "{text}");
@@ -640,7 +660,7 @@ mod tests {
         {
             let off = format!("--no-{}", flag.name);
             let reading = read(&[line(&["dump", &off])]).unwrap();
-            assert!(reading.words.is_empty() || flag.name == "sync", "{off}");
+            assert!(reading.given.is_empty() || flag.name == "sync", "{off}");
         }
     }
 
@@ -669,7 +689,7 @@ mod tests {
             let error = read(&[line(&[name, "-D", "x"])]).unwrap_err();
             assert_eq!(error, Error::CommandUnsupported(name));
         }
-        assert_eq!(read(&[line(&["bogus"])]).unwrap().words, ["bogus"]);
+        assert_eq!(read(&[line(&["bogus"])]).unwrap().words(), ["bogus"]);
     }
 
     #[test]
@@ -807,7 +827,7 @@ mod tests {
             "--leave-stopped",
             "--action-script=second",
         ];
-        assert_eq!(reading.words, expected);
+        assert_eq!(reading.words(), expected);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use serde_json::json;
 use vm::{OnError, Prefetch, ServeOptions};
 
 use crate::exit::{Failure, Status};
-use crate::session::Everywhere;
-use crate::{logfile, output};
+use crate::output;
+use crate::session::LogArgs;
 
 /// Serve a virtual machine's memory to monitors that hand over a userfaultfd
 #[derive(Debug, Args)]
@@ -45,17 +45,8 @@ pub struct Serve {
     #[arg(default_missing_value = "lz4")]
     compress: Option<Compression>,
 
-    /// The log file, relative to the work directory; `-` is stdout [default: serve.log]
-    #[arg(short = 'o', long, value_name = "FILE")]
-    log_file: Option<PathBuf>,
-
-    /// The directory of the log file; that of the image unless given
-    #[arg(short = 'W', long, value_name = "DIR")]
-    work_dir: Option<PathBuf>,
-
-    /// Say more in the log: -v or -v3 informs, -vv or -v4 tells details; 0 is silence
-    #[arg(short = 'v', long, value_name = "LEVEL", default_value_t = logfile::DEFAULT_VERBOSITY)]
-    verbosity: u32,
+    #[command(flatten)]
+    log: LogArgs,
 
     /// Print JSON
     #[arg(long)]
@@ -86,13 +77,7 @@ impl Serve {
     /// # Errors
     /// The image cannot be used, or a socket not be made.
     pub fn run(self, started: Instant) -> Result<Status, Failure> {
-        let work_dir = self.work_dir.as_ref().unwrap_or(&self.images_dir);
-        let everywhere = Everywhere {
-            log_file: self.log_file,
-            verbosity: self.verbosity,
-            ..Everywhere::default()
-        };
-        everywhere.open_log(work_dir, Some("serve"), started)?;
+        self.log.open(&self.images_dir, "serve", started)?;
         let options = ServeOptions {
             images_dir: self.images_dir,
             socket: self.socket,

@@ -1,6 +1,5 @@
-//! What dump and restore have in common: directories, the log file, scripts, inherited descriptors.
+//! What commands have in common: directories, the log file, scripts, inherited descriptors.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -13,117 +12,65 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use crate::exit::Failure;
-use crate::quick::{Fill, flag, number, path};
+use crate::options::Options;
 use crate::{logfile, output};
 
-/// Options of dump and restore alike.
+/// Where a command of its own logs.
 #[derive(Debug, Args)]
-pub struct Common {
-    /// The directory of the image
-    #[arg(short = 'D', long, value_name = "DIR", default_value = ".")]
-    pub images_dir: PathBuf,
+pub struct LogArgs {
+    /// The log file, relative to the work directory; `-` is stdout [default: COMMAND.log]
+    #[arg(short = 'o', long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
 
-    /// The directory of the log file and the pidfile; --images-dir unless given
+    /// The directory of the log file; that of the image unless given
     #[arg(short = 'W', long, value_name = "DIR")]
     work_dir: Option<PathBuf>,
 
-    /// A program to call at each stage, told by CRTOOLS_SCRIPT_ACTION; may be given again
-    #[arg(long, value_name = "FILE")]
-    action_script: Vec<PathBuf>,
-
-    /// Write a zero byte to this descriptor when the work is done, then close it
-    #[arg(long, value_name = "FD")]
-    status_fd: Option<i32>,
-
-    /// Print what was done: tasks, pages, bytes, times
-    #[arg(long)]
-    pub display_stats: bool,
-
-    /// Print the result, or the error, as JSON
-    #[arg(long)]
-    pub json: bool,
-
-    #[command(flatten)]
-    common: Everywhere,
-}
-
-/// Options of every command that reads configuration files.
-#[derive(Debug, Args)]
-pub struct Everywhere {
-    /// The log file, relative to the work directory; `-` is stdout [default: COMMAND.log]
-    #[arg(short = 'o', long, value_name = "FILE")]
-    pub log_file: Option<PathBuf>,
-
     /// Say more in the log: -v or -v3 informs, -vv or -v4 tells details; 0 is silence
     #[arg(short = 'v', long, value_name = "LEVEL", default_value_t = logfile::DEFAULT_VERBOSITY)]
-    pub verbosity: u32,
-
-    /// Read this configuration file instead of the default ones
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-
-    /// Read no default configuration file
-    #[arg(long)]
-    pub no_default_config: bool,
-
-    /// Close this descriptor first; may be given again
-    #[arg(long, value_name = "FD")]
-    pub close: Vec<i32>,
+    verbosity: u32,
 }
 
-impl Default for Common {
-    fn default() -> Self {
-        Self {
-            images_dir: ".".into(),
-            work_dir: None,
-            action_script: Vec::new(),
-            status_fd: None,
-            display_stats: false,
-            json: false,
-            common: Everywhere::default(),
-        }
+impl LogArgs {
+    /// The directory of the log file.
+    pub fn work_dir<'a>(&'a self, images_dir: &'a Path) -> &'a Path {
+        self.work_dir.as_deref().unwrap_or(images_dir)
+    }
+
+    /// Opens the log file of `command`.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn open(&self, images_dir: &Path, command: &str, started: Instant) -> Result<(), Failure> {
+        let work_dir = self.work_dir(images_dir);
+        open_log(
+            (self.log_file.as_deref(), self.verbosity),
+            work_dir,
+            Some(command),
+            started,
+        )
     }
 }
 
-impl Default for Everywhere {
-    fn default() -> Self {
-        Self {
-            log_file: None,
-            verbosity: logfile::DEFAULT_VERBOSITY,
-            config: None,
-            no_default_config: false,
-            close: Vec::new(),
-        }
-    }
-}
-
-impl Fill for Common {
-    fn fill(&mut self, name: &str, value: Option<&OsStr>) -> Option<()> {
-        match name {
-            "images-dir" => self.images_dir = path(value)?,
-            "work-dir" => self.work_dir = Some(path(value)?),
-            "action-script" => self.action_script.push(path(value)?),
-            "status-fd" => self.status_fd = Some(number(value)?),
-            "display-stats" => self.display_stats = flag(value)?,
-            "json" => self.json = flag(value)?,
-            _ => return self.common.fill(name, value),
-        }
-        Some(())
-    }
-}
-
-impl Fill for Everywhere {
-    fn fill(&mut self, name: &str, value: Option<&OsStr>) -> Option<()> {
-        match name {
-            "log-file" => self.log_file = Some(path(value)?),
-            "verbosity" => self.verbosity = number(value)?,
-            "config" => self.config = Some(path(value)?),
-            "no-default-config" => self.no_default_config = flag(value)?,
-            "close" => self.close.push(number(value)?),
-            _ => return None,
-        }
-        Some(())
-    }
+/// Makes a file of this name and verbosity the log; without a name for it and without a command,
+/// there is none.
+fn open_log(
+    (file, verbosity): (Option<&Path>, u32),
+    work_dir: &Path,
+    command: Option<&str>,
+    started: Instant,
+) -> Result<(), Failure> {
+    let path = match (file, command) {
+        (Some(file), _) if file.as_os_str() == "-" => file.to_owned(),
+        (Some(file), _) => work_dir.join(file),
+        (None, Some(command)) => work_dir.join(format!("{command}.log")),
+        (None, None) => return Ok(()),
+    };
+    logfile::open(&path, verbosity, started).map_err(|source| Failure::File {
+        action: "create the log file",
+        path,
+        source,
+    })
 }
 
 /// A command at work: its directories exist, its log is open.
@@ -138,7 +85,7 @@ pub struct Session {
     status: Option<File>,
 }
 
-impl Common {
+impl Options {
     /// Prints what was done, as far as it is asked for.
     pub fn tell(&self, json: impl FnOnce() -> Value, text: impl FnOnce() -> String) {
         if self.json {
@@ -150,7 +97,7 @@ impl Common {
 
     /// Whether the log file is made in the directory of the image.
     pub fn logs_with_images(&self) -> bool {
-        self.work_dir.is_none() && self.common.log_file.is_none()
+        self.work_dir.is_none() && self.log_file.is_none()
     }
 
     /// Opens the log file if one is asked for; of the directory of the image there need be none.
@@ -158,9 +105,9 @@ impl Common {
     /// # Errors
     /// The log file cannot be made, or a descriptor is not open.
     pub fn start_without_images(&self, started: Instant) -> Result<(), Failure> {
-        self.common.close_descriptors()?;
+        self.close_descriptors()?;
         let work_dir = absolute(self.work_dir.as_deref().unwrap_or(&self.images_dir))?;
-        self.common.open_log(&work_dir, None, started)
+        self.open_log(&work_dir, None, started)
     }
 
     /// Opens the log file in the work directory, making the directories that `make` asks for.
@@ -176,7 +123,7 @@ impl Common {
         idle: &[&str],
         started: Instant,
     ) -> Result<Session, Failure> {
-        self.common.close_descriptors()?;
+        self.close_descriptors()?;
         let status = self
             .status_fd
             .map(|fd| take(fd, "--status-fd"))
@@ -195,7 +142,7 @@ impl Common {
             }
             None => images_dir.clone(),
         };
-        let open = || self.common.open_log(&work_dir, Some(command), started);
+        let open = || self.open_log(&work_dir, Some(command), started);
         match open() {
             Err(Failure::File { source, .. })
                 if make_images_dir && is_tried && source.kind() == ErrorKind::NotFound =>
@@ -216,9 +163,7 @@ impl Common {
             status: status.map(File::from),
         })
     }
-}
 
-impl Everywhere {
     /// Closes the descriptors that `--close` names.
     ///
     /// # Errors
@@ -240,17 +185,12 @@ impl Everywhere {
         command: Option<&str>,
         started: Instant,
     ) -> Result<(), Failure> {
-        let path = match (&self.log_file, command) {
-            (Some(file), _) if file.as_os_str() == "-" => file.clone(),
-            (Some(file), _) => work_dir.join(file),
-            (None, Some(command)) => work_dir.join(format!("{command}.log")),
-            (None, None) => return Ok(()),
-        };
-        logfile::open(&path, self.verbosity, started).map_err(|source| Failure::File {
-            action: "create the log file",
-            path,
-            source,
-        })?;
+        open_log(
+            (self.log_file.as_deref(), self.verbosity),
+            work_dir,
+            command,
+            started,
+        )?;
         match (&self.config, self.no_default_config) {
             (Some(file), _) => log::debug!("configured by {}", file.display()),
             (None, true) => log::debug!("no default configuration file is read"),

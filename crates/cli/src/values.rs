@@ -1,16 +1,77 @@
 //! How arguments of options are written: pids, sizes, inherited descriptors.
 
 use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
-use process::Inherited;
 use process::options::Compression;
+use process::{Allow, CgroupMode, FileValidation, Inherited};
 use rustix::process::Pid;
 
+/// Reads text that has to be there.
+pub fn text(value: Option<&OsStr>) -> Result<&str, String> {
+    let text = value.and_then(OsStr::to_str);
+    text.ok_or_else(|| "it is no text".to_owned())
+}
+
+/// Reads a path, which has to be there.
+pub fn path(value: Option<&OsStr>) -> Result<PathBuf, String> {
+    let path = value.filter(|value| !value.is_empty()).map(Into::into);
+    path.ok_or_else(|| "a path is not empty".to_owned())
+}
+
+/// Reads a number.
+pub fn number<T: FromStr>(value: Option<&OsStr>) -> Result<T, String> {
+    let number = text(value)?.parse();
+    number.map_err(|_| "it is no number, or too large a one".to_owned())
+}
+
+/// Reads how many seconds somebody waits; 0 is for ever.
+pub fn patience(value: Option<&OsStr>) -> Result<Option<Duration>, String> {
+    let seconds = number(value)?;
+    Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
+}
+
 /// Reads how an image is compressed: with lz4 where nothing is said.
-pub fn compression(value: Option<&OsStr>) -> Option<Compression> {
+pub fn compression(value: Option<&OsStr>) -> Result<Option<Compression>, String> {
     match value {
-        None => Some(Compression::Lz4),
-        Some(value) => value.to_str()?.parse().ok(),
+        None => Ok(Some(Compression::Lz4)),
+        value => text(value)?.parse().map(Some),
+    }
+}
+
+/// Reads inodes of sockets with commas between them, and allows these; without any, all.
+pub fn inodes(value: Option<&OsStr>, allowed: &mut Allow) -> Result<(), String> {
+    allowed.ext_unix_sk = true;
+    let words = value.map_or(Ok(""), |value| text(Some(value)))?.split(',');
+    for word in words.filter(|word| !word.is_empty()) {
+        let inode = word.parse();
+        let inode = inode.map_err(|_| format!("it takes inodes, and {word:?} is none"))?;
+        allowed.ext_unix_inodes.push(inode);
+    }
+    Ok(())
+}
+
+/// Reads how a file is known.
+pub fn validation(value: Option<&OsStr>) -> Result<FileValidation, String> {
+    match text(value)? {
+        "buildid" => Ok(FileValidation::BuildId),
+        "filesize" => Ok(FileValidation::FileSize),
+        other => Err(format!("there is no {other:?}")),
+    }
+}
+
+/// Reads what is done about control groups: those that are missing are made where nothing is said.
+pub fn cgroups(value: Option<&OsStr>) -> Result<CgroupMode, String> {
+    match value.map_or(Ok("soft"), |value| text(Some(value)))? {
+        "ignore" => Ok(CgroupMode::Ignore),
+        "none" => Ok(CgroupMode::None),
+        "props" => Ok(CgroupMode::Props),
+        "soft" => Ok(CgroupMode::Soft),
+        "full" => Ok(CgroupMode::Full),
+        "strict" => Ok(CgroupMode::Strict),
+        other => Err(format!("there is no {other:?}")),
     }
 }
 
@@ -85,27 +146,16 @@ fn resource(text: &str) -> Result<Inherited, String> {
     Ok(Inherited::Path(text.trim_start_matches('/').into()))
 }
 
-/// A group of `--cgroup-root`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CgroupRoot {
-    /// The controller in whose hierarchy it is; where there is none, it is for all others.
-    pub controller: Option<String>,
-    /// Its path.
-    pub path: Vec<u8>,
-}
-
-/// Reads `[CONTROLLER:]/PATH`.
-pub fn cgroup_root(text: &str) -> Result<CgroupRoot, String> {
+/// Reads `[CONTROLLER:]/PATH`: the controller in whose hierarchy a group is, and its path. Where
+/// there is no controller, it is for all others.
+pub fn cgroup_root(text: &str) -> Result<(Option<String>, Vec<u8>), String> {
     let (controller, path) = match text.split_once(":/") {
         Some((controller, path)) => (Some(controller.to_owned()), format!("/{path}")),
         None => (None, text.to_owned()),
     };
     let sound = path.starts_with('/') && !path.split('/').any(|part| part == "..");
     match sound {
-        true => Ok(CgroupRoot {
-            controller,
-            path: path.into(),
-        }),
+        true => Ok((controller, path.into())),
         false => Err("it is written [CONTROLLER:]/PATH".to_owned()),
     }
 }
@@ -181,11 +231,8 @@ mod tests {
 
     #[test]
     fn cgroup_roots_are_read() {
-        let root = |controller: Option<&str>, path: &str| {
-            let controller = controller.map(str::to_owned);
-            let path = path.into();
-            Ok(CgroupRoot { controller, path })
-        };
+        let root =
+            |controller: Option<&str>, path: &str| Ok((controller.map(str::to_owned), path.into()));
         assert_eq!(cgroup_root("/a/b"), root(None, "/a/b"));
         assert_eq!(cgroup_root("name=x:/a"), root(Some("name=x"), "/a"));
         for text in ["", "a", "memory:a", "/a/../b"] {

@@ -84,7 +84,10 @@ fn misuse_gives_2_and_says_why() {
             "--lazy-pages of criu(8) is not supported yet",
         ),
         (&["dump", "-t", "1", "--status-fd", "99"], "descriptor 99"),
-        (&["dump", "-t", "1", "-xnone"], "--ext-unix-sk takes inodes"),
+        (
+            &["dump", "-t", "1", "-xnone"],
+            "it takes inodes, and \"none\" is none",
+        ),
         (
             &["restore", "-S"],
             "--restore-sibling needs --restore-detached",
