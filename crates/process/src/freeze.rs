@@ -595,8 +595,8 @@ mod tests {
             let resume = task.waits[0].restored(&task.threads()[0], &status);
             if resume == interrupted::Resume::AsIs {
                 let registers = &task.threads()[0].saved.registers;
-                let (orig, rax) = (registers.orig_rax, registers.rax);
-                unknown.push(format!("the {time}th stop: call {orig:#x}, rax {rax:#x}"));
+                let (call, result) = (registers.call(), registers.result());
+                unknown.push(format!("the {time}th stop: call {call:?}, result {result}"));
             }
             task.release().expect("it goes on");
             // At some of these moments it is on its way back into its wait.

@@ -8,7 +8,7 @@ use abi::{Addr, PAGE_BYTES};
 use image::{Reader, RunKind, SpaceId};
 use resources::task::frames;
 use resources::task::xstate::{self, Host, Layout, Reframed};
-use sys::ptrace::Registers;
+use sys::arch::Registers;
 
 use crate::records::{Saved, SavedTask, SavedThread};
 use crate::{Error, Result};
@@ -127,7 +127,7 @@ impl Processor {
     ) -> Result<()> {
         let mut known = HashSet::new();
         for thread in &task.threads {
-            let mut stacks = vec![registers(thread).rsp];
+            let mut stacks = vec![registers(thread).stack().0];
             while let Some(top) = stacks.pop() {
                 let Some((start, bytes)) = stack(task, reader, top)? else {
                     continue;

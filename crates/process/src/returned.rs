@@ -1,6 +1,6 @@
 //! Threads on their way back from a dump that was cut short.
 
-use abi::{Addr, Span};
+use abi::Span;
 use resources::map::listing::{Backing, Listed};
 
 use crate::freeze::Task;
@@ -17,7 +17,7 @@ pub(crate) fn check_returned(task: &Task, listed: &[Listed]) -> Result<()> {
     });
     let ours = ours.map(|map| map.span).collect::<Vec<_>>();
     for thread in task.threads() {
-        let rip = Addr(thread.saved.registers.rip);
+        let rip = thread.saved.registers.at();
         let suspect = ours.iter().find(|span| span.contains(rip));
         let is_visited = |span: &Span| tracee::is_visited(task.pid, *span, rip);
         if suspect.map(is_visited).transpose()? == Some(true) {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use abi::Addr;
 use resources::task::interrupted::{self, Before, Resume, Stopped};
+use sys::arch::Registers;
 use sys::proc::Status;
-use sys::ptrace::Registers;
 use tracee::Thread;
 
 /// A stopped thread's wait in a system call, as far as it is known.

@@ -5,6 +5,7 @@
 //! safely is called there directly.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod arch;
 pub mod at_number;
 pub mod close;
 pub mod fcntl;
@@ -44,4 +45,3 @@ pub mod usage;
 pub mod vdso;
 pub mod vm;
 pub mod window;
-pub mod xsave;

@@ -8,59 +8,7 @@ use std::io;
 
 use libc::{c_uint, c_void, iovec};
 
-/// The general registers of a stopped thread, as `user_regs_struct` has them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-#[allow(missing_docs, reason = "the names are the processor's")]
-pub struct Registers {
-    pub r15: u64,
-    pub r14: u64,
-    pub r13: u64,
-    pub r12: u64,
-    pub rbp: u64,
-    pub rbx: u64,
-    pub r11: u64,
-    pub r10: u64,
-    pub r9: u64,
-    pub r8: u64,
-    pub rax: u64,
-    pub rcx: u64,
-    pub rdx: u64,
-    pub rsi: u64,
-    pub rdi: u64,
-    /// The number of the system call that the thread is in, or -1.
-    pub orig_rax: u64,
-    pub rip: u64,
-    pub cs: u64,
-    pub eflags: u64,
-    pub rsp: u64,
-    pub ss: u64,
-    pub fs_base: u64,
-    pub gs_base: u64,
-    pub ds: u64,
-    pub es: u64,
-    pub fs: u64,
-    pub gs: u64,
-}
-
-impl Registers {
-    /// The size of the register set in bytes.
-    pub const BYTES: usize = size_of::<Self>();
-
-    /// The registers in the order of `user_regs_struct`.
-    #[must_use]
-    pub fn to_words(self) -> [u64; 27] {
-        // SAFETY: the struct is repr(C) and consists of 27 u64 without padding.
-        unsafe { std::mem::transmute(self) }
-    }
-
-    /// The inverse of [`Registers::to_words`].
-    #[must_use]
-    pub fn from_words(words: [u64; 27]) -> Self {
-        // SAFETY: the struct is repr(C) and consists of 27 u64 without padding.
-        unsafe { std::mem::transmute(words) }
-    }
-}
+use crate::arch::{NT_XSTATE, Registers};
 
 /// What a wait reported of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +32,6 @@ pub const SIGSTOP: i32 = libc::SIGSTOP;
 
 /// Registers' tag of `PTRACE_GETREGSET`.
 const NT_PRSTATUS: usize = 1;
-/// Extended state's tag of `PTRACE_GETREGSET`.
-const NT_X86_XSTATE: usize = 0x202;
 /// The largest extended state that is accepted, in bytes (AMX has 11 KiB).
 const XSTATE_MAX_BYTES: usize = 64 << 10;
 
@@ -204,13 +150,7 @@ pub fn registers(tid: i32) -> io::Result<Registers> {
     // SAFETY: there is room for the registers of either kind of code.
     unsafe { request(op, tid, set, (&raw mut io) as usize) }?;
     if io.iov_len != Registers::BYTES {
-        // struct user_regs_struct of i386: 17 words of 32 bits, two of which stand in one of ours.
-        const CS: usize = 13;
-        let cs = regs.to_words()[CS / 2] >> 32;
-        return Ok(Registers {
-            cs,
-            ..Registers::default()
-        });
+        return Ok(regs.of_32_bit_code());
     }
     Ok(regs)
 }
@@ -240,7 +180,7 @@ pub fn xstate(tid: i32) -> io::Result<Vec<u8>> {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: XSTATE_MAX_BYTES,
     };
-    let (op, set) = (libc::PTRACE_GETREGSET, NT_X86_XSTATE);
+    let (op, set) = (libc::PTRACE_GETREGSET, NT_XSTATE);
     // SAFETY: there is room for as much as is told.
     unsafe { request(op, tid, set, (&raw mut io) as usize) }?;
     // SAFETY: the kernel has written that many bytes, of the room that it was told of.
@@ -257,7 +197,7 @@ pub fn set_xstate(tid: i32, bytes: &[u8]) -> io::Result<()> {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
     };
-    let (op, set) = (libc::PTRACE_SETREGSET, NT_X86_XSTATE);
+    let (op, set) = (libc::PTRACE_SETREGSET, NT_XSTATE);
     // SAFETY: the bytes are read, and there are as many as is told.
     unsafe { request(op, tid, set, (&raw mut io) as usize) }.map(drop)
 }

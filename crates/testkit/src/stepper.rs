@@ -2,7 +2,8 @@
 
 use std::process::{Command, ExitStatus, Stdio};
 
-use sys::ptrace::{self, Event, Registers};
+use sys::arch::Registers;
+use sys::ptrace::{self, Event};
 
 use crate::wait::{SOON, wait_until};
 

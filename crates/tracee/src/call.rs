@@ -4,7 +4,8 @@ use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use abi::Addr;
-use sys::ptrace::{self, Event, Registers};
+use sys::arch::Registers;
+use sys::ptrace::{self, Event};
 
 use crate::{Error, Result};
 
@@ -23,20 +24,9 @@ impl Call {
     /// The registers with which a thread makes the call next; what does not matter is `others`'.
     #[must_use]
     pub fn registers(self, others: Registers) -> Registers {
-        let [rdi, rsi, rdx, r10, r8, r9] = self.args;
-        Registers {
-            rip: self.at.0,
-            rax: self.number,
-            rdi,
-            rsi,
-            rdx,
-            r10,
-            r8,
-            r9,
-            // It is in no call that would be restarted.
-            orig_rax: u64::MAX,
-            ..others
-        }
+        let mut registers = others;
+        registers.make_call(self.at, self.number, self.args);
+        registers
     }
 
     /// Has a traced and stopped thread make the call and gives its result. The thread is in the
@@ -139,7 +129,7 @@ pub(crate) fn absorb(tid: i32, event: Event) -> Result<i32> {
 
 /// What the call gave at whose end a thread is stopped.
 pub(crate) fn result(tid: i32) -> Result<i64> {
-    Ok(own(tid)?.rax.cast_signed())
+    Ok(own(tid)?.result())
 }
 
 fn own(tid: i32) -> Result<Registers> {
@@ -172,7 +162,7 @@ mod tests {
         ptrace::seize(pid, true).expect("seize");
         ptrace::interrupt(pid).expect("interrupt");
         ptrace::wait(pid).expect("wait");
-        let syscall = Addr(ptrace::registers(pid).expect("registers").rip - 2);
+        let syscall = ptrace::registers(pid).expect("registers").call_at();
         let hour = Call {
             at: syscall,
             number: POLL,

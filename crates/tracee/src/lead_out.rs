@@ -4,7 +4,7 @@
 //! one on another kernel not even its code is there. So the thread runs on until the function
 //! returns: its return address on the stack is changed to that of a *berth*, code in the padding of
 //! the vDSO where the thread waits to be fetched. Single steps would do as well, but a thread whose
-//! tracer is killed in the middle of one is killed, too. In the berth it waits for [`PATIENCE`] and
+//! tracer is killed in the middle of one is killed, too. In the berth it waits for a while and
 //! goes on by itself, with its own signal mask.
 
 use std::fs::File;
@@ -12,18 +12,12 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use abi::{Addr, Span};
-use sys::ptrace::{self, Event, Registers};
+use sys::arch::Registers;
+use sys::ptrace::{self, Event};
 
-use crate::visit::{PATIENCE, padding_in};
+use crate::arch::{self, BERTH_BYTES, HOME_AT, MASK_AT, berth_code};
+use crate::visit::padding_in;
 use crate::{Error, Result, Thread, call};
-
-/// How a berth begins: `mov r9, rax` (the function's result), `mov eax, 271` (ppoll).
-pub(crate) const BERTH: [u8; 8] = [0x49, 0x89, 0xc1, 0xb8, 0x0f, 0x01, 0, 0];
-/// Where a berth's data begins, in bytes.
-const DATA_AT: usize = 72;
-const MASK_AT: usize = DATA_AT + 16;
-const HOME_AT: usize = DATA_AT + 24;
-const BERTH_BYTES: usize = DATA_AT + 32;
 
 /// How long a function of the vDSO may take to end.
 const LONGEST: Duration = Duration::from_millis(50);
@@ -97,36 +91,6 @@ pub fn lead_out(
     Ok(matches!(course?, Course::Arrived | Course::Fault(_)))
 }
 
-/// The code of a berth: waits to be fetched, then restores the signal mask and returns `home`.
-fn berth_code(home: u64, mask: u64) -> Vec<u8> {
-    let mut out = BERTH.to_vec();
-    let again = out.len() - 5;
-    let data = |out: &mut Vec<u8>, op: &[u8], at: usize| {
-        out.extend(op);
-        let next = out.len() + 4;
-        out.extend(u32::try_from(at - next).expect("short").to_le_bytes());
-    };
-    out.extend([0x31, 0xff, 0x31, 0xf6]); // xor edi, edi; xor esi, esi
-    data(&mut out, &[0x48, 0x8d, 0x15], DATA_AT); // lea rdx, [rip + patience]
-    out.extend([0x45, 0x31, 0xd2, 0x45, 0x31, 0xc0]); // xor r10d, r10d; xor r8d, r8d
-    out.extend([0x0f, 0x05, 0x85, 0xc0, 0x75]); // syscall; test eax, eax; jnz again
-    let back = again as i64 - (out.len() as i64 + 1);
-    out.push(i8::try_from(back).expect("short").cast_unsigned());
-    out.extend([0xb8, 14, 0, 0, 0]); // mov eax, 14 (rt_sigprocmask)
-    out.extend([0xbf, 2, 0, 0, 0]); // mov edi, 2 (SIG_SETMASK)
-    data(&mut out, &[0x48, 0x8d, 0x35], MASK_AT); // lea rsi, [rip + mask]
-    out.extend([0x31, 0xd2, 0x41, 0xba, 8, 0, 0, 0]); // xor edx, edx; mov r10d, 8
-    out.extend([0x0f, 0x05, 0x4c, 0x89, 0xc8]); // syscall; mov rax, r9
-    data(&mut out, &[0xff, 0x25], HOME_AT); // jmp [rip + home]
-    assert!(out.len() <= DATA_AT, "{}", out.len());
-    out.resize(DATA_AT, 0xcc);
-    out.extend(PATIENCE.as_secs().to_le_bytes());
-    out.extend(u64::from(PATIENCE.subsec_nanos()).to_le_bytes());
-    out.extend(mask.to_le_bytes());
-    out.extend(home.to_le_bytes());
-    out
-}
-
 impl Thread {
     /// Runs with signals blocked, but for those that its own instructions make, until it waits in
     /// the berth.
@@ -158,13 +122,13 @@ impl Thread {
                 return Ok(Course::Fault(signal));
             }
             let registers = self.own_registers()?;
-            let rip = registers.rip;
-            if berth.contains(Addr(rip)) {
+            let at = registers.at();
+            if berth.contains(at) {
                 self.saved.registers = registers;
                 return Ok(Course::Arrived);
             }
-            if !code.contains(Addr(rip)) {
-                let what = format!("it went from the vDSO to {rip:#x}");
+            if !code.contains(at) {
+                let what = format!("it went from the vDSO to {at}");
                 return Err(Error::Astray { tid, what });
             }
             // Time alone says little on a machine with much to do.
@@ -208,17 +172,10 @@ impl Thread {
     /// Takes it, which has arrived, out of the berth: it goes on behind the call of the function.
     fn disembark(&mut self, berth: Addr, home: u64) -> Result<()> {
         let regs = self.saved.registers;
-        let result = if regs.rip == berth.0 {
-            regs.rax
-        } else {
-            regs.r9
-        };
-        self.saved.registers = Registers {
-            rip: home,
-            rax: result,
-            orig_rax: u64::MAX,
-            ..regs
-        };
+        self.saved
+            .registers
+            .end_call(arch::result_in_berth(&regs, berth));
+        self.saved.registers.go_to(Addr(home));
         self.give_back()
     }
 

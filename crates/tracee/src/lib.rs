@@ -6,11 +6,11 @@
 //!
 //! Whatever happens, a target goes on as it was: dropping a [`Visit`] takes the blob out again,
 //! dropping a [`Thread`] lets it run, and when this process is killed in the middle of a visit the
-//! target's own threads find the way back (module [`comeback`]).
+//! target's own threads find the way back (module [`arch::comeback`]).
 #![forbid(unsafe_code)]
 
+pub mod arch;
 mod call;
-pub mod comeback;
 mod error;
 mod handed;
 mod lead_out;
@@ -21,10 +21,11 @@ mod thread;
 mod uffd;
 mod visit;
 
+pub use arch::STUB_BYTES;
 pub use call::Call;
 pub use error::{Error, Result};
 pub use lead_out::lead_out;
 pub use stop::stop;
 pub use thread::{Saved, Seized, Thread, has_ended};
 pub use uffd::{userfaultfd, userfaultfd_of_device};
-pub use visit::{Batch, Outcome, PADDING_BYTES, STUB_BYTES, Visit, is_visited, padding_in};
+pub use visit::{Batch, Outcome, PADDING_BYTES, Visit, is_visited, padding_in};

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use abi::{Addr, Span};
-use sys::ptrace::{self, Event, Registers};
+use sys::arch::Registers;
+use sys::ptrace::{self, Event};
 
 use crate::{Error, Result, call};
 
@@ -180,7 +181,7 @@ impl Thread {
     fn abort_rseq(&mut self) -> Result<()> {
         let area = self.saved.rseq;
         // A sequence makes no system calls: a thread in a call is in none.
-        let in_call = self.saved.registers.orig_rax.cast_signed() >= 0;
+        let in_call = self.saved.registers.call().is_some();
         if area.addr == 0 || in_call {
             return Ok(());
         }
@@ -196,8 +197,8 @@ impl Thread {
         read(sequence, &mut bytes).map_err(lost)?;
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let (start, len, abort) = (word(8), word(16), word(24));
-        if self.saved.registers.rip.wrapping_sub(start) < len {
-            self.saved.registers.rip = abort;
+        if self.saved.registers.at().0.wrapping_sub(start) < len {
+            self.saved.registers.go_to(Addr(abort));
             self.borrowed = true;
         }
         Ok(())
@@ -307,7 +308,7 @@ impl Thread {
         self.halt()?;
         let regs = ptrace::registers(self.tid);
         let regs = regs.map_err(|e| Error::of(self.tid, "PTRACE_GETREGSET", e))?;
-        if !areas.iter().any(|area| area.contains(Addr(regs.rip))) {
+        if !areas.iter().any(|area| area.contains(regs.at())) {
             (self.borrowed, self.masked) = (false, false);
         }
         Ok(())

@@ -16,11 +16,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use crate::arch::{self, STUB_BYTES, comeback};
+use crate::{Call, Error, Result, Thread};
 use abi::{Addr, Header, PAGE_BYTES, Span, offset};
-use sys::ptrace::Registers;
-
-use crate::lead_out::BERTH;
-use crate::{Call, Error, Result, Thread, comeback};
 
 pub(crate) use bring::{Opening, UNMADE};
 
@@ -34,24 +32,10 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 /// is unmapped.
 const LEADERS_PATIENCE: Duration = Duration::from_millis(500);
 
-/// The stub begins with `syscall; mov rdi, rax; mov esi, length`: what is mapped at its start …
-const STUB_MAP: [u8; 6] = [0x0f, 0x05, 0x48, 0x89, 0xc7, 0xbe];
-/// … is unmapped by `mov eax, 11; syscall`, which can also be entered by itself, …
-const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, 0x0f, 0x05];
-/// … here, in bytes from its start.
-const UNMAP_AT: u64 = 10;
-/// The size of the code that a visit begins with, in bytes.
-pub const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
 /// How many bytes at the end of a mapping are looked at for room for it: some more, so that the
 /// last instruction before them may end in zeros.
 pub const PADDING_BYTES: usize = STUB_BYTES + MARGIN_BYTES;
 const MARGIN_BYTES: usize = 64;
-/// What stands in front of the comeback code: see [`leaders_way`] and [`bring`].
-const WAY_BYTES: usize = 160;
-
-const MMAP: u64 = 9;
-const MUNMAP: u64 = 11;
-
 /// Calls to be made by one thread, laid out for addresses that are known only then.
 pub trait Batch {
     /// The size of the compiled ops in bytes, with the end.
@@ -189,13 +173,8 @@ impl Visit {
     /// unmap the area at once.
     fn start(&mut self, places: &[Place]) -> Result<()> {
         for (thread, place) in self.threads.iter_mut().zip(places) {
-            let code = Registers {
-                rip: place.entry.0,
-                r12: place.ops.0,
-                r13: place.header.0,
-                orig_rax: u64::MAX,
-                ..thread.saved.registers
-            };
+            let mut code = thread.saved.registers;
+            arch::enter_blob(&mut code, place.entry, (place.ops, place.header));
             thread.borrow(&code)?;
             thread.start()?;
         }
@@ -211,21 +190,15 @@ impl Visit {
         let bytes = (CODE_BYTES + parts) as u64;
         let bytes = bytes.next_multiple_of(PAGE_BYTES);
         let leader = &mut self.threads[0];
-        let mut stub = STUB_MAP.to_vec();
-        stub.extend(
-            u32::try_from(bytes)
-                .map_err(|_| too_large(leader.tid))?
-                .to_le_bytes(),
-        );
-        stub.extend(STUB_UNMAP);
-        stub.extend(comeback::code(&leader.saved.registers, leader.saved.mask));
+        let len_bytes = u32::try_from(bytes).map_err(|_| too_large(leader.tid))?;
+        let stub = arch::stub(len_bytes, &leader.saved.registers, leader.saved.mask);
         let memory = self.memory.as_ref().expect("given away at the end");
         let put = memory.write_all_at(&stub, self.stub.0);
         put.map_err(|e| Error::of(leader.tid, "cannot write the stub", e))?;
         // PROT_READ|PROT_WRITE|PROT_EXEC, MAP_PRIVATE|MAP_ANONYMOUS
         let call = Call {
             at: self.stub,
-            number: MMAP,
+            number: arch::MMAP,
             args: [0, bytes, 7, 0x22, u64::MAX, 0],
         };
         leader.borrow(&call.registers(leader.saved.registers))?;
@@ -263,14 +236,14 @@ impl Visit {
                     Duration::ZERO
                 };
                 let opened = batch.opened(ops, data).into_iter();
-                let mut code = opened.flat_map(bring::closing).collect::<Vec<_>>();
-                let unmap = self.stub.plus(UNMAP_AT);
-                code.extend(leaders_way(header, others, area, unmap));
+                let mut code = opened.flat_map(arch::closing).collect::<Vec<_>>();
+                let unmap = self.stub.plus(arch::UNMAP_AT);
+                code.extend(arch::leaders_way(header, others, area, unmap));
                 code.extend(back);
                 (Vec::new(), code, PATIENCE + extra)
             } else {
-                let way_in = others_way_in(first_header, area.start);
-                let mut code = others_way(first_header);
+                let way_in = arch::others_way_in(first_header, area.start);
+                let mut code = arch::others_way(first_header);
                 code.extend(back);
                 (way_in, code, PATIENCE)
             };
@@ -378,8 +351,8 @@ impl Visit {
     fn lead_out(&mut self, area: Span) -> Result<()> {
         let leader = &mut self.threads[0];
         let unmap = Call {
-            at: self.stub.plus(UNMAP_AT),
-            number: MUNMAP,
+            at: self.stub.plus(arch::UNMAP_AT),
+            number: arch::MUNMAP,
             args: [area.start.0, area.bytes(), 0, 0, 0, 0],
         };
         leader.borrow(&unmap.registers(leader.saved.registers))
@@ -456,7 +429,7 @@ fn part_bytes(batch: &dyn Batch) -> usize {
     Header::BYTES.next_multiple_of(64)
         + batch.ops_bytes().next_multiple_of(64)
         + batch.data_bytes().next_multiple_of(64)
-        + (WAY_BYTES + comeback::LEN_BYTES).next_multiple_of(64)
+        + (arch::WAY_BYTES + comeback::LEN_BYTES).next_multiple_of(64)
         + 64
 }
 
@@ -465,67 +438,11 @@ fn too_large(tid: i32) -> Error {
     Error::Astray { tid, what }
 }
 
-/// Code for a parked leader that nobody fetched: when all others have returned, `munmap(area)` at
-/// the stub, which leads back. `header` is the leader's.
-///
-/// Where that takes unlikely long, some were never sent, as the tracer was killed before: those
-/// that came must have returned. If even that is not so, on to the comeback code that follows: the
-/// area stays.
-fn leaders_way(header: Addr, others: usize, area: Span, unmap: Addr) -> Vec<u8> {
-    const TURNS: u32 = 1 << 20;
-    let (returned, entered) = (offset::RETURNED as u8, offset::ENTERED as u8);
-    let mut unmapping = vec![0x48, 0xbf]; // movabs rdi, start
-    unmapping.extend(area.start.0.to_le_bytes());
-    unmapping.extend([0x48, 0xbe]); // movabs rsi, length
-    unmapping.extend(area.bytes().to_le_bytes());
-    unmapping.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
-    unmapping.extend(unmap.0.to_le_bytes());
-    let mut out = vec![0x41, 0xbc]; // mov r12d, turns
-    out.extend(TURNS.to_le_bytes());
-    out.extend([0x49, 0xbd]); // movabs r13, header
-    out.extend(header.0.to_le_bytes());
-    let turn = out.len();
-    out.extend([0x41, 0x8b, 0x45, returned, 0x3d]); // mov eax, [r13 + returned]; cmp eax, others
-    out.extend(u32::try_from(others).unwrap_or(u32::MAX).to_le_bytes());
-    out.extend([0x73, 22]); // jae unmapping
-    out.extend([0xb8, 24, 0, 0, 0]); // mov eax, 24 (sched_yield)
-    out.extend([0x0f, 0x05]); // syscall
-    out.extend([0x41, 0xff, 0xcc]); // dec r12d
-    let back = turn.wrapping_sub(out.len() + 2) as u8;
-    out.extend([0x75, back]); // jnz turn
-    out.extend([0x41, 0x8b, 0x45, returned]); // mov eax, [r13 + returned]
-    out.extend([0x41, 0x3b, 0x45, entered]); // cmp eax, [r13 + entered]
-    out.extend([0x75, unmapping.len() as u8]); // jne behind
-    out.extend(unmapping);
-    out
-}
-
-/// Code by which another thread comes in: it counts itself as entered. `header` is the leader's.
-fn others_way_in(header: Addr, blob: Addr) -> Vec<u8> {
-    let mut out = counting(header, offset::ENTERED);
-    out.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
-    out.extend(blob.0.to_le_bytes());
-    out
-}
-
-/// Code for another parked thread that nobody fetched: it counts itself as returned; the comeback
-/// code follows. `header` is the leader's.
-fn others_way(header: Addr) -> Vec<u8> {
-    counting(header, offset::RETURNED)
-}
-
-fn counting(header: Addr, word: usize) -> Vec<u8> {
-    let mut out = vec![0x48, 0xb8]; // movabs rax, word
-    out.extend(header.plus(word as u64).0.to_le_bytes());
-    out.extend([0xf0, 0xff, 0x00]); // lock inc dword ptr [rax]
-    out
-}
-
 /// A thread that was parked must still be in the area when it is fetched.
 fn inside(thread: &Thread, area: Span) -> Result<()> {
     let regs = sys::ptrace::registers(thread.tid);
     let regs = regs.map_err(|e| Error::of(thread.tid, "PTRACE_GETREGSET", e))?;
-    if area.contains(Addr(regs.rip)) {
+    if area.contains(regs.at()) {
         return Ok(());
     }
     let what = "it went on before its answers were fetched".to_owned();
@@ -553,13 +470,8 @@ pub(crate) fn padding(memory: &File, span: Span) -> Option<Addr> {
 pub fn padding_in(tail: &[u8; PADDING_BYTES], end: Addr) -> Option<Addr> {
     let zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let (margin, stub) = tail.split_at(MARGIN_BYTES);
-    let free = zero(margin) && (zero(stub) || is_stub(stub));
+    let free = zero(margin) && (zero(stub) || arch::is_stub(stub));
     free.then(|| Addr(end.0 - STUB_BYTES as u64))
-}
-
-fn is_stub(bytes: &[u8]) -> bool {
-    let visit = bytes.starts_with(&STUB_MAP) && bytes[UNMAP_AT as usize..].starts_with(&STUB_UNMAP);
-    visit || bytes.starts_with(&BERTH)
 }
 
 /// Whether the code at `rip` of a stopped process, in its mapping `span`, is a stub or belongs to
@@ -580,7 +492,7 @@ pub fn is_visited(pid: i32, span: Span, rip: Addr) -> Result<bool> {
         Err(error) => return Err(Error::of(pid, "cannot read the code that it runs", error)),
     }
     let stub = &code[code.len() - STUB_BYTES..];
-    let in_stub = rip.0 >= page.0 + PAGE_BYTES - STUB_BYTES as u64 && is_stub(stub);
+    let in_stub = rip.0 >= page.0 + PAGE_BYTES - STUB_BYTES as u64 && arch::is_stub(stub);
     let mut pages = code.chunks(PAGE_BYTES as usize);
     Ok(in_stub || pages.any(|page| page.starts_with(blob::code())))
 }

@@ -281,7 +281,7 @@ fn a_killed_restore_leaves_no_file_that_was_deleted() {
     assert_eq!(before.len(), 2);
     stillframe.dump(program.pid(), &[]).must();
     // From where it makes something under a name, or a process that does.
-    let makes = |registers: &sys::ptrace::Registers| {
+    let makes = |registers: &sys::arch::Registers| {
         const OPEN: u64 = 2;
         const O_EXCL: u64 = 0o200;
         const CLONE: u64 = 56;
@@ -345,7 +345,7 @@ fn a_killed_dump_leaves_where_sockets_peek_from() {
         text
     };
     let before = ask();
-    let sets_it = |registers: &sys::ptrace::Registers| {
+    let sets_it = |registers: &sys::arch::Registers| {
         const SETSOCKOPT: u64 = 54;
         const SO_PEEK_OFF: u64 = 42;
         registers.orig_rax == SETSOCKOPT && registers.rsi == 1 && registers.rdx == SO_PEEK_OFF

@@ -54,15 +54,11 @@ pub(super) fn check_session(tree: &Tree, allow: &Allow) -> Result<()> {
 
 /// Only 64-bit code can make the blob's calls.
 fn check_code(task: &Task) -> Result<()> {
-    const CODE_64: u64 = 0x33;
-    const CODE_32: u64 = 0x23;
     for thread in task.threads() {
-        let what = match thread.saved.registers.cs {
-            CODE_64 => continue,
-            CODE_32 => format!("thread {}: 32-bit code", thread.tid),
-            other => format!("thread {}: code segment {other:#x}", thread.tid),
-        };
-        return Err(resources::Error::unsupported(task.pid, what).into());
+        if let Err(what) = thread.saved.registers.check_code() {
+            let what = format!("thread {}: {what}", thread.tid);
+            return Err(resources::Error::unsupported(task.pid, what).into());
+        }
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use prost::Message;
 use resources::map::listing::{Backing, Listed};
 use resources::map::vdso::elf::Elf;
 use resources::map::vdso::{self, Vdso, found, unwind};
-use sys::ptrace::Registers;
+use sys::arch::Registers;
 use tracee::Thread;
 
 use super::files::{Contents, Object};
@@ -185,7 +185,7 @@ pub(super) fn lead_out(task: &mut Task, seen: &Seen, listed: &[Listed]) -> Resul
     let Some(kernel) = seen.behind_proxy.or_else(|| code(listed)) else {
         return Ok(None);
     };
-    let inside = |thread: &Thread| kernel.contains(Addr(thread.saved.registers.rip));
+    let inside = |thread: &Thread| kernel.contains(thread.saved.registers.at());
     if !task.threads().iter().any(inside) {
         return Ok(None);
     }
@@ -204,8 +204,8 @@ pub(super) fn lead_out(task: &mut Task, seen: &Seen, listed: &[Listed]) -> Resul
         };
         let tid = thread.tid;
         log::debug!(
-            "thread {tid} is in the vDSO at {:#x}; led out: {led}",
-            registers.rip
+            "thread {tid} is in the vDSO at {}; led out: {led}",
+            registers.at()
         );
         if !led && seen.behind_proxy.is_some() {
             return Err(Error::Returning { pid });
@@ -217,16 +217,8 @@ pub(super) fn lead_out(task: &mut Task, seen: &Seen, listed: &[Listed]) -> Resul
 /// Where the return address of the function stands that a thread is in.
 fn slot(code: &[u8], span: Span, registers: &Registers) -> Option<Addr> {
     let elf = Elf::new(code)?;
-    let register = |number| match number {
-        3 => Some(registers.rbx),
-        6 => Some(registers.rbp),
-        7 => Some(registers.rsp),
-        10 => Some(registers.r10),
-        12 => Some(registers.r12),
-        13 => Some(registers.r13),
-        14 => Some(registers.r14),
-        15 => Some(registers.r15),
-        _ => None,
-    };
-    unwind::return_slot(&elf, registers.rip - span.start.0, &register).map(Addr)
+    let (at, kept) = (registers.at().0 - span.start.0, |number| {
+        registers.kept(number)
+    });
+    unwind::return_slot(&elf, at, &kept).map(Addr)
 }

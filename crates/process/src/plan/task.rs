@@ -586,7 +586,7 @@ impl<'a> Tasks<'a> {
 fn stack_of(thread: &SavedThread<'_>) -> abi::Addr {
     let words = thread.state.registers.as_slice();
     let registers = words.try_into().expect("checked when read");
-    abi::Addr(sys::ptrace::Registers::from_words(registers).rsp)
+    sys::arch::Registers::from_words(registers).stack()
 }
 
 fn await_go(script: &mut Script) {

@@ -2,7 +2,7 @@
 
 use resources::map::vdso::lay::Old;
 use resources::map::vdso::{self, proxy::Proxy};
-use sys::ptrace::Registers;
+use sys::arch::Registers;
 
 use super::setting::OwnVdso;
 use crate::records::{Saved, SavedTask};
@@ -26,8 +26,10 @@ pub(super) fn check_entries(task: &SavedTask<'_>, proxy: &Proxy) -> Result<()> {
     };
     for thread in &task.threads {
         let words = thread.state.registers.as_slice().try_into();
-        let rip = Registers::from_words(words.expect("checked when read")).rip;
-        if proxy.splits(rip.wrapping_sub(code.start)) {
+        let at = Registers::from_words(words.expect("checked when read"))
+            .at()
+            .0;
+        if proxy.splits(at.wrapping_sub(code.start)) {
             let tid = thread.tid;
             let what =
                 format!("thread {tid} has just entered its vDSO, which is not this kernel's");

@@ -6,7 +6,8 @@ use resources::task::interrupted::Remake;
 use resources::task::{pending, tags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use sys::ptrace::{self, Event, Registers};
+use sys::arch::Registers;
+use sys::ptrace::{self, Event};
 use tracee::Call;
 
 use super::ending::kill_tree;

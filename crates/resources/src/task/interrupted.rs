@@ -15,8 +15,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use sys::arch::{Registers, SYSCALL};
 use sys::proc::{Stat, Status, Syscall, exec_start_ns, waits_begun};
-use sys::ptrace::Registers;
 
 const EINTR: i64 = -4;
 const ERESTART_RESTARTBLOCK: i64 = -516;
@@ -24,7 +24,6 @@ const TIMER_ABSTIME: u64 = 1;
 const FUTEX_COMMAND: u64 = 0x7f;
 const FUTEX_WAIT: u64 = 0;
 /// The size of the `syscall` instruction in bytes.
-const SYSCALL_BYTES: u64 = 2;
 
 /// Numbers of system calls.
 mod nr {
@@ -214,8 +213,7 @@ impl Remake {
     /// Sets the registers of the thread whose call returned `result` when it was made again.
     pub fn finish(result: i64, registers: &mut Registers) {
         if result != ERESTART_RESTARTBLOCK {
-            registers.rax = result.cast_unsigned();
-            registers.orig_rax = u64::MAX;
+            registers.end_call(result);
         }
     }
 }
@@ -224,15 +222,7 @@ impl Resume {
     /// Has the registers make the call, if they have to.
     pub fn apply(&self, registers: &mut Registers) {
         if let Self::Again { number, args } = self {
-            registers.rip = registers.rip.wrapping_sub(SYSCALL_BYTES);
-            registers.rax = *number;
-            registers.orig_rax = u64::MAX;
-            registers.rdi = args[0];
-            registers.rsi = args[1];
-            registers.rdx = args[2];
-            registers.r10 = args[3];
-            registers.r8 = args[4];
-            registers.r9 = args[5];
+            registers.make_call(registers.call_at(), *number, *args);
         }
     }
 }
@@ -247,7 +237,7 @@ pub fn handler_waits(status: &Status, mask: u64) -> bool {
 /// Whether the stop has ended a call that the kernel does not make again.
 #[must_use]
 pub fn has_ended(registers: &Registers) -> bool {
-    registers.orig_rax.cast_signed() >= 0 && registers.rax.cast_signed() == EINTR
+    registers.call().is_some() && registers.result() == EINTR
 }
 
 /// Whether the kernel was going on with a call of which nothing tells what it was: the thread had
@@ -259,7 +249,6 @@ pub fn is_unknown(
     before: &Before,
     memory: impl FnOnce(u64) -> Option<[u8; 16]>,
 ) -> bool {
-    const SYSCALL: [u8; 2] = [0x0f, 0x05];
     const GOES_ON: [u64; 5] = [
         nr::POLL,
         nr::NANOSLEEP,
@@ -267,18 +256,17 @@ pub fn is_unknown(
         nr::RESTART_SYSCALL,
         nr::CLOCK_NANOSLEEP,
     ];
-    if !GOES_ON.contains(&registers.orig_rax) {
+    let Some(number) = registers.call().filter(|call| GOES_ON.contains(call)) else {
         return false;
-    }
-    match registers.rax.cast_signed() {
+    };
+    match registers.result() {
         ERESTART_RESTARTBLOCK => {
-            let number = registers.orig_rax;
-            let is_known = || original(&before.function, &args_of(registers)).is_some();
+            let is_known = || original(&before.function, &registers.args()).is_some();
             number == nr::RESTART_SYSCALL && !is_known()
         }
         // About to go on: a fault on the way to user mode has held it up.
-        _ if registers.rax == nr::RESTART_SYSCALL => {
-            memory(registers.rip).is_some_and(|code| code.starts_with(&SYSCALL))
+        result if result.cast_unsigned() == nr::RESTART_SYSCALL => {
+            memory(registers.at().0).is_some_and(|code| code.starts_with(&SYSCALL))
         }
         _ => false,
     }
@@ -295,32 +283,20 @@ pub fn is_waiting(read: impl FnOnce(&str) -> Option<Vec<u8>>) -> bool {
 #[must_use]
 pub fn resume(stopped: &Stopped<'_>) -> Resume {
     let registers = stopped.registers;
-    let in_call = registers.orig_rax.cast_signed() >= 0;
-    match registers.rax.cast_signed() {
+    let in_call = registers.call().is_some();
+    match registers.result() {
         EINTR if in_call && !stopped.expects_interruption => again(stopped),
         ERESTART_RESTARTBLOCK if in_call && !stopped.stays => go_on(stopped),
         _ => Resume::AsIs,
     }
 }
 
-/// The arguments of the call that the thread is in.
-fn args_of(registers: &Registers) -> [u64; 6] {
-    let Registers {
-        rdi,
-        rsi,
-        rdx,
-        r10,
-        r8,
-        r9,
-        ..
-    } = *registers;
-    [rdi, rsi, rdx, r10, r8, r9]
-}
-
 /// Makes a call again that the kernel would not.
 fn again(stopped: &Stopped<'_>) -> Resume {
-    let mut args = args_of(stopped.registers);
-    let mut number = stopped.registers.orig_rax;
+    let mut args = stopped.registers.args();
+    let Some(mut number) = stopped.registers.call() else {
+        return Resume::AsIs;
+    };
     match number {
         // The descriptor is closed whatever the result; and what was restarted once is unknown.
         nr::CLOSE | nr::RESTART_SYSCALL => return Resume::AsIs,
@@ -343,13 +319,14 @@ fn again(stopped: &Stopped<'_>) -> Resume {
 
 /// Goes on with a call of which the kernel keeps the time that remains, without the kernel.
 fn go_on(stopped: &Stopped<'_>) -> Resume {
-    let mut args = args_of(stopped.registers);
-    let number = match stopped.registers.orig_rax {
-        nr::RESTART_SYSCALL => match original(&stopped.before.function, &args) {
+    let mut args = stopped.registers.args();
+    let number = match stopped.registers.call() {
+        None => return Resume::AsIs,
+        Some(nr::RESTART_SYSCALL) => match original(&stopped.before.function, &args) {
             Some(number) => number,
             None => return Resume::AsIs,
         },
-        number => number,
+        Some(number) => number,
     };
     let remaining = |at: u64| Some(timespec_at(stopped, at)?.saturating_sub(stopped.waited));
     let remake = |time_arg: u32, args: [u64; 6]| {
@@ -517,7 +494,7 @@ mod tests {
                 self.stage.put(TIME, &call.timespec());
                 let args = call.args(self.stage.data() + TIME).expect("sound");
                 let call = tracee::Call {
-                    at: Addr(registers.rip - SYSCALL_BYTES),
+                    at: registers.call_at(),
                     number: call.number,
                     args,
                 };
@@ -531,7 +508,7 @@ mod tests {
         /// Makes the kernel forget what it knows of the interrupted call.
         fn forget(&self, registers: &Registers) {
             let call = tracee::Call {
-                at: Addr(registers.rip - SYSCALL_BYTES),
+                at: registers.call_at(),
                 number: nr::POLL,
                 args: [0, 0, 3_600_000, 0, 0, 0],
             };

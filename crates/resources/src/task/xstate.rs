@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use sys::xsave;
+use sys::arch::xsave;
 
 use super::frames;
 use crate::{Error, Result};

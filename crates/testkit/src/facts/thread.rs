@@ -1,7 +1,8 @@
 //! What belongs to one thread: name, credentials, signal masks, scheduling, registers.
 use std::{fs, io};
 
-use sys::ptrace::{self, Event, Registers, RseqArea};
+use sys::arch::Registers;
+use sys::ptrace::{self, Event, RseqArea};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Depth, Facts, task};

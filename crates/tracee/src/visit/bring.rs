@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use abi::{Addr, Kind, Op, Span, offset};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use sys::ptrace::Registers;
 
 use super::{Batch, Place, Visit, inside};
 use crate::{Error, Result, Thread};
@@ -49,16 +48,6 @@ impl Batch for One {
 }
 
 impl Opening for One {}
-
-/// Code that closes the descriptor whose number stands at `result`; a negative one is none.
-pub(super) fn closing(result: Addr) -> Vec<u8> {
-    let mut out = vec![0x48, 0xb8]; // movabs rax, result
-    out.extend(result.0.to_le_bytes());
-    out.extend([0x8b, 0x38]); // mov edi, [rax]
-    out.extend([0xb8, 3, 0, 0, 0]); // mov eax, 3 (close)
-    out.extend([0x0f, 0x05]); // syscall
-    out
-}
 
 impl Visit {
     /// Has the process make `call`, which opens a descriptor, and brings that here. The blob is
@@ -132,11 +121,9 @@ impl Visit {
         let leader = &mut self.threads[0];
         leader.halt()?;
         inside(leader, area)?;
-        let closing = Registers {
-            rip: place.comeback.0,
-            orig_rax: u64::MAX,
-            ..leader.saved.registers
-        };
+        let mut closing = leader.saved.registers;
+        closing.leave_call();
+        closing.go_to(place.comeback);
         leader.borrow(&closing)?;
         for _ in 0..count {
             leader.run_call()?;

@@ -5,7 +5,7 @@
 //! is changed: it sets the signal mask, the flags and every register that the blob uses, and jumps
 //! to where the thread was. It uses no stack and touches no vector registers.
 
-use sys::ptrace::Registers;
+use sys::arch::Registers;
 
 /// The length of [`code`] in bytes.
 pub const LEN_BYTES: usize = 172;

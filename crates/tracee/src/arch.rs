@@ -1,0 +1,162 @@
+//! What a thread of the target runs for us, in x86-64's machine code, but for the blob.
+
+pub mod comeback;
+
+use abi::{Addr, Span, offset};
+use sys::arch::{Registers, SYSCALL};
+
+use crate::visit::PATIENCE;
+
+/// The number of mmap(2).
+pub(crate) const MMAP: u64 = 9;
+/// The number of munmap(2).
+pub(crate) const MUNMAP: u64 = 11;
+
+/// The stub begins with `syscall; mov rdi, rax; mov esi, length`: what is mapped at its start …
+const STUB_MAP: [u8; 6] = [SYSCALL[0], SYSCALL[1], 0x48, 0x89, 0xc7, 0xbe];
+/// … is unmapped by `mov eax, 11; syscall`, which can also be entered by itself, …
+const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, SYSCALL[0], SYSCALL[1]];
+/// … here, in bytes from its start.
+pub(crate) const UNMAP_AT: u64 = 10;
+/// The size of the code that a visit begins with, in bytes.
+pub const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
+/// What stands in front of the comeback code: see [`leaders_way`] and [`closing`].
+pub(crate) const WAY_BYTES: usize = 160;
+
+/// How a berth begins: `mov r9, rax` (the function's result), `mov eax, 271` (ppoll).
+const BERTH: [u8; 8] = [0x49, 0x89, 0xc1, 0xb8, 0x0f, 0x01, 0, 0];
+/// Where a berth's data begins, in bytes.
+const DATA_AT: usize = 72;
+/// Where it has the signal mask.
+pub(crate) const MASK_AT: usize = DATA_AT + 16;
+/// Where it has the address that it returns to.
+pub(crate) const HOME_AT: usize = DATA_AT + 24;
+/// Its size, in bytes.
+pub(crate) const BERTH_BYTES: usize = DATA_AT + 32;
+
+/// The code that maps `len_bytes`, or unmaps what was mapped; the comeback code follows.
+pub(crate) fn stub(len_bytes: u32, registers: &Registers, mask: u64) -> Vec<u8> {
+    let mut stub = STUB_MAP.to_vec();
+    stub.extend(len_bytes.to_le_bytes());
+    stub.extend(STUB_UNMAP);
+    stub.extend(comeback::code(registers, mask));
+    stub
+}
+
+/// Whether code is a stub, or a berth.
+pub(crate) fn is_stub(bytes: &[u8]) -> bool {
+    let visit = bytes.starts_with(&STUB_MAP) && bytes[UNMAP_AT as usize..].starts_with(&STUB_UNMAP);
+    visit || bytes.starts_with(&BERTH)
+}
+
+/// The registers with which a thread runs the blob's code at `entry`, for these ops and header.
+pub(crate) fn enter_blob(registers: &mut Registers, entry: Addr, (ops, header): (Addr, Addr)) {
+    registers.leave_call();
+    registers.go_to(entry);
+    (registers.r12, registers.r13) = (ops.0, header.0);
+}
+
+/// Code for a parked leader that nobody fetched: when all others have returned, `munmap(area)` at
+/// the stub, which leads back. `header` is the leader's.
+///
+/// Where that takes unlikely long, some were never sent, as the tracer was killed before: those
+/// that came must have returned. If even that is not so, on to the comeback code that follows: the
+/// area stays.
+pub(crate) fn leaders_way(header: Addr, others: usize, area: Span, unmap: Addr) -> Vec<u8> {
+    const TURNS: u32 = 1 << 20;
+    let (returned, entered) = (offset::RETURNED as u8, offset::ENTERED as u8);
+    let mut unmapping = vec![0x48, 0xbf]; // movabs rdi, start
+    unmapping.extend(area.start.0.to_le_bytes());
+    unmapping.extend([0x48, 0xbe]); // movabs rsi, length
+    unmapping.extend(area.bytes().to_le_bytes());
+    unmapping.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
+    unmapping.extend(unmap.0.to_le_bytes());
+    let mut out = vec![0x41, 0xbc]; // mov r12d, turns
+    out.extend(TURNS.to_le_bytes());
+    out.extend([0x49, 0xbd]); // movabs r13, header
+    out.extend(header.0.to_le_bytes());
+    let turn = out.len();
+    out.extend([0x41, 0x8b, 0x45, returned, 0x3d]); // mov eax, [r13 + returned]; cmp eax, others
+    out.extend(u32::try_from(others).unwrap_or(u32::MAX).to_le_bytes());
+    out.extend([0x73, 22]); // jae unmapping
+    out.extend([0xb8, 24, 0, 0, 0]); // mov eax, 24 (sched_yield)
+    out.extend([0x0f, 0x05]); // syscall
+    out.extend([0x41, 0xff, 0xcc]); // dec r12d
+    let back = turn.wrapping_sub(out.len() + 2) as u8;
+    out.extend([0x75, back]); // jnz turn
+    out.extend([0x41, 0x8b, 0x45, returned]); // mov eax, [r13 + returned]
+    out.extend([0x41, 0x3b, 0x45, entered]); // cmp eax, [r13 + entered]
+    out.extend([0x75, unmapping.len() as u8]); // jne behind
+    out.extend(unmapping);
+    out
+}
+
+/// Code by which another thread comes in: it counts itself as entered. `header` is the leader's.
+pub(crate) fn others_way_in(header: Addr, blob: Addr) -> Vec<u8> {
+    let mut out = counting(header, offset::ENTERED);
+    out.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
+    out.extend(blob.0.to_le_bytes());
+    out
+}
+
+/// Code for another parked thread that nobody fetched: it counts itself as returned; the comeback
+/// code follows. `header` is the leader's.
+pub(crate) fn others_way(header: Addr) -> Vec<u8> {
+    counting(header, offset::RETURNED)
+}
+
+fn counting(header: Addr, word: usize) -> Vec<u8> {
+    let mut out = vec![0x48, 0xb8]; // movabs rax, word
+    out.extend(header.plus(word as u64).0.to_le_bytes());
+    out.extend([0xf0, 0xff, 0x00]); // lock inc dword ptr [rax]
+    out
+}
+
+/// The code of a berth: waits to be fetched, then restores the signal mask and returns `home`.
+pub(crate) fn berth_code(home: u64, mask: u64) -> Vec<u8> {
+    let mut out = BERTH.to_vec();
+    let again = out.len() - 5;
+    let data = |out: &mut Vec<u8>, op: &[u8], at: usize| {
+        out.extend(op);
+        let next = out.len() + 4;
+        out.extend(u32::try_from(at - next).expect("short").to_le_bytes());
+    };
+    out.extend([0x31, 0xff, 0x31, 0xf6]); // xor edi, edi; xor esi, esi
+    data(&mut out, &[0x48, 0x8d, 0x15], DATA_AT); // lea rdx, [rip + patience]
+    out.extend([0x45, 0x31, 0xd2, 0x45, 0x31, 0xc0]); // xor r10d, r10d; xor r8d, r8d
+    out.extend([0x0f, 0x05, 0x85, 0xc0, 0x75]); // syscall; test eax, eax; jnz again
+    let back = again as i64 - (out.len() as i64 + 1);
+    out.push(i8::try_from(back).expect("short").cast_unsigned());
+    out.extend([0xb8, 14, 0, 0, 0]); // mov eax, 14 (rt_sigprocmask)
+    out.extend([0xbf, 2, 0, 0, 0]); // mov edi, 2 (SIG_SETMASK)
+    data(&mut out, &[0x48, 0x8d, 0x35], MASK_AT); // lea rsi, [rip + mask]
+    out.extend([0x31, 0xd2, 0x41, 0xba, 8, 0, 0, 0]); // xor edx, edx; mov r10d, 8
+    out.extend([0x0f, 0x05, 0x4c, 0x89, 0xc8]); // syscall; mov rax, r9
+    data(&mut out, &[0xff, 0x25], HOME_AT); // jmp [rip + home]
+    assert!(out.len() <= DATA_AT, "{}", out.len());
+    out.resize(DATA_AT, 0xcc);
+    out.extend(PATIENCE.as_secs().to_le_bytes());
+    out.extend(u64::from(PATIENCE.subsec_nanos()).to_le_bytes());
+    out.extend(mask.to_le_bytes());
+    out.extend(home.to_le_bytes());
+    out
+}
+
+/// What the function has returned of which a thread has arrived in the berth at `berth`: until it
+/// has begun there, in its own place.
+pub(crate) fn result_in_berth(registers: &Registers, berth: Addr) -> i64 {
+    match registers.at() == berth {
+        true => registers.result(),
+        false => registers.r9.cast_signed(),
+    }
+}
+
+/// Code that closes the descriptor whose number stands at `result`; a negative one is none.
+pub(crate) fn closing(result: Addr) -> Vec<u8> {
+    let mut out = vec![0x48, 0xb8]; // movabs rax, result
+    out.extend(result.0.to_le_bytes());
+    out.extend([0x8b, 0x38]); // mov edi, [rax]
+    out.extend([0xb8, 3, 0, 0, 0]); // mov eax, 3 (close)
+    out.extend([0x0f, 0x05]); // syscall
+    out
+}
