@@ -115,49 +115,102 @@ impl Reader {
         let mut scratch = Vec::new();
         let mut rest = wanted;
         while let Some(&(first, at)) = rest.first() {
-            let chunk = self.chunk(first);
-            let mut stored_bytes = u64::from(chunk.stored_bytes);
-            let pairs = rest.windows(2).take_while(|pair| {
-                let [one, next] = [pair[0], pair[1]].map(|(id, _)| self.chunk(id));
-                let together = !chunk.is_plain() || pair[1].1 == pair[0].1 + one.len_bytes();
-                stored_bytes += u64::from(next.stored_bytes);
-                let is_alike = next.is_plain() == chunk.is_plain();
-                is_alike && together && follows(one, next) && stored_bytes <= FETCH_BYTES
-            });
-            let (group, others) = rest.split_at(1 + pairs.count());
-            rest = others;
-            let fetched: u64 = group
-                .iter()
-                .map(|(id, _)| u64::from(self.chunk(*id).stored_bytes))
-                .sum();
-            if chunk.is_plain() {
-                let bytes = &mut bytes[at..at + fetched as usize];
-                self.fetch(first, bytes)?;
+            let group = self.group(rest);
+            let object = self.object(self.chunk(first).object as usize)?;
+            if self.chunk(first).is_plain() && object.as_fd().is_some() {
+                let bytes = &mut bytes[at..at + self.stored_bytes(group)];
+                self.fetch(&mut [(first, bytes)])?;
                 self.verify(group.iter().map(|one| one.0), bytes)?;
+                rest = &rest[group.len()..];
                 continue;
             }
-            scratch.resize(fetched as usize, 0);
-            self.fetch(first, &mut scratch)?;
-            self.verify(group.iter().map(|one| one.0), &scratch)?;
-            let mut stored = &scratch[..];
-            for (id, at) in group {
-                let chunk = self.chunk(*id);
-                let (own, after) = stored.split_at(chunk.stored_bytes as usize);
-                stored = after;
-                self.decode(*id, own, &mut bytes[*at..*at + chunk.len_bytes()])?;
+            // What is far away is asked for at once, as far as it is in one object.
+            let mut groups = vec![group];
+            let mut fetched = self.stored_bytes(group);
+            rest = &rest[group.len()..];
+            while let Some(&(next, _)) = rest.first().filter(|_| object.as_fd().is_none()) {
+                let group = self.group(rest);
+                let more = self.stored_bytes(group);
+                let is_there = self.chunk(next).object == self.chunk(first).object;
+                if !is_there || (fetched + more) as u64 > FETCH_BYTES {
+                    break;
+                }
+                groups.push(group);
+                fetched += more;
+                rest = &rest[group.len()..];
             }
+            scratch.resize(fetched, 0);
+            self.load_groups(&groups, &mut scratch, bytes)?;
         }
         Ok(())
     }
 
-    /// Fills `bytes` with what is stored from where `first` begins.
-    fn fetch(&self, first: ChunkId, bytes: &mut [u8]) -> Result<()> {
-        let chunk = self.chunk(first);
-        let object = self.object(chunk.object as usize)?;
-        match object.read_at(bytes, chunk.offset_bytes) {
-            Err(store::Error::Short { len_bytes, .. }) => {
+    /// Fetches groups of one object into `scratch`, and decodes their chunks to their places.
+    fn load_groups(
+        &self,
+        groups: &[&[(ChunkId, usize)]],
+        scratch: &mut [u8],
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let mut room = &mut scratch[..];
+        let mut ranges = Vec::with_capacity(groups.len());
+        for group in groups {
+            let (own, more) = room.split_at_mut(self.stored_bytes(group));
+            ranges.push((group[0].0, own));
+            room = more;
+        }
+        self.fetch(&mut ranges)?;
+        let all = || groups.iter().copied().flatten();
+        self.verify(all().map(|one| one.0), scratch)?;
+        let mut stored = &scratch[..];
+        for (id, at) in all() {
+            let chunk = self.chunk(*id);
+            let (own, after) = stored.split_at(chunk.stored_bytes as usize);
+            stored = after;
+            self.decode(*id, own, &mut bytes[*at..*at + chunk.len_bytes()])?;
+        }
+        Ok(())
+    }
+
+    /// The first chunks of `wanted` that take one read: they follow each other where they are
+    /// stored, and, if they are stored as they are, where they go.
+    fn group<'a>(&self, wanted: &'a [(ChunkId, usize)]) -> &'a [(ChunkId, usize)] {
+        let chunk = self.chunk(wanted[0].0);
+        let mut stored_bytes = u64::from(chunk.stored_bytes);
+        let pairs = wanted.windows(2).take_while(|pair| {
+            let [one, next] = [pair[0], pair[1]].map(|(id, _)| self.chunk(id));
+            let together = !chunk.is_plain() || pair[1].1 == pair[0].1 + one.len_bytes();
+            stored_bytes += u64::from(next.stored_bytes);
+            let is_alike = next.is_plain() == chunk.is_plain();
+            is_alike && together && follows(one, next) && stored_bytes <= FETCH_BYTES
+        });
+        &wanted[..1 + pairs.count()]
+    }
+
+    /// How much is stored of these chunks.
+    fn stored_bytes(&self, chunks: &[(ChunkId, usize)]) -> usize {
+        let chunks = chunks.iter();
+        chunks
+            .map(|(id, _)| self.chunk(*id).stored_bytes as usize)
+            .sum()
+    }
+
+    /// Fills the bytes of each with what is stored from where the chunk begins, all in one object.
+    fn fetch(&self, wanted: &mut [(ChunkId, &mut [u8])]) -> Result<()> {
+        let first = wanted[0].0;
+        let object = self.object(self.chunk(first).object as usize)?;
+        let ranges = wanted.iter_mut();
+        let ranges = ranges.map(|(id, bytes)| (self.chunk(*id).offset_bytes, &mut **bytes));
+        match object.read_ranges(&mut ranges.collect::<Vec<_>>()) {
+            Err(store::Error::Short {
+                end_bytes,
+                len_bytes,
+                ..
+            }) => {
                 let what = "it ends here, before its last page".to_owned();
-                Err(self.corrupt_chunk(first, len_bytes, what))
+                let ends = |id: ChunkId| self.chunk(id).offset_bytes < end_bytes;
+                let short = wanted.iter().map(|one| one.0).rfind(|id| ends(*id));
+                Err(self.corrupt_chunk(short.unwrap_or(first), len_bytes, what))
             }
             result => result.map_err(Error::store("read pages of")),
         }
