@@ -59,5 +59,5 @@ pub(crate) fn after_dump(store: &dyn Store, sync: bool) -> u64 {
 
 /// Each image of the chain takes descriptors.
 fn room() {
-    crate::room::for_descriptors(2 * ANCESTORS_MAX as u64);
+    crate::alone::raise_open_files(2 * ANCESTORS_MAX as u64);
 }

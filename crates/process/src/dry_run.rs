@@ -7,6 +7,7 @@ use image::{Run, RunKind};
 use pages::Extent;
 use store::Store;
 
+use crate::alone::Alone;
 use crate::collect::look::Afresh;
 use crate::draft::Draft;
 use crate::end::go_on;
@@ -21,11 +22,12 @@ use crate::{DryRunReport, DumpKind, DumpOptions, Result, live};
 /// # Errors
 /// Those that [`crate::dump()`] would have, as far as they are about the tree.
 pub fn dry_run(options: &DumpOptions) -> Result<DryRunReport> {
+    let _alone = Alone::enter()?;
     let began = Instant::now();
     if options.kind == DumpKind::Live {
         live::check_kernel(options.tree.as_raw_nonzero().get())?;
     }
-    crate::room::within_the_hard_limit();
+    crate::alone::raise_open_files_to_the_hard_limit();
     let store: Arc<dyn Store> = Arc::new(store::Memory::default());
     let mut draft = Draft::begin(options, &store, None, began)?;
     let (frozen, mut inventory) = freeze_and_collect(options, began, false, &mut Afresh)?;

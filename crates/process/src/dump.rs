@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use pages::Equals;
 
+use crate::alone::Alone;
 use crate::collect::Inventory;
 use crate::contents::{Progress, Sources};
 use crate::draft::Draft;
@@ -22,6 +23,7 @@ use crate::{
 /// Every failure leaves the tree running as before and no image behind. After a round that failed,
 /// the next one reads what it would have.
 pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpReport> {
+    let _alone = Alone::enter()?;
     let (began, progress) = (Instant::now(), Progress::new(observer));
     match options.kind {
         DumpKind::Dump => dump_stopped(options, began, progress),
@@ -37,7 +39,7 @@ fn dump_stopped(
     mut progress: Progress,
 ) -> Result<DumpReport> {
     // Tasks and what they have open take a descriptor each.
-    crate::room::within_the_hard_limit();
+    crate::alone::raise_open_files_to_the_hard_limit();
     progress.stage(Stage::PreDump, options.tree)?;
     let store = options.images.create()?;
     let mut layer = Layer::prepare(options)?;

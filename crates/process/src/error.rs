@@ -116,6 +116,9 @@ pub enum Error {
     /// Memory cannot be served.
     #[error(transparent)]
     Serve(#[from] serve::Error),
+    /// Another dump or restore has this process.
+    #[error("another dump or restore is under way in this process")]
+    Busy,
     /// The caller's observer stopped the work.
     #[error("stopped at the caller's wish")]
     Vetoed(#[source] Veto),

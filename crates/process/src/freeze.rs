@@ -2,7 +2,6 @@
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -10,7 +9,6 @@ use std::time::{Duration, Instant};
 use resources::task::interrupted::{self, Before, Clocks};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
-use rustix::thread::set_current_timer_slack;
 use sys::close::{Lasting, Later};
 use sys::proc::{Stat, Status};
 use sys::tick::Ticker;
@@ -283,8 +281,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
         clocks: Clocks::default(),
         spent: spent.clone(),
     };
-    // What tasks are waited for takes microseconds; the kernel may add 50 where that is allowed.
-    let _ = set_current_timer_slack(NonZeroU64::new(1));
+    crate::alone::be_exact();
     // Also without a deadline: a leader that ends is not told of.
     let ticker = Ticker::start(Duration::from_millis(50))
         .map_err(|e| Error::kernel("cannot start a timer", e))?;

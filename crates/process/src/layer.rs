@@ -17,7 +17,7 @@ use crate::collect::look::{Afresh, Look, Prepared};
 use crate::freeze::{Frozen, Task};
 use crate::over::Parent;
 use crate::track::{Cleared, Inheritance, Tracking, Way, all_of, are_watched, is_ours};
-use crate::{Afterwards, DumpOptions, Result, over, room};
+use crate::{Afterwards, DumpOptions, Result, over};
 
 /// Lists of a stopped tree: what they take of memory, and what they take more for each run of the
 /// image that the dump is over.
@@ -64,7 +64,7 @@ impl Layer {
         let look: Box<dyn Looking> = if let Some(Parent { image: reader, .. }) = &parent {
             let spaces = reader.spaces().iter();
             let runs = spaces.map(|space| reader.runs(space.id).len());
-            room::for_lists(LISTS_BYTES + runs.sum::<usize>() * RUN_BYTES);
+            crate::alone::prepare_lists(LISTS_BYTES + runs.sum::<usize>() * RUN_BYTES);
             let owners = tracking.as_ref().map(Tracking::owners).transpose()?;
             let cleared = tracking.as_ref().map(Cleared::of);
             Box::new(Tracked {

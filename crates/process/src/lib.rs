@@ -4,6 +4,7 @@
 //! - restore: image → [`plan`](mod@plan) → plan → build → inject → run → running.
 #![forbid(unsafe_code)]
 
+mod alone;
 mod build;
 mod chain;
 mod clocks;
@@ -40,7 +41,6 @@ mod records;
 pub mod report;
 mod restore;
 mod returned;
-mod room;
 #[cfg(test)]
 mod sample;
 mod seal;

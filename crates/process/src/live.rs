@@ -66,7 +66,7 @@ pub(crate) fn dump(
     mut progress: Progress,
 ) -> Result<DumpReport> {
     check_kernel(options.tree.as_raw_nonzero().get())?;
-    crate::room::within_the_hard_limit();
+    crate::alone::raise_open_files_to_the_hard_limit();
     progress.stage(Stage::PreDump, options.tree)?;
     let store = options.images.create()?;
     let deadline = began + options.timeout.unwrap_or(DEFAULT_TIMEOUT);

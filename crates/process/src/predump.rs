@@ -21,7 +21,7 @@ use crate::over::Parent;
 use crate::statistics::as_micros;
 use crate::stopping::freeze_and;
 use crate::track::{Inheritance, Mapped, Tracking};
-use crate::{DumpOptions, DumpReport, Result, Stage, over, room};
+use crate::{DumpOptions, DumpReport, Result, Stage, over};
 
 /// Saves the memory of the tree under `options.tree` into `options.images` and lets it run.
 ///
@@ -39,7 +39,7 @@ pub(crate) fn dump(
     let store = options.images.create()?;
     let mut draft = Draft::begin(options, &store, parent.as_ref(), began)?;
     // Each task has a descriptor here.
-    room::for_descriptors(1 << 16);
+    crate::alone::raise_open_files(1 << 16);
     let mut tracking = Tracking::start(root.as_raw_nonzero().get())?;
     let prompt = Prompt::new();
     let (frozen, mapped) = freeze_and(root, options.timeout, began, |frozen| {

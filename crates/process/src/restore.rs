@@ -19,6 +19,7 @@ use resources::Born;
 use resources::cgroup::{Membership, Mode};
 use rustix::process::Pid;
 
+use crate::alone::Alone;
 use crate::build::build;
 use crate::clocks::Resumed;
 use crate::host;
@@ -36,6 +37,7 @@ const LAZY_FROM_BYTES: u64 = 1 << 20;
 /// # Errors
 /// Every failure leaves no task behind.
 pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<Restored> {
+    let _alone = Alone::enter()?;
     let began = Instant::now();
     let store = options.images.open()?;
     let reader = Arc::new(Reader::open(&*store)?);
@@ -47,7 +49,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let room = saved.descriptors_room() + 2 * reader.far_files();
     let mut born = Born::read()?;
     if born.open_files() < room {
-        crate::room::for_descriptors(room);
+        crate::alone::raise_open_files(room);
         born = Born::read()?;
     }
     reader.open_ancestors()?;

@@ -259,7 +259,7 @@ impl Claimed {
     /// Claims all descriptions that were found.
     pub fn of(files: &Files, obstacles: &mut Obstacles) -> Result<Self> {
         // One of each is held here, and others come and go.
-        crate::room::for_descriptors(2 * files.opens.len() as u64 + OWN_DESCRIPTORS);
+        crate::alone::raise_open_files(2 * files.opens.len() as u64 + OWN_DESCRIPTORS);
         Ok(Self(claim(&files.opens, obstacles)?))
     }
 }

@@ -69,7 +69,7 @@ pub(super) fn run(
     listening: Option<&Listening<'_>>,
     log: Option<RawFd>,
 ) -> Result<u64> {
-    crate::room::within_the_hard_limit();
+    crate::alone::raise_open_files_to_the_hard_limit();
     let watchdog = Watchdog::start(log);
     let watchdog = watchdog.map_err(|e| Error::kernel("cannot start a watchdog", e))?;
     let watchdog = Arc::new(watchdog);

@@ -56,7 +56,7 @@ impl Watchdog {
         fork_for_numbers(&kept, || {
             // Nothing that ends the server's group may end this process.
             let _ = setsid();
-            crate::room::within_the_hard_limit();
+            crate::alone::raise_open_files_to_the_hard_limit();
             watch(&theirs);
             log::logger().flush();
         })?;
