@@ -1,6 +1,6 @@
 //! What a thread of the target runs for us, in x86-64's machine code, but for the blob.
 
-pub mod comeback;
+pub mod self_restore;
 
 use abi::{Addr, Span, offset};
 use sys::arch::{Registers, SYSCALL};
@@ -19,34 +19,34 @@ const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, SYSCALL[0], SYSCALL[1]
 /// … here, in bytes from its start.
 pub(crate) const UNMAP_AT: u64 = 10;
 /// The size of the code that a visit begins with, in bytes.
-pub const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + comeback::LEN_BYTES;
-/// What stands in front of the comeback code: see [`leaders_way`] and [`closing`].
+pub const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + self_restore::LEN_BYTES;
+/// What stands in front of the self-restore code: see [`leaders_way`] and [`closing`].
 pub(crate) const WAY_BYTES: usize = 160;
 
-/// How a berth begins: `mov r9, rax` (the function's result), `mov eax, 271` (ppoll).
-const BERTH: [u8; 8] = [0x49, 0x89, 0xc1, 0xb8, 0x0f, 0x01, 0, 0];
-/// Where a berth's data begins, in bytes.
+/// How a landing pad begins: `mov r9, rax` (the function's result), `mov eax, 271` (ppoll).
+const PAD: [u8; 8] = [0x49, 0x89, 0xc1, 0xb8, 0x0f, 0x01, 0, 0];
+/// Where a landing pad's data begins, in bytes.
 const DATA_AT: usize = 72;
 /// Where it has the signal mask.
 pub(crate) const MASK_AT: usize = DATA_AT + 16;
 /// Where it has the address that it returns to.
 pub(crate) const HOME_AT: usize = DATA_AT + 24;
 /// Its size, in bytes.
-pub(crate) const BERTH_BYTES: usize = DATA_AT + 32;
+pub(crate) const PAD_BYTES: usize = DATA_AT + 32;
 
-/// The code that maps `len_bytes`, or unmaps what was mapped; the comeback code follows.
+/// The code that maps `len_bytes`, or unmaps what was mapped; the self-restore code follows.
 pub(crate) fn stub(len_bytes: u32, registers: &Registers, mask: u64) -> Vec<u8> {
     let mut stub = STUB_MAP.to_vec();
     stub.extend(len_bytes.to_le_bytes());
     stub.extend(STUB_UNMAP);
-    stub.extend(comeback::code(registers, mask));
+    stub.extend(self_restore::code(registers, mask));
     stub
 }
 
-/// Whether code is a stub, or a berth.
+/// Whether code is a stub, or a landing pad.
 pub(crate) fn is_stub(bytes: &[u8]) -> bool {
     let visit = bytes.starts_with(&STUB_MAP) && bytes[UNMAP_AT as usize..].starts_with(&STUB_UNMAP);
-    visit || bytes.starts_with(&BERTH)
+    visit || bytes.starts_with(&PAD)
 }
 
 /// The registers with which a thread runs the blob's code at `entry`, for these ops and header.
@@ -60,8 +60,8 @@ pub(crate) fn enter_blob(registers: &mut Registers, entry: Addr, (ops, header): 
 /// the stub, which leads back. `header` is the leader's.
 ///
 /// Where that takes unlikely long, some were never sent, as the tracer was killed before: those
-/// that came must have returned. If even that is not so, on to the comeback code that follows: the
-/// area stays.
+/// that came must have returned. If even that is not so, on to the self-restore code that follows:
+/// the area stays.
 pub(crate) fn leaders_way(header: Addr, others: usize, area: Span, unmap: Addr) -> Vec<u8> {
     const TURNS: u32 = 1 << 20;
     let (returned, entered) = (offset::RETURNED as u8, offset::ENTERED as u8);
@@ -99,8 +99,8 @@ pub(crate) fn others_way_in(header: Addr, blob: Addr) -> Vec<u8> {
     out
 }
 
-/// Code for another parked thread that nobody fetched: it counts itself as returned; the comeback
-/// code follows. `header` is the leader's.
+/// Code for another parked thread that nobody fetched: it counts itself as returned; the
+/// self-restore code follows. `header` is the leader's.
 pub(crate) fn others_way(header: Addr) -> Vec<u8> {
     counting(header, offset::RETURNED)
 }
@@ -112,9 +112,10 @@ fn counting(header: Addr, word: usize) -> Vec<u8> {
     out
 }
 
-/// The code of a berth: waits to be fetched, then restores the signal mask and returns `home`.
-pub(crate) fn berth_code(home: u64, mask: u64) -> Vec<u8> {
-    let mut out = BERTH.to_vec();
+/// The code of a landing pad: waits to be fetched, then restores the signal mask and returns to
+/// `home`.
+pub(crate) fn pad_code(home: u64, mask: u64) -> Vec<u8> {
+    let mut out = PAD.to_vec();
     let again = out.len() - 5;
     let data = |out: &mut Vec<u8>, op: &[u8], at: usize| {
         out.extend(op);
@@ -142,10 +143,10 @@ pub(crate) fn berth_code(home: u64, mask: u64) -> Vec<u8> {
     out
 }
 
-/// What the function has returned of which a thread has arrived in the berth at `berth`: until it
-/// has begun there, in its own place.
-pub(crate) fn result_in_berth(registers: &Registers, berth: Addr) -> i64 {
-    match registers.at() == berth {
+/// What the function has returned of which a thread has arrived on the landing pad at `pad`: until
+/// it has begun there, in its own place.
+pub(crate) fn result_on_pad(registers: &Registers, pad: Addr) -> i64 {
+    match registers.at() == pad {
         true => registers.result(),
         false => registers.r9.cast_signed(),
     }

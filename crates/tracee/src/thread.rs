@@ -213,7 +213,8 @@ impl Thread {
     }
 
     /// Blocks all signals and gives the thread other registers: in this order it can be followed
-    /// by its own death or ours at any point when `regs` lead to [`crate::comeback`] code.
+    /// by its own death or ours at any point when `regs` lead to [`crate::arch::self_restore`]
+    /// code.
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].

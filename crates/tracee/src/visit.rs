@@ -1,12 +1,12 @@
 //! A visit: the blob is mapped into a stopped process and makes a batch of calls in each thread.
 //!
 //! The first call, the `mmap` that makes room, is made from a *stub*: a `syscall` instruction,
-//! then the `munmap` of what it returned, then [`comeback`] code, written into the zero padding
+//! then the `munmap` of what it returned, then [`self_restore`] code, written into the zero padding
 //! that ends an executable mapping (the vDSO has some). Such a write goes into a private copy of
 //! the page, is never executed by the target itself, and is zeroed again at the end.
 //!
 //! While threads run in the mapping, being killed leaves them with a way back:
-//! - in the stub: what was mapped is unmapped and the comeback code follows;
+//! - in the stub: what was mapped is unmapped and the self-restore code follows;
 //! - in a batch: the thread parks at the end of its script, nobody fetches it, and after
 //!   [`PATIENCE`] it comes back by itself. The leader waits a little longer and unmaps the blob,
 //!   through the stub, once all others have gone, or those of them that had come at all;
@@ -16,7 +16,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use crate::arch::{self, STUB_BYTES, comeback};
+use crate::arch::{self, STUB_BYTES, self_restore};
 use crate::{Call, Error, Result, Thread};
 use abi::{Addr, Header, PAGE_BYTES, Span, offset};
 
@@ -81,13 +81,13 @@ struct Place {
     data: Addr,
     /// Where the thread begins.
     entry: Addr,
-    comeback: Addr,
+    self_restore: Addr,
 }
 
 impl Place {
     /// From its header to the end of its data, in bytes.
     fn body_bytes(&self) -> usize {
-        (self.comeback.0 - self.header.0) as usize
+        (self.self_restore.0 - self.header.0) as usize
     }
 }
 
@@ -227,8 +227,8 @@ impl Visit {
             let header = area.start.plus(bytes.len() as u64);
             let ops = header.plus(Header::BYTES as u64);
             let data = ops.plus((batch.ops_bytes().next_multiple_of(64)) as u64);
-            let comeback = data.plus(batch.data_bytes().next_multiple_of(64) as u64);
-            let back = comeback::code(&thread.saved.registers, thread.saved.mask);
+            let self_restore = data.plus(batch.data_bytes().next_multiple_of(64) as u64);
+            let back = self_restore::code(&thread.saved.registers, thread.saved.mask);
             let (way_in, way_back, patience) = if index == 0 {
                 let extra = if others > 0 {
                     LEADERS_PATIENCE
@@ -247,12 +247,12 @@ impl Visit {
                 code.extend(back);
                 (way_in, code, PATIENCE)
             };
-            let (entry, comeback) = match way_in.len() {
-                0 => (area.start, comeback),
-                len => (comeback, comeback.plus(len as u64)),
+            let (entry, self_restore) = match way_in.len() {
+                0 => (area.start, self_restore),
+                len => (self_restore, self_restore.plus(len as u64)),
             };
             let header_value = Header {
-                resume: comeback.0,
+                resume: self_restore.0,
                 patience_s: i64::try_from(patience.as_secs()).expect("a short time"),
                 patience_ns: patience.subsec_nanos().into(),
                 ..Header::default()
@@ -262,7 +262,7 @@ impl Visit {
             bytes.extend(op_bytes);
             bytes.resize((data.0 - area.start.0) as usize, 0);
             bytes.extend(data_bytes);
-            bytes.resize((comeback.0 - area.start.0) as usize - way_in.len(), 0);
+            bytes.resize((self_restore.0 - area.start.0) as usize - way_in.len(), 0);
             bytes.extend(way_in);
             bytes.extend(way_back);
             bytes.resize(bytes.len().next_multiple_of(64), 0);
@@ -271,7 +271,7 @@ impl Visit {
                 ops,
                 data,
                 entry,
-                comeback,
+                self_restore,
             });
         }
         let pid = self.threads[0].pid;
@@ -399,8 +399,8 @@ impl Visit {
         &self.threads
     }
 
-    /// Leaves everything as it is, the process was killed, or goes on by its comeback code; gives
-    /// its memory's file.
+    /// Leaves everything as it is, the process was killed, or goes on by its self-restore code;
+    /// gives its memory's file.
     pub fn forget(mut self) -> File {
         self.area = None;
         self.threads.drain(..).for_each(Thread::forget);
@@ -429,7 +429,7 @@ fn part_bytes(batch: &dyn Batch) -> usize {
     Header::BYTES.next_multiple_of(64)
         + batch.ops_bytes().next_multiple_of(64)
         + batch.data_bytes().next_multiple_of(64)
-        + (arch::WAY_BYTES + comeback::LEN_BYTES).next_multiple_of(64)
+        + (arch::WAY_BYTES + self_restore::LEN_BYTES).next_multiple_of(64)
         + 64
 }
 

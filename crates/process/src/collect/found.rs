@@ -150,7 +150,7 @@ impl Found {
         (stay, allow): (bool, &Allow),
         obstacles: &mut Obstacles,
     ) -> Result<()> {
-        let memory = match vdso::lead_out(task, &self.vdso, &self.listed)? {
+        let memory = match vdso::finish_vdso_calls(task, &self.vdso, &self.listed)? {
             Some(memory) => memory,
             None => uffd::open_memory(task)?,
         };

@@ -181,7 +181,11 @@ fn read_code(task: &Task, memory: &File, span: Span) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// [`Error::Returning`] when one cannot leave now and would be nowhere after a restore.
-pub(super) fn lead_out(task: &mut Task, seen: &Seen, listed: &[Listed]) -> Result<Option<File>> {
+pub(super) fn finish_vdso_calls(
+    task: &mut Task,
+    seen: &Seen,
+    listed: &[Listed],
+) -> Result<Option<File>> {
     let Some(kernel) = seen.behind_proxy.or_else(|| code(listed)) else {
         return Ok(None);
     };
@@ -199,7 +203,7 @@ pub(super) fn lead_out(task: &mut Task, seen: &Seen, listed: &[Listed]) -> Resul
         let registers = thread.saved.registers;
         let slot = slot(&code, kernel, &registers);
         let led = match slot {
-            Some(slot) => tracee::lead_out(thread, &memory, (kernel, &code), slot)?,
+            Some(slot) => tracee::finish_vdso_call(thread, &memory, (kernel, &code), slot)?,
             None => false,
         };
         let tid = thread.tid;

@@ -123,7 +123,7 @@ impl Visit {
         inside(leader, area)?;
         let mut closing = leader.saved.registers;
         closing.leave_call();
-        closing.go_to(place.comeback);
+        closing.go_to(place.self_restore);
         leader.borrow(&closing)?;
         for _ in 0..count {
             leader.run_call()?;

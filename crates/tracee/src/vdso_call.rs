@@ -2,10 +2,10 @@
 //!
 //! What such a function has read of the kernel's data is worth nothing after a restore, and after
 //! one on another kernel not even its code is there. So the thread runs on until the function
-//! returns: its return address on the stack is changed to that of a *berth*, code in the padding of
-//! the vDSO where the thread waits to be fetched. Single steps would do as well, but a thread whose
-//! tracer is killed in the middle of one is killed, too. In the berth it waits for a while and
-//! goes on by itself, with its own signal mask.
+//! returns: its return address on the stack is changed to that of a *landing pad*, code in the
+//! padding of the vDSO where the thread waits to be fetched. Single steps would do as well, but a
+//! thread whose tracer is killed in the middle of one is killed, too. On the landing pad it waits
+//! for a while and goes on by itself, with its own signal mask.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ use abi::{Addr, Span};
 use sys::arch::Registers;
 use sys::ptrace::{self, Event};
 
-use crate::arch::{self, BERTH_BYTES, HOME_AT, MASK_AT, berth_code};
+use crate::arch::{self, HOME_AT, MASK_AT, PAD_BYTES, pad_code};
 use crate::visit::padding_in;
 use crate::{Error, Result, Thread, call};
 
@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_millis(50);
 /// What a thread did that was to run to the end of its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
-    /// It waits in the berth.
+    /// It waits on the landing pad.
     Arrived,
     /// It is still in the function.
     Inside,
@@ -41,7 +41,7 @@ enum Course {
 ///
 /// # Errors
 /// [`Error::Gone`], [`Error::Kernel`], [`Error::Astray`]; the thread goes on as it was then.
-pub fn lead_out(
+pub fn finish_vdso_call(
     thread: &mut Thread,
     memory: &File,
     (code, bytes): (Span, &[u8]),
@@ -51,7 +51,7 @@ pub fn lead_out(
     let tail = bytes
         .last_chunk()
         .filter(|_| bytes.len() as u64 == code.bytes());
-    let Some(berth) = tail.and_then(|tail| padding_in(tail, code.end)) else {
+    let Some(pad) = tail.and_then(|tail| padding_in(tail, code.end)) else {
         return Ok(false);
     };
     let word = |at: Addr| {
@@ -61,23 +61,23 @@ pub fn lead_out(
         Ok(u64::from_le_bytes(bytes))
     };
     let mut home = word(slot)?;
-    if home == berth.0 {
+    if home == pad.0 {
         // Whoever sent it there was killed.
-        home = word(berth.plus(HOME_AT as u64))?;
-        thread.saved.mask = word(berth.plus(MASK_AT as u64))?;
+        home = word(pad.plus(HOME_AT as u64))?;
+        thread.saved.mask = word(pad.plus(MASK_AT as u64))?;
     }
     if code.contains(Addr(home)) {
         return Ok(false);
     }
     let put = |bytes: &[u8], at: Addr| memory.write_all_at(bytes, at.0);
     // In this order it finds its way if this process is killed at any point.
-    put(&berth_code(home, thread.saved.mask), berth)
+    put(&pad_code(home, thread.saved.mask), pad)
         .map_err(|e| Error::of(tid, "cannot write to its vDSO", e))?;
-    let changed = put(&berth.0.to_le_bytes(), slot);
+    let changed = put(&pad.0.to_le_bytes(), slot);
     changed.map_err(|e| Error::of(tid, "cannot write to its stack", e))?;
-    let course = thread.run_to(berth, code);
+    let course = thread.run_to(pad, code);
     let restored = match course {
-        Ok(Course::Arrived) => thread.disembark(berth, home),
+        Ok(Course::Arrived) => thread.take_from_pad(pad, home),
         _ => put(&home.to_le_bytes(), slot)
             .map_err(|e| Error::of(tid, "cannot write to its stack", e))
             .and_then(|()| thread.stay()),
@@ -85,16 +85,16 @@ pub fn lead_out(
     if let Ok(Course::Fault(signal)) = course {
         thread.take(signal)?;
     }
-    let zeroed = put(&[0; BERTH_BYTES], berth);
-    zeroed.map_err(|e| Error::of(tid, "cannot zero the berth", e))?;
+    let zeroed = put(&[0; PAD_BYTES], pad);
+    zeroed.map_err(|e| Error::of(tid, "cannot zero the landing pad", e))?;
     restored?;
     Ok(matches!(course?, Course::Arrived | Course::Fault(_)))
 }
 
 impl Thread {
     /// Runs with signals blocked, but for those that its own instructions make, until it waits in
-    /// the berth.
-    fn run_to(&mut self, berth: Addr, code: Span) -> Result<Course> {
+    /// the landing pad.
+    fn run_to(&mut self, pad: Addr, code: Span) -> Result<Course> {
         // SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS
         const OWN: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30;
         let tid = self.tid;
@@ -108,7 +108,7 @@ impl Thread {
                 .map_err(failed("PTRACE_SETREGSET"))?;
         }
         self.borrowed = true;
-        let berth = Span::new(berth, BERTH_BYTES as u64);
+        let pad = Span::new(pad, PAD_BYTES as u64);
         let begun = Instant::now();
         // It needs less, once it runs; each look whether it has arrived stops it for longer.
         let mut pause = Duration::from_micros(30);
@@ -123,7 +123,7 @@ impl Thread {
             }
             let registers = self.own_registers()?;
             let at = registers.at();
-            if berth.contains(at) {
+            if pad.contains(at) {
                 self.saved.registers = registers;
                 return Ok(Course::Arrived);
             }
@@ -169,12 +169,13 @@ impl Thread {
         }
     }
 
-    /// Takes it, which has arrived, out of the berth: it goes on behind the call of the function.
-    fn disembark(&mut self, berth: Addr, home: u64) -> Result<()> {
+    /// Takes it, which has arrived, from the landing pad: it goes on behind the call of the
+    /// function.
+    fn take_from_pad(&mut self, pad: Addr, home: u64) -> Result<()> {
         let regs = self.saved.registers;
         self.saved
             .registers
-            .end_call(arch::result_in_berth(&regs, berth));
+            .end_call(arch::result_on_pad(&regs, pad));
         self.saved.registers.go_to(Addr(home));
         self.give_back()
     }
@@ -257,7 +258,7 @@ mod tests {
             let mut bytes = vec![0; code.bytes() as usize];
             mem.read_exact_at(&mut bytes, code.start.0)
                 .expect("its vDSO");
-            let led = lead_out(&mut thread, &mem, (code, &bytes), slot);
+            let led = finish_vdso_call(&mut thread, &mem, (code, &bytes), slot);
             let led = led.expect("it is led out");
             assert!(led, "round {round}");
             let regs = ptrace::registers(pid).expect("registers");
@@ -265,7 +266,7 @@ mod tests {
             assert_eq!(regs.rsp, inside.rsp + 8);
             let mut home = [0; 8];
             mem.read_exact_at(&mut home, inside.rsp).expect("its stack");
-            assert_eq!(padding(&mem, code).map(|berth| berth.0 > 0), Some(true));
+            assert_eq!(padding(&mem, code).map(|pad| pad.0 > 0), Some(true));
             thread.release().expect("it goes on");
         }
         // It still runs, and the time that it was told is right.
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_left_in_the_berth_goes_on_by_itself() {
+    fn whoever_is_left_on_the_landing_pad_goes_on_by_itself() {
         let (mut child, pid) = busy();
         let code = vdso(pid);
         let mem = memory(pid);
@@ -285,10 +286,10 @@ mod tests {
         thread.saved.registers = inside;
         let mut home = [0; 8];
         mem.read_exact_at(&mut home, inside.rsp).expect("its stack");
-        let berth = padding(&mem, code).expect("padding");
-        let bytes = berth_code(u64::from_le_bytes(home), thread.saved.mask);
-        mem.write_all_at(&bytes, berth.0).expect("written");
-        let slot = berth.0.to_le_bytes();
+        let pad = padding(&mem, code).expect("padding");
+        let bytes = pad_code(u64::from_le_bytes(home), thread.saved.mask);
+        mem.write_all_at(&bytes, pad.0).expect("written");
+        let slot = pad.0.to_le_bytes();
         mem.write_all_at(&slot, inside.rsp).expect("written");
         ptrace::set_signal_mask(pid, u64::MAX).expect("blocked");
         // What the kernel does when the tracer is killed: detach, nothing else.
@@ -296,8 +297,8 @@ mod tests {
         thread.forget();
         assert_eq!(
             padding(&mem, code),
-            Some(berth),
-            "a berth is not taken for code"
+            Some(pad),
+            "a landing pad is not taken for code"
         );
         let deadline = Instant::now() + Duration::from_secs(60);
         let blocked = || {
