@@ -439,7 +439,7 @@ pub fn release(task: &Task, shared: &Shared) {
             // The thread that hears of events ends a change of the mappings, and needs the book.
             let_change();
         };
-        task.book().lifted.push(lifted);
+        task.book().lifted.add(lifted);
         shared.note_wait(fault.since);
     }
 }

@@ -123,7 +123,7 @@ fn fault(task: &Task, shared: &Shared, book: &mut Book, fault: Fault) {
     }
     match task.unprotect(&book.registered, fault.addr) {
         Some(lifted) => {
-            book.lifted.push(lifted);
+            book.lifted.add(lifted);
             shared.note_wait(fault.since);
         }
         None => book.deferred.push(fault),

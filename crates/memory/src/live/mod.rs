@@ -25,6 +25,7 @@ mod blocks;
 mod copy;
 mod events;
 mod family;
+mod lifted;
 mod state;
 mod sweep;
 mod task;

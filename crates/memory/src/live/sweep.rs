@@ -166,8 +166,10 @@ impl Task {
         // What was discarded before the look is known when all was heard that came before now.
         hear_out(self, shared);
         let mut book = self.book();
-        let expected = Spans::of([&book.lifted[..], &book.suspects[..]].concat());
-        let surprises = subtract(&open, &expected);
+        let suspects = Spans::of(book.suspects.clone());
+        let surprises = subtract(&open, &suspects);
+        let mut surprises = surprises.into_iter().collect::<Vec<_>>();
+        surprises.retain(|span| !book.lifted.has(*span));
         if let Some(first) = surprises.first() {
             let (pid, count) = (self.pid, surprises.len());
             log::info!("pid {pid}: {count} spans were open unexpectedly, the first at {first:?}");
@@ -182,7 +184,7 @@ impl Task {
         {
             let mut book = self.book();
             book.known.cut(part);
-            book.take_lifted(&[part]);
+            book.lifted.take(part);
         }
         let failed = |source| Error::look(self.pid, part.start, source);
         let open = scan(&self.pagemap, part, &OPEN).map_err(failed)?;
@@ -194,16 +196,17 @@ impl Task {
         Ok(guards)
     }
 
-    /// Protects again what was protected in `known` until somebody wrote to it.
+    /// Protects again what was protected in `known` until somebody wrote to it, piece by piece:
+    /// who writes meanwhile waits for as long as the book is open.
     fn protect_lifted(&self, known: &[Span], stopped: Option<&[Span]>) -> Result<()> {
-        let lifted = self.book().take_lifted(known);
-        let mut rest = lifted.iter().copied().peekable();
         for area in known {
-            let here = std::iter::from_fn(|| rest.next_if(|span| span.start < area.end));
-            let open = blockwise(here, *area);
-            let (is_whole, _) = self.protect_open(&open, stopped)?;
-            if !is_whole {
-                self.book().known.cut(*area);
+            for (piece, _) in cut_around(*area, WINDOW_BYTES, Some) {
+                let lifted = self.book().lifted.take(piece);
+                let open = blockwise(lifted.iter().copied(), *area);
+                let (is_whole, _) = self.protect_open(&open, stopped)?;
+                if !is_whole {
+                    self.book().known.cut(*area);
+                }
             }
         }
         Ok(())

@@ -9,9 +9,10 @@ use sys::mutex::{Guard, Mutex};
 use sys::pagemap::Pagemap;
 use sys::uffd::{Modes, Uffd};
 
-use super::blocks::{Blocks, State, block_of, span_of, spans_of};
+use super::blocks::{Block, Blocks, State, block_of, span_of, spans_of};
+use super::lifted::Lifted;
 
-use crate::spans::{Spans, intersect, subtract};
+use crate::spans::Spans;
 use crate::{Error, Result, TaskMemory};
 
 /// Anonymous private mappings of a task.
@@ -33,6 +34,10 @@ pub struct Pages {
     /// Those of another task.
     pub shared: u64,
 }
+
+/// How many blocks are gone through at once: meanwhile the book is closed to others, and the thread
+/// for which they wait is one of them.
+const AT_ONCE: usize = 512;
 
 pub struct Task {
     pub pid: i32,
@@ -65,8 +70,8 @@ pub struct Book {
     pub suspects: Vec<Span>,
     /// Where all pages are there and were protected by a sweep, until that is lifted.
     pub known: Spans,
-    /// Where protection was lifted since, for somebody to write, in its order.
-    pub lifted: Vec<Span>,
+    /// Where protection was lifted since, for somebody to write.
+    pub lifted: Lifted,
     /// What was known at the instant, and not looked at.
     pub trusted: Spans,
     /// Whether there were pages without protection that should have had it.
@@ -123,7 +128,7 @@ impl Task {
     }
 
     pub fn lifted_bytes(&self) -> u64 {
-        self.book().lifted.iter().map(|span| span.bytes()).sum()
+        self.book().lifted.bytes()
     }
 
     /// Registers the areas of a stopped task that are not yet. Those of a running one may be others
@@ -228,29 +233,48 @@ impl Task {
     }
 
     /// Describes the pages in the image that are not stored, and adds the runs of the others to
-    /// `stored`.
+    /// `stored`. The task may run and write.
     pub fn describe(&self, writer: &Writer, stored: &mut Vec<Run>, pages: &mut Pages) {
-        for (number, block) in self.book().blocks.iter() {
-            let runs = match &block.state {
-                State::Done(runs) => runs,
-                State::Common(space) => {
-                    let kind = RunKind::Same { space: *space };
-                    self.mark(writer, number, block.mask, kind);
-                    pages.shared += u64::from(block.mask.count_ones());
-                    continue;
-                }
-                _ => panic!("block {number:#x} is not copied"),
-            };
-            let bits = runs.iter().map(|run| {
-                let start = Addr::of_page(run.first_page);
-                super::blocks::bits_of(number, Span::new(start, run.len_bytes()))
-            });
-            let data = bits.fold(0, |all, bits| all | bits);
-            stored.extend(runs);
-            self.mark(writer, number, block.mask & !data, RunKind::Zero);
-            pages.stored += u64::from(data.count_ones());
-            pages.zero += u64::from((block.mask & !data).count_ones());
+        let mut next = 0;
+        loop {
+            let book = self.book();
+            let mut some = book.blocks.from(next).take(AT_ONCE).peekable();
+            if some.peek().is_none() {
+                return;
+            }
+            for (number, block) in some {
+                self.describe_block(writer, (number, block), stored, pages);
+                next = number + 1;
+            }
         }
+    }
+
+    fn describe_block(
+        &self,
+        writer: &Writer,
+        (number, block): (u64, &Block),
+        stored: &mut Vec<Run>,
+        pages: &mut Pages,
+    ) {
+        let runs = match &block.state {
+            State::Done(runs) => runs,
+            State::Common(space) => {
+                let kind = RunKind::Same { space: *space };
+                self.mark(writer, number, block.mask, kind);
+                pages.shared += u64::from(block.mask.count_ones());
+                return;
+            }
+            _ => panic!("block {number:#x} is not copied"),
+        };
+        let bits = runs.iter().map(|run| {
+            let start = Addr::of_page(run.first_page);
+            super::blocks::bits_of(number, Span::new(start, run.len_bytes()))
+        });
+        let data = bits.fold(0, |all, bits| all | bits);
+        stored.extend(runs);
+        self.mark(writer, number, block.mask & !data, RunKind::Zero);
+        pages.stored += u64::from(data.count_ones());
+        pages.zero += u64::from((block.mask & !data).count_ones());
     }
 
     fn mark(&self, writer: &Writer, number: u64, mask: u16, kind: RunKind) {
@@ -280,14 +304,6 @@ impl Book {
         for span in full {
             self.known.insert(span);
         }
-    }
-
-    /// Takes out what was lifted inside of sorted `spans`.
-    pub fn take_lifted(&mut self, spans: &[Span]) -> Spans {
-        let lifted = Spans::of(std::mem::take(&mut self.lifted));
-        let taken = intersect(spans, &lifted);
-        self.lifted = subtract(&lifted, &taken).into_iter().collect();
-        taken
     }
 }
 
