@@ -15,6 +15,7 @@ use serve::{Ability, Metrics, Options, Region, Session, Target};
 use store::{Directory, Store};
 use sys::subject::Mapping;
 use sys::uffd::{Features, Modes, Uffd};
+use testkit::huge_pages::HugePages;
 
 const SPACE: SpaceId = SpaceId(1);
 const MADV_DONTNEED: i32 = 4;
@@ -109,33 +110,6 @@ struct Served {
     stop: (OwnedFd, OwnedFd),
     folder: tempfile::TempDir,
     layers: AtomicU32,
-}
-
-/// Huge pages for the tests of this process, which are given back.
-struct HugePages(u64);
-
-const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
-
-impl HugePages {
-    fn reserve(count: u64) -> Option<Self> {
-        let read = || {
-            std::fs::read_to_string(HUGE_PAGES)
-                .ok()?
-                .trim()
-                .parse::<u64>()
-                .ok()
-        };
-        let before = read()?;
-        std::fs::write(HUGE_PAGES, (before + count).to_string()).ok()?;
-        let own = Self(before);
-        (read()? >= before + count).then_some(own)
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        let _ = std::fs::write(HUGE_PAGES, self.0.to_string());
-    }
 }
 
 fn features(ability: Ability) -> Features {
@@ -275,11 +249,11 @@ fn each(bytes: usize, test: impl Fn(&Served, Granule, &str)) {
         let pages = match granule {
             Granule::Small => None,
             _ => match HugePages::reserve((bytes / HUGE) as u64 + 1) {
-                None => {
-                    eprintln!("skipped: huge pages cannot be reserved");
+                Err(error) => {
+                    eprintln!("skipped: huge pages cannot be reserved: {error}");
                     continue;
                 }
-                pages => pages,
+                Ok(pages) => Some(pages),
             },
         };
         for ability in ABILITIES {

@@ -23,6 +23,7 @@
 pub mod bucket;
 pub mod chance;
 pub mod facts;
+pub mod huge_pages;
 pub mod machine;
 pub mod machine_memory;
 pub mod program;
