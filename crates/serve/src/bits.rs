@@ -1,6 +1,7 @@
 //! Sets of numbers from 0 on, changed by several threads.
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 /// A set of numbers below a limit. Who needs what several calls tell to fit together holds a lock
 /// of his own.
@@ -22,22 +23,44 @@ impl Bits {
 
     /// Whether `number` is in the set.
     pub fn has(&self, number: u64) -> bool {
-        let word = self.words[(number / 64) as usize].load(Relaxed);
+        let word = self.words[(number / 64) as usize].load(Acquire);
         word >> (number % 64) & 1 == 1
     }
 
     /// Adds numbers.
     pub fn add(&self, range: Range<u64>) {
         self.change(range, |word, mask| {
-            word.fetch_or(mask, Relaxed);
+            word.fetch_or(mask, AcqRel);
         });
     }
 
     /// Takes numbers out.
     pub fn remove(&self, range: Range<u64>) {
         self.change(range, |word, mask| {
-            word.fetch_and(!mask, Relaxed);
+            word.fetch_and(!mask, AcqRel);
         });
+    }
+
+    /// Adds numbers from the beginning of `range` on, up to the first that is in the set already;
+    /// those that were added.
+    pub fn claim(&self, range: Range<u64>) -> Range<u64> {
+        let end = range.end.min(self.limit);
+        let mut at = range.start;
+        while at < end {
+            let until = (at / 64 * 64 + 64).min(end);
+            let mask = (u64::MAX >> (64 - (until - at))) << (at % 64);
+            let word = &self.words[(at / 64) as usize];
+            let taken = word.fetch_or(mask, AcqRel) & mask;
+            if taken != 0 {
+                // What was added behind the first that is taken is nobody's.
+                let first = u64::from(taken.trailing_zeros());
+                let behind = mask & !taken & u64::MAX.checked_shl(first as u32).unwrap_or(0);
+                word.fetch_and(!behind, AcqRel);
+                return range.start..at / 64 * 64 + first;
+            }
+            at = until;
+        }
+        range.start..end.max(range.start)
     }
 
     /// Moves all numbers to another set with the same limit.
@@ -65,7 +88,7 @@ impl Bits {
     pub fn next(&self, from: u64, set: bool) -> u64 {
         let mut at = from;
         while at < self.limit {
-            let word = self.words[(at / 64) as usize].load(Relaxed);
+            let word = self.words[(at / 64) as usize].load(Acquire);
             let word = if set { word } else { !word } >> (at % 64);
             if word != 0 {
                 return (at + u64::from(word.trailing_zeros())).min(self.limit);
@@ -89,7 +112,7 @@ impl Bits {
 
     /// How many numbers are in the set.
     pub fn count(&self) -> u64 {
-        let ones = |word: &AtomicU64| u64::from(word.load(Relaxed).count_ones());
+        let ones = |word: &AtomicU64| u64::from(word.load(Acquire).count_ones());
         self.words.iter().map(ones).sum()
     }
 }
@@ -113,6 +136,20 @@ mod tests {
         assert!(bits.has(63) && !bits.has(64) && bits.has(199));
         assert_eq!((bits.next(1, true), bits.next(63, false)), (63, 64));
         assert_eq!((bits.next(195, false), bits.next(200, true)), (200, 200));
+    }
+
+    #[test]
+    fn what_is_claimed_ends_where_others_begin() {
+        let bits = Bits::new(200);
+        assert_eq!(bits.claim(10..150), 10..150);
+        assert_eq!(bits.claim(0..20), 0..10);
+        assert_eq!(bits.claim(149..199), 149..149);
+        assert_eq!(bits.claim(150..900), 150..200);
+        assert_eq!(bits.ranges(), [0..200]);
+        bits.remove(64..128);
+        bits.remove(190..200);
+        assert_eq!(bits.claim(100..195), 100..128);
+        assert_eq!(bits.ranges(), [0..64, 100..190]);
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub(crate) struct Waiting {
     pub addr: Addr,
     /// It may read the page, but not write to it.
     pub protected: bool,
+    /// Somebody else was bringing the page in when it was looked at.
+    pub claimed: bool,
     /// Since when we know of it.
     pub since: Instant,
 }
@@ -41,6 +43,7 @@ impl Session {
                 } => waiting.push(Waiting {
                     addr: addr.page_start(),
                     protected,
+                    claimed: false,
                     since,
                 }),
                 Event::Remove(span) | Event::Unmap(span) => {

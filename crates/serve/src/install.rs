@@ -1,31 +1,34 @@
 //! Bringing pages in.
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use abi::{PAGE_BYTES, Span};
 use image::Granule;
 use pages::Buffer;
 use rustix::io::Errno;
 
+use crate::ahead::Piece;
 use crate::events::Waiting;
 use crate::metrics::Fault;
 use crate::session::lock;
 use crate::{Ability, Error, Result, Session};
 
 /// What is brought in together at the most: a huge page. A fault waits for no more than that.
-const MOST_BYTES: u64 = 2 << 20;
+pub(crate) const MOST_BYTES: u64 = 2 << 20;
 /// What is brought in around a small page that is wanted: a chunk of the image. It takes twice as
 /// long as the page alone.
 const AROUND_PAGES: u64 = 16;
-/// How long prefetching waits while faults are being answered, at a time.
-const GIVE_WAY: Duration = Duration::from_micros(50);
+
+/// The number of no page: nobody waits for one.
+pub(crate) const NOBODY: u64 = u64::MAX;
 
 /// What became of pages that were to be brought in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+pub(crate) enum Outcome {
     /// They are there.
     Done(&'static str),
+    /// Somebody else is bringing them in.
+    Claimed,
     /// The target's mappings are changing: events have to be read first.
     Again,
 }
@@ -35,9 +38,6 @@ pub(crate) struct Installer<'a> {
     session: &'a Session,
     buffer: Buffer,
     zeros: Buffer,
-    /// Where the last pages that were brought in around a fault end, by region and number, and how
-    /// many those were: who asks for the next ones goes through memory in order.
-    last: (usize, u64, u64),
 }
 
 impl<'a> Installer<'a> {
@@ -46,7 +46,6 @@ impl<'a> Installer<'a> {
             session,
             buffer: Buffer::new(MOST_BYTES as usize),
             zeros: Buffer::new(MOST_BYTES as usize),
-            last: (0, 0, 0),
         }
     }
 
@@ -72,6 +71,13 @@ impl<'a> Installer<'a> {
             };
             let outcome = match outcome {
                 Outcome::Done(outcome) => outcome,
+                Outcome::Claimed => {
+                    later.push(Waiting {
+                        claimed: true,
+                        ..fault
+                    });
+                    continue;
+                }
                 Outcome::Again => {
                     later.push(fault);
                     "deferred"
@@ -115,6 +121,14 @@ impl<'a> Installer<'a> {
     fn bring(&mut self, number: usize, fault: &Waiting) -> Result<Outcome> {
         let (region, known) = &self.session.regions[number];
         let page = region.number_of(fault.addr);
+        if fault.claimed {
+            if known.claimed.has(page) {
+                return Ok(Outcome::Claimed);
+            }
+            // Where it is not there after all, who waits for it asks again.
+            self.session.wake(region.span_of(&(page..page + 1)))?;
+            return Ok(Outcome::Done("there"));
+        }
         let around = self.around(number, page);
         // What belongs together: the page, and those beside it that are wanted as it is.
         let removed = known.removed.has(page);
@@ -125,8 +139,14 @@ impl<'a> Installer<'a> {
         let start = page - start.count() as u64;
         let end = (page + 1..around.end).take_while(|one| wanted(*one));
         let end = page + 1 + end.count() as u64;
-        self.last = (number, around.end, around.end - around.start);
-        self.install(number, start..end, removed, page, "image")
+        let claim = known.claim(page..end);
+        let noted = page..claim.as_ref().map_or(page + 1, |claim| claim.range.end);
+        self.session.note_fault(number, noted);
+        let Some(mut claim) = claim else {
+            return Ok(Outcome::Claimed);
+        };
+        claim.extend_back(start);
+        self.install(number, claim.range.clone(), removed, page, "image")
     }
 
     /// Has who touches a page that cannot be brought in get `SIGBUS`, where that is wanted.
@@ -157,20 +177,35 @@ impl<'a> Installer<'a> {
         if region.granule != Granule::Small {
             return page..page + 1;
         }
-        let (last, end, count) = self.last;
-        let pages = match (last, end) == (number, page) {
-            true => (2 * count).min(MOST_BYTES / PAGE_BYTES),
-            false => AROUND_PAGES,
-        };
         // Chunks are aligned in the image.
         let skew = region.first_page % AROUND_PAGES;
         let start = ((page + skew) / AROUND_PAGES * AROUND_PAGES).saturating_sub(skew);
-        start..(start + pages).min(region.len())
+        start..(start + AROUND_PAGES).min(region.len())
+    }
+
+    /// Brings in what is missing of a piece that somebody will want. What cannot be brought in now
+    /// is left to the faults that ask for it.
+    pub fn bring_ahead(&mut self, (number, range): Piece) {
+        let known = &self.session.regions[number].1;
+        let mut at = range.start;
+        while at < range.end {
+            let missing = known.missing(at..range.end);
+            at = missing.end.max(at + 1);
+            let Some(claim) = known.claim(missing) else {
+                continue;
+            };
+            at = claim.range.end;
+            let installed = self.install(number, claim.range.clone(), false, NOBODY, "ahead");
+            if let Err(error) = installed {
+                log::debug!("nothing is brought in ahead: {error}");
+                return;
+            }
+        }
     }
 
     /// Brings pages in: those of the image, or zeros where they were given up. `wanted` is the one
     /// that somebody waits for, who is woken also where it is there already.
-    fn install(
+    pub fn install(
         &mut self,
         number: usize,
         range: Range<u64>,
@@ -258,11 +293,7 @@ fn place(
                     if page == wanted {
                         outcome = Placing::There;
                     }
-                    let one = Span::new(at, size);
-                    let woken = session.uffd.wake(one);
-                    woken.map_err(|error| {
-                        Error::call("wake who waits for", one, session.pid, error)
-                    })?;
+                    session.wake(Span::new(at, size))?;
                     done += size;
                 }
                 Some(Errno::AGAIN) => return Ok(Placing::Again),
@@ -288,65 +319,19 @@ fn punch(session: &Session, number: usize, range: &Range<u64>, bytes: &mut [u8])
 }
 
 impl Session {
-    /// Brings in everything that is not there yet, in order, giving way to faults; until it is done
-    /// or `stopped` says so. Several threads may do it together.
-    ///
-    /// # Errors
-    /// Those of [`Session::serve`].
-    pub fn fetch(&self, stopped: &(dyn Fn() -> bool + Sync)) -> Result<()> {
-        let mut installer = Installer::new(self);
-        loop {
-            let block = self.fetched.fetch_add(1, Relaxed);
-            let Some((number, range)) = self.block(block) else {
-                return Ok(());
-            };
-            let mut at = range.start;
-            while at < range.end && !stopped() {
-                if self.busy.load(Relaxed) {
-                    std::thread::sleep(GIVE_WAY);
-                    continue;
-                }
-                let piece = self.missing(number, at..range.end);
-                if piece.is_empty() {
-                    break;
-                }
-                let nobody = u64::MAX;
-                match installer.install(number, piece.clone(), false, nobody, "prefetch")? {
-                    Outcome::Done(_) => at = piece.end,
-                    // Whoever reads the events goes first.
-                    Outcome::Again => std::thread::sleep(GIVE_WAY),
-                }
-            }
-            if stopped() {
-                return Ok(());
-            }
-        }
+    /// Lets threads that wait for pages look again.
+    fn wake(&self, span: Span) -> Result<()> {
+        let woken = self.uffd.wake(span);
+        woken.map_err(|error| Error::call("wake who waits for", span, self.pid, error))
     }
 
-    /// The pages of a block of [`MOST_BYTES`], counted through all regions.
-    fn block(&self, mut block: u64) -> Option<(usize, Range<u64>)> {
-        for (number, (region, _)) in self.regions.iter().enumerate() {
-            let blocks = region.bytes.div_ceil(MOST_BYTES);
-            if block < blocks {
-                let size = MOST_BYTES / region.granule_bytes().min(MOST_BYTES);
-                let start = block * size;
-                return Some((number, start..(start + size).min(region.len())));
-            }
-            block -= blocks;
+    /// Notes for which pages a thread has waited.
+    fn note_fault(&self, number: usize, pages: Range<u64>) {
+        // Whoever brings everything in needs no help.
+        if self.fetching.load(Relaxed) == 0 {
+            let region = &self.regions[number].0;
+            let page_bytes = region.granule_bytes();
+            self.ahead.note(number, pages, region.len(), page_bytes);
         }
-        None
-    }
-
-    /// The first pages of `range` that are the image's and not there yet.
-    fn missing(&self, number: usize, range: Range<u64>) -> Range<u64> {
-        let known = &self.regions[number].1;
-        let missing = |page: &u64| {
-            !known.installed.has(*page) && !known.native.has(*page) && !known.removed.has(*page)
-        };
-        let Some(start) = range.clone().find(missing) else {
-            return range.end..range.end;
-        };
-        let end = (start..range.end).take_while(missing).count() as u64;
-        start..start + end
     }
 }

@@ -9,10 +9,12 @@
 #![forbid(unsafe_code)]
 
 mod ability;
+mod ahead;
 mod bits;
 mod diff;
 mod error;
 mod events;
+mod fetch;
 mod install;
 pub mod lazy;
 mod metrics;

@@ -95,6 +95,8 @@ impl Region {
 pub(crate) struct Known {
     /// Brought in by us.
     pub installed: Bits,
+    /// Somebody is bringing them in.
+    pub claimed: Bits,
     /// The kernel brings them in by itself, as zeros.
     pub native: Bits,
     /// Given up by the target: they read as zeros, unless it has written to them since.
@@ -119,6 +121,7 @@ impl Known {
         let none = || Bits::new(pages);
         Self {
             installed: none(),
+            claimed: none(),
             native: none(),
             removed: none(),
             removed_since: none(),
@@ -127,6 +130,52 @@ impl Known {
             unsaved: none(),
             unsaved_removed: none(),
             unsaved_suspects: none(),
+        }
+    }
+}
+
+/// Pages that a thread is bringing in, which others leave to it.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    known: &'a Known,
+    /// Which.
+    pub range: Range<u64>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.known.claimed.remove(self.range.clone());
+    }
+}
+
+impl Known {
+    /// Claims the first pages of `range`, as many as nobody else has; none where somebody has the
+    /// first.
+    pub fn claim(&self, range: Range<u64>) -> Option<Claim<'_>> {
+        let range = self.claimed.claim(range);
+        (!range.is_empty()).then_some(Claim { known: self, range })
+    }
+
+    /// The first pages of `range` that are the image's and not there yet.
+    pub fn missing(&self, range: Range<u64>) -> Range<u64> {
+        let is_missing = |page: &u64| {
+            !self.installed.has(*page) && !self.native.has(*page) && !self.removed.has(*page)
+        };
+        let Some(start) = range.clone().find(is_missing) else {
+            return range.end..range.end;
+        };
+        let end = (start..range.end).take_while(is_missing).count() as u64;
+        start..start + end
+    }
+}
+
+impl Claim<'_> {
+    /// Claims the pages from `start` on before these as well, if all are free.
+    pub fn extend_back(&mut self, start: u64) {
+        let before = self.known.claimed.claim(start..self.range.start);
+        match before.end == self.range.start {
+            true => self.range.start = start,
+            false => self.known.claimed.remove(before),
         }
     }
 }

@@ -75,8 +75,7 @@ impl Session {
         Ok(empty)
     }
 
-    /// Takes out what was given up, where that pays. The mark of a page that is given up stays on a
-    /// huge page only: smaller ones would not be known to be written.
+    /// Takes out what was given up, where that pays.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -84,11 +83,11 @@ impl Session {
         if !self.options.unregister {
             return Ok(());
         }
-        for (number, (region, _)) in self.regions.iter().enumerate() {
-            let keeps_marks = region.granule.pages() > 1 || self.ability != Ability::Found;
+        for (number, (region, known)) in self.regions.iter().enumerate() {
             let (whole, _) = region.numbers_of(span);
             let long = (whole.end - whole.start) * region.granule_bytes() >= SHORT_BYTES;
-            if long && keeps_marks {
+            let is_out = known.native.next(whole.start, false) >= whole.end;
+            if long && !is_out {
                 self.release(number, &whole, "remove")?;
             }
         }
@@ -114,7 +113,12 @@ impl Session {
             Ability::Told => known.suspects.add(range.clone()),
             Ability::Found => {
                 register(&self.uffd, span, Modes::WP, self.pid)?;
-                self.arm(region, known, range)?;
+                // A page that comes without a mark is told as written, which costs a difference a
+                // look at what is zero. To mark small ones first would cost every touch a second
+                // fault, and a machine its transparent huge pages.
+                if region.granule.pages() > 1 {
+                    self.arm(region, known, range)?;
+                }
             }
         }
         let took = began.elapsed();

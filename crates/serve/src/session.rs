@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use sys::uffd::Uffd;
 
+use crate::ahead::Ahead;
 use crate::events::Waiting;
 use crate::install::Installer;
 use crate::region::Known;
@@ -69,6 +70,10 @@ pub struct Session {
     pub(crate) waiting: Mutex<Vec<Waiting>>,
     /// Whether faults are being answered: prefetching waits meanwhile.
     pub(crate) busy: AtomicBool,
+    /// What is brought in ahead of faults that come in order.
+    pub(crate) ahead: Ahead,
+    /// How many threads bring everything in.
+    pub(crate) fetching: AtomicU64,
     /// Where prefetching is: the number of the next block of all.
     pub(crate) fetched: AtomicU64,
 }
@@ -117,6 +122,8 @@ impl Session {
             metrics,
             waiting: Mutex::default(),
             busy: AtomicBool::new(false),
+            ahead: Ahead::default(),
+            fetching: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
         };
         if options.unregister {
@@ -156,35 +163,78 @@ impl Session {
     /// [`Error::Gone`] where the target has ended; the target waits for pages after other failures,
     /// and has to be ended.
     pub fn serve(&self, watched: &[BorrowedFd<'_>]) -> Result<usize> {
+        self.ahead.set_ended(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut installer = Installer::new(self);
+                while let Some(piece) = self.ahead.wait(|number| self.page_bytes(number)) {
+                    installer.bring_ahead(piece);
+                }
+            });
+            let served = self.answer_all(watched);
+            self.ahead.set_ended(true);
+            served
+        })
+    }
+
+    fn answer_all(&self, watched: &[BorrowedFd<'_>]) -> Result<usize> {
         let mut installer = Installer::new(self);
         // Whoever waits, waits also while the caller looks at what it watches.
         let mut waiting = lock(&self.waiting);
         loop {
-            let fds = std::iter::once(self.uffd.as_fd()).chain(watched.iter().copied());
-            let mut fds = fds
-                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-                .collect::<Vec<_>>();
-            let again = Timespec {
-                tv_sec: 0,
-                tv_nsec: AGAIN_NS,
+            // Faults go first; those that others are at wait for these.
+            let idle = waiting.iter().all(|fault| fault.claimed);
+            let ahead = idle && self.ahead.is_wanted();
+            let until = match (ahead, waiting.is_empty()) {
+                (true, _) => Some(0),
+                (false, false) => Some(AGAIN_NS),
+                (false, true) => None,
             };
-            let until = (!waiting.is_empty()).then_some(&again);
-            match poll(&mut fds, until) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(Error::Descriptor(errno.into())),
-            }
-            if let Some(number) = fds[1..].iter().position(|fd| !fd.revents().is_empty()) {
+            let (told, number) = self.wait(watched, until)?;
+            if let Some(number) = number {
                 return Ok(number);
             }
+            if ahead && !told {
+                if let Some(piece) = self.ahead.take(|number| self.page_bytes(number)) {
+                    installer.bring_ahead(piece);
+                }
+                continue;
+            }
+            // To read events waits for those who bring pages in: only where there are some.
+            if told {
+                self.read_events(&mut waiting)?;
+            }
+            self.metrics.queued.set(waiting.len() as i64);
             self.busy.store(true, Relaxed);
-            let answered = self.read_events(&mut waiting).and_then(|()| {
-                self.metrics.queued.set(waiting.len() as i64);
-                installer.answer(&mut waiting)
-            });
+            let answered = installer.answer(&mut waiting);
             self.busy.store(false, Relaxed);
             self.metrics.queued.set(waiting.len() as i64);
             answered?;
         }
+    }
+
+    /// Waits until there are events or one of `watched` can be read, so many nanoseconds at the
+    /// most; tells whether there are events, and which of `watched` it is.
+    fn wait(
+        &self,
+        watched: &[BorrowedFd<'_>],
+        until_ns: Option<i64>,
+    ) -> Result<(bool, Option<usize>)> {
+        let fds = std::iter::once(self.uffd.as_fd()).chain(watched.iter().copied());
+        let mut fds = fds
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect::<Vec<_>>();
+        let until = until_ns.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
+        match poll(&mut fds, until.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(Error::Descriptor(errno.into())),
+        }
+        let number = fds[1..].iter().position(|fd| !fd.revents().is_empty());
+        Ok((!fds[0].revents().is_empty(), number))
+    }
+
+    fn page_bytes(&self, number: usize) -> u64 {
+        self.regions[number].0.granule_bytes()
     }
 
     /// Lets go of a target of which everything was brought in: it goes on without us, and pages

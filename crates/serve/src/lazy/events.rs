@@ -34,6 +34,7 @@ impl Server {
                 Event::Fault { addr, .. } => waiting.push(Waiting {
                     addr: addr.page_start(),
                     protected: false,
+                    claimed: false,
                     since,
                 }),
                 Event::Remove(span) | Event::Unmap(span) => {
