@@ -31,6 +31,10 @@ pub struct Serve {
     #[arg(long, value_enum, default_value = "none")]
     prefetch: When,
 
+    /// Add what machines want to the image when their sessions end, for --prefetch trace
+    #[arg(long)]
+    record: bool,
+
     /// Bring in empty and removed pages ourselves, instead of leaving them to the kernel
     #[arg(long)]
     no_unregister: bool,
@@ -58,6 +62,8 @@ pub struct Serve {
 enum When {
     /// Nothing.
     None,
+    /// What machines wanted that were served with --record, in their order.
+    Trace,
     /// Everything, in order.
     All,
 }
@@ -84,8 +90,10 @@ impl Serve {
             control: self.control,
             prefetch: match self.prefetch {
                 When::None => Prefetch::None,
+                When::Trace => Prefetch::Trace,
                 When::All => Prefetch::All,
             },
+            record: self.record,
             unregister: !self.no_unregister,
             on_error: match self.on_error {
                 Fate::Kill => OnError::Kill,

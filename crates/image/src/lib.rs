@@ -27,6 +27,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod amend;
 mod ancestors;
 mod cache;
 mod checksum;
@@ -63,6 +64,7 @@ mod writer;
 
 use std::fmt;
 
+pub use amend::amend;
 pub use ancestors::{Ancestor, current, join};
 pub use cache::Cache;
 pub use chunk::{CHUNK_MAX_PAGES, CHUNK_PAGES, ChunkId};

@@ -242,6 +242,9 @@ impl<'a> Installer<'a> {
         }
         let source = if is_zero { "zero" } else { source };
         session.metrics.installed(source, span.bytes());
+        if !removed && source != "prefetch" {
+            session.note_wanted(region.space, pages);
+        }
         Ok(Outcome::Done(match (outcome, removed, is_zero) {
             (Placing::There, ..) => "there",
             (_, true, _) => "removed",

@@ -21,6 +21,7 @@ mod metrics;
 mod region;
 mod release;
 mod session;
+mod trace;
 
 pub use ability::Ability;
 pub use diff::Difference;
@@ -28,3 +29,4 @@ pub use error::{Error, Result};
 pub use metrics::Metrics;
 pub use region::Region;
 pub use session::{Options, Progress, Session, Target};
+pub use trace::Wanted;

@@ -1,7 +1,7 @@
 //! One target: who it is, and what is known of its pages.
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use image::Reader;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,6 +12,7 @@ use crate::ahead::Ahead;
 use crate::events::Waiting;
 use crate::install::Installer;
 use crate::region::Known;
+use crate::trace::Wanted;
 use crate::{Ability, Error, Metrics, Region, Result};
 
 /// How long to wait until a fault is tried again that met a change of the target's mappings, in
@@ -72,6 +73,8 @@ pub struct Session {
     pub(crate) busy: AtomicBool,
     /// What is brought in ahead of faults that come in order.
     pub(crate) ahead: Ahead,
+    /// What was brought in for faults and ahead of them, in order, where that is recorded.
+    pub(crate) trace: OnceLock<Mutex<Vec<Wanted>>>,
     /// How many threads bring everything in.
     pub(crate) fetching: AtomicU64,
     /// Where prefetching is: the number of the next block of all.
@@ -123,6 +126,7 @@ impl Session {
             waiting: Mutex::default(),
             busy: AtomicBool::new(false),
             ahead: Ahead::default(),
+            trace: OnceLock::new(),
             fetching: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
         };

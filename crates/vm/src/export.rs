@@ -10,7 +10,7 @@ use pages::{Extent, sink};
 use tempfile::NamedTempFile;
 
 use crate::place::{self, MEMORY};
-use crate::records::MonitorState;
+use crate::records::Records;
 use crate::{Error, Result};
 
 /// What is to be exported, and where to.
@@ -47,7 +47,7 @@ pub struct Exported {
 /// wanted and the image has none.
 pub fn export(options: &ExportOptions, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Exported> {
     let (reader, pages) = place::open(&options.images_dir)?;
-    let state = MonitorState::of(&reader)?;
+    let state = Records::of(&reader, pages)?.state;
     let state = match (&options.vmstate, state) {
         (None, _) => None,
         (Some(path), Some(state)) => Some((path, state.bytes)),

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use sys::socket::{Along, send};
+use testkit::huge_pages::HugePages;
 use testkit::machine_memory;
 use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
@@ -16,7 +17,6 @@ use testkit::{needs_root, tree};
 
 /// Pages of the memory: 16 MiB.
 const PAGES: u64 = 4096;
-const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 /// An image, and a server of it.
 struct Server {
@@ -168,29 +168,6 @@ impl Drop for Server {
     }
 }
 
-/// Huge pages for a test, which are given back.
-struct Reserved(u64);
-
-fn reserve(count: u64) -> Option<Reserved> {
-    let read = || {
-        std::fs::read_to_string(HUGE_PAGES)
-            .ok()?
-            .trim()
-            .parse::<u64>()
-            .ok()
-    };
-    let before = read()?;
-    std::fs::write(HUGE_PAGES, (before + count).to_string()).ok()?;
-    let reserved = Reserved(before);
-    (read()? >= before + count).then_some(reserved)
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        let _ = std::fs::write(HUGE_PAGES, self.0.to_string());
-    }
-}
-
 fn same(one: &Path, other: &Path) -> bool {
     std::fs::read(one).expect("a file") == std::fs::read(other).expect("a file")
 }
@@ -205,9 +182,9 @@ fn three_generations_of_a_machine_are_exact() {
         ("huge", "told"),
     ] {
         let what = format!("{size} {ability}");
-        let reserved = (size == "huge").then(|| reserve(2 * PAGES / 512));
-        if let Some(None) = reserved {
-            eprintln!("left out: huge pages cannot be reserved");
+        let reserved = (size == "huge").then(|| HugePages::reserve(2 * PAGES / 512));
+        if let Some(Err(error)) = &reserved {
+            eprintln!("left out: huge pages cannot be reserved: {error}");
             continue;
         }
         let mut server = Server::start(&["--prefetch", "all"]);
@@ -380,6 +357,71 @@ fn hostile_monitors_harm_nobody_else() {
         server.get("/sessions")["sessions"].as_array().map(Vec::len),
         Some(1)
     );
+}
+
+#[test]
+fn what_a_machine_wanted_is_there_before_the_next_one_asks() {
+    needs_root!();
+    let mut server = Server::start(&["--record"]);
+    let touch = |server: &Server| {
+        let monitor = server.monitor("found");
+        let number = server.session(monitor.pid());
+        let session = format!("/sessions/{number}");
+        (monitor, session)
+    };
+    let resident = |server: &Server, session: &str| server.get(session)["resident_bytes"].as_u64();
+    let pages = (0..300).map(|at| at * 1237 % PAGES).collect::<Vec<_>>();
+    let faults = |server: &Server| {
+        let (_, text) = server.ask("GET", "/metrics", None);
+        let faults = text.lines().filter(|line| {
+            line.starts_with("stillframe_uffd_faults_total") && line.contains("\"missing\"")
+        });
+        let counts = faults.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        counts.sum::<u64>()
+    };
+    let (monitor, session) = touch(&server);
+    for page in &pages {
+        monitor.ask(&format!("write {page} 1 1 3"));
+    }
+    let (first, wanted) = (faults(&server), resident(&server, &session));
+    assert!(first > 50, "{first} faults");
+    drop(monitor);
+    wait_until("the session to end", SOON, || {
+        server.get("/sessions")["sessions"].as_array().map(Vec::len) == Some(0)
+    });
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait(), Some(0), "{}", server.log());
+
+    server.serve("0", &["--prefetch", "trace", "--record"]);
+    let (monitor, session) = touch(&server);
+    wait_until("what was wanted", SOON, || {
+        resident(&server, &session) >= wanted
+    });
+    let bytes = resident(&server, &session);
+    assert!(
+        bytes < Some(PAGES * 4096 / 2),
+        "only that is brought in: {bytes:?}"
+    );
+    let before = faults(&server);
+    for page in &pages {
+        monitor.ask(&format!("write {page} 1 1 3"));
+    }
+    let second = faults(&server) - before;
+    assert!(second * 20 <= first, "{first} faults, and then {second}");
+    assert_eq!(monitor.ask("check"), "right");
+    // Drained, it has everything; and the image is what it was.
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait(), Some(0), "{}", server.log());
+    assert_eq!(monitor.ask("check"), "right");
+    let words = ["export", "-D", "0", "--memory", "out", "--no-sync"];
+    assert!(
+        server
+            .command(&words)
+            .status()
+            .expect("it starts")
+            .success()
+    );
+    assert!(same(&server.path("out"), &server.path("memory")));
 }
 
 #[test]

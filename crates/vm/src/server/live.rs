@@ -3,14 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 
 use image::{Reader, Seal};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use serve::{Difference, Options, Session, Target};
+use serve::{Difference, Options, Session, Target, Wanted};
 
 use super::handoff::{self, Refusal};
 use super::{OnError, Prefetch, Shared, lock};
@@ -34,6 +34,8 @@ pub(crate) struct Live {
     /// Whether everything is to come in, and the session then to end.
     draining: AtomicBool,
     fetching: AtomicBool,
+    /// What is brought in before anything else.
+    wanted: Vec<Wanted>,
     aborted: AtomicBool,
 }
 
@@ -57,6 +59,8 @@ impl Live {
     /// Nothing is left in `dir` then, and the next difference has it all.
     pub fn diff(&self, shared: &Shared, dir: &Path, vmstate: Option<&Path>) -> Result<Difference> {
         let mut latest = lock(&self.latest);
+        // An image that is written over must not change meanwhile.
+        let _same = shared.working_set.lock();
         let state = vmstate.map(crate::import::read_state).transpose()?;
         let compress = shared.options.compress;
         let writer = place::writer(dir, Some(&latest), shared.pages, compress)?;
@@ -154,6 +158,9 @@ fn session(shared: &Arc<Shared>, number: u64, connection: &OwnedFd, pid: i32, mo
         }
     }
     shared.watchdog.forget(number);
+    if shared.options.record {
+        shared.working_set.add(shared, &begun.session.recorded());
+    }
     shared.metrics.sessions.dec();
     lock(&shared.sessions).remove(&number);
     shared.ring();
@@ -196,6 +203,9 @@ fn begin(
         serve::Error::Descriptor(_) => Begin::Refused(told(&error)),
         error => Begin::Failed(error),
     })?;
+    if shared.options.record {
+        session.record();
+    }
     Ok(Live {
         number,
         pid,
@@ -204,8 +214,21 @@ fn begin(
         stop,
         draining: AtomicBool::new(false),
         fetching: AtomicBool::new(false),
+        wanted: match shared.options.prefetch {
+            Prefetch::Trace => shared.working_set.wanted(),
+            Prefetch::None | Prefetch::All => Vec::new(),
+        },
         aborted: AtomicBool::new(false),
     })
+}
+
+/// What a thread has brought in that is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fetched {
+    /// What other machines wanted.
+    Wanted,
+    /// Everything.
+    All,
 }
 
 /// Answers faults until the monitor ends, or all is in and the session is to end.
@@ -216,16 +239,27 @@ fn serve_all<'scope>(
     monitor: &OwnedFd,
 ) -> serve::Result<()> {
     // Told by the fetchers: how it ended. The sender is kept, so that it is never hung up.
-    let (sender, fetched) = std::sync::mpsc::channel::<serve::Result<()>>();
+    let (sender, fetched) = std::sync::mpsc::channel::<(Fetched, serve::Result<()>)>();
     let ended = Arc::new(AtomicBool::new(false));
     let (mut fetchers, mut finished) = (0, 0);
+    let first = Arc::new(AtomicUsize::new(0));
+    for _ in 0..FETCHERS.min(live.wanted.len()) {
+        let (sender, ended, live) = (sender.clone(), ended.clone(), live.clone());
+        let first = first.clone();
+        scope.spawn(move || {
+            let stopped = || ended.load(Relaxed);
+            let done = live.session.fetch_wanted(&live.wanted, &first, &stopped);
+            let _ = sender.send((Fetched::Wanted, done));
+            let _ = rustix::io::write(&live.stop, b"!");
+        });
+    }
     let outcome = loop {
         if live.fetching.load(Relaxed) || live.draining.load(Relaxed) {
             for _ in fetchers..FETCHERS {
                 let (sender, ended, live) = (sender.clone(), ended.clone(), live.clone());
                 scope.spawn(move || {
                     let done = live.session.fetch(&|| ended.load(Relaxed));
-                    let _ = sender.send(done);
+                    let _ = sender.send((Fetched::All, done));
                     let _ = rustix::io::write(&live.stop, b"!");
                 });
             }
@@ -238,8 +272,9 @@ fn serve_all<'scope>(
         }
         let _ = rustix::io::read(stopped, &mut [0; 64]);
         let outcomes = fetched.try_iter().collect::<Vec<_>>();
-        finished += outcomes.len();
-        if let Some(error) = outcomes.into_iter().find_map(Result::err) {
+        let all = outcomes.iter().filter(|(what, _)| *what == Fetched::All);
+        finished += all.count();
+        if let Some(error) = outcomes.into_iter().find_map(|(_, done)| done.err()) {
             break Err(error);
         }
         if live.aborted.load(Relaxed) {

@@ -4,6 +4,7 @@ mod control;
 mod handoff;
 mod live;
 mod watchdog;
+mod working_set;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,8 +21,10 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use serve::Metrics;
 
+use crate::records::Records;
 use crate::server::live::Live;
 use crate::server::watchdog::Watchdog;
+use crate::server::working_set::Kept;
 use crate::{Error, Result, place};
 
 /// Chunks of the image that are kept for all sessions.
@@ -33,6 +36,8 @@ pub enum Prefetch {
     /// Nothing.
     #[default]
     None,
+    /// What machines wanted that were served with [`ServeOptions::record`], in their order.
+    Trace,
     /// Everything, in order.
     All,
 }
@@ -58,6 +63,8 @@ pub struct ServeOptions {
     pub control: Option<PathBuf>,
     /// What is brought in early.
     pub prefetch: Prefetch,
+    /// Whether what machines want is added to the image, for [`Prefetch::Trace`].
+    pub record: bool,
     /// Whether pages that are empty or given up are left to the kernel.
     pub unregister: bool,
     /// What becomes of a machine whose page cannot be brought in.
@@ -79,6 +86,7 @@ pub(crate) struct Shared {
     bell: OwnedFd,
     metrics: Arc<Metrics>,
     watchdog: Watchdog,
+    working_set: Kept,
     facts: fn() -> image::Facts,
 }
 
@@ -123,6 +131,10 @@ pub fn serve(
     let (image, pages) = place::open(&options.images_dir)?;
     let image = Arc::new(image.with_cache(Arc::new(Cache::new(CACHE_BYTES))));
     image.open_ancestors()?;
+    let working_set = Kept::new(Records::of(&image, pages)?.wanted);
+    if options.prefetch == Prefetch::Trace && working_set.wanted().is_empty() {
+        log::warn!("the image has no working set: nothing is brought in early");
+    }
     let listener = listen(&options.socket, 0o600)?;
     let control = options.control.as_deref();
     let control = control.map(|path| listen(path, 0o600)).transpose()?;
@@ -141,6 +153,7 @@ pub fn serve(
         bell,
         metrics: Arc::new(Metrics::new()),
         watchdog,
+        working_set,
         facts,
     });
     control::start(&shared, control).map_err(kernel("cannot start the control thread"))?;
