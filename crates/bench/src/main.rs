@@ -8,13 +8,15 @@
 //! the clients of a server ([`redis`]) notice of being saved ([`rounds`]).
 //! `bench vdso` tells what it costs to know the host ([`vdso`]), `bench resolver` what it takes to
 //! get pages out of an image ([`resolver`]), and `bench compress` what codecs cost and save
-//! ([`compress`]). Every run's numbers are kept ([`runs`]).
+//! ([`compress`]), and `bench uffd` how a microVM's memory is served ([`uffd`], [`serving`],
+//! [`guest`]). Every run's numbers are kept ([`runs`]).
 #![forbid(unsafe_code)]
 
 mod calls;
 mod chain;
 mod compress;
 mod error;
+mod guest;
 mod isolate;
 mod live;
 mod machine;
@@ -28,11 +30,13 @@ mod report;
 mod resolver;
 mod rounds;
 mod runs;
+mod serving;
 mod subject;
 mod suite;
 mod target;
 mod text;
 mod tool;
+mod uffd;
 mod vdso;
 mod workload;
 mod writer;
@@ -65,6 +69,8 @@ enum Task {
     Compress(compress::Arguments),
     /// Measure what it takes to get pages out of an image.
     Resolver(resolver::Arguments),
+    /// Measure how a microVM's memory is served through a userfaultfd.
+    Uffd(uffd::Arguments),
     /// Write the table and the plot from kept numbers again.
     Report(report::Arguments),
     /// Run the measuring part; `process` starts it in a mount namespace of its own.
@@ -76,6 +82,9 @@ enum Task {
     /// Be what writes while it is measured.
     #[command(hide = true)]
     Writer(writer::Arguments),
+    /// Be whose memory is served while it is measured.
+    #[command(hide = true)]
+    Guest(guest::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -87,10 +96,12 @@ fn main() -> ExitCode {
         Task::Vdso(arguments) => vdso::run(&arguments),
         Task::Compress(arguments) => compress::run(&arguments),
         Task::Resolver(arguments) => resolver::run(&arguments),
+        Task::Uffd(arguments) => uffd::run(&arguments),
         Task::Report(arguments) => report::run(&arguments),
         Task::Inside(arguments) => suite::run_inside(&arguments),
         Task::Subject(arguments) => subject::run(&arguments),
         Task::Writer(arguments) => writer::run(&arguments),
+        Task::Guest(arguments) => guest::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
