@@ -35,6 +35,10 @@ enum Holds {
     },
 }
 
+/// What is written to the pipe that who serves watches.
+const STOP: &[u8; 1] = b"x";
+const INTERRUPT: &[u8; 1] = b"i";
+
 /// Which pages of the image are zero: pieces of all sizes, single pages and whole huge ones.
 fn is_zero(page: u64) -> bool {
     let huge = page / 512;
@@ -174,14 +178,26 @@ impl Served {
         let (end, stop) = (&self.stop.0, &self.stop.1);
         let session = &self.session;
         std::thread::scope(|scope| {
-            let serving = scope.spawn(|| session.serve(&[end.as_fd()]));
+            let serving = scope.spawn(|| {
+                loop {
+                    assert_eq!(session.serve(&[end.as_fd()]).expect("no failure"), 0);
+                    let mut told = [0; 1];
+                    rustix::io::read(end, &mut told).expect("a byte");
+                    if told == *STOP {
+                        return;
+                    }
+                }
+            });
             let done = scope.spawn(work).join();
-            rustix::io::write(stop, b"x").expect("it is read");
-            let ended = serving.join().expect("it does not panic");
-            assert_eq!(ended.expect("no failure"), 0);
-            rustix::io::read(end, &mut [0; 1]).expect("the byte");
+            rustix::io::write(stop, STOP).expect("it is read");
+            serving.join().expect("it does not panic");
             done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+
+    /// Has who serves look at what it watches, and serve again.
+    fn interrupt(&self) {
+        rustix::io::write(&self.stop.1, INTERRUPT).expect("it is read");
     }
 
     fn load(&self, page: u64, at: usize) -> u64 {
@@ -208,8 +224,14 @@ impl Served {
 
     /// Writes a difference while nobody writes; the image that it is, in all.
     fn diff(&self) -> (serve::Difference, Reader) {
+        let (difference, writer, store) = self.begin_diff();
+        (difference, self.finish_diff(writer, &*store))
+    }
+
+    /// The same up to where the image is sealed.
+    fn begin_diff(&self) -> (serve::Difference, Writer, Arc<dyn Store>) {
         let path = |layer: u32| self.folder.path().join(layer.to_string());
-        let layer = self.layers.fetch_add(1, Relaxed);
+        let layer = self.layers.load(Relaxed);
         let parent = Directory::open(path(layer)).expect("the last layer");
         let parent = Arc::new(Reader::open(&parent).expect("an image"));
         let store: Arc<dyn Store> = Arc::new(Directory::create(path(layer + 1)).expect("a folder"));
@@ -219,9 +241,14 @@ impl Served {
         };
         let writer = Writer::create_over(store.clone(), parent, link).expect("a writer");
         let difference = self.session.diff(&writer).expect("a difference");
+        (difference, writer, store)
+    }
+
+    fn finish_diff(&self, writer: Writer, store: &dyn Store) -> Reader {
         writer.seal(Seal::default()).expect("sealed");
         self.session.kept();
-        (difference, Reader::open(&*store).expect("an image"))
+        self.layers.fetch_add(1, Relaxed);
+        Reader::open(store).expect("an image")
     }
 }
 
@@ -374,6 +401,52 @@ fn change(served: &Served, granule: Granule, model: &mut [Holds], generation: u6
 }
 
 #[test]
+fn what_is_given_up_before_a_difference_is_sealed_is_in_the_next_one() {
+    const BYTES: usize = 8 * HUGE;
+    each(BYTES, |served, _, what| {
+        if served.session.ability() == Ability::Missing {
+            return;
+        }
+        let mut model = vec![Holds::Image; BYTES / PAGE];
+        served.serve(|| (0..2048).for_each(|page| served.check(page, Holds::Image)));
+        let (_, writer, store) = served.begin_diff();
+        served.serve(|| served.give_up(0..512));
+        let reader = served.finish_diff(writer, &*store);
+        compare(&reader, &model, &format!("{what}, as it was"));
+        model[..512].fill(Holds::Zero);
+        compare(&served.diff().1, &model, &format!("{what}, given up"));
+    });
+}
+
+#[test]
+fn what_is_given_up_after_a_difference_failed_is_not_read() {
+    const BYTES: usize = 8 * HUGE;
+    each(BYTES, |served, _, what| {
+        if served.session.ability() == Ability::Missing {
+            return;
+        }
+        let mut model = vec![Holds::Image; BYTES / PAGE];
+        served.serve(|| {
+            for page in (0..1024).filter(|page| !is_zero(*page)) {
+                served.write(page, page + 1);
+                let (over_zero, word) = (false, page + 1);
+                model[page as usize] = Holds::Written { over_zero, word };
+            }
+        });
+        // It is never sealed: the next one has all of it.
+        drop(served.begin_diff());
+        served.serve(|| served.give_up(0..512));
+        model[..512].fill(Holds::Zero);
+        compare(&served.diff().1, &model, what);
+        served.serve(|| {
+            for (page, holds) in model.iter().enumerate() {
+                served.check(page as u64, *holds);
+            }
+        });
+    });
+}
+
+#[test]
 fn nothing_is_stale_under_fire() {
     const THREADS: usize = 4;
     const BYTES: usize = 16 * HUGE;
@@ -424,6 +497,10 @@ fn fire(served: &Served, granule: Granule, first: u64, model: &mut [Holds], seed
     };
     for step in 0..200 {
         let own = below(model.len() as u64);
+        // Whoever waits then waits still when it is served again.
+        if below(16) == 0 {
+            served.interrupt();
+        }
         match below(10) {
             0 => {
                 let size = granule.pages();
