@@ -129,12 +129,14 @@ fn session(shared: &Arc<Shared>, number: u64, connection: &OwnedFd, pid: i32, mo
             return log::warn!("session {number}: pid {pid} is refused: {refusal}");
         }
         Err(Begin::Failed(serve::Error::Gone { .. })) => {
+            shared.watchdog.forget(number);
             return log::info!("session {number}: pid {pid} has ended");
         }
         // It may have been changed half: whoever waits in it would wait for ever.
         Err(Begin::Failed(error)) => {
             log::error!("session {number}: pid {pid} is killed: {}", told(&error));
-            return kill(monitor);
+            kill(monitor);
+            return shared.watchdog.forget(number);
         }
     };
     lock(&shared.sessions).insert(number, begun.clone());
