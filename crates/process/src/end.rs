@@ -212,7 +212,7 @@ fn forget(task: Task) -> Vec<i32> {
     match task.body {
         Body::Ended => {}
         Body::Stopped(threads) => threads.into_iter().for_each(tracee::Thread::forget),
-        Body::Visited(visit) => task.spent.push(visit.forget().into()),
+        Body::Visited(visit) => task.close_queue.push(visit.forget().into()),
     }
     tids
 }

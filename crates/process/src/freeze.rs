@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use resources::task::interrupted::{self, Before, Clocks};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
-use sys::close::{Lasting, Later};
+use sys::close::{CloseQueue, Deferred};
 use sys::proc::{Stat, Status};
 use sys::tick::Ticker;
 use tracee::{Seized, Thread};
@@ -79,9 +79,9 @@ pub struct Task {
     /// What each thread had been waiting for, in the order of the threads.
     pub waits: Vec<Wait>,
     /// /proc/PID.
-    pub proc: Rc<Lasting>,
+    pub proc: Rc<Deferred>,
     /// Files of it that were read.
-    pub(crate) spent: Rc<Later>,
+    pub(crate) close_queue: Rc<CloseQueue>,
     stat: OnceCell<Vec<u8>>,
 }
 
@@ -98,7 +98,7 @@ pub enum Body {
 
 impl Task {
     /// A task that is not stopped yet.
-    fn new(pid: i32, spent: &Rc<Later>) -> Result<Self> {
+    fn new(pid: i32, close_queue: &Rc<CloseQueue>) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let proc = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
         let proc = proc.map_err(|errno| match errno {
@@ -109,8 +109,8 @@ impl Task {
             pid,
             body: Body::Ended,
             waits: Vec::new(),
-            proc: Rc::new(Lasting::new(proc, spent)),
-            spent: spent.clone(),
+            proc: Rc::new(Deferred::new(proc, close_queue)),
+            close_queue: close_queue.clone(),
             stat: OnceCell::new(),
         })
     }
@@ -136,7 +136,7 @@ impl Task {
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
-        read_at(self.proc.as_fd(), self.pid, name, &self.spent)
+        read_at(self.proc.as_fd(), self.pid, name, &self.close_queue)
     }
 
     /// Lists the numbers in a directory of /proc/PID: "task", "fd".
@@ -152,7 +152,7 @@ impl Task {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = openat(&self.proc, name, flags, Mode::empty()).map_err(failed)?;
         let numbers = sys::numbers::of(&dir).map_err(failed)?;
-        self.spent.push(dir);
+        self.close_queue.push(dir);
         Ok(numbers)
     }
 
@@ -208,8 +208,13 @@ impl Task {
     }
 }
 
-/// Reads a file of the /proc directory of process `pid`; `spent` closes it.
-pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str, spent: &Later) -> Result<Vec<u8>> {
+/// Reads a file of the /proc directory of process `pid`; `close_queue` closes it.
+pub(crate) fn read_at(
+    dir: BorrowedFd<'_>,
+    pid: i32,
+    name: &str,
+    close_queue: &CloseQueue,
+) -> Result<Vec<u8>> {
     let failed = |errno: Errno| match errno {
         Errno::NOENT | Errno::SRCH => Error::Gone { pid },
         errno => Error::kernel(format!("cannot read /proc/{pid}/{name}"), errno),
@@ -224,7 +229,7 @@ pub(crate) fn read_at(dir: BorrowedFd<'_>, pid: i32, name: &str, spent: &Later) 
         // Such a file comes in one piece as far as it fits, but a list in many.
         if got == 0 || filled < bytes.len() && is_whole(name, &bytes[..filled], got) {
             bytes.truncate(filled);
-            spent.push(file);
+            close_queue.push(file);
             return Ok(bytes);
         }
         if bytes.len() - filled < 4096 {
@@ -238,7 +243,7 @@ pub(crate) fn read_proc(pid: i32, name: &str) -> Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
     let dir = opened.map_err(|_| Error::Gone { pid })?;
-    read_at(dir.as_fd(), pid, name, &Later::default())
+    read_at(dir.as_fd(), pid, name, &CloseQueue::default())
 }
 
 /// Whether nothing follows `text`, of which `last` bytes were read last. The kernel gives a file
@@ -272,14 +277,14 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     target::check(root)?;
     target::check_thawed(root)?;
     let since = Instant::now();
-    let spent = Rc::new(Later::default());
+    let close_queue = Rc::new(CloseQueue::default());
     let mut stop = Stop {
         limit: Limit {
             since,
             deadline: timeout.map(|timeout| since + timeout),
         },
         clocks: Clocks::default(),
-        spent: spent.clone(),
+        close_queue: close_queue.clone(),
     };
     crate::alone::be_exact();
     // Also without a deadline: a leader that ends is not told of.
@@ -314,7 +319,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
                 childless.insert(task.pid);
             }
             if at == 0 && known == 1 && !listed.is_empty() {
-                target::check_children(root, &task.stat()?.0, &spent)?;
+                target::check_children(root, &task.stat()?.0, &close_queue)?;
             }
             for child in listed {
                 if !frozen.tasks.iter().any(|task| task.pid == child) {
@@ -342,7 +347,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
 struct Stop {
     limit: Limit,
     clocks: Clocks,
-    spent: Rc<Later>,
+    close_queue: Rc<CloseQueue>,
 }
 
 impl Stop {
@@ -425,7 +430,7 @@ impl Stop {
 }
 
 fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
-    let mut task = Task::new(pid, &stop.spent)?;
+    let mut task = Task::new(pid, &stop.close_queue)?;
     let before = look(&task, pid, &mut stop.clocks);
     let leader = Thread::seize(pid).and_then(|seized| seized.stopped(pid, stop.limit.deadline));
     let leader = match leader {
@@ -537,7 +542,7 @@ mod tests {
             proc.as_fd(),
             0,
             &format!("task/{tid}/children"),
-            &Later::default(),
+            &CloseQueue::default(),
         );
         for child in &mut children {
             child.kill().expect("kill");
@@ -551,8 +556,8 @@ mod tests {
     fn a_list_of_mappings_is_read_to_its_end() {
         let own = std::process::id().cast_signed();
         let proc = openat(CWD, "/proc/self", OFlags::RDONLY, Mode::empty()).expect("/proc");
-        let spent = Later::default();
-        let text = |name| read_at(proc.as_fd(), own, name, &spent).expect("a list");
+        let close_queue = CloseQueue::default();
+        let text = |name| read_at(proc.as_fd(), own, name, &close_queue).expect("a list");
         let starts = |text: Vec<u8>| {
             let text = String::from_utf8(text).expect("mappings");
             let lines = text.lines().filter_map(|line| line.split_once('-'));

@@ -4,7 +4,7 @@ use std::io;
 
 use resources::cgroup::{self, Membership};
 use rustix::fs::{Mode, OFlags};
-use sys::close::Later;
+use sys::close::CloseQueue;
 use sys::proc::{Stat, Status};
 
 use crate::{Error, Result};
@@ -29,9 +29,9 @@ pub(crate) fn check(root: i32) -> Result<()> {
 /// # Errors
 /// [`resources::Error::Unsupported`].
 pub(crate) fn check_thawed(root: i32) -> Result<()> {
-    let spent = Later::default();
+    let close_queue = CloseQueue::default();
     // What is not there is told by who looks for it.
-    if let Some(text) = text(&format!("/proc/{root}/cgroup"), &spent) {
+    if let Some(text) = text(&format!("/proc/{root}/cgroup"), &close_queue) {
         cgroup::check_thawed(root, &Membership::parse(&text), &Membership::own()?)?;
     }
     Ok(())
@@ -42,8 +42,8 @@ pub(crate) fn check_thawed(root: i32) -> Result<()> {
 ///
 /// # Errors
 /// [`resources::Error::Unsupported`].
-pub(crate) fn check_children(root: i32, stat: &Stat, spent: &Later) -> Result<()> {
-    if !is_ancestor((root, stat), spent) {
+pub(crate) fn check_children(root: i32, stat: &Stat, close_queue: &CloseQueue) -> Result<()> {
+    if !is_ancestor((root, stat), close_queue) {
         return Ok(());
     }
     let own = std::process::id();
@@ -52,12 +52,12 @@ pub(crate) fn check_children(root: i32, stat: &Stat, spent: &Later) -> Result<()
 }
 
 /// Whether process `elder`, given with its stat, is an ancestor of this one.
-fn is_ancestor((elder, found): (i32, &Stat), spent: &Later) -> bool {
+fn is_ancestor((elder, found): (i32, &Stat), close_queue: &CloseQueue) -> bool {
     let first = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     // In a time namespace, what started before its clock did seems to start in a far future.
     let known = found.start_ticks < 1 << 40;
     let above = |pid: &i32| {
-        let stat = stat(*pid, spent)?;
+        let stat = stat(*pid, close_queue)?;
         // Whoever started before it does not descend from it, nor do those above.
         let older = known && stat.start_ticks < found.start_ticks;
         (!older && stat.ppid > 0).then_some(stat.ppid)
@@ -67,17 +67,17 @@ fn is_ancestor((elder, found): (i32, &Stat), spent: &Later) -> bool {
     line.any(|pid| pid == elder)
 }
 
-fn stat(pid: i32, spent: &Later) -> Option<Stat> {
-    Stat::parse(&text(&format!("/proc/{pid}/stat"), spent)?).ok()
+fn stat(pid: i32, close_queue: &CloseQueue) -> Option<Stat> {
+    Stat::parse(&text(&format!("/proc/{pid}/stat"), close_queue)?).ok()
 }
 
-/// A short file of /proc, read at once; `spent` closes it.
-fn text(path: &str, spent: &Later) -> Option<Vec<u8>> {
+/// A short file of /proc, read at once; `close_queue` closes it.
+fn text(path: &str, close_queue: &CloseQueue) -> Option<Vec<u8>> {
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut bytes = vec![0; 4096];
     let got = rustix::io::read(&file, &mut bytes[..]).ok()?;
     bytes.truncate(got);
-    spent.push(file);
+    close_queue.push(file);
     Some(bytes)
 }
 
@@ -86,7 +86,7 @@ fn text(path: &str, spent: &Later) -> Option<Vec<u8>> {
 pub(crate) fn explain(pid: i32, error: tracee::Error) -> Error {
     let refused = matches!(&error, tracee::Error::Kernel { source, .. }
         if source.kind() == io::ErrorKind::PermissionDenied);
-    let found = refused.then(|| stat(pid, &Later::default())).flatten();
+    let found = refused.then(|| stat(pid, &CloseQueue::default())).flatten();
     if let Some(found) = found.filter(|found| found.flags & KERNEL_THREAD != 0) {
         let name = String::from_utf8_lossy(&found.comm).into_owned();
         let what = format!("a kernel thread ({name})");
@@ -105,7 +105,7 @@ pub(crate) fn explain(pid: i32, error: tracee::Error) -> Error {
 /// Who traces a process: pid and name.
 fn tracer(pid: i32) -> Option<(i32, String)> {
     let status = Status::parse(&std::fs::read(format!("/proc/{pid}/status")).ok()?).ok()?;
-    let stat = || stat(status.tracer, &Later::default());
+    let stat = || stat(status.tracer, &CloseQueue::default());
     let name = || stat().map(|stat| String::from_utf8_lossy(&stat.comm).into_owned());
     (status.tracer != 0).then(|| (status.tracer, name().unwrap_or_default()))
 }
@@ -125,7 +125,7 @@ mod tests {
             error,
             format!("pid {own}: stillframe itself is not supported")
         );
-        let parent = stat(own, &Later::default()).expect("it runs").ppid;
+        let parent = stat(own, &CloseQueue::default()).expect("it runs").ppid;
         let want = format!("a tree with stillframe itself (pid {own}) is not supported");
         let error = freeze(parent, None).expect_err("its parent").to_string();
         assert_eq!(error, format!("pid {parent}: {want}"));
@@ -139,7 +139,7 @@ mod tests {
     fn a_kernel_thread_is_named() {
         let numbers = std::fs::read_dir("/proc").expect("it is mounted");
         let pids = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        let stat = |pid: &i32| stat(*pid, &Later::default());
+        let stat = |pid: &i32| stat(*pid, &CloseQueue::default());
         let is_kernel = |pid: &i32| stat(pid).is_some_and(|it| it.flags & KERNEL_THREAD != 0);
         let Some(pid) = pids.into_iter().find(is_kernel) else {
             testkit::skip!("kernel threads are not seen from here");

@@ -2,7 +2,7 @@
 
 use linux_raw_sys::prctl::PR_MCE_KILL_DEFAULT;
 use rustix::fs::{Mode, OFlags};
-use sys::close::Later;
+use sys::close::CloseQueue;
 use sys::own::{self, Attribute};
 use sys::proc::{self, LIMITS, Limit, Status};
 
@@ -91,8 +91,8 @@ impl Born {
     /// # Errors
     /// [`Error::Kernel`] when /proc cannot be read.
     pub fn read() -> Result<Self> {
-        let spent = Later::default();
-        let text = |path| text(path, &spent);
+        let close_queue = CloseQueue::default();
+        let text = |path| text(path, &close_queue);
         let status = Status::parse(&text("/proc/thread-self/status")?).map_err(unclear)?;
         let limits = proc::limits(&text("/proc/self/limits")?).map_err(unclear)?;
         let securebits = own::attribute(Attribute::Securebits);
@@ -107,7 +107,7 @@ impl Born {
             limits,
             scheduling: scheduling::Record::own(&status)?,
             personality: own::personality(),
-            oom_score_adj: number("/proc/self/oom_score_adj", &spent)?,
+            oom_score_adj: number("/proc/self/oom_score_adj", &close_queue)?,
             login_uid: text("/proc/self/loginuid")
                 .ok()
                 .and_then(|text| login_uid::parse(&text)),
@@ -180,7 +180,7 @@ fn timer_ids() -> bool {
 }
 
 fn suid_dumpable() -> u32 {
-    number("/proc/sys/fs/suid_dumpable", &Later::default()).unwrap_or(0)
+    number("/proc/sys/fs/suid_dumpable", &CloseQueue::default()).unwrap_or(0)
 }
 
 /// The resolution of coarse clocks.
@@ -189,20 +189,20 @@ fn tick_us() -> u64 {
     u64::try_from(tick.tv_nsec).expect("a tick is not negative") / 1000
 }
 
-/// A small file of /proc, which comes in one piece; `spent` closes it.
-fn text(path: &str, spent: &Later) -> Result<Vec<u8>> {
+/// A small file of /proc, which comes in one piece; `close_queue` closes it.
+fn text(path: &str, close_queue: &CloseQueue) -> Result<Vec<u8>> {
     let failed = |e: rustix::io::Errno| Error::kernel(format!("reading {path}"), e);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
     let mut bytes = vec![0; 8192];
     let len = rustix::io::read(&file, &mut bytes).map_err(failed)?;
     bytes.truncate(len);
-    spent.push(file);
+    close_queue.push(file);
     Ok(bytes)
 }
 
-fn number<T: std::str::FromStr>(path: &str, spent: &Later) -> Result<T> {
-    let text = text(path, spent)?;
+fn number<T: std::str::FromStr>(path: &str, close_queue: &CloseQueue) -> Result<T> {
+    let text = text(path, close_queue)?;
     let number = std::str::from_utf8(&text).ok();
     let number = number.and_then(|text| text.trim().parse().ok());
     let wrong = || std::io::Error::from(std::io::ErrorKind::InvalidData);

@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 /// Descriptors that nobody reads any more, closed together: at the latest when this is dropped.
 #[derive(Debug, Default)]
-pub struct Later(RefCell<Vec<OwnedFd>>);
+pub struct CloseQueue(RefCell<Vec<OwnedFd>>);
 
-impl Later {
+impl CloseQueue {
     /// How many are kept at most.
     const MOST: usize = 512;
 
@@ -28,38 +28,38 @@ impl Later {
 
 /// A descriptor that is closed with others once this is dropped.
 #[derive(Debug)]
-pub struct Lasting {
+pub struct Deferred {
     own: Option<OwnedFd>,
-    later: Rc<Later>,
+    queue: Rc<CloseQueue>,
 }
 
-impl Lasting {
-    /// Has `later` close `own` some time after this is dropped.
+impl Deferred {
+    /// Has `queue` close `own` some time after this is dropped.
     #[must_use]
-    pub fn new(own: OwnedFd, later: &Rc<Later>) -> Self {
-        let later = later.clone();
+    pub fn new(own: OwnedFd, queue: &Rc<CloseQueue>) -> Self {
+        let queue = queue.clone();
         Self {
             own: Some(own),
-            later,
+            queue,
         }
     }
 }
 
-impl AsFd for Lasting {
+impl AsFd for Deferred {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.own.as_ref().expect("taken by drop alone").as_fd()
     }
 }
 
-impl Drop for Lasting {
+impl Drop for Deferred {
     fn drop(&mut self) {
         if let Some(own) = self.own.take() {
-            self.later.push(own);
+            self.queue.push(own);
         }
     }
 }
 
-impl Drop for Later {
+impl Drop for CloseQueue {
     fn drop(&mut self) {
         self.close();
     }
@@ -106,20 +106,20 @@ mod tests {
             )];
             rustix::event::poll(&mut ready, Some(&rustix::event::Timespec::default())) == Ok(1)
         };
-        let later = Later::default();
-        for _ in 1..Later::MOST {
-            later.push(writer.try_clone().expect("a copy"));
+        let queue = CloseQueue::default();
+        for _ in 1..CloseQueue::MOST {
+            queue.push(writer.try_clone().expect("a copy"));
         }
-        later.push(writer);
+        queue.push(writer);
         assert!(ended(), "all are closed when there are many");
         let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
-        later.push(writer);
-        drop(later);
+        queue.push(writer);
+        drop(queue);
         assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0));
         let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
-        let later = Rc::new(Later::default());
-        drop(Lasting::new(writer, &later));
-        drop(later);
+        let queue = Rc::new(CloseQueue::default());
+        drop(Deferred::new(writer, &queue));
+        drop(queue);
         assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0));
     }
 }

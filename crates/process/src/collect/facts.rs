@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use resources::task::Facts;
 use resources::{Allow, Error, Result};
-use sys::close::Later;
+use sys::close::CloseQueue;
 use sys::proc::Status;
 use sys::ptrace::RseqArea;
 
@@ -22,7 +22,7 @@ pub(super) struct ThreadFacts<'a> {
     pub proc: BorrowedFd<'a>,
     pub rseq: RseqArea,
     leader_is_known: bool,
-    spent: &'a Later,
+    close_queue: &'a CloseQueue,
     texts: RefCell<HashMap<String, Rc<[u8]>>>,
     status: OnceCell<Rc<Status>>,
 }
@@ -31,7 +31,7 @@ impl<'a> ThreadFacts<'a> {
     pub fn new(
         allow: &'a Allow,
         (pid, tid): (i32, i32),
-        (proc, spent): (BorrowedFd<'a>, &'a Later),
+        (proc, close_queue): (BorrowedFd<'a>, &'a CloseQueue),
         (rseq, leader_is_known): (RseqArea, bool),
     ) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl<'a> ThreadFacts<'a> {
             proc,
             rseq,
             leader_is_known,
-            spent,
+            close_queue,
             texts: RefCell::default(),
             status: OnceCell::new(),
         }
@@ -92,7 +92,7 @@ impl Facts for ThreadFacts<'_> {
         } else {
             format!("task/{}/{name}", self.tid)
         };
-        let text = freeze::read_at(self.proc, self.pid, &path, self.spent);
+        let text = freeze::read_at(self.proc, self.pid, &path, self.close_queue);
         let text: Rc<[u8]> = text.map_err(|error| self.failed(name, error))?.into();
         self.texts
             .borrow_mut()

@@ -17,7 +17,7 @@ use resources::map::listing::Listed;
 use resources::{Allow, Error};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use sys::close::Lasting;
+use sys::close::Deferred;
 
 use crate::Result;
 use crate::links::{self, Link};
@@ -112,7 +112,7 @@ impl Files {
     pub fn mapped(
         &mut self,
         pid: i32,
-        proc: &Rc<Lasting>,
+        proc: &Rc<Deferred>,
         listed: &Listed,
     ) -> Result<DescriptionId> {
         let writes = listed.shared && listed.has(b"mw");
@@ -147,7 +147,7 @@ impl Files {
     pub fn link(
         &mut self,
         pid: i32,
-        proc: &Rc<Lasting>,
+        proc: &Rc<Deferred>,
         name: &str,
         flags: OFlags,
     ) -> Result<DescriptionId> {
@@ -189,7 +189,7 @@ impl Files {
 
     fn place(
         &mut self,
-        (pid, proc): (i32, &Rc<Lasting>),
+        (pid, proc): (i32, &Rc<Deferred>),
         link: String,
         (target, stat): (Vec<u8>, Stat),
         flags: OFlags,

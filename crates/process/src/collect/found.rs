@@ -103,13 +103,13 @@ impl Found {
         }
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
         let parent = parent.map(|one| (one.node.pid, one.rows.as_slice()));
-        found.rows = fd::table::read(pid, (task.proc.as_fd(), &task.spent), parent)?;
+        found.rows = fd::table::read(pid, (task.proc.as_fd(), &task.close_queue), parent)?;
         Ok(found)
     }
 
     /// What a thread of the task looks like from outside.
     fn facts<'a>(&self, task: &'a Task, thread: &Thread, allow: &'a Allow) -> ThreadFacts<'a> {
-        let proc = (task.proc.as_fd(), &*task.spent);
+        let proc = (task.proc.as_fd(), &*task.close_queue);
         let known = (thread.saved.rseq, self.leader_is_known);
         ThreadFacts::new(allow, (task.pid, thread.tid), proc, known)
     }

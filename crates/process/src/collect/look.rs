@@ -8,7 +8,7 @@ use memory::scan::{Area, Found};
 use resources::map::listing::{self, Listed};
 use resources::map::vdso::Vdso;
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use sys::close::Later;
+use sys::close::CloseQueue;
 use sys::proc::Stat;
 
 use crate::error::invalid;
@@ -108,8 +108,8 @@ impl Prepared {
 
     fn add(&mut self, pid: i32, pids: &mut Vec<i32>) -> Result<()> {
         let proc = open(pid)?;
-        let spent = Later::default();
-        let read = |name: &str| read_at(proc.as_fd(), pid, name, &spent);
+        let close_queue = CloseQueue::default();
+        let read = |name: &str| read_at(proc.as_fd(), pid, name, &close_queue);
         let stat = Stat::parse(&read("stat")?);
         let stat = stat.map_err(|error| Error::kernel(error.to_string(), invalid()))?;
         let children = read(&format!("task/{pid}/children"))?;

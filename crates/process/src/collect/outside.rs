@@ -8,7 +8,7 @@ use resources::map::listing::Backing;
 use resources::map::memory::Mapping;
 use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
-use sys::close::Lasting;
+use sys::close::Deferred;
 
 use super::files::{self, Claimed, Described, Files};
 use super::found::{Found, OfTask};
@@ -149,7 +149,7 @@ fn check_terminals(found: &[Found], records: &[Record], obstacles: &mut Obstacle
     Ok(())
 }
 
-fn place(pid: i32, proc: &Rc<Lasting>, files: &mut Files) -> Result<Place> {
+fn place(pid: i32, proc: &Rc<Deferred>, files: &mut Files) -> Result<Place> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let cwd = files.link(pid, proc, "cwd", flags)?.0;
     let failed = |errno| Error::kernel(format!("cannot look at /proc/{pid}/root"), errno);

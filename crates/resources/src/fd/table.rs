@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use sys::close::Later;
+use sys::close::CloseQueue;
 use syscalls::Sysno;
 
 use super::{DescriptionId, Info, tty};
@@ -56,14 +56,14 @@ impl WhetherClosed {
 }
 
 /// The descriptors of the stopped task `pid` in ascending order, given its folder /proc/PID and,
-/// where they are known, those of its parent, from whom most are inherited. `spent` closes what is
-/// opened.
+/// where they are known, those of its parent, from whom most are inherited. `close_queue` closes
+/// what is opened.
 ///
 /// # Errors
 /// [`Error::Gone`] when the task died, [`Error::Kernel`].
 pub fn read(
     pid: i32,
-    (proc, spent): (BorrowedFd<'_>, &Later),
+    (proc, close_queue): (BorrowedFd<'_>, &CloseQueue),
     parent: Option<(i32, &[Row])>,
 ) -> Result<Vec<Row>> {
     let failed = |what: &str, error: Errno| {
@@ -92,7 +92,8 @@ pub fn read(
                 (link.into_bytes(), stat, None)
             }
         };
-        let text = contents(proc, &format!("fdinfo/{fd}"), &mut buffer, spent).map_err(failed)?;
+        let text =
+            contents(proc, &format!("fdinfo/{fd}"), &mut buffer, close_queue).map_err(failed)?;
         let (info, cloexec) = Info::parse(&String::from_utf8_lossy(text)).ok_or_else(|| {
             let text = String::from_utf8_lossy(text);
             Error::corrupt(format!("/proc/{pid}/fdinfo/{fd}"), format!("says {text:?}"))
@@ -106,7 +107,7 @@ pub fn read(
             same,
         });
     }
-    spent.push(links);
+    close_queue.push(links);
     Ok(rows)
 }
 
@@ -147,12 +148,12 @@ fn inherited(at: (i32, i32), parent: Option<(i32, &[Row])>) -> Result<Option<((i
     Ok(same.then_some((theirs, &rows[found])))
 }
 
-/// The file's bytes, read into `buffer`, which grows as needed; `spent` closes the file.
+/// The file's bytes, read into `buffer`, which grows as needed; `close_queue` closes the file.
 fn contents<'a>(
     proc: BorrowedFd<'_>,
     name: &str,
     buffer: &'a mut Vec<u8>,
-    spent: &Later,
+    close_queue: &CloseQueue,
 ) -> rustix::io::Result<&'a [u8]> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file: OwnedFd = rustix::fs::openat(proc, name, flags, Mode::empty())?;
@@ -161,7 +162,7 @@ fn contents<'a>(
         // A file of this kind comes in one piece as far as the buffer has room.
         filled += rustix::io::read(&file, &mut buffer[filled..])?;
         if filled < buffer.len() {
-            spent.push(file);
+            close_queue.push(file);
             return Ok(&buffer[..filled]);
         }
         buffer.resize(buffer.len() * 2, 0);
@@ -270,8 +271,8 @@ mod tests {
         let pid = cat.id().cast_signed();
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let proc = rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).expect("open");
-        let spent = Later::default();
-        let rows = read(pid, (proc.as_fd(), &spent), None).expect("read");
+        let close_queue = CloseQueue::default();
+        let rows = read(pid, (proc.as_fd(), &close_queue), None).expect("read");
         drop(to);
         cat.wait().expect("wait");
         let seen = rows.iter().take(3).map(|row| (row.fd, row.cloexec));
@@ -282,7 +283,7 @@ mod tests {
         assert!(rows[0].link.starts_with(b"pipe:["));
         assert_eq!(rows[2].link, b"/dev/null");
         assert_eq!(rows[2].info.oflags() & OFlags::RWMODE, OFlags::WRONLY);
-        let error = read(pid, (proc.as_fd(), &spent), None).expect_err("it is gone");
+        let error = read(pid, (proc.as_fd(), &close_queue), None).expect_err("it is gone");
         assert!(matches!(error, Error::Gone { .. }), "{error}");
     }
 
@@ -292,9 +293,9 @@ mod tests {
         let fd = file.as_raw_fd();
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let infos = rustix::fs::open("/proc/self/fdinfo", flags, Mode::empty()).expect("open");
-        let (name, spent) = (fd.to_string(), Later::default());
+        let (name, close_queue) = (fd.to_string(), CloseQueue::default());
         let mut small = vec![0; 4];
-        let text = contents(infos.as_fd(), &name, &mut small, &spent).expect("read");
+        let text = contents(infos.as_fd(), &name, &mut small, &close_queue).expect("read");
         let text = std::str::from_utf8(text).expect("text");
         let (info, cloexec) = Info::parse(text).expect("well formed");
         assert_eq!(
