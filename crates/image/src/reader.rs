@@ -1,6 +1,7 @@
 //! Reads an image: everything but pages is checked when it is opened, pages when they are read.
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 
 use store::{Object, Store};
 
@@ -179,6 +180,24 @@ impl Reader {
             }
         }
         Ok(())
+    }
+
+    /// Returns the descriptors of all files with pages, [`Reader::open_ancestors`] having been
+    /// called; none where pages are in no file. A process that was forked and has them can go on
+    /// reading.
+    pub fn descriptors(&self) -> Option<Vec<BorrowedFd<'_>>> {
+        let mut all = Vec::new();
+        for object in self.places.own.iter().flatten() {
+            all.push(object.as_fd()?);
+        }
+        for (number, ancestor) in self.ancestors().iter().enumerate() {
+            let parts = ancestor.parts_bytes.iter().enumerate();
+            for (part, _) in parts.filter(|(_, bytes)| **bytes > 0) {
+                let object = self.places.ancestors.object(number, part).ok()?;
+                all.push(object.as_fd()?);
+            }
+        }
+        Some(all)
     }
 
     /// Returns the ancestor that holds the pages of a run; none for pages of this image.

@@ -1,6 +1,5 @@
 //! Reads and verifies everything.
 
-use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -28,12 +27,14 @@ impl Reader {
         self.verify_those(threads, &|id| !self.is_verified(id))
     }
 
-    /// The same, without the chunks of `later`: whoever reads those has them verified then.
+    /// The same, without the chunks of `later`, which is sorted: whoever reads those has them
+    /// verified then.
     ///
     /// # Errors
     /// Those of [`Reader::verify_all`].
-    pub fn verify_rest_but(&self, threads: usize, later: &HashSet<ChunkId>) -> Result<()> {
-        self.verify_those(threads, &|id| !self.is_verified(id) && !later.contains(&id))
+    pub fn verify_rest_but(&self, threads: usize, later: &[ChunkId]) -> Result<()> {
+        let waits = |id| later.binary_search(&id).is_ok();
+        self.verify_those(threads, &|id| !self.is_verified(id) && !waits(id))
     }
 
     fn verify_those(&self, threads: usize, wanted: &dyn Fn(ChunkId) -> bool) -> Result<()> {

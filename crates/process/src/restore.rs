@@ -72,10 +72,14 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
 }
 
 /// Who brings pages in when they are touched, if some are to come so.
-fn lazy(options: &RestoreOptions, reader: &Reader, plan: &plan::Plan) -> Result<Option<Client>> {
+fn lazy(
+    options: &RestoreOptions,
+    reader: &Arc<Reader>,
+    plan: &plan::Plan,
+) -> Result<Option<Client>> {
     let waits = plan.outside.iter().any(|one| !one.lazy.is_empty());
     let lazy = options.lazy.as_ref().filter(|_| waits);
-    let client = |lazy| Client::new(lazy, &options.images, reader.id());
+    let client = |lazy| Client::new(lazy, &options.images, reader);
     lazy.map(client).transpose()
 }
 

@@ -35,7 +35,7 @@ use crate::{Error, Images, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LazyPages {
     /// Where a server may listen ([`serve_lazy_pages`]); where none does, the restore leaves one
-    /// behind, for which the image has to be in a directory.
+    /// behind, for which the image has to be in files.
     pub socket: PathBuf,
     /// The descriptor that the log is written to, which such a server keeps.
     pub log: Option<RawFd>,
@@ -133,16 +133,16 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Kernel`]; [`Error::Unfit`] for an image that another process cannot open.
-    pub fn new(lazy: &LazyPages, images: &Images, image: ImageId) -> Result<Self> {
+    pub fn new(lazy: &LazyPages, images: &Images, reader: &Arc<Reader>) -> Result<Self> {
         let socket = match find(&lazy.socket)? {
             Some(socket) => socket,
-            None => start(images, image, lazy.log)?,
+            None => start(images, reader, lazy.log)?,
         };
         let socket = Mutex::new(socket);
         let bytes = AtomicU64::new(0);
         Ok(Self {
             socket,
-            image,
+            image: reader.id(),
             bytes,
         })
     }
@@ -289,30 +289,34 @@ fn find(path: &Path) -> Result<Option<OwnedFd>> {
     Ok(Some(socket))
 }
 
-/// Leaves a server behind for one restore.
-fn start(images: &Images, id: ImageId, log: Option<RawFd>) -> Result<OwnedFd> {
+/// Leaves a server behind for one restore. It has what the reader of the image knows and has open,
+/// where that is in files; otherwise it opens the image itself.
+fn start(images: &Images, reader: &Arc<Reader>, log: Option<RawFd>) -> Result<OwnedFd> {
     let started = |e: io::Error| Error::kernel("cannot start a server of lazy pages", e);
-    let directory = images.directory().ok_or_else(|| {
-        Error::Unfit("lazy pages need an image in a directory, or a server of its own".to_owned())
-    })?;
-    let images = std::path::absolute(directory).map_err(started)?;
-    let images = Images::from(images);
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let (theirs, own) = socketpair(family, kind, SocketFlags::CLOEXEC, None)
         .map_err(|errno| started(errno.into()))?;
     log::logger().flush();
-    let kept = [Some(theirs.as_raw_fd()), log];
-    let kept = kept.into_iter().flatten().collect::<Vec<_>>();
+    let open_files = reader.descriptors();
+    let directory = images.directory().map(std::path::absolute).transpose();
+    let directory = directory.map_err(started)?;
+    if open_files.is_none() && directory.is_none() {
+        let what = "lazy pages of an image that is in no directory need a server of their own";
+        return Err(Error::Unfit(what.to_owned()));
+    }
+    let kept = [Some(theirs.as_raw_fd()), log].into_iter().flatten();
+    let files = open_files.iter().flatten().map(AsRawFd::as_raw_fd);
+    let kept = kept.chain(files).collect::<Vec<_>>();
     // The watchdog keeps this name.
     sys::fork::leave_behind(&kept, c"stillframe-lzwd", || {
         if log.is_none() {
             log::set_max_level(log::LevelFilter::Off);
         }
-        let opened = open(&images).and_then(|image| match image.id() == id {
-            true => Ok(image),
-            false => Err(Error::Unfit("the image was replaced".to_owned())),
-        });
-        let served = opened.and_then(|image| server::run(&image, Some(theirs), None, log));
+        let image = match (open_files, directory) {
+            (None, Some(directory)) => reopen(&directory.into(), reader.id()),
+            _ => Ok(reader.clone()),
+        };
+        let served = image.and_then(|image| server::run(&image, Some(theirs), None, log));
         if let Err(error) = served {
             log::error!("lazy pages: {}", error.with_causes());
         }
@@ -320,4 +324,13 @@ fn start(images: &Images, id: ImageId, log: Option<RawFd>) -> Result<OwnedFd> {
     })
     .map_err(started)?;
     Ok(own)
+}
+
+/// Opens the image once more.
+fn reopen(images: &Images, id: ImageId) -> Result<Arc<Reader>> {
+    let image = open(images)?;
+    match image.id() == id {
+        true => Ok(image),
+        false => Err(Error::Unfit("the image was replaced".to_owned())),
+    }
 }

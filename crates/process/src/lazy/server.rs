@@ -174,33 +174,48 @@ impl Work {
         let at = at.expect("it was just there");
         let connection = self.trees[at].connection.take();
         let Some(connection) = connection else { return };
-        match wire::receive(&connection) {
-            Ok(Some((said, rights))) => match said.what() {
-                What::Task => match self.task(at, &connection, said, rights) {
-                    Ok(bytes) => {
-                        let taken = Said {
-                            what: What::Taken as i32,
-                            bytes,
-                            ..Said::default()
-                        };
-                        if wire::send(&connection, &taken, &[]).is_err() {
-                            return;
-                        }
-                    }
-                    Err(error) => {
-                        log::error!("tree {owner}: {}", error.with_causes());
-                        return tell_failure(&connection, &error);
-                    }
-                },
-                What::Runs => self.trees[at].runs = true,
-                What::Taken | What::Failed | What::Unknown => return,
-            },
-            Ok(None) => return,
-            Err(error) => {
-                return log::warn!("tree {owner}: its restore is not understood: {error}");
-            }
+        if self.converse(at, &connection) {
+            self.trees[at].connection = Some(connection);
+        } else {
+            // The tree runs, or is killed: which is seen when its pages come.
+            self.server.begin(owner);
         }
-        self.trees[at].connection = Some(connection);
+    }
+
+    /// Hears one message; whether the conversation goes on.
+    fn converse(&mut self, at: usize, connection: &OwnedFd) -> bool {
+        let owner = self.trees[at].owner;
+        let said = match wire::receive(connection) {
+            Ok(Some(said)) => said,
+            Ok(None) => return false,
+            Err(error) => {
+                log::warn!("tree {owner}: its restore is not understood: {error}");
+                return false;
+            }
+        };
+        match said.0.what() {
+            What::Task => match self.task(at, connection, said.0, said.1) {
+                Ok(bytes) => {
+                    let taken = Said {
+                        what: What::Taken as i32,
+                        bytes,
+                        ..Said::default()
+                    };
+                    wire::send(connection, &taken, &[]).is_ok()
+                }
+                Err(error) => {
+                    log::error!("tree {owner}: {}", error.with_causes());
+                    tell_failure(connection, &error);
+                    false
+                }
+            },
+            What::Runs => {
+                self.trees[at].runs = true;
+                self.server.begin(owner);
+                true
+            }
+            What::Taken | What::Failed | What::Unknown => false,
+        }
     }
 
     /// Takes a task on; how much is to come.

@@ -1,21 +1,19 @@
 //! Which chunks of an image only those need whose pages come later.
 
-use std::collections::HashSet;
-
 use abi::Span;
 use image::{ChunkId, Part, Reader, Run, RunKind, SpaceId, SpaceKind};
 
 use crate::Result;
 use crate::plan::Outside;
 
-/// The chunks that nobody reads while the tree is made: all of their pages are of mappings whose
+/// The chunks, sorted, that nobody reads while the tree is made: all of their pages are of mappings whose
 /// pages come when they are touched.
 ///
 /// # Errors
 /// [`crate::Error::Image`] for sharing that leads nowhere.
-pub(super) fn chunks(reader: &Reader, outside: &[Outside]) -> Result<HashSet<ChunkId>> {
-    let mut later = HashSet::new();
-    let mut now = HashSet::new();
+pub(super) fn chunks(reader: &Reader, outside: &[Outside]) -> Result<Vec<ChunkId>> {
+    let mut later = Vec::new();
+    let mut now = Vec::new();
     for space in reader.spaces() {
         let lazy = outside
             .iter()
@@ -24,8 +22,8 @@ pub(super) fn chunks(reader: &Reader, outside: &[Outside]) -> Result<HashSet<Chu
         for run in reader.runs(space.id) {
             let waits = is_within(lazy, &run);
             match run.kind {
-                RunKind::Part(Part { chunk, .. }) if waits => drop(later.insert(chunk)),
-                RunKind::Part(Part { chunk, .. }) => drop(now.insert(chunk)),
+                RunKind::Part(Part { chunk, .. }) if waits => later.push(chunk),
+                RunKind::Part(Part { chunk, .. }) => now.push(chunk),
                 RunKind::Same { .. } if !waits => {
                     let located = reader.locate(space.id, run.first_page, run.pages.into())?;
                     now.extend(located.part.map(|part| part.chunk));
@@ -34,7 +32,9 @@ pub(super) fn chunks(reader: &Reader, outside: &[Outside]) -> Result<HashSet<Chu
             }
         }
     }
-    later.retain(|chunk| !now.contains(chunk));
+    later.sort_unstable();
+    now.sort_unstable();
+    later.retain(|chunk| now.binary_search(chunk).is_err());
     Ok(later)
 }
 

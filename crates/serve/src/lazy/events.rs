@@ -69,6 +69,7 @@ impl Server {
             order: RwLock::default(),
             owed: Mutex::new(owed),
             waiting: Mutex::default(),
+            coming: Mutex::default(),
             first: Mutex::default(),
             reached: 0.into(),
         };

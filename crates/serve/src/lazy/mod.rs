@@ -9,7 +9,7 @@ mod owed;
 mod place;
 mod space;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -97,7 +97,16 @@ pub struct Server {
     /// Whether faults are being answered: what nobody has asked for waits meanwhile.
     busy: AtomicBool,
     /// Whether there is something to bring in, and the end of all.
-    work: (Mutex<bool>, Condvar),
+    work: (Mutex<Work>, Condvar),
+}
+
+/// For whom there is something to bring in that nobody has asked for.
+#[derive(Debug, Default)]
+struct Work {
+    /// Owners whose processes run.
+    running: BTreeSet<u64>,
+    /// Whether it is over.
+    over: bool,
 }
 
 impl Server {
@@ -117,7 +126,7 @@ impl Server {
             news: Mutex::default(),
             bell: bell.map_err(|errno| Error::Descriptor(errno.into()))?,
             busy: AtomicBool::new(false),
-            work: (Mutex::new(false), Condvar::new()),
+            work: (Mutex::default(), Condvar::new()),
         })
     }
 
@@ -144,6 +153,7 @@ impl Server {
             order: RwLock::default(),
             owed: Mutex::new(owed),
             waiting: Mutex::default(),
+            coming: Mutex::default(),
             first: Mutex::new(process.first),
             reached: AtomicU64::new(0),
         });
@@ -181,10 +191,18 @@ impl Server {
 
     fn take_on(&self, space: AddressSpace) {
         lock(&self.spaces).push(Arc::new(space));
-        let (over, changed) = &self.work;
-        drop(lock(over));
+        let (work, changed) = &self.work;
+        drop(lock(work));
         changed.notify_all();
         self.ring();
+    }
+
+    /// An owner's processes run: what they have not asked for comes, too, from now on. Before, who
+    /// makes them has their memory for itself.
+    pub fn begin(&self, owner: u64) {
+        let (work, changed) = &self.work;
+        lock(work).running.insert(owner);
+        changed.notify_all();
     }
 
     /// Has [`Server::serve`] look around.
@@ -241,7 +259,6 @@ impl Server {
             }
             let (others, uffds) = fds[1..].split_at(watched.len());
             let others = others.iter().position(ready);
-            self.busy.store(true, Relaxed);
             for (space, fd) in spaces.iter().zip(uffds) {
                 if ready(fd) || !lock(&space.waiting).is_empty() {
                     let answered = self.read_events(space);
@@ -249,7 +266,6 @@ impl Server {
                     self.after(space, answered);
                 }
             }
-            self.busy.store(false, Relaxed);
             if let Some(number) = others {
                 return Ok(News::Ready(number));
             }
@@ -260,24 +276,38 @@ impl Server {
     /// Several threads may.
     pub fn fetch(&self) {
         let mut installer = Installer::new(self);
-        while let Some(space) = self.wait_for_work() {
-            let fetched = installer.fetch(&space);
-            self.after(&space, fetched);
+        while let Some(spaces) = self.wait_for_work() {
+            let mut did = false;
+            for space in &spaces {
+                let fetched = installer.fetch(space);
+                did = !matches!(fetched, Ok(false));
+                self.after(space, fetched.map(drop));
+                if did {
+                    break;
+                }
+            }
+            if !did {
+                // All of the rest is on its way.
+                std::thread::sleep(place::GIVE_WAY);
+            }
         }
     }
 
-    /// A process to which pages are to come; none when it is over.
-    fn wait_for_work(&self) -> Option<Arc<AddressSpace>> {
-        let (over, changed) = &self.work;
-        let mut over = lock(over);
+    /// The processes that run and to which pages are to come; none when it is over.
+    fn wait_for_work(&self) -> Option<Vec<Arc<AddressSpace>>> {
+        let (work, changed) = &self.work;
+        let mut work = lock(work);
         loop {
-            if *over {
+            if work.over {
                 return None;
             }
-            if let Some(space) = lock(&self.spaces).first() {
-                return Some(space.clone());
+            let runs = |space: &&Arc<AddressSpace>| work.running.contains(&space.owner);
+            let all = lock(&self.spaces).clone();
+            let spaces = all.iter().filter(runs).cloned().collect::<Vec<_>>();
+            if !spaces.is_empty() {
+                return Some(spaces);
             }
-            over = changed.wait(over).unwrap_or_else(PoisonError::into_inner);
+            work = changed.wait(work).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -328,15 +358,18 @@ impl Server {
         drop(spaces);
         (self.hooks.done)(space.number);
         match last {
-            true => self.tell(News::Whole(space.owner)),
+            true => {
+                lock(&self.work.0).running.remove(&space.owner);
+                self.tell(News::Whole(space.owner));
+            }
             false => self.ring(),
         }
     }
 
     /// Ends [`Server::fetch`].
     pub fn stop(&self) {
-        let (over, changed) = &self.work;
-        *lock(over) = true;
+        let (work, changed) = &self.work;
+        lock(work).over = true;
         changed.notify_all();
     }
 }

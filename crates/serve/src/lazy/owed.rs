@@ -20,7 +20,7 @@ impl Piece {
     }
 
     /// The part of it at `span`, which lies in it.
-    fn at(self, span: Span) -> Self {
+    pub fn at(self, span: Span) -> Self {
         let skipped = (span.start.0 - self.span.start.0) / PAGE_BYTES;
         Self {
             span,
@@ -68,10 +68,18 @@ impl Owed {
         self.find(*start)
     }
 
-    /// Whether all of `piece` is still to come, as it says.
-    pub fn has(&self, piece: Piece) -> bool {
-        self.find(piece.span.start)
-            .is_some_and(|found| found.span.end >= piece.span.end && found.at(piece.span) == piece)
+    /// The parts of `piece` that are still to come, as it says.
+    pub fn parts(&self, piece: Piece) -> Vec<Piece> {
+        let mut parts = Vec::new();
+        let mut at = piece.span.start;
+        while let Some(found) = self.from(at).filter(|one| one.span.start < piece.span.end) {
+            let part = found.at(found.span.intersect(piece.span));
+            if part == piece.at(part.span) {
+                parts.push(part);
+            }
+            at = part.span.end;
+        }
+        parts
     }
 
     /// Forgets what is in `span`, and returns it.
@@ -168,9 +176,9 @@ mod tests {
         assert_eq!(owed.from(Addr(5 << 12)), Some(piece(10, 20, 110)));
         assert_eq!(owed.from(Addr(15 << 12)), Some(piece(15, 20, 115)));
         assert_eq!(owed.from(Addr(30 << 12)), None);
-        assert!(owed.has(piece(22, 24, 522)));
-        assert!(!owed.has(piece(22, 24, 523)));
-        assert!(!owed.has(piece(18, 22, 118)));
+        assert_eq!(owed.parts(piece(22, 24, 522)), [piece(22, 24, 522)]);
+        assert_eq!(owed.parts(piece(22, 24, 523)), []);
+        assert_eq!(owed.parts(piece(5, 22, 105)), [piece(10, 20, 110)]);
         assert_eq!(owed.bytes(), 20 << 12);
     }
 

@@ -14,11 +14,11 @@ use crate::metrics::Fault;
 use crate::session::lock;
 
 /// What is brought in together at the most, where nobody has asked for it.
-const MOST_BYTES: u64 = 1 << 20;
+const MOST_BYTES: u64 = 512 << 10;
 /// What is brought in around a page that is wanted: a chunk of the image.
 const AROUND_PAGES: u64 = 16;
 /// How long who brings in what nobody has asked for waits while faults are being answered.
-const GIVE_WAY: Duration = Duration::from_micros(50);
+pub(super) const GIVE_WAY: Duration = Duration::from_micros(50);
 
 /// A thread that brings pages in.
 pub(super) struct Installer<'a> {
@@ -45,7 +45,13 @@ impl<'a> Installer<'a> {
         for fault in waiting {
             let owed = lock(&space.owed).find(fault.addr);
             let (outcome, what) = match owed {
-                Some(piece) => (self.bring(space, piece, &fault)?, "data"),
+                Some(_) if space.is_coming(fault.addr) => (Placing::Again, ""),
+                Some(piece) => {
+                    self.server.busy.store(true, Relaxed);
+                    let brought = self.bring(space, piece, &fault);
+                    self.server.busy.store(false, Relaxed);
+                    (brought?, "data")
+                }
                 None => (space.zero(fault.addr)?, "zero"),
             };
             let what = match outcome {
@@ -81,9 +87,15 @@ impl<'a> Installer<'a> {
             start: Addr(start),
             end: Addr(end),
         };
-        self.last = (space.number, span.end, pages);
-        let first_page = from;
-        self.install(space, Piece { span, first_page }, "image")
+        let whole = Piece {
+            span,
+            first_page: from,
+        };
+        let piece = whole.at(space.free_around(span, fault.addr));
+        self.last = (space.number, piece.span.end, pages);
+        // What comes without being asked for goes on from here.
+        space.reached.store(piece.span.end.0, Relaxed);
+        self.install(space, piece, "image")
     }
 
     fn install(
@@ -102,43 +114,62 @@ impl<'a> Installer<'a> {
         Ok(placed)
     }
 
-    /// Brings in the next pages that nobody has asked for.
-    pub fn fetch(&mut self, space: &AddressSpace) -> Result<()> {
+    /// Brings in the next pages that nobody has asked for; whether there were some that nobody else
+    /// brings in.
+    pub fn fetch(&mut self, space: &AddressSpace) -> Result<bool> {
         if self.server.busy.load(Relaxed) {
             std::thread::sleep(GIVE_WAY);
         }
-        let Some(piece) = next(space) else {
-            return Ok(());
+        let Some(piece) = claim(space) else {
+            return Ok(false);
         };
-        if self.install(space, piece, "prefetch")? == Placing::Again {
+        let placed = self.install(space, piece, "prefetch");
+        lock(&space.coming).retain(|one| *one != piece.span);
+        if placed? == Placing::Again {
             // Whoever reads the events goes first.
             std::thread::sleep(GIVE_WAY);
         }
-        Ok(())
+        Ok(true)
     }
 }
 
-/// The next pages that are to come to a process: those around the addresses that come first, then
-/// all others in order.
-fn next(space: &AddressSpace) -> Option<Piece> {
+/// The next pages that are to come to a process and that nobody brings in yet: those around the
+/// addresses that come first, then all others in order. They count as coming from now on.
+fn claim(space: &AddressSpace) -> Option<Piece> {
     let owed = lock(&space.owed);
-    while let Some(addr) = lock(&space.first).pop() {
-        if let Some(piece) = owed.find(addr) {
-            let skipped = (addr.0 - piece.span.start.0) / PAGE_BYTES;
-            let from = piece.first_page + skipped / AROUND_PAGES * AROUND_PAGES;
-            let start = piece
-                .span
-                .start
-                .plus((from - piece.first_page) * PAGE_BYTES);
-            return owed
-                .from(start)
-                .map(|piece| piece.limited(AROUND_PAGES * PAGE_BYTES));
+    let mut coming = lock(&space.coming);
+    let free = |from: Addr, bytes: u64| {
+        let mut at = from;
+        loop {
+            let piece = owed.from(at)?.limited(bytes);
+            match coming.iter().find(|one| one.contains(piece.span.start)) {
+                Some(taken) => at = taken.end,
+                None => {
+                    let next = coming.iter().map(|one| one.start);
+                    let next = next.filter(|start| *start > piece.span.start).min();
+                    let room = next.map_or(u64::MAX, |next| next.0 - piece.span.start.0);
+                    return Some(piece.limited(room));
+                }
+            }
         }
-    }
+    };
+    let first = std::mem::take(&mut *lock(&space.first));
+    let mut first = first.into_iter();
+    let near = first.by_ref().find_map(|addr| {
+        owed.find(addr)?;
+        free(addr.page_start(), AROUND_PAGES * PAGE_BYTES)
+    });
+    lock(&space.first).extend(first);
     let reached = Addr(space.reached.load(Relaxed));
-    // What could not be brought in before is tried again.
-    let piece = owed.from(reached).or_else(|| owed.from(Addr(0)))?;
-    let piece = piece.limited(MOST_BYTES);
-    space.reached.store(piece.span.end.0, Relaxed);
+    let piece = match near {
+        Some(piece) => piece,
+        None => {
+            // What could not be brought in before is tried again.
+            let piece = free(reached, MOST_BYTES).or_else(|| free(Addr(0), MOST_BYTES))?;
+            space.reached.store(piece.span.end.0, Relaxed);
+            piece
+        }
+    };
+    coming.push(piece.span);
     Some(piece)
 }

@@ -33,7 +33,9 @@ pub(super) struct AddressSpace {
     pub waiting: Mutex<Vec<Waiting>>,
     /// Addresses around which pages come first.
     pub first: Mutex<Vec<Addr>>,
-    /// How far the pages are that come without being asked for.
+    /// What is being brought in without being asked for.
+    pub coming: Mutex<Vec<Span>>,
+    /// How far those are.
     pub reached: AtomicU64,
 }
 
@@ -47,19 +49,27 @@ pub(super) enum Placing {
 }
 
 impl AddressSpace {
-    /// Puts `bytes` to `piece`, unless something else belongs there by now. Whoever waits for a
-    /// page that is there already is woken.
+    /// Puts `bytes` to `piece`, as far as they are still to come there. Whoever waits for a page that
+    /// is there already is woken.
     pub fn place(&self, piece: Piece, bytes: &[u8]) -> Result<Placing> {
         let _order = self.order.read();
-        if !lock(&self.owed).has(piece) {
-            return Ok(Placing::Again);
+        let parts = lock(&self.owed).parts(piece);
+        for part in parts {
+            let skip = (part.span.start.0 - piece.span.start.0) as usize;
+            let bytes = &bytes[skip..skip + part.span.bytes() as usize];
+            if self.place_part(part.span, bytes)? == Placing::Again {
+                return Ok(Placing::Again);
+            }
         }
-        let start = piece.span.start;
+        Ok(Placing::Done)
+    }
+
+    fn place_part(&self, span: Span, bytes: &[u8]) -> Result<Placing> {
         let mut done = 0;
         // Pages of several mappings are refused together.
         let mut most = bytes.len();
         while done < bytes.len() {
-            let at = start.plus(done as u64);
+            let at = span.start.plus(done as u64);
             let part = &bytes[done..(done + most).min(bytes.len())];
             match self.uffd.copy(at, part, true) {
                 Ok(copied) => {
@@ -78,11 +88,29 @@ impl AddressSpace {
                         done += PAGE_BYTES as usize;
                     }
                     Some(Errno::AGAIN) => return Ok(Placing::Again),
-                    _ => return Err(Error::call("fill", piece.span, self.pid, error)),
+                    _ => return Err(Error::call("fill", span, self.pid, error)),
                 },
             }
         }
         Ok(Placing::Done)
+    }
+
+    /// Whether somebody is about to bring that page in.
+    pub fn is_coming(&self, addr: Addr) -> bool {
+        lock(&self.coming).iter().any(|span| span.contains(addr))
+    }
+
+    /// The part of `span` around `addr` that nobody is about to bring in.
+    pub fn free_around(&self, span: Span, addr: Addr) -> Span {
+        let mut free = span;
+        for taken in lock(&self.coming).iter() {
+            if taken.end <= addr {
+                free.start = free.start.max(taken.end);
+            } else if taken.start > addr {
+                free.end = free.end.min(taken.start);
+            }
+        }
+        free
     }
 
     /// Has a page read as zeros that nothing is to come to.
