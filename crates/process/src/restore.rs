@@ -53,34 +53,33 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         born = Born::read()?;
     }
     reader.open_ancestors()?;
+    // It makes itself ready meanwhile. Where nothing is to come later, it ends with the restore.
+    let lazy = options.lazy.as_ref();
+    let lazy = lazy.map(|lazy| Client::new(lazy, &options.images, &reader));
+    let lazy = lazy.transpose()?;
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
     let image = Image {
         processor: Processor::check(&saved, &reader)?,
         saved,
         reader: &reader,
+        lazy,
     };
     let mut waiting = taken::Waiting::default();
     loop {
         match bring_back(options, &image, &born, began, observer) {
+            Ok(restored) => {
+                return Ok(Restored {
+                    lazy: image.lazy.map(Lazy::new),
+                    ..restored
+                });
+            }
             Err(Error::Taken { pid, .. }) => {
                 waiting.wait_free(pid)?;
                 log::info!("pid {pid} was taken by a process that had ended: once more");
             }
-            result => return result,
+            Err(error) => return Err(error),
         }
     }
-}
-
-/// Who brings pages in when they are touched, if some are to come so.
-fn lazy(
-    options: &RestoreOptions,
-    reader: &Arc<Reader>,
-    plan: &plan::Plan,
-) -> Result<Option<Client>> {
-    let waits = plan.outside.iter().any(|one| !one.lazy.is_empty());
-    let lazy = options.lazy.as_ref().filter(|_| waits);
-    let client = |lazy| Client::new(lazy, &options.images, reader);
-    lazy.map(client).transpose()
 }
 
 /// Refuses an image of another kind of machine.
@@ -101,6 +100,8 @@ struct Image<'a> {
     saved: Saved<'a>,
     /// How its threads come to this processor, where it tells.
     processor: Option<Processor>,
+    /// Who brings pages in when they are touched.
+    lazy: Option<Client>,
 }
 
 fn bring_back(
@@ -110,10 +111,14 @@ fn bring_back(
     began: Instant,
     observer: &mut dyn Observer,
 ) -> Result<Restored> {
-    let Image { reader, saved, .. } = image;
+    let Image {
+        reader,
+        saved,
+        lazy,
+        ..
+    } = image;
     let setting = setting(options, saved, born.clone())?;
     let plan = plan::plan(reader, saved, &setting)?;
-    let lazy = lazy(options, reader, &plan)?;
     // Before any timer is set.
     let clocks = saved.clocks.filter(|_| options.timens);
     let clocks = clocks.as_ref().map(Resumed::from_now);
@@ -164,7 +169,7 @@ fn bring_back(
         filled_pages,
         total_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
         job,
-        lazy: lazy.map(Lazy::new),
+        lazy: None,
     })
 }
 

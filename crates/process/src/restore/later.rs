@@ -6,8 +6,8 @@ use image::{ChunkId, Part, Reader, Run, RunKind, SpaceId, SpaceKind};
 use crate::Result;
 use crate::plan::Outside;
 
-/// The chunks, sorted, that nobody reads while the tree is made: all of their pages are of mappings whose
-/// pages come when they are touched.
+/// The chunks, sorted, that nobody reads while the tree is made: all of their pages are of mappings
+/// whose pages come when they are touched.
 ///
 /// # Errors
 /// [`crate::Error::Image`] for sharing that leads nowhere.

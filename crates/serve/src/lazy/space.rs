@@ -49,8 +49,8 @@ pub(super) enum Placing {
 }
 
 impl AddressSpace {
-    /// Puts `bytes` to `piece`, as far as they are still to come there. Whoever waits for a page that
-    /// is there already is woken.
+    /// Puts `bytes` to `piece`, as far as they are still to come there. Whoever waits for a page
+    /// that is there already is woken.
     pub fn place(&self, piece: Piece, bytes: &[u8]) -> Result<Placing> {
         let _order = self.order.read();
         let parts = lock(&self.owed).parts(piece);
