@@ -23,7 +23,6 @@ const ERESTART_RESTARTBLOCK: i64 = -516;
 const TIMER_ABSTIME: u64 = 1;
 const FUTEX_COMMAND: u64 = 0x7f;
 const FUTEX_WAIT: u64 = 0;
-/// The size of the `syscall` instruction in bytes.
 
 /// Numbers of system calls.
 mod nr {
