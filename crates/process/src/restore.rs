@@ -12,6 +12,7 @@ mod taken;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ending::Adopting;
 use image::Reader;
 pub use job::Job;
 use loaded::Loaded;
@@ -132,25 +133,25 @@ fn bring_back(
     log::info!("{} scripts are built", built.plan.scripts.len());
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
+    // A task whose call fails ends by itself, and leaves those that it has made.
+    let adopting = Adopting::begin();
     let loaded = Loaded::new(&built, root, options.sibling, clocks)?;
     let filled_pages = loaded.fill(reader, lazy.as_ref())?;
     log::info!("{filled_pages} pages are filled from outside");
     loaded.wait_ready()?;
     log::info!("all tasks are there");
-    observer
-        .stage(Stage::PostRestore, Some(root_pid))
-        .map_err(Error::Vetoed)?;
+    announce(observer, Stage::PostRestore, root_pid)?;
     let mut running = loaded.trace()?;
     running.stop_all()?;
     log::info!("all threads are stopped at the end of their scripts");
     running.write_outside()?;
     running.give_registers(saved, image.processor.as_ref())?;
-    observer
-        .stage(Stage::PreResume, Some(root_pid))
-        .map_err(Error::Vetoed)?;
+    announce(observer, Stage::PreResume, root_pid)?;
     let mut job = options.foreground.then(|| Job::of(saved)).flatten();
     job.as_mut().map(Job::give).transpose()?;
     lazy.as_ref().map(Client::runs).transpose()?;
+    // What the tree leaves when it runs is not ours.
+    drop(adopting);
     let gone = running.let_go(saved, options.afterwards);
     if let (Err(_), Some(job)) = (&gone, &mut job) {
         job.take_back();
@@ -159,9 +160,7 @@ fn bring_back(
     drop(leftover);
     let threads = built.plan.threads.len() as u64;
     built.succeed();
-    observer
-        .stage(Stage::PostResume, Some(root_pid))
-        .map_err(Error::Vetoed)?;
+    announce(observer, Stage::PostResume, root_pid)?;
     Ok(Restored {
         root: root_pid,
         tasks: saved.tasks.len() as u64,
@@ -171,6 +170,11 @@ fn bring_back(
         job,
         lazy: None,
     })
+}
+
+/// Tells that a stage of the restore of the tree under `root` is reached.
+fn announce(observer: &mut dyn Observer, stage: Stage, root: Pid) -> Result<()> {
+    observer.stage(stage, Some(root)).map_err(Error::Vetoed)
 }
 
 /// Returns the scripts that a restore would run, one line a call, without running anything.

@@ -149,6 +149,73 @@ fn a_session_that_somebody_is_still_in_is_named() {
     assert_eq!(program.tree(), tree);
 }
 
+/// Dumps a tree, has the number of its last task be taken by one that has ended, and frees it when
+/// a restore has tried once. Like a busy init, this asks nobody else how it ended.
+const FIRST_TRY: &str = r"
+import ctypes, os, subprocess, sys, time
+stillframe, images = sys.argv[1:]
+ctypes.CDLL(None).prctl(36, 1)
+script = 'for i in 1 2 3 4; do sleep 1000 & done; setsid sleep 1000 & wait'
+root = subprocess.Popen(['sh', '-c', script], start_new_session=True)
+until = time.monotonic() + 30
+def wait(what):
+    while not what():
+        if time.monotonic() > until:
+            sys.exit('waited in vain')
+        time.sleep(0.001)
+def children():
+    with open(f'/proc/{root.pid}/task/{root.pid}/children') as file:
+        return sorted(map(int, file.read().split()))
+def alone(pid):
+    return os.getsid(pid) == pid
+wait(lambda: len(children()) == 5 and any(map(alone, children())))
+tree = children()
+last = next(filter(alone, tree))
+others = [root.pid] + [pid for pid in tree if pid != last]
+log = ['-D', images, '-v4']
+subprocess.run([stillframe, 'dump', '-R', '-t', str(root.pid)] + log, check=True)
+for pid in others + [last]:
+    os.kill(pid, 9)
+for pid in others:
+    os.waitpid(pid, 0)
+os.waitid(os.P_PID, last, os.WEXITED | os.WNOWAIT)
+restore = subprocess.Popen([stillframe, 'restore', '-d'] + log)
+there = lambda: os.path.exists(f'/proc/{root.pid}')
+wait(there)
+wait(lambda: not there() or restore.poll() is not None)
+os.waitpid(last, 0)
+status = restore.wait()
+if status == 0:
+    for pid in others + [last]:
+        os.kill(pid, 9)
+sys.exit(status)
+";
+
+#[test]
+fn what_a_first_try_made_is_not_in_the_way_of_the_next() {
+    needs_root!();
+    needs_program!("sh");
+    needs_program!("python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer tries once");
+    }
+    fs::create_dir_all(stillframe.images()).expect("the folder can be made");
+    let mut python = Command::new("python3");
+    python.args(["-c", FIRST_TRY]).arg(stillframe.binary());
+    let done = python
+        .arg(stillframe.images())
+        .output()
+        .expect("it is there");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}\n{}", stillframe.logs());
+    assert!(
+        stillframe.logs().contains("once more"),
+        "{}",
+        stillframe.logs()
+    );
+}
+
 #[test]
 fn a_missing_file_is_named_and_nothing_is_restored() {
     needs_root!();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
+use rustix::process::{Pid, Signal, child_subreaper, getpid, kill_process, set_child_subreaper};
 use sys::ptrace;
 
 use crate::build::Built;
@@ -41,11 +41,36 @@ fn is_being_made(pid: i32) -> bool {
     maps.windows(window.len()).any(|name| name == window)
 }
 
+/// As long as it is there, orphans of tasks that this process has made become its children
+/// (PR_SET_CHILD_SUBREAPER of prctl(2)): so nobody else has to see their ends, who may take his
+/// time while they keep their numbers.
+#[derive(Debug)]
+pub(super) struct Adopting {
+    /// Whether they would not otherwise.
+    begun: bool,
+}
+
+impl Adopting {
+    /// Begins it; where that cannot be, init sees their ends.
+    pub fn begin() -> Self {
+        let already = child_subreaper().is_ok_and(|is| is.is_some());
+        let begun = !already && set_child_subreaper(Some(getpid())).is_ok();
+        Self { begun }
+    }
+}
+
+impl Drop for Adopting {
+    fn drop(&mut self) {
+        if self.begun {
+            let _ = set_child_subreaper(None);
+        }
+    }
+}
+
 /// Kills every task that was made so far and waits until all are gone. The root goes last, so that
 /// children cannot escape.
 pub(super) fn kill_tree(built: &Built, root: i32) {
-    // Whose parent is killed becomes our child: so nobody else has to see its end.
-    let is_reaper = set_child_subreaper(Some(getpid())).is_ok();
+    let _adopting = Adopting::begin();
     let deadline = Instant::now() + PATIENCE;
     let mut ours = HashMap::new();
     loop {
@@ -64,9 +89,6 @@ pub(super) fn kill_tree(built: &Built, root: i32) {
             break;
         }
         std::thread::sleep(LOOK);
-    }
-    if is_reaper {
-        let _ = set_child_subreaper(None);
     }
     if !ours.is_empty() {
         log::warn!("{} killed tasks are still there", ours.len());
