@@ -146,6 +146,8 @@ impl Stillframe {
         for _ in 0..times {
             self.clear();
             self.dump(spawned.pid(), options).must();
+            // What was forked after the tree was listed has ended, too, and keeps its session.
+            tree::reap_orphans();
             self.restore(options).must();
         }
     }
