@@ -35,16 +35,23 @@ impl Call {
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`]; [`Error::Astray`] when something else happens to it.
     pub fn make(self, tid: i32) -> Result<i64> {
-        self.make_over(tid, own(tid)?)
+        self.begin(tid, own(tid)?)?;
+        next_stop(tid)?;
+        result(tid)
     }
 
-    /// Does what [`Call::make`] does for a thread that is to get `others` anyway where the call
-    /// does not need other registers.
+    /// Does what [`Call::make`] does for a thread that gets the registers afterwards with which it
+    /// goes on, `others` where the call does not need other ones.
+    ///
+    /// Those may be of a call that is to be restarted, and at the end of another one the kernel
+    /// only looks at that where a signal waits. An interruption makes it look however the thread
+    /// comes to go on, also where its tracer ends first.
     ///
     /// # Errors
     /// As [`Call::make`].
-    pub fn make_over(self, tid: i32, others: Registers) -> Result<i64> {
+    pub fn make_last(self, tid: i32, others: Registers) -> Result<i64> {
         self.begin(tid, others)?;
+        interrupt(tid)?;
         next_stop(tid)?;
         result(tid)
     }
@@ -59,10 +66,7 @@ impl Call {
     /// # Errors
     /// As [`Call::make`].
     pub fn make_interrupted(self, tid: i32) -> Result<i64> {
-        self.begin(tid, own(tid)?)?;
-        ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
-        next_stop(tid)?;
-        result(tid)
+        self.make_last(tid, own(tid)?)
     }
 
     /// Brings the thread to the stop at the call's entry.
@@ -71,6 +75,10 @@ impl Call {
         set.map_err(|e| Error::of(tid, "PTRACE_SETREGSET", e))?;
         next_stop(tid)
     }
+}
+
+fn interrupt(tid: i32) -> Result<()> {
+    ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))
 }
 
 /// Lets a stopped thread with all signals blocked go on to its next stop at the entry or the end
@@ -148,20 +156,54 @@ mod tests {
 
     const POLL: u64 = 7;
     const GETPID: u64 = 39;
+    const GETPPID: u64 = 110;
+    const ERESTARTSYS: i64 = -512;
     const ERESTART_RESTARTBLOCK: i64 = -516;
 
-    #[test]
-    fn an_interrupted_call_is_over_for_calls_that_follow() {
+    /// A puppet that this thread traces and has stopped in a futex call.
+    fn stopped() -> sys::puppet::Puppet {
         let puppet = sys::puppet::Puppet::start().expect("a puppet");
         let pid = puppet.pid();
         let call = || std::fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it lives");
-        // It waits for its owner in a futex call: behind the instruction that it needs.
+        // It waits for its owner: behind the instruction that it needs.
         while !call().starts_with("202 ") {
             std::thread::yield_now();
         }
         ptrace::seize(pid, true).expect("seize");
         ptrace::interrupt(pid).expect("interrupt");
         ptrace::wait(pid).expect("wait");
+        puppet
+    }
+
+    #[test]
+    fn a_call_that_was_interrupted_before_the_last_one_is_restarted() {
+        let puppet = stopped();
+        let pid = puppet.pid();
+        let own = ptrace::registers(pid).expect("registers");
+        let call = |number| Call {
+            at: own.call_at(),
+            number,
+            args: [0; 6],
+        };
+        let last = call(GETPID).make_last(pid, own).expect("it is made");
+        assert_eq!(last, i64::from(pid));
+        let interrupted = Registers {
+            orig_rax: GETPPID,
+            rax: ERESTARTSYS.cast_unsigned(),
+            ..own
+        };
+        ptrace::set_registers(pid, &interrupted).expect("set registers");
+        // No signal comes.
+        ptrace::resume_to_call(pid, 0).expect("resume");
+        assert_eq!(ptrace::wait(pid).expect("wait"), (pid, Event::Call));
+        let begun = ptrace::registers(pid).expect("registers").call();
+        assert_eq!(begun, Some(GETPPID));
+    }
+
+    #[test]
+    fn an_interrupted_call_is_over_for_calls_that_follow() {
+        let puppet = stopped();
+        let pid = puppet.pid();
         let syscall = ptrace::registers(pid).expect("registers").call_at();
         let hour = Call {
             at: syscall,

@@ -1,5 +1,7 @@
 //! Running: every task and thread exists and is traced; what is left is what only a tracer can set.
 
+use std::collections::HashMap;
+
 use abi::Addr;
 use resources::fd::tcp::lock::Leftover;
 use resources::task::interrupted::Remake;
@@ -131,7 +133,7 @@ impl<'a> Running<'a> {
             number: MUNMAP,
             args: [span.start.0, span.bytes(), 0, 0, 0, 0],
         };
-        let result = call.make_over(tid, registers(thread))?;
+        let result = call.make_last(tid, registers(thread))?;
         if result != 0 {
             let errno = i32::try_from(-result).unwrap_or(0);
             let source = std::io::Error::from_raw_os_error(errno);
@@ -159,8 +161,8 @@ impl<'a> Running<'a> {
         self.built.resume(saved)?;
         let (sentinel, held) = self.post_sentinel(saved, afterwards)?;
         let let_go = self.built.wake(saved).and_then(|leftover| {
-            held.iter().try_for_each(|pid| take_stop(*pid))?;
-            self.detach()?;
+            let signals = held.iter().map(|pid| Ok((*pid, take_stop(*pid)?)));
+            self.detach(&signals.collect::<Result<_>>()?)?;
             self.built.catch_up();
             Ok(leftover)
         });
@@ -212,14 +214,16 @@ impl<'a> Running<'a> {
         Ok((Some(sentinel), held))
     }
 
-    fn detach(&self) -> Result<()> {
+    /// Lets every thread go on, leaders with the signal that is theirs in `signals`.
+    fn detach(&self, signals: &HashMap<i32, i32>) -> Result<()> {
         // Leaders last: until then a process of several threads is not whole.
         let (leaders, others): (Vec<&Staying>, Vec<&Staying>) = self
             .threads()
             .iter()
             .partition(|staying| staying.pid == staying.tid);
         for staying in others.into_iter().chain(leaders) {
-            match ptrace::detach(staying.tid, 0) {
+            let signal = signals.get(&staying.tid).copied().unwrap_or(0);
+            match ptrace::detach(staying.tid, signal) {
                 // A signal that came back has ended it.
                 Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
                 detached => {
@@ -258,14 +262,17 @@ fn signal(pid: i32, signal: Signal) -> Result<()> {
 }
 
 /// Takes the stop signal away that waits for a process whose threads are all stopped: its leader,
-/// which stays stopped, meets it without obeying.
-fn take_stop(pid: i32) -> Result<()> {
+/// which stays stopped, meets it without obeying. Gives the signal with which it is to go on.
+fn take_stop(pid: i32) -> Result<i32> {
+    const SIGCONT: i32 = Signal::CONT.as_raw();
     let failed = |e| Error::kernel(format!("cannot let {pid} go"), e);
     let mut pass_on = 0;
     loop {
         ptrace::resume(pid, pass_on).map_err(failed)?;
         pass_on = match ptrace::wait(pid).map_err(failed)?.1 {
-            Event::Signal(ptrace::SIGSTOP) | Event::Ended(_) => return Ok(()),
+            Event::Signal(ptrace::SIGSTOP) | Event::Ended(_) => return Ok(0),
+            // Somebody has it continue, and so has taken the stop signal away.
+            Event::Signal(SIGCONT) => return Ok(SIGCONT),
             // One that came back with it, and comes first.
             Event::Signal(signal) => signal,
             Event::Stop(_) | Event::Call | Event::Other(_) => 0,
