@@ -33,6 +33,7 @@ mod network;
 mod obstacles;
 pub mod options;
 mod over;
+mod packets;
 mod patience;
 mod plan;
 mod predump;

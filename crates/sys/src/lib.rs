@@ -18,6 +18,7 @@ pub mod inotify;
 pub mod isolated;
 pub mod job;
 pub mod kcmp;
+pub mod listener;
 pub mod memfd;
 pub mod mutex;
 pub mod netlink;

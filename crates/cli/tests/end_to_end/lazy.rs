@@ -1,5 +1,6 @@
 //! Trees that run before their memory has come (`restore --lazy-pages`).
 use std::fs::{self, File};
+use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,7 +13,7 @@ use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
 use crate::redis::{self, Client, KEYS};
-use crate::{Facts, assert_restored, stillframe};
+use crate::{Facts, assert_restored, stillframe, telling_status};
 
 const STATUS_CORRUPT: Option<i32> = Some(5);
 const LAZY: &[&str] = &["--lazy-pages"];
@@ -268,12 +269,13 @@ fn a_server_of_its_own_serves_one_restore_after_the_other() {
     }
     let subject = Subject::start("moving", &["24"]);
     stillframe.dump(subject.pid(), &[]).must();
-    let mut command = stillframe.command(&["lazy-pages", "--stay", "-v4", "-D"]);
+    let options = ["lazy-pages", "--stay", "--status-fd", "9", "-v4", "-D"];
+    let mut command = stillframe.command(&options);
     command.arg(stillframe.images());
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut server = command.spawn().expect("it runs");
+    let mut server = telling_status(&command).spawn().expect("it runs");
+    let ready = server.stdout.as_mut().expect("piped").read_exact(&mut [0]);
+    ready.expect("restores can connect");
     let socket = stillframe.images().join("lazy-pages.socket");
-    wait_until("its socket", SOON, || socket.exists());
     for round in 0..3 {
         stillframe.restore(LAZY).must();
         assert!(servers(&stillframe).is_empty(), "it is the standing one's");

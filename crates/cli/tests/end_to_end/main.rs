@@ -37,11 +37,22 @@ mod unrestorable;
 mod vdso;
 mod watches;
 
+use std::process::{Command, Stdio};
+
 use testkit::facts::Facts;
 use testkit::stillframe::Stillframe;
 
 fn stillframe() -> Stillframe {
     Stillframe::new(env!("CARGO_BIN_EXE_stillframe"))
+}
+
+/// The command with its `--status-fd 9` as standard output.
+fn telling_status(command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec \"$@\" 9>&1 >&2", "sh"]);
+    shell.arg(command.get_program()).args(command.get_args());
+    shell.stdin(Stdio::null()).stdout(Stdio::piped());
+    shell
 }
 
 /// Insists that a restored tree is what was dumped.

@@ -214,13 +214,7 @@ fn every_thread_is_stopped_when_the_dump_says_so() {
         stillframe.clear();
         let options = ["--leave-stopped", "--status-fd", "9"];
         let dump = stillframe.dump_command(program.pid(), &options);
-        let mut dump = std::process::Command::new("sh")
-            .args(["-c", "exec \"$@\" 9>&1 >&2", "sh"])
-            .arg(dump.get_program())
-            .args(dump.get_args())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .expect("it starts");
+        let mut dump = crate::telling_status(&dump).spawn().expect("it starts");
         let mut done = [1];
         let told = dump.stdout.as_mut().expect("piped").read_exact(&mut done);
         let running = stats.iter().filter(|stat| {

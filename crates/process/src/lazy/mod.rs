@@ -17,19 +17,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use abi::{Addr, Span};
 use image::{ImageId, Reader};
-use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-    socketpair,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, socketpair,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sys::listener::{self, Failure};
 use sys::uffd::{Features, Modes, Uffd};
 
 use self::server::Listening;
 use self::wire::{Said, What};
 use crate::tracker::is_trusted;
-use crate::{Error, Images, Result};
+use crate::{Error, Images, Result, packets};
 
 /// How a restore has pages brought in later.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,29 +92,11 @@ fn socket() -> io::Result<OwnedFd> {
 
 /// Listens at `path`, for this user alone.
 fn listen_at(path: &Path) -> Result<OwnedFd> {
-    let failed = |doing: &str| {
-        let doing = format!("cannot {doing} {}", path.display());
-        move |errno: Errno| Error::kernel(doing, errno)
-    };
-    let address = SocketAddrUnix::new(path).map_err(failed("use"))?;
-    let is_socket = rustix::fs::lstat(path)
-        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
-    if is_socket {
-        let other = socket().map_err(|e| Error::kernel("cannot make a socket", e))?;
-        match connect(&other, &address) {
-            Err(Errno::CONNREFUSED) => rustix::fs::unlink(path).map_err(failed("replace"))?,
-            _ => {
-                let what = format!("somebody else listens on {}", path.display());
-                return Err(Error::Unfit(what));
-            }
-        }
-    }
-    let listener = socket().map_err(|e| Error::kernel("cannot make a socket", e))?;
-    bind(&listener, &address).map_err(failed("listen on"))?;
-    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-    rustix::fs::chmod(path, mode).map_err(failed("protect"))?;
-    listen(&listener, 64).map_err(failed("listen on"))?;
-    Ok(listener)
+    let shown = path.display();
+    listener::listen_at(path, SocketType::SEQPACKET, 64).map_err(|failure| match failure {
+        Failure::Taken => Error::Unfit(format!("somebody else listens on {shown}")),
+        Failure::Call(doing, errno) => Error::kernel(format!("cannot {doing} {shown}"), errno),
+    })
 }
 
 /// A restore's conversation with the server of its pages.
@@ -174,7 +155,7 @@ impl Client {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         let rights = [uffd.as_fd(), pidfd.as_fd()];
         wire::send_task(&*socket, said, mappings, &rights).map_err(gone)?;
-        match wire::receive(&*socket).map_err(gone)? {
+        match packets::receive::<Said>(&*socket).map_err(gone)? {
             Some((said, _)) if said.what() == What::Taken => {
                 self.bytes.fetch_add(said.bytes, Relaxed);
                 Ok(())
@@ -194,7 +175,7 @@ impl Client {
             ..Said::default()
         };
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = wire::send(&*socket, &said, &[]);
+        let sent = packets::send(&*socket, &said, &[]);
         sent.map_err(|e| Error::kernel("the server of lazy pages is gone", e))
     }
 
@@ -212,7 +193,7 @@ impl Client {
         if !matches!(rustix::event::poll(&mut ready, Some(&now)), Ok(1..)) {
             return Ok(());
         }
-        match wire::receive(&*socket) {
+        match packets::receive::<Said>(&*socket) {
             Ok(Some((said, _))) if said.what() == What::Failed => Err(refused(said)),
             _ => Ok(()),
         }

@@ -14,7 +14,7 @@ use sys::uffd::Uffd;
 use super::watchdog::{self, Task, Watchdog};
 use super::wire::{self, Said, What};
 use crate::tracker::is_trusted;
-use crate::{Blame, Error, Result};
+use crate::{Blame, Error, Result, packets};
 
 /// Threads that bring in what nobody has asked for yet.
 const FETCHERS: usize = 2;
@@ -185,7 +185,7 @@ impl Work {
     /// Hears one message; whether the conversation goes on.
     fn converse(&mut self, at: usize, connection: &OwnedFd) -> bool {
         let owner = self.trees[at].owner;
-        let said = match wire::receive(connection) {
+        let said = match packets::receive::<Said>(connection) {
             Ok(Some(said)) => said,
             Ok(None) => return false,
             Err(error) => {
@@ -201,7 +201,7 @@ impl Work {
                         bytes,
                         ..Said::default()
                     };
-                    wire::send(connection, &taken, &[]).is_ok()
+                    packets::send(connection, &taken, &[]).is_ok()
                 }
                 Err(error) => {
                     log::error!("tree {owner}: {}", error.with_causes());
@@ -314,5 +314,5 @@ fn tell_failure(connection: &OwnedFd, error: &Error) {
         ..Said::default()
     };
     // Where it has ended, the log has it.
-    let _ = wire::send(connection, &said, &[]);
+    let _ = packets::send(connection, &said, &[]);
 }

@@ -1,15 +1,13 @@
 //! What a restore and the server of its lazy pages say to each other: one message a packet.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use abi::{Addr, Span};
 use prost::Message;
-use rustix::io::Errno;
-use sys::socket::{self, Along};
 
-/// The longest message, in bytes.
-const LONGEST_BYTES: usize = 64 << 10;
+use crate::packets::{invalid, receive, send};
+
 /// Mappings in one message: two numbers of at most 10 bytes each.
 const MAPPINGS_MAX: usize = 2000;
 /// The most mappings that a process can have (`vm.max_map_count` is an `int`, and this is far above
@@ -63,48 +61,6 @@ pub(super) enum What {
     Failed = 4,
 }
 
-fn invalid(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
-}
-
-/// Sends one message with descriptors.
-pub(super) fn send(socket: impl AsFd, said: &Said, rights: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let bytes = said.encode_to_vec();
-    let along = Along {
-        rights,
-        ..Along::default()
-    };
-    loop {
-        match socket::send(&socket, &bytes, along, 0) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Ok(sent) if sent == bytes.len() => return Ok(()),
-            Ok(_) => return Err(invalid("a message was cut")),
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Receives one message; none when the other side has hung up.
-pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Said, Vec<OwnedFd>)>> {
-    let mut buffer = vec![0; LONGEST_BYTES];
-    let received = loop {
-        match socket::receive(&socket, &mut buffer, 0) {
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::INTR) => {}
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::CONNRESET) => {
-                return Ok(None);
-            }
-            other => break other?,
-        }
-    };
-    if received.len == 0 {
-        return Ok(None);
-    }
-    let whole = buffer.get(..received.len);
-    let said = whole.and_then(|bytes| Said::decode(bytes).ok());
-    let said = said.ok_or_else(|| invalid("a message makes no sense"))?;
-    Ok(Some((said, received.rights)))
-}
-
 /// Sends `first`, a task, with all of its mappings, in as many messages as it takes.
 pub(super) fn send_task(
     socket: impl AsFd,
@@ -150,7 +106,7 @@ pub(super) fn receive_mappings(socket: impl AsFd, mut said: Said) -> io::Result<
         if !said.more {
             break;
         }
-        let (next, rights) = receive(&socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let (next, rights) = receive::<Said>(&socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         if next.what != said.what || next.pid != said.pid || !rights.is_empty() {
             return Err(invalid("a list of mappings was cut"));
         }
@@ -165,6 +121,10 @@ pub(super) fn receive_mappings(socket: impl AsFd, mut said: Said) -> io::Result<
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use sys::socket;
+
     use super::*;
 
     fn pair() -> (OwnedFd, OwnedFd) {
@@ -186,7 +146,9 @@ mod tests {
         let mappings = mappings.collect::<Vec<_>>();
         std::thread::scope(|scope| {
             scope.spawn(|| send_task(&left, task(), &mappings, &[right.as_fd()]).expect("sent"));
-            let (said, rights) = receive(&right).expect("a message").expect("a message");
+            let (said, rights) = receive::<Said>(&right)
+                .expect("a message")
+                .expect("a message");
             assert_eq!((said.pid, rights.len()), (7, 1));
             let received = receive_mappings(&right, said).expect("all");
             assert_eq!(received, mappings);

@@ -29,7 +29,7 @@ use sys::uffd::Uffd;
 
 pub(crate) use self::trust::{is_trusted, start_ticks};
 use self::wire::{Said, What};
-use crate::{Error, Result};
+use crate::{Error, Result, packets};
 
 /// How long a client waits for a tracker to answer: it may be talking to another one.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -227,7 +227,7 @@ impl Client {
             what: what as i32,
             ..said
         };
-        wire::send(&self.socket, &said, &[]).map_err(|error| self.gone(error))
+        packets::send(&self.socket, &said, &[]).map_err(|error| self.gone(error))
     }
 
     fn gone(&self, error: io::Error) -> Error {

@@ -4,11 +4,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use prost::Message;
-use rustix::io::Errno;
-use sys::socket::{self, Along};
+use sys::socket;
 
-/// The longest message, in bytes.
-const LONGEST_BYTES: usize = 64 << 10;
+use crate::packets::{self, invalid, send};
+
 /// Tasks in one message; each brings a descriptor.
 const TASKS_MAX: usize = 200;
 const _: () = assert!(TASKS_MAX <= socket::RIGHTS_MAX);
@@ -63,46 +62,16 @@ pub(super) enum What {
     Quit = 5,
 }
 
-fn invalid(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
-}
-
-/// Sends one message with descriptors.
-pub(super) fn send(socket: impl AsFd, said: &Said, rights: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let bytes = said.encode_to_vec();
-    let along = Along {
-        rights,
-        ..Along::default()
-    };
-    loop {
-        match socket::send(&socket, &bytes, along, 0) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Ok(sent) if sent == bytes.len() => return Ok(()),
-            Ok(_) => return Err(invalid("a message was cut")),
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Receives one message; none when the other side has hung up.
+/// Receives one message, each of whose tasks has its descriptor; none when the other side has hung
+/// up.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Said, Vec<OwnedFd>)>> {
-    let mut buffer = vec![0; LONGEST_BYTES];
-    let received = loop {
-        match socket::receive(&socket, &mut buffer, 0) {
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::INTR) => {}
-            other => break other?,
+    let received = packets::receive::<Said>(socket)?;
+    match received {
+        Some((said, rights)) if rights.len() != said.tasks.len() => {
+            Err(invalid("tasks came without their descriptors"))
         }
-    };
-    if received.len == 0 {
-        return Ok(None);
+        received => Ok(received),
     }
-    let whole = buffer.get(..received.len);
-    let said = whole.and_then(|bytes| Said::decode(bytes).ok());
-    let said = said.ok_or_else(|| invalid("a message makes no sense"))?;
-    if received.rights.len() != said.tasks.len() {
-        return Err(invalid("tasks came without their descriptors"));
-    }
-    Ok(Some((said, received.rights)))
 }
 
 /// Sends `first` with all tasks and their descriptors, in as many messages as it takes.
@@ -182,7 +151,7 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         let (left, right) = socket::pair(1, 5, 0).expect("AF_UNIX, SOCK_SEQPACKET");
-        socket::send(&left, b"\xff\xff\xff", Along::default(), 0).expect("sent");
+        socket::send(&left, b"\xff\xff\xff", socket::Along::default(), 0).expect("sent");
         receive(&right).expect_err("no message");
         let task = Tracked::default();
         let said = Said {

@@ -9,8 +9,7 @@ mod working_set;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,8 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use image::{Cache, Compression, Reader};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::net::SocketType;
 use rustix::pipe::{PipeFlags, pipe_with};
 use serve::Metrics;
+use sys::listener::{self, Failure};
 
 use crate::records::Records;
 use crate::server::live::Live;
@@ -135,9 +136,9 @@ pub fn serve(
     if options.prefetch == Prefetch::Trace && working_set.wanted().is_empty() {
         log::warn!("the image has no working set: nothing is brought in early");
     }
-    let listener = listen(&options.socket, 0o600)?;
+    let listener = listen(&options.socket)?;
     let control = options.control.as_deref();
-    let control = control.map(|path| listen(path, 0o600)).transpose()?;
+    let control = control.map(|path| listen(path)).transpose()?;
     let kernel = |doing: &'static str| move |source: io::Error| Error::Kernel { doing, source };
     let watchdog = Watchdog::start().map_err(kernel("cannot start a watchdog"))?;
     let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
@@ -206,23 +207,12 @@ fn accept_all(shared: &Arc<Shared>, listener: &UnixListener, heard: &OwnedFd) ->
     }
 }
 
-/// Listens on a socket of the file system. One that nobody listens on any more is replaced.
-fn listen(path: &Path, mode: u32) -> Result<UnixListener> {
-    let failed = |action| Error::file::<io::Error>(action, path);
-    let facts = std::fs::symlink_metadata(path);
-    if facts.is_ok_and(|facts| facts.file_type().is_socket()) {
-        match UnixStream::connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path).map_err(failed("replace"))?;
-            }
-            _ => {
-                let what = format!("somebody else listens on {}", path.display());
-                return Err(Error::Unfit(what));
-            }
-        }
-    }
-    let listener = UnixListener::bind(path).map_err(failed("listen on"))?;
-    let mode = std::fs::Permissions::from_mode(mode);
-    std::fs::set_permissions(path, mode).map_err(failed("protect"))?;
-    Ok(listener)
+/// Listens on a socket of the file system, for this user alone.
+fn listen(path: &Path) -> Result<UnixListener> {
+    let listener = listener::listen_at(path, SocketType::STREAM, 128);
+    let listener = listener.map_err(|failure| match failure {
+        Failure::Taken => Error::Unfit(format!("somebody else listens on {}", path.display())),
+        Failure::Call(doing, errno) => Error::file::<io::Error>(doing, path)(errno.into()),
+    });
+    listener.map(UnixListener::from)
 }
