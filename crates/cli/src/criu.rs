@@ -256,13 +256,17 @@ pub static FLAGS: &[Flag] = &[
     flag("cgroup-dump-controller", Required, [Refused, Idle, Idle]).repeats(),
     flag("cgroup-props", Required, [Refused, Idle, Idle]),
     flag("cgroup-props-file", Required, [Refused, Idle, Idle]),
-    flag("cgroup-root", Required, [Refused, Taken, Idle]).repeats()
+    flag("cgroup-root", Required, [Taken, Taken, Idle]).repeats()
         .with("[CONTROLLER:]/PATH", |o, value| {
             push(&mut o.allowed.cgroups.roots, values::cgroup_root(text(value)?))
         })
-        .help("Put this group in the place of the root task's, in the hierarchy of that controller \
-            or in all others; may be given again"),
-    flag("cgroup-yard", Required, [Refused, Refused, Idle]),
+        .help("The topmost control group of the tree, in the hierarchy of that controller or in all \
+            others: a dump saves what is below it, a restore puts it in the place of what was the \
+            topmost one; may be given again"),
+    flag("cgroup-yard", Required, [Taken, Taken, Idle])
+        .with("DIR", |o, value| put(&mut o.allowed.cgroups.yard, path(value).map(Some)))
+        .help("Where the hierarchies of control groups are, each in a folder named after its \
+            controllers, instead of where they are mounted"),
     flag("close", Required, [Taken, Taken, Taken]).repeats().on_pre_dump()
         .with("FD", |o, value| push(&mut o.close, number(value)))
         .help("Close this descriptor first; may be given again"),

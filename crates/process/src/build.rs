@@ -144,7 +144,7 @@ pub(crate) fn build(
     let mut pool = Pool::new(allow.clone(), reader.clone(), inherit);
     pool.open_all(saved)?;
     let groups = match cgroups {
-        Some(cgroups) => Groups::prepare(cgroups, allow.cgroups.mode)?,
+        Some(cgroups) => Groups::prepare(cgroups, &allow.cgroups)?,
         None => Groups::default(),
     };
     for join in &plan.groups {

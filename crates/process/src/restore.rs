@@ -215,7 +215,7 @@ fn placing(options: &RestoreOptions, saved: &Saved<'_>) -> Result<Option<Placing
         return Ok(None);
     };
     let mut cgroups = cgroups.clone();
-    cgroups.move_roots(&management.roots);
+    cgroups.move_roots(management);
     let own = Membership::own()?;
     Ok(Some(Placing { cgroups, own }))
 }

@@ -2,6 +2,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use resources::cgroup::{Membership, Mounts};
@@ -21,14 +22,19 @@ struct Group {
 impl Group {
     /// A new group with two below it, where that hierarchy is mounted and can be written.
     fn make(hierarchy: &'static str, test: &str) -> Option<Self> {
+        let group = Self::named(hierarchy, test)?;
+        group.remake().then_some(group)
+    }
+
+    /// One that is not made yet.
+    fn named(hierarchy: &'static str, test: &str) -> Option<Self> {
         let path = format!("/stillframe-{}-{test}", std::process::id());
         let folder = Mounts::read().ok()?.folder(hierarchy, path.as_bytes())?;
-        let group = Self {
+        Some(Self {
             hierarchy,
             path,
             folder,
-        };
-        group.remake().then_some(group)
+        })
     }
 
     fn remake(&self) -> bool {
@@ -213,6 +219,129 @@ fn groups_that_are_made_belong_to_whom_they_did() {
     }
     if tried == 0 {
         testkit::skip!("no control groups can be made here");
+    }
+}
+
+#[test]
+fn all_below_a_named_group_is_saved_and_moves_with_it() {
+    needs_root!();
+    needs_program!("sh");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has another idea of it");
+    }
+    let mut hierarchies = ["pids", "memory", "freezer", ""].into_iter();
+    let Some((hierarchy, group)) =
+        hierarchies.find_map(|name| Some((name, Group::make(name, "root")?)))
+    else {
+        testkit::skip!("no control groups can be made here");
+    };
+    let controller = if hierarchy.is_empty() {
+        String::new()
+    } else {
+        format!("{hierarchy}:")
+    };
+    let owner = |folder: &Path| fs::metadata(folder).map(|found| found.uid()).ok();
+    // Nobody of the tree is in these two: only what was named has them saved.
+    for folder in [&group.folder, &group.folder.join("other")] {
+        chown(folder, Some(1234), None).expect("root may");
+    }
+    let program = two();
+    let pids = program.tree();
+    pids.iter().for_each(|pid| group.add("one", *pid));
+    let wrong = format!("--cgroup-root={controller}{}/other", group.path);
+    if !hierarchy.is_empty() {
+        let outcome = stillframe.dump(pids[0], &[&wrong]).must_fail();
+        outcome.names(&["is not below --cgroup-root", &group.path]);
+    }
+    let root = format!("--cgroup-root={controller}{}", group.path);
+    stillframe.dump(pids[0], &[&root]).must();
+    group.remove();
+    stillframe.restore(&[]).must();
+    assert_eq!(group.place(pids[0]), "GROUP/one");
+    assert_eq!(owner(&group.folder), Some(1234));
+    assert_eq!(owner(&group.folder.join("other")), Some(1234));
+    // All of it takes another place, not only what the root task is in.
+    stillframe.clear();
+    stillframe.dump(pids[0], &[&root]).must();
+    group.remove();
+    let moved = Group::named(hierarchy, "moved").expect("the hierarchy is there");
+    let root = format!("--cgroup-root={controller}{}", moved.path);
+    stillframe.restore(&[&root]).must();
+    assert_eq!(moved.place(pids[0]), "GROUP/one");
+    assert_eq!(owner(&moved.folder.join("other")), Some(1234));
+    assert!(!group.folder.exists());
+    tree::kill(&pids);
+    tree::wait_gone(&pids);
+}
+
+#[test]
+fn a_yard_takes_the_place_of_what_is_mounted() {
+    needs_root!();
+    needs_program!("sh");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has another idea of it");
+    }
+    let mut hierarchies = ["pids", "memory", "freezer", ""].into_iter();
+    let Some((hierarchy, group)) =
+        hierarchies.find_map(|name| Some((name, Group::make(name, "yard")?)))
+    else {
+        testkit::skip!("no control groups can be made here");
+    };
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let yard = folder.path().join("yard");
+    let name = if hierarchy.is_empty() {
+        "unified"
+    } else {
+        hierarchy
+    };
+    let place = yard.join(name);
+    fs::create_dir_all(&place).expect("it is the test's");
+    let option = format!("--cgroup-yard={}", yard.display());
+    let program = two();
+    let pids = program.tree();
+    pids.iter().for_each(|pid| group.add("one", *pid));
+    // A folder that is no hierarchy is named.
+    let outcome = stillframe.dump(pids[0], &[&option]).must_fail();
+    outcome.names(&[name, "is no hierarchy of control groups"]);
+    let Some(_mounted) = Mounted::bind(&group.folder.with_file_name(""), &place) else {
+        testkit::skip!("nothing can be mounted");
+    };
+    stillframe.dump(pids[0], &[&option]).must();
+    group.remove();
+    stillframe.restore(&[&option]).must();
+    assert_eq!(group.place(pids[0]), "GROUP/one");
+    // One that lacks the hierarchy is like a host that does.
+    stillframe.clear();
+    stillframe.dump(pids[0], &[&option]).must();
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).expect("it is the test's");
+    let option = format!("--cgroup-yard={}", empty.display());
+    let outcome = stillframe.restore(&[&option]).must_fail();
+    outcome.names(&["are not mounted here"]);
+    stillframe.restore(&[]).must();
+}
+
+/// A folder at a second place, until it is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn bind(from: &Path, to: &Path) -> Option<Self> {
+        let status = Command::new("mount")
+            .arg("--bind")
+            .args([from, to])
+            .status();
+        status
+            .is_ok_and(|status| status.success())
+            .then(|| Self(to.to_owned()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Nothing can be done about a mount that stays.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 

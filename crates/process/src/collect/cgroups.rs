@@ -3,7 +3,7 @@
 use image::Record;
 use prost::Message as _;
 use resources::Allow;
-use resources::cgroup::{self, Found, Membership, Mode};
+use resources::cgroup::{self, Found, Management, Membership, Mode};
 
 use crate::Result;
 use crate::freeze::{Frozen, Task};
@@ -22,17 +22,22 @@ pub(super) fn collect(frozen: &Frozen, allow: &Allow) -> Result<Option<Record>> 
     for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
         let membership = Membership::parse(&task.read("cgroup")?);
         cgroup::check_thawed(task.pid, &membership, &own)?;
-        threads(task, &membership, &mut found)?;
+        threads(task, &membership, &allow.cgroups, &mut found)?;
     }
-    let cgroups = cgroup::dump(&found, &own)?;
+    let cgroups = cgroup::dump(&found, &own, &allow.cgroups)?;
     Ok(cgroups.map(|cgroups| record(cgroup::TAG, 0, cgroups.encode_to_vec())))
 }
 
 /// Adds a process, and those of its threads that are somewhere else.
-fn threads(task: &Task, process: &Membership, found: &mut Found) -> Result<()> {
+fn threads(
+    task: &Task,
+    process: &Membership,
+    management: &Management,
+    found: &mut Found,
+) -> Result<()> {
     found.push((task.pid, process.clone()));
     let others = task.threads().iter().skip(1);
-    if others.len() == 0 || !process.may_differ_by_thread()? {
+    if others.len() == 0 || !process.may_differ_by_thread(management)? {
         return Ok(());
     }
     for thread in others {

@@ -133,7 +133,7 @@ mod tests {
                 members(&[101], ["/b", "/a"]),
                 members(&[102], ["/b", "/a"]),
             ],
-            groups: Vec::new(),
+            ..Cgroups::default()
         };
         let placing = Placing {
             cgroups,

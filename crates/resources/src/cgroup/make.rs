@@ -9,7 +9,7 @@ use rustix::fs::{Mode as Permissions, OFlags};
 use rustix::io::Errno;
 
 use super::properties::{self, SUBTREE_CONTROL};
-use super::{Cgroups, Group, Mode, Mounts, mounts, owners, shown};
+use super::{Cgroups, Group, Management, Mode, Mounts, mounts, owners, shown};
 use crate::{Error, Result};
 
 /// How long a group that was made is tried to be removed while tasks in it are ending.
@@ -23,21 +23,21 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Finds or makes the groups, as `mode` says.
+    /// Finds or makes the groups, as `management` says.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for one that must be there and is not, or must not and is, or that is
     /// frozen; [`Error::Kernel`].
-    pub fn prepare(cgroups: &Cgroups, mode: Mode) -> Result<Self> {
+    pub fn prepare(cgroups: &Cgroups, management: &Management) -> Result<Self> {
         let mut groups = Self {
-            mounts: Mounts::read()?,
+            mounts: management.mounts()?,
             made: Vec::new(),
         };
         for group in &cgroups.groups {
             let name = cgroups.hierarchies[group.hierarchy as usize].as_str();
             // Who is to join it will be told.
             if let Some(folder) = groups.mounts.folder(name, &group.path) {
-                groups.prepare_one(cgroups, group, &folder, mode)?;
+                groups.prepare_one(cgroups, group, &folder, management.mode)?;
             }
         }
         Ok(groups)

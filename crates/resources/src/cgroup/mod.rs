@@ -11,6 +11,7 @@ mod properties;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use prost::Message;
@@ -45,9 +46,66 @@ pub enum Mode {
 pub struct Management {
     /// What is done.
     pub mode: Mode,
-    /// What takes the place of the root task's group: in the hierarchy of that controller, or in
-    /// all that are not named.
+    /// The topmost group of the tree, in the hierarchy of that controller, or in all that are not
+    /// named: a dump saves all that is below it, a restore puts it in the place of the one that was
+    /// saved so, or of the root task's.
     pub roots: Vec<(Option<String>, Vec<u8>)>,
+    /// Where the hierarchies are, each in a folder named after its controllers; unless given, where
+    /// they are mounted.
+    pub yard: Option<PathBuf>,
+}
+
+impl Management {
+    /// Where the hierarchies are.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`], [`Error::Kernel`].
+    pub fn mounts(&self) -> Result<Mounts> {
+        self.yard
+            .as_deref()
+            .map_or_else(Mounts::read, Mounts::of_yard)
+    }
+
+    /// The topmost group in a hierarchy, and whether that was named.
+    fn root(&self, hierarchy: &str) -> Option<(&[u8], bool)> {
+        let named = |one: &&(Option<String>, Vec<u8>)| {
+            let controller = one.0.as_deref();
+            controller.is_some_and(|one| hierarchy.split(',').any(|it| it == one))
+        };
+        let root = self
+            .roots
+            .iter()
+            .find(|one| named(one) || one.0.as_deref() == Some(hierarchy));
+        let root = root.or_else(|| self.roots.iter().find(|one| one.0.is_none()));
+        root.map(|(name, path)| (trimmed(path), name.is_some()))
+    }
+
+    /// The same at a dump, where the root task's group is `task`: nothing where that is elsewhere.
+    fn root_above(&self, hierarchy: &str, task: &[u8]) -> Result<Option<Vec<u8>>> {
+        match self.root(hierarchy) {
+            Some((root, _)) if is_below(task, root) => Ok(Some(root.to_vec())),
+            Some((root, true)) => {
+                let what = format!(
+                    "the root task's control group {} is not below --cgroup-root {}",
+                    shown(hierarchy, task),
+                    OsStr::from_bytes(root).display()
+                );
+                Err(Error::Mismatch { what })
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// A path without a slash at its end; that of the topmost group is empty.
+fn trimmed(path: &[u8]) -> &[u8] {
+    path.strip_suffix(b"/").unwrap_or(path)
+}
+
+/// Whether a group is another one, given without a slash at its end, or below it.
+fn is_below(path: &[u8], root: &[u8]) -> bool {
+    let rest = path.strip_prefix(root);
+    rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
 }
 
 /// The control groups of a tree.
@@ -63,6 +121,9 @@ pub struct Cgroups {
     /// The groups, those above others first.
     #[prost(message, repeated, tag = "3")]
     pub groups: Vec<Group>,
+    /// The topmost group of the tree in each hierarchy where one was named; empty where none was.
+    #[prost(bytes = "vec", repeated, tag = "4")]
+    pub roots: Vec<Vec<u8>>,
 }
 
 /// Threads that are in the same groups.
@@ -168,18 +229,18 @@ impl Membership {
     }
 
     /// Whether threads of a process in these groups may be in others: version 2 says of a group
-    /// that it can be so.
+    /// that it can be so. `management` knows where the groups are.
     ///
     /// # Errors
     /// [`Error::Kernel`].
-    pub fn may_differ_by_thread(&self) -> Result<bool> {
+    pub fn may_differ_by_thread(&self, management: &Management) -> Result<bool> {
         if self.0.iter().any(|(name, _)| !name.is_empty()) {
             return Ok(true);
         }
         let Some(path) = self.path("").filter(|path| *path != b"/") else {
             return Ok(false);
         };
-        let folder = Mounts::read()?.folder("", path);
+        let folder = management.mounts()?.folder("", path);
         let kind = folder.and_then(|folder| std::fs::read(folder.join("cgroup.type")).ok());
         Ok(kind.is_some_and(|kind| kind.trim_ascii() != b"domain"))
     }
@@ -189,15 +250,16 @@ impl Membership {
 pub type Found = Vec<(i32, Membership)>;
 
 /// Describes where the tree is; `None` where that is nowhere else than this process, whose groups
-/// are `own`. Reads the properties of the groups.
+/// are `own`, and no hierarchy is named in `management`. Reads the properties of the groups.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for a group that cannot be seen from here or is being removed,
-/// [`Error::Kernel`].
-pub fn dump(found: &Found, own: &Membership) -> Result<Option<Cgroups>> {
+/// [`Error::Mismatch`] for a root that the tree is not in, [`Error::Kernel`].
+pub fn dump(found: &Found, own: &Membership, management: &Management) -> Result<Option<Cgroups>> {
     let elsewhere = |(name, path): &&(String, Vec<u8>)| {
         let mut all = found.iter();
-        all.any(|(_, membership)| membership.path(name).is_some_and(|there| there != path))
+        let named = management.root(name).is_some_and(|(_, named)| named);
+        named || all.any(|(_, membership)| membership.path(name).is_some_and(|there| there != path))
     };
     let hierarchies = own.0.iter().filter(elsewhere);
     let hierarchies = hierarchies.map(|(name, _)| name.clone());
@@ -226,11 +288,16 @@ pub fn dump(found: &Found, own: &Membership) -> Result<Option<Cgroups>> {
             }),
         }
     }
-    let mounts = Mounts::read()?;
+    let mounts = management.mounts()?;
     for (index, name) in (0u32..).zip(&cgroups.hierarchies) {
         let paths = cgroups.members.iter().map(|one| &one.paths[index as usize]);
-        let paths = paths.collect::<BTreeSet<_>>();
-        let root = &cgroups.members[0].paths[index as usize];
+        let mut paths = paths.collect::<BTreeSet<_>>();
+        let task = &cgroups.members[0].paths[index as usize];
+        let root = management.root_above(name, task)?;
+        cgroups.roots.push(root.clone().unwrap_or_default());
+        let root = root.filter(|root| !root.is_empty());
+        paths.extend(&root);
+        let root = root.as_ref().unwrap_or(task);
         for (path, above) in all_groups(&paths, root, |path| mounts.below(name, path)) {
             let mut group = Group {
                 hierarchy: index,
@@ -244,6 +311,9 @@ pub fn dump(found: &Found, own: &Membership) -> Result<Option<Cgroups>> {
             group.path = path;
             cgroups.groups.push(group);
         }
+    }
+    if cgroups.roots.iter().all(Vec::is_empty) {
+        cgroups.roots.clear();
     }
     Ok(Some(cgroups))
 }
@@ -295,6 +365,7 @@ pub fn decode(payload: &[u8]) -> Result<Cgroups> {
     let count = cgroups.hierarchies.len();
     let paths = cgroups.members.iter().flat_map(|one| &one.paths);
     let paths = paths.chain(cgroups.groups.iter().map(|group| &group.path));
+    let paths = paths.chain(cgroups.roots.iter().filter(|root| !root.is_empty()));
     let strange = |path: &Vec<u8>| !path.starts_with(b"/") || path.contains(&0) || is_outside(path);
     if paths.into_iter().any(strange) {
         return Err(corrupt("a path that no group has"));
@@ -312,6 +383,7 @@ pub fn decode(payload: &[u8]) -> Result<Cgroups> {
     }
     let whole = cgroups.members.iter().all(|one| one.paths.len() == count);
     let known = |group: &Group| (group.hierarchy as usize) < count;
+    let whole = whole && (cgroups.roots.is_empty() || cgroups.roots.len() == count);
     if !whole || !cgroups.groups.iter().all(known) || cgroups.members.is_empty() {
         return Err(corrupt("hierarchies are missing"));
     }
@@ -334,24 +406,21 @@ impl Cgroups {
         Some(all.collect::<Vec<_>>().join(" "))
     }
 
-    /// Has `roots` take the place of the root task's groups.
-    pub fn move_roots(&mut self, roots: &[(Option<String>, Vec<u8>)]) {
+    /// Has the roots that were named take the place of those that the image names, or of the root
+    /// task's groups.
+    pub fn move_roots(&mut self, management: &Management) {
         for (index, name) in self.hierarchies.iter().enumerate() {
-            let named = |one: &&(Option<String>, Vec<u8>)| {
-                let controller = one.0.as_deref();
-                controller.is_some_and(|one| name == one || name.split(',').any(|it| it == one))
+            let Some((new, _)) = management.root(name) else {
+                continue;
             };
-            let root = roots.iter().find(named);
-            let root = root.or_else(|| roots.iter().find(|one| one.0.is_none()));
-            let Some((_, new)) = root else { continue };
-            let old = self.members[0].paths[index].clone();
-            let new = new.strip_suffix(b"/").unwrap_or(new);
+            let old = self.roots.get(index).filter(|root| !root.is_empty());
+            let old = old.unwrap_or(&self.members[0].paths[index]).clone();
             self.groups
                 .retain(|group| group.hierarchy as usize != index || !group.above);
             let change = |path: &mut Vec<u8>| {
-                let rest = path.strip_prefix(old.strip_suffix(b"/").unwrap_or(&old));
-                if let Some(rest) = rest.filter(|rest| rest.is_empty() || rest[0] == b'/') {
-                    *path = [new, rest].concat();
+                let old = trimmed(&old);
+                if is_below(path, old) {
+                    *path = [new, &path[old.len()..]].concat();
                 }
             };
             self.members
@@ -406,16 +475,37 @@ mod tests {
         assert_eq!(found.path("memory"), Some(&b"/a:b"[..]));
         assert_eq!(found.path("name=systemd"), Some(&b"/"[..]));
         assert_eq!(found.path(""), Some(&b"/x y"[..]));
-        assert!(found.may_differ_by_thread().expect("nothing is read"));
+        let differ = found.may_differ_by_thread(&Management::default());
+        assert!(differ.expect("nothing is read"));
     }
 
     #[test]
     fn where_this_process_is_nothing_is_said() {
         let own = membership("4:memory:/a\n0::/b\n");
         let found = vec![(7, own.clone()), (8, own.clone())];
-        assert_eq!(dump(&found, &own).expect("nothing is read"), None);
+        let dump = |found, roots| {
+            let management = Management {
+                roots,
+                ..Management::default()
+            };
+            super::dump(found, &own, &management)
+        };
+        assert_eq!(dump(&found, Vec::new()).expect("nothing is read"), None);
+        let everywhere = vec![(None, b"/a".to_vec())];
+        assert_eq!(dump(&found, everywhere).expect("nothing is read"), None);
+        let named = |path: &str| vec![(Some("memory".to_owned()), path.into())];
+        let error = dump(&found, named("/ab")).expect_err("it is not there");
+        let told = error.to_string();
+        assert!(
+            told.contains("memory:/a is not below --cgroup-root /ab"),
+            "{told}"
+        );
+        let cgroups = dump(&found, named("/")).expect("it is above");
+        assert_eq!(cgroups.expect("it is named").hierarchies, ["memory"]);
         let found = vec![(7, membership("4:memory:/a\n0::/../b\n"))];
-        let error = dump(&found, &own).expect_err("it is outside").to_string();
+        let error = dump(&found, Vec::new())
+            .expect_err("it is outside")
+            .to_string();
         assert!(error.contains("its control group :/../b"), "{error}");
     }
 
@@ -453,16 +543,32 @@ mod tests {
                     paths: vec![b"/a/x".to_vec(), b"/bc".to_vec()],
                 },
             ],
-            groups: Vec::new(),
+            ..Cgroups::default()
         };
         let root = |name: Option<&str>, path: &str| (name.map(str::to_owned), path.into());
-        cgroups.move_roots(&[root(None, "/n"), root(Some("cpu"), "/c/")]);
+        let to = |roots: &[(Option<String>, Vec<u8>)]| Management {
+            roots: roots.to_vec(),
+            ..Management::default()
+        };
+        cgroups.move_roots(&to(&[root(None, "/n"), root(Some("cpu"), "/c/")]));
         assert_eq!(cgroups.describe(1).as_deref(), Some("cpu,cpuacct:/c :/n"));
         assert_eq!(
             cgroups.describe(2).as_deref(),
             Some("cpu,cpuacct:/c/x :/bc")
         );
         assert_eq!(cgroups.describe(3), None);
+        // What the dump named moves with all that is below it.
+        cgroups.roots = vec![b"/c".to_vec(), Vec::new()];
+        cgroups.members[0].paths[0] = b"/c/y".to_vec();
+        cgroups.move_roots(&to(&[root(Some("cpuacct"), "/z/d")]));
+        assert_eq!(
+            cgroups.describe(1).as_deref(),
+            Some("cpu,cpuacct:/z/d/y :/n")
+        );
+        assert_eq!(
+            cgroups.describe(2).as_deref(),
+            Some("cpu,cpuacct:/z/d/x :/bc")
+        );
     }
 
     #[test]
@@ -483,9 +589,12 @@ mod tests {
                 }],
                 owners: vec![Owner::default()],
             }],
+            roots: vec![b"/a".to_vec()],
         };
         decode(&sound.encode_to_vec()).expect("sound");
-        let damage: [fn(&mut Cgroups); 6] = [
+        let damage: [fn(&mut Cgroups); 8] = [
+            |one| one.roots[0] = b"/a/../..".to_vec(),
+            |one| one.roots.push(Vec::new()),
             |one| one.members.clear(),
             |one| one.members[0].paths.clear(),
             |one| one.groups[0].hierarchy = 1,

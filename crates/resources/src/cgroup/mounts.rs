@@ -8,6 +8,9 @@ use crate::{Error, Result};
 
 /// More groups than this below the root task's are not looked for.
 const BELOW_MAX: usize = 1000;
+/// What statfs(2) calls hierarchies of versions 1 and 2.
+const CGROUP_MAGIC: u64 = 0x0027_e0eb;
+const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
 /// The hierarchies that this process sees.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +36,23 @@ impl Mounts {
         let text = text.map_err(|error| Error::kernel(format!("read {path}"), error))?;
         let lines = text.split(|byte| *byte == b'\n');
         Ok(Self(lines.filter_map(parse).collect()))
+    }
+
+    /// Takes the folders of a yard, as criu(8) has it: each is a hierarchy as a whole, and has the
+    /// names of its controllers, or that of the hierarchy with or without `name=`, or `unified`.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for a folder in it that is no hierarchy, [`Error::Kernel`].
+    pub fn of_yard(yard: &Path) -> Result<Self> {
+        let failed = |error| Error::kernel(format!("read {}", yard.display()), error);
+        let mut mounts = Vec::new();
+        for entry in std::fs::read_dir(yard).map_err(failed)? {
+            let at = entry.map_err(failed)?.path();
+            if at.is_dir() {
+                mounts.push(of_folder(at)?);
+            }
+        }
+        Ok(Self(mounts))
     }
 
     /// The folder of a group.
@@ -75,6 +95,25 @@ impl Mounts {
         }
         found.split_off(1)
     }
+}
+
+/// A hierarchy in a yard.
+fn of_folder(at: PathBuf) -> Result<Mount> {
+    let kind = rustix::fs::statfs(&at);
+    let kind = kind.map_err(|error| Error::kernel(format!("look at {}", at.display()), error))?;
+    let version_2 = kind.f_type.cast_unsigned() == CGROUP2_MAGIC;
+    if !version_2 && kind.f_type.cast_unsigned() != CGROUP_MAGIC {
+        let what = format!("{} is no hierarchy of control groups", at.display());
+        return Err(Error::Mismatch { what });
+    }
+    let name = at.file_name().unwrap_or_default().to_string_lossy();
+    let words = name.split(',').filter(|_| !version_2);
+    let controllers = words.flat_map(|word| [word.to_owned(), format!("name={word}")]);
+    Ok(Mount {
+        controllers: controllers.collect(),
+        root: b"/".to_vec(),
+        at: at.clone(),
+    })
 }
 
 /// Reads a line of mountinfo, if it is of a hierarchy.

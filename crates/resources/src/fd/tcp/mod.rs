@@ -411,6 +411,7 @@ mod tests {
         cgroups: crate::cgroup::Management {
             mode: crate::cgroup::Mode::Soft,
             roots: Vec::new(),
+            yard: None,
         },
         ghost_limit_bytes: 0,
     };
