@@ -115,11 +115,13 @@ impl Ledger {
         let deadline = Instant::now() + wait::SOON;
         let done = self.half(task, DONE);
         loop {
+            // Who is told to end does so when it is done.
+            let is_alive = tree::is_alive(pid);
             let now = done.load(Ordering::SeqCst);
             if now == number {
                 break;
             }
-            if !tree::is_alive(pid) || Instant::now() > deadline {
+            if !is_alive || Instant::now() > deadline {
                 let state = tree::state(pid);
                 return Err(format!("task {task} does not do it: {state:?}").into());
             }

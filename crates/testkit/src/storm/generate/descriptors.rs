@@ -40,6 +40,9 @@ const OPTIONS: [(u8, u8); 15] = [
     (6, 4),
 ];
 
+/// SO_RCVBUF.
+const RECEIVE_ROOM: (u8, u8) = (1, 8);
+
 impl Generator {
     pub(super) fn change_descriptors(&mut self, task: u8) {
         let held: Vec<(u16, End)> = self.known(task).held.clone().into_iter().collect();
@@ -69,8 +72,7 @@ impl Generator {
             53..56 => self.lock(task, slot),
             56..64 => self.set(task, slot, end),
             64..67 => self.connect_or_accept(task, slot, end),
-            // A datagram socket whose name is deleted comes back, but not twice.
-            67 if end.kind != Opened::Named => self.step(task, Action::Delete { slot }),
+            67 => self.step(task, Action::Delete { slot }),
             _ => {
                 let (signal, value) = (self.chance.pick(&SIGNALS), self.chance.below(1000));
                 let thread = self.chance.once_in(2);
@@ -143,24 +145,18 @@ impl Generator {
             }
             return self.step(task, Action::Take { through });
         }
-        // What of these is set after they are opened is lost where they are only in flight.
-        let loses = matches!(end.kind, Opened::Epoll | Opened::Memfd | Opened::Mailbox);
-        if !loses && end.kind != Opened::Tcp && !self.has_owners {
+        // A connection that is only in flight is refused.
+        if end.kind != Opened::Tcp {
             self.mail.entry(mailbox.other).or_default().push(end);
             self.step(task, Action::Pass { slot, through });
         }
     }
 
     fn watch(&mut self, task: u8, slot: u16, held: &[(u16, End)]) {
-        // A number under which another task than the epoll's first holder watches is not kept yet.
-        let own = |end: &End| end.opener == task;
-        let mut epolls = held
-            .iter()
-            .filter(|(name, end)| end.kind == Opened::Epoll && own(end) && end.origin == *name);
-        let is_first = held
-            .iter()
-            .any(|&(name, end)| name == slot && end.origin == slot && own(&end));
-        if let (Some(&(epoll, _)), true) = (epolls.next(), is_first) {
+        let epolls = held.iter().filter(|(_, end)| end.kind == Opened::Epoll);
+        let epolls = epolls.map(|(name, _)| *name).collect::<Vec<_>>();
+        if !epolls.is_empty() {
+            let epoll = self.chance.pick(&epolls);
             let (edge, once) = (self.chance.once_in(2), self.chance.once_in(4));
             let watch = Action::Watch {
                 epoll,
@@ -200,13 +196,14 @@ impl Generator {
                 kind: 1,
                 signal: self.chance.pick(&[0, 10, 40]),
             },
-            // What is shut down of these is forgotten.
-            8 if !matches!(end.kind, Opened::Udp | Opened::Tcp) => {
-                Setting::Shutdown(self.chance.below(3) as u8)
-            }
+            8 => Setting::Shutdown(self.chance.below(3) as u8),
             _ => {
                 let (level, name) = self.chance.pick(&OPTIONS);
                 let value = self.chance.pick(&[0, 1, 5, 7, 100, 20_000]);
+                // What has no room with its receiver is lost, and nobody is told.
+                if end.kind == Opened::Udp && (level, name) == RECEIVE_ROOM {
+                    return;
+                }
                 Setting::Option { level, name, value }
             }
         };

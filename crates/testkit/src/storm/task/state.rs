@@ -162,7 +162,12 @@ fn describe(held: &Held) -> String {
     } else {
         PollFlags::OUT
     };
-    let any = PollFlags::IN | out | PollFlags::PRI | PollFlags::RDHUP;
+    // A connection may still hold back at its other end what was sent last.
+    let arrived = match held.ends.kind {
+        Opened::Tcp => PollFlags::empty(),
+        _ => PollFlags::IN,
+    };
+    let any = arrived | out | PollFlags::PRI | PollFlags::RDHUP;
     let mut watched = [PollFd::new(&file, any)];
     let at_once = Timespec {
         tv_sec: 0,
