@@ -108,8 +108,8 @@ global_asm!(
     "mov dword ptr [r13 + {failing}], 1",
     "cmp qword ptr [r13 + {fatal}], 0",
     "je 6b",
-    "lea rdi, [r13 + {parked}]",
-    "mov eax, 202", // futex(&parked, FUTEX_WAKE, all)
+    "lea rdi, [r13 + {failing}]",
+    "mov eax, 202", // futex(&failing, FUTEX_WAKE, all)
     "mov esi, 1",
     "mov edx, 0x7fffffff",
     "syscall",

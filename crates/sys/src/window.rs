@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use abi::{Addr, PAGE_BYTES, Span};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::thread::futex;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// The name of its memory, by which a task that is being made is told from others.
 pub const NAME: &str = "stillframe-window";
@@ -139,20 +142,31 @@ impl Window {
         word.load(Ordering::Acquire)
     }
 
-    /// Sleeps until the word is not `seen` any more, somebody wakes it, a signal comes, or
-    /// `patience` is over. See futex(2).
-    pub fn sleep_on(&self, word: &AtomicU32, seen: u32, patience: Duration) {
-        let patience = rustix::thread::Timespec::try_from(patience).expect("a short time");
-        let flags = rustix::thread::futex::Flags::empty();
-        // Whatever ends the sleep, the caller looks at the word again.
-        let _ = rustix::thread::futex::wait(word, flags, seen, Some(&patience));
+    /// Sleeps until one of the words is not what was seen of it, somebody wakes who waits for it, a
+    /// signal comes, or `patience` is over. See futex(2), and futex_waitv in the kernel's
+    /// Documentation/userspace-api/futex2.rst; kernels before 5.16 wait for the first word.
+    pub fn sleep_on(&self, seen: [(&AtomicU32, u32); 2], patience: Duration) {
+        let patience = Timespec::try_from(patience).expect("a short time");
+        let all = seen.map(|(word, seen)| {
+            let mut wait = futex::Wait::new();
+            wait.val = seen.into();
+            wait.uaddr = futex::WaitPtr::new(word.as_ptr().cast());
+            wait.flags = futex::WaitFlags::SIZE_U32;
+            wait
+        });
+        let deadline = clock_gettime(ClockId::Monotonic) + patience;
+        let none = futex::WaitvFlags::empty();
+        // Whatever ends the sleep, the caller looks at the words again.
+        if futex::waitv(&all, none, Some(&deadline), ClockId::Monotonic) == Err(Errno::NOSYS) {
+            let (word, seen) = seen[0];
+            let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&patience));
+        }
     }
 
     /// Sets the word and wakes everyone who waits for it.
     pub fn post(&self, word: &AtomicU32, value: u32) {
         word.store(value, Ordering::Release);
-        let flags = rustix::thread::futex::Flags::empty();
-        let _ = rustix::thread::futex::wake(word, flags, i32::MAX.cast_unsigned());
+        let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
     }
 }
 
@@ -172,6 +186,23 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+
+    #[test]
+    fn whoever_sleeps_on_two_words_hears_of_either() {
+        let span = Span::new(Addr(0x6200_0000_0000), 2 * PAGE_BYTES);
+        let file = Window::memory(span.bytes(), &[]).expect("memory");
+        let window = Window::map(span, file.as_fd()).expect("free");
+        let words = [0, 8].map(|at| window.word(span.start.plus(PAGE_BYTES + at)));
+        for posted in words {
+            std::thread::scope(|scope| {
+                scope.spawn(|| window.post(posted, 1));
+                while posted.load(Ordering::Acquire) == 0 {
+                    window.sleep_on(words.map(|word| (word, 0)), Duration::from_secs(3600));
+                }
+            });
+            posted.store(0, Ordering::Release);
+        }
+    }
 
     #[test]
     fn data_is_written_and_read() {

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use abi::{Addr, Op, offset};
@@ -98,21 +98,26 @@ impl<'a> Loaded<'a> {
                 return Ok(());
             }
             self.check()?;
-            window.sleep_on(word, seen, LOOK);
+            window.sleep_on([(word, seen), (self.failing(), 0)], LOOK);
             if word.load(Ordering::Acquire) == seen {
                 self.check_alive()?;
             }
         }
     }
 
+    /// The word that is not 0 any more when a call has failed.
+    fn failing(&self) -> &AtomicU32 {
+        let header = self.built.header();
+        self.built.window.word(header.plus(offset::FAILING as u64))
+    }
+
     /// Whether a call failed.
     fn check(&self) -> Result<()> {
-        let built = self.built;
-        let header = built.header();
-        let failing = built.window.word(header.plus(offset::FAILING as u64));
-        if failing.load(Ordering::Acquire) == 0 {
+        if self.failing().load(Ordering::Acquire) == 0 {
             return Ok(());
         }
+        let built = self.built;
+        let header = built.header();
         let failed = Addr(built.window.load(header.plus(offset::FAILED as u64)));
         let starts = built.scripts.iter().enumerate();
         let (script, start) = starts
@@ -213,7 +218,7 @@ impl<'a> Loaded<'a> {
             if seen >= threads {
                 break;
             }
-            window.sleep_on(parked, seen, LOOK);
+            window.sleep_on([(parked, seen), (self.failing(), 0)], LOOK);
             if parked.load(Ordering::Acquire) == seen {
                 self.check_alive()?;
             }
