@@ -5,12 +5,17 @@ use std::os::fd::AsFd;
 
 use rustix::process::Pid;
 
-/// Puts a process group in the foreground of the terminal behind `fd`, also from the background:
-/// without the stop that the kernel has for that (`SIGTTOU`).
+/// Puts a process group in the foreground of the terminal behind `fd`, also from the background.
 ///
 /// # Errors
 /// `EPERM` for a group of another session, `ENOTTY` for what is not this session's terminal.
 pub fn set_foreground(fd: impl AsFd, group: Pid) -> io::Result<()> {
+    Ok(without_stop(|| rustix::termios::tcsetpgrp(fd, group))?)
+}
+
+/// Has `change` change a terminal, also from the background, where the kernel would stop this
+/// process for it (`SIGTTOU`).
+pub fn without_stop<T>(change: impl FnOnce() -> T) -> T {
     let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the call fills the set.
@@ -19,10 +24,10 @@ pub fn set_foreground(fd: impl AsFd, group: Pid) -> io::Result<()> {
     unsafe { libc::sigaddset(signals.as_mut_ptr(), libc::SIGTTOU) };
     // SAFETY: the first set was filled, and the call fills the second one.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, signals.as_ptr(), before.as_mut_ptr()) };
-    let result = rustix::termios::tcsetpgrp(fd, group);
+    let result = change();
     // SAFETY: the set was filled by the call that blocked.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    Ok(result?)
+    result
 }
 
 /// From now on `SIGCONT` interrupts a call of this process that waits (`EINTR`).

@@ -10,7 +10,7 @@ use testkit::program::{Program, Spawned};
 use testkit::wait::{SOON, try_wait_for, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::stillframe;
+use crate::{refusing_script, stillframe};
 
 /// A group of a test's own, which goes with it, and with those below.
 struct Group {
@@ -362,16 +362,10 @@ fn a_restore_that_fails_leaves_no_groups() {
     group.add("one", pids[0]);
     stillframe.dump(program.pid(), &[]).must();
     group.remove();
-    let script = stillframe.images().join("script");
-    fs::write(
-        &script,
-        "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION != pre-resume ]\n",
-    )
-    .expect("writable");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(&script, mode).expect("it is the test's");
-    let script = script.to_str().expect("a plain path");
-    stillframe.restore(&["--action-script", script]).must_fail();
+    let script = refusing_script(stillframe.images(), "pre-resume");
+    stillframe
+        .restore(&["--action-script", &script])
+        .must_fail();
     assert!(!group.folder.exists(), "it was made for the tree");
     tree::wait_gone(&pids);
     stillframe.restore(&[]).must();

@@ -7,7 +7,7 @@ use testkit::program::Program;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::stillframe;
+use crate::{refusing_script, stillframe};
 
 #[test]
 fn a_log_that_grew_can_be_passed_on() {
@@ -304,13 +304,8 @@ fn links_made_for_an_image_are_told_and_go_with_it() {
     stillframe.restore(&["--link-remap"]).must();
     assert_eq!(links(), Vec::<String>::new(), "the restore has used it");
     // A dump that fails at the end leaves none of its own.
-    let script = folder.path().join("script");
-    let text = "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != post-dump ]\n";
-    fs::write(&script, text).expect("the folder is writable");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(&script, mode).expect("it is this process's");
-    let script = script.to_str().expect("a plain path");
-    let failing = ["-R", "--link-remap", "--action-script", script];
+    let script = refusing_script(folder.path(), "post-dump");
+    let failing = ["-R", "--link-remap", "--action-script", &script];
     let _ = stillframe.dump(program.pid(), &failing).must_fail();
     assert_eq!(links(), Vec::<String>::new());
 }

@@ -11,7 +11,7 @@ use testkit::subject::Subject;
 use testkit::wait::{SOON, try_wait_for, wait_until};
 use testkit::{needs_root, tree};
 
-use crate::{assert_untouched, stillframe};
+use crate::{assert_untouched, refusing_script, stillframe};
 
 const KILLS_OF_BUSY: usize = 110;
 const KILLS_OF_STILL: usize = 80;
@@ -230,14 +230,9 @@ fn a_failed_restore_returns_when_its_tasks_are_gone() {
     let pids = subject.tree();
     stillframe.dump(subject.pid(), &[]).must();
     let scratch = tempfile::tempdir().expect("a scratch folder");
-    let script = scratch.path().join("refuse");
-    let text = "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != \"$STAGE\" ]\n";
-    std::fs::write(&script, text).expect("the folder can be written");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&script, mode).expect("the file is ours");
-    let script = script.to_str().expect("a plain path");
+    let script = refusing_script(scratch.path(), "\"$STAGE\"");
     for stage in ["post-restore", "pre-resume"].repeat(10) {
-        let mut command = stillframe.restore_command(&["--action-script", script]);
+        let mut command = stillframe.restore_command(&["--action-script", &script]);
         let status = command.env("STAGE", stage).status().expect("it starts");
         assert_eq!(status.code(), Some(1), "{stage}");
         let left = pids.iter().filter(|&&pid| tree::state(pid).is_some());

@@ -16,7 +16,7 @@ use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root};
 
 use crate::equal::pages_of;
-use crate::{assert_restored, assert_untouched, stillframe};
+use crate::{action_script, assert_restored, assert_untouched, stillframe};
 
 /// Insists that all threads go on rightly for some rounds.
 #[track_caller]
@@ -378,8 +378,7 @@ while True:
 "#;
 
 /// Copies the data base while the target stands still.
-const COPIES: &str = r#"#!/bin/sh
-[ "$CRTOOLS_SCRIPT_ACTION" = post-freeze ] || exit 0
+const COPIES: &str = r#"[ "$CRTOOLS_SCRIPT_ACTION" = post-freeze ] || exit 0
 rm -rf FOLDER/copy && cp -a FOLDER/db FOLDER/copy
 grep -h State /proc/$CRTOOLS_INIT_PID/task/*/status > FOLDER/states
 "#;
@@ -413,12 +412,8 @@ fn a_data_base_is_copied_at_the_instant() {
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
     let at = |name: &str| folder.path().join(name);
-    let script = at("script");
     let place = folder.path().display().to_string();
-    std::fs::write(&script, COPIES.replace("FOLDER", &place)).expect("the folder is writable");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&script, mode).expect("it is this process's");
-    let script = script.to_str().expect("a plain path");
+    let script = action_script(folder.path(), &COPIES.replace("FOLDER", &place));
     let program = Program::new("/usr/bin/python3")
         .args(["-c", DATA_BASE])
         .arg(folder.path())
@@ -435,7 +430,7 @@ fn a_data_base_is_copied_at_the_instant() {
     };
     for options in [&["--live"][..], &["-R"], &["--live"], &[]] {
         let before = ask();
-        let options = [options, &["--file-locks", "--action-script", script]].concat();
+        let options = [options, &["--file-locks", "--action-script", &script]].concat();
         stillframe.dump(program.pid(), &options).must();
         let states = std::fs::read_to_string(at("states")).expect("it was called");
         assert!(

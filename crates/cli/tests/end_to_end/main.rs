@@ -37,6 +37,8 @@ mod unrestorable;
 mod vdso;
 mod watches;
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use testkit::facts::Facts;
@@ -53,6 +55,23 @@ fn telling_status(command: &Command) -> Command {
     shell.arg(command.get_program()).args(command.get_args());
     shell.stdin(Stdio::null()).stdout(Stdio::piped());
     shell
+}
+
+/// An action script in `folder`; its path.
+fn action_script(folder: &Path, text: &str) -> String {
+    let path = folder.join("action-script");
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("the folder is writable");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).expect("it is this process's");
+    path.into_os_string().into_string().expect("a plain path")
+}
+
+/// An action script in `folder` that refuses a stage; its path.
+fn refusing_script(folder: &Path, stage: &str) -> String {
+    action_script(
+        folder,
+        &format!("[ \"$CRTOOLS_SCRIPT_ACTION\" != {stage} ]"),
+    )
 }
 
 /// Insists that a restored tree is what was dumped.

@@ -10,7 +10,7 @@ use testkit::subject::Subject;
 use testkit::wait::{SOON, try_wait_for, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::{assert_untouched, stillframe};
+use crate::{assert_untouched, refusing_script, stillframe};
 
 #[test]
 fn an_unsupported_descriptor_is_named_and_the_target_unharmed() {
@@ -349,16 +349,13 @@ fn a_restore_that_is_stopped_at_the_last_moment_leaves_nothing() {
     needs_program!("/bin/sh");
     let stillframe = stillframe();
     let folder = tempfile::tempdir().expect("a scratch folder");
-    let script = folder.path().join("script");
-    let text = "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != pre-resume ]\n";
-    fs::write(&script, text).expect("the folder is writable");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(&script, mode).expect("it is this process's");
+    let script = refusing_script(folder.path(), "pre-resume");
     let subject = Subject::start("threads-epoll", &["3"]);
     let tree = subject.tree();
     stillframe.dump(subject.pid(), &[]).must();
-    let script = script.to_str().expect("a plain path");
-    stillframe.restore(&["--action-script", script]).must_fail();
+    stillframe
+        .restore(&["--action-script", &script])
+        .must_fail();
     tree::wait_gone(&tree);
     stillframe.restore(&[]).must();
 }

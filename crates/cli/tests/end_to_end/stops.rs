@@ -1,8 +1,7 @@
 //! Stopped tasks, and stops that come while a tree is dumped or restored.
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
 
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::facts::Facts;
@@ -12,7 +11,7 @@ use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::{assert_restored, assert_untouched, stillframe};
+use crate::{action_script, assert_restored, assert_untouched, stillframe};
 
 /// What the parent of a stopped child knows of it.
 #[track_caller]
@@ -113,15 +112,13 @@ fn stopped_threads_go_on_when_they_are_told_to() {
 }
 
 /// An action script that runs `commands` at one stage.
-fn script(stillframe: &Stillframe, stage: &str, commands: &str) -> PathBuf {
-    let path = stillframe.images().with_file_name("action");
-    let text = format!(
-        "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION = {stage} ] || exit 0\npid=$CRTOOLS_INIT_PID\n{commands}\n"
-    );
-    fs::write(&path, text).expect("the scratch folder can be written");
-    let mode = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(&path, mode).expect("it is the test's");
-    path
+fn script(stillframe: &Stillframe, stage: &str, commands: &str) -> String {
+    let folder = stillframe.images().parent().expect("its scratch folder");
+    let only = format!("[ $CRTOOLS_SCRIPT_ACTION = {stage} ] || exit 0");
+    action_script(
+        folder,
+        &format!("{only}\npid=$CRTOOLS_INIT_PID\n{commands}"),
+    )
 }
 
 #[test]
@@ -141,8 +138,7 @@ fn a_stop_during_a_restore_takes_effect() {
             stillframe.clear();
             stillframe.dump(subject.pid(), &[]).must();
             let script = script(&stillframe, stage, commands);
-            let script = script.to_str().expect("a plain name");
-            stillframe.restore(&["--action-script", script]).must();
+            stillframe.restore(&["--action-script", &script]).must();
             if stops {
                 wait_stopped(&subject);
                 send(&subject, Signal::CONT);
@@ -163,8 +159,7 @@ fn a_stop_during_a_dump_takes_effect() {
     ] {
         stillframe.clear();
         let script = script(&stillframe, "post-dump", commands);
-        let script = script.to_str().expect("a plain name");
-        let options = ["--leave-running", "--action-script", script];
+        let options = ["--leave-running", "--action-script", &script];
         stillframe.dump(subject.pid(), &options).must();
         if stops {
             wait_stopped(&subject);

@@ -3,14 +3,17 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use testkit::program::{Program, Spawned};
 use testkit::stillframe::Stillframe;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root};
 
-use crate::{Facts, assert_restored, stillframe};
+use crate::{Facts, assert_restored, refusing_script, stillframe};
 
 /// Runs bash under a pseudoterminal, types into it what comes out of a FIFO, and writes what it
 /// shows to a file.
@@ -304,6 +307,56 @@ fn a_job_of_the_tests_terminal_needs_the_option() {
         .and_then(|mut out| out.read_to_string(&mut text))
         .expect("the pipeline wrote");
     assert_eq!(text, "GOES ON\n");
+}
+
+#[test]
+fn a_failed_restore_leaves_the_modes_of_the_terminal() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let _alone = alone();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer sets them first");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+    let master = openpt(flags).expect("a terminal");
+    unlockpt(&master).expect("the slave can be opened");
+    let slave = ioctl_tiocgptpeer(&master, flags).expect("its slave");
+    let modes = || tcgetattr(&slave).expect("a terminal").local_modes;
+    let cooked = tcgetattr(&slave).expect("a terminal");
+    let raw = "import os, sys, time, tty\n\
+        own = os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY)\n\
+        tty.setraw(own)\n\
+        time.sleep(1000)";
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", raw])
+        .arg(
+            rustix::pty::ptsname(&master, Vec::new())
+                .expect("a name")
+                .to_string_lossy()
+                .as_ref(),
+        )
+        .spawn();
+    program.wait_ready("its modes", || modes() != cooked.local_modes);
+    let raw = modes();
+    wait_until("its sleep", SOON, || {
+        testkit::tree::is_waiting(program.pid())
+    });
+    stillframe.dump(program.pid(), &["--shell-job"]).must();
+    testkit::tree::wait_gone(&[program.pid()]);
+    tcsetattr(&slave, OptionalActions::Now, &cooked).expect("a terminal");
+    let refuses = refusing_script(folder.path(), "pre-resume");
+    let restore = |options: &[&str]| {
+        let mut command = stillframe.restore_command(&[&["-j"], options].concat());
+        let stdin = slave.try_clone().expect("a descriptor");
+        let restored = command.stdin(stdin).stdout(Stdio::null()).status();
+        restored.expect("it runs").success()
+    };
+    assert!(!restore(&["--action-script", &refuses]));
+    assert_eq!(modes(), cooked.local_modes);
+    assert!(restore(&[]), "{}", stillframe.logs());
+    assert_eq!(modes(), raw);
 }
 
 /// Restores a job of the shell in the terminal, from the shell, as a user does.

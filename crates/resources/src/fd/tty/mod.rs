@@ -11,6 +11,7 @@ pub mod control;
 mod queue;
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use sys::tty::{Attributes, Switch, is_on, switch};
 use queue::Flight;
 
 use super::{DumpContext, Kind, Open, RestoreContext, decode, ready, status};
-use crate::{Error, Result};
+use crate::{Allow, Error, Result};
 
 /// `TTYAUX_MAJOR`: /dev/tty, /dev/console, /dev/ptmx.
 const AUXILIARY: u32 = 5;
@@ -100,6 +101,14 @@ pub struct Pair {
     /// What is on its way.
     #[prost(message, required, tag = "6")]
     pub flight: Flight,
+}
+
+impl Tty {
+    /// The error for one that cannot be made what it was.
+    fn failed(&self, error: io::Error) -> Error {
+        let path = String::from_utf8_lossy(&self.path);
+        Error::kernel(format!("set up the terminal {path}"), error)
+    }
 }
 
 /// What a terminal is.
@@ -206,21 +215,36 @@ impl Kind for TtyKind {
         _cx: &mut dyn RestoreContext,
     ) -> Result<()> {
         let record = checked(self, payload)?;
-        let failed = |error| {
-            let path = String::from_utf8_lossy(&record.path);
-            Error::kernel(format!("set up the terminal {path}"), error)
+        match &record.pair {
+            Some(pair) => finish_master(&record, pair, own)?,
+            // Others have it too: what a restore that fails has changed, it would have to change
+            // back.
+            None if attributes_of(&record).is_some() => return Ok(()),
+            None => {}
+        }
+        be_exclusive(&record, own)
+    }
+
+    fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
+        let record = checked(self, payload)?;
+        let Some(wanted) = attributes_of(&record).filter(|_| record.pair.is_none()) else {
+            return Ok(());
         };
-        if let Some(pair) = &record.pair {
-            finish_master(&record, pair, own)?;
-        } else if let Some(wanted) = attributes_of(&record)
-            && sys::tty::attributes(own).map_err(failed)? != wanted
-        {
-            sys::tty::set_attributes(own, &wanted).map_err(failed)?;
+        let failed = |error| record.failed(error);
+        if sys::tty::attributes(own).map_err(failed)? != wanted {
+            // The tree may be in front already.
+            let set = sys::job::without_stop(|| sys::tty::set_attributes(own, &wanted));
+            set.map_err(failed)?;
         }
-        if record.exclusive {
-            switch(own, Switch::Exclusive, true).map_err(failed)?;
-        }
-        Ok(())
+        be_exclusive(&record, own)
+    }
+}
+
+/// Has only root open the terminal once more, where that is so.
+fn be_exclusive(record: &Tty, own: BorrowedFd<'_>) -> Result<()> {
+    match record.exclusive {
+        true => switch(own, Switch::Exclusive, true).map_err(|error| record.failed(error)),
+        false => Ok(()),
     }
 }
 
