@@ -128,7 +128,13 @@ impl Task {
                 Err(error) if error.raw_os_error() == Some(5) => return Ok(false),
                 // Told once, of what was sent before.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    // What waits here already stays where no network is between.
+                    if held.ends.kind == Opened::Tcp {
+                        return Ok(true);
+                    }
+                    continue;
+                }
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(true),
                 Err(error) => return Err(error.into()),
             };
