@@ -52,6 +52,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         suite: "none".into(),
         peers: "/".into(),
         stillframe: arguments.stillframe.clone(),
+        against: None,
     };
     let record = suite::measure_all(&choice, rounds, Some(Cache::Warm))?;
     let folder = report::folder(arguments.out.as_deref(), arguments.quick);

@@ -58,6 +58,9 @@ pub struct Choice {
     /// The stillframe that is measured; without this, the one that STILLFRAME_BIN names.
     #[arg(long, value_name = "PATH")]
     pub stillframe: Option<PathBuf>,
+    /// Another stillframe, an older one for example, that it is paired with instead of the peer.
+    #[arg(long, value_name = "PATH", conflicts_with = "only")]
+    pub against: Option<PathBuf>,
 }
 
 /// What the measuring part is told.
@@ -82,7 +85,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let choice = &arguments.choice;
     let rounds = rounds(arguments.rounds, arguments.quick);
     let record = measure_all(choice, rounds, arguments.cache)?;
-    let passing = arguments.quick || choice.only.is_some();
+    let passing = arguments.quick || choice.only.is_some() || choice.against.is_some();
     report::write(&record, &report::folder(arguments.out.as_deref(), passing))
 }
 
@@ -185,8 +188,13 @@ fn tools(choice: &Choice, folder: &Path) -> Result<Vec<Tool>> {
             let what = "name a stillframe with --stillframe or STILLFRAME_BIN".into();
             return Err(Error::Nothing { what });
         };
-        peer::stillframe(&installed(&program, folder)?)
+        peer::stillframe(&installed(&program, &folder.join("stillframe"))?)
     };
+    if let Some(older) = &choice.against {
+        let older = peer::stillframe(&installed(older, &folder.join("against"))?)?;
+        let name = "against".into();
+        return Ok(vec![Tool { name, ..older }, stillframe()?]);
+    }
     let twice = |tool: Tool| {
         let again = Tool {
             name: format!("{} again", tool.name),
@@ -207,10 +215,9 @@ fn tools(choice: &Choice, folder: &Path) -> Result<Vec<Tool>> {
 
 /// A copy of a program as an installed one is: written in one piece. What a linker wrote here and
 /// there lies in small pieces in the page cache too, and takes 70 microseconds longer to start.
-fn installed(program: &Path, folder: &Path) -> Result<PathBuf> {
-    let copy = folder.join("stillframe");
-    std::fs::copy(program, &copy).map_err(file_error("copy to", &copy))?;
-    Ok(copy)
+fn installed(program: &Path, copy: &Path) -> Result<PathBuf> {
+    std::fs::copy(program, copy).map_err(file_error("copy to", copy))?;
+    Ok(copy.to_path_buf())
 }
 
 fn chosen(choice: &Choice, cache: Cache) -> Result<Vec<(&'static Workload, Medium)>> {
@@ -249,6 +256,9 @@ fn words(choice: &Choice, rounds: usize, cache: Cache, numbers: &Path) -> Vec<Os
     add("--peers", choice.peers.clone().into());
     if let Some(program) = &choice.stillframe {
         add("--stillframe", program.into());
+    }
+    if let Some(older) = &choice.against {
+        add("--against", older.into());
     }
     if let Some(only) = &choice.only {
         add("--only", only.into());

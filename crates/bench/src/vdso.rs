@@ -56,6 +56,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         suite: given.suite.clone(),
         peers: given.peers.clone(),
         stillframe: given.stillframe.clone(),
+        against: None,
     };
     let record = suite::measure_all(&choice, rounds, None)?;
     let text = tables(&record)?;
