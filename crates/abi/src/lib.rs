@@ -11,7 +11,10 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
+
 mod addr;
+pub mod spans;
 
 pub use addr::{Addr, PAGE_BYTES, Span};
 

@@ -6,8 +6,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 
+use abi::spans::{Ranges, subtract};
 use prost::Message;
 use store::{Claim, Store};
 
@@ -71,7 +73,9 @@ pub fn dedup(store: &dyn Store, durable: bool) -> Result<Deduped> {
     let holes = chain.iter().map(|older| older.holes(&needed));
     let holes = holes.collect::<Vec<_>>();
     // What is over an image that is not whole is not, either.
-    let oldest = holes.iter().rposition(|holes| !holes.concat().is_empty());
+    let oldest = holes
+        .iter()
+        .rposition(|parts| parts.iter().any(|holes| !holes.is_empty()));
     let Some(oldest) = oldest else {
         return Ok(Deduped::default());
     };
@@ -173,9 +177,9 @@ fn refine(store: &dyn Store, newest: &Reader, durable: bool) -> Result<bool> {
     let mut finer: Vec<Chunk> = Vec::new();
     // For each chunk, the pages that are used and the number of the new chunk.
     let mut places = Vec::with_capacity(used.len());
-    for ((id, chunk), mut used) in (0..).map(ChunkId).zip(newest.chunks()).zip(used) {
-        join_ranges(&mut used);
-        let whole = used.len() == 1 && used[0] == (0..chunk.pages);
+    for ((id, chunk), used) in (0..).map(ChunkId).zip(newest.chunks()).zip(used) {
+        let used = Ranges::of(used);
+        let whole = used.is_just(&(0..chunk.pages));
         let first = finer.len() as u32;
         if whole || !chunk.is_far() || !chunk.is_plain() {
             places.push(vec![(0..chunk.pages, ChunkId(first))]);
@@ -228,7 +232,7 @@ fn part_of(chunk: &Chunk, pages: &Range<u32>, bytes: &[u8]) -> Chunk {
     }
 }
 
-type Needed = HashMap<(ImageId, usize), Vec<Range<u64>>>;
+type Needed = HashMap<(ImageId, usize), Ranges<u64>>;
 
 /// The bytes that `newest` needs of the pages objects of other images.
 fn needed(newest: &Reader) -> Needed {
@@ -260,19 +264,13 @@ impl Older {
     }
 
     /// The bytes of each pages object that are not needed.
-    fn holes(&self, needed: &Needed) -> Vec<Vec<Range<u64>>> {
+    fn holes(&self, needed: &Needed) -> Vec<Ranges<u64>> {
         let parts = self.parts_bytes.iter().enumerate();
         let holes = parts.map(|(part, len)| {
-            let needed = needed.get(&(self.id, part)).map_or(&[][..], Vec::as_slice);
-            let mut holes = Vec::new();
-            let mut end = 0;
-            for range in needed {
-                holes.push(end..range.start.max(end));
-                end = end.max(range.end);
-            }
-            holes.push(end..*len);
-            holes.retain(|hole| !hole.is_empty());
-            holes
+            let needed = needed
+                .get(&(self.id, part))
+                .map_or(&[][..], |needed| needed);
+            subtract(slice::from_ref(&(0..*len)), needed)
         });
         holes.collect()
     }
@@ -304,7 +302,7 @@ impl Older {
         Ok(claim)
     }
 
-    fn free(&self, holes: &[Vec<Range<u64>>]) -> Result<u64> {
+    fn free(&self, holes: &[Ranges<u64>]) -> Result<u64> {
         let mut freed_bytes = 0;
         for (part, _) in self.parts().filter(|(part, _)| !holes[*part].is_empty()) {
             let name = self.id.pages_part_name(part);
@@ -313,16 +311,4 @@ impl Older {
         }
         Ok(freed_bytes)
     }
-}
-
-/// Sorts ranges and joins those that touch.
-fn join_ranges(ranges: &mut Vec<Range<u32>>) {
-    ranges.sort_unstable_by_key(|range| (range.start, range.end));
-    ranges.dedup_by(|range, last| {
-        let touches = range.start <= last.end;
-        if touches {
-            last.end = last.end.max(range.end);
-        }
-        touches
-    });
 }

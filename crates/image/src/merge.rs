@@ -2,7 +2,8 @@
 //! older ones.
 
 use std::collections::HashMap;
-use std::ops::Range;
+
+use abi::spans::Ranges;
 
 use crate::parts;
 use crate::run::{PAGE_BYTES, Part};
@@ -70,7 +71,7 @@ struct Lane<'a> {
 /// Stored pages that several pages of the image are: they are stored once in the new image, too.
 struct Moved {
     /// Where they are, in ascending order: see [`place_of`].
-    wanted: Vec<Range<u64>>,
+    wanted: Ranges<u64>,
     /// Those that have a new place, by the old one: the number of the run, and how many of its
     /// pages come before.
     pages: HashMap<u64, (usize, u32)>,
@@ -87,16 +88,12 @@ impl Moved {
         });
         let mut all = all.collect::<Vec<_>>();
         all.sort_unstable_by_key(|range| (range.start, range.end));
-        let mut wanted: Vec<Range<u64>> = Vec::new();
+        let mut wanted = Ranges::new();
         let mut end = 0;
         for range in all {
             let common = range.start..range.end.min(end);
             end = end.max(range.end);
-            match wanted.last_mut() {
-                _ if common.is_empty() => {}
-                Some(last) if common.start <= last.end => last.end = last.end.max(common.end),
-                _ => wanted.push(common),
-            }
+            wanted.push(common);
         }
         Self {
             wanted,
@@ -106,10 +103,7 @@ impl Moved {
     }
 
     fn wants(&self, place: u64) -> bool {
-        let at = self.wanted.partition_point(|range| range.end <= place);
-        self.wanted
-            .get(at)
-            .is_some_and(|range| range.contains(&place))
+        self.wanted.contains(place)
     }
 
     /// Where the page is in the new image.

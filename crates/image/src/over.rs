@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use abi::spans::Ranges;
 use store::Store;
 
 use crate::ancestors::join;
@@ -51,11 +52,11 @@ impl Over {
         table: &Mutex<Table>,
         space: SpaceId,
         ranges: &[Range<u64>],
-    ) -> Result<(Vec<Run>, Vec<Range<u64>>)> {
+    ) -> Result<(Vec<Run>, Ranges<u64>)> {
         self.parent.check_freed()?;
         let mut walk = self.parent.walk(space);
         let mut runs = Vec::with_capacity(ranges.len());
-        let mut described: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+        let mut described = Ranges::new();
         let mut table = table.lock().expect("no holder panics");
         for range in ranges {
             let mut page = range.start;
@@ -65,10 +66,7 @@ impl Over {
             {
                 let part = theirs.first_page.max(page)..theirs.end_page().min(range.end);
                 page = part.end;
-                match described.last_mut() {
-                    Some(last) if last.end == part.start => last.end = part.end,
-                    _ => described.push(part.clone()),
-                }
+                described.push(part.clone());
                 self.add(&mut table, &theirs, part, &mut runs)?;
             }
         }

@@ -1,8 +1,8 @@
 //! Reads an image: everything but pages is checked when it is opened, pages when they are read.
 
-use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
+use abi::spans::Ranges;
 use store::{Object, Store};
 
 use crate::ancestors::{Ancestor, Ancestors};
@@ -208,8 +208,8 @@ impl Reader {
 
     /// Returns which of `pages` pages from `first_page` of `space` on the image describes, as
     /// ranges in ascending order that do not touch.
-    pub fn described(&self, space: SpaceId, first_page: u64, pages: u64) -> Vec<Range<u64>> {
-        let mut described: Vec<Range<u64>> = Vec::new();
+    pub fn described(&self, space: SpaceId, first_page: u64, pages: u64) -> Ranges<u64> {
+        let mut described = Ranges::new();
         let (mut page, end) = (first_page, first_page.saturating_add(pages));
         let mut walk = self.walk(space);
         while page < end {
@@ -221,10 +221,7 @@ impl Reader {
                 break;
             }
             page = range.end;
-            match described.last_mut() {
-                Some(last) if last.end == range.start => last.end = range.end,
-                _ => described.push(range),
-            }
+            described.push(range);
         }
         described
     }

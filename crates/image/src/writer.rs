@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use abi::spans::Ranges;
 use store::{Claim, NewObject, Store};
 
 use crate::ancestors::current;
@@ -227,22 +228,14 @@ impl Writer {
     ///
     /// # Errors
     /// [`Error::BadRun`] where there is no parent, [`Error::Freed`], [`Error::TooLarge`].
-    pub fn inherit_described(
-        &self,
-        space: SpaceId,
-        ranges: &[Range<u64>],
-    ) -> Result<Vec<Range<u64>>> {
+    pub fn inherit_described(&self, space: SpaceId, ranges: &[Range<u64>]) -> Result<Ranges<u64>> {
         let (runs, described) = self.parents(space, ranges)?;
         lock(&self.runs).extend(runs);
         Ok(described)
     }
 
     /// Returns the runs for what the parent describes of `ranges`, and which pages those are.
-    fn parents(
-        &self,
-        space: SpaceId,
-        ranges: &[Range<u64>],
-    ) -> Result<(Vec<Run>, Vec<Range<u64>>)> {
+    fn parents(&self, space: SpaceId, ranges: &[Range<u64>]) -> Result<(Vec<Run>, Ranges<u64>)> {
         let Some(over) = &self.over else {
             let what = "there is no parent to have it from".into();
             let page = ranges.first().map_or(0, |range| range.start);

@@ -33,7 +33,6 @@ pub mod scan;
 pub mod shared;
 pub mod sink;
 mod source;
-pub mod spans;
 pub mod track;
 
 pub use error::{Error, Result};

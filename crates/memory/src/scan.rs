@@ -5,8 +5,8 @@ use abi::{PAGE_BYTES, Span};
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 
-use crate::spans::Spans;
 use crate::{Error, PageMaps, Result};
+use abi::spans::Spans;
 
 /// Regions that one call of the kernel answers; more take more calls.
 pub(crate) const REGIONS: usize = 1024;

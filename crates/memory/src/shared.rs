@@ -7,8 +7,8 @@ use pages::{Buffer, Extent, Source};
 use sys::pagemap::{Entry, Pagemap};
 
 use crate::scan::{ENTRIES, each_entry};
-use crate::spans::Spans;
 use crate::{Error, PageMaps, Result, TaskMemory};
+use abi::spans::Spans;
 
 /// Pages compared at once by contents.
 const COMPARED_PAGES: u64 = 128;

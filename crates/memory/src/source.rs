@@ -1,10 +1,10 @@
 //! The memory of a task, read from outside.
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
+use abi::spans::Ranges;
 use abi::{Addr, PAGE_BYTES};
 use pages::{Extent, Source};
 use rustix::io::Errno;
@@ -92,7 +92,7 @@ impl Source for TaskMemory {
         &self,
         extents: &[Extent],
         buffer: &mut [u8],
-        lost: &mut Vec<Range<usize>>,
+        lost: &mut Ranges<usize>,
     ) -> pages::Result<()> {
         if !self.running {
             return self.read(extents, buffer);
@@ -107,11 +107,11 @@ impl Source for TaskMemory {
                 // A part of a page is read again: its rest may be another page's.
                 Ok(bytes) if bytes >= page_bytes => bytes / page_bytes,
                 Ok(_) | Err(Error::Read { .. }) => {
-                    lose(lost, done..done + 1);
+                    lost.push(done..done + 1);
                     1
                 }
                 Err(Error::Gone { .. }) => {
-                    lose(lost, done..pages);
+                    lost.push(done..pages);
                     return Ok(());
                 }
                 Err(error) => return Err(error.into()),
@@ -147,14 +147,6 @@ impl TaskMemory {
 fn pieces(extents: &[Extent]) -> Vec<(Addr, usize)> {
     let piece = |extent: &Extent| (extent.at, extent.bytes() as usize);
     extents.iter().map(piece).collect()
-}
-
-/// Adds pages that follow those of `lost`.
-fn lose(lost: &mut Vec<Range<usize>>, pages: Range<usize>) {
-    match lost.last_mut() {
-        Some(last) if last.end == pages.start => last.end = pages.end,
-        _ => lost.push(pages),
-    }
 }
 
 /// Whether /proc/PID/mem may read what `process_vm_readv` did not.

@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 
 use crate::scan::{Area, Found, LARGE_BYTES, is, room_for, scan_together};
-use crate::spans::{Spans, subtract};
 use crate::{Error, Result};
+use abi::spans::{Spans, subtract};
 
 /// What one page table covers.
 const BLOCK_BYTES: u64 = 2 << 20;

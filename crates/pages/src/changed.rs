@@ -128,9 +128,7 @@ mod tests {
 
     impl Source for Filled {
         fn read(&self, extents: &[Extent], buffer: &mut [u8]) -> Result<()> {
-            let numbers = extents
-                .iter()
-                .flat_map(|extent| extent.first_page..extent.first_page + extent.pages);
+            let numbers = extents.iter().flat_map(Extent::numbers);
             for (page, number) in buffer.chunks_exact_mut(PAGE_BYTES).zip(numbers) {
                 page.fill(self.0[number as usize]);
             }

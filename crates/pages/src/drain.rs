@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use abi::spans::Ranges;
 use image::{NewRun, PAGE_BYTES, Run, RunKind, Writer};
 
 use crate::buffer::Buffer;
@@ -145,7 +146,6 @@ fn drain_to(
         pieces: Vec::new(),
         runs: Vec::new(),
         zeros: Vec::new(),
-        lost: Vec::new(),
     };
     workers::work(threads, chunks.len(), worker, |worker, number| {
         let done = worker.drain(sources, how.equals, chunks.get(number), writer, describe)?;
@@ -177,7 +177,6 @@ struct Worker {
     pieces: Vec<Extent>,
     runs: Vec<NewRun>,
     zeros: Vec<Run>,
-    lost: Vec<Range<usize>>,
 }
 
 impl Worker {
@@ -193,7 +192,7 @@ impl Worker {
         let bytes = self.buffer.bytes();
         self.pieces.clear();
         self.pieces.extend(chunk.iter().map(|(_, piece)| *piece));
-        let mut all_lost = Vec::new();
+        let mut all_lost = Ranges::new();
         let (mut first, mut used) = (0, 0);
         for same in chunk.chunk_by(|one, other| one.0 == other.0) {
             let pieces = &self.pieces[first..first + same.len()];
@@ -201,11 +200,11 @@ impl Worker {
                 .iter()
                 .map(|piece| piece.bytes() as usize)
                 .sum::<usize>();
-            self.lost.clear();
+            let mut lost = Ranges::new();
             let source = sources[same[0].0].0;
-            source.read_there(pieces, &mut bytes[used..used + len], &mut self.lost)?;
+            source.read_there(pieces, &mut bytes[used..used + len], &mut lost)?;
             let before = used / PAGE_BYTES;
-            let lost = self.lost.iter();
+            let lost = lost.iter();
             all_lost.extend(lost.map(|pages| pages.start + before..pages.end + before));
             first += same.len();
             used += len;

@@ -9,6 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use abi::spans::Ranges;
 use image::{NewRun, PAGE_BYTES, Run, SpaceId, Writer};
 use twox_hash::XxHash3_64;
 use xxhash_rust::xxh3::xxh3_64;
@@ -24,8 +25,8 @@ const LARGE_BYTES: usize = 512 << 10;
 
 /// What is known of the pages of a dump that may be equal to others.
 pub struct Equals {
-    /// Pages to be looked at, in ascending order, by space.
-    wanted: HashMap<SpaceId, Vec<Range<u64>>>,
+    /// Pages to be looked at, by space.
+    wanted: HashMap<SpaceId, Ranges<u64>>,
     known: Mutex<Known>,
 }
 
@@ -84,8 +85,8 @@ impl Equals {
         more: impl IntoIterator<Item = (SpaceId, Range<u64>)>,
     ) -> Option<Self> {
         let places = extents.map(|extent| {
-            let end = extent.first_page + extent.pages;
-            (extent.first_page, end, extent.space)
+            let pages = extent.numbers();
+            (pages.start, pages.end, extent.space)
         });
         Self::of(places.collect(), more)
     }
@@ -105,13 +106,14 @@ impl Equals {
         places: Vec<(u64, u64, SpaceId)>,
         more: impl IntoIterator<Item = (SpaceId, Range<u64>)>,
     ) -> Option<Self> {
-        let mut wanted = at_the_same_place(places);
+        let mut all = at_the_same_place(places);
         for (space, pages) in more {
-            wanted.entry(space).or_default().push(pages);
+            all.entry(space).or_default().push(pages);
         }
-        for ranges in wanted.values_mut() {
-            join(ranges);
-        }
+        let wanted = all
+            .into_iter()
+            .map(|(space, pages)| (space, Ranges::of(pages)));
+        let wanted = wanted.collect::<HashMap<_, _>>();
         (!wanted.is_empty()).then(|| Self {
             wanted,
             known: Mutex::default(),
@@ -138,7 +140,7 @@ impl Equals {
             LARGE_BYTES.. => XxHash3_64::oneshot,
         };
         for run in runs {
-            let wanted = self.wanted.get(&run.space).map_or(&[][..], Vec::as_slice);
+            let wanted = self.wanted.get(&run.space).map_or(&[][..], |wanted| wanted);
             let all = run.first_page..run.first_page + u64::from(run.pages);
             let mut at = wanted.partition_point(|range| range.end <= all.start);
             for page in all {
@@ -195,9 +197,7 @@ impl Equals {
         let Some(wanted) = self.wanted.get(&run.space) else {
             return false;
         };
-        let at = wanted.partition_point(|range| range.end <= run.first_page);
-        let end_page = run.first_page + u64::from(run.pages);
-        wanted.get(at).is_some_and(|range| range.start < end_page)
+        wanted.meets(&(run.first_page..run.first_page + u64::from(run.pages)))
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -256,20 +256,12 @@ impl Plan {
 
     /// Gives, for each of the `runs` that this is about, which of its pages are stored, numbered
     /// from its first.
-    pub fn kept(&self, runs: &[NewRun]) -> Vec<Vec<Range<u32>>> {
+    pub fn kept(&self, runs: &[NewRun]) -> Vec<Ranges<u32>> {
         let mut fates = self.fates.iter();
         let kept = runs.iter().map(|run| {
-            let mut kept: Vec<Range<u32>> = Vec::new();
-            for (page, _) in (0..run.pages)
-                .zip(&mut fates)
-                .filter(|(_, fate)| fate.is_stored())
-            {
-                match kept.last_mut() {
-                    Some(last) if last.end == page => last.end += 1,
-                    _ => kept.push(page..page + 1),
-                }
-            }
-            kept
+            let pages = (0..run.pages).zip(&mut fates);
+            let stored = pages.filter(|(_, fate)| fate.is_stored());
+            stored.map(|(page, _)| page..page + 1).collect()
         });
         kept.collect()
     }
@@ -421,19 +413,6 @@ fn furthest(
     all.sort_unstable_by_key(|(until, _)| std::cmp::Reverse(*until));
     let mut all = all.into_iter();
     [all.next(), all.next()]
-}
-
-/// Sorts ranges and joins those that touch.
-fn join(ranges: &mut Vec<Range<u64>>) {
-    ranges.retain(|range| !range.is_empty());
-    ranges.sort_unstable_by_key(|range| range.start);
-    ranges.dedup_by(|range, last| {
-        let touches = range.start <= last.end;
-        if touches {
-            last.end = last.end.max(range.end);
-        }
-        touches
-    });
 }
 
 #[cfg(test)]

@@ -50,6 +50,12 @@ impl Extent {
         Span::new(self.at, self.pages * PAGE_BYTES)
     }
 
+    /// The numbers of the pages in their space.
+    #[must_use]
+    pub const fn numbers(&self) -> Range<u64> {
+        self.first_page..self.first_page + self.pages
+    }
+
     /// The size of the pages in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {

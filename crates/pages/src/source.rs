@@ -2,7 +2,7 @@
 mod bytes;
 mod object;
 
-use std::ops::Range;
+use abi::spans::Ranges;
 
 pub use bytes::Bytes;
 pub use object::{Object, allocated};
@@ -28,7 +28,7 @@ pub trait Source: Sync {
         &self,
         extents: &[Extent],
         buffer: &mut [u8],
-        lost: &mut Vec<Range<usize>>,
+        lost: &mut Ranges<usize>,
     ) -> Result<()> {
         let _ = lost;
         self.read(extents, buffer)

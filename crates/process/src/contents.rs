@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use abi::Addr;
+use abi::spans::Spans;
 use image::PAGE_BYTES;
 use memory::TaskMemory;
 use pages::{Extent, Source, source};
@@ -113,7 +114,7 @@ fn of_object(object: Object) -> (Box<dyn Source>, Vec<Extent>) {
         Contents::File(file) => source::allocated(file.as_fd()).ok(),
         Contents::Bytes(_) => None,
     };
-    let spans = allocated.unwrap_or_else(|| vec![whole]);
+    let spans = allocated.unwrap_or_else(|| Spans::of([whole]));
     let spans = spans
         .iter()
         .map(|span| span.intersect(whole))

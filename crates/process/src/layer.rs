@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use abi::Span;
+use abi::spans::{Spans, intersect, subtract};
 use image::{ImageId, SpaceId, SpaceKind, Writer};
 use memory::PageMaps;
 use memory::scan::{Area, Found};
-use memory::spans::{Spans, intersect, subtract};
 use memory::track;
 use resources::map::listing::Listed;
 use resources::map::vdso::Vdso;

@@ -20,9 +20,9 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use abi::Span;
+use abi::spans::intersect;
 use image::{Run, SpaceId};
 use memory::live::{Areas, Live};
-use memory::spans::intersect;
 use pages::{Drain, Drained};
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;

@@ -7,9 +7,9 @@
 
 use std::time::Instant;
 
+use abi::spans::{Spans, subtract};
 use image::SpaceId;
 use memory::TaskMemory;
-use memory::spans::{Spans, subtract};
 use pages::{Equals, Extent};
 use sys::realtime::Prompt;
 

@@ -10,10 +10,10 @@ mod bits;
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 
+use abi::spans::Spans;
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{ImageId, Reader, SpaceId, Writer};
 use memory::scan::{Area, Found};
-use memory::spans::Spans;
 use memory::track::{self, Tracked};
 use resources::map::listing::{self, Backing, Listed};
 use rustix::io::Errno;

@@ -1,10 +1,11 @@
 //! What the target has changed, as a layer over the image that it came from.
 use std::ops::Range;
+use std::slice;
 
+use abi::spans::{Ranges, Spans, intersect, subtract};
 use abi::{PAGE_BYTES, Span};
 use image::{Granule, NewSpace, Reader, Run, RunKind, Writer};
 use memory::TaskMemory;
-use memory::spans::{Spans, intersect, subtract};
 use pages::Extent;
 use sys::pagemap::{Action, Category, Query};
 
@@ -155,21 +156,8 @@ impl Session {
 fn leave(writer: &Writer, parent: &Reader, own: &[Extent]) -> Result<()> {
     for space in parent.spaces() {
         let own = own.iter().filter(|extent| extent.space == space.id);
-        let mut own = own
-            .map(|extent| extent.first_page..extent.first_page + extent.pages)
-            .collect::<Vec<_>>();
-        own.sort_by_key(|range| range.start);
-        let mut kept = Vec::new();
-        let mut at = 0;
-        for range in own {
-            if at < range.start {
-                kept.push(at..range.start);
-            }
-            at = at.max(range.end);
-        }
-        if at < space.len_pages {
-            kept.push(at..space.len_pages);
-        }
+        let own = Ranges::of(own.map(Extent::numbers));
+        let kept = subtract(slice::from_ref(&(0..space.len_pages)), &own);
         writer.inherit_described(space.id, &kept)?;
         writer.space(NewSpace {
             id: space.id,

@@ -3,8 +3,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use abi::spans::Spans;
 use abi::{Addr, PAGE_BYTES, Span};
-use memory::spans::Spans;
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Pagemap, Query, Region as Found};
 use sys::uffd::Modes;

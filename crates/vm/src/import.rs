@@ -4,7 +4,9 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::slice;
 
+use abi::spans::{Ranges, subtract};
 use abi::{Addr, PAGE_BYTES};
 use image::{Compression, Facts, ImageId, Run, RunKind, Seal, Writer};
 use pages::source::{Object, allocated};
@@ -86,7 +88,10 @@ pub fn import(
             let total = all.iter().map(Extent::bytes).sum::<u64>();
             let compared = |done| progress(done / 2, total);
             let changed = pages::changed(&source, &all, &parent, &compared)?;
-            let kept = gaps(&spans(&changed), pages);
+            let kept = gaps(
+                &changed.iter().map(Extent::numbers).collect::<Ranges<_>>(),
+                pages,
+            );
             writer.inherit_described(MEMORY, &kept)?;
             let less = total - changed.iter().map(Extent::bytes).sum::<u64>() / 2;
             let drained = drain(&source, &changed, &writer, &|done, _| {
@@ -171,7 +176,7 @@ pub(crate) fn read_state(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// The pages of a file that are no holes.
-fn data(file: &File, pages: u64) -> Result<Vec<Range<u64>>> {
+fn data(file: &File, pages: u64) -> Result<Ranges<u64>> {
     let spans = match allocated(file.as_fd()) {
         Ok(spans) => spans,
         // The file system does not tell: all of it is read.
@@ -184,7 +189,7 @@ fn data(file: &File, pages: u64) -> Result<Vec<Range<u64>>> {
         let end = span.end.0.div_ceil(PAGE_BYTES);
         span.start.page().min(pages)..end.min(pages)
     });
-    Ok(ranges.filter(|range| !range.is_empty()).collect())
+    Ok(ranges.collect())
 }
 
 fn extents(ranges: &[Range<u64>]) -> Vec<Extent> {
@@ -197,19 +202,9 @@ fn extents(ranges: &[Range<u64>]) -> Vec<Extent> {
     ranges.iter().map(extent).collect()
 }
 
-fn spans(extents: &[Extent]) -> Vec<Range<u64>> {
-    let range = |extent: &Extent| extent.first_page..extent.first_page + extent.pages;
-    extents.iter().map(range).collect()
-}
-
-/// What `ranges`, which are in ascending order, leave of `0..pages`.
-fn gaps(ranges: &[Range<u64>], pages: u64) -> Vec<Range<u64>> {
-    let starts = std::iter::once(0).chain(ranges.iter().map(|range| range.end));
-    let ends = ranges.iter().map(|range| range.start);
-    let gaps = starts.zip(ends.chain(std::iter::once(pages)));
-    gaps.map(|(start, end)| start..end)
-        .filter(|gap| !gap.is_empty())
-        .collect()
+/// What `ranges` leave of `0..pages`.
+fn gaps(ranges: &[Range<u64>], pages: u64) -> Ranges<u64> {
+    subtract(slice::from_ref(&(0..pages)), ranges)
 }
 
 /// Notes that pages are zero.

@@ -33,7 +33,7 @@ pub(crate) fn open(dir: &Path) -> Result<(Reader, u64)> {
     }
     let pages = space.len_pages;
     let described = reader.described(MEMORY, 0, pages);
-    if pages == 0 || described.len() != 1 || described[0] != (0..pages) {
+    if pages == 0 || !described.is_just(&(0..pages)) {
         return Err(Error::Unfit(format!(
             "the image in {} does not have all of its {pages} pages",
             dir.display()

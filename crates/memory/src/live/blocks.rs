@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{CHUNK_PAGES, ChunkId, Run, SpaceId};
 
-use crate::spans::Spans;
+use abi::spans::Spans;
 
 /// Pages of a block: what a write makes stale, and is a chunk of the image.
 pub const BLOCK_PAGES: u64 = CHUNK_PAGES as u64;

@@ -11,8 +11,8 @@ use abi::Span;
 
 use super::blocks::{Block, State, bits_of, block_of};
 use super::task::Task;
-use crate::spans::Spans;
 use crate::{Kin, PageMaps, Result};
+use abi::spans::Spans;
 
 /// A task and the one that it has pages of.
 pub struct Family {

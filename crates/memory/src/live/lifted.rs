@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use abi::{Addr, Span};
 
 use super::blocks::{BLOCK_BYTES, bits_of, block_of, spans_of};
-use crate::spans::Spans;
+use abi::spans::Spans;
 
 /// Pages whose protection was lifted. To add or to take some takes the same time however many
 /// others there are: the thread that lifts protection waits meanwhile, and who writes for that.

@@ -43,8 +43,8 @@ use pages::workers;
 use rustix::event::{EventfdFlags, eventfd};
 use sys::uffd::{Features, Uffd};
 
-use crate::spans::Spans;
 use crate::{Error, Result};
+use abi::spans::Spans;
 use copy::{Fresh, Worker};
 use family::Family;
 use state::Shared;

@@ -15,8 +15,8 @@ use super::task::Task;
 use super::windows::{WINDOW_BYTES, windows};
 
 use crate::scan::room_for;
-use crate::spans::{Spans, intersect, subtract};
 use crate::{Error, Result};
+use abi::spans::{Spans, intersect, subtract};
 
 /// What is not protected, as fast as the kernel tells; entries without a page among them.
 const OPEN: Query = Query {
@@ -250,7 +250,7 @@ impl Task {
         }
         let mut book = self.book();
         for span in open {
-            book.blocks.renew(*span, &there.within(*span));
+            book.blocks.renew(*span, &there.within(span));
         }
         Ok((is_whole, guards))
     }

@@ -12,8 +12,8 @@ use sys::uffd::{Modes, Uffd};
 use super::blocks::{Block, Blocks, State, block_of, span_of, spans_of};
 use super::lifted::Lifted;
 
-use crate::spans::Spans;
 use crate::{Error, Result, TaskMemory};
+use abi::spans::Spans;
 
 /// Anonymous private mappings of a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -138,7 +138,7 @@ impl Task {
         let mut book = self.book();
         book.shared.clone_from(&areas.shared);
         for area in &areas.spans {
-            if book.registered.covers(*area) {
+            if book.registered.covers(area) {
                 continue;
             }
             match self.register(*area) {

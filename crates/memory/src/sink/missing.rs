@@ -7,8 +7,8 @@ use pages::Sink;
 use rustix::io::Errno;
 use sys::uffd::{Features, Modes, Uffd};
 
-use crate::spans::Spans;
 use crate::{Error, Result};
+use abi::spans::Spans;
 
 /// How long the kernel may say that the task's mappings are about to change; the task is stopped.
 const CHANGING: Duration = Duration::from_secs(5);

@@ -73,7 +73,7 @@ impl Task {
     }
 
     /// The child waits for orders, and so is as good as stopped.
-    fn instant(&self) -> memory::spans::Spans {
+    fn instant(&self) -> abi::spans::Spans {
         let guards = self.live.instant(self.child.pid(), &self.areas, true);
         guards.expect("an instant")
     }

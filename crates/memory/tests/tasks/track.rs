@@ -1,7 +1,7 @@
 //! Which pages a task has written: what the kernel tells, whatever the task does.
+use abi::spans::Spans;
 use abi::{PAGE_BYTES, Span};
 use memory::scan::Area;
-use memory::spans::Spans;
 use memory::track::{Tracked, marked, protect, tracked};
 use sys::pagemap::{Action, Category, Pagemap, Query, Region};
 use sys::uffd::{Features, Modes, Uffd};

@@ -1,6 +1,7 @@
 //! An object that is read as a file: shared memory, a disk, a machine's memory file.
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use abi::spans::Spans;
 use abi::{Addr, PAGE_BYTES, Span};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -52,9 +53,9 @@ impl Source for Object {
 ///
 /// # Errors
 /// [`Error::Object`].
-pub fn allocated(fd: BorrowedFd<'_>) -> Result<Vec<Span>> {
+pub fn allocated(fd: BorrowedFd<'_>) -> Result<Spans> {
     let failed = |offset_bytes| failed("search", offset_bytes);
-    let mut spans: Vec<Span> = Vec::new();
+    let mut spans = Spans::new();
     let mut offset = 0;
     loop {
         let start = match seek(fd, SeekFrom::Data(offset)) {
@@ -65,10 +66,7 @@ pub fn allocated(fd: BorrowedFd<'_>) -> Result<Vec<Span>> {
         offset = seek(fd, SeekFrom::Hole(start)).map_err(failed(start))?;
         let end = Addr(offset.next_multiple_of(PAGE_BYTES));
         let start = Addr(start).page_start();
-        match spans.last_mut() {
-            Some(last) if last.end >= start => last.end = last.end.max(end),
-            _ => spans.push(Span { start, end }),
-        }
+        spans.push(Span { start, end });
     }
 }
 

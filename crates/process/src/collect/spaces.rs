@@ -14,7 +14,7 @@ use resources::map::memory::Mapping;
 use super::look::Look;
 use crate::Result;
 use crate::records::Tree;
-use memory::spans::{Spans, subtract};
+use abi::spans::{Spans, subtract};
 
 /// The private pages of all tasks.
 #[derive(Default)]

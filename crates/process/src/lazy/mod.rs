@@ -242,7 +242,7 @@ fn register(pid: i32, uffd: &Uffd, mappings: &[Span]) -> Result<()> {
         Error::kernel(doing, e)
     };
     uffd.api(wanted).map_err(refused)?;
-    for span in memory::spans::Spans::of(mappings.iter().copied()) {
+    for span in abi::spans::Spans::of(mappings.iter().copied()) {
         let registered = uffd.register(span, Modes::MISSING);
         registered.map_err(|e| Error::kernel(format!("cannot register {span} of {pid}"), e))?;
     }

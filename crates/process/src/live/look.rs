@@ -97,7 +97,7 @@ impl Look for LiveLook<'_> {
                 return of_files.next().unwrap_or_default();
             }
             Found {
-                guards: guards.within(area.span),
+                guards: guards.within(&area.span),
                 ..Found::default()
             }
         });

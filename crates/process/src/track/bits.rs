@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
+use abi::spans::Spans;
 use memory::dirty;
 use memory::scan::{Area, Found};
-use memory::spans::Spans;
 use memory::track::Tracked;
 
 use super::{Changes, Mapped, Tracking, all_of};
