@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use abi::{Addr, PAGE_BYTES};
 use image::{Reader, RunKind, SpaceId};
-use resources::task::frames;
-use resources::task::xstate::{self, Host, Layout, Reframed};
+use resources::arch::frames;
+use resources::arch::xstate::{self, Host, Layout, Reframed};
 use sys::arch::Registers;
 
 use crate::records::{Saved, SavedTask, SavedThread};

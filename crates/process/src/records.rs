@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 
 use image::{Reader, Record, SpaceKind};
 use prost::Message;
+use resources::arch::xstate::Layout;
 use resources::cgroup::{self, Cgroups};
 use resources::fd::tags;
 use resources::map::memory;
 use resources::map::vdso::{self, Vdso};
-use resources::task::xstate::Layout;
 
 pub(crate) mod tag;
 mod tree;

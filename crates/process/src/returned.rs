@@ -17,9 +17,9 @@ pub(crate) fn check_returned(task: &Task, listed: &[Listed]) -> Result<()> {
     });
     let ours = ours.map(|map| map.span).collect::<Vec<_>>();
     for thread in task.threads() {
-        let rip = thread.saved.registers.at();
-        let suspect = ours.iter().find(|span| span.contains(rip));
-        let is_visited = |span: &Span| tracee::is_visited(task.pid, *span, rip);
+        let at = thread.saved.registers.at();
+        let suspect = ours.iter().find(|span| span.contains(at));
+        let is_visited = |span: &Span| tracee::is_visited(task.pid, *span, at);
         if suspect.map(is_visited).transpose()? == Some(true) {
             return Err(Error::Returning { pid: task.pid });
         }

@@ -4,10 +4,12 @@
 //! - [`task`][mod@task]: state of processes and threads ([`task::Part`]),
 //! - [`map`][mod@map]: mappings,
 //! - [`cgroup`][mod@cgroup]: control groups,
-//! - [`script`][mod@script]: the lists of system calls that they plan.
+//! - [`script`][mod@script]: the lists of system calls that they plan,
+//! - [`arch`]: what of them is the processor's.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod arch;
 mod born;
 pub mod cgroup;
 mod error;

@@ -11,6 +11,9 @@ pub(crate) const NT_XSTATE: usize = 0x202;
 /// The instruction that makes a system call.
 pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
+/// The number of the return address among the registers of unwind tables.
+pub const RETURN_ADDRESS: u16 = 16;
+
 /// The general registers of a stopped thread, as `user_regs_struct` has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -152,7 +155,7 @@ impl Registers {
     /// The value of a register by its number in unwind tables, of those that a vDSO's function
     /// keeps or that tell where its stack is.
     #[must_use]
-    pub const fn kept(&self, number: u64) -> Option<u64> {
+    pub const fn kept(&self, number: u16) -> Option<u64> {
         Some(match number {
             3 => self.rbx,
             6 => self.rbp,

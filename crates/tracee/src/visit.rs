@@ -474,14 +474,14 @@ pub fn padding_in(tail: &[u8; PADDING_BYTES], end: Addr) -> Option<Addr> {
     free.then(|| Addr(end.0 - STUB_BYTES as u64))
 }
 
-/// Whether the code at `rip` of a stopped process, in its mapping `span`, is a stub or belongs to
+/// Whether the code at `at` of a stopped process, in its mapping `span`, is a stub or belongs to
 /// the blob: a visit was cut short, and the thread is still on its way back.
 ///
 /// # Errors
 /// [`Error::Gone`], [`Error::Kernel`].
-pub fn is_visited(pid: i32, span: Span, rip: Addr) -> Result<bool> {
+pub fn is_visited(pid: i32, span: Span, at: Addr) -> Result<bool> {
     // The blob stands at the start of its area, a stub at the end of its page.
-    let page = rip.page_start();
+    let page = at.page_start();
     let start = span.start.max(Addr(page.0.saturating_sub(AREA_BYTES)));
     let mut code = vec![0; (page.0 + PAGE_BYTES - start.0) as usize];
     match sys::vm::read(pid, start, &mut code) {
@@ -492,7 +492,7 @@ pub fn is_visited(pid: i32, span: Span, rip: Addr) -> Result<bool> {
         Err(error) => return Err(Error::of(pid, "cannot read the code that it runs", error)),
     }
     let stub = &code[code.len() - STUB_BYTES..];
-    let in_stub = rip.0 >= page.0 + PAGE_BYTES - STUB_BYTES as u64 && arch::is_stub(stub);
+    let in_stub = at.0 >= page.0 + PAGE_BYTES - STUB_BYTES as u64 && arch::is_stub(stub);
     let mut pages = code.chunks(PAGE_BYTES as usize);
     Ok(in_stub || pages.any(|page| page.starts_with(blob::code())))
 }

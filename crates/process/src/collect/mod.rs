@@ -25,10 +25,10 @@ use image::{Record, Run, SpaceId, SpaceKind, Writer};
 use pages::Extent;
 use prost::Message;
 use resources::Allow;
+use resources::arch::xstate;
 use resources::fd::tcp::backlog;
 use resources::fd::tcp::lock::{Leftover, Lock};
 use resources::map::vdso::Vdso;
-use resources::task::xstate;
 
 use crate::clocks::TreeClocks;
 use crate::freeze::Frozen;

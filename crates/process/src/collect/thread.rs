@@ -1,7 +1,8 @@
 //! A stopped thread: its registers, and how it goes on with the call that it was in.
 
+use resources::arch::xstate;
+use resources::task::Facts;
 use resources::task::interrupted::Resume;
-use resources::task::{Facts, xstate};
 use tracee::Thread;
 
 use super::facts::ThreadFacts;

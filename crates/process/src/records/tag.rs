@@ -12,7 +12,7 @@ pub const PLACE: u16 = 4;
 pub const STATISTICS: u16 = 5;
 /// [`crate::clocks::TreeClocks`], one an image.
 pub const CLOCKS: u16 = 6;
-/// [`resources::task::xstate::Layout`], one an image.
+/// [`resources::arch::xstate::Layout`], one an image.
 pub const PROCESSOR: u16 = 7;
 /// Hard links that the dump made (`links`), one an image.
 pub const LINKS: u16 = 8;

@@ -8,8 +8,9 @@ use resources::task::interrupted::Remake;
 use resources::task::{pending, tags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use sys::arch::Registers;
+use sys::arch::{Registers, SYSCALL};
 use sys::ptrace::{self, Event};
+use syscalls::Sysno;
 use tracee::Call;
 
 use super::ending::kill_tree;
@@ -99,7 +100,7 @@ impl<'a> Running<'a> {
 
     /// The blob's own `syscall` instruction.
     fn syscall(&self) -> Addr {
-        let call = blob::code().windows(2).position(|two| two == [0x0f, 0x05]);
+        let call = blob::code().windows(2).position(|two| two == SYSCALL);
         let call = call.expect("the blob makes system calls") as u64;
         self.built.window.span().start.plus(call)
     }
@@ -126,11 +127,10 @@ impl<'a> Running<'a> {
     /// Has a stopped leader unmap the window, by the blob's own `syscall` instruction.
     fn unmap_window(&self, thread: &SavedThread<'_>) -> Result<()> {
         let tid = thread.tid;
-        const MUNMAP: u64 = 11;
         let span = self.built.window.span();
         let call = Call {
             at: self.syscall(),
-            number: MUNMAP,
+            number: Sysno::munmap as u64,
             args: [span.start.0, span.bytes(), 0, 0, 0, 0],
         };
         let result = call.make_last(tid, registers(thread))?;

@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use abi::Addr;
 use sys::proc::Status;
 use sys::ptrace::{self, Event};
+use syscalls::Sysno;
 use tracee::Call;
 
 use crate::records::{Saved, SavedTask, State};
@@ -43,8 +44,6 @@ impl Untold {
         scratch: Addr,
         write: impl Fn(Addr, &[u8]),
     ) -> Result<()> {
-        const WAITID: u64 = 247;
-        const SIGTIMEDWAIT: u64 = 128;
         const P_PID: u64 = 1;
         const WNOHANG: u64 = 1;
         const WSTOPPED: u64 = 2;
@@ -55,7 +54,7 @@ impl Untold {
             let child = u64::from(child.node.pid.cast_unsigned());
             let call = Call {
                 at: syscall,
-                number: WAITID,
+                number: Sysno::waitid as u64,
                 args: [P_PID, child, 0, WSTOPPED | WNOHANG, 0, 0],
             };
             let result = call.make(pid)?;
@@ -73,7 +72,7 @@ impl Untold {
             write(scratch, &room);
             let call = Call {
                 at: syscall,
-                number: SIGTIMEDWAIT,
+                number: Sysno::rt_sigtimedwait as u64,
                 args: [scratch.0, 0, scratch.0 + 8, 8, 0, 0],
             };
             call.make(pid)?;

@@ -26,15 +26,17 @@ const FUTEX_WAIT: u64 = 0;
 
 /// Numbers of system calls.
 mod nr {
-    pub const CLOSE: u64 = 3;
-    pub const POLL: u64 = 7;
-    pub const NANOSLEEP: u64 = 35;
-    pub const FUTEX: u64 = 202;
-    pub const RESTART_SYSCALL: u64 = 219;
-    pub const CLOCK_NANOSLEEP: u64 = 230;
-    pub const EPOLL_WAIT: u64 = 232;
-    pub const EPOLL_PWAIT: u64 = 281;
-    pub const EPOLL_PWAIT2: u64 = 441;
+    use syscalls::Sysno;
+
+    pub const CLOSE: u64 = Sysno::close as u64;
+    pub const POLL: u64 = Sysno::poll as u64;
+    pub const NANOSLEEP: u64 = Sysno::nanosleep as u64;
+    pub const FUTEX: u64 = Sysno::futex as u64;
+    pub const RESTART_SYSCALL: u64 = Sysno::restart_syscall as u64;
+    pub const CLOCK_NANOSLEEP: u64 = Sysno::clock_nanosleep as u64;
+    pub const EPOLL_WAIT: u64 = Sysno::epoll_wait as u64;
+    pub const EPOLL_PWAIT: u64 = Sysno::epoll_pwait as u64;
+    pub const EPOLL_PWAIT2: u64 = Sysno::epoll_pwait2 as u64;
 }
 
 /// What a thread did shortly before it was stopped. Its wait begins when it last ran: how long it

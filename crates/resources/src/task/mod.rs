@@ -16,7 +16,6 @@ mod comm;
 pub(crate) mod core_filter;
 pub(crate) mod credentials;
 mod dumpable;
-pub mod frames;
 pub mod interrupted;
 mod io_flusher;
 mod itimers;
@@ -35,7 +34,6 @@ mod speculation;
 pub mod tags;
 mod tid_address;
 mod umask;
-pub mod xstate;
 
 /// Whether a part belongs to a process or to each of its threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

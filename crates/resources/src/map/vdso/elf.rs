@@ -2,6 +2,8 @@
 //!
 //! The bytes may be an image's: every offset is a claim until it was looked up.
 
+use crate::arch::ELF_MACHINE;
+
 /// More symbols or headers than any vDSO has.
 const ENTRIES_MAX: u64 = 512;
 /// Longer than any name in a vDSO.
@@ -40,11 +42,10 @@ impl<'a> Elf<'a> {
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         const ET_EXEC: u64 = 2;
         const ET_DYN: u64 = 3;
-        const EM_X86_64: u64 = 62;
         let mut elf = Self { bytes, base: 0 };
         let is_ours = bytes.starts_with(b"\x7fELF\x02\x01")
             && (ET_EXEC..=ET_DYN).contains(&elf.number(16, 2)?)
-            && elf.number(18, 2)? == EM_X86_64;
+            && elf.number(18, 2)? == ELF_MACHINE;
         let load = elf.segment(PT_LOAD)?;
         elf.base = load.address;
         is_ours.then_some(elf)
@@ -69,6 +70,12 @@ impl<'a> Elf<'a> {
     pub fn slice(&self, at: u64, len: usize) -> Option<&'a [u8]> {
         let at = usize::try_from(at).ok()?;
         self.bytes.get(at..at.checked_add(len)?)
+    }
+
+    /// All bytes from `at` on.
+    #[must_use]
+    pub fn from(&self, at: u64) -> Option<&'a [u8]> {
+        self.bytes.get(usize::try_from(at).ok()?..)
     }
 
     /// Where in the file the last byte of code ends that is loaded.
@@ -170,7 +177,7 @@ impl<'a> Elf<'a> {
 
     /// A string that ends with a NUL.
     fn text(&self, at: u64) -> Option<String> {
-        let rest = self.bytes.get(usize::try_from(at).ok()?..)?;
+        let rest = self.from(at)?;
         let len = rest
             .iter()
             .take(NAME_BYTES_MAX)

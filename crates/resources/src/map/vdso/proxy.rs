@@ -11,6 +11,7 @@ use abi::Addr;
 
 use super::elf::Elf;
 use super::{Host, found};
+use crate::arch::stubs::{call, jump};
 use crate::{Error, Result};
 
 /// Code that is to stand at an old vDSO's address.
@@ -85,58 +86,6 @@ impl Proxy {
         let mut entries = self.entries.iter();
         entries.any(|entry| entry.start < offset && offset < entry.end)
     }
-}
-
-/// A jump from `from` to `to`: five bytes where it is near enough, else fourteen.
-fn jump(from: Addr, to: Addr, room: u64) -> Vec<u8> {
-    const NEAR_BYTES: u64 = 5;
-    let distance =
-        to.0.wrapping_sub(from.0.wrapping_add(NEAR_BYTES))
-            .cast_signed();
-    let mut patch = Vec::with_capacity(14);
-    match i32::try_from(distance) {
-        Ok(distance) if room >= NEAR_BYTES => {
-            patch.push(0xe9); // jmp rel32
-            patch.extend(distance.to_le_bytes());
-        }
-        _ => {
-            patch.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
-            patch.extend(to.0.to_le_bytes());
-        }
-    }
-    patch
-}
-
-/// Functions and the number of the system call that does the same.
-const CALLS: &[(&str, u32)] = &[
-    ("__vdso_clock_getres", 229),
-    ("__vdso_clock_gettime", 228),
-    ("__vdso_getcpu", 309),
-    ("__vdso_gettimeofday", 96),
-    ("__vdso_time", 201),
-];
-
-/// Code that makes the system call in the place of a function that the host lacks. Where there is
-/// no such call the function says so (`ENOSYS`).
-fn call(names: &[&str]) -> Vec<u8> {
-    const NONE: [u8; 8] = [0x48, 0xc7, 0xc0, 0xda, 0xff, 0xff, 0xff, 0xc3]; // mov rax, -38; ret
-    if names.contains(&"__vdso_getrandom") {
-        // Asked how its state has to be allocated (cmp r8, -1; je), it must not say that it did.
-        let mut patch = vec![0x49, 0x83, 0xf8, 0xff, 0x74, 0x08];
-        patch.extend(make(318));
-        patch.extend(NONE);
-        return patch;
-    }
-    let known = CALLS.iter().find(|(name, _)| names.contains(name));
-    known.map_or_else(|| NONE.to_vec(), |(_, number)| make(*number))
-}
-
-/// `mov eax, number; syscall; ret`
-fn make(number: u32) -> Vec<u8> {
-    let mut patch = vec![0xb8];
-    patch.extend(number.to_le_bytes());
-    patch.extend([0x0f, 0x05, 0xc3]);
-    patch
 }
 
 #[cfg(test)]

@@ -1,0 +1,9 @@
+//! What is x86-64's of resources: the extended state of threads, also in signal frames, and code
+//! for vDSOs. On another processor, this module is written anew.
+
+pub mod frames;
+pub mod stubs;
+pub mod xstate;
+
+/// The processor that an ELF file's code is for.
+pub const ELF_MACHINE: u64 = 62;
