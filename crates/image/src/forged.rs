@@ -6,9 +6,9 @@ use store::{Memory, Store};
 
 use crate::chunk;
 use crate::codec::Codec;
-use crate::header;
+use crate::forge::Sections;
 use crate::page::PAGE_BYTES;
-use crate::raw::{CHUNKS, Raw};
+use crate::raw::CHUNKS;
 use crate::{
     CHUNK_MAX_PAGES, Compression, MANIFEST_NAME, NewRun, Reader, Record, Run, RunKind, Seal,
     SpaceId, Writer, checksum,
@@ -88,8 +88,7 @@ fn image(compression: Option<Compression>) -> Arc<Memory> {
 
 /// Puts an image with changed bytes in the place of `whole`, with right checksums.
 fn forge(whole: &Memory, chance: &mut Chance) -> Memory {
-    let raw = Raw::read(whole).unwrap();
-    let mut sections = [0, 1, 2, 3, 4].map(|number| raw.section(number).to_vec());
+    let mut sections = Sections::read(whole).unwrap();
     let names = whole.list().unwrap();
     let names = names.iter().filter(|name| name.starts_with("pages"));
     let mut pages = names
@@ -98,7 +97,7 @@ fn forge(whole: &Memory, chance: &mut Chance) -> Memory {
     for _ in 0..=chance.below(3) {
         let value = chance.below(256) as u8;
         let at = chance.below(8);
-        let bytes = match sections.get_mut(at) {
+        let bytes = match sections.bytes.get_mut(at) {
             Some(section) => section,
             None => {
                 let object = chance.below(pages.len());
@@ -111,13 +110,13 @@ fn forge(whole: &Memory, chance: &mut Chance) -> Memory {
         }
     }
     // Of what is stored where the table says so, which may be nowhere now.
-    let entries = sections[CHUNKS].chunks_exact_mut(chunk::ENTRY_BYTES);
+    let entries = sections.bytes[CHUNKS].chunks_exact_mut(chunk::ENTRY_BYTES);
     for entry in entries {
         let number = |at: usize, len: usize| {
             let bytes = entry[at..at + len].iter().rev();
             bytes.fold(0, |all, byte| all << 8 | usize::from(*byte))
         };
-        let name = raw.id.pages_part_name(number(0, 4) % 16);
+        let name = sections.id.pages_part_name(number(0, 4) % 16);
         let (start, len) = (number(8, 8), number(4, 4));
         let object = pages.iter().find(|(known, _)| *known == name);
         let stored = object.and_then(|(_, bytes)| bytes.get(start..start.checked_add(len)?));
@@ -126,14 +125,8 @@ fn forge(whole: &Memory, chance: &mut Chance) -> Memory {
             entry[16..24].copy_from_slice(&sum.to_le_bytes());
         }
     }
-    let sections = sections.each_ref().map(|section| &section[..]);
-    let header = header::encode(raw.id, sections);
     let forged = Memory::default();
-    put(
-        &forged,
-        MANIFEST_NAME,
-        &[&header, &sections.concat()[..]].concat(),
-    );
+    put(&forged, MANIFEST_NAME, &sections.manifest());
     pages
         .iter()
         .for_each(|(name, bytes)| put(&forged, name, bytes));

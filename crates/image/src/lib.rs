@@ -38,6 +38,8 @@ mod compact;
 mod dedup;
 mod draft;
 mod error;
+#[cfg(any(test, feature = "forge"))]
+pub mod forge;
 #[cfg(test)]
 mod forged;
 mod header;

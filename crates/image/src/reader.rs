@@ -388,6 +388,7 @@ mod tests {
     use prost::Message;
 
     use crate::chunk::testing::plain;
+    use crate::forge::Sections;
     use crate::header::{self, HEADER_MAX_BYTES};
     use crate::manifest::RECORDS_MAX;
     use crate::run::{self, PAGE_BYTES};
@@ -404,12 +405,8 @@ mod tests {
     /// Puts a manifest of these sections, with right checksums, into a store beside `pages`.
     fn forge(sections: [&[u8]; 5], pages: &[u8]) -> Memory {
         let store = Memory::default();
-        let header = header::encode(ID, sections);
-        put(
-            &store,
-            MANIFEST_NAME,
-            &[&header, &sections.concat()[..]].concat(),
-        );
+        let (id, bytes) = (ID, sections.map(<[u8]>::to_vec));
+        put(&store, MANIFEST_NAME, &Sections { id, bytes }.manifest());
         put(&store, &ID.pages_name(), pages);
         store
     }

@@ -4,13 +4,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use image::forge::Sections;
 use image::{Compression, Reader};
 use resources::map::layout::DECODED_FILE;
 use resources::script::Arg;
 use store::Store;
 use syscalls::Sysno;
 use testkit::chance::Chance;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Plan, Setting, plan};
 use crate::records::Saved;
@@ -19,35 +19,18 @@ use crate::sample;
 /// Images for each codec and each way in which tasks get their pages.
 const IMAGES: u64 = 1000;
 
-/// The header of docs/format.md: where the list of sections begins, how long its entries are, and
-/// how many there are.
-const LIST: usize = 40;
-const ENTRY: usize = 32;
-const SECTIONS: usize = 5;
-
-fn number(bytes: &[u8], at: usize) -> usize {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes")) as usize
-}
-
-/// Changes some bytes of spaces, runs or chunks, and makes the checksums right.
-fn forge(manifest: &mut [u8], chance: &mut Chance) {
+/// The image's manifest with some bytes of spaces, runs or chunks changed.
+fn forge(whole: &Sections, chance: &mut Chance) -> Vec<u8> {
+    let mut forged = whole.clone();
     for _ in 0..=chance.below(2) {
-        let entry = LIST + ENTRY * chance.below(3) as usize;
-        let (start, len) = (number(manifest, entry + 8), number(manifest, entry + 16));
-        let at = start + chance.below(len as u64) as usize;
-        manifest[at] = match chance.below(3) {
-            0 => manifest[at] ^ 1 << chance.below(8),
+        let bytes = &mut forged.bytes[chance.below(3) as usize];
+        let at = chance.below(bytes.len() as u64) as usize;
+        bytes[at] = match chance.below(3) {
+            0 => bytes[at] ^ 1 << chance.below(8),
             _ => chance.below(256) as u8,
         };
     }
-    for entry in (0..SECTIONS).map(|section| LIST + ENTRY * section) {
-        let (start, len) = (number(manifest, entry + 8), number(manifest, entry + 16));
-        let sum = xxh3_64(&manifest[start..start + len]);
-        manifest[entry + 24..entry + 32].copy_from_slice(&sum.to_le_bytes());
-    }
-    let end = LIST + ENTRY * SECTIONS;
-    let sum = xxh3_64(&manifest[LIST..end]);
-    manifest[end..end + 8].copy_from_slice(&sum.to_le_bytes());
+    forged.manifest()
 }
 
 /// Insists that a plan reads nothing but what the image has.
@@ -97,7 +80,7 @@ fn no_plan_reads_what_is_not_in_the_image() {
         let store: Arc<dyn Store> = Arc::new(store);
         sample::image_in(&store, compression, sample::records(), &[]);
         let path = scratch.path().join(image::MANIFEST_NAME);
-        let whole = std::fs::read(&path).expect("there is a manifest");
+        let whole = Sections::read(&*store).expect("there is a manifest");
         let file = File::options().write(true).open(&path);
         let file = file.expect("it can be written");
         let planned = |outside_from_bytes| {
@@ -122,8 +105,7 @@ fn no_plan_reads_what_is_not_in_the_image() {
         assert!(planned(0) && planned(8 << 20));
         let mut right = 0;
         for _ in 0..IMAGES {
-            let mut manifest = whole.clone();
-            forge(&mut manifest, &mut chance);
+            let manifest = forge(&whole, &mut chance);
             // As long as before: a file that is made anew would be written to the disk.
             file.write_all_at(&manifest, 0).expect("it can be written");
             for outside_from_bytes in [0, 8 << 20] {
