@@ -41,7 +41,7 @@ impl Export {
     /// Whatever the engine tells; files that were there are as they were.
     pub fn run(self) -> Result<Status, Failure> {
         let options = ExportOptions {
-            images_dir: self.images_dir,
+            images: self.images_dir.into(),
             memory: self.memory,
             vmstate: self.vmstate,
             sync: !self.no_sync,

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use process::options::Compression;
 use serde_json::json;
 use vm::{ImportOptions, Imported};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
 use crate::output;
+use crate::session::CompressArgs;
 
 /// Make an image of a virtual machine's snapshot
 #[derive(Debug, Args)]
@@ -34,10 +34,8 @@ pub struct Import {
     #[arg(long, value_name = "DIR")]
     parent: Option<PathBuf>,
 
-    /// Compress pages where that pays, with lz4 or zstd
-    #[arg(long, value_name = "lz4|zstd[:LEVEL]", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "lz4")]
-    compress: Option<Compression>,
+    #[command(flatten)]
+    compress: CompressArgs,
 
     /// Do not wait until the image is on the disk
     #[arg(long)]
@@ -56,11 +54,11 @@ impl Import {
     pub fn run(self) -> Result<Status, Failure> {
         debug_assert!(self.firecracker, "the parser asks for it");
         let options = ImportOptions {
-            images_dir: self.images_dir,
+            images: self.images_dir.into(),
             memory: self.memory,
             vmstate: self.vmstate,
-            parent: self.parent,
-            compress: self.compress,
+            parent: self.parent.map(Into::into),
+            compress: self.compress.compress,
             sync: !self.no_sync,
         };
         let bar = Bar::default();

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use process::options::Compression;
 use process::{MergeOptions, MergeReport};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Status};
 use crate::output;
+use crate::session::CompressArgs;
 
 /// Squash a chain: make an image need no other one, or only older ones
 #[derive(Debug, Args)]
@@ -25,10 +25,8 @@ pub struct Merge {
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
 
-    /// Compress pages where that pays, with lz4 or zstd
-    #[arg(long, value_name = "lz4|zstd[:LEVEL]", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "lz4")]
-    compress: Option<Compression>,
+    #[command(flatten)]
+    compress: CompressArgs,
 
     /// Do not wait until the new image is on the disk before the old one goes
     #[arg(long)]
@@ -49,7 +47,7 @@ impl Merge {
             images: self.image.into(),
             until: self.until.map(Into::into),
             output: self.output.map(Into::into),
-            compress: self.compress,
+            compress: self.compress.compress,
             sync: !self.no_sync,
         };
         let report = process::merge(&options).map_err(|source| Failure::Engine {

@@ -4,13 +4,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use process::options::Compression;
 use serde_json::json;
 use vm::{OnError, Prefetch, ServeOptions};
 
 use crate::exit::{Failure, Status};
 use crate::output;
-use crate::session::LogArgs;
+use crate::session::{CompressArgs, LogArgs};
 
 /// Serve a virtual machine's memory to monitors that hand over a userfaultfd
 #[derive(Debug, Args)]
@@ -44,10 +43,8 @@ pub struct Serve {
     #[arg(long, value_enum, default_value = "kill")]
     on_error: Fate,
 
-    /// Compress pages of differences where that pays, with lz4 or zstd
-    #[arg(long, value_name = "lz4|zstd[:LEVEL]", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "lz4")]
-    compress: Option<Compression>,
+    #[command(flatten)]
+    compress: CompressArgs,
 
     #[command(flatten)]
     log: LogArgs,
@@ -85,7 +82,7 @@ impl Serve {
     pub fn run(self, started: Instant) -> Result<Status, Failure> {
         self.log.open(&self.images_dir, "serve", started)?;
         let options = ServeOptions {
-            images_dir: self.images_dir,
+            images: self.images_dir.into(),
             socket: self.socket,
             control: self.control,
             prefetch: match self.prefetch {
@@ -99,7 +96,7 @@ impl Serve {
                 Fate::Kill => OnError::Kill,
                 Fate::Poison => OnError::Poison,
             },
-            compress: self.compress,
+            compress: self.compress.compress,
         };
         let ready = || log::info!("monitors can connect");
         let served = vm::serve(options, process::facts, ready);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use process::options::Compression;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use serde_json::Value;
@@ -29,6 +30,15 @@ pub struct LogArgs {
     /// Say more in the log: -v or -v3 informs, -vv or -v4 tells details; 0 is silence
     #[arg(short = 'v', long, value_name = "LEVEL", default_value_t = logfile::DEFAULT_VERBOSITY)]
     verbosity: u32,
+}
+
+/// How pages are stored by a command of its own.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct CompressArgs {
+    /// Compress the pages that are stored, where that pays, with lz4 or zstd
+    #[arg(long, value_name = "lz4|zstd[:LEVEL]", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "lz4")]
+    pub compress: Option<Compression>,
 }
 
 impl LogArgs {

@@ -7,7 +7,7 @@ use resources::fd::tcp::lock;
 use resources::fd::{attributes, locks, tags};
 use resources::map::memory::{Mapping, Memory, Special};
 use resources::task::PARTS;
-use store::Store;
+use store::{Images, Store};
 
 use crate::build::kind;
 use crate::chain::{self, files};
@@ -18,14 +18,14 @@ use crate::report::{
     PartDescription, TaskDescription, Vdso,
 };
 use crate::text::describe_status;
-use crate::{Description, Images, Result, Statistics};
+use crate::{Description, Error, Result, Statistics};
 
 /// Tells what the image there holds.
 ///
 /// # Errors
 /// A missing or damaged image.
 pub fn describe(images: &Images) -> Result<Description> {
-    describe_in(&*images.open()?)
+    describe_in(&*images.open().map_err(Error::Store)?)
 }
 
 fn describe_in(store: &dyn Store) -> Result<Description> {

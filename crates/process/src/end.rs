@@ -11,10 +11,11 @@ use image::{ImageId, Reader};
 use resources::fd::tcp::lock::{Label, Lock};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
+use store::Images;
 
 use crate::freeze::{Body, Frozen, Task};
 use crate::sentinel::{Sentinel, Target, send, send_on};
-use crate::{Afterwards, DumpOptions, Error, Images, Result, halt, links};
+use crate::{Afterwards, DumpOptions, Error, Result, halt, links};
 
 /// How the tree of a dump is let go.
 pub(crate) struct Ending {

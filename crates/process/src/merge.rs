@@ -21,7 +21,7 @@ const OWN_DESCRIPTORS: u64 = 64;
 /// Every failure leaves the old image as it was. [`image::Error::Needed`] where another image has
 /// pages from the one that is to be replaced.
 pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
-    let source = options.images.open()?;
+    let source = options.images.open().map_err(Error::Store)?;
     // Nothing that it needs is freed meanwhile; its own writer has the right to it itself.
     let _claim = match &options.output {
         Some(_) => Some(source.claim().map_err(Error::Store)?),
@@ -30,11 +30,11 @@ pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
     let reader = Reader::open(&*source)?;
     crate::alone::raise_open_files(reader.far_files() + OWN_DESCRIPTORS);
     let output = options.output.as_ref().unwrap_or(&options.images);
-    let store = output.create()?;
+    let store = output.create().map_err(Error::Store)?;
     let mut writer = match &options.until {
         None => Writer::create(store.handle())?,
         Some(until) => {
-            let place = until.open()?;
+            let place = until.open().map_err(Error::Store)?;
             let parent = Parent {
                 image: Arc::new(Reader::open(&*place)?),
                 store: place,

@@ -1,6 +1,7 @@
 //! What an image needs of the host that it is to be restored on, tried without making any task.
 
 use image::Reader;
+use store::Images;
 use sys::features;
 
 use crate::clocks::Resumed;
@@ -8,7 +9,7 @@ use crate::error::Holder;
 use crate::options::RestoreOptions;
 use crate::processor::Processor;
 use crate::records::Saved;
-use crate::{Error, Images, Result, host, plan, restore};
+use crate::{Error, Result, host, plan, restore};
 
 /// Something that a restore needs, and whether it is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub struct Need {
 /// # Errors
 /// A missing or damaged image.
 pub fn needs(images: &Images) -> Result<Vec<Need>> {
-    let store = images.open()?;
+    let store = images.open().map_err(Error::Store)?;
     let reader = Reader::open(&*store)?;
     let mut saved = Saved::read(&reader)?;
     reader.open_ancestors()?;

@@ -8,11 +8,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use image::ImageId;
 use resources::fd::tcp::lock::{self, Label};
-use store::Store;
+use store::{Images, Store};
 use sys::nft;
 
 use crate::text::date;
-use crate::{DumpOptions, Error, Images, Result};
+use crate::{DumpOptions, Error, Result};
 
 /// A table that drops the packets of connections.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
-use crate::images::Images;
+use store::Images;
+
 use crate::{DumpKind, LazyPages};
 pub use image::Compression;
 pub use resources::{Allow, DEFAULT_GHOST_LIMIT_BYTES};

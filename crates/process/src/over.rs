@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use image::{Compression, Granule, Link, NewSpace, Reader, SpaceId, SpaceKind, Writer};
 use resources::map::vdso::{self, Vdso};
-use store::Store;
+use store::{Images, Store};
 
-use crate::{Error, Images, Result};
+use crate::{Error, Result};
 
 /// The image that a new one is a layer over, and where it is.
 #[derive(Clone)]
@@ -21,7 +21,7 @@ impl Parent {
     /// # Errors
     /// [`Error::Store`], [`Error::Image`], also where pages of it were freed.
     pub fn open(images: &Images) -> Result<Self> {
-        let store = images.open()?;
+        let store = images.open().map_err(Error::Store)?;
         let reader = Reader::open(&*store)?;
         match reader.freed_by() {
             Some(by) => Err(image::Error::Freed {

@@ -21,7 +21,7 @@ use crate::over::Parent;
 use crate::statistics::as_micros;
 use crate::stopping::freeze_and;
 use crate::track::{Inheritance, Mapped, Tracking};
-use crate::{DumpOptions, DumpReport, Result, Stage, over};
+use crate::{DumpOptions, DumpReport, Error, Result, Stage, over};
 
 /// Saves the memory of the tree under `options.tree` into `options.images` and lets it run.
 ///
@@ -36,7 +36,7 @@ pub(crate) fn dump(
     let root = options.tree;
     progress.stage(Stage::PreDump, root)?;
     let parent = options.parent.as_ref().map(Parent::open).transpose()?;
-    let store = options.images.create()?;
+    let store = options.images.create().map_err(Error::Store)?;
     let mut draft = Draft::begin(options, &store, parent.as_ref(), began)?;
     // Each task has a descriptor here.
     crate::alone::raise_open_files(1 << 16);

@@ -40,7 +40,7 @@ const LAZY_FROM_BYTES: u64 = 1 << 20;
 pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<Restored> {
     let _alone = Alone::enter()?;
     let began = Instant::now();
-    let store = options.images.open()?;
+    let store = options.images.open().map_err(Error::Store)?;
     let reader = Arc::new(Reader::open(&*store)?);
     check_machine(&reader)?;
     let mut saved = Saved::read(&reader)?;
@@ -182,7 +182,7 @@ fn announce(observer: &mut dyn Observer, stage: Stage, root: Pid) -> Result<()> 
 /// # Errors
 /// Those of [`restore`] that show without touching the kernel.
 pub fn plan(options: &RestoreOptions) -> Result<String> {
-    let store = options.images.open()?;
+    let store = options.images.open().map_err(Error::Store)?;
     let reader = Reader::open(&*store)?;
     let mut saved = Saved::read(&reader)?;
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;

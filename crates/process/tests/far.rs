@@ -13,11 +13,9 @@ use std::time::Duration;
 
 use process::options::Compression;
 use process::report::Unobserved;
-use process::{
-    Afterwards, DedupOptions, DumpKind, DumpOptions, Images, MergeOptions, RestoreOptions,
-};
+use process::{Afterwards, DedupOptions, DumpKind, DumpOptions, MergeOptions, RestoreOptions};
 use rustix::process::Pid;
-use store::{Far, Patience, Store};
+use store::{Far, Images, Patience, Store};
 use testkit::bucket::FaultyBucket;
 use testkit::program::{Program, Spawned};
 use testkit::wait;

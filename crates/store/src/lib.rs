@@ -18,6 +18,8 @@
 //! # Ok::<(), store::Error>(())
 //! ```
 //!
+//! [`Images`] names a store, or the directory that is one, for whoever opens it later.
+//!
 //! A store that is far away takes and gives only whole objects: it is a [`Bucket`], and [`Far`]
 //! makes a store of it.
 #![forbid(unsafe_code)]
@@ -27,6 +29,7 @@ mod bucket;
 pub mod conformance;
 mod directory;
 mod far;
+mod images;
 mod memory;
 mod retry;
 
@@ -39,6 +42,7 @@ use std::sync::Arc;
 pub use bucket::{Bucket, Contents, Version};
 pub use directory::{Directory, way};
 pub use far::Far;
+pub use images::Images;
 pub use memory::Memory;
 pub use retry::{Patience, retry};
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use abi::{Addr, PAGE_BYTES};
 use image::Reader;
 use pages::{Extent, sink};
+use store::Images;
 use tempfile::NamedTempFile;
 
 use crate::place::{self, MEMORY};
@@ -17,7 +18,7 @@ use crate::{Error, Result};
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
     /// Where the image is.
-    pub images_dir: PathBuf,
+    pub images: Images,
     /// The memory file to be written; one that is there is replaced when the new one is whole.
     pub memory: PathBuf,
     /// The state file to be written.
@@ -46,7 +47,7 @@ pub struct Exported {
 /// No file is there then that was not there before. [`Error::Unfit`] also where a state file is
 /// wanted and the image has none.
 pub fn export(options: &ExportOptions, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Exported> {
-    let (reader, pages) = place::open(&options.images_dir)?;
+    let (reader, pages) = place::open(&options.images)?;
     let state = Records::of(&reader, pages)?.state;
     let state = match (&options.vmstate, state) {
         (None, _) => None,
@@ -54,7 +55,7 @@ pub fn export(options: &ExportOptions, progress: &(dyn Fn(u64, u64) + Sync)) -> 
         (Some(_), None) => {
             return Err(Error::Unfit(format!(
                 "the image in {} has no state file",
-                options.images_dir.display()
+                options.images
             )));
         }
     };

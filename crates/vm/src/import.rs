@@ -11,6 +11,7 @@ use abi::{Addr, PAGE_BYTES};
 use image::{Compression, Facts, ImageId, Run, RunKind, Seal, Writer};
 use pages::source::{Object, allocated};
 use pages::{Drained, Extent};
+use store::Images;
 
 use crate::place::{self, MEMORY};
 use crate::records::MonitorState;
@@ -23,14 +24,14 @@ const STATE_MAX_BYTES: u64 = 64 << 20;
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
     /// Where the image goes.
-    pub images_dir: PathBuf,
+    pub images: Images,
     /// The memory file of the snapshot: whole pages, in the order of the machine's addresses.
     /// Holes are pages of zeros, or, of a snapshot over a parent, pages that have not changed.
     pub memory: PathBuf,
     /// The state file.
     pub vmstate: Option<PathBuf>,
     /// The image that the snapshot is a difference from.
-    pub parent: Option<PathBuf>,
+    pub parent: Option<Images>,
     /// How pages are compressed.
     pub compress: Option<Compression>,
     /// Whether to wait until the image is on the disk.
@@ -67,8 +68,8 @@ pub fn import(
     let path = &options.memory;
     let (file, pages) = open_memory(path)?;
     let state = options.vmstate.as_deref().map(read_state).transpose()?;
-    let parent = options.parent.as_deref();
-    let writer = place::writer(&options.images_dir, parent, pages, options.compress)?;
+    let parent = options.parent.as_ref();
+    let writer = place::writer(&options.images, parent, pages, options.compress)?;
     let data = data(&file, pages)?;
     let read = file.try_clone().map_err(Error::file("open", path))?;
     let source = Object::new(OwnedFd::from(read));

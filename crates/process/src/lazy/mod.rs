@@ -22,13 +22,14 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, socketpair,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use store::Images;
 use sys::listener::{self, Failure};
 use sys::uffd::{Features, Modes, Uffd};
 
 use self::server::Listening;
 use self::wire::{Said, What};
 use crate::tracker::is_trusted;
-use crate::{Error, Images, Result, packets};
+use crate::{Error, Result, packets};
 
 /// How a restore has pages brought in later.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +80,7 @@ pub fn serve_lazy_pages(
 }
 
 fn open(images: &Images) -> Result<Arc<Reader>> {
-    let store = images.open()?;
+    let store = images.open().map_err(Error::Store)?;
     let reader = Reader::open(&*store)?;
     reader.open_ancestors()?;
     Ok(Arc::new(reader))

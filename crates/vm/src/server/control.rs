@@ -126,7 +126,7 @@ fn describe(live: &Live) -> Value {
         "resident_bytes": progress.resident_bytes,
         "remaining_bytes": progress.remaining_bytes,
         "native_bytes": progress.native_bytes,
-        "latest": live.latest().display().to_string(),
+        "latest": live.latest().to_string(),
     })
 }
 

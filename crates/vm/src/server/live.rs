@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
@@ -11,6 +11,7 @@ use image::{Reader, Seal};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serve::{Difference, Options, Session, Target, Wanted};
+use store::Images;
 
 use super::handoff::{self, Refusal};
 use super::{OnError, Prefetch, Shared, lock};
@@ -28,7 +29,7 @@ pub(crate) struct Live {
     pub pid: i32,
     pub session: Session,
     /// The image that the next difference is over: that of the server, or the last difference.
-    latest: Mutex<PathBuf>,
+    latest: Mutex<Images>,
     /// Ends the session when it is written to.
     stop: OwnedFd,
     /// Whether everything is to come in, and the session then to end.
@@ -63,7 +64,8 @@ impl Live {
         let _same = shared.working_set.lock();
         let state = vmstate.map(crate::import::read_state).transpose()?;
         let compress = shared.options.compress;
-        let writer = place::writer(dir, Some(&latest), shared.pages, compress)?;
+        let images = Images::from(std::path::absolute(dir).map_err(Error::file("find", dir))?);
+        let writer = place::writer(&images, Some(&latest), shared.pages, compress)?;
         let difference = self.session.diff(&writer)?;
         if let Some(bytes) = state {
             let monitor = "firecracker".to_owned();
@@ -74,12 +76,12 @@ impl Live {
             facts: (shared.facts)(),
         })?;
         self.session.kept();
-        *latest = std::path::absolute(dir).map_err(Error::file("find", dir))?;
+        *latest = images;
         Ok(difference)
     }
 
     /// Where the image is that the next difference is over.
-    pub fn latest(&self) -> PathBuf {
+    pub fn latest(&self) -> Images {
         lock(&self.latest).clone()
     }
 }
@@ -212,7 +214,7 @@ fn begin(
         number,
         pid,
         session,
-        latest: Mutex::new(shared.options.images_dir.clone()),
+        latest: Mutex::new(shared.options.images.clone()),
         stop,
         draining: AtomicBool::new(false),
         fetching: AtomicBool::new(false),

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::pipe::{PipeFlags, pipe_with};
 use serve::Metrics;
+use store::Images;
 use sys::listener::{self, Failure};
 
 use crate::records::Records;
@@ -57,7 +58,7 @@ pub enum OnError {
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// Where the image is.
-    pub images_dir: PathBuf,
+    pub images: Images,
     /// Where monitors connect.
     pub socket: PathBuf,
     /// Where the control socket is made.
@@ -129,7 +130,7 @@ pub fn serve(
     facts: fn() -> image::Facts,
     ready: impl FnOnce(),
 ) -> Result<u64> {
-    let (image, pages) = place::open(&options.images_dir)?;
+    let (image, pages) = place::open(&options.images)?;
     let image = Arc::new(image.with_cache(Arc::new(Cache::new(CACHE_BYTES))));
     image.open_ancestors()?;
     let working_set = Kept::new(Records::of(&image, pages)?.wanted);

@@ -4,7 +4,6 @@ use std::sync::{Mutex, MutexGuard};
 
 use image::Record;
 use serve::Wanted;
-use store::Directory;
 
 use super::{Shared, lock};
 use crate::records::{WorkingSet, tag};
@@ -44,9 +43,9 @@ impl Kept {
 }
 
 fn store(shared: &Shared, set: &WorkingSet) -> Result<()> {
-    let store = Directory::open(&shared.options.images_dir).map_err(Error::Store)?;
+    let store = shared.options.images.open().map_err(Error::Store)?;
     image::amend(
-        &store,
+        &*store,
         shared.image.id(),
         false,
         |mut records: Vec<Record>| {

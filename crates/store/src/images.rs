@@ -4,9 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use store::{Directory, Store};
-
-use crate::{Error, Result};
+use crate::{Directory, Result, Store};
 
 /// Where an image is, or is to be: a store, or the directory that is one.
 #[derive(Clone)]
@@ -21,10 +19,10 @@ impl Images {
     /// Opens the store, which is there.
     ///
     /// # Errors
-    /// [`Error::Store`].
+    /// Those of the directory.
     pub fn open(&self) -> Result<Arc<dyn Store>> {
         match self {
-            Self::Directory(path) => Ok(Arc::new(Directory::open(path).map_err(Error::Store)?)),
+            Self::Directory(path) => Ok(Arc::new(Directory::open(path)?)),
             Self::Store(store) => Ok(store.handle()),
         }
     }
@@ -32,10 +30,10 @@ impl Images {
     /// Opens the store; a directory that is missing is made.
     ///
     /// # Errors
-    /// [`Error::Store`].
+    /// Those of the directory.
     pub fn create(&self) -> Result<Arc<dyn Store>> {
         match self {
-            Self::Directory(path) => Ok(Arc::new(Directory::create(path).map_err(Error::Store)?)),
+            Self::Directory(path) => Ok(Arc::new(Directory::create(path)?)),
             Self::Store(store) => Ok(store.handle()),
         }
     }
