@@ -109,7 +109,7 @@ fn pids(saved: &Saved<'_>) -> Result<String> {
 }
 
 fn plan_of(options: &RestoreOptions, saved: &Saved<'_>, reader: &Reader) -> Result<String> {
-    let setting = restore::setting(options, saved, resources::Born::read()?)?;
+    let setting = restore::setting(options, saved, resources::Inherited::read()?)?;
     plan::plan(reader, saved, &setting)?;
     Ok(String::new())
 }

@@ -16,7 +16,7 @@ use ending::Adopting;
 use image::Reader;
 pub use job::Job;
 use loaded::Loaded;
-use resources::Born;
+use resources::Inherited;
 use resources::cgroup::{Membership, Mode};
 use rustix::process::Pid;
 
@@ -48,10 +48,10 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
     let room = saved.descriptors_room() + 2 * reader.far_files();
-    let mut born = Born::read()?;
-    if born.open_files() < room {
+    let mut inherited = Inherited::read()?;
+    if inherited.open_files() < room {
         crate::alone::raise_open_files(room);
-        born = Born::read()?;
+        inherited = Inherited::read()?;
     }
     reader.open_ancestors()?;
     // It makes itself ready meanwhile. Where nothing is to come later, it ends with the restore.
@@ -67,7 +67,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     };
     let mut waiting = taken::Waiting::default();
     loop {
-        match bring_back(options, &image, &born, began, observer) {
+        match bring_back(options, &image, &inherited, began, observer) {
             Ok(restored) => {
                 return Ok(Restored {
                     lazy: image.lazy.map(Lazy::new),
@@ -108,7 +108,7 @@ struct Image<'a> {
 fn bring_back(
     options: &RestoreOptions,
     image: &Image<'_>,
-    born: &Born,
+    inherited: &Inherited,
     began: Instant,
     observer: &mut dyn Observer,
 ) -> Result<Restored> {
@@ -118,7 +118,7 @@ fn bring_back(
         lazy,
         ..
     } = image;
-    let setting = setting(options, saved, born.clone())?;
+    let setting = setting(options, saved, inherited.clone())?;
     let plan = plan::plan(reader, saved, &setting)?;
     // Before any timer is set.
     let clocks = saved.clocks.filter(|_| options.timens);
@@ -188,18 +188,22 @@ pub fn plan(options: &RestoreOptions) -> Result<String> {
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
     let setting = Setting {
         parent: 0,
-        ..setting(options, &saved, Born::read()?)?
+        ..setting(options, &saved, Inherited::read()?)?
     };
     let plan = plan::plan(&reader, &saved, &setting)?;
     plan::print(&plan, &saved, &reader)
 }
 
-pub(crate) fn setting(options: &RestoreOptions, saved: &Saved<'_>, born: Born) -> Result<Setting> {
+pub(crate) fn setting(
+    options: &RestoreOptions,
+    saved: &Saved<'_>,
+    inherited: Inherited,
+) -> Result<Setting> {
     let own = std::process::id().cast_signed();
     let parent = if options.sibling { 0 } else { own };
     Ok(Setting {
         parent,
-        born,
+        inherited,
         vdso: host::vdso_for(saved)?,
         cgroups: placing(options, saved)?,
         lazy_from_bytes: options.lazy.as_ref().map(|_| LAZY_FROM_BYTES),

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use image::{Facts, Reader};
-use resources::Born;
+use resources::Inherited;
 use resources::map::vdso::Vdso;
 
 use crate::plan::{self, Setting};
@@ -46,7 +46,7 @@ fn planned(draft: &Reader, foreign: &[Vdso]) -> Result<usize> {
         }
     }
     let setting = Setting {
-        born: Born::of_kernel(),
+        inherited: Inherited::of_kernel(),
         vdso: host::vdso_for(&saved)?,
         ..Setting::default()
     };

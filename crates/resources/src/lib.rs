@@ -10,10 +10,10 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod arch;
-mod born;
 pub mod cgroup;
 mod error;
 pub mod fd;
+mod inherited;
 pub mod map;
 mod options;
 pub mod script;
@@ -21,6 +21,6 @@ pub mod task;
 #[cfg(test)]
 mod testing;
 
-pub use born::Born;
 pub use error::{Error, Result};
+pub use inherited::Inherited;
 pub use options::{Allow, DEFAULT_GHOST_LIMIT_BYTES, FileValidation};

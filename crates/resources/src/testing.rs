@@ -11,7 +11,7 @@ use syscalls::Sysno;
 
 use crate::script::{Answers, Layout, Script};
 use crate::task::{Facts, Part, Phase, Planned, ThreadPlan};
-use crate::{Allow, Born, Error, Result};
+use crate::{Allow, Error, Inherited, Result};
 
 const PHASES: [Phase; 7] = [
     Phase::Birth,
@@ -60,9 +60,9 @@ impl Stage {
         stage
     }
 
-    /// What a puppet of the calling thread is born with.
-    pub fn born() -> Born {
-        Born::read().expect("/proc is there")
+    /// What a puppet of the calling thread starts with.
+    pub fn inherited() -> Inherited {
+        Inherited::read().expect("/proc is there")
     }
 
     pub fn pid(&self) -> i32 {
@@ -147,16 +147,16 @@ impl Stage {
 
     /// The same, for several parts at once.
     pub fn restore_all(&mut self, parts: &[(&dyn Part, Option<&[u8]>)]) {
-        self.restore_with(parts, &Self::born());
+        self.restore_with(parts, &Self::inherited());
     }
 
-    /// The same, for a process that is taken to be born with `born`.
-    pub fn restore_with(&mut self, parts: &[(&dyn Part, Option<&[u8]>)], born: &Born) {
+    /// The same, for a process that is taken to start with `inherited`.
+    pub fn restore_with(&mut self, parts: &[(&dyn Part, Option<&[u8]>)], inherited: &Inherited) {
         let pid = self.pid();
         let who = Planned {
             pid,
             tid: pid,
-            born,
+            inherited,
             alone: false,
         };
         let mut plan = ThreadPlan::default();
@@ -207,18 +207,22 @@ impl Stage {
 
     /// The plan of a part for the first thread of task 1, as text.
     pub fn plan(part: &dyn Part, payload: Option<&[u8]>) -> Result<String> {
-        Self::plan_with(part, payload, &Self::born())
+        Self::plan_with(part, payload, &Self::inherited())
     }
 
-    /// The same, for a task that is born with `born`.
-    pub fn plan_with(part: &dyn Part, payload: Option<&[u8]>, born: &Born) -> Result<String> {
+    /// The same, for a task that starts with `inherited`.
+    pub fn plan_with(
+        part: &dyn Part,
+        payload: Option<&[u8]>,
+        inherited: &Inherited,
+    ) -> Result<String> {
         plan_text(
             part,
             payload,
             Planned {
                 pid: 1,
                 tid: 1,
-                born,
+                inherited,
                 alone: false,
             },
         )
@@ -226,14 +230,14 @@ impl Stage {
 
     /// The same, for another thread.
     pub fn plan_of_thread(part: &dyn Part, payload: Option<&[u8]>) -> String {
-        let born = &Self::born();
+        let inherited = &Self::inherited();
         plan_text(
             part,
             payload,
             Planned {
                 pid: 1,
                 tid: 2,
-                born,
+                inherited,
                 alone: false,
             },
         )

@@ -1,4 +1,4 @@
-//! What the calling thread can only ask about itself: attributes that a new task is born with.
+//! What the calling thread can only ask about itself: attributes that a new task starts with.
 
 use std::cell::Cell;
 use std::io;

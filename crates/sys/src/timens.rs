@@ -79,7 +79,7 @@ fn read(file: &OwnedFd) -> io::Result<Offsets> {
     Offsets::parse(&bytes[..got]).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// While it lives, the processes that the first thread of this process makes are born into a time
+/// While it lives, the processes that the first thread of this process makes are forked into a time
 /// namespace of their own. Dropping it tries to lead back, without a word when that fails: see
 /// [`ForChildren::leave`].
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl ForChildren {
     /// for clocks below 0 or centuries ahead.
     pub fn new(offsets: impl FnOnce(Offsets) -> Offsets) -> io::Result<Self> {
         let own = open("/proc/self/ns/time", OFlags::RDONLY)?;
-        // SAFETY: it changes nothing but what this thread's children are born into.
+        // SAFETY: it changes nothing but what this thread's children are forked into.
         if unsafe { libc::unshare(libc::CLONE_NEWTIME) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -108,7 +108,8 @@ impl ForChildren {
         Ok(made)
     }
 
-    /// Has the processes that are made from now on be born into this process's own namespace again.
+    /// Has the processes that are made from now on be forked into this process's own namespace
+    /// again.
     ///
     /// # Errors
     /// `EUSERS` in a process of several threads.
@@ -120,7 +121,7 @@ impl ForChildren {
         let Some(own) = self.own.take() else {
             return Ok(());
         };
-        // SAFETY: the thread goes to where it is already; only its children are born elsewhere.
+        // SAFETY: the thread goes to where it is already; only its children are forked elsewhere.
         if unsafe { libc::setns(own.as_raw_fd(), libc::CLONE_NEWTIME) } != 0 {
             return Err(io::Error::last_os_error());
         }

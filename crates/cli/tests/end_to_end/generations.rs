@@ -92,7 +92,7 @@ fn shells_come_back_in_every_shape() {
 }
 
 /// Forks three generations, each of which has unmapped, mapped, hidden from forks or kept what it
-/// was born with, has said which, and waits.
+/// started with, has said which, and waits.
 const GENERATIONS: &str = r#"
 import ctypes, mmap, os, signal, sys
 libc = ctypes.CDLL(None)

@@ -63,7 +63,7 @@ fn check_code(task: &Task) -> Result<()> {
     Ok(())
 }
 
-/// The namespaces of a task, and those that its children would be born into.
+/// The namespaces of a task, and those that its children would be forked into.
 const NAMESPACES: [&str; 10] = [
     "pid",
     "mnt",
@@ -102,8 +102,8 @@ fn own_namespaces() -> Result<HashMap<&'static str, u64>> {
 }
 
 /// Only tasks in the namespaces with the inodes `wanted` are saved. In which pid namespace a task
-/// is need not be asked where its children are born into ours: they would be born into the task's
-/// own or one below it, and a task that has a number here is in ours or in one below.
+/// is need not be asked where its children are forked into ours: they would be forked into the
+/// task's own or one below it, and a task that has a number here is in ours or in one below.
 fn check_namespaces(
     task: &Task,
     wanted: &HashMap<&str, u64>,
@@ -116,7 +116,7 @@ fn check_namespaces(
         };
         let differs = |name| -> Result<bool> { Ok(inode(task, name)? != Some(*wanted)) };
         if differs(name)? {
-            // Its children are born into its own, which was noted.
+            // Its children are forked into its own, which was noted.
             if kind.is_some_and(|own| own != "pid") && differs(kind.unwrap_or(name))? {
                 continue;
             }

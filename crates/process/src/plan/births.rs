@@ -1,7 +1,7 @@
 //! Who makes whom: the order of births that gives every task its pid, session and process group.
 //!
 //! A task's session is inherited at its birth and can only be left by founding one (setsid(2)). So
-//! a child of a session's founder that is not in the session was born before; and a task whose
+//! a child of a session's founder that is not in the session was forked before; and a task whose
 //! session's founder is gone needs a *stand-in*: a short-lived task with the founder's pid, which
 //! founds the session, makes the task as its own sibling (`CLONE_PARENT`) and ends.
 
@@ -55,7 +55,7 @@ pub(crate) enum Membership {
     Outside,
 }
 
-/// Whether every birth is of a task that runs on and that is born into its process group or
+/// Whether every birth is of a task that runs on and that is forked into its process group or
 /// founds it: then nobody has to wait for a group to be there, nor for who makes it.
 pub(crate) fn groups_are_inherited(births: &[Birth]) -> bool {
     births.iter().enumerate().all(|(id, birth)| {
@@ -77,7 +77,7 @@ pub(crate) fn makers_first(births: &[Birth]) -> Vec<BirthId> {
     order
 }
 
-/// The group that a task is born into.
+/// The group that a task is forked into.
 fn group_at_birth(births: &[Birth], id: BirthId) -> Membership {
     let Some(maker) = births[id].maker else {
         return Membership::Outside;
@@ -227,7 +227,7 @@ fn unsupported(pid: i32, what: String, why: &str) -> Error {
     resources::Error::unsupported(pid, what).because(why).into()
 }
 
-/// The session that each task is born into, by pid.
+/// The session that each task is forked into, by pid.
 type Inherited = HashMap<i32, i32>;
 
 fn assign_makers(births: &mut [Birth]) -> Result<()> {
@@ -304,7 +304,8 @@ mod tests {
 
     #[test]
     fn children_of_a_founder_are_born_after_it_founded() {
-        let births = births(&tree(vec![node(10, 1, 10, 10), node(11, 10, 10, 10)])).expect("born");
+        let births =
+            births(&tree(vec![node(10, 1, 10, 10), node(11, 10, 10, 10)])).expect("forked");
         assert_eq!(
             (&births[0].before[..], &births[0].after[..]),
             (&[][..], &[1][..])
@@ -314,7 +315,7 @@ mod tests {
     #[test]
     fn a_child_in_the_old_session_is_born_before() {
         let tasks = vec![node(10, 1, 5, 5), node(11, 10, 11, 11), node(12, 11, 5, 5)];
-        let births = births(&tree(tasks)).expect("born");
+        let births = births(&tree(tasks)).expect("forked");
         assert_eq!(births[1].before, [2]);
         assert_eq!(births[2].group, Membership::Outside);
     }
@@ -326,7 +327,7 @@ mod tests {
             node(11, 10, 12, 12),
             node(12, 10, 12, 12),
         ];
-        let births = births(&tree(tasks)).expect("born");
+        let births = births(&tree(tasks)).expect("forked");
         assert_eq!(
             (births[1].maker, &births[2].siblings[..]),
             (Some(2), &[1][..])
@@ -336,7 +337,8 @@ mod tests {
 
     #[test]
     fn a_dead_founder_gets_a_stand_in() {
-        let births = births(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 11)])).expect("born");
+        let births =
+            births(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 11)])).expect("forked");
         assert_eq!((births[2].kind, births[2].pid), (Kind::StandIn, 11));
         assert_eq!(
             (&births[0].after[..], &births[2].siblings[..]),
@@ -346,7 +348,8 @@ mod tests {
 
     #[test]
     fn a_dead_group_leader_gets_a_stand_in() {
-        let births = births(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 10)])).expect("born");
+        let births =
+            births(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 10)])).expect("forked");
         assert_eq!(
             (births[2].kind, births[2].pid, births[2].parent),
             (Kind::StandIn, 11, 10)
@@ -360,7 +363,7 @@ mod tests {
             node(11, 10, 11, 11),
             node(12, 11, 10, 10),
         ];
-        births(&tree(tasks)).expect("born before setsid");
+        births(&tree(tasks)).expect("forked before setsid");
         let tasks = vec![
             node(10, 1, 10, 10),
             node(11, 10, 11, 11),

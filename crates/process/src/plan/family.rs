@@ -1,4 +1,4 @@
-//! The calls by which tasks are born, found sessions, join groups and end.
+//! The calls by which tasks are forked, found sessions, join groups and end.
 
 use resources::script::{Arg, Script, ScriptId, Width};
 use syscalls::Sysno;
@@ -65,9 +65,9 @@ pub(super) fn found(script: &mut Script, birth: &Birth) {
 
 /// Joins its group once all founders have founded theirs.
 pub(super) fn join(script: &mut Script, birth: &Birth, births: u32) {
-    script.post(word::BORN);
+    script.post(word::FORKED);
     if let Membership::Of(group) = birth.group {
-        script.wait(word::BORN, births);
+        script.wait(word::FORKED, births);
         script.call(Sysno::setpgid, [0u32.into(), group.into()]);
     }
     script.post(word::GROUPED);

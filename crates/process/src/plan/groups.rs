@@ -1,4 +1,4 @@
-//! Which control groups tasks and threads join that they are not born into.
+//! Which control groups tasks and threads join that they are not forked into.
 
 use std::collections::HashMap;
 
@@ -58,8 +58,8 @@ impl Joins {
         for (index, task) in living.filter(|(_, task)| !task.threads.is_empty()) {
             let pid = task.node.pid;
             let from = forked_from[index].map(|from| saved.tasks[from].node.pid);
-            let (born, there) = (from.map_or(&own, there), there(pid));
-            for join in differing(cgroups, born, there) {
+            let (inherited, there) = (from.map_or(&own, there), there(pid));
+            for join in differing(cgroups, inherited, there) {
                 joins.add(pid, join);
             }
             for thread in task.threads.iter().skip(1) {
@@ -94,14 +94,14 @@ impl Joins {
     }
 }
 
-/// The groups at `there` that are others than those at `born`.
+/// The groups at `there` that are others than those at `inherited`.
 fn differing<'a>(
     cgroups: &'a Cgroups,
-    born: &'a [Vec<u8>],
+    inherited: &'a [Vec<u8>],
     there: &'a [Vec<u8>],
 ) -> impl Iterator<Item = Join> + 'a {
-    let all = cgroups.hierarchies.iter().zip(born).zip(there);
-    let others = all.filter(|((_, born), there)| born != there);
+    let all = cgroups.hierarchies.iter().zip(inherited).zip(there);
+    let others = all.filter(|((_, inherited), there)| inherited != there);
     others.map(|((hierarchy, _), path)| Join {
         hierarchy: hierarchy.clone(),
         path: path.clone(),
@@ -163,6 +163,6 @@ mod tests {
         );
         assert!(joins(101).is_empty(), "it is moved from outside");
         assert_eq!(joins(102).len(), 1);
-        assert!(joins(103).is_empty(), "a zombie stays where it was born");
+        assert!(joins(103).is_empty(), "a zombie stays where it was forked");
     }
 }

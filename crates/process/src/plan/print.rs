@@ -14,7 +14,7 @@ use crate::records::{Saved, SavedThread};
 use crate::text::printable;
 
 /// The names of the words that all scripts share, by number.
-const WORDS: [&str; word::FREE as usize] = ["BORN", "GROUPED", "ALONE", "READY", "GO"];
+const WORDS: [&str; word::FREE as usize] = ["FORKED", "GROUPED", "ALONE", "READY", "GO"];
 
 /// Writes `plan`, the plan of `saved`, down for people.
 ///
@@ -187,8 +187,8 @@ mod tests {
           prctl(PR_SET_PDEATHSIG, SIGKILL)
           getppid() = 100  # the parent lives
           prctl(PR_SET_NAME, "gone")
-          futex(&BORN, FUTEX_WAKE_OP, INT_MAX, 0, &BORN, FUTEX_OP_ADD<<28|1<<12)
-          await(&BORN >= 3)
+          futex(&FORKED, FUTEX_WAKE_OP, INT_MAX, 0, &FORKED, FUTEX_OP_ADD<<28|1<<12)
+          await(&FORKED >= 3)
           setpgid(0, 100)
           futex(&GROUPED, FUTEX_WAKE_OP, INT_MAX, 0, &GROUPED, FUTEX_OP_ADD<<28|1<<12)
           await(&GROUPED >= 3)

@@ -82,7 +82,7 @@ pub mod word {
     use resources::script::WordId;
 
     /// How many births are done and have their own session and group.
-    pub const BORN: WordId = WordId(0);
+    pub const FORKED: WordId = WordId(0);
     /// How many have joined their process group.
     pub const GROUPED: WordId = WordId(1);
     /// How many threads have everything that does not depend on others.

@@ -1,6 +1,6 @@
 //! What a restore looks like from outside, as far as its plan depends on it.
 
-use resources::Born;
+use resources::Inherited;
 use resources::map::vdso::Host;
 
 use super::groups::Placing;
@@ -15,7 +15,7 @@ pub struct Setting {
     /// From how many bytes on it comes when it is touched; none for never.
     pub lazy_from_bytes: Option<u64>,
     /// What the restorer hands down to its children.
-    pub born: Born,
+    pub inherited: Inherited,
     /// The vDSO of this host.
     pub vdso: OwnVdso,
     /// The control groups of the tree and of the restorer, where tasks are to join some.
@@ -37,7 +37,7 @@ impl Default for Setting {
             parent: 0,
             outside_from_bytes: 8 << 20,
             lazy_from_bytes: None,
-            born: Born::default(),
+            inherited: Inherited::default(),
             vdso: OwnVdso {
                 build_id: sys::vdso::own_build_id(),
                 host: None,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use image::{Reader, SpaceId};
-use resources::Born;
+use resources::Inherited;
 use resources::fd;
 use resources::fd::tty::control;
 use resources::map::inherit;
@@ -27,13 +27,13 @@ pub(super) struct Tasks<'a> {
     saved: &'a Saved<'a>,
     births: &'a [Birth],
     setting: &'a Setting,
-    /// What tasks are born with that another task of the tree makes.
-    descendants_born: Born,
+    /// What tasks start with that another task of the tree makes.
+    descendants_inherited: Inherited,
     /// By index of the task in the tree: its pages.
     pages: Vec<Pages>,
     /// What its children find mapped.
     early: Early,
-    /// Whose memory a task is born with, by index of the task.
+    /// Whose memory a task starts with, by index of the task.
     memory_parents: Vec<Option<usize>>,
     /// The first task, by index, that has a description.
     first_holders: HashMap<u32, usize>,
@@ -43,7 +43,7 @@ pub(super) struct Tasks<'a> {
     simple: bool,
     /// Whether some thread does something that depends on others.
     meeting: bool,
-    /// By index of the task: what its children are born with.
+    /// By index of the task: what its children start with.
     at_fork: Vec<AtFork>,
     /// The control groups that tasks and threads join.
     joins: Joins,
@@ -81,7 +81,7 @@ impl<'a> Tasks<'a> {
             saved,
             births,
             setting,
-            descendants_born: setting.born.of_descendants(),
+            descendants_inherited: setting.inherited.of_descendants(),
             pages: vec![Pages::default(); saved.tasks.len()],
             early: Early::default(),
             memory_parents: vec![None; saved.tasks.len()],
@@ -524,10 +524,10 @@ impl<'a> Tasks<'a> {
     ) -> Result<ThreadPlan> {
         let root = self.saved.tasks[0].node.pid;
         let (pid, tid) = (task.node.pid, thread.tid);
-        let born = if pid == root {
-            &self.setting.born
+        let inherited = if pid == root {
+            &self.setting.inherited
         } else {
-            &self.descendants_born
+            &self.descendants_inherited
         };
         let mut plan = ThreadPlan::default();
         let (leader, alone) = (pid == tid, self.births.len() == 1);
@@ -536,7 +536,7 @@ impl<'a> Tasks<'a> {
             let who = resources::task::Planned {
                 pid,
                 tid,
-                born,
+                inherited,
                 alone,
             };
             part.plan(thread.part(part.tag()), who, &mut plan)?;
@@ -557,8 +557,8 @@ impl<'a> Tasks<'a> {
         family::found(&mut script, birth);
         family::join(&mut script, birth, self.all.0);
         script.wait(word::GROUPED, self.all.0);
-        let born = &self.setting.born;
-        if !node.uids.is_empty() && !born.has_ids(&node.uids, &node.gids, &node.groups) {
+        let inherited = &self.setting.inherited;
+        if !node.uids.is_empty() && !inherited.has_ids(&node.uids, &node.gids, &node.groups) {
             family::identify(&mut script, node);
             // A change of identity clears the tie.
             family::tie_to_parent(&mut script, self.parent_of(id));

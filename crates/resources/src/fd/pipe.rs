@@ -98,7 +98,7 @@ impl Kind for Pipe {
         let writes = flags & OFlags::RWMODE == OFlags::WRONLY;
         let end = ends[usize::from(writes)].as_fd();
         // Only a description that was opened through /proc has O_LARGEFILE; the others are the
-        // two that the pipe was born with.
+        // two that the pipe started with.
         if flags.contains(OFlags::LARGEFILE) {
             let wanted = flags.difference(OFlags::DIRECT);
             let again = status::reopen(end, wanted | OFlags::NONBLOCK)?;

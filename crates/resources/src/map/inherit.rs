@@ -1,4 +1,4 @@
-//! What a task keeps of the address space that it was born with, its parent's.
+//! What a task keeps of the address space that it started with, its parent's.
 
 use abi::{Addr, Span};
 use syscalls::Sysno;
@@ -26,7 +26,7 @@ pub struct Parent<'a> {
     pub early: &'a [bool],
     /// Which pages of those exist then.
     pub present: &'a [Span],
-    /// All that its children are born with.
+    /// All that its children start with.
     pub at_fork: &'a AtFork,
 }
 
@@ -87,7 +87,7 @@ pub(super) fn inherits_vdso(planning: &Planning<'_>) -> bool {
     })
 }
 
-/// What the children of a process are born with that keeps these of its mappings.
+/// What the children of a process start with that keeps these of its mappings.
 pub(super) fn at_fork(planning: &Planning<'_>, kept: &[bool], protections: Vec<u32>) -> AtFork {
     let all = planning.memory.mappings.iter().enumerate();
     let mapped = all.filter(|(index, map)| {

@@ -37,7 +37,7 @@ pub struct Planning<'a> {
     pub memory: &'a Memory,
     /// Its pages.
     pub pages: &'a Pages,
-    /// What it is born with, if its parent is of the image.
+    /// What it starts with, if its parent is of the image.
     pub parent: Option<Parent<'a>>,
     /// Its own mappings that children keep.
     pub early: &'a [bool],
@@ -70,7 +70,7 @@ pub struct Laid {
     pub filled: Vec<Span>,
     /// The mappings whose pages come when the task touches them ([`Fill::Lazily`]).
     pub lazy: Vec<Span>,
-    /// What its children are born with.
+    /// What its children start with.
     pub at_fork: AtFork,
     /// Where this host's vDSO comes to be, if that is not where the old one was: nothing else may
     /// be there.
@@ -99,7 +99,7 @@ impl Laid {
 #[derive(Clone, Debug, Default)]
 pub struct AtFork {
     /// Its mappings that are there, sorted: those that are mapped early, and those that it has kept
-    /// of what it was born with itself.
+    /// of what it started with itself.
     pub mapped: Vec<Span>,
     /// Whether its vDSO is there.
     pub vdso: bool,

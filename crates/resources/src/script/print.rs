@@ -498,12 +498,12 @@ mod tests {
         let pool = ["a".to_owned(), "/srv".to_owned()];
         let legend = Legend {
             pool: &pool,
-            words: &["BORN"],
+            words: &["FORKED"],
         };
         let lines = script.lines(legend).map(|line| line.to_string());
         let want = [
             "fchdir(pool[1]</srv>)",
-            "await(&BORN >= 3)",
+            "await(&FORKED >= 3)",
             "futex(&word[7], FUTEX_WAKE_OP, INT_MAX, 0, &word[7], FUTEX_OP_ADD<<28|1<<12)",
         ];
         assert_eq!(lines.collect::<Vec<_>>(), want);

@@ -114,7 +114,7 @@ impl Part for Actions {
             .iter()
             .filter(|one| who.alone && one.handler == 1);
         let again = again.map(|one| one.signal).collect::<Vec<_>>();
-        for signal in signals(who.born.ignored).filter(|signal| !again.contains(signal)) {
+        for signal in signals(who.inherited.ignored).filter(|signal| !again.contains(signal)) {
             set(
                 plan.at(Phase::Birth),
                 &Action {
@@ -204,8 +204,8 @@ mod tests {
 
     #[test]
     fn what_the_restorer_ignores_is_not_ignored_by_the_task() {
-        let mut born = Stage::born();
-        born.ignored = 1 << 12 | 1 << 16;
+        let mut inherited = Stage::inherited();
+        inherited.ignored = 1 << 12 | 1 << 16;
         let action = Action {
             signal: 13,
             handler: 1,
@@ -217,7 +217,7 @@ mod tests {
         let who = |alone| Planned {
             pid: 1,
             tid: 1,
-            born: &born,
+            inherited: &inherited,
             alone,
         };
         let mut plan = ThreadPlan::default();
@@ -225,7 +225,7 @@ mod tests {
         planned.expect("sound");
         let first = plan.at(Phase::Birth).to_string();
         assert!(first.starts_with("rt_sigaction(SIGCHLD") && first.lines().count() == 1);
-        let plan = Stage::plan_with(&Actions, Some(&payload), &born).expect("sound");
+        let plan = Stage::plan_with(&Actions, Some(&payload), &inherited).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Birth]
         rt_sigaction(SIGPIPE, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},

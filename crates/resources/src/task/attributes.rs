@@ -25,11 +25,11 @@ pub struct Attribute {
     get: Get,
     /// The value that a task has which never set it.
     plain: u64,
-    /// The value that a thread is born with; `None` when it is not known.
-    born: fn(&Planned<'_>) -> Option<u64>,
+    /// The value that a thread starts with; `None` when it is not known.
+    inherited: fn(&Planned<'_>) -> Option<u64>,
     /// The call that sets it, for a value.
     set: fn(u64) -> (Sysno, [u64; 3]),
-    /// Whether a thread that is born with a greater value than it had is beyond help.
+    /// Whether a thread that starts with a greater value than it had is beyond help.
     one_way: bool,
 }
 
@@ -64,7 +64,7 @@ pub static PARENT_DEATH: Attribute = Attribute {
     phase: Phase::Final,
     get: Get::Written(PR_GET_PDEATHSIG),
     plain: 0,
-    born: |who| (!who.is_leader()).then_some(0),
+    inherited: |who| (!who.is_leader()).then_some(0),
     set: |signal| prctl(PR_SET_PDEATHSIG, signal, 0),
     one_way: false,
 };
@@ -77,7 +77,7 @@ pub static SUBREAPER: Attribute = Attribute {
     phase: Phase::Last,
     get: Get::Written(PR_GET_CHILD_SUBREAPER),
     plain: 0,
-    born: |_| Some(0),
+    inherited: |_| Some(0),
     set: |on| prctl(PR_SET_CHILD_SUBREAPER, on, 0),
     one_way: false,
 };
@@ -90,7 +90,7 @@ pub static NO_NEW_PRIVS: Attribute = Attribute {
     phase: Phase::Last,
     get: Get::Status(|status| u64::from(status.no_new_privs)),
     plain: 0,
-    born: |who| Some(u64::from(who.born.no_new_privs)),
+    inherited: |who| Some(u64::from(who.inherited.no_new_privs)),
     set: |_| prctl(PR_SET_NO_NEW_PRIVS, 1, 0),
     one_way: true,
 };
@@ -103,7 +103,7 @@ pub static PERSONALITY: Attribute = Attribute {
     phase: Phase::Last,
     get: Get::Result(Sysno::personality, 0xffff_ffff),
     plain: 0,
-    born: |who| Some(u64::from(who.born.personality)),
+    inherited: |who| Some(u64::from(who.inherited.personality)),
     set: |value| (Sysno::personality, [value, 0, 0]),
     one_way: false,
 };
@@ -116,7 +116,7 @@ pub static HUGE_PAGES: Attribute = Attribute {
     phase: Phase::Alone,
     get: Get::Result(Sysno::prctl, PR_GET_THP_DISABLE as u64),
     plain: 0,
-    born: |who| Some(who.born.thp_disable),
+    inherited: |who| Some(who.inherited.thp_disable),
     set: |value| prctl(PR_SET_THP_DISABLE, value & 1, value & !1),
     one_way: false,
 };
@@ -129,7 +129,7 @@ pub static MDWE: Attribute = Attribute {
     phase: Phase::Last,
     get: Get::Result(Sysno::prctl, PR_GET_MDWE as u64),
     plain: 0,
-    born: |who| Some(who.born.mdwe),
+    inherited: |who| Some(who.inherited.mdwe),
     set: |bits| prctl(PR_SET_MDWE, bits, 0),
     one_way: true,
 };
@@ -142,7 +142,7 @@ pub static MEMORY_MERGE: Attribute = Attribute {
     phase: Phase::Alone,
     get: Get::Result(Sysno::prctl, PR_GET_MEMORY_MERGE as u64),
     plain: 0,
-    born: |who| Some(who.born.memory_merge),
+    inherited: |who| Some(who.inherited.memory_merge),
     set: |on| prctl(PR_SET_MEMORY_MERGE, on, 0),
     one_way: false,
 };
@@ -155,7 +155,7 @@ pub static MACHINE_CHECK: Attribute = Attribute {
     phase: Phase::Alone,
     get: Get::Result(Sysno::prctl, PR_MCE_KILL_GET as u64),
     plain: PR_MCE_KILL_DEFAULT as u64,
-    born: |who| Some(who.born.machine_check),
+    inherited: |who| Some(who.inherited.machine_check),
     set: |policy| prctl(PR_MCE_KILL, PR_MCE_KILL_SET as u64, policy),
     one_way: false,
 };
@@ -168,7 +168,7 @@ pub static TIME_STAMP: Attribute = Attribute {
     phase: Phase::Alone,
     get: Get::Written(PR_GET_TSC),
     plain: PR_TSC_ENABLE as u64,
-    born: |_| Some(PR_TSC_ENABLE.into()),
+    inherited: |_| Some(PR_TSC_ENABLE.into()),
     set: |mode| prctl(PR_SET_TSC, mode, 0),
     one_way: false,
 };
@@ -181,7 +181,7 @@ pub static CPUID: Attribute = Attribute {
     phase: Phase::Alone,
     get: Get::Result(Sysno::arch_prctl, ARCH_GET_CPUID as u64),
     plain: 1,
-    born: |_| Some(1),
+    inherited: |_| Some(1),
     set: |on| (Sysno::arch_prctl, [ARCH_SET_CPUID.into(), on, 0]),
     one_way: false,
 };
@@ -237,11 +237,11 @@ impl Part for Attribute {
             Some(payload) => decode::<Record>(self, payload)?.value,
             None => self.plain,
         };
-        let born = (self.born)(&who);
-        if born == Some(wanted) {
+        let inherited = (self.inherited)(&who);
+        if inherited == Some(wanted) {
             return Ok(());
         }
-        if self.one_way && born.is_some_and(|born| born & !wanted != 0) {
+        if self.one_way && inherited.is_some_and(|inherited| inherited & !wanted != 0) {
             return Err(who.mismatch(self, "set in this process, and cannot be unset"));
         }
         let (call, args) = (self.set)(wanted);
@@ -354,18 +354,18 @@ mod tests {
 
     #[test]
     fn what_the_restorer_set_for_itself_goes_away_where_it_can() {
-        let mut born = Stage::born();
-        born.thp_disable = 1;
-        born.personality = 8;
-        let plan = Stage::plan_with(&HUGE_PAGES, None, &born).expect("sound");
+        let mut inherited = Stage::inherited();
+        inherited.thp_disable = 1;
+        inherited.personality = 8;
+        let plan = Stage::plan_with(&HUGE_PAGES, None, &inherited).expect("sound");
         assert_eq!(
             plan,
             "[Alone]\nprctl(PR_SET_THP_DISABLE, 0, 0)  # transparent huge pages disabled\n"
         );
-        let plan = Stage::plan_with(&PERSONALITY, None, &born).expect("sound");
+        let plan = Stage::plan_with(&PERSONALITY, None, &inherited).expect("sound");
         assert_eq!(plan, "[Last]\npersonality(PER_LINUX)  # personality\n");
-        born.no_new_privs = true;
-        let error = Stage::plan_with(&NO_NEW_PRIVS, None, &born).expect_err("it is for ever");
+        inherited.no_new_privs = true;
+        let error = Stage::plan_with(&NO_NEW_PRIVS, None, &inherited).expect_err("it is for ever");
         let want = "task 1: no_new_privs: set in this process, and cannot be unset";
         assert_eq!(error.to_string(), want);
     }

@@ -51,7 +51,7 @@ impl Part for CoreFilter {
             return Ok(());
         };
         let record: Record = decode(self, payload)?;
-        if Some(record.filter) != who.born.core_filter {
+        if Some(record.filter) != who.inherited.core_filter {
             plan.outside.push(Write {
                 file: "coredump_filter",
                 text: format!("{:#x}", record.filter),

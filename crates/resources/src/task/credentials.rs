@@ -113,26 +113,31 @@ impl Record {
         (outside != 0).then(|| format!("capabilities {outside:#x} are not permitted"))
     }
 
-    /// The capabilities that a thread born with `born` cannot get.
-    fn beyond(&self, born: &Self) -> u64 {
-        self.bounding & !born.bounding | self.permitted & !born.permitted
+    /// The capabilities that a thread that starts with `inherited` cannot get.
+    fn beyond(&self, inherited: &Self) -> u64 {
+        self.bounding & !inherited.bounding | self.permitted & !inherited.permitted
     }
 
-    fn plan(&self, born: &Self, script: &mut Script) {
+    fn plan(&self, inherited: &Self, script: &mut Script) {
         let (none, all) = (0u64.into(), u64::MAX.into());
-        securebits(script, born.securebits | SECBIT_NO_SETUID_FIXUP);
-        if self.inheritable != born.inheritable {
-            capset(script, born.effective, born.permitted, self.inheritable);
+        securebits(script, inherited.securebits | SECBIT_NO_SETUID_FIXUP);
+        if self.inheritable != inherited.inheritable {
+            capset(
+                script,
+                inherited.effective,
+                inherited.permitted,
+                self.inheritable,
+            );
         }
-        for capability in bits(born.bounding & !self.bounding) {
+        for capability in bits(inherited.bounding & !self.bounding) {
             script.call(Sysno::prctl, [PR_CAPBSET_DROP.into(), capability.into()]);
         }
-        if self.groups != born.groups {
+        if self.groups != inherited.groups {
             let groups: Vec<u8> = self.groups.iter().flat_map(|id| id.to_le_bytes()).collect();
             let at = script.bytes(&groups);
             script.call(Sysno::setgroups, [self.groups.len().into(), at.into()]);
         }
-        if self.gids != born.gids {
+        if self.gids != inherited.gids {
             let [real, effective, saved, fs] = [0, 1, 2, 3].map(|which| self.gids[which]);
             script.call(
                 Sysno::setresgid,
@@ -144,7 +149,7 @@ impl Record {
                 script.expect(Sysno::setfsgid, [all], fs);
             }
         }
-        if self.uids != born.uids {
+        if self.uids != inherited.uids {
             let [real, effective, saved, fs] = [0, 1, 2, 3].map(|which| self.uids[which]);
             script.call(
                 Sysno::setresuid,
@@ -155,7 +160,7 @@ impl Record {
                 script.expect(Sysno::setfsuid, [all], fs);
             }
         }
-        for capability in bits(self.ambient & !born.ambient) {
+        for capability in bits(self.ambient & !inherited.ambient) {
             let raise = PR_CAP_AMBIENT_RAISE.into();
             script.call(
                 Sysno::prctl,
@@ -218,17 +223,17 @@ impl Part for Credentials {
         if let Some(flaw) = record.flaw() {
             return Err(who.corrupt(self, flaw));
         }
-        let born = &who.born.credentials;
-        if record == *born {
+        let inherited = &who.inherited.credentials;
+        if record == *inherited {
             return Ok(());
         }
-        let beyond = record.beyond(born);
+        let beyond = record.beyond(inherited);
         if beyond != 0 {
             let names: Vec<_> = bits(beyond).map(name_of).collect();
             let what = format!("this process does not have {}", names.join(", "));
             return Err(who.mismatch(self, what));
         }
-        record.plan(born, plan.at(Phase::Privileges));
+        record.plan(inherited, plan.at(Phase::Privileges));
         super::dumpable::set_again(plan);
         Ok(())
     }
@@ -323,7 +328,7 @@ mod tests {
     const NET_ADMIN: u64 = 1 << 12;
 
     fn survives(wanted: impl FnOnce(&mut Record)) {
-        let mut record = Stage::born().credentials;
+        let mut record = Stage::inherited().credentials;
         wanted(&mut record);
         let payload = prost::Message::encode_to_vec(&record);
         let mut fresh = Stage::new();
@@ -430,7 +435,7 @@ mod tests {
 
     #[test]
     fn privileges_go_in_an_order_that_works() {
-        let born = Record {
+        let inherited = Record {
             uids: vec![0; 4],
             gids: vec![0; 4],
             permitted: 0xff,
@@ -449,8 +454,8 @@ mod tests {
             ambient: 0x2,
             securebits: 1,
         };
-        let mut facts = Stage::born();
-        facts.credentials = born;
+        let mut facts = Stage::inherited();
+        facts.credentials = inherited;
         let payload = prost::Message::encode_to_vec(&record);
         let plan = Stage::plan_with(&Credentials, Some(&payload), &facts).expect("sound");
         insta::assert_snapshot!(plan, @r"
@@ -476,12 +481,12 @@ mod tests {
 
     #[test]
     fn what_the_restorer_does_not_have_is_named() {
-        let mut born = Stage::born();
-        born.credentials.bounding &= !(1 << 24);
-        let mut record = born.credentials.clone();
+        let mut inherited = Stage::inherited();
+        inherited.credentials.bounding &= !(1 << 24);
+        let mut record = inherited.credentials.clone();
         record.bounding |= 1 << 24 | 1 << 63;
         let payload = prost::Message::encode_to_vec(&record);
-        let error = Stage::plan_with(&Credentials, Some(&payload), &born).expect_err("no way");
+        let error = Stage::plan_with(&Credentials, Some(&payload), &inherited).expect_err("no way");
         insta::assert_snapshot!(
             error,
             @"task 1: credentials: this process does not have CAP_SYS_RESOURCE, capability 63"
@@ -490,7 +495,7 @@ mod tests {
 
     #[test]
     fn impossible_sets_are_corrupt() {
-        let mut record = Stage::born().credentials;
+        let mut record = Stage::inherited().credentials;
         record.permitted = 0;
         let payload = prost::Message::encode_to_vec(&record);
         let error = Stage::plan(&Credentials, Some(&payload)).expect_err("not permitted");

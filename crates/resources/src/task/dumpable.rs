@@ -73,15 +73,15 @@ impl Part for Dumpable {
         let record: Record = decode(self, payload.unwrap_or_default())?;
         match record.mode {
             0 | 1 => {
-                if u64::from(record.mode) == who.born.dumpable {
+                if u64::from(record.mode) == who.inherited.dumpable {
                     plan.dumpable = Some(record.mode);
                 } else {
                     set(plan, record.mode);
                 }
             }
-            ROOT_ONLY if who.born.suid_dumpable.get() == ROOT_ONLY => {
+            ROOT_ONLY if who.inherited.suid_dumpable.get() == ROOT_ONLY => {
                 // Any change of credentials does it, also one that is taken back.
-                let uid = who.born.credentials.uids.last().copied().unwrap_or(0);
+                let uid = who.inherited.credentials.uids.last().copied().unwrap_or(0);
                 self.change_credentials(plan, uid);
             }
             ROOT_ONLY => {
@@ -109,7 +109,7 @@ impl Dumpable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::born::OnNeed;
+    use crate::inherited::OnNeed;
     use crate::task::credentials::Credentials;
     use crate::testing::Stage;
 
@@ -117,7 +117,7 @@ mod tests {
     fn mode_survives_a_change_of_credentials() {
         testkit::needs_root!();
         for mode in [0, 1] {
-            let mut user = Stage::born().credentials;
+            let mut user = Stage::inherited().credentials;
             user.uids = vec![1000; 4];
             (user.permitted, user.effective) = (0, 0);
             let user = prost::Message::encode_to_vec(&user);
@@ -138,13 +138,13 @@ mod tests {
     #[test]
     fn root_only_needs_the_same_of_the_host() {
         let payload = prost::Message::encode_to_vec(&Record { mode: 2 });
-        let mut born = Stage::born();
-        born.suid_dumpable = OnNeed::Known(0);
-        let error = Stage::plan_with(&Dumpable, Some(&payload), &born).expect_err("not here");
+        let mut inherited = Stage::inherited();
+        inherited.suid_dumpable = OnNeed::Known(0);
+        let error = Stage::plan_with(&Dumpable, Some(&payload), &inherited).expect_err("not here");
         let want = "task 1: dumpable: 2 needs 2 in /proc/sys/fs/suid_dumpable";
         assert_eq!(error.to_string(), want);
-        born.suid_dumpable = OnNeed::Known(2);
-        let plan = Stage::plan_with(&Dumpable, Some(&payload), &born).expect("possible");
+        inherited.suid_dumpable = OnNeed::Known(2);
+        let plan = Stage::plan_with(&Dumpable, Some(&payload), &inherited).expect("possible");
         insta::assert_snapshot!(plan, @r"
         [Privileges]
         setfsuid(1) = ?  # dumpable

@@ -67,7 +67,7 @@ impl Part for IoFlusher {
         if payload.is_none() {
             return Ok(());
         }
-        if !who.born.credentials.can(CAP_SYS_RESOURCE) {
+        if !who.inherited.credentials.can(CAP_SYS_RESOURCE) {
             return Err(who.mismatch(self, "this process lacks CAP_SYS_RESOURCE to set it"));
         }
         let script = plan.at(Phase::Privileges);
@@ -103,15 +103,15 @@ mod tests {
 
     #[test]
     fn the_missing_capability_is_named() {
-        let mut born = Stage::born();
-        born.credentials.effective |= 1 << CAP_SYS_RESOURCE;
-        let plan = Stage::plan_with(&IoFlusher, Some(&[]), &born).expect("possible");
+        let mut inherited = Stage::inherited();
+        inherited.credentials.effective |= 1 << CAP_SYS_RESOURCE;
+        let plan = Stage::plan_with(&IoFlusher, Some(&[]), &inherited).expect("possible");
         assert_eq!(
             plan,
             "[Privileges]\nprctl(PR_SET_IO_FLUSHER, 1)  # I/O flusher\n"
         );
-        born.credentials.effective = 0;
-        let error = Stage::plan_with(&IoFlusher, Some(&[]), &born).expect_err("impossible");
+        inherited.credentials.effective = 0;
+        let error = Stage::plan_with(&IoFlusher, Some(&[]), &inherited).expect_err("impossible");
         let want = "task 1: I/O flusher: this process lacks CAP_SYS_RESOURCE to set it";
         assert_eq!(error.to_string(), want);
     }

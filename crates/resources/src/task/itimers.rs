@@ -112,7 +112,7 @@ impl Part for Itimers {
             let added = if timer.which == 0 {
                 0
             } else {
-                who.born.tick_us.get()
+                who.inherited.tick_us.get()
             };
             let value = timer.value_us.saturating_sub(added).max(1);
             let interval = timer.interval_us;

@@ -95,7 +95,7 @@ impl Part for Limits {
                 soft: values[0],
                 hard: values[1],
             };
-            if limit == who.born.limits[number] {
+            if limit == who.inherited.limits[number] {
                 continue;
             }
             if limit.soft > limit.hard {
@@ -114,14 +114,14 @@ impl Part for Limits {
 impl Limits {
     /// Raising a hard limit needs a privilege: says so before anything is made.
     fn check_raise(&self, number: usize, limit: Limit, who: Planned<'_>) -> Result<()> {
-        let born = who.born.limits[number];
-        if limit.hard <= born.hard || who.born.credentials.can(CAP_SYS_RESOURCE) {
+        let inherited = who.inherited.limits[number];
+        if limit.hard <= inherited.hard || who.inherited.credentials.can(CAP_SYS_RESOURCE) {
             return Ok(());
         }
         let name = NAMES[number];
         let what = format!(
             "{name} has hard limit {}, this process has {} and lacks CAP_SYS_RESOURCE to raise it",
-            limit.hard, born.hard
+            limit.hard, inherited.hard
         );
         Err(who.mismatch(self, what))
     }
@@ -148,13 +148,13 @@ mod tests {
 
     #[test]
     fn only_what_differs_is_called_for() {
-        let mut born = Stage::born();
-        born.limits = [Limit { soft: 5, hard: 10 }; LIMITS];
+        let mut inherited = Stage::inherited();
+        inherited.limits = [Limit { soft: 5, hard: 10 }; LIMITS];
         let mut values = [5, 10].repeat(LIMITS);
         values[14] = 4;
         values[15] = 9;
         let payload = prost::Message::encode_to_vec(&Record { values });
-        let plan = Stage::plan_with(&Limits, Some(&payload), &born).expect("sound");
+        let plan = Stage::plan_with(&Limits, Some(&payload), &inherited).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Privileges]
         prlimit64(0, RLIMIT_NOFILE, {rlim_cur=4, rlim_max=9}, NULL)  # RLIMIT_NOFILE
@@ -163,21 +163,22 @@ mod tests {
 
     #[test]
     fn a_limit_that_cannot_be_raised_is_named() {
-        let mut born = Stage::born();
-        born.limits = [Limit { soft: 5, hard: 10 }; LIMITS];
-        born.credentials.effective &= !(1 << CAP_SYS_RESOURCE);
+        let mut inherited = Stage::inherited();
+        inherited.limits = [Limit { soft: 5, hard: 10 }; LIMITS];
+        inherited.credentials.effective &= !(1 << CAP_SYS_RESOURCE);
         let mut values = [5, 10].repeat(LIMITS);
         values[15] = 11;
         let payload = prost::Message::encode_to_vec(&Record {
             values: values.clone(),
         });
-        let error = Stage::plan_with(&Limits, Some(&payload), &born).expect_err("no privilege");
+        let error =
+            Stage::plan_with(&Limits, Some(&payload), &inherited).expect_err("no privilege");
         let want = "task 1: limits: RLIMIT_NOFILE has hard limit 11, \
             this process has 10 and lacks CAP_SYS_RESOURCE to raise it";
         assert_eq!(error.to_string(), want);
         values[14] = 12;
         let payload = prost::Message::encode_to_vec(&Record { values });
-        let error = Stage::plan_with(&Limits, Some(&payload), &born).expect_err("12 > 11");
+        let error = Stage::plan_with(&Limits, Some(&payload), &inherited).expect_err("12 > 11");
         let want = "image record task 1 limits: RLIMIT_NOFILE is Limit { soft: 12, hard: 11 }";
         assert_eq!(error.to_string(), want);
     }

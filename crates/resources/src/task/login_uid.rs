@@ -63,14 +63,14 @@ impl Part for LoginUid {
             return Ok(());
         };
         let Record { uid } = decode(self, payload)?;
-        let born = who.born.login_uid;
-        if uid == born.unwrap_or(UNSET) {
+        let inherited = who.inherited.login_uid;
+        if uid == inherited.unwrap_or(UNSET) {
             return Ok(());
         }
-        match born {
+        match inherited {
             None => return Err(who.mismatch(self, "this kernel has none")),
             Some(UNSET) => {}
-            Some(_) if who.born.credentials.can(CAP_AUDIT_CONTROL) => {}
+            Some(_) if who.inherited.credentials.can(CAP_AUDIT_CONTROL) => {}
             Some(own) => {
                 let what = format!("this process lacks CAP_AUDIT_CONTROL to change {own} to it");
                 return Err(who.mismatch(self, what));
@@ -120,13 +120,14 @@ mod tests {
     #[test]
     fn the_missing_capability_is_named() {
         let payload = prost::Message::encode_to_vec(&Record { uid: 1000 });
-        let mut born = Stage::born();
-        born.login_uid = Some(UNSET);
-        let plan = Stage::plan_with(&LoginUid, Some(&payload), &born).expect("possible");
+        let mut inherited = Stage::inherited();
+        inherited.login_uid = Some(UNSET);
+        let plan = Stage::plan_with(&LoginUid, Some(&payload), &inherited).expect("possible");
         assert!(plan.contains("\"/proc/self/loginuid\""), "{plan}");
-        born.login_uid = Some(7);
-        born.credentials.effective = 0;
-        let error = Stage::plan_with(&LoginUid, Some(&payload), &born).expect_err("impossible");
+        inherited.login_uid = Some(7);
+        inherited.credentials.effective = 0;
+        let error =
+            Stage::plan_with(&LoginUid, Some(&payload), &inherited).expect_err("impossible");
         let want = "task 1: login uid: this process lacks CAP_AUDIT_CONTROL to change 7 to it";
         assert_eq!(error.to_string(), want);
     }

@@ -68,7 +68,7 @@ impl Part for MemoryPolicy {
         let script = plan.at(Phase::Together);
         let Some(payload) = payload else {
             // Threads and children have that of their maker.
-            if who.born.memory_policy {
+            if who.inherited.memory_policy {
                 script.call(
                     Sysno::set_mempolicy,
                     [0u32.into(), 0u32.into(), 0u32.into()],
@@ -129,14 +129,14 @@ mod tests {
 
     #[test]
     fn the_restorers_own_policy_is_not_handed_down() {
-        let mut born = Stage::born();
+        let mut inherited = Stage::inherited();
         assert_eq!(
-            Stage::plan_with(&MemoryPolicy, None, &born).expect("sound"),
+            Stage::plan_with(&MemoryPolicy, None, &inherited).expect("sound"),
             ""
         );
-        born.memory_policy = true;
+        inherited.memory_policy = true;
         assert_eq!(
-            Stage::plan_with(&MemoryPolicy, None, &born).expect("sound"),
+            Stage::plan_with(&MemoryPolicy, None, &inherited).expect("sound"),
             "[Together]\nset_mempolicy(MPOL_DEFAULT, NULL, 0)  # memory policy\n"
         );
     }

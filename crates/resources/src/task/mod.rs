@@ -6,7 +6,7 @@ use sys::proc::{Malformed, Stat, Status};
 use sys::ptrace::RseqArea;
 
 use crate::script::{Answers, DataAt, Script, StepAt};
-use crate::{Allow, Born, Error, Result};
+use crate::{Allow, Error, Inherited, Result};
 
 mod actions;
 mod altstack;
@@ -152,7 +152,7 @@ pub enum Phase {
 #[derive(Clone, Debug, Default)]
 pub struct ThreadPlan {
     phases: [Script; 7],
-    /// The dumpable attribute, as long as it is what the thread is born with.
+    /// The dumpable attribute, as long as it is what the thread starts with.
     dumpable: Option<u32>,
     /// Files that the restorer writes when the thread's script has ended, before it goes on.
     pub outside: Vec<Write>,
@@ -192,8 +192,8 @@ pub struct Planned<'a> {
     pub pid: i32,
     /// The thread.
     pub tid: i32,
-    /// What it is born with, if no call changes it.
-    pub born: &'a Born,
+    /// What it starts with, if no call changes it.
+    pub inherited: &'a Inherited,
     /// Whether its process is the only one that is made.
     pub alone: bool,
 }

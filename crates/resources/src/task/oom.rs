@@ -50,7 +50,7 @@ impl Part for Oom {
         if !(-1000..=1000).contains(&record.score_adj) {
             return Err(who.corrupt(self, record.score_adj.to_string()));
         }
-        if record.score_adj != who.born.oom_score_adj {
+        if record.score_adj != who.inherited.oom_score_adj {
             let text = record.score_adj.to_string();
             plan.outside.push(Write {
                 file: "oom_score_adj",

@@ -203,7 +203,7 @@ impl Part for PosixTimers {
             }
             previous = timer.id;
         }
-        if who.born.timer_ids.get() {
+        if who.inherited.timer_ids.get() {
             create_with_ids(&record.timers, plan);
         } else {
             self.count_up(&record.timers, who, plan)?;
@@ -291,7 +291,7 @@ fn timers(facts: &dyn Facts) -> Result<Vec<Timer>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::born::OnNeed;
+    use crate::inherited::OnNeed;
     use crate::testing::Stage;
 
     /// Makes timers of several kinds, with gaps between their ids.
@@ -340,9 +340,9 @@ mod tests {
         assert_eq!(record.timers[0].thread, stage.pid());
         record.timers[0].thread = fresh.pid();
         let payload = prost::Message::encode_to_vec(&record);
-        let mut born = Stage::born();
-        born.timer_ids = OnNeed::Known(timer_ids);
-        fresh.restore_with(&[(&PosixTimers, Some(&payload))], &born);
+        let mut inherited = Stage::inherited();
+        inherited.timer_ids = OnNeed::Known(timer_ids);
+        fresh.restore_with(&[(&PosixTimers, Some(&payload))], &inherited);
         let again = fresh
             .dump(&PosixTimers)
             .expect("it is supported")
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn timers_survive() {
-        if !Stage::born().timer_ids.get() {
+        if !Stage::inherited().timer_ids.get() {
             testkit::skip!("needs PR_TIMER_CREATE_RESTORE_IDS of Linux 6.15");
         }
         survive(true);
@@ -395,9 +395,9 @@ mod tests {
             timers: vec![timer(3, 9), timer(4, 1)],
         };
         let payload = prost::Message::encode_to_vec(&record);
-        let mut born = Stage::born();
-        born.timer_ids = OnNeed::Known(true);
-        let plan = Stage::plan_with(&PosixTimers, Some(&payload), &born).expect("sound");
+        let mut inherited = Stage::inherited();
+        inherited.timer_ids = OnNeed::Known(true);
+        let plan = Stage::plan_with(&PosixTimers, Some(&payload), &inherited).expect("sound");
         insta::assert_snapshot!(plan, @r"
         [Together]
         prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_ON)
@@ -424,9 +424,9 @@ mod tests {
             let payload = prost::Message::encode_to_vec(&Record {
                 timers: timers.to_vec(),
             });
-            let mut born = Stage::born();
-            born.timer_ids = OnNeed::Known(timer_ids);
-            Stage::plan_with(&PosixTimers, Some(&payload), &born)
+            let mut inherited = Stage::inherited();
+            inherited.timer_ids = OnNeed::Known(timer_ids);
+            Stage::plan_with(&PosixTimers, Some(&payload), &inherited)
         };
         plan(&[timer(3), timer(3)], true).expect_err("twice");
         plan(&[timer(-1)], true).expect_err("negative");

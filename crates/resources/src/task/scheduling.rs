@@ -112,15 +112,16 @@ impl Record {
         (if boosted { CLAMP_MOST } else { 0 }, CLAMP_MOST)
     }
 
-    /// Whether the clamps have to be set for a thread born with `born`. A kernel without them says
-    /// 0 of both.
-    fn clamps_differ(&self, born: &Self) -> bool {
+    /// Whether the clamps have to be set for a thread that starts with `inherited`. A kernel
+    /// without them says 0 of both.
+    fn clamps_differ(&self, inherited: &Self) -> bool {
         if self.clamps() == (0, 0) {
             return false;
         }
-        let inherits = born.clamps() != born.default_clamps() && born.clamps() != (0, 0);
+        let inherits =
+            inherited.clamps() != inherited.default_clamps() && inherited.clamps() != (0, 0);
         let as_born = if inherits {
-            born.clamps()
+            inherited.clamps()
         } else {
             self.default_clamps()
         };
@@ -128,17 +129,18 @@ impl Record {
     }
 
     /// Whether the clamps would have to be set on a kernel that has none.
-    fn lacks_clamps(&self, born: &Self) -> bool {
+    fn lacks_clamps(&self, inherited: &Self) -> bool {
         // Without them, no thread is boosted.
         let is_usual = (0, CLAMP_MOST) == self.clamps();
-        born.clamps() == (0, 0) && !is_usual && self.clamps_differ(born)
+        inherited.clamps() == (0, 0) && !is_usual && self.clamps_differ(inherited)
     }
 
-    /// The `struct sched_attr` that makes a thread born with `born` be scheduled like this.
-    fn to_attr(&self, born: &Self) -> [u8; SCHED_ATTR_BYTES] {
-        let clamped = self.clamps_differ(born) && born.clamps() != (0, 0);
+    /// The `struct sched_attr` that has a thread which starts with `inherited` be scheduled like
+    /// this.
+    fn to_attr(&self, inherited: &Self) -> [u8; SCHED_ATTR_BYTES] {
+        let clamped = self.clamps_differ(inherited) && inherited.clamps() != (0, 0);
         let flags = self.flags | if clamped { CLAMP_FLAGS } else { 0 };
-        let runtime_ns = self.slice_or_runtime(born);
+        let runtime_ns = self.slice_or_runtime(inherited);
         let mut attr = Vec::with_capacity(SCHED_ATTR_BYTES);
         attr.extend((SCHED_ATTR_BYTES as u32).to_le_bytes());
         attr.extend(self.policy.to_le_bytes());
@@ -155,24 +157,25 @@ impl Record {
             .expect("the fields have the structure's size")
     }
 
-    /// Whether `sched_setattr` has to be called for a thread born with `born`.
-    fn attr_differs(&self, born: &Self) -> bool {
+    /// Whether `sched_setattr` has to be called for a thread that starts with `inherited`.
+    fn attr_differs(&self, inherited: &Self) -> bool {
         let only_attr = |record: &Self| Self {
             cpus: Vec::new(),
             io_priority: 0,
             timer_slack_ns: 0,
-            runtime_ns: record.slice_or_runtime(born),
+            runtime_ns: record.slice_or_runtime(inherited),
             clamp_min: 0,
             clamp_max: 0,
             ..record.clone()
         };
-        only_attr(self) != only_attr(born) || self.clamps_differ(born) && born.clamps() != (0, 0)
+        only_attr(self) != only_attr(inherited)
+            || self.clamps_differ(inherited) && inherited.clamps() != (0, 0)
     }
 
     /// The runtime; of a fair thread the slice, 0 where that is the default or where the kernel of
-    /// `born` has no slices.
-    fn slice_or_runtime(&self, born: &Self) -> u64 {
-        let is_default = self.runtime_ns == born.runtime_ns || born.runtime_ns == 0;
+    /// `inherited` has no slices.
+    fn slice_or_runtime(&self, inherited: &Self) -> u64 {
+        let is_default = self.runtime_ns == inherited.runtime_ns || inherited.runtime_ns == 0;
         if self.has_slice() && is_default {
             0
         } else {
@@ -265,33 +268,33 @@ impl Part for Scheduling {
         if record.cpus.len() > CPU_WORDS_MAX || !(-20..20).contains(&record.nice) {
             return Err(who.corrupt(self, format!("{record:?}")));
         }
-        let (script, born) = (plan.at(Phase::Privileges), &who.born.scheduling);
-        if record.lacks_clamps(born) {
+        let (script, inherited) = (plan.at(Phase::Privileges), &who.inherited.scheduling);
+        if record.lacks_clamps(inherited) {
             let (least, most) = record.clamps();
             let what = format!("utilisation clamps ({least} to {most} of 1024)");
             return Err(who.mismatch(self, format!("{what}, which this kernel does not have")));
         }
         // Real-time threads have no slack, and switching back to the other policies sets it anew.
-        if !record.is_realtime() && record.timer_slack_ns != born.timer_slack_ns {
+        if !record.is_realtime() && record.timer_slack_ns != inherited.timer_slack_ns {
             let slack = record.timer_slack_ns.into();
             script.call(Sysno::prctl, [PR_SET_TIMERSLACK.into(), slack]);
             script.note("timer slack");
         }
-        if record.cpus != born.cpus {
+        if record.cpus != inherited.cpus {
             set_affinity(script, &record.cpus);
         }
-        if record.io_priority != born.io_priority {
+        if record.io_priority != inherited.io_priority {
             let (who, value) = (IOPRIO_WHO_PROCESS.into(), record.io_priority.into());
             script.call(Sysno::ioprio_set, [who, 0u64.into(), value]);
         }
-        if record.is_realtime() && record.nice != born.nice {
+        if record.is_realtime() && record.nice != inherited.nice {
             script.call(
                 Sysno::setpriority,
                 [0u64.into(), 0u64.into(), record.nice.into()],
             );
         }
-        if record.attr_differs(born) {
-            let attr = script.bytes(&record.to_attr(born));
+        if record.attr_differs(inherited) {
+            let attr = script.bytes(&record.to_attr(inherited));
             script.call(
                 Sysno::sched_setattr,
                 [0u64.into(), attr.into(), 0u64.into()],
@@ -384,7 +387,7 @@ mod tests {
         // As an image of a kernel with clamps has it, whatever this one has.
         let record = Record {
             clamp_max: 1024,
-            ..Stage::born().scheduling
+            ..Stage::inherited().scheduling
         };
         let payload = prost::Message::encode_to_vec(&record);
         assert_eq!(Stage::plan(&Scheduling, Some(&payload)).expect("sound"), "");
@@ -401,17 +404,17 @@ mod tests {
             let back = Record::from_attr(&attr);
             assert_eq!(back.clamps(), thread.clamps());
         }
-        // Who is born with some must lose them.
+        // Who starts with some must lose them.
         assert!(with.clamps_differ(&clamped(0, 100, 900)));
         assert!(clamped(0, 200, 800).lacks_clamps(&without));
-        let born = Stage::born().scheduling;
-        if born.clamps() != (0, 0) {
+        let inherited = Stage::inherited().scheduling;
+        if inherited.clamps() != (0, 0) {
             testkit::skip!("this kernel has clamps");
         }
         let record = Record {
             clamp_min: 200,
             clamp_max: 800,
-            ..born
+            ..inherited
         };
         let payload = prost::Message::encode_to_vec(&record);
         let refused = Stage::plan(&Scheduling, Some(&payload)).expect_err("they are not there");
@@ -493,14 +496,14 @@ mod tests {
 
     #[test]
     fn privileged_attributes_come_before_privileges_are_lost() {
-        let born = Stage::born();
+        let inherited = Stage::inherited();
         let record = Record {
             policy: SCHED_FIFO,
             priority: 10,
             nice: -3,
             cpus: vec![2],
             io_priority: 1 << 13,
-            ..born.scheduling.clone()
+            ..inherited.scheduling.clone()
         };
         let payload = prost::Message::encode_to_vec(&record);
         let plan = Stage::plan(&Scheduling, Some(&payload)).expect("sound");

@@ -45,8 +45,8 @@ impl Part for Umask {
         if record.mask > 0o777 {
             return Err(who.corrupt(self, format!("{:#o}", record.mask)));
         }
-        // No task changes it before all tasks are born.
-        if who.born.umask != Some(record.mask) {
+        // No task changes it before all tasks are forked.
+        if who.inherited.umask != Some(record.mask) {
             plan.at(Phase::Last)
                 .call(Sysno::umask, [record.mask.into()]);
         }

@@ -1,4 +1,4 @@
-//! Whether a restore gives every task its own address space, whoever it was born from: histories
+//! Whether a restore gives every task its own address space, whoever it was forked from: histories
 //! of tasks are made up, imaged and planned, and the plan is played on a machine that knows what
 //! fork leaves to a child.
 
@@ -264,7 +264,7 @@ fn every_task_gets_its_own_address_space() {
     );
 }
 
-/// What a task does with everything that it was born with.
+/// What a task does with everything that it started with.
 const DEEDS: [fn(&mut World, usize); 6] = [
     |_, _| {},
     |world, index| world.tasks[index].space = Space::default(),

@@ -191,7 +191,7 @@ impl Space {
         Ok(())
     }
 
-    /// What a child is born with.
+    /// What a child starts with.
     pub fn fork(&self) -> Self {
         let mut child = self.clone();
         child

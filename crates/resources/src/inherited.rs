@@ -1,4 +1,4 @@
-//! What a restored task is born with: the attributes that it inherits from the restorer.
+//! What a restored task starts with: the attributes that it inherits from the restorer.
 
 use linux_raw_sys::prctl::PR_MCE_KILL_DEFAULT;
 use rustix::fs::{Mode, OFlags};
@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// The state of a task before its script has made a call. Parts plan calls only for what differs.
 #[derive(Clone, Debug)]
-pub struct Born {
+pub struct Inherited {
     pub(crate) credentials: credentials::Record,
     pub(crate) no_new_privs: bool,
     /// Its file mode creation mask, where that is known.
@@ -60,7 +60,7 @@ impl<T: Copy> OnNeed<T> {
     }
 }
 
-impl Born {
+impl Inherited {
     /// Whether these are the user and group ids, as /proc/PID/status has them.
     #[must_use]
     pub fn has_ids(&self, uids: &[u32], gids: &[u32], groups: &[u32]) -> bool {
@@ -68,14 +68,14 @@ impl Born {
         (uids, gids, groups) == (&own.uids[..], &own.gids[..], &own.groups[..])
     }
 
-    /// How many descriptors a task may have when it is born (`RLIMIT_NOFILE`).
+    /// How many descriptors a task may have when it is forked (`RLIMIT_NOFILE`).
     #[must_use]
     pub fn open_files(&self) -> u64 {
         const RLIMIT_NOFILE: usize = 7;
         self.limits[RLIMIT_NOFILE].soft
     }
 
-    /// What children of a root that lacks nothing are born with on this kernel.
+    /// What children of a root that lacks nothing start with on this kernel.
     #[must_use]
     pub fn of_kernel() -> Self {
         Self {
@@ -86,7 +86,7 @@ impl Born {
         }
     }
 
-    /// What children of the calling thread will be born with.
+    /// What children of the calling thread will start with.
     ///
     /// # Errors
     /// [`Error::Kernel`] when /proc cannot be read.
@@ -128,8 +128,8 @@ impl Born {
     }
 }
 
-impl Born {
-    /// What the children of a restored task are born with: the first thing that it does is to
+impl Inherited {
+    /// What the children of a restored task start with: the first thing that it does is to
     /// give ignored signals their default actions.
     #[must_use]
     pub fn of_descendants(&self) -> Self {
@@ -142,7 +142,7 @@ impl Born {
 
 /// An ordinary root process that ignores `SIGPIPE`, as Rust programs do: for plans that are only
 /// looked at.
-impl Default for Born {
+impl Default for Inherited {
     fn default() -> Self {
         Self {
             credentials: credentials::Record::root(),
