@@ -14,7 +14,7 @@ use crate::task::{Facts, Part, Phase, Planned, ThreadPlan};
 use crate::{Allow, Error, Inherited, Result};
 
 const PHASES: [Phase; 7] = [
-    Phase::Birth,
+    Phase::Fork,
     Phase::Unplaced,
     Phase::Alone,
     Phase::Together,

@@ -34,7 +34,7 @@ use crate::clocks::TreeClocks;
 use crate::freeze::Frozen;
 use crate::links::{self, Link};
 use crate::obstacles::Obstacles;
-use crate::plan::births::births;
+use crate::plan::forks::forks;
 use crate::records::{record, tag};
 use crate::undo::Undo;
 use crate::{Result, over};
@@ -211,7 +211,7 @@ fn check_tree(found: &[Found], allow: &Allow, obstacles: &mut Obstacles) -> Resu
     }
     let tree = tree::of(found);
     obstacles.note(fitness::check_session(&tree, allow))?;
-    obstacles.note(births(&tree))?;
+    obstacles.note(forks(&tree))?;
     let listed = found.iter().map(|one| (one.node.pid, &*one.listed));
     segments::check(listed, obstacles)
 }

@@ -5,7 +5,7 @@ use syscalls::Sysno;
 
 use crate::records::Node;
 
-use super::births::{Birth, Kind, Membership};
+use super::forks::{Fork, Kind, Membership};
 use super::scripts::word;
 
 const PR_SET_PDEATHSIG: u32 = 1;
@@ -33,7 +33,7 @@ pub(super) fn clone_args(script: &mut Script, id: i32, flags: u64, signal: i32) 
 }
 
 /// Makes a child, or a sibling.
-pub(super) fn bear(script: &mut Script, child: &Birth, sibling: bool, id: ScriptId) {
+pub(super) fn bear(script: &mut Script, child: &Fork, sibling: bool, id: ScriptId) {
     const CLONE_PARENT: u64 = 0x8000;
     let (flags, signal) = if sibling {
         (CLONE_PARENT, 0)
@@ -55,19 +55,19 @@ pub(super) fn tie_to_parent(script: &mut Script, parent: i32) {
 }
 
 /// Founds its session or group.
-pub(super) fn found(script: &mut Script, birth: &Birth) {
-    if birth.session == Membership::Founder {
+pub(super) fn found(script: &mut Script, fork: &Fork) {
+    if fork.session == Membership::Founder {
         script.call(Sysno::setsid, []);
-    } else if birth.group == Membership::Founder {
+    } else if fork.group == Membership::Founder {
         script.call(Sysno::setpgid, [0u32.into(), 0u32.into()]);
     }
 }
 
 /// Joins its group once all founders have founded theirs.
-pub(super) fn join(script: &mut Script, birth: &Birth, births: u32) {
+pub(super) fn join(script: &mut Script, fork: &Fork, forks: u32) {
     script.post(word::FORKED);
-    if let Membership::Of(group) = birth.group {
-        script.wait(word::FORKED, births);
+    if let Membership::Of(group) = fork.group {
+        script.wait(word::FORKED, forks);
         script.call(Sysno::setpgid, [0u32.into(), group.into()]);
     }
     script.post(word::GROUPED);
@@ -103,7 +103,7 @@ pub(super) fn end(script: &mut Script, pid: i32, status: i32) {
 
 /// Waits until those children have ended that are to be dead, and takes back the signals by which
 /// their ends were told.
-pub(super) fn see_children_end(script: &mut Script, children: &[&Birth]) {
+pub(super) fn see_children_end(script: &mut Script, children: &[&Fork]) {
     let ended = children
         .iter()
         .filter(|child| !matches!(child.kind, Kind::Live(_)));

@@ -1,10 +1,10 @@
 //! Reader → plan: what a restore will do, as data, without touching the kernel.
 
-pub(crate) mod births;
 mod early;
 mod family;
 #[cfg(test)]
 mod forged;
+pub(crate) mod forks;
 pub(crate) mod groups;
 #[cfg(test)]
 mod model;
@@ -30,12 +30,12 @@ pub use setting::{OwnVdso, Setting};
 /// # Errors
 /// [`crate::Error::Resource`] for records that do not make sense or cannot be restored.
 pub(crate) fn plan(reader: &Reader, saved: &Saved<'_>, setting: &Setting) -> Result<Plan> {
-    let births = births::births(&saved.tree)?;
+    let forks = forks::forks(&saved.tree)?;
     let mut plan = Plan {
         words: word::FREE,
         ..Plan::default()
     };
     plan.descriptions = u32::try_from(saved.descriptions.len()).expect("checked when read");
-    task::Tasks::new(reader, saved, &births, setting)?.plan(&mut plan)?;
+    task::Tasks::new(reader, saved, &forks, setting)?.plan(&mut plan)?;
     Ok(plan)
 }

@@ -10,7 +10,7 @@ use crate::Result;
 use crate::records::{Saved, SavedTask};
 
 /// Adds `calls`, for which the numbers below those of the pool's descriptors must be free: nothing
-/// that a task has there by birth is needed any more.
+/// that a task has there by fork is needed any more.
 pub(super) fn unplaced(saved: &Saved<'_>, calls: Script, script: &mut Script) {
     if calls.steps.is_empty() {
         return;

@@ -81,7 +81,7 @@ pub struct Outside {
 pub mod word {
     use resources::script::WordId;
 
-    /// How many births are done and have their own session and group.
+    /// How many forks are done and have their own session and group.
     pub const FORKED: WordId = WordId(0);
     /// How many have joined their process group.
     pub const GROUPED: WordId = WordId(1);

@@ -1,4 +1,4 @@
-//! The script of every task and thread, from its birth to the point where it can be let go.
+//! The script of every task and thread, from its fork to the point where it can be let go.
 
 use std::collections::HashMap;
 
@@ -12,8 +12,8 @@ use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::{PARTS, Phase, Scope, ThreadPlan};
 use syscalls::Sysno;
 
-use super::births::{self, Birth, BirthId, Kind, groups_are_inherited};
 use super::early::Early;
+use super::forks::{self, Fork, ForkId, Kind, groups_are_inherited};
 use super::groups::Joins;
 use super::scripts::{Outside, Plan, Planned, Staying, word};
 use super::setting::Setting;
@@ -25,7 +25,7 @@ use crate::records::{Node, Saved, SavedTask, SavedThread};
 /// Everything that is known of the tree while its scripts are made.
 pub(super) struct Tasks<'a> {
     saved: &'a Saved<'a>,
-    births: &'a [Birth],
+    forks: &'a [Fork],
     setting: &'a Setting,
     /// What tasks start with that another task of the tree makes.
     descendants_inherited: Inherited,
@@ -37,7 +37,7 @@ pub(super) struct Tasks<'a> {
     memory_parents: Vec<Option<usize>>,
     /// The first task, by index, that has a description.
     first_holders: HashMap<u32, usize>,
-    /// How many births and how many threads there are.
+    /// How many forks and how many threads there are.
     all: (u32, u32),
     /// Whether nobody has to join a group or to wait for somebody's end.
     simple: bool,
@@ -57,7 +57,7 @@ struct Prepared {
     together: Script,
 }
 
-/// The parts of a task's script that are made before the births are put between them.
+/// The parts of a task's script that are made before the forks are put between them.
 struct Body {
     laid: Laid,
     /// Posted when the restorer may fill pages, and when it has.
@@ -68,7 +68,7 @@ impl<'a> Tasks<'a> {
     pub(super) fn new(
         reader: &'a Reader,
         saved: &'a Saved<'a>,
-        births: &'a [Birth],
+        forks: &'a [Fork],
         setting: &'a Setting,
     ) -> Result<Self> {
         let count = |len: usize| u32::try_from(len).expect("checked when read");
@@ -79,15 +79,15 @@ impl<'a> Tasks<'a> {
             .sum::<usize>();
         let mut tasks = Self {
             saved,
-            births,
+            forks,
             setting,
             descendants_inherited: setting.inherited.of_descendants(),
             pages: vec![Pages::default(); saved.tasks.len()],
             early: Early::default(),
             memory_parents: vec![None; saved.tasks.len()],
             first_holders: HashMap::new(),
-            all: (count(births.len()), count(threads)),
-            simple: groups_are_inherited(births),
+            all: (count(forks.len()), count(threads)),
+            simple: groups_are_inherited(forks),
             meeting: false,
             at_fork: vec![AtFork::default(); saved.tasks.len()],
             joins: Joins::default(),
@@ -98,9 +98,9 @@ impl<'a> Tasks<'a> {
                 holder.or_insert(index);
             }
         }
-        for id in births::makers_first(births) {
-            if let Kind::Live(index) = births[id].kind {
-                tasks.find_pages(reader, index, &births[id])?;
+        for id in forks::makers_first(forks) {
+            if let Kind::Live(index) = forks[id].kind {
+                tasks.find_pages(reader, index, &forks[id])?;
             }
         }
         if let Some(placing) = &setting.cgroups {
@@ -111,9 +111,9 @@ impl<'a> Tasks<'a> {
     }
 
     /// Finds the pages of a task, those of its memory parent being known.
-    fn find_pages(&mut self, reader: &Reader, index: usize, birth: &Birth) -> Result<()> {
+    fn find_pages(&mut self, reader: &Reader, index: usize, fork: &Fork) -> Result<()> {
         let task = &self.saved.tasks[index];
-        let parent = self.memory_parent(birth);
+        let parent = self.memory_parent(fork);
         let parents_pid = parent.map(|parent| self.saved.tasks[parent].node.pid);
         let pid = task.node.pid;
         let mut pages = pages_of(reader, pid, parents_pid)?;
@@ -132,8 +132,8 @@ impl<'a> Tasks<'a> {
     }
 
     /// The task whose memory a newborn has: its maker's, or that of a stand-in's maker.
-    fn memory_parent(&self, birth: &Birth) -> Option<usize> {
-        let maker = &self.births[birth.maker?];
+    fn memory_parent(&self, fork: &Fork) -> Option<usize> {
+        let maker = &self.forks[fork.maker?];
         match maker.kind {
             Kind::Live(index) => Some(index),
             _ => self.memory_parent(maker),
@@ -143,16 +143,16 @@ impl<'a> Tasks<'a> {
     pub(super) fn plan(&mut self, plan: &mut Plan) -> Result<()> {
         plan.groups.clone_from(&self.joins.all);
         plan.thread_groups.clone_from(&self.joins.threads);
-        // A birth's script has the birth's number; threads come behind.
-        for birth in self.births {
-            let role = match birth.kind {
+        // A fork's script has the fork's number; threads come behind.
+        for fork in self.forks {
+            let role = match fork.kind {
                 Kind::Live(_) => "task",
                 Kind::Zombie(_) => "zombie",
                 Kind::StandIn => "stand-in",
             };
             let script = Script::default();
             plan.scripts.push(Planned {
-                tid: birth.pid,
+                tid: fork.pid,
                 role,
                 script,
             });
@@ -164,8 +164,8 @@ impl<'a> Tasks<'a> {
         self.meeting = prepared
             .iter()
             .any(|one| !one.together.steps.is_empty() || one.threads.iter().any(depends));
-        for id in births::makers_first(self.births) {
-            let script = match self.births[id].kind {
+        for id in forks::makers_first(self.forks) {
+            let script = match self.forks[id].kind {
                 Kind::Live(index) => {
                     let prepared = &mut prepared[index];
                     self.live(id, index, prepared, plan)?
@@ -178,17 +178,17 @@ impl<'a> Tasks<'a> {
         Ok(())
     }
 
-    fn parent_of(&self, id: BirthId) -> i32 {
+    fn parent_of(&self, id: ForkId) -> i32 {
         if id == 0 {
             self.setting.parent
         } else {
-            self.births[id].parent
+            self.forks[id].parent
         }
     }
 
-    fn bear_all(&self, script: &mut Script, children: &[BirthId], sibling: bool) {
+    fn bear_all(&self, script: &mut Script, children: &[ForkId], sibling: bool) {
         for child in children {
-            family::bear(script, &self.births[*child], sibling, script_id(*child));
+            family::bear(script, &self.forks[*child], sibling, script_id(*child));
         }
     }
 
@@ -199,7 +199,7 @@ impl<'a> Tasks<'a> {
         let mut threads = threads.collect::<Result<Vec<_>>>()?;
         let mut together = Script::default();
         if let Some(leader) = threads.first_mut() {
-            let children = self.births.iter();
+            let children = self.forks.iter();
             let children = children.filter(|other| other.parent == task.node.pid);
             family::see_children_end(&mut together, &children.collect::<Vec<_>>());
             together.append(leader.take(Phase::Together));
@@ -211,12 +211,12 @@ impl<'a> Tasks<'a> {
 
     fn live(
         &mut self,
-        id: BirthId,
+        id: ForkId,
         index: usize,
         prepared: &mut Prepared,
         plan: &mut Plan,
     ) -> Result<Script> {
-        let birth = &self.births[id];
+        let fork = &self.forks[id];
         let task = &self.saved.tasks[index];
         let body = self.body(index, plan)?;
         let (leader, others) = prepared.threads.split_first_mut().expect("it is alive");
@@ -226,10 +226,10 @@ impl<'a> Tasks<'a> {
         }
         family::tie_to_parent(&mut script, self.parent_of(id));
         // Before it has memory, which is charged to the group.
-        self.joins.plan(birth.pid, plan.descriptions, &mut script);
-        script.append(leader.take(Phase::Birth));
+        self.joins.plan(fork.pid, plan.descriptions, &mut script);
+        script.append(leader.take(Phase::Fork));
         script.append(body.laid.early);
-        self.bear(birth, &task.node, &mut script)?;
+        self.bear(fork, &task.node, &mut script)?;
         script.append(body.laid.late);
         if let Some((ready, filled)) = body.exchange {
             let uffd = (
@@ -255,14 +255,14 @@ impl<'a> Tasks<'a> {
         pooled::plan(self.saved, &self.first_holders, index, &mut script)?;
         self.descriptors(task, &mut script);
         if !self.simple {
-            family::join(&mut script, birth, self.all.0);
+            family::join(&mut script, fork, self.all.0);
         }
         plan.threads.push(Staying {
-            pid: birth.pid,
-            tid: birth.pid,
+            pid: fork.pid,
+            tid: fork.pid,
         });
         for (thread, phases) in task.threads[1..].iter().zip(others) {
-            self.thread((birth.pid, thread.tid), phases, plan, &mut script);
+            self.thread((fork.pid, thread.tid), phases, plan, &mut script);
         }
         self.meet(&mut script);
         script.append(std::mem::take(&mut prepared.together));
@@ -279,15 +279,15 @@ impl<'a> Tasks<'a> {
     }
 
     /// Makes the children, founding its session or group between them.
-    fn bear(&self, birth: &Birth, node: &Node, script: &mut Script) -> Result<()> {
-        self.bear_all(script, &birth.before, false);
-        family::found(script, birth);
-        // Who is in the session has its terminal by birth and in no other way.
+    fn bear(&self, fork: &Fork, node: &Node, script: &mut Script) -> Result<()> {
+        self.bear_all(script, &fork.before, false);
+        family::found(script, fork);
+        // Who is in the session has its terminal by fork and in no other way.
         if let Some((id, payload)) = self.terminal_of(node)? {
             control::take(script, PoolId(id), payload)?;
         }
-        self.bear_all(script, &birth.after, false);
-        self.bear_all(script, &birth.siblings, true);
+        self.bear_all(script, &fork.after, false);
+        self.bear_all(script, &fork.siblings, true);
         if let Some(id) = self.terminal_left(node)? {
             control::leave(script, PoolId(id));
         }
@@ -489,7 +489,7 @@ impl<'a> Tasks<'a> {
         let args = family::clone_args(leader, tid, FLAGS, 0);
         leader.spawn(args, id);
         leader.note(format!("thread {tid}"));
-        let mut script = phases.take(Phase::Birth);
+        let mut script = phases.take(Phase::Fork);
         script.append(phases.take(Phase::Alone));
         self.meet(&mut script);
         for phase in [Phase::Together, Phase::Privileges, Phase::Last] {
@@ -530,7 +530,7 @@ impl<'a> Tasks<'a> {
             &self.descendants_inherited
         };
         let mut plan = ThreadPlan::default();
-        let (leader, alone) = (pid == tid, self.births.len() == 1);
+        let (leader, alone) = (pid == tid, self.forks.len() == 1);
         let parts = PARTS.iter();
         for part in parts.filter(|part| leader || part.scope() == Scope::Thread) {
             let who = resources::task::Planned {
@@ -546,16 +546,16 @@ impl<'a> Tasks<'a> {
         Ok(plan)
     }
 
-    fn zombie(&self, id: BirthId, index: usize) -> Script {
+    fn zombie(&self, id: ForkId, index: usize) -> Script {
         const PR_SET_NAME: u32 = 15;
-        let birth = &self.births[id];
+        let fork = &self.forks[id];
         let node = &self.saved.tasks[index].node;
         let mut script = Script::default();
         family::tie_to_parent(&mut script, self.parent_of(id));
         let name = script.string(&node.name);
         script.call(Sysno::prctl, [PR_SET_NAME.into(), name.into()]);
-        family::found(&mut script, birth);
-        family::join(&mut script, birth, self.all.0);
+        family::found(&mut script, fork);
+        family::join(&mut script, fork, self.all.0);
         script.wait(word::GROUPED, self.all.0);
         let inherited = &self.setting.inherited;
         if !node.uids.is_empty() && !inherited.has_ids(&node.uids, &node.gids, &node.groups) {
@@ -563,21 +563,21 @@ impl<'a> Tasks<'a> {
             // A change of identity clears the tie.
             family::tie_to_parent(&mut script, self.parent_of(id));
         }
-        family::end(&mut script, birth.pid, node.exit_status);
+        family::end(&mut script, fork.pid, node.exit_status);
         script
     }
 
-    fn stand_in(&self, id: BirthId) -> Script {
-        let birth = &self.births[id];
+    fn stand_in(&self, id: ForkId) -> Script {
+        let fork = &self.forks[id];
         let mut script = Script::default();
         family::tie_to_parent(&mut script, self.parent_of(id));
-        self.bear_all(&mut script, &birth.before, false);
-        family::found(&mut script, birth);
-        self.bear_all(&mut script, &birth.after, false);
-        self.bear_all(&mut script, &birth.siblings, true);
-        family::join(&mut script, birth, self.all.0);
+        self.bear_all(&mut script, &fork.before, false);
+        family::found(&mut script, fork);
+        self.bear_all(&mut script, &fork.after, false);
+        self.bear_all(&mut script, &fork.siblings, true);
+        family::join(&mut script, fork, self.all.0);
         script.wait(word::GROUPED, self.all.0);
-        family::end(&mut script, birth.pid, 0);
+        family::end(&mut script, fork.pid, 0);
         script
     }
 }

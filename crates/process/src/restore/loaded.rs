@@ -163,7 +163,7 @@ impl<'a> Loaded<'a> {
                 .and_then(|stat| sys::proc::Stat::parse(&stat).ok());
             match stat.map(|stat| (stat.state, stat.exit_code)) {
                 Some((b'Z' | b'X', status)) => return Err(died(tid, status)),
-                // Before its birth, its number may be somebody else's.
+                // Before its fork, its number may be somebody else's.
                 Some((b'T' | b't', _)) if descends(pid, self.root, &parents(self.built)) => {
                     self.keep_going(tid)?;
                 }

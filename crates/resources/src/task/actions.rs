@@ -116,7 +116,7 @@ impl Part for Actions {
         let again = again.map(|one| one.signal).collect::<Vec<_>>();
         for signal in signals(who.inherited.ignored).filter(|signal| !again.contains(signal)) {
             set(
-                plan.at(Phase::Birth),
+                plan.at(Phase::Fork),
                 &Action {
                     signal,
                     ..Action::default()
@@ -223,11 +223,11 @@ mod tests {
         let mut plan = ThreadPlan::default();
         let planned = Actions.plan(Some(&payload), who(true), &mut plan);
         planned.expect("sound");
-        let first = plan.at(Phase::Birth).to_string();
+        let first = plan.at(Phase::Fork).to_string();
         assert!(first.starts_with("rt_sigaction(SIGCHLD") && first.lines().count() == 1);
         let plan = Stage::plan_with(&Actions, Some(&payload), &inherited).expect("sound");
         insta::assert_snapshot!(plan, @r"
-        [Birth]
+        [Fork]
         rt_sigaction(SIGPIPE, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
             NULL, 8)
         rt_sigaction(SIGCHLD, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},

@@ -131,7 +131,7 @@ pub struct Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// First of all, in the new task.
-    Birth,
+    Fork,
     /// After memory is in place, while the task still has the restorer's root directory. All
     /// numbers of descriptors are free that some task of the tree uses, and 0.
     Unplaced,

@@ -32,7 +32,7 @@ const MAP_NORESERVE: u32 = 0x4000;
 #[derive(PartialEq)]
 enum Verdict {
     Right,
-    /// No order of births gives such a tree.
+    /// No order of forks gives such a tree.
     Refused,
     Wrong(String),
 }

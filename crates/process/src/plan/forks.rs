@@ -1,6 +1,6 @@
-//! Who makes whom: the order of births that gives every task its pid, session and process group.
+//! Who makes whom: the order of forks that gives every task its pid, session and process group.
 //!
-//! A task's session is inherited at its birth and can only be left by founding one (setsid(2)). So
+//! A task's session is inherited at its fork and can only be left by founding one (setsid(2)). So
 //! a child of a session's founder that is not in the session was forked before; and a task whose
 //! session's founder is gone needs a *stand-in*: a short-lived task with the founder's pid, which
 //! founds the session, makes the task as its own sibling (`CLONE_PARENT`) and ends.
@@ -10,10 +10,10 @@ use std::collections::HashMap;
 use crate::records::{State, Tree};
 use crate::{Error, Result};
 
-/// Index of a [`Birth`].
-pub(crate) type BirthId = usize;
+/// Index of a [`Fork`].
+pub(crate) type ForkId = usize;
 
-/// What a birth brings.
+/// What a fork brings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A task of the tree, by index, that will run.
@@ -24,9 +24,9 @@ pub(crate) enum Kind {
     StandIn,
 }
 
-/// One birth.
+/// One fork.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Birth {
+pub(crate) struct Fork {
     pub kind: Kind,
     pub pid: i32,
     /// Its parent: a pid of the tree, or 0 for the root.
@@ -35,13 +35,13 @@ pub(crate) struct Birth {
     pub group: Membership,
     pub exit_signal: i32,
     /// Whom it makes before it founds its session.
-    pub before: Vec<BirthId>,
+    pub before: Vec<ForkId>,
     /// Whom it makes after that, as children.
-    pub after: Vec<BirthId>,
+    pub after: Vec<ForkId>,
     /// Whom it makes after that, as siblings.
-    pub siblings: Vec<BirthId>,
+    pub siblings: Vec<ForkId>,
     /// Who makes it.
-    pub maker: Option<BirthId>,
+    pub maker: Option<ForkId>,
 }
 
 /// A task's session or process group.
@@ -55,22 +55,22 @@ pub(crate) enum Membership {
     Outside,
 }
 
-/// Whether every birth is of a task that runs on and that is forked into its process group or
+/// Whether every fork is of a task that runs on and that is forked into its process group or
 /// founds it: then nobody has to wait for a group to be there, nor for who makes it.
-pub(crate) fn groups_are_inherited(births: &[Birth]) -> bool {
-    births.iter().enumerate().all(|(id, birth)| {
-        let inherited = || birth.group == group_at_birth(births, id);
-        matches!(birth.kind, Kind::Live(_)) && (birth.group == Membership::Founder || inherited())
+pub(crate) fn groups_are_inherited(forks: &[Fork]) -> bool {
+    forks.iter().enumerate().all(|(id, fork)| {
+        let inherited = || fork.group == group_at_fork(forks, id);
+        matches!(fork.kind, Kind::Live(_)) && (fork.group == Membership::Founder || inherited())
     })
 }
 
-/// All births, each behind that of who makes it: a sibling may make one that comes before it in
+/// All forks, each behind that of who makes it: a sibling may make one that comes before it in
 /// the tree.
-pub(crate) fn makers_first(births: &[Birth]) -> Vec<BirthId> {
+pub(crate) fn makers_first(forks: &[Fork]) -> Vec<ForkId> {
     let mut order = vec![0];
     let mut next = 0;
-    while let Some(birth) = order.get(next).map(|id| &births[*id]) {
-        let made = [&birth.before, &birth.after, &birth.siblings];
+    while let Some(fork) = order.get(next).map(|id| &forks[*id]) {
+        let made = [&fork.before, &fork.after, &fork.siblings];
         order.extend(made.into_iter().flatten());
         next += 1;
     }
@@ -78,25 +78,25 @@ pub(crate) fn makers_first(births: &[Birth]) -> Vec<BirthId> {
 }
 
 /// The group that a task is forked into.
-fn group_at_birth(births: &[Birth], id: BirthId) -> Membership {
-    let Some(maker) = births[id].maker else {
+fn group_at_fork(forks: &[Fork], id: ForkId) -> Membership {
+    let Some(maker) = forks[id].maker else {
         return Membership::Outside;
     };
     let founds = |membership| membership == Membership::Founder;
-    let founder = founds(births[maker].session) || founds(births[maker].group);
-    if founder && !births[maker].before.contains(&id) {
-        Membership::Of(births[maker].pid)
+    let founder = founds(forks[maker].session) || founds(forks[maker].group);
+    if founder && !forks[maker].before.contains(&id) {
+        Membership::Of(forks[maker].pid)
     } else {
-        group_at_birth(births, maker)
+        group_at_fork(forks, maker)
     }
 }
 
-/// The births of a tree, the root first.
+/// The forks of a tree, the root first.
 ///
 /// # Errors
-/// [`resources::Error::Unsupported`] naming the task when no order of births gives it its session.
-pub(crate) fn births(tree: &Tree) -> Result<Vec<Birth>> {
-    let mut births = tree
+/// [`resources::Error::Unsupported`] naming the task when no order of forks gives it its session.
+pub(crate) fn forks(tree: &Tree) -> Result<Vec<Fork>> {
+    let mut forks = tree
         .tasks
         .iter()
         .enumerate()
@@ -106,7 +106,7 @@ pub(crate) fn births(tree: &Tree) -> Result<Vec<Birth>> {
     let pids = tree.tasks.iter().map(|node| node.pid).collect::<Vec<_>>();
     let outside_session = (!pids.contains(&root.session)).then_some(root.session);
     let outside_group = (!pids.contains(&root.group)).then_some(root.group);
-    births[0].parent = 0;
+    forks[0].parent = 0;
     let orphan = tree.tasks[1..]
         .iter()
         .find(|node| !pids.contains(&node.parent));
@@ -118,22 +118,22 @@ pub(crate) fn births(tree: &Tree) -> Result<Vec<Birth>> {
             "it has ended or is not in the tree",
         ));
     }
-    for birth in &mut births {
+    for fork in &mut forks {
         let mark = |membership: &mut Membership, outside: Option<i32>| {
             if matches!(*membership, Membership::Of(id) if Some(id) == outside) {
                 *membership = Membership::Outside;
             }
         };
-        mark(&mut birth.session, outside_session);
-        mark(&mut birth.group, outside_group);
+        mark(&mut fork.session, outside_session);
+        mark(&mut fork.group, outside_group);
     }
-    stand_in_for_sessions(&mut births);
-    stand_in_for_groups(&mut births)?;
-    assign_makers(&mut births)?;
-    Ok(births)
+    stand_in_for_sessions(&mut forks);
+    stand_in_for_groups(&mut forks)?;
+    assign_makers(&mut forks)?;
+    Ok(forks)
 }
 
-fn of_node((index, node): (usize, &crate::records::Node)) -> Birth {
+fn of_node((index, node): (usize, &crate::records::Node)) -> Fork {
     let membership = |id| {
         if id == node.pid {
             Membership::Founder
@@ -142,7 +142,7 @@ fn of_node((index, node): (usize, &crate::records::Node)) -> Birth {
         }
     };
     let zombie = node.state() == State::Zombie;
-    Birth {
+    Fork {
         kind: if zombie {
             Kind::Zombie(index)
         } else {
@@ -160,9 +160,9 @@ fn of_node((index, node): (usize, &crate::records::Node)) -> Birth {
     }
 }
 
-fn stand_in(pid: i32, parent: i32, session: Membership) -> Birth {
+fn stand_in(pid: i32, parent: i32, session: Membership) -> Fork {
     const SIGCHLD: i32 = 17;
-    Birth {
+    Fork {
         kind: Kind::StandIn,
         pid,
         parent,
@@ -176,40 +176,40 @@ fn stand_in(pid: i32, parent: i32, session: Membership) -> Birth {
     }
 }
 
-fn stand_in_for_sessions(births: &mut Vec<Birth>) {
-    for at in 0..births.len() {
-        let Membership::Of(session) = births[at].session else {
+fn stand_in_for_sessions(forks: &mut Vec<Fork>) {
+    for at in 0..forks.len() {
+        let Membership::Of(session) = forks[at].session else {
             continue;
         };
-        if !births.iter().any(|birth| birth.pid == session) {
-            births.push(stand_in(session, births[at].parent, Membership::Founder));
+        if !forks.iter().any(|fork| fork.pid == session) {
+            forks.push(stand_in(session, forks[at].parent, Membership::Founder));
         }
     }
 }
 
-fn stand_in_for_groups(births: &mut Vec<Birth>) -> Result<()> {
-    for at in 0..births.len() {
-        let Membership::Of(group) = births[at].group else {
+fn stand_in_for_groups(forks: &mut Vec<Fork>) -> Result<()> {
+    for at in 0..forks.len() {
+        let Membership::Of(group) = forks[at].group else {
             continue;
         };
-        if births.iter().any(|birth| birth.pid == group) {
+        if forks.iter().any(|fork| fork.pid == group) {
             continue;
         }
-        let session = id_of(births[at].session, births[at].pid);
-        let same = |birth: &&Birth| id_of(birth.session, birth.pid) == session;
-        let live = |birth: &&Birth| matches!(birth.kind, Kind::Live(_));
-        let parent = births.iter().filter(live).find(same);
+        let session = id_of(forks[at].session, forks[at].pid);
+        let same = |fork: &&Fork| id_of(fork.session, fork.pid) == session;
+        let live = |fork: &&Fork| matches!(fork.kind, Kind::Live(_));
+        let parent = forks.iter().filter(live).find(same);
         let Some(parent) = parent else {
             let what = format!("its process group {group}");
             let why = "no living task of its session could found it";
-            return Err(unsupported(births[at].pid, what, why));
+            return Err(unsupported(forks[at].pid, what, why));
         };
         let session = match parent.session {
             Membership::Founder => Membership::Of(parent.pid),
             other => other,
         };
         let parent = parent.pid;
-        births.push(stand_in(group, parent, session));
+        forks.push(stand_in(group, parent, session));
     }
     Ok(())
 }
@@ -230,56 +230,56 @@ fn unsupported(pid: i32, what: String, why: &str) -> Error {
 /// The session that each task is forked into, by pid.
 type Inherited = HashMap<i32, i32>;
 
-fn assign_makers(births: &mut [Birth]) -> Result<()> {
-    let by_pid = births.iter().enumerate().map(|(at, birth)| (birth.pid, at));
+fn assign_makers(forks: &mut [Fork]) -> Result<()> {
+    let by_pid = forks.iter().enumerate().map(|(at, fork)| (fork.pid, at));
     let by_pid = by_pid.collect::<HashMap<_, _>>();
-    let mut inherited: Inherited = HashMap::from([(births[0].pid, 0)]);
+    let mut inherited: Inherited = HashMap::from([(forks[0].pid, 0)]);
     // Parents come before children in the tree; stand-ins are looked at first, as they make others.
-    let stand_ins = (0..births.len()).filter(|at| births[*at].kind == Kind::StandIn);
-    let others = (1..births.len()).filter(|at| births[*at].kind != Kind::StandIn);
+    let stand_ins = (0..forks.len()).filter(|at| forks[*at].kind == Kind::StandIn);
+    let others = (1..forks.len()).filter(|at| forks[*at].kind != Kind::StandIn);
     let order = others.collect::<Vec<_>>();
     for at in stand_ins.collect::<Vec<_>>() {
-        let parent = by_pid[&births[at].parent];
-        births[at].maker = Some(parent);
-        births[parent].after.push(at);
+        let parent = by_pid[&forks[at].parent];
+        forks[at].maker = Some(parent);
+        forks[parent].after.push(at);
     }
     for at in order {
-        let parent = by_pid[&births[at].parent];
-        let own = id_of(births[at].session, births[at].pid);
-        let parents = id_of(births[parent].session, births[parent].pid);
-        let parents_first = inherited.get(&births[parent].pid).copied();
-        let founder = births[at].session == Membership::Founder;
+        let parent = by_pid[&forks[at].parent];
+        let own = id_of(forks[at].session, forks[at].pid);
+        let parents = id_of(forks[parent].session, forks[parent].pid);
+        let parents_first = inherited.get(&forks[parent].pid).copied();
+        let founder = forks[at].session == Membership::Founder;
         let maker = if founder || own == parents {
-            births[parent].after.push(at);
-            inherited.insert(births[at].pid, parents);
+            forks[parent].after.push(at);
+            inherited.insert(forks[at].pid, parents);
             parent
         } else if parents_first == Some(own) {
-            births[parent].before.push(at);
-            inherited.insert(births[at].pid, own);
+            forks[parent].before.push(at);
+            inherited.insert(forks[at].pid, own);
             parent
         } else {
-            let sibling = sibling_in(births, at, own);
+            let sibling = sibling_in(forks, at, own);
             let sibling = sibling.ok_or_else(|| {
                 let what = format!("its session {own}");
-                unsupported(births[at].pid, what, "nobody in it could have made it")
+                unsupported(forks[at].pid, what, "nobody in it could have made it")
             })?;
-            births[sibling].siblings.push(at);
-            inherited.insert(births[at].pid, own);
+            forks[sibling].siblings.push(at);
+            inherited.insert(forks[at].pid, own);
             sibling
         };
-        births[at].maker = Some(maker);
+        forks[at].maker = Some(maker);
     }
     Ok(())
 }
 
 /// A founder of session `session` with the same parent.
-fn sibling_in(births: &[Birth], at: BirthId, session: i32) -> Option<BirthId> {
-    let fits = |birth: &Birth| {
-        birth.pid == session
-            && birth.parent == births[at].parent
-            && !matches!(birth.kind, Kind::Zombie(_))
+fn sibling_in(forks: &[Fork], at: ForkId, session: i32) -> Option<ForkId> {
+    let fits = |fork: &Fork| {
+        fork.pid == session
+            && fork.parent == forks[at].parent
+            && !matches!(fork.kind, Kind::Zombie(_))
     };
-    births.iter().position(fits)
+    forks.iter().position(fits)
 }
 
 #[cfg(test)]
@@ -304,10 +304,9 @@ mod tests {
 
     #[test]
     fn children_of_a_founder_are_born_after_it_founded() {
-        let births =
-            births(&tree(vec![node(10, 1, 10, 10), node(11, 10, 10, 10)])).expect("forked");
+        let forks = forks(&tree(vec![node(10, 1, 10, 10), node(11, 10, 10, 10)])).expect("forked");
         assert_eq!(
-            (&births[0].before[..], &births[0].after[..]),
+            (&forks[0].before[..], &forks[0].after[..]),
             (&[][..], &[1][..])
         );
     }
@@ -315,9 +314,9 @@ mod tests {
     #[test]
     fn a_child_in_the_old_session_is_born_before() {
         let tasks = vec![node(10, 1, 5, 5), node(11, 10, 11, 11), node(12, 11, 5, 5)];
-        let births = births(&tree(tasks)).expect("forked");
-        assert_eq!(births[1].before, [2]);
-        assert_eq!(births[2].group, Membership::Outside);
+        let forks = forks(&tree(tasks)).expect("forked");
+        assert_eq!(forks[1].before, [2]);
+        assert_eq!(forks[2].group, Membership::Outside);
     }
 
     #[test]
@@ -327,31 +326,29 @@ mod tests {
             node(11, 10, 12, 12),
             node(12, 10, 12, 12),
         ];
-        let births = births(&tree(tasks)).expect("forked");
+        let forks = forks(&tree(tasks)).expect("forked");
         assert_eq!(
-            (births[1].maker, &births[2].siblings[..]),
+            (forks[1].maker, &forks[2].siblings[..]),
             (Some(2), &[1][..])
         );
-        assert_eq!(makers_first(&births), [0, 2, 1]);
+        assert_eq!(makers_first(&forks), [0, 2, 1]);
     }
 
     #[test]
     fn a_dead_founder_gets_a_stand_in() {
-        let births =
-            births(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 11)])).expect("forked");
-        assert_eq!((births[2].kind, births[2].pid), (Kind::StandIn, 11));
+        let forks = forks(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 11)])).expect("forked");
+        assert_eq!((forks[2].kind, forks[2].pid), (Kind::StandIn, 11));
         assert_eq!(
-            (&births[0].after[..], &births[2].siblings[..]),
+            (&forks[0].after[..], &forks[2].siblings[..]),
             (&[2][..], &[1][..])
         );
     }
 
     #[test]
     fn a_dead_group_leader_gets_a_stand_in() {
-        let births =
-            births(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 10)])).expect("forked");
+        let forks = forks(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 10)])).expect("forked");
         assert_eq!(
-            (births[2].kind, births[2].pid, births[2].parent),
+            (forks[2].kind, forks[2].pid, forks[2].parent),
             (Kind::StandIn, 11, 10)
         );
     }
@@ -363,14 +360,14 @@ mod tests {
             node(11, 10, 11, 11),
             node(12, 11, 10, 10),
         ];
-        births(&tree(tasks)).expect("forked before setsid");
+        forks(&tree(tasks)).expect("forked before setsid");
         let tasks = vec![
             node(10, 1, 10, 10),
             node(11, 10, 11, 11),
             node(12, 11, 12, 12),
             node(13, 12, 10, 10),
         ];
-        let error = births(&tree(tasks)).expect_err("nobody");
+        let error = forks(&tree(tasks)).expect_err("nobody");
         let want = "pid 13: its session 10 is not supported: nobody in it could have made it";
         assert_eq!(error.to_string(), want);
     }
