@@ -1,7 +1,7 @@
 //! The memory of tasks: which pages there are, what was written, and how it is read and filled.
 //!
 //! [`scan()`] finds the pages that a task has for itself, [`track`] those that it has written,
-//! [`Kin`] those that it has in common with another, and [`live`] copies those of one instant while
+//! [`CowSharing`] those that it has in common with another, and [`live`] copies those of one instant while
 //! tasks run. [`TaskMemory`] is a source and [`sink`] has the sinks of the pipe in `pages`.
 //!
 //! ```
@@ -38,7 +38,7 @@ pub mod track;
 pub use error::{Error, Result};
 pub use maps::PageMaps;
 pub use scan::scan;
-pub use shared::{Kin, Shared};
+pub use shared::{CowSharing, Shared};
 pub use source::TaskMemory;
 
 // What one call of the kernel takes is what a source and a sink promise to.

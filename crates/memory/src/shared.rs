@@ -32,13 +32,13 @@ pub struct Shared {
 
 /// The stopped tasks of a tree, whose page maps are read once for all that are related.
 #[derive(Default)]
-pub struct Kin {
+pub struct CowSharing {
     /// Entries of a task from a page on.
     read: HashMap<(i32, u64, usize), Rc<[Entry]>>,
     kept: usize,
 }
 
-impl Kin {
+impl CowSharing {
     /// How many entries are kept for the next relation.
     const KEPT: usize = 512 << 10;
 

@@ -23,8 +23,8 @@
 
 mod blocks;
 mod copy;
+mod cow_pair;
 mod events;
-mod family;
 mod lifted;
 mod state;
 mod sweep;
@@ -46,7 +46,7 @@ use sys::uffd::{Features, Uffd};
 use crate::{Error, Result};
 use abi::spans::Spans;
 use copy::{Fresh, Worker};
-use family::Family;
+use cow_pair::CowPair;
 use state::Shared;
 use task::Task;
 pub use task::{Areas, Pages};
@@ -61,7 +61,7 @@ pub const FEATURES: Features = Features::WP
 /// The memory of running tasks. Dropping it lifts all protection.
 pub struct Live {
     tasks: Vec<Arc<Task>>,
-    families: Vec<Family>,
+    cow_pairs: Vec<CowPair>,
     shared: Arc<Shared>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -96,7 +96,7 @@ impl Live {
         };
         Ok(Self {
             tasks,
-            families: Vec::new(),
+            cow_pairs: Vec::new(),
             shared,
             wake,
             thread: Some(thread.map_err(Error::Thread)?),
@@ -175,8 +175,8 @@ impl Live {
         let (Some(child), Some(parent)) = (find(child), find(parent)) else {
             return Ok(());
         };
-        match Family::find(child, parent, areas) {
-            Ok(family) => self.families.push(family),
+        match CowPair::find(child, parent, areas) {
+            Ok(cow_pair) => self.cow_pairs.push(cow_pair),
             Err(Error::Gone { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -187,8 +187,8 @@ impl Live {
     /// copied. To be called for the instant, when all tasks are stopped and [`Live::instant`] was
     /// called for each, and now and then before, so that little is left for afterwards.
     pub fn part(&self, pids: &[i32]) {
-        for family in &self.families {
-            family.part(pids.contains(&family.parent.pid));
+        for cow_pair in &self.cow_pairs {
+            cow_pair.part(pids.contains(&cow_pair.parent.pid));
         }
     }
 

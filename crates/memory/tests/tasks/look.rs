@@ -3,7 +3,7 @@ use std::os::fd::AsFd;
 
 use abi::{Addr, Span};
 use memory::scan::{Area, Found};
-use memory::{Kin, PageMaps};
+use memory::{CowSharing, PageMaps};
 use pages::source::allocated;
 use rustix::thread::CapabilitySet;
 
@@ -148,7 +148,7 @@ fn a_child_shares_what_neither_has_written() {
     let child = parent.ask(&format!("fork({}, 5, 6, 40)", span.start.0)) as i32;
     parent.put(span, 20, 77, 1);
     let spans = [part(span, 0, 30), part(span, 30, 34)];
-    let shared = Kin::default()
+    let shared = CowSharing::default()
         .shared_with(parent.pid(), child, &spans, &mut PageMaps::default())
         .expect("a comparison");
     let shared = shared.common;
@@ -175,7 +175,7 @@ fn sharing_is_found_where_the_kernel_hides_it() {
         let span = parent.map("64", 64);
         parent.put(span, 0, 1, 64);
         let child = parent.ask(&format!("fork({}, 5, 6, 40)", span.start.0)) as i32;
-        let shared = Kin::default()
+        let shared = CowSharing::default()
             .shared_with(parent.pid(), child, &[span], &mut PageMaps::default())
             .expect("a comparison");
         let shared = shared.common;

@@ -88,7 +88,7 @@ impl Spaces {
     pub fn find_shared(&mut self, tree: &Tree) -> Result<()> {
         let position = self.own.iter().enumerate().map(|(at, own)| (own.0, at));
         let position = position.collect::<HashMap<_, _>>();
-        let mut kin = memory::Kin::default();
+        let mut sharing = memory::CowSharing::default();
         for node in &tree.tasks[1..] {
             let (Some(child), true) =
                 (position.get(&node.pid), position.contains_key(&node.parent))
@@ -96,7 +96,7 @@ impl Spaces {
                 continue;
             };
             let own = &self.own[*child].1;
-            let shared = kin.shared_with(node.parent, node.pid, own, &mut self.maps)?;
+            let shared = sharing.shared_with(node.parent, node.pid, own, &mut self.maps)?;
             self.alone.insert(node.pid, shared.alone);
             let shared = shared.common;
             let kind = RunKind::Same {

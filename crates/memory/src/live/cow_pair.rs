@@ -11,18 +11,18 @@ use abi::Span;
 
 use super::blocks::{Block, State, bits_of, block_of};
 use super::task::Task;
-use crate::{Kin, PageMaps, Result};
+use crate::{CowSharing, PageMaps, Result};
 use abi::spans::Spans;
 
 /// A task and the one that it has pages of.
-pub struct Family {
+pub struct CowPair {
     child: Arc<Task>,
     pub parent: Arc<Task>,
     /// How much was looked at of what the parent wrote since.
     seen: AtomicUsize,
 }
 
-impl Family {
+impl CowPair {
     /// Finds the blocks of `areas` of which the child has all pages of its parent. Both run, and
     /// have anonymous memory there.
     pub fn find(child: Arc<Task>, parent: Arc<Task>, areas: &[Span]) -> Result<Self> {
@@ -33,8 +33,8 @@ impl Family {
         let spans = child.book().blocks.stale_spans(areas);
         let mut maps = PageMaps::default();
         let mut look = |spans: &[Span]| -> Result<Spans> {
-            let kin = &mut Kin::default();
-            let shared = kin.shared_with(parent.pid, child.pid, spans, &mut maps);
+            let sharing = &mut CowSharing::default();
+            let shared = sharing.shared_with(parent.pid, child.pid, spans, &mut maps);
             Ok(shared?.common)
         };
         // A page that was moved by the kernel may have left its number to another: of that the
