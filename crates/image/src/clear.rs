@@ -27,7 +27,7 @@ pub fn remove(store: &dyn Store, id: ImageId) -> Result<()> {
 
 /// Removes pages that belong to no image; returns the names of those that stay and that a new image
 /// makes useless.
-pub(crate) fn sweep(store: &dyn Store, claim: &Claim) -> Vec<String> {
+pub(crate) fn leftovers(store: &dyn Store, claim: &Claim) -> Vec<String> {
     let has_image = claim.names.iter().any(|name| name == MANIFEST_NAME);
     let current = has_image.then(|| current(store)).flatten();
     let named = |name: &String| current.is_some_and(|id| id.owns(name));

@@ -35,7 +35,7 @@ pub fn merge(reader: &Reader, writer: &Writer) -> Result<Merged> {
     for space in reader.spaces() {
         writer.space(space.said());
     }
-    let mut lane = Lane {
+    let mut merging = Merging {
         reader,
         writer,
         bytes: Vec::with_capacity(WRITE_BYTES),
@@ -48,15 +48,15 @@ pub fn merge(reader: &Reader, writer: &Writer) -> Result<Merged> {
         for run in reader.runs(space.id) {
             match run.kind {
                 RunKind::Zero | RunKind::Same { .. } => writer.mark(run),
-                RunKind::Part(part) => lane.take(&run, part)?,
+                RunKind::Part(part) => merging.take(&run, part)?,
             }
         }
     }
-    lane.flush()?;
-    Ok(lane.merged)
+    merging.flush()?;
+    Ok(merging.merged)
 }
 
-struct Lane<'a> {
+struct Merging<'a> {
     reader: &'a Reader,
     writer: &'a Writer,
     /// Pages to be written, and whose.
@@ -133,7 +133,7 @@ fn place_of(part: Part) -> u64 {
     u64::from(part.chunk.0) << 32 | u64::from(part.skip_pages)
 }
 
-impl Lane<'_> {
+impl Merging<'_> {
     /// Takes the pages of a run that are parts of a chunk.
     fn take(&mut self, run: &Run, part: Part) -> Result<()> {
         if self.writer.inherit_chunk(self.reader, run, part)? {

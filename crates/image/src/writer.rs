@@ -138,7 +138,7 @@ impl Writer {
         let replaces = claim.names.iter().any(|name| name == MANIFEST_NAME);
         let earlier = replaces.then(|| current(&*store)).flatten();
         marks::refuse_if_needed(&*store, &claim, earlier)?;
-        let old_pages = clear::sweep(&*store, &claim);
+        let old_pages = clear::leftovers(&*store, &claim);
         Ok(Self {
             store,
             id: ImageId(id),
