@@ -59,12 +59,12 @@ impl CowSharing {
     ) -> Result<Shared> {
         let mut shared = Shared::default();
         let mut unknown = Spans::new();
-        for (stretch, window) in windows(spans) {
-            let theirs = self.entries(child, window, maps)?;
-            let ours = self.entries(parent, window, maps)?;
-            for span in stretch.iter().map(|span| span.intersect(window)) {
+        for (stretch, around) in pieces(spans) {
+            let theirs = self.entries(child, around, maps)?;
+            let ours = self.entries(parent, around, maps)?;
+            for span in stretch.iter().map(|span| span.intersect(around)) {
                 for page in span.start.page()..span.end.page() {
-                    let at = (page - window.start.page()) as usize;
+                    let at = (page - around.start.page()) as usize;
                     let (ours, theirs) = (ours[at], theirs[at]);
                     let span = Span::new(Addr::of_page(page), PAGE_BYTES);
                     match same(ours, theirs) {
@@ -84,14 +84,14 @@ impl CowSharing {
         Ok(shared)
     }
 
-    fn entries(&mut self, pid: i32, window: Span, maps: &mut PageMaps) -> Result<Rc<[Entry]>> {
-        let count = window.pages() as usize;
-        let key = (pid, window.start.page(), count);
+    fn entries(&mut self, pid: i32, around: Span, maps: &mut PageMaps) -> Result<Rc<[Entry]>> {
+        let count = around.pages() as usize;
+        let key = (pid, around.start.page(), count);
         if let Some(read) = self.read.get(&key) {
             return Ok(read.clone());
         }
         let mut entries = vec![Entry::default(); count];
-        read(pid, maps, window.start, &mut entries)?;
+        read(pid, maps, around.start, &mut entries)?;
         let entries = Rc::<[Entry]>::from(entries);
         if self.kept + count > Self::KEPT {
             self.read.clear();
@@ -115,7 +115,7 @@ fn read(pid: i32, maps: &mut PageMaps, start: Addr, entries: &mut [Entry]) -> Re
 
 /// Groups spans that are near each other, and cuts the groups into what is read at once. What is
 /// read begins and ends at round addresses: so it is the same for relatives that differ a little.
-fn windows(spans: &[Span]) -> impl Iterator<Item = (&[Span], Span)> {
+fn pieces(spans: &[Span]) -> impl Iterator<Item = (&[Span], Span)> {
     stretches(spans).flat_map(|stretch| {
         let (start, end) = (stretch[0].start, stretch[stretch.len() - 1].end);
         let first = start.page() / ROUND_PAGES * ROUND_PAGES;
@@ -125,8 +125,8 @@ fn windows(spans: &[Span]) -> impl Iterator<Item = (&[Span], Span)> {
         let starts = (first..last).step_by(ENTRIES);
         starts.map(move |page| {
             let pages = (last - page).min(ENTRIES as u64);
-            let window = Span::new(Addr::of_page(page), pages * PAGE_BYTES);
-            (stretch, window)
+            let around = Span::new(Addr::of_page(page), pages * PAGE_BYTES);
+            (stretch, around)
         })
     })
 }

@@ -258,7 +258,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         let prepared = Prepared::of(root)?;
         self.shared = look::shared(&prepared);
         let mut look = LiveLook::new(prepared, &self.live, !last);
-        self.live.settle(&self.areas()?, SHORT)?;
+        self.live.protect_ahead(&self.areas()?, SHORT)?;
         let mut prompt = Prompt::new().ok();
         let (frozen, mut inventory) =
             freeze_and_collect(self.options, self.began, false, &mut look)?;

@@ -26,8 +26,8 @@ impl CowPair {
     /// Finds the blocks of `areas` of which the child has all pages of its parent. Both run, and
     /// have anonymous memory there.
     pub fn find(child: Arc<Task>, parent: Arc<Task>, areas: &[Span]) -> Result<Self> {
-        parent.sweep(areas)?;
-        child.sweep(areas)?;
+        parent.protect_areas(areas)?;
+        child.protect_areas(areas)?;
         let seen = parent.book().blocks.watch();
         let since = child.book().blocks.watch();
         let spans = child.book().blocks.stale_spans(areas);

@@ -9,7 +9,7 @@
 //!    some times; a write meanwhile lifts the protection of its block and goes on. What is not
 //!    protected is found by the next round: those blocks are stale again.
 //! 2. At the instant all tasks are stopped: [`Live::instant`] protects what is not protected. That
-//!    is little, when [`Live::settle`] has just done the same, and found without a look at all page
+//!    is little, when [`Live::protect_ahead`] has just done the same, and found without a look at all page
 //!    tables: where all pages were there and protected, one can be open only if we lifted its
 //!    protection, or if it was discarded, which is told.
 //! 3. Afterwards [`Live::finish`] looks whether that was true, and copies the stale blocks. A write
@@ -26,10 +26,10 @@ mod copy;
 mod cow_pair;
 mod events;
 mod lifted;
+mod protect;
+mod slices;
 mod state;
-mod sweep;
 mod task;
-mod windows;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -47,10 +47,10 @@ use crate::{Error, Result};
 use abi::spans::Spans;
 use copy::{Fresh, Worker};
 use cow_pair::CowPair;
+use slices::slices;
 use state::Shared;
 use task::Task;
 pub use task::{Areas, Pages};
-use windows::windows;
 
 /// What the userfaultfds must be able to do.
 pub const FEATURES: Features = Features::WP
@@ -141,16 +141,16 @@ impl Live {
             return Ok(0);
         };
         task.note(areas);
-        let windows = windows(task.populated(&areas.spans)?);
+        let slices = slices(task.populated(&areas.spans)?);
         let all_bytes = areas.spans.iter().map(|span| span.bytes()).sum();
         let copied_bytes = AtomicU64::new(0);
         workers::work(
             workers::threads_beside(all_bytes),
-            windows.len(),
+            slices.len(),
             Worker::new,
             |worker, number| {
-                let spans = &windows[number];
-                task.sweep(spans)?;
+                let spans = &slices[number];
+                task.protect_areas(spans)?;
                 let whole = Span {
                     start: spans[0].start,
                     end: spans[spans.len() - 1].end,
@@ -197,14 +197,14 @@ impl Live {
     ///
     /// # Errors
     /// As [`Live::round`].
-    pub fn settle(&self, areas: &[(i32, Areas)], short: Duration) -> Result<()> {
+    pub fn protect_ahead(&self, areas: &[(i32, Areas)], short: Duration) -> Result<()> {
         const TRIES: usize = 6;
         for _ in 0..TRIES {
             let begun = Instant::now();
             for (pid, areas) in areas {
                 if let Some(task) = self.task(*pid) {
                     task.note(areas);
-                    match task.sweep_unknown(&areas.spans) {
+                    match task.protect_unknown(&areas.spans) {
                         // It ends, or runs another program: the instant is without it, or refused.
                         Ok(()) | Err(Error::Gone { .. }) => {}
                         Err(error) => return Err(error),
@@ -234,7 +234,7 @@ impl Live {
         };
         events::hear_out(task, &self.shared);
         task.adopt(areas, true)?;
-        let guards = task.sweep_stopped(&areas.spans, trusting)?;
+        let guards = task.protect_stopped(&areas.spans, trusting)?;
         self.shared.saving.store(true, Ordering::SeqCst);
         Ok(guards)
     }

@@ -68,7 +68,7 @@ pub struct Book {
     pub shared: Vec<Span>,
     /// Where pages may have vanished without a trace, until the next instant.
     pub suspects: Vec<Span>,
-    /// Where all pages are there and were protected by a sweep, until that is lifted.
+    /// Where all pages are there and were protected by a pass, until that is lifted.
     pub known: Spans,
     /// Where protection was lifted since, for somebody to write.
     pub lifted: Lifted,

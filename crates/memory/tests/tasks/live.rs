@@ -54,13 +54,13 @@ impl Task {
         let copied = task.live.round(pid, &task.areas, &task.writer, &|_| ());
         let there = PAGES - u64::from(missing.is_some());
         assert_eq!(copied.expect("a round"), there * PAGE_BYTES);
-        task.settle();
+        task.protect_ahead();
         task
     }
 
-    fn settle(&self) {
+    fn protect_ahead(&self) {
         let areas = [(self.child.pid(), self.areas.clone())];
-        let settled = self.live.settle(&areas, Duration::from_millis(1));
+        let settled = self.live.protect_ahead(&areas, Duration::from_millis(1));
         settled.expect("protected");
     }
 
@@ -140,7 +140,7 @@ fn pages_that_were_discarded_are_looked_for_again() {
     let discarded = task.part(600, 3);
     assert!(advise(&mut task.child, discarded, DONTNEED));
     task.put(601, 7);
-    task.settle();
+    task.protect_ahead();
     // It is protected again by now, but not all pages beside it that come.
     task.put(602, 8);
     assert_eq!(task.instant(), []);

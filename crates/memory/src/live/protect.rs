@@ -10,9 +10,9 @@ use sys::pagemap::{Action, Category, Pagemap, Query};
 
 use super::blocks::{BLOCK_BYTES, cut_around};
 use super::events::hear_out;
+use super::slices::{SLICE_BYTES, slices};
 use super::state::Shared;
 use super::task::Task;
-use super::windows::{WINDOW_BYTES, windows};
 
 use crate::scan::room_for;
 use crate::{Error, Result};
@@ -58,17 +58,17 @@ impl Task {
     ///
     /// The order matters: first the pages are protected, then those that are there are noted, so
     /// that no page is protected that was not noted. One that comes in between is not protected,
-    /// and is found by the next sweep.
-    pub fn sweep(&self, areas: &[Span]) -> Result<()> {
+    /// and is found by the next pass.
+    pub fn protect_areas(&self, areas: &[Span]) -> Result<()> {
         areas
             .iter()
-            .try_for_each(|area| self.sweep_part(*area, None).map(drop))
+            .try_for_each(|area| self.protect_part(*area, None).map(drop))
     }
 
     /// Does the same, and looks only where it is not known what is protected.
-    pub fn sweep_unknown(&self, areas: &[Span]) -> Result<()> {
+    pub fn protect_unknown(&self, areas: &[Span]) -> Result<()> {
         let known = intersect(areas, &self.book().known);
-        self.sweep(&subtract(areas, &known))?;
+        self.protect_areas(&subtract(areas, &known))?;
         self.protect_lifted(&known, None)
     }
 
@@ -77,7 +77,7 @@ impl Task {
     ///
     /// Who is `trusting` looks only where it is not known what is protected, and asks
     /// [`Task::confirm`] when the task runs again.
-    pub fn sweep_stopped(&self, areas: &[Span], trusting: bool) -> Result<Spans> {
+    pub fn protect_stopped(&self, areas: &[Span], trusting: bool) -> Result<Spans> {
         /// What one thread looks through faster than another one starts.
         const ALONE_BYTES: u64 = 256 << 20;
         let (suspects, trusted) = {
@@ -96,16 +96,16 @@ impl Task {
             ..=ALONE_BYTES => 1,
             more => workers::threads(more),
         };
-        let windows = windows(self.around_blocks(&unknown));
+        let slices = slices(self.around_blocks(&unknown));
         let guards = Mutex::new(BTreeMap::new());
         workers::work(
             threads,
-            windows.len(),
+            slices.len(),
             |_| (),
             |(), number| {
                 let mut found = Vec::new();
-                for part in &windows[number] {
-                    found.extend(self.sweep_part(*part, Some(areas))?);
+                for part in &slices[number] {
+                    found.extend(self.protect_part(*part, Some(areas))?);
                 }
                 if !found.is_empty() {
                     let mut guards = guards.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,7 +126,7 @@ impl Task {
     fn around_blocks(&self, spans: &[Span]) -> Vec<Span> {
         let book = self.book();
         let pieces = spans.iter();
-        let pieces = pieces.flat_map(|span| book.blocks.pieces(*span, WINDOW_BYTES));
+        let pieces = pieces.flat_map(|span| book.blocks.pieces(*span, SLICE_BYTES));
         pieces.map(|(piece, _)| piece).collect()
     }
 
@@ -136,13 +136,13 @@ impl Task {
         for span in spans {
             let failed = |source| Error::look(self.pid, span.start, source);
             let found = match span.bytes() {
-                ..=WINDOW_BYTES => vec![*span],
+                ..=SLICE_BYTES => vec![*span],
                 _ => {
                     let found = scan(&self.pagemap, *span, &POPULATED).map_err(failed)?;
                     found.into_iter().map(|(span, _)| span).collect()
                 }
             };
-            let cut = cut_around(*span, WINDOW_BYTES, |from| {
+            let cut = cut_around(*span, SLICE_BYTES, |from| {
                 let next = found.partition_point(|span| span.end <= from);
                 found.get(next).map(|span| span.start.max(from))
             });
@@ -151,7 +151,7 @@ impl Task {
         Ok(pieces)
     }
 
-    /// Whether what the last [`Task::sweep_stopped`] took to be protected was so. The task runs.
+    /// Whether what the last [`Task::protect_stopped`] took to be protected was so. The task runs.
     ///
     /// The kernel says nothing when a task makes guard pages where others were (madvise(2),
     /// MADV_GUARD_INSTALL), and drops protection where it merges equal pages (MADV_MERGEABLE).
@@ -180,7 +180,7 @@ impl Task {
 
     /// Protects what is not protected in a part of an area, and returns the guard regions found.
     /// With the areas of a stopped task, nothing may stay unprotected.
-    fn sweep_part(&self, part: Span, stopped: Option<&[Span]>) -> Result<Spans> {
+    fn protect_part(&self, part: Span, stopped: Option<&[Span]>) -> Result<Spans> {
         {
             let mut book = self.book();
             book.known.cut(part);
@@ -200,7 +200,7 @@ impl Task {
     /// who writes meanwhile waits for as long as the book is open.
     fn protect_lifted(&self, known: &[Span], stopped: Option<&[Span]>) -> Result<()> {
         for area in known {
-            for (piece, _) in cut_around(*area, WINDOW_BYTES, Some) {
+            for (piece, _) in cut_around(*area, SLICE_BYTES, Some) {
                 let lifted = self.book().lifted.take(piece);
                 let open = blockwise(lifted.iter().copied(), *area);
                 let (is_whole, _) = self.protect_open(&open, stopped)?;

@@ -4,25 +4,25 @@ use abi::Span;
 use super::blocks::BLOCK_BYTES;
 
 /// Where memory is cut for threads that work on it side by side.
-pub const WINDOW_BYTES: u64 = 32 << 20;
-const _: () = assert!(WINDOW_BYTES.is_multiple_of(BLOCK_BYTES));
+pub const SLICE_BYTES: u64 = 32 << 20;
+const _: () = assert!(SLICE_BYTES.is_multiple_of(BLOCK_BYTES));
 
-/// Puts sorted pieces together that touch the same 32 MiB. No block is in two of the windows that
+/// Puts sorted pieces together that touch the same 32 MiB. No block is in two of the slices that
 /// are given: threads that have one each do not meet.
-pub fn windows(pieces: impl IntoIterator<Item = Span>) -> Vec<Vec<Span>> {
-    let mut windows: Vec<(u64, Vec<Span>)> = Vec::new();
+pub fn slices(pieces: impl IntoIterator<Item = Span>) -> Vec<Vec<Span>> {
+    let mut slices: Vec<(u64, Vec<Span>)> = Vec::new();
     for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
-        let first = piece.start.0 / WINDOW_BYTES;
-        let last = (piece.end.0 - 1) / WINDOW_BYTES;
-        match windows.last_mut() {
+        let first = piece.start.0 / SLICE_BYTES;
+        let last = (piece.end.0 - 1) / SLICE_BYTES;
+        match slices.last_mut() {
             Some((reached, pieces)) if *reached == first => {
                 pieces.push(piece);
                 *reached = last;
             }
-            _ => windows.push((last, vec![piece])),
+            _ => slices.push((last, vec![piece])),
         }
     }
-    windows.into_iter().map(|(_, pieces)| pieces).collect()
+    slices.into_iter().map(|(_, pieces)| pieces).collect()
 }
 
 #[cfg(test)]
@@ -33,14 +33,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_has_all_that_is_in_it() {
+    fn a_slice_has_all_that_is_in_it() {
         let span = |start: u64, end: u64| Span {
             start: Addr(start << 20),
             end: Addr(end << 20),
         };
         let spans = [span(1, 2), span(3, 40), span(50, 64), span(130, 200)];
         let pieces = spans.iter().flat_map(|span| {
-            let pieces = cut_around(*span, WINDOW_BYTES, Some);
+            let pieces = cut_around(*span, SLICE_BYTES, Some);
             pieces.into_iter().map(|(piece, _)| piece)
         });
         let expected = [
@@ -50,12 +50,12 @@ mod tests {
             vec![span(160, 192)],
             vec![span(192, 200)],
         ];
-        assert_eq!(windows(pieces), expected);
-        assert_eq!(windows([]), Vec::<Vec<Span>>::new());
+        assert_eq!(slices(pieces), expected);
+        assert_eq!(slices([]), Vec::<Vec<Span>>::new());
         // What has no pages is one piece, and its last block may be another one's first.
         let far = [span(1, 2), span(32, 1 << 20), span(1 << 20, 1 << 21)];
-        assert_eq!(windows(far), [vec![far[0]], vec![far[1]], vec![far[2]]]);
+        assert_eq!(slices(far), [vec![far[0]], vec![far[1]], vec![far[2]]]);
         let near = [span(1, (1 << 20) + 1), span((1 << 20) + 2, 1 << 21)];
-        assert_eq!(windows(near), [near.to_vec()]);
+        assert_eq!(slices(near), [near.to_vec()]);
     }
 }
