@@ -37,8 +37,8 @@ pub(super) fn check(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<()> {
         return Ok(());
     }
     for (what, name, flag) in OWN {
-        if let Some(twins) = twins(&pids, |one, other| compare(one, other, what))? {
-            obstacles.note(Err::<(), _>(shared(twins, name, flag)))?;
+        if let Some(pair) = equal_pair(&pids, |one, other| compare(one, other, what))? {
+            obstacles.note(Err::<(), _>(shared(pair, name, flag)))?;
         }
     }
     let own = gettid().as_raw_nonzero().get();
@@ -89,17 +89,17 @@ fn check_undo(pids: &[i32], own: i32) -> Result<()> {
     let forgotten = kcmp::forget_semaphore_undo();
     forgotten.map_err(|e| Error::kernel("cannot unshare semaphore undo lists", e))?;
     let having = unequal(pids, own, WHAT)?;
-    match twins(&having, |one, other| compare(one, other, WHAT))? {
-        Some(twins) => Err(shared(twins, "semaphore undo list", "CLONE_SYSVSEM")),
+    match equal_pair(&having, |one, other| compare(one, other, WHAT))? {
+        Some(pair) => Err(shared(pair, "semaphore undo list", "CLONE_SYSVSEM")),
         None => Ok(()),
     }
 }
 
 fn check_io(pids: &[i32], own: i32) -> Result<()> {
     const WHAT: Shared = Shared::Io;
-    let twins = |pids: &[i32]| twins(pids, |one, other| compare(one, other, WHAT));
+    let equal_pair = |pids: &[i32]| equal_pair(pids, |one, other| compare(one, other, WHAT));
     let unlike = unequal(pids, own, WHAT)?;
-    let Some(mut found) = twins(&unlike)? else {
+    let Some(mut found) = equal_pair(&unlike)? else {
         return Ok(());
     };
     // A task that is equal to this thread, which shares with nobody, has none, as this thread.
@@ -110,8 +110,8 @@ fn check_io(pids: &[i32], own: i32) -> Result<()> {
             log::debug!("every thread here has an I/O context: those of the tree are not compared");
             return Ok(());
         }
-        match twins(&unequal(pids, one.tid, WHAT)?)? {
-            Some(twins) => found = twins,
+        match equal_pair(&unequal(pids, one.tid, WHAT)?)? {
+            Some(pair) => found = pair,
             None => return Ok(()),
         }
     }
@@ -161,7 +161,7 @@ fn compare(one: i32, other: i32, what: Shared) -> Result<Ordering> {
 }
 
 /// The first two that are equal, found with as few comparisons as sorting needs.
-fn twins(
+fn equal_pair(
     pids: &[i32],
     mut compare: impl FnMut(i32, i32) -> Result<Ordering>,
 ) -> Result<Option<(i32, i32)>> {
@@ -189,11 +189,11 @@ mod tests {
     use crate::freeze::freeze;
 
     #[test]
-    fn twins_are_found_among_many() {
+    fn an_equal_pair_is_found_among_many() {
         let by = |key: fn(i32) -> i32| move |one, other| Ok(key(one).cmp(&key(other)));
         let pids = [50, 7, 31, 2, 99, 64, 18];
-        assert_eq!(twins(&pids, by(|pid| -pid)).expect("no error"), None);
-        let found = twins(&pids, by(|pid| pid % 29)).expect("no error");
+        assert_eq!(equal_pair(&pids, by(|pid| -pid)).expect("no error"), None);
+        let found = equal_pair(&pids, by(|pid| pid % 29)).expect("no error");
         assert_eq!(found, Some((31, 2)));
         let mut count = 0;
         let many = (0..50).collect::<Vec<_>>();
@@ -201,7 +201,7 @@ mod tests {
             count += 1;
             Ok(one.cmp(&other))
         };
-        assert_eq!(twins(&many, counted).expect("no error"), None);
+        assert_eq!(equal_pair(&many, counted).expect("no error"), None);
         assert!(count < 300, "{count}");
     }
 
