@@ -276,9 +276,9 @@ pub(super) fn describe(
     let mut described = Described::default();
     let mut saved: Vec<Payloads> = Vec::new();
     files.find_repeated();
-    let (mut first, mut guardians, mut connections) = (0, Vec::new(), Vec::new());
+    let (mut first, mut watchdogs, mut connections) = (0, Vec::new(), Vec::new());
     while first < files.opens.len() {
-        guardians.extend(peek::guard(&files.opens[first..])?);
+        watchdogs.extend(peek::guard(&files.opens[first..])?);
         let mut context = Context::new(allow, files, &mut described);
         for (at, kind) in (first..).zip(kinds) {
             let mut payloads = Payloads::default();

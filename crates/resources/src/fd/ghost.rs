@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
-use sys::guardian::apart;
 use sys::socket::Along;
+use sys::watchdog::apart;
 
 use super::place::{Place, folder_above};
 use super::{DumpContext, Open, RestoreContext, status};

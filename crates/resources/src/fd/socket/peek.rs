@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use sys::guardian::{Guardian, Setting};
 use sys::socket::{Count, Received};
+use sys::watchdog::{Setting, Watchdog};
 
 use super::Nature;
 use crate::fd::Open;
@@ -63,13 +63,13 @@ impl Drop for PeekFrom<'_> {
     }
 }
 
-/// Has a guardian set where peeking starts, should this process be killed, to what it is now for
+/// Has a watchdog set where peeking starts, should this process be killed, to what it is now for
 /// those of `opens` whose queues are looked at; none where all queues are empty. It is to be kept
 /// as long as they are.
 ///
 /// # Errors
 /// When a socket cannot be fetched from its task, or the system calls' errno.
-pub fn guard(opens: &[Open<'_>]) -> Result<Option<Guardian>> {
+pub fn guard(opens: &[Open<'_>]) -> Result<Option<Watchdog>> {
     let failed = |error| Error::kernel("guard where the tree's sockets peek from", error);
     let mut settings = Vec::new();
     for open in opens {
@@ -95,7 +95,7 @@ pub fn guard(opens: &[Open<'_>]) -> Result<Option<Guardian>> {
     if settings.is_empty() {
         return Ok(None);
     }
-    Guardian::start(&settings).map(Some).map_err(failed)
+    Watchdog::start(&settings).map(Some).map_err(failed)
 }
 
 /// Whether there is anything to be read.

@@ -10,9 +10,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use prost::Message as _;
-use sys::guardian::{Guardian, Setting};
 use sys::nft;
 pub use sys::nft::{Label, Leftover};
+use sys::watchdog::{Setting, Watchdog};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::repair;
@@ -33,14 +33,14 @@ pub struct Lock {
     name: String,
     connections: Vec<nft::Connection>,
     sockets: Vec<OwnedFd>,
-    guardian: Option<Guardian>,
+    watchdog: Option<Watchdog>,
     owner: nft::Owned,
 }
 
 impl Lock {
     /// Blocks the established connections among `opens`, whose tasks are stopped; `None` when
     /// there are none, or `allow` does not have them saved. From here on [`super::TcpSocket`] can
-    /// read them: should this process be killed while it does, a guardian ends the repair mode.
+    /// read them: should this process be killed while it does, a watchdog ends the repair mode.
     ///
     /// # Errors
     /// When the rules cannot be installed (nothing is changed then), or a system call fails.
@@ -78,7 +78,7 @@ impl Lock {
                 settings.push(set((1, repair::SO_PEEK_OFF, from)));
             }
         }
-        let guardian = Guardian::start(&settings).map_err(failed)?;
+        let watchdog = Watchdog::start(&settings).map_err(failed)?;
         let connections: Vec<_> = found.iter().map(|(connection, _)| *connection).collect();
         let name = name_of(connections.clone());
         let owner =
@@ -89,7 +89,7 @@ impl Lock {
             name,
             connections,
             sockets,
-            guardian: Some(guardian),
+            watchdog: Some(watchdog),
             owner,
         }))
     }
@@ -107,7 +107,7 @@ impl Lock {
     /// The system calls' errno; nothing is changed then.
     pub fn stay(&mut self, label: &Label) -> Result<()> {
         // No connection is being read any more.
-        self.guardian = None;
+        self.watchdog = None;
         // What an earlier dump of these connections may have left is replaced.
         let blocked =
             nft::unblock(&self.name).and_then(|_| nft::block(&self.name, label, &self.connections));

@@ -109,7 +109,7 @@ pub fn look(master: BorrowedFd<'_>) -> io::Result<Flight> {
     if silent && !is_canonical(&mode) {
         return Ok(Flight::default());
     }
-    let bytes = sys::guardian::apart(|| {
+    let bytes = sys::watchdog::apart(|| {
         let flight = take(master, slave.as_fd(), &mode);
         // An empty answer is a flight without anything; a failure needs another form.
         match flight {

@@ -1,7 +1,7 @@
 //! A helper process that sets socket options when this process dies without having done so.
 //!
 //! Reading a connection needs it in a mode in which its owner cannot use it. Whoever is killed in
-//! that moment cannot switch it off any more; the guardian, which waits for nothing else, can.
+//! that moment cannot switch it off any more; the watchdog, which waits for nothing else, can.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -23,13 +23,13 @@ pub struct Setting<'a> {
 
 /// A process that waits for this one to die; it is gone when this is dropped.
 #[derive(Debug)]
-pub struct Guardian {
+pub struct Watchdog {
     pid: libc::pid_t,
     /// Written to by [`Drop`]; ends when this process does.
     alive: OwnedFd,
 }
 
-impl Guardian {
+impl Watchdog {
     /// Starts it with the settings that it is to make, in their order. It holds copies of these
     /// sockets and of no other descriptor.
     ///
@@ -71,7 +71,7 @@ impl Guardian {
     }
 }
 
-/// The guardian's life, with all signals blocked.
+/// The watchdog's life, with all signals blocked.
 fn guard(kept: &[RawFd], end: RawFd, plan: &[(RawFd, i32, i32, i32)]) -> ! {
     let mut next: libc::c_uint = 0;
     for fd in kept {
@@ -100,7 +100,7 @@ fn guard(kept: &[RawFd], end: RawFd, plan: &[(RawFd, i32, i32, i32)]) -> ! {
     }
 }
 
-impl Drop for Guardian {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         let _ = rustix::io::write(&self.alive, &[1]);
         wait(self.pid);
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn nothing_is_set_when_all_goes_well() {
         let socket = socket::open(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
-        drop(Guardian::start(&[setting(&socket)]).unwrap());
+        drop(Watchdog::start(&[setting(&socket)]).unwrap());
         assert_eq!(
             socket::number(&socket, libc::SOL_SOCKET, PRIORITY).unwrap(),
             0
@@ -192,11 +192,11 @@ mod tests {
     #[test]
     fn options_are_set_when_the_process_is_gone() {
         let socket = socket::open(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
-        let mut guardian = Guardian::start(&[setting(&socket)]).unwrap();
-        // To the guardian, the other end of its pipe closing is this process's death.
+        let mut watchdog = Watchdog::start(&[setting(&socket)]).unwrap();
+        // To the watchdog, the other end of its pipe closing is this process's death.
         let (_, other) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        guardian.alive = other;
-        assert_eq!(wait(guardian.pid), 0);
+        watchdog.alive = other;
+        assert_eq!(wait(watchdog.pid), 0);
         assert_eq!(
             socket::number(&socket, libc::SOL_SOCKET, PRIORITY).unwrap(),
             5
