@@ -139,7 +139,7 @@ pub fn serve(
     }
     let listener = listen(&options.socket)?;
     let control = options.control.as_deref();
-    let control = control.map(|path| listen(path)).transpose()?;
+    let control = control.map(listen).transpose()?;
     let kernel = |doing: &'static str| move |source: io::Error| Error::Kernel { doing, source };
     let watchdog = Watchdog::start().map_err(kernel("cannot start a watchdog"))?;
     let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
