@@ -260,7 +260,7 @@ pub static FLAGS: &[Flag] = &[
         .with("[CONTROLLER:]/PATH", |o, value| {
             push(&mut o.allowed.cgroups.roots, values::cgroup_root(text(value)?))
         })
-        .help("The topmost control group of the tree, in the hierarchy of that controller or in all \
+        .help("The topmost control group of the tree, in that controller's hierarchy or in all \
             others: a dump saves what is below it, a restore puts it in the place of what was the \
             topmost one; may be given again"),
     flag("cgroup-yard", Required, [Taken, Taken, Idle])

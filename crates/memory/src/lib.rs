@@ -2,7 +2,8 @@
 //!
 //! [`scan()`] finds the pages that a task has for itself, [`track`] those that it has written,
 //! [`CowSharing`] those that it has in common with another, and [`live`] copies those of one
-//! instant while tasks run. [`TaskMemory`] is a source and [`sink`] has the sinks of the pipe in `pages`.
+//! instant while tasks run. [`TaskMemory`] is a source and [`sink`] has the sinks of the pipe in
+//! `pages`.
 //!
 //! ```
 //! use abi::{Addr, Span};

@@ -46,8 +46,8 @@ fn other(images: &Images) -> Error {
     ))
 }
 
-/// Starts an image in `images` of a memory of so many pages, over the one in `parent` where there is
-/// one.
+/// Starts an image in `images` of a memory of so many pages, over the one in `parent` where there
+/// is one.
 ///
 /// # Errors
 /// [`Error::Store`], [`Error::Image`]; [`Error::Unfit`] where the parent is of another length.

@@ -9,9 +9,9 @@
 //!    some times; a write meanwhile lifts the protection of its block and goes on. What is not
 //!    protected is found by the next round: those blocks are stale again.
 //! 2. At the instant all tasks are stopped: [`Live::instant`] protects what is not protected. That
-//!    is little, when [`Live::protect_ahead`] has just done the same, and found without a look at all page
-//!    tables: where all pages were there and protected, one can be open only if we lifted its
-//!    protection, or if it was discarded, which is told.
+//!    is little, when [`Live::protect_ahead`] has just done the same, and found without a look at
+//!    all page tables: where all pages were there and protected, one can be open only if we lifted
+//!    its protection, or if it was discarded, which is told.
 //! 3. Afterwards [`Live::finish`] looks whether that was true, and copies the stale blocks. A write
 //!    to one waits until the thread of ours has copied the block: 64 KiB, into memory of at most
 //!    64 MiB in all.
