@@ -3,7 +3,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::ahead::Piece;
-use crate::install::{Installer, MOST_BYTES, NOBODY, Outcome};
+use crate::install::{Installer, MOST_BYTES, Outcome};
 use crate::{Result, Session};
 
 /// How long prefetching waits while faults are being answered, at a time.
@@ -75,7 +75,7 @@ impl Session {
                 continue;
             };
             let piece = claim.range.clone();
-            match installer.install(number, piece.clone(), false, NOBODY, "prefetch")? {
+            match installer.bring_early(number, piece.clone())? {
                 Outcome::Done(_) => at = piece.end,
                 // Whoever reads the events goes first.
                 Outcome::Again | Outcome::Claimed => {

@@ -65,7 +65,10 @@ impl<'a> Installer<'a> {
             let outcome = match fault.protected {
                 true => self.let_write(number, &fault)?,
                 false => match self.bring(number, &fault) {
-                    Err(error) => self.poison(number, &fault, error)?,
+                    Err(error) => {
+                        let region = &self.session.regions[number].0;
+                        self.poison(number, region.number_of(fault.addr), error)?
+                    }
                     Ok(outcome) => outcome,
                 },
             };
@@ -150,12 +153,11 @@ impl<'a> Installer<'a> {
     }
 
     /// Has who touches a page that cannot be brought in get `SIGBUS`, where that is wanted.
-    fn poison(&self, number: usize, fault: &Waiting, error: Error) -> Result<Outcome> {
+    fn poison(&self, number: usize, page: u64, error: Error) -> Result<Outcome> {
         if !self.session.options.poison || !matches!(error, Error::Image(_) | Error::Pages(_)) {
             return Err(error);
         }
         let region = &self.session.regions[number].0;
-        let page = region.number_of(fault.addr);
         let span = region.span_of(&(page..page + 1));
         log::error!(
             "{span} of process {} is poisoned: {error}",
@@ -169,6 +171,28 @@ impl<'a> Installer<'a> {
                 _ => Err(Error::call("poison", span, self.session.pid, error)),
             },
         }
+    }
+
+    /// Brings in pages that nobody waits for, as far as there is nothing wrong with them; others
+    /// are poisoned one by one, where that is wanted.
+    ///
+    /// # Errors
+    /// Those of [`Session::serve`].
+    pub fn bring_early(&mut self, number: usize, range: Range<u64>) -> Result<Outcome> {
+        let together = self.install(number, range.clone(), false, NOBODY, "prefetch");
+        if !matches!(together, Err(Error::Image(_) | Error::Pages(_))) {
+            return together;
+        }
+        for page in range {
+            let outcome = match self.install(number, page..page + 1, false, NOBODY, "prefetch") {
+                Err(error) => self.poison(number, page, error)?,
+                Ok(outcome) => outcome,
+            };
+            if outcome == Outcome::Again {
+                return Ok(outcome);
+            }
+        }
+        Ok(Outcome::Done("poisoned"))
     }
 
     /// What is worth being brought in together with a page.

@@ -484,8 +484,16 @@ fn a_server_killed_at_any_moment_leaves_whole_layers_or_none() {
 #[test]
 fn a_damaged_page_reaches_no_machine() {
     needs_root!();
-    for (fate, told) in [("kill", "is killed"), ("poison", "is poisoned")] {
-        let server = Server::start(&["--on-error", fate]);
+    for (fate, prefetch, told) in [
+        ("kill", "none", "is killed"),
+        ("poison", "none", "is poisoned"),
+        ("kill", "all", "is killed"),
+        ("poison", "all", "is poisoned"),
+        ("poison", "drain", "is poisoned"),
+    ] {
+        let mut server = Server::start(&[]);
+        server.signal(Signal::TERM);
+        assert_eq!(server.wait(), Some(0), "{}", server.log());
         let files = std::fs::read_dir(server.path("0")).expect("an image");
         let files = files.map(|file| file.expect("a file").path());
         let pages = files.filter(|path| path.to_string_lossy().contains("pages-"));
@@ -495,21 +503,29 @@ fn a_damaged_page_reaches_no_machine() {
             bytes[middle] ^= 1;
             std::fs::write(&path, bytes).expect("written");
         }
+        let early = if prefetch == "all" { "all" } else { "none" };
+        server.serve("0", &["--on-error", fate, "--prefetch", early]);
         let monitor = server.monitor("found");
+        if prefetch == "drain" {
+            server.session(monitor.pid());
+            server.signal(Signal::TERM);
+            assert_eq!(server.wait(), Some(0), "{}", server.log());
+        }
         let answer = monitor.try_ask("check");
-        assert!(answer.is_err(), "{fate}: {answer:?}");
+        assert!(answer.is_err(), "{fate} {prefetch}: {answer:?}");
         wait_until("the monitor to end", SOON, || {
             !tree::is_alive(monitor.pid())
         });
         let log = server.log();
         assert!(
             log.contains(told) && log.contains("checksum"),
-            "{fate}: {log}"
+            "{fate} {prefetch}: {log}"
         );
-        assert_eq!(
-            server.get("/sessions")["sessions"].as_array().map(Vec::len),
-            Some(0)
-        );
+        if prefetch != "drain" {
+            wait_until("its session to end", SOON, || {
+                server.get("/sessions")["sessions"].as_array().map(Vec::len) == Some(0)
+            });
+        }
     }
 }
 
