@@ -70,8 +70,14 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         self.child = Some(command.spawn().expect("it starts"));
+        // Who answers also hears signals.
         wait_until("the server", SOON, || {
-            UnixStream::connect(self.path("control")).is_ok()
+            let Ok(mut control) = UnixStream::connect(self.path("control")) else {
+                return false;
+            };
+            let asked = b"GET /sessions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+            let mut answer = String::new();
+            control.write_all(asked).is_ok() && control.read_to_string(&mut answer).is_ok()
         });
     }
 
@@ -353,10 +359,9 @@ fn hostile_monitors_harm_nobody_else() {
     });
     assert_eq!(monitor.ask("check"), "right");
     assert_eq!(server.monitor("told").ask("check"), "right");
-    assert_eq!(
-        server.get("/sessions")["sessions"].as_array().map(Vec::len),
-        Some(1)
-    );
+    wait_until("the other sessions to end", SOON, || {
+        server.get("/sessions")["sessions"].as_array().map(Vec::len) == Some(1)
+    });
 }
 
 #[test]
