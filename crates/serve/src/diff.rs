@@ -1,16 +1,27 @@
 //! What the target has changed, as a layer over the image that it came from.
 use std::ops::Range;
 use std::slice;
+use std::time::{Duration, Instant};
 
 use abi::spans::{Ranges, Spans, intersect, subtract};
 use abi::{PAGE_BYTES, Span};
 use image::{Granule, NewSpace, Reader, Run, RunKind, Writer};
 use memory::TaskMemory;
 use pages::Extent;
+use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Query};
 
 use crate::region::Known;
+use crate::session::lock;
 use crate::{Ability, Error, Region, Result, Session};
+
+/// How long to wait before written pages are looked for again where the target's mappings were
+/// changing, and for how long at the most.
+const CHANGING: Duration = Duration::from_micros(200);
+const CHANGING_MOST: Duration = Duration::from_secs(10);
+
+/// How long after it was heard that pages were given up they are still looked at.
+const LATE_MOST: Duration = Duration::from_secs(60);
 
 /// What a difference consists of, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,13 +64,12 @@ impl Session {
         let Some(parent) = writer.parent().cloned() else {
             return Err(Error::Unable("a difference needs a parent".to_owned()));
         };
-        let _alone = self.order.write();
         let memory = TaskMemory::new(self.pid);
         let mut difference = Difference::default();
         let (mut stored, mut zero) = (Vec::new(), Vec::new());
-        for (region, known) in &self.regions {
-            self.find_written(region, known)?;
-            let sorted = self.sort(region, known)?;
+        // Faults are answered from here on: what is given up all the same comes for who reads it,
+        // and is the next difference's.
+        for ((region, _), sorted) in self.regions.iter().zip(self.sort_all()?) {
             let data = extents(region, &sorted.data);
             let doubtful = extents(region, &sorted.doubtful);
             difference.written_pages += count(&data) + count(&doubtful);
@@ -92,10 +102,39 @@ impl Session {
         }
     }
 
+    /// Tells which pages of each region may have changed, at one moment, and has them tracked anew.
+    fn sort_all(&self) -> Result<Vec<Sorted>> {
+        let began = Instant::now();
+        let _alone = loop {
+            let alone = self.order.write();
+            let found = self.regions.iter().try_for_each(|(region, known)| {
+                // Nothing is forgotten where a later region fails.
+                self.find_written(region, known)
+            });
+            match found {
+                Ok(()) => break alone,
+                Err(Error::Call { source, .. })
+                    if Errno::from_io_error(&source) == Some(Errno::AGAIN)
+                        && began.elapsed() < CHANGING_MOST =>
+                {
+                    // Pages are being given up: whoever reads that goes first.
+                    drop(alone);
+                    std::thread::sleep(CHANGING);
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        for (region, known) in &self.regions {
+            self.find_removed(region, known)?;
+        }
+        let sorted = self.regions.iter();
+        sorted
+            .map(|(region, known)| self.sort(region, known))
+            .collect()
+    }
+
     /// Adds what was written to what is not saved, and has it tracked anew.
     fn find_written(&self, region: &Region, known: &Known) -> Result<()> {
-        // What comes from here on is the next difference's.
-        known.removed_since.move_to(&known.unsaved_removed);
         if self.ability == Ability::Told {
             known.written.move_to(&known.unsaved);
             for range in known.installed.ranges() {
@@ -115,6 +154,28 @@ impl Session {
         for span in self.scan(&[region.span()], &query, Action::PROTECT)? {
             known.unsaved.add(region.numbers_of(span).0);
         }
+        Ok(())
+    }
+
+    /// Adds what was given up to what is not saved. We hear of it before it is done: what is there
+    /// all the same, written again or not gone yet, is looked at by later differences, too.
+    fn find_removed(&self, region: &Region, known: &Known) -> Result<()> {
+        for range in known.late.ranges() {
+            known.unsaved_removed.add(range.clone());
+            known.unsaved_suspects.add(range);
+        }
+        // A thread that was about to give them up has done so by now.
+        if lock(&self.removed_at).is_none_or(|at| at.elapsed() > LATE_MOST) {
+            known.late.remove(0..region.len());
+        }
+        let removed = known.removed_since.ranges();
+        let spans = removed.iter().map(|range| region.span_of(range));
+        let there = self.there(&spans.collect::<Spans>(), region.granule == Granule::Small)?;
+        for span in there {
+            known.late.add(region.numbers_of(span).0);
+        }
+        // What comes from here on is the next difference's.
+        known.removed_since.move_to(&known.unsaved_removed);
         Ok(())
     }
 

@@ -58,6 +58,9 @@ impl Session {
                 Event::Unknown(number) => log::warn!("a userfaultfd told {number}"),
             }
         }
+        if !given_up.is_empty() {
+            *lock(&self.removed_at) = Some(since);
+        }
         for span in given_up {
             self.release_removed(span)?;
         }
@@ -66,11 +69,12 @@ impl Session {
 
     /// Notes that what is in `span` reads as zeros.
     fn note_removed(&self, span: Span) {
-        for (number, (region, known)) in self.regions.iter().enumerate() {
+        for (region, known) in &self.regions {
             let (whole, cut) = region.numbers_of(span);
             known.removed.add(whole.clone());
             known.removed_since.add(whole.clone());
             known.installed.remove(whole.clone());
+            known.early.remove(whole.clone());
             known.written.remove(whole.clone());
             known.unsaved.remove(whole.clone());
             if self.ability == Ability::Told {
@@ -83,7 +87,7 @@ impl Session {
                     let part = span.intersect(region.span_of(&(page..page + 1)));
                     let from = (part.start.0 - region.at.0) / PAGE_BYTES;
                     let pages = part.bytes() / PAGE_BYTES;
-                    lock(&self.punched).push((number, from..from + pages));
+                    known.punched.add(from..from + pages);
                 }
             }
         }

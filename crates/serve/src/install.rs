@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use crate::ahead::Piece;
 use crate::events::Waiting;
 use crate::metrics::Fault;
-use crate::session::lock;
-use crate::{Ability, Error, Result, Session};
+use crate::region::Known;
+use crate::{Ability, Error, Region, Result, Session};
 
 /// What is brought in together at the most: a huge page. A fault waits for no more than that.
 pub(crate) const MOST_BYTES: u64 = 2 << 20;
@@ -90,7 +90,11 @@ impl<'a> Installer<'a> {
                 true => "write-protect",
                 false => "missing",
             };
-            let page_size = self.session.regions[number].0.granule_bytes();
+            let (region, known) = &self.session.regions[number];
+            let page_size = region.granule_bytes();
+            if outcome == "there" && known.early.has(region.number_of(fault.addr)) {
+                self.session.metrics.prefetch_hits.inc();
+            }
             let fault_of = Fault {
                 kind,
                 page_size,
@@ -157,8 +161,12 @@ impl<'a> Installer<'a> {
         if !self.session.options.poison || !matches!(error, Error::Image(_) | Error::Pages(_)) {
             return Err(error);
         }
-        let region = &self.session.regions[number].0;
+        let (region, known) = &self.session.regions[number];
         let span = region.span_of(&(page..page + 1));
+        let _order = self.session.order.read();
+        if known.removed.has(page) {
+            return Ok(Outcome::Again);
+        }
         log::error!(
             "{span} of process {} is poisoned: {error}",
             self.session.pid
@@ -250,11 +258,14 @@ impl<'a> Installer<'a> {
         if !is_zero {
             let bytes = &mut self.buffer.bytes()[..len];
             session.image.read_pages(region.space, pages.start, bytes)?;
-            punch(session, number, &range, bytes);
         }
         let _order = session.order.read();
         if (range.clone()).any(|page| known.removed.has(page) != removed) {
             return Ok(Outcome::Again);
+        }
+        if !is_zero {
+            // Not before: what is given up now waits until these are there.
+            punch(region, known, &range, &mut self.buffer.bytes()[..len]);
         }
         let bytes = match is_zero {
             true => &self.zeros.bytes()[..len],
@@ -263,6 +274,9 @@ impl<'a> Installer<'a> {
         let outcome = place(session, number, span, bytes, wanted)?;
         if outcome == Placing::Again {
             return Ok(Outcome::Again);
+        }
+        if matches!(source, "prefetch" | "ahead") {
+            known.early.add(range);
         }
         let source = if is_zero { "zero" } else { source };
         session.metrics.installed(source, span.bytes());
@@ -332,16 +346,18 @@ fn place(
 }
 
 /// Clears in `bytes`, the pages `range` of a region, what was given up of parts of pages.
-fn punch(session: &Session, number: usize, range: &Range<u64>, bytes: &mut [u8]) {
-    let punched = lock(&session.punched);
-    let size = session.regions[number].0.granule.pages();
+fn punch(region: &Region, known: &Known, range: &Range<u64>, bytes: &mut [u8]) {
+    if region.granule == Granule::Small {
+        return;
+    }
+    let size = region.granule.pages();
     let (first, end) = (range.start * size, range.end * size);
-    for (_, part) in punched.iter().filter(|(of, _)| *of == number) {
-        let (from, to) = (part.start.max(first), part.end.min(end));
-        if from < to {
-            let at = |page: u64| ((page - first) * PAGE_BYTES) as usize;
-            bytes[at(from)..at(to)].fill(0);
-        }
+    let mut at = known.punched.next(first, true);
+    while at < end {
+        let until = known.punched.next(at, false).min(end);
+        let byte = |page: u64| ((page - first) * PAGE_BYTES) as usize;
+        bytes[byte(at)..byte(until)].fill(0);
+        at = known.punched.next(until, true);
     }
 }
 

@@ -8,6 +8,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::Progress;
+
 /// A fault.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Fault {
@@ -40,6 +42,11 @@ pub struct Metrics {
     pub(crate) queued: Gauge,
     /// Sessions that are served.
     pub sessions: Gauge,
+    resident: Gauge,
+    remaining: Gauge,
+    native: Gauge,
+    /// Faults on pages that were brought in, or on their way, before they were asked for.
+    pub(crate) prefetch_hits: Counter,
     diffs: Counter,
     diff_pages: Counter,
 }
@@ -68,6 +75,10 @@ impl Metrics {
             unregistering: Family::default(),
             queued: Gauge::default(),
             sessions: Gauge::default(),
+            resident: Gauge::default(),
+            remaining: Gauge::default(),
+            native: Gauge::default(),
+            prefetch_hits: Counter::default(),
             diffs: Counter::default(),
             diff_pages: Counter::default(),
         }
@@ -95,10 +106,47 @@ impl Metrics {
         registry.register("queue_depth", what, self.queued.clone());
         let what = "Sessions that are served";
         registry.register("sessions", what, self.sessions.clone());
+        for (name, what, gauge) in [
+            ("resident", "Bytes that were brought in", &self.resident),
+            (
+                "remaining",
+                "Bytes that machines would wait for",
+                &self.remaining,
+            ),
+            (
+                "native",
+                "Bytes that the kernel brings in by itself",
+                &self.native,
+            ),
+        ] {
+            registry.register_with_unit(name, what, Unit::Bytes, gauge.clone());
+        }
+        let what = "Faults on pages that were on their way, or there, before they were asked for";
+        registry.register("prefetch_hits", what, self.prefetch_hits.clone());
         let what = "Differences that were written";
         registry.register("diffs", what, self.diffs.clone());
         let what = "Pages of 4 KiB that these stored";
         registry.register("diff_pages", what, self.diff_pages.clone());
+    }
+
+    /// Tells how far all sessions are together.
+    pub fn progress(&self, progress: &[Progress]) {
+        for (gauge, bytes) in [
+            (
+                &self.resident,
+                progress.iter().map(|one| one.resident_bytes).sum::<u64>(),
+            ),
+            (
+                &self.remaining,
+                progress.iter().map(|one| one.remaining_bytes).sum(),
+            ),
+            (
+                &self.native,
+                progress.iter().map(|one| one.native_bytes).sum(),
+            ),
+        ] {
+            gauge.set(bytes.cast_signed());
+        }
     }
 
     pub(crate) fn fault(&self, fault: &Fault, took: Duration) {

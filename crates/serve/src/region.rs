@@ -103,6 +103,13 @@ pub(crate) struct Known {
     pub removed: Bits,
     /// The same, since the last diff.
     pub removed_since: Bits,
+    /// Given up before a diff not long ago, which found them there all the same: the target's call
+    /// may not have come to them yet.
+    pub late: Bits,
+    /// Parts of huge pages, in pages of 4 KiB, that were given up before the page came in.
+    pub punched: Bits,
+    /// Brought in before anybody asked.
+    pub early: Bits,
     /// Those of which the next diff must look at the contents.
     pub suspects: Bits,
     /// Told to be written, where the kernel tells each.
@@ -116,15 +123,23 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Nothing of so many pages.
-    pub fn new(pages: u64) -> Self {
-        let none = || Bits::new(pages);
+    /// Nothing of the pages of a region.
+    pub fn new(region: &Region) -> Self {
+        let none = || Bits::new(region.len());
+        let punched = match region.granule {
+            // They are given up whole.
+            Granule::Small => 0,
+            Granule::Large | Granule::Huge => region.bytes / PAGE_BYTES,
+        };
         Self {
             installed: none(),
             claimed: none(),
             native: none(),
             removed: none(),
             removed_since: none(),
+            late: none(),
+            punched: Bits::new(punched),
+            early: none(),
             suspects: none(),
             written: none(),
             unsaved: none(),

@@ -2,6 +2,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::Instant;
 
 use image::Reader;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -62,8 +63,8 @@ pub struct Session {
     /// Held by those who bring pages in, and alone by who reads events: what the target has given
     /// up is known before anybody acts on the event, and nobody brings in what was there before.
     pub(crate) order: RwLock<()>,
-    /// Parts of pages, in pages of 4 KiB of a region, that were given up before they came in.
-    pub(crate) punched: Mutex<Vec<(usize, std::ops::Range<u64>)>>,
+    /// When it was last heard that pages were given up.
+    pub(crate) removed_at: Mutex<Option<Instant>>,
     /// How many more mappings the target may be given.
     pub(crate) mappings: AtomicI64,
     pub(crate) metrics: Arc<Metrics>,
@@ -111,7 +112,7 @@ impl Session {
         let features = uffd.enabled().map_err(Error::Descriptor)?;
         let spans = regions.iter().map(Region::span).collect::<Vec<_>>();
         let ability = Ability::of(features).register(&uffd, &spans, pid)?;
-        let known = |region: Region| (region, Known::new(region.len()));
+        let known = |region: Region| (region, Known::new(&region));
         let session = Self {
             mappings: AtomicI64::new(crate::release::mappings_left(pid)),
             uffd,
@@ -121,7 +122,7 @@ impl Session {
             ability,
             options,
             order: RwLock::new(()),
-            punched: Mutex::default(),
+            removed_at: Mutex::default(),
             metrics,
             waiting: Mutex::default(),
             busy: AtomicBool::new(false),

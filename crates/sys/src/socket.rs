@@ -60,6 +60,25 @@ pub fn accept(fd: impl AsFd) -> io::Result<OwnedFd> {
     owned(fd)
 }
 
+/// The process that made the other end of a connected unix socket, or listened there, as a
+/// descriptor (`SO_PEERPIDFD`, before Linux 6.5 by its pid, which may be another's by then). See
+/// unix(7), pidfd_open(2).
+///
+/// # Errors
+/// The call's errno; `ESRCH` when the process is gone.
+pub fn peer(fd: impl AsFd) -> io::Result<OwnedFd> {
+    const SO_PEERPIDFD: i32 = 77;
+    match number(&fd, libc::SOL_SOCKET, SO_PEERPIDFD) {
+        Ok(pidfd) => owned(pidfd),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            let who = rustix::net::sockopt::socket_peercred(&fd)?;
+            let flags = rustix::process::PidfdFlags::empty();
+            Ok(rustix::process::pidfd_open(who.pid, flags)?)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// The socket's own address (getsockname(2)).
 ///
 /// # Errors
@@ -388,6 +407,18 @@ mod tests {
     fn options_with_addresses_are_refused() {
         let socket = open(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
         let _ = set_option(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &[0; 16]);
+    }
+
+    #[test]
+    fn the_other_end_is_found() {
+        let (own, other) = pair(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+        let told = peer(&own).unwrap();
+        let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", raw(&told))).unwrap();
+        let line = format!("Pid:\t{}\n", std::process::id());
+        assert!(told.contains(&line), "{told}");
+        drop(other);
+        let nobody = open(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+        assert!(peer(&nobody).is_err());
     }
 
     #[test]

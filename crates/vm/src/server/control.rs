@@ -2,9 +2,11 @@
 //! signals that end the server.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::Builder;
 
 use axum::extract::rejection::JsonRejection;
@@ -14,9 +16,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
 use axum::{Json, Router};
 use prometheus_client::registry::Registry;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::Signal;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::live::Live;
 use super::{Shared, lock};
@@ -29,24 +33,35 @@ struct Server {
     registry: Arc<Registry>,
 }
 
-/// Starts the thread that answers on `control` and hears signals.
+/// Has the signals that end the server heard instead; from here on, and by all threads to come.
+///
+/// # Errors
+/// Those of signalfd(2).
+pub(crate) fn signals() -> io::Result<OwnedFd> {
+    let mask = [Signal::TERM, Signal::INT].map(|signal| 1 << (signal.as_raw() - 1));
+    sys::signalfd::instead_of_ending(mask[0] | mask[1])
+}
+
+/// Starts the threads that hear signals, and that answer on `control` where there is one.
 ///
 /// # Errors
 /// Those of making it.
-pub(crate) fn start(shared: &Arc<Shared>, control: Option<UnixListener>) -> io::Result<()> {
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    signals: OwnedFd,
+    control: Option<UnixListener>,
+) -> io::Result<()> {
+    let own = shared.clone();
+    let heard = move || hear(&own, &signals);
+    Builder::new().name("signals".to_owned()).spawn(heard)?;
+    let Some(control) = control else {
+        return Ok(());
+    };
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().build()?;
     let inside = runtime.enter();
-    let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
-    let [terminate, interrupt] = signals;
-    let (terminate, interrupt) = (terminate?, interrupt?);
-    let listener = match control {
-        None => None,
-        Some(control) => {
-            control.set_nonblocking(true)?;
-            Some(tokio::net::UnixListener::from_std(control)?)
-        }
-    };
+    control.set_nonblocking(true)?;
+    let listener = tokio::net::UnixListener::from_std(control)?;
     drop(inside);
     let mut registry = Registry::default();
     shared.metrics.register(&mut registry);
@@ -56,10 +71,6 @@ pub(crate) fn start(shared: &Arc<Shared>, control: Option<UnixListener>) -> io::
     };
     let run = move || {
         runtime.block_on(async move {
-            tokio::spawn(hear(server.shared.clone(), terminate, interrupt));
-            let Some(listener) = listener else {
-                return std::future::pending().await;
-            };
             if let Err(error) = axum::serve(listener, routes(server)).await {
                 log::error!("the control socket: {error}");
             }
@@ -70,16 +81,15 @@ pub(crate) fn start(shared: &Arc<Shared>, control: Option<UnixListener>) -> io::
 }
 
 /// The first signal has the server drained, another one ends it at once.
-async fn hear(shared: Arc<Shared>, mut terminate: Signal, mut interrupt: Signal) {
+fn hear(shared: &Shared, signals: &OwnedFd) {
     loop {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        if shared.draining.load(std::sync::atomic::Ordering::Relaxed) {
-            shared.abort();
-        } else {
-            shared.drain();
+        let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], None);
+        // One signal at a time.
+        match rustix::io::read(signals, &mut [0; 128]) {
+            Ok(_) if shared.draining.load(Relaxed) => shared.abort(),
+            Ok(_) => shared.drain(),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(errno) => return log::error!("signals are not heard any more: {errno}"),
         }
     }
 }
@@ -198,6 +208,11 @@ async fn drain(State(server): State<Server>) -> Response {
 
 async fn metrics(State(server): State<Server>) -> Response {
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let all = lock(&server.shared.sessions)
+        .values()
+        .map(|live| live.session.progress())
+        .collect::<Vec<_>>();
+    server.shared.metrics.progress(&all);
     let mut text = String::new();
     match prometheus_client::encoding::text::encode(&mut text, &server.registry) {
         Ok(()) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),

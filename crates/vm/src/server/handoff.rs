@@ -7,12 +7,15 @@ use abi::{Addr, PAGE_BYTES, Span};
 use image::{Granule, SpaceId};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, ReturnFlags, Shutdown, shutdown};
 use serde::Deserialize;
 use serve::Region;
-use sys::socket::receive as receive_message;
+use sys::socket::{Received, receive as receive_message};
 
 /// The longest list, in bytes.
 const LIST_MAX_BYTES: usize = 1 << 20;
+/// In how many pieces that may come: each is parsed with what came before.
+const PIECES_MAX: usize = 1024;
 /// The most mappings of a machine.
 const MAPPINGS_MAX: usize = 1024;
 /// The most descriptors: a userfaultfd, and the memory itself.
@@ -61,37 +64,36 @@ pub(crate) enum Refusal {
     Wrong(String),
 }
 
-/// Receives a hand-off; the descriptor may come later than the list.
+/// Receives a hand-off; the descriptor may come later than the list. When `stopping` can be read,
+/// nothing more can be sent, and what was sent before is taken. `depends` is called before anything
+/// is taken off the connection, with the descriptors that are.
 ///
 /// # Errors
 /// Why it is refused.
-pub(crate) fn receive(from: &OwnedFd, stop: BorrowedFd<'_>) -> Result<Handoff, Refusal> {
+pub(crate) fn receive(
+    from: &OwnedFd,
+    stopping: BorrowedFd<'_>,
+    mut depends: impl FnMut(&[OwnedFd]),
+) -> Result<Handoff, Refusal> {
     let mut bytes = Vec::new();
     let mut rights = Vec::new();
     let mut buffer = vec![0; 1 << 16];
-    let wrong = |what: &str| Refusal::Wrong(what.to_owned());
-    let system = |errno: Errno| Refusal::System(errno.into());
-    loop {
-        let mut fds = [
-            PollFd::new(from, PollFlags::IN),
-            PollFd::from_borrowed_fd(stop, PollFlags::IN),
-        ];
-        match poll(&mut fds, None) {
-            Ok(_) => {}
-            Err(Errno::INTR) => continue,
-            Err(errno) => return Err(system(errno)),
-        }
-        if !fds[1].revents().is_empty() {
-            return Err(Refusal::Stopped);
-        }
-        let received = match receive_message(from, &mut buffer, libc_dontwait()) {
-            Ok(received) => received,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(Refusal::System(error)),
+    let mut stopped = false;
+    for _ in 0..PIECES_MAX {
+        wait(from, stopping, &mut stopped)?;
+        let Some(peeked) = take(from, &mut buffer, RecvFlags::PEEK)? else {
+            continue;
+        };
+        depends(&peeked.rights);
+        drop(peeked);
+        let Some(received) = take(from, &mut buffer, RecvFlags::empty())? else {
+            continue;
         };
         if received.len == 0 && received.rights.is_empty() {
-            return Err(Refusal::Closed);
+            return Err(match stopped {
+                true => Refusal::Stopped,
+                false => Refusal::Closed,
+            });
         }
         bytes.extend_from_slice(&buffer[..received.len]);
         rights.extend(received.rights);
@@ -115,10 +117,55 @@ pub(crate) fn receive(from: &OwnedFd, stop: BorrowedFd<'_>) -> Result<Handoff, R
         let uffd = rights.swap_remove(0);
         return Ok(Handoff { mappings, uffd });
     }
+    Err(Refusal::Wrong(format!(
+        "it comes in more than {PIECES_MAX} pieces"
+    )))
 }
 
-const fn libc_dontwait() -> i32 {
-    rustix::net::RecvFlags::DONTWAIT.bits() as i32
+fn wrong(what: &str) -> Refusal {
+    Refusal::Wrong(what.to_owned())
+}
+
+/// Waits until something can be read; when `stopping` can be, ends what comes.
+fn wait(from: &OwnedFd, stopping: BorrowedFd<'_>, stopped: &mut bool) -> Result<(), Refusal> {
+    loop {
+        let watched = match *stopped {
+            true => PollFlags::empty(),
+            false => PollFlags::IN,
+        };
+        let mut fds = [
+            PollFd::new(from, PollFlags::IN),
+            PollFd::from_borrowed_fd(stopping, watched),
+        ];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(Refusal::System(errno.into())),
+        }
+        if !fds[1].revents().is_empty() && !*stopped {
+            let _ = shutdown(from, Shutdown::Read);
+            *stopped = true;
+        } else if !fds[0].revents().is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+/// Takes what there is; nothing where that was interrupted.
+fn take(from: &OwnedFd, buffer: &mut [u8], flags: RecvFlags) -> Result<Option<Received>, Refusal> {
+    let flags = (flags | RecvFlags::DONTWAIT).bits().cast_signed();
+    match receive_message(from, buffer, flags) {
+        Ok(received) => {
+            let lost = received.flags.cast_unsigned() & ReturnFlags::CTRUNC.bits() != 0;
+            match lost {
+                true => Err(wrong("its descriptors cannot be taken")),
+                false => Ok(Some(received)),
+            }
+        }
+        Err(error) => match error.kind() {
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(Refusal::System(error)),
+        },
+    }
 }
 
 /// Checks what a monitor claims: the regions of `space`, which has `pages` pages, that are meant.

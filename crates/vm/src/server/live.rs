@@ -1,19 +1,21 @@
 //! One monitor that is served.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 
 use image::{Reader, Seal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 use serve::{Difference, Options, Session, Target, Wanted};
 use store::Images;
 
 use super::handoff::{self, Refusal};
+use super::watchdog::{self, Connected};
 use super::{OnError, Prefetch, Shared, lock};
 use crate::place::{self, MEMORY};
 use crate::records::MonitorState;
@@ -28,6 +30,8 @@ pub(crate) struct Live {
     /// The monitor's pid.
     pub pid: i32,
     pub session: Session,
+    /// The monitor itself.
+    monitor: OwnedFd,
     /// The image that the next difference is over: that of the server, or the last difference.
     latest: Mutex<Images>,
     /// Ends the session when it is written to.
@@ -67,6 +71,10 @@ impl Live {
         let images = Images::from(std::path::absolute(dir).map_err(Error::file("find", dir))?);
         let writer = place::writer(&images, Some(&latest), shared.pages, compress)?;
         let difference = self.session.diff(&writer)?;
+        // What was read may be that of another process with the same pid.
+        if has_ended(&self.monitor) {
+            return Err(serve::Error::Gone { pid: self.pid }.into());
+        }
         if let Some(bytes) = state {
             let monitor = "firecracker".to_owned();
             writer.record(MonitorState { monitor, bytes }.record());
@@ -86,59 +94,65 @@ impl Live {
     }
 }
 
-/// Takes a monitor on, in a thread of its own.
-pub(crate) fn attend(shared: &Arc<Shared>, connection: OwnedFd) {
-    let number = shared.next.fetch_add(1, Relaxed);
-    let name = format!("session-{number}");
-    let own = shared.clone();
-    let started = Builder::new().name(name).spawn(move || {
-        let pidfd = match monitor(&connection) {
-            Ok(pidfd) => pidfd,
-            Err(error) => return log::warn!("session {number}: who is it? {error}"),
-        };
-        session(&own, number, &connection, pidfd.0, &pidfd.1);
-    });
-    if let Err(error) = started {
-        log::warn!("session {number}: no thread can be made: {error}");
+/// A monitor that has connected, counted until it is done.
+struct Attended {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        self.shared.watchdog.forget(self.number);
+        self.shared.attended.fetch_sub(1, Release);
+        self.shared.ring();
     }
 }
 
-/// Who is at the other end.
-fn monitor(connection: &OwnedFd) -> io::Result<(i32, OwnedFd)> {
-    let who = rustix::net::sockopt::socket_peercred(connection)?;
-    let pidfd = pidfd_open(who.pid, PidfdFlags::empty())?;
-    Ok((who.pid.as_raw_nonzero().get(), pidfd))
+/// Takes a monitor on, in a thread of its own.
+pub(crate) fn attend(shared: &Arc<Shared>, connected: Connected) {
+    let number = connected.number;
+    shared.attended.fetch_add(1, Relaxed);
+    let attended = Attended {
+        shared: shared.clone(),
+        number,
+    };
+    let connected = Arc::new(connected);
+    let own = connected.clone();
+    let name = format!("session-{number}");
+    let started = Builder::new()
+        .name(name)
+        .spawn(move || session(&attended, &own));
+    if let Err(error) = started {
+        log::error!("session {number}: its monitor is killed: no thread can be made: {error}");
+        kill(&connected.monitor);
+    }
 }
 
 /// Serves a monitor until it ends, or the session does.
-fn session(shared: &Arc<Shared>, number: u64, connection: &OwnedFd, pid: i32, monitor: &OwnedFd) {
+fn session(attended: &Attended, connected: &Connected) {
+    let (shared, number) = (&attended.shared, attended.number);
+    let pid = match rustix::net::sockopt::socket_peercred(&connected.connection) {
+        Ok(who) => who.pid.as_raw_nonzero().get(),
+        Err(errno) => return log::warn!("session {number}: who is it? {errno}"),
+    };
+    let monitor = &connected.monitor;
     let pipe = match pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) {
         Ok(pipe) => pipe,
         Err(errno) => return log::warn!("session {number}: {errno}"),
     };
     let (stopped, stop) = pipe;
-    let begun = match begin(
-        shared,
-        number,
-        connection,
-        (pid, monitor),
-        stopped.as_fd(),
-        stop,
-    ) {
+    let begun = match begin(shared, connected, pid, stop) {
         Ok(begun) => Arc::new(begun),
         Err(Begin::Refused(refusal)) => {
-            shared.watchdog.forget(number);
             return log::warn!("session {number}: pid {pid} is refused: {refusal}");
         }
         Err(Begin::Failed(serve::Error::Gone { .. })) => {
-            shared.watchdog.forget(number);
             return log::info!("session {number}: pid {pid} has ended");
         }
         // It may have been changed half: whoever waits in it would wait for ever.
         Err(Begin::Failed(error)) => {
             log::error!("session {number}: pid {pid} is killed: {}", told(&error));
-            kill(monitor);
-            return shared.watchdog.forget(number);
+            return kill(monitor);
         }
     };
     lock(&shared.sessions).insert(number, begun.clone());
@@ -161,13 +175,11 @@ fn session(shared: &Arc<Shared>, number: u64, connection: &OwnedFd, pid: i32, mo
             kill(monitor);
         }
     }
-    shared.watchdog.forget(number);
     if shared.options.record {
         shared.working_set.add(shared, &begun.session.recorded());
     }
     shared.metrics.sessions.dec();
     lock(&shared.sessions).remove(&number);
-    shared.ring();
 }
 
 /// Why a session did not begin.
@@ -178,14 +190,16 @@ enum Begin {
 
 fn begin(
     shared: &Arc<Shared>,
-    number: u64,
-    connection: &OwnedFd,
-    (pid, monitor): (i32, &OwnedFd),
-    stopped: std::os::fd::BorrowedFd<'_>,
+    connected: &Connected,
+    pid: i32,
     stop: OwnedFd,
 ) -> std::result::Result<Live, Begin> {
+    let number = connected.number;
     let refused = |refusal: Refusal| Begin::Refused(refusal.to_string());
-    let handoff = handoff::receive(connection, stopped).map_err(refused)?;
+    // From what is sent on the machine depends on us.
+    let depends = |held: &[OwnedFd]| shared.watchdog.depends(number, held);
+    let stopping = shared.stopping.0.as_fd();
+    let handoff = handoff::receive(&connected.connection, stopping, depends).map_err(refused)?;
     let regions = handoff::regions(&handoff.mappings, MEMORY, shared.pages);
     let regions = regions.map_err(Begin::Refused)?;
     let target = Target {
@@ -193,10 +207,9 @@ fn begin(
         pid,
         regions,
     };
-    // From here on the machine depends on us.
-    if let Err(error) = shared.watchdog.add(number, monitor) {
-        log::warn!("session {number}: the watchdog is gone: {error}");
-    }
+    let system = |source| serve::Error::Descriptor(source);
+    let monitor = connected.monitor.try_clone().map_err(system);
+    let monitor = monitor.map_err(Begin::Failed)?;
     let options = Options {
         unregister: shared.options.unregister,
         poison: shared.options.on_error == OnError::Poison,
@@ -214,6 +227,7 @@ fn begin(
         number,
         pid,
         session,
+        monitor,
         latest: Mutex::new(shared.options.images.clone()),
         stop,
         draining: AtomicBool::new(false),
@@ -293,10 +307,19 @@ fn serve_all<'scope>(
     outcome
 }
 
+/// Kills a monitor and waits for its end: without us its missing pages would read as zeros.
 fn kill(monitor: &OwnedFd) {
-    if let Err(errno) = pidfd_send_signal(monitor, Signal::KILL) {
-        log::error!("it cannot be killed: {errno}");
+    match pidfd_send_signal(monitor, Signal::KILL) {
+        Ok(()) => watchdog::wait_for_end(monitor),
+        Err(Errno::SRCH) => {}
+        Err(errno) => log::error!("it cannot be killed: {errno}"),
     }
+}
+
+/// Whether a process has ended.
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
 /// An error with its causes.

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use image::{Cache, Compression, Reader};
@@ -19,13 +19,14 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serve::Metrics;
 use store::Images;
 use sys::listener::{self, Failure};
 
 use crate::records::Records;
 use crate::server::live::Live;
-use crate::server::watchdog::Watchdog;
+use crate::server::watchdog::{Told, Watchdog};
 use crate::server::working_set::Kept;
 use crate::{Error, Result, place};
 
@@ -81,9 +82,12 @@ pub(crate) struct Shared {
     image: Arc<Reader>,
     pages: u64,
     sessions: Mutex<BTreeMap<u64, Arc<Live>>>,
-    next: AtomicU64,
+    /// How many monitors have connected and are not done.
+    attended: AtomicU64,
     /// No more monitors are taken on, and the server ends with the last session.
     draining: AtomicBool,
+    /// Can be read from when that is so, and the other end, which it is told by.
+    stopping: (OwnedFd, OwnedFd),
     /// Written to where somebody has to look around.
     bell: OwnedFd,
     metrics: Arc<Metrics>,
@@ -100,10 +104,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     /// Has no more monitors taken on, and all sessions brought to an end: everything comes in.
     pub(crate) fn drain(&self) {
-        if !self.draining.swap(true, Relaxed) {
-            log::info!("draining: {} sessions", lock(&self.sessions).len());
+        if self.draining.swap(true, Relaxed) {
+            return;
         }
-        self.ring();
+        log::info!("draining: {} sessions", lock(&self.sessions).len());
+        // Another server may have the place from here on.
+        let _ = std::fs::remove_file(&self.options.socket);
+        self.watchdog.drain();
+        let _ = rustix::io::write(&self.stopping.1, b"!");
         lock(&self.sessions).values().for_each(|live| live.drain());
     }
 
@@ -137,73 +145,101 @@ pub fn serve(
     if options.prefetch == Prefetch::Trace && working_set.wanted().is_empty() {
         log::warn!("the image has no working set: nothing is brought in early");
     }
+    let kernel = |doing: &'static str| move |source: io::Error| Error::Kernel { doing, source };
+    raise_open_files();
+    let signals = control::signals().map_err(kernel("cannot hear signals"))?;
     let listener = listen(&options.socket)?;
     let control = options.control.as_deref();
     let control = control.map(listen).transpose()?;
-    let kernel = |doing: &'static str| move |source: io::Error| Error::Kernel { doing, source };
-    let watchdog = Watchdog::start().map_err(kernel("cannot start a watchdog"))?;
-    let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
-    let (heard, bell) = pipe.map_err(|errno| kernel("cannot make a pipe")(errno.into()))?;
+    let watchdog = Watchdog::start(listener).map_err(kernel("cannot start a watchdog"))?;
+    let pipe = || {
+        let made = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
+        made.map_err(|errno| kernel("cannot make a pipe")(errno.into()))
+    };
+    let (heard, bell) = pipe()?;
     let paths = [Some(options.socket.clone()), options.control.clone()];
     let shared = Arc::new(Shared {
         options,
         image,
         pages,
         sessions: Mutex::default(),
-        next: AtomicU64::new(1),
+        attended: AtomicU64::new(0),
         draining: AtomicBool::new(false),
+        stopping: pipe()?,
         bell,
         metrics: Arc::new(Metrics::new()),
         watchdog,
         working_set,
         facts,
     });
-    control::start(&shared, control).map_err(kernel("cannot start the control thread"))?;
+    let started = control::start(&shared, signals, control);
+    started.map_err(kernel("cannot start the control thread"))?;
     ready();
-    let listening = accept_all(&shared, &listener, &heard);
-    for path in paths.into_iter().flatten() {
+    let served = attend_all(&shared, &heard);
+    let [socket, control] = paths;
+    // That of monitors is gone since the draining began, and may be another server's.
+    let left = match shared.draining.load(Relaxed) {
+        true => [None, control],
+        false => [socket, control],
+    };
+    for path in left.into_iter().flatten() {
         let _ = std::fs::remove_file(path);
     }
-    listening?;
-    let served = shared.next.load(Relaxed) - 1;
+    let served = served?;
     shared.watchdog.dismiss();
     Ok(served)
 }
 
-/// Takes monitors on until the server is drained.
-fn accept_all(shared: &Arc<Shared>, listener: &UnixListener, heard: &OwnedFd) -> Result<()> {
-    let kernel = |source: io::Error| Error::Kernel {
-        doing: "cannot wait for monitors",
-        source,
+/// Each session has some descriptors.
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
     };
-    listener.set_nonblocking(true).map_err(kernel)?;
+    if let Err(errno) = setrlimit(Resource::Nofile, raised) {
+        log::warn!("the limit of open files cannot be raised: {errno}");
+    }
+}
+
+/// Takes monitors on until the server is drained; how many there were.
+fn attend_all(shared: &Arc<Shared>, heard: &OwnedFd) -> Result<u64> {
+    let (mut served, mut last) = (0, false);
     loop {
-        let draining = shared.draining.load(Relaxed);
-        if draining && lock(&shared.sessions).is_empty() {
-            return Ok(());
+        if last && shared.attended.load(Acquire) == 0 {
+            return Ok(served);
         }
-        let listened = if draining {
-            PollFlags::empty()
-        } else {
-            PollFlags::IN
+        let told = match last {
+            true => PollFlags::empty(),
+            false => PollFlags::IN,
         };
         let mut fds = [
             PollFd::from_borrowed_fd(heard.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(listener.as_fd(), listened),
+            PollFd::from_borrowed_fd(shared.watchdog.as_fd(), told),
         ];
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(kernel(errno.into())),
+            Err(errno) => {
+                return Err(Error::Kernel {
+                    doing: "cannot wait for monitors",
+                    source: errno.into(),
+                });
+            }
         }
+        let told = !last && !fds[1].revents().is_empty();
         let _ = rustix::io::read(heard, &mut [0; 64]);
-        if shared.draining.load(Relaxed) {
+        if !told {
             continue;
         }
-        match listener.accept() {
-            Ok((connection, _)) => live::attend(shared, connection.into()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // The system is short of something: whoever waits is asked again.
-            Err(error) => log::warn!("a monitor cannot be taken on: {error}"),
+        match shared.watchdog.next() {
+            Told::Connected(connected) => {
+                served += 1;
+                live::attend(shared, connected);
+            }
+            Told::Last => {
+                last = true;
+                shared.drain();
+            }
         }
     }
 }
