@@ -6,6 +6,7 @@
 //! - [`facts::Facts`] is what /proc and ptrace tell about a tree, to compare before and after;
 //! - [`machine`] runs tests on another kernel;
 //! - [`storm`] makes subjects from seeds, and finds out what of them matters where one fails;
+//! - [`page_server::PageServer`] serves microVMs, and [`serve_storm`] attacks it;
 //! - [`bucket`] is a store that is far away, slow and faulty;
 //! - [`wait`] waits for what can be observed, [`skip`] names the tests that cannot run.
 //!
@@ -23,10 +24,13 @@
 pub mod bucket;
 pub mod chance;
 pub mod facts;
+pub mod guest;
 pub mod huge_pages;
 pub mod machine;
 pub mod machine_memory;
+pub mod page_server;
 pub mod program;
+pub mod serve_storm;
 pub mod skip;
 mod slots;
 pub mod stepper;

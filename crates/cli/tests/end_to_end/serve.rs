@@ -1,177 +1,58 @@
 //! `serve`: monitors that hand their memory over get it, and what they change is told exactly.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use sys::socket::{Along, send};
 use testkit::huge_pages::HugePages;
-use testkit::machine_memory;
-use testkit::subject::Subject;
+use testkit::page_server::PageServer;
+use testkit::serve_storm;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_root, tree};
 
 /// Pages of the memory: 16 MiB.
 const PAGES: u64 = 4096;
 
-/// An image, and a server of it.
-struct Server {
-    child: Option<Child>,
-    folder: tempfile::TempDir,
-}
+/// An image of that, and a server of it.
+struct Server(PageServer);
 
 impl Server {
     fn start(options: &[&str]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let memory = folder.path().join("memory");
-        machine_memory::write(&memory, PAGES).expect("written");
-        let mut server = Self {
-            child: None,
-            folder,
-        };
-        let words = [
-            "import",
-            "--firecracker",
-            "-D",
-            "0",
-            "--memory",
-            "memory",
-            "--no-sync",
-        ];
-        assert!(
-            server
-                .command(&words)
-                .status()
-                .expect("it starts")
-                .success()
-        );
+        let mut server = PageServer::new(Path::new(env!("CARGO_BIN_EXE_stillframe")), PAGES);
         server.serve("0", options);
-        server
-    }
-
-    /// Serves the image in the folder `image`.
-    fn serve(&mut self, image: &str, options: &[&str]) {
-        let words = [
-            "serve",
-            "-D",
-            image,
-            "--socket",
-            "socket",
-            "--control",
-            "control",
-        ];
-        let mut command = self.command(&[&words[..], &["-o", "../serve.log", "-v4"]].concat());
-        command
-            .args(options)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        self.child = Some(command.spawn().expect("it starts"));
-        // Who answers also hears signals.
-        wait_until("the server", SOON, || {
-            let Ok(mut control) = UnixStream::connect(self.path("control")) else {
-                return false;
-            };
-            let asked = b"GET /sessions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-            let mut answer = String::new();
-            control.write_all(asked).is_ok() && control.read_to_string(&mut answer).is_ok()
-        });
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
-        command.args(words).current_dir(self.folder.path());
-        command.stdout(Stdio::null());
-        command
-    }
-
-    /// A monitor with small pages and one mapping.
-    fn monitor(&self, ability: &str) -> Subject {
-        self.monitor_of("small", ability, "1")
-    }
-
-    fn monitor_of(&self, size: &str, ability: &str, mappings: &str) -> Subject {
-        let socket = self.path("socket").display().to_string();
-        Subject::start(
-            "monitor",
-            &[&socket, &PAGES.to_string(), size, ability, mappings],
-        )
-    }
-
-    /// Asks over the control socket: the status, and the answer.
-    #[track_caller]
-    fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, String) {
-        let mut server = UnixStream::connect(self.path("control")).expect("it listens");
-        let body = body.map_or(String::new(), Value::to_string);
-        let len = body.len();
-        write!(
-            server,
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nContent-Length: {len}\r\n\r\n{body}"
-        )
-        .expect("sent");
-        let mut answer = String::new();
-        server.read_to_string(&mut answer).expect("answered");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-        (status.expect("a status"), body.to_owned())
-    }
-
-    #[track_caller]
-    fn get(&self, path: &str) -> Value {
-        let (status, body) = self.ask("GET", path, None);
-        assert_eq!(status, 200, "{body}");
-        serde_json::from_str(&body).expect("JSON")
-    }
-
-    /// The number of the session with a process, once there is one.
-    #[track_caller]
-    fn session(&self, pid: u32) -> u64 {
-        let mut found = None;
-        wait_until("the session", SOON, || {
-            let sessions = self.get("/sessions");
-            let mut sessions = sessions["sessions"].as_array().expect("a list").iter();
-            let own = sessions.find(|one| one["pid"] == pid);
-            found = own.and_then(|one| one["number"].as_u64());
-            found.is_some()
-        });
-        found.expect("waited for")
-    }
-
-    fn pid(&self) -> u32 {
-        self.child.as_ref().expect("it was started").id()
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.pid().cast_signed()).expect("a pid");
-        kill_process(pid, signal).expect("it is there");
-    }
-
-    /// Waits for its end; the exit status.
-    fn wait(&mut self) -> Option<i32> {
-        let mut child = self.child.take().expect("it was started");
-        child.wait().expect("a child").code()
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.path("serve.log")).unwrap_or_default()
+        Self(server)
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+impl Deref for Server {
+    type Target = PageServer;
+
+    fn deref(&self) -> &PageServer {
+        &self.0
     }
+}
+
+impl DerefMut for Server {
+    fn deref_mut(&mut self) -> &mut PageServer {
+        &mut self.0
+    }
+}
+
+/// The quick share of `cargo xtask serve-storm`.
+#[test]
+fn attacks_are_withstood() {
+    needs_root!();
+    let stillframe = Path::new(env!("CARGO_BIN_EXE_stillframe"));
+    serve_storm::malformed(stillframe, 1, 60);
+    serve_storm::crowd(stillframe, 25);
+    serve_storm::kills(stillframe, 1, 12);
+    serve_storm::fire(stillframe, 1, 12);
 }
 
 fn same(one: &Path, other: &Path) -> bool {
@@ -252,6 +133,70 @@ fn three_generations_of_a_machine_are_exact() {
     }
 }
 
+/// A guest writes, verifies, and is given memory again by another server.
+#[test]
+fn a_guest_finds_what_it_wrote_in_three_generations() {
+    needs_root!();
+    for kind in ["small", "huge"] {
+        let reserved = (kind == "huge").then(|| HugePages::reserve(2 * PAGES / 512));
+        if let Some(Err(error)) = &reserved {
+            eprintln!("left out: huge pages cannot be reserved: {error}");
+            continue;
+        }
+        for ability in ["found", "told", "missing"] {
+            let what = format!("{kind} {ability}");
+            let mut server = Server::start(&[]);
+            let monitor = server.monitor_of(kind, ability, "2");
+            let number = server.session(monitor.pid());
+            let mut filled = Vec::new();
+            for generation in 1..=3_u64 {
+                // Over what is data and what is empty; two whole huge pages of that are given up.
+                let (first, pages, seed) = (generation * 600, 1100, 77 * generation);
+                let told = monitor.ask(&format!("guest fill {first} {pages} {seed}"));
+                if told == "no KVM" {
+                    testkit::skip!("no /dev/kvm");
+                }
+                assert_eq!(told, "right", "{what}");
+                let gone = (first.div_ceil(512) * 512, 512);
+                assert_eq!(monitor.ask(&format!("remove {} {}", gone.0, gone.1)), "");
+                assert_eq!(
+                    monitor.ask(&format!("guest zero {} {}", gone.0, gone.1)),
+                    "right"
+                );
+                filled = vec![
+                    format!("guest verify {first} {} {seed}", gone.0 - first),
+                    format!("guest zero {} {}", gone.0, gone.1),
+                    format!(
+                        "guest verify {} {} {seed}",
+                        gone.0 + gone.1,
+                        first + pages - gone.0 - gone.1
+                    ),
+                ];
+                for question in &filled {
+                    assert_eq!(monitor.ask(question), "right", "{what}: {question}");
+                }
+                assert_eq!(monitor.ask("check"), "right", "{what}");
+                if ability != "missing" {
+                    // The virtual processor stands still: what it has changed is told exactly.
+                    server.diff(number, &generation.to_string());
+                    server.compare(&generation.to_string(), &monitor, &what);
+                }
+            }
+            drop(monitor);
+            if ability == "missing" {
+                continue;
+            }
+            server.signal(Signal::TERM);
+            assert_eq!(server.wait(), Some(0), "{}", server.log());
+            server.serve("3", &[]);
+            let other = server.monitor_of(kind, ability, "1");
+            for question in &filled {
+                assert_eq!(other.ask(question), "right", "{what}, again: {question}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_empty_costs_no_fault_and_everything_is_counted() {
     needs_root!();
@@ -287,6 +232,11 @@ fn what_is_empty_costs_no_fault_and_everything_is_counted() {
     );
     assert!(latency >= data, "{text}");
     assert_eq!(count("stillframe_uffd_sessions", &[]), 1, "{text}");
+    assert_eq!(count("stillframe_uffd_remaining_bytes", &[]), 0, "{text}");
+    let known = count("stillframe_uffd_resident_bytes", &[]);
+    assert_eq!(known + bytes, PAGES * 4096, "{text}");
+    assert_eq!(count("stillframe_uffd_native_bytes", &[]), bytes, "{text}");
+    every_metric_is_in_the_docs(&text);
     let session = server.get(&format!("/sessions/{number}"));
     assert_eq!(session["ability"], "missing", "{session}");
     assert_eq!(session["remaining_bytes"], 0, "{session}");
@@ -309,6 +259,55 @@ fn what_is_empty_costs_no_fault_and_everything_is_counted() {
         Some(&json!({"dir": 1})),
     );
     assert_eq!(status, 400);
+}
+
+/// What the server tells is listed in docs/serve.md, and what that and the dashboard name is told.
+fn every_metric_is_in_the_docs(text: &str) {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let read = |name: &str| std::fs::read_to_string(docs.join(name)).expect("it is there");
+    let lines = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let told = lines.map(|line| {
+        let (name, kind) = line.split_once(' ').expect("a name and a kind");
+        let suffix = if kind == "counter" { "_total" } else { "" };
+        format!("{name}{suffix}")
+    });
+    let told = told.collect::<std::collections::BTreeSet<_>>();
+    let table = read("serve.md");
+    let rows = table
+        .lines()
+        .filter(|line| line.starts_with("| `stillframe_uffd_"));
+    let mut listed = std::collections::BTreeSet::new();
+    for row in rows {
+        let names = row.split('|').nth(1).expect("a column").split(',');
+        let mut first = "";
+        for name in names.map(|name| name.trim().trim_matches('`')) {
+            match name.strip_prefix('_') {
+                Some(rest) => listed.insert(format!("{first}_{rest}")),
+                None => listed.insert(name.to_owned()),
+            };
+            first = if name.starts_with('_') {
+                first
+            } else {
+                name.strip_suffix("_total").unwrap_or(name)
+            };
+        }
+    }
+    assert_eq!(listed, told);
+    let dashboard: Value = serde_json::from_str(&read("serve-dashboard.json")).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels").iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().expect("targets"));
+    let mut shown = std::collections::BTreeSet::new();
+    for target in targets {
+        let expr = target["expr"].as_str().expect("an expression");
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let words = expr.split(|c| !is_name(c));
+        for name in words.filter(|word| word.starts_with("stillframe_")) {
+            let name = name.strip_suffix("_bucket").unwrap_or(name);
+            assert!(told.contains(name), "{name} is nowhere told: {expr}");
+            shown.insert(name.to_owned());
+        }
+    }
+    assert_eq!(shown, told, "the dashboard shows all");
 }
 
 #[test]

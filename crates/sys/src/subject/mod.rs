@@ -4,6 +4,7 @@
 //! Each is safe because what it touches is only ever touched atomically and bounds-checked, or
 //! is never given back.
 mod arena;
+pub mod guest;
 mod mapping;
 mod signals;
 mod timers;

@@ -10,6 +10,7 @@ mod creds;
 mod deadlines;
 mod fds;
 mod heirs;
+mod hostile;
 mod interrupted;
 mod itimers;
 mod mates;
@@ -53,6 +54,7 @@ const ALL: &[(&str, Run)] = &[
     ("deadlines", deadlines::run),
     ("fds", fds::run),
     ("heirs", heirs::run),
+    ("hostile", hostile::run),
     ("interrupted", interrupted::run),
     ("itimers", itimers::run),
     ("mates", mates::run),

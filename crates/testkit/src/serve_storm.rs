@@ -1,0 +1,197 @@
+//! Attacks on the page server of microVMs: hostile and many monitors, kills, everything at once.
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::chance::Chance;
+use crate::huge_pages::HugePages;
+use crate::page_server::PageServer;
+use crate::program::{Program, Spawned};
+use crate::subject::{self, Subject};
+use crate::wait::{SOON, wait_until};
+
+/// Pages of small machines: 4 MiB.
+const SMALL: u64 = 1024;
+/// Pages of those that are shot at: 16 MiB, so that each of four threads has two huge pages.
+const PAGES: u64 = 4096;
+/// What their userfaultfds can do.
+const ABILITIES: [&str; 3] = ["found", "told", "missing"];
+/// The kinds of their memory.
+const KINDS: [&str; 4] = ["small", "huge", "small-shared", "huge-shared"];
+
+/// So many malformed hand-offs, made from seeds from `seed` on: nobody else notices, and nothing of
+/// them stays.
+///
+/// # Panics
+/// As all here: when the server does not withstand.
+pub fn malformed(stillframe: &Path, seed: u64, count: u64) {
+    let mut server = PageServer::new(stillframe, SMALL);
+    server.serve("0", &[]);
+    let monitor = server.monitor("found");
+    server.session(monitor.pid());
+    let held = |server: &PageServer| {
+        ["fd", "task"].map(|what| {
+            let entries = fs::read_dir(format!("/proc/{}/{what}", server.pid()));
+            entries.expect("it runs").count()
+        })
+    };
+    let before = held(&server);
+    let socket = server.path("socket").display().to_string();
+    let hostile = Subject::start("hostile", &[&socket, &SMALL.to_string()]);
+    for seed in seed..seed + count {
+        let told = hostile.ask(&format!("attack {seed}"));
+        assert_eq!(told, "done", "seed {seed}: {}", server.log());
+        if seed % 50 == 0 {
+            assert_eq!(monitor.ask("check"), "right", "up to seed {seed}");
+        }
+    }
+    wait_until("the other sessions to end", SOON, || server.sessions() == 1);
+    wait_until("what they held to be given back", SOON, || {
+        let now = held(&server);
+        now[0] <= before[0] && now[1] <= before[1]
+    });
+    assert_eq!(monitor.ask("check"), "right");
+    assert_eq!(server.monitor("told").ask("check"), "right");
+}
+
+/// So many sessions at once over one image.
+pub fn crowd(stillframe: &Path, count: usize) {
+    let mut server = PageServer::new(stillframe, SMALL);
+    server.serve("0", &[]);
+    let monitors = (0..count).map(|number| {
+        let kind = if number % 4 == 3 {
+            "small-shared"
+        } else {
+            "small"
+        };
+        server.monitor_of(
+            kind,
+            ABILITIES[number % 3],
+            &(1 << (number % 4)).to_string(),
+        )
+    });
+    let monitors = monitors.collect::<Vec<_>>();
+    wait_until("all sessions", SOON, || server.sessions() == count);
+    std::thread::scope(|scope| {
+        for (number, monitor) in monitors.iter().enumerate() {
+            scope.spawn(move || {
+                assert_eq!(monitor.ask(&format!("fire {number} 20")), "right");
+                assert_eq!(monitor.ask("check"), "right", "monitor {number}");
+            });
+        }
+    });
+    let tracked = monitors
+        .iter()
+        .enumerate()
+        .filter(|(number, _)| number % 3 != 2);
+    for (number, monitor) in tracked.step_by(10) {
+        let directory = format!("of-{number}");
+        server.diff(server.session(monitor.pid()), &directory);
+        server.compare(&directory, monitor, &directory);
+    }
+    drop(monitors);
+    wait_until("all sessions to end", SOON, || server.sessions() == 0);
+}
+
+/// A monitor that only reads, started without waiting for it.
+fn watching(server: &PageServer, folder: &Path, ability: &str, last: &str) -> Spawned {
+    fs::create_dir_all(folder).expect("a folder");
+    fs::write(folder.join("control"), "").expect("a file");
+    Program::new(subject::binary())
+        .arg("monitor")
+        .arg(folder)
+        .arg(server.path("socket"))
+        .args([&SMALL.to_string(), "small", ability, "2", last])
+        .output(&folder.join("output"))
+        .spawn()
+}
+
+/// Kills the server at `count` random instants: no monitor reads a wrong byte, and none hangs.
+pub fn kills(stillframe: &Path, seed: u64, count: u64) {
+    let mut chance = Chance::with(seed);
+    let mut server = PageServer::new(stillframe, SMALL);
+    for round in 0..count {
+        let prefetch = chance.pick(&["none", "all"]);
+        server.serve("0", &["--prefetch", prefetch]);
+        let folders = (0..3).map(|number| server.path(&format!("watching-{round}-{number}")));
+        let folders = folders.collect::<Vec<_>>();
+        let monitors = folders.iter().map(|folder| {
+            let last = chance.pick(&["watch", "watch-alone"]);
+            watching(&server, folder, chance.pick(&ABILITIES), last)
+        });
+        let monitors = monitors.collect::<Vec<_>>();
+        // The moment is what is being tested: nothing else could be waited for.
+        std::thread::sleep(Duration::from_micros(chance.below(40_000)));
+        server.signal(Signal::KILL);
+        assert_eq!(server.wait(), None);
+        for (monitor, folder) in monitors.iter().zip(&folders) {
+            // Who came too late to be served has ended by itself.
+            wait_until("the monitor to end", SOON, || !monitor.is_alive());
+            let wrong = fs::read_to_string(folder.join("wrong"));
+            assert!(wrong.is_err(), "round {round}: {wrong:?}");
+        }
+        drop(monitors);
+    }
+    server.serve("0", &[]);
+    assert_eq!(server.monitor("found").ask("check"), "right");
+}
+
+/// So many rounds of everything at once: four threads that read, write and give pages up, pages
+/// that are brought in early, and differences; in the end every page is looked at.
+pub fn fire(stillframe: &Path, seed: u64, rounds: u64) {
+    let huge = HugePages::reserve(2 * PAGES / 512);
+    if let Err(error) = &huge {
+        eprintln!("left out: huge pages cannot be reserved: {error}");
+    }
+    let mut chance = Chance::with(seed);
+    for round in 0..rounds {
+        let kind = KINDS[(round % 4) as usize];
+        let ability = ABILITIES[(round / 4 % 3) as usize];
+        if huge.is_err() && kind.starts_with("huge") {
+            continue;
+        }
+        let what = format!("seed {seed}, round {round}, {kind} {ability}");
+        let mut server = PageServer::new(stillframe, PAGES);
+        let unregister: &[&str] = match chance.once_in(4) {
+            true => &["--no-unregister"],
+            false => &[],
+        };
+        server.serve("0", &[&["--prefetch", "all"], unregister].concat());
+        let monitor = server.monitor_of(kind, ability, "2");
+        let session = server.session(monitor.pid());
+        let mut layers = 0;
+        for shots in 0..3 {
+            let question = format!("fire {} 200", seed * 10_000 + round * 10 + shots);
+            let done = AtomicBool::new(false);
+            let told = std::thread::scope(|scope| {
+                let asking = scope.spawn(|| {
+                    let told = monitor.try_ask(&question);
+                    done.store(true, Relaxed);
+                    told
+                });
+                // Of a machine that runs, a difference has something of each page: it is the last
+                // one that has to be right.
+                while ability != "missing" && !done.load(Relaxed) && layers < 12 {
+                    layers += 1;
+                    server.diff(session, &layers.to_string());
+                }
+                asking.join().expect("it does not panic")
+            });
+            assert_eq!(told.as_deref(), Ok("right"), "{what}: {}", server.log());
+        }
+        if ability == "missing" {
+            let path = format!("/sessions/{session}/diff");
+            let (status, _) = server.ask("PUT", &path, Some(&json!({"directory": "x"})));
+            assert_eq!(status, 409, "{what}");
+        } else {
+            layers += 1;
+            server.diff(session, &layers.to_string());
+            server.compare(&layers.to_string(), &monitor, &what);
+        }
+        assert_eq!(monitor.ask("check"), "right", "{what}");
+    }
+}
