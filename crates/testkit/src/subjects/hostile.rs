@@ -39,12 +39,9 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
 fn in_child(socket: &str, pages: u64, seed: u64) -> Result<String, Failure> {
     let child = match fork()? {
         Fork::Child => {
-            let code = match attack(socket, pages, &mut Chance::with(seed)) {
-                Ok(code) => code,
-                // Whoever is refused cannot go on.
-                Err(_) => 0,
-            };
-            std::process::exit(code);
+            // Whoever is refused cannot go on.
+            let told = attack(socket, pages, &mut Chance::with(seed));
+            std::process::exit(told.unwrap_or_default());
         }
         Fork::Parent(child) => child,
     };
