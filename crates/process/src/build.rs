@@ -1,7 +1,7 @@
 //! Plan → built: descriptors are open, the window is mapped and the scripts stand in it.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use resources::map::layout::DECODED_FILE;
 use resources::script::{Layout, ScriptId, StepAt, WordId};
 use resources::{Allow, Error as ResourceError};
 use rustix::fs::{FileType, MemfdFlags, memfd_create};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use sys::window::Window;
 
 use crate::plan::Plan;
@@ -254,6 +255,40 @@ struct Pool {
     then: RefCell<Vec<Box<dyn FnOnce()>>>,
 }
 
+/// The numbers of descriptors that tasks will give away: those of theirs, and 0, which must be free
+/// for a while.
+struct Taken(BTreeSet<i32>);
+
+impl Taken {
+    fn of(saved: &Saved<'_>) -> Self {
+        let descriptors = saved.tasks.iter().flat_map(|task| &task.descriptors);
+        let numbers = descriptors.map(|descriptor| descriptor.fd);
+        Self(numbers.chain([0]).collect())
+    }
+
+    fn has(&self, number: i32) -> bool {
+        self.0.contains(&number)
+    }
+
+    /// A copy of a descriptor under a number that is not taken: above all of them, or, where the
+    /// limit of open files leaves too little room there, between them.
+    fn copy_beside(&self, own: impl AsFd) -> rustix::io::Result<OwnedFd> {
+        let above = self.0.last().map_or(0, |last| last.saturating_add(1));
+        match fcntl_dupfd_cloexec(&own, above) {
+            Err(Errno::MFILE | Errno::INVAL) => {}
+            copied => return copied,
+        }
+        let mut from = 3;
+        loop {
+            let copy = fcntl_dupfd_cloexec(&own, from)?;
+            if !self.has(copy.as_raw_fd()) {
+                return Ok(copy);
+            }
+            from = copy.as_raw_fd() + 1;
+        }
+    }
+}
+
 impl Pool {
     fn new(allow: Allow, reader: Arc<Reader>, inherit: &[InheritFd]) -> Self {
         let inherited = inherit
@@ -293,15 +328,11 @@ impl Pool {
 
     /// The number of each pool descriptor; none of them is a number that a task will give away.
     fn numbers(&mut self, saved: &Saved<'_>, plan: &Plan) -> Result<Vec<i32>> {
-        let descriptors = saved.tasks.iter().flat_map(|task| &task.descriptors);
-        let above = descriptors
-            .map(|descriptor| descriptor.fd + 1)
-            .max()
-            .unwrap_or(0);
+        let taken = Taken::of(saved);
         let mut left = Vec::new();
         for own in &mut self.open {
-            if own.as_raw_fd() < above {
-                let moved = rustix::io::fcntl_dupfd_cloexec(&**own, above);
+            if taken.has(own.as_raw_fd()) {
+                let moved = taken.copy_beside(&**own);
                 let moved = moved.map_err(|e| Error::kernel("cannot move a descriptor", e))?;
                 left.extend(Arc::into_inner(std::mem::replace(own, Arc::new(moved))));
             }
@@ -311,35 +342,33 @@ impl Pool {
         let mut numbers = own.collect::<Vec<_>>();
         for number in &plan.files {
             numbers.push(match *number {
-                DECODED_FILE => self.decoded(&plan.decoded, above)?,
-                number => self.pages_file(number, above)?,
+                DECODED_FILE => self.decoded(&plan.decoded, &taken)?,
+                number => self.pages_file(number, &taken)?,
             });
         }
         Ok(numbers)
     }
 
-    /// The number, from `above` on, of a descriptor of a pages file that tasks read: the reader's
-    /// own, or another one.
-    fn pages_file(&mut self, number: u32, above: i32) -> Result<i32> {
+    /// The number of a descriptor of a pages file that tasks read: the reader's own, or another
+    /// one.
+    fn pages_file(&mut self, number: u32, taken: &Taken) -> Result<i32> {
         let object = self.reader.file(number)?;
         let failed = |errno| Error::kernel("cannot copy a descriptor", errno);
-        let own = object.as_fd().ok_or(rustix::io::Errno::OPNOTSUPP);
-        let own = own.map_err(failed)?;
-        if own.as_raw_fd() >= above {
+        let own = object.as_fd().ok_or(Errno::OPNOTSUPP).map_err(failed)?;
+        if !taken.has(own.as_raw_fd()) {
             return Ok(own.as_raw_fd());
         }
-        let copy = rustix::io::fcntl_dupfd_cloexec(own, above).map_err(failed)?;
+        let copy = taken.copy_beside(own).map_err(failed)?;
         let number = copy.as_raw_fd();
         self.open.push(Arc::new(copy));
         Ok(number)
     }
 
-    /// The number, from `above` on, of a memfd with pages that tasks cannot read as they are
-    /// stored.
-    fn decoded(&mut self, extents: &[Extent], above: i32) -> Result<i32> {
+    /// The number of a memfd with pages that tasks cannot read as they are stored.
+    fn decoded(&mut self, extents: &[Extent], taken: &Taken) -> Result<i32> {
         let failed = |errno| Error::kernel("cannot make a file of decoded pages", errno);
         let fd = memfd_create("decoded", MemfdFlags::CLOEXEC).map_err(failed)?;
-        let moved = rustix::io::fcntl_dupfd_cloexec(&fd, above).map_err(failed)?;
+        let moved = taken.copy_beside(&fd).map_err(failed)?;
         let placed = pages::place(&self.reader, extents)?;
         pages::fill(&self.reader, &placed, &sink::Object::new(fd), &|_| ())?;
         let number = moved.as_raw_fd();

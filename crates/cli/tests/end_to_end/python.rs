@@ -202,9 +202,9 @@ while True: signal.pause()
     let folder = tempfile::tempdir().expect("a scratch folder");
     let program = start_waiting(PROGRAM, folder.path());
     let tasks = testkit::tree::members(program.pid());
-    limited(&stillframe.dump_command(program.pid(), &[]));
+    limited(&stillframe.dump_command(program.pid(), &[]), "-Sn 256");
     testkit::tree::wait_gone(&tasks);
-    limited(&stillframe.restore_command(&[]));
+    limited(&stillframe.restore_command(&[]), "-Sn 256");
     let pid = rustix::process::Pid::from_raw(program.pid().cast_signed()).expect("a pid");
     rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("it lives");
     wait_until("the sockets to be checked", SOON, || {
@@ -213,10 +213,48 @@ while True: signal.pause()
     });
 }
 
-/// Runs a command that may have 256 descriptors unless it raises its limit; it must succeed.
-fn limited(command: &Command) {
+#[test]
+fn descriptors_at_the_end_of_the_hard_limit_survive() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    needs_program!("bash");
+    // As a program does that wants to be out of the way of another one in its process.
+    const PROGRAM: &str = r#"
+import os, resource, signal
+limit = 1024
+files = [os.memfd_create(str(number)) for number in range(40)]
+for number, one in enumerate(files):
+    os.write(one, b"x" * number)
+high = [os.dup2(one, limit - 1 - number * (1 + number // 20)) for number, one in enumerate(files)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+print("ready", flush=True)
+def check(*_):
+    sizes = [os.fstat(one).st_size for one in high]
+    print(sizes == list(range(40)), len(os.listdir("/proc/self/fd")), flush=True)
+signal.signal(signal.SIGUSR1, check)
+while True: signal.pause()
+"#;
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = start_waiting(PROGRAM, folder.path());
+    let tasks = testkit::tree::members(program.pid());
+    let mut shown = "ready\n".to_owned();
+    for _ in 0..3 {
+        stillframe.clear();
+        limited(&stillframe.dump_command(program.pid(), &[]), "-n 1024");
+        testkit::tree::wait_gone(&tasks);
+        limited(&stillframe.restore_command(&[]), "-n 1024");
+        let pid = rustix::process::Pid::from_raw(program.pid().cast_signed()).expect("a pid");
+        rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("it lives");
+        shown += "True 84\n";
+        program.wait_text(&folder.path().join("log"), &shown);
+    }
+}
+
+/// Runs a command under the limits of descriptors that bash's `ulimit` sets; it must succeed.
+fn limited(command: &Command, limits: &str) {
     let outcome = Command::new("bash")
-        .args(["-c", "ulimit -Sn 256 && exec \"$0\" \"$@\""])
+        .args(["-c", &format!("ulimit {limits} && exec \"$0\" \"$@\"")])
         .arg(command.get_program())
         .args(command.get_args())
         .stdin(Stdio::null())

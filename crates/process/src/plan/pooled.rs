@@ -9,17 +9,13 @@ use syscalls::Sysno;
 use crate::Result;
 use crate::records::{Saved, SavedTask};
 
-/// Adds `calls`, for which the numbers below those of the pool's descriptors must be free: nothing
-/// that a task has there by fork is needed any more.
-pub(super) fn unplaced(saved: &Saved<'_>, calls: Script, script: &mut Script) {
-    if calls.steps.is_empty() {
-        return;
+/// Adds `calls`, for which number 0 must be free: nothing that a task has there by fork is needed
+/// any more.
+pub(super) fn unplaced(calls: Script, script: &mut Script) {
+    if !calls.steps.is_empty() {
+        script.call(Sysno::close_range, [0u32.into(), 0u32.into()]);
+        script.append(calls);
     }
-    let descriptors = saved.tasks.iter().flat_map(|task| &task.descriptors);
-    let highest = descriptors.map(|descriptor| descriptor.fd).max();
-    let highest = highest.unwrap_or(0);
-    script.call(Sysno::close_range, [0u32.into(), highest.into()]);
-    script.append(calls);
 }
 
 /// Adds the calls of descriptions that one process must make, task `index`, which may not keep

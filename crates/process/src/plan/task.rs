@@ -249,7 +249,7 @@ impl<'a> Tasks<'a> {
             });
         }
         script.append(body.laid.finish);
-        pooled::unplaced(self.saved, leader.take(Phase::Unplaced), &mut script);
+        pooled::unplaced(leader.take(Phase::Unplaced), &mut script);
         self.place(task, &mut script);
         script.append(leader.take(Phase::Alone));
         pooled::plan(self.saved, &self.first_holders, index, &mut script)?;
@@ -364,20 +364,13 @@ impl<'a> Tasks<'a> {
         script.note("working directory");
     }
 
-    /// Gives all descriptors their numbers and closes the others.
+    /// Gives all descriptors their numbers, and closes the others then: those of the pool may stand
+    /// between them.
     fn descriptors(&self, task: &SavedTask<'_>, script: &mut Script) {
         const O_CLOEXEC: u32 = 0o2_000_000;
-        let mut next = 0;
         let mut sorted = task.descriptors.iter().collect::<Vec<_>>();
         sorted.sort_unstable_by_key(|descriptor| descriptor.fd);
-        for descriptor in sorted {
-            if descriptor.fd > next {
-                script.call(
-                    Sysno::close_range,
-                    [next.into(), (descriptor.fd - 1).into()],
-                );
-            }
-            next = descriptor.fd + 1;
+        for descriptor in &sorted {
             let flags = if descriptor.close_on_exec {
                 O_CLOEXEC
             } else {
@@ -386,6 +379,14 @@ impl<'a> Tasks<'a> {
             let from = PoolId(descriptor.description);
             let args = [from.into(), descriptor.fd.into(), flags.into()];
             script.expect(Sysno::dup3, args, descriptor.fd);
+        }
+        let mut next = 0;
+        for descriptor in sorted {
+            if descriptor.fd > next {
+                let last = descriptor.fd - 1;
+                script.call(Sysno::close_range, [next.into(), last.into()]);
+            }
+            next = descriptor.fd + 1;
         }
         script.call(Sysno::close_range, [next.into(), u32::MAX.into()]);
     }

@@ -132,8 +132,8 @@ pub struct Asked {
 pub enum Phase {
     /// First of all, in the new task.
     Fork,
-    /// After memory is in place, while the task still has the restorer's root directory. All
-    /// numbers of descriptors are free that some task of the tree uses, and 0.
+    /// After memory is in place, while the task still has the restorer's root directory. Number 0
+    /// of its descriptors is free.
     Unplaced,
     /// After that, before descriptors have their numbers (pool descriptors are still open).
     Alone,
