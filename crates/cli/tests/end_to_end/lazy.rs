@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 use testkit::chance::Chance;
 use testkit::program::Program;
 use testkit::stillframe::Stillframe;
@@ -276,6 +277,13 @@ fn a_server_of_its_own_serves_one_restore_after_the_other() {
     let ready = server.stdout.as_mut().expect("piped").read_exact(&mut [0]);
     ready.expect("restores can connect");
     let socket = stillframe.images().join("lazy-pages.socket");
+    // Somebody who stops in the middle of what he tells of a task.
+    let address = SocketAddrUnix::new(&socket).expect("a short path");
+    let stuck = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None);
+    let stuck = stuck.expect("a socket");
+    rustix::net::connect(&stuck, &address).expect("it listens");
+    let (task, more) = ([1 << 3, 1], [6 << 3, 1]);
+    rustix::net::send(&stuck, &[task, more].concat(), SendFlags::empty()).expect("it is heard");
     for round in 0..3 {
         stillframe.restore(LAZY).must();
         assert!(servers(&stillframe).is_empty(), "it is the standing one's");
@@ -285,6 +293,7 @@ fn a_server_of_its_own_serves_one_restore_after_the_other() {
         wait_until("its end", SOON, || !tree::is_alive(subject.pid()));
         tree::reap_orphans();
     }
+    drop(stuck);
     tree::signal(server.id(), rustix::process::Signal::TERM);
     let ended = server.wait().expect("it is a child");
     assert!(ended.success(), "{ended}");

@@ -12,7 +12,7 @@ use serve::lazy::{Hooks, News, Process, Server};
 use sys::uffd::Uffd;
 
 use super::watchdog::{self, Task, Watchdog};
-use super::wire::{self, Said, What};
+use super::wire::{Arriving, Said, What};
 use crate::tracker::is_trusted;
 use crate::{Blame, Error, Result, packets};
 
@@ -35,6 +35,8 @@ struct Tree {
     owner: u64,
     /// The restore; none when it has ended.
     connection: Option<OwnedFd>,
+    /// A task that it tells of right now.
+    arriving: Option<Arriving>,
     tasks: Vec<Task>,
     /// Whether pages are to come to some of them still.
     lacks: bool,
@@ -108,10 +110,16 @@ pub(super) fn run(
 
 impl Work {
     fn take_on(&mut self, connection: OwnedFd) {
+        // Nobody keeps others waiting who does not read what he is told.
+        if let Err(errno) = rustix::io::ioctl_fionbio(&connection, true) {
+            log::warn!("a restore cannot be taken on: {errno}");
+            return;
+        }
         self.count += 1;
         self.trees.push(Tree {
             owner: self.count,
             connection: Some(connection),
+            arriving: None,
             tasks: Vec::new(),
             lacks: false,
             runs: false,
@@ -185,17 +193,19 @@ impl Work {
     /// Hears one message; whether the conversation goes on.
     fn converse(&mut self, at: usize, connection: &OwnedFd) -> bool {
         let owner = self.trees[at].owner;
-        let said = match packets::receive::<Said>(connection) {
-            Ok(Some(said)) => said,
+        let (said, rights) = match packets::receive::<Said>(connection) {
+            Ok(Some(received)) => received,
             Ok(None) => return false,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
             Err(error) => {
                 log::warn!("tree {owner}: its restore is not understood: {error}");
                 return false;
             }
         };
-        match said.0.what() {
-            What::Task => match self.task(at, connection, said.0, said.1) {
-                Ok(bytes) => {
+        match said.what() {
+            What::Task => match self.task(at, said, rights) {
+                Ok(None) => true,
+                Ok(Some(bytes)) => {
                     let taken = Said {
                         what: What::Taken as i32,
                         bytes,
@@ -218,32 +228,31 @@ impl Work {
         }
     }
 
-    /// Takes a task on; how much is to come.
-    fn task(
-        &mut self,
-        at: usize,
-        connection: &OwnedFd,
-        said: Said,
-        rights: Vec<OwnedFd>,
-    ) -> Result<u64> {
+    /// Hears of a task, and takes it on when all of it has arrived; how much is to come then.
+    fn task(&mut self, at: usize, said: Said, rights: Vec<OwnedFd>) -> Result<Option<u64>> {
         let unfit = |what: &str| Error::Unfit(what.to_owned());
         let failed = |error: io::Error| Error::kernel("cannot understand a restore", error);
+        let tree = &mut self.trees[at];
+        let arriving = match tree.arriving.take() {
+            Some(mut arriving) => arriving.add(&said, &rights).map(|()| arriving),
+            None => Arriving::new(said, rights),
+        };
+        let arriving = arriving.map_err(failed)?;
+        if !arriving.is_whole() {
+            tree.arriving = Some(arriving);
+            return Ok(None);
+        }
+        let (said, rights, mappings) = arriving.finish().map_err(failed)?;
         if said.image != self.image.id().0 {
             return Err(unfit("the server of lazy pages has another image"));
         }
-        let space = SpaceId(said.pid.cast_unsigned());
+        let (pid, space) = (said.pid, SpaceId(said.pid.cast_unsigned()));
         let is_memory = |space: &image::Space| space.kind == SpaceKind::Memory;
         if !self.image.space(space).is_some_and(is_memory) {
             return Err(unfit("the image has no memory of such a task"));
         }
         let [uffd, pidfd] = <[OwnedFd; 2]>::try_from(rights)
             .map_err(|_| unfit("a task came without its descriptors"))?;
-        let (pid, first) = (
-            said.pid,
-            said.first.iter().copied().map(abi::Addr).collect(),
-        );
-        let mappings = wire::receive_mappings(connection, said).map_err(failed)?;
-        let tree = &mut self.trees[at];
         let task = Task { pid, pidfd };
         self.watchdog.task(tree.owner, &task);
         tree.tasks.push(task);
@@ -253,12 +262,12 @@ impl Work {
             owner: tree.owner,
             space,
             mappings,
-            first,
+            first: said.first.into_iter().map(abi::Addr).collect(),
         };
         let bytes = self.server.add(process)?;
-        self.trees[at].lacks |= bytes > 0;
+        tree.lacks |= bytes > 0;
         log::debug!("{bytes} bytes of process {pid} are to come");
-        Ok(bytes)
+        Ok(Some(bytes))
     }
 
     /// Kills a tree whose pages cannot come.

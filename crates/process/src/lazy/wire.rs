@@ -1,12 +1,12 @@
 //! What a restore and the server of its lazy pages say to each other: one message a packet.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use abi::{Addr, Span};
 use prost::Message;
 
-use crate::packets::{invalid, receive, send};
+use crate::packets::{invalid, send};
 
 /// Mappings in one message: two numbers of at most 10 bytes each.
 const MAPPINGS_MAX: usize = 2000;
@@ -88,48 +88,75 @@ pub(super) fn send_task(
     }
 }
 
-/// The mappings of the task in `said` and in the messages that follow it.
-pub(super) fn receive_mappings(socket: impl AsFd, mut said: Said) -> io::Result<Vec<Span>> {
-    let mut all = Vec::new();
-    loop {
-        let (pairs, rest) = said.mappings.as_chunks::<2>();
-        let sound = |[start, end]: &[u64; 2]| {
-            start < end && start % abi::PAGE_BYTES == 0 && end % abi::PAGE_BYTES == 0
-        };
-        if !rest.is_empty() || !pairs.iter().all(sound) || all.len() > ALL_MAPPINGS_MAX {
-            return Err(invalid("mappings make no sense"));
-        }
-        all.extend(pairs.iter().map(|[start, end]| Span {
-            start: Addr(*start),
-            end: Addr(*end),
-        }));
-        if !said.more {
-            break;
-        }
-        let (next, rights) = receive::<Said>(&socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-        if next.what != said.what || next.pid != said.pid || !rights.is_empty() {
+/// A task that a restore tells of, while its messages arrive: whoever stops in the middle keeps
+/// nobody else waiting.
+#[derive(Debug)]
+pub(super) struct Arriving {
+    first: Said,
+    rights: Vec<OwnedFd>,
+    mappings: Vec<Span>,
+}
+
+impl Arriving {
+    /// Begins with the first message.
+    pub fn new(mut first: Said, rights: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut mappings = Vec::new();
+        add(&mut mappings, &std::mem::take(&mut first.mappings))?;
+        Ok(Self {
+            first,
+            rights,
+            mappings,
+        })
+    }
+
+    /// Adds a message that follows.
+    pub fn add(&mut self, next: &Said, rights: &[OwnedFd]) -> io::Result<()> {
+        let first = &mut self.first;
+        if next.what != first.what || next.pid != first.pid || !rights.is_empty() {
             return Err(invalid("a list of mappings was cut"));
         }
-        said = next;
+        first.more = next.more;
+        add(&mut self.mappings, &next.mappings)
     }
-    all.sort_unstable();
-    match all.windows(2).all(|two| two[0].end <= two[1].start) {
-        true => Ok(all),
-        false => Err(invalid("mappings overlap")),
+
+    /// Whether all has arrived.
+    pub fn is_whole(&self) -> bool {
+        !self.first.more
     }
+
+    /// What was said of the task, its descriptors, and its mappings in order.
+    pub fn finish(mut self) -> io::Result<(Said, Vec<OwnedFd>, Vec<Span>)> {
+        self.mappings.sort_unstable();
+        let mut neighbours = self.mappings.windows(2);
+        match neighbours.all(|two| two[0].end <= two[1].start) {
+            true => Ok((self.first, self.rights, self.mappings)),
+            false => Err(invalid("mappings overlap")),
+        }
+    }
+}
+
+/// Adds mappings, each of which is two numbers of a message.
+fn add(all: &mut Vec<Span>, numbers: &[u64]) -> io::Result<()> {
+    let (pairs, rest) = numbers.as_chunks::<2>();
+    let sound = |[start, end]: &[u64; 2]| {
+        start < end && start % abi::PAGE_BYTES == 0 && end % abi::PAGE_BYTES == 0
+    };
+    if !rest.is_empty() || !pairs.iter().all(sound) || all.len() > ALL_MAPPINGS_MAX {
+        return Err(invalid("mappings make no sense"));
+    }
+    all.extend(pairs.iter().map(|[start, end]| Span {
+        start: Addr(*start),
+        end: Addr(*end),
+    }));
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
-
     use sys::socket;
 
     use super::*;
-
-    fn pair() -> (OwnedFd, OwnedFd) {
-        socket::pair(1, 5, 0).expect("AF_UNIX, SOCK_SEQPACKET")
-    }
+    use crate::packets::receive;
 
     fn task() -> Said {
         Said {
@@ -141,42 +168,45 @@ mod tests {
 
     #[test]
     fn more_mappings_than_fit_into_a_message_arrive() {
-        let (left, right) = pair();
+        let (left, right) = socket::pair(1, 5, 0).expect("AF_UNIX, SOCK_SEQPACKET");
         let mappings = (1..4500).map(|page| Span::new(Addr::of_page(page * 2), 4096));
         let mappings = mappings.collect::<Vec<_>>();
         std::thread::scope(|scope| {
             scope.spawn(|| send_task(&left, task(), &mappings, &[right.as_fd()]).expect("sent"));
-            let (said, rights) = receive::<Said>(&right)
-                .expect("a message")
-                .expect("a message");
+            let next = || receive::<Said>(&right).expect("a message").expect("one");
+            let (first, rights) = next();
+            let mut arriving = Arriving::new(first, rights).expect("it makes sense");
+            while !arriving.is_whole() {
+                let (next, rights) = next();
+                arriving.add(&next, &rights).expect("it makes sense");
+            }
+            let (said, rights, arrived) = arriving.finish().expect("all");
             assert_eq!((said.pid, rights.len()), (7, 1));
-            let received = receive_mappings(&right, said).expect("all");
-            assert_eq!(received, mappings);
+            assert_eq!(arrived, mappings);
         });
     }
 
     #[test]
     fn mappings_that_make_no_sense_are_refused() {
-        let (left, right) = pair();
+        let arrives = |mappings: &[u64]| {
+            let mappings = mappings.to_vec();
+            Arriving::new(Said { mappings, ..task() }, Vec::new())?.finish()
+        };
+        assert!(arrives(&[0x1000, 0x3000, 0x3000, 0x4000]).is_ok());
         for mappings in [
-            vec![0x1000],
-            vec![0x2000, 0x1000],
-            vec![0x1000, 0x2001],
-            vec![0x1000, 0x3000, 0x2000, 0x4000],
+            &[0x1000][..],
+            &[0x2000, 0x1000],
+            &[0x1000, 0x2001],
+            &[0x1000, 0x3000, 0x2000, 0x4000],
         ] {
-            let said = Said { mappings, ..task() };
-            receive_mappings(&right, said.clone()).expect_err(&format!("{said:?}"));
+            arrives(mappings).expect_err(&format!("{mappings:?}"));
         }
-        let said = Said {
-            mappings: vec![0x1000, 0x2000],
+        let more = Said {
             more: true,
             ..task()
         };
-        let other = Said {
-            pid: 8,
-            ..said.clone()
-        };
-        send(&left, &other, &[]).expect("sent");
-        receive_mappings(&right, said).expect_err("another task's");
+        let mut arriving = Arriving::new(more, Vec::new()).expect("the first of several");
+        let other = Said { pid: 8, ..task() };
+        arriving.add(&other, &[]).expect_err("another task's");
     }
 }
