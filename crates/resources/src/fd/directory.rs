@@ -41,6 +41,7 @@ impl Kind for Directory {
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        regular::check_no_process(open)?;
         let payload = Payload {
             place: Place::dump(open, cx)?,
             flags: open.info.flags,

@@ -32,10 +32,18 @@ struct Payload {
     build_id: Vec<u8>,
 }
 
-/// Whether `link` leads into the folder of a process, which the restore cannot open beforehand.
-fn in_proc_of_task(link: &[u8]) -> bool {
-    let rest = link.strip_prefix(b"/proc/").unwrap_or_default();
-    rest.first().is_some_and(u8::is_ascii_digit) && rest.contains(&b'/')
+/// Refuses what belongs to a process and stands in /proc: the restore cannot open it beforehand.
+pub(super) fn check_no_process(open: &Open<'_>) -> Result<()> {
+    let rest = open.link.strip_prefix(b"/proc/").unwrap_or_default();
+    if !rest.first().is_some_and(u8::is_ascii_digit) {
+        return Ok(());
+    }
+    let what = match FileType::from_raw_mode(open.stat.st_mode) {
+        FileType::Directory => "directory",
+        _ => "file",
+    };
+    let why = format!("it is a {what} of a process in /proc");
+    Err(open.unsupported(&why, None))
 }
 
 impl Kind for Regular {
@@ -52,9 +60,7 @@ impl Kind for Regular {
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        if in_proc_of_task(&open.link) {
-            return Err(open.unsupported("it is a file of a process in /proc", None));
-        }
+        check_no_process(open)?;
         let place = Place::dump(open, cx)?;
         let size_bytes = open.stat.st_size.cast_unsigned();
         let build_id = match cx.allow().file_validation {
@@ -369,13 +375,22 @@ mod tests {
     }
 
     #[test]
-    fn proc_file_of_a_task_is_refused() {
-        let mut world = World::default();
-        world.add(File::open("/proc/self/status").expect("open"));
-        let error = world
-            .dump()
-            .expect_err("cannot be opened before")
-            .to_string();
-        assert!(error.contains("a file of a process in /proc"), "{error}");
+    fn what_a_process_has_in_proc_is_refused() {
+        for (path, what) in [
+            ("/proc/self/status", "file"),
+            ("/proc/self/fd", "directory"),
+            ("/proc/self", "directory"),
+        ] {
+            let mut world = World::default();
+            world.add(File::open(path).expect("open"));
+            let error = world.dump().expect_err("it cannot be opened before");
+            let why = format!("a {what} of a process in /proc");
+            assert!(error.to_string().contains(&why), "{error}");
+        }
+        for path in ["/proc", "/proc/sys", "/proc/uptime"] {
+            let mut world = World::default();
+            world.add(File::open(path).expect("open"));
+            world.dump().expect(path);
+        }
     }
 }
