@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use testkit::chance::Chance;
 use testkit::program::Program;
 use testkit::stillframe::Stillframe;
@@ -279,8 +279,8 @@ fn a_server_of_its_own_serves_one_restore_after_the_other() {
     let socket = stillframe.images().join("lazy-pages.socket");
     // Somebody who stops in the middle of what he tells of a task.
     let address = SocketAddrUnix::new(&socket).expect("a short path");
-    let stuck = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None);
-    let stuck = stuck.expect("a socket");
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let stuck = socket_with(family, kind, SocketFlags::CLOEXEC, None).expect("a socket");
     rustix::net::connect(&stuck, &address).expect("it listens");
     let (task, more) = ([1 << 3, 1], [6 << 3, 1]);
     rustix::net::send(&stuck, &[task, more].concat(), SendFlags::empty()).expect("it is heard");

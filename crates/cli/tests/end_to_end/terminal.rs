@@ -319,7 +319,7 @@ fn a_failed_restore_leaves_the_modes_of_the_terminal() {
         testkit::skip!("the peer sets them first");
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let master = openpt(flags).expect("a terminal");
     unlockpt(&master).expect("the slave can be opened");
     let slave = ioctl_tiocgptpeer(&master, flags).expect("its slave");
