@@ -384,18 +384,21 @@ pub const PROGRAMS: &[Program] = &[
             )),
         )
     },
-    program(
-        "xz-zstd",
-        "pack in two threads and unpack",
-        &[
-            package("xz-utils", "xz", "packs in threads"),
-            package("zstd", "zstd", "packs in threads"),
-        ],
-        Start::Steps(Recipe::repeated(
-            files!("repeat.sh", "pack.sh"),
-            &["sh", "repeat.sh", "pack.sh"],
-        )),
-    ),
+    Program {
+        moves_on: Some(DATA),
+        ..program(
+            "xz-zstd",
+            "pack in two threads and unpack",
+            &[
+                package("xz-utils", "xz", "packs in threads"),
+                package("zstd", "zstd", "packs in threads"),
+            ],
+            Start::Steps(Recipe::repeated(
+                files!("repeat.sh", "pack.sh"),
+                &["sh", "repeat.sh", "pack.sh"],
+            )),
+        )
+    },
     program(
         "ffmpeg",
         "encodes pictures and sound in four threads",
