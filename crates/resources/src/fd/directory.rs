@@ -41,9 +41,10 @@ impl Kind for Directory {
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        let place = Place::dump(open, cx)?;
         regular::check_no_process(open)?;
         let payload = Payload {
-            place: Place::dump(open, cx)?,
+            place,
             flags: open.info.flags,
             pos: open.info.pos,
         };
