@@ -3,6 +3,7 @@ use std::fs;
 use std::path::Path;
 
 use testkit::program::{Program, Spawned};
+use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
 use crate::{Facts, assert_restored, stillframe};
@@ -128,6 +129,14 @@ fn segments_are_found_again_and_made_again() {
     assert_eq!(now.attached, 4);
 }
 
+/// Waits until nobody else has the segment: whoever another test starts right now has what this
+/// process has, until it runs its program.
+fn wait_attached(number: i32, attached: u64) {
+    wait_until("others to let it go", SOON, || {
+        sys::shm::stat(number).is_ok_and(|stat| stat.attached == attached)
+    });
+}
+
 #[test]
 fn a_segment_that_others_use_is_named() {
     needs_root!();
@@ -144,6 +153,7 @@ fn a_segment_that_others_use_is_named() {
     outcome.must_fail().names(&[&what]);
     sharers.must_go_on(sharers.report());
     drop(other);
+    wait_attached(number, 4);
     let tasks = sharers.program.tree();
     let before = sharers.report();
     stillframe.dump(sharers.program.pid(), &[]).must();
@@ -151,6 +161,7 @@ fn a_segment_that_others_use_is_named() {
     let other = sys::shm::Attached::new(number).expect("it outlives its users");
     stillframe.restore(&[]).must_fail().names(&[&what]);
     drop(other);
+    wait_attached(number, 0);
     stillframe.restore(&[]).must();
     sharers.must_go_on(before);
 }
