@@ -6,8 +6,8 @@
 //! - `SIGALRM` has a handler, which ends what waits too long ([`sys::tick`]), and `SIGCONT` while a
 //!   job of the caller's shell is waited for;
 //! - the calling thread's timers are exact;
-//! - children are forked that call no execve(2): the sentinel, the watchdogs of connections, the
-//!   tracker, and the restored tree itself. That wants a process of one thread.
+//! - children are forked that call no execve(2): watchdogs (of the tree, of connections),
+//!   the tracker, and the restored tree itself. That wants a process of one thread.
 //!
 //! So the engine lets one in at a time ([`Alone::enter`]), and refuses the others by name. A server
 //! gives each request a child of its own, made before it has other threads, or by running itself

@@ -1,6 +1,6 @@
 //! The end of a dump: all of the tree is killed, stopped or let go, whoever is killed meanwhile.
 //!
-//! Where the tree is not to run on, a sentinel stands by before the image gets its name. Up to the
+//! Where the tree is not to run on, a watchdog stands by before the image gets its name. Up to the
 //! moment in which every thread has a stop signal waiting, it takes the image back; from then on it
 //! finishes the kills. In between nobody runs: whose tracer dies meets its stop signal first. So
 //! the image or the tree is there and never both, and no task sees that others are gone.
@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use store::Images;
 
 use crate::freeze::{Body, Frozen, Task};
-use crate::sentinel::{Sentinel, Target, send, send_on};
+use crate::watchdog::{Target, Watchdog, send, send_on};
 use crate::{Afterwards, DumpOptions, Error, Result, halt, links};
 
 /// How the tree of a dump is let go.
@@ -23,7 +23,7 @@ pub(crate) struct Ending {
     images: Images,
     image: ImageId,
     lock: Option<Lock>,
-    sentinel: Option<Sentinel>,
+    watchdog: Option<Watchdog>,
 }
 
 impl Ending {
@@ -37,7 +37,7 @@ impl Ending {
             images: options.images.clone(),
             image,
             lock: None,
-            sentinel: None,
+            watchdog: None,
         };
         // Which connections there are is only known when it is stopped.
         if !options.allowed.tcp_established {
@@ -52,13 +52,13 @@ impl Ending {
     /// Those of [`Ending::new`].
     pub fn hold(mut self, lock: Option<Lock>) -> Result<Self> {
         self.lock = lock;
-        if self.sentinel.is_none() {
+        if self.watchdog.is_none() {
             self.stand_by()?;
         }
         Ok(self)
     }
 
-    /// Posts the sentinel of a tree that is not to run on.
+    /// Posts the watchdog of a tree that is not to run on.
     fn stand_by(&mut self) -> Result<()> {
         if self.afterwards == Afterwards::Run {
             return Ok(());
@@ -75,7 +75,7 @@ impl Ending {
                 let _ = self.lock.as_ref().map(Lock::silence);
             }
         };
-        self.sentinel = Some(Sentinel::post(&sockets, &[], take_back, finish)?);
+        self.watchdog = Some(Watchdog::post(&sockets, &[], take_back, finish)?);
         Ok(())
     }
 
@@ -87,13 +87,13 @@ impl Ending {
     /// [`Error::Kernel`]. Unless the kills have begun, the tree goes on and the image is gone when
     /// this returns.
     pub fn run(self, frozen: Frozen, label: impl FnOnce() -> Result<Label>) -> Result<()> {
-        match self.sentinel {
-            Some(sentinel) if self.afterwards == Afterwards::Kill => {
-                kill(frozen, self.lock, sentinel, label)
+        match self.watchdog {
+            Some(watchdog) if self.afterwards == Afterwards::Kill => {
+                kill(frozen, self.lock, watchdog, label)
             }
-            Some(sentinel) => {
-                stop_all(&frozen, &sentinel, &targets(&frozen)?)?;
-                sentinel.dismiss();
+            Some(watchdog) => {
+                stop_all(&frozen, &watchdog, &targets(&frozen)?)?;
+                watchdog.dismiss();
                 stopped(frozen, self.lock)
             }
             None => go_on(frozen, self.lock),
@@ -145,8 +145,8 @@ fn targets(frozen: &Frozen) -> Result<Vec<Target>> {
 
 /// Sends a stop signal to every thread. As they are traced it waits, until this process lets them
 /// go or ends: none of them runs before it has met it.
-fn stop_all(frozen: &Frozen, sentinel: &Sentinel, targets: &[Target]) -> Result<()> {
-    sentinel.tell(targets)?;
+fn stop_all(frozen: &Frozen, watchdog: &Watchdog, targets: &[Target]) -> Result<()> {
+    watchdog.tell(targets)?;
     // A parent that is told of the stop of a child has its own before.
     for thread in frozen.tasks.iter().flat_map(Task::threads) {
         match sys::signal::to_thread(thread.pid, thread.tid, sys::ptrace::SIGSTOP) {
@@ -157,21 +157,21 @@ fn stop_all(frozen: &Frozen, sentinel: &Sentinel, targets: &[Target]) -> Result<
             }
         }
     }
-    sentinel.commit();
+    watchdog.commit();
     Ok(())
 }
 
 fn kill(
     frozen: Frozen,
     mut lock: Option<Lock>,
-    sentinel: Sentinel,
+    watchdog: Watchdog,
     label: impl FnOnce() -> Result<Label>,
 ) -> Result<()> {
     let targets = targets(&frozen)?;
     if let Some(lock) = &mut lock {
         lock.stay(&label()?)?;
     }
-    stop_all(&frozen, &sentinel, &targets)?;
+    stop_all(&frozen, &watchdog, &targets)?;
     for Target { pid, .. } in &targets {
         let killed = kill_process(Pid::from_raw(*pid).expect("a pid is not 0"), Signal::KILL);
         killed.map_err(|e| Error::kernel(format!("cannot kill pid {pid}"), e))?;
@@ -179,8 +179,8 @@ fn kill(
     if let Some(lock) = &lock {
         lock.silence()?;
     }
-    sentinel.dismiss();
-    // What is left to do here is done while they end, and the sentinel as well.
+    watchdog.dismiss();
+    // What is left to do here is done while they end, and the watchdog as well.
     let tids = frozen
         .tasks
         .into_iter()

@@ -44,7 +44,6 @@ mod returned;
 #[cfg(test)]
 mod sample;
 mod seal;
-mod sentinel;
 mod statistics;
 mod stopping;
 mod target;
@@ -54,6 +53,7 @@ mod tracker;
 mod uffd;
 mod undo;
 mod waits;
+mod watchdog;
 
 pub use dedup::dedup;
 pub use describe::describe;

@@ -20,7 +20,7 @@ use crate::build::Built;
 use crate::plan::Staying;
 use crate::processor::{Processor, Rewrite};
 use crate::records::{Saved, SavedTask, SavedThread, State};
-use crate::sentinel::{Sentinel, Target, send};
+use crate::watchdog::{Target, Watchdog, send};
 use crate::{Afterwards, Error, Result};
 
 /// All threads are parked at the end of their scripts and traced.
@@ -159,26 +159,26 @@ impl<'a> Running<'a> {
             }
         }
         self.built.resume(saved)?;
-        let (sentinel, held) = self.post_sentinel(saved, afterwards)?;
+        let (watchdog, held) = self.post_watchdog(saved, afterwards)?;
         let let_go = self.built.wake(saved).and_then(|leftover| {
             let signals = held.iter().map(|pid| Ok((*pid, take_stop(*pid)?)));
             self.detach(&signals.collect::<Result<_>>()?)?;
             self.built.catch_up();
             Ok(leftover)
         });
-        sentinel.iter().for_each(Sentinel::dismiss);
+        watchdog.iter().for_each(Watchdog::dismiss);
         self.armed = let_go.is_err();
         let_go
     }
 
-    /// Posts a sentinel that kills the tree or, from now on, has all of it go on if this process is
+    /// Posts a watchdog that kills the tree or, from now on, has all of it go on if this process is
     /// killed; none where one call lets it go and nothing else is to be done. Tells for whom a stop
     /// signal waits.
-    fn post_sentinel(
+    fn post_watchdog(
         &self,
         saved: &Saved<'_>,
         afterwards: Afterwards,
-    ) -> Result<(Option<Sentinel>, Vec<i32>)> {
+    ) -> Result<(Option<Watchdog>, Vec<i32>)> {
         let leaders = self
             .threads()
             .iter()
@@ -199,7 +199,7 @@ impl<'a> Running<'a> {
             send(tasks.iter().filter(held), Signal::CONT);
         };
         let take_back = |tasks: &[Target]| send(tasks, Signal::KILL);
-        let sentinel = Sentinel::post(&sockets, &pids, take_back, finish)?;
+        let watchdog = Watchdog::post(&sockets, &pids, take_back, finish)?;
         // While some would be killed by the end of this process and others let go, and as long as
         // connections sleep (reading them fails then), it lets nobody run: a stop signal waits.
         for pid in &held {
@@ -210,8 +210,8 @@ impl<'a> Running<'a> {
             let spared = ptrace::set_kill_on_exit(staying.tid, false);
             spared.map_err(|e| Error::kernel(format!("cannot let {} go", staying.tid), e))?;
         }
-        sentinel.commit();
-        Ok((Some(sentinel), held))
+        watchdog.commit();
+        Ok((Some(watchdog), held))
     }
 
     /// Lets every thread go on, leaders with the signal that is theirs in `signals`.

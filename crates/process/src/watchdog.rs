@@ -1,4 +1,4 @@
-//! A sentinel: finishes or takes back the one step of a dump or restore that is not atomic, if we
+//! A watchdog: finishes or takes back the one step of a dump or restore that is not atomic, if we
 //! are killed in the middle of it.
 //!
 //! Killing the tasks of a saved tree, or letting those of a restored one go, takes a call a task,
@@ -19,12 +19,12 @@ use crate::{Error, Result};
 
 /// A waiting child process. Dropped, it does what it would do if this process ended.
 #[derive(Debug)]
-pub(crate) struct Sentinel {
+pub(crate) struct Watchdog {
     child: Pid,
     pipe: Option<OwnedFd>,
 }
 
-/// A task that a sentinel sends signals to.
+/// A task that a watchdog sends signals to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub pid: i32,
@@ -39,10 +39,10 @@ const TARGETS: u64 = 1;
 const COMMITTED: u64 = 2;
 const DISMISSED: u64 = 3;
 
-impl Sentinel {
-    /// Posts a sentinel that has copies of the descriptors `kept`, and sees itself when the tasks
-    /// `pids` were started. When this process ends before it has dismissed it, the sentinel calls
-    /// `take_back` with these tasks or those that it was told, or, after [`Sentinel::commit`],
+impl Watchdog {
+    /// Posts a watchdog that has copies of the descriptors `kept`, and sees itself when the tasks
+    /// `pids` were started. When this process ends before it has dismissed it, the watchdog calls
+    /// `take_back` with these tasks or those that it was told, or, after [`Watchdog::commit`],
     /// `finish`.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Sentinel {
         take_back: impl FnOnce(&[Target]),
         finish: impl FnOnce(&[Target]),
     ) -> Result<Self> {
-        let failed = |e: std::io::Error| Error::kernel("cannot post a sentinel", e);
+        let failed = |e: std::io::Error| Error::kernel("cannot post a watchdog", e);
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
         // It keeps nothing else of the parent's, not even the other end.
         let kept = [kept, &[reader.as_fd()]].concat();
@@ -72,7 +72,7 @@ impl Sentinel {
         })
     }
 
-    /// Tells the sentinel which tasks it is about.
+    /// Tells the watchdog which tasks it is about.
     ///
     /// # Errors
     /// [`Error::Kernel`] when it is gone.
@@ -83,16 +83,16 @@ impl Sentinel {
             words.extend([pid << 1 | u64::from(target.stopped), target.start_ticks]);
         }
         let said = self.say(&words);
-        said.map_err(|errno| Error::kernel("cannot tell the sentinel", errno))
+        said.map_err(|errno| Error::kernel("cannot tell the watchdog", errno))
     }
 
-    /// Tells the sentinel that the step has begun and is to be finished, whoever ends.
+    /// Tells the watchdog that the step has begun and is to be finished, whoever ends.
     pub fn commit(&self) {
         // Where it was killed, nothing can be told.
         let _ = self.say(&[COMMITTED]);
     }
 
-    /// Sends the sentinel away: the step is complete, or nothing is to be done about it. Its end is
+    /// Sends the watchdog away: the step is complete, or nothing is to be done about it. Its end is
     /// waited for when this is dropped.
     pub fn dismiss(&self) {
         let _ = self.say(&[DISMISSED]);
@@ -110,14 +110,14 @@ impl Sentinel {
     }
 }
 
-impl Drop for Sentinel {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         drop(self.pipe.take());
         let _ = rustix::io::retry_on_intr(|| waitpid(Some(self.child), WaitOptions::empty()));
     }
 }
 
-/// How the process ended that a sentinel watches.
+/// How the process ended that a watchdog watches.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     /// It did not, or all went well.
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// What a sentinel makes of these words, of which the last bytes may be missing.
+    /// What a watchdog makes of these words, of which the last bytes may be missing.
     fn end_after(words: &[u64], missing: usize) -> End {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
         let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
