@@ -167,7 +167,7 @@ pub fn make(dir: &Path, layers: u64, pages: u64) -> Result<Vec<u64>> {
                     to_parent: format!("../{parent}"),
                     to_child: format!("../{number}"),
                 };
-                Writer::create_over(store, Arc::new(open(&layer(dir, parent))?), link)
+                Writer::create_layer(store, Arc::new(open(&layer(dir, parent))?), link)
             }
         };
         let writer = writer.map_err(failed("start an image"))?;

@@ -43,7 +43,7 @@ fn chain(dir: &Path) {
                     to_parent: store::way(&path, &parent).unwrap(),
                     to_child: store::way(&parent, &path).unwrap(),
                 };
-                Writer::create_over(store, Arc::new(open(&parent)), link).unwrap()
+                Writer::create_layer(store, Arc::new(open(&parent)), link).unwrap()
             }
         };
         for page in 0..PAGES {

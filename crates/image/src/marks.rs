@@ -7,7 +7,7 @@
 use store::{Claim, Store};
 
 use crate::ancestors::current;
-use crate::over::Over;
+use crate::parent::ParentImage;
 use crate::{Error, ImageId, Result};
 
 /// The longest way to a child.
@@ -35,19 +35,19 @@ fn owner(name: &str) -> Option<ImageId> {
 ///
 /// # Errors
 /// [`Error::Store`].
-pub(crate) fn leave(over: &Over, child: ImageId, durable: bool) -> Result<()> {
+pub(crate) fn leave(parent: &ParentImage, child: ImageId, durable: bool) -> Result<()> {
     let failed = Error::store("leave a mark in the parent of");
-    let object = over.store.create(&name(child)).map_err(&failed)?;
+    let object = parent.store.create(&name(child)).map_err(&failed)?;
     object
-        .write_at(over.link.to_child.as_bytes(), 0)
+        .write_at(parent.link.to_child.as_bytes(), 0)
         .map_err(&failed)?;
     object.commit(durable).map_err(&failed)
 }
 
 /// Takes back the mark of a child that did not come to be. What fails, the parent's next writer
 /// does.
-pub(crate) fn take_back(over: &Over, child: ImageId) {
-    let _ = over.store.remove(&name(child));
+pub(crate) fn take_back(parent: &ParentImage, child: ImageId) {
+    let _ = parent.store.remove(&name(child));
 }
 
 /// Refuses to replace image `id` in `store` where another has pages from it. Stale marks are

@@ -205,10 +205,10 @@ impl Writer {
     fn inherit_chunk(&self, reader: &Reader, run: &Run, part: Part) -> Result<bool> {
         let chunk = *reader.chunk(part.chunk);
         let (owner, number) = parts::owner(chunk.object as usize);
-        let (Some(owner), Some(over)) = (owner, self.over()) else {
+        let (Some(owner), Some(parent)) = (owner, self.parent_image()) else {
             return Ok(false);
         };
-        let Some(chunk) = over.chunk_of(reader.ancestors()[owner].id, number, chunk) else {
+        let Some(chunk) = parent.chunk_of(reader.ancestors()[owner].id, number, chunk) else {
             return Ok(false);
         };
         let chunk: ChunkId = lock(&self.table).add_far(chunk)?;

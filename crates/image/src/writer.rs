@@ -14,7 +14,7 @@ use crate::draft::{self, Draft};
 use crate::manifest::{EQUAL_FEATURE, Manifest, PARENT_FEATURE, PARTS_FEATURE, UNUSED_FEATURE};
 use crate::marks;
 use crate::order;
-use crate::over::{self, Lineage, Link, Over};
+use crate::parent::{self, Lineage, Link, ParentImage};
 use crate::parts::PARTS_MAX;
 use crate::table::{Table, Uses};
 use crate::unused::{self, Used};
@@ -29,7 +29,7 @@ pub struct Writer {
     store: Arc<dyn Store>,
     id: ImageId,
     /// What this is a layer over.
-    over: Option<Over>,
+    parent: Option<ParentImage>,
     pub(crate) table: Mutex<Table>,
     /// The pages objects by number, each made with its first page.
     pub(crate) parts: [OnceLock<Part>; PARTS_MAX],
@@ -100,7 +100,7 @@ impl Writer {
     ///
     /// # Errors
     /// Like [`Writer::create`]; [`Error::Ancestor`] where `link` does not lead to `parent`.
-    pub fn create_over(store: Arc<dyn Store>, parent: Arc<Reader>, link: Link) -> Result<Self> {
+    pub fn create_layer(store: Arc<dyn Store>, parent: Arc<Reader>, link: Link) -> Result<Self> {
         let (id, path) = (parent.id(), link.to_parent.clone());
         let wrong = |what: String, source: Option<store::Error>| Error::Ancestor {
             id,
@@ -117,15 +117,15 @@ impl Writer {
         if current(&*store) == Some(id) {
             return Err(wrong("is in the very place of this one".into(), None));
         }
-        let over = Over {
-            parent,
+        let parent = ParentImage {
+            reader: parent,
             link,
             store: place,
         };
-        Self::start(store, Some(over))
+        Self::start(store, Some(parent))
     }
 
-    fn start(store: Arc<dyn Store>, over: Option<Over>) -> Result<Self> {
+    fn start(store: Arc<dyn Store>, parent: Option<ParentImage>) -> Result<Self> {
         let mut id = [0; 16];
         let drawn = rustix::rand::getrandom(&mut id[..], rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| Error::Random(errno.into()))?;
@@ -142,7 +142,7 @@ impl Writer {
         Ok(Self {
             store,
             id: ImageId(id),
-            over,
+            parent,
             table: Mutex::default(),
             parts: Default::default(),
             making_parts: Mutex::default(),
@@ -236,21 +236,21 @@ impl Writer {
 
     /// Returns the runs for what the parent describes of `ranges`, and which pages those are.
     fn parents(&self, space: SpaceId, ranges: &[Range<u64>]) -> Result<(Vec<Run>, Ranges<u64>)> {
-        let Some(over) = &self.over else {
+        let Some(parent) = &self.parent else {
             let what = "there is no parent to have it from".into();
             let page = ranges.first().map_or(0, |range| range.start);
             return Err(Error::BadRun { space, page, what });
         };
-        over.inherit(&self.table, space, ranges)
+        parent.inherit(&self.table, space, ranges)
     }
 
-    pub(crate) fn over(&self) -> Option<&Over> {
-        self.over.as_ref()
+    pub(crate) fn parent_image(&self) -> Option<&ParentImage> {
+        self.parent.as_ref()
     }
 
     /// Returns the image that this one is a layer over.
     pub fn parent(&self) -> Option<&Arc<Reader>> {
-        self.over.as_ref().map(|over| &over.parent)
+        self.parent.as_ref().map(|parent| &parent.reader)
     }
 
     /// Adds a record; records are read in the order in which they were added.
@@ -302,7 +302,7 @@ impl Writer {
     fn publish(mut self, draft: Draft, more: Vec<Record>, durable: bool) -> Result<ImageId> {
         let inherits = draft.reader().parent().is_some();
         let (manifest, used) = draft.encode(more)?;
-        let over = self.over.take().filter(|_| inherits);
+        let parent = self.parent.take().filter(|_| inherits);
         let mut names = Vec::new();
         let parts = std::mem::take(&mut self.parts).into_iter().enumerate();
         for (number, part) in parts.filter_map(|(number, part)| Some((number, part.into_inner()?)))
@@ -319,11 +319,11 @@ impl Writer {
             }
             names.push(self.id.pages_part_name(number));
         }
-        let marked = over
+        let marked = parent
             .as_ref()
-            .map_or(Ok(()), |over| marks::leave(over, self.id, durable));
+            .map_or(Ok(()), |parent| marks::leave(parent, self.id, durable));
         // Before and after: who changes the parent looks for its children afterwards.
-        let same = || over.as_ref().map_or(Ok(()), Over::check_same);
+        let same = || parent.as_ref().map_or(Ok(()), ParentImage::check_same);
         let published = marked
             .and_then(|()| same())
             .and_then(|()| self.write_manifest(&manifest, durable));
@@ -337,14 +337,14 @@ impl Writer {
             // It may have failed after the manifest got its name: then the pages belong to it.
             if current(&*self.store) != Some(self.id) {
                 self.remove(&names);
-                if let Some(over) = &over {
-                    marks::take_back(over, self.id);
+                if let Some(parent) = &parent {
+                    marks::take_back(parent, self.id);
                 }
             }
             return Err(error);
         }
-        if over.is_some() || self.replaces {
-            let path = over.as_ref().map(|over| over.link.to_parent.as_str());
+        if parent.is_some() || self.replaces {
+            let path = parent.as_ref().map(|parent| parent.link.to_parent.as_str());
             // As criu(8) does; no reader needs it.
             let _ = self.store.point("parent", path);
         }
@@ -388,12 +388,11 @@ impl Writer {
         let uses = Uses::new(&table, &runs);
         self.shrink(&mut table, &uses, &mut runs)?;
         self.compact(&mut table, &uses)?;
-        let over = self.over.as_ref();
         let Lineage {
             parent,
             ancestors,
             chunks,
-        } = over::lineage(over, table, &uses, &mut runs)?;
+        } = parent::lineage(self.parent.as_ref(), table, &uses, &mut runs)?;
         let runs = order::in_order(runs);
         let spaces = spaces(std::mem::take(&mut *lock(&self.spaces)), &runs);
         let used = unused::used(chunks.iter());

@@ -239,7 +239,7 @@ fn over(places: &[Memory], number: usize) -> Writer {
         None => Writer::create(store).unwrap(),
         Some(parent) => {
             let reader = Arc::new(Reader::open(&places[parent]).unwrap());
-            Writer::create_over(store, reader, link(parent, number)).unwrap()
+            Writer::create_layer(store, reader, link(parent, number)).unwrap()
         }
     }
 }
@@ -395,7 +395,7 @@ fn what_another_image_needs_is_not_freed() {
     let ids = three(&places);
     let sibling = Arc::new(places[3].clone());
     let parent = Arc::new(Reader::open(&places[0]).unwrap());
-    let writer = Writer::create_over(sibling, parent, link(0, 3)).unwrap();
+    let writer = Writer::create_layer(sibling, parent, link(0, 3)).unwrap();
     writer.inherit(SpaceId(1), 0, 1).unwrap();
     let other = writer.seal(Seal::default()).unwrap();
     let refused = |result: Result<(), Error>, by: ImageId| match result.unwrap_err() {
@@ -424,7 +424,7 @@ fn what_was_freed_is_no_damage_to_images_that_nobody_knew() {
     let child = |number: usize, own: u64| {
         let parent = Arc::new(Reader::open(&places[0]).unwrap());
         let store = Arc::new(places[number].clone());
-        let writer = Writer::create_over(store, parent, link(0, number)).unwrap();
+        let writer = Writer::create_layer(store, parent, link(0, number)).unwrap();
         data(&writer, 1, 2, &[3]);
         (0..own).for_each(|page| {
             data(&writer, 1, page, &[4]);
@@ -545,7 +545,7 @@ fn merge(places: &[Memory], from: usize, to: usize, until: Option<usize>) -> ima
         None => Writer::create(store).unwrap(),
         Some(until) => {
             let parent = Arc::new(Reader::open(&places[until]).unwrap());
-            Writer::create_over(store, parent, link(until, to)).unwrap()
+            Writer::create_layer(store, parent, link(until, to)).unwrap()
         }
     };
     let merged = image::merge(&reader, &writer).unwrap();
@@ -814,7 +814,7 @@ fn the_parent_is_where_it_is_said_to_be() {
     three(&places);
     let parent = || Arc::new(Reader::open(&places[1]).unwrap());
     let create = |number: usize, to: usize| {
-        Writer::create_over(Arc::new(places[number].clone()), parent(), link(to, number))
+        Writer::create_layer(Arc::new(places[number].clone()), parent(), link(to, number))
             .err()
             .unwrap()
             .to_string()
@@ -879,7 +879,7 @@ fn chains_survive_in_directories_and_when_all_move_together() {
                 };
                 assert_eq!(link.to_parent, format!("../{parent}"));
                 let reader = Reader::open(&Directory::open(path(parent)).unwrap()).unwrap();
-                Writer::create_over(store, Arc::new(reader), link).unwrap()
+                Writer::create_layer(store, Arc::new(reader), link).unwrap()
             }
         };
         models.push(write(&writer, number, &spaces, &models[number]));

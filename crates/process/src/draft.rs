@@ -14,7 +14,7 @@ use crate::contents::{Progress, Sources};
 use crate::freeze::Frozen;
 use crate::links::{self, Link};
 use crate::network::Replaced;
-use crate::over::{self, Parent};
+use crate::parent::{self, Parent};
 use crate::seal::{check, facts};
 use crate::statistics::as_micros;
 use crate::{DumpOptions, DumpReport, Result, Stage, Statistics, dedup};
@@ -52,7 +52,7 @@ impl Draft {
     /// Starts the image in `store`, over `parent` where there is one.
     ///
     /// # Errors
-    /// Those of [`dedup::check`] and [`over::writer`].
+    /// Those of [`dedup::check`] and [`parent::writer`].
     pub fn begin(
         options: &DumpOptions,
         store: &Arc<dyn Store>,
@@ -74,7 +74,7 @@ impl Draft {
         let mut report = DumpReport::default();
         report.statistics.kind = options.kind;
         Ok(Self {
-            writer: over::writer(store.clone(), parent, options.compress)?,
+            writer: parent::writer(store.clone(), parent, options.compress)?,
             report,
             records_bytes: 0,
             around,

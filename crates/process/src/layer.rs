@@ -15,9 +15,9 @@ use sys::uffd::Uffd;
 use crate::collect::Inventory;
 use crate::collect::look::{Afresh, Look, Prepared};
 use crate::freeze::{Frozen, Task};
-use crate::over::Parent;
+use crate::parent::Parent;
 use crate::track::{Cleared, Inheritance, Tracking, Way, all_of, are_watched, is_ours};
-use crate::{Afterwards, DumpOptions, Result, over};
+use crate::{Afterwards, DumpOptions, Result, parent};
 
 /// Lists of a stopped tree: what they take of memory, and what they take more for each run of the
 /// image that the dump is over.
@@ -68,7 +68,7 @@ impl Layer {
             let owners = tracking.as_ref().map(Tracking::owners).transpose()?;
             let cleared = tracking.as_ref().map(Cleared::of);
             Box::new(Tracked {
-                vdsos: over::vdsos(reader)?,
+                vdsos: parent::vdsos(reader)?,
                 owners: owners.unwrap_or_default(),
                 cleared: cleared.unwrap_or_default(),
                 prepared: Prepared::of(root)?,
@@ -102,7 +102,7 @@ impl Layer {
     pub fn inherit(&self, inventory: &mut Inventory, writer: &Writer) -> Result<u64> {
         for (space, pages) in inventory.kept.drain(..) {
             writer.inherit(space, 0, pages)?;
-            writer.space(over::named(space, SpaceKind::Vdso, pages));
+            writer.space(parent::named(space, SpaceKind::Vdso, pages));
         }
         let Some(unwritten) = self.look.unwritten() else {
             return Ok(0);

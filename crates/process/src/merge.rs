@@ -6,7 +6,7 @@ use image::{ANCESTORS_MAX, Reader, Seal, Writer};
 use store::Store;
 
 use crate::options::MergeOptions;
-use crate::over::Parent;
+use crate::parent::Parent;
 use crate::report::MergeReport;
 use crate::{Error, Result};
 
@@ -41,7 +41,7 @@ pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
             };
             check_chain(&*source, &reader, &parent)?;
             let link = parent.link(&*store)?;
-            Writer::create_over(store.handle(), parent.image, link)?
+            Writer::create_layer(store.handle(), parent.image, link)?
         }
     };
     writer.compress(options.compress);

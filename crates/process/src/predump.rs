@@ -17,11 +17,11 @@ use crate::contents::{Progress, Sources};
 use crate::draft::Draft;
 use crate::end::go_on;
 use crate::options::DEFAULT_TRACK_TIME;
-use crate::over::Parent;
+use crate::parent::Parent;
 use crate::statistics::as_micros;
 use crate::stopping::freeze_and;
 use crate::track::{Inheritance, Mapped, Tracking};
-use crate::{DumpOptions, DumpReport, Error, Result, Stage, over};
+use crate::{DumpOptions, DumpReport, Error, Result, Stage, parent};
 
 /// Saves the memory of the tree under `options.tree` into `options.images` and lets it run.
 ///
@@ -62,7 +62,7 @@ pub(crate) fn dump(
     let equals = Equals::new(sources.extents(), []);
     draft.read(&sources, (equals.as_ref(), true), &progress)?;
     if let Some(parent) = &parent {
-        over::hand_down(&draft.writer, &parent.image)?;
+        parent::hand_down(&draft.writer, &parent.image)?;
     }
     let image = draft.writer.id();
     // Its pages may be all that a later layer has.

@@ -239,7 +239,7 @@ impl Served {
             to_parent: format!("../{layer}"),
             to_child: format!("../{}", layer + 1),
         };
-        let writer = Writer::create_over(store.clone(), parent, link).expect("a writer");
+        let writer = Writer::create_layer(store.clone(), parent, link).expect("a writer");
         let difference = self.session.diff(&writer).expect("a difference");
         (difference, writer, store)
     }

@@ -71,7 +71,7 @@ pub(crate) fn writer(
             to_parent: store.way_to(&*place).map_err(Error::Store)?,
             to_child: place.way_to(&*store).map_err(Error::Store)?,
         };
-        Writer::create_over(store, Arc::new(parent), link)?
+        Writer::create_layer(store, Arc::new(parent), link)?
     } else {
         Writer::create(store)?
     };

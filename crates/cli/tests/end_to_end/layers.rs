@@ -25,7 +25,7 @@ fn layer(parent: &Path, child: &Path) {
         to_child: way(parent, child),
     };
     let older = Arc::new(open(parent));
-    let writer = Writer::create_over(Arc::new(store), older.clone(), link).expect("it is begun");
+    let writer = Writer::create_layer(Arc::new(store), older.clone(), link).expect("it is begun");
     for record in older.records() {
         writer.record(record.clone());
     }

@@ -37,7 +37,7 @@ use crate::obstacles::Obstacles;
 use crate::plan::forks::forks;
 use crate::records::{record, tag};
 use crate::undo::Undo;
-use crate::{Result, over};
+use crate::{Result, parent};
 pub(crate) use files::{Contents, Object, fetch};
 use found::Found;
 use look::Look;
@@ -77,7 +77,7 @@ impl Inventory {
                 Contents::Bytes(_) => SpaceKind::Vdso,
             };
             let pages = object.len_bytes.div_ceil(abi::PAGE_BYTES);
-            writer.space(over::named(object.space, kind, pages));
+            writer.space(parent::named(object.space, kind, pages));
         }
     }
 }

@@ -25,8 +25,8 @@ pub struct Link {
 }
 
 /// The image that a new one is a difference from.
-pub(crate) struct Over {
-    pub parent: Arc<Reader>,
+pub(crate) struct ParentImage {
+    pub reader: Arc<Reader>,
     pub link: Link,
     /// Where the parent is.
     pub store: Arc<dyn Store>,
@@ -41,7 +41,7 @@ pub(crate) struct Lineage {
     pub chunks: Vec<Chunk>,
 }
 
-impl Over {
+impl ParentImage {
     /// Returns the runs of a layer that has from its parent those pages of `ranges` that the parent
     /// describes, and which those are. The ranges of pages of `space` are in ascending order.
     ///
@@ -53,8 +53,8 @@ impl Over {
         space: SpaceId,
         ranges: &[Range<u64>],
     ) -> Result<(Vec<Run>, Ranges<u64>)> {
-        self.parent.check_freed()?;
-        let mut walk = self.parent.walk(space);
+        self.reader.check_freed()?;
+        let mut walk = self.reader.walk(space);
         let mut runs = Vec::with_capacity(ranges.len());
         let mut described = Ranges::new();
         let mut table = table.lock().expect("no holder panics");
@@ -86,13 +86,13 @@ impl Over {
         while page < end {
             let located = match locate_in(theirs, page, end - page) {
                 Ok(located) => located,
-                Err(other) => self.parent.locate(other, page, end - page)?,
+                Err(other) => self.reader.locate(other, page, end - page)?,
             };
             let Located { part, pages } = located;
             let kind = match part {
                 None => RunKind::Zero,
                 Some(part) => {
-                    let theirs = *self.parent.chunk(part.chunk);
+                    let theirs = *self.reader.chunk(part.chunk);
                     let object = of_child(theirs.object as usize) as u32;
                     let chunk = table.add_far(Chunk { object, ..theirs })?;
                     RunKind::Part(Part { chunk, ..part })
@@ -114,11 +114,11 @@ impl Over {
     /// # Errors
     /// [`Error::Ancestor`].
     pub fn check_same(&self) -> Result<()> {
-        if raw::stamp(&*self.store) == Some(self.parent.stamp) {
+        if raw::stamp(&*self.store) == Some(self.reader.stamp) {
             return Ok(());
         }
         Err(Error::Ancestor {
-            id: self.parent.id(),
+            id: self.reader.id(),
             path: self.link.to_parent.clone(),
             what: "was changed meanwhile".into(),
             source: None,
@@ -128,10 +128,10 @@ impl Over {
     /// Returns a chunk of the pages object `part` of image `id` as the new image has it; none where
     /// that is neither the parent nor one of its ancestors.
     pub fn chunk_of(&self, id: ImageId, part: usize, chunk: Chunk) -> Option<Chunk> {
-        let number = if id == self.parent.id() {
+        let number = if id == self.reader.id() {
             0
         } else {
-            let mut older = self.parent.ancestors().iter();
+            let mut older = self.reader.ancestors().iter();
             1 + older.position(|ancestor| ancestor.id == id)?
         };
         let object = parts::of_ancestor(number, part) as u32;
@@ -143,12 +143,12 @@ impl Over {
     fn listed(&self, ancestor: usize) -> Listed {
         let Some(older) = ancestor.checked_sub(1) else {
             return Listed {
-                id: self.parent.id().0.to_vec(),
+                id: self.reader.id().0.to_vec(),
                 path: self.link.to_parent.clone(),
-                parts_bytes: self.parent.parts_bytes(),
+                parts_bytes: self.reader.parts_bytes(),
             };
         };
-        let older = &self.parent.ancestors()[older];
+        let older = &self.reader.ancestors()[older];
         Listed {
             id: older.id.0.to_vec(),
             path: join(&self.link.to_parent, &older.path),
@@ -168,7 +168,7 @@ fn of_child(object: usize) -> usize {
 /// # Errors
 /// [`Error::TooLarge`].
 pub(crate) fn lineage(
-    over: Option<&Over>,
+    parent: Option<&ParentImage>,
     table: Table,
     uses: &Uses,
     runs: &mut [Run],
@@ -188,7 +188,7 @@ pub(crate) fn lineage(
         }
     };
     let chunks = table.sorted(uses, &renumber, runs);
-    let Some(over) = over.filter(|_| !ancestors.is_empty()) else {
+    let Some(parent) = parent.filter(|_| !ancestors.is_empty()) else {
         return Ok(Lineage {
             chunks,
             ..Lineage::default()
@@ -196,12 +196,12 @@ pub(crate) fn lineage(
     };
     Ok(Lineage {
         parent: Some(Parent {
-            id: over.parent.id().0.to_vec(),
-            path: over.link.to_parent.clone(),
+            id: parent.reader.id().0.to_vec(),
+            path: parent.link.to_parent.clone(),
         }),
         ancestors: ancestors
             .into_iter()
-            .map(|number| over.listed(number))
+            .map(|number| parent.listed(number))
             .collect(),
         chunks,
     })

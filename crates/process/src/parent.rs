@@ -59,7 +59,7 @@ pub(crate) fn writer(
 ) -> Result<Writer> {
     let mut writer = if let Some(parent) = parent {
         let link = parent.link(&*store)?;
-        Writer::create_over(store, parent.image.clone(), link)?
+        Writer::create_layer(store, parent.image.clone(), link)?
     } else {
         Writer::create(store)?
     };
