@@ -37,10 +37,10 @@ mod equal;
 mod error;
 mod extent;
 mod fill;
+mod find_equal;
 mod place;
 pub mod sink;
 pub mod source;
-mod unite;
 pub mod workers;
 
 pub use buffer::Buffer;
@@ -50,10 +50,10 @@ pub use equal::Equals;
 pub use error::{Error, Result};
 pub use extent::Extent;
 pub use fill::{Filled, fill};
+pub use find_equal::{FoundEqual, find_equal, wanted_bytes};
 pub use place::{Placed, place};
 pub use sink::Sink;
 pub use source::Source;
-pub use unite::{United, unite, wanted_bytes};
 pub use workers::threads;
 
 /// The most pieces that a source reads, or a sink takes, with one call.

@@ -346,8 +346,8 @@ impl<'a, 'b> Dump<'a, 'b> {
         statistics.shared_pages += pages.shared;
         stored.extend(stopped);
         let copies = std::mem::take(&mut inventory.copies);
-        let united = equal::unite(stored, &pids, copies, &mut draft, progress)?;
-        draft.writer.describe(united);
+        let found = equal::find(stored, &pids, copies, &mut draft, progress)?;
+        draft.writer.describe(found);
         draft.note(&mut inventory);
         let sealed = draft.seal(false, &inventory.foreign, None)?;
         // What was changed on the host for the image is taken back with it.

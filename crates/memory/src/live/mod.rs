@@ -293,7 +293,7 @@ impl Live {
     }
 
     /// Describes the pages of the instant in the image, those of tasks in `pids`, but for those
-    /// that are stored: their runs are returned, for [`unite()`](pages::unite()) and
+    /// that are stored: their runs are returned, for [`find_equal()`](pages::find_equal()) and
     /// [`Writer::describe`].
     ///
     /// # Panics

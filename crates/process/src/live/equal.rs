@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use image::{Run, SpaceId};
-use pages::{Equals, United};
+use pages::{Equals, FoundEqual};
 
 use crate::Result;
 use crate::contents::Progress;
@@ -14,7 +14,7 @@ use crate::statistics::as_micros;
 
 /// Finds equal pages among `stored`, the memory of tasks with these `pids` and objects: pages that
 /// tasks have at the same place, and `copies`. Returns the runs for the image.
-pub(super) fn unite(
+pub(super) fn find(
     stored: Vec<Run>,
     pids: &[i32],
     copies: Vec<(SpaceId, Range<u64>)>,
@@ -29,8 +29,8 @@ pub(super) fn unite(
         return Ok(stored);
     };
     progress.expect(pages::wanted_bytes(&stored, &equals));
-    let United { runs, equal_pages } =
-        pages::unite(stored, &equals, &draft.writer, &|bytes| progress.add(bytes))?;
+    let FoundEqual { runs, equal_pages } =
+        pages::find_equal(stored, &equals, &draft.writer, &|bytes| progress.add(bytes))?;
     log::info!("{equal_pages} pages are equal to others");
     let statistics = &mut draft.report.statistics;
     statistics.stored_pages -= equal_pages;

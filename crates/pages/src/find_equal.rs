@@ -18,7 +18,7 @@ const BATCH_PAGES: u64 = 256;
 
 /// Pages of which equal ones are stored once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct United {
+pub struct FoundEqual {
     /// All that there were, for [`Writer::describe`].
     pub runs: Vec<Run>,
     /// Those that are not stored any more, because others are equal.
@@ -34,47 +34,47 @@ pub struct United {
 ///
 /// # Errors
 /// [`Error::Image`].
-pub fn unite(
+pub fn find_equal(
     stored: Vec<Run>,
     equals: &Equals,
     writer: &Writer,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<United> {
+) -> Result<FoundEqual> {
     let wanted = |run: &Run| is_wanted(run, equals);
     let (mut looked_at, others): (Vec<_>, Vec<_>) = stored.into_iter().partition(wanted);
     let all_bytes = looked_at.iter().map(Run::len_bytes).sum::<u64>();
     // What several spaces have at the same place is looked at together.
     looked_at.sort_unstable_by_key(|run| (run.first_page, run.space));
-    let chunks = chunks(&looked_at);
-    let longest = chunks
+    let batches = batches(&looked_at);
+    let longest = batches
         .iter()
-        .map(|chunk| bytes_of(&looked_at[chunk.clone()]));
+        .map(|batch| bytes_of(&looked_at[batch.clone()]));
     let buffer_bytes = longest.max().unwrap_or(0);
-    let united = Mutex::new(United {
+    let found = Mutex::new(FoundEqual {
         runs: others,
         equal_pages: 0,
     });
     workers::work(
         workers::threads_beside(all_bytes),
-        chunks.len(),
+        batches.len(),
         |_| Buffer::new(buffer_bytes),
         |buffer, number| {
-            let chunk = &looked_at[chunks[number].clone()];
-            let bytes = &mut buffer.bytes()[..bytes_of(chunk)];
-            let runs = unite_chunk(chunk, equals, writer, bytes)?;
+            let batch = &looked_at[batches[number].clone()];
+            let bytes = &mut buffer.bytes()[..bytes_of(batch)];
+            let runs = find_in_batch(batch, equals, writer, bytes)?;
             let (runs, equal_pages) = runs;
-            let mut united = united.lock().unwrap_or_else(PoisonError::into_inner);
-            united.runs.extend(runs);
-            united.equal_pages += equal_pages;
-            drop(united);
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            found.runs.extend(runs);
+            found.equal_pages += equal_pages;
+            drop(found);
             progress(bytes.len() as u64);
             Ok(())
         },
     )?;
-    Ok(united.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(found.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// How many bytes of `stored` [`unite`] looks at.
+/// How many bytes of `stored` [`find_equal()`] looks at.
 #[must_use]
 pub fn wanted_bytes(stored: &[Run], equals: &Equals) -> u64 {
     let wanted = stored.iter().filter(|run| is_wanted(run, equals));
@@ -98,42 +98,42 @@ fn bytes_of(runs: &[Run]) -> usize {
 }
 
 /// Puts runs together as long as there are not too many pages.
-fn chunks(runs: &[Run]) -> Vec<Range<usize>> {
-    let mut chunks = Vec::new();
+fn batches(runs: &[Run]) -> Vec<Range<usize>> {
+    let mut batches = Vec::new();
     let (mut first, mut pages) = (0, 0);
     for (number, run) in runs.iter().enumerate() {
         if pages + u64::from(run.pages) > BATCH_PAGES && first < number {
-            chunks.push(first..number);
+            batches.push(first..number);
             (first, pages) = (number, 0);
         }
         pages += u64::from(run.pages);
     }
     if first < runs.len() {
-        chunks.push(first..runs.len());
+        batches.push(first..runs.len());
     }
-    chunks
+    batches
 }
 
 /// Reads stored runs into `bytes`; returns the runs that are to take their places, and how many
 /// pages are not stored any more.
-fn unite_chunk(
-    chunk: &[Run],
+fn find_in_batch(
+    batch: &[Run],
     equals: &Equals,
     writer: &Writer,
     bytes: &mut [u8],
 ) -> Result<(Vec<Run>, u64)> {
     let mut rest = &mut *bytes;
-    for run in chunk {
+    for run in batch {
         let (own, after) = rest.split_at_mut(run.len_bytes() as usize);
         let read = writer.read_back(run, 0, own);
         read.map_err(Error::image("read"))?;
         rest = after;
     }
-    let places = chunk.iter().map(place_of).collect::<Vec<_>>();
+    let places = batch.iter().map(place_of).collect::<Vec<_>>();
     let Some(plan) = equals.plan(writer, bytes, &places)? else {
-        return Ok((chunk.to_vec(), 0));
+        return Ok((batch.to_vec(), 0));
     };
-    let parts = chunk.iter().zip(plan.kept(&places));
+    let parts = batch.iter().zip(plan.kept(&places));
     let parts = parts.flat_map(|(run, kept)| {
         let parts = kept.into_iter();
         parts.map(|pages| run.cut(pages.start, pages.end - pages.start))
@@ -190,9 +190,9 @@ mod tests {
             }
         }
 
-        /// Unites and seals; gives the reader, how many pages were equal, and the bytes of the
-        /// pages objects.
-        fn unite(self, more: &[(u32, Range<u64>)]) -> (Reader, u64, u64) {
+        /// Finds equal pages and seals; gives the reader, how many pages were equal, and the bytes
+        /// of the pages objects.
+        fn find_and_seal(self, more: &[(u32, Range<u64>)]) -> (Reader, u64, u64) {
             let more = more
                 .iter()
                 .map(|(space, pages)| (SpaceId(*space), pages.clone()));
@@ -202,16 +202,16 @@ mod tests {
             let progress = |bytes| {
                 done_bytes.fetch_add(bytes, Relaxed);
             };
-            let united = unite(self.stored, &equals, &self.writer, &progress).unwrap();
+            let found = find_equal(self.stored, &equals, &self.writer, &progress).unwrap();
             assert_eq!(done_bytes.into_inner(), wanted);
-            self.writer.describe(united.runs);
+            self.writer.describe(found.runs);
             self.writer.seal(Seal::default()).unwrap();
             let reader = Reader::open(&*self.store).unwrap();
             reader.verify_all(1).unwrap();
             let names = self.store.list().unwrap().into_iter();
             let pages = names.filter(|name| name.starts_with("pages-"));
             let bytes = pages.map(|name| self.store.open(&name).unwrap().len_bytes());
-            (reader, united.equal_pages, bytes.sum())
+            (reader, found.equal_pages, bytes.sum())
         }
     }
 
@@ -249,7 +249,7 @@ mod tests {
         for (space, fills) in [(1, &one), (2, &two), (3, &three)] {
             place.store(space as usize, space, 100, 16, fills);
         }
-        let (reader, equal, bytes) = place.unite(&[]);
+        let (reader, equal, bytes) = place.find_and_seal(&[]);
         let stored = 40 + 5 + 16 + 2;
         assert_eq!(equal, 40 + 40 + 42 - stored);
         assert_eq!(read(&reader, 1, 100, 40), one);
@@ -271,7 +271,7 @@ mod tests {
             place.store(0, 1, 0, 16, &one);
             place.store(0, 2, 0, 16, &two);
             place.store(0, 3, 0, most, &one);
-            let (reader, equal, bytes) = place.unite(&[]);
+            let (reader, equal, bytes) = place.find_and_seal(&[]);
             assert_eq!(equal, 2 * u64::from(PAGES) - 1);
             for (space, fills) in [(1, &one), (2, &two), (3, &one)] {
                 assert_eq!(read(&reader, space, 0, PAGES as usize), *fills);
@@ -297,7 +297,7 @@ mod tests {
             pages: 500,
             kind: image::RunKind::Zero,
         });
-        let (reader, equal, _) = place.unite(&[(1, 10..14), (2, 91..94)]);
+        let (reader, equal, _) = place.find_and_seal(&[(1, 10..14), (2, 91..94)]);
         assert_eq!(equal, 3);
         assert_eq!(read(&reader, 1, 10, 4), [1, 2, 3, 4]);
         assert_eq!(read(&reader, 2, 90, 4), [4, 3, 2, 1]);
@@ -311,8 +311,8 @@ mod tests {
         place.store(0, 2, 0, 16, &(101..150).collect::<Vec<_>>());
         let before = place.stored.clone();
         let equals = Equals::of_runs(before.iter(), []).unwrap();
-        let mut united = unite(before.clone(), &equals, &place.writer, &|_| ()).unwrap();
-        united.runs.sort_by_key(|run| (run.space, run.first_page));
-        assert_eq!((united.runs, united.equal_pages), (before, 0));
+        let mut found = find_equal(before.clone(), &equals, &place.writer, &|_| ()).unwrap();
+        found.runs.sort_by_key(|run| (run.space, run.first_page));
+        assert_eq!((found.runs, found.equal_pages), (before, 0));
     }
 }
