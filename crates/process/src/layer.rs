@@ -13,7 +13,7 @@ use resources::map::vdso::Vdso;
 use sys::uffd::Uffd;
 
 use crate::collect::Inventory;
-use crate::collect::look::{Afresh, Look, Prepared};
+use crate::collect::memory_view::{Fresh, MemoryView, Prepared};
 use crate::freeze::{Frozen, Task};
 use crate::parent::Parent;
 use crate::track::{Cleared, Inheritance, Tracking, Way, all_of, are_watched, is_ours};
@@ -30,19 +30,19 @@ pub(crate) struct Layer {
     tracking: Option<Tracking>,
     /// Whether the tree's memory is tracked from this dump on.
     goes_on: bool,
-    look: Box<dyn Looking>,
+    view: Box<dyn LayerView>,
 }
 
-/// A look that knows what was not written.
-trait Looking: Look {
+/// A view that knows what was not written.
+trait LayerView: MemoryView {
     fn unwritten(&self) -> Option<&HashMap<i32, Spans>> {
         None
     }
-    fn as_look(&mut self) -> &mut dyn Look;
+    fn as_view(&mut self) -> &mut dyn MemoryView;
 }
 
-impl Looking for Afresh {
-    fn as_look(&mut self) -> &mut dyn Look {
+impl LayerView for Fresh {
+    fn as_view(&mut self) -> &mut dyn MemoryView {
         self
     }
 }
@@ -61,7 +61,7 @@ impl Layer {
             (false, Some(_)) => Tracking::find(root)?,
             (false, None) => None,
         };
-        let look: Box<dyn Looking> = if let Some(Parent { image: reader, .. }) = &parent {
+        let view: Box<dyn LayerView> = if let Some(Parent { image: reader, .. }) = &parent {
             let spaces = reader.spaces().iter();
             let runs = spaces.map(|space| reader.runs(space.id).len());
             crate::alone::prepare_lists(LISTS_BYTES + runs.sum::<usize>() * RUN_BYTES);
@@ -75,13 +75,13 @@ impl Layer {
                 unwritten: HashMap::new(),
             })
         } else {
-            Box::new(Afresh)
+            Box::new(Fresh)
         };
         Ok(Self {
             parent,
             tracking,
             goes_on,
-            look,
+            view,
         })
     }
 
@@ -91,8 +91,8 @@ impl Layer {
     }
 
     /// How the memory of the stopped tree is looked at.
-    pub fn look(&mut self) -> &mut dyn Look {
-        self.look.as_look()
+    pub fn view(&mut self) -> &mut dyn MemoryView {
+        self.view.as_view()
     }
 
     /// Leaves what was not written to the parent; gives how many pages those are.
@@ -104,7 +104,7 @@ impl Layer {
             writer.inherit(space, 0, pages)?;
             writer.space(parent::named(space, SpaceKind::Vdso, pages));
         }
-        let Some(unwritten) = self.look.unwritten() else {
+        let Some(unwritten) = self.view.unwritten() else {
             return Ok(0);
         };
         let parent = self.parent.as_ref().map(|parent| &*parent.image);
@@ -186,10 +186,10 @@ struct Tracked {
     unwritten: HashMap<i32, Spans>,
 }
 
-impl Look for Tracked {
+impl MemoryView for Tracked {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
         if Way::here() == Way::Bits {
-            return Afresh.mappings(task);
+            return Fresh.mappings(task);
         }
         let listed = self.prepared.mappings(task)?;
         // A mapping that was replaced by one of the same kind in the same place looks as before,
@@ -197,7 +197,7 @@ impl Look for Tracked {
         if are_watched(task.pid, &listed)? {
             return Ok(listed);
         }
-        Afresh.mappings(task)
+        Fresh.mappings(task)
     }
 
     fn vdsos(&self) -> &[Vdso] {
@@ -223,12 +223,12 @@ impl Look for Tracked {
     }
 }
 
-impl Looking for Tracked {
+impl LayerView for Tracked {
     fn unwritten(&self) -> Option<&HashMap<i32, Spans>> {
         Some(&self.unwritten)
     }
 
-    fn as_look(&mut self) -> &mut dyn Look {
+    fn as_view(&mut self) -> &mut dyn MemoryView {
         self
     }
 }

@@ -14,7 +14,7 @@
 //! they change.
 
 mod equal;
-mod look;
+mod memory_view;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -28,8 +28,8 @@ use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
 use sys::realtime::Prompt;
 
-use self::look::LiveLook;
-use crate::collect::look::Prepared;
+use self::memory_view::LiveView;
+use crate::collect::memory_view::Prepared;
 use crate::collect::{self, Inventory};
 use crate::contents::{Progress, Sources};
 use crate::draft::{Draft, Sealed};
@@ -148,10 +148,10 @@ impl<'a, 'b> Dump<'a, 'b> {
         let (mut tasks, mut parents) = (Vec::new(), Vec::new());
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
             limit.check(task.pid)?;
-            let listed = collect::look::parse(&task.read("maps")?)?;
+            let listed = collect::memory_view::parse(&task.read("maps")?)?;
             let uffd = userfaultfd(task, &listed, false, memory::live::FEATURES)?;
             let areas = Areas {
-                spans: look::live_spans(&listed),
+                spans: memory_view::live_spans(&listed),
                 shared: Vec::new(),
             };
             parents.push((task.pid, task.stat()?.0.ppid));
@@ -170,7 +170,7 @@ impl<'a, 'b> Dump<'a, 'b> {
             draft,
             live,
             parents,
-            shared: look::shared(&prepared),
+            shared: memory_view::shared(&prepared),
             progress,
         })
     }
@@ -239,8 +239,8 @@ impl<'a, 'b> Dump<'a, 'b> {
         for pid in self.live.pids() {
             match read_proc(pid, "maps") {
                 Ok(maps) => {
-                    let listed = collect::look::parse(&maps)?;
-                    let spans = look::live_spans(&listed);
+                    let listed = collect::memory_view::parse(&maps)?;
+                    let spans = memory_view::live_spans(&listed);
                     let shared = self.shared.get(&pid).cloned().unwrap_or_default();
                     all.push((pid, Areas { spans, shared }));
                 }
@@ -256,12 +256,12 @@ impl<'a, 'b> Dump<'a, 'b> {
     fn instant(&mut self, last: bool) -> Result<Option<Saved>> {
         let root = self.options.tree.as_raw_nonzero().get();
         let prepared = Prepared::of(root)?;
-        self.shared = look::shared(&prepared);
-        let mut look = LiveLook::new(prepared, &self.live, !last);
+        self.shared = memory_view::shared(&prepared);
+        let mut view = LiveView::new(prepared, &self.live, !last);
         self.live.protect_ahead(&self.areas()?, SHORT)?;
         let mut prompt = Prompt::new().ok();
         let (frozen, mut inventory) =
-            freeze_and_collect(self.options, self.began, false, &mut look)?;
+            freeze_and_collect(self.options, self.began, false, &mut view)?;
         self.progress.stage(Stage::PostFreeze, self.options.tree)?;
         let since = frozen.since;
         let pids = frozen.tasks.iter().map(|task| task.pid).collect::<Vec<_>>();
@@ -287,7 +287,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         log::info!("{stale_bytes} bytes were left to copy at the instant");
         let whole = match whole {
             Some(whole) => whole,
-            None => self.finish(&pids, false)? && (last || !look.has_changed(root)?),
+            None => self.finish(&pids, false)? && (last || !view.has_changed(root)?),
         };
         let report = &mut self.draft.report;
         report.instants += 1;
@@ -362,7 +362,7 @@ fn freeze_returned(options: &DumpOptions, began: Instant) -> Result<Frozen> {
     patiently(began, || {
         let frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
         for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
-            let listed = collect::look::parse(&task.read("maps")?)?;
+            let listed = collect::memory_view::parse(&task.read("maps")?)?;
             check_returned(task, &listed)?;
         }
         Ok(frozen)

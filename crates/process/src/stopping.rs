@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use crate::collect::look::Look;
+use crate::collect::memory_view::MemoryView;
 use crate::collect::{Inventory, collect};
 use crate::freeze::{Frozen, freeze};
 use crate::patience::Patience;
@@ -15,7 +15,7 @@ pub(crate) fn freeze_and_collect(
     options: &DumpOptions,
     began: Instant,
     stay: bool,
-    look: &mut dyn Look,
+    view: &mut dyn MemoryView,
 ) -> Result<(Frozen, Inventory)> {
     let root = options.tree.as_raw_nonzero().get();
     let live = options.kind == DumpKind::Live;
@@ -28,7 +28,7 @@ pub(crate) fn freeze_and_collect(
             if !live {
                 frozen.limit.lift();
             }
-            let inventory = collect(&mut frozen, &options.allowed, stay, look)?;
+            let inventory = collect(&mut frozen, &options.allowed, stay, view)?;
             frozen.take_time();
             Ok((frozen, inventory))
         });

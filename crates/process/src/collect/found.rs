@@ -19,7 +19,7 @@ use tracee::{Batch, Thread, Visit};
 
 use super::auxv::Auxv;
 use super::facts::ThreadFacts;
-use super::look::{self, Look};
+use super::memory_view::{self, MemoryView};
 use super::questions::Questions;
 use super::untold::Untold;
 use super::{policies, spaces, stops, thread, vdso};
@@ -64,7 +64,7 @@ impl Found {
     pub fn new(
         task: &Task,
         allow: &Allow,
-        (look, before): (&mut dyn Look, &[Self]),
+        (view, before): (&mut dyn MemoryView, &[Self]),
         (vdsos, obstacles): (&mut vdso::Vdsos, &mut Obstacles),
     ) -> Result<Self> {
         let pid = task.pid;
@@ -87,7 +87,7 @@ impl Found {
         if task.is_zombie() {
             return found.identify(task);
         }
-        found.listed = look.mappings(task)?;
+        found.listed = view.mappings(task)?;
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
         check_returned(task, &found.listed)?;
         let seen = obstacles.note(vdsos.look(task, &mut found.listed))?;
@@ -199,7 +199,7 @@ impl Found {
         }
         // Only the flags of new memory tell whether later mappings are to be locked.
         if let (true, Some(area)) = (self.listed.iter().any(|map| map.has(b"lo")), visit.area()) {
-            let now = look::parse(&task.read("smaps")?)?;
+            let now = memory_view::parse(&task.read("smaps")?)?;
             let fresh = now.iter().find(|map| map.span.contains(area.start));
             self.lock_future = fresh.map_or(0, memory::lock_future);
         }
@@ -215,11 +215,11 @@ impl Found {
         self,
         task: &Task,
         outside: OfTask,
-        (spaces, look): (&mut spaces::Spaces, &mut dyn Look),
+        (spaces, view): (&mut spaces::Spaces, &mut dyn MemoryView),
         records: &mut Vec<Record>,
     ) -> Result<()> {
         let pid = task.pid;
-        let memory = self.memory(task, &outside, (spaces, look))?;
+        let memory = self.memory(task, &outside, (spaces, view))?;
         records.push(record(memory::TAG, pid, memory.encode_to_vec()));
         if let Some(payload) = outside.locks {
             records.push(record(fd::tags::LOCKS, pid, payload));
@@ -235,7 +235,7 @@ impl Found {
         &self,
         task: &Task,
         outside: &OfTask,
-        (spaces, look): (&mut spaces::Spaces, &mut dyn Look),
+        (spaces, view): (&mut spaces::Spaces, &mut dyn MemoryView),
     ) -> Result<Memory> {
         let pid = task.pid;
         let mut mappings = Vec::with_capacity(self.listed.len());
@@ -246,7 +246,7 @@ impl Found {
                 ..Mapping::of(listed, pid, *file)?
             });
         }
-        spaces.scan(pid, &mut mappings, &self.listed, look)?;
+        spaces.scan(pid, &mut mappings, &self.listed, view)?;
         let stat = &self.stat;
         Ok(Memory {
             marks: vec![

@@ -6,7 +6,7 @@ mod facts;
 mod files;
 mod fitness;
 mod found;
-pub(crate) mod look;
+pub(crate) mod memory_view;
 mod outside;
 mod policies;
 mod questions;
@@ -40,7 +40,7 @@ use crate::undo::Undo;
 use crate::{Result, parent};
 pub(crate) use files::{Contents, Object, fetch};
 use found::Found;
-use look::Look;
+use memory_view::MemoryView;
 use outside::{Listed, Outside};
 
 /// What was found, ready to be written.
@@ -103,7 +103,7 @@ pub(crate) fn collect(
     frozen: &mut Frozen,
     allow: &Allow,
     stay: bool,
-    look: &mut dyn Look,
+    view: &mut dyn MemoryView,
 ) -> Result<Inventory> {
     let mut obstacles = Obstacles::default();
     let has_its_clocks = fitness::check(frozen, &mut obstacles)?;
@@ -114,7 +114,7 @@ pub(crate) fn collect(
     for task in &frozen.tasks {
         limit.check(task.pid)?;
         let sinks = (&mut vdsos, &mut obstacles);
-        found.push(Found::new(task, allow, (look, &found), sinks)?);
+        found.push(Found::new(task, allow, (view, &found), sinks)?);
     }
     check_tree(&found, allow, &mut obstacles)?;
     let outside = look_and_ask(frozen, &mut found, (stay, allow), &mut obstacles)?;
@@ -127,7 +127,7 @@ pub(crate) fn collect(
     } = outside;
     for ((task, found), outside) in frozen.tasks.iter().zip(found).zip(of_tasks) {
         if let Some(outside) = outside {
-            found.records(task, outside, (&mut spaces, look), &mut records)?;
+            found.records(task, outside, (&mut spaces, view), &mut records)?;
         }
     }
     spaces.find_shared(&tree)?;
@@ -136,7 +136,7 @@ pub(crate) fn collect(
     records.extend(links::record(&described.links));
     let mut objects = described.objects;
     let foreign = vdsos.foreign();
-    let kept = vdsos.store(look.vdsos(), &mut records, &mut objects);
+    let kept = vdsos.store(view.vdsos(), &mut records, &mut objects);
     let copies = spaces.copies();
     let (memory, same) = spaces.into_parts();
     // After all timers were looked at: what was left of them then ends no earlier by these.

@@ -169,7 +169,7 @@ mod tests {
     use testkit::program::{Program, Spawned};
 
     use crate::collect::collect;
-    use crate::collect::look::Afresh;
+    use crate::collect::memory_view::Fresh;
     use crate::freeze::freeze;
     use crate::{Error, Obstacle};
 
@@ -203,7 +203,7 @@ mod tests {
             tcp_established: true,
             ..resources::Allow::default()
         };
-        let collected = collect(&mut frozen, &allow, false, &mut Afresh);
+        let collected = collect(&mut frozen, &allow, false, &mut Fresh);
         let ran = switches(program.pid()) != before;
         match collected {
             Err(Error::Obstacles(all)) => (all, ran),

@@ -11,7 +11,7 @@ use pages::Extent;
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
 
-use super::look::Look;
+use super::memory_view::MemoryView;
 use crate::Result;
 use crate::records::Tree;
 use abi::spans::{Spans, subtract};
@@ -47,7 +47,7 @@ impl Spaces {
         pid: i32,
         mappings: &mut [Mapping],
         listed: &[Listed],
-        look: &mut dyn Look,
+        view: &mut dyn MemoryView,
     ) -> Result<()> {
         let shared = listed.iter().filter(|listed| listed.may_share());
         let shared = shared.map(|listed| listed.span).collect();
@@ -71,7 +71,7 @@ impl Spaces {
             });
             private.push(map);
         }
-        let found = look.pages(pid, &areas, &mut self.maps)?;
+        let found = view.pages(pid, &areas, &mut self.maps)?;
         let mut own = Vec::new();
         for (map, found) in private.iter_mut().zip(found) {
             let guards = found.guards.iter();

@@ -24,7 +24,7 @@ mod tests {
     use testkit::wait::{SOON, wait_until};
 
     use crate::collect::collect;
-    use crate::collect::look::Afresh;
+    use crate::collect::memory_view::Fresh;
     use crate::freeze::freeze;
     use crate::records::{Node, State, Tree, tag};
 
@@ -49,7 +49,7 @@ mod tests {
             shell_job: true,
             ..resources::Allow::default()
         };
-        let inventory = collect(&mut frozen, &allow, false, &mut Afresh).expect("collected");
+        let inventory = collect(&mut frozen, &allow, false, &mut Fresh).expect("collected");
         let tree = inventory.records.iter().find(|one| one.tag == tag::TREE);
         let tree = Tree::decode(&*tree.expect("a tree").payload).expect("sound");
         drop(frozen);

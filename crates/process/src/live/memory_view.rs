@@ -8,7 +8,7 @@ use memory::live::{Areas, Live};
 use memory::scan::{Area, Found, LARGE_BYTES};
 use resources::map::listing::{Backing, Listed};
 
-use crate::collect::look::{Afresh, Look, Prepared};
+use crate::collect::memory_view::{Fresh, MemoryView, Prepared};
 use crate::freeze::Task;
 use crate::{Error, Result};
 
@@ -35,8 +35,8 @@ pub(super) fn shared(prepared: &Prepared) -> HashMap<i32, Vec<Span>> {
         .collect()
 }
 
-/// [`Look`] of a live dump.
-pub(super) struct LiveLook<'a> {
+/// [`MemoryView`] of a live dump.
+pub(super) struct LiveView<'a> {
     prepared: Prepared,
     live: &'a Live,
     /// Whether to look only for what may not be protected.
@@ -45,7 +45,7 @@ pub(super) struct LiveLook<'a> {
     shared: HashMap<i32, Vec<Span>>,
 }
 
-impl<'a> LiveLook<'a> {
+impl<'a> LiveView<'a> {
     pub fn new(mut prepared: Prepared, live: &'a Live, trusting: bool) -> Self {
         forget_ours(&mut prepared, live);
         Self {
@@ -64,7 +64,7 @@ impl<'a> LiveLook<'a> {
     }
 }
 
-impl Look for LiveLook<'_> {
+impl MemoryView for LiveView<'_> {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
         let mut listed = self.prepared.mappings(task)?;
         if self.live.has(task.pid) {
@@ -78,7 +78,7 @@ impl Look for LiveLook<'_> {
 
     fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
         if !self.live.has(pid) {
-            return Afresh.pages(pid, areas, maps);
+            return Fresh.pages(pid, areas, maps);
         }
         let (own, files) = apart(areas);
         let spans = own.iter().map(|area| area.span).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! How a dump looks at the memory of stopped tasks: afresh, or with what was seen while they ran.
+//! How a dump looks at the memory of stopped tasks: freshly, or with what was seen while they ran.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +16,7 @@ use crate::freeze::{Task, read_at};
 use crate::{Error, Result};
 
 /// What [`super::collect`] asks about memory.
-pub(crate) trait Look {
+pub(crate) trait MemoryView {
     /// Lists the mappings of a stopped task.
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>>;
 
@@ -32,9 +32,9 @@ pub(crate) trait Look {
 /// Looks at everything while the tree is stopped.
 ///
 /// The kernel walks all pages of a task to list its mappings with their flags (smaps): 20 ms a GiB.
-pub(crate) struct Afresh;
+pub(crate) struct Fresh;
 
-impl Look for Afresh {
+impl MemoryView for Fresh {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
         parse(&task.read("smaps")?)
     }
@@ -151,16 +151,16 @@ impl Prepared {
     }
 }
 
-impl Look for Prepared {
+impl MemoryView for Prepared {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
         match self.is_as_before(task)? {
             Some(seen) => Ok(seen.listed.clone()),
-            None => Afresh.mappings(task),
+            None => Fresh.mappings(task),
         }
     }
 
     fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
-        Afresh.pages(pid, areas, maps)
+        Fresh.pages(pid, areas, maps)
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
                 .all(|(old, now)| old.flags == now.flags);
             is_list_of(&before, &now) && flags
         };
-        assert!(same(Afresh.mappings(task).expect("mappings")));
+        assert!(same(Fresh.mappings(task).expect("mappings")));
         prepared.tasks.get_mut(&pid).expect("seen").start_ticks += 1;
         assert!(prepared.is_as_before(task).expect("a look").is_none());
         assert!(same(prepared.mappings(task).expect("mappings")));
