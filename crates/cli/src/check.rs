@@ -124,7 +124,7 @@ fn run_all(options: &Options) -> Status {
         (false, true) => ("Looks good but some features are missing.", Status::Failed),
         (false, false) => ("Looks good.", Status::Done),
     };
-    let host = process::look_at_host();
+    let host = process::probe_host();
     if options.json {
         let mut all = to_json(&tried);
         all["host"] = host.as_ref().map_or(Value::Null, host_to_json);

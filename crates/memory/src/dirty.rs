@@ -30,22 +30,22 @@ pub fn are_there() -> io::Result<bool> {
 /// `areas`. 14 ms a GiB.
 ///
 /// # Errors
-/// [`Error::Look`], [`Error::Gone`].
-pub fn look(pid: i32, areas: &[Area]) -> Result<Vec<Tracked>> {
+/// [`Error::Scan`], [`Error::Gone`].
+pub fn scan(pid: i32, areas: &[Area]) -> Result<Vec<Tracked>> {
     let Some(first) = areas.first() else {
         return Ok(Vec::new());
     };
-    let map = Pagemap::open(pid).map_err(|source| Error::look(pid, first.span.start, source))?;
-    let look = |area: &Area| {
+    let map = Pagemap::open(pid).map_err(|source| Error::scan(pid, first.span.start, source))?;
+    let scan = |area: &Area| {
         let mut found = Tracked {
             is_tracked: true,
             ..Tracked::default()
         };
         let looked = each_entry(&map, area.span, |page, entry| add(&mut found, page, entry));
-        looked.map_err(|source| Error::look(pid, area.span.start, source))?;
+        looked.map_err(|source| Error::scan(pid, area.span.start, source))?;
         Ok(found)
     };
-    areas.iter().map(look).collect()
+    areas.iter().map(scan).collect()
 }
 
 fn add(found: &mut Tracked, page: Span, entry: Entry) {
@@ -67,14 +67,14 @@ fn add(found: &mut Tracked, page: Span, entry: Entry) {
 /// Clears the bits of the stopped task `pid`: what it writes from now on is found by [`look`].
 ///
 /// # Errors
-/// [`Error::Look`], [`Error::Gone`].
+/// [`Error::Scan`], [`Error::Gone`].
 pub fn forget(pid: i32) -> Result<()> {
     const SOFT_DIRTY: &str = "4";
     let cleared = std::fs::OpenOptions::new()
         .write(true)
         .open(format!("/proc/{pid}/clear_refs"))
         .and_then(|mut file| io::Write::write_all(&mut file, SOFT_DIRTY.as_bytes()));
-    cleared.map_err(|source| Error::look(pid, abi::Addr(0), source))
+    cleared.map_err(|source| Error::scan(pid, abi::Addr(0), source))
 }
 
 #[cfg(test)]
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn this_kernel_clears_what_it_has() {
-        if !are_there().expect("a look") {
+        if !are_there().expect("a scan") {
             return eprintln!("this kernel has no soft-dirty bits");
         }
         let pid = rustix::process::getpid().as_raw_nonzero().get();
@@ -142,10 +142,10 @@ mod tests {
             file: false,
             apart: false,
         };
-        assert_eq!(look(pid, &[area]).expect("a look")[0].written, [area.span]);
+        assert_eq!(scan(pid, &[area]).expect("a scan")[0].written, [area.span]);
         forget(pid).expect("forgotten");
         bytes[6 * PAGE_BYTES as usize] = 2;
-        let found = look(pid, &[area]).expect("a look");
+        let found = scan(pid, &[area]).expect("a scan");
         let written = Addr(bytes.as_ptr().addr() as u64 + 6 * PAGE_BYTES).page_start();
         assert_eq!(found[0].written, [Span::new(written, PAGE_BYTES)]);
         assert_eq!(bytes[6 * PAGE_BYTES as usize], 2);

@@ -59,8 +59,8 @@ pub enum Error {
     #[error("cannot start a thread that hears of writes")]
     Thread(#[source] io::Error),
     /// It could not be found out which pages a task has.
-    #[error("cannot look at the pages of task {pid} at {addr}")]
-    Look {
+    #[error("cannot scan the pages of task {pid} at {addr}")]
+    Scan {
         /// Whose pages.
         pid: i32,
         /// From where on.
@@ -115,11 +115,11 @@ impl Error {
     }
 
     /// Tells a task that died from one that cannot be looked at.
-    pub(crate) fn look(pid: i32, addr: Addr, source: io::Error) -> Self {
+    pub(crate) fn scan(pid: i32, addr: Addr, source: io::Error) -> Self {
         if is_gone(&source) {
             Self::Gone { pid }
         } else {
-            Self::Look { pid, addr, source }
+            Self::Scan { pid, addr, source }
         }
     }
 }

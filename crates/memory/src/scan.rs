@@ -69,14 +69,14 @@ impl Found {
 /// `maps`, two more for each large area.
 ///
 /// # Errors
-/// [`Error::Look`], [`Error::Gone`].
+/// [`Error::Scan`], [`Error::Gone`].
 pub fn scan(pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
     let mut found = vec![Found::default(); areas.len()];
     let Some(first) = areas.first() else {
         return Ok(found);
     };
     let map = maps.of(pid);
-    let map = map.map_err(|source| Error::look(pid, first.span.start, source))?;
+    let map = map.map_err(|source| Error::scan(pid, first.span.start, source))?;
     let is_large = |area: &Area| !area.file && area.span.bytes() >= LARGE_BYTES;
     // What is mapped between two areas is searched with them.
     let together = |one: &Area, other: &Area| !is_large(one) && !is_large(other) && !other.apart;
@@ -84,7 +84,7 @@ pub fn scan(pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>>
     for areas in areas.chunk_by(together) {
         let found = &mut found[done..done + areas.len()];
         scan_together(&map, areas, !is_large(&areas[0]), found)
-            .map_err(|source| Error::look(pid, areas[0].span.start, source))?;
+            .map_err(|source| Error::scan(pid, areas[0].span.start, source))?;
         done += areas.len();
     }
     Ok(found)

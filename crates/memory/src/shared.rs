@@ -49,7 +49,7 @@ impl CowSharing {
     /// `spans` are in ascending order, and of private mappings of both tasks.
     ///
     /// # Errors
-    /// [`Error::Look`], [`Error::Gone`], and [`Error::Read`] where contents are compared.
+    /// [`Error::Scan`], [`Error::Gone`], and [`Error::Read`] where contents are compared.
     pub fn shared_with(
         &mut self,
         parent: i32,
@@ -105,7 +105,7 @@ impl CowSharing {
 
 /// Reads the entries of task `pid` from `start` on.
 fn read(pid: i32, maps: &mut PageMaps, start: Addr, entries: &mut [Entry]) -> Result<()> {
-    let failed = |source| Error::look(pid, start, source);
+    let failed = |source| Error::scan(pid, start, source);
     let map = maps.of(pid).map_err(failed)?;
     match map.entries(start, entries).map_err(failed)? {
         read if read == entries.len() => Ok(()),
@@ -140,20 +140,20 @@ fn stretches(spans: &[Span]) -> impl Iterator<Item = &[Span]> {
 /// copy-on-write: the second ones must be read quietly (see [`TaskMemory::quiet`]).
 ///
 /// # Errors
-/// [`Error::Look`], [`Error::Gone`].
+/// [`Error::Scan`], [`Error::Gone`].
 pub fn exclusive(pid: i32, spans: &[Span]) -> Result<[Spans; 2]> {
     let mut kinds = [Spans::new(), Spans::new()];
     let Some(first) = spans.first() else {
         return Ok(kinds);
     };
-    let map = Pagemap::open(pid).map_err(|source| Error::look(pid, first.start, source))?;
+    let map = Pagemap::open(pid).map_err(|source| Error::scan(pid, first.start, source))?;
     for span in spans {
         let look = |page: Span, entry: Entry| {
             let shared = entry.is_present() && !entry.is_exclusive();
             kinds[usize::from(shared)].push(page);
         };
         let looked = each_entry(&map, *span, look);
-        looked.map_err(|source| Error::look(pid, span.start, source))?;
+        looked.map_err(|source| Error::scan(pid, span.start, source))?;
     }
     Ok(kinds)
 }

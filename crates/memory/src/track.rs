@@ -48,15 +48,15 @@ pub struct Tracked {
 /// is written from then on is found by the next scan. The caller must be allowed to trace the task.
 ///
 /// # Errors
-/// [`Error::Look`], [`Error::Gone`].
+/// [`Error::Scan`], [`Error::Gone`].
 pub fn tracked(pid: i32, areas: &[Area], reset: bool) -> Result<Vec<Tracked>> {
     let Some(first) = areas.first() else {
         return Ok(Vec::new());
     };
-    let map = Pagemap::open(pid).map_err(|source| Error::look(pid, first.span.start, source))?;
+    let map = Pagemap::open(pid).map_err(|source| Error::scan(pid, first.span.start, source))?;
     let look = |area: &Area| {
-        let found = look(&map, *area, reset);
-        found.map_err(|source| Error::look(pid, area.span.start, source))
+        let found = scan_area(&map, *area, reset);
+        found.map_err(|source| Error::scan(pid, area.span.start, source))
     };
     areas.iter().map(look).collect()
 }
@@ -64,15 +64,15 @@ pub fn tracked(pid: i32, areas: &[Area], reset: bool) -> Result<Vec<Tracked>> {
 /// Tells which mappings of task `pid`, of which `spans` are parts, are tracked.
 ///
 /// # Errors
-/// [`Error::Look`], [`Error::Gone`].
+/// [`Error::Scan`], [`Error::Gone`].
 pub fn are_tracked(pid: i32, spans: &[Span]) -> Result<Vec<bool>> {
     let Some(first) = spans.first() else {
         return Ok(Vec::new());
     };
-    let map = Pagemap::open(pid).map_err(|source| Error::look(pid, first.start, source))?;
+    let map = Pagemap::open(pid).map_err(|source| Error::scan(pid, first.start, source))?;
     let look = |span: &Span| {
         let tracked = is_tracked(&map, *span);
-        tracked.map_err(|source| Error::look(pid, span.start, source))
+        tracked.map_err(|source| Error::scan(pid, span.start, source))
     };
     spans.iter().map(look).collect()
 }
@@ -86,17 +86,17 @@ pub fn are_tracked(pid: i32, spans: &[Span]) -> Result<Vec<bool>> {
 /// believed.
 ///
 /// # Errors
-/// [`Error::Look`], [`Error::Gone`].
+/// [`Error::Scan`], [`Error::Gone`].
 pub fn marked(pid: i32, spans: &[Span]) -> Result<Vec<Span>> {
     let Some(first) = spans.first() else {
         return Ok(Vec::new());
     };
-    let map = Pagemap::open(pid).map_err(|source| Error::look(pid, first.start, source))?;
+    let map = Pagemap::open(pid).map_err(|source| Error::scan(pid, first.start, source))?;
     let mut marked = Vec::new();
     for span in spans {
         let found = candidates(&map, *span, Action::empty());
         let found = found.and_then(|found| protected(&map, *span, &found));
-        marked.extend(found.map_err(|source| Error::look(pid, span.start, source))?);
+        marked.extend(found.map_err(|source| Error::scan(pid, span.start, source))?);
     }
     Ok(marked)
 }
@@ -105,12 +105,12 @@ pub fn marked(pid: i32, spans: &[Span]) -> Result<Vec<Span>> {
 /// by the next scan. They were found by [`tracked`] without a reset, and the task is stopped.
 ///
 /// # Errors
-/// [`Error::Look`], [`Error::Gone`].
+/// [`Error::Scan`], [`Error::Gone`].
 pub fn protect(pid: i32, spans: &[Span]) -> Result<()> {
     let Some(first) = spans.first() else {
         return Ok(());
     };
-    let failed = |source| Error::look(pid, first.start, source);
+    let failed = |source| Error::scan(pid, first.start, source);
     let map = Pagemap::open(pid).map_err(failed)?;
     for span in spans {
         let area = Area {
@@ -131,8 +131,8 @@ pub fn protect(pid: i32, spans: &[Span]) -> Result<()> {
     Ok(())
 }
 
-fn look(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
-    match look_tracked(map, area, reset) {
+fn scan_area(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
+    match scan_tracked(map, area, reset) {
         // All of it must be tracked in the moment in which it is looked at: what is not may have
         // marks that are not kept.
         Err(error) if is(&error, Errno::PERM) || is(&error, Errno::NOTTY) => untracked(map, area),
@@ -140,7 +140,7 @@ fn look(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
     }
 }
 
-fn look_tracked(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
+fn scan_tracked(map: &Pagemap, area: Area, reset: bool) -> io::Result<Tracked> {
     let mut found = Tracked {
         is_tracked: true,
         ..Tracked::default()

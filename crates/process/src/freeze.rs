@@ -421,7 +421,7 @@ impl Stop {
             {
                 std::thread::sleep(Duration::from_micros(50));
             }
-            before = look(task, tid, &mut self.clocks);
+            before = read_before(task, tid, &mut self.clocks);
             thread = Thread::seize(tid)?.stopped(task.pid, self.limit.deadline)?;
             self.limit.check(tid)?;
         }
@@ -431,7 +431,7 @@ impl Stop {
 
 fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
     let mut task = Task::new(pid, &stop.close_queue)?;
-    let before = look(&task, pid, &mut stop.clocks);
+    let before = read_before(&task, pid, &mut stop.clocks);
     let leader = Thread::seize(pid).and_then(|seized| seized.stopped(pid, stop.limit.deadline));
     let leader = match leader {
         Ok(leader) => leader,
@@ -459,7 +459,7 @@ fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
         // Ask all of them first: they stop side by side.
         let mut asked = Vec::with_capacity(new.len());
         for tid in new {
-            let before = look(&task, tid, &mut stop.clocks);
+            let before = read_before(&task, tid, &mut stop.clocks);
             asked.push((tid, before, Thread::seize(tid)));
         }
         stop.all(&mut task, asked, &mut threads)?;
@@ -467,7 +467,7 @@ fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
 }
 
 /// Looks at what a thread waits for before it is stopped.
-fn look(task: &Task, tid: i32, clocks: &mut Clocks) -> Before {
+fn read_before(task: &Task, tid: i32, clocks: &mut Clocks) -> Before {
     Before::read(clocks, |name| task.read_of(tid, name))
 }
 

@@ -46,11 +46,11 @@ pub struct HostFacts {
 ///
 /// # Errors
 /// [`Error::Resource`] when the vDSO is not one that can be used.
-pub fn look() -> Result<HostFacts> {
-    look_with(&Cache::of_this_host())
+pub fn probe() -> Result<HostFacts> {
+    probe_with(&Cache::of_this_host())
 }
 
-fn look_with(cache: &Cache) -> Result<HostFacts> {
+fn probe_with(cache: &Cache) -> Result<HostFacts> {
     let vdso = Host::probe().map_err(Error::from)?;
     let before = cache
         .load()
@@ -165,8 +165,8 @@ mod tests {
         let mut host = Host::probe().expect("a vDSO");
         host.functions.pop().expect("it has functions");
         cache.store(&encode(&host));
-        assert!(!look_with(&cache).expect("a vDSO").kept, "one is missing");
-        assert!(look_with(&cache).expect("a vDSO").kept);
+        assert!(!probe_with(&cache).expect("a vDSO").kept, "one is missing");
+        assert!(probe_with(&cache).expect("a vDSO").kept);
         assert!(facts_with(&cache).expect("a vDSO").kept);
     }
 

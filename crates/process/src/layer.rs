@@ -207,7 +207,7 @@ impl MemoryView for Tracked {
     fn pages(&mut self, pid: i32, areas: &[Area], _: &mut PageMaps) -> Result<Vec<Found>> {
         let unwritten = self.unwritten.entry(pid).or_default();
         *unwritten = Spans::new();
-        if let Some(found) = self.cleared.look(pid, areas, unwritten)? {
+        if let Some(found) = self.cleared.find(pid, areas, unwritten)? {
             return Ok(found);
         }
         let found = track::tracked(pid, areas, false)?;

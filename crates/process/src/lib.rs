@@ -60,7 +60,7 @@ pub use describe::describe;
 pub use dry_run::dry_run;
 pub use dump::dump;
 pub use error::{Blame, Error, Holder, Obstacle, Result, Veto};
-pub use host::{HostFacts, look as look_at_host};
+pub use host::{HostFacts, probe as probe_host};
 pub use lazy::{Lazy, LazyPages, LazyPagesOptions, serve_lazy_pages};
 pub use merge::merge;
 pub use needs::{Need, needs};

@@ -57,7 +57,7 @@ pub(crate) fn dump(
     let looking = Instant::now();
     let inheritance = Inheritance::new(parent.as_ref().map(|one| &*one.image), tracking.image());
     tracking.begin()?;
-    let sources = look(&tracking, &mapped, &inheritance, &mut draft)?;
+    let sources = find_written(&tracking, &mapped, &inheritance, &mut draft)?;
     draft.report.statistics.collect_us = as_micros(looking.elapsed());
     let equals = Equals::new(sources.extents(), []);
     draft.read(&sources, (equals.as_ref(), true), &progress)?;
@@ -76,7 +76,7 @@ pub(crate) fn dump(
 }
 
 /// Finds what has to be read of all tasks, and leaves the rest to the parent.
-fn look(
+fn find_written(
     tracking: &Tracking,
     mapped: &[Mapped],
     inheritance: &Inheritance,
@@ -85,7 +85,7 @@ fn look(
     let mut sources = Sources::default();
     for mapped in mapped {
         tracking.lift_marks(mapped)?;
-        let Some(changes) = tracking.look(mapped)? else {
+        let Some(changes) = tracking.take_written(mapped)? else {
             log::info!("pid {} has ended", mapped.pid);
             continue;
         };

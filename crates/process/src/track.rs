@@ -204,7 +204,7 @@ impl Tracking {
     ///
     /// # Errors
     /// [`Error::Pages`].
-    pub fn look(&self, mapped: &Mapped) -> Result<Option<Changes>> {
+    pub fn take_written(&self, mapped: &Mapped) -> Result<Option<Changes>> {
         if let Some(changes) = &mapped.changes {
             return Ok(Some(changes.clone()));
         }

@@ -47,7 +47,7 @@ pub trait Bucket: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing) where there is none.
-    fn look(&self, name: &str) -> Result<Version>;
+    fn head(&self, name: &str) -> Result<Version>;
 
     /// Fills all of `bytes` from `offset_bytes` of that version of an object, which has them.
     ///

@@ -71,7 +71,7 @@ impl Store for Far {
 
     fn open(&self, name: &str) -> Result<Box<dyn Object>> {
         check_name(name)?;
-        let version = retry(self.patience, || self.bucket.look(name))?;
+        let version = retry(self.patience, || self.bucket.head(name))?;
         Ok(Box::new(FarObject {
             name: name.to_owned(),
             version,
@@ -90,7 +90,7 @@ impl Store for Far {
     fn remove(&self, name: &str) -> Result<()> {
         check_name(name)?;
         // Whether it was there cannot be told by a call that may be the second one.
-        retry(self.patience, || self.bucket.look(name))?;
+        retry(self.patience, || self.bucket.head(name))?;
         retry(self.patience, || match self.bucket.delete(name) {
             Err(Error::Missing { .. }) => Ok(()),
             done => done,

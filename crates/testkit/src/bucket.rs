@@ -118,7 +118,7 @@ impl Bucket for FaultyBucket {
         })
     }
 
-    fn look(&self, name: &str) -> Result<Version> {
+    fn head(&self, name: &str) -> Result<Version> {
         self.call("look at", name, || Ok(self.version(name)?.1))
     }
 

@@ -168,7 +168,7 @@ fn keep(claimed: &[(u64, u16)], kept: &[(u64, u16)], contents: &mut [u8]) -> usi
 /// A page that cannot be read is not worth an error while the task lives.
 fn alive(task: &Task, error: Error) -> Result<()> {
     match error {
-        Error::Read { .. } | Error::Look { .. } => {
+        Error::Read { .. } | Error::Scan { .. } => {
             log::debug!("{error}");
             Ok(())
         }

@@ -72,7 +72,7 @@ impl Live {
     /// memory, which is registered as far as it can be. One that has ended is left out.
     ///
     /// # Errors
-    /// [`Error::Look`], [`Error::Register`], [`Error::Thread`].
+    /// [`Error::Scan`], [`Error::Register`], [`Error::Thread`].
     pub fn new(tasks: Vec<(i32, SpaceId, Uffd, Areas)>) -> Result<Self> {
         let mut living = Vec::new();
         for (pid, space, uffd, areas) in tasks {
@@ -169,7 +169,7 @@ impl Live {
     /// [`Live::round`], once for each child.
     ///
     /// # Errors
-    /// [`Error::Look`]. One of them that has ended has nothing in common.
+    /// [`Error::Scan`]. One of them that has ended has nothing in common.
     pub fn find_common(&mut self, child: i32, parent: i32, areas: &[Span]) -> Result<()> {
         let find = |pid| self.tasks.iter().find(|task| task.pid == pid).cloned();
         let (Some(child), Some(parent)) = (find(child), find(parent)) else {

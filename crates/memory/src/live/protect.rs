@@ -116,7 +116,7 @@ impl Task {
         )?;
         self.protect_lifted(&trusted, Some(areas))?;
         for suspect in suspects {
-            self.look_again(areas, suspect)?;
+            self.scan_again(areas, suspect)?;
         }
         let guards = guards.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(guards.into_values().flatten().collect())
@@ -134,7 +134,7 @@ impl Task {
     pub fn populated(&self, spans: &[Span]) -> Result<Vec<Span>> {
         let mut pieces = Vec::new();
         for span in spans {
-            let failed = |source| Error::look(self.pid, span.start, source);
+            let failed = |source| Error::scan(self.pid, span.start, source);
             let found = match span.bytes() {
                 ..=SLICE_BYTES => vec![*span],
                 _ => {
@@ -160,7 +160,7 @@ impl Task {
         let mut open = Vec::new();
         for span in &trusted {
             let found = scan(&self.pagemap, *span, &OPEN);
-            let found = found.map_err(|source| Error::look(self.pid, span.start, source))?;
+            let found = found.map_err(|source| Error::scan(self.pid, span.start, source))?;
             open.extend(found.into_iter().map(|(span, _)| span));
         }
         // What was discarded before the look is known when all was heard that came before now.
@@ -186,7 +186,7 @@ impl Task {
             book.known.cut(part);
             book.lifted.take(part);
         }
-        let failed = |source| Error::look(self.pid, part.start, source);
+        let failed = |source| Error::scan(self.pid, part.start, source);
         let open = scan(&self.pagemap, part, &OPEN).map_err(failed)?;
         let open = blockwise(open.into_iter().map(|(span, _)| span), part);
         let (is_whole, guards) = self.protect_open(&open, stopped)?;
@@ -242,7 +242,7 @@ impl Task {
         let (mut there, mut guards) = (Spans::new(), Spans::new());
         for span in &near {
             let found = scan_there(&self.pagemap, *span);
-            let found = found.map_err(|source| Error::look(self.pid, span.start, source))?;
+            let found = found.map_err(|source| Error::scan(self.pid, span.start, source))?;
             for (span, categories) in found {
                 let guard = categories.contains(Category::GUARD);
                 if guard { &mut guards } else { &mut there }.push(span);
@@ -257,14 +257,14 @@ impl Task {
 
     /// Looks at a span from which pages may have vanished: not even an entry that is not protected
     /// need be left of them.
-    fn look_again(&self, areas: &[Span], suspect: Span) -> Result<()> {
+    fn scan_again(&self, areas: &[Span], suspect: Span) -> Result<()> {
         let mut there = Spans::new();
         let first = areas.partition_point(|area| area.end <= suspect.start);
         for area in areas[first..]
             .iter()
             .take_while(|area| area.start < suspect.end)
         {
-            let failed = |source| Error::look(self.pid, area.start, source);
+            let failed = |source| Error::scan(self.pid, area.start, source);
             let found = scan_there(&self.pagemap, area.intersect(suspect)).map_err(failed)?;
             let pages = found
                 .into_iter()
@@ -278,7 +278,7 @@ impl Task {
     /// Finds the pages of `span` that are protected.
     pub fn protected(&self, span: Span) -> Result<Vec<Span>> {
         let found = scan(&self.pagemap, span, &PROTECTED);
-        let found = found.map_err(|source| Error::look(self.pid, span.start, source))?;
+        let found = found.map_err(|source| Error::scan(self.pid, span.start, source))?;
         Ok(found.into_iter().map(|(span, _)| span).collect())
     }
 }

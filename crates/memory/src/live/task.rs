@@ -88,7 +88,7 @@ pub struct Book {
 
 impl Task {
     pub fn new(pid: i32, space: SpaceId, uffd: Uffd) -> Result<Self> {
-        let pagemap = Pagemap::open(pid).map_err(|source| Error::look(pid, Addr(0), source))?;
+        let pagemap = Pagemap::open(pid).map_err(|source| Error::scan(pid, Addr(0), source))?;
         Ok(Self {
             pid,
             space,

@@ -5,6 +5,6 @@
 mod child;
 mod dump;
 mod live;
-mod look;
 mod restore;
+mod scan;
 mod track;

@@ -30,19 +30,19 @@ impl Task {
     }
 
     #[track_caller]
-    fn look_at(&self, span: Span, reset: bool) -> Tracked {
+    fn scan_span(&self, span: Span, reset: bool) -> Tracked {
         let found = tracked(self.child.pid(), &[anonymous(span)], reset);
         found.expect("a scan").remove(0)
     }
 
     #[track_caller]
-    fn look(&self, reset: bool) -> Tracked {
-        self.look_at(self.span, reset)
+    fn scan(&self, reset: bool) -> Tracked {
+        self.scan_span(self.span, reset)
     }
 
     #[track_caller]
     fn written(&self, reset: bool) -> Spans {
-        self.look(reset).written
+        self.scan(reset).written
     }
 
     fn put(&mut self, page: u64, pages: u64) {
@@ -82,9 +82,9 @@ const SIZES: [u64; 2] = [40, 4096];
 fn writes_since_the_last_reset_are_found() {
     for pages in SIZES {
         let mut task = start!(pages);
-        let look = task.look(true);
+        let found = task.scan(true);
         assert_eq!(
-            (look.written, look.unwritten),
+            (found.written, found.unwritten),
             (Spans::new(), Spans::of([task.span]))
         );
         task.put(5, 2);
@@ -92,12 +92,12 @@ fn writes_since_the_last_reset_are_found() {
         let written = [task.part(5, 2), task.part(30, 1)];
         let rest = [(0, 5), (7, 23), (31, pages - 31)].map(|(page, pages)| task.part(page, pages));
         for _ in 0..2 {
-            let look = task.look(false);
+            let found = task.scan(false);
             assert_eq!(
-                (&look.written[..], &look.unwritten[..]),
+                (&found.written[..], &found.unwritten[..]),
                 (&written[..], &rest[..])
             );
-            assert!(look.is_tracked);
+            assert!(found.is_tracked);
         }
         assert_eq!(task.written(true), written);
         assert_eq!(task.written(true), []);
@@ -132,15 +132,15 @@ fn pages_that_were_given_up_are_neither() {
         task.advise(10, 4, DONTNEED);
         let rest = [task.part(0, 10), task.part(14, pages - 14)];
         for reset in [false, true, false] {
-            let look = task.look(reset);
-            assert_eq!((look.written.len(), &look.unwritten[..]), (0, &rest[..]));
+            let found = task.scan(reset);
+            assert_eq!((found.written.len(), &found.unwritten[..]), (0, &rest[..]));
         }
         // Reading maps the page of zeros; writing makes a new page.
         let at = task.part(10, 1).start.0;
         task.child
             .ask(&format!("len(ctypes.string_at({at}, 4096))"));
-        let look = task.look(true);
-        assert_eq!((look.written.len(), &look.unwritten[..]), (0, &rest[..]));
+        let found = task.scan(true);
+        assert_eq!((found.written.len(), &found.unwritten[..]), (0, &rest[..]));
         task.put(10, 2);
         assert_eq!(task.written(true), [task.part(10, 2)]);
         assert_eq!(task.written(true), []);
@@ -154,12 +154,15 @@ fn pages_whose_page_table_is_gone_are_neither() {
     task.advise(500, 1100, DONTNEED);
     let rest = [task.part(0, 500), task.part(1600, 4096 - 1600)];
     for reset in [false, true, false] {
-        let look = task.look(reset);
-        assert_eq!((look.written.len(), &look.unwritten[..]), (0, &rest[..]));
+        let found = task.scan(reset);
+        assert_eq!((found.written.len(), &found.unwritten[..]), (0, &rest[..]));
     }
     task.advise(0, 4096, DONTNEED);
-    let look = task.look(true);
-    assert_eq!((look.written, look.unwritten), (Spans::new(), Spans::new()));
+    let found = task.scan(true);
+    assert_eq!(
+        (found.written, found.unwritten),
+        (Spans::new(), Spans::new())
+    );
     task.put(700, 1);
     assert_eq!(task.written(true), [task.part(700, 1)]);
 }
@@ -174,7 +177,7 @@ fn memory_that_was_never_touched_is_not_protected() {
         testkit::skip!("the kernel cannot track writes");
     }
     uffd.register(span, Modes::WP).expect("registered");
-    let look = |reset| {
+    let scan = |reset| {
         tracked(child.pid(), &[anonymous(span)], reset)
             .expect("a scan")
             .remove(0)
@@ -183,14 +186,14 @@ fn memory_that_was_never_touched_is_not_protected() {
         is_tracked: true,
         ..Tracked::default()
     };
-    assert_eq!(look(true), nothing);
-    assert_eq!(look(true), nothing);
+    assert_eq!(scan(true), nothing);
+    assert_eq!(scan(true), nothing);
     child.put(span, 3, 1, 1);
-    let look = tracked(child.pid(), &[anonymous(span)], true)
+    let found = tracked(child.pid(), &[anonymous(span)], true)
         .expect("a scan")
         .remove(0);
     assert_eq!(
-        (look.written, look.unwritten),
+        (found.written, found.unwritten),
         (Spans::of([part(span, 3, 1)]), Spans::new())
     );
 }
@@ -200,11 +203,11 @@ fn a_childs_memory_is_not_tracked_and_starts_unprotected() {
     for pages in SIZES {
         let mut task = start!(pages);
         let forked = task.child.ask(&format!("fork({}, 3)", task.span.start.0)) as i32;
-        let mut look = tracked(forked, &[anonymous(task.span)], true).expect("a scan");
-        let look = look.remove(0);
-        assert!(!look.is_tracked);
+        let mut all = tracked(forked, &[anonymous(task.span)], true).expect("a scan");
+        let found = all.remove(0);
+        assert!(!found.is_tracked);
         assert_eq!(
-            (look.written, look.unwritten),
+            (found.written, found.unwritten),
             (Spans::of([task.span]), Spans::new())
         );
         assert!(!has_bits(forked, task.span));
@@ -244,19 +247,19 @@ fn a_mapping_that_moves_loses_its_protection() {
         task.child
             .ask("setattr(libc.mremap, 'restype', ctypes.c_void_p) or 0");
         assert_eq!(task.child.ask(&moved) as u64, to.start.0);
-        let look = task.look_at(to, true);
-        assert!(!look.is_tracked);
+        let found = task.scan_span(to, true);
+        assert!(!found.is_tracked);
         assert_eq!(
-            (look.written, look.unwritten),
+            (found.written, found.unwritten),
             (Spans::of([to]), Spans::new())
         );
         // Registered again it starts anew.
         task.uffd.register(to, Modes::WP).expect("registered");
         assert!(!has_bits(task.child.pid(), to));
-        assert_eq!(task.look_at(to, true).written, [to]);
-        assert_eq!(task.look_at(to, true).written, []);
+        assert_eq!(task.scan_span(to, true).written, [to]);
+        assert_eq!(task.scan_span(to, true).written, []);
         // Nothing is where it was; what is mapped there next is not tracked.
-        let gone = task.look(true);
+        let gone = task.scan(true);
         assert_eq!((gone.written, gone.unwritten), (Spans::new(), Spans::new()));
         let again = format!(
             "call('mmap', {}, {bytes}, 3, 0x32, -1, 0)",
@@ -264,9 +267,9 @@ fn a_mapping_that_moves_loses_its_protection() {
         );
         assert_eq!(task.child.ask(&again) as u64, task.span.start.0);
         task.put(0, 3);
-        let look = task.look(true);
+        let found = task.scan(true);
         assert_eq!(
-            (look.is_tracked, look.written),
+            (found.is_tracked, found.written),
             (false, Spans::of([task.part(0, 3)]))
         );
     }
@@ -291,7 +294,7 @@ fn marks_that_a_joined_mapping_keeps_are_found_and_lifted() {
         go(last, other);
         task.uffd.register(other, Modes::WP).expect("registered");
         go(other, last);
-        if task.look(false).is_tracked {
+        if task.scan(false).is_tracked {
             testkit::skip!("the kernel does not join them");
         }
         // Written while nobody looks.
@@ -320,20 +323,20 @@ fn nothing_is_believed_of_what_is_tracked_in_part() {
         let (start, bytes) = (task.span.start.0, 10 * PAGE_BYTES);
         let protect = format!("call('mprotect', {start}, {bytes}, 1)");
         assert_eq!(task.child.ask(&protect), 0);
-        assert!(task.look(false).is_tracked);
+        assert!(task.scan(false).is_tracked);
         let rest = task.part(10, pages - 10);
         task.uffd.unregister(rest).expect("given up");
-        let look = task.look(true);
-        assert!(!look.is_tracked);
+        let found = task.scan(true);
+        assert!(!found.is_tracked);
         assert_eq!(
-            (look.written, look.unwritten),
+            (found.written, found.unwritten),
             (Spans::of([task.span]), Spans::new())
         );
         // The first ones are as they were.
         let first = task.part(0, 10);
-        let look = task.look_at(first, true);
+        let found = task.scan_span(first, true);
         assert_eq!(
-            (look.written, look.unwritten),
+            (found.written, found.unwritten),
             (Spans::new(), Spans::of([first]))
         );
     }
@@ -362,9 +365,9 @@ fn a_mapping_that_grows_in_place_stays_tracked() {
         task.span.bytes()
     );
     assert_eq!(task.child.ask(&grown) as u64, task.span.start.0);
-    let look = task.look(true);
+    let found = task.scan(true);
     assert_eq!(
-        (look.written, look.unwritten),
+        (found.written, found.unwritten),
         (Spans::new(), Spans::of([small]))
     );
     task.put(30, 1);
@@ -400,10 +403,13 @@ fn exec_leaves_a_memory_that_is_not_tracked() {
     task.child
         .order("os.execvp('sh', ['sh', '-c', 'echo 1; exec sleep 1000'])");
     assert_eq!(task.child.answer(), 1);
-    let look = tracked(pid, &[anonymous(task.span)], true)
+    let found = tracked(pid, &[anonymous(task.span)], true)
         .expect("a scan")
         .remove(0);
-    assert_eq!((look.written, look.unwritten), (Spans::new(), Spans::new()));
+    assert_eq!(
+        (found.written, found.unwritten),
+        (Spans::new(), Spans::new())
+    );
     let dead = task
         .uffd
         .write_protect(task.span, true)
@@ -419,12 +425,12 @@ fn the_last_descriptor_takes_the_protection_along() {
     drop(uffd);
     let mut all = child;
     all.ask("os.closerange(3, 100) or 0");
-    let look = tracked(all.pid(), &[anonymous(span)], true)
+    let found = tracked(all.pid(), &[anonymous(span)], true)
         .expect("a scan")
         .remove(0);
-    assert!(!look.is_tracked);
+    assert!(!found.is_tracked);
     assert_eq!(
-        (look.written, look.unwritten),
+        (found.written, found.unwritten),
         (Spans::of([span]), Spans::new())
     );
     assert!(!has_bits(all.pid(), span));
@@ -443,7 +449,7 @@ fn of_a_file_copied_pages_are_tracked_and_what_was_given_up_is_not_believed() {
         testkit::skip!("the kernel cannot track writes");
     }
     uffd.register(span, Modes::WP).expect("registered");
-    let look = |child: &Child, reset| {
+    let scan = |child: &Child, reset| {
         let area = Area {
             span,
             file: true,
@@ -456,20 +462,20 @@ fn of_a_file_copied_pages_are_tracked_and_what_was_given_up_is_not_believed() {
     child.put(span, 4, 7, 4);
     // Clean pages are the file's.
     child.ask(&format!("len(ctypes.string_at({}, 8192))", span.start.0));
-    assert_eq!(look(&child, true).written, [part(span, 4, 4)]);
-    assert_eq!(look(&child, true).unwritten, [part(span, 4, 4)]);
+    assert_eq!(scan(&child, true).written, [part(span, 4, 4)]);
+    assert_eq!(scan(&child, true).unwritten, [part(span, 4, 4)]);
     let (start, bytes) = (part(span, 5, 1).start.0, PAGE_BYTES);
     assert_eq!(
         child.ask(&format!("call('madvise', {start}, {bytes}, {DONTNEED})")),
         0
     );
-    let found = look(&child, true);
+    let found = scan(&child, true);
     assert_eq!(found.unwritten, [part(span, 4, 1), part(span, 6, 2)]);
     // Whether the kernel leaves a mark or not, the page is the file's again.
     assert!(found.written.is_empty() || found.written == [part(span, 5, 1)]);
     assert_eq!(child.read(part(span, 5, 1)), [6; PAGE_BYTES as usize]);
     child.put(span, 5, 9, 1);
-    assert_eq!(look(&child, true).written, [part(span, 5, 1)]);
+    assert_eq!(scan(&child, true).written, [part(span, 5, 1)]);
 }
 
 #[test]
@@ -486,20 +492,20 @@ fn guards_are_told_and_left_alone() {
         }
         let rest = [task.part(0, 20), task.part(22, pages - 22)];
         for reset in [false, true, false] {
-            let look = task.look(reset);
-            assert_eq!((look.written.len(), &look.unwritten[..]), (0, &rest[..]));
+            let found = task.scan(reset);
+            assert_eq!((found.written.len(), &found.unwritten[..]), (0, &rest[..]));
             let guards = if reset {
                 vec![]
             } else {
                 vec![task.part(20, 2)]
             };
-            assert_eq!(look.guards, Spans::of(guards));
+            assert_eq!(found.guards, Spans::of(guards));
         }
     }
 }
 
 #[test]
-fn pages_are_protected_after_the_look() {
+fn pages_are_protected_after_the_scan() {
     for pages in SIZES {
         let mut task = start!(pages);
         task.put(3, 2);
@@ -519,10 +525,10 @@ fn many_scattered_writes_are_found() {
     task.child.ask(&format!(
         "[put({start}, page, 9) for page in range(1, 8192, 3)][0]"
     ));
-    let look = task.look(true);
+    let found = task.scan(true);
     let expected = (0..2731).map(|number| task.part(1 + 3 * number, 1));
-    assert!(look.written.iter().copied().eq(expected));
-    let unwritten = look.unwritten.iter().map(|span| span.pages()).sum::<u64>();
+    assert!(found.written.iter().copied().eq(expected));
+    let unwritten = found.unwritten.iter().map(|span| span.pages()).sum::<u64>();
     assert_eq!(unwritten, 8192 - 2731);
     assert_eq!(task.written(true), []);
 }

@@ -63,7 +63,7 @@ impl ThreadFacts<'_> {
 
 impl ThreadFacts<'_> {
     /// Reads what every process is going to be asked for; who asks hears of errors.
-    pub fn look_ahead(&self) {
+    pub fn read_ahead(&self) {
         for name in ["limits", "oom_score_adj", "coredump_filter"] {
             let _ = self.proc(name);
         }

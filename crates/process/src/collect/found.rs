@@ -90,7 +90,7 @@ impl Found {
         found.listed = view.mappings(task)?;
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
         check_returned(task, &found.listed)?;
-        let seen = obstacles.note(vdsos.look(task, &mut found.listed))?;
+        let seen = obstacles.note(vdsos.inspect(task, &mut found.listed))?;
         found.vdso = seen.unwrap_or_default();
         track::forget_watched(pid, &mut found.listed)?;
         for listed in &found.listed {
@@ -181,7 +181,7 @@ impl Found {
         let batches = batches.collect::<Vec<_>>();
         let mut visit = self.prepare_visit(threads, memory)?;
         // The process does not wait for this, nor this for the process.
-        let outcomes = visit.run(&batches, || facts[0].look_ahead())?;
+        let outcomes = visit.run(&batches, || facts[0].read_ahead())?;
         stops::see(&mut self.node, visit.threads()[0].group_stop);
         for ((facts, questions), outcome) in facts.iter().zip(&questions).zip(outcomes) {
             let answers = questions.answers(facts.tid, outcome)?;

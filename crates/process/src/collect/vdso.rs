@@ -40,7 +40,7 @@ pub(super) struct Vdsos {
 
 impl Vdsos {
     /// Looks at the vDSO of a stopped task. In `listed` a proxy becomes what it stands for.
-    pub fn look(&mut self, task: &Task, listed: &mut Vec<Listed>) -> Result<Seen> {
+    pub fn inspect(&mut self, task: &Task, listed: &mut Vec<Listed>) -> Result<Seen> {
         let mut memory = None;
         let mut head = |at: Addr| {
             let memory = memory.get_or_insert_with(|| uffd::open_memory(task).ok());

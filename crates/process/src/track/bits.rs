@@ -82,7 +82,7 @@ impl Tracking {
         // A round that fails after this must be followed by one that reads everything.
         self.client.begin()?;
         let areas = mapped.maps.iter().map(|map| map.area);
-        let found = match dirty::look(pid, &areas.collect::<Vec<_>>()) {
+        let found = match dirty::scan(pid, &areas.collect::<Vec<_>>()) {
             Err(memory::Error::Gone { .. }) => return Ok(None),
             found => found?,
         };
@@ -123,7 +123,7 @@ impl Cleared {
     ///
     /// # Errors
     /// [`crate::Error::Pages`].
-    pub fn look(
+    pub fn find(
         &self,
         pid: i32,
         areas: &[Area],
@@ -133,7 +133,7 @@ impl Cleared {
         if known.is_none() || known != start_ticks(pid).as_ref() {
             return Ok(None);
         }
-        let found = dirty::look(pid, areas)?.into_iter().map(|found| {
+        let found = dirty::scan(pid, areas)?.into_iter().map(|found| {
             unwritten.extend(found.unwritten.iter().copied());
             all_of(found)
         });

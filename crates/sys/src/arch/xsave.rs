@@ -39,10 +39,10 @@ pub fn place(number: u32) -> Option<Place> {
 #[must_use]
 pub fn features() -> u64 {
     static FEATURES: OnceLock<u64> = OnceLock::new();
-    *FEATURES.get_or_init(look)
+    *FEATURES.get_or_init(read_xcr0)
 }
 
-fn look() -> u64 {
+fn read_xcr0() -> u64 {
     /// The bit of leaf 1 that says that the kernel has enabled XSAVE.
     const OSXSAVE: u32 = 1 << 27;
     if cpuid(1, 0).ecx & OSXSAVE == 0 {
