@@ -213,7 +213,7 @@ fn forget(task: Task) -> Vec<i32> {
     match task.body {
         Body::Ended => {}
         Body::Stopped(threads) => threads.into_iter().for_each(tracee::Thread::forget),
-        Body::Visited(visit) => task.close_queue.push(visit.forget().into()),
+        Body::Injected(injection) => task.close_queue.push(injection.forget().into()),
     }
     tids
 }

@@ -93,7 +93,7 @@ pub enum Body {
     /// Stopped, the leader first.
     Stopped(Vec<Thread>),
     /// Stopped, with the blob in the process.
-    Visited(tracee::Visit),
+    Injected(tracee::Injection),
 }
 
 impl Task {
@@ -121,7 +121,7 @@ impl Task {
         match &self.body {
             Body::Ended => &[],
             Body::Stopped(threads) => threads,
-            Body::Visited(visit) => visit.threads(),
+            Body::Injected(injection) => injection.threads(),
         }
     }
 

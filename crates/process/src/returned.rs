@@ -19,8 +19,8 @@ pub(crate) fn check_returned(task: &Task, listed: &[Listed]) -> Result<()> {
     for thread in task.threads() {
         let at = thread.saved.registers.at();
         let suspect = ours.iter().find(|span| span.contains(at));
-        let is_visited = |span: &Span| tracee::is_visited(task.pid, *span, at);
-        if suspect.map(is_visited).transpose()? == Some(true) {
+        let is_injected = |span: &Span| tracee::is_injected(task.pid, *span, at);
+        if suspect.map(is_injected).transpose()? == Some(true) {
             return Err(Error::Returning { pid: task.pid });
         }
     }

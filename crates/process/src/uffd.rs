@@ -9,7 +9,7 @@ use resources::map::vdso::elf::Elf;
 use rustix::fs::{Mode, OFlags, openat};
 use sys::proc::Status;
 use sys::uffd::{Features, Uffd};
-use tracee::Visit;
+use tracee::Injection;
 
 use crate::freeze::{Body, Task};
 use crate::{Error, Result};
@@ -42,11 +42,11 @@ pub(crate) fn userfaultfd(
     let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
         unreachable!("a task gets its userfaultfd while it is stopped")
     };
-    let visit = Visit::new(threads, memory, &executable(listed))?;
+    let injection = Injection::new(threads, memory, &executable(listed))?;
     let made = if handed {
-        tracee::userfaultfd_of_device(visit, &taken, features)
+        tracee::userfaultfd_of_device(injection, &taken, features)
     } else {
-        tracee::userfaultfd(visit, user_mode_only, features)
+        tracee::userfaultfd(injection, user_mode_only, features)
     };
     match made {
         Ok((threads, uffd)) => {

@@ -5,7 +5,7 @@ pub mod self_restore;
 use abi::{Addr, Span, offset};
 use sys::arch::{Registers, SYSCALL};
 
-use crate::visit::PATIENCE;
+use crate::injection::PATIENCE;
 
 /// The number of mmap(2).
 pub(crate) const MMAP: u64 = 9;
@@ -18,7 +18,7 @@ const STUB_MAP: [u8; 6] = [SYSCALL[0], SYSCALL[1], 0x48, 0x89, 0xc7, 0xbe];
 const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, SYSCALL[0], SYSCALL[1]];
 /// … here, in bytes from its start.
 pub(crate) const UNMAP_AT: u64 = 10;
-/// The size of the code that a visit begins with, in bytes.
+/// The size of the code that an injection begins with, in bytes.
 pub const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + self_restore::LEN_BYTES;
 /// What stands in front of the self-restore code: see [`leaders_way`] and [`closing`].
 pub(crate) const WAY_BYTES: usize = 160;
@@ -45,8 +45,8 @@ pub(crate) fn stub(len_bytes: u32, registers: &Registers, mask: u64) -> Vec<u8> 
 
 /// Whether code is a stub, or a landing pad.
 pub(crate) fn is_stub(bytes: &[u8]) -> bool {
-    let visit = bytes.starts_with(&STUB_MAP) && bytes[UNMAP_AT as usize..].starts_with(&STUB_UNMAP);
-    visit || bytes.starts_with(&PAD)
+    let stub = bytes.starts_with(&STUB_MAP) && bytes[UNMAP_AT as usize..].starts_with(&STUB_UNMAP);
+    stub || bytes.starts_with(&PAD)
 }
 
 /// The registers with which a thread runs the blob's code at `entry`, for these ops and header.

@@ -19,7 +19,7 @@ use rustix::net::{
     SocketFlags, SocketType, acceptfrom_with, bind, getsockname, listen, sendmsg, socket_with,
 };
 
-use crate::visit::{Batch, Opening, PATIENCE, UNMADE};
+use crate::injection::{Batch, Opening, PATIENCE, UNMADE};
 
 const SOCKET: u64 = 41;
 const CONNECT: u64 = 42;

@@ -2,30 +2,31 @@
 //!
 //! - [`Thread`]: a traced and stopped thread with the registers that it goes on with;
 //! - [`Call`]: one system call made in such a thread;
-//! - [`Visit`]: a stopped process into which the blob was mapped; runs a [`Batch`] in each thread.
+//! - [`Injection`]: a stopped process into which the blob was mapped; runs a [`Batch`] in each
+//!   thread.
 //!
-//! Whatever happens, a target goes on as it was: dropping a [`Visit`] takes the blob out again,
-//! dropping a [`Thread`] lets it run, and when this process is killed in the middle of a visit the
-//! target's own threads find the way back (module [`arch::self_restore`]).
+//! Whatever happens, a target goes on as it was: dropping an [`Injection`] takes the blob out
+//! again, dropping a [`Thread`] lets it run, and when this process is killed in the middle of an
+//! injection the //! target's own threads find the way back (module [`arch::self_restore`]).
 #![forbid(unsafe_code)]
 
 pub mod arch;
 mod call;
 mod error;
 mod handed;
+mod injection;
 mod stop;
 #[cfg(test)]
 mod testing;
 mod thread;
 mod uffd;
 mod vdso_call;
-mod visit;
 
 pub use arch::STUB_BYTES;
 pub use call::Call;
 pub use error::{Error, Result};
+pub use injection::{Batch, Injection, Outcome, PADDING_BYTES, is_injected, padding_in};
 pub use stop::stop;
 pub use thread::{Saved, Seized, Thread, has_ended};
 pub use uffd::{userfaultfd, userfaultfd_of_device};
 pub use vdso_call::finish_vdso_call;
-pub use visit::{Batch, Outcome, PADDING_BYTES, Visit, is_visited, padding_in};

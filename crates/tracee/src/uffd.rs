@@ -4,7 +4,7 @@ use abi::Op;
 use sys::uffd::{Features, Uffd};
 
 use crate::handed::Handed;
-use crate::{Error, Result, Thread, Visit};
+use crate::{Error, Injection, Result, Thread};
 
 const USERFAULTFD: u64 = 323;
 const O_NONBLOCK: u64 = 0o4000;
@@ -21,10 +21,11 @@ const USER_MODE_ONLY: u64 = 1;
 ///
 /// # Errors
 /// [`Error::Kernel`] when the kernel refuses it: `EPERM` as above, `EMFILE` when the process is at
-/// its limit of open files, `EINVAL` for features that the kernel lacks; those of [`Visit::bring`].
+/// its limit of open files, `EINVAL` for features that the kernel lacks; those of
+/// [`Injection::fetch`].
 /// The threads go on then.
 pub fn userfaultfd(
-    visit: Visit,
+    injection: Injection,
     user_mode_only: bool,
     features: Features,
 ) -> Result<(Vec<Thread>, Uffd)> {
@@ -32,7 +33,7 @@ pub fn userfaultfd(
     if user_mode_only {
         flags |= USER_MODE_ONLY;
     }
-    let (threads, fd) = visit.bring(Op::call(USERFAULTFD, [flags, 0, 0, 0, 0, 0]))?;
+    let (threads, fd) = injection.fetch(Op::call(USERFAULTFD, [flags, 0, 0, 0, 0, 0]))?;
     let tid = threads[0].tid;
     let fd = fd.map_err(|e| Error::of(tid, "it may not make a userfaultfd", e))?;
     let uffd = Uffd::from(fd);
@@ -46,17 +47,17 @@ pub fn userfaultfd(
 ///
 /// # Errors
 /// [`Error::Kernel`]: `ENOENT` where there is no such device, `EMFILE`, `EINVAL`; those of
-/// [`Visit::bring`]. The threads go on then.
+/// [`Injection::fetch`]. The threads go on then.
 pub fn userfaultfd_of_device(
-    visit: Visit,
+    injection: Injection,
     taken: &[i32],
     features: Features,
 ) -> Result<(Vec<Thread>, Uffd)> {
-    let pid = visit.threads()[0].pid;
+    let pid = injection.threads()[0].pid;
     let of = |doing| move |e| Error::of(pid, doing, e);
     let handed = Handed::new(pid, taken, O_NONBLOCK | O_CLOEXEC);
     let handed = handed.map_err(of("it cannot be given /dev/userfaultfd"))?;
-    let (threads, fd) = visit.bring_last(&handed)?;
+    let (threads, fd) = injection.fetch_last(&handed)?;
     let fd = fd.map_err(of("it cannot make a userfaultfd of the device"))?;
     let uffd = Uffd::from(fd);
     let opened = uffd.api(features);
@@ -78,8 +79,8 @@ mod tests {
     fn memory_of_another_process_is_registered() {
         let (mut child, pid) = cat();
         let before = descriptors(pid);
-        let visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
-        let (threads, uffd) = userfaultfd(visit, true, TRACKING).expect("a userfaultfd");
+        let injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let (threads, uffd) = userfaultfd(injection, true, TRACKING).expect("a userfaultfd");
         drop(threads);
         assert_eq!(descriptors(pid), before);
         let heap = span_of(pid, "[heap]");
@@ -98,9 +99,9 @@ mod tests {
         }
         let (mut child, pid) = cat();
         let before = descriptors(pid);
-        let visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
-        let brought = userfaultfd_of_device(visit, &before, Features::WP);
-        let (threads, uffd) = brought.expect("a userfaultfd");
+        let injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let fetched = userfaultfd_of_device(injection, &before, Features::WP);
+        let (threads, uffd) = fetched.expect("a userfaultfd");
         drop(threads);
         assert_eq!(descriptors(pid), before);
         let heap = span_of(pid, "[heap]");
@@ -109,8 +110,8 @@ mod tests {
         drop(uffd);
         echo(&mut child);
         // A number that is not free is no number for it.
-        let visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
-        let none = userfaultfd_of_device(visit, &[], Features::WP);
+        let injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let none = userfaultfd_of_device(injection, &[], Features::WP);
         none.expect_err("its numbers are others");
         assert_eq!(descriptors(pid), before);
         echo(&mut child);
@@ -129,8 +130,8 @@ mod tests {
         prlimit(Some(number), Resource::Nofile, none).expect("it may be lowered");
         // Numbers above the limit stay open; those below it are taken.
         let before = descriptors(pid);
-        let visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
-        let error = userfaultfd(visit, true, TRACKING).expect_err("no room");
+        let injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let error = userfaultfd(injection, true, TRACKING).expect_err("no room");
         assert_eq!(
             error.to_string(),
             format!("thread {pid}: it may not make a userfaultfd")

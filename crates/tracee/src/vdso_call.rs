@@ -16,7 +16,7 @@ use sys::arch::Registers;
 use sys::ptrace::{self, Event};
 
 use crate::arch::{self, HOME_AT, MASK_AT, PAD_BYTES, pad_code};
-use crate::visit::padding_in;
+use crate::injection::padding_in;
 use crate::{Error, Result, Thread, call};
 
 /// How long a function of the vDSO may take to end.
@@ -202,8 +202,8 @@ impl Thread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::injection::padding;
     use crate::testing::{memory, stop, vdso};
-    use crate::visit::padding;
     use std::process::{Child, Command, Stdio};
 
     /// A process that asks the vDSO for the time, over and over, and tells that time went back by

@@ -15,7 +15,7 @@ use resources::task::Facts;
 use resources::{Allow, fd};
 use sys::proc::{Stat, Status};
 use syscalls::Sysno;
-use tracee::{Batch, Thread, Visit};
+use tracee::{Batch, Injection, Thread};
 
 use super::auxv::Auxv;
 use super::facts::ThreadFacts;
@@ -128,19 +128,19 @@ impl Found {
         Ok(self)
     }
 
-    /// Finds room for a visit's stub.
-    fn prepare_visit(&self, threads: Vec<Thread>, memory: File) -> Result<Visit> {
+    /// Finds room for an injection's stub.
+    fn prepare_injection(&self, threads: Vec<Thread>, memory: File) -> Result<Injection> {
         if let Some(stub) = self.vdso.padding {
-            return Ok(Visit::at(threads, memory, stub));
+            return Ok(Injection::at(threads, memory, stub));
         }
         let dead_end = || uffd::with_dead_end(&memory, &self.listed);
         if let Some(end) = (!self.vdso.is_there).then(dead_end).flatten() {
-            return Ok(Visit::over(threads, memory, end)?);
+            return Ok(Injection::over(threads, memory, end)?);
         }
         let kernel = self.vdso.behind_proxy.into_iter();
         let executable = kernel.chain(uffd::executable(&self.listed));
         let executable = executable.collect::<Vec<_>>();
-        Ok(Visit::new(threads, memory, &executable)?)
+        Ok(Injection::new(threads, memory, &executable)?)
     }
 
     /// Asks the task what only it can say.
@@ -157,7 +157,7 @@ impl Found {
         let pid = task.pid;
         let stat = task.stat()?.1.to_vec();
         let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
-            unreachable!("a task is visited once, when it was stopped")
+            unreachable!("a task is injected into once, when it was stopped")
         };
         let tids = threads.iter().map(|thread| thread.tid).collect::<Vec<_>>();
         let facts = threads.iter().map(|thread| self.facts(task, thread, allow));
@@ -179,10 +179,10 @@ impl Found {
         let untold = Untold::ask(&self.rows, &mut questions[0].script);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
         let batches = batches.collect::<Vec<_>>();
-        let mut visit = self.prepare_visit(threads, memory)?;
+        let mut injection = self.prepare_injection(threads, memory)?;
         // The process does not wait for this, nor this for the process.
-        let outcomes = visit.run(&batches, || facts[0].read_ahead())?;
-        stops::see(&mut self.node, visit.threads()[0].group_stop);
+        let outcomes = injection.run(&batches, || facts[0].read_ahead())?;
+        stops::see(&mut self.node, injection.threads()[0].group_stop);
         for ((facts, questions), outcome) in facts.iter().zip(&questions).zip(outcomes) {
             let answers = questions.answers(facts.tid, outcome)?;
             if facts.tid == pid {
@@ -198,15 +198,18 @@ impl Found {
                 .push(record(tag::THREAD, *tid, state.encode_to_vec()));
         }
         // Only the flags of new memory tell whether later mappings are to be locked.
-        if let (true, Some(area)) = (self.listed.iter().any(|map| map.has(b"lo")), visit.area()) {
+        if let (true, Some(area)) = (
+            self.listed.iter().any(|map| map.has(b"lo")),
+            injection.area(),
+        ) {
             let now = memory_view::parse(&task.read("smaps")?)?;
             let fresh = now.iter().find(|map| map.span.contains(area.start));
             self.lock_future = fresh.map_or(0, memory::lock_future);
         }
         task.body = if stay {
-            Body::Visited(visit)
+            Body::Injected(injection)
         } else {
-            Body::Stopped(visit.leave()?)
+            Body::Stopped(injection.cure()?)
         };
         Ok(())
     }

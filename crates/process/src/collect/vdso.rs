@@ -28,7 +28,7 @@ pub(super) struct Seen {
     pub is_32_bit: bool,
     /// Where the kernel's own is, if what the program knows is a proxy of another.
     pub behind_proxy: Option<Span>,
-    /// Where a visit's stub fits into it, as far as that was seen on the way.
+    /// Where an injection's stub fits into it, as far as that was seen on the way.
     pub padding: Option<Addr>,
 }
 

@@ -1,4 +1,4 @@
-//! A visit: the blob is mapped into a stopped process and makes a batch of calls in each thread.
+//! An injection: the blob is mapped into a stopped process and makes calls in each thread.
 //!
 //! The first call, the `mmap` that makes room, is made from a *stub*: a `syscall` instruction,
 //! then the `munmap` of what it returned, then [`self_restore`] code, written into the zero padding
@@ -20,10 +20,10 @@ use crate::arch::{self, STUB_BYTES, self_restore};
 use crate::{Call, Error, Result, Thread};
 use abi::{Addr, Header, PAGE_BYTES, Span, offset};
 
-pub(crate) use bring::{Opening, UNMADE};
+pub(crate) use fetch::{Opening, UNMADE};
 
 mod answers;
-mod bring;
+mod fetch;
 
 /// How long a parked thread waits for its tracer before it goes back on its own.
 pub const PATIENCE: Duration = Duration::from_secs(2);
@@ -64,9 +64,9 @@ pub struct Outcome {
 
 /// A stopped process with the blob in it. Dropping it takes the blob out.
 #[derive(Debug)]
-pub struct Visit {
+pub struct Injection {
     threads: Vec<Thread>,
-    /// Given away by [`Visit::forget`] alone.
+    /// Given away by [`Injection::forget`] alone.
     memory: Option<File>,
     stub: Addr,
     /// What was there before.
@@ -91,8 +91,8 @@ impl Place {
     }
 }
 
-impl Visit {
-    /// Prepares a visit to the process whose threads these are, the leader first.
+impl Injection {
+    /// Prepares an injection into the process whose threads these are, the leader first.
     /// `executable` are its executable mappings, the vDSO first if it has one; `memory` is its
     /// /proc/PID/mem opened for reading and writing.
     ///
@@ -111,7 +111,7 @@ impl Visit {
         Ok(Self::at(threads, memory, stub))
     }
 
-    /// As [`Visit::new`], with `stub` where [`padding_in`] found it to fit.
+    /// As [`Injection::new`], with `stub` where [`padding_in`] found it to fit.
     #[must_use]
     pub fn at(threads: Vec<Thread>, memory: File, stub: Addr) -> Self {
         Self {
@@ -123,7 +123,7 @@ impl Visit {
         }
     }
 
-    /// As [`Visit::new`] for a process whose executable mappings end with no zeros: the last
+    /// As [`Injection::new`] for a process whose executable mappings end with no zeros: the last
     /// [`STUB_BYTES`] of `executable` are no code, and what they are is put back.
     ///
     /// # Errors
@@ -160,7 +160,7 @@ impl Visit {
         meanwhile: impl FnOnce(),
     ) -> Result<Vec<Outcome>> {
         assert_eq!(batches.len(), self.threads.len(), "one batch a thread");
-        let area = self.make_room(batches)?;
+        let area = self.map_area(batches)?;
         let places = self.fill(area, batches)?;
         self.start(&places)?;
         meanwhile();
@@ -182,7 +182,7 @@ impl Visit {
     }
 
     /// Has the leader map the area.
-    fn make_room(&mut self, batches: &[&dyn Batch]) -> Result<Span> {
+    fn map_area(&mut self, batches: &[&dyn Batch]) -> Result<Span> {
         let parts = batches
             .iter()
             .map(|batch| part_bytes(*batch))
@@ -344,11 +344,11 @@ impl Visit {
         }
         leader.halt()?;
         inside(leader, area)?;
-        self.lead_out(area)
+        self.lead_to_unmap(area)
     }
 
     /// Has the leader's registers lead to unmapping the area and back.
-    fn lead_out(&mut self, area: Span) -> Result<()> {
+    fn lead_to_unmap(&mut self, area: Span) -> Result<()> {
         let leader = &mut self.threads[0];
         let unmap = Call {
             at: self.stub.plus(arch::UNMAP_AT),
@@ -358,7 +358,7 @@ impl Visit {
         leader.borrow(&unmap.registers(leader.saved.registers))
     }
 
-    /// The mapping that a visit added, to be left out of a dump.
+    /// The mapping that an injection added, to be left out of a dump.
     #[must_use]
     pub fn area(&self) -> Option<Span> {
         self.area
@@ -369,7 +369,7 @@ impl Visit {
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
-    pub fn leave(mut self) -> Result<Vec<Thread>> {
+    pub fn cure(mut self) -> Result<Vec<Thread>> {
         self.clean()?;
         Ok(std::mem::take(&mut self.threads))
     }
@@ -378,12 +378,12 @@ impl Visit {
         let Some(area) = self.area.take() else {
             return Ok(());
         };
-        // They run when a visit has failed halfway.
+        // They run when an injection has failed halfway.
         let areas = [area, Span::new(self.stub, STUB_BYTES as u64)];
         for thread in &mut self.threads {
             thread.recall(&areas)?;
         }
-        self.lead_out(area)?;
+        self.lead_to_unmap(area)?;
         self.threads[0].run_call()?;
         for thread in &mut self.threads {
             thread.give_back()?;
@@ -408,7 +408,7 @@ impl Visit {
     }
 }
 
-impl Drop for Visit {
+impl Drop for Injection {
     fn drop(&mut self) {
         if let Err(error) = self.clean() {
             log::warn!(
@@ -453,7 +453,7 @@ fn inside(thread: &Thread, area: Span) -> Result<()> {
 }
 
 /// The last bytes of an executable mapping, if they are zero and so nobody's code, or a stub that
-/// was left by a visit that was cut short.
+/// was left by an injection that was cut short.
 pub(crate) fn padding(memory: &File, span: Span) -> Option<Addr> {
     let at = span.end.0.checked_sub(PADDING_BYTES as u64)?;
     if at < span.start.0 {
@@ -475,11 +475,11 @@ pub fn padding_in(tail: &[u8; PADDING_BYTES], end: Addr) -> Option<Addr> {
 }
 
 /// Whether the code at `at` of a stopped process, in its mapping `span`, is a stub or belongs to
-/// the blob: a visit was cut short, and the thread is still on its way back.
+/// the blob: an injection was cut short, and the thread is still on its way back.
 ///
 /// # Errors
 /// [`Error::Gone`], [`Error::Kernel`].
-pub fn is_visited(pid: i32, span: Span, at: Addr) -> Result<bool> {
+pub fn is_injected(pid: i32, span: Span, at: Addr) -> Result<bool> {
     // The blob stands at the start of its area, a stub at the end of its page.
     let page = at.page_start();
     let start = span.start.max(Addr(page.0.saturating_sub(AREA_BYTES)));
@@ -536,7 +536,7 @@ mod tests {
         let before = maps();
         let threads = stop(pid);
         let saved = threads[0].saved;
-        let mut visit = Visit::new(threads, memory(pid), &[vdso(pid)]).expect("room");
+        let mut injection = Injection::new(threads, memory(pid), &[vdso(pid)]).expect("room");
         // getpid; getrandom(data, 16, 0); close(-1), which fails
         let mut close = Op::call(3, [u64::MAX, 0, 0, 0, 0, 0]);
         close.kind = abi::Kind::Call as u64;
@@ -545,11 +545,11 @@ mod tests {
             Op::call(318, [0, 16, 0, 0, 0, 0]),
             close,
         ]);
-        let outcome = visit.run(&[&calls], || ()).expect("runs").remove(0);
+        let outcome = injection.run(&[&calls], || ()).expect("runs").remove(0);
         assert_eq!(outcome.results, [i64::from(pid), 16, -9]);
         assert_eq!(outcome.failed, Some(2));
         assert_ne!(outcome.data, [0; 16]);
-        let threads = visit.leave().expect("leaves");
+        let threads = injection.cure().expect("cured");
         assert_eq!(
             sys::ptrace::registers(pid).expect("registers"),
             saved.registers
@@ -562,8 +562,8 @@ mod tests {
         child.wait().expect("wait");
     }
 
-    /// Visits a program of three threads, one of which stops it while it is in the blob. With
-    /// `goes_on`, it is told to continue before the visit ends.
+    /// Injects into a program of three threads, one of which stops it while it is in the blob. With
+    /// `goes_on`, it is told to continue before the injection ends.
     fn stop_in_a_batch(at: usize, goes_on: bool) {
         const PROGRAM: &str = "import sys,threading,time\n\
             for _ in range(2): threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()\n\
@@ -594,7 +594,7 @@ mod tests {
             seized.stopped(pid, None).expect("stopped")
         };
         let threads = tids.iter().map(stop).collect::<Vec<_>>();
-        let mut visit = Visit::new(threads, memory(pid), &[vdso(pid)]).expect("room");
+        let mut injection = Injection::new(threads, memory(pid), &[vdso(pid)]).expect("room");
         let calls = Calls(vec![Op::call(186, [0; 6])]);
         // tgkill(pid, tid, SIGSTOP), to itself
         let stopping = Calls(vec![
@@ -603,19 +603,22 @@ mod tests {
         ]);
         let mut batches = [&calls as &dyn Batch; 3];
         batches[at] = &stopping;
-        let outcomes = visit.run(&batches, || ()).expect("it runs on");
+        let outcomes = injection.run(&batches, || ()).expect("it runs on");
         assert_eq!(outcomes[at].results, [0, i64::from(tids[at])]);
         let to = rustix::process::Pid::from_raw(pid).expect("a pid");
-        assert_eq!(visit.threads()[0].group_stop, Some(sys::ptrace::SIGSTOP));
+        assert_eq!(
+            injection.threads()[0].group_stop,
+            Some(sys::ptrace::SIGSTOP)
+        );
         if goes_on {
             rustix::process::kill_process(to, rustix::process::Signal::CONT).expect("it lives");
-            drop(visit.leave().expect("leaves"));
+            drop(injection.cure().expect("cured"));
             ask(&mut child);
             child.kill().expect("kill");
             child.wait().expect("wait");
             return;
         }
-        drop(visit.leave().expect("leaves"));
+        drop(injection.cure().expect("cured"));
         let state = || {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
             stat.rsplit(") ").next().map(|rest| rest.starts_with('T'))
@@ -646,14 +649,14 @@ mod tests {
     #[test]
     fn an_abandoned_process_finds_its_way_back() {
         let (mut child, pid) = cat();
-        let mut visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
-        visit
+        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        injection
             .run(&[&Calls(vec![Op::call(39, [0; 6])])], || ())
             .expect("runs");
-        let area = visit.area().expect("an area");
+        let area = injection.area().expect("an area");
         // What the kernel does when the tracer is killed: detach, nothing else.
         sys::ptrace::detach(pid, 0).expect("detach");
-        drop(visit.forget());
+        drop(injection.forget());
         echo(&mut child);
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
         assert!(!maps.contains(&format!("{:x}-", area.start.0)), "{maps}");
@@ -709,13 +712,13 @@ mod tests {
             seized.stopped(pid, None).expect("stopped")
         };
         let threads = tids.iter().map(stop).collect::<Vec<_>>();
-        let mut visit = Visit::new(threads, memory(pid), &[vdso(pid)]).expect("room");
+        let mut injection = Injection::new(threads, memory(pid), &[vdso(pid)]).expect("room");
         let calls = Calls(vec![Op::call(186, [0; 6])]);
         let batches = [&calls as &dyn Batch; 4];
-        let area = visit.make_room(&batches).expect("an area");
-        let places = visit.fill(area, &batches).expect("filled");
-        visit.start(&places[..sent]).expect("started");
-        visit.wait_parked(&places[..sent]).expect("parked");
+        let area = injection.map_area(&batches).expect("an area");
+        let places = injection.fill(area, &batches).expect("filled");
+        injection.start(&places[..sent]).expect("started");
+        injection.wait_parked(&places[..sent]).expect("parked");
         // The tracer is killed: the kernel detaches all threads as they are.
         for (index, tid) in tids.iter().enumerate() {
             if index < sent {
@@ -724,7 +727,7 @@ mod tests {
             }
             sys::ptrace::detach(*tid, 0).expect("detach");
         }
-        drop(visit.forget());
+        drop(injection.forget());
         ask();
         let deadline = Instant::now() + Duration::from_secs(60);
         let mapped = || {

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use abi::{Addr, Kind, Op, Span, offset};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use super::{Batch, Place, Visit, inside};
+use super::{Batch, Injection, Place, inside};
 use crate::{Error, Result, Thread};
 
 /// The result of a call that was not reached: none that the kernel gives, and no descriptor.
@@ -49,50 +49,50 @@ impl Batch for One {
 
 impl Opening for One {}
 
-impl Visit {
+impl Injection {
     /// Has the process make `call`, which opens a descriptor, and brings that here. The blob is
     /// taken out again, and the process has the descriptors that it had before.
     ///
-    /// The outer result is that of the visit; the inner one that of the call: with a failed call
-    /// the process is as it was.
+    /// The outer result is that of the injection; the inner one that of the call: with a failed
+    /// call the process is as it was.
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`], [`Error::Astray`]. The threads go on then.
-    pub fn bring(self, call: Op) -> Result<(Vec<Thread>, io::Result<OwnedFd>)> {
-        self.bring_last(&One(call.with(Kind::Try, 0)))
+    pub fn fetch(self, call: Op) -> Result<(Vec<Thread>, io::Result<OwnedFd>)> {
+        self.fetch_last(&One(call.with(Kind::Try, 0)))
     }
 
-    /// As [`Visit::bring`]: what the last call opens. The others fail the batch.
-    pub(crate) fn bring_last(
+    /// As [`Injection::fetch`]: what the last call opens. The others fail the batch.
+    pub(crate) fn fetch_last(
         mut self,
         opening: &dyn Opening,
     ) -> Result<(Vec<Thread>, io::Result<OwnedFd>)> {
         // The others stay as they are; only the leader has to find its way back.
         let others = self.threads.split_off(1);
-        let brought = self.bring_by_leader(opening);
+        let fetched = self.fetch_by_leader(opening);
         self.threads.extend(others);
-        let brought = brought?;
-        Ok((self.leave()?, brought))
+        let fetched = fetched?;
+        Ok((self.cure()?, fetched))
     }
 
-    fn bring_by_leader(&mut self, opening: &dyn Opening) -> Result<io::Result<OwnedFd>> {
+    fn fetch_by_leader(&mut self, opening: &dyn Opening) -> Result<io::Result<OwnedFd>> {
         let batches: [&dyn Batch; 1] = [opening];
-        let area = self.make_room(&batches)?;
+        let area = self.map_area(&batches)?;
         let places = self.fill(area, &batches)?;
         self.start(&places)?;
         // Without our part a call fails, and the leader parks.
         let assisted = opening.assist();
         self.wait_parked(&places)?;
         let place = &places[0];
-        let brought = match (self.copy(opening, place), assisted) {
+        let fetched = match (self.copy(opening, place), assisted) {
             (Ok(Err(error)), Err(why)) if error.raw_os_error() == Some(-(UNMADE as i32)) => {
                 Ok(Err(why))
             }
-            (brought, _) => brought,
+            (fetched, _) => fetched,
         };
         self.close_there(area, place, opening.opened(place.ops, place.data).len())?;
-        self.lead_out(area)?;
-        brought
+        self.lead_to_unmap(area)?;
+        fetched
     }
 
     /// Copies the descriptor that the parked leader has opened last.
@@ -155,8 +155,8 @@ mod tests {
         let maps_before = maps();
         let threads = stop(pid);
         let saved = threads[0].saved;
-        let visit = Visit::new(threads, memory(pid), &[vdso(pid)]).expect("room");
-        let (threads, fd) = visit.bring(memfd(pid)).expect("a visit");
+        let injection = Injection::new(threads, memory(pid), &[vdso(pid)]).expect("room");
+        let (threads, fd) = injection.fetch(memfd(pid)).expect("an injection");
         let file = File::from(fd.expect("a descriptor"));
         file.write_all_at(b"here", 0).expect("it works");
         assert_eq!(descriptors(pid), before);
@@ -176,9 +176,9 @@ mod tests {
     fn a_call_that_fails_is_told_and_closes_nothing() {
         let (mut child, pid) = cat();
         let before = descriptors(pid);
-        let visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
         let wrong = Op::call(319, [8, 0, 0, 0, 0, 0]);
-        let (threads, fd) = visit.bring(wrong).expect("a visit");
+        let (threads, fd) = injection.fetch(wrong).expect("an injection");
         assert_eq!(fd.expect_err("a bad address").raw_os_error(), Some(14));
         assert_eq!(descriptors(pid), before);
         drop(threads);
@@ -191,19 +191,19 @@ mod tests {
     fn a_leader_that_nobody_fetches_closes_it_itself() {
         let (mut child, pid) = cat();
         let before = descriptors(pid);
-        let mut visit = Visit::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
         let batch = One(memfd(pid));
         let batches: [&dyn Batch; 1] = [&batch];
-        let area = visit.make_room(&batches).expect("an area");
-        let places = visit.fill(area, &batches).expect("filled");
-        visit.start(&places).expect("started");
-        visit.wait_parked(&places).expect("parked");
+        let area = injection.map_area(&batches).expect("an area");
+        let places = injection.fill(area, &batches).expect("filled");
+        injection.start(&places).expect("started");
+        injection.wait_parked(&places).expect("parked");
         assert_eq!(descriptors(pid).len(), before.len() + 1);
         // The tracer is killed: the kernel detaches the thread as it is.
         sys::ptrace::interrupt(pid).expect("interrupt");
         sys::ptrace::wait(pid).expect("stops");
         sys::ptrace::detach(pid, 0).expect("detach");
-        drop(visit.forget());
+        drop(injection.forget());
         echo(&mut child);
         assert_eq!(descriptors(pid), before);
         let deadline = Instant::now() + Duration::from_secs(60);
