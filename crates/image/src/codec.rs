@@ -50,18 +50,18 @@ impl Compression {
         }
     }
 
-    /// Encodes `pages` to the front of `room`, which is as long, at least; gives how many bytes
+    /// Encodes `pages` to the front of `buffer`, which is as long, at least; gives how many bytes
     /// those are now, or none where that does not pay.
-    pub(crate) fn encode(self, pages: &[u8], room: &mut [u8]) -> Option<(Codec, usize)> {
+    pub(crate) fn encode(self, pages: &[u8], buffer: &mut [u8]) -> Option<(Codec, usize)> {
         // To decode costs a restore as much as to read several times that. Either library ends as
-        // soon as the room is full.
-        let room = &mut room[..pages.len() - pages.len() / 8];
+        // soon as the buffer is full.
+        let buffer = &mut buffer[..pages.len() - pages.len() / 8];
         let len = match self {
             Self::Lz4 => {
                 let how = CompressionMode::FAST(LZ4_ACCELERATION);
-                compress_to_buffer(pages, Some(how), false, room).ok()
+                compress_to_buffer(pages, Some(how), false, buffer).ok()
             }
-            Self::Zstd(level) => compress(level, pages, room),
+            Self::Zstd(level) => compress(level, pages, buffer),
         };
         Some((self.codec(), len?))
     }
@@ -159,13 +159,13 @@ thread_local! {
 }
 
 /// Compresses with this thread's own memory for it, which is kept; none where that fails.
-fn compress(level: i32, pages: &[u8], room: &mut [u8]) -> Option<usize> {
+fn compress(level: i32, pages: &[u8], buffer: &mut [u8]) -> Option<usize> {
     COMPRESSOR.with_borrow_mut(|kept| {
         if kept.as_ref().is_none_or(|(of, _)| *of != level) {
             *kept = Some((level, Compressor::new(level).ok()?));
         }
         let (_, compressor) = kept.as_mut()?;
-        compressor.compress_to_buffer(pages, room).ok()
+        compressor.compress_to_buffer(pages, buffer).ok()
     })
 }
 
@@ -210,10 +210,10 @@ mod tests {
     }
 
     fn encoded(compression: Compression, pages: &[u8]) -> Option<(Codec, Vec<u8>)> {
-        let mut room = vec![0; pages.len()];
-        let (codec, len) = compression.encode(pages, &mut room)?;
-        room.truncate(len);
-        Some((codec, room))
+        let mut buffer = vec![0; pages.len()];
+        let (codec, len) = compression.encode(pages, &mut buffer)?;
+        buffer.truncate(len);
+        Some((codec, buffer))
     }
 
     #[test]
@@ -250,16 +250,16 @@ mod tests {
             let encoded = encoded(compression, &vec![3; 256 * PAGE_BYTES]);
             let (codec, stored) = encoded.expect("it pays");
             for pages in [1, 255, 257] {
-                let mut room = vec![0; pages * PAGE_BYTES];
+                let mut buffer = vec![0; pages * PAGE_BYTES];
                 assert!(
-                    codec.decode(&stored, &mut room).is_err(),
+                    codec.decode(&stored, &mut buffer).is_err(),
                     "{codec:?} {pages}"
                 );
             }
-            let mut room = vec![0; 256 * PAGE_BYTES];
+            let mut buffer = vec![0; 256 * PAGE_BYTES];
             let cut = stored.len() - 1;
-            assert!(codec.decode(&stored[..cut], &mut room).is_err());
-            assert!(codec.decode(&[], &mut room).is_err());
+            assert!(codec.decode(&stored[..cut], &mut buffer).is_err());
+            assert!(codec.decode(&[], &mut buffer).is_err());
         }
     }
 

@@ -1,5 +1,5 @@
 //! Before an image is sealed, room that its chunks do not use goes, as far as that is cheap: pages
-//! that no run has leave their chunks, and chunks at the end of a pages object move into room
+//! that no run has leave their chunks, and chunks at the end of a pages object move into holes
 //! before them. Then the object is as long as its chunks, and need have no holes.
 
 use std::collections::BTreeMap;
@@ -93,16 +93,16 @@ fn plan(own: &[(ChunkId, Chunk)]) -> Vec<(ChunkId, Chunk, u64)> {
     moves.collect()
 }
 
-/// Finds room for the last chunks of a pages object, until there is none that is large enough.
+/// Finds holes for the last chunks of a pages object, until there is none that is large enough.
 fn fill_holes(chunks: &[(ChunkId, Chunk)]) -> Vec<(ChunkId, Chunk, u64)> {
     let mut moves = Vec::new();
     let used = unused::used(chunks.iter().map(|(_, chunk)| chunk));
-    let mut rooms = Rooms::default();
+    let mut free = Holes::default();
     for Used { holes, .. } in used {
-        holes.into_iter().for_each(|hole| rooms.add(hole));
+        holes.into_iter().for_each(|hole| free.add(hole));
     }
     for (id, chunk) in chunks.iter().rev() {
-        let Some(to_bytes) = rooms.take(chunk.stored_bytes.into(), chunk.offset_bytes) else {
+        let Some(to_bytes) = free.take(chunk.stored_bytes.into(), chunk.offset_bytes) else {
             break;
         };
         moves.push((*id, *chunk, to_bytes));
@@ -110,7 +110,7 @@ fn fill_holes(chunks: &[(ChunkId, Chunk)]) -> Vec<(ChunkId, Chunk, u64)> {
     moves
 }
 
-/// Moves each chunk to where the one before it ends: those that are encoded fit into no other room.
+/// Moves each chunk to where the one before it ends: those that are encoded fit into no hole.
 fn close_up(chunks: &[(ChunkId, Chunk)]) -> Vec<(ChunkId, Chunk, u64)> {
     let mut end_bytes = 0_u64;
     let mut moves = Vec::new();
@@ -127,31 +127,31 @@ fn close_up(chunks: &[(ChunkId, Chunk)]) -> Vec<(ChunkId, Chunk, u64)> {
     moves
 }
 
-/// Room of a pages object that nothing uses, by its pages, less one: the ends by the starts. The
-/// last is that in which every chunk finds room.
-struct Rooms([BTreeMap<u64, u64>; CHUNK_MAX_PAGES as usize]);
+/// Holes of a pages object by their pages, less one: the ends by the starts. Into the last of them
+/// every chunk fits.
+struct Holes([BTreeMap<u64, u64>; CHUNK_MAX_PAGES as usize]);
 
-impl Default for Rooms {
+impl Default for Holes {
     fn default() -> Self {
         Self(std::array::from_fn(|_| BTreeMap::new()))
     }
 }
 
-impl Rooms {
-    fn add(&mut self, room: Range<u64>) {
-        let pages = (room.end - room.start) as usize / PAGE_BYTES;
+impl Holes {
+    fn add(&mut self, hole: Range<u64>) {
+        let pages = (hole.end - hole.start) as usize / PAGE_BYTES;
         if pages > 0 {
-            self.0[pages.min(self.0.len()) - 1].insert(room.start, room.end);
+            self.0[pages.min(self.0.len()) - 1].insert(hole.start, hole.end);
         }
     }
 
-    /// Takes the first room for a chunk from those before `end_bytes`, where the chunk is.
+    /// Takes the first hole for a chunk from those before `end_bytes`, where the chunk is.
     fn take(&mut self, stored_bytes: u64, end_bytes: u64) -> Option<u64> {
         let least = (stored_bytes as usize / PAGE_BYTES).checked_sub(1)?;
         let large = self.0.get_mut(least..)?.iter_mut();
-        let first = large.min_by_key(|rooms| rooms.keys().next().copied().unwrap_or(u64::MAX))?;
-        let room = first.first_entry().filter(|room| *room.key() < end_bytes)?;
-        let (start, end) = room.remove_entry();
+        let first = large.min_by_key(|holes| holes.keys().next().copied().unwrap_or(u64::MAX))?;
+        let hole = first.first_entry().filter(|hole| *hole.key() < end_bytes)?;
+        let (start, end) = hole.remove_entry();
         self.add(start + stored_bytes..end);
         Some(start)
     }
@@ -184,10 +184,10 @@ mod tests {
     }
 
     #[test]
-    fn the_last_chunks_move_into_the_first_room() {
+    fn the_last_chunks_move_into_the_first_hole() {
         assert_eq!(moves(&[plain(0, 0, 2), plain(0, 2, 3)]), []);
         assert_eq!(moves(&[plain(0, 3, 3)]), [(3, 0)]);
-        // Room of one page and of four: the last fits in both, the one before in the second, and
+        // Holes of one page and of four: the last fits in both, the one before in the second, and
         // then there is none.
         let chunks = [
             plain(0, 1, 3),
@@ -196,7 +196,7 @@ mod tests {
             plain(0, 20, 1),
         ];
         assert_eq!(moves(&chunks), [(17, 4), (20, 0)]);
-        // Large room is for many.
+        // A large hole is for many.
         let chunks = [plain(0, 1000, 256), plain(0, 1256, 2), plain(0, 1258, 100)];
         assert_eq!(moves(&chunks), [(1000, 102), (1256, 100), (1258, 0)]);
         // A chunk moves into no other object, and to no place behind it.

@@ -105,8 +105,8 @@ impl Writer {
             part < ENCODED_PARTS,
             "an object of its own for encoded chunks"
         );
-        let mut chunks = with_room(bytes.len(), |room| {
-            self.store_smaller(part + ENCODED_PARTS, bytes, cut, how, room)
+        let mut chunks = with_scratch(bytes.len(), |scratch| {
+            self.store_smaller(part + ENCODED_PARTS, bytes, cut, how, scratch)
         })?;
         let plain = cut.ranges().zip(&chunks);
         let plain = plain.filter_map(|(range, chunk)| chunk.is_plain().then_some(range));
@@ -126,19 +126,19 @@ impl Writer {
     }
 
     /// Stores those chunks that are smaller when they are encoded, as which they come to stand in
-    /// `room`; the others are given back as plain ones that are nowhere.
+    /// `scratch`; the others are given back as plain ones that are nowhere.
     fn store_smaller(
         &self,
         part: usize,
         bytes: &[u8],
         cut: &Cut,
         how: Compression,
-        room: &mut [u8],
+        scratch: &mut [u8],
     ) -> Result<Vec<Chunk>> {
         let sum = checksum::of_many(bytes.len());
         let mut all_bytes = 0;
         let chunks = cut.ranges().map(|range| {
-            let encoded = how.encode(&bytes[range.clone()], &mut room[all_bytes..]);
+            let encoded = how.encode(&bytes[range.clone()], &mut scratch[all_bytes..]);
             let (codec, stored_bytes) = encoded.unwrap_or_default();
             let offset_bytes = all_bytes;
             all_bytes += stored_bytes;
@@ -146,7 +146,7 @@ impl Writer {
                 object: part as u32,
                 stored_bytes: stored_bytes as u32,
                 offset_bytes: offset_bytes as u64,
-                checksum: sum(&room[offset_bytes..all_bytes]),
+                checksum: sum(&scratch[offset_bytes..all_bytes]),
                 pages: (range.len() / PAGE_BYTES) as u32,
                 codec,
             }
@@ -158,7 +158,7 @@ impl Writer {
                 chunk.offset_bytes += start_bytes;
             }
             // Those before it are plain ones, which have no bytes here.
-            self.write_stored(&chunks[0], &room[..all_bytes])?;
+            self.write_stored(&chunks[0], &scratch[..all_bytes])?;
         }
         Ok(chunks)
     }
@@ -192,10 +192,10 @@ impl Writer {
         if old.is_plain() {
             return self.store_as(old, pages, (Codec::None, pages));
         }
-        with_room(pages.len(), |room| {
-            let encoded = self.compression.and_then(|how| how.encode(pages, room));
+        with_scratch(pages.len(), |scratch| {
+            let encoded = self.compression.and_then(|how| how.encode(pages, scratch));
             match encoded {
-                Some((codec, len)) => self.store_as(old, pages, (codec, &room[..len])),
+                Some((codec, len)) => self.store_as(old, pages, (codec, &scratch[..len])),
                 None => Ok(None),
             }
         })
@@ -307,16 +307,16 @@ impl Writer {
 }
 
 thread_local! {
-    static ROOM: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Calls `f` with so much memory of this thread's, which is kept for the next call.
-fn with_room<T>(len: usize, f: impl FnOnce(&mut [u8]) -> T) -> T {
-    ROOM.with_borrow_mut(|room| {
-        if room.len() < len {
-            room.resize(len, 0);
+fn with_scratch<T>(len: usize, f: impl FnOnce(&mut [u8]) -> T) -> T {
+    SCRATCH.with_borrow_mut(|scratch| {
+        if scratch.len() < len {
+            scratch.resize(len, 0);
         }
-        f(&mut room[..len])
+        f(&mut scratch[..len])
     })
 }
 

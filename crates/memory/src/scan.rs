@@ -11,8 +11,8 @@ use abi::spans::Spans;
 /// Regions that one call of the kernel answers; more take more calls.
 pub(crate) const REGIONS: usize = 1024;
 
-/// Room for the regions that one call finds in `span`: the kernel, too, takes memory for as many.
-pub(crate) fn room_for(span: Span) -> Vec<Region> {
+/// A buffer for what one call finds in `span`: the kernel, too, takes memory for as many regions.
+pub(crate) fn region_buffer(span: Span) -> Vec<Region> {
     vec![Region::EMPTY; (span.pages() as usize).clamp(1, REGIONS)]
 }
 
@@ -135,7 +135,7 @@ fn search(
         start: areas[0].span.start,
         end: areas[areas.len() - 1].span.end,
     };
-    let mut regions = room_for(rest);
+    let mut regions = region_buffer(rest);
     let mut number = 0;
     while !rest.is_empty() {
         let (count, end) = map.scan(rest, &query, Action::empty(), &mut regions)?;

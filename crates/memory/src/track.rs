@@ -16,7 +16,7 @@ use abi::{Addr, PAGE_BYTES, Span};
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Entry, Pagemap, Query, Region};
 
-use crate::scan::{Area, Found, LARGE_BYTES, is, room_for, scan_together};
+use crate::scan::{Area, Found, LARGE_BYTES, is, region_buffer, scan_together};
 use crate::{Error, Result};
 use abi::spans::{Spans, subtract};
 
@@ -352,7 +352,7 @@ fn each_region(
     action: Action,
     mut look: impl FnMut(&Region),
 ) -> io::Result<()> {
-    let mut regions = room_for(span);
+    let mut regions = region_buffer(span);
     let mut rest = span;
     while !rest.is_empty() {
         let (count, end) = map.scan(rest, query, action, &mut regions)?;

@@ -19,7 +19,7 @@ pub fn dedup(options: &DedupOptions) -> Result<DedupReport> {
 }
 
 fn dedup_in(store: &dyn Store, sync: bool) -> Result<DedupReport> {
-    room();
+    raise_open_files();
     let Deduped {
         freed_bytes,
         images,
@@ -36,7 +36,7 @@ fn dedup_in(store: &dyn Store, sync: bool) -> Result<DedupReport> {
 /// # Errors
 /// Those of [`image::check_dedup`].
 pub(crate) fn check(store: &dyn Store, parent: &dyn Store) -> Result<()> {
-    room();
+    raise_open_files();
     let own = image::Reader::open(store).ok().map(|reader| reader.id());
     Ok(image::check_dedup(parent, own)?)
 }
@@ -58,6 +58,6 @@ pub(crate) fn after_dump(store: &dyn Store, sync: bool) -> u64 {
 }
 
 /// Each image of the chain takes descriptors.
-fn room() {
+fn raise_open_files() {
     crate::alone::raise_open_files(2 * ANCESTORS_MAX as u64);
 }

@@ -227,7 +227,7 @@ impl Script {
     }
 
     /// Adds `len` zero bytes for a call to write into.
-    pub fn room(&mut self, len: usize) -> DataAt {
+    pub fn buffer(&mut self, len: usize) -> DataAt {
         self.bytes(&vec![0; len])
     }
 
@@ -360,7 +360,7 @@ mod tests {
         let mut second = Script::default();
         let name = second.string(b"two");
         second.fix(name, 8, PoolId(0), Width::Four);
-        second.room(8);
+        second.buffer(8);
         second.call(Sysno::chdir, [name.into()]);
         first.append(second);
         let (ops, data) = first.compile(&layout(&[77], &[]));

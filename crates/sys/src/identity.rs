@@ -21,11 +21,11 @@ pub fn pair(
     kind: i32,
     protocol: i32,
 ) -> io::Result<(OwnedFd, OwnedFd)> {
-    let room = Room::new()?;
-    let (kind, fds) = (i64::from(kind | libc::SOCK_CLOEXEC), room.numbers_address());
+    let page = SharedPage::new()?;
+    let (kind, fds) = (i64::from(kind | libc::SOCK_CLOEXEC), page.numbers_address());
     let args = [i64::from(family), kind, i64::from(protocol), fds];
-    act(who, libc::SYS_socketpair, args, &room)?;
-    let [left, right] = room.numbers();
+    act(who, libc::SYS_socketpair, args, &page)?;
+    let [left, right] = page.numbers();
     // SAFETY: the call succeeded and the table is shared: the kernel has just made this
     // descriptor for us.
     let left = unsafe { OwnedFd::from_raw_fd(left) };
@@ -41,7 +41,7 @@ pub fn pair(
 pub fn listen(who: Credentials, fd: impl AsFd, backlog: i32) -> io::Result<()> {
     let fd = i64::from(fd.as_fd().as_raw_fd());
     let args = [fd, i64::from(backlog), 0, 0];
-    act(who, libc::SYS_listen, args, &Room::new()?).map(drop)
+    act(who, libc::SYS_listen, args, &SharedPage::new()?).map(drop)
 }
 
 /// Connects a socket, in the name of `who`.
@@ -53,7 +53,7 @@ pub fn connect(who: Credentials, fd: impl AsFd, address: &[u8]) -> io::Result<()
     let length = i64::try_from(address.len()).expect("addresses are short");
     let address = address.as_ptr().expose_provenance().cast_signed() as i64;
     let args = [fd, address, length, 0];
-    act(who, libc::SYS_connect, args, &Room::new()?).map(drop)
+    act(who, libc::SYS_connect, args, &SharedPage::new()?).map(drop)
 }
 
 /// Sends a message as [`crate::socket::send`] does, in the name of `who`; `along` names nobody.
@@ -69,21 +69,21 @@ pub fn send(
 ) -> io::Result<usize> {
     let fd = i64::from(fd.as_fd().as_raw_fd());
     let flags = i64::from(flags | libc::MSG_NOSIGNAL);
-    let room = Room::new()?;
+    let page = SharedPage::new()?;
     let nameless = Along {
         credentials: None,
         ..along
     };
     let sent = socket::with_message(bytes, nameless, |message| {
         let message = message.expose_provenance().cast_signed() as i64;
-        act(who, libc::SYS_sendmsg, [fd, message, flags, 0], &room)
+        act(who, libc::SYS_sendmsg, [fd, message, flags, 0], &page)
     })?;
     Ok(usize::try_from(sent).expect("results that are no errors are not negative"))
 }
 
 /// A page that this process and its helper share: the result of its call, and room for what the
 /// call writes.
-struct Room(NonNull<Shared>);
+struct SharedPage(NonNull<Shared>);
 
 #[repr(C)]
 struct Shared {
@@ -93,7 +93,7 @@ struct Shared {
     numbers: [AtomicI32; 2],
 }
 
-impl Room {
+impl SharedPage {
     fn new() -> io::Result<Self> {
         let (prot, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
@@ -106,11 +106,11 @@ impl Room {
             return Err(io::Error::last_os_error());
         }
         let at = NonNull::new(at.cast()).expect("nothing is mapped at zero unless asked for");
-        let room = Self(at);
+        let page = Self(at);
         // What it says as long as the helper has not come so far.
         let result = -i64::from(libc::EINTR);
-        room.shared().result.store(result, Ordering::Release);
-        Ok(room)
+        page.shared().result.store(result, Ordering::Release);
+        Ok(page)
     }
 
     fn shared(&self) -> &Shared {
@@ -130,7 +130,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for SharedPage {
     fn drop(&mut self) {
         // SAFETY: nobody refers to the mapping any more.
         unsafe { libc::munmap(self.0.as_ptr().cast(), size_of::<Shared>()) };
@@ -139,7 +139,12 @@ impl Drop for Room {
 
 /// Makes a system call in a process that is `who` and shares this one's descriptors, and gives
 /// its result.
-fn act(who: Credentials, number: libc::c_long, args: [i64; 4], room: &Room) -> io::Result<i64> {
+fn act(
+    who: Credentials,
+    number: libc::c_long,
+    args: [i64; 4],
+    page: &SharedPage,
+) -> io::Result<i64> {
     let pid = libc::pid_t::from(who.pid);
     let mut clone = libc::clone_args {
         flags: libc::CLONE_FILES.cast_unsigned().into(),
@@ -162,7 +167,7 @@ fn act(who: Credentials, number: libc::c_long, args: [i64; 4], room: &Room) -> i
         return Err(io::Error::last_os_error());
     }
     if child == 0 {
-        become_and_call(who, number, args, room);
+        become_and_call(who, number, args, page);
     }
     let child = libc::pid_t::try_from(child).expect("the kernel gives a pid");
     loop {
@@ -174,7 +179,7 @@ fn act(who: Credentials, number: libc::c_long, args: [i64; 4], room: &Room) -> i
             break;
         }
     }
-    let result = room.shared().result.load(Ordering::Acquire);
+    let result = page.shared().result.load(Ordering::Acquire);
     if result < 0 {
         let errno = i32::try_from(-result).unwrap_or(libc::EIO);
         return Err(io::Error::from_raw_os_error(errno));
@@ -187,7 +192,7 @@ fn become_and_call(
     who: Credentials,
     number: libc::c_long,
     [a, b, c, d]: [i64; 4],
-    room: &Room,
+    page: &SharedPage,
 ) -> ! {
     let (uid, gid) = (who.uid, who.gid);
     // SAFETY: changes this helper only.
@@ -209,7 +214,7 @@ fn become_and_call(
         let errno = io::Error::last_os_error().raw_os_error();
         result = -libc::c_long::from(errno.unwrap_or(libc::EIO));
     }
-    room.shared().result.store(result, Ordering::Release);
+    page.shared().result.store(result, Ordering::Release);
     loop {
         // SAFETY: does not return.
         unsafe { libc::syscall(libc::SYS_exit_group, 0) };

@@ -34,7 +34,7 @@ pub enum Error {
     },
     /// There is no place in the process from which a call could be made.
     #[error("pid {pid}: no executable mapping ends with room for {bytes} bytes of code")]
-    NoRoom {
+    NoPadding {
         /// The process.
         pid: i32,
         /// How much room is needed, in bytes.

@@ -97,14 +97,14 @@ impl Injection {
     /// /proc/PID/mem opened for reading and writing.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] when no mapping ends with enough zeros; the threads go on then.
+    /// [`Error::NoPadding`] when no mapping ends with enough zeros; the threads go on then.
     ///
     /// # Panics
     /// Without threads.
     pub fn new(threads: Vec<Thread>, memory: File, executable: &[Span]) -> Result<Self> {
         let pid = threads[0].pid;
         let stub = executable.iter().find_map(|span| padding(&memory, *span));
-        let stub = stub.ok_or(Error::NoRoom {
+        let stub = stub.ok_or(Error::NoPadding {
             pid,
             bytes: STUB_BYTES,
         })?;
@@ -127,7 +127,7 @@ impl Injection {
     /// [`STUB_BYTES`] of `executable` are no code, and what they are is put back.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] when they cannot be read; the threads go on then.
+    /// [`Error::NoPadding`] when they cannot be read; the threads go on then.
     ///
     /// # Panics
     /// Without threads.
@@ -135,7 +135,7 @@ impl Injection {
         let stub = Addr(executable.end.0 - STUB_BYTES as u64);
         let mut covered = vec![0; STUB_BYTES];
         let read = memory.read_exact_at(&mut covered, stub.0);
-        read.map_err(|_| Error::NoRoom {
+        read.map_err(|_| Error::NoPadding {
             pid: threads[0].pid,
             bytes: STUB_BYTES,
         })?;

@@ -35,10 +35,10 @@ pub enum State {
     Done(Vec<Run>),
 }
 
-/// A chunk of the image that can be others: room for its pages.
+/// A chunk of an earlier copy, which may hold as many other pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
-    pub chunk: ChunkId,
+pub struct OldChunk {
+    pub id: ChunkId,
     pub pages: u64,
 }
 
@@ -48,8 +48,8 @@ pub struct Block {
     /// A bit for each page that there is.
     pub mask: u16,
     pub state: State,
-    /// The room that an earlier copy takes.
-    pub room: Option<Room>,
+    /// That of its earlier copy.
+    pub old_chunk: Option<OldChunk>,
 }
 
 /// The blocks of a task that have pages.
@@ -59,7 +59,7 @@ pub struct Blocks {
     stale: BTreeSet<u64>,
     /// Blocks found unprotected, if that is watched, in the order of time.
     renewed: Option<Vec<u64>>,
-    /// Room that no block has any more, by its pages.
+    /// Old chunks that no block has any more, by their pages.
     free: BTreeMap<u64, Vec<ChunkId>>,
 }
 
@@ -168,7 +168,7 @@ impl Blocks {
             let block = self.map.entry(number).or_insert(Block {
                 mask: 0,
                 state: State::Stale,
-                room: None,
+                old_chunk: None,
             });
             if let Some(renewed) = &mut self.renewed {
                 renewed.push(number);
@@ -195,8 +195,8 @@ impl Blocks {
 
     fn remove(&mut self, number: u64) {
         self.stale.remove(&number);
-        if let Some(room) = self.map.remove(&number).and_then(|block| block.room) {
-            self.give_up(room);
+        if let Some(chunk) = self.map.remove(&number).and_then(|block| block.old_chunk) {
+            self.free(chunk);
         }
     }
 
@@ -213,30 +213,30 @@ impl Blocks {
         block.state = state;
     }
 
-    /// Finds room for `pages` of a block: its own, or some that is free.
-    pub fn take_room(&mut self, number: u64, pages: u64) -> Option<Room> {
+    /// Finds a chunk for `pages` of a block: its own old one, or a free one.
+    pub fn take_chunk(&mut self, number: u64, pages: u64) -> Option<OldChunk> {
         let own = self
             .map
             .get_mut(&number)
-            .and_then(|block| block.room.take());
+            .and_then(|block| block.old_chunk.take());
         match own {
-            Some(room) if room.pages == pages => return Some(room),
-            Some(room) => self.give_up(room),
+            Some(chunk) if chunk.pages == pages => return Some(chunk),
+            Some(chunk) => self.free(chunk),
             None => {}
         }
-        let chunk = self.free.get_mut(&pages)?.pop()?;
-        Some(Room { chunk, pages })
+        let id = self.free.get_mut(&pages)?.pop()?;
+        Some(OldChunk { id, pages })
     }
 
-    pub fn give_up(&mut self, room: Room) {
-        self.free.entry(room.pages).or_default().push(room.chunk);
+    pub fn free(&mut self, chunk: OldChunk) {
+        self.free.entry(chunk.pages).or_default().push(chunk.id);
     }
 
     /// Says where the contents of a block are in the image.
-    pub fn done(&mut self, number: u64, runs: Vec<Run>, room: Option<Room>) {
+    pub fn done(&mut self, number: u64, runs: Vec<Run>, old_chunk: Option<OldChunk>) {
         match self.map.get_mut(&number) {
-            Some(block) => block.room = room,
-            None => room.into_iter().for_each(|room| self.give_up(room)),
+            Some(block) => block.old_chunk = old_chunk,
+            None => old_chunk.into_iter().for_each(|chunk| self.free(chunk)),
         }
         self.set(number, State::Done(runs));
     }
@@ -394,7 +394,14 @@ mod tests {
         );
         let chunks = chunks();
         for (block, chunk) in [0, 1, 3].into_iter().zip(chunks) {
-            blocks.done(block, Vec::new(), Some(Room { chunk, pages: 2 }));
+            blocks.done(
+                block,
+                Vec::new(),
+                Some(OldChunk {
+                    id: chunk,
+                    pages: 2,
+                }),
+            );
         }
         assert!(blocks.stale_in(pages(0, 64), 9).is_empty());
         assert!(blocks.has_all(pages(48, 64)) && blocks.has_all(pages(15, 18)));
@@ -406,13 +413,13 @@ mod tests {
         assert_eq!(masks(&blocks), [(0, 0b10_1000), (1, 0b10), (3, 0xffff)]);
         assert_eq!(blocks.stale_in(pages(0, 64), 9), [0, 1]);
         assert!(blocks.would_lose(pages(17, 18)) && !blocks.would_lose(pages(6, 17)));
-        // A block without pages is none, and its room is another's.
+        // A block without pages is none, and its old chunk is another's.
         blocks.renew(pages(17, 18), &[]);
         assert_eq!(masks(&blocks), [(0, 0b10_1000), (3, 0xffff)]);
         for chunk in &chunks[..2] {
-            let room = blocks.take_room(0, 2).expect("room");
-            assert_eq!(room.chunk, *chunk);
+            let old = blocks.take_chunk(0, 2).expect("an old chunk");
+            assert_eq!(old.id, *chunk);
         }
-        assert_eq!(blocks.take_room(0, 2), None);
+        assert_eq!(blocks.take_chunk(0, 2), None);
     }
 }

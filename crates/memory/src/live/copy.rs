@@ -6,7 +6,7 @@ use image::{NewRun, Run, Writer};
 use pages::{Buffer, Extent, Source, sort_out};
 use rustix::io::Errno;
 
-use super::blocks::{BLOCK_BYTES, Room, State, bits_of, block_of, bytes_of, span_of, spans_of};
+use super::blocks::{BLOCK_BYTES, OldChunk, State, bits_of, block_of, bytes_of, span_of, spans_of};
 use super::state::Shared;
 use super::task::{Task, let_change};
 use crate::{Error, Result};
@@ -331,10 +331,10 @@ fn put(
         let (mut runs, mut zeros) = (Vec::new(), Vec::new());
         let kept = sort_out(&pieces, own, &mut runs, &mut zeros);
         let pages = (kept / PAGE_BYTES as usize) as u64;
-        let room = task.book().blocks.take_room(*number, pages);
-        match room {
-            Some(room) => {
-                let stored = writer.store_again(room.chunk, &own[..kept], &runs);
+        let chunk = task.book().blocks.take_chunk(*number, pages);
+        match chunk {
+            Some(chunk) => {
+                let stored = writer.store_again(chunk.id, &own[..kept], &runs);
                 let stored = stored.map_err(pages::Error::image("write"))?;
                 done(task, *number, stored);
             }
@@ -344,7 +344,7 @@ fn put(
     fresh.store(task, writer)
 }
 
-/// Blocks that get new room, all with one write.
+/// Blocks that get new chunks, all with one write.
 pub struct Fresh {
     part: usize,
     bytes: Vec<u8>,
@@ -353,7 +353,7 @@ pub struct Fresh {
 }
 
 impl Fresh {
-    /// For room in the pages object `part`.
+    /// For chunks in the pages object `part`.
     pub fn new(part: usize) -> Self {
         Self {
             part,
@@ -384,11 +384,11 @@ impl Fresh {
 /// Notes where a block is now.
 fn done(task: &Task, number: u64, runs: Vec<Run>) {
     let part = runs.first().and_then(Run::part);
-    let room = part.map(|part| Room {
-        chunk: part.chunk,
+    let chunk = part.map(|part| OldChunk {
+        id: part.chunk,
         pages: runs.iter().map(|run| u64::from(run.pages)).sum(),
     });
-    task.book().blocks.done(number, runs, room);
+    task.book().blocks.done(number, runs, chunk);
 }
 
 /// Writes the first `most` of the blocks that were saved before they changed.

@@ -14,7 +14,7 @@ use super::slices::{SLICE_BYTES, slices};
 use super::state::Shared;
 use super::task::Task;
 
-use crate::scan::room_for;
+use crate::scan::region_buffer;
 use crate::{Error, Result};
 use abi::spans::{Spans, intersect, subtract};
 
@@ -303,7 +303,7 @@ fn scan_there(map: &Pagemap, span: Span) -> io::Result<Vec<(Span, Category)>> {
 }
 
 fn scan(map: &Pagemap, span: Span, query: &Query) -> io::Result<Vec<(Span, Category)>> {
-    let mut regions = room_for(span);
+    let mut regions = region_buffer(span);
     let mut found = Vec::new();
     let mut rest = span;
     while !rest.is_empty() {

@@ -15,15 +15,15 @@ pub(super) struct Auxv(StepAt, DataAt);
 impl Auxv {
     /// Asks for it. Before Linux 6.4 only /proc tells.
     pub fn ask(script: &mut Script) -> Self {
-        let room = script.room(BYTES_MAX);
+        let buffer = script.buffer(BYTES_MAX);
         let args = [
             PR_GET_AUXV.into(),
-            room.into(),
+            buffer.into(),
             u32::try_from(BYTES_MAX).expect("it is small").into(),
             0u32.into(),
             0u32.into(),
         ];
-        Self(script.attempt(Sysno::prctl, args), room)
+        Self(script.attempt(Sysno::prctl, args), buffer)
     }
 
     /// What /proc/PID/auxv would say: the pairs up to the one that ends them.

@@ -117,7 +117,7 @@ pub(super) fn see_children_end(script: &mut Script, children: &[&Fork]) {
             );
         } else {
             let options = WEXITED | WNOWAIT | WALL;
-            let info = script.room(128);
+            let info = script.buffer(128);
             let args = [P_PID.into(), child.pid.into(), info.into(), options.into()];
             script.call(Sysno::waitid, args);
         }
@@ -130,7 +130,7 @@ pub(super) fn see_children_end(script: &mut Script, children: &[&Fork]) {
     }
     for _ in 0..signals.count_ones() {
         let set = script.bytes(&signals.to_le_bytes());
-        let now = script.room(16);
+        let now = script.buffer(16);
         let args = [set.into(), 0u32.into(), now.into(), 8u32.into()];
         script.attempt(Sysno::rt_sigtimedwait, args);
         script.note("the children's ends were told before");

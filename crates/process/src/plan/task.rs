@@ -334,7 +334,7 @@ impl<'a> Tasks<'a> {
             vdso: vdso::old(self.saved, task, &self.setting.vdso),
         })?;
         self.at_fork[index] = laid.at_fork.clone();
-        plan.taken.extend(laid.room);
+        plan.taken.extend(laid.host_vdso);
         if let Some(proxy) = &laid.proxy {
             vdso::check_entries(task, proxy)?;
         }

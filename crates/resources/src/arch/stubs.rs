@@ -6,14 +6,14 @@ use syscalls::Sysno;
 
 /// A jump from `from` to `to`: five bytes where it is near enough, else fourteen.
 #[must_use]
-pub fn jump(from: Addr, to: Addr, room: u64) -> Vec<u8> {
+pub fn jump(from: Addr, to: Addr, room_bytes: u64) -> Vec<u8> {
     const NEAR_BYTES: u64 = 5;
     let distance =
         to.0.wrapping_sub(from.0.wrapping_add(NEAR_BYTES))
             .cast_signed();
     let mut patch = Vec::with_capacity(14);
     match i32::try_from(distance) {
-        Ok(distance) if room >= NEAR_BYTES => {
+        Ok(distance) if room_bytes >= NEAR_BYTES => {
             patch.push(0xe9); // jmp rel32
             patch.extend(distance.to_le_bytes());
         }

@@ -124,7 +124,7 @@ impl Whether {
         // Neither call must wait, whatever others do with the counter meanwhile.
         let flags = row.info.flags;
         let flags = [flags | OFlags::NONBLOCK.bits(), flags];
-        let (own, taken, rest) = (script.room(8), script.room(8), script.room(8));
+        let (own, taken, rest) = (script.buffer(8), script.buffer(8), script.buffer(8));
         let two = script.bytes(&2_u64.to_ne_bytes());
         let mut call = |call, last: [Arg; 2]| {
             script.attempt(call, [row.fd.into(), last[0], last[1]]);
@@ -214,7 +214,7 @@ mod tests {
         let mut data = script.data.clone();
         for step in &script.steps {
             assert_eq!(step.args[0], Arg::from(own.as_raw_fd()));
-            let room = || match step.args[1] {
+            let part = || match step.args[1] {
                 Arg::Data(at) => at.0 as usize..at.0 as usize + 8,
                 other => panic!("{other:?} is no data"),
             };
@@ -226,8 +226,8 @@ mod tests {
                     status::set(own, OFlags::from_bits_retain(flags as u32)).expect("set");
                     continue;
                 }
-                Sysno::read => rustix::io::read(own.as_fd(), &mut data[room()]),
-                Sysno::write => rustix::io::write(own, &data[room()]),
+                Sysno::read => rustix::io::read(own.as_fd(), &mut data[part()]),
+                Sysno::write => rustix::io::write(own, &data[part()]),
                 other => panic!("{other} is not asked"),
             };
             assert!(matches!(done, Ok(8) | Err(Errno::AGAIN)), "{done:?}");

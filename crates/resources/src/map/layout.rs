@@ -74,7 +74,7 @@ pub struct Laid {
     pub at_fork: AtFork,
     /// Where this host's vDSO comes to be, if that is not where the old one was: nothing else may
     /// be there.
-    pub room: Option<Span>,
+    pub host_vdso: Option<Span>,
     /// The code that another kernel's vDSO becomes.
     pub proxy: Option<vdso::proxy::Proxy>,
 }
@@ -174,7 +174,7 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
         } => laid.early.append(vdso.script),
         _ => laid.late.append(vdso.script),
     }
-    (laid.room, laid.proxy) = (vdso.room, vdso.proxy);
+    (laid.host_vdso, laid.proxy) = (vdso.host_vdso, vdso.proxy);
     marks(planning, &mut laid.finish)?;
     Ok(laid)
 }

@@ -27,13 +27,13 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Makes room for a policy that a call tells: its mode, and its nodes.
-    pub(crate) fn room(questions: &mut Script) -> [DataAt; 2] {
-        [questions.room(8), questions.room(8 * NODES_WORDS)]
+    /// Makes buffers for a policy that a call tells: its mode, and its nodes.
+    pub(crate) fn buffers(questions: &mut Script) -> [DataAt; 2] {
+        [questions.buffer(8), questions.buffer(8 * NODES_WORDS)]
     }
 
     /// The number of bits that the calls are told there is room for: one more than they use.
-    pub(crate) fn room_bits() -> u64 {
+    pub(crate) fn max_node() -> u64 {
         NODES + 1
     }
 
@@ -59,7 +59,7 @@ impl Policy {
         nodes.resize(NODES_WORDS, 0);
         let nodes = nodes.iter().flat_map(|word| word.to_le_bytes());
         let nodes = script.bytes(&nodes.collect::<Vec<_>>());
-        [self.mode.into(), nodes.into(), Self::room_bits().into()]
+        [self.mode.into(), nodes.into(), Self::max_node().into()]
     }
 }
 
@@ -71,12 +71,16 @@ impl Policies {
     pub fn ask(starts: impl Iterator<Item = Addr>, questions: &mut Script) -> Self {
         const MPOL_F_ADDR: u32 = 2;
         let ask = |start: Addr| {
-            let room = Policy::room(questions);
-            let [mode, nodes] = room.map(Arg::from);
-            let bits = Policy::room_bits().into();
+            let buffers = Policy::buffers(questions);
+            let [mode, nodes] = buffers.map(Arg::from);
+            let bits = Policy::max_node().into();
             let args = [mode, nodes, bits, start.into(), MPOL_F_ADDR.into()];
             // Kernels without memory nodes do not have the call.
-            (start, questions.attempt(Sysno::get_mempolicy, args), room)
+            (
+                start,
+                questions.attempt(Sysno::get_mempolicy, args),
+                buffers,
+            )
         };
         Self(starts.map(ask).collect())
     }
@@ -87,7 +91,7 @@ impl Policies {
         let known = self.0.iter();
         let known = known.filter(|(_, step, _)| answers.result(*step) == 0);
         known
-            .filter_map(|(start, _, room)| Some((*start, Policy::told(answers, *room)?)))
+            .filter_map(|(start, _, buffers)| Some((*start, Policy::told(answers, *buffers)?)))
             .collect()
     }
 }

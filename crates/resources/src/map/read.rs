@@ -63,7 +63,7 @@ pub(super) fn zero(planning: &Planning<'_>, spans: &[Span], script: &mut Script)
     }
     let pages = |span: &Span| (span.start.page()..span.end.page()).map(abi::Addr::of_page);
     let pages = spans.iter().flat_map(pages).collect::<Vec<_>>();
-    let zeros = script.room(PAGE_BYTES as usize);
+    let zeros = script.buffer(PAGE_BYTES as usize);
     let iovec = |at: u64| [at, PAGE_BYTES].map(u64::to_le_bytes).concat();
     let from = (0..pages.len().min(PAGES_MAX)).flat_map(|_| iovec(0));
     let from = script.bytes(&from.collect::<Vec<_>>());

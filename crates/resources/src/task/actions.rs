@@ -62,13 +62,13 @@ impl Part for Actions {
     fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
         let signals = asked_signals(facts)?;
         let data = signals.map(|signal| {
-            let room = questions.room(ACTION_BYTES);
+            let buffer = questions.buffer(ACTION_BYTES);
             let size = MASK_BYTES.into();
             questions.call(
                 Sysno::rt_sigaction,
-                [signal.into(), 0u64.into(), room.into(), size],
+                [signal.into(), 0u64.into(), buffer.into(), size],
             );
-            room
+            buffer
         });
         Ok(Asked {
             steps: Vec::new(),

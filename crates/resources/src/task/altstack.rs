@@ -42,20 +42,20 @@ impl Part for Altstack {
     }
 
     fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
-        let room = questions.room(STACK_BYTES);
-        questions.call(Sysno::sigaltstack, [0u64.into(), room.into()]);
+        let buffer = questions.buffer(STACK_BYTES);
+        questions.call(Sysno::sigaltstack, [0u64.into(), buffer.into()]);
         Ok(Asked {
             steps: Vec::new(),
-            data: vec![room],
+            data: vec![buffer],
         })
     }
 
     fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
-        let room = asked.data[0];
-        let flags = answers.half(room, 8);
+        let buffer = asked.data[0];
+        let flags = answers.half(buffer, 8);
         let record = Record {
-            start: answers.word(room, 0),
-            size_bytes: answers.word(room, 16),
+            start: answers.word(buffer, 0),
+            size_bytes: answers.word(buffer, 16),
             disarms: flags & SS_AUTODISARM != 0,
         };
         // SS_ONSTACK, which says where the stack pointer is now, is not part of the state.

@@ -205,10 +205,10 @@ impl Part for Attribute {
         match self.get {
             Get::Result(call, first) => asked.steps.push(questions.attempt(call, [first.into()])),
             Get::Written(option) => {
-                let room = questions.room(4);
-                let step = questions.attempt(Sysno::prctl, [option.into(), room.into()]);
+                let buffer = questions.buffer(4);
+                let step = questions.attempt(Sysno::prctl, [option.into(), buffer.into()]);
                 asked.steps.push(step);
-                asked.data.push(room);
+                asked.data.push(buffer);
             }
             Get::Status(_) => {}
         }

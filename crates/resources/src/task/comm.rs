@@ -38,17 +38,17 @@ impl Part for Comm {
     fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
         let mut asked = Asked::default();
         if facts.tid() != facts.pid() {
-            let room = questions.room(NAME_BYTES);
-            questions.call(Sysno::prctl, [PR_GET_NAME.into(), room.into()]);
-            asked.data.push(room);
+            let buffer = questions.buffer(NAME_BYTES);
+            questions.call(Sysno::prctl, [PR_GET_NAME.into(), buffer.into()]);
+            asked.data.push(buffer);
         }
         Ok(asked)
     }
 
     fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
         let name = match asked.data.first() {
-            Some(room) => {
-                let name = answers.bytes(*room, NAME_BYTES);
+            Some(buffer) => {
+                let name = answers.bytes(*buffer, NAME_BYTES);
                 name.iter().copied().take_while(|byte| *byte != 0).collect()
             }
             None => facts.stat()?.comm.clone(),

@@ -52,9 +52,9 @@ impl Part for Itimers {
 
     fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
         let data = (0..NAMES.len()).map(|which| {
-            let room = questions.room(TIMER_BYTES);
-            questions.call(Sysno::getitimer, [which.into(), room.into()]);
-            room
+            let buffer = questions.buffer(TIMER_BYTES);
+            questions.call(Sysno::getitimer, [which.into(), buffer.into()]);
+            buffer
         });
         Ok(Asked {
             steps: Vec::new(),

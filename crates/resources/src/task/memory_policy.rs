@@ -35,14 +35,14 @@ impl Part for MemoryPolicy {
     }
 
     fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
-        let room = Policy::room(questions);
-        let [mode, nodes] = room.map(Arg::from);
-        let args = [mode, nodes, Policy::room_bits().into()];
+        let buffers = Policy::buffers(questions);
+        let [mode, nodes] = buffers.map(Arg::from);
+        let args = [mode, nodes, Policy::max_node().into()];
         // Kernels without nodes do not have the call.
         let step = questions.attempt(Sysno::get_mempolicy, args);
         Ok(Asked {
             steps: vec![step],
-            data: room.to_vec(),
+            data: buffers.to_vec(),
         })
     }
 

@@ -152,9 +152,9 @@ impl Part for PosixTimers {
     fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
         let timers = timers(facts)?;
         let data = timers.iter().map(|timer| {
-            let room = questions.room(TIMES_BYTES);
-            questions.call(Sysno::timer_gettime, [timer.id.into(), room.into()]);
-            room
+            let buffer = questions.buffer(TIMES_BYTES);
+            questions.call(Sysno::timer_gettime, [timer.id.into(), buffer.into()]);
+            buffer
         });
         Ok(Asked {
             steps: Vec::new(),

@@ -35,7 +35,7 @@ impl Part for Robust {
     }
 
     fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
-        let (head, len) = (questions.room(8), questions.room(8));
+        let (head, len) = (questions.buffer(8), questions.buffer(8));
         questions.call(
             Sysno::get_robust_list,
             [0u64.into(), head.into(), len.into()],

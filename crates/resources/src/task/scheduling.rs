@@ -208,7 +208,7 @@ impl Part for Scheduling {
 
     fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
         let zero = 0u64.into();
-        let attr = questions.room(SCHED_ATTR_BYTES);
+        let attr = questions.buffer(SCHED_ATTR_BYTES);
         let size = SCHED_ATTR_BYTES.into();
         questions.call(Sysno::sched_getattr, [zero, attr.into(), size, zero]);
         let mut steps = vec![

@@ -33,11 +33,11 @@ impl Part for TidAddress {
     }
 
     fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
-        let room = questions.room(8);
-        questions.call(Sysno::prctl, [PR_GET_TID_ADDRESS.into(), room.into()]);
+        let buffer = questions.buffer(8);
+        questions.call(Sysno::prctl, [PR_GET_TID_ADDRESS.into(), buffer.into()]);
         Ok(Asked {
             steps: Vec::new(),
-            data: vec![room],
+            data: vec![buffer],
         })
     }
 

@@ -44,7 +44,7 @@ pub struct Laid {
     /// The calls.
     pub script: Script,
     /// Where the host's own vDSO is put, at least for a while; nothing else may be there.
-    pub room: Option<Span>,
+    pub host_vdso: Option<Span>,
     /// The proxy.
     pub proxy: Option<Proxy>,
 }
@@ -111,14 +111,14 @@ fn map_elsewhere(
     host: &Host,
     script: &mut Script,
 ) -> Result<(Span, Span)> {
-    let room = free(memory, host.bytes(), near).ok_or_else(|| {
+    let host_vdso = free(memory, host.bytes(), near).ok_or_else(|| {
         let what = format!("leaves no {} bytes for this host's vDSO", host.bytes());
         Error::corrupt("memory", what)
     })?;
     let (before, bytes) = host.code();
-    let code = Span::new(room.start.plus(before), bytes);
-    map(memory, room.start, code, script);
-    Ok((room, code))
+    let code = Span::new(host_vdso.start.plus(before), bytes);
+    map(memory, host_vdso.start, code, script);
+    Ok((host_vdso, code))
 }
 
 /// The kernel's own vDSO, its parts moved to where the task had them; those that it had not are
@@ -128,9 +128,9 @@ fn moved(memory: &Memory, host: &Host, laid: &mut Laid) -> Result<()> {
     const MREMAP_FIXED: u32 = 2;
     let near = memory.mappings.iter();
     let near = near.map(|map| map.start).next_back().unwrap_or_default();
-    let (room, _) = map_elsewhere(memory, Addr(near), host, &mut laid.script)?;
-    laid.room = Some(room);
-    let mut at = room.start;
+    let (host_vdso, _) = map_elsewhere(memory, Addr(near), host, &mut laid.script)?;
+    laid.host_vdso = Some(host_vdso);
+    let mut at = host_vdso.start;
     let mut parts = Vec::new();
     for part in &host.parts {
         parts.push((at, *part));
@@ -190,8 +190,8 @@ fn proxied(memory: &Memory, code: &Mapping, old: &Old<'_>, laid: &mut Laid) -> R
         return Err(Error::corrupt(format!("memory of {}", old.pid), what));
     }
     let host = host(old)?;
-    let (room, host_code) = map_elsewhere(memory, span.start, host, &mut laid.script)?;
-    laid.room = Some(room);
+    let (host_vdso, host_code) = map_elsewhere(memory, span.start, host, &mut laid.script)?;
+    laid.host_vdso = Some(host_vdso);
     let data_pages = super::proxy::data_pages(data_before(memory));
     let data_bytes = u64::from(data_pages) * PAGE_BYTES;
     let proxy = proxy(bytes, span.start, data_bytes, host, host_code.start)?;
@@ -384,8 +384,8 @@ mod tests {
         assert_eq!(calls.collect::<Vec<_>>(), want);
         let room = laid.room.expect("room");
         assert!(
-            room.start.0 > end && room.start.0 - end < NEAR_BYTES,
-            "{room}"
+            host_vdso.start.0 > end && host_vdso.start.0 - end < NEAR_BYTES,
+            "{host_vdso}"
         );
         assert!(laid.proxy.is_some());
     }

@@ -55,14 +55,14 @@ pub fn proxy(
     };
     let ends = names.keys().skip(1).copied().chain([code.len() as u64]);
     for ((offset, names), end) in names.iter().zip(ends) {
-        let room = end - offset;
+        let room_bytes = end - offset;
         let target = names.iter().find_map(|name| host.function(name));
         let patch = match target {
-            Some(target) => jump(at.plus(*offset), host_code.plus(target), room),
+            Some(target) => jump(at.plus(*offset), host_code.plus(target), room_bytes),
             None => call(names),
         };
         let end = offset + patch.len() as u64;
-        if *offset < HEADER_BYTES || patch.len() as u64 > room {
+        if *offset < HEADER_BYTES || patch.len() as u64 > room_bytes {
             return Err(bad(format!("function {} has no room for a jump", names[0])));
         }
         proxy.code[*offset as usize..end as usize].copy_from_slice(&patch);
