@@ -382,7 +382,7 @@ mod tests {
             Sysno::madvise,
         ];
         assert_eq!(calls.collect::<Vec<_>>(), want);
-        let room = laid.room.expect("room");
+        let host_vdso = laid.host_vdso.expect("laid");
         assert!(
             host_vdso.start.0 > end && host_vdso.start.0 - end < NEAR_BYTES,
             "{host_vdso}"
