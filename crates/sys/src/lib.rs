@@ -8,6 +8,7 @@
 pub mod arch;
 pub mod at_number;
 pub mod close;
+pub mod ending;
 pub mod fcntl;
 pub mod features;
 pub mod fork;

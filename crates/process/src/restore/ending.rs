@@ -16,22 +16,7 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Whether the process has been killed but is not gone yet, or is gone.
 pub(super) fn is_ending(pid: i32) -> bool {
-    let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else {
-        return true;
-    };
-    const PF_EXITING: u32 = 4;
-    let stat = sys::proc::Stat::parse(&stat);
-    let ends =
-        |stat: sys::proc::Stat| matches!(stat.state, b'Z' | b'X') || stat.flags & PF_EXITING != 0;
-    stat.is_ok_and(ends) || is_killed(pid) || is_being_made(pid)
-}
-
-/// Whether a `SIGKILL` is on its way to the process.
-fn is_killed(pid: i32) -> bool {
-    let killed = 1u64 << (Signal::KILL.as_raw() - 1);
-    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
-    let status = sys::proc::Status::parse(&status);
-    status.is_ok_and(|status| (status.pending | status.shared_pending) & killed != 0)
+    sys::ending::is_ending(pid) || is_being_made(pid)
 }
 
 /// Whether a restore makes the process: it comes to life or, where that restore was killed, ends.

@@ -4,7 +4,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::address::{Address, NOBODYS};
-use super::queue::{self, Credentials};
+use super::identity;
+use super::queue::Credentials;
 use super::{AF_UNIX, DGRAM, HELD, Link, TAG, Unix, new};
 use crate::fd::RestoreContext;
 use crate::{Error, Result};
@@ -136,18 +137,14 @@ pub fn listen(
     )
 }
 
-/// Makes a call in the name of who made it before; where that cannot be, in our own.
+/// Makes a call in the name of who made it before.
 fn as_maker<T>(
     maker: Option<Credentials>,
-    named: impl FnOnce(sys::socket::Credentials) -> std::io::Result<T>,
+    named: impl Fn(sys::socket::Credentials) -> std::io::Result<T>,
     plain: impl FnOnce() -> std::io::Result<T>,
 ) -> std::io::Result<T> {
-    let Some(maker) = maker else { return plain() };
-    match named(maker.into()) {
-        Err(error) if queue::is_no_identity(&error) => {
-            log::debug!("a unix socket is not made in the name of {maker:?}: {error}");
-            plain()
-        }
-        other => other,
+    match maker.map(sys::socket::Credentials::from) {
+        Some(maker) => identity::act_as(maker, || named(maker), plain),
+        None => plain(),
     }
 }

@@ -7,6 +7,7 @@
 mod address;
 mod connect;
 mod deferred;
+mod identity;
 mod queue;
 
 pub use deferred::Deferred;

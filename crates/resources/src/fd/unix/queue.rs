@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use sys::socket::{Along, Count, Credentials as Who};
 
 use super::address::{Address, NOBODYS};
+use super::identity;
 use crate::fd::socket::options;
 use crate::fd::socket::peek::{self, Peeked};
 use crate::fd::{DescriptionId, DumpContext, Open, RestoreContext};
@@ -115,11 +116,15 @@ fn sender(name: &[u8], cx: &dyn DumpContext) -> Option<u32> {
         .map(|(open, _)| open.id.0)
 }
 
-/// Descriptors in the receive queue of `open`.
+/// Descriptors in the receive queue of `open`, whose queue has connections instead if it listens.
 ///
 /// # Errors
 /// As [`read`].
 pub fn rights(open: &Open<'_>, kind: i32) -> Result<Vec<std::os::fd::OwnedFd>> {
+    let listens = rustix::net::sockopt::socket_acceptconn(open.own()?);
+    if listens.map_err(|error| Error::kernel("ask whether a socket listens", error))? {
+        return Ok(Vec::new());
+    }
     let peeked = peek(open, kind)?;
     Ok(peeked
         .into_iter()
@@ -311,16 +316,6 @@ fn send_piece(from: BorrowedFd<'_>, bytes: &[u8], along: Along<'_>) -> std::io::
         return plain();
     };
     // The sender comes to life later: nobody else can name him now.
-    match sys::identity::send(who, from, bytes, along, MSG_DONTWAIT) {
-        Err(error) if is_no_identity(&error) => plain(),
-        other => other,
-    }
-}
-
-/// Whether an error means that a call cannot be made in that process's name: it lives, or we may
-/// not.
-pub fn is_no_identity(error: &std::io::Error) -> bool {
-    use rustix::io::Errno;
-    let refused = [Errno::EXIST, Errno::PERM, Errno::INVAL, Errno::NOSYS];
-    Errno::from_io_error(error).is_some_and(|errno| refused.contains(&errno))
+    let named = || sys::identity::send(who, from, bytes, along, MSG_DONTWAIT);
+    identity::act_as(who, named, plain)
 }
