@@ -262,7 +262,10 @@ impl Error {
             | Self::Tracked { .. }
             | Self::Image(image::Error::Unsupported { .. }) => Blame::Unsupported,
             Self::Resource(
-                Resource::Gone { .. } | Resource::Mismatch { .. } | Resource::Changed { .. },
+                Resource::Gone { .. }
+                | Resource::InUse { .. }
+                | Resource::Mismatch { .. }
+                | Resource::Changed { .. },
             )
             | Self::Tracee(tracee::Error::Gone { .. })
             | Self::Image(image::Error::Ancestor { .. } | image::Error::Freed { .. })

@@ -78,6 +78,9 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
                 waiting.wait_free(pid)?;
                 log::info!("pid {pid} was taken by a process that had ended: once more");
             }
+            Err(Error::Resource(error)) if error.is_in_use() && waiting.wait_for_collector() => {
+                log::info!("{error}: once more");
+            }
             Err(error) => return Err(error),
         }
     }

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
+
 /// An error of this crate's functions.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -68,6 +70,12 @@ pub enum Error {
         /// take its place.
         log: bool,
     },
+    /// Something of which there is one is somebody's.
+    #[error("{what} is in use")]
+    InUse {
+        /// What: "the terminal /dev/pts/3".
+        what: String,
+    },
     /// Something that the image needs is not as it was on this host.
     #[error("{what}")]
     Mismatch {
@@ -96,6 +104,16 @@ impl Error {
         Self::Kernel {
             doing: doing.into(),
             source: source.into(),
+        }
+    }
+
+    /// Whether something is missing that somebody has: a terminal, an address.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        match self {
+            Self::InUse { .. } => true,
+            Self::Kernel { source, .. } => Errno::from_io_error(source) == Some(Errno::ADDRINUSE),
+            _ => false,
         }
     }
 

@@ -2,6 +2,10 @@
 //!
 //! A number is free when no process, thread, process group or session has it any more. The kernel
 //! says only that it is not (`EEXIST` of clone3(2)); who has it stands in /proc.
+//!
+//! Terminals and addresses may outlive a tree, too: what lies in its unix sockets' own queues is
+//! closed by a collector of the kernel's, ten milliseconds after the tree is gone and later. Nobody
+//! is told when.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +19,14 @@ use crate::{Error, Result};
 /// How long is waited for a number whose owners are ending.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Waits for numbers to become free, of one restore.
+/// How long is waited for what the collector may have to close.
+const PATIENCE_WITH_COLLECTOR: Duration = Duration::from_millis(250);
+
+/// Waits for what is to become free, of one restore.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     deadline: Option<Instant>,
+    collected_by: Option<Instant>,
 }
 
 impl Waiting {
@@ -46,6 +54,19 @@ impl Waiting {
             }
             pause = (2 * pause).min(Duration::from_millis(20));
         }
+    }
+
+    /// Gives the kernel's collector a moment; `false` where it has had its time.
+    pub fn wait_for_collector(&mut self) -> bool {
+        let now = Instant::now();
+        let end = *self
+            .collected_by
+            .get_or_insert(now + PATIENCE_WITH_COLLECTOR);
+        if now > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+        true
     }
 }
 

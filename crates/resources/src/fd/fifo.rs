@@ -82,7 +82,7 @@ impl Kind for Fifo {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(vacant) => {
                 if let Some(queue) = &payload.queue {
-                    queue.restore(fresh.as_fd(), &payload.place.describe())?;
+                    queue.restore_unless_kept(fresh.as_fd(), &payload.place.describe())?;
                 }
                 vacant.insert(vec![fresh])
             }
@@ -144,6 +144,32 @@ mod tests {
             let left = std::fs::read_dir(folder.path()).expect("list").count();
             assert_eq!(left, usize::from(!deleted));
         }
+    }
+
+    #[test]
+    fn what_an_outsider_kept_is_not_doubled() {
+        let (_folder, path) = fifo();
+        let outside = open(&path, OFlags::RDWR);
+        let reader = open(&path, OFlags::RDONLY | OFlags::NONBLOCK);
+        rustix::io::write(&outside, b"kept").expect("write");
+        let mut world = World::default();
+        let at = world.add(reader);
+        world.cycle();
+        let reader = world.take(at);
+        assert_eq!(text(&reader), b"kept");
+
+        let mut world = World::default();
+        world.add(reader);
+        world.dump().expect("dump");
+        rustix::io::write(&outside, b"another's").expect("write");
+        let error = world.restore().expect_err("it has other data");
+        assert!(error.is_in_use(), "{error}");
+        assert!(
+            error
+                .to_string()
+                .ends_with("which has somebody else's data, is in use"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -93,6 +93,22 @@ impl Queue {
         Ok(())
     }
 
+    /// As [`Self::restore`], of a FIFO that somebody else may have open: if that has kept what was
+    /// in it, it is there already. `both` reads and writes.
+    pub(super) fn restore_unless_kept(&self, both: BorrowedFd<'_>, place: &str) -> Result<()> {
+        let kernel = |error: Errno| Error::kernel(format!("look into {place}"), error);
+        if rustix::io::ioctl_fionread(both).map_err(kernel)? == 0 {
+            return self.restore(both, place);
+        }
+        let capacity = rustix::pipe::fcntl_getpipe_size(both).map_err(kernel)?;
+        let (kept, _) = peek(both, capacity).map_err(kernel)?;
+        if kept == self.chunks {
+            return Ok(());
+        }
+        let what = format!("{place}, which has somebody else's data,");
+        Err(Error::InUse { what })
+    }
+
     fn resize(&self, to: BorrowedFd<'_>, place: &str) -> Result<()> {
         let mut bytes = self.capacity_bytes as usize;
         let mut result = rustix::pipe::fcntl_setpipe_size(to, bytes);

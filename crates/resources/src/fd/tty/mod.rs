@@ -435,8 +435,8 @@ fn make(index: u32, path: &Path) -> Result<OwnedFd> {
             .map_err(|error| Error::kernel(format!("ask {} its number", path.display()), error))?;
         if got > index {
             let slave = slave_path(path.as_os_str().as_bytes(), index);
-            let what = format!("the terminal {} is in use", slave.display());
-            return Err(Error::Mismatch { what });
+            let what = format!("the terminal {}", slave.display());
+            return Err(Error::InUse { what });
         }
         if got == index {
             switch(&made, Switch::Locked, false)

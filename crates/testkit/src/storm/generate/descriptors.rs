@@ -145,11 +145,18 @@ impl Generator {
             }
             return self.step(task, Action::Take { through });
         }
-        // A connection that is only in flight is refused.
-        if end.kind != Opened::Tcp {
+        // A connection that is only in flight is refused. The kernel throws mailboxes away that are
+        // only in each other, as soon as anybody closes a unix socket.
+        if end.kind != Opened::Tcp && !self.is_in(mailbox.other, end.origin) {
             self.mail.entry(mailbox.other).or_default().push(end);
             self.step(task, Action::Pass { slot, through });
         }
+    }
+
+    /// Whether the mailbox `inner` is `outer`, or lies in it or in one that does.
+    fn is_in(&self, inner: u16, outer: u16) -> bool {
+        let mut lying = self.mail.get(&outer).into_iter().flatten();
+        inner == outer || lying.any(|end| self.is_in(inner, end.origin))
     }
 
     fn watch(&mut self, task: u8, slot: u16, held: &[(u16, End)]) {
