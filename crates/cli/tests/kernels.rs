@@ -46,7 +46,7 @@ fn rounds_save_what_was_written() {
     const PAGES: u64 = 500;
     // Stacks, what they look at each other by, and the image's own few.
     const FEW: u64 = 150;
-    let subject = Subject::start("twins", &["4", "500"]);
+    let subject = Subject::start("equal-pages", &["4", "500"]);
     let mut rounds = Rounds::new(subject.pid());
     let saved = |told: &Value| {
         let told = &told["statistics"];

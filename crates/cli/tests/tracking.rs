@@ -415,7 +415,7 @@ fn a_plain_dump_of_a_tracked_tree_is_like_any_other() {
 fn two_chains_of_one_task_do_not_spoil_each_other() {
     needs_root!();
     needs_tracking!();
-    let subject = Subject::start("twins", &["2", "64"]);
+    let subject = Subject::start("equal-pages", &["2", "64"]);
     let child = tree::children(subject.pid())[0];
     let mut of_tree = Rounds::new(subject.pid());
     let mut of_child = Rounds::new(child);

@@ -13,7 +13,7 @@ const PAGES: u64 = 300;
 #[test]
 fn trees_come_back_from_compressed_images() {
     needs_root!();
-    let subject = Subject::start("twins", &["3", &PAGES.to_string()]);
+    let subject = Subject::start("equal-pages", &["3", &PAGES.to_string()]);
     let stillframe = stillframe();
     let size = || {
         let files = std::fs::read_dir(stillframe.images()).expect("an image");

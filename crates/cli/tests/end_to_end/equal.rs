@@ -34,7 +34,7 @@ pub(crate) fn pages_of(stillframe: &Stillframe) -> Value {
 #[test]
 fn equal_memory_of_children_is_stored_once_and_is_their_own_again() {
     needs_root!();
-    let subject = Subject::start("twins", &["3", &PAGES.to_string()]);
+    let subject = Subject::start("equal-pages", &["3", &PAGES.to_string()]);
     let (stillframe, tasks) = (stillframe(), subject.tree());
     stillframe.dump(subject.pid(), &[]).must();
     let pages = pages_of(&stillframe);
@@ -77,7 +77,7 @@ fn live(stillframe: &Stillframe, subject: &Subject) -> Value {
 #[test]
 fn equal_memory_is_stored_once_by_a_live_dump_too() {
     needs_root!();
-    let subject = Subject::start("twins", &["3", &PAGES.to_string()]);
+    let subject = Subject::start("equal-pages", &["3", &PAGES.to_string()]);
     let stillframe = stillframe();
     let pages = live(&stillframe, &subject);
     assert!(pages["equal"].as_u64() >= Some(2 * PAGES), "{pages}");
@@ -95,7 +95,7 @@ fn memory_that_is_equal_at_times_is_that_of_the_instant() {
     const FILE_PAGES: u64 = 64;
     needs_root!();
     let stillframe = stillframe();
-    let subject = Subject::start("mates", &["3", &PAGES.to_string()]);
+    let subject = Subject::start("changing-equal-pages", &["3", &PAGES.to_string()]);
     for _ in 0..3 {
         let pages = live(&stillframe, &subject);
         // What was written once is the same in all four.
@@ -112,7 +112,7 @@ fn a_killed_live_dump_leaves_a_whole_image_or_none() {
     needs_root!();
     let stillframe = stillframe();
     let mut chance = Chance::of("a_killed_live_dump_leaves_a_whole_image_or_none");
-    let subject = Subject::start("mates", &["2", "1024"]);
+    let subject = Subject::start("changing-equal-pages", &["2", "1024"]);
     let whole = stillframe.dump(subject.pid(), &["--live"]).must().elapsed;
     for _ in 0..KILLS {
         stillframe.clear();
@@ -135,7 +135,7 @@ fn equal_memory_takes_no_room_in_a_live_dump() {
     const PAGES: u64 = 2048;
     needs_root!();
     let stillframe = stillframe();
-    let subject = Subject::start("twins", &["3", &PAGES.to_string()]);
+    let subject = Subject::start("equal-pages", &["3", &PAGES.to_string()]);
     let pages = live(&stillframe, &subject);
     assert!(pages["equal"].as_u64() >= Some(2 * PAGES), "{pages}");
     let files = fs::read_dir(stillframe.images()).expect("an image");

@@ -340,7 +340,7 @@ fn what_children_have_of_their_parent_is_stored_once_until_one_of_them_writes() 
     let stillframe = stillframe();
     for _ in 0..3 {
         // In the first second there is always more to be written for the first time.
-        let subject = Subject::start("heirs", &["2", &BLOCKS.to_string()]);
+        let subject = Subject::start("cow-memory", &["2", &BLOCKS.to_string()]);
         stillframe.clear();
         stillframe.dump(subject.pid(), &["--live"]).must();
         goes_on(&subject, false);

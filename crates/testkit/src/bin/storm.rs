@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 use testkit::stillframe::Stillframe;
-use testkit::storm::lanes::{self, Lane};
 use testkit::storm::step::{Step, to_text};
 use testkit::storm::trial::{Ended, Variant, class, kept, to_keep, try_steps};
+use testkit::storm::workers::{self, Worker};
 use testkit::storm::{generate, shrink};
 
 /// How often a list of steps is tried while it is made shorter.
 const SHRINK_TRIES: usize = 400;
-/// How many failures end a lane.
+/// How many failures end a worker.
 const MOST_FAILURES: usize = 20;
-/// How often a lane tells how far it is.
+/// How often a worker tells how far it is.
 const TELL_EVERY: usize = 50;
 
 /// Tries seeds: each is made, dumped, restored and compared at its pauses.
@@ -60,10 +60,10 @@ struct Arguments {
     /// Where the steps of those that fail are written.
     #[arg(long, default_value = "target/storm")]
     keep: PathBuf,
-    /// Which of several lanes this is.
-    #[arg(long, hide = true, value_parser = Lane::parse, requires = "report")]
-    lane: Option<Lane>,
-    /// Where a lane writes what it found.
+    /// Which of several workers this is.
+    #[arg(long, hide = true, value_parser = Worker::parse, requires = "report")]
+    worker: Option<Worker>,
+    /// Where a worker writes what it found.
     #[arg(long, hide = true)]
     report: Option<PathBuf>,
 }
@@ -98,10 +98,10 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    let found = match arguments.lane {
-        Some(lane) => return run_lane(&arguments, lane),
-        None if arguments.shared => try_all(&arguments, Lane { number: 0, of: 1 }),
-        None => run_lanes(arguments.jobs),
+    let found = match arguments.worker {
+        Some(worker) => return run_worker(&arguments, worker),
+        None if arguments.shared => try_all(&arguments, Worker { number: 0, of: 1 }),
+        None => run_workers(arguments.jobs),
     };
     match found {
         Ok(found) => found.tell(),
@@ -116,49 +116,49 @@ fn variant(name: &str) -> Result<Variant, String> {
     Variant::of_name(name).ok_or_else(|| format!("no variant is called {name}"))
 }
 
-/// Starts all lanes, and puts together what they find.
-fn run_lanes(jobs: u64) -> Result<Found, Box<dyn Error>> {
+/// Starts all workers, and puts together what they find.
+fn run_workers(jobs: u64) -> Result<Found, Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let folder = tempfile::tempdir()?;
     let report = |number: u64| folder.path().join(number.to_string());
-    let mut lanes = Vec::new();
+    let mut workers = Vec::new();
     for number in 0..jobs.max(1) {
-        let lane = Lane {
+        let worker = Worker {
             number,
             of: jobs.max(1),
         };
-        lanes.push(lane.start(&arguments, &report(number))?);
+        workers.push(worker.start(&arguments, &report(number))?);
     }
     let mut all = Found::default();
-    for (mut lane, number) in lanes.into_iter().zip(0..) {
-        // Its other end tells the lane to end: not before it does by itself.
-        let stays = lane.stdin.take();
-        let status = lane.wait()?;
+    for (mut worker, number) in workers.into_iter().zip(0..) {
+        // Its other end tells the worker to end: not before it does by itself.
+        let stays = worker.stdin.take();
+        let status = worker.wait()?;
         drop(stays);
         let text = std::fs::read_to_string(report(number))
-            .map_err(|_| format!("a lane has ended without a word ({status}); see --shared"))?;
+            .map_err(|_| format!("a worker has ended without a word ({status}); see --shared"))?;
         all.add(serde_json::from_str(&text)?);
     }
     Ok(all)
 }
 
-/// Tries what is this lane's, and writes what was found.
-fn run_lane(arguments: &Arguments, lane: Lane) -> ExitCode {
-    let done = lanes::enter().map_err(Into::into).and_then(|()| {
-        let found = try_all(arguments, lane)?;
+/// Tries what is this worker's, and writes what was found.
+fn run_worker(arguments: &Arguments, worker: Worker) -> ExitCode {
+    let done = workers::enter().map_err(Into::into).and_then(|()| {
+        let found = try_all(arguments, worker)?;
         let report = arguments.report.as_ref().ok_or("a report is wanted")?;
         Ok::<_, Box<dyn Error>>(std::fs::write(report, serde_json::to_string(&found)?)?)
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("storm: lane {}: {error}", lane.text());
+            eprintln!("storm: worker {}: {error}", worker.text());
             ExitCode::FAILURE
         }
     }
 }
 
-fn try_all(arguments: &Arguments, lane: Lane) -> Result<Found, Box<dyn Error>> {
+fn try_all(arguments: &Arguments, worker: Worker) -> Result<Found, Box<dyn Error>> {
     // What a try panics with is told with its seed.
     std::panic::set_hook(Box::new(|_| {}));
     let start = Instant::now();
@@ -170,7 +170,7 @@ fn try_all(arguments: &Arguments, lane: Lane) -> Result<Found, Box<dyn Error>> {
         files => files,
     };
     let mut found = Found::default();
-    for (index, tried) in (0..all).filter(|&index| lane.has(index)).zip(1..) {
+    for (index, tried) in (0..all).filter(|&index| worker.has(index)).zip(1..) {
         if limit.is_some_and(|limit| start.elapsed() > limit)
             || found.failures.len() >= MOST_FAILURES
         {
@@ -180,8 +180,8 @@ fn try_all(arguments: &Arguments, lane: Lane) -> Result<Found, Box<dyn Error>> {
         if usize::is_multiple_of(tried, TELL_EVERY) {
             let (seconds, failed) = (start.elapsed().as_secs(), found.failures.len());
             println!(
-                "lane {}: {tried} tried in {seconds} s, {failed} failed",
-                lane.text()
+                "worker {}: {tried} tried in {seconds} s, {failed} failed",
+                worker.text()
             );
         }
     }

@@ -5,12 +5,12 @@
 //! must hold and what its descriptors must answer. A [`trial::Trial`] has it dumped and restored
 //! at every pause, and [`shrink::shrink`] finds the steps of a failing list that matter.
 pub mod generate;
-pub mod lanes;
 mod ledger;
 mod memory;
 pub mod shrink;
 pub mod step;
 mod task;
 pub mod trial;
+pub mod workers;
 
 pub(crate) use task::serve;

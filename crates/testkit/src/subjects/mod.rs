@@ -4,16 +4,17 @@
 //! killed. Its file says which questions it understands.
 mod around;
 mod busy;
+mod changing_equal_pages;
 mod churn;
 mod clock;
+mod cow_memory;
 mod creds;
 mod deadlines;
+mod equal_pages;
 mod fds;
-mod heirs;
 mod hostile;
 mod interrupted;
 mod itimers;
-mod mates;
 mod mmaps;
 mod monitor;
 mod moving;
@@ -29,7 +30,6 @@ mod stopped;
 mod storm;
 mod threads_epoll;
 mod tree;
-mod twins;
 mod writers;
 mod zombies;
 
@@ -48,16 +48,17 @@ type Run = fn(Control, &[String]) -> Result<(), Failure>;
 const ALL: &[(&str, Run)] = &[
     ("around", around::run),
     ("busy", busy::run),
+    ("changing-equal-pages", changing_equal_pages::run),
     ("churn", churn::run),
     ("clock", clock::run),
+    ("cow-memory", cow_memory::run),
     ("creds", creds::run),
     ("deadlines", deadlines::run),
+    ("equal-pages", equal_pages::run),
     ("fds", fds::run),
-    ("heirs", heirs::run),
     ("hostile", hostile::run),
     ("interrupted", interrupted::run),
     ("itimers", itimers::run),
-    ("mates", mates::run),
     ("mmaps", mmaps::run),
     ("monitor", monitor::run),
     ("moving", moving::run),
@@ -73,7 +74,6 @@ const ALL: &[(&str, Run)] = &[
     ("storm", storm::run),
     ("threads-epoll", threads_epoll::run),
     ("tree", tree::run),
-    ("twins", twins::run),
     ("writers", writers::run),
     ("zombies", zombies::run),
 ];

@@ -1,4 +1,4 @@
-//! Lanes: processes that try seeds side by side, each in namespaces of its own.
+//! Workers: processes that try seeds side by side, each in namespaces of its own.
 //!
 //! Pids, terminals' numbers and ports that a dumped tree is to have again are then nobody else's,
 //! and pids do not come round in the middle of a seed.
@@ -6,17 +6,17 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// One of several lanes: every `of`-th seed from `number` on is its.
+/// One of several workers: every `of`-th seed from `number` on is its.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lane {
+pub struct Worker {
     /// Its number.
     pub number: u64,
     /// How many there are.
     pub of: u64,
 }
 
-impl Lane {
-    /// As [`Lane::text`] writes it.
+impl Worker {
+    /// As [`Worker::text`] writes it.
     ///
     /// # Errors
     /// What is wrong with `text`.
@@ -25,7 +25,7 @@ impl Lane {
             let (number, of) = (number.parse().ok()?, of.parse().ok()?);
             (number < of).then_some(Self { number, of })
         });
-        numbers.ok_or_else(|| format!("{text} is no lane"))
+        numbers.ok_or_else(|| format!("{text} is no worker"))
     }
 
     /// For a command line.
@@ -38,7 +38,7 @@ impl Lane {
         index % self.of == self.number
     }
 
-    /// Starts this program once more as this lane, with `arguments` besides, in namespaces of its
+    /// Starts this program once more as this worker, with `arguments` besides, in namespaces of its
     /// own; it ends when the caller does.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Lane {
             .args(["--mount-proc", "--kill-child", "--"])
             .arg(std::env::current_exe()?)
             .args(arguments)
-            .args(["--lane", &self.text(), "--report"])
+            .args(["--worker", &self.text(), "--report"])
             .arg(report)
             .env_remove("CARGO")
             .stdin(Stdio::piped())
@@ -59,7 +59,7 @@ impl Lane {
     }
 }
 
-/// Makes the namespaces of a lane usable, and has this process end when whoever started it does.
+/// Makes the namespaces of a worker usable, and has this process end when whoever started it does.
 ///
 /// # Errors
 /// When the loopback or the terminals cannot be made.
@@ -78,13 +78,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_seed_is_of_one_lane() {
-        let lanes: Vec<Lane> = (0..3)
-            .map(|number| Lane::parse(&Lane { number, of: 3 }.text()).unwrap())
+    fn each_seed_is_of_one_worker() {
+        let workers: Vec<Worker> = (0..3)
+            .map(|number| Worker::parse(&Worker { number, of: 3 }.text()).unwrap())
             .collect();
         for index in 0..10 {
-            assert_eq!(lanes.iter().filter(|lane| lane.has(index)).count(), 1);
+            assert_eq!(workers.iter().filter(|worker| worker.has(index)).count(), 1);
         }
-        assert!(Lane::parse("3/3").is_err() && Lane::parse("x").is_err());
+        assert!(Worker::parse("3/3").is_err() && Worker::parse("x").is_err());
     }
 }
