@@ -1,9 +1,9 @@
 //! Who makes whom: the order of forks that gives every task its pid, session and process group.
 //!
-//! A task's session is inherited at its fork and can only be left by founding one (setsid(2)). So
-//! a child of a session's founder that is not in the session was forked before; and a task whose
-//! session's founder is gone needs a *stand-in*: a short-lived task with the founder's pid, which
-//! founds the session, makes the task as its own sibling (`CLONE_PARENT`) and ends.
+//! A task's session is inherited at its fork and can only be left by starting one (setsid(2)). So
+//! a child of a session's leader that is not in the session was forked before; and a task whose
+//! session's leader is gone needs a *stand-in*: a short-lived task with the leader's pid, which
+//! starts the session, makes the task as its own sibling (`CLONE_PARENT`) and ends.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     Live(usize),
     /// A task of the tree, by index, that ends at once and stays as a zombie.
     Zombie(usize),
-    /// A stand-in for a founder that is gone.
+    /// A stand-in for a leader that is gone.
     StandIn,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Fork {
     pub session: Membership,
     pub group: Membership,
     pub exit_signal: i32,
-    /// Whom it makes before it founds its session.
+    /// Whom it makes before it starts its session.
     pub before: Vec<ForkId>,
     /// Whom it makes after that, as children.
     pub after: Vec<ForkId>,
@@ -47,20 +47,20 @@ pub(crate) struct Fork {
 /// A task's session or process group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Membership {
-    /// It founds it.
-    Founder,
-    /// It is in one that was founded in the tree.
+    /// It is its leader.
+    Leader,
+    /// It is in one whose leader is in the tree.
     Of(i32),
     /// It is in the one that the root inherits from the restorer.
     Outside,
 }
 
 /// Whether every fork is of a task that runs on and that is forked into its process group or
-/// founds it: then nobody has to wait for a group to be there, nor for who makes it.
+/// leads it: then nobody has to wait for a group to be there, nor for who makes it.
 pub(crate) fn groups_are_inherited(forks: &[Fork]) -> bool {
     forks.iter().enumerate().all(|(id, fork)| {
         let inherited = || fork.group == group_at_fork(forks, id);
-        matches!(fork.kind, Kind::Live(_)) && (fork.group == Membership::Founder || inherited())
+        matches!(fork.kind, Kind::Live(_)) && (fork.group == Membership::Leader || inherited())
     })
 }
 
@@ -82,9 +82,9 @@ fn group_at_fork(forks: &[Fork], id: ForkId) -> Membership {
     let Some(maker) = forks[id].maker else {
         return Membership::Outside;
     };
-    let founds = |membership| membership == Membership::Founder;
-    let founder = founds(forks[maker].session) || founds(forks[maker].group);
-    if founder && !forks[maker].before.contains(&id) {
+    let leads = |membership| membership == Membership::Leader;
+    let leader = leads(forks[maker].session) || leads(forks[maker].group);
+    if leader && !forks[maker].before.contains(&id) {
         Membership::Of(forks[maker].pid)
     } else {
         group_at_fork(forks, maker)
@@ -136,7 +136,7 @@ pub(crate) fn forks(tree: &Tree) -> Result<Vec<Fork>> {
 fn of_node((index, node): (usize, &crate::records::Node)) -> Fork {
     let membership = |id| {
         if id == node.pid {
-            Membership::Founder
+            Membership::Leader
         } else {
             Membership::Of(id)
         }
@@ -167,7 +167,7 @@ fn stand_in(pid: i32, parent: i32, session: Membership) -> Fork {
         pid,
         parent,
         session,
-        group: Membership::Founder,
+        group: Membership::Leader,
         exit_signal: SIGCHLD,
         before: Vec::new(),
         after: Vec::new(),
@@ -182,7 +182,7 @@ fn stand_in_for_sessions(forks: &mut Vec<Fork>) {
             continue;
         };
         if !forks.iter().any(|fork| fork.pid == session) {
-            forks.push(stand_in(session, forks[at].parent, Membership::Founder));
+            forks.push(stand_in(session, forks[at].parent, Membership::Leader));
         }
     }
 }
@@ -201,11 +201,11 @@ fn stand_in_for_groups(forks: &mut Vec<Fork>) -> Result<()> {
         let parent = forks.iter().filter(live).find(same);
         let Some(parent) = parent else {
             let what = format!("its process group {group}");
-            let why = "no living task of its session could found it";
+            let why = "no living task of its session could lead it";
             return Err(unsupported(forks[at].pid, what, why));
         };
         let session = match parent.session {
-            Membership::Founder => Membership::Of(parent.pid),
+            Membership::Leader => Membership::Of(parent.pid),
             other => other,
         };
         let parent = parent.pid;
@@ -217,7 +217,7 @@ fn stand_in_for_groups(forks: &mut Vec<Fork>) -> Result<()> {
 /// The number of a session or group; 0 for the one outside.
 fn id_of(membership: Membership, pid: i32) -> i32 {
     match membership {
-        Membership::Founder => pid,
+        Membership::Leader => pid,
         Membership::Of(id) => id,
         Membership::Outside => 0,
     }
@@ -248,8 +248,8 @@ fn assign_makers(forks: &mut [Fork]) -> Result<()> {
         let own = id_of(forks[at].session, forks[at].pid);
         let parents = id_of(forks[parent].session, forks[parent].pid);
         let parents_first = inherited.get(&forks[parent].pid).copied();
-        let founder = forks[at].session == Membership::Founder;
-        let maker = if founder || own == parents {
+        let leader = forks[at].session == Membership::Leader;
+        let maker = if leader || own == parents {
             forks[parent].after.push(at);
             inherited.insert(forks[at].pid, parents);
             parent
@@ -272,7 +272,7 @@ fn assign_makers(forks: &mut [Fork]) -> Result<()> {
     Ok(())
 }
 
-/// A founder of session `session` with the same parent.
+/// A leader of session `session` with the same parent.
 fn sibling_in(forks: &[Fork], at: ForkId, session: i32) -> Option<ForkId> {
     let fits = |fork: &Fork| {
         fork.pid == session
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn children_of_a_founder_are_born_after_it_founded() {
+    fn children_of_a_leader_are_forked_after_it_leads() {
         let forks = forks(&tree(vec![node(10, 1, 10, 10), node(11, 10, 10, 10)])).expect("forked");
         assert_eq!(
             (&forks[0].before[..], &forks[0].after[..]),
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_in_the_old_session_is_born_before() {
+    fn a_child_in_the_old_session_is_forked_before() {
         let tasks = vec![node(10, 1, 5, 5), node(11, 10, 11, 11), node(12, 11, 5, 5)];
         let forks = forks(&tree(tasks)).expect("forked");
         assert_eq!(forks[1].before, [2]);
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_founder_gets_a_stand_in() {
+    fn a_dead_leader_gets_a_stand_in() {
         let forks = forks(&tree(vec![node(10, 1, 10, 10), node(12, 10, 11, 11)])).expect("forked");
         assert_eq!((forks[2].kind, forks[2].pid), (Kind::StandIn, 11));
         assert_eq!(

@@ -118,7 +118,7 @@ mod tests {
     use crate::sample;
 
     #[test]
-    fn who_is_not_born_into_its_group_joins_it() {
+    fn who_is_not_forked_into_its_group_joins_it() {
         let store = sample::image(sample::records(), &[]);
         let reader = Reader::open(&*store).expect("a right image");
         let saved = Saved::read(&reader).expect("right records");

@@ -1,11 +1,11 @@
 //! Reader → plan: what a restore will do, as data, without touching the kernel.
 
 mod early;
-mod family;
 #[cfg(test)]
 mod forged;
 pub(crate) mod forks;
 pub(crate) mod groups;
+mod lifecycle;
 #[cfg(test)]
 mod model;
 mod pooled;

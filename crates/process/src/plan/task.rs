@@ -18,7 +18,7 @@ use super::groups::Joins;
 use super::scripts::{Outside, Plan, Planned, Staying, word};
 use super::setting::Setting;
 use super::sources::{pages_of, resolve};
-use super::{family, pooled, vdso};
+use super::{lifecycle, pooled, vdso};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread};
 
@@ -186,9 +186,9 @@ impl<'a> Tasks<'a> {
         }
     }
 
-    fn bear_all(&self, script: &mut Script, children: &[ForkId], sibling: bool) {
+    fn fork_all(&self, script: &mut Script, children: &[ForkId], sibling: bool) {
         for child in children {
-            family::bear(script, &self.forks[*child], sibling, script_id(*child));
+            lifecycle::fork(script, &self.forks[*child], sibling, script_id(*child));
         }
     }
 
@@ -201,7 +201,7 @@ impl<'a> Tasks<'a> {
         if let Some(leader) = threads.first_mut() {
             let children = self.forks.iter();
             let children = children.filter(|other| other.parent == task.node.pid);
-            family::see_children_end(&mut together, &children.collect::<Vec<_>>());
+            lifecycle::see_children_end(&mut together, &children.collect::<Vec<_>>());
             together.append(leader.take(Phase::Together));
             self.in_task(index, &mut together)?;
             self.foreground(index, &mut together)?;
@@ -224,12 +224,12 @@ impl<'a> Tasks<'a> {
         if id == 0 {
             self.clear(&mut script);
         }
-        family::tie_to_parent(&mut script, self.parent_of(id));
+        lifecycle::tie_to_parent(&mut script, self.parent_of(id));
         // Before it has memory, which is charged to the group.
         self.joins.plan(fork.pid, plan.descriptions, &mut script);
         script.append(leader.take(Phase::Fork));
         script.append(body.laid.early);
-        self.bear(fork, &task.node, &mut script)?;
+        self.fork_children(fork, &task.node, &mut script)?;
         script.append(body.laid.late);
         if let Some((ready, filled)) = body.exchange {
             let uffd = (
@@ -255,7 +255,7 @@ impl<'a> Tasks<'a> {
         pooled::plan(self.saved, &self.first_holders, index, &mut script)?;
         self.descriptors(task, &mut script);
         if !self.simple {
-            family::join(&mut script, fork, self.all.0);
+            lifecycle::join(&mut script, fork, self.all.0);
         }
         plan.threads.push(Staying {
             pid: fork.pid,
@@ -270,7 +270,7 @@ impl<'a> Tasks<'a> {
         if !privileges.steps.is_empty() {
             script.append(privileges);
             // A change of identity clears the tie.
-            family::tie_to_parent(&mut script, self.parent_of(id));
+            lifecycle::tie_to_parent(&mut script, self.parent_of(id));
         }
         script.append(leader.take(Phase::Last));
         await_go(&mut script);
@@ -278,16 +278,16 @@ impl<'a> Tasks<'a> {
         Ok(script)
     }
 
-    /// Makes the children, founding its session or group between them.
-    fn bear(&self, fork: &Fork, node: &Node, script: &mut Script) -> Result<()> {
-        self.bear_all(script, &fork.before, false);
-        family::found(script, fork);
+    /// Makes the children, becoming leader of its session or group between them.
+    fn fork_children(&self, fork: &Fork, node: &Node, script: &mut Script) -> Result<()> {
+        self.fork_all(script, &fork.before, false);
+        lifecycle::lead(script, fork);
         // Who is in the session has its terminal by fork and in no other way.
         if let Some((id, payload)) = self.terminal_of(node)? {
             control::take(script, PoolId(id), payload)?;
         }
-        self.bear_all(script, &fork.after, false);
-        self.bear_all(script, &fork.siblings, true);
+        self.fork_all(script, &fork.after, false);
+        self.fork_all(script, &fork.siblings, true);
         if let Some(id) = self.terminal_left(node)? {
             control::leave(script, PoolId(id));
         }
@@ -487,7 +487,7 @@ impl<'a> Tasks<'a> {
         // CLONE_VM | FS | FILES | SIGHAND | THREAD | SYSVSEM
         const FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
         let id = script_id(plan.scripts.len());
-        let args = family::clone_args(leader, tid, FLAGS, 0);
+        let args = lifecycle::clone_args(leader, tid, FLAGS, 0);
         leader.spawn(args, id);
         leader.note(format!("thread {tid}"));
         let mut script = phases.take(Phase::Fork);
@@ -552,33 +552,33 @@ impl<'a> Tasks<'a> {
         let fork = &self.forks[id];
         let node = &self.saved.tasks[index].node;
         let mut script = Script::default();
-        family::tie_to_parent(&mut script, self.parent_of(id));
+        lifecycle::tie_to_parent(&mut script, self.parent_of(id));
         let name = script.string(&node.name);
         script.call(Sysno::prctl, [PR_SET_NAME.into(), name.into()]);
-        family::found(&mut script, fork);
-        family::join(&mut script, fork, self.all.0);
+        lifecycle::lead(&mut script, fork);
+        lifecycle::join(&mut script, fork, self.all.0);
         script.wait(word::GROUPED, self.all.0);
         let inherited = &self.setting.inherited;
         if !node.uids.is_empty() && !inherited.has_ids(&node.uids, &node.gids, &node.groups) {
-            family::identify(&mut script, node);
+            lifecycle::identify(&mut script, node);
             // A change of identity clears the tie.
-            family::tie_to_parent(&mut script, self.parent_of(id));
+            lifecycle::tie_to_parent(&mut script, self.parent_of(id));
         }
-        family::end(&mut script, fork.pid, node.exit_status);
+        lifecycle::end(&mut script, fork.pid, node.exit_status);
         script
     }
 
     fn stand_in(&self, id: ForkId) -> Script {
         let fork = &self.forks[id];
         let mut script = Script::default();
-        family::tie_to_parent(&mut script, self.parent_of(id));
-        self.bear_all(&mut script, &fork.before, false);
-        family::found(&mut script, fork);
-        self.bear_all(&mut script, &fork.after, false);
-        self.bear_all(&mut script, &fork.siblings, true);
-        family::join(&mut script, fork, self.all.0);
+        lifecycle::tie_to_parent(&mut script, self.parent_of(id));
+        self.fork_all(&mut script, &fork.before, false);
+        lifecycle::lead(&mut script, fork);
+        self.fork_all(&mut script, &fork.after, false);
+        self.fork_all(&mut script, &fork.siblings, true);
+        lifecycle::join(&mut script, fork, self.all.0);
         script.wait(word::GROUPED, self.all.0);
-        family::end(&mut script, fork.pid, 0);
+        lifecycle::end(&mut script, fork.pid, 0);
         script
     }
 }

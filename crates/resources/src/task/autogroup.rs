@@ -34,7 +34,7 @@ impl Part for Autogroup {
         Scope::Process
     }
 
-    /// A session's founder gets a new group; one from outside of the tree stays as it is. Kernels
+    /// A session's leader gets a new group; one from outside of the tree stays as it is. Kernels
     /// without such groups do not have the file.
     fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
         let session = facts.stat()?.session;

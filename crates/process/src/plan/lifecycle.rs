@@ -1,4 +1,4 @@
-//! The calls by which tasks are forked, found sessions, join groups and end.
+//! The calls by which tasks are forked, lead sessions, join groups and end.
 
 use resources::script::{Arg, Script, ScriptId, Width};
 use syscalls::Sysno;
@@ -33,7 +33,7 @@ pub(super) fn clone_args(script: &mut Script, id: i32, flags: u64, signal: i32) 
 }
 
 /// Makes a child, or a sibling.
-pub(super) fn bear(script: &mut Script, child: &Fork, sibling: bool, id: ScriptId) {
+pub(super) fn fork(script: &mut Script, child: &Fork, sibling: bool, id: ScriptId) {
     const CLONE_PARENT: u64 = 0x8000;
     let (flags, signal) = if sibling {
         (CLONE_PARENT, 0)
@@ -54,16 +54,16 @@ pub(super) fn tie_to_parent(script: &mut Script, parent: i32) {
     }
 }
 
-/// Founds its session or group.
-pub(super) fn found(script: &mut Script, fork: &Fork) {
-    if fork.session == Membership::Founder {
+/// Makes it the leader of its session or group.
+pub(super) fn lead(script: &mut Script, fork: &Fork) {
+    if fork.session == Membership::Leader {
         script.call(Sysno::setsid, []);
-    } else if fork.group == Membership::Founder {
+    } else if fork.group == Membership::Leader {
         script.call(Sysno::setpgid, [0u32.into(), 0u32.into()]);
     }
 }
 
-/// Joins its group once all founders have founded theirs.
+/// Joins its group once all groups have their leaders.
 pub(super) fn join(script: &mut Script, fork: &Fork, forks: u32) {
     script.post(word::FORKED);
     if let Membership::Of(group) = fork.group {
