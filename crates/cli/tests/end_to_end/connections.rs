@@ -90,7 +90,7 @@ fn tables(stillframe: &Stillframe) -> Vec<String> {
 }
 
 /// Waits until nothing of a killed command is left.
-fn settle(stillframe: &Stillframe, pids: &[u32], told: &str) {
+fn wait_for_helpers(stillframe: &Stillframe, pids: &[u32], told: &str) {
     wait_until(&format!("helpers to end: {told}"), SOON, || {
         let helpers = stillframe.helpers();
         helpers.iter().chain(pids).for_each(|&pid| tree::reap(pid));
@@ -156,7 +156,7 @@ fn connections_survive_a_dump_that_is_killed_at_any_call() {
             // Before that, the image has no name and the rules are those that end with the dump.
             let run = kill_from(&command, |registers| registers.orig_rax == LINKAT, at);
             let told = format!("{processes} processes, call {at}: {run:?}");
-            settle(&stillframe, &pids, &told);
+            wait_for_helpers(&stillframe, &pids, &told);
             if is_whole(&pids, &told) {
                 untouched += 1;
                 wait_until(&format!("no table: {told}"), SOON, || {
@@ -201,7 +201,7 @@ fn connections_survive_a_restore_that_is_killed_at_any_call() {
             command.env("TESTKIT_MARK", stillframe.mark());
             let run = kill_behind_fork(&command, at);
             let told = format!("{processes} processes, call {at}: {run:?}");
-            settle(&stillframe, &pids, &told);
+            wait_for_helpers(&stillframe, &pids, &told);
             if is_whole(&pids, &told) {
                 went_on += 1;
             } else {

@@ -5,7 +5,7 @@ use testkit::stillframe::Stillframe;
 use testkit::wait::{SOON, try_wait_for, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::kills::settle;
+use crate::kills::wait_for_cleanup;
 use crate::stillframe;
 
 /// A root and three children that all wait for signals: each one makes a file `seen` as soon as it
@@ -57,8 +57,8 @@ impl Witnesses {
 
     /// Waits until all of the tree goes on, or is gone; tells whether it goes on.
     #[track_caller]
-    fn settle(&self, stillframe: &Stillframe, told: &str) -> bool {
-        settle(stillframe, &self.pids, told);
+    fn wait_for_outcome(&self, stillframe: &Stillframe, told: &str) -> bool {
+        wait_for_cleanup(stillframe, &self.pids, told);
         let has_image = stillframe.images().join("manifest.img").exists();
         // Who is being killed looks alive for a moment.
         let wanted = if has_image { 0 } else { self.pids.len() };
@@ -108,7 +108,7 @@ fn a_dump_that_is_killed_at_any_call_leaves_the_tree_or_its_image() {
         dump.env("TESTKIT_MARK", stillframe.mark());
         let run = kill_from(&dump, |registers| registers.orig_rax == LINKAT, at);
         let told = format!("call {at}: {run:?}");
-        if !witnesses.settle(&stillframe, &told) {
+        if !witnesses.wait_for_outcome(&stillframe, &told) {
             images += 1;
             tree::wait_gone(&witnesses.pids);
             stillframe.restore(&[]).must();
@@ -142,7 +142,7 @@ fn a_restore_that_is_killed_at_any_call_lets_all_of_the_tree_go_on_or_none() {
         restore.env("TESTKIT_MARK", stillframe.mark());
         let run = kill_behind_fork(&restore, at);
         let told = format!("call {at}: {run:?}");
-        settle(&stillframe, &witnesses.pids, &told);
+        wait_for_cleanup(&stillframe, &witnesses.pids, &told);
         let living = || witnesses.pids.iter().filter(|pid| tree::is_alive(**pid));
         // Who is being killed looks alive for a moment.
         let whole = try_wait_for(SOON, || {
@@ -214,7 +214,7 @@ fn a_restore_that_is_killed_at_any_call_leaves_links_to_the_next_one_or_none() {
         restore.env("TESTKIT_MARK", stillframe.mark());
         let run = kill_behind_fork(&restore, at);
         let told = format!("call {at}: {run:?}");
-        settle(&stillframe, &[program.pid()], &told);
+        wait_for_cleanup(&stillframe, &[program.pid()], &told);
         let goes_on = try_wait_for(SOON, || {
             tree::reap(program.pid());
             if !tree::is_alive(program.pid()) {
@@ -294,7 +294,7 @@ fn a_killed_restore_leaves_no_file_that_was_deleted() {
         let run = kill_from(&restore, makes, at);
         assert!(matches!(run, Run::Killed(_)), "call {at}: {run:?}");
         let told = format!("call {at}: {run:?}");
-        settle(&stillframe, &[program.pid()], &told);
+        wait_for_cleanup(&stillframe, &[program.pid()], &told);
         let names = std::fs::read_dir(folder.path()).expect("it is there");
         assert_eq!(names.count(), 1, "{told}");
     }
@@ -357,7 +357,7 @@ fn a_killed_dump_leaves_where_sockets_peek_from() {
         dump.env("TESTKIT_MARK", stillframe.mark());
         let run = kill_from(&dump, sets_it, at);
         assert!(matches!(run, Run::Killed(_)), "call {at}: {run:?}");
-        settle(
+        wait_for_cleanup(
             &stillframe,
             &[program.pid()],
             &format!("call {at}: {run:?}"),

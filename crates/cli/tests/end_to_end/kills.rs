@@ -46,7 +46,7 @@ fn a_killed_dump_lets_its_target_go_on() {
         let command = stillframe.dump_command(subject.pid(), &[]);
         let ended = stillframe.kill_after(command, instant);
         let told = format!("round {round}, killed after {instant:?}, ended {ended:?}");
-        settle(&stillframe, &[subject.pid()], &told);
+        wait_for_cleanup(&stillframe, &[subject.pid()], &told);
         if subject.try_ask("count").is_err() {
             // It was past the point and its target dead or dying: then the image is whole.
             tree::wait_gone(&[subject.pid()]);
@@ -100,7 +100,7 @@ fn a_target_cannot_tell_that_a_dump_was_killed() {
             let command = stillframe.dump_command(subject.pid(), &["-R"]);
             let ended = stillframe.kill_after(command, instant);
             let told = format!("subject {number}, round {round}, {instant:?}, {ended:?}");
-            settle(&stillframe, &subject.tree(), &told);
+            wait_for_cleanup(&stillframe, &subject.tree(), &told);
             // What the dump had begun in the target ends by itself.
             let untouched = try_wait_for(SOON, || {
                 let now = Facts::still(subject.pid());
@@ -133,7 +133,7 @@ fn differences(subject: &Subject, before: &Facts, after: &Facts) -> Vec<String> 
 
 /// Waits until nothing of the killed command is left and none of `pids` is traced or stopped.
 #[track_caller]
-pub fn settle(stillframe: &Stillframe, pids: &[u32], told: &str) {
+pub fn wait_for_cleanup(stillframe: &Stillframe, pids: &[u32], told: &str) {
     wait_until(&format!("what was killed to be gone: {told}"), SOON, || {
         let helpers = stillframe.helpers();
         helpers.iter().for_each(|&pid| tree::reap(pid));
@@ -171,7 +171,7 @@ fn a_killed_restore_leaves_all_or_nothing() {
         let instant = chance.time(window);
         let ended = stillframe.kill_after(stillframe.restore_command(&[]), instant);
         let told = format!("round {round}, killed after {instant:?}, ended {ended:?}");
-        settle(&stillframe, &pids, &told);
+        wait_for_cleanup(&stillframe, &pids, &told);
         // Tasks that are being killed look alive for a moment.
         let is_whole = try_wait_for(SOON, || {
             pids.iter().for_each(|&pid| tree::reap(pid));

@@ -60,8 +60,8 @@ impl Task {
 
     fn protect_ahead(&self) {
         let areas = [(self.child.pid(), self.areas.clone())];
-        let settled = self.live.protect_ahead(&areas, Duration::from_millis(1));
-        settled.expect("protected");
+        let protected = self.live.protect_ahead(&areas, Duration::from_millis(1));
+        protected.expect("protected");
     }
 
     fn part(&self, page: u64, pages: u64) -> Span {

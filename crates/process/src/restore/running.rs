@@ -83,7 +83,7 @@ impl<'a> Running<'a> {
         let living = |task: &&SavedTask<'_>| task.node.state() != State::Zombie;
         for task in saved.tasks.iter().rev().filter(living) {
             let write = |at, bytes: &[u8]| self.built.window.write(at, bytes);
-            untold.settle(saved, task, syscall, scratch, write)?;
+            untold.consume_seen(saved, task, syscall, scratch, write)?;
             if stops::is_stopped(task) {
                 stops::stop(task, syscall)?;
             }

@@ -36,7 +36,7 @@ impl Untold {
 
     /// Has a parent, by its leader, see the stops of its children that it had seen before, and
     /// takes back the signal that told of them. `scratch` is room for 24 bytes in the window.
-    pub(super) fn settle(
+    pub(super) fn consume_seen(
         &self,
         saved: &Saved<'_>,
         parent: &SavedTask<'_>,
@@ -67,9 +67,9 @@ impl Untold {
         }
         if !stopped.is_empty() && !self.0.contains(&pid) {
             // The set, and no time to wait. It was not told if it does not want to know of stops.
-            let mut room = bit(SIGCHLD).to_le_bytes().to_vec();
-            room.resize(24, 0);
-            write(scratch, &room);
+            let mut buffer = bit(SIGCHLD).to_le_bytes().to_vec();
+            buffer.resize(24, 0);
+            write(scratch, &buffer);
             let call = Call {
                 at: syscall,
                 number: Sysno::rt_sigtimedwait as u64,

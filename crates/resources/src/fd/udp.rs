@@ -158,7 +158,7 @@ impl Kind for UdpSocket {
         _cx: &mut dyn RestoreContext,
     ) -> Result<()> {
         let record = checked(payload)?;
-        record.options.settle(own)?;
+        record.options.restore_bound(own)?;
         record.options.apply(own, Stage::Late)?;
         let bytes: usize = record.queue.iter().map(|one| one.data.len() + 1024).sum();
         let failed = |error| Error::kernel("make room for unread datagrams", error);

@@ -120,7 +120,7 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     inherit::unmap_rest(planning, &kept, &mut laid.early);
     let [mut read_early, mut read_late] = [Vec::new(), Vec::new()];
     let [mut zero_early, mut zero_late] = [Vec::new(), Vec::new()];
-    let [mut settled_early, mut settled_late] = [Settled::default(), Settled::default()];
+    let [mut final_early, mut final_late] = [FinalSettings::default(), FinalSettings::default()];
     for (index, map) in planning.memory.mappings.iter().enumerate() {
         if map.special() != Special::No {
             continue;
@@ -148,21 +148,21 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
             zeros.extend(zero.map(|zero| zero.intersect(map.span())));
         }
         let empty = planning.pages.is_empty(map.span());
-        let settled = if early && empty {
+        let settings = if early && empty {
             protections[index] = map.prot;
-            &mut settled_early
+            &mut final_early
         } else {
-            &mut settled_late
+            &mut final_late
         };
-        settled.add(map, prot != map.prot, !(kept[index] && empty));
+        settings.add(map, prot != map.prot, !(kept[index] && empty));
     }
     read::read_in(planning, read_early, &mut laid.early);
     read::read_in(planning, read_late, &mut laid.late);
     read::zero(planning, &zero_early, &mut laid.early);
     read::zero(planning, &zero_late, &mut laid.late);
     laid.at_fork = inherit::at_fork(planning, &kept, protections);
-    settled_early.call(&mut laid.early);
-    settled_late.call(&mut laid.finish);
+    final_early.call(&mut laid.early);
+    final_late.call(&mut laid.finish);
     let own = planning.memory.mappings.iter();
     let own = own.filter(|map| map.special() == Special::No);
     own.for_each(|map| guard(map, &mut laid.finish));
@@ -257,12 +257,12 @@ fn attach(map: &Mapping, segment: Segment, prot: u32, script: &mut Script) {
 
 /// Mappings that get their final protection and advice; neighbours get the same by one call.
 #[derive(Default)]
-struct Settled<'a> {
+struct FinalSettings<'a> {
     protected: Vec<&'a Mapping>,
     advised: Vec<&'a Mapping>,
 }
 
-impl<'a> Settled<'a> {
+impl<'a> FinalSettings<'a> {
     fn add(&mut self, map: &'a Mapping, protect: bool, advise: bool) {
         if protect {
             self.protected.push(map);

@@ -1,7 +1,7 @@
 //! Addresses given back, whatever a socket's options became after it had got its own: what binding
-//! needs is set for it, and the options of the dump afterwards ([`Options::settle`]).
+//! needs is set for it, and the options of the dump afterwards ([`Options::restore_bound`]).
 //!
-//! [`Options::settle`]: super::options::Options::settle
+//! [`Options::restore_bound`]: super::options::Options::restore_bound
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -263,7 +263,7 @@ impl Options {
     ///
     /// # Errors
     /// As [`Options::apply`].
-    pub fn settle(&self, own: BorrowedFd<'_>) -> Result<()> {
+    pub fn restore_bound(&self, own: BorrowedFd<'_>) -> Result<()> {
         let bound = |value: &&Value| OF_BINDING.contains(&(value.level, value.name));
         for value in self.values.iter().filter(bound) {
             let same = |known: &&Known| (known.level, known.name) == (value.level, value.name);

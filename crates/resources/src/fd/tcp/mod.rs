@@ -188,7 +188,7 @@ impl Kind for TcpSocket {
     fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, allow: &Allow) -> Result<()> {
         let record = checked(self, payload)?;
         let Some(connection) = record.connection.as_ref().filter(|_| !allow.tcp_close) else {
-            return record.options.settle(own);
+            return record.options.restore_bound(own);
         };
         let failed = |error| {
             let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));

@@ -109,7 +109,7 @@ impl Trial<'_> {
         let ended = self.stillframe.kill_after(command, instant);
         self.kills += usize::from(ended.is_none());
         let told = format!("{ended:?} at {instant:?}");
-        let settled = try_wait_for(SOON, || {
+        let cleaned = try_wait_for(SOON, || {
             let helpers = self.stillframe.helpers();
             // It would hold what is tracked for longer than that.
             let trackers = helpers.iter().filter(|&&pid| is_tracker(pid));
@@ -120,7 +120,7 @@ impl Trial<'_> {
             tree::reap_orphans();
             (helpers.is_empty() && tasks.iter().all(|&pid| is_calm(pid))).then_some(())
         });
-        settled.ok_or(format!("what was killed is not gone: {told}"))?;
+        cleaned.ok_or(format!("what was killed is not gone: {told}"))?;
         match ended.and_then(|status| (!status.success()).then_some(status.code())) {
             Some(code) if code != Some(REFUSED) => {
                 let logs = self.stillframe.logs();
