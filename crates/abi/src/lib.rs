@@ -1,4 +1,5 @@
-//! The words exchanged with the blob: the operations of a script and the layout of its window.
+//! The words exchanged with the blob: the operations of a script and the layout of its restore
+//! area.
 //!
 //! A *script* is an array of [`Op`]s. The blob (crate `blob`) walks it inside a task: it makes the
 //! system call, stores the result in place, and stops at the first failure. Everything that both
@@ -103,7 +104,7 @@ impl Op {
     }
 }
 
-/// What a blob thread and its tracer share besides the ops; at the start of a window's data.
+/// What a blob thread and its tracer share besides the ops; at the start of a restore area's data.
 ///
 /// All waiting is done with futex calls on these words (shared, not private: the waiters are in
 /// several processes).

@@ -139,10 +139,10 @@ fn killed_rounds_and_trackers_lose_no_writes() {
     rounds.pre_dump();
     let begun = std::time::Instant::now();
     rounds.pre_dump();
-    let window = begun.elapsed() + begun.elapsed() / 5;
+    let longest = begun.elapsed() + begun.elapsed() / 5;
     for round in 0..KILLS {
         let line = rounds.next("pre-dump", &[]);
-        let instant = chance.time(window);
+        let instant = chance.time(longest);
         rounds.stillframe.kill_after(line, instant);
         if !rounds.place(rounds.count).join("manifest.img").exists() {
             rounds.count -= 1;

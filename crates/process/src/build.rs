@@ -1,4 +1,4 @@
-//! Plan → built: descriptors are open, the window is mapped and the scripts stand in it.
+//! Plan → built: descriptors are open, the restore area is mapped and the scripts stand in it.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -17,7 +17,7 @@ use resources::script::{Layout, ScriptId, StepAt, WordId};
 use resources::{Allow, Error as ResourceError};
 use rustix::fs::{FileType, MemfdFlags, memfd_create};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use sys::window::Window;
+use sys::restore_area::RestoreArea;
 
 use crate::plan::Plan;
 use crate::records::Saved;
@@ -26,13 +26,13 @@ use crate::{Error, InheritFd, Result};
 /// The address after the last one that a task can map with four-level page tables.
 const TOP: Addr = Addr(0x7fff_ffff_f000);
 
-/// How many bytes at the end of the window are for the restorer's use.
+/// How many bytes at the end of the restore area are for the restorer's use.
 const SCRATCH_BYTES: u64 = 24;
 
 /// A plan that only has to be set in motion.
 pub(crate) struct Built {
     pub plan: Plan,
-    pub window: Window,
+    pub area: RestoreArea,
     /// The address of each script's first op.
     pub scripts: Vec<Addr>,
     pool: Pool,
@@ -43,17 +43,17 @@ pub(crate) struct Built {
 impl Built {
     /// The header that all threads report to.
     pub fn header(&self) -> Addr {
-        self.window.span().start.plus(PAGE_BYTES)
+        self.area.span().start.plus(PAGE_BYTES)
     }
 
     /// The address of a shared word.
     pub fn word(&self, id: WordId) -> Addr {
-        words(self.window.span()).plus(4 * u64::from(id.0))
+        words(self.area.span()).plus(4 * u64::from(id.0))
     }
 
-    /// Room of [`SCRATCH_BYTES`] in the window that no script uses.
+    /// Room of [`SCRATCH_BYTES`] in the restore area that no script uses.
     pub fn scratch(&self) -> Addr {
-        Addr(self.window.span().end.0 - SCRATCH_BYTES)
+        Addr(self.area.span().end.0 - SCRATCH_BYTES)
     }
 
     /// The address of a step's op.
@@ -130,11 +130,11 @@ fn tcp<'a>(saved: &'a Saved<'_>) -> impl Iterator<Item = &'a [u8]> {
     tcp.map(|(_, payload)| &**payload)
 }
 
-fn words(window: Span) -> Addr {
-    window.start.plus(PAGE_BYTES + Header::BYTES as u64)
+fn words(area: Span) -> Addr {
+    area.start.plus(PAGE_BYTES + Header::BYTES as u64)
 }
 
-/// Opens what the tasks inherit and lays out the window.
+/// Opens what the tasks inherit and lays out the restore area.
 pub(crate) fn build(
     plan: Plan,
     (saved, cgroups): (&Saved<'_>, Option<&Cgroups>),
@@ -164,18 +164,18 @@ pub(crate) fn build(
     let head = head.next_multiple_of(64);
     let total = head + sizes.iter().map(|(ops, data)| ops + data).sum::<u64>() + SCRATCH_BYTES;
     let bytes = total.next_multiple_of(PAGE_BYTES);
-    let memory = Window::memory(bytes, blob::code());
-    let memory = memory.map_err(|e| Error::kernel("cannot make a window", e))?;
-    let window = place_window(saved, &plan.taken, (bytes, memory.as_fd()))?;
+    let memory = RestoreArea::memory(bytes, blob::code());
+    let memory = memory.map_err(|e| Error::kernel("cannot make the restore area", e))?;
+    let area = place_area(saved, &plan.taken, (bytes, memory.as_fd()))?;
     // Closed with the others.
     pool.open.push(Arc::new(memory));
-    let span = window.span();
+    let span = area.span();
     // A task whose maker was killed finds that out by a call that fails: it must not stay.
     let header = Header {
         fatal: 1,
         ..Header::default()
     };
-    window.write(span.start.plus(PAGE_BYTES), &header.to_bytes());
+    area.write(span.start.plus(PAGE_BYTES), &header.to_bytes());
     let mut at = span.start.plus(head);
     let mut places = Vec::with_capacity(sizes.len());
     for (ops, data) in sizes {
@@ -190,28 +190,28 @@ pub(crate) fn build(
             words: words(span),
             pool: &numbers,
             scripts: &scripts,
-            window: span,
+            area: span,
             top: TOP,
         };
         let (op_bytes, data_bytes) = planned.script.compile(&layout);
-        window.write(ops, &op_bytes);
-        window.write(data, &data_bytes);
+        area.write(ops, &op_bytes);
+        area.write(data, &data_bytes);
     }
     Ok(Built {
         plan,
-        window,
+        area,
         scripts,
         pool,
         groups,
     })
 }
 
-/// Maps the window where no task has a mapping and this process has none either.
-fn place_window(
+/// Maps the restore area where no task has a mapping and this process has none either.
+fn place_area(
     saved: &Saved<'_>,
     more: &[Span],
     (bytes, memory): (u64, BorrowedFd<'_>),
-) -> Result<Window> {
+) -> Result<RestoreArea> {
     const LOWEST: Addr = Addr(0x10_0000);
     // Stacks may grow down to this distance of their neighbour (mmap(2), "stack guard gap").
     const MARGIN_BYTES: u64 = 2 << 20;
@@ -228,8 +228,8 @@ fn place_window(
         end: TOP,
     }]) {
         while start.plus(bytes + MARGIN_BYTES) <= span.start {
-            match Window::map(Span::new(start, bytes), memory) {
-                Ok(window) => return Ok(window),
+            match RestoreArea::map(Span::new(start, bytes), memory) {
+                Ok(area) => return Ok(area),
                 Err(error) => last = Some(error),
             }
             start = start.plus(64 << 20);
@@ -238,7 +238,7 @@ fn place_window(
     }
     let source = last.unwrap_or_else(|| std::io::ErrorKind::OutOfMemory.into());
     Err(Error::kernel(
-        format!("no address is free for a window of {bytes} bytes"),
+        format!("no address is free for a restore area of {bytes} bytes"),
         source,
     ))
 }

@@ -1,8 +1,8 @@
 //! Scripts: lists of system calls that a task makes, built as plain data before anything runs.
 //!
-//! A [`Script`] knows neither addresses of the window nor numbers of descriptors: they stand in it
-//! as [`Arg`]s and are filled in by [`Script::compile`]. So planning is pure, and a script can be
-//! printed and compared in a test.
+//! A [`Script`] knows neither addresses of the restore area nor numbers of descriptors: they stand
+//! in it as [`Arg`]s and are filled in by [`Script::compile`]. So planning is pure, and a script
+//! can be printed and compared in a test.
 
 mod calls;
 mod names;
@@ -17,7 +17,7 @@ use syscalls::Sysno;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub u32);
 
-/// One 32-bit word of the window's data that all tasks of a restore share; it starts at 0.
+/// One 32-bit word of the restore area's data that all tasks of a restore share; it starts at 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WordId(pub u32);
 
@@ -46,12 +46,12 @@ pub enum Arg {
     Word(WordId),
     /// The address of another script's first op.
     Script(ScriptId),
-    /// The first address of the window (blob, ops and data).
-    WindowStart,
-    /// The address after the window.
-    WindowEnd,
-    /// How many bytes lie between the window's end and the end of the address space.
-    AboveWindow,
+    /// The first address of the restore area (blob, ops and data).
+    AreaStart,
+    /// The address after the restore area.
+    AreaEnd,
+    /// How many bytes lie between the restore area's end and the end of the address space.
+    AboveArea,
 }
 
 macro_rules! arg_from {
@@ -131,8 +131,8 @@ pub struct Layout<'a> {
     pub pool: &'a [i32],
     /// The address of each script's first op.
     pub scripts: &'a [Addr],
-    /// The whole window.
-    pub window: abi::Span,
+    /// The whole restore area.
+    pub area: abi::Span,
     /// The address after the last one a task may map.
     pub top: Addr,
 }
@@ -293,9 +293,9 @@ impl Layout<'_> {
             Arg::Pool(id) => i64::from(self.pool[id.0 as usize]).cast_unsigned(),
             Arg::Word(id) => self.words.0 + 4 * u64::from(id.0),
             Arg::Script(id) => self.scripts[id.0 as usize].0,
-            Arg::WindowStart => self.window.start.0,
-            Arg::WindowEnd => self.window.end.0,
-            Arg::AboveWindow => self.top.0 - self.window.end.0,
+            Arg::AreaStart => self.area.start.0,
+            Arg::AreaEnd => self.area.end.0,
+            Arg::AboveArea => self.top.0 - self.area.end.0,
         }
     }
 }
@@ -348,7 +348,7 @@ mod tests {
             words: Addr(0x3000),
             pool,
             scripts,
-            window: abi::Span::new(Addr(0), 0x4000),
+            area: abi::Span::new(Addr(0), 0x4000),
             top: Addr(0x10_0000),
         }
     }

@@ -180,7 +180,7 @@ impl Stage {
             words: Addr(0),
             pool: &[],
             scripts: &[],
-            window: Span::default(),
+            area: Span::default(),
             top: Addr(0),
         };
         let (ops, data) = script.compile(&layout);

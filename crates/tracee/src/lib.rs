@@ -7,7 +7,7 @@
 //!
 //! Whatever happens, a target goes on as it was: dropping an [`Injection`] takes the blob out
 //! again, dropping a [`Thread`] lets it run, and when this process is killed in the middle of an
-//! injection the //! target's own threads find the way back (module [`arch::self_restore`]).
+//! injection the target's own threads find the way back (module [`arch::self_restore`]).
 #![forbid(unsafe_code)]
 
 pub mod arch;

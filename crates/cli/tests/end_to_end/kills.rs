@@ -38,11 +38,11 @@ fn a_killed_dump_lets_its_target_go_on() {
         stillframe.clear();
         stillframe.dump(subject.pid(), &["-R"]).must().elapsed
     };
-    let window = usual((0..5).map(|_| dump()));
+    let longest = usual((0..5).map(|_| dump()));
     let mut restored = 0;
     for round in 0..KILLS_OF_BUSY {
         stillframe.clear();
-        let instant = chance.time(window);
+        let instant = chance.time(longest);
         let command = stillframe.dump_command(subject.pid(), &[]);
         let ended = stillframe.kill_after(command, instant);
         let told = format!("round {round}, killed after {instant:?}, ended {ended:?}");
@@ -66,7 +66,7 @@ fn a_killed_dump_lets_its_target_go_on() {
             assert_untouched(&facts, &Facts::moving(subject.pid()), &told);
         }
     }
-    println!("{KILLS_OF_BUSY} kills within {window:?}, {restored} after the dump was done");
+    println!("{KILLS_OF_BUSY} kills within {longest:?}, {restored} after the dump was done");
 }
 
 #[test]
@@ -91,12 +91,12 @@ fn a_target_cannot_tell_that_a_dump_was_killed() {
             stillframe.clear();
             stillframe.dump(subject.pid(), &["-R"]).must().elapsed
         };
-        let window = usual((0..5).map(|_| dump()));
+        let longest = usual((0..5).map(|_| dump()));
         wait_until("the subject to wait", SOON, || subject.is_waiting());
         let facts = Facts::still(subject.pid());
         for round in 0..KILLS_OF_STILL / subjects.len() + 1 {
             stillframe.clear();
-            let instant = chance.time(window);
+            let instant = chance.time(longest);
             let command = stillframe.dump_command(subject.pid(), &["-R"]);
             let ended = stillframe.kill_after(command, instant);
             let told = format!("subject {number}, round {round}, {instant:?}, {ended:?}");
@@ -165,10 +165,10 @@ fn a_killed_restore_leaves_all_or_nothing() {
         tree::wait_gone(&pids);
         elapsed
     };
-    let window = usual((0..5).map(|_| restore()));
+    let longest = usual((0..5).map(|_| restore()));
     let mut whole = 0;
     for round in 0..KILLS_OF_RESTORE {
-        let instant = chance.time(window);
+        let instant = chance.time(longest);
         let ended = stillframe.kill_after(stillframe.restore_command(&[]), instant);
         let told = format!("round {round}, killed after {instant:?}, ended {ended:?}");
         wait_for_cleanup(&stillframe, &pids, &told);
@@ -214,7 +214,7 @@ fn a_killed_restore_leaves_all_or_nothing() {
         }
         tree::wait_gone(&pids);
     }
-    println!("{KILLS_OF_RESTORE} kills within {window:?}, {whole} after the restore was done");
+    println!("{KILLS_OF_RESTORE} kills within {longest:?}, {whole} after the restore was done");
     stillframe.restore(&[]).must();
     assert_eq!(subject.ask("check"), "right");
 }

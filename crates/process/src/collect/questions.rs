@@ -78,14 +78,14 @@ impl Batch for Questions {
 
     fn compile(&self, ops: Addr, data: Addr) -> (Vec<u8>, Vec<u8>) {
         // Questions refer to nothing but their own data.
-        let window = Span::default();
+        let area = Span::default();
         let layout = Layout {
             ops,
             data,
             words: Addr(0),
             pool: &[],
             scripts: &[],
-            window,
+            area,
             top: Addr(0),
         };
         self.script.compile(&layout)

@@ -200,7 +200,7 @@ mod tests {
         let root = scripts[0].lines().map(str::trim).collect::<Vec<_>>();
         for line in [
             "script[0] task 100 (t100)",
-            "munmap(NULL, WINDOW)",
+            "munmap(NULL, AREA)",
             "clone3({flags=0, exit_signal=SIGCHLD, set_tid=[102]}, 88) -> script[1]  # task 102",
             "madvise(0x700000, 16384, MADV_HUGEPAGE)",
             "fchdir(pool[1]</srv>)  # working directory",

@@ -32,7 +32,7 @@ pub struct Plan {
     /// Files of /proc that the restorer writes when the scripts have ended: the thread, the file
     /// and its text.
     pub writes: Vec<(i32, Write)>,
-    /// Addresses that the window must leave free, as mappings of the image's tasks are.
+    /// Addresses that the restore area must leave free, as mappings of the image's tasks are.
     pub taken: Vec<abi::Span>,
 }
 

@@ -294,10 +294,10 @@ impl<'a> Tasks<'a> {
         Ok(())
     }
 
-    /// Unmaps everything that the root has of the restorer, but for the window.
+    /// Unmaps everything that the root has of the restorer, but for the restore area.
     fn clear(&self, script: &mut Script) {
-        script.call(Sysno::munmap, [0u32.into(), Arg::WindowStart]);
-        script.call(Sysno::munmap, [Arg::WindowEnd, Arg::AboveWindow]);
+        script.call(Sysno::munmap, [0u32.into(), Arg::AreaStart]);
+        script.call(Sysno::munmap, [Arg::AreaEnd, Arg::AboveArea]);
     }
 
     fn body(&mut self, index: usize, plan: &mut Plan) -> Result<Body> {

@@ -22,8 +22,8 @@ pub(super) fn is_ending(pid: i32) -> bool {
 /// Whether a restore makes the process: it comes to life or, where that restore was killed, ends.
 fn is_being_made(pid: i32) -> bool {
     let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-    let window = sys::window::NAME.as_bytes();
-    maps.windows(window.len()).any(|name| name == window)
+    let area = sys::restore_area::NAME.as_bytes();
+    maps.windows(area.len()).any(|name| name == area)
 }
 
 /// As long as it is there, orphans of tasks that this process has made become its children

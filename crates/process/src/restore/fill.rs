@@ -7,8 +7,8 @@ use std::thread::{Builder, scope};
 use abi::{Addr, offset};
 use image::Reader;
 use memory::sink;
+use sys::restore_area::RestoreArea;
 use sys::uffd::Uffd;
-use sys::window::Window;
 
 use crate::Result;
 use crate::build::Built;
@@ -28,7 +28,7 @@ impl<'a> Job<'a> {
     fn new(built: &Built, outside: &'a Outside) -> Self {
         let (script, step) = outside.uffd;
         let op = built.op(script, step);
-        let fd = built.window.load(op.plus(offset::RESULT as u64)) as i32;
+        let fd = built.area.load(op.plus(offset::RESULT as u64)) as i32;
         let filled = built.word(outside.filled);
         Self {
             outside,
@@ -38,7 +38,7 @@ impl<'a> Job<'a> {
     }
 
     /// Fills its pages, or has them come later, and lets it go on; how many were filled.
-    fn fill(&self, reader: &Reader, window: &Window, lazy: Option<&Client>) -> Result<u64> {
+    fn fill(&self, reader: &Reader, area: &RestoreArea, lazy: Option<&Client>) -> Result<u64> {
         let outside = self.outside;
         let uffd = Uffd::from(crate::collect::fetch(outside.pid, self.fd)?);
         let space = image::SpaceId(outside.pid.cast_unsigned());
@@ -59,7 +59,7 @@ impl<'a> Job<'a> {
                 pages::fill(reader, &placed, &sink, &|_| ())?
             }
         };
-        window.post(window.word(self.filled), 1);
+        area.post(area.word(self.filled), 1);
         Ok(filled.pages)
     }
 }
@@ -79,7 +79,7 @@ pub(super) fn fill(
     let all = &built.plan.outside;
     let (give, jobs) = mpsc::channel::<Job<'_>>();
     let jobs = Mutex::new(jobs);
-    let window = &built.window;
+    let area = &built.area;
     let work = || {
         let mut pages = 0;
         loop {
@@ -87,7 +87,7 @@ pub(super) fn fill(
             let job = jobs.recv();
             drop(jobs);
             let Ok(job) = job else { return Ok(pages) };
-            pages += job.fill(reader, window, lazy)?;
+            pages += job.fill(reader, area, lazy)?;
         }
     };
     let bytes = all.iter().flat_map(|outside| &outside.stored);

@@ -42,7 +42,7 @@ impl<'a> Loaded<'a> {
         sibling: bool,
         clocks: Option<Resumed>,
     ) -> Result<Self> {
-        let span = built.window.span();
+        let span = built.area.span();
         let entry = Entry {
             code: span.start,
             ops: built.scripts[0],
@@ -90,15 +90,15 @@ impl<'a> Loaded<'a> {
 
     /// Waits until a shared word is at least `value`.
     fn wait(&self, id: resources::script::WordId, value: u32) -> Result<()> {
-        let window = &self.built.window;
-        let word = window.word(self.built.word(id));
+        let area = &self.built.area;
+        let word = area.word(self.built.word(id));
         loop {
             let seen = word.load(Ordering::Acquire);
             if seen >= value {
                 return Ok(());
             }
             self.check()?;
-            window.sleep_on([(word, seen), (self.failing(), 0)], LOOK);
+            area.sleep_on([(word, seen), (self.failing(), 0)], LOOK);
             if word.load(Ordering::Acquire) == seen {
                 self.check_alive()?;
             }
@@ -108,7 +108,7 @@ impl<'a> Loaded<'a> {
     /// The word that is not 0 any more when a call has failed.
     fn failing(&self) -> &AtomicU32 {
         let header = self.built.header();
-        self.built.window.word(header.plus(offset::FAILING as u64))
+        self.built.area.word(header.plus(offset::FAILING as u64))
     }
 
     /// Whether a call failed.
@@ -118,7 +118,7 @@ impl<'a> Loaded<'a> {
         }
         let built = self.built;
         let header = built.header();
-        let failed = Addr(built.window.load(header.plus(offset::FAILED as u64)));
+        let failed = Addr(built.area.load(header.plus(offset::FAILED as u64)));
         let starts = built.scripts.iter().enumerate();
         let (script, start) = starts
             .filter(|(_, start)| **start <= failed)
@@ -127,7 +127,7 @@ impl<'a> Loaded<'a> {
         let planned = &built.plan.scripts[script];
         let step = (failed.0 - start.0) as usize / Op::BYTES;
         let result = built
-            .window
+            .area
             .load(failed.plus(offset::RESULT as u64))
             .cast_signed();
         let call = planned.script.line(step).to_string();
@@ -209,16 +209,16 @@ impl<'a> Loaded<'a> {
                 seized.map_err(|e| Error::kernel(format!("cannot trace {}", staying.tid), e))?;
             }
         }
-        let window = &self.built.window;
-        window.post(window.word(self.built.word(word::GO)), 1);
+        let area = &self.built.area;
+        area.post(area.word(self.built.word(word::GO)), 1);
         let threads = u32::try_from(self.built.plan.threads.len()).expect("checked when read");
-        let parked = window.word(self.built.header().plus(offset::PARKED as u64));
+        let parked = area.word(self.built.header().plus(offset::PARKED as u64));
         loop {
             let seen = parked.load(Ordering::Acquire);
             if seen >= threads {
                 break;
             }
-            window.sleep_on([(parked, seen), (self.failing(), 0)], LOOK);
+            area.sleep_on([(parked, seen), (self.failing(), 0)], LOOK);
             if parked.load(Ordering::Acquire) == seen {
                 self.check_alive()?;
             }

@@ -70,8 +70,8 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Gives every thread its registers; leaders first unmap the window. Children come before their
-    /// parents, who are told of their stops while they are still in the blob.
+    /// Gives every thread its registers; leaders first unmap the restore area. Children come
+    /// before their parents, who are told of their stops while they are still in the blob.
     pub(super) fn give_registers(
         &mut self,
         saved: &Saved<'_>,
@@ -82,7 +82,7 @@ impl<'a> Running<'a> {
         let (syscall, scratch) = (self.syscall(), self.built.scratch());
         let living = |task: &&SavedTask<'_>| task.node.state() != State::Zombie;
         for task in saved.tasks.iter().rev().filter(living) {
-            let write = |at, bytes: &[u8]| self.built.window.write(at, bytes);
+            let write = |at, bytes: &[u8]| self.built.area.write(at, bytes);
             untold.consume_seen(saved, task, syscall, scratch, write)?;
             if stops::is_stopped(task) {
                 stops::stop(task, syscall)?;
@@ -92,7 +92,7 @@ impl<'a> Running<'a> {
                 set_state(thread, self.remake(thread)?, processor)?;
             }
             let result = self.remake(leader)?;
-            self.unmap_window(leader)?;
+            self.unmap_area(leader)?;
             set_state(leader, result, processor)?;
         }
         Ok(())
@@ -102,7 +102,7 @@ impl<'a> Running<'a> {
     fn syscall(&self) -> Addr {
         let call = blob::code().windows(2).position(|two| two == SYSCALL);
         let call = call.expect("the blob makes system calls") as u64;
-        self.built.window.span().start.plus(call)
+        self.built.area.span().start.plus(call)
     }
 
     /// Makes the call again that the thread was in, if the kernel has to know it.
@@ -115,7 +115,7 @@ impl<'a> Running<'a> {
             let record = format!("thread {}", thread.tid);
             resources::Error::corrupt(record, "its interrupted call makes no sense")
         })?;
-        self.built.window.write(scratch, &remake.timespec());
+        self.built.area.write(scratch, &remake.timespec());
         let call = Call {
             at: self.syscall(),
             number: remake.number,
@@ -124,10 +124,10 @@ impl<'a> Running<'a> {
         Ok(Some(call.make_interrupted(thread.tid)?))
     }
 
-    /// Has a stopped leader unmap the window, by the blob's own `syscall` instruction.
-    fn unmap_window(&self, thread: &SavedThread<'_>) -> Result<()> {
+    /// Has a stopped leader unmap the restore area, by the blob's own `syscall` instruction.
+    fn unmap_area(&self, thread: &SavedThread<'_>) -> Result<()> {
         let tid = thread.tid;
-        let span = self.built.window.span();
+        let span = self.built.area.span();
         let call = Call {
             at: self.syscall(),
             number: Sysno::munmap as u64,
@@ -137,7 +137,7 @@ impl<'a> Running<'a> {
         if result != 0 {
             let errno = i32::try_from(-result).unwrap_or(0);
             let source = std::io::Error::from_raw_os_error(errno);
-            let doing = format!("cannot unmap the window of {tid}");
+            let doing = format!("cannot unmap the restore area of {tid}");
             return Err(Error::kernel(doing, source));
         }
         Ok(())

@@ -35,7 +35,7 @@ impl Untold {
     }
 
     /// Has a parent, by its leader, see the stops of its children that it had seen before, and
-    /// takes back the signal that told of them. `scratch` is room for 24 bytes in the window.
+    /// takes back the signal that told of them. `scratch` is room for 24 bytes in the restore area.
     pub(super) fn consume_seen(
         &self,
         saved: &Saved<'_>,

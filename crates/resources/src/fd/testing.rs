@@ -229,7 +229,7 @@ impl World {
             words: abi::Addr(0),
             pool: &[],
             scripts: &[],
-            window: abi::Span::default(),
+            area: abi::Span::default(),
             top: abi::Addr(0),
         };
         let (ops, data) = script.compile(&layout);

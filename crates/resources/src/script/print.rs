@@ -251,9 +251,9 @@ pub(super) fn plain(arg: Arg) -> String {
         Arg::Pool(id) => format!("pool[{}]", id.0),
         Arg::Word(id) => format!("&word[{}]", id.0),
         Arg::Script(id) => format!("script[{}]", id.0),
-        Arg::WindowStart => "WINDOW".to_owned(),
-        Arg::WindowEnd => "WINDOW_END".to_owned(),
-        Arg::AboveWindow => "ABOVE_WINDOW".to_owned(),
+        Arg::AreaStart => "AREA".to_owned(),
+        Arg::AreaEnd => "AREA_END".to_owned(),
+        Arg::AboveArea => "ABOVE_AREA".to_owned(),
     }
 }
 

@@ -11,8 +11,8 @@ use syscalls::Sysno;
 use super::super::{Outside, Plan};
 use super::space::{Contents, Kind, Space};
 
-/// Where the window is, in which nothing else is mapped here.
-const WINDOW: u64 = 0x10_0000;
+/// Where the restore area is, in which nothing else is mapped here.
+const AREA: u64 = 0x10_0000;
 const WORDS_BYTES: u64 = 0x1000;
 /// The number of the pool's first descriptor.
 const POOL: i32 = 1000;
@@ -23,7 +23,7 @@ pub struct Machine<'a> {
     plan: &'a Plan,
     reader: &'a Reader,
     /// The ops and data of all scripts.
-    window: Vec<u8>,
+    area: Vec<u8>,
     scripts: Vec<Addr>,
     next_frame: u64,
     /// The address spaces of those that came to the end of their scripts, by pid.
@@ -32,7 +32,7 @@ pub struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     pub fn new(plan: &'a Plan, reader: &'a Reader) -> Self {
-        let mut at = WINDOW + WORDS_BYTES;
+        let mut at = AREA + WORDS_BYTES;
         let mut places = Vec::new();
         for planned in &plan.scripts {
             let data = (at + planned.script.ops_bytes() as u64).next_multiple_of(64);
@@ -42,31 +42,31 @@ impl<'a> Machine<'a> {
         let scripts = places.iter().map(|place| place.0).collect::<Vec<_>>();
         let descriptors = plan.descriptions as usize + plan.files.len();
         let pool = (POOL..).take(descriptors).collect::<Vec<_>>();
-        let mut window = vec![0; (at - WINDOW) as usize];
+        let mut area = vec![0; (at - AREA) as usize];
         for (planned, (ops, data)) in plan.scripts.iter().zip(places) {
             let layout = Layout {
                 ops,
                 data,
-                words: Addr(WINDOW),
+                words: Addr(AREA),
                 pool: &pool,
                 scripts: &scripts,
-                window: Span {
-                    start: Addr(WINDOW),
+                area: Span {
+                    start: Addr(AREA),
                     end: Addr(at),
                 },
                 top: TOP,
             };
             let (op_bytes, data_bytes) = planned.script.compile(&layout);
             for (at, bytes) in [(ops, op_bytes), (data, data_bytes)] {
-                let at = (at.0 - WINDOW) as usize;
-                window[at..at + bytes.len()].copy_from_slice(&bytes);
+                let at = (at.0 - AREA) as usize;
+                area[at..at + bytes.len()].copy_from_slice(&bytes);
             }
         }
         let ended = BTreeMap::new();
         Self {
             plan,
             reader,
-            window,
+            area,
             scripts,
             next_frame: 1 << 32,
             ended,
@@ -80,8 +80,8 @@ impl<'a> Machine<'a> {
     }
 
     fn word(&self, at: u64) -> u64 {
-        let at = (at - WINDOW) as usize;
-        u64::from_le_bytes(self.window[at..at + 8].try_into().expect("eight bytes"))
+        let at = (at - AREA) as usize;
+        u64::from_le_bytes(self.area[at..at + 8].try_into().expect("eight bytes"))
     }
 
     /// Runs a task's script to its end, or to the task's own.
@@ -252,7 +252,7 @@ impl<'a> Machine<'a> {
     }
 
     fn name(&self, args: [u64; 6], space: &mut Space) -> Result<(), String> {
-        let text = &self.window[(args[4] - WINDOW) as usize..];
+        let text = &self.area[(args[4] - AREA) as usize..];
         let text = text.split(|byte| *byte == 0).next().expect("a string");
         for page in space.pages_mut(Span::new(Addr(args[2]), args[3]))? {
             if let Kind::Anonymous { name, .. } = &mut page.kind {

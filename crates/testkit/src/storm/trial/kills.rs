@@ -17,33 +17,33 @@ impl Trial<'_> {
     /// Dumps and restores, each killed a few times before it may end.
     pub(super) fn killed_cycle(&mut self, before: &Seen) -> Result<Refusal, String> {
         let first = self.dump(&["--leave-running"]);
-        let window = longer(first.elapsed);
+        let longest = longer(first.elapsed);
         if let Some(refusal) = refused(first)? {
             return Ok(Some(refusal));
         }
         let tasks = self.subject.tree();
         for _ in 0..KILLS {
-            self.kill_dump(before, &tasks, window)?;
+            self.kill_dump(before, &tasks, longest)?;
         }
-        self.kill_dumps_of_what_runs(before, &tasks, window)?;
+        self.kill_dumps_of_what_runs(before, &tasks, longest)?;
         self.stillframe.clear();
         if let Some(refusal) = refused(self.dump(&[]))? {
             return Ok(Some(refusal));
         }
         let restored = self.stillframe.restore(OPTIONS);
-        let window = longer(restored.elapsed);
+        let longest = longer(restored.elapsed);
         succeeded(restored)?;
         for _ in 0..KILLS {
-            self.kill_restore(before, &tasks, window)?;
+            self.kill_restore(before, &tasks, longest)?;
         }
         Ok(None)
     }
 
     /// Kills a dump that kills its target: the tree is untouched, or its image is whole.
-    fn kill_dump(&mut self, before: &Seen, tasks: &[u32], window: Duration) -> Result<(), String> {
+    fn kill_dump(&mut self, before: &Seen, tasks: &[u32], longest: Duration) -> Result<(), String> {
         self.stillframe.clear();
         let command = self.stillframe.dump_command(self.subject.pid(), OPTIONS);
-        let ended = self.kill_after(command, window, tasks)?;
+        let ended = self.kill_after(command, longest, tasks)?;
         let what = format!("a killed dump ({ended})");
         if !self.is_whole(tasks, &what)? {
             succeeded(self.stillframe.restore(OPTIONS))?;
@@ -56,7 +56,7 @@ impl Trial<'_> {
         &mut self,
         before: &Seen,
         tasks: &[u32],
-        window: Duration,
+        longest: Duration,
     ) -> Result<(), String> {
         let ways: [(&str, &[&str]); 3] = [
             ("dump", &["--leave-running"]),
@@ -68,7 +68,7 @@ impl Trial<'_> {
             let pid = self.subject.pid();
             let options = [OPTIONS, options].concat();
             let command = self.stillframe.saving_command(name, pid, &options);
-            let ended = self.kill_after(command, window, tasks)?;
+            let ended = self.kill_after(command, longest, tasks)?;
             let what = format!("a killed {name} {options:?} ({ended})");
             if !self.is_whole(tasks, &what)? {
                 return Err(format!("nothing is left after {what}"));
@@ -83,13 +83,13 @@ impl Trial<'_> {
         &mut self,
         before: &Seen,
         tasks: &[u32],
-        window: Duration,
+        longest: Duration,
     ) -> Result<(), String> {
         self.stillframe.clear();
         // Not by a signal: the other ends of its connections would hear of that.
         succeeded(self.dump(&[]))?;
         let command = self.stillframe.restore_command(OPTIONS);
-        let ended = self.kill_after(command, window, tasks)?;
+        let ended = self.kill_after(command, longest, tasks)?;
         let what = format!("a killed restore ({ended})");
         if !self.is_whole(tasks, &what)? {
             succeeded(self.stillframe.restore(OPTIONS))?;
@@ -97,15 +97,15 @@ impl Trial<'_> {
         self.compare_facts(before, &format!("after {what}"))
     }
 
-    /// Kills `command` at a random moment of `window`, and waits until nothing of it is left; how
-    /// it ended. One that ended before that must have succeeded.
+    /// Kills `command` at a random moment within `longest`, and waits until nothing of it is left;
+    /// how it ended. One that ended before that must have succeeded.
     fn kill_after(
         &mut self,
         command: Command,
-        window: Duration,
+        longest: Duration,
         tasks: &[u32],
     ) -> Result<String, String> {
-        let instant = self.chance.time(window);
+        let instant = self.chance.time(longest);
         let ended = self.stillframe.kill_after(command, instant);
         self.kills += usize::from(ended.is_none());
         let told = format!("{ended:?} at {instant:?}");

@@ -1,4 +1,4 @@
-//! The window: memory at a chosen address that a restorer shares with all tasks that it makes.
+//! The restore area: memory at a chosen address that a restorer shares with all tasks it makes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -12,17 +12,17 @@ use rustix::thread::futex;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// The name of its memory, by which a task that is being made is told from others.
-pub const NAME: &str = "stillframe-window";
+pub const NAME: &str = "stillframe-restore-area";
 
 /// A page of code and pages of data behind it, shared with every process forked from here. The
 /// tasks write into the data at any time, so it is only reached by copies and atomics.
 #[derive(Debug)]
-pub struct Window {
+pub struct RestoreArea {
     span: Span,
 }
 
-impl Window {
-    /// Makes the memory of a window of `bytes`, with `code` in its first page.
+impl RestoreArea {
+    /// Makes the memory of a restore area of `bytes`, with `code` in its first page.
     ///
     /// # Errors
     /// `ENOMEM`, `EMFILE`.
@@ -59,13 +59,13 @@ impl Window {
             }
         };
         map(span.start, PAGE_BYTES, libc::PROT_READ | libc::PROT_EXEC, 0)?;
-        let window = Self {
+        let area = Self {
             span: Span::new(span.start, PAGE_BYTES),
         };
         let data = span.start.plus(PAGE_BYTES);
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         map(data, span.bytes() - PAGE_BYTES, prot, PAGE_BYTES)?;
-        std::mem::forget(window);
+        std::mem::forget(area);
         Ok(Self { span })
     }
 
@@ -81,7 +81,10 @@ impl Window {
             end: self.span.end,
         };
         let inside = data.contains(at) && at.plus(len as u64) <= data.end;
-        assert!(inside, "{at} + {len} is not in the window's data {data}");
+        assert!(
+            inside,
+            "{at} + {len} is not in the restore area's data {data}"
+        );
     }
 
     /// Copies bytes into the data.
@@ -170,7 +173,7 @@ impl Window {
     }
 }
 
-impl Drop for Window {
+impl Drop for RestoreArea {
     fn drop(&mut self) {
         let (at, len) = (
             self.span.start.0 as *mut libc::c_void,
@@ -190,14 +193,14 @@ mod tests {
     #[test]
     fn whoever_sleeps_on_two_words_hears_of_either() {
         let span = Span::new(Addr(0x6200_0000_0000), 2 * PAGE_BYTES);
-        let file = Window::memory(span.bytes(), &[]).expect("memory");
-        let window = Window::map(span, file.as_fd()).expect("free");
-        let words = [0, 8].map(|at| window.word(span.start.plus(PAGE_BYTES + at)));
+        let file = RestoreArea::memory(span.bytes(), &[]).expect("memory");
+        let area = RestoreArea::map(span, file.as_fd()).expect("free");
+        let words = [0, 8].map(|at| area.word(span.start.plus(PAGE_BYTES + at)));
         for posted in words {
             std::thread::scope(|scope| {
-                scope.spawn(|| window.post(posted, 1));
+                scope.spawn(|| area.post(posted, 1));
                 while posted.load(Ordering::Acquire) == 0 {
-                    window.sleep_on(words.map(|word| (word, 0)), Duration::from_secs(3600));
+                    area.sleep_on(words.map(|word| (word, 0)), Duration::from_secs(3600));
                 }
             });
             posted.store(0, Ordering::Release);
@@ -207,19 +210,19 @@ mod tests {
     #[test]
     fn data_is_written_and_read() {
         let span = Span::new(Addr(0x6100_0000_0000), 2 * PAGE_BYTES);
-        let file = Window::memory(span.bytes(), &[0xc3]).expect("memory");
-        let window = Window::map(span, file.as_fd()).expect("free");
+        let file = RestoreArea::memory(span.bytes(), &[0xc3]).expect("memory");
+        let area = RestoreArea::map(span, file.as_fd()).expect("free");
         let data = span.start.plus(PAGE_BYTES);
-        window.write(data, &7u64.to_le_bytes());
-        assert_eq!(window.load(data), 7);
-        assert_eq!(window.word(data).load(Ordering::Relaxed), 7);
+        area.write(data, &7u64.to_le_bytes());
+        assert_eq!(area.load(data), 7);
+        assert_eq!(area.word(data).load(Ordering::Relaxed), 7);
         let bytes = (1..=30).collect::<Vec<u8>>();
-        window.write(data.plus(5), &bytes);
-        let read = |at: u64| window.load(data.plus(at)).to_ne_bytes();
+        area.write(data.plus(5), &bytes);
+        let read = |at: u64| area.load(data.plus(at)).to_ne_bytes();
         assert_eq!(read(0), [7, 0, 0, 0, 0, 1, 2, 3]);
         assert_eq!(read(8), [4, 5, 6, 7, 8, 9, 10, 11]);
         assert_eq!(read(32), [28, 29, 30, 0, 0, 0, 0, 0]);
-        let taken = Window::map(span, file.as_fd()).expect_err("in use");
+        let taken = RestoreArea::map(span, file.as_fd()).expect_err("in use");
         assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));
     }
 }
