@@ -27,13 +27,13 @@ impl Reader {
         self.verify_those(threads, &|id| !self.is_verified(id))
     }
 
-    /// The same, without the chunks of `later`, which is sorted: whoever reads those has them
+    /// The same, without the chunks of `lazy`, which is sorted: whoever reads those has them
     /// verified then.
     ///
     /// # Errors
     /// Those of [`Reader::verify_all`].
-    pub fn verify_rest_but(&self, threads: usize, later: &[ChunkId]) -> Result<()> {
-        let waits = |id| later.binary_search(&id).is_ok();
+    pub fn verify_rest_but(&self, threads: usize, lazy: &[ChunkId]) -> Result<()> {
+        let waits = |id| lazy.binary_search(&id).is_ok();
         self.verify_those(threads, &|id| !self.is_verified(id) && !waits(id))
     }
 

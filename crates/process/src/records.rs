@@ -247,9 +247,9 @@ impl Saved<'_> {
         all.filter(move |(id, _)| !held.contains(id))
     }
 
-    /// How many descriptors a restore needs room for: above the highest number that a task has
+    /// How many descriptors a restore needs: above the highest number that a task has
     /// stand the pool's, and the restorer has some of its own.
-    pub fn descriptors_room(&self) -> u64 {
+    pub fn descriptors_needed(&self) -> u64 {
         const OWN: u64 = 256;
         let descriptors = self.tasks.iter().flat_map(|task| &task.descriptors);
         let highest = descriptors.map(|descriptor| descriptor.fd).max();

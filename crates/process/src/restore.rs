@@ -3,7 +3,7 @@
 mod ending;
 mod fill;
 mod job;
-mod later;
+mod lazy_chunks;
 mod loaded;
 mod running;
 mod stops;
@@ -47,10 +47,10 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     observer
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
-    let room = saved.descriptors_room() + 2 * reader.far_files();
+    let descriptors = saved.descriptors_needed() + 2 * reader.far_files();
     let mut inherited = Inherited::read()?;
-    if inherited.open_files() < room {
-        crate::alone::raise_open_files(room);
+    if inherited.open_files() < descriptors {
+        crate::alone::raise_open_files(descriptors);
         inherited = Inherited::read()?;
     }
     reader.open_ancestors()?;

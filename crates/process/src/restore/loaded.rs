@@ -12,7 +12,7 @@ use sys::spawn::{Entry, spawn};
 
 use super::ending::{descends, kill_tree, parents};
 use super::running::Running;
-use super::{fill, later};
+use super::{fill, lazy_chunks};
 use crate::build::Built;
 use crate::clocks::Resumed;
 use crate::error::Holder;
@@ -76,7 +76,7 @@ impl<'a> Loaded<'a> {
         // What tasks read for themselves, while they do so.
         match lazy {
             Some(_) => {
-                reader.verify_rest_but(1, &later::chunks(reader, &self.built.plan.outside)?)?
+                reader.verify_rest_but(1, &lazy_chunks::find(reader, &self.built.plan.outside)?)?
             }
             None => reader.verify_rest(1)?,
         }

@@ -11,18 +11,18 @@ use crate::plan::Outside;
 ///
 /// # Errors
 /// [`crate::Error::Image`] for sharing that leads nowhere.
-pub(super) fn chunks(reader: &Reader, outside: &[Outside]) -> Result<Vec<ChunkId>> {
-    let mut later = Vec::new();
+pub(super) fn find(reader: &Reader, outside: &[Outside]) -> Result<Vec<ChunkId>> {
+    let mut lazy = Vec::new();
     let mut now = Vec::new();
     for space in reader.spaces() {
-        let lazy = outside
+        let mappings = outside
             .iter()
             .find(|one| SpaceId(one.pid.cast_unsigned()) == space.id && is_memory(space.kind));
-        let lazy = lazy.map_or(&[][..], |one| &one.lazy);
+        let mappings = mappings.map_or(&[][..], |one| &one.lazy);
         for run in reader.runs(space.id) {
-            let waits = is_within(lazy, &run);
+            let waits = is_within(mappings, &run);
             match run.kind {
-                RunKind::Part(Part { chunk, .. }) if waits => later.push(chunk),
+                RunKind::Part(Part { chunk, .. }) if waits => lazy.push(chunk),
                 RunKind::Part(Part { chunk, .. }) => now.push(chunk),
                 RunKind::Same { .. } if !waits => {
                     let located = reader.locate(space.id, run.first_page, run.pages.into())?;
@@ -32,10 +32,10 @@ pub(super) fn chunks(reader: &Reader, outside: &[Outside]) -> Result<Vec<ChunkId
             }
         }
     }
-    later.sort_unstable();
+    lazy.sort_unstable();
     now.sort_unstable();
-    later.retain(|chunk| now.binary_search(chunk).is_err());
-    Ok(later)
+    lazy.retain(|chunk| now.binary_search(chunk).is_err());
+    Ok(lazy)
 }
 
 fn is_memory(kind: SpaceKind) -> bool {
