@@ -289,7 +289,7 @@ impl<'a> Tasks<'a> {
         self.fork_all(script, &fork.after, false);
         self.fork_all(script, &fork.siblings, true);
         if let Some(id) = self.terminal_left(node)? {
-            control::leave(script, PoolId(id));
+            control::give_up(script, PoolId(id));
         }
         Ok(())
     }

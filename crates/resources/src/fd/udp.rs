@@ -12,7 +12,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use sys::socket::{Count, count};
 
-use super::socket::options::{Buffer, Options, Stage, make_room, restore_room};
+use super::socket::options::{Buffer, Options, Stage, enlarge_buffer, restore_buffer};
 use super::socket::{self, Nature, inet, packet, peek};
 use super::{DumpContext, Kind, Open, RestoreContext, decode, ready};
 use crate::{Error, Result};
@@ -162,9 +162,9 @@ impl Kind for UdpSocket {
         record.options.apply(own, Stage::Late)?;
         let bytes: usize = record.queue.iter().map(|one| one.data.len() + 1024).sum();
         let failed = |error| Error::kernel("make room for unread datagrams", error);
-        let old = make_room(own, Buffer::Receive, bytes).map_err(failed)?;
+        let old = enlarge_buffer(own, Buffer::Receive, bytes).map_err(failed)?;
         fill(&record, own);
-        restore_room(own, old).map_err(failed)?;
+        restore_buffer(own, old).map_err(failed)?;
         if record.is_refused {
             refuse(&record.local, &record.remote);
         }

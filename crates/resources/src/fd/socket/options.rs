@@ -342,26 +342,26 @@ pub enum Buffer {
     Receive,
 }
 
-/// What a socket's buffer was before [`make_room`].
+/// What a socket's buffer was before [`enlarge_buffer`].
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct BufferSize {
     buffer: Buffer,
     bytes: i32,
     /// Whether its owner has set the sizes of buffers; absent where the kernel does not tell.
     locked: Option<i32>,
 }
 
-/// Makes room in a socket's buffer for `bytes`, whatever its owner has set; gives what is to be
-/// given back with [`restore_room`].
+/// Enlarges a socket's buffer so that `bytes` fit, whatever its owner has set; gives what is to be
+/// given back with [`restore_buffer`].
 ///
 /// # Errors
 /// The system calls' errno.
-pub fn make_room(own: BorrowedFd<'_>, buffer: Buffer, bytes: usize) -> io::Result<Room> {
+pub fn enlarge_buffer(own: BorrowedFd<'_>, buffer: Buffer, bytes: usize) -> io::Result<BufferSize> {
     let (size, force) = match buffer {
         Buffer::Send => (SO_SNDBUF, SO_SNDBUFFORCE),
         Buffer::Receive => (SO_RCVBUF, SO_RCVBUFFORCE),
     };
-    let old = Room {
+    let old = BufferSize {
         buffer,
         bytes: sys::socket::number(own, SOL_SOCKET, size)?,
         locked: sys::socket::number(own, SOL_SOCKET, SO_BUF_LOCK).ok(),
@@ -374,11 +374,11 @@ pub fn make_room(own: BorrowedFd<'_>, buffer: Buffer, bytes: usize) -> io::Resul
     Ok(old)
 }
 
-/// Gives a socket the buffer that it had before [`make_room`].
+/// Gives a socket the buffer that it had before [`enlarge_buffer`].
 ///
 /// # Errors
 /// The system calls' errno.
-pub fn restore_room(own: BorrowedFd<'_>, old: Room) -> io::Result<()> {
+pub fn restore_buffer(own: BorrowedFd<'_>, old: BufferSize) -> io::Result<()> {
     let (force, plain) = match old.buffer {
         Buffer::Send => (SO_SNDBUFFORCE, SO_SNDBUF),
         Buffer::Receive => (SO_RCVBUFFORCE, SO_RCVBUF),
@@ -453,14 +453,14 @@ mod tests {
     }
 
     #[test]
-    fn room_that_was_made_is_not_noticed_afterwards() {
+    fn an_enlarged_buffer_is_not_noticed_afterwards() {
         let socket = socket(1);
         let number = |name| sys::socket::number(&socket, SOL_SOCKET, name).unwrap();
         for (buffer, size) in [(Buffer::Send, SO_SNDBUF), (Buffer::Receive, SO_RCVBUF)] {
             let before = [size, SO_BUF_LOCK].map(number);
-            let old = make_room(socket.as_fd(), buffer, 1 << 20).unwrap();
+            let old = enlarge_buffer(socket.as_fd(), buffer, 1 << 20).unwrap();
             assert!(number(size) > before[0]);
-            restore_room(socket.as_fd(), old).unwrap();
+            restore_buffer(socket.as_fd(), old).unwrap();
             assert_eq!([size, SO_BUF_LOCK].map(number), before);
         }
     }

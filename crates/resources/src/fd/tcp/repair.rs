@@ -465,12 +465,12 @@ fn send_all(own: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
     if bytes.is_empty() {
         return Ok(());
     }
-    let old = options::make_room(own, options::Buffer::Send, bytes.len() + (64 << 10))?;
+    let old = options::enlarge_buffer(own, options::Buffer::Send, bytes.len() + (64 << 10))?;
     let mut rest = bytes;
     while !rest.is_empty() {
         rest = &rest[send(own, rest, Along::default(), MSG_DONTWAIT)?..];
     }
-    options::restore_room(own, old)
+    options::restore_buffer(own, old)
 }
 
 /// Has a socket vanish: when its last descriptor is closed the other end hears nothing.

@@ -42,7 +42,7 @@ pub fn take(script: &mut Script, fd: impl Into<Arg>, payload: &[u8]) -> Result<(
 
 /// Adds the call by which a task that does not lead its session gives up the terminal behind `fd`,
 /// which it started with.
-pub fn leave(script: &mut Script, fd: impl Into<Arg>) {
+pub fn give_up(script: &mut Script, fd: impl Into<Arg>) {
     script.call(Sysno::ioctl, [fd.into(), TIOCNOTTY.into()]);
     script.note("no controlling terminal");
 }

@@ -388,7 +388,7 @@ fn read_master(open: &Open<'_>, record: &mut Tty, cx: &mut dyn DumpContext) -> R
     }
     // Opening a slave that nobody has opened yet would be noticed.
     if !pair.locked && (pair.abandoned || has_slave(record.index, cx)) {
-        pair.flight = queue::look(own).map_err(failed)?;
+        pair.flight = queue::peek(own).map_err(failed)?;
     }
     record.pair = Some(pair);
     Ok(())

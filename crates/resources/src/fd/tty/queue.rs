@@ -96,15 +96,16 @@ pub fn open_slave(master: BorrowedFd<'_>, access: OFlags) -> io::Result<OwnedFd>
     Ok(slave)
 }
 
-/// What is on its way, which stays there. The tree must be stopped, and the slave have been open.
+/// Tells what is on its way, which stays there. The tree must be stopped, and the slave have been
+/// open.
 ///
 /// # Errors
 /// The calls' errno.
-pub fn look(master: BorrowedFd<'_>) -> io::Result<Flight> {
+pub fn peek(master: BorrowedFd<'_>) -> io::Result<Flight> {
     let slave = peer(master)?;
     let mode = attributes(master)?;
-    settle(master)?;
-    settle(slave.as_fd())?;
+    flush_work(master)?;
+    flush_work(slave.as_fd())?;
     let silent = unread(master)? == 0 && unread(&slave)? == 0;
     if silent && !is_canonical(&mode) {
         return Ok(Flight::default());
@@ -137,7 +138,7 @@ fn take(master: BorrowedFd<'_>, slave: BorrowedFd<'_>, mode: &Attributes) -> io:
         switch(master, Switch::Packet, false)?;
     }
     let mut flight = Flight {
-        printed: drain(master)?,
+        printed: read_all(master)?,
         ..Flight::default()
     };
     if is_canonical(mode) {
@@ -152,7 +153,7 @@ fn take(master: BorrowedFd<'_>, slave: BorrowedFd<'_>, mode: &Attributes) -> io:
         raw[LOCAL_FLAGS..LOCAL_FLAGS + 4].copy_from_slice(&local.to_ne_bytes());
         set_attributes(slave, &raw)?;
     }
-    flight.typed = drain(slave)?;
+    flight.typed = read_all(slave)?;
     put(&flight, master, slave, mode)?;
     if packet {
         switch(master, Switch::Packet, true)?;
@@ -161,10 +162,10 @@ fn take(master: BorrowedFd<'_>, slave: BorrowedFd<'_>, mode: &Attributes) -> io:
 }
 
 /// Reads what is there.
-fn drain(from: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+fn read_all(from: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     loop {
-        settle(from)?;
+        flush_work(from)?;
         let there = unread(from)?;
         if there == 0 {
             return Ok(all);
@@ -176,7 +177,7 @@ fn drain(from: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
 }
 
 /// Has the kernel pass on what its worker has not yet: that is part of poll(2).
-fn settle(fd: BorrowedFd<'_>) -> io::Result<()> {
+fn flush_work(fd: BorrowedFd<'_>) -> io::Result<()> {
     is_readable(fd).map(drop)
 }
 
@@ -249,7 +250,7 @@ fn write_all(to: BorrowedFd<'_>, reader: BorrowedFd<'_>, bytes: &[u8]) -> io::Re
             Ok(more) => written += more,
             // Without room for a first byte it is not the room that is missing.
             Err(Errno::AGAIN) if written > 0 && started.elapsed() < PATIENCE => {
-                settle(reader)?;
+                flush_work(reader)?;
                 std::thread::yield_now();
             }
             Err(error) => return Err(error.into()),
@@ -279,7 +280,7 @@ fn arrives(at: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = bytes.min(VISIBLE_MAX);
     let started = Instant::now();
     loop {
-        settle(at)?;
+        flush_work(at)?;
         if unread(at)? >= bytes {
             return Ok(());
         }

@@ -196,7 +196,8 @@ pub fn fill(
                 (from, Some((*to, *inode)))
             }
         };
-        let old = options::make_room(from.as_fd(), options::Buffer::Send, total).map_err(failed)?;
+        let old =
+            options::enlarge_buffer(from.as_fd(), options::Buffer::Send, total).map_err(failed)?;
         let ends = [from.as_fd(), own];
         // A sender without a name would get one if it asked.
         let quiet = if message.is_nobodys() {
@@ -207,7 +208,7 @@ pub fn fill(
         let nobody_asks = NobodyAsks::new(quiet).map_err(failed)?;
         send(message, from.as_fd(), to, cx)?;
         drop(nobody_asks);
-        options::restore_room(from.as_fd(), old).map_err(failed)?;
+        options::restore_buffer(from.as_fd(), old).map_err(failed)?;
     }
     Ok(())
 }
