@@ -1,6 +1,7 @@
 //! Addresses and page spans of another process: types that cannot be dereferenced.
 
 use core::fmt;
+use core::ops::Range;
 
 /// The size of a page in bytes.
 pub const PAGE_BYTES: u64 = 4096;
@@ -81,6 +82,15 @@ impl Span {
         Self {
             start,
             end: start.plus(bytes),
+        }
+    }
+
+    /// The span of the pages with these numbers.
+    #[must_use]
+    pub const fn of_pages(pages: Range<u64>) -> Self {
+        Self {
+            start: Addr::of_page(pages.start),
+            end: Addr::of_page(pages.end),
         }
     }
 

@@ -302,10 +302,7 @@ mod tests {
     use super::*;
 
     fn spans(pages: &[(u64, u64)]) -> Spans {
-        let span = |&(start, end)| Span {
-            start: Addr::of_page(start),
-            end: Addr::of_page(end),
-        };
+        let span = |&(start, end)| Span::of_pages(start..end);
         pages.iter().map(span).collect()
     }
 

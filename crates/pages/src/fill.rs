@@ -261,10 +261,7 @@ mod tests {
         let batches = batches(&reader, &placed);
         assert_eq!(batches, [0..32, 32..64, 64..96, 96..128]);
         assert_eq!(groups(&placed, &batches), [0..4]);
-        let full = Span {
-            start: Addr::of_page(512),
-            end: Addr::of_page(512 + 2048),
-        };
+        let full = Span::of_pages(512..512 + 2048);
         assert_eq!(full_blocks(&placed, &batches), [full]);
     }
 
@@ -273,12 +270,6 @@ mod tests {
         let (_, placed) = placed(&[(500, 12), (512, 256), (769, 255), (1024, 600)]);
         let whole = 0..placed.len();
         let full = full_blocks(&placed, &[whole]);
-        assert_eq!(
-            full,
-            [Span {
-                start: Addr::of_page(1024),
-                end: Addr::of_page(1536)
-            }]
-        );
+        assert_eq!(full, [Span::of_pages(1024..1536)]);
     }
 }

@@ -446,10 +446,6 @@ impl Inheritance {
         let ranges = unwritten.iter();
         let ranges = ranges.map(|span| span.start.page()..span.end.page());
         let described = writer.inherit_described(space, &ranges.collect::<Vec<_>>())?;
-        let described = described.into_iter().map(|pages| Span {
-            start: Addr::of_page(pages.start),
-            end: Addr::of_page(pages.end),
-        });
-        Ok(described.collect())
+        Ok(described.into_iter().map(Span::of_pages).collect())
     }
 }

@@ -93,16 +93,12 @@ fn by_block(spans: &[Span]) -> Vec<(u64, u16)> {
 
 #[cfg(test)]
 mod tests {
-    use abi::Addr;
 
     use super::*;
 
     #[test]
     fn spans_are_bits_of_blocks() {
-        let pages = |first, end| Span {
-            start: Addr::of_page(first),
-            end: Addr::of_page(end),
-        };
+        let pages = |first, end| Span::of_pages(first..end);
         let spans = [pages(1, 2), pages(15, 33), pages(40, 40), pages(47, 48)];
         assert_eq!(
             by_block(&spans),

@@ -66,10 +66,7 @@ mod tests {
     use super::*;
 
     fn pages(first: u64, end: u64) -> Span {
-        Span {
-            start: Addr::of_page(first),
-            end: Addr::of_page(end),
-        }
+        Span::of_pages(first..end)
     }
 
     #[test]
