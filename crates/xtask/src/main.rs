@@ -13,7 +13,6 @@ mod measure;
 mod packages;
 mod programs;
 mod repo;
-mod serve_storm;
 mod storm;
 mod test;
 mod tidy;
@@ -46,7 +45,7 @@ enum Task {
     /// Dump and restore trees that are made from seeds; docs/testing.md.
     Storm(storm::Arguments),
     /// Attack the page server of microVMs; docs/testing.md.
-    ServeStorm(serve_storm::Arguments),
+    ServeStorm(storm::Arguments),
     /// Dump and restore real programs in the middle of their work.
     Programs(programs::Arguments),
     /// Measure against a peer; the results go to docs/benchmarks.md.
@@ -62,8 +61,8 @@ fn main() -> ExitCode {
         Task::Kernels => kernels::run(),
         Task::Tidy(arguments) => tidy::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
-        Task::Storm(arguments) => storm::run(&arguments),
-        Task::ServeStorm(arguments) => serve_storm::run(&arguments),
+        Task::Storm(arguments) => storm::OF_TREES.run(&arguments),
+        Task::ServeStorm(arguments) => storm::OF_SERVE.run(&arguments),
         Task::Programs(arguments) => programs::run(&arguments),
         Task::Bench(arguments) => measure::run(&arguments),
         Task::Dist(arguments) => dist::run(&arguments),

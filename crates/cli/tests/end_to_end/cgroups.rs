@@ -26,6 +26,11 @@ impl Group {
         group.remake().then_some(group)
     }
 
+    /// A new group in the first of these hierarchies that allows it.
+    fn make_in(hierarchies: &[&'static str], test: &str) -> Option<Self> {
+        hierarchies.iter().find_map(|name| Self::make(name, test))
+    }
+
     /// One that is not made yet.
     fn named(hierarchy: &'static str, test: &str) -> Option<Self> {
         let path = format!("/stillframe-{}-{test}", std::process::id());
@@ -230,12 +235,10 @@ fn all_below_a_named_group_is_saved_and_moves_with_it() {
     if stillframe.is_peer() {
         testkit::skip!("the peer has another idea of it");
     }
-    let mut hierarchies = ["pids", "memory", "freezer", ""].into_iter();
-    let Some((hierarchy, group)) =
-        hierarchies.find_map(|name| Some((name, Group::make(name, "root")?)))
-    else {
+    let Some(group) = Group::make_in(&["pids", "memory", "freezer", ""], "root") else {
         testkit::skip!("no control groups can be made here");
     };
+    let hierarchy = group.hierarchy;
     let controller = if hierarchy.is_empty() {
         String::new()
     } else {
@@ -283,12 +286,10 @@ fn a_yard_takes_the_place_of_what_is_mounted() {
     if stillframe.is_peer() {
         testkit::skip!("the peer has another idea of it");
     }
-    let mut hierarchies = ["pids", "memory", "freezer", ""].into_iter();
-    let Some((hierarchy, group)) =
-        hierarchies.find_map(|name| Some((name, Group::make(name, "yard")?)))
-    else {
+    let Some(group) = Group::make_in(&["pids", "memory", "freezer", ""], "yard") else {
         testkit::skip!("no control groups can be made here");
     };
+    let hierarchy = group.hierarchy;
     let folder = tempfile::tempdir().expect("a scratch folder");
     let yard = folder.path().join("yard");
     let name = if hierarchy.is_empty() {
@@ -350,11 +351,7 @@ fn a_restore_that_fails_leaves_no_groups() {
     needs_root!();
     needs_program!("sh");
     let stillframe = stillframe();
-    let hierarchies = ["", "pids", "memory"].into_iter();
-    let Some(group) = hierarchies
-        .filter_map(|name| Group::make(name, "fails"))
-        .next()
-    else {
+    let Some(group) = Group::make_in(&["", "pids", "memory"], "fails") else {
         testkit::skip!("no control groups can be made here");
     };
     let program = two();
@@ -379,11 +376,7 @@ fn another_root_takes_the_place_of_the_roots_group() {
     if stillframe.is_peer() {
         testkit::skip!("the peer has another idea of it");
     }
-    let hierarchies = ["", "pids", "memory"].into_iter();
-    let Some(group) = hierarchies
-        .filter_map(|name| Group::make(name, "root"))
-        .next()
-    else {
+    let Some(group) = Group::make_in(&["", "pids", "memory"], "root") else {
         testkit::skip!("no control groups can be made here");
     };
     let program = two();

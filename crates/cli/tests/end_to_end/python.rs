@@ -2,9 +2,10 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rustix::process::Signal;
 use testkit::program::{Program, Spawned};
 use testkit::wait::{SOON, wait_until};
-use testkit::{needs_program, needs_root};
+use testkit::{needs_program, needs_root, tree};
 
 use crate::{Facts, assert_restored, stillframe};
 
@@ -170,12 +171,7 @@ while True: signal.pause()
     stillframe.cycle(1, &program, &[]);
     let after = Facts::still(program.pid());
     assert_restored(&stillframe, &before, &after, "locked");
-    let pid = rustix::process::Pid::from_raw(program.pid().cast_signed()).expect("a pid");
-    rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("it lives");
-    wait_until("later memory to be locked", SOON, || {
-        let log = std::fs::read_to_string(folder.path().join("log"));
-        log.is_ok_and(|log| log == "ready\n1024\n")
-    });
+    assert_answer(&program, folder.path(), "ready\n1024\n");
 }
 
 #[test]
@@ -201,16 +197,11 @@ while True: signal.pause()
     let stillframe = stillframe();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let program = start_waiting(PROGRAM, folder.path());
-    let tasks = testkit::tree::members(program.pid());
+    let tasks = tree::members(program.pid());
     limited(&stillframe.dump_command(program.pid(), &[]), "-Sn 256");
-    testkit::tree::wait_gone(&tasks);
+    tree::wait_gone(&tasks);
     limited(&stillframe.restore_command(&[]), "-Sn 256");
-    let pid = rustix::process::Pid::from_raw(program.pid().cast_signed()).expect("a pid");
-    rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("it lives");
-    wait_until("the sockets to be checked", SOON, || {
-        let log = std::fs::read_to_string(folder.path().join("log"));
-        log.is_ok_and(|log| log == "ready\nTrue\n")
-    });
+    assert_answer(&program, folder.path(), "ready\nTrue\n");
 }
 
 #[test]
@@ -237,18 +228,25 @@ while True: signal.pause()
     let stillframe = stillframe();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let program = start_waiting(PROGRAM, folder.path());
-    let tasks = testkit::tree::members(program.pid());
+    let tasks = tree::members(program.pid());
     let mut shown = "ready\n".to_owned();
     for _ in 0..3 {
         stillframe.clear();
         limited(&stillframe.dump_command(program.pid(), &[]), "-n 1024");
-        testkit::tree::wait_gone(&tasks);
+        tree::wait_gone(&tasks);
         limited(&stillframe.restore_command(&[]), "-n 1024");
-        let pid = rustix::process::Pid::from_raw(program.pid().cast_signed()).expect("a pid");
-        rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("it lives");
         shown += "True 84\n";
-        program.wait_text(&folder.path().join("log"), &shown);
+        assert_answer(&program, folder.path(), &shown);
     }
+}
+
+/// Signals a program to look at itself, and waits until its log in `folder` is `log`.
+#[track_caller]
+fn assert_answer(program: &Spawned, folder: &Path, log: &str) {
+    assert!(tree::signal(program.pid(), Signal::USR1), "it lives");
+    wait_until("the program's answer", SOON, || {
+        std::fs::read_to_string(folder.join("log")).is_ok_and(|found| found == log)
+    });
 }
 
 /// Runs a command under the limits of descriptors that bash's `ulimit` sets; it must succeed.
