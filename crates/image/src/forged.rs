@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use store::conformance::{get, put};
 use store::{Memory, Store};
 
 use crate::chunk;
@@ -27,19 +28,6 @@ impl Chance {
             .wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 33) as usize) % end.max(1)
     }
-}
-
-fn bytes_of(store: &dyn Store, name: &str) -> Vec<u8> {
-    let object = store.open(name).unwrap();
-    let mut bytes = vec![0; object.len_bytes() as usize];
-    object.read_at(&mut bytes, 0).unwrap();
-    bytes
-}
-
-fn put(store: &dyn Store, name: &str, bytes: &[u8]) {
-    let object = store.create(name).unwrap();
-    object.write_at(bytes, 0).unwrap();
-    object.commit(false).unwrap();
 }
 
 /// An image with every kind of run, and with chunks that are encoded and others that are not.
@@ -92,7 +80,7 @@ fn forge(whole: &Memory, chance: &mut Chance) -> Memory {
     let names = whole.list().unwrap();
     let names = names.iter().filter(|name| name.starts_with("pages"));
     let mut pages = names
-        .map(|name| (name.clone(), bytes_of(whole, name)))
+        .map(|name| (name.clone(), get(whole, name)))
         .collect::<Vec<_>>();
     for _ in 0..=chance.below(3) {
         let value = chance.below(256) as u8;
@@ -191,7 +179,7 @@ fn every_flipped_byte_of_encoded_pages_is_named() {
             "one for chunks as they are, one for the others"
         );
         for name in names {
-            let mut bytes = bytes_of(&*store, name);
+            let mut bytes = get(&*store, name);
             // All of a small object, and one in some of a larger one.
             let step = bytes.len().div_ceil(3000);
             for at in (0..bytes.len()).step_by(step) {

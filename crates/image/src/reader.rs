@@ -386,6 +386,7 @@ mod tests {
 
     use super::*;
     use prost::Message;
+    use store::conformance::put;
 
     use crate::chunk::testing::plain;
     use crate::forge::Sections;
@@ -395,12 +396,6 @@ mod tests {
     use crate::{ChunkId, Granule, NewSpace, SPACE_MAX_PAGES, SpaceKind};
 
     const ID: ImageId = ImageId([0xa5; 16]);
-
-    fn put(store: &dyn Store, name: &str, bytes: &[u8]) {
-        let object = store.create(name).unwrap();
-        object.write_at(bytes, 0).unwrap();
-        object.commit(false).unwrap();
-    }
 
     /// Puts a manifest of these sections, with right checksums, into a store beside `pages`.
     fn forge(sections: [&[u8]; 5], pages: &[u8]) -> Memory {

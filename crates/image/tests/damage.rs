@@ -7,6 +7,7 @@ use image::{
     Error, Facts, ImageId, MANIFEST_NAME, NewRun, PAGE_BYTES, Reader, Record, Run, RunKind, Seal,
     SpaceId, Writer,
 };
+use store::conformance::{get, put};
 use store::{Memory, Store};
 
 /// Writes an image with every kind of run, in which each page differs from the others.
@@ -60,19 +61,6 @@ fn write(store: Arc<dyn Store>) -> ImageId {
             facts,
         })
         .unwrap()
-}
-
-fn get(store: &dyn Store, name: &str) -> Vec<u8> {
-    let object = store.open(name).unwrap();
-    let mut bytes = vec![0; object.len_bytes() as usize];
-    object.read_at(&mut bytes, 0).unwrap();
-    bytes
-}
-
-fn put(store: &dyn Store, name: &str, bytes: &[u8]) {
-    let object = store.create(name).unwrap();
-    object.write_at(bytes, 0).unwrap();
-    object.commit(false).unwrap();
 }
 
 /// Reads all there is to read.

@@ -10,6 +10,7 @@ use image::{
     SpaceId, Writer,
 };
 use proptest::prelude::*;
+use store::conformance::{get, put};
 use store::{Directory, Memory, Store};
 
 /// What a layer does with the next pages of a space.
@@ -579,19 +580,6 @@ fn read_all(place: &Memory) -> Result<Vec<u8>, Error> {
     reader.read_pages(SpaceId(1), 0, &mut bytes)?;
     reader.verify_all(1)?;
     Ok(bytes.chunks(PAGE_BYTES).map(|page| page[0]).collect())
-}
-
-fn get(store: &dyn Store, name: &str) -> Vec<u8> {
-    let object = store.open(name).unwrap();
-    let mut bytes = vec![0; object.len_bytes() as usize];
-    object.read_at(&mut bytes, 0).unwrap();
-    bytes
-}
-
-fn put(store: &dyn Store, name: &str, bytes: &[u8]) {
-    let object = store.create(name).unwrap();
-    object.write_at(bytes, 0).unwrap();
-    object.commit(false).unwrap();
 }
 
 #[test]

@@ -30,7 +30,11 @@ pub fn suite(make: &dyn Fn() -> Box<dyn Store>) {
     }
 }
 
-fn put(store: &dyn Store, name: &str, bytes: &[u8]) {
+/// Commits an object with these contents.
+///
+/// # Panics
+/// When the store refuses.
+pub fn put(store: &dyn Store, name: &str, bytes: &[u8]) {
     let new = store.create(name).unwrap();
     new.write_at(bytes, 0).unwrap();
     new.commit(false).unwrap();
@@ -42,7 +46,11 @@ fn contents(object: &dyn Object) -> Vec<u8> {
     bytes
 }
 
-fn get(store: &dyn Store, name: &str) -> Vec<u8> {
+/// The contents of an object.
+///
+/// # Panics
+/// When the store refuses.
+pub fn get(store: &dyn Store, name: &str) -> Vec<u8> {
     contents(&*store.open(name).unwrap())
 }
 

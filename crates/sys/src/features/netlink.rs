@@ -121,28 +121,25 @@ fn split(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
 
 /// Lists the internet sockets of a protocol.
 pub(super) fn diag_inet(protocol: u8) -> Result<(), String> {
-    const SOCK_DIAG_BY_FAMILY: u16 = 20;
     // struct inet_diag_req_v2: family, protocol, extensions, padding, states, socket id.
     let mut request = vec![libc::AF_INET as u8, protocol, 0, 0];
     request.extend(u32::MAX.to_ne_bytes());
     request.extend([0; 48]);
-    let message = Message::new(SOCK_DIAG_BY_FAMILY, LIST, 1).bytes(&request);
-    exchange(
-        Some(netlink::SOCK_DIAG),
-        &message.finish(),
-        "SOCK_DIAG_BY_FAMILY",
-    )
-    .map(drop)
+    list_sockets(&request)
 }
 
 /// Lists the unix sockets.
 pub(super) fn diag_unix() -> Result<(), String> {
-    const SOCK_DIAG_BY_FAMILY: u16 = 20;
     // struct unix_diag_req: family, protocol, padding, states, inode, what to show, cookie.
     let mut request = vec![libc::AF_UNIX as u8, 0, 0, 0];
     request.extend(u32::MAX.to_ne_bytes());
     request.extend([0; 16]);
-    let message = Message::new(SOCK_DIAG_BY_FAMILY, LIST, 1).bytes(&request);
+    list_sockets(&request)
+}
+
+fn list_sockets(request: &[u8]) -> Result<(), String> {
+    const SOCK_DIAG_BY_FAMILY: u16 = 20;
+    let message = Message::new(SOCK_DIAG_BY_FAMILY, LIST, 1).bytes(request);
     exchange(
         Some(netlink::SOCK_DIAG),
         &message.finish(),
