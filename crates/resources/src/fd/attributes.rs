@@ -43,6 +43,13 @@ struct Owner {
     async_flags: u32,
 }
 
+impl Owner {
+    /// Whether there is one, or was, who is gone.
+    fn was_set(&self) -> bool {
+        self.pid != 0 || self.kind != 0
+    }
+}
+
 const F_SETFL: i32 = 4;
 const F_SETSIG: i32 = 10;
 const F_SETOWN_EX: i32 = 15;
@@ -86,7 +93,7 @@ fn owner(open: &Open<'_>) -> Result<Option<Owner>> {
     let found = sys::fcntl::owner(own).map_err(kernel)?;
     let flags = open.info.oflags();
     let owner = Owner {
-        kind: if found.pid == 0 { 0 } else { found.kind },
+        kind: found.kind,
         pid: found.pid,
         signal: sys::fcntl::signal(own).map_err(kernel)?,
         async_flags: if flags.intersects(ASYNC) {
@@ -165,7 +172,7 @@ pub fn resume_in_flight(payload: &[u8], own: BorrowedFd<'_>) -> Result<()> {
         return Ok(());
     };
     let failed = |error| Error::kernel("set whom a description in flight signals", error);
-    if owner.pid != 0 {
+    if owner.was_set() {
         let Owner { kind, pid, .. } = owner;
         match sys::fcntl::set_owner(own, sys::fcntl::Owner { kind, pid }) {
             // An owner outside of the tree may be gone by now, as it could have been before.
@@ -193,7 +200,7 @@ pub fn in_task(payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
         return Ok(());
     };
     let note = format!("owner of fd {fd}");
-    if owner.pid != 0 {
+    if owner.was_set() {
         let kind = owner.kind.to_le_bytes();
         let pid = owner.pid.to_le_bytes();
         let at = script.bytes(&[kind, pid].concat());
@@ -251,6 +258,20 @@ mod tests {
             sys::fcntl::signal(world.get(at).as_fd()).expect("signal"),
             40
         );
+    }
+
+    #[test]
+    fn of_an_owner_that_is_gone_the_kind_survives() {
+        let (reader, _writer) = rustix::pipe::pipe().expect("pipe");
+        let mut child = std::process::Command::new("true").spawn().expect("spawn");
+        let pid = child.id().cast_signed();
+        sys::fcntl::set_owner(reader.as_fd(), sys::fcntl::Owner { kind: 1, pid }).expect("own");
+        child.wait().expect("wait");
+        let mut world = World::default();
+        let at = world.add(reader);
+        world.cycle();
+        let owner = sys::fcntl::owner(world.get(at).as_fd()).expect("owner");
+        assert_eq!((owner.kind, owner.pid), (1, 0));
     }
 
     fn file(path: &std::path::Path) -> OwnedFd {
