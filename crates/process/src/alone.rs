@@ -84,11 +84,10 @@ fn raise(now: Rlimit, wanted: u64) {
 
 /// Raises this process's limit of open files as far as that needs no privilege.
 pub(crate) fn raise_open_files_to_the_hard_limit() {
-    let now = getrlimit(Resource::Nofile);
-    if let Some(maximum) = now.maximum {
-        raise(now, maximum);
+    match sys::own::raise_open_files() {
+        Ok(limit) => SEEN.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed),
+        Err(error) => log::debug!("the limit of open files stays: {error}"),
     }
-    SEEN.store(now.current.unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
 /// Has the kernel give this process memory for `bytes` of lists now rather than while a tree is

@@ -233,13 +233,7 @@ impl From<pages::Error> for Error {
 impl Error {
     /// The whole of it, in one line.
     pub(crate) fn with_causes(&self) -> String {
-        let mut told = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            told = format!("{told}: {error}");
-            cause = error.source();
-        }
-        told
+        sys::causes::line(self)
     }
 
     /// A failed system call of this process.

@@ -7,6 +7,7 @@
 
 pub mod arch;
 pub mod at_number;
+pub mod causes;
 pub mod close;
 pub mod ending;
 pub mod fcntl;

@@ -120,6 +120,22 @@ pub fn scheduler_clock_ns(cpu: u32) -> io::Result<u64> {
     crate::proc::exec_start_ns(&sched?).ok_or_else(none)
 }
 
+/// Raises this process's limit of open files to the hard one, which needs no privilege; returns
+/// what it is then, none without an end. See setrlimit(2).
+///
+/// # Errors
+/// The call's errno.
+pub fn raise_open_files() -> io::Result<Option<u64>> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let now = getrlimit(Resource::Nofile);
+    let current = now.maximum;
+    if current.is_some() && current != now.current {
+        setrlimit(Resource::Nofile, Rlimit { current, ..now })?;
+        return Ok(current);
+    }
+    Ok(now.current)
+}
+
 /// Ends the calling thread's registration for restartable sequences, which the C library made and
 /// forked children would inherit: the kernel kills a task whose registered area is unmapped.
 /// `false` when there was none any more. See rseq(2).

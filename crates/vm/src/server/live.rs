@@ -324,11 +324,5 @@ fn has_ended(process: &OwnedFd) -> bool {
 
 /// An error with its causes.
 pub(crate) fn told(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    line
+    sys::causes::line(error)
 }

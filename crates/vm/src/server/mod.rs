@@ -19,7 +19,6 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serve::Metrics;
 use store::Images;
 use sys::listener::{self, Failure};
@@ -192,13 +191,8 @@ pub fn serve(
 
 /// Each session has some descriptors.
 fn raise_open_files() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    if let Err(errno) = setrlimit(Resource::Nofile, raised) {
-        log::warn!("the limit of open files cannot be raised: {errno}");
+    if let Err(error) = sys::own::raise_open_files() {
+        log::warn!("the limit of open files cannot be raised: {error}");
     }
 }
 
