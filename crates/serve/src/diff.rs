@@ -1,6 +1,7 @@
 //! What the target has changed, as a layer over the image that it came from.
 use std::ops::Range;
 use std::slice;
+use std::sync::{Arc, PoisonError, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use abi::spans::{Ranges, Spans, intersect, subtract};
@@ -37,13 +38,13 @@ pub struct Difference {
 }
 
 /// What is to be done with the pages of a region, as spans of the target's addresses.
-struct Sorted {
+pub(crate) struct Sorted {
     /// To be stored, as they are.
-    data: Spans,
+    pub data: Spans,
     /// To be compared with what was before, and stored where they differ.
-    doubtful: Spans,
+    pub doubtful: Spans,
     /// Zeros.
-    zero: Spans,
+    pub zero: Spans,
 }
 
 impl Session {
@@ -56,20 +57,15 @@ impl Session {
     /// [`Error::Unable`] where writes are not tracked; those of reading and writing. The next
     /// difference has what this one was to have, too.
     pub fn diff(&self, writer: &Writer) -> Result<Difference> {
-        if self.ability == Ability::Missing {
-            let what = "the userfaultfd tells missing pages only, so what the machine writes is \
-                        not known: its monitor has to ask for write protection";
-            return Err(Error::Unable(what.to_owned()));
-        }
-        let Some(parent) = writer.parent().cloned() else {
-            return Err(Error::Unable("a difference needs a parent".to_owned()));
-        };
+        let parent = self.parent_of(writer)?;
         let memory = TaskMemory::new(self.pid);
         let mut difference = Difference::default();
         let (mut stored, mut zero) = (Vec::new(), Vec::new());
         // Faults are answered from here on: what is given up all the same comes for who reads it,
         // and is the next difference's.
-        for ((region, _), sorted) in self.regions.iter().zip(self.sort_all()?) {
+        let (alone, sorted) = self.sort_all()?;
+        drop(alone);
+        for ((region, _), sorted) in self.regions.iter().zip(sorted) {
             let data = extents(region, &sorted.data);
             let doubtful = extents(region, &sorted.doubtful);
             difference.written_pages += count(&data) + count(&doubtful);
@@ -91,6 +87,20 @@ impl Session {
         Ok(difference)
     }
 
+    /// The image that a difference is over.
+    ///
+    /// # Errors
+    /// [`Error::Unable`] where there can be none.
+    pub(crate) fn parent_of(&self, writer: &Writer) -> Result<Arc<Reader>> {
+        if self.ability == Ability::Missing {
+            let what = "the userfaultfd tells missing pages only, so what the machine writes is \
+                        not known: its monitor has to ask for write protection";
+            return Err(Error::Unable(what.to_owned()));
+        }
+        let without = || Error::Unable("a difference needs a parent".to_owned());
+        writer.parent().cloned().ok_or_else(without)
+    }
+
     /// Forgets what the last difference has: it is an image.
     pub fn kept(&self) {
         let _alone = self.order.write();
@@ -102,35 +112,30 @@ impl Session {
         }
     }
 
-    /// Tells which pages of each region may have changed, at one moment, and has them tracked anew.
-    fn sort_all(&self) -> Result<Vec<Sorted>> {
+    /// Tells which pages of each region may have changed, at one moment, and has them tracked anew;
+    /// as long as the guard is held, nothing is brought in, and nobody writes who was told of.
+    pub(crate) fn sort_all(&self) -> Result<(RwLockWriteGuard<'_, ()>, Vec<Sorted>)> {
         let began = Instant::now();
-        let _alone = loop {
-            let alone = self.order.write();
+        let alone = loop {
+            let alone = self.order.write().unwrap_or_else(PoisonError::into_inner);
             let found = self.regions.iter().try_for_each(|(region, known)| {
                 // Nothing is forgotten where a later region fails.
                 self.find_written(region, known)
             });
             match found {
                 Ok(()) => break alone,
-                Err(Error::Call { source, .. })
-                    if Errno::from_io_error(&source) == Some(Errno::AGAIN)
-                        && began.elapsed() < CHANGING_MOST =>
-                {
-                    // Pages are being given up: whoever reads that goes first.
+                Err(error) => {
                     drop(alone);
-                    std::thread::sleep(CHANGING);
+                    wait_for_change(began, error)?;
                 }
-                Err(error) => return Err(error),
             }
         };
         for (region, known) in &self.regions {
             self.find_removed(region, known)?;
         }
         let sorted = self.regions.iter();
-        sorted
-            .map(|(region, known)| self.sort(region, known))
-            .collect()
+        let sorted = sorted.map(|(region, known)| self.sort(region, known));
+        Ok((alone, sorted.collect::<Result<_>>()?))
     }
 
     /// Adds what was written to what is not saved, and has it tracked anew.
@@ -213,8 +218,25 @@ impl Session {
     }
 }
 
+/// Waits where a call failed as pages are being given up: whoever reads that goes first.
+///
+/// # Errors
+/// Other failures, and this one when it lasts long.
+pub(crate) fn wait_for_change(began: Instant, error: Error) -> Result<()> {
+    match &error {
+        Error::Call { source, .. }
+            if Errno::from_io_error(source) == Some(Errno::AGAIN)
+                && began.elapsed() < CHANGING_MOST =>
+        {
+            std::thread::sleep(CHANGING);
+            Ok(())
+        }
+        _ => Err(error),
+    }
+}
+
 /// Leaves to the parent all pages but `own`.
-fn leave(writer: &Writer, parent: &Reader, own: &[Extent]) -> Result<()> {
+pub(crate) fn leave(writer: &Writer, parent: &Reader, own: &[Extent]) -> Result<()> {
     for space in parent.spaces() {
         let own = own.iter().filter(|extent| extent.space == space.id);
         let own = Ranges::of(own.map(Extent::numbers));
@@ -231,7 +253,7 @@ fn leave(writer: &Writer, parent: &Reader, own: &[Extent]) -> Result<()> {
     Ok(())
 }
 
-fn extents(region: &Region, spans: &[Span]) -> Vec<Extent> {
+pub(crate) fn extents(region: &Region, spans: &[Span]) -> Vec<Extent> {
     let extent = |span: &Span| Extent {
         space: region.space,
         first_page: region.first_page + (span.start.0 - region.at.0) / PAGE_BYTES,
@@ -241,11 +263,11 @@ fn extents(region: &Region, spans: &[Span]) -> Vec<Extent> {
     spans.iter().map(extent).collect()
 }
 
-fn count(extents: &[Extent]) -> u64 {
+pub(crate) fn count(extents: &[Extent]) -> u64 {
     extents.iter().map(|extent| extent.pages).sum()
 }
 
-fn mark_zero(writer: &Writer, extent: &Extent) {
+pub(crate) fn mark_zero(writer: &Writer, extent: &Extent) {
     let mut done = 0;
     while done < extent.pages {
         let pages = (extent.pages - done).min(u64::from(u32::MAX)) as u32;

@@ -45,6 +45,14 @@ pub enum Error {
     /// The descriptor is no userfaultfd, or one of a kernel that does not tell.
     #[error("the descriptor is no userfaultfd that can be used")]
     Descriptor(#[source] io::Error),
+    /// Pages of an instant have changed before they were copied.
+    #[error(
+        "process {pid} gave pages up before they could be saved: the memory of that instant is lost"
+    )]
+    Lost {
+        /// Whose memory.
+        pid: i32,
+    },
     /// What the descriptor can do is not enough for what was asked for.
     #[error("{0}")]
     Unable(String),

@@ -33,7 +33,10 @@ impl Session {
     /// The same for who holds the order alone.
     pub(crate) fn read_events_alone(&self, waiting: &mut Vec<Waiting>) -> Result<()> {
         let mut events = Vec::new();
-        while self.uffd.events(&mut events).map_err(Error::Descriptor)? {}
+        match self.pending() {
+            Some(pending) => self.read_saving(&pending, &mut events)?,
+            None => while self.uffd.events(&mut events).map_err(Error::Descriptor)? {},
+        }
         let since = Instant::now();
         let mut given_up = Vec::new();
         for event in events {
@@ -69,6 +72,9 @@ impl Session {
 
     /// Notes that what is in `span` reads as zeros.
     fn note_removed(&self, span: Span) {
+        if let Some(pending) = self.pending() {
+            pending.note_removed(span);
+        }
         for (region, known) in &self.regions {
             let (whole, cut) = region.numbers_of(span);
             known.removed.add(whole.clone());

@@ -112,6 +112,10 @@ impl<'a> Installer<'a> {
         let page = region.number_of(fault.addr);
         let span = region.span_of(&(page..page + 1));
         let _order = self.session.order.read();
+        let pending = self.session.pending();
+        if pending.is_some_and(|pending| !pending.save(number, page)) {
+            return Ok(Outcome::Claimed);
+        }
         known.written.add(page..page + 1);
         match self.session.uffd.write_protect(span, false) {
             Ok(()) => Ok(Outcome::Done("written")),

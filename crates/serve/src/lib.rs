@@ -3,9 +3,9 @@
 //! A [`Session`] is one target: the [`Region`]s that it handed over, the image that their pages
 //! come from, and what is known of each page. [`Session::serve`] answers faults, [`Session::fetch`]
 //! brings in what nobody has asked for yet, and [`Session::diff`] writes what the target has
-//! changed as a layer over the image. What is known to be empty is taken out of the tracking of
-//! missing pages, so that the kernel brings in zeros by itself. What the target is, and how it came
-//! here, is the caller's business.
+//! changed as a layer over the image, [`Session::diff_live`] while it runs on. What is known to be
+//! empty is taken out of the tracking of missing pages, so that the kernel brings in zeros by
+//! itself. What the target is, and how it came here, is the caller's business.
 #![forbid(unsafe_code)]
 
 mod ability;
@@ -17,7 +17,9 @@ mod events;
 mod fetch;
 mod install;
 pub mod lazy;
+mod live;
 mod metrics;
+mod pending;
 mod region;
 mod release;
 mod session;
@@ -26,6 +28,7 @@ mod trace;
 pub use ability::Ability;
 pub use diff::Difference;
 pub use error::{Error, Result};
+pub use live::{Copied, LiveDiff};
 pub use metrics::Metrics;
 pub use region::Region;
 pub use session::{Options, Progress, Session, Target};

@@ -49,6 +49,7 @@ pub struct Metrics {
     pub(crate) prefetch_hits: Counter,
     diffs: Counter,
     diff_pages: Counter,
+    saved_bytes: Counter,
 }
 
 /// From 1 microsecond to 4 seconds.
@@ -81,6 +82,7 @@ impl Metrics {
             prefetch_hits: Counter::default(),
             diffs: Counter::default(),
             diff_pages: Counter::default(),
+            saved_bytes: Counter::default(),
         }
     }
 
@@ -127,6 +129,8 @@ impl Metrics {
         registry.register("diffs", what, self.diffs.clone());
         let what = "Pages of 4 KiB that these stored";
         registry.register("diff_pages", what, self.diff_pages.clone());
+        let what = "Bytes saved for live differences before they changed";
+        registry.register_with_unit("diff_saved", what, Unit::Bytes, self.saved_bytes.clone());
     }
 
     /// Tells how far all sessions are together.
@@ -166,6 +170,10 @@ impl Metrics {
         self.unregistered_bytes.get_or_create(&source).inc_by(bytes);
         let time = self.unregistering.get_or_create(&source);
         time.inc_by(took.as_secs_f64());
+    }
+
+    pub(crate) fn saved(&self, bytes: u64) {
+        self.saved_bytes.inc_by(bytes);
     }
 
     pub(crate) fn diff(&self, pages: u64) {

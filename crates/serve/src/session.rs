@@ -7,11 +7,12 @@ use std::time::Instant;
 use image::Reader;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
-use sys::uffd::Uffd;
+use sys::uffd::{Features, Uffd};
 
 use crate::ahead::Ahead;
 use crate::events::Waiting;
 use crate::install::Installer;
+use crate::pending::Pending;
 use crate::region::Known;
 use crate::trace::Wanted;
 use crate::{Ability, Error, Metrics, Region, Result};
@@ -80,6 +81,10 @@ pub struct Session {
     pub(crate) fetching: AtomicU64,
     /// Where prefetching is: the number of the next block of all.
     pub(crate) fetched: AtomicU64,
+    /// What a live difference has not copied yet.
+    pub(crate) pending: Mutex<Option<Arc<Pending>>>,
+    /// Whether we hear of pages that the target gives up, before it does.
+    pub(crate) hears_removals: bool,
 }
 
 /// Takes the lock; each holder leaves the value whole.
@@ -130,6 +135,8 @@ impl Session {
             trace: OnceLock::new(),
             fetching: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
+            pending: Mutex::default(),
+            hears_removals: features.contains(Features::EVENT_REMOVE),
         };
         if options.unregister {
             session.release_empty()?;
@@ -258,6 +265,14 @@ impl Session {
         let mut events = Vec::new();
         while self.uffd.events(&mut events).map_err(Error::Descriptor)? {}
         Ok(())
+    }
+
+    /// Lets everybody go who waits for pages of a target that is not served any more: they are
+    /// zeros. It must have ended, or have been let go of.
+    pub fn abandon(&self) {
+        for (region, _) in &self.regions {
+            let _ = self.uffd.unregister(region.span());
+        }
     }
 
     /// The region that holds an address, by number.

@@ -1,5 +1,8 @@
 //! Memory of this very process, served as a target's: every page that is read is the image's, zero
 //! where it was given up, or what was written; and every difference is exactly what was changed.
+#[path = "target/live.rs"]
+mod live;
+
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -133,8 +136,19 @@ fn features(ability: Ability) -> Features {
 
 impl Served {
     fn begin(granule: Granule, ability: Ability, bytes: usize, unregister: bool) -> Option<Self> {
+        let served = Self::begin_with(granule, features(ability), bytes, unregister)?;
+        assert_eq!(served.session.ability(), ability);
+        Some(served)
+    }
+
+    fn begin_with(
+        granule: Granule,
+        features: Features,
+        bytes: usize,
+        unregister: bool,
+    ) -> Option<Self> {
         let uffd = Uffd::create().ok()?;
-        uffd.api(features(ability)).ok()?;
+        uffd.api(features).ok()?;
         let flags = MapFlags::PRIVATE
             | match granule {
                 Granule::Small => MapFlags::empty(),
@@ -163,7 +177,6 @@ impl Served {
         };
         let session = Session::begin(target, image, options, Arc::new(Metrics::new()));
         let session = session.expect("it begins");
-        assert_eq!(session.ability(), ability);
         Some(Self {
             memory,
             session,
@@ -230,6 +243,13 @@ impl Served {
 
     /// The same up to where the image is sealed.
     fn begin_diff(&self) -> (serve::Difference, Writer, Arc<dyn Store>) {
+        let (writer, store) = self.writer();
+        let difference = self.session.diff(&writer).expect("a difference");
+        (difference, writer, store)
+    }
+
+    /// For the next layer.
+    fn writer(&self) -> (Writer, Arc<dyn Store>) {
         let path = |layer: u32| self.folder.path().join(layer.to_string());
         let layer = self.layers.load(Relaxed);
         let parent = Directory::open(path(layer)).expect("the last layer");
@@ -240,8 +260,7 @@ impl Served {
             to_child: format!("../{}", layer + 1),
         };
         let writer = Writer::create_layer(store.clone(), parent, link).expect("a writer");
-        let difference = self.session.diff(&writer).expect("a difference");
-        (difference, writer, store)
+        (writer, store)
     }
 
     fn finish_diff(&self, writer: Writer, store: &dyn Store) -> Reader {
@@ -448,40 +467,40 @@ fn what_is_given_up_after_a_difference_failed_is_not_read() {
 
 #[test]
 fn nothing_is_stale_under_fire() {
-    const THREADS: usize = 4;
     const BYTES: usize = 16 * HUGE;
     const ROUNDS: u64 = 10;
     each(BYTES, |served, granule, what| {
-        let pages = BYTES / PAGE;
-        let slice = pages / THREADS;
-        let mut model = vec![Holds::Image; pages];
+        let mut model = vec![Holds::Image; BYTES / PAGE];
         for round in 0..ROUNDS {
-            let stopped = AtomicBool::new(false);
-            served.serve(|| {
-                std::thread::scope(|scope| {
-                    let fetching = [(); 2]
-                        .map(|()| scope.spawn(|| served.session.fetch(&|| stopped.load(Relaxed))));
-                    let parts = model.chunks_mut(slice).enumerate();
-                    let firing = parts.map(|(part, model)| {
-                        let seed = round * 1000 + part as u64;
-                        scope.spawn(move || {
-                            fire(served, granule, (part * slice) as u64, model, seed)
-                        })
-                    });
-                    let firing = firing.collect::<Vec<_>>();
-                    firing
-                        .into_iter()
-                        .for_each(|one| one.join().expect("no wrong page"));
-                    stopped.store(true, Relaxed);
-                    for one in fetching {
-                        one.join().expect("no panic").expect("no failure");
-                    }
-                });
-            });
+            served.serve(|| fire_all(served, granule, &mut model, round));
             if served.session.ability() > Ability::Missing && round % 5 == 4 {
                 let (_, reader) = served.diff();
                 compare(&reader, &model, &format!("{what}, round {round}"));
             }
+        }
+    });
+}
+
+/// Has four threads fire, each at a part of the memory, while pages are brought in early.
+fn fire_all(served: &Served, granule: Granule, model: &mut [Holds], round: u64) {
+    const THREADS: usize = 4;
+    let stopped = AtomicBool::new(false);
+    let slice = model.len() / THREADS;
+    std::thread::scope(|scope| {
+        let fetching =
+            [(); 2].map(|()| scope.spawn(|| served.session.fetch(&|| stopped.load(Relaxed))));
+        let parts = model.chunks_mut(slice).enumerate();
+        let firing = parts.map(|(part, model)| {
+            let seed = round * 1000 + part as u64;
+            scope.spawn(move || fire(served, granule, (part * slice) as u64, model, seed))
+        });
+        let firing = firing.collect::<Vec<_>>();
+        for one in firing {
+            one.join().expect("no wrong page");
+        }
+        stopped.store(true, Relaxed);
+        for one in fetching {
+            one.join().expect("no panic").expect("no failure");
         }
     });
 }

@@ -299,8 +299,19 @@ impl Uffd {
     /// # Errors
     /// Those of read(2), but not `EAGAIN`.
     pub fn events(&self, events: &mut Vec<Event>) -> io::Result<bool> {
-        let mut bytes = [0_u8; 16 * MESSAGE_BYTES];
-        let read = match rustix::io::read(&self.0, &mut bytes) {
+        self.read(&mut [0_u8; 16 * MESSAGE_BYTES], events)
+    }
+
+    /// Does the same with one event: a fault, where one waits, and what has changed otherwise.
+    ///
+    /// # Errors
+    /// As [`Self::events`].
+    pub fn next_event(&self, events: &mut Vec<Event>) -> io::Result<bool> {
+        self.read(&mut [0_u8; MESSAGE_BYTES], events)
+    }
+
+    fn read(&self, bytes: &mut [u8], events: &mut Vec<Event>) -> io::Result<bool> {
+        let read = match rustix::io::read(&self.0, &mut *bytes) {
             Err(rustix::io::Errno::AGAIN) => return Ok(false),
             other => other?,
         };
