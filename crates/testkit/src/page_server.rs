@@ -188,13 +188,47 @@ impl PageServer {
         serde_json::from_str(&told).expect("JSON")
     }
 
+    /// Begins a live difference of a session into the folder `directory`; what is told.
+    #[track_caller]
+    pub fn diff_live(&self, session: u64, directory: &str) -> Value {
+        let path = format!("/sessions/{session}/diff");
+        let body = json!({"directory": directory, "live": true});
+        let (status, told) = self.ask("PUT", &path, Some(&body));
+        assert_eq!(status, 202, "{told}: {}", self.log());
+        serde_json::from_str(&told).expect("JSON")
+    }
+
+    /// Waits until the live difference of a session is copied; what is told then.
+    #[track_caller]
+    pub fn copied(&self, session: u64) -> Value {
+        let mut told = Value::Null;
+        wait_until("the copy", SOON, || {
+            told = self.get(&format!("/sessions/{session}/diff"));
+            told["state"] != "copying"
+        });
+        assert_eq!(told["state"], "done", "{told}: {}", self.log());
+        assert_eq!(told["wanted_bytes"], told["copied_bytes"], "{told}");
+        told
+    }
+
     /// Insists that the image in the folder `directory` is the memory that `monitor` has.
     #[track_caller]
     pub fn compare(&self, directory: &str, monitor: &Subject, what: &str) {
+        monitor.ask(&format!("dump {}", self.path("is").display()));
+        self.compare_kept(directory, what);
+    }
+
+    /// Keeps what the memory of `monitor` has to be at this moment, without touching it.
+    pub fn keep(&self, monitor: &Subject) {
+        monitor.ask(&format!("expect {}", self.path("is").display()));
+    }
+
+    /// Insists that the image in the folder `directory` is the memory that was kept.
+    #[track_caller]
+    pub fn compare_kept(&self, directory: &str, what: &str) {
         let words = ["export", "-D", directory, "--memory", "out", "--no-sync"];
         let exported = self.command(&words).status().expect("it starts");
         assert!(exported.success(), "{what}");
-        monitor.ask(&format!("dump {}", self.path("is").display()));
         let [out, is] = ["out", "is"].map(|name| std::fs::read(self.path(name)).expect("a file"));
         let pages = out
             .chunks(PAGE_BYTES)

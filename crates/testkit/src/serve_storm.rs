@@ -163,24 +163,17 @@ pub fn fire(stillframe: &Path, seed: u64, rounds: u64) {
         server.serve("0", &[&["--prefetch", "all"], unregister].concat());
         let monitor = server.monitor_of(kind, ability, "2");
         let session = server.session(monitor.pid());
-        let mut layers = 0;
+        let mut layers = Layers {
+            server: &server,
+            session,
+            count: 0,
+        };
         for shots in 0..3 {
             let question = format!("fire {} 200", seed * 10_000 + round * 10 + shots);
-            let done = AtomicBool::new(false);
-            let told = std::thread::scope(|scope| {
-                let asking = scope.spawn(|| {
-                    let told = monitor.try_ask(&question);
-                    done.store(true, Relaxed);
-                    told
-                });
-                // Of a machine that runs, a difference has something of each page: it is the last
-                // one that has to be right.
-                while ability != "missing" && !done.load(Relaxed) && layers < 12 {
-                    layers += 1;
-                    server.diff(session, &layers.to_string());
-                }
-                asking.join().expect("it does not panic")
-            });
+            let told = match ability {
+                "missing" => monitor.try_ask(&question),
+                _ => layers.volley(&monitor, &question, &mut chance, &what),
+            };
             assert_eq!(told.as_deref(), Ok("right"), "{what}: {}", server.log());
         }
         if ability == "missing" {
@@ -188,10 +181,70 @@ pub fn fire(stillframe: &Path, seed: u64, rounds: u64) {
             let (status, _) = server.ask("PUT", &path, Some(&json!({"directory": "x"})));
             assert_eq!(status, 409, "{what}");
         } else {
-            layers += 1;
-            server.diff(session, &layers.to_string());
-            server.compare(&layers.to_string(), &monitor, &what);
+            let last = layers.add(false);
+            server.compare(&last, &monitor, &what);
         }
         assert_eq!(monitor.ask("check"), "right", "{what}");
+    }
+}
+
+/// The differences of a session, one over the other.
+struct Layers<'a> {
+    server: &'a PageServer,
+    session: u64,
+    count: u64,
+}
+
+impl Layers<'_> {
+    /// Makes another one, or begins to, where it is live; its folder.
+    fn add(&mut self, live: bool) -> String {
+        self.count += 1;
+        let directory = self.count.to_string();
+        match live {
+            true => self.server.diff_live(self.session, &directory),
+            false => self.server.diff(self.session, &directory),
+        };
+        directory
+    }
+
+    /// Asks a monitor something while differences are made: what it answers.
+    fn volley(
+        &mut self,
+        monitor: &Subject,
+        question: &str,
+        chance: &mut Chance,
+        what: &str,
+    ) -> Result<String, String> {
+        // The memory of this instant, copied while it is shot at.
+        let of_now = chance.once_in(2).then(|| {
+            self.server.keep(monitor);
+            self.add(true)
+        });
+        let done = AtomicBool::new(false);
+        let told = std::thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                let told = monitor.try_ask(question);
+                done.store(true, Relaxed);
+                told
+            });
+            let mut copying = of_now.is_some();
+            // Of a machine that runs, a difference has something of each page: it is the last one
+            // that has to be right.
+            while !done.load(Relaxed) && self.count < 12 {
+                if std::mem::take(&mut copying) {
+                    self.server.copied(self.session);
+                }
+                copying = chance.once_in(2);
+                self.add(copying);
+            }
+            if copying {
+                self.server.copied(self.session);
+            }
+            asking.join().expect("it does not panic")
+        });
+        if let Some(layer) = of_now {
+            self.server.compare_kept(&layer, what);
+        }
+        told
     }
 }

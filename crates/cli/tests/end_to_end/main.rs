@@ -28,6 +28,7 @@ mod redis_live;
 mod refusals;
 mod segments;
 mod serve;
+mod serve_live;
 mod shared_pages;
 mod states;
 mod stops;

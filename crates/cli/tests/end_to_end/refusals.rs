@@ -236,10 +236,10 @@ fn a_missing_file_is_named_and_nothing_is_restored() {
 }
 
 /// A tmpfs of few bytes, unmounted on drop.
-struct SmallDisk(tempfile::TempDir);
+pub(super) struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    fn of(size: &str) -> Option<Self> {
+    pub(super) fn of(size: &str) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let status = Command::new("mount")
             .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
@@ -250,7 +250,7 @@ impl SmallDisk {
             .then_some(Self(folder))
     }
 
-    fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         self.0.path()
     }
 }

@@ -6,7 +6,8 @@
 //! `check` looks at all of the memory and answers "right", or which page is not; `write FIRST
 //! PAGES STEP VALUE` writes a word to the beginning and the end of every STEPth page, `remove FIRST
 //! PAGES` gives pages up, `fire SEED STEPS` has four threads do all of that at random and answers
-//! as `check`, `dump PATH` writes all of the memory to a file.
+//! as `check`, `dump PATH` writes all of the memory to a file, `expect PATH` what it should be,
+//! without touching it.
 //!
 //! `guest fill FIRST PAGES SEED` has a virtual machine with this memory write to it; `guest verify
 //! FIRST PAGES SEED`, and `guest zero FIRST PAGES`, have it look itself, and answer "right", where
@@ -248,6 +249,10 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
             state.dump(question.words.first().map_or("", String::as_str))?;
             return Ok(String::new());
         }
+        if question.verb == "expect" {
+            state.expect(question.words.first().map_or("", String::as_str))?;
+            return Ok(String::new());
+        }
         if question.verb == "guest" {
             return state.guest(&question.words);
         }
@@ -349,9 +354,21 @@ impl State<'_> {
     }
 
     fn dump(&self, path: &str) -> Result<(), Failure> {
+        self.store(path, |at| self.memory.mapping.load(at))
+    }
+
+    fn expect(&self, path: &str) -> Result<(), Failure> {
+        self.store(path, |at| {
+            let page = at / PAGE_BYTES;
+            self.holds[page].word(page, at % PAGE_BYTES)
+        })
+    }
+
+    /// Writes a file of words as long as the memory.
+    fn store(&self, path: &str, word: impl Fn(usize) -> u64) -> Result<(), Failure> {
         let mut file = BufWriter::new(std::fs::File::create(path)?);
         for at in (0..self.memory.mapping.bytes()).step_by(8) {
-            file.write_all(&self.memory.mapping.load(at).to_ne_bytes())?;
+            file.write_all(&word(at).to_ne_bytes())?;
         }
         file.flush()?;
         Ok(())

@@ -22,6 +22,7 @@ use rustix::process::Signal;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::copying;
 use super::live::Live;
 use super::{Shared, lock};
 use crate::{Blame, Error};
@@ -98,7 +99,7 @@ fn routes(server: Server) -> Router {
     Router::new()
         .route("/sessions", get(sessions))
         .route("/sessions/{number}", get(session))
-        .route("/sessions/{number}/diff", put(diff))
+        .route("/sessions/{number}/diff", get(copy).put(diff))
         .route("/drain", put(drain))
         .route("/metrics", get(metrics))
         .fallback(|| async { failure(StatusCode::NOT_FOUND, "there is no such resource") })
@@ -164,6 +165,9 @@ struct Diff {
     directory: PathBuf,
     /// The state file that the monitor wrote at the same moment.
     vmstate: Option<PathBuf>,
+    /// Whether the machine is to run on while it is copied.
+    #[serde(default)]
+    live: bool,
 }
 
 async fn diff(
@@ -179,17 +183,28 @@ async fn diff(
         return no_session(number);
     };
     let shared = server.shared;
-    let work = move || live.diff(&shared, &wanted.directory, wanted.vmstate.as_deref());
+    let work = move || {
+        let (directory, vmstate) = (&wanted.directory, wanted.vmstate.as_deref());
+        if wanted.live {
+            copying::begin(&live, &shared, directory, vmstate)?;
+            return Ok((StatusCode::ACCEPTED, Json(live.copying.describe())));
+        }
+        let difference = live.diff(&shared, directory, vmstate)?;
+        Ok((StatusCode::OK, Json(Some(copying::describe(&difference)))))
+    };
     match tokio::task::spawn_blocking(work).await {
-        Ok(Ok(difference)) => Json(json!({
-            "written_pages": difference.written_pages,
-            "stored_pages": difference.stored_pages,
-            "zero_pages": difference.zero_pages,
-            "parent_pages": difference.parent_pages,
-        }))
-        .into_response(),
+        Ok(Ok(told)) => told.into_response(),
         Ok(Err(error)) => failure(status_of(&error), super::live::told(&error)),
         Err(error) => failure(StatusCode::INTERNAL_SERVER_ERROR, error),
+    }
+}
+
+/// How far the last live difference is.
+async fn copy(State(server): State<Server>, Path(number): Path<u64>) -> Response {
+    match find(&server, number).map(|live| live.copying.describe()) {
+        Some(Some(told)) => Json(told).into_response(),
+        Some(None) => failure(StatusCode::NOT_FOUND, "there was no live difference"),
+        None => no_session(number),
     }
 }
 

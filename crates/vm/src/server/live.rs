@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::Re
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 
-use image::{Reader, Seal};
+use image::{Reader, Seal, Writer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Signal, pidfd_send_signal};
-use serve::{Difference, Options, Session, Target, Wanted};
+use serve::{Copied, Difference, Options, Session, Target, Wanted};
 use store::Images;
 
+use super::copying::Copying;
 use super::handoff::{self, Refusal};
 use super::watchdog::{self, Connected};
 use super::{OnError, Prefetch, Shared, lock};
@@ -34,6 +35,8 @@ pub(crate) struct Live {
     monitor: OwnedFd,
     /// The image that the next difference is over: that of the server, or the last difference.
     latest: Mutex<Images>,
+    /// A difference that is written while the machine runs.
+    pub copying: Copying,
     /// Ends the session when it is written to.
     stop: OwnedFd,
     /// Whether everything is to come in, and the session then to end.
@@ -48,13 +51,13 @@ impl Live {
     /// Has everything brought in, and the session end then.
     pub fn drain(&self) {
         self.draining.store(true, Relaxed);
-        let _ = rustix::io::write(&self.stop, b"!");
+        self.ring();
     }
 
     /// Has the monitor killed.
     pub fn abort(&self) {
         self.aborted.store(true, Relaxed);
-        let _ = rustix::io::write(&self.stop, b"!");
+        self.ring();
     }
 
     /// Writes what the machine, which must not run, has changed since the last difference, or the
@@ -62,15 +65,52 @@ impl Live {
     ///
     /// # Errors
     /// Nothing is left in `dir` then, and the next difference has it all.
-    pub fn diff(&self, shared: &Shared, dir: &Path, vmstate: Option<&Path>) -> Result<Difference> {
-        let mut latest = lock(&self.latest);
-        // An image that is written over must not change meanwhile.
-        let _same = shared.working_set.lock();
+    pub fn diff(
+        &self,
+        shared: &Arc<Shared>,
+        dir: &Path,
+        vmstate: Option<&Path>,
+    ) -> Result<Difference> {
+        let _alone = self.copying.keep_out()?;
         let state = vmstate.map(crate::import::read_state).transpose()?;
+        let dir = std::path::absolute(dir).map_err(Error::file("find", dir))?;
+        self.write(shared, &dir, state, |writer| self.session.diff(writer))
+    }
+
+    /// Does the same for a machine that runs on once `may_run` is called; its memory at that moment
+    /// is written. No other difference is.
+    ///
+    /// # Errors
+    /// As [`Live::diff`].
+    pub fn diff_live(
+        &self,
+        shared: &Arc<Shared>,
+        dir: &Path,
+        state: Option<Vec<u8>>,
+        copied: &Arc<Copied>,
+        may_run: impl FnOnce(),
+    ) -> Result<Difference> {
+        self.write(shared, dir, state, |writer| {
+            let live = self.session.diff_live(writer, copied)?;
+            may_run();
+            live.finish()
+        })
+    }
+
+    /// Writes a difference, whose pages `write` stores, with the state that goes with it.
+    fn write(
+        &self,
+        shared: &Arc<Shared>,
+        dir: &Path,
+        state: Option<Vec<u8>>,
+        write: impl FnOnce(&Writer) -> serve::Result<Difference>,
+    ) -> Result<Difference> {
+        // An image that is written over must not change meanwhile.
+        let _same = shared.working_set.hold(shared);
         let compress = shared.options.compress;
-        let images = Images::from(std::path::absolute(dir).map_err(Error::file("find", dir))?);
-        let writer = place::writer(&images, Some(&latest), shared.pages, compress)?;
-        let difference = self.session.diff(&writer)?;
+        let images = Images::from(dir.to_owned());
+        let writer = place::writer(&images, Some(&self.latest()), shared.pages, compress)?;
+        let difference = write(&writer)?;
         // What was read may be that of another process with the same pid.
         if has_ended(&self.monitor) {
             return Err(serve::Error::Gone { pid: self.pid }.into());
@@ -84,8 +124,13 @@ impl Live {
             facts: (shared.facts)(),
         })?;
         self.session.kept();
-        *latest = images;
+        *lock(&self.latest) = images;
         Ok(difference)
+    }
+
+    /// Has the thread that serves it look around.
+    pub fn ring(&self) {
+        let _ = rustix::io::write(&self.stop, b"!");
     }
 
     /// Where the image is that the next difference is over.
@@ -175,6 +220,11 @@ fn session(attended: &Attended, connected: &Connected) {
             kill(monitor);
         }
     }
+    // Who reads memory that is not served any more would wait for ever.
+    if has_ended(monitor) {
+        begun.session.abandon();
+    }
+    begun.copying.wait();
     if shared.options.record {
         shared.working_set.add(shared, &begun.session.recorded());
     }
@@ -229,6 +279,7 @@ fn begin(
         session,
         monitor,
         latest: Mutex::new(shared.options.images.clone()),
+        copying: Copying::default(),
         stop,
         draining: AtomicBool::new(false),
         fetching: AtomicBool::new(false),
@@ -268,7 +319,7 @@ fn serve_all<'scope>(
             let stopped = || ended.load(Relaxed);
             let done = live.session.fetch_wanted(&live.wanted, &first, &stopped);
             let _ = sender.send((Fetched::Wanted, done));
-            let _ = rustix::io::write(&live.stop, b"!");
+            live.ring();
         });
     }
     let outcome = loop {
@@ -278,7 +329,7 @@ fn serve_all<'scope>(
                 scope.spawn(move || {
                     let done = live.session.fetch(&|| ended.load(Relaxed));
                     let _ = sender.send((Fetched::All, done));
-                    let _ = rustix::io::write(&live.stop, b"!");
+                    live.ring();
                 });
             }
             fetchers = FETCHERS;
@@ -299,7 +350,8 @@ fn serve_all<'scope>(
             let what = "the server was told to end at once".to_owned();
             break Err(serve::Error::Unable(what));
         }
-        if finished >= FETCHERS && live.draining.load(Relaxed) {
+        let is_in = finished >= FETCHERS && live.draining.load(Relaxed);
+        if is_in && !live.copying.is_going_on() {
             break live.session.end();
         }
     };

@@ -1,6 +1,7 @@
 //! A page server for microVMs: any number of monitors, each a session of its own over one image.
 
 mod control;
+mod copying;
 mod handoff;
 mod live;
 mod watchdog;

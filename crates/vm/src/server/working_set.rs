@@ -1,6 +1,6 @@
 //! What machines wanted, kept in the image that they are resumed from.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use image::Record;
 use serve::Wanted;
@@ -11,34 +11,67 @@ use crate::{Error, Result};
 
 /// The working set of an image that is served.
 #[derive(Debug)]
-pub(crate) struct Kept(Mutex<WorkingSet>);
+pub(crate) struct Kept(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    set: WorkingSet,
+    /// How many want the image's manifest to stay as it is.
+    held: usize,
+    /// Whether the image is to have what is not in it yet.
+    waits: bool,
+}
+
+/// Keeps this server from changing the image's manifest: that is done when the last one goes.
+pub(crate) struct Held<'a>(&'a Shared);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.working_set.0);
+        state.held -= 1;
+        if state.held == 0 && std::mem::take(&mut state.waits) {
+            keep(self.0, &state.set);
+        }
+    }
+}
 
 impl Kept {
     /// What the image has of it.
     pub fn new(set: Option<WorkingSet>) -> Self {
-        Self(Mutex::new(set.unwrap_or_default()))
+        Self(Mutex::new(State {
+            set: set.unwrap_or_default(),
+            ..State::default()
+        }))
     }
 
     /// What machines wanted, in order.
     pub fn wanted(&self) -> Vec<Wanted> {
-        lock(&self.0).wanted()
+        lock(&self.0).set.wanted()
     }
 
-    /// Keeps the image's manifest from being changed by this server.
-    pub fn lock(&self) -> MutexGuard<'_, WorkingSet> {
-        lock(&self.0)
+    /// Keeps the image's manifest as it is for a while; `shared` is the server that this is of.
+    pub fn hold<'a>(&self, shared: &'a Shared) -> Held<'a> {
+        lock(&self.0).held += 1;
+        Held(shared)
     }
 
     /// Adds what another machine wanted, and puts it into the image.
     pub fn add(&self, shared: &Shared, wanted: &[Wanted]) {
-        let mut set = self.lock();
-        if !set.merge(wanted) {
+        let mut state = lock(&self.0);
+        if !state.set.merge(wanted) {
             return;
         }
-        match store(shared, &set) {
-            Ok(()) => log::info!("{} ranges are wanted", set.pages.len()),
-            Err(error) => log::warn!("what is wanted is not kept: {}", super::live::told(&error)),
+        match state.held {
+            0 => keep(shared, &state.set),
+            _ => state.waits = true,
         }
+    }
+}
+
+fn keep(shared: &Shared, set: &WorkingSet) {
+    match store(shared, set) {
+        Ok(()) => log::info!("{} ranges are wanted", set.pages.len()),
+        Err(error) => log::warn!("what is wanted is not kept: {}", super::live::told(&error)),
     }
 }
 
