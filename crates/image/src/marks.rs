@@ -35,7 +35,7 @@ fn owner(name: &str) -> Option<ImageId> {
 ///
 /// # Errors
 /// [`Error::Store`].
-pub(crate) fn leave(parent: &ParentImage, child: ImageId, durable: bool) -> Result<()> {
+pub(crate) fn add(parent: &ParentImage, child: ImageId, durable: bool) -> Result<()> {
     let failed = Error::store("leave a mark in the parent of");
     let object = parent.store.create(&name(child)).map_err(&failed)?;
     object
@@ -46,7 +46,7 @@ pub(crate) fn leave(parent: &ParentImage, child: ImageId, durable: bool) -> Resu
 
 /// Takes back the mark of a child that did not come to be. What fails, the parent's next writer
 /// does.
-pub(crate) fn take_back(parent: &ParentImage, child: ImageId) {
+pub(crate) fn remove(parent: &ParentImage, child: ImageId) {
     let _ = parent.store.remove(&name(child));
 }
 

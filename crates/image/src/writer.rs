@@ -321,7 +321,7 @@ impl Writer {
         }
         let marked = parent
             .as_ref()
-            .map_or(Ok(()), |parent| marks::leave(parent, self.id, durable));
+            .map_or(Ok(()), |parent| marks::add(parent, self.id, durable));
         // Before and after: who changes the parent looks for its children afterwards.
         let same = || parent.as_ref().map_or(Ok(()), ParentImage::check_same);
         let published = marked
@@ -338,7 +338,7 @@ impl Writer {
             if current(&*self.store) != Some(self.id) {
                 self.remove(&names);
                 if let Some(parent) = &parent {
-                    marks::take_back(parent, self.id);
+                    marks::remove(parent, self.id);
                 }
             }
             return Err(error);

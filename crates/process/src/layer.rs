@@ -121,7 +121,8 @@ impl Layer {
             };
             let all = memory.extents.iter().map(pages::Extent::span);
             let all = all.collect::<Vec<_>>();
-            let described = inheritance.leave(writer, space, &intersect(&all, unwritten))?;
+            let described =
+                inheritance.inherit_unwritten(writer, space, &intersect(&all, unwritten))?;
             pages += described.pages();
             let rest = subtract(&all, &described);
             let extent = |span: Span| pages::Extent::of(space, span);

@@ -90,7 +90,7 @@ fn dump_once(
     let mut dump = Dump::begin(options, draft, began, progress)?;
     dump.copy_before()?;
     for instant in 1.. {
-        if let Some(saved) = dump.instant(instant == INSTANTS)? {
+        if let Some(saved) = dump.try_instant(instant == INSTANTS)? {
             return dump.seal(saved);
         }
         log::info!("instant {instant} was not copied in time: another follows");
@@ -213,7 +213,7 @@ impl<'a, 'b> Dump<'a, 'b> {
     /// Copies what is stale while the tree runs.
     fn round(&self) -> Result<u64> {
         let mut copied_bytes = 0;
-        self.live.part(&self.live.pids());
+        self.live.unshare(&self.live.pids());
         for (pid, areas) in self.areas()? {
             let progress = |bytes| self.progress.add(bytes);
             match self.live.round(pid, &areas, &self.draft.writer, &progress) {
@@ -253,7 +253,7 @@ impl<'a, 'b> Dump<'a, 'b> {
 
     /// Stops the tree and saves it as it is then. Returns nothing when pages were discarded before
     /// they were copied. The `last` instant is copied while the tree is stopped.
-    fn instant(&mut self, last: bool) -> Result<Option<Saved>> {
+    fn try_instant(&mut self, last: bool) -> Result<Option<Saved>> {
         let root = self.options.tree.as_raw_nonzero().get();
         let prepared = Prepared::of(root)?;
         self.shared = memory_view::shared(&prepared);
@@ -273,7 +273,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         }
         let (drained, stopped) = self.copy_stopped(&mut inventory)?;
         self.draft.report.statistics.count(&drained);
-        self.live.part(&pids);
+        self.live.unshare(&pids);
         let stale_bytes = self.live.stale_bytes();
         let whole = match last {
             true => Some(self.finish(&pids, true)?),

@@ -90,7 +90,7 @@ fn find_written(
             continue;
         };
         let space = SpaceId(mapped.pid.cast_unsigned());
-        let inherited = inheritance.leave(&draft.writer, space, &changes.unwritten)?;
+        let inherited = inheritance.inherit_unwritten(&draft.writer, space, &changes.unwritten)?;
         let unknown = subtract(&changes.unwritten, &inherited);
         let written = changes.written.and(&unknown);
         draft.report.statistics.parent_pages += inherited.pages();

@@ -439,7 +439,12 @@ impl Inheritance {
     ///
     /// # Errors
     /// [`Error::Image`].
-    pub fn leave(&self, writer: &Writer, space: SpaceId, unwritten: &[Span]) -> Result<Spans> {
+    pub fn inherit_unwritten(
+        &self,
+        writer: &Writer,
+        space: SpaceId,
+        unwritten: &[Span],
+    ) -> Result<Spans> {
         if !self.is_possible() || unwritten.is_empty() {
             return Ok(Spans::new());
         }

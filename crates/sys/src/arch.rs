@@ -101,7 +101,7 @@ impl Registers {
     }
 
     /// Has the kernel not go on with the call that it is in.
-    pub const fn leave_call(&mut self) {
+    pub const fn abandon_call(&mut self) {
         self.orig_rax = u64::MAX;
     }
 

@@ -57,7 +57,7 @@ pub fn fork_for_numbers(kept: &[RawFd], work: impl FnOnce()) -> io::Result<Pid> 
         Fork::Child => {
             close_all_but(kept);
             let done = std::panic::catch_unwind(AssertUnwindSafe(work));
-            leave(i32::from(done.is_err()))
+            exit_now(i32::from(done.is_err()))
         }
     }
 }
@@ -70,7 +70,7 @@ pub fn fork_for_numbers(kept: &[RawFd], work: impl FnOnce()) -> io::Result<Pid> 
 ///
 /// # Errors
 /// Those of fork(2).
-pub fn leave_behind(kept: &[RawFd], name: &std::ffi::CStr, work: impl FnOnce()) -> io::Result<()> {
+pub fn daemonize(kept: &[RawFd], name: &std::ffi::CStr, work: impl FnOnce()) -> io::Result<()> {
     // SAFETY: the C library makes its memory usable in the copy, which touches nothing else that
     // another thread could have been changing.
     match unsafe { libc::fork() } {
@@ -91,14 +91,14 @@ pub fn leave_behind(kept: &[RawFd], name: &std::ffi::CStr, work: impl FnOnce()) 
     // orphan.
     match unsafe { libc::fork() } {
         0 => {}
-        pid => leave(i32::from(pid < 0)),
+        pid => exit_now(i32::from(pid < 0)),
     }
     close_all_but(kept);
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     let _ = rustix::thread::set_name(name);
     let done = std::panic::catch_unwind(AssertUnwindSafe(work));
-    leave(i32::from(done.is_err()))
+    exit_now(i32::from(done.is_err()))
 }
 
 /// Closes all other descriptors: in a child, where nobody else uses them and none is dropped.
@@ -121,7 +121,7 @@ fn close_all_but(kept: &[RawFd]) {
 }
 
 /// Ends a child without running anything that its parent registered.
-pub(crate) fn leave(status: i32) -> ! {
+pub(crate) fn exit_now(status: i32) -> ! {
     // SAFETY: _exit ends the process; no destructor of the parent's copy runs.
     unsafe { libc::_exit(status) }
 }
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn who_is_left_behind_has_nothing_of_ours() {
         let (mut reader, writer) = io::pipe().unwrap();
-        leave_behind(&[writer.as_raw_fd()], c"left", || {
+        daemonize(&[writer.as_raw_fd()], c"left", || {
             let name = std::fs::read_to_string("/proc/self/comm").unwrap();
             let links = std::fs::read_dir("/proc/self/fd").unwrap();
             // The list of them is one more while it is read.

@@ -160,7 +160,7 @@ mod tests {
     fn children_are_born_into_it_until_it_is_left() {
         // The libtest process has several threads, of which setns(2) wants none.
         let (mut reader, writer) = io::pipe().unwrap();
-        let child = crate::fork::leave_behind(&[writer.as_raw_fd()], c"timens", || {
+        let child = crate::fork::daemonize(&[writer.as_raw_fd()], c"timens", || {
             let told = tell();
             let _ = rustix::io::write(&writer, told.as_bytes());
         });

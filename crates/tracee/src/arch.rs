@@ -51,7 +51,7 @@ pub(crate) fn is_stub(bytes: &[u8]) -> bool {
 
 /// The registers with which a thread runs the blob's code at `entry`, for these ops and header.
 pub(crate) fn enter_blob(registers: &mut Registers, entry: Addr, (ops, header): (Addr, Addr)) {
-    registers.leave_call();
+    registers.abandon_call();
     registers.go_to(entry);
     (registers.r12, registers.r13) = (ops.0, header.0);
 }

@@ -136,7 +136,7 @@ impl Blocks {
     }
 
     /// Makes a block stale that was another space's.
-    pub fn part(&mut self, number: u64) {
+    pub fn unshare(&mut self, number: u64) {
         if matches!(self.state(number), Some(State::Common(_))) {
             self.set(number, State::Stale);
         }

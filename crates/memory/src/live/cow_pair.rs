@@ -49,7 +49,9 @@ impl CowPair {
             }
         }
         let written = book.blocks.renewed(since).to_vec();
-        written.iter().for_each(|number| book.blocks.part(*number));
+        written
+            .iter()
+            .for_each(|number| book.blocks.unshare(*number));
         drop(book);
         let seen = seen.into();
         Ok(Self {
@@ -61,17 +63,19 @@ impl CowPair {
 
     /// Makes those blocks stale that may not be the parent's any more. A parent that is not `there`
     /// at the instant has nothing.
-    pub fn part(&self, there: bool) {
-        let parted = if there {
+    pub fn unshare(&self, there: bool) {
+        let changed = if there {
             let parent = self.parent.book();
-            let parted = parent.blocks.renewed(self.seen.load(Relaxed)).to_vec();
-            self.seen.fetch_add(parted.len(), Relaxed);
-            parted
+            let changed = parent.blocks.renewed(self.seen.load(Relaxed)).to_vec();
+            self.seen.fetch_add(changed.len(), Relaxed);
+            changed
         } else {
             self.child.book().blocks.common()
         };
         let mut book = self.child.book();
-        parted.iter().for_each(|number| book.blocks.part(*number));
+        changed
+            .iter()
+            .for_each(|number| book.blocks.unshare(*number));
     }
 }
 

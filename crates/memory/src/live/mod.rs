@@ -8,10 +8,10 @@
 //! 1. Before the instant, [`Live::round`] protects what is not protected and copies what is stale,
 //!    some times; a write meanwhile lifts the protection of its block and goes on. What is not
 //!    protected is found by the next round: those blocks are stale again.
-//! 2. At the instant all tasks are stopped: [`Live::instant`] protects what is not protected. That
-//!    is little, when [`Live::protect_ahead`] has just done the same, and found without a look at
-//!    all page tables: where all pages were there and protected, one can be open only if we lifted
-//!    its protection, or if it was discarded, which is told.
+//! 2. At the instant all tasks are stopped: [`Live::begin_instant`] protects what is not protected.
+//!    That is little, when [`Live::protect_ahead`] has just done the same, and found without a look
+//!    at all page tables: where all pages were there and protected, one can be open only if we
+//!    lifted its protection, or if it was discarded, which is told.
 //! 3. Afterwards [`Live::finish`] looks whether that was true, and copies the stale blocks. A write
 //!    to one waits until the thread of ours has copied the block: 64 KiB, into memory of at most
 //!    64 MiB in all.
@@ -184,11 +184,11 @@ impl Live {
     }
 
     /// Sees which pages are no longer those of the parent, where that is in `pids`: they must be
-    /// copied. To be called for the instant, when all tasks are stopped and [`Live::instant`] was
-    /// called for each, and now and then before, so that little is left for afterwards.
-    pub fn part(&self, pids: &[i32]) {
+    /// copied. To be called for the instant, when all tasks are stopped and [`Live::begin_instant`]
+    /// was called for each, and now and then before, so that little is left for afterwards.
+    pub fn unshare(&self, pids: &[i32]) {
         for cow_pair in &self.cow_pairs {
-            cow_pair.part(pids.contains(&cow_pair.parent.pid));
+            cow_pair.unshare(pids.contains(&cow_pair.parent.pid));
         }
     }
 
@@ -228,7 +228,7 @@ impl Live {
     ///
     /// # Errors
     /// [`Error::Protect`]; [`Error::Gone`] when the task runs another program since.
-    pub fn instant(&self, pid: i32, areas: &Areas, trusting: bool) -> Result<Spans> {
+    pub fn begin_instant(&self, pid: i32, areas: &Areas, trusting: bool) -> Result<Spans> {
         let Some(task) = self.task(pid) else {
             return Ok(Spans::new());
         };

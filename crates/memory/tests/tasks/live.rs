@@ -74,7 +74,7 @@ impl Task {
 
     /// The child waits for orders, and so is as good as stopped.
     fn instant(&self) -> abi::spans::Spans {
-        let guards = self.live.instant(self.child.pid(), &self.areas, true);
+        let guards = self.live.begin_instant(self.child.pid(), &self.areas, true);
         guards.expect("an instant")
     }
 

@@ -290,7 +290,7 @@ fn start(images: &Images, reader: &Arc<Reader>, log: Option<RawFd>) -> Result<Ow
     let files = open_files.iter().flatten().map(AsRawFd::as_raw_fd);
     let kept = kept.chain(files).collect::<Vec<_>>();
     // The watchdog keeps this name.
-    sys::fork::leave_behind(&kept, c"stillframe-lzwd", || {
+    sys::fork::daemonize(&kept, c"stillframe-lzwd", || {
         if log.is_none() {
             log::set_max_level(log::LevelFilter::Off);
         }

@@ -85,7 +85,7 @@ impl MemoryView for LiveView<'_> {
         let shared = self.shared.remove(&pid).unwrap_or_default();
         let guards = self
             .live
-            .instant(pid, &Areas { spans, shared }, self.trusting);
+            .begin_instant(pid, &Areas { spans, shared }, self.trusting);
         let guards = guards.map_err(|error| match error {
             // It is stopped, and so is there.
             memory::Error::Gone { pid } => Error::Left { pid },

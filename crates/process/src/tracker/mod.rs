@@ -278,7 +278,7 @@ fn start(root: i32) -> Result<()> {
         let _ = listen(&listener, 16);
         server::serve(&listener, tracked);
     };
-    sys::fork::leave_behind(&[listener.as_raw_fd()], c"stillframe-trk", serve).map_err(started)
+    sys::fork::daemonize(&[listener.as_raw_fd()], c"stillframe-trk", serve).map_err(started)
 }
 
 fn socket() -> io::Result<OwnedFd> {

@@ -7,7 +7,7 @@ use rustix::process::{
 };
 
 use super::{Outcome, why};
-use crate::fork::{Fork, fork, leave};
+use crate::fork::{Fork, exit_now, fork};
 use crate::ptrace;
 
 /// Calls `probe` in a child and returns what it found.
@@ -23,7 +23,7 @@ pub(super) fn run(probe: fn() -> Outcome) -> Outcome {
             };
             // Nobody is told when this fails: the parent finds an empty pipe.
             let _ = File::from(writer).write_all(text.as_bytes());
-            leave(0)
+            exit_now(0)
         }
         Fork::Parent(child) => {
             drop(writer);

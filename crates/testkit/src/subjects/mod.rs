@@ -128,7 +128,7 @@ impl Control {
 
     /// Says that the state is reached.
     fn ready(&self) -> io::Result<()> {
-        self.leave("ready", "")
+        self.write_whole("ready", "")
     }
 
     /// Waits for the next question.
@@ -161,7 +161,7 @@ impl Control {
 
     /// Answers `question`.
     fn answer(&self, question: &Question, answer: impl ToString) -> io::Result<()> {
-        self.leave(&format!("answer-{}", question.number), &answer.to_string())
+        self.write_whole(&format!("answer-{}", question.number), &answer.to_string())
     }
 
     /// Answers every question with what `respond` makes of it, for ever.
@@ -177,8 +177,8 @@ impl Control {
         }
     }
 
-    /// Leaves a file that is whole as soon as it is there.
-    fn leave(&self, name: &str, text: &str) -> io::Result<()> {
+    /// Writes a file that is whole as soon as it is there.
+    fn write_whole(&self, name: &str, text: &str) -> io::Result<()> {
         let draft = self.folder.join(format!("{name}.draft"));
         fs::write(&draft, text)?;
         fs::rename(draft, self.folder.join(name))

@@ -122,7 +122,7 @@ impl Injection {
         leader.halt()?;
         inside(leader, area)?;
         let mut closing = leader.saved.registers;
-        closing.leave_call();
+        closing.abandon_call();
         closing.go_to(place.self_restore);
         leader.borrow(&closing)?;
         for _ in 0..count {
