@@ -6,6 +6,9 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use rustix::io::Errno;
+use rustix::process::WaitOptions;
+
 /// One of several workers: every `of`-th seed from `number` on is its.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
@@ -60,10 +63,14 @@ impl Worker {
 }
 
 /// Makes the namespaces of a worker usable, and has this process end when whoever started it does.
+/// The first process of them goes no further: it becomes their init.
 ///
 /// # Errors
 /// When the loopback or the terminals cannot be made.
 pub fn enter() -> io::Result<()> {
+    if std::process::id() == 1 {
+        std::process::exit(be_init()?);
+    }
     sys::isolated::furnish()?;
     std::thread::Builder::new().spawn(|| {
         // It is never written to: an end or an error is the end of the other side.
@@ -71,6 +78,23 @@ pub fn enter() -> io::Result<()> {
         std::process::exit(1)
     })?;
     Ok(())
+}
+
+/// Has a worker do the work, and asks orphans how they ended until that has: a worker that waits
+/// for a restore could not, and the restore may wait for their numbers.
+fn be_init() -> io::Result<i32> {
+    let worker = Command::new(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .spawn()?;
+    loop {
+        match rustix::process::wait(WaitOptions::empty()) {
+            Ok(Some((ended, status))) if ended.as_raw_pid().cast_unsigned() == worker.id() => {
+                return Ok(status.exit_status().unwrap_or(1));
+            }
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 #[cfg(test)]
