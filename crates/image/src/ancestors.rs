@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use store::{Object, Store};
 
 use crate::header::{self, PRELUDE_BYTES};
-use crate::manifest::Listed;
+use crate::manifest::AncestorRecord;
 use crate::parts::{ANCESTORS_MAX, PARTS_MAX};
 use crate::{Error, ImageId, MANIFEST_NAME, Result};
 
@@ -28,7 +28,7 @@ impl Ancestor {
     ///
     /// # Errors
     /// What is wrong.
-    fn check(listed: Listed, own: ImageId) -> std::result::Result<Self, String> {
+    fn check(listed: AncestorRecord, own: ImageId) -> std::result::Result<Self, String> {
         let id = listed.id.as_slice().try_into().map(ImageId);
         let id = id.map_err(|_| "an ancestor has no id".to_owned())?;
         let path = &listed.path;
@@ -53,7 +53,7 @@ impl Ancestor {
     /// # Errors
     /// What is wrong.
     pub(crate) fn check_all(
-        listed: Vec<Listed>,
+        listed: Vec<AncestorRecord>,
         own: ImageId,
     ) -> std::result::Result<Vec<Self>, String> {
         if listed.len() > ANCESTORS_MAX {
@@ -229,12 +229,12 @@ mod tests {
     #[test]
     fn claims_are_checked() {
         let own = ImageId([1; 16]);
-        let listed = |id: u8, path: &str| Listed {
+        let listed = |id: u8, path: &str| AncestorRecord {
             id: vec![id; 16],
             path: path.into(),
             parts_bytes: vec![4096],
         };
-        let refused = |listed: Vec<Listed>, what: &str| {
+        let refused = |listed: Vec<AncestorRecord>, what: &str| {
             let error = Ancestor::check_all(listed, own).unwrap_err();
             assert!(error.contains(what), "{error}");
         };
@@ -245,20 +245,20 @@ mod tests {
         refused(vec![listed(2, "")], "no path");
         refused(vec![listed(2, &"x".repeat(4097))], "no path");
         refused(
-            vec![Listed {
+            vec![AncestorRecord {
                 id: vec![1],
                 ..listed(2, "x")
             }],
             "no id",
         );
         refused(
-            vec![Listed {
+            vec![AncestorRecord {
                 parts_bytes: vec![0; 17],
                 ..listed(2, "x")
             }],
             "pages objects",
         );
-        let many = (0..4096_u32).map(|number| Listed {
+        let many = (0..4096_u32).map(|number| AncestorRecord {
             id: [number.to_le_bytes(); 4].concat(),
             ..listed(2, "x")
         });

@@ -61,7 +61,7 @@ impl Chunk {
     }
 
     /// Whether it is in another image.
-    pub fn is_far(&self) -> bool {
+    pub fn is_inherited(&self) -> bool {
         parts::owner(self.object as usize).0.is_some()
     }
 }

@@ -17,7 +17,7 @@ impl Writer {
     /// # Errors
     /// [`crate::Error::Store`], [`crate::Error::Corrupt`].
     pub(crate) fn shrink(&self, table: &mut Table, uses: &Uses, runs: &mut [Run]) -> Result<()> {
-        let own = table.iter().filter(|(_, chunk)| !chunk.is_far());
+        let own = table.iter().filter(|(_, chunk)| !chunk.is_inherited());
         let some = own.filter_map(|(id, chunk)| Some((id, *chunk, uses.some_of(id, chunk)?)));
         let some = some.collect::<Vec<_>>();
         if some.is_empty() {
@@ -55,7 +55,7 @@ impl Writer {
     /// [`crate::Error::Store`].
     pub(crate) fn compact(&self, table: &mut Table, uses: &Uses) -> Result<()> {
         let used = table.iter().filter(|(id, _)| uses.is_used(*id));
-        let own = used.filter(|(_, chunk)| !chunk.is_far());
+        let own = used.filter(|(_, chunk)| !chunk.is_inherited());
         let mut own = own.map(|(id, chunk)| (id, *chunk)).collect::<Vec<_>>();
         let own_bytes = own.iter().map(|(_, chunk)| u64::from(chunk.stored_bytes));
         if own_bytes.sum::<u64>() >= self.given_bytes() {

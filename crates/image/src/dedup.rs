@@ -181,7 +181,7 @@ fn refine(store: &dyn Store, newest: &Reader, durable: bool) -> Result<bool> {
         let used = Ranges::of(used);
         let whole = used.is_just(&(0..chunk.pages));
         let first = finer.len() as u32;
-        if whole || !chunk.is_far() || !chunk.is_plain() {
+        if whole || !chunk.is_inherited() || !chunk.is_plain() {
             places.push(vec![(0..chunk.pages, ChunkId(first))]);
             finer.push(*chunk);
             continue;

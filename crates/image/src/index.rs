@@ -221,7 +221,7 @@ pub(crate) fn check(entries: &[Entry], bounds: Bounds<'_>) -> Result<Vec<Space>,
         check_alone(&run, space, bounds).map_err(|what| fault(&what))?;
         match run.kind {
             RunKind::Same { .. } => same.push(number),
-            RunKind::Part(part) if !bounds.chunks[part.chunk.0 as usize].is_far() => {
+            RunKind::Part(part) if !bounds.chunks[part.chunk.0 as usize].is_inherited() => {
                 space.own_pages += u64::from(run.pages);
             }
             RunKind::Part(_) | RunKind::Zero => {}

@@ -39,7 +39,7 @@ pub(crate) struct Parent {
 
 /// An image that holds pages of this one.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Listed {
+pub(crate) struct AncestorRecord {
     #[prost(bytes = "vec", tag = "1")]
     pub id: Vec<u8>,
     /// Where it is, relative to the image that names it.
@@ -74,7 +74,7 @@ pub(crate) struct Manifest {
     pub unused_bytes: u64,
     /// The images that hold pages of this one.
     #[prost(message, repeated, tag = "7")]
-    pub ancestors: Vec<Listed>,
+    pub ancestors: Vec<AncestorRecord>,
     /// The image for which some pages of this one were freed; empty where all are there.
     #[prost(bytes = "vec", tag = "10")]
     pub freed_by: Vec<u8>,

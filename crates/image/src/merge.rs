@@ -211,7 +211,7 @@ impl Writer {
         let Some(chunk) = parent.chunk_of(reader.ancestors()[owner].id, number, chunk) else {
             return Ok(false);
         };
-        let chunk: ChunkId = lock(&self.table).add_far(chunk)?;
+        let chunk: ChunkId = lock(&self.table).add_inherited(chunk)?;
         self.describe([Run {
             kind: RunKind::Part(Part { chunk, ..part }),
             ..*run

@@ -8,7 +8,7 @@ use store::Store;
 
 use crate::ancestors::join;
 use crate::chunk::Chunk;
-use crate::manifest::{Listed, Parent};
+use crate::manifest::{AncestorRecord, Parent};
 use crate::parts::{self, ANCESTORS_MAX};
 use crate::reader::locate_in;
 use crate::run::Part;
@@ -37,7 +37,7 @@ pub(crate) struct ParentImage {
 pub(crate) struct Lineage {
     /// None where no page is inherited.
     pub parent: Option<Parent>,
-    pub ancestors: Vec<Listed>,
+    pub ancestors: Vec<AncestorRecord>,
     pub chunks: Vec<Chunk>,
 }
 
@@ -94,7 +94,7 @@ impl ParentImage {
                 Some(part) => {
                     let theirs = *self.reader.chunk(part.chunk);
                     let object = of_child(theirs.object as usize) as u32;
-                    let chunk = table.add_far(Chunk { object, ..theirs })?;
+                    let chunk = table.add_inherited(Chunk { object, ..theirs })?;
                     RunKind::Part(Part { chunk, ..part })
                 }
             };
@@ -140,16 +140,16 @@ impl ParentImage {
 
     /// Describes ancestor number `ancestor` of the new image: the parent is number 0, and its own
     /// ancestors come behind it.
-    fn listed(&self, ancestor: usize) -> Listed {
+    fn ancestor_record(&self, ancestor: usize) -> AncestorRecord {
         let Some(older) = ancestor.checked_sub(1) else {
-            return Listed {
+            return AncestorRecord {
                 id: self.reader.id().0.to_vec(),
                 path: self.link.to_parent.clone(),
                 parts_bytes: self.reader.parts_bytes(),
             };
         };
         let older = &self.reader.ancestors()[older];
-        Listed {
+        AncestorRecord {
             id: older.id.0.to_vec(),
             path: join(&self.link.to_parent, &older.path),
             parts_bytes: older.parts_bytes.clone(),
@@ -201,7 +201,7 @@ pub(crate) fn lineage(
         }),
         ancestors: ancestors
             .into_iter()
-            .map(|number| parent.listed(number))
+            .map(|number| parent.ancestor_record(number))
             .collect(),
         chunks,
     })

@@ -156,7 +156,7 @@ impl Reader {
     }
 
     /// Returns how many files of other images may have to be open to read all of this one.
-    pub fn far_files(&self) -> u64 {
+    pub fn ancestor_files(&self) -> u64 {
         let files = |one: &Ancestor| one.parts_bytes.iter().filter(|bytes| **bytes > 0).count();
         self.ancestors().iter().map(files).sum::<usize>() as u64
     }
@@ -744,8 +744,8 @@ mod tests {
         ) {
             let runs = [part(0, 1, 0, 0), part(1, 2, 1, 1), part(3, 1, 2, 0), part(4, 1, 0, 0)];
             let page = PAGE_BYTES as u64;
-            let far = |ancestor, pages| plain(parts::of_ancestor(ancestor, 0) as u32, 1, pages);
-            let listed = |id: u8| manifest::Listed {
+            let theirs = |ancestor, pages| plain(parts::of_ancestor(ancestor, 0) as u32, 1, pages);
+            let listed = |id: u8| manifest::AncestorRecord {
                 id: vec![id; 16], path: "../1".into(), parts_bytes: vec![4 * page],
             };
             let message = Manifest {
@@ -755,7 +755,7 @@ mod tests {
                 ancestors: vec![listed(1), listed(2)],
                 ..Default::default()
             };
-            let chunks = chunk::encode(&[plain(0, 0, 1), far(0, 3), far(1, 1)]);
+            let chunks = chunk::encode(&[plain(0, 0, 1), theirs(0, 3), theirs(1, 1)]);
             let sections = [
                 spaces(&[3]), index(&runs), chunks, message.encode_to_vec(), Vec::new(),
             ];

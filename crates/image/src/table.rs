@@ -28,7 +28,7 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::TooLarge`].
-    pub fn add_far(&mut self, chunk: Chunk) -> Result<ChunkId> {
+    pub fn add_inherited(&mut self, chunk: Chunk) -> Result<ChunkId> {
         match self.0.last() {
             Some(last) if *last == chunk => Ok(ChunkId(self.0.len() as u32 - 1)),
             _ => self.add(&[chunk]),
@@ -127,7 +127,7 @@ impl Uses {
                 continue;
             };
             let mask = &mut uses.masks[part.chunk.0 as usize];
-            if table.get(part.chunk).is_far() {
+            if table.get(part.chunk).is_inherited() {
                 *mask = u16::MAX;
                 continue;
             }
@@ -157,8 +157,8 @@ fn bits(skip_pages: u32, pages: u32) -> u16 {
 
 /// Which pages objects belong to ancestors, by those ancestors' numbers.
 pub(crate) fn ancestors(objects: &[usize]) -> Vec<usize> {
-    let far = objects.iter().filter_map(|object| parts::owner(*object).0);
-    let mut ancestors: Vec<usize> = far.collect();
+    let inherited = objects.iter().filter_map(|object| parts::owner(*object).0);
+    let mut ancestors: Vec<usize> = inherited.collect();
     ancestors.dedup();
     ancestors
 }
@@ -184,8 +184,9 @@ mod tests {
         let mut table = Table::default();
         let own = [plain(1, 4, 2), plain(0, 0, 3), plain(1, 0, 4)];
         assert_eq!(table.add(&own).unwrap(), ChunkId(0));
-        let far = plain(35, 7, 9);
-        let added = [far, far, plain(19, 0, 1), far].map(|far| table.add_far(far).unwrap().0);
+        let inherited = plain(35, 7, 9);
+        let added = [inherited, inherited, plain(19, 0, 1), inherited]
+            .map(|inherited| table.add_inherited(inherited).unwrap().0);
         assert_eq!(added, [3, 3, 4, 5]);
         let mut runs = [run(0, 0, 2), run(2, 1, 2), run(3, 8, 1), run(5, 0, 2)];
         let uses = Uses::new(&table, &runs);
@@ -195,8 +196,11 @@ mod tests {
         let objects = table.objects(&uses);
         assert_eq!((&objects[..], ancestors(&objects)), (&[1, 35][..], vec![1]));
         let sorted = table.sorted(&uses, &|object| object % 16, &mut runs);
-        let far = Chunk { object: 3, ..far };
-        assert_eq!(sorted, [own[2], own[0], far]);
+        let inherited = Chunk {
+            object: 3,
+            ..inherited
+        };
+        assert_eq!(sorted, [own[2], own[0], inherited]);
         let numbers = runs.map(|run| run.part().unwrap().chunk.0);
         assert_eq!(numbers, [1, 0, 2, 2]);
     }

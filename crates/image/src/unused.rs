@@ -28,7 +28,7 @@ impl Used {
 /// count. The last object has pages, unless it is the only one.
 pub(crate) fn used<'a>(chunks: impl Iterator<Item = &'a Chunk>) -> Vec<Used> {
     let mut objects = vec![Used::default()];
-    for chunk in chunks.take_while(|chunk| !chunk.is_far()) {
+    for chunk in chunks.take_while(|chunk| !chunk.is_inherited()) {
         let number = chunk.object as usize;
         objects.resize_with(objects.len().max(number + 1), Used::default);
         let object = &mut objects[number];

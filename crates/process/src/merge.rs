@@ -28,7 +28,7 @@ pub fn merge(options: &MergeOptions) -> Result<MergeReport> {
         None => None,
     };
     let reader = Reader::open(&*source)?;
-    crate::alone::raise_open_files(reader.far_files() + OWN_DESCRIPTORS);
+    crate::alone::raise_open_files(reader.ancestor_files() + OWN_DESCRIPTORS);
     let output = options.output.as_ref().unwrap_or(&options.images);
     let store = output.create().map_err(Error::Store)?;
     let mut writer = match &options.until {

@@ -93,7 +93,7 @@ pub(crate) fn vdsos(image: &Reader) -> Result<Vec<Vdso>> {
 ///
 /// # Errors
 /// [`resources::Error::Corrupt`], [`Error::Image`].
-pub(crate) fn hand_down(writer: &Writer, parent: &Reader) -> Result<()> {
+pub(crate) fn inherit_vdsos(writer: &Writer, parent: &Reader) -> Result<()> {
     for (id, vdso) in (0..).zip(vdsos(parent)?) {
         let space = SpaceId(vdso.space.expect("those that have one"));
         let pages = u64::from(vdso.len_bytes).div_ceil(abi::PAGE_BYTES);

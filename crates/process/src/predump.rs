@@ -62,7 +62,7 @@ pub(crate) fn dump(
     let equals = Equals::new(sources.extents(), []);
     draft.read(&sources, (equals.as_ref(), true), &progress)?;
     if let Some(parent) = &parent {
-        parent::hand_down(&draft.writer, &parent.image)?;
+        parent::inherit_vdsos(&draft.writer, &parent.image)?;
     }
     let image = draft.writer.id();
     // Its pages may be all that a later layer has.

@@ -47,7 +47,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     observer
         .stage(Stage::PreRestore, None)
         .map_err(Error::Vetoed)?;
-    let descriptors = saved.descriptors_needed() + 2 * reader.far_files();
+    let descriptors = saved.descriptors_needed() + 2 * reader.ancestor_files();
     let mut inherited = Inherited::read()?;
     if inherited.open_files() < descriptors {
         crate::alone::raise_open_files(descriptors);

@@ -1,4 +1,4 @@
-//! What a store that is far away must be able to do: little.
+//! What a remote store must be able to do: little.
 use std::sync::Arc;
 
 use crate::Result;
@@ -25,14 +25,14 @@ pub trait Contents: Sync {
     fn read_at(&self, bytes: &mut [u8], offset_bytes: u64) -> Result<()>;
 }
 
-/// Whole objects by name, as an object store has them: [`Far`](crate::Far) makes a
+/// Whole objects by name, as an object store has them: [`Remote`](crate::Remote) makes a
 /// [`Store`](crate::Store) of it, which passes the conformance suite if these rules are kept.
 ///
 /// - There are no renames, no random writes and no descriptors.
 /// - Every call may be made again, also after it was done and only the answer was lost; so `put`
 ///   MUST put the same object twice without harm.
 /// - An error that may pass (a timeout, a lost connection, "slow down") MUST be
-///   [`Error::Transient`](crate::Error::Transient). Nobody retries below: `Far` does, for all.
+///   [`Error::Transient`](crate::Error::Transient). Nobody retries below: `Remote` does, for all.
 /// - Calls are made by several threads at once.
 /// - Names passed [`check_name`](crate::check_name).
 pub trait Bucket: Send + Sync {

@@ -1,4 +1,4 @@
-//! Opaque objects by name: a directory, memory, or what is far away.
+//! Opaque objects by name: a directory, memory, or what is remote.
 //!
 //! A [`Store`] holds an image's files without knowing what is in them. A [`NewObject`] is written
 //! in any order from several threads and appears under its name, whole, when it is committed; until
@@ -20,7 +20,7 @@
 //!
 //! [`Images`] names a store, or the directory that is one, for whoever opens it later.
 //!
-//! A store that is far away takes and gives only whole objects: it is a [`Bucket`], and [`Far`]
+//! A remote store takes and gives only whole objects: it is a [`Bucket`], and [`Remote`]
 //! makes a store of it.
 #![forbid(unsafe_code)]
 
@@ -28,9 +28,9 @@ mod bucket;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod directory;
-mod far;
 mod images;
 mod memory;
+mod remote;
 mod retry;
 
 use std::io;
@@ -41,9 +41,9 @@ use std::sync::Arc;
 
 pub use bucket::{Bucket, Contents, Version};
 pub use directory::{Directory, way};
-pub use far::Far;
 pub use images::Images;
 pub use memory::Memory;
+pub use remote::Remote;
 pub use retry::{Patience, retry};
 
 /// What went wrong with a store or one of its objects.

@@ -175,7 +175,7 @@ impl Bucket for FaultyBucket {
 
 #[cfg(test)]
 mod tests {
-    use store::{Far, Memory, Patience, Store};
+    use store::{Memory, Patience, Remote, Store};
 
     use super::*;
 
@@ -193,7 +193,7 @@ mod tests {
                 longest: Duration::from_micros(10),
             };
             let stage = Arc::new(Memory::default());
-            Box::new(Far::new(Arc::new(bucket), stage, patience))
+            Box::new(Remote::new(Arc::new(bucket), stage, patience))
         });
     }
 
@@ -206,8 +206,8 @@ mod tests {
             first: Duration::ZERO,
             longest: Duration::ZERO,
         };
-        let far = Far::new(Arc::new(bucket), Arc::new(Memory::default()), patience);
-        let failed = (0..8).filter(|_| far.list().is_err()).count();
+        let remote = Remote::new(Arc::new(bucket), Arc::new(Memory::default()), patience);
+        let failed = (0..8).filter(|_| remote.list().is_err()).count();
         assert_eq!(failed, 4);
     }
 }

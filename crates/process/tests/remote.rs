@@ -1,4 +1,4 @@
-//! Everything but mapping works in a store that is far away: slow, with failures that pass, without
+//! Everything but mapping works in a remote store: slow, with failures that pass, without
 //! renames, random writes and descriptors.
 //!
 //! What the engine does to a tree it does in a process of its own: this program runs itself with
@@ -15,7 +15,7 @@ use process::options::Compression;
 use process::report::Unobserved;
 use process::{Afterwards, DedupOptions, DumpKind, DumpOptions, MergeOptions, RestoreOptions};
 use rustix::process::Pid;
-use store::{Far, Images, Patience, Store};
+use store::{Images, Patience, Remote, Store};
 use testkit::bucket::FaultyBucket;
 use testkit::program::{Program, Spawned};
 use testkit::wait;
@@ -23,10 +23,13 @@ use testkit::wait;
 /// The tests by name.
 const TESTS: &[(&str, fn())] = &[
     (
-        "a_chain_of_images_far_away_is_made_shown_merged_and_restored",
-        a_chain_of_images_far_away_is_made_shown_merged_and_restored,
+        "a_chain_of_remote_images_is_made_shown_merged_and_restored",
+        a_chain_of_remote_images_is_made_shown_merged_and_restored,
     ),
-    ("a_live_dump_goes_far_away", a_live_dump_goes_far_away),
+    (
+        "a_live_dump_goes_to_a_remote_store",
+        a_live_dump_goes_to_a_remote_store,
+    ),
 ];
 
 /// Does a step where one is named, or else the tests whose names contain one of the words given.
@@ -86,14 +89,14 @@ fn bucket(folder: &Path) -> FaultyBucket {
     FaultyBucket::new(folder, Duration::from_millis(1), 5)
 }
 
-fn far(folder: &Path) -> Images {
+fn remote(folder: &Path) -> Images {
     let patience = Patience {
         tries: 6,
         first: Duration::from_millis(1),
         longest: Duration::from_millis(20),
     };
     let stage = store::Directory::open(std::env::temp_dir()).unwrap();
-    let store = Far::new(Arc::new(bucket(folder)), Arc::new(stage), patience);
+    let store = Remote::new(Arc::new(bucket(folder)), Arc::new(stage), patience);
     Images::from(Arc::new(store) as Arc<dyn Store>)
 }
 
@@ -101,8 +104,8 @@ fn far(folder: &Path) -> Images {
 fn step(words: &str) {
     let words = words.split(' ').collect::<Vec<_>>();
     let tree = |word: &str| Pid::from_raw(word.parse().unwrap()).unwrap();
-    let images = far(Path::new(words[1]));
-    let parent = words.get(3).map(|folder| far(Path::new(folder)));
+    let images = remote(Path::new(words[1]));
+    let parent = words.get(3).map(|folder| remote(Path::new(folder)));
     let observer = &mut Unobserved;
     match words[0] {
         "dump" | "live" | "keep" | "pre-dump" => {
@@ -231,7 +234,7 @@ fn expected(rounds: u32) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-fn a_chain_of_images_far_away_is_made_shown_merged_and_restored() {
+fn a_chain_of_remote_images_is_made_shown_merged_and_restored() {
     testkit::needs_root!();
     testkit::needs_program!("python3");
     let mut case = Case::start();
@@ -264,7 +267,7 @@ fn a_chain_of_images_far_away_is_made_shown_merged_and_restored() {
     assert_eq!(case.ask(), expected(5));
 }
 
-fn a_live_dump_goes_far_away() {
+fn a_live_dump_goes_to_a_remote_store() {
     testkit::needs_root!();
     testkit::needs_program!("python3");
     let mut case = Case::start();

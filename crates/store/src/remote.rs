@@ -1,4 +1,4 @@
-//! A store of whatever is far away: a bucket, and room on this machine for objects under
+//! A remote store: a bucket, and room on this machine for objects under
 //! construction.
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use crate::{
 /// bucket when they are committed: so everything but mapping is possible. What the bucket cannot do
 /// at the moment is tried again.
 #[derive(Clone)]
-pub struct Far {
+pub struct Remote {
     bucket: Arc<dyn Bucket>,
     stage: Arc<dyn Store>,
     patience: Patience,
@@ -23,7 +23,7 @@ pub struct Far {
     claimed: Arc<AtomicBool>,
 }
 
-impl Far {
+impl Remote {
     /// The store that is `bucket`; what is under construction is in `stage`, which is this store's
     /// alone.
     pub fn new(bucket: Arc<dyn Bucket>, stage: Arc<dyn Store>, patience: Patience) -> Self {
@@ -45,7 +45,7 @@ impl Drop for Release {
     }
 }
 
-impl Store for Far {
+impl Store for Remote {
     fn claim(&self) -> Result<Claim> {
         if self.claimed.swap(true, Ordering::Acquire) {
             let store = self.place();
