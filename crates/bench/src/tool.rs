@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use sys::realtime::Prompt;
+use sys::realtime::Realtime;
 
 use crate::error::{Error, Result, file_error, kernel_error};
 use crate::subject::now_ns;
@@ -105,7 +105,7 @@ pub fn timed(command: &mut Command, said: &Path) -> Result<Took> {
     let output = File::create(said).map_err(file_error("create", said))?;
     let second = output.try_clone().map_err(file_error("share", said))?;
     command.stdout(output).stderr(second);
-    let _prompt = Prompt::new().map_err(kernel_error("take real-time priority"))?;
+    let _realtime = Realtime::new().map_err(kernel_error("take real-time priority"))?;
     let start_ns = now_ns();
     let mut child = command.spawn().map_err(|source| Error::Start {
         program: name(command),

@@ -94,7 +94,7 @@ pub fn drain_all(
     writer: &Writer,
     how: Drain,
 ) -> Result<Drained> {
-    drain_to(sources, writer, how, &|runs| writer.describe(runs))
+    drain_with(sources, writer, how, &|runs| writer.describe(runs))
 }
 
 /// Does what [`drain_all()`] does, but the image does not have the pages yet: they are those of the
@@ -102,7 +102,7 @@ pub fn drain_all(
 ///
 /// # Errors
 /// As [`drain()`].
-pub fn drain_apart(
+pub fn drain_to_runs(
     sources: &[(&dyn Source, &[Extent])],
     writer: &Writer,
     how: Drain,
@@ -113,12 +113,12 @@ pub fn drain_apart(
             .unwrap_or_else(PoisonError::into_inner)
             .extend(runs);
     };
-    let drained = drain_to(sources, writer, how, &keep)?;
+    let drained = drain_with(sources, writer, how, &keep)?;
     let all = all.into_inner();
     Ok((drained, all.unwrap_or_else(PoisonError::into_inner)))
 }
 
-fn drain_to(
+fn drain_with(
     sources: &[(&dyn Source, &[Extent])],
     writer: &Writer,
     how: Drain,

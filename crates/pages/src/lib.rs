@@ -45,7 +45,7 @@ pub mod workers;
 
 pub use buffer::Buffer;
 pub use changed::changed;
-pub use drain::{Drain, Drained, drain, drain_all, drain_apart, sort_out};
+pub use drain::{Drain, Drained, drain, drain_all, drain_to_runs, sort_out};
 pub use equal::Equals;
 pub use error::{Error, Result};
 pub use extent::Extent;

@@ -42,7 +42,7 @@ pub struct HostFacts {
     pub kept: bool,
 }
 
-/// Looks at this host afresh, whatever was kept, and keeps what it finds.
+/// Looks at this host anew, whatever was kept, and keeps what it finds.
 ///
 /// # Errors
 /// [`Error::Resource`] when the vDSO is not one that can be used.

@@ -26,7 +26,7 @@ use memory::live::{Areas, Live};
 use pages::{Drain, Drained};
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
-use sys::realtime::Prompt;
+use sys::realtime::Realtime;
 
 use self::memory_view::LiveView;
 use crate::collect::memory_view::Prepared;
@@ -142,7 +142,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         let prepared = Prepared::of(root)?;
         prepared.check_tracked(root)?;
         prepared.check()?;
-        let prompt = Prompt::new();
+        let realtime = Realtime::new();
         let mut frozen = freeze_returned(options, began)?;
         let limit = frozen.limit;
         let (mut tasks, mut parents) = (Vec::new(), Vec::new());
@@ -161,7 +161,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         draft.stopped(&frozen);
         let since = frozen.since;
         go_on(frozen, None)?;
-        drop(prompt);
+        drop(realtime);
         draft.report.stopped_since(since);
         log::info!("{} tasks have a userfaultfd", live.pids().len());
         Ok(Self {
@@ -259,7 +259,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         self.shared = memory_view::shared(&prepared);
         let mut view = LiveView::new(prepared, &self.live, !last);
         self.live.protect_ahead(&self.areas()?, SHORT)?;
-        let mut prompt = Prompt::new().ok();
+        let mut realtime = Realtime::new().ok();
         let (frozen, mut inventory) =
             freeze_and_collect(self.options, self.began, false, &mut view)?;
         self.progress.stage(Stage::PostFreeze, self.options.tree)?;
@@ -269,7 +269,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         let undo = std::mem::take(&mut inventory.undo);
         let copying = Instant::now();
         if last || inventory.bytes() > LITTLE_BYTES {
-            prompt = None;
+            realtime = None;
         }
         let (drained, stopped) = self.copy_stopped(&mut inventory)?;
         self.draft.report.statistics.count(&drained);
@@ -282,7 +282,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         let lock = inventory.lock.take();
         let _leftover = inventory.leftover.take();
         go_on(frozen, lock)?;
-        drop(prompt);
+        drop(realtime);
         self.draft.report.stopped_since(since);
         log::info!("{stale_bytes} bytes were left to copy at the instant");
         let whole = match whole {
@@ -320,7 +320,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         inventory.name_objects(&self.draft.writer);
         let sources = Sources::of(inventory);
         let writer = &self.draft.writer;
-        Ok(pages::drain_apart(
+        Ok(pages::drain_to_runs(
             &sources.each(),
             writer,
             Drain::default(),

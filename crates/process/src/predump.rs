@@ -11,7 +11,7 @@ use abi::spans::{Spans, subtract};
 use image::SpaceId;
 use memory::TaskMemory;
 use pages::{Equals, Extent};
-use sys::realtime::Prompt;
+use sys::realtime::Realtime;
 
 use crate::contents::{Progress, Sources};
 use crate::draft::Draft;
@@ -41,14 +41,14 @@ pub(crate) fn dump(
     // Each task has a descriptor here.
     crate::alone::raise_open_files(1 << 16);
     let mut tracking = Tracking::start(root.as_raw_nonzero().get())?;
-    let prompt = Prompt::new();
+    let realtime = Realtime::new();
     let (frozen, mapped) = freeze_and(root, options.timeout, began, |frozen| {
         tracking.enroll(frozen)
     })?;
     draft.stopped(&frozen);
     let since = frozen.since;
     go_on(frozen, None)?;
-    drop(prompt);
+    drop(realtime);
     draft.report.stopped_since(since);
     // Those whose memory is saved, of whose threads nothing is.
     draft.report.statistics.tasks = mapped.len() as u64;

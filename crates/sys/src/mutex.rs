@@ -121,7 +121,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::realtime::Prompt;
+    use crate::realtime::Realtime;
 
     #[test]
     fn one_thread_at_a_time_has_the_value() {
@@ -150,9 +150,9 @@ mod tests {
         let held = mutex.lock();
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                let prompt = Prompt::new();
+                let realtime = Realtime::new();
                 drop(mutex.lock());
-                prompt.is_ok()
+                realtime.is_ok()
             });
             let deadline = Instant::now() + Duration::from_secs(5);
             let mut raised = false;

@@ -141,7 +141,7 @@ impl Netlink {
         Self::open(libc::NETLINK_ROUTE)
     }
 
-    /// Opens one for nf_tables and its kin.
+    /// Opens one for nf_tables and the like.
     ///
     /// # Errors
     /// The calls' errno.

@@ -4,12 +4,12 @@ use std::io;
 /// The calling thread has real-time priority (`SCHED_FIFO`, sched(7)) until this is dropped. What
 /// it starts meanwhile has none.
 #[derive(Debug)]
-pub struct Prompt {
+pub struct Realtime {
     policy: i32,
     priority: i32,
 }
 
-impl Prompt {
+impl Realtime {
     /// # Errors
     /// `EPERM` without `CAP_SYS_NICE`, and where the control group has no share of real time.
     pub fn new() -> io::Result<Self> {
@@ -29,7 +29,7 @@ impl Prompt {
     }
 }
 
-impl Drop for Prompt {
+impl Drop for Realtime {
     fn drop(&mut self) {
         // Giving it up is never refused.
         let _ = set(self.policy, self.priority);
@@ -57,15 +57,15 @@ mod tests {
     #[test]
     fn it_ends_and_is_not_inherited() {
         let before = policy();
-        match Prompt::new() {
+        match Realtime::new() {
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
-            Ok(prompt) => {
+            Ok(realtime) => {
                 assert_eq!(policy(), libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK);
                 let inherited = std::thread::spawn(policy).join().expect("it ends");
                 assert_eq!(inherited, libc::SCHED_OTHER);
-                drop(Prompt::new().expect("as before"));
+                drop(Realtime::new().expect("as before"));
                 assert_eq!(policy(), libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK);
-                drop(prompt);
+                drop(realtime);
             }
         }
         assert_eq!(policy(), before);

@@ -166,7 +166,7 @@ fn a_restore_that_is_killed_at_any_call_lets_all_of_the_tree_go_on_or_none() {
     }
     println!("{again} restored again, {went_on} went on");
     // How many calls there are on either side changes with the restore; none on one side would mean
-    // that the sweep missed the moment that it is about.
+    // that trying every call missed the moment that it is about.
     assert!(again > 3 && went_on > 3);
 }
 

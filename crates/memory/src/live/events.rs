@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use abi::Span;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sys::realtime::Prompt;
+use sys::realtime::Realtime;
 use sys::uffd::Event;
 
 use super::blocks::{BLOCK_BYTES, State, block_of, bytes_of};
@@ -30,7 +30,7 @@ pub fn serve(tasks: &[Arc<Task>], shared: &Shared, wake: &OwnedFd) {
     };
     // Whoever waits for this thread cannot go on without it; and a thread that is to stop while it
     // writes to a protected page inside a system call does not wait, but tries again and again.
-    let _prompt = Prompt::new();
+    let _realtime = Realtime::new();
     while !shared.over.load(Ordering::SeqCst) {
         let fds = tasks
             .iter()

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn other_mappings_are_looked_at_afresh() {
+    fn other_mappings_are_listed_anew() {
         testkit::needs_root!();
         let program = asleep();
         let pid = program.pid().cast_signed();

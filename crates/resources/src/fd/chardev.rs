@@ -1,4 +1,4 @@
-//! The devices that every system has and that keep no state: /dev/null and its kin.
+//! The devices that every system has and that keep no state: /dev/null and the like.
 
 use std::os::fd::OwnedFd;
 
