@@ -48,3 +48,4 @@ pub mod usage;
 pub mod vdso;
 pub mod vm;
 pub mod watchdog;
+pub mod words;

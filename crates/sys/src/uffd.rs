@@ -1,6 +1,7 @@
 //! userfaultfd: memory whose missing pages are filled from outside.
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Addr, Span};
 use bitflags::bitflags;
@@ -319,6 +320,32 @@ impl Uffd {
         Ok(read > 0)
     }
 
+    /// The same, by way of `room`, which holds [`EVENT_WORDS`] an event, until somebody clears it.
+    /// Where these words are shared and locked in memory, whoever has them has an event from the
+    /// moment in which it counts as read, also if this process is killed then; all others are left
+    /// as they were.
+    ///
+    /// # Errors
+    /// As [`Self::events`].
+    pub fn events_in(&self, room: &[AtomicU64], events: &mut Vec<Event>) -> io::Result<bool> {
+        let bytes = room.len() / EVENT_WORDS * MESSAGE_BYTES;
+        // SAFETY: the kernel writes to these words, which are reached by atomics only.
+        let read = unsafe { libc::read(self.0.as_raw_fd(), room.as_ptr() as *mut _, bytes) };
+        let read = match usize::try_from(read) {
+            Ok(read) => read / MESSAGE_BYTES,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                return match error.kind() {
+                    io::ErrorKind::WouldBlock => Ok(false),
+                    _ => Err(error),
+                };
+            }
+        };
+        let told = room.chunks_exact(EVENT_WORDS).take(read);
+        events.extend(told.map(|words| event(&message(words))));
+        Ok(read > 0)
+    }
+
     fn call<T>(&self, number: u32, argument: &mut T) -> io::Result<()> {
         // SAFETY: each caller above passes the structure that its number stands for; the kernel
         // writes nothing but the structure and, in a process whose memory was registered for it,
@@ -348,6 +375,36 @@ fn enabled(told: &str) -> Option<Features> {
 }
 
 const MESSAGE_BYTES: usize = size_of::<raw::uffd_msg>();
+/// What an event takes of the room for [`Uffd::events_in`].
+pub const EVENT_WORDS: usize = MESSAGE_BYTES / 8;
+
+fn message(words: &[AtomicU64]) -> [u8; MESSAGE_BYTES] {
+    let mut message = [0; MESSAGE_BYTES];
+    for (bytes, word) in message.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
+    }
+    message
+}
+
+/// What somebody has read into `room` by [`Uffd::events_in`] and not cleared: what was given up or
+/// unmapped.
+#[must_use]
+pub fn given_up_in(room: &[AtomicU64]) -> Vec<Span> {
+    let told = room.chunks_exact(EVENT_WORDS).map(message);
+    // What stands for descriptors is left alone: they were another process's.
+    let given_up = told.filter(|message| {
+        matches!(
+            u32::from(message[0]),
+            raw::UFFD_EVENT_REMOVE | raw::UFFD_EVENT_UNMAP
+        )
+    });
+    given_up
+        .filter_map(|message| match event(&message) {
+            Event::Remove(span) | Event::Unmap(span) => Some(span),
+            _ => None,
+        })
+        .collect()
+}
 
 /// Understands a message that the kernel has written, once.
 fn event(message: &[u8]) -> Event {
@@ -471,6 +528,14 @@ mod tests {
             end: addr,
         };
         assert_eq!(told(&message), format!("{:?}", Event::Remove(span)));
+        let room = [const { AtomicU64::new(0) }; 3 * EVENT_WORDS];
+        for (word, bytes) in room[EVENT_WORDS..].iter().zip(message.chunks_exact(8)) {
+            word.store(
+                u64::from_ne_bytes(bytes.try_into().expect("8 bytes")),
+                Ordering::Release,
+            );
+        }
+        assert_eq!(given_up_in(&room), [span]);
         message[0] = 0x77;
         assert_eq!(told(&message), "Unknown(119)");
     }
