@@ -1,29 +1,49 @@
 //! Sets of numbers from 0 on, changed by several threads.
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+use sys::words::Words;
 
 /// A set of numbers below a limit. Who needs what several calls tell to fit together holds a lock
 /// of his own.
 #[derive(Debug)]
 pub(crate) struct Bits {
-    words: Vec<AtomicU64>,
+    words: Arc<Words>,
+    /// The first of its words.
+    from: usize,
     limit: u64,
 }
 
 impl Bits {
-    /// No number of `0..limit`.
-    pub fn new(limit: u64) -> Self {
-        let words = limit.div_ceil(64);
-        Self {
-            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            limit,
-        }
+    /// No number of `0..limit`, in memory of its own.
+    ///
+    /// # Panics
+    /// Where there is none.
+    pub fn own(limit: u64) -> Self {
+        let words = Words::own(Self::words(limit).max(1)).expect("there is memory");
+        Self::new(Arc::new(words), 0, limit)
+    }
+
+    /// The set of numbers of `0..limit` that stands in `words` from the word `from` on.
+    pub fn new(words: Arc<Words>, from: usize, limit: u64) -> Self {
+        assert!(from + Self::words(limit) <= words.len(), "it has room");
+        Self { words, from, limit }
+    }
+
+    /// How many words the numbers of `0..limit` take.
+    pub const fn words(limit: u64) -> usize {
+        limit.div_ceil(64) as usize
+    }
+
+    fn word(&self, number: u64) -> &AtomicU64 {
+        &self.words[self.from + (number / 64) as usize]
     }
 
     /// Whether `number` is in the set.
     pub fn has(&self, number: u64) -> bool {
-        let word = self.words[(number / 64) as usize].load(Acquire);
+        let word = self.word(number).load(Acquire);
         word >> (number % 64) & 1 == 1
     }
 
@@ -49,7 +69,7 @@ impl Bits {
         while at < end {
             let until = (at / 64 * 64 + 64).min(end);
             let mask = (u64::MAX >> (64 - (until - at))) << (at % 64);
-            let word = &self.words[(at / 64) as usize];
+            let word = self.word(at);
             let taken = word.fetch_or(mask, AcqRel) & mask;
             if taken != 0 {
                 // What was added behind the first that is taken is nobody's.
@@ -78,7 +98,7 @@ impl Bits {
             let until = (at / 64 * 64 + 64).min(end);
             let len = until - at;
             let mask = (u64::MAX >> (64 - len)) << (at % 64);
-            change(&self.words[(at / 64) as usize], mask);
+            change(self.word(at), mask);
             at = until;
         }
     }
@@ -88,7 +108,7 @@ impl Bits {
     pub fn next(&self, from: u64, set: bool) -> u64 {
         let mut at = from;
         while at < self.limit {
-            let word = self.words[(at / 64) as usize].load(Acquire);
+            let word = self.word(at).load(Acquire);
             let word = if set { word } else { !word } >> (at % 64);
             if word != 0 {
                 return (at + u64::from(word.trailing_zeros())).min(self.limit);
@@ -113,7 +133,8 @@ impl Bits {
     /// How many numbers are in the set.
     pub fn count(&self) -> u64 {
         let ones = |word: &AtomicU64| u64::from(word.load(Acquire).count_ones());
-        self.words.iter().map(ones).sum()
+        let words = &self.words[self.from..self.from + Self::words(self.limit)];
+        words.iter().map(ones).sum()
     }
 }
 
@@ -122,9 +143,14 @@ impl Bits {
 mod tests {
     use super::*;
 
+    fn none(limit: u64) -> Bits {
+        let words = Words::own(1 + Bits::words(limit)).expect("memory");
+        Bits::new(Arc::new(words), 1, limit)
+    }
+
     #[test]
     fn ranges_come_and_go() {
-        let bits = Bits::new(200);
+        let bits = none(200);
         assert_eq!(bits.ranges(), []);
         bits.add(0..1);
         bits.add(63..130);
@@ -140,7 +166,7 @@ mod tests {
 
     #[test]
     fn what_is_claimed_ends_where_others_begin() {
-        let bits = Bits::new(200);
+        let bits = none(200);
         assert_eq!(bits.claim(10..150), 10..150);
         assert_eq!(bits.claim(0..20), 0..10);
         assert_eq!(bits.claim(149..199), 149..149);
@@ -154,7 +180,7 @@ mod tests {
 
     #[test]
     fn what_is_moved_joins_what_was_there() {
-        let (one, other) = (Bits::new(100), Bits::new(100));
+        let (one, other) = (none(100), none(100));
         one.add(10..20);
         other.add(15..30);
         one.move_to(&other);
@@ -163,7 +189,7 @@ mod tests {
 
     #[test]
     fn whole_words_are_no_special_case() {
-        let bits = Bits::new(128);
+        let bits = none(128);
         bits.add(0..128);
         assert_eq!(bits.ranges(), [0..128]);
         bits.remove(0..64);

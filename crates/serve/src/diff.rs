@@ -12,8 +12,8 @@ use pages::Extent;
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Query};
 
+use crate::ledger::Word;
 use crate::region::Known;
-use crate::session::lock;
 use crate::{Ability, Error, Region, Result, Session};
 
 /// How long to wait before written pages are looked for again where the target's mappings were
@@ -156,10 +156,18 @@ impl Session {
             any: Category::PRESENT | Category::SWAPPED,
             told: Category::empty(),
         };
-        for span in self.scan(&[region.span()], &query, Action::PROTECT)? {
-            known.unsaved.add(region.numbers_of(span).0);
+        self.ledger.set(Word::Scanning, 1);
+        let found = self.scan(&[region.span()], &query, Action::PROTECT);
+        match &found {
+            Ok(found) => {
+                let pages = found.iter().map(|span| region.numbers_of(*span).0);
+                pages.for_each(|pages| known.unsaved.add(pages));
+            }
+            // What was found, and is protected again, is not known: it is told by its contents.
+            Err(_) => known.unsaved_suspects.add(0..region.len()),
         }
-        Ok(())
+        self.ledger.set(Word::Scanning, 0);
+        found.map(drop)
     }
 
     /// Adds what was given up to what is not saved. We hear of it before it is done: what is there
@@ -170,7 +178,11 @@ impl Session {
             known.unsaved_suspects.add(range);
         }
         // A thread that was about to give them up has done so by now.
-        if lock(&self.removed_at).is_none_or(|at| at.elapsed() > LATE_MOST) {
+        if self
+            .ledger
+            .since_removal()
+            .is_none_or(|since| since > LATE_MOST)
+        {
             known.late.remove(0..region.len());
         }
         let removed = known.removed_since.ranges();

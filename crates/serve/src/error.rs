@@ -53,6 +53,15 @@ pub enum Error {
         /// Whose memory.
         pid: i32,
     },
+    /// There is no memory for what is to be known of a target.
+    #[error("what is known of its memory has no room")]
+    Ledger(#[source] io::Error),
+    /// Whoever served a target before was killed, and what became of its pages is not known.
+    #[error("what process {pid} gave up when its server was killed is not known")]
+    Unsure {
+        /// Whose memory.
+        pid: i32,
+    },
     /// What the descriptor can do is not enough for what was asked for.
     #[error("{0}")]
     Unable(String),

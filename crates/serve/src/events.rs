@@ -2,9 +2,9 @@
 use std::time::Instant;
 
 use abi::{Addr, PAGE_BYTES, Span};
-use sys::uffd::Event;
+use sys::uffd::{EVENT_WORDS, Event};
 
-use crate::session::lock;
+use crate::ledger::{EVENTS_MAX, Word};
 use crate::{Ability, Error, Result, Session};
 
 /// A thread of the target that waits.
@@ -32,37 +32,30 @@ impl Session {
 
     /// The same for who holds the order alone.
     pub(crate) fn read_events_alone(&self, waiting: &mut Vec<Waiting>) -> Result<()> {
-        let mut events = Vec::new();
-        match self.pending() {
-            Some(pending) => self.read_saving(&pending, &mut events)?,
-            None => while self.uffd.events(&mut events).map_err(Error::Descriptor)? {},
-        }
-        let since = Instant::now();
-        let mut given_up = Vec::new();
-        for event in events {
-            match event {
-                Event::Fault {
-                    addr, protected, ..
-                } => waiting.push(Waiting {
-                    addr: addr.page_start(),
-                    protected,
-                    claimed: false,
-                    since,
-                }),
-                Event::Remove(span) | Event::Unmap(span) => {
-                    self.note_removed(span);
-                    given_up.push(span);
-                }
-                // The child's memory is its own affair.
-                Event::Fork(_) => log::warn!("process {} forked", self.pid),
-                Event::Remap { from, to, .. } => {
-                    log::warn!("process {} moved its memory from {from} to {to}", self.pid);
-                }
-                Event::Unknown(number) => log::warn!("a userfaultfd told {number}"),
+        let (mut events, mut given_up) = (Vec::new(), Vec::new());
+        let pending = self.pending();
+        let mut all_saved = pending.is_none();
+        loop {
+            let most = match &pending {
+                Some(pending) if !all_saved => self.may_read(pending, &mut all_saved)?,
+                _ => EVENTS_MAX,
+            };
+            if most == 0 {
+                break;
             }
-        }
-        if !given_up.is_empty() {
-            *lock(&self.removed_at) = Some(since);
+            // Who is killed here leaves what was read to who comes next.
+            self.ledger.set(Word::Reading, 1);
+            let room = &self.ledger.events()[..most * EVENT_WORDS];
+            let read = self.uffd.events_in(room, &mut events);
+            let more = read.map_err(Error::Descriptor)?;
+            let since = Instant::now();
+            for event in events.drain(..) {
+                self.note(event, since, waiting, &mut given_up);
+            }
+            self.ledger.forget_events();
+            if !more {
+                break;
+            }
         }
         for span in given_up {
             self.release_removed(span)?;
@@ -70,8 +63,38 @@ impl Session {
         Ok(())
     }
 
+    fn note(
+        &self,
+        event: Event,
+        since: Instant,
+        waiting: &mut Vec<Waiting>,
+        given_up: &mut Vec<Span>,
+    ) {
+        match event {
+            Event::Fault {
+                addr, protected, ..
+            } => waiting.push(Waiting {
+                addr: addr.page_start(),
+                protected,
+                claimed: false,
+                since,
+            }),
+            Event::Remove(span) | Event::Unmap(span) => {
+                self.note_removed(span);
+                given_up.push(span);
+            }
+            // The child's memory is its own affair.
+            Event::Fork(_) => log::warn!("process {} forked", self.pid),
+            Event::Remap { from, to, .. } => {
+                log::warn!("process {} moved its memory from {from} to {to}", self.pid);
+            }
+            Event::Unknown(number) => log::warn!("a userfaultfd told {number}"),
+        }
+    }
+
     /// Notes that what is in `span` reads as zeros.
-    fn note_removed(&self, span: Span) {
+    pub(crate) fn note_removed(&self, span: Span) {
+        self.ledger.note_removal();
         if let Some(pending) = self.pending() {
             pending.note_removed(span);
         }

@@ -5,7 +5,8 @@
 //! brings in what nobody has asked for yet, and [`Session::diff`] writes what the target has
 //! changed as a layer over the image, [`Session::diff_live`] while it runs on. What is known to be
 //! empty is taken out of the tracking of missing pages, so that the kernel brings in zeros by
-//! itself. What the target is, and how it came here, is the caller's business.
+//! itself. What is known stands in a [`Ledger`], from which another process can go on:
+//! [`Session::take_over`]. What the target is, and how it came here, is the caller's business.
 #![forbid(unsafe_code)]
 
 mod ability;
@@ -17,17 +18,20 @@ mod events;
 mod fetch;
 mod install;
 pub mod lazy;
+mod ledger;
 mod live;
 mod metrics;
 mod pending;
 mod region;
 mod release;
 mod session;
+mod take_over;
 mod trace;
 
 pub use ability::Ability;
 pub use diff::Difference;
 pub use error::{Error, Result};
+pub use ledger::Ledger;
 pub use live::{Copied, LiveDiff};
 pub use metrics::Metrics;
 pub use region::Region;

@@ -3,7 +3,7 @@
 //! At the instant ([`Session::diff_live`]) all pages that the layer is to have are protected, or
 //! saved at once where that cannot be. Who writes to one of them afterwards waits until it is saved
 //! ([`Pending::save`]); while pages are being given up, all are saved before it is heard which
-//! ([`Session::read_saving`]). [`LiveDiff::finish`] copies them.
+//! ([`Session::may_read`]). [`LiveDiff::finish`] copies them.
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,11 +15,12 @@ use image::{Reader, Writer};
 use pages::{Drain, Extent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use sys::uffd::{Event, Modes};
+use sys::uffd::Modes;
 
 use crate::ability::register;
 use crate::bits::Bits;
 use crate::diff::{Sorted, count, extents, leave, mark_zero, wait_for_change};
+use crate::ledger::EVENTS_MAX;
 use crate::pending::{Part, Pending, extent};
 use crate::region::Known;
 use crate::session::lock;
@@ -77,7 +78,7 @@ impl Session {
             return Err(Error::Unable(what.to_owned()));
         }
         let doubtful = self.regions.iter();
-        let doubtful = doubtful.map(|(region, _)| Bits::new(region.len()));
+        let doubtful = doubtful.map(|(region, _)| Bits::own(region.len()));
         let mut live = LiveDiff {
             session: self,
             writer,
@@ -102,33 +103,29 @@ impl Session {
         lock(&self.pending).clone()
     }
 
-    /// Reads all events, one at a time, each when nothing is given up that is not saved: as soon as
-    /// that is read, it may be gone.
-    pub(crate) fn read_saving(&self, pending: &Pending, events: &mut Vec<Event>) -> Result<()> {
-        let failed = Error::Descriptor;
-        while let Some(page) = pending.first_open() {
-            let mut told = [PollFd::new(&self.uffd, PollFlags::IN)];
-            match poll(&mut told, Some(&Timespec::default())) {
-                Ok(0) => return Ok(()),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(failed(errno.into())),
-            }
-            // It is protected already. While something is given up, the kernel refuses that; and if
-            // nothing is, there is a fault, which is read before what comes now.
-            match self.uffd.write_protect(page, true) {
-                Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => {
-                    pending.save_all();
-                    break;
-                }
-                _ => {
-                    if !self.uffd.next_event(events).map_err(failed)? {
-                        return Ok(());
-                    }
-                }
-            }
+    /// How many events may be read now, so that nothing is given up that is not saved: as soon as
+    /// that is read, it may be gone. When `all_saved`, any.
+    pub(crate) fn may_read(&self, pending: &Pending, all_saved: &mut bool) -> Result<usize> {
+        let Some(page) = pending.first_open() else {
+            *all_saved = true;
+            return Ok(EVENTS_MAX);
+        };
+        let mut told = [PollFd::new(&self.uffd, PollFlags::IN)];
+        match poll(&mut told, Some(&Timespec::default())) {
+            Ok(0) => return Ok(0),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::Descriptor(errno.into())),
         }
-        while self.uffd.events(events).map_err(failed)? {}
-        Ok(())
+        // It is protected already. While something is given up, the kernel refuses that; and if
+        // nothing is, there is a fault, which is read before what comes now.
+        match self.uffd.write_protect(page, true) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => {
+                pending.save_all();
+                *all_saved = true;
+                Ok(EVENTS_MAX)
+            }
+            _ => Ok(1),
+        }
     }
 }
 

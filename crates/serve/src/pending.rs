@@ -64,8 +64,8 @@ impl Pending {
     pub fn new(regions: &[(Region, Known)], pid: i32, copied: Arc<Copied>) -> Self {
         let wanted = |(region, _): &(Region, Known)| Wanted {
             region: *region,
-            all: Bits::new(region.len()),
-            open: Bits::new(region.len()),
+            all: Bits::own(region.len()),
+            open: Bits::own(region.len()),
         };
         Self {
             parts: regions.iter().map(wanted).collect(),

@@ -1,8 +1,10 @@
 //! A part of a target's memory that is served.
 use std::ops::Range;
+use std::sync::Arc;
 
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{Granule, SpaceId};
+use sys::words::Words;
 
 use crate::bits::Bits;
 
@@ -123,28 +125,43 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Nothing of the pages of a region.
-    pub fn new(region: &Region) -> Self {
-        let none = || Bits::new(region.len());
-        let punched = match region.granule {
+    /// What stands in `words`, from the word `from` on, of the pages of a region.
+    pub fn new(region: &Region, words: &Arc<Words>, mut from: usize) -> Self {
+        let mut next = |limit: u64| {
+            let bits = Bits::new(words.clone(), from, limit);
+            from += Bits::words(limit);
+            bits
+        };
+        let pages = region.len();
+        Self {
+            installed: next(pages),
+            claimed: next(pages),
+            native: next(pages),
+            removed: next(pages),
+            removed_since: next(pages),
+            late: next(pages),
+            punched: next(Self::parts(region)),
+            early: next(pages),
+            suspects: next(pages),
+            written: next(pages),
+            unsaved: next(pages),
+            unsaved_removed: next(pages),
+            unsaved_suspects: next(pages),
+        }
+    }
+
+    /// How many words that takes.
+    pub fn words(region: &Region) -> usize {
+        const SETS_OF_PAGES: usize = 12;
+        SETS_OF_PAGES * Bits::words(region.len()) + Bits::words(Self::parts(region))
+    }
+
+    /// How many parts of pages can be given up.
+    fn parts(region: &Region) -> u64 {
+        match region.granule {
             // They are given up whole.
             Granule::Small => 0,
             Granule::Large | Granule::Huge => region.bytes / PAGE_BYTES,
-        };
-        Self {
-            installed: none(),
-            claimed: none(),
-            native: none(),
-            removed: none(),
-            removed_since: none(),
-            late: none(),
-            punched: Bits::new(punched),
-            early: none(),
-            suspects: none(),
-            written: none(),
-            unsaved: none(),
-            unsaved_removed: none(),
-            unsaved_suspects: none(),
         }
     }
 }

@@ -10,6 +10,7 @@ use sys::pagemap::{Action, Category, Pagemap, Query, Region as Found};
 use sys::uffd::Modes;
 
 use crate::ability::register;
+use crate::ledger::Word;
 use crate::region::Known;
 use crate::{Ability, Error, Region, Result, Session};
 
@@ -101,11 +102,27 @@ impl Session {
         if self.mappings.load(Relaxed) < cost {
             return Ok(());
         }
+        self.mappings.fetch_sub(cost, Relaxed);
+        self.ledger.set(Word::ReleasingFrom, range.start);
+        self.ledger.set(Word::ReleasingTo, range.end);
+        self.ledger.set(Word::Releasing, 1 + number as u64);
+        self.take_out(number, range, source)?;
+        self.ledger.set(Word::Releasing, 0);
+        Ok(())
+    }
+
+    /// The same, whatever it makes; can be done again where it was not finished.
+    pub(crate) fn take_out(
+        &self,
+        number: usize,
+        range: &Range<u64>,
+        source: &'static str,
+    ) -> Result<()> {
+        let (region, known) = &self.regions[number];
         let span = region.span_of(range);
         let began = Instant::now();
         let failed = |source| Error::call("unregister", span, self.pid, source);
         self.uffd.unregister(span).map_err(failed)?;
-        self.mappings.fetch_sub(cost, Relaxed);
         known.native.add(range.clone());
         match self.ability {
             Ability::Missing => {}

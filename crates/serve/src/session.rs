@@ -2,7 +2,6 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::Instant;
 
 use image::Reader;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,10 +11,11 @@ use sys::uffd::{Features, Uffd};
 use crate::ahead::Ahead;
 use crate::events::Waiting;
 use crate::install::Installer;
+use crate::ledger::{Phase, Word};
 use crate::pending::Pending;
 use crate::region::Known;
 use crate::trace::Wanted;
-use crate::{Ability, Error, Metrics, Region, Result};
+use crate::{Ability, Error, Ledger, Metrics, Region, Result};
 
 /// How long to wait until a fault is tried again that met a change of the target's mappings, in
 /// nanoseconds.
@@ -64,8 +64,8 @@ pub struct Session {
     /// Held by those who bring pages in, and alone by who reads events: what the target has given
     /// up is known before anybody acts on the event, and nobody brings in what was there before.
     pub(crate) order: RwLock<()>,
-    /// When it was last heard that pages were given up.
-    pub(crate) removed_at: Mutex<Option<Instant>>,
+    /// What is known, for who comes after us.
+    pub(crate) ledger: Ledger,
     /// How many more mappings the target may be given.
     pub(crate) mappings: AtomicI64,
     pub(crate) metrics: Arc<Metrics>,
@@ -104,30 +104,59 @@ impl Session {
         options: Options,
         metrics: Arc<Metrics>,
     ) -> Result<Self> {
-        let Target {
-            uffd,
-            pid,
-            mut regions,
-        } = target;
-        regions.sort_by_key(|region| region.at);
+        let ledger = Ledger::own(target.pid, &target.regions)?;
+        Self::begin_with(target.uffd, ledger, image, options, metrics)
+    }
+
+    /// The same for a target that a ledger has, of which nothing is known yet.
+    ///
+    /// # Errors
+    /// Those of [`Session::begin`].
+    pub fn begin_with(
+        uffd: Uffd,
+        ledger: Ledger,
+        image: Arc<Reader>,
+        options: Options,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self> {
+        let features = uffd.enabled().map_err(Error::Descriptor)?;
+        let regions = ledger.regions();
+        let spans = regions.iter().map(Region::span).collect::<Vec<_>>();
+        let ability = Ability::of(features).register(&uffd, &spans, ledger.pid())?;
+        ledger.set(Word::Ability, ability as u64);
+        let session = Self::new(uffd, ledger, ability, image, options, metrics)?;
+        if options.unregister {
+            session.release_empty()?;
+        }
+        session.ledger.set(Word::Phase, Phase::Begun as u64);
+        Ok(session)
+    }
+
+    /// A session of which everything is as the ledger has it.
+    pub(crate) fn new(
+        uffd: Uffd,
+        ledger: Ledger,
+        ability: Ability,
+        image: Arc<Reader>,
+        options: Options,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self> {
+        let features = uffd.enabled().map_err(Error::Descriptor)?;
         let flags =
             rustix::fs::fcntl_getfl(&uffd).map_err(|errno| Error::Descriptor(errno.into()))?;
         let set = rustix::fs::fcntl_setfl(&uffd, flags | OFlags::NONBLOCK);
         set.map_err(|errno| Error::Descriptor(errno.into()))?;
-        let features = uffd.enabled().map_err(Error::Descriptor)?;
-        let spans = regions.iter().map(Region::span).collect::<Vec<_>>();
-        let ability = Ability::of(features).register(&uffd, &spans, pid)?;
-        let known = |region: Region| (region, Known::new(&region));
-        let session = Self {
+        let pid = ledger.pid();
+        Ok(Self {
             mappings: AtomicI64::new(crate::release::mappings_left(pid)),
             uffd,
             pid,
             image,
-            regions: regions.into_iter().map(known).collect(),
+            regions: ledger.known(),
             ability,
             options,
             order: RwLock::new(()),
-            removed_at: Mutex::default(),
+            ledger,
             metrics,
             waiting: Mutex::default(),
             busy: AtomicBool::new(false),
@@ -137,11 +166,13 @@ impl Session {
             fetched: AtomicU64::new(0),
             pending: Mutex::default(),
             hears_removals: features.contains(Features::EVENT_REMOVE),
-        };
-        if options.unregister {
-            session.release_empty()?;
-        }
-        Ok(session)
+        })
+    }
+
+    /// What is known of it, for who comes after us.
+    #[must_use]
+    pub const fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
     /// What the target's descriptor can do.
@@ -256,6 +287,7 @@ impl Session {
     /// [`Error::Gone`], [`Error::Call`].
     pub fn end(&self) -> Result<()> {
         let _alone = self.order.write();
+        self.ledger.set(Word::Phase, Phase::Ending as u64);
         for (region, _) in &self.regions {
             let span = region.span();
             let ended = self.uffd.unregister(span);

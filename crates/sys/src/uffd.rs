@@ -300,19 +300,8 @@ impl Uffd {
     /// # Errors
     /// Those of read(2), but not `EAGAIN`.
     pub fn events(&self, events: &mut Vec<Event>) -> io::Result<bool> {
-        self.read(&mut [0_u8; 16 * MESSAGE_BYTES], events)
-    }
-
-    /// Does the same with one event: a fault, where one waits, and what has changed otherwise.
-    ///
-    /// # Errors
-    /// As [`Self::events`].
-    pub fn next_event(&self, events: &mut Vec<Event>) -> io::Result<bool> {
-        self.read(&mut [0_u8; MESSAGE_BYTES], events)
-    }
-
-    fn read(&self, bytes: &mut [u8], events: &mut Vec<Event>) -> io::Result<bool> {
-        let read = match rustix::io::read(&self.0, &mut *bytes) {
+        let mut bytes = [0_u8; 16 * MESSAGE_BYTES];
+        let read = match rustix::io::read(&self.0, &mut bytes) {
             Err(rustix::io::Errno::AGAIN) => return Ok(false),
             other => other?,
         };
@@ -320,7 +309,8 @@ impl Uffd {
         Ok(read > 0)
     }
 
-    /// The same, by way of `room`, which holds [`EVENT_WORDS`] an event, until somebody clears it.
+    /// The same, as many as have room in `room`, [`EVENT_WORDS`] each: faults first, then what has
+    /// changed otherwise. They stay there until somebody clears it.
     /// Where these words are shared and locked in memory, whoever has them has an event from the
     /// moment in which it counts as read, also if this process is killed then; all others are left
     /// as they were.
