@@ -1,15 +1,15 @@
 //! `stillframe serve`: a page server for microVMs.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use vm::{OnError, Prefetch, ServeOptions};
+use vm::{OnError, OnExit, Prefetch, ServeOptions};
 
 use crate::exit::{Failure, Status};
-use crate::output;
 use crate::session::{CompressArgs, LogArgs};
+use crate::{logfile, output};
 
 /// Serve a virtual machine's memory to monitors that hand over a userfaultfd
 #[derive(Debug, Args)]
@@ -43,6 +43,20 @@ pub struct Serve {
     #[arg(long, value_enum, default_value = "kill")]
     on_error: Fate,
 
+    /// What becomes of machines when the server ends, by SIGTERM or killed: kill their monitors, or
+    /// have them wait for a server that takes them over at PATH.keep, where PATH is the --socket
+    #[arg(long, value_enum, default_value = "kill")]
+    on_exit: Exit,
+
+    /// How long machines wait for another server, before their monitors are killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    keep_for: u64,
+
+    /// Take over the machines of the server that keeps them at PATH, which ends if it still runs
+    #[arg(long, value_name = "PATH")]
+    take_over: Option<PathBuf>,
+
     #[command(flatten)]
     compress: CompressArgs,
 
@@ -74,6 +88,15 @@ enum Fate {
     Poison,
 }
 
+/// What becomes of machines when the server ends.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Exit {
+    /// Their monitors are killed; told to end, the server first brings everything in.
+    Kill,
+    /// They wait for another server.
+    Keep,
+}
+
 impl Serve {
     /// Serves until it is told to end.
     ///
@@ -97,6 +120,12 @@ impl Serve {
                 Fate::Poison => OnError::Poison,
             },
             compress: self.compress.compress,
+            on_exit: match self.on_exit {
+                Exit::Kill => OnExit::Kill,
+                Exit::Keep => OnExit::Keep(Duration::from_secs(self.keep_for)),
+            },
+            take_over: self.take_over,
+            log: logfile::number(),
         };
         let ready = || log::info!("monitors can connect");
         let served = vm::serve(options, process::facts, ready);

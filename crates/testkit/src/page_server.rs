@@ -16,6 +16,8 @@ pub struct PageServer {
     stillframe: PathBuf,
     pages: u64,
     child: Option<Child>,
+    /// How many servers were started.
+    started: u32,
     folder: tempfile::TempDir,
 }
 
@@ -32,6 +34,7 @@ impl PageServer {
             stillframe: stillframe.to_owned(),
             pages,
             child: None,
+            started: 0,
             folder,
         };
         let words = [
@@ -55,6 +58,28 @@ impl PageServer {
 
     /// Serves the image in the folder `image`.
     pub fn serve(&mut self, image: &str, options: &[&str]) {
+        self.child = Some(self.spawn(image, options));
+        self.wait_for_answer();
+    }
+
+    /// Has another server take the machines over from the one that is there, or was.
+    pub fn succeed(&mut self, image: &str, options: &[&str]) {
+        let options = [options, &["--take-over", "socket.keep"]].concat();
+        let next = self.spawn(image, &options);
+        if let Some(mut before) = self.child.replace(next) {
+            let ended = before.wait().expect("a child");
+            assert!(
+                ended.success() || ended.code().is_none(),
+                "{ended}: {}",
+                self.log()
+            );
+        }
+        self.wait_for_answer();
+    }
+
+    /// Starts a server, and leaves it to the caller.
+    pub fn spawn(&mut self, image: &str, options: &[&str]) -> Child {
+        self.started += 1;
         let words = [
             "serve",
             "-D",
@@ -63,15 +88,24 @@ impl PageServer {
             "socket",
             "--control",
             "control",
+            "-v4",
         ];
-        let mut command = self.command(&[&words[..], &["-o", "../serve.log", "-v4"]].concat());
+        let mut command = self.command(&words);
         command
+            .arg("-o")
+            .arg(self.log_of(self.started))
             .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        self.child = Some(command.spawn().expect("it starts"));
-        // Who answers also hears signals.
+        command.spawn().expect("it starts")
+    }
+
+    /// Who answers also hears signals.
+    fn wait_for_answer(&mut self) {
         wait_until("the server", SOON, || {
+            let child = self.child.as_mut().expect("it was started");
+            let ended = child.try_wait().expect("a child");
+            assert!(ended.is_none(), "{ended:?}: {}", self.log());
             let Ok(mut control) = UnixStream::connect(self.path("control")) else {
                 return false;
             };
@@ -79,6 +113,10 @@ impl PageServer {
             let mut answer = String::new();
             control.write_all(asked).is_ok() && control.read_to_string(&mut answer).is_ok()
         });
+    }
+
+    fn log_of(&self, number: u32) -> PathBuf {
+        self.path(&format!("serve-{number}.log"))
     }
 
     /// A file in the folder of all this.
@@ -111,20 +149,7 @@ impl PageServer {
     /// Asks over the control socket: the status, and the answer.
     #[track_caller]
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, String) {
-        let mut server = UnixStream::connect(self.path("control")).expect("it listens");
-        let body = body.map_or(String::new(), Value::to_string);
-        let len = body.len();
-        write!(
-            server,
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nContent-Length: {len}\r\n\r\n{body}"
-        )
-        .expect("sent");
-        let mut answer = String::new();
-        server.read_to_string(&mut answer).expect("answered");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-        (status.expect("a status"), body.to_owned())
+        ask(&self.path("control"), method, path, body).expect("answered")
     }
 
     /// Gets what is at `path` of the control socket.
@@ -166,9 +191,10 @@ impl PageServer {
         child.wait().expect("a child").code()
     }
 
-    /// What it has logged, which is written late.
+    /// What it has logged, and those before it, which is written late.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.path("serve.log")).unwrap_or_default()
+        let logs = (1..=self.started).map(|number| std::fs::read_to_string(self.log_of(number)));
+        logs.flatten().collect()
     }
 
     /// How many sessions there are.
@@ -241,6 +267,29 @@ impl PageServer {
         assert_eq!(wrong, [0; 0], "{what}: these pages differ");
         assert_eq!(out.len(), is.len(), "{what}");
     }
+}
+
+/// Asks a server at its control socket; none where it is gone, or has nothing to say any more.
+pub fn ask(
+    control: &Path,
+    method: &str,
+    path: &str,
+    body: Option<&Value>,
+) -> Option<(u16, String)> {
+    let mut server = UnixStream::connect(control).ok()?;
+    let body = body.map_or(String::new(), Value::to_string);
+    let len = body.len();
+    write!(
+        server,
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+         Content-Type: application/json\r\nContent-Length: {len}\r\n\r\n{body}"
+    )
+    .ok()?;
+    let mut answer = String::new();
+    server.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    Some((status, body.to_owned()))
 }
 
 impl Drop for PageServer {

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::chance::Chance;
 use crate::huge_pages::HugePages;
-use crate::page_server::PageServer;
+use crate::page_server::{PageServer, ask};
 use crate::program::{Program, Spawned};
 use crate::subject::{self, Subject};
 use crate::wait::{SOON, wait_until};
@@ -246,5 +246,127 @@ impl Layers<'_> {
             self.server.compare_kept(&layer, what);
         }
         told
+    }
+}
+
+/// How a server is replaced.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// The next one asks it to leave.
+    Asked,
+    /// It is told to end.
+    Told,
+    /// It is killed.
+    Killed,
+    /// It is killed, and so is the next one when it begins.
+    KilledTwice,
+}
+
+/// So many rounds of fire as in [`fire`], while the server is replaced over and over, in all ways:
+/// nobody reads a wrong byte, no monitor ends, and differences are exact.
+pub fn successions(stillframe: &Path, seed: u64, rounds: u64) {
+    const CHANGES: [Change; 4] = [
+        Change::Asked,
+        Change::Told,
+        Change::Killed,
+        Change::KilledTwice,
+    ];
+    let huge = HugePages::reserve(2 * PAGES / 512);
+    if let Err(error) = &huge {
+        eprintln!("left out: huge pages cannot be reserved: {error}");
+    }
+    let mut chance = Chance::with(seed);
+    for round in 0..rounds {
+        let kind = KINDS[(round % 4) as usize];
+        let ability = ABILITIES[(round / 4 % 3) as usize];
+        if huge.is_err() && kind.starts_with("huge") {
+            continue;
+        }
+        let mut server = PageServer::new(stillframe, PAGES);
+        let options = options_of(&mut chance);
+        server.serve("0", &options);
+        let monitor = server.monitor_of(kind, ability, "2");
+        let session = server.session(monitor.pid());
+        let mut what = format!("seed {seed}, round {round}, {kind} {ability}:");
+        let mut layers = 0;
+        for shots in 0..4 {
+            let change = chance.pick(&CHANGES);
+            what.push_str(&format!(" {change:?}"));
+            let question = format!("fire {} 600", seed * 10_000 + round * 10 + shots);
+            let control = server.path("control");
+            let told = std::thread::scope(|scope| {
+                let asking = scope.spawn(|| monitor.try_ask(&question));
+                if ability != "missing" && chance.once_in(2) {
+                    layers += 1;
+                    let (layer, control) = (layers, &control);
+                    let live = chance.once_in(2);
+                    scope.spawn(move || {
+                        // Whether it is answered, and what becomes of it, is not known.
+                        let path = format!("/sessions/{session}/diff");
+                        let body = json!({"directory": layer.to_string(), "live": live});
+                        ask(control, "PUT", &path, Some(&body))
+                    });
+                }
+                replace(&mut server, change, &mut chance);
+                asking.join().expect("it does not panic")
+            });
+            assert_eq!(told.as_deref(), Ok("right"), "{what}: {}", server.log());
+            wait_until("a live difference to be copied", SOON, || {
+                let told = ask(&control, "GET", &format!("/sessions/{session}/diff"), None);
+                !told.is_some_and(|(_, told)| told.contains("\"copying\""))
+            });
+            if ability != "missing" && chance.once_in(2) {
+                layers += 1;
+                server.diff(session, &layers.to_string());
+                server.compare(&layers.to_string(), &monitor, &what);
+            }
+        }
+        assert_eq!(server.session(monitor.pid()), session, "{what}");
+        assert_eq!(monitor.ask("check"), "right", "{what}");
+        if ability != "missing" {
+            layers += 1;
+            server.diff(session, &layers.to_string());
+            server.compare(&layers.to_string(), &monitor, &what);
+        }
+    }
+}
+
+fn options_of(chance: &mut Chance) -> Vec<&'static str> {
+    let mut options = vec!["--on-exit", "keep", "--prefetch"];
+    options.push(chance.pick(&["none", "all"]));
+    if chance.once_in(4) {
+        options.push("--no-unregister");
+    }
+    options
+}
+
+/// Replaces the server at a random instant; meanwhile another monitor may connect.
+fn replace(server: &mut PageServer, change: Change, chance: &mut Chance) {
+    // The moment is what is being tested: nothing else could be waited for.
+    let mut wait = |most: u64| std::thread::sleep(Duration::from_micros(chance.below(most)));
+    wait(30_000);
+    match change {
+        Change::Asked => {}
+        Change::Told => server.signal(Signal::TERM),
+        Change::Killed | Change::KilledTwice => {
+            server.signal(Signal::KILL);
+            assert_eq!(server.wait(), None);
+        }
+    }
+    if matches!(change, Change::KilledTwice) {
+        let options = ["--on-exit", "keep", "--take-over", "socket.keep"];
+        let mut next = server.spawn("0", &options);
+        wait(40_000);
+        next.kill().expect("it is there");
+        next.wait().expect("a child");
+    }
+    wait(3_000);
+    let late = chance
+        .once_in(3)
+        .then(|| server.monitor_of("small", "found", "1"));
+    let options = options_of(chance);
+    server.succeed("0", &options);
+    if let Some(late) = late {
+        assert_eq!(late.ask("check"), "right");
     }
 }

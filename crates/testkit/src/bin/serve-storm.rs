@@ -34,6 +34,8 @@ enum Attack {
     Kills,
     /// Rounds of faults, removals, prefetch and differences at once: 200.
     Fire,
+    /// The same, while the server is replaced over and over: 60 rounds.
+    Successions,
 }
 
 fn main() {
@@ -49,6 +51,7 @@ fn main() {
             Attack::Crowd => serve_storm::crowd(stillframe, rounds(100) as usize),
             Attack::Kills => serve_storm::kills(stillframe, from, rounds(200)),
             Attack::Fire => serve_storm::fire(stillframe, from, rounds(200)),
+            Attack::Successions => serve_storm::successions(stillframe, from, rounds(60)),
         }
         println!(
             "{attack:?}: withstood, {:.0} s",

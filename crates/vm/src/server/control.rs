@@ -81,12 +81,14 @@ pub(crate) fn start(
     Ok(())
 }
 
-/// The first signal has the server drained, another one ends it at once.
+/// The first signal has the server drained, another one ends it at once; where sessions are kept,
+/// each has it leave them.
 fn hear(shared: &Shared, signals: &OwnedFd) {
     loop {
         let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], None);
         // One signal at a time.
         match rustix::io::read(signals, &mut [0; 128]) {
+            Ok(_) if shared.keeps() => shared.leave(),
             Ok(_) if shared.draining.load(Relaxed) => shared.abort(),
             Ok(_) => shared.drain(),
             Err(Errno::AGAIN | Errno::INTR) => {}

@@ -2,6 +2,7 @@
 //! Firecracker's documentation of "handling page faults on snapshot resume" has it.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{Granule, SpaceId};
@@ -56,6 +57,9 @@ pub(crate) enum Refusal {
     /// The server stops.
     #[error("the server stops")]
     Stopped,
+    /// Another server is to receive it.
+    #[error("it is left to another server")]
+    Left,
     /// The system refused.
     #[error("cannot read from the connection: {0}")]
     System(std::io::Error),
@@ -64,15 +68,25 @@ pub(crate) enum Refusal {
     Wrong(String),
 }
 
-/// Receives a hand-off; the descriptor may come later than the list. When `stopping` can be read,
+/// What ends the waiting for hand-offs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stopping<'a> {
+    /// Can be read then.
+    pub told: BorrowedFd<'a>,
+    /// Whether another server goes on from there, and nothing may change.
+    pub leaving: &'a AtomicBool,
+}
+
+/// Receives a hand-off; the descriptor may come later than the list. When `stopping` is told,
 /// nothing more can be sent, and what was sent before is taken. `depends` is called before anything
-/// is taken off the connection, with the descriptors that are.
+/// is taken off the connection, with the descriptors that are. The last piece stays on it, so that
+/// a hand-off that came in one can be received again: [`discard`].
 ///
 /// # Errors
 /// Why it is refused.
 pub(crate) fn receive(
     from: &OwnedFd,
-    stopping: BorrowedFd<'_>,
+    stopping: Stopping<'_>,
     mut depends: impl FnMut(&[OwnedFd]),
 ) -> Result<Handoff, Refusal> {
     let mut bytes = Vec::new();
@@ -84,42 +98,53 @@ pub(crate) fn receive(
         let Some(peeked) = take(from, &mut buffer, RecvFlags::PEEK)? else {
             continue;
         };
-        depends(&peeked.rights);
-        drop(peeked);
-        let Some(received) = take(from, &mut buffer, RecvFlags::empty())? else {
-            continue;
-        };
-        if received.len == 0 && received.rights.is_empty() {
+        if peeked.len == 0 && peeked.rights.is_empty() {
             return Err(match stopped {
                 true => Refusal::Stopped,
                 false => Refusal::Closed,
             });
         }
+        let before = bytes.len();
+        bytes.extend_from_slice(&buffer[..peeked.len]);
+        let count = rights.len() + peeked.rights.len();
+        if let Some(mappings) = understand(&bytes, count)? {
+            rights.extend(peeked.rights);
+            let uffd = rights.swap_remove(0);
+            return Ok(Handoff { mappings, uffd });
+        }
+        depends(&peeked.rights);
+        bytes.truncate(before);
+        let Some(received) = take(from, &mut buffer[..peeked.len], RecvFlags::empty())? else {
+            continue;
+        };
         bytes.extend_from_slice(&buffer[..received.len]);
         rights.extend(received.rights);
-        if bytes.len() > LIST_MAX_BYTES {
-            return Err(wrong("the list of mappings is longer than 1 MiB"));
-        }
-        if rights.len() > DESCRIPTORS_MAX {
-            return Err(Refusal::Wrong(format!(
-                "{} descriptors came, and {DESCRIPTORS_MAX} are known",
-                rights.len()
-            )));
-        }
-        let mappings = match serde_json::from_slice::<Vec<Mapping>>(&bytes) {
-            Ok(mappings) => mappings,
-            Err(error) if error.is_eof() => continue,
-            Err(error) => return Err(Refusal::Wrong(format!("no list of mappings: {error}"))),
-        };
-        if rights.is_empty() {
-            continue;
-        }
-        let uffd = rights.swap_remove(0);
-        return Ok(Handoff { mappings, uffd });
     }
     Err(Refusal::Wrong(format!(
         "it comes in more than {PIECES_MAX} pieces"
     )))
+}
+
+/// What came, if that is all of it.
+fn understand(bytes: &[u8], rights: usize) -> Result<Option<Vec<Mapping>>, Refusal> {
+    if bytes.len() > LIST_MAX_BYTES {
+        return Err(wrong("the list of mappings is longer than 1 MiB"));
+    }
+    if rights > DESCRIPTORS_MAX {
+        return Err(Refusal::Wrong(format!(
+            "{rights} descriptors came, and {DESCRIPTORS_MAX} are known"
+        )));
+    }
+    match serde_json::from_slice::<Vec<Mapping>>(bytes) {
+        Ok(mappings) => Ok((rights > 0).then_some(mappings)),
+        Err(error) if error.is_eof() => Ok(None),
+        Err(error) => Err(Refusal::Wrong(format!("no list of mappings: {error}"))),
+    }
+}
+
+/// Takes off the connection what was received.
+pub(crate) fn discard(from: &OwnedFd) {
+    let _ = take(from, &mut vec![0; 1 << 16], RecvFlags::empty());
 }
 
 fn wrong(what: &str) -> Refusal {
@@ -127,21 +152,27 @@ fn wrong(what: &str) -> Refusal {
 }
 
 /// Waits until something can be read; when `stopping` can be, ends what comes.
-fn wait(from: &OwnedFd, stopping: BorrowedFd<'_>, stopped: &mut bool) -> Result<(), Refusal> {
+fn wait(from: &OwnedFd, stopping: Stopping<'_>, stopped: &mut bool) -> Result<(), Refusal> {
     loop {
+        if stopping.leaving.load(Relaxed) {
+            return Err(Refusal::Left);
+        }
         let watched = match *stopped {
             true => PollFlags::empty(),
             false => PollFlags::IN,
         };
         let mut fds = [
             PollFd::new(from, PollFlags::IN),
-            PollFd::from_borrowed_fd(stopping, watched),
+            PollFd::from_borrowed_fd(stopping.told, watched),
         ];
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(Refusal::System(errno.into())),
         }
         if !fds[1].revents().is_empty() && !*stopped {
+            if stopping.leaving.load(Relaxed) {
+                return Err(Refusal::Left);
+            }
             let _ = shutdown(from, Shutdown::Read);
             *stopped = true;
         } else if !fds[0].revents().is_empty() {

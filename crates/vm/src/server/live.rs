@@ -1,22 +1,29 @@
 //! One monitor that is served.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::Release};
-use std::sync::{Arc, Mutex};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
+};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, RwLock};
 use std::thread::Builder;
 
-use image::{Reader, Seal, Writer};
+use image::{Seal, Writer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Signal, pidfd_send_signal};
-use serve::{Copied, Difference, Options, Session, Target, Wanted};
+use serve::{Copied, Difference, Ledger, Options, Session, Wanted};
 use store::Images;
+use sys::uffd::Uffd;
 
 use super::copying::Copying;
-use super::handoff::{self, Refusal};
+use super::handoff::{self, Refusal, Stopping};
 use super::watchdog::{self, Connected};
+use super::watching::Watched;
 use super::{OnError, Prefetch, Shared, lock};
 use crate::place::{self, MEMORY};
 use crate::records::MonitorState;
@@ -45,9 +52,23 @@ pub(crate) struct Live {
     /// What is brought in before anything else.
     wanted: Vec<Wanted>,
     aborted: AtomicBool,
+    leaving: AtomicBool,
+    /// Held by those who write differences.
+    writing: RwLock<()>,
 }
 
 impl Live {
+    /// Has the session left as it is, for another server.
+    pub fn leave(&self) {
+        self.leaving.store(true, Relaxed);
+        self.ring();
+    }
+
+    /// Waits until no difference is being written.
+    pub fn wait_for_diff(&self) {
+        drop(self.writing.write());
+    }
+
     /// Has everything brought in, and the session end then.
     pub fn drain(&self) {
         self.draining.store(true, Relaxed);
@@ -105,6 +126,11 @@ impl Live {
         state: Option<Vec<u8>>,
         write: impl FnOnce(&Writer) -> serve::Result<Difference>,
     ) -> Result<Difference> {
+        let _writing = self.writing.read();
+        if shared.leaving.load(SeqCst) {
+            let what = "the server leaves its sessions to another one";
+            return Err(Error::Unfit(what.to_owned()));
+        }
         // An image that is written over must not change meanwhile.
         let _same = shared.working_set.hold(shared);
         let compress = shared.options.compress;
@@ -123,6 +149,8 @@ impl Live {
             durable: false,
             facts: (shared.facts)(),
         })?;
+        // Who comes after us writes over the new one then, at the worst what that has already.
+        self.session.ledger().note(dir.as_os_str().as_bytes());
         self.session.kept();
         *lock(&self.latest) = images;
         Ok(difference)
@@ -143,39 +171,63 @@ impl Live {
 struct Attended {
     shared: Arc<Shared>,
     number: u64,
+    /// Whether it is left to another server.
+    left: AtomicBool,
 }
 
 impl Drop for Attended {
     fn drop(&mut self) {
-        self.shared.watchdog.forget(self.number);
+        if !self.left.load(Relaxed) {
+            self.shared.watchdog.forget(self.number);
+        }
         self.shared.attended.fetch_sub(1, Release);
         self.shared.ring();
     }
 }
 
-/// Takes a monitor on, in a thread of its own.
-pub(crate) fn attend(shared: &Arc<Shared>, connected: Connected) {
-    let number = connected.number;
+/// A monitor that is to be served.
+#[derive(Debug)]
+pub(crate) enum Arrived {
+    /// It has just connected.
+    New(Connected),
+    /// Another server had it.
+    Kept(Watched),
+}
+
+impl Arrived {
+    const fn connected(&self) -> &Connected {
+        match self {
+            Self::New(connected) => connected,
+            Self::Kept(watched) => &watched.connected,
+        }
+    }
+}
+
+/// Takes a monitor on, in a thread of its own, which drops `begun` when its session is there.
+pub(crate) fn attend(shared: &Arc<Shared>, arrived: Arrived, begun: Sender<()>) {
+    let number = arrived.connected().number;
     shared.attended.fetch_add(1, Relaxed);
     let attended = Attended {
         shared: shared.clone(),
         number,
+        left: AtomicBool::new(false),
     };
-    let connected = Arc::new(connected);
-    let own = connected.clone();
+    let arrived = Arc::new(arrived);
+    let own = arrived.clone();
     let name = format!("session-{number}");
     let started = Builder::new()
         .name(name)
-        .spawn(move || session(&attended, &own));
+        .spawn(move || session(&attended, &own, begun));
     if let Err(error) = started {
         log::error!("session {number}: its monitor is killed: no thread can be made: {error}");
-        kill(&connected.monitor);
+        kill(&arrived.connected().monitor);
     }
 }
 
 /// Serves a monitor until it ends, or the session does.
-fn session(attended: &Attended, connected: &Connected) {
+fn session(attended: &Attended, arrived: &Arrived, is_there: Sender<()>) {
     let (shared, number) = (&attended.shared, attended.number);
+    let connected = arrived.connected();
     let pid = match rustix::net::sockopt::socket_peercred(&connected.connection) {
         Ok(who) => who.pid.as_raw_nonzero().get(),
         Err(errno) => return log::warn!("session {number}: who is it? {errno}"),
@@ -186,8 +238,13 @@ fn session(attended: &Attended, connected: &Connected) {
         Err(errno) => return log::warn!("session {number}: {errno}"),
     };
     let (stopped, stop) = pipe;
-    let begun = match begin(shared, connected, pid, stop) {
+    let begun = match begin(shared, arrived, pid) {
+        Ok(session) => live(shared, connected, session, stop),
+        Err(error) => Err(error),
+    };
+    let begun = match begun {
         Ok(begun) => Arc::new(begun),
+        Err(Begin::Left) => return attended.left.store(true, Relaxed),
         Err(Begin::Refused(refusal)) => {
             return log::warn!("session {number}: pid {pid} is refused: {refusal}");
         }
@@ -201,19 +258,33 @@ fn session(attended: &Attended, connected: &Connected) {
         }
     };
     lock(&shared.sessions).insert(number, begun.clone());
+    drop(is_there);
+    serve_to_its_end(attended, &begun, &stopped, monitor);
+}
+
+/// Serves a monitor whose session has begun.
+fn serve_to_its_end(attended: &Attended, begun: &Arc<Live>, stopped: &OwnedFd, monitor: &OwnedFd) {
+    let (shared, number, pid) = (&attended.shared, attended.number, begun.pid);
     shared.metrics.sessions.inc();
     log::info!("session {number}: pid {pid}, {}", begun.session.ability());
     let ended = std::thread::scope(|scope| {
         if shared.options.prefetch == Prefetch::All {
             begun.fetching.store(true, Relaxed);
         }
-        if shared.draining.load(Relaxed) {
+        if shared.draining.load(Relaxed) || begun.session.is_ending() {
             begun.drain();
         }
-        serve_all(scope, &begun, &stopped, monitor)
+        if shared.leaving.load(Relaxed) {
+            begun.leave();
+        }
+        serve_all(scope, begun, stopped, monitor)
     });
     match ended {
-        Ok(()) => log::info!("session {number}: it is over"),
+        Ok(Ended::Over) => log::info!("session {number}: it is over"),
+        Ok(Ended::Left) => {
+            attended.left.store(true, Relaxed);
+            log::info!("session {number}: it is left to another server");
+        }
         Err(serve::Error::Gone { .. }) => log::info!("session {number}: pid {pid} has ended"),
         Err(error) => {
             log::error!("session {number}: pid {pid} is killed: {}", told(&error));
@@ -236,50 +307,120 @@ fn session(attended: &Attended, connected: &Connected) {
 enum Begin {
     Refused(String),
     Failed(serve::Error),
+    Left,
 }
 
-fn begin(
-    shared: &Arc<Shared>,
-    connected: &Connected,
-    pid: i32,
-    stop: OwnedFd,
-) -> std::result::Result<Live, Begin> {
-    let number = connected.number;
-    let refused = |refusal: Refusal| Begin::Refused(refusal.to_string());
-    // From what is sent on the machine depends on us.
-    let depends = |held: &[OwnedFd]| shared.watchdog.depends(number, held);
-    let stopping = shared.stopping.0.as_fd();
-    let handoff = handoff::receive(&connected.connection, stopping, depends).map_err(refused)?;
-    let regions = handoff::regions(&handoff.mappings, MEMORY, shared.pages);
-    let regions = regions.map_err(Begin::Refused)?;
-    let target = Target {
-        uffd: handoff.uffd.into(),
-        pid,
-        regions,
+impl From<serve::Error> for Begin {
+    fn from(error: serve::Error) -> Self {
+        match error {
+            // Nothing was changed.
+            serve::Error::Descriptor(_) => Self::Refused(told(&error)),
+            error => Self::Failed(error),
+        }
+    }
+}
+
+fn begin(shared: &Arc<Shared>, arrived: &Arrived, pid: i32) -> std::result::Result<Session, Begin> {
+    let session = match arrived {
+        Arrived::New(connected) => receive(shared, connected, pid)?,
+        Arrived::Kept(watched) => match &watched.state {
+            // It is in the middle of everything: nothing of it may just be let go.
+            Some([ledger, uffd]) => go_on(shared, watched, ledger, uffd).map_err(Begin::Failed)?,
+            None if watched.depends => {
+                let what = "its server was killed when a part of its hand-off had come";
+                return Err(Begin::Failed(serve::Error::Unable(what.to_owned())));
+            }
+            None => receive(shared, &watched.connected, pid)?,
+        },
     };
-    let system = |source| serve::Error::Descriptor(source);
-    let monitor = connected.monitor.try_clone().map_err(system);
-    let monitor = monitor.map_err(Begin::Failed)?;
-    let options = Options {
-        unregister: shared.options.unregister,
-        poison: shared.options.on_error == OnError::Poison,
-    };
-    let image: Arc<Reader> = shared.image.clone();
-    let session = Session::begin(target, image, options, shared.metrics.clone());
-    let session = session.map_err(|error| match error {
-        serve::Error::Descriptor(_) => Begin::Refused(told(&error)),
-        error => Begin::Failed(error),
-    })?;
     if shared.options.record {
         session.record();
     }
+    Ok(session)
+}
+
+/// Begins a session with who hands its memory over.
+fn receive(
+    shared: &Arc<Shared>,
+    connected: &Connected,
+    pid: i32,
+) -> std::result::Result<Session, Begin> {
+    let number = connected.number;
+    // From what is sent on the machine depends on us.
+    let depends = |held: &[OwnedFd]| shared.watchdog.depends(number, held);
+    let stopping = Stopping {
+        told: shared.stopping.0.as_fd(),
+        leaving: &shared.leaving,
+    };
+    let handoff = handoff::receive(&connected.connection, stopping, depends);
+    let handoff = handoff.map_err(|refusal| match refusal {
+        Refusal::Left => Begin::Left,
+        refusal => Begin::Refused(refusal.to_string()),
+    })?;
+    let regions = handoff::regions(&handoff.mappings, MEMORY, shared.pages);
+    let regions = regions.map_err(Begin::Refused)?;
+    let ledger = if shared.keeps() {
+        let (ledger, file) = Ledger::shared(pid, &regions)?;
+        let uffd = handoff.uffd.as_fd();
+        shared.watchdog.state(number, file.as_fd(), uffd);
+        ledger
+    } else {
+        depends(std::slice::from_ref(&handoff.uffd));
+        Ledger::own(pid, &regions)?
+    };
+    handoff::discard(&connected.connection);
+    let (image, metrics) = (shared.image.clone(), shared.metrics.clone());
+    let uffd = handoff.uffd.into();
+    let session = Session::begin_with(uffd, ledger, image, options(shared), metrics);
+    Ok(session?)
+}
+
+/// Goes on with a session of another server.
+fn go_on(
+    shared: &Arc<Shared>,
+    watched: &Watched,
+    ledger: &OwnedFd,
+    uffd: &OwnedFd,
+) -> serve::Result<Session> {
+    let ledger = Ledger::of_file(ledger)?;
+    if has_ended(&watched.connected.monitor) {
+        return Err(serve::Error::Gone { pid: ledger.pid() });
+    }
+    let uffd: Uffd = uffd.try_clone().map_err(serve::Error::Descriptor)?.into();
+    let (image, metrics) = (shared.image.clone(), shared.metrics.clone());
+    Session::take_over(uffd, ledger, image, options(shared), metrics)
+}
+
+fn options(shared: &Shared) -> Options {
+    Options {
+        unregister: shared.options.unregister,
+        poison: shared.options.on_error == OnError::Poison,
+    }
+}
+
+/// A session that is to be served.
+fn live(
+    shared: &Shared,
+    connected: &Connected,
+    session: Session,
+    stop: OwnedFd,
+) -> std::result::Result<Live, Begin> {
+    let monitor = connected.monitor.try_clone();
+    let latest = session.ledger().noted();
     Ok(Live {
-        number,
-        pid,
+        number: connected.number,
+        pid: session.ledger().pid(),
         session,
-        monitor,
-        latest: Mutex::new(shared.options.images.clone()),
+        monitor: monitor.map_err(|error| {
+            let what = format!("its monitor cannot be watched: {error}");
+            Begin::Failed(serve::Error::Unable(what))
+        })?,
+        latest: Mutex::new(match latest.is_empty() {
+            true => shared.options.images.clone(),
+            false => Images::from(PathBuf::from(OsString::from_vec(latest))),
+        }),
         copying: Copying::default(),
+        writing: RwLock::new(()),
         stop,
         draining: AtomicBool::new(false),
         fetching: AtomicBool::new(false),
@@ -288,7 +429,17 @@ fn begin(
             Prefetch::None | Prefetch::All => Vec::new(),
         },
         aborted: AtomicBool::new(false),
+        leaving: AtomicBool::new(false),
     })
+}
+
+/// How a session ends that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// The machine needs nobody any more.
+    Over,
+    /// Another server is to go on with it.
+    Left,
 }
 
 /// What a thread has brought in that is done.
@@ -306,7 +457,7 @@ fn serve_all<'scope>(
     live: &'scope Arc<Live>,
     stopped: &OwnedFd,
     monitor: &OwnedFd,
-) -> serve::Result<()> {
+) -> serve::Result<Ended> {
     // Told by the fetchers: how it ended. The sender is kept, so that it is never hung up.
     let (sender, fetched) = std::sync::mpsc::channel::<(Fetched, serve::Result<()>)>();
     let ended = Arc::new(AtomicBool::new(false));
@@ -350,9 +501,12 @@ fn serve_all<'scope>(
             let what = "the server was told to end at once".to_owned();
             break Err(serve::Error::Unable(what));
         }
+        if live.leaving.load(Relaxed) {
+            break Ok(Ended::Left);
+        }
         let is_in = finished >= FETCHERS && live.draining.load(Relaxed);
         if is_in && !live.copying.is_going_on() {
-            break live.session.end();
+            break live.session.end().map(|()| Ended::Over);
         }
     };
     ended.store(true, Relaxed);

@@ -3,17 +3,24 @@
 mod control;
 mod copying;
 mod handoff;
+mod keep;
 mod live;
 mod watchdog;
+mod watching;
 mod working_set;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+use std::time::Duration;
 
 use image::{Cache, Compression, Reader};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -25,8 +32,10 @@ use store::Images;
 use sys::listener::{self, Failure};
 
 use crate::records::Records;
-use crate::server::live::Live;
+use crate::server::keep::{Keeping, Left};
+use crate::server::live::{Arrived, Live};
 use crate::server::watchdog::{Told, Watchdog};
+use crate::server::watching::{Begin, Watched};
 use crate::server::working_set::Kept;
 use crate::{Error, Result, place};
 
@@ -55,6 +64,16 @@ pub enum OnError {
     Poison,
 }
 
+/// What becomes of machines when the server ends that did not drain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnExit {
+    /// Their monitors are killed.
+    #[default]
+    Kill,
+    /// They wait for another server, so long.
+    Keep(Duration),
+}
+
 /// How machines are served.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
@@ -74,6 +93,12 @@ pub struct ServeOptions {
     pub on_error: OnError,
     /// How pages of differences are compressed.
     pub compress: Option<Compression>,
+    /// What becomes of machines when the server ends.
+    pub on_exit: OnExit,
+    /// Where another server's machines are kept, which are to be this one's.
+    pub take_over: Option<PathBuf>,
+    /// The descriptor of the log, for the process that is there when the server is gone.
+    pub log: Option<RawFd>,
 }
 
 /// What all threads of a server have in common.
@@ -86,7 +111,9 @@ pub(crate) struct Shared {
     attended: AtomicU64,
     /// No more monitors are taken on, and the server ends with the last session.
     draining: AtomicBool,
-    /// Can be read from when that is so, and the other end, which it is told by.
+    /// No more is done for any monitor: another server goes on.
+    leaving: AtomicBool,
+    /// Can be read from when either is so, and the other end, which it is told by.
     stopping: (OwnedFd, OwnedFd),
     /// Written to where somebody has to look around.
     bell: OwnedFd,
@@ -102,9 +129,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    /// Whether sessions are left to another server when this one ends.
+    pub(crate) fn keeps(&self) -> bool {
+        self.options.on_exit != OnExit::Kill
+    }
+
+    /// Leaves all sessions as they are, for another server: no difference is begun any more, and
+    /// those that are being written are finished first.
+    pub(crate) fn leave(&self) {
+        if self.leaving.swap(true, SeqCst) {
+            return;
+        }
+        let sessions = lock(&self.sessions).values().cloned().collect::<Vec<_>>();
+        log::info!("leaving: {} sessions", sessions.len());
+        sessions.iter().for_each(|live| live.wait_for_diff());
+        let _ = rustix::io::write(&self.stopping.1, b"!");
+        lock(&self.sessions).values().for_each(|live| live.leave());
+        self.ring();
+    }
+
     /// Has no more monitors taken on, and all sessions brought to an end: everything comes in.
     pub(crate) fn drain(&self) {
-        if self.draining.swap(true, Relaxed) {
+        if self.leaving.load(Relaxed) || self.draining.swap(true, Relaxed) {
             return;
         }
         log::info!("draining: {} sessions", lock(&self.sessions).len());
@@ -128,11 +174,13 @@ impl Shared {
 }
 
 /// Serves until it is told to end (`SIGTERM`, `SIGINT`, or over the control socket): then no more
-/// monitors are taken on, all memory is brought in, and the sessions end with that. Called by a
-/// process that has one thread. `ready` is called when monitors can connect.
+/// monitors are taken on, all memory is brought in, and the sessions end with that; or they are
+/// left to another server as they are. Called by a process that has one thread. `ready` is called
+/// when monitors can connect.
 ///
 /// # Errors
-/// Those of the image, and of the sockets. What goes wrong with a session ends that one alone.
+/// Those of the image, and of the sockets; [`Error::Unfit`] where sessions of another server cannot
+/// be taken over, which are left as they are. What goes wrong with a session ends that one alone.
 pub fn serve(
     options: ServeOptions,
     facts: fn() -> image::Facts,
@@ -148,16 +196,14 @@ pub fn serve(
     let kernel = |doing: &'static str| move |source: io::Error| Error::Kernel { doing, source };
     raise_open_files();
     let signals = control::signals().map_err(kernel("cannot hear signals"))?;
-    let listener = listen(&options.socket)?;
-    let control = options.control.as_deref();
-    let control = control.map(listen).transpose()?;
-    let watchdog = Watchdog::start(listener).map_err(kernel("cannot start a watchdog"))?;
+    let (begin, control) = places(&options, &image)?;
+    let started = Watchdog::start(begin, options.log);
+    let (watchdog, watched) = started.map_err(kernel("cannot start a watchdog"))?;
     let pipe = || {
         let made = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
         made.map_err(|errno| kernel("cannot make a pipe")(errno.into()))
     };
     let (heard, bell) = pipe()?;
-    let paths = [Some(options.socket.clone()), options.control.clone()];
     let shared = Arc::new(Shared {
         options,
         image,
@@ -165,6 +211,7 @@ pub fn serve(
         sessions: Mutex::default(),
         attended: AtomicU64::new(0),
         draining: AtomicBool::new(false),
+        leaving: AtomicBool::new(false),
         stopping: pipe()?,
         bell,
         metrics: Arc::new(Metrics::new()),
@@ -172,22 +219,118 @@ pub fn serve(
         working_set,
         facts,
     });
+    let kept = go_on(&shared, watched);
     let started = control::start(&shared, signals, control);
     started.map_err(kernel("cannot start the control thread"))?;
     ready();
-    let served = attend_all(&shared, &heard);
-    let [socket, control] = paths;
-    // That of monitors is gone since the draining began, and may be another server's.
-    let left = match shared.draining.load(Relaxed) {
-        true => [None, control],
-        false => [socket, control],
+    let served = kept + attend_all(&shared, &heard)?;
+    shared.forget_places();
+    match shared.leaving.load(SeqCst) {
+        true => shared.watchdog.left(),
+        false => shared.watchdog.dismiss(),
+    }
+    Ok(served)
+}
+
+/// Makes the places where the server is met, or takes those of another server over.
+fn places(options: &ServeOptions, image: &Reader) -> Result<(Begin, Option<UnixListener>)> {
+    let left = options.take_over.as_deref();
+    let left = left.map(|path| keep::take(path, image.id())).transpose()?;
+    let rendezvous = keep::rendezvous_of(&options.socket);
+    let (mut listener, mut place) = (None, None);
+    let (mut next, mut watched, mut predecessor) = (1, Vec::new(), None);
+    if let Some(left) = left {
+        log::info!("{} sessions are taken over", left.watched.len());
+        let Left {
+            listener: theirs,
+            rendezvous: met,
+            ..
+        } = left;
+        if let Some(theirs) = theirs {
+            if !keep::is_at(&theirs, &options.socket) {
+                let path = options.socket.display();
+                return Err(Error::Unfit(format!(
+                    "the sessions are of a server that listens elsewhere than at {path}"
+                )));
+            }
+            listener = Some(theirs);
+        }
+        place = keep::is_at(&met, &rendezvous).then_some(met);
+        (next, watched, predecessor) = (left.next, left.watched, Some(left.predecessor));
+    }
+    let listener = match listener {
+        Some(listener) => listener,
+        None => listen(&options.socket)?.into(),
     };
-    for path in left.into_iter().flatten() {
+    let keeping = match options.on_exit {
+        OnExit::Kill => None,
+        OnExit::Keep(patience) => Some(Keeping {
+            rendezvous: match place {
+                Some(place) => place,
+                None => keep::listen(&rendezvous)?,
+            },
+            patience,
+            image: image.id(),
+        }),
+    };
+    let control = options.control.as_deref().map(listen).transpose()?;
+    let begin = Begin {
+        listener,
+        next,
+        watched,
+        keeping,
+        predecessor,
+    };
+    Ok((begin, control))
+}
+
+/// Goes on with the sessions of another server; how many there are. Those that it had begun are
+/// there then.
+fn go_on(shared: &Arc<Shared>, watched: Vec<Watched>) -> u64 {
+    let count = watched.len() as u64;
+    let (begun, all_begun) = channel();
+    for one in watched {
+        let sender = match one.depends {
+            true => begun.clone(),
+            // It may never hand anything over.
+            false => channel().0,
+        };
+        live::attend(shared, Arrived::Kept(one), sender);
+    }
+    drop(begun);
+    let _ = all_begun.recv();
+    let own = keep::rendezvous_of(&shared.options.socket);
+    if let Some(path) = &shared.options.take_over
+        && !(shared.keeps() && is_same(path, &own))
+    {
+        // Nobody listens there any more.
         let _ = std::fs::remove_file(path);
     }
-    let served = served?;
-    shared.watchdog.dismiss();
-    Ok(served)
+    count
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    let [one, other] = [one, other].map(|path| std::fs::symlink_metadata(path).ok());
+    let place = |data: std::fs::Metadata| (data.dev(), data.ino());
+    one.map(place) == other.map(place)
+}
+
+impl Shared {
+    /// Removes the sockets at which nobody is met any more.
+    fn forget_places(&self) {
+        let options = &self.options;
+        let rendezvous = self.keeps().then(|| keep::rendezvous_of(&options.socket));
+        let (draining, leaving) = (self.draining.load(Relaxed), self.leaving.load(SeqCst));
+        // That of monitors is gone since the draining began, and may be another server's.
+        let socket = (!draining && !leaving).then(|| options.socket.clone());
+        let rendezvous = rendezvous.filter(|_| !leaving);
+        for path in [socket, rendezvous, options.control.clone()]
+            .into_iter()
+            .flatten()
+        {
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }
 
 /// Each session has some descriptors.
@@ -197,14 +340,16 @@ fn raise_open_files() {
     }
 }
 
-/// Takes monitors on until the server is drained; how many there were.
+/// Takes monitors on until the server is drained, or leaves; how many there were.
 fn attend_all(shared: &Arc<Shared>, heard: &OwnedFd) -> Result<u64> {
-    let (mut served, mut last) = (0, false);
+    let (mut served, mut last, mut deaf) = (0, false, false);
     loop {
-        if last && shared.attended.load(Acquire) == 0 {
+        // Who connects then is the next server's.
+        let leaving = shared.leaving.load(SeqCst);
+        if (last || leaving) && shared.attended.load(Acquire) == 0 {
             return Ok(served);
         }
-        let told = match last {
+        let told = match deaf || leaving {
             true => PollFlags::empty(),
             false => PollFlags::IN,
         };
@@ -221,7 +366,7 @@ fn attend_all(shared: &Arc<Shared>, heard: &OwnedFd) -> Result<u64> {
                 });
             }
         }
-        let told = !last && !fds[1].revents().is_empty();
+        let told = !deaf && !leaving && !fds[1].revents().is_empty();
         let _ = rustix::io::read(heard, &mut [0; 64]);
         if !told {
             continue;
@@ -229,10 +374,21 @@ fn attend_all(shared: &Arc<Shared>, heard: &OwnedFd) -> Result<u64> {
         match shared.watchdog.next() {
             Told::Connected(connected) => {
                 served += 1;
-                live::attend(shared, connected);
+                live::attend(shared, Arrived::New(connected), channel().0);
+            }
+            Told::Leave => {
+                let own = shared.clone();
+                let left = Builder::new().name("leave".to_owned());
+                if let Err(error) = left.spawn(move || own.leave()) {
+                    log::error!("no thread can be made to leave: {error}");
+                }
             }
             Told::Last => {
                 last = true;
+                shared.drain();
+            }
+            Told::Gone => {
+                (last, deaf) = (true, true);
                 shared.drain();
             }
         }

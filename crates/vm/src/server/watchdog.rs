@@ -1,35 +1,34 @@
-//! A process that takes monitors on for the server, and ends them when the server dies: a virtual
-//! processor that waits for a page would wait for ever.
+//! A process that takes monitors on for the server, and ends them, or keeps them for another
+//! server, when the server dies: a virtual processor that waits for a page would wait for ever.
 //!
 //! It has each monitor before the server has, and holds the userfaultfd as long as the server does:
 //! pages that are missing when the last one who has it closes it read as zeros.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType};
-use rustix::net::{shutdown, socketpair};
-use rustix::process::{Signal, pidfd_send_signal, setsid};
-use sys::fork::fork_for;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::setsid;
+use sys::fork::fork_for_numbers;
 use sys::socket::{self, Along};
 
-/// What the watchdog is told, before the number of the session that it is about.
-const DEPENDS: u64 = 1;
-const FORGET: u64 = 2;
-const DRAIN: u64 = 3;
-const DISMISSED: u64 = 4;
-/// What it tells: a monitor, or that there are no more.
-const MONITOR: u64 = 5;
-const LAST: u64 = 6;
+use super::watching::{Begin, Watched, watch};
 
-/// How long it waits before it looks again for monitors that could not be taken on.
-const SHORT_OF: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 100_000_000,
-};
+/// What the watchdog is told, before the number of the session that it is about.
+pub(super) const DEPENDS: u64 = 1;
+pub(super) const FORGET: u64 = 2;
+pub(super) const DRAIN: u64 = 3;
+pub(super) const DISMISSED: u64 = 4;
+pub(super) const STATE: u64 = 7;
+pub(super) const LEFT: u64 = 8;
+/// What it tells: a monitor, or that there are no more; that another server is there; that it has
+/// everything.
+pub(super) const MONITOR: u64 = 5;
+pub(super) const LAST: u64 = 6;
+pub(super) const LEAVE: u64 = 9;
+pub(super) const READY: u64 = 10;
 
 /// A monitor that has connected.
 #[derive(Debug)]
@@ -49,6 +48,10 @@ pub(crate) enum Told {
     Connected(Connected),
     /// No more monitors are taken on.
     Last,
+    /// Another server is there for the sessions.
+    Leave,
+    /// Nothing any more: it is gone.
+    Gone,
 }
 
 /// The child process, from the side of the server.
@@ -62,20 +65,36 @@ impl AsFd for Watchdog {
 }
 
 impl Watchdog {
-    /// Starts it, from a process that has one thread. It alone takes connections of `listener`.
+    /// Starts it, from a process that has one thread. It alone takes connections, and logs to the
+    /// descriptor `log`. Whoever kept sessions until now does not any more when it is there; gives
+    /// those sessions.
     ///
     /// # Errors
-    /// Those of socketpair(2) and fork(2).
-    pub fn start(listener: UnixListener) -> io::Result<Self> {
+    /// Those of socketpair(2) and fork(2); [`io::ErrorKind::BrokenPipe`] where whoever kept the
+    /// sessions is gone.
+    pub fn start(begin: Begin, log: Option<RawFd>) -> io::Result<(Self, Vec<Watched>)> {
         let kind = SocketType::SEQPACKET;
         let (theirs, own) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-        let listener = OwnedFd::from(listener);
-        fork_for(&[theirs.as_fd(), listener.as_fd()], || {
+        let mut kept = begin.descriptors();
+        kept.push(theirs.as_raw_fd());
+        kept.extend(log);
+        log::logger().flush();
+        let mut parts = Some((theirs, begin));
+        fork_for_numbers(&kept, || {
             // Nothing that ends the server's group may end this process.
             let _ = setsid();
-            watch(&theirs, &listener);
+            if let Some((server, begin)) = parts.take() {
+                watch(server, begin);
+            }
+            log::logger().flush();
         })?;
-        Ok(Self(own))
+        let watched = parts.map_or_else(Vec::new, |(_, begin)| begin.watched);
+        let mut words = [0; 16];
+        let ready = socket::receive(&own, &mut words, 0)?;
+        match ready.len == words.len() && parse(words).0 == READY {
+            true => Ok((Self(own), watched)),
+            false => Err(io::ErrorKind::BrokenPipe.into()),
+        }
     }
 
     /// The next monitor; waits for it.
@@ -95,8 +114,10 @@ impl Watchdog {
                             monitor,
                         });
                     }
-                    if what == LAST {
-                        return Told::Last;
+                    match what {
+                        LAST => return Told::Last,
+                        LEAVE => return Told::Leave,
+                        _ => {}
                     }
                     log::warn!("a monitor is lost: its descriptors cannot be taken");
                     self.forget(number);
@@ -104,7 +125,7 @@ impl Watchdog {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 _ => {
                     log::error!("the watchdog is gone: no more monitors are taken on");
-                    return Told::Last;
+                    return Told::Gone;
                 }
             }
         }
@@ -114,6 +135,12 @@ impl Watchdog {
     pub fn depends(&self, number: u64, held: &[OwnedFd]) {
         let rights = held.iter().map(AsFd::as_fd).collect::<Vec<_>>();
         self.tell(DEPENDS, number, &rights);
+    }
+
+    /// The same for a session that another server can go on with: what is known of it, and its
+    /// userfaultfd.
+    pub fn state(&self, number: u64, ledger: BorrowedFd<'_>, uffd: BorrowedFd<'_>) {
+        self.tell(STATE, number, &[ledger, uffd]);
     }
 
     /// Forgets a monitor, which is gone or needs nothing any more.
@@ -131,6 +158,11 @@ impl Watchdog {
         self.tell(DISMISSED, 0, &[]);
     }
 
+    /// Leaves all sessions to it, for another server: nobody serves them any more.
+    pub fn left(&self) {
+        self.tell(LEFT, 0, &[]);
+    }
+
     fn tell(&self, what: u64, number: u64, rights: &[BorrowedFd<'_>]) {
         if let Err(error) = tell(&self.0, what, number, rights) {
             log::warn!("the watchdog is gone: {error}");
@@ -138,7 +170,12 @@ impl Watchdog {
     }
 }
 
-fn tell(to: &OwnedFd, what: u64, number: u64, rights: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(super) fn tell(
+    to: &OwnedFd,
+    what: u64,
+    number: u64,
+    rights: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let words = [what.to_ne_bytes(), number.to_ne_bytes()].concat();
     let along = Along {
         rights,
@@ -147,7 +184,7 @@ fn tell(to: &OwnedFd, what: u64, number: u64, rights: &[BorrowedFd<'_>]) -> io::
     socket::send(to, &words, along, 0).map(drop)
 }
 
-fn parse(words: [u8; 16]) -> (u64, u64) {
+pub(super) fn parse(words: [u8; 16]) -> (u64, u64) {
     let [what, number] = [0, 8].map(|at| {
         let word = words[at..at + 8].try_into().expect("8 bytes");
         u64::from_ne_bytes(word)
@@ -155,167 +192,8 @@ fn parse(words: [u8; 16]) -> (u64, u64) {
     (what, number)
 }
 
-/// A monitor as the watchdog knows it.
-struct Watched {
-    connected: Connected,
-    /// Whether something came of it: it may have handed its memory over.
-    depends: bool,
-    /// What it has sent.
-    held: Vec<OwnedFd>,
-}
-
-/// The watchdog's life.
-fn watch(server: &OwnedFd, listener: &OwnedFd) {
-    let _ = rustix::io::ioctl_fionbio(listener, true);
-    let mut watched: Vec<Watched> = Vec::new();
-    let (mut next, mut listens, mut short_of) = (1, true, false);
-    loop {
-        let listened = match listens && !short_of {
-            true => PollFlags::IN,
-            false => PollFlags::empty(),
-        };
-        let mut fds = [
-            PollFd::new(server, PollFlags::IN),
-            PollFd::new(listener, listened),
-        ];
-        let until = short_of.then_some(&SHORT_OF);
-        let told = match poll(&mut fds, until) {
-            Ok(_) => !fds[0].revents().is_empty(),
-            Err(_) => continue,
-        };
-        short_of = false;
-        if told {
-            match hear(server, &mut watched) {
-                Heard::Nothing => {}
-                Heard::Drain => {
-                    let _ = shutdown(listener, Shutdown::Read);
-                    while let Ok(true) = take_on(server, listener, &mut next, &mut watched) {}
-                    let _ = tell(server, LAST, 0, &[]);
-                    listens = false;
-                }
-                Heard::Dismissed => return,
-                Heard::Gone => break,
-            }
-        } else if listens {
-            short_of = take_on(server, listener, &mut next, &mut watched).is_err();
-        }
-    }
-    end_all(listener, next, watched);
-}
-
-enum Heard {
-    Nothing,
-    Drain,
-    Dismissed,
-    Gone,
-}
-
-/// Hears what the server says.
-fn hear(server: &OwnedFd, watched: &mut Vec<Watched>) -> Heard {
-    let mut words = [0; 16];
-    let received = match socket::receive(server, &mut words, 0) {
-        Ok(received) if received.len == words.len() => received,
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => return Heard::Nothing,
-        _ => return Heard::Gone,
-    };
-    let (what, number) = parse(words);
-    match what {
-        DEPENDS => {
-            let one = watched
-                .iter_mut()
-                .find(|one| one.connected.number == number);
-            if let Some(one) = one {
-                one.depends = true;
-                one.held.extend(received.rights);
-            }
-        }
-        FORGET => watched.retain(|one| one.connected.number != number),
-        DRAIN => return Heard::Drain,
-        DISMISSED => return Heard::Dismissed,
-        _ => {}
-    }
-    Heard::Nothing
-}
-
-/// Takes a monitor on, where one waits, and tells the server; whether there was one.
-fn take_on(
-    server: &OwnedFd,
-    listener: &OwnedFd,
-    next: &mut u64,
-    watched: &mut Vec<Watched>,
-) -> io::Result<bool> {
-    let connected = match accept(listener, *next) {
-        Ok(Some(connected)) => connected,
-        Ok(None) => return Ok(true),
-        Err(error) => {
-            return match Errno::from_io_error(&error) {
-                // The latter of one that nobody can connect to any more.
-                Some(Errno::AGAIN | Errno::INVAL) => Ok(false),
-                _ => Err(error),
-            };
-        }
-    };
-    *next += 1;
-    let rights = [connected.connection.as_fd(), connected.monitor.as_fd()];
-    // Whether the server is gone is seen where it is heard.
-    let _ = tell(server, MONITOR, connected.number, &rights);
-    watched.push(Watched {
-        connected,
-        depends: false,
-        held: Vec::new(),
-    });
-    Ok(true)
-}
-
-/// Takes a connection; none if who made it is gone already.
-fn accept(listener: &OwnedFd, number: u64) -> io::Result<Option<Connected>> {
-    let connection = socket::accept(listener)?;
-    match socket::peer(&connection) {
-        Ok(monitor) => Ok(Some(Connected {
-            number,
-            connection,
-            monitor,
-        })),
-        Err(error) => match Errno::from_io_error(&error) {
-            Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Err(error),
-            _ => Ok(None),
-        },
-    }
-}
-
-/// Ends all who have sent something, and waits until they are gone.
-fn end_all(listener: &OwnedFd, next: u64, watched: Vec<Watched>) {
-    let _ = shutdown(listener, Shutdown::Read);
-    let waiting = (next..).map_while(|number| accept(listener, number).ok());
-    let waiting = waiting.flatten().map(|connected| Watched {
-        connected,
-        depends: false,
-        held: Vec::new(),
-    });
-    let all = waiting.collect::<Vec<_>>().into_iter().chain(watched);
-    let depends = all.filter(|one| {
-        // Who sends from here on hears that nobody is there.
-        let _ = shutdown(&one.connected.connection, Shutdown::Read);
-        one.depends || has_sent(&one.connected.connection)
-    });
-    let depends = depends.collect::<Vec<_>>();
-    for one in &depends {
-        let _ = pidfd_send_signal(&one.connected.monitor, Signal::KILL);
-    }
-    for one in &depends {
-        wait_for_end(&one.connected.monitor);
-    }
-}
-
 /// Waits until a process has ended.
 pub(crate) fn wait_for_end(process: &OwnedFd) {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
     while poll(&mut fds, None).is_err_and(|errno| errno == Errno::INTR) {}
-}
-
-/// Whether there is something to be read from a connection.
-fn has_sent(connection: &OwnedFd) -> bool {
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let peeked = socket::receive(connection, &mut [0], flags.bits().cast_signed());
-    peeked.is_ok_and(|received| received.len > 0 || !received.rights.is_empty())
 }
