@@ -98,7 +98,7 @@ pub fn write(pid: i32, addr: Addr, bytes: &[u8]) -> io::Result<()> {
 /// written before the first page that cannot be.
 ///
 /// # Errors
-/// As [`write`]; `EINVAL` for too many pieces.
+/// As [`write()`]; `EINVAL` for too many pieces.
 pub fn write_pieces(pid: i32, pieces: &[(Addr, &[u8])]) -> io::Result<usize> {
     let piece = |(_, bytes): &(Addr, &[u8])| iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
