@@ -77,7 +77,7 @@ impl Session {
         stored.sort_by_key(|extent| (extent.space, extent.first_page));
         zero.iter().for_each(|extent| mark_zero(writer, extent));
         difference.zero_pages = count(&zero);
-        leave(writer, &parent, &[&stored[..], &zero].concat())?;
+        inherit_rest(writer, &parent, &[&stored[..], &zero].concat())?;
         let drained = pages::drain(&memory, &stored, writer, &|_| ())?;
         let not_parents = count(&stored) + difference.zero_pages;
         difference.stored_pages = drained.stored_pages;
@@ -248,7 +248,7 @@ pub(crate) fn wait_for_change(began: Instant, error: Error) -> Result<()> {
 }
 
 /// Leaves to the parent all pages but `own`.
-pub(crate) fn leave(writer: &Writer, parent: &Reader, own: &[Extent]) -> Result<()> {
+pub(crate) fn inherit_rest(writer: &Writer, parent: &Reader, own: &[Extent]) -> Result<()> {
     for space in parent.spaces() {
         let own = own.iter().filter(|extent| extent.space == space.id);
         let own = Ranges::of(own.map(Extent::numbers));

@@ -75,7 +75,7 @@ impl Session {
                 continue;
             };
             let piece = claim.range.clone();
-            match installer.bring_early(number, piece.clone())? {
+            match installer.install_early(number, piece.clone())? {
                 Outcome::Done(_) => at = piece.end,
                 // Whoever reads the events goes first.
                 Outcome::Again | Outcome::Claimed => {

@@ -64,7 +64,7 @@ impl<'a> Installer<'a> {
             })?;
             let outcome = match fault.protected {
                 true => self.let_write(number, &fault)?,
-                false => match self.bring(number, &fault) {
+                false => match self.resolve_fault(number, &fault) {
                     Err(error) => {
                         let region = &self.session.regions[number].0;
                         self.poison(number, region.number_of(fault.addr), error)?
@@ -129,7 +129,7 @@ impl<'a> Installer<'a> {
     }
 
     /// Brings the page in that a thread waits for, and others around it.
-    fn bring(&mut self, number: usize, fault: &Waiting) -> Result<Outcome> {
+    fn resolve_fault(&mut self, number: usize, fault: &Waiting) -> Result<Outcome> {
         let (region, known) = &self.session.regions[number];
         let page = region.number_of(fault.addr);
         if fault.claimed {
@@ -190,7 +190,7 @@ impl<'a> Installer<'a> {
     ///
     /// # Errors
     /// Those of [`Session::serve`].
-    pub fn bring_early(&mut self, number: usize, range: Range<u64>) -> Result<Outcome> {
+    pub fn install_early(&mut self, number: usize, range: Range<u64>) -> Result<Outcome> {
         let together = self.install(number, range.clone(), false, NOBODY, "prefetch");
         if !matches!(together, Err(Error::Image(_) | Error::Pages(_))) {
             return together;
@@ -221,7 +221,7 @@ impl<'a> Installer<'a> {
 
     /// Brings in what is missing of a piece that somebody will want. What cannot be brought in now
     /// is left to the faults that ask for it.
-    pub fn bring_ahead(&mut self, (number, range): Piece) {
+    pub fn install_ahead(&mut self, (number, range): Piece) {
         let known = &self.session.regions[number].1;
         let mut at = range.start;
         while at < range.end {

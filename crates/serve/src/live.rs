@@ -19,7 +19,7 @@ use sys::uffd::Modes;
 
 use crate::ability::register;
 use crate::bits::Bits;
-use crate::diff::{Sorted, count, extents, leave, mark_zero, wait_for_change};
+use crate::diff::{Sorted, count, extents, inherit_rest, mark_zero, wait_for_change};
 use crate::ledger::EVENTS_MAX;
 use crate::pending::{Part, Pending, extent};
 use crate::region::Known;
@@ -239,7 +239,7 @@ impl LiveDiff<'_> {
         self.difference.zero_pages += count(&self.zero);
         self.stored
             .sort_by_key(|extent| (extent.space, extent.first_page));
-        leave(
+        inherit_rest(
             self.writer,
             &self.parent,
             &[&self.stored[..], &self.zero].concat(),

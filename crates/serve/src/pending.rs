@@ -214,8 +214,8 @@ impl Pending {
             let page_bytes = region.granule_bytes();
             let mut at = all.next(0, true);
             while at < region.len() && bytes < most_bytes {
-                let room = (most_bytes - bytes).div_ceil(page_bytes);
-                let end = all.next(at, false).min(at + room);
+                let left_pages = (most_bytes - bytes).div_ceil(page_bytes);
+                let end = all.next(at, false).min(at + left_pages);
                 parts.push((number, at..end));
                 bytes += (end - at) * page_bytes;
                 at = all.next(end, true);

@@ -188,7 +188,7 @@ impl Session {
         };
         let map = Pagemap::open(self.pid).map_err(failed(*first))?;
         let mut found = Spans::new();
-        let mut room = vec![Found::EMPTY; 1024];
+        let mut regions = vec![Found::EMPTY; 1024];
         for span in spans {
             let mut at = span.start;
             while at < span.end {
@@ -197,9 +197,9 @@ impl Session {
                     end: span.end,
                 };
                 let (count, until) = map
-                    .scan(rest, query, action, &mut room)
+                    .scan(rest, query, action, &mut regions)
                     .map_err(failed(rest))?;
-                for one in &room[..count] {
+                for one in &regions[..count] {
                     found.push(one.span());
                 }
                 at = if until <= at { Addr(span.end.0) } else { until };

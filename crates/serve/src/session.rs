@@ -211,7 +211,7 @@ impl Session {
             scope.spawn(|| {
                 let mut installer = Installer::new(self);
                 while let Some(piece) = self.ahead.wait(|number| self.page_bytes(number)) {
-                    installer.bring_ahead(piece);
+                    installer.install_ahead(piece);
                 }
             });
             let served = self.answer_all(watched);
@@ -239,7 +239,7 @@ impl Session {
             }
             if ahead && !told {
                 if let Some(piece) = self.ahead.take(|number| self.page_bytes(number)) {
-                    installer.bring_ahead(piece);
+                    installer.install_ahead(piece);
                 }
                 continue;
             }

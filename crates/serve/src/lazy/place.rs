@@ -48,9 +48,9 @@ impl<'a> Installer<'a> {
                 Some(_) if space.is_coming(fault.addr) => (Placing::Again, ""),
                 Some(piece) => {
                     self.server.busy.store(true, Relaxed);
-                    let brought = self.bring(space, piece, &fault);
+                    let installed = self.resolve_fault(space, piece, &fault);
                     self.server.busy.store(false, Relaxed);
-                    (brought?, "data")
+                    (installed?, "data")
                 }
                 None => (space.zero(fault.addr)?, "zero"),
             };
@@ -72,7 +72,12 @@ impl<'a> Installer<'a> {
     }
 
     /// Brings in the page that a thread waits for, and others of `piece` around it.
-    fn bring(&mut self, space: &AddressSpace, piece: Piece, fault: &Waiting) -> Result<Placing> {
+    fn resolve_fault(
+        &mut self,
+        space: &AddressSpace,
+        piece: Piece,
+        fault: &Waiting,
+    ) -> Result<Placing> {
         let number = piece.first_page + (fault.addr.0 - piece.span.start.0) / PAGE_BYTES;
         let (last, end, count) = self.last;
         let pages = match (last, end) == (space.number, fault.addr) {
@@ -147,8 +152,8 @@ fn claim(space: &AddressSpace) -> Option<Piece> {
                 None => {
                     let next = coming.iter().map(|one| one.start);
                     let next = next.filter(|start| *start > piece.span.start).min();
-                    let room = next.map_or(u64::MAX, |next| next.0 - piece.span.start.0);
-                    return Some(piece.limited(room));
+                    let free_bytes = next.map_or(u64::MAX, |next| next.0 - piece.span.start.0);
+                    return Some(piece.limited(free_bytes));
                 }
             }
         }

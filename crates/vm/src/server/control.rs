@@ -196,7 +196,7 @@ async fn diff(
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(Ok(told)) => told.into_response(),
-        Ok(Err(error)) => failure(status_of(&error), super::live::told(&error)),
+        Ok(Err(error)) => failure(status_of(&error), sys::causes::line(&error)),
         Err(error) => failure(StatusCode::INTERNAL_SERVER_ERROR, error),
     }
 }

@@ -9,7 +9,7 @@ use std::thread::{Builder, JoinHandle};
 use serde_json::{Value, json};
 use serve::{Copied, Difference};
 
-use super::live::{Live, told};
+use super::live::Live;
 use super::{Shared, lock};
 use crate::{Error, Result};
 
@@ -81,7 +81,7 @@ impl Copying {
         Ok(copied)
     }
 
-    fn leave(&self, state: State) {
+    fn set_state(&self, state: State) {
         if let Some(copy) = &mut *lock(&self.last) {
             copy.state = state;
         }
@@ -174,7 +174,7 @@ pub(crate) fn begin(
         Err(source) => {
             let doing = "cannot start a thread";
             let error = Error::Kernel { doing, source };
-            copying.leave(State::Failed(told(&error)));
+            copying.set_state(State::Failed(sys::causes::line(&error)));
             return Err(error);
         }
     }
@@ -200,12 +200,12 @@ fn finish(live: &Live, written: Result<Difference>, mut waiter: Waiter) {
                 "session {}: a live difference stores {stored} pages",
                 live.number
             );
-            live.copying.leave(State::Done(difference));
+            live.copying.set_state(State::Done(difference));
         }
         Err(error) => {
-            let what = told(&error);
+            let what = sys::causes::line(&error);
             log::warn!("session {}: no live difference: {what}", live.number);
-            live.copying.leave(State::Failed(what));
+            live.copying.set_state(State::Failed(what));
             tell(&mut waiter, Err(error));
         }
     }

@@ -253,7 +253,10 @@ fn session(attended: &Attended, arrived: &Arrived, is_there: Sender<()>) {
         }
         // It may have been changed half: whoever waits in it would wait for ever.
         Err(Begin::Failed(error)) => {
-            log::error!("session {number}: pid {pid} is killed: {}", told(&error));
+            log::error!(
+                "session {number}: pid {pid} is killed: {}",
+                sys::causes::line(&error)
+            );
             return kill(monitor);
         }
     };
@@ -287,7 +290,10 @@ fn serve_to_its_end(attended: &Attended, begun: &Arc<Live>, stopped: &OwnedFd, m
         }
         Err(serve::Error::Gone { .. }) => log::info!("session {number}: pid {pid} has ended"),
         Err(error) => {
-            log::error!("session {number}: pid {pid} is killed: {}", told(&error));
+            log::error!(
+                "session {number}: pid {pid} is killed: {}",
+                sys::causes::line(&error)
+            );
             kill(monitor);
         }
     }
@@ -314,7 +320,7 @@ impl From<serve::Error> for Begin {
     fn from(error: serve::Error) -> Self {
         match error {
             // Nothing was changed.
-            serve::Error::Descriptor(_) => Self::Refused(told(&error)),
+            serve::Error::Descriptor(_) => Self::Refused(sys::causes::line(&error)),
             error => Self::Failed(error),
         }
     }
@@ -526,9 +532,4 @@ fn kill(monitor: &OwnedFd) {
 fn has_ended(process: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)
-}
-
-/// An error with its causes.
-pub(crate) fn told(error: &dyn std::error::Error) -> String {
-    sys::causes::line(error)
 }

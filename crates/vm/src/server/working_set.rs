@@ -71,7 +71,7 @@ impl Kept {
 fn keep(shared: &Shared, set: &WorkingSet) {
     match store(shared, set) {
         Ok(()) => log::info!("{} ranges are wanted", set.pages.len()),
-        Err(error) => log::warn!("what is wanted is not kept: {}", super::live::told(&error)),
+        Err(error) => log::warn!("what is wanted is not kept: {}", sys::causes::line(&error)),
     }
 }
 
