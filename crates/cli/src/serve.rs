@@ -43,6 +43,10 @@ pub struct Serve {
     #[arg(long, value_enum, default_value = "kill")]
     on_error: Fate,
 
+    /// Offer monitors a file that they can map as memory: what machines read of it is there once
+    #[arg(long, conflicts_with_all = ["take_over"])]
+    share: bool,
+
     /// What becomes of machines when the server ends, by SIGTERM or killed: kill their monitors, or
     /// have them wait for a server that takes them over at PATH.keep, where PATH is the --socket
     #[arg(long, value_enum, default_value = "kill")]
@@ -124,6 +128,7 @@ impl Serve {
                 Exit::Kill => OnExit::Kill,
                 Exit::Keep => OnExit::Keep(Duration::from_secs(self.keep_for)),
             },
+            share: self.share,
             take_over: self.take_over,
             log: logfile::number(),
         };

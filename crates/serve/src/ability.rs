@@ -31,18 +31,24 @@ impl Ability {
         }
     }
 
-    /// Has missing pages of `spans` told, and writes where that is possible; gives what is.
+    /// Has `missing` pages of `spans` told, and writes where that is possible; gives what is.
     ///
     /// # Errors
     /// [`Error::Call`].
-    pub(crate) fn register(self, uffd: &Uffd, spans: &[Span], pid: i32) -> Result<Self> {
+    pub(crate) fn register(
+        self,
+        uffd: &Uffd,
+        spans: &[Span],
+        missing: Modes,
+        pid: i32,
+    ) -> Result<Self> {
         let all = |modes| {
             spans
                 .iter()
                 .try_for_each(|span| register(uffd, *span, modes, pid))
         };
         if self > Self::Missing {
-            match all(Modes::MISSING | Modes::WP) {
+            match all(missing | Modes::WP) {
                 Ok(()) => return Ok(self),
                 // No write protection for memory of this kind.
                 Err(Error::Call { source, .. })
@@ -50,7 +56,7 @@ impl Ability {
                 Err(error) => return Err(error),
             }
         }
-        all(Modes::MISSING)?;
+        all(missing)?;
         Ok(Self::Missing)
     }
 }

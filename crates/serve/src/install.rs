@@ -259,7 +259,11 @@ impl<'a> Installer<'a> {
             .locate(region.space, pages.start, pages.end - pages.start)?;
         let is_zero = removed
             || (located.part.is_none() && u64::from(located.pages) * PAGE_BYTES == span.bytes());
-        if !is_zero {
+        let share = session.share.as_deref().filter(|_| !removed);
+        if let Some(share) = share {
+            let count = pages.end - pages.start;
+            share.fill(&session.image, pages.start, count, self.buffer.bytes())?;
+        } else if !is_zero {
             let bytes = &mut self.buffer.bytes()[..len];
             session.image.read_pages(region.space, pages.start, bytes)?;
         }
@@ -271,9 +275,10 @@ impl<'a> Installer<'a> {
             // Not before: what is given up now waits until these are there.
             punch(region, known, &range, &mut self.buffer.bytes()[..len]);
         }
-        let bytes = match is_zero {
-            true => &self.zeros.bytes()[..len],
-            false => &self.buffer.bytes()[..len],
+        let bytes = match (share, is_zero) {
+            (Some(_), _) => None,
+            (None, true) => Some(&self.zeros.bytes()[..len]),
+            (None, false) => Some(&self.buffer.bytes()[..len]),
         };
         let outcome = place(session, number, span, bytes, wanted)?;
         if outcome == Placing::Again {
@@ -283,7 +288,8 @@ impl<'a> Installer<'a> {
             known.early.add(range);
         }
         let source = if is_zero { "zero" } else { source };
-        session.metrics.installed(source, span.bytes());
+        let from = if share.is_some() { "shared" } else { source };
+        session.metrics.installed(from, span.bytes());
         if !removed && source != "prefetch" {
             session.note_wanted(region.space, pages);
         }
@@ -304,12 +310,13 @@ enum Placing {
     Again,
 }
 
-/// Puts `bytes` to `span`, page by page where some are there.
+/// Puts `bytes` to `span`, or without them what the target shares, page by page where some are
+/// there.
 fn place(
     session: &Session,
     number: usize,
     span: Span,
-    bytes: &[u8],
+    bytes: Option<&[u8]>,
     wanted: u64,
 ) -> Result<Placing> {
     let (region, known) = &session.regions[number];
@@ -320,12 +327,19 @@ fn place(
     while done < span.bytes() {
         let at = span.start.plus(done);
         let page = region.number_of(at);
-        let copied = session
-            .uffd
-            .copy_as(at, &bytes[done as usize..], true, protect);
+        let copied = match bytes {
+            Some(bytes) => {
+                let copied = { &session.uffd }.copy_as(at, &bytes[done as usize..], true, protect);
+                copied.map(|bytes| bytes as u64)
+            }
+            None => {
+                let rest = Span::new(at, span.bytes() - done);
+                session.uffd.map_cached(rest, protect)
+            }
+        };
         match copied {
             Ok(copied) => {
-                let pages = copied as u64 / size;
+                let pages = copied / size;
                 known.installed.add(page..page + pages.max(1));
                 done += pages.max(1) * size;
             }

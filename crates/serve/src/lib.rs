@@ -25,6 +25,7 @@ mod pending;
 mod region;
 mod release;
 mod session;
+mod share;
 mod take_over;
 mod trace;
 
@@ -36,4 +37,5 @@ pub use live::{Copied, LiveDiff};
 pub use metrics::Metrics;
 pub use region::Region;
 pub use session::{Options, Progress, Session, Target};
+pub use share::Share;
 pub use trace::Wanted;

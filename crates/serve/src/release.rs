@@ -81,7 +81,8 @@ impl Session {
     /// # Errors
     /// [`Error::Call`].
     pub(crate) fn release_removed(&self, span: Span) -> Result<()> {
-        if !self.options.unregister {
+        // What is given up of shared pages would be the image's again.
+        if !self.options.unregister || self.is_sharing() {
             return Ok(());
         }
         for (number, (region, known)) in self.regions.iter().enumerate() {

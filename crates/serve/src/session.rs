@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use image::Reader;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
-use sys::uffd::{Features, Uffd};
+use sys::uffd::{Features, Modes, Uffd};
 
 use crate::ahead::Ahead;
 use crate::events::Waiting;
@@ -15,7 +15,7 @@ use crate::ledger::{Phase, Word};
 use crate::pending::Pending;
 use crate::region::Known;
 use crate::trace::Wanted;
-use crate::{Ability, Error, Ledger, Metrics, Region, Result};
+use crate::{Ability, Error, Ledger, Metrics, Region, Result, Share};
 
 /// How long to wait until a fault is tried again that met a change of the target's mappings, in
 /// nanoseconds.
@@ -79,6 +79,8 @@ pub struct Session {
     pub(crate) trace: OnceLock<Mutex<Vec<Wanted>>>,
     /// How many threads bring everything in.
     pub(crate) fetching: AtomicU64,
+    /// Where the target has pages from that it does not write to, if it shares them with others.
+    pub(crate) share: Option<Arc<Share>>,
     /// Where prefetching is: the number of the next block of all.
     pub(crate) fetched: AtomicU64,
     /// What a live difference has not copied yet.
@@ -105,10 +107,11 @@ impl Session {
         metrics: Arc<Metrics>,
     ) -> Result<Self> {
         let ledger = Ledger::own(target.pid, &target.regions)?;
-        Self::begin_with(target.uffd, ledger, image, options, metrics)
+        Self::begin_with(target.uffd, ledger, image, options, metrics, None)
     }
 
-    /// The same for a target that a ledger has, of which nothing is known yet.
+    /// The same for a target that a ledger has, of which nothing is known yet. Where its memory is
+    /// a mapping of `share` for itself alone, it has the pages that it reads from there.
     ///
     /// # Errors
     /// Those of [`Session::begin`].
@@ -118,13 +121,19 @@ impl Session {
         image: Arc<Reader>,
         options: Options,
         metrics: Arc<Metrics>,
+        share: Option<Arc<Share>>,
     ) -> Result<Self> {
         let features = uffd.enabled().map_err(Error::Descriptor)?;
         let regions = ledger.regions();
         let spans = regions.iter().map(Region::span).collect::<Vec<_>>();
-        let ability = Ability::of(features).register(&uffd, &spans, ledger.pid())?;
+        let missing = match share {
+            Some(_) => Modes::MISSING | Modes::MINOR,
+            None => Modes::MISSING,
+        };
+        let ability = Ability::of(features).register(&uffd, &spans, missing, ledger.pid())?;
         ledger.set(Word::Ability, ability as u64);
-        let session = Self::new(uffd, ledger, ability, image, options, metrics)?;
+        let mut session = Self::new(uffd, ledger, ability, image, options, metrics)?;
+        session.share = share;
         if options.unregister {
             session.release_empty()?;
         }
@@ -164,9 +173,17 @@ impl Session {
             trace: OnceLock::new(),
             fetching: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
+            share: None,
             pending: Mutex::default(),
             hears_removals: features.contains(Features::EVENT_REMOVE),
         })
+    }
+
+    /// Whether it shares pages with others: then it needs us to its end, as what it gives up would
+    /// be the image's again.
+    #[must_use]
+    pub const fn is_sharing(&self) -> bool {
+        self.share.is_some()
     }
 
     /// What is known of it, for who comes after us.

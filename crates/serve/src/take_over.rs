@@ -38,7 +38,7 @@ impl Session {
         if phase == Phase::Beginning {
             // No event was read, and no page brought in.
             ledger.clear();
-            return Self::begin_with(uffd, ledger, image, options, metrics);
+            return Self::begin_with(uffd, ledger, image, options, metrics, None);
         }
         let session = Self::new(uffd, ledger, ability, image, options, metrics)?;
         session.note_read(was_locked)?;
@@ -212,7 +212,7 @@ mod tests {
             let folder = tempfile::tempdir().expect("a folder");
             let image = image(&folder.path().join("0"));
             let metrics = Arc::new(Metrics::new());
-            let first = Session::begin_with(uffd, ledger, image.clone(), OPTIONS, metrics);
+            let first = Session::begin_with(uffd, ledger, image.clone(), OPTIONS, metrics, None);
             Some(Self {
                 memory,
                 uffd: own,

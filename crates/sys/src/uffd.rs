@@ -10,6 +10,8 @@ use rustix::ioctl::opcode;
 
 /// `UFFDIO_POISON`, which no crate defines.
 const POISON: u32 = opcode::read_write::<raw::uffdio_poison>(0xaa, 8);
+/// `UFFDIO_CONTINUE_MODE_WP`, likewise.
+const CONTINUE_MODE_WP: u64 = 2;
 
 bitflags! {
     /// What a userfaultfd can do; asked for and answered by [`Uffd::api`].
@@ -235,6 +237,22 @@ impl Uffd {
         };
         let outcome = self.call(linux_raw_sys::ioctl::UFFDIO_COPY, &mut argument);
         Ok(placed(outcome, argument.copy)? as usize)
+    }
+
+    /// Maps the pages of the mapping's own file, which are in memory, over the missing pages of
+    /// `span`, and wakes who waits; a mapping of one's own gets copies when it is written to. With
+    /// `protect` they are write-protected. Returns the bytes done as [`Self::copy`] does.
+    ///
+    /// # Errors
+    /// As [`Self::copy`]; `EFAULT` where the file has no such page.
+    pub fn map_cached(&self, span: Span, protect: bool) -> io::Result<u64> {
+        let mut argument = raw::uffdio_continue {
+            range: range(span),
+            mode: if protect { CONTINUE_MODE_WP } else { 0 },
+            mapped: 0,
+        };
+        let outcome = self.call(linux_raw_sys::ioctl::UFFDIO_CONTINUE, &mut argument);
+        placed(outcome, argument.mapped)
     }
 
     /// Maps zero pages over the missing pages of `span`; returns the bytes done as

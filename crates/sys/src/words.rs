@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
-    memfd_create,
+    ftruncate, memfd_create,
 };
 
 /// The size of a word.
@@ -52,7 +52,20 @@ impl Words {
         Ok(file)
     }
 
-    /// The words of such a file, which other processes may change as well.
+    /// Words that this process alone can ever write, and their file, for others to map: its memory
+    /// comes as it is written. See fcntl(2), `F_SEAL_FUTURE_WRITE`.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn published(name: &str, len: usize) -> io::Result<(Self, OwnedFd)> {
+        let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, (len * WORD_BYTES) as u64)?;
+        let words = Self::mapped(len, libc::MAP_SHARED, file.as_raw_fd())?;
+        fcntl_add_seals(&file, SEALS | SealFlags::FUTURE_WRITE)?;
+        Ok((words, file))
+    }
+
+    /// The words of a file of [`Self::file`], which other processes may change as well.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for another file; those of mmap(2).
@@ -140,6 +153,19 @@ mod tests {
         rustix::fs::ftruncate(&file, 4096).unwrap();
         let error = Words::of_file(&file).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn what_is_published_is_written_by_its_maker_alone() {
+        let (words, file) = Words::published("words", 1024).unwrap();
+        words[600].store(9, SeqCst);
+        let file = std::fs::File::from(file);
+        let mut bytes = [0; 8];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 4800).unwrap();
+        assert_eq!(u64::from_ne_bytes(bytes), 9);
+        let written = std::os::unix::fs::FileExt::write_at(&file, b"x", 0);
+        assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::EPERM));
+        assert!(Words::of_file(&file).is_err());
     }
 
     #[test]

@@ -20,8 +20,16 @@ const SMALL: u64 = 1024;
 const PAGES: u64 = 4096;
 /// What their userfaultfds can do.
 const ABILITIES: [&str; 3] = ["found", "told", "missing"];
-/// The kinds of their memory.
-const KINDS: [&str; 4] = ["small", "huge", "small-shared", "huge-shared"];
+/// The kinds of their memory; the last is a mapping of what the server offers to share.
+const KINDS: [&str; 5] = [
+    "small",
+    "huge",
+    "small-shared",
+    "huge-shared",
+    "small-cached",
+];
+/// Those that another server can go on with.
+const KEPT_KINDS: usize = 4;
 
 /// So many malformed hand-offs, made from seeds from `seed` on: nobody else notices, and nothing of
 /// them stays.
@@ -149,8 +157,8 @@ pub fn fire(stillframe: &Path, seed: u64, rounds: u64) {
     }
     let mut chance = Chance::with(seed);
     for round in 0..rounds {
-        let kind = KINDS[(round % 4) as usize];
-        let ability = ABILITIES[(round / 4 % 3) as usize];
+        let kind = KINDS[round as usize % KINDS.len()];
+        let ability = ABILITIES[round as usize / KINDS.len() % 3];
         if huge.is_err() && kind.starts_with("huge") {
             continue;
         }
@@ -160,7 +168,11 @@ pub fn fire(stillframe: &Path, seed: u64, rounds: u64) {
             true => &["--no-unregister"],
             false => &[],
         };
-        server.serve("0", &[&["--prefetch", "all"], unregister].concat());
+        let share: &[&str] = match kind == "small-cached" {
+            true => &["--share"],
+            false => &[],
+        };
+        server.serve("0", &[&["--prefetch", "all"], unregister, share].concat());
         let monitor = server.monitor_of(kind, ability, "2");
         let session = server.session(monitor.pid());
         let mut layers = Layers {
@@ -277,7 +289,7 @@ pub fn successions(stillframe: &Path, seed: u64, rounds: u64) {
     }
     let mut chance = Chance::with(seed);
     for round in 0..rounds {
-        let kind = KINDS[(round % 4) as usize];
+        let kind = KINDS[round as usize % KEPT_KINDS];
         let ability = ABILITIES[(round / 4 % 3) as usize];
         if huge.is_err() && kind.starts_with("huge") {
             continue;
@@ -369,4 +381,51 @@ fn replace(server: &mut PageServer, change: Change, chance: &mut Chance) {
     if let Some(late) = late {
         assert_eq!(late.ask("check"), "right");
     }
+}
+
+/// So many machines that share what they read, and write here and there: what they hold together,
+/// in bytes.
+pub fn shared(stillframe: &Path, count: u64) -> u64 {
+    let mut server = PageServer::new(stillframe, PAGES);
+    server.serve("0", &["--share"]);
+    let monitors = (0..count).map(|number| {
+        let ability = ABILITIES[number as usize % 3];
+        server.monitor_of("small-cached", ability, "1")
+    });
+    let monitors = monitors.collect::<Vec<_>>();
+    for (number, monitor) in monitors.iter().enumerate() {
+        assert_eq!(monitor.ask("check"), "right", "monitor {number}");
+    }
+    let held_bytes = monitors
+        .iter()
+        .map(|monitor| held_bytes(monitor.pid()))
+        .sum();
+    // What one writes or gives up, no other one sees.
+    for (number, monitor) in monitors.iter().enumerate() {
+        monitor.ask(&format!("write {number} 4000 50 {number}"));
+        monitor.ask(&format!("remove {} 20", 3 * number));
+    }
+    for (number, monitor) in monitors.iter().enumerate() {
+        assert_eq!(
+            monitor.ask("check"),
+            "right",
+            "monitor {number}, written to"
+        );
+    }
+    let tracked = monitors.iter().enumerate().filter(|one| one.0 % 3 != 2);
+    for (number, monitor) in tracked.step_by(10) {
+        let directory = format!("of-{number}");
+        server.diff(server.session(monitor.pid()), &directory);
+        server.compare(&directory, monitor, &directory);
+    }
+    held_bytes
+}
+
+/// A process's part of the pages of the machine that it was offered.
+fn held_bytes(pid: u32) -> u64 {
+    let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("it runs");
+    let after = maps.split("stillframe-pages").skip(1);
+    let pss = after.filter_map(|text| text.lines().find_map(|line| line.strip_prefix("Pss:")));
+    let kib = pss.filter_map(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.sum::<u64>() << 10
 }

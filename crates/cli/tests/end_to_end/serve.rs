@@ -52,7 +52,7 @@ fn attacks_are_withstood() {
     serve_storm::malformed(stillframe, 1, 60);
     serve_storm::crowd(stillframe, 25);
     serve_storm::kills(stillframe, 1, 12);
-    serve_storm::fire(stillframe, 1, 12);
+    serve_storm::fire(stillframe, 1, 15);
 }
 
 fn same(one: &Path, other: &Path) -> bool {
@@ -531,6 +531,50 @@ fn a_damaged_page_reaches_no_machine() {
             });
         }
     }
+}
+
+#[test]
+fn machines_that_share_hold_what_they_read_once() {
+    needs_root!();
+    let stillframe = Path::new(env!("CARGO_BIN_EXE_stillframe"));
+    let held_bytes = serve_storm::shared(stillframe, 12);
+    assert!(held_bytes <= PAGES * 4096, "{held_bytes} bytes");
+    assert!(held_bytes > PAGES * 4096 / 4, "{held_bytes} bytes");
+}
+
+#[test]
+fn machines_that_share_are_served_to_their_end() {
+    needs_root!();
+    let mut server = Server::start(&["--share"]);
+    let monitor = server.monitor_of("small-cached", "found", "2");
+    let other = server.monitor("told");
+    server.session(monitor.pid());
+    server.session(other.pid());
+    monitor.ask("remove 0 1000");
+    server.signal(Signal::TERM);
+    wait_until("the other one's session to end", SOON, || {
+        server.sessions() == 1
+    });
+    assert_eq!(other.ask("check"), "right");
+    // What it gave up would be the image's without us.
+    assert_eq!(monitor.ask("check"), "right");
+    monitor.ask("remove 1000 1000");
+    assert_eq!(monitor.ask("check"), "right");
+    drop(monitor);
+    assert_eq!(server.wait(), Some(0), "{}", server.log());
+    let words = [
+        "serve",
+        "-D",
+        "0",
+        "--socket",
+        "x",
+        "--share",
+        "--on-exit",
+        "keep",
+    ];
+    let refused = server.command(&words).output().expect("it starts");
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(told.contains("cannot be left to another server"), "{told}");
 }
 
 #[test]

@@ -36,6 +36,8 @@ enum Attack {
     Fire,
     /// The same, while the server is replaced over and over: 60 rounds.
     Successions,
+    /// Machines that share what they read: 100.
+    Shared,
 }
 
 fn main() {
@@ -51,6 +53,10 @@ fn main() {
             Attack::Crowd => serve_storm::crowd(stillframe, rounds(100) as usize),
             Attack::Kills => serve_storm::kills(stillframe, from, rounds(200)),
             Attack::Fire => serve_storm::fire(stillframe, from, rounds(200)),
+            Attack::Shared => {
+                let held_bytes = serve_storm::shared(stillframe, rounds(100));
+                println!("they hold {held_bytes} bytes");
+            }
             Attack::Successions => serve_storm::successions(stillframe, from, rounds(60)),
         }
         println!(

@@ -1,6 +1,7 @@
 //! A monitor of a microVM without the VM: it hands memory over to a page server, and does with it
 //! what a guest would. Arguments: the server's socket, pages of 4 KiB, `small` or `huge` (of its
-//! own, or with `-shared` behind it of a memfd), what its userfaultfd can do (`missing`, `told`,
+//! own, or with `-shared` behind it of a memfd; `small-cached` is a mapping of what the server
+//! offers to share), what its userfaultfd can do (`missing`, `told`,
 //! `found`), the number of mappings.
 //!
 //! `check` looks at all of the memory and answers "right", or which page is not; `write FIRST
@@ -24,7 +25,7 @@ use std::os::unix::net::UnixStream;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde_json::json;
-use sys::socket::{Along, send};
+use sys::socket::{Along, receive, send};
 use sys::subject::Mapping;
 use sys::uffd::{Features, Modes, Uffd};
 
@@ -82,6 +83,19 @@ struct Memory {
 }
 
 impl Memory {
+    /// What the server offers to share, mapped for oneself alone.
+    fn offered(server: &UnixStream, bytes: usize) -> Result<Self, Failure> {
+        let offer = receive(server, &mut [0; 256], 0)?;
+        let file = offer.rights.first().ok_or("the server offers nothing")?;
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        Ok(Self {
+            mapping: Mapping::of_file(file, 0, bytes, both, flags)?,
+            huge: false,
+            shared: false,
+        })
+    }
+
     fn new(kind: &str, bytes: usize) -> Result<Self, Failure> {
         let (size, shared) = match kind.split_once('-') {
             Some((size, "shared")) => (size, true),
@@ -190,11 +204,14 @@ impl Memory {
 }
 
 /// Hands the memory over, as Firecracker does; what has to stay open.
-fn hand_over(memory: &Memory, arguments: &[String]) -> Result<(UnixStream, Uffd), Failure> {
+fn hand_over(memory: &Memory, arguments: &[String], server: &UnixStream) -> Result<Uffd, Failure> {
     let text = |index: usize| arguments.get(index).map_or("", String::as_str);
     let (at, bytes) = (memory.mapping.address(), memory.mapping.bytes());
     let uffd = Uffd::create()?;
-    let events = Features::EVENT_REMOVE | Features::MISSING_HUGETLBFS | Features::MISSING_SHMEM;
+    let events = Features::EVENT_REMOVE
+        | Features::MISSING_HUGETLBFS
+        | Features::MISSING_SHMEM
+        | Features::MINOR_SHMEM;
     let writes = Features::WP | Features::WP_HUGETLBFS_SHMEM;
     uffd.api(match text(3) {
         "missing" => events,
@@ -215,20 +232,23 @@ fn hand_over(memory: &Memory, arguments: &[String]) -> Result<(UnixStream, Uffd)
         })
     });
     let list = json!(mappings.collect::<Vec<_>>()).to_string();
-    let server = UnixStream::connect(text(0))?;
     let along = Along {
         rights: &[uffd.as_fd()],
         ..Along::default()
     };
-    send(&server, list.as_bytes(), along, 0)?;
-    Ok((server, uffd))
+    send(server, list.as_bytes(), along, 0)?;
+    Ok(uffd)
 }
 
 pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure> {
     let text = |index: usize| arguments.get(index).map_or("", String::as_str);
     let pages = number(arguments, 1, 0)? as usize;
-    let memory = Memory::new(text(2), pages * PAGE_BYTES)?;
-    let (server, uffd) = hand_over(&memory, arguments)?;
+    let server = UnixStream::connect(text(0))?;
+    let memory = match text(2) {
+        "small-cached" => Memory::offered(&server, pages * PAGE_BYTES)?,
+        kind => Memory::new(kind, pages * PAGE_BYTES)?,
+    };
+    let uffd = hand_over(&memory, arguments, &server)?;
     // As the monitor itself does: both stay open as long as it lives.
     std::mem::forget(server);
     match text(5) {

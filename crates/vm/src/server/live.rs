@@ -22,6 +22,7 @@ use sys::uffd::Uffd;
 
 use super::copying::Copying;
 use super::handoff::{self, Refusal, Stopping};
+use super::sharing;
 use super::watchdog::{self, Connected};
 use super::watching::Watched;
 use super::{OnError, Prefetch, Shared, lock};
@@ -352,6 +353,9 @@ fn receive(
     pid: i32,
 ) -> std::result::Result<Session, Begin> {
     let number = connected.number;
+    if let Some(share) = &shared.share {
+        sharing::offer(share, shared.pages, &connected.connection);
+    }
     // From what is sent on the machine depends on us.
     let depends = |held: &[OwnedFd]| shared.watchdog.depends(number, held);
     let stopping = Stopping {
@@ -365,6 +369,12 @@ fn receive(
     })?;
     let regions = handoff::regions(&handoff.mappings, MEMORY, shared.pages);
     let regions = regions.map_err(Begin::Refused)?;
+    let share = match &shared.share {
+        Some(share) if sharing::is_shared(share, pid, &regions).map_err(Begin::Refused)? => {
+            Some(share.clone())
+        }
+        _ => None,
+    };
     let ledger = if shared.keeps() {
         let (ledger, file) = Ledger::shared(pid, &regions)?;
         let uffd = handoff.uffd.as_fd();
@@ -377,7 +387,7 @@ fn receive(
     handoff::discard(&connected.connection);
     let (image, metrics) = (shared.image.clone(), shared.metrics.clone());
     let uffd = handoff.uffd.into();
-    let session = Session::begin_with(uffd, ledger, image, options(shared), metrics);
+    let session = Session::begin_with(uffd, ledger, image, options(shared), metrics, share);
     Ok(session?)
 }
 
@@ -511,7 +521,7 @@ fn serve_all<'scope>(
             break Ok(Ended::Left);
         }
         let is_in = finished >= FETCHERS && live.draining.load(Relaxed);
-        if is_in && !live.copying.is_going_on() {
+        if is_in && !live.copying.is_going_on() && !live.session.is_sharing() {
             break live.session.end().map(|()| Ended::Over);
         }
     };

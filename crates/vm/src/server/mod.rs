@@ -5,6 +5,7 @@ mod copying;
 mod handoff;
 mod keep;
 mod live;
+mod sharing;
 mod watchdog;
 mod watching;
 mod working_set;
@@ -27,7 +28,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::pipe::{PipeFlags, pipe_with};
-use serve::Metrics;
+use serve::{Metrics, Share};
 use store::Images;
 use sys::listener::{self, Failure};
 
@@ -95,6 +96,8 @@ pub struct ServeOptions {
     pub compress: Option<Compression>,
     /// What becomes of machines when the server ends.
     pub on_exit: OnExit,
+    /// Whether monitors are offered pages that they may share.
+    pub share: bool,
     /// Where another server's machines are kept, which are to be this one's.
     pub take_over: Option<PathBuf>,
     /// The descriptor of the log, for the process that is there when the server is gone.
@@ -118,6 +121,8 @@ pub(crate) struct Shared {
     /// Written to where somebody has to look around.
     bell: OwnedFd,
     metrics: Arc<Metrics>,
+    /// The pages that machines have in common, where they may.
+    share: Option<Arc<Share>>,
     watchdog: Watchdog,
     working_set: Kept,
     facts: fn() -> image::Facts,
@@ -194,6 +199,12 @@ pub fn serve(
         log::warn!("the image has no working set: nothing is brought in early");
     }
     let kernel = |doing: &'static str| move |source: io::Error| Error::Kernel { doing, source };
+    if options.share && (options.on_exit != OnExit::Kill || options.take_over.is_some()) {
+        let what = "machines that share pages cannot be left to another server";
+        return Err(Error::Unfit(what.to_owned()));
+    }
+    let share = options.share.then(|| Share::new(place::MEMORY, pages));
+    let share = share.transpose()?.map(Arc::new);
     raise_open_files();
     let signals = control::signals().map_err(kernel("cannot hear signals"))?;
     let (begin, control) = places(&options, &image)?;
@@ -215,6 +226,7 @@ pub fn serve(
         stopping: pipe()?,
         bell,
         metrics: Arc::new(Metrics::new()),
+        share,
         watchdog,
         working_set,
         facts,
