@@ -64,6 +64,24 @@ fn what_was_known_of_a_machine_is_known_to_the_next_server() {
     assert_eq!(monitor.ask("check"), "right");
 }
 
+/// The image, the socket of monitors, where sessions are asked for, and what is said.
+const REFUSED: [(&str, &str, &str, &str); 4] = [
+    ("other", "socket", "socket.keep", "are over image"),
+    (
+        "0",
+        "elsewhere",
+        "socket.keep",
+        "listens elsewhere than at elsewhere",
+    ),
+    (
+        "0",
+        "socket",
+        "nothing.keep",
+        "nobody keeps sessions at nothing.keep",
+    ),
+    ("0", "socket", "control", "nobody keeps sessions at control"),
+];
+
 #[test]
 fn who_does_not_fit_is_refused_and_changes_nothing() {
     needs_root!();
@@ -84,36 +102,30 @@ fn who_does_not_fit_is_refused_and_changes_nothing() {
             .expect("it starts")
             .success()
     );
-    server.signal(Signal::KILL);
-    assert_eq!(server.wait(), None);
-    for (image, socket, path, what) in [
-        ("other", "socket", "socket.keep", "are over image"),
-        (
-            "0",
-            "elsewhere",
-            "socket.keep",
-            "listens elsewhere than at elsewhere",
-        ),
-        (
-            "0",
-            "socket",
-            "nothing.keep",
-            "nobody keeps sessions at nothing.keep",
-        ),
-        ("0", "socket", "control", "nobody keeps sessions at control"),
-    ] {
-        let words = [
-            "serve",
-            "-D",
-            image,
-            "--socket",
-            socket,
-            "--take-over",
-            path,
-        ];
-        let refused = server.command(&words).output().expect("it starts");
-        let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(!refused.status.success() && told.contains(what), "{told}");
+    let pid = server.pid();
+    for alive in [true, false] {
+        if !alive {
+            server.signal(Signal::KILL);
+            assert_eq!(server.wait(), None);
+        }
+        for (image, socket, path, what) in REFUSED {
+            let words = [
+                "serve",
+                "-D",
+                image,
+                "--socket",
+                socket,
+                "--take-over",
+                path,
+            ];
+            let refused = server.command(&words).output().expect("it starts");
+            let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(!refused.status.success() && told.contains(what), "{told}");
+        }
+        if alive {
+            // It does not even notice.
+            assert_eq!((server.sessions(), server.pid()), (1, pid));
+        }
     }
     for text in [&b"garbage"[..], b"\"Taken\"", b"\"Take\"", b""] {
         let rendezvous = meet(&server.path("socket.keep"));

@@ -58,6 +58,8 @@ struct Greeting {
     ledger: u64,
     /// The image's id.
     image: String,
+    /// The device and the inode of the socket where monitors connect, if they can.
+    socket: Option<[u64; 2]>,
 }
 
 /// What who wants the sessions says.
@@ -89,13 +91,15 @@ struct Offered {
 }
 
 impl Keeping {
-    /// Takes who has connected; none where it is gone already.
-    pub fn meet(&self) -> Option<Successor> {
+    /// Takes who has connected; none where it is gone already. Monitors connect at `listener`, if
+    /// they can.
+    pub fn meet(&self, listener: Option<&OwnedFd>) -> Option<Successor> {
         let connection = socket::accept(&self.rendezvous).ok()?;
         let greeting = Greeting {
             version: VERSION,
             ledger: Ledger::VERSION,
             image: self.image.to_string(),
+            socket: listener.and_then(bound_to),
         };
         // Who does not read must not keep this process.
         set_socket_timeout(&connection, Timeout::Send, Some(PATIENCE)).ok()?;
@@ -224,12 +228,13 @@ pub(crate) fn rendezvous_of(socket: &Path) -> PathBuf {
     name.into()
 }
 
-/// Asks at `path` for sessions over `image`, and waits until their server has left them.
+/// Asks at `path` for sessions over `image` of a server that listens at `socket`, and waits until
+/// that has left them.
 ///
 /// # Errors
 /// [`Error::Unfit`] where nobody keeps sessions there, or others than can be used; those of the
 /// connection. The sessions stay where they are.
-pub(crate) fn take(path: &Path, image: ImageId) -> Result<Left> {
+pub(crate) fn take(path: &Path, image: ImageId, socket: &Path) -> Result<Left> {
     let failed = |source: io::Error| Error::File {
         action: "take sessions over at",
         path: path.to_owned(),
@@ -238,6 +243,12 @@ pub(crate) fn take(path: &Path, image: ImageId) -> Result<Left> {
     let predecessor = meet(path)?;
     let (greeting, _) = hear::<Greeting>(&predecessor, RecvFlags::empty()).map_err(failed)?;
     fits(&greeting, image).map_err(Error::Unfit)?;
+    if greeting.socket.is_some() && greeting.socket != inode_of(socket) {
+        let socket = socket.display();
+        return Err(Error::Unfit(format!(
+            "the sessions are of a server that listens elsewhere than at {socket}"
+        )));
+    }
     say(&predecessor, &Wish::Take, &[]).map_err(failed)?;
     let (place, rights) = hear::<Place>(&predecessor, RecvFlags::empty()).map_err(failed)?;
     let [listener, rendezvous] = <[OwnedFd; 2]>::try_from(rights).map_err(|_| failed(lost()))?;
@@ -308,14 +319,19 @@ fn hear_session(from: &OwnedFd) -> io::Result<Watched> {
 
 /// Whether what listens was bound to the socket that is at `path` now.
 pub(crate) fn is_at(listener: &OwnedFd, path: &Path) -> bool {
-    let bound = socket::unix_file(listener)
-        .ok()
-        .and_then(|file| fstat(file).ok());
-    let there = lstat(path).ok();
-    match (bound, there) {
-        (Some(bound), Some(there)) => (bound.st_dev, bound.st_ino) == (there.st_dev, there.st_ino),
-        _ => false,
-    }
+    let bound = bound_to(listener);
+    bound.is_some() && bound == inode_of(path)
+}
+
+/// The device and the inode of the socket that something is bound to.
+fn bound_to(listener: &OwnedFd) -> Option<[u64; 2]> {
+    let stat = fstat(socket::unix_file(listener).ok()?).ok()?;
+    Some([stat.st_dev, stat.st_ino])
+}
+
+fn inode_of(path: &Path) -> Option<[u64; 2]> {
+    let stat = lstat(path).ok()?;
+    Some([stat.st_dev, stat.st_ino])
 }
 
 /// Listens at `path` for who wants sessions.
@@ -394,6 +410,7 @@ mod tests {
             version,
             ledger,
             image: image.to_string(),
+            socket: None,
         };
         let own = Ledger::VERSION;
         fits(&greeting(VERSION, own, image), image).expect("its own");

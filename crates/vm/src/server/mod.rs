@@ -247,7 +247,9 @@ pub fn serve(
 /// Makes the places where the server is met, or takes those of another server over.
 fn places(options: &ServeOptions, image: &Reader) -> Result<(Begin, Option<UnixListener>)> {
     let left = options.take_over.as_deref();
-    let left = left.map(|path| keep::take(path, image.id())).transpose()?;
+    let left = left
+        .map(|path| keep::take(path, image.id(), &options.socket))
+        .transpose()?;
     let rendezvous = keep::rendezvous_of(&options.socket);
     let (mut listener, mut place) = (None, None);
     let (mut next, mut watched, mut predecessor) = (1, Vec::new(), None);
@@ -258,15 +260,7 @@ fn places(options: &ServeOptions, image: &Reader) -> Result<(Begin, Option<UnixL
             rendezvous: met,
             ..
         } = left;
-        if let Some(theirs) = theirs {
-            if !keep::is_at(&theirs, &options.socket) {
-                let path = options.socket.display();
-                return Err(Error::Unfit(format!(
-                    "the sessions are of a server that listens elsewhere than at {path}"
-                )));
-            }
-            listener = Some(theirs);
-        }
+        listener = theirs;
         place = keep::is_at(&met, &rendezvous).then_some(met);
         (next, watched, predecessor) = (left.next, left.watched, Some(left.predecessor));
     }

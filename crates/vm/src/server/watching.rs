@@ -148,7 +148,7 @@ impl Watching {
                 return end;
             }
             if rendezvous && let Some(keeping) = &self.keeping {
-                self.successor = keeping.meet();
+                self.successor = keeping.meet(self.listens.then_some(&self.listener));
             }
             if successor && let Some(end) = self.talk() {
                 return end;
@@ -206,8 +206,14 @@ impl Watching {
             }
             (STATE, Some(one)) => {
                 one.depends = true;
-                one.state = <[OwnedFd; 2]>::try_from(received.rights).ok();
-                one.held.clear();
+                match <[OwnedFd; 2]>::try_from(received.rights) {
+                    Ok(state) => one.state = Some(state),
+                    // Without its userfaultfd it would read zeros when the server dies.
+                    Err(_) => {
+                        log::error!("session {number} cannot be held: its monitor is killed");
+                        let _ = pidfd_send_signal(&one.connected.monitor, Signal::KILL);
+                    }
+                }
             }
             (FORGET, _) => self.watched.retain(|one| one.connected.number != number),
             (DRAIN, _) => {
