@@ -99,6 +99,29 @@ impl Size {
     }
 }
 
+/// What its userfaultfd can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ability {
+    /// Tell missing pages only, as stock Firecracker's does.
+    Missing,
+    /// Tell writes, which wait for the server.
+    WpSync,
+    /// Have written pages found.
+    WpAsync,
+}
+
+impl Ability {
+    /// As an argument.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::WpSync => "wp-sync",
+            Self::WpAsync => "wp-async",
+        }
+    }
+}
+
 /// What the guest is.
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -111,9 +134,8 @@ pub struct Arguments {
     contents: Contents,
     #[arg(long)]
     mib: usize,
-    /// Have the kernel tell missing pages only, as stock Firecracker does.
     #[arg(long)]
-    missing_only: bool,
+    ability: Ability,
 }
 
 /// What touching pages took.
@@ -249,13 +271,12 @@ impl Guest<'_> {
     fn hand_over(&self, socket: &Path) -> Result<()> {
         let uffd = Uffd::create().map_err(kernel_error("make a userfaultfd"))?;
         let missing = Features::EVENT_REMOVE | Features::MISSING_HUGETLBFS;
-        let writes = Features::WP
-            | Features::WP_HUGETLBFS_SHMEM
-            | Features::WP_UNPOPULATED
-            | Features::WP_ASYNC;
-        let features = match self.arguments.missing_only {
-            true => missing,
-            false => missing | writes,
+        let told = Features::WP | Features::WP_HUGETLBFS_SHMEM;
+        let found = told | Features::WP_UNPOPULATED | Features::WP_ASYNC;
+        let features = match self.arguments.ability {
+            Ability::Missing => missing,
+            Ability::WpSync => missing | told,
+            Ability::WpAsync => missing | found,
         };
         uffd.api(features)
             .map_err(kernel_error("open a userfaultfd"))?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::error::{Error, Result, file_error, kernel_error};
-use crate::guest::{Contents, Size};
+use crate::guest::{Ability, Contents, Size};
 
 /// How long a server may take to listen.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -145,7 +145,7 @@ impl Guest {
         size: Size,
         contents: Contents,
         mib: usize,
-        missing_only: bool,
+        ability: Ability,
     ) -> Result<Self> {
         let own = std::env::current_exe().map_err(kernel_error("find this program"))?;
         let mut command = Command::new(&own);
@@ -157,9 +157,7 @@ impl Guest {
             contents.name(),
         ]);
         command.args(["--mib", &mib.to_string()]);
-        if missing_only {
-            command.arg("--missing-only");
-        }
+        command.args(["--ability", ability.name()]);
         if let Some(server) = server {
             command.arg("--socket").arg(server.socket());
         }

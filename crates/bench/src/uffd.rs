@@ -12,7 +12,7 @@ use serde::Serialize;
 use testkit::huge_pages::HugePages;
 
 use crate::error::{Error, Result, file_error, kernel_error};
-use crate::guest::{Contents, Size, Touched};
+use crate::guest::{Ability, Contents, Size, Touched};
 use crate::machine::Machine;
 use crate::record::median;
 use crate::report::{self, put_between};
@@ -41,6 +41,9 @@ pub struct Arguments {
     /// Samples of each.
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
+    /// Only differences, which are printed and not kept.
+    #[arg(long)]
+    diffs_only: bool,
     /// Guests whose userfaultfd tells missing pages only, as stock Firecracker's does.
     #[arg(long)]
     missing_only: bool,
@@ -159,10 +162,23 @@ struct Series {
 #[derive(Serialize)]
 struct Diff {
     size: Size,
-    /// From asking for it until it is whole.
+    ability: Ability,
+    /// The guest may go on when it is answered, and what it was at that moment is copied then.
+    live: bool,
+    /// From asking for it until it is answered.
     ms: Vec<f64>,
+    /// The same until it is whole.
+    whole_ms: Vec<f64>,
     stored_pages: u64,
 }
+
+/// How differences are asked for.
+const DIFFS: [(Ability, bool); 4] = [
+    (Ability::WpAsync, false),
+    (Ability::WpSync, false),
+    (Ability::WpAsync, true),
+    (Ability::WpSync, true),
+];
 
 /// What all measurements have in common.
 struct Bench<'a> {
@@ -199,12 +215,20 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         diffs: Vec::new(),
     };
     for size in [Size::Huge, Size::Small] {
-        for workload in WORKLOADS {
+        for workload in WORKLOADS.into_iter().filter(|_| !arguments.diffs_only) {
             numbers.cells.push(bench.measure(size, workload)?);
         }
         if !arguments.missing_only {
-            numbers.diffs.push(bench.diff(size)?);
+            for (ability, live) in DIFFS {
+                numbers.diffs.push(bench.diff(size, ability, live)?);
+            }
         }
+    }
+    if arguments.diffs_only {
+        let mut text = String::new();
+        differences(&mut text, &numbers);
+        println!("{text}");
+        return Ok(());
     }
     let folder = report::folder(arguments.out.as_deref(), arguments.quick);
     let kept = runs::keep(&folder, &numbers.machine, "uffd", &numbers)?;
@@ -256,8 +280,11 @@ impl Bench<'_> {
     }
 
     fn guest(&self, server: Option<&Server>, size: Size, contents: Contents) -> Result<Guest> {
-        let missing_only = self.arguments.missing_only;
-        Guest::start(server, size, contents, self.mib, missing_only)
+        let ability = match self.arguments.missing_only {
+            true => Ability::Missing,
+            false => Ability::WpAsync,
+        };
+        Guest::start(server, size, contents, self.mib, ability)
     }
 
     /// Lets all in turn have the same touched.
@@ -324,31 +351,57 @@ impl Bench<'_> {
 
     /// Has differences written of a guest that has read everything and written one page in
     /// [`WRITTEN`].
-    fn diff(&self, size: Size) -> Result<Diff> {
-        let server = self.serve(Contents::Data, "diff", &[])?;
+    fn diff(&self, size: Size, ability: Ability, live: bool) -> Result<Diff> {
+        let name = format!("diff-{}-{live}", ability.name());
+        let server = self.serve(Contents::Data, &name, &[])?;
         let mut diff = Diff {
             size,
+            ability,
+            live,
             ms: Vec::new(),
+            whole_ms: Vec::new(),
             stored_pages: 0,
         };
         for round in 0..=self.rounds {
-            let mut guest = self.guest(Some(&server), size, Contents::Data)?;
+            let mut guest = Guest::start(Some(&server), size, Contents::Data, self.mib, ability)?;
             guest.ask("touch")?;
             guest.ask(&format!("write {WRITTEN}"))?;
-            let number = server.session()?;
+            let path = format!("/sessions/{}/diff", server.session()?);
+            let body = serde_json::json!({"directory": "layer", "live": live});
             let begun = Instant::now();
-            let path = format!("/sessions/{number}/diff");
-            let told = server.ask("PUT", &path, r#"{"directory": "layer"}"#)?;
-            let ms = begun.elapsed().as_secs_f64() * 1e3;
+            let ms = || begun.elapsed().as_secs_f64() * 1e3;
+            let mut told = server.ask("PUT", &path, &body.to_string())?;
+            let answered_ms = ms();
+            if live {
+                told = copied(&server, &path)?;
+            }
+            let whole_ms = ms();
             let told: serde_json::Value = serde_json::from_str(&told).unwrap_or_default();
-            diff.stored_pages = told["stored_pages"].as_u64().unwrap_or_default();
+            let difference = if live { &told["difference"] } else { &told };
+            diff.stored_pages = difference["stored_pages"].as_u64().unwrap_or_default();
             if round > 0 {
-                diff.ms.push(ms);
+                diff.ms.push(answered_ms);
+                diff.whole_ms.push(whole_ms);
             }
             drop(guest);
             quiet(&server)?;
         }
         Ok(diff)
+    }
+}
+
+/// Waits until a live difference is copied; what is told of it.
+fn copied(server: &Server, path: &str) -> Result<String> {
+    let until = Instant::now() + DEADLINE;
+    loop {
+        let told = server.ask("GET", path, "")?;
+        if told.contains("\"done\"") {
+            return Ok(told);
+        }
+        if told.contains("\"failed\"") || Instant::now() > until {
+            return Err(Error::Nothing { what: told });
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -411,24 +464,35 @@ fn table(numbers: &Numbers) -> String {
         );
     }
     latencies(&mut out, numbers);
-    if !numbers.diffs.is_empty() {
-        let _ = writeln!(
-            out,
-            "\n| a difference, one page in {WRITTEN} written | ms (goal 5) | pages of 4 KiB stored \
-             |\n| --- | ---: | ---: |"
-        );
+    differences(&mut out, numbers);
+    out
+}
+
+/// How long a guest stands still for a difference.
+fn differences(out: &mut String, numbers: &Numbers) {
+    if numbers.diffs.is_empty() {
+        return;
     }
+    let _ = writeln!(
+        out,
+        "\nA difference, one page in {WRITTEN} written:\n\n| pages | writes | `live` | \
+         answered, ms (goal 5) | whole, ms | pages of 4 KiB stored |\n| --- | --- | --- | ---: | \
+         ---: | ---: |"
+    );
     for diff in &numbers.diffs {
-        let ms = median(&diff.ms).unwrap_or_default();
+        let middle = |values: &[f64]| median(values).unwrap_or_default();
+        let ms = middle(&diff.ms);
         let _ = writeln!(
             out,
-            "| {} | {ms:.1}{} | {} |",
+            "| {} | `{}` | {} | {ms:.1}{} | {:.1} | {} |",
             diff.size.title(),
+            diff.ability.name(),
+            if diff.live { "yes" } else { "no" },
             if ms > 5.0 { ", missed" } else { "" },
+            middle(&diff.whole_ms),
             diff.stored_pages
         );
     }
-    out
 }
 
 /// How long single touches take at random places.
