@@ -517,11 +517,15 @@ fn serve_all<'scope>(
             let what = "the server was told to end at once".to_owned();
             break Err(serve::Error::Unable(what));
         }
+        // Until it is copied, writers wait for us.
+        if live.copying.is_going_on() {
+            continue;
+        }
         if live.leaving.load(Relaxed) {
             break Ok(Ended::Left);
         }
         let is_in = finished >= FETCHERS && live.draining.load(Relaxed);
-        if is_in && !live.copying.is_going_on() && !live.session.is_sharing() {
+        if is_in && !live.session.is_sharing() {
             break live.session.end().map(|()| Ended::Over);
         }
     };
