@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use vm::{OnError, OnExit, Prefetch, ServeOptions};
+use vm::{OnError, OnExit, Otlp, Prefetch, ServeOptions};
 
 use crate::exit::{Failure, Status};
 use crate::session::{CompressArgs, LogArgs};
@@ -61,6 +61,15 @@ pub struct Serve {
     #[arg(long, value_name = "PATH")]
     take_over: Option<PathBuf>,
 
+    /// Tell the metrics to an OpenTelemetry collector, by OTLP over HTTP: http://HOST[:PORT][/PATH]
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
+
+    /// How often
+    #[arg(long, value_name = "SECONDS", default_value_t = 15)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    otlp_interval: u64,
+
     #[command(flatten)]
     compress: CompressArgs,
 
@@ -108,6 +117,11 @@ impl Serve {
     /// The image cannot be used, or a socket not be made.
     pub fn run(self, started: Instant) -> Result<Status, Failure> {
         self.log.open(&self.images_dir, "serve", started)?;
+        let interval = Duration::from_secs(self.otlp_interval);
+        let otlp = self.otlp.map(|url| {
+            let otlp = Otlp::new(&url, interval);
+            otlp.map_err(|what| Failure::Usage(format!("--otlp {url}: {what}")))
+        });
         let options = ServeOptions {
             images: self.images_dir.into(),
             socket: self.socket,
@@ -130,6 +144,7 @@ impl Serve {
             },
             share: self.share,
             take_over: self.take_over,
+            otlp: otlp.transpose()?,
             log: logfile::number(),
         };
         let ready = || log::info!("monitors can connect");

@@ -16,4 +16,4 @@ mod server;
 pub use error::{Blame, Error, Result};
 pub use export::{ExportOptions, Exported, export};
 pub use import::{ImportOptions, Imported, import};
-pub use server::{OnError, OnExit, Prefetch, ServeOptions, serve};
+pub use server::{OnError, OnExit, Otlp, Prefetch, ServeOptions, serve};

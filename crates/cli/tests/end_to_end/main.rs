@@ -29,6 +29,7 @@ mod refusals;
 mod segments;
 mod serve;
 mod serve_live;
+mod serve_otlp;
 mod serve_succession;
 mod shared_pages;
 mod states;

@@ -225,14 +225,8 @@ async fn drain(State(server): State<Server>) -> Response {
 
 async fn metrics(State(server): State<Server>) -> Response {
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let all = lock(&server.shared.sessions)
-        .values()
-        .map(|live| live.session.progress())
-        .collect::<Vec<_>>();
-    server.shared.metrics.progress(&all);
-    let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &server.registry) {
-        Ok(()) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
+    match server.shared.metrics_text(&server.registry) {
+        Ok(text) => ([(header::CONTENT_TYPE, TYPE)], text).into_response(),
         Err(error) => failure(StatusCode::INTERNAL_SERVER_ERROR, error),
     }
 }

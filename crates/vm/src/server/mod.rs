@@ -5,6 +5,8 @@ mod copying;
 mod handoff;
 mod keep;
 mod live;
+mod otlp;
+mod otlp_message;
 mod sharing;
 mod watchdog;
 mod watching;
@@ -24,6 +26,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use image::{Cache, Compression, Reader};
+use prometheus_client::registry::Registry;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SocketType;
@@ -35,6 +38,7 @@ use sys::listener::{self, Failure};
 use crate::records::Records;
 use crate::server::keep::{Keeping, Left};
 use crate::server::live::{Arrived, Live};
+pub use crate::server::otlp::Otlp;
 use crate::server::watchdog::{Told, Watchdog};
 use crate::server::watching::{Begin, Watched};
 use crate::server::working_set::Kept;
@@ -100,6 +104,8 @@ pub struct ServeOptions {
     pub share: bool,
     /// Where another server's machines are kept, which are to be this one's.
     pub take_over: Option<PathBuf>,
+    /// Where metrics are told.
+    pub otlp: Option<Otlp>,
     /// The descriptor of the log, for the process that is there when the server is gone.
     pub log: Option<RawFd>,
 }
@@ -164,6 +170,18 @@ impl Shared {
         self.watchdog.drain();
         let _ = rustix::io::write(&self.stopping.1, b"!");
         lock(&self.sessions).values().for_each(|live| live.drain());
+    }
+
+    /// The metrics as OpenMetrics text.
+    fn metrics_text(&self, registry: &Registry) -> std::result::Result<String, std::fmt::Error> {
+        let all = lock(&self.sessions)
+            .values()
+            .map(|live| live.session.progress())
+            .collect::<Vec<_>>();
+        self.metrics.progress(&all);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry)?;
+        Ok(text)
     }
 
     /// Ends it at once; monitors that are not done are killed.
@@ -234,8 +252,11 @@ pub fn serve(
     let kept = go_on(&shared, watched);
     let started = control::start(&shared, signals, control);
     started.map_err(kernel("cannot start the control thread"))?;
+    let otlp = shared.options.otlp.clone();
+    let exporter = otlp.map(|otlp| otlp::start(&shared, otlp)).transpose()?;
     ready();
     let served = kept + attend_all(&shared, &heard)?;
+    drop(exporter);
     shared.forget_places();
     match shared.leaving.load(SeqCst) {
         true => shared.watchdog.left(),
