@@ -8,7 +8,8 @@
 //! the clients of a server ([`redis`]) notice of being saved ([`rounds`]).
 //! `bench vdso` tells what it costs to know the host ([`vdso`]), `bench resolver` what it takes to
 //! get pages out of an image ([`resolver`]), and `bench compress` what codecs cost and save
-//! ([`compress`]), and `bench uffd` how a microVM's memory is served ([`uffd`], [`serving`],
+//! ([`compress`]), `bench lazy` how soon a target runs whose memory comes later ([`lazy`],
+//! [`looker`]), and `bench uffd` how a microVM's memory is served ([`uffd`], [`serving`],
 //! [`guest`]). Every run's numbers are kept ([`runs`]).
 #![forbid(unsafe_code)]
 
@@ -18,7 +19,9 @@ mod compress;
 mod error;
 mod guest;
 mod isolate;
+mod lazy;
 mod live;
+mod looker;
 mod machine;
 mod pair;
 mod peer;
@@ -69,6 +72,8 @@ enum Task {
     Compress(compress::Arguments),
     /// Measure what it takes to get pages out of an image.
     Resolver(resolver::Arguments),
+    /// Measure restores whose memory comes after the tree, beside those that bring it at once.
+    Lazy(lazy::Arguments),
     /// Measure how a microVM's memory is served through a userfaultfd.
     Uffd(uffd::Arguments),
     /// Write the table and the plot from kept numbers again.
@@ -82,6 +87,9 @@ enum Task {
     /// Be what writes while it is measured.
     #[command(hide = true)]
     Writer(writer::Arguments),
+    /// Be what looks at its memory once it was restored.
+    #[command(hide = true)]
+    Looker(looker::Arguments),
     /// Be whose memory is served while it is measured.
     #[command(hide = true)]
     Guest(guest::Arguments),
@@ -96,6 +104,8 @@ fn main() -> ExitCode {
         Task::Vdso(arguments) => vdso::run(&arguments),
         Task::Compress(arguments) => compress::run(&arguments),
         Task::Resolver(arguments) => resolver::run(&arguments),
+        Task::Lazy(arguments) => lazy::run(&arguments),
+        Task::Looker(arguments) => looker::run(&arguments),
         Task::Uffd(arguments) => uffd::run(&arguments),
         Task::Report(arguments) => report::run(&arguments),
         Task::Inside(arguments) => suite::run_inside(&arguments),

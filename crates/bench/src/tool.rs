@@ -71,6 +71,11 @@ impl Tool {
         command
     }
 
+    /// Returns the command that serves the pages of lazy restores.
+    pub fn lazy_pages(&self, images: &Path) -> Command {
+        self.command("lazy-pages", images)
+    }
+
     /// Returns how long the dump of an image planned its restore, where it tells.
     pub fn planned_ms(&self, images: &Path) -> Option<f64> {
         let mut command = Command::new(&self.words[0]);
