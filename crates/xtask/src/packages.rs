@@ -76,6 +76,12 @@ pub const FOR_TESTS: &[Package<'_>] = &[
         reason: "boots other kernels, on which the tests run as well",
         services: Cow::Borrowed(&[]),
     },
+    Package {
+        name: "e2fsprogs",
+        program: "mkfs.ext4",
+        reason: "makes, damages and checks the file systems that tests read",
+        services: Cow::Borrowed(&[]),
+    },
 ];
 
 /// What the demonstration uses.

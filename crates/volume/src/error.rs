@@ -1,0 +1,121 @@
+//! Why a volume could not be saved, brought back or read.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The result of everything here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of this crate's functions.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The image.
+    #[error(transparent)]
+    Image(#[from] image::Error),
+    /// Moving pages.
+    #[error(transparent)]
+    Pages(#[from] pages::Error),
+    /// The store that holds the image.
+    #[error("cannot use the image directory")]
+    Store(#[source] store::Error),
+    /// A file or a device outside of the image.
+    #[error("cannot {action} {}", .path.display())]
+    File {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The volume could not be read.
+    #[error("cannot read {len} bytes at offset {at_bytes} of the volume")]
+    Read {
+        /// Where.
+        at_bytes: u64,
+        /// How much.
+        len: usize,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The volume, the target or the image is none that this is for.
+    #[error("{0}")]
+    Unfit(String),
+    /// Metadata of the file system cannot be true.
+    #[error("the file system is damaged: block {block}, {field}: {what}")]
+    Damaged {
+        /// The block that says so.
+        block: u64,
+        /// What in it.
+        field: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// No file has this path.
+    #[error("{path}: {what}")]
+    NoFile {
+        /// The path.
+        path: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// A record of the image is damaged.
+    #[error("the image's record of the volume: {0}")]
+    Corrupt(String),
+    /// What was written does not read back.
+    #[error("page {page:#x} of {} is not what was written to it", .path.display())]
+    Differs {
+        /// The target.
+        path: PathBuf,
+        /// The first such page.
+        page: u64,
+    },
+}
+
+/// What is to blame for an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// A volume, a target or an image that this is not for.
+    Unsupported,
+    /// Something that the image needs is gone.
+    Gone,
+    /// The kernel refused.
+    Kernel,
+    /// The image or the file system is damaged.
+    Corrupt,
+    /// A file, a device or the image cannot be read or written.
+    Store,
+}
+
+impl Error {
+    /// What is to blame.
+    #[must_use]
+    pub const fn blame(&self) -> Blame {
+        match self {
+            Self::Image(error) | Self::Pages(pages::Error::Image { source: error, .. }) => {
+                match error {
+                    image::Error::Corrupt { .. } | image::Error::NoPage { .. } => Blame::Corrupt,
+                    image::Error::Ancestor { .. } | image::Error::Freed { .. } => Blame::Gone,
+                    image::Error::Unsupported { .. } => Blame::Unsupported,
+                    _ => Blame::Store,
+                }
+            }
+            Self::Damaged { .. } | Self::Corrupt(_) | Self::Differs { .. } => Blame::Corrupt,
+            Self::Unfit(_) => Blame::Unsupported,
+            Self::NoFile { .. } => Blame::Gone,
+            Self::Store(_) | Self::File { .. } | Self::Read { .. } => Blame::Store,
+            Self::Pages(_) => Blame::Kernel,
+        }
+    }
+
+    /// Says what of a file system's metadata cannot be true.
+    pub(crate) fn damaged(block: u64, field: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Damaged {
+            block,
+            field: field.into(),
+            what: what.into(),
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! Our own reader of ext2, ext3 and ext4: read-only, and every field is a claim until it is
+//! checked.
+//!
+//! [`FileSystem::open`] reads superblock and group descriptors; everything else is read when it is
+//! asked for. Nothing is believed without its checksum where there are checksums, nothing is larger
+//! in memory than what it is read from, and every walk ends: trees have a depth and blocks that
+//! ascend, maps no more blocks than the file system.
+
+mod attributes;
+mod blocks;
+mod checksum;
+mod directory;
+mod features;
+mod groups;
+mod inode;
+mod journal;
+mod raw;
+mod superblock;
+
+use std::ops::Range;
+
+pub use attributes::Attribute;
+pub use blocks::{Mapped, Met};
+pub use directory::Entry;
+pub use inode::{Inode, Kind, Time};
+pub use superblock::Superblock;
+
+use checksum::crc32c;
+use groups::{Group, Groups, base_blocks, table_blocks};
+
+use crate::bits::Bits;
+use crate::{Error, ReadAt, Result};
+
+/// The inode of the root directory.
+pub const ROOT: u32 = 2;
+/// The inode of blocks that cannot be used.
+pub const BAD_BLOCKS: u32 = 1;
+/// The inode that holds blocks for more group descriptors.
+pub const RESIZE: u32 = 7;
+
+/// How much of a table of inodes is read at a time.
+const TABLE_BYTES: u64 = 1 << 20;
+
+/// A file system that is read from `S`.
+pub struct FileSystem<S> {
+    source: S,
+    sb: Superblock,
+    groups: Groups,
+}
+
+/// What the file system itself has blocks for.
+#[derive(Debug, Default)]
+pub struct Layout {
+    /// All blocks in use.
+    pub used: Bits,
+    /// Those of them whose bytes mean nothing: bitmaps and tables that were never written.
+    pub meaningless: Bits,
+}
+
+impl<S: ReadAt> FileSystem<S> {
+    /// Reads what everything else follows from.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`], [`Error::Damaged`], [`Error::Read`].
+    pub fn open(source: S) -> Result<Self> {
+        let sb = Superblock::read(&source)?;
+        let groups = Groups::read(&source, &sb)?;
+        Ok(Self { source, sb, groups })
+    }
+
+    /// The superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.sb
+    }
+
+    /// Where it is read from.
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// Reads a block.
+    ///
+    /// # Errors
+    /// [`Error::Read`], also for one behind the end.
+    pub(crate) fn block(&self, block: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.sb.block_bytes as usize];
+        let at_bytes = block.saturating_mul(self.sb.block_bytes.into());
+        self.source.read_at(at_bytes, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Finds out which blocks are in use.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Read`].
+    pub fn layout(&self) -> Result<Layout> {
+        let mut layout = Layout::default();
+        // What stands before the first group belongs to who boots.
+        layout.used.insert(0..self.sb.first_data_block);
+        for (number, group) in (0..).zip(&self.groups.all) {
+            if !group.has_no_block_bitmap {
+                self.add_used(number, group, &mut layout.used)?;
+            } else {
+                layout
+                    .meaningless
+                    .insert(group.block_bitmap..group.block_bitmap + 1);
+            }
+            layout.used.insert(base_blocks(&self.sb, number));
+            layout
+                .used
+                .insert(group.block_bitmap..group.block_bitmap + 1);
+            layout
+                .used
+                .insert(group.inode_bitmap..group.inode_bitmap + 1);
+            let table = group.inode_table..group.inode_table + table_blocks(&self.sb);
+            layout.used.insert(table.clone());
+            if group.inodes == 0 && self.sb.has_group_flags() {
+                layout
+                    .meaningless
+                    .insert(group.inode_bitmap..group.inode_bitmap + 1);
+            }
+            let bytes = u64::from(group.inodes) * u64::from(self.sb.inode_bytes);
+            let written = bytes.div_ceil(self.sb.block_bytes.into());
+            layout.meaningless.insert(table.start + written..table.end);
+        }
+        self.groups.descriptor_blocks.iter().for_each(|block| {
+            layout.used.insert(*block..block + 1);
+        });
+        Ok(layout)
+    }
+
+    fn add_used(&self, number: u32, group: &Group, used: &mut Bits) -> Result<()> {
+        let bitmap = self.block(group.block_bitmap)?;
+        let per_cluster = u64::from(self.sb.cluster_blocks);
+        let clusters = (u64::from(self.sb.blocks_per_group) / per_cluster) as usize;
+        if self.sb.has_checksums() {
+            let sum = crc32c(self.sb.seed, &bitmap[..clusters / 8]);
+            self.check_bitmap(sum, group.block_bitmap_sum)
+                .map_err(|what| {
+                    let field = format!("block bitmap of group {number}");
+                    Error::damaged(group.block_bitmap, field, what)
+                })?;
+        }
+        let (start, end) = (self.sb.group_start(number), self.sb.group_end(number));
+        for range in ones(&bitmap, clusters) {
+            let first = start + range.start * per_cluster;
+            let last = (start + range.end * per_cluster).min(end);
+            used.insert(first.min(end)..last);
+        }
+        Ok(())
+    }
+
+    fn check_bitmap(&self, sum: u32, stored: u32) -> Result<(), String> {
+        let mask = if self.sb.descriptor_bytes >= 64 {
+            u32::MAX
+        } else {
+            0xffff
+        };
+        match sum & mask == stored {
+            true => Ok(()),
+            false => Err("its checksum is wrong".into()),
+        }
+    }
+
+    /// Walks all inodes in use, by number.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Read`], those of `each`.
+    pub fn walk_inodes(&self, each: &mut dyn FnMut(Inode) -> Result<()>) -> Result<()> {
+        for (number, group) in (0..).zip(&self.groups.all) {
+            if group.inodes > 0 {
+                self.walk_group(number, group, each)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn walk_group(
+        &self,
+        number: u32,
+        group: &Group,
+        each: &mut dyn FnMut(Inode) -> Result<()>,
+    ) -> Result<()> {
+        let bitmap = self.block(group.inode_bitmap)?;
+        let per_group = self.sb.inodes_per_group as usize;
+        if self.sb.has_checksums() {
+            let sum = crc32c(self.sb.seed, &bitmap[..per_group / 8]);
+            self.check_bitmap(sum, group.inode_bitmap_sum)
+                .map_err(|what| {
+                    let field = format!("inode bitmap of group {number}");
+                    Error::damaged(group.inode_bitmap, field, what)
+                })?;
+        }
+        let inode_bytes = u64::from(self.sb.inode_bytes);
+        let per_read = TABLE_BYTES / inode_bytes;
+        let table_bytes = group.inode_table * u64::from(self.sb.block_bytes);
+        let mut bytes = Vec::new();
+        let mut window = 0..0;
+        for range in ones(&bitmap, group.inodes as usize) {
+            for index in range {
+                if !window.contains(&index) {
+                    let start = index / per_read * per_read;
+                    window = start..(start + per_read).min(group.inodes.into());
+                    let len = (window.end - window.start) * inode_bytes;
+                    bytes.resize(len as usize, 0);
+                    self.source
+                        .read_at(table_bytes + start * inode_bytes, &mut bytes)?;
+                }
+                let at = ((index - window.start) * inode_bytes) as usize;
+                let raw = &bytes[at..at + inode_bytes as usize];
+                // Those that the file system keeps for itself and has no use for.
+                if raw.iter().all(|byte| *byte == 0) {
+                    continue;
+                }
+                let at = table_bytes + index * inode_bytes;
+                let inode = number * self.sb.inodes_per_group + index as u32 + 1;
+                each(self.decode_inode(inode, at, raw)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn decode_inode(&self, number: u32, at_bytes: u64, raw: &[u8]) -> Result<Inode> {
+        let block = at_bytes / u64::from(self.sb.block_bytes);
+        Inode::decode(&self.sb, number, block, raw)
+            .map_err(|what| Error::damaged(block, format!("inode {number}"), what))
+    }
+
+    /// Reads one inode; `from` is the block that names it.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], also where there is no such inode; [`Error::Read`].
+    pub fn inode(&self, number: u32, from: u64) -> Result<Inode> {
+        let index = number.wrapping_sub(1);
+        let group = self
+            .groups
+            .all
+            .get((index / self.sb.inodes_per_group) as usize);
+        let group = group.filter(|_| number > 0 && number <= self.sb.inodes);
+        let group =
+            group.ok_or_else(|| Error::damaged(from, "number of an inode", number.to_string()))?;
+        let inode_bytes = u64::from(self.sb.inode_bytes);
+        let at = u64::from(index % self.sb.inodes_per_group) * inode_bytes;
+        let at_bytes = group.inode_table * u64::from(self.sb.block_bytes) + at;
+        let mut raw = vec![0; inode_bytes as usize];
+        self.source.read_at(at_bytes, &mut raw)?;
+        self.decode_inode(number, at_bytes, &raw)
+    }
+
+    /// Fills `bytes` with a file's contents from `at_bytes` on, and gives how many there are; holes
+    /// and what was never written are zero.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Read`].
+    pub fn read_file(&self, inode: &Inode, at_bytes: u64, bytes: &mut [u8]) -> Result<usize> {
+        let size = inode.size_bytes();
+        let len = size.saturating_sub(at_bytes).min(bytes.len() as u64) as usize;
+        let bytes = &mut bytes[..len];
+        bytes.fill(0);
+        if inode.is_inline() {
+            let inline = self.inline_data(inode)?;
+            let from = inline.get(at_bytes as usize..).unwrap_or_default();
+            let len = from.len().min(bytes.len());
+            bytes[..len].copy_from_slice(&from[..len]);
+            return Ok(bytes.len());
+        }
+        let block_bytes = u64::from(self.sb.block_bytes);
+        let end_bytes = at_bytes + len as u64;
+        self.walk_blocks(inode, &mut |met| {
+            let Met::Blocks(mapped) = met else {
+                return Ok(());
+            };
+            let first = mapped.logical * block_bytes;
+            let start = first.max(at_bytes);
+            let end = (first + mapped.blocks * block_bytes).min(end_bytes);
+            if mapped.is_unwritten || start >= end {
+                return Ok(());
+            }
+            let part = &mut bytes[(start - at_bytes) as usize..(end - at_bytes) as usize];
+            self.source
+                .read_at(mapped.physical * block_bytes + (start - first), part)
+        })?;
+        Ok(len)
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Read`].
+    pub fn link_target(&self, inode: &Inode) -> Result<Vec<u8>> {
+        if let Some(target) = inode.short_target() {
+            return Ok(target.to_vec());
+        }
+        let size = inode.size_bytes();
+        if size > u64::from(self.sb.block_bytes) {
+            let field = format!("inode {}, length of a link", inode.number);
+            return Err(Error::damaged(inode.block, field, size.to_string()));
+        }
+        let mut target = vec![0; size as usize];
+        self.read_file(inode, 0, &mut target)?;
+        Ok(target)
+    }
+
+    /// The blocks of inodes' tables and bitmaps, which a survey reads: for who reads them ahead.
+    pub fn tables(&self) -> Vec<Range<u64>> {
+        let tables = self.groups.all.iter().map(|group| {
+            let bytes = u64::from(group.inodes) * u64::from(self.sb.inode_bytes);
+            group.inode_table..group.inode_table + bytes.div_ceil(self.sb.block_bytes.into())
+        });
+        tables.filter(|table| !table.is_empty()).collect()
+    }
+}
+
+/// The ranges of ones among the first `len` bits of a bitmap.
+fn ones(bitmap: &[u8], len: usize) -> impl Iterator<Item = Range<u64>> + '_ {
+    let is_set = |at: usize| bitmap[at / 8] & (1 << (at % 8)) != 0;
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        while at < len && !is_set(at) {
+            at += if at.is_multiple_of(8) && bitmap[at / 8] == 0 {
+                8
+            } else {
+                1
+            };
+        }
+        let start = at;
+        while at < len && is_set(at) {
+            at += if at.is_multiple_of(8) && bitmap[at / 8] == 0xff {
+                8
+            } else {
+                1
+            };
+        }
+        at = at.min(len);
+        (start < at).then_some(start as u64..at as u64)
+    })
+}
+
+#[cfg(test)]
+mod tests;
