@@ -19,6 +19,7 @@ pub mod inotify;
 pub mod isolated;
 pub mod job;
 pub mod kcmp;
+pub mod launch;
 pub mod listener;
 pub mod memfd;
 pub mod mutex;
