@@ -122,6 +122,7 @@ impl Flag {
             | Command::Export
             | Command::Serve
             | Command::LazyPages
+            | Command::Vm
             | Command::Generate => Fate::Taken,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! One file per command ([`dump`], [`pre_dump`], [`restore`], [`check`], [`show`], [`merge`],
 //! [`dedup`], [`network`], [`import`], [`export`], [`serve`],
-//! [`lazy_pages`], [`generate`]). The command line is criu(8)'s:
+//! [`lazy_pages`], [`machine`], [`generate`]). The command line is criu(8)'s:
 //! [`reading`] understands it with the table in [`criu`], [`config`] adds the configuration files.
 //! [`exit`] picks exit statuses; nothing else in the workspace prints.
 #![forbid(unsafe_code)]
@@ -20,6 +20,7 @@ mod generate;
 mod import;
 mod lazy_pages;
 mod logfile;
+mod machine;
 mod merge;
 mod network;
 mod options;
@@ -67,6 +68,7 @@ enum Action {
     Export(export::Export),
     Serve(serve::Serve),
     LazyPages(lazy_pages::LazyPages),
+    Vm(machine::Vm),
     #[command(hide = true)]
     Generate(generate::Generate),
 }
@@ -145,6 +147,7 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
         Some(Command::LazyPages) => {
             understood::<lazy_pages::LazyPages>("lazy-pages", words, |it| it.run(started))
         }
+        Some(Command::Vm) => understood::<machine::Vm>("vm", words, |it| it.run(started)),
         Some(Command::Generate) => understood("generate", words, generate::Generate::run),
         None => {
             let program = [OsString::from("stillframe")];

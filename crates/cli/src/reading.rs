@@ -36,6 +36,8 @@ pub enum Command {
     Serve,
     /// Bring memory in to trees that run.
     LazyPages,
+    /// Save machines under QEMU and start them again.
+    Vm,
     /// Write completions or the manual.
     Generate,
 }
@@ -56,6 +58,7 @@ impl Command {
             "export" => Self::Export,
             "serve" => Self::Serve,
             "lazy-pages" => Self::LazyPages,
+            "vm" => Self::Vm,
             "generate" => Self::Generate,
             _ => return None,
         })
@@ -65,7 +68,7 @@ impl Command {
     const fn is_own(self) -> bool {
         matches!(
             self,
-            Self::Import | Self::Export | Self::Serve | Self::LazyPages
+            Self::Import | Self::Export | Self::Serve | Self::LazyPages | Self::Vm
         )
     }
 }

@@ -236,7 +236,7 @@ fn take(fd: i32, option: &'static str) -> Result<std::os::fd::OwnedFd, Failure> 
     sys::inherited::take(fd).map_err(|source| Failure::Descriptor { fd, option, source })
 }
 
-fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|source| Failure::File {
         action: "find",
         path: path.to_owned(),
@@ -245,7 +245,7 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Makes a directory and those above it. An image holds secrets: only its owner may look.
-fn make_dir(path: &Path) -> Result<(), Failure> {
+pub fn make_dir(path: &Path) -> Result<(), Failure> {
     // One call where the directory is there or its parent is, which is nearly always.
     match rustix::fs::mkdir(path, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => return Ok(()),

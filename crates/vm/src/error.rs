@@ -44,6 +44,25 @@ pub enum Error {
     /// The file or the image is none that this is for.
     #[error("{0}")]
     Unfit(String),
+    /// Something that the work needs has ended.
+    #[error("{0}")]
+    Gone(String),
+    /// A monitor says what no monitor says, or nothing.
+    #[error("the monitor {place} cannot be used: {what}")]
+    Monitor {
+        /// Where it is.
+        place: String,
+        /// What it does.
+        what: String,
+    },
+    /// QEMU does not do what it is told.
+    #[error("QEMU refuses {command}: {what}")]
+    Refused {
+        /// The command of QMP.
+        command: &'static str,
+        /// What it says.
+        what: String,
+    },
     /// A record of the image is damaged.
     #[error("the image's record of {record}: {what}")]
     Corrupt {
@@ -85,11 +104,15 @@ impl Error {
             },
             Self::Corrupt { .. } => Blame::Corrupt,
             Self::Unfit(_) | Self::Serve(serve::Error::Unable(_)) => Blame::Unsupported,
-            Self::Serve(serve::Error::Gone { .. }) => Blame::Gone,
+            Self::Serve(serve::Error::Gone { .. }) | Self::Gone(_) => Blame::Gone,
             Self::Store(_) | Self::File { .. } | Self::Pages(pages::Error::Object { .. }) => {
                 Blame::Store
             }
-            Self::Pages(_) | Self::Serve(_) | Self::Kernel { .. } => Blame::Kernel,
+            Self::Pages(_)
+            | Self::Serve(_)
+            | Self::Monitor { .. }
+            | Self::Refused { .. }
+            | Self::Kernel { .. } => Blame::Kernel,
         }
     }
 

@@ -1,20 +1,15 @@
 //! A snapshot's memory file becomes an image.
 
 use std::fs::File;
-use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::slice;
 
-use abi::spans::{Ranges, subtract};
-use abi::{Addr, PAGE_BYTES};
-use image::{Compression, Facts, ImageId, Run, RunKind, Seal, Writer};
-use pages::source::{Object, allocated};
-use pages::{Drained, Extent};
+use abi::PAGE_BYTES;
+use image::{Compression, Facts, ImageId, Seal, Writer};
 use store::Images;
 
 use crate::place::{self, MEMORY};
 use crate::records::MonitorState;
+use crate::sparse::{self, Fates, Holes, Memory};
 use crate::{Error, Result};
 
 /// The longest state file, in bytes: Firecracker's are some ten kilobytes.
@@ -70,40 +65,10 @@ pub fn import(
     let state = options.vmstate.as_deref().map(read_state).transpose()?;
     let parent = options.parent.as_ref();
     let writer = place::writer(&options.images, parent, pages, options.compress)?;
-    let data = data(&file, pages)?;
     let read = file.try_clone().map_err(Error::file("open", path))?;
-    let source = Object::new(OwnedFd::from(read));
-    let imported = match writer.parent().cloned() {
-        None => {
-            zeros(&writer, &gaps(&data, pages));
-            let drained = drain(&source, &extents(&data), &writer, progress)?;
-            let holes = pages - drained.read_pages;
-            Imported {
-                zero_pages: holes + drained.zero_pages,
-                ..Imported::of(&writer, pages, &drained)
-            }
-        }
-        Some(parent) => {
-            let all = extents(&data);
-            // What differs is read twice, the second time out of the cache.
-            let total = all.iter().map(Extent::bytes).sum::<u64>();
-            let compared = |done| progress(done / 2, total);
-            let changed = pages::changed(&source, &all, &parent, &compared)?;
-            let kept = gaps(
-                &changed.iter().map(Extent::numbers).collect::<Ranges<_>>(),
-                pages,
-            );
-            writer.inherit_described(MEMORY, &kept)?;
-            let less = total - changed.iter().map(Extent::bytes).sum::<u64>() / 2;
-            let drained = drain(&source, &changed, &writer, &|done, _| {
-                progress((less + done / 2).min(total), total)
-            })?;
-            Imported {
-                parent_pages: pages - drained.read_pages,
-                ..Imported::of(&writer, pages, &drained)
-            }
-        }
-    };
+    let memory = Memory::new(read.into(), MEMORY, pages, 0);
+    let fates = sparse::store(&[memory], &writer, Holes::Unchanged, progress)?;
+    let imported = Imported::of(&writer, fates);
     check_length(&file, path, pages)?;
     if let Some(bytes) = state {
         let monitor = "firecracker".to_owned();
@@ -118,13 +83,13 @@ pub fn import(
 }
 
 impl Imported {
-    fn of(writer: &Writer, pages: u64, drained: &Drained) -> Self {
+    fn of(writer: &Writer, fates: Fates) -> Self {
         Self {
             image: writer.id(),
-            pages,
-            stored_pages: drained.stored_pages,
-            zero_pages: drained.zero_pages,
-            parent_pages: 0,
+            pages: fates.pages,
+            stored_pages: fates.stored_pages,
+            zero_pages: fates.zero_pages,
+            parent_pages: fates.parent_pages,
         }
     }
 }
@@ -174,79 +139,4 @@ pub(crate) fn read_state(path: &Path) -> Result<Vec<u8>> {
         )));
     }
     Ok(bytes)
-}
-
-/// The pages of a file that are no holes.
-fn data(file: &File, pages: u64) -> Result<Ranges<u64>> {
-    let spans = match allocated(file.as_fd()) {
-        Ok(spans) => spans,
-        // The file system does not tell: all of it is read.
-        Err(error) => {
-            log::debug!("holes are read: {error}");
-            return Ok(std::iter::once(0..pages).collect());
-        }
-    };
-    let ranges = spans.iter().map(|span| {
-        let end = span.end.0.div_ceil(PAGE_BYTES);
-        span.start.page().min(pages)..end.min(pages)
-    });
-    Ok(ranges.collect())
-}
-
-fn extents(ranges: &[Range<u64>]) -> Vec<Extent> {
-    let extent = |range: &Range<u64>| Extent {
-        space: MEMORY,
-        first_page: range.start,
-        at: Addr::of_page(range.start),
-        pages: range.end - range.start,
-    };
-    ranges.iter().map(extent).collect()
-}
-
-/// What `ranges` leave of `0..pages`.
-fn gaps(ranges: &[Range<u64>], pages: u64) -> Ranges<u64> {
-    subtract(slice::from_ref(&(0..pages)), ranges)
-}
-
-/// Notes that pages are zero.
-fn zeros(writer: &Writer, ranges: &[Range<u64>]) {
-    for range in ranges {
-        let mut first_page = range.start;
-        while first_page < range.end {
-            let pages = (range.end - first_page).min(u64::from(u32::MAX)) as u32;
-            writer.mark(Run {
-                space: MEMORY,
-                first_page,
-                pages,
-                kind: RunKind::Zero,
-            });
-            first_page += u64::from(pages);
-        }
-    }
-}
-
-fn drain(
-    source: &Object,
-    extents: &[Extent],
-    writer: &Writer,
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Drained> {
-    let total = extents.iter().map(Extent::bytes).sum::<u64>();
-    writer.reserve(total)?;
-    Ok(pages::drain(source, extents, writer, &|done| {
-        progress(done, total)
-    })?)
-}
-
-#[cfg(test)]
-#[allow(clippy::single_range_in_vec_init)] // ranges are what is compared
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gaps_are_what_is_left() {
-        assert_eq!(gaps(&[], 5), [0..5]);
-        assert_eq!(gaps(&[0..5], 5), []);
-        assert_eq!(gaps(&[1..2, 2..3, 4..5], 7), [0..1, 3..4, 5..7]);
-    }
 }

@@ -1,5 +1,6 @@
-//! Memory of virtual machines as images.
+//! Virtual machines and their memory as images.
 //!
+//! [`qemu`] saves machines that run under QEMU, and starts them again. Of other monitors,
 //! [`import()`] makes an image, or a layer over one, of a snapshot's memory file, [`export()`]
 //! makes the file of an image again, [`serve()`] serves an image to monitors. The memory is one
 //! space of the kind [`image::SpaceKind::Block`], whose pages have the numbers that they have in
@@ -10,8 +11,10 @@ mod error;
 mod export;
 mod import;
 mod place;
+pub mod qemu;
 mod records;
 mod server;
+mod sparse;
 
 pub use error::{Blame, Error, Result};
 pub use export::{ExportOptions, Exported, export};

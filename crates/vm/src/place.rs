@@ -57,15 +57,41 @@ pub(crate) fn writer(
     pages: u64,
     compression: Option<Compression>,
 ) -> Result<Writer> {
-    let store = images.create().map_err(Error::Store)?;
-    let mut writer = if let Some(parents) = parent {
-        let (parent, parents_pages) = open(parents)?;
-        if pages != parents_pages {
-            return Err(Error::Unfit(format!(
-                "a memory of {pages} pages cannot be a difference from one of {parents_pages}, \
-                 which the image in {parents} has"
-            )));
+    let parent = match parent {
+        None => None,
+        Some(parents) => {
+            let (parent, parents_pages) = open(parents)?;
+            if pages != parents_pages {
+                return Err(Error::Unfit(format!(
+                    "a memory of {pages} pages cannot be a difference from one of \
+                     {parents_pages}, which the image in {parents} has"
+                )));
+            }
+            Some((parent, parents))
         }
+    };
+    let writer = begin(images, parent, compression)?;
+    writer.space(NewSpace {
+        id: MEMORY,
+        kind: SpaceKind::Block,
+        name: MEMORY_NAME.to_owned(),
+        len_pages: pages,
+        granule: Granule::Small,
+    });
+    Ok(writer)
+}
+
+/// Starts an image in `images`, over an opened one where there is one.
+///
+/// # Errors
+/// [`Error::Store`], [`Error::Image`].
+pub(crate) fn begin(
+    images: &Images,
+    parent: Option<(Reader, &Images)>,
+    compression: Option<Compression>,
+) -> Result<Writer> {
+    let store = images.create().map_err(Error::Store)?;
+    let mut writer = if let Some((parent, parents)) = parent {
         let place = parents.open().map_err(Error::Store)?;
         let link = Link {
             to_parent: store.way_to(&*place).map_err(Error::Store)?,
@@ -76,12 +102,5 @@ pub(crate) fn writer(
         Writer::create(store)?
     };
     writer.compress(compression);
-    writer.space(NewSpace {
-        id: MEMORY,
-        kind: SpaceKind::Block,
-        name: MEMORY_NAME.to_owned(),
-        len_pages: pages,
-        granule: Granule::Small,
-    });
     Ok(writer)
 }

@@ -15,6 +15,8 @@ pub(crate) mod tag {
     pub const MONITOR_STATE: u16 = 400;
     /// [`super::WorkingSet`], one an image.
     pub const WORKING_SET: u16 = 401;
+    /// [`crate::qemu::record::QemuMachine`], one an image.
+    pub const QEMU_MACHINE: u16 = 402;
 }
 
 /// The most ranges of a working set.
@@ -165,6 +167,11 @@ impl Records {
                     let set = WorkingSet::decode_checked(&record.payload, memory_pages);
                     let set = set.map_err(corrupt("the working set"))?;
                     all.wanted.replace(set).is_none()
+                }
+                (tag::QEMU_MACHINE, ..) => {
+                    return Err(Error::Unfit(
+                        "the image is one of a machine under QEMU, for `stillframe vm`".to_owned(),
+                    ));
                 }
                 (tag, version, _) => {
                     let what = format!("record {tag}, version {version}, is not known here");

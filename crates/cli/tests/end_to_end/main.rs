@@ -19,6 +19,7 @@ mod layers;
 mod lazy;
 mod live;
 mod machine_memory;
+mod machines;
 mod nginx;
 mod obstacles;
 mod policies;

@@ -21,6 +21,7 @@ pub mod archive;
 mod emulator;
 pub mod inside;
 pub mod leg;
+pub mod linux;
 mod stay;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,37 @@
+//! `stillframe vm`: machines under QEMU.
+
+mod restore;
+mod save;
+
+use std::time::Instant;
+
+use clap::{Args, Subcommand};
+
+use crate::exit::{Failure, Status};
+
+/// Save virtual machines under QEMU, and start them again
+#[derive(Debug, Args)]
+pub struct Vm {
+    #[command(subcommand)]
+    action: Action,
+}
+
+/// What is done with machines.
+#[derive(Debug, Subcommand)]
+enum Action {
+    Save(save::Save),
+    Restore(restore::Restore),
+}
+
+impl Vm {
+    /// Does it.
+    ///
+    /// # Errors
+    /// Whatever the engine tells.
+    pub fn run(self, started: Instant) -> Result<Status, Failure> {
+        match self.action {
+            Action::Save(save) => save.run(started),
+            Action::Restore(restore) => restore.run(started),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! `stillframe vm restore`: an image becomes machines that run.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+use vm::qemu::{RestoreOptions, Restored};
+
+use crate::bar::Bar;
+use crate::exit::{Failure, Status};
+use crate::output;
+use crate::session::LogArgs;
+
+/// Start machines under QEMU as an image has them
+#[derive(Debug, Args)]
+pub struct Restore {
+    /// The directory of the image
+    #[arg(short = 'D', long, value_name = "DIR")]
+    images_dir: PathBuf,
+
+    /// How many machines
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
+    clones: u32,
+
+    /// What they are called; {n} is the number of each, from 1 on [default: vm-{n}]
+    #[arg(long, value_name = "PATTERN")]
+    name: Option<String>,
+
+    /// Fill the memory of each machine before it runs: it has the memory to itself, and can be
+    /// saved again
+    #[arg(long)]
+    eager: bool,
+
+    /// Where the sockets of their monitors and what QEMU says go: NAME.qmp and NAME.log
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    qmp_dir: PathBuf,
+
+    #[command(flatten)]
+    log: LogArgs,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// QEMU and its arguments, instead of those that the image has; {n} and {name} are each
+    /// machine's number and name
+    #[arg(last = true, value_name = "QEMU")]
+    command: Vec<OsString>,
+}
+
+impl Restore {
+    /// Starts the machines.
+    ///
+    /// # Errors
+    /// Whatever the engine tells; no machine is left then.
+    pub fn run(self, started: Instant) -> Result<Status, Failure> {
+        self.log.open(&self.images_dir, "vm-restore", started)?;
+        let mut command = self.command;
+        if let Some(program) = command.first_mut() {
+            *program = find(program);
+        }
+        let options = RestoreOptions {
+            images: self.images_dir.into(),
+            clones: self.clones,
+            name: self.name,
+            sockets: crate::session::absolute(&self.qmp_dir)?,
+            command,
+            environment: std::env::vars_os().collect(),
+        };
+        let bar = Bar::default();
+        let restored = vm::qemu::restore(&options, &|done, total| bar.show(done, total));
+        drop(bar);
+        let restored = restored.map_err(Failure::machine("vm restore"))?;
+        let text = if self.json {
+            format!("{}\n", to_json(&restored))
+        } else {
+            restored.iter().map(to_text).collect()
+        };
+        output::say(&text);
+        Ok(Status::Done)
+    }
+}
+
+/// A program by its path, or by its name out of `PATH`.
+fn find(program: &OsString) -> OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_path = Path::new(program).components().count() > 1;
+    let mut folders = std::env::split_paths(&path).filter(|_| !is_path);
+    let found = folders.find_map(|folder| {
+        let file = folder.join(program);
+        file.is_file().then(|| file.into_os_string())
+    });
+    found.unwrap_or_else(|| program.clone())
+}
+
+fn to_json(restored: &[Restored]) -> serde_json::Value {
+    let machine = |one: &Restored| {
+        json!({
+            "name": one.name,
+            "pid": one.pid,
+            "qmp": one.socket.display().to_string(),
+            "log": one.log.display().to_string(),
+        })
+    };
+    let machines = restored.iter().map(machine).collect::<Vec<_>>();
+    json!({"vm_restore": { "machines": machines }})
+}
+
+fn to_text(one: &Restored) -> String {
+    format!("{}: pid {}, {}\n", one.name, one.pid, one.socket.display())
+}

@@ -1,0 +1,610 @@
+//! `vm save` and `vm restore`: a Linux guest under QEMU becomes an image, and one machine or many
+//! again.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use testkit::machine::linux::{self, Line, Linux};
+use testkit::wait::{SOON, wait_until};
+
+/// MiB of the guest's memory.
+const MIB: u32 = 256;
+
+/// What the guest has in a file in its memory: a seed, and MiB.
+const FILE: &str = "file 7 30";
+
+/// A booted machine's image, which every test starts from, and where it is.
+struct Base {
+    folder: PathBuf,
+    /// How far it had counted.
+    count: u64,
+}
+
+/// Boots the machine, once for all tests.
+fn base() -> &'static Base {
+    static BASE: OnceLock<Base> = OnceLock::new();
+    BASE.get_or_init(|| {
+        // It stays until the next run: nobody knows which test is the last one.
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("machines");
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).expect("a folder");
+        let archive = folder.join("archive");
+        linux::pack(&archive).expect("packed");
+        let mut guest = Linux::boot(&folder, "base", &words(&archive), &[]);
+        let mut line = Line::to(&guest.serial);
+        assert_eq!(line.ask(&format!("fill {FILE}")), "filled");
+        assert_eq!(line.ask("note of the base"), "noted");
+        let count = line.number("count");
+        drop(line);
+        let told = run(&folder, &["vm", "save", "--qmp", "base.qmp", "-D", "image"]);
+        assert_eq!(told["vm_save"]["pid"], u64::from(guest.pid()));
+        wait_until("QEMU's end", SOON, || guest.has_ended());
+        Base { folder, count }
+    })
+}
+
+/// The command line of the machine, with memory that can be saved.
+fn words(archive: &Path) -> Vec<String> {
+    let mut words = linux::words(archive, MIB);
+    let object = format!("memory-backend-memfd,id=mem,size={MIB}M,share=on");
+    let machine = "q35,memory-backend=mem".to_owned();
+    words.extend(["-object".to_owned(), object, "-machine".to_owned(), machine]);
+    words
+}
+
+fn stillframe(folder: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
+    command.args(words).current_dir(folder);
+    command
+}
+
+/// Runs a command that succeeds; what it says as JSON.
+#[track_caller]
+fn run(folder: &Path, words: &[&str]) -> Value {
+    let (options, line) = match words.iter().position(|word| *word == "--") {
+        Some(at) => words.split_at(at),
+        None => (words, &[][..]),
+    };
+    let words = [options, &["--json"], line].concat();
+    let output = stillframe(folder, &words).output().expect("it starts");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words:?}: {told}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// Runs one that fails with `status`; what it says on stderr.
+#[track_caller]
+fn fail(folder: &Path, words: &[&str], status: i32) -> String {
+    let output = stillframe(folder, words).output().expect("it starts");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(status), "{words:?}: {told}");
+    told
+}
+
+/// Machines that were started again; dropped, they are killed.
+struct Machines(Vec<Value>);
+
+impl Machines {
+    /// Starts some of an image, by words behind `vm restore`.
+    #[track_caller]
+    fn restored(folder: &Path, words: &[&str]) -> Self {
+        let told = run(folder, &[&["vm", "restore"], words].concat());
+        let machines = told["vm_restore"]["machines"].as_array();
+        Self(machines.expect("a list").clone())
+    }
+
+    fn pid(&self, at: usize) -> i32 {
+        self.0[at]["pid"].as_u64().expect("a number") as i32
+    }
+
+    fn qmp(&self, at: usize) -> &str {
+        self.0[at]["qmp"].as_str().expect("a path")
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        for at in 0..self.0.len() {
+            kill(self.pid(at));
+        }
+    }
+}
+
+fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+}
+
+/// Starts one machine of an image in `folder` as it was recorded.
+#[track_caller]
+fn restored(folder: &Path, image: &Path, name: &str) -> (Machines, Line) {
+    let archive = base().folder.join("archive");
+    let serial = folder.join(format!("{name}.serial"));
+    let line = format!("unix:{},server=on,wait=off", serial.display());
+    let program = ["qemu-system-x86_64".to_owned()].into_iter();
+    let words = program.chain(words(&archive));
+    let words = words
+        .chain(["-serial".to_owned(), line])
+        .collect::<Vec<_>>();
+    let words = words.iter().map(String::as_str).collect::<Vec<_>>();
+    let image = image.to_str().expect("text");
+    let options = [
+        "-D",
+        image,
+        "-o",
+        "/dev/null",
+        "--eager",
+        "--name",
+        name,
+        "--",
+    ];
+    let machines = Machines::restored(folder, &[&options[..], &words].concat());
+    (machines, Line::to(&serial))
+}
+
+/// Asks a monitor one thing.
+fn qmp(socket: &str, command: &str) -> Value {
+    let stream = UnixStream::connect(socket).expect("it listens");
+    let mut lines = BufReader::new(&stream).lines();
+    let mut answer = |command: &str| {
+        let said = json!({"execute": command}).to_string();
+        (&stream).write_all(said.as_bytes()).expect("it hears");
+        loop {
+            let line = lines.next().expect("an answer").expect("text");
+            let line: Value = serde_json::from_str(&line).expect("JSON");
+            if line.get("return").is_some() {
+                return line["return"].clone();
+            }
+        }
+    };
+    answer("qmp_capabilities");
+    answer(command)
+}
+
+#[test]
+fn a_linux_guest_goes_on_from_its_image() {
+    if let Some(why) = linux::missing() {
+        testkit::skip!("{why}");
+    }
+    let base = base();
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = scratch.path();
+    // Of the recorded command line, in the folder of the base.
+    let image = ["-D", "image", "--qmp-dir", folder.to_str().expect("text")];
+    let first = Machines::restored(&base.folder, &image);
+    let mut line = Line::to(&base.folder.join("base.serial"));
+    let count = line.number("count");
+    assert!(count >= base.count, "{count}, and {} before", base.count);
+    wait_until("it to count", SOON, || line.number("count") > count);
+    assert_eq!(line.ask(&format!("check {FILE}")), "right");
+    assert_eq!(line.ask("recall"), "of the base");
+    assert_eq!(qmp(first.qmp(0), "query-status")["status"], "running");
+
+    // It is saved while it goes on, twice, and has noticed nothing.
+    assert_eq!(line.ask("note one"), "noted");
+    let save = |to: &str, over: &str, more: &[&str]| {
+        let to = folder.join(to);
+        let to = to.to_str().expect("text");
+        let words = [
+            "vm",
+            "save",
+            "--qmp",
+            first.qmp(0),
+            "-D",
+            to,
+            "--prev-images-dir",
+            over,
+        ];
+        run(&base.folder, &[&words, more].concat())["vm_save"].clone()
+    };
+    let over = base.folder.join("image");
+    let told = save("one", over.to_str().expect("text"), &["-R"]);
+    assert_eq!(told["pid"].as_u64(), Some(first.pid(0) as u64));
+    let pages = |name: &str| told[name].as_u64().expect("a number");
+    assert_eq!(pages("pages"), u64::from(MIB) << 8);
+    assert!(pages("stored_pages") < 8000, "it is a layer: {told}");
+    assert!(pages("parent_pages") > 30 << 8, "it is a layer: {told}");
+    assert!(pages("state_bytes") < 4 << 20, "{told}");
+    let at_save = line.number("count");
+    wait_until("it to count", SOON, || line.number("count") > at_save);
+    assert_eq!(line.ask(&format!("check {FILE}")), "right");
+    assert_eq!(line.ask("note two"), "noted");
+    assert_eq!(line.ask("remove file"), "removed");
+    save("two", "../one", &[]);
+    wait_until("QEMU's end", SOON, || {
+        !testkit::tree::is_alive(first.pid(0) as u32)
+    });
+
+    // Each generation is what it was.
+    for (name, noted, has) in [("two", "two", false), ("one", "one", true)] {
+        let (machine, mut line) = restored(folder, &folder.join(name), name);
+        assert_eq!(line.ask("recall"), noted);
+        let checked = line.ask(&format!("check {FILE}"));
+        assert_eq!(checked == "right", has, "{checked}");
+        assert!(line.number("count") >= count);
+        drop(machine);
+    }
+}
+
+#[test]
+fn what_cannot_be_saved_is_refused_before_the_guest_is_stopped() {
+    if let Some(why) = linux::missing() {
+        testkit::skip!("{why}");
+    }
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = scratch.path();
+    let shared = "memory-backend-file,id=mem,size=64M,share=on,mem-path=shared";
+    let cases: [(&str, &[&str], &str); 4] = [
+        (
+            "plain",
+            &["-m", "64"],
+            "memory-backend-memfd,id=mem,size=64M,share=on",
+        ),
+        (
+            "private",
+            &[
+                "-object",
+                "memory-backend-ram,id=mem,size=64M",
+                "-machine",
+                "memory-backend=mem",
+            ],
+            "share=on",
+        ),
+        (
+            "mapped",
+            &["-object", shared, "-machine", "memory-backend=mem"],
+            "is mapped by process",
+        ),
+        (
+            "other",
+            &["-object", shared, "-machine", "memory-backend=mem", "-S"],
+            "neither runs nor is paused: prelaunch",
+        ),
+    ];
+    for (name, words, why) in cases {
+        let fixed = [
+            "-accel",
+            "tcg",
+            "-nodefaults",
+            "-display",
+            "none",
+            "-m",
+            "64",
+        ];
+        let words = fixed.iter().chain(words).map(|word| (*word).to_owned());
+        let guest = Linux::start(folder, name, &words.collect::<Vec<_>>(), &[]);
+        wait_until("QEMU to listen", SOON, || {
+            UnixStream::connect(&guest.qmp).is_ok()
+        });
+        let mapped = (name == "mapped").then(|| Mapper::of(&folder.join("shared")));
+        let socket = guest.qmp.to_str().expect("text");
+        let told = fail(
+            folder,
+            &["vm", "save", "--qmp", socket, "-D", "image", "-R"],
+            3,
+        );
+        assert!(told.contains(why), "{name}: {told}");
+        let status = qmp(socket, "query-status")["status"].clone();
+        assert_eq!(status == "running", name != "other", "{name}: {status}");
+        assert!(!folder.join("image/manifest.img").exists());
+        drop(mapped);
+    }
+    let told = fail(folder, &["vm", "save", "--qmp", "nobody", "-D", "image"], 4);
+    assert!(told.contains("-qmp unix:nobody,server=on"), "{told}");
+}
+
+/// A process that has a file mapped shared.
+struct Mapper(Child);
+
+impl Mapper {
+    fn of(path: &Path) -> Self {
+        let script = "import mmap, sys\nfile = open(sys.argv[1], 'r+b')\n\
+                      held = mmap.mmap(file.fileno(), 0)\nprint('mapped', flush=True)\n\
+                      sys.stdin.read()";
+        let mut command = Command::new("python3");
+        command.arg("-c").arg(script).arg(path);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let mut said = [0; 7];
+        let stdout = child.stdout.as_mut().expect("it is a pipe");
+        stdout.read_exact(&mut said).expect("it maps the file");
+        Self(child)
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_is_no_monitor_is_told_apart() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = scratch.path();
+    let greeting = r#"{"QMP":{"version":{"qemu":{"micro":22,"minor":2,"major":7}}}}"#;
+    for (number, (lines, status)) in [
+        ("HTTP/1.1 400\n".to_owned(), 1),
+        (format!("{greeting}\n{{\"return\": 5}}\n"), 1),
+        (format!("{greeting}\n"), 4),
+        (format!("{greeting}\n[[[[\n"), 1),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let socket = folder.join(format!("{number}"));
+        let listener = UnixListener::bind(&socket).expect("it listens");
+        let monitor = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("somebody connects");
+            stream.write_all(lines.as_bytes()).expect("said");
+            // Until the first command, or the end.
+            let _ = stream.read(&mut [0; 1000]);
+        });
+        let socket = socket.to_str().expect("text");
+        fail(
+            folder,
+            &["vm", "save", "--qmp", socket, "-D", "image"],
+            status,
+        );
+        monitor.join().expect("it ended");
+        assert!(!folder.join("image/manifest.img").exists());
+    }
+}
+
+#[test]
+fn machines_that_cannot_be_are_refused_and_none_is_left() {
+    if let Some(why) = linux::missing() {
+        testkit::skip!("{why}");
+    }
+    let base = base();
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = scratch.path();
+    let image = base.folder.join("image");
+    let image = image.to_str().expect("text");
+    let object = format!("memory-backend-memfd,id=mem,size={MIB}M");
+    let m = format!("{MIB}");
+    let qemu = [
+        "qemu-system-x86_64",
+        "-accel",
+        "tcg",
+        "-nodefaults",
+        "-display",
+        "none",
+    ];
+    let with = ["-object", &object, "-m", &m];
+    let cases = [
+        (["/bin/false"].to_vec(), 3, "no -object with id=mem"),
+        ([&["/bin/false"][..], &with].concat(), 4, "pc-q35-7.2"),
+        (
+            [&["/no/such"][..], &with].concat(),
+            6,
+            "cannot execute /no/such",
+        ),
+        (
+            [&qemu[..], &with, &["-machine", "pc,memory-backend=mem"]].concat(),
+            3,
+            "was started with pc-i440fx-7.2",
+        ),
+        (
+            [&qemu[..], &with, &["-machine", "pc-q35-99.9"]].concat(),
+            4,
+            "unsupported machine type",
+        ),
+        // One device more than the image has the state of is one that it lacks.
+        (
+            [
+                &qemu[..],
+                &with,
+                &["-machine", "q35,memory-backend=mem,hpet=off"],
+            ]
+            .concat(),
+            4,
+            "QEMU said",
+        ),
+    ];
+    for (words, status, why) in cases {
+        let options = ["vm", "restore", "-D", image, "-o", "/dev/null", "--eager"];
+        let options = [&options[..], &["--name", "refused", "--"], &words].concat();
+        let told = fail(folder, &options, status);
+        assert!(told.contains(why), "{words:?}: {told}");
+        assert_eq!(pids_of("refused"), [] as [i32; 0], "{words:?}");
+    }
+    let several = [
+        "vm",
+        "restore",
+        "-D",
+        image,
+        "-o",
+        "/dev/null",
+        "-n",
+        "2",
+        "--eager",
+    ];
+    let told = fail(folder, &several, 3);
+    assert!(
+        told.contains("-serial unix:") && told.contains("{n}"),
+        "{told}"
+    );
+    let snapshot = ["export", "-D", image, "--memory", "memory"];
+    let told = fail(folder, &snapshot, 3);
+    assert!(told.contains("under QEMU"), "{told}");
+}
+
+/// The QEMUs with a name.
+fn pids_of(name: &str) -> Vec<i32> {
+    let sought = format!("guest={name}\0");
+    let pids = fs::read_dir("/proc").expect("it is there").flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_it = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&sought)
+    };
+    pids.filter(is_it).collect()
+}
+
+#[test]
+fn a_damaged_image_starts_nothing() {
+    if let Some(why) = linux::missing() {
+        testkit::skip!("{why}");
+    }
+    let base = base();
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = scratch.path();
+    let copy = folder.join("image");
+    fs::create_dir(&copy).expect("a folder");
+    for entry in fs::read_dir(base.folder.join("image"))
+        .expect("there")
+        .flatten()
+    {
+        fs::copy(entry.path(), copy.join(entry.file_name())).expect("copied");
+    }
+    let pages = fs::read_dir(&copy).expect("there").flatten();
+    let pages = pages.map(|entry| entry.path());
+    let mut pages = pages.filter(|path| path.to_string_lossy().contains("/pages-"));
+    let pages = pages.next().expect("it has pages");
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(&pages)
+        .expect("there");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 100_000).expect("read");
+    file.write_all_at(&[byte[0] ^ 1], 100_000).expect("written");
+    let options = [
+        "vm",
+        "restore",
+        "-D",
+        "image",
+        "-o",
+        "/dev/null",
+        "--name",
+        "damaged",
+    ];
+    fail(folder, &options, 5);
+    assert_eq!(pids_of("damaged"), [] as [i32; 0]);
+    let manifest = copy.join("manifest.img");
+    let length = fs::metadata(&manifest).expect("there").len();
+    let file = File::options().write(true).open(&manifest).expect("there");
+    file.set_len(length - 1).expect("cut");
+    fail(folder, &options, 5);
+    assert_eq!(pids_of("damaged"), [] as [i32; 0]);
+}
+
+#[test]
+fn who_kills_us_at_any_moment_leaves_the_guest_running() {
+    if let Some(why) = linux::missing() {
+        testkit::skip!("{why}");
+    }
+    let base = base();
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = scratch.path();
+    let (machine, mut line) = restored(folder, &base.folder.join("image"), "shot-at");
+    let socket = machine.qmp(0).to_owned();
+    let words = [
+        "vm",
+        "save",
+        "--qmp",
+        &socket,
+        "-D",
+        "image",
+        "-R",
+        "--no-sync",
+    ];
+    let begun = Instant::now();
+    run(folder, &words);
+    let whole = begun.elapsed();
+    for at in 0..16 {
+        let mut command = stillframe(folder, &words);
+        let mut child = command.stdout(Stdio::null()).spawn().expect("it starts");
+        std::thread::sleep(whole * at / 15);
+        let _ = child.kill();
+        child.wait().expect("it ends");
+        // The image of before, or the new one.
+        run(folder, &["show", "image"]);
+        let count = line.number("count");
+        wait_until("the guest to count", SOON, || line.number("count") > count);
+    }
+    wait_until("the guest to be as it was", SOON, || {
+        qmp(&socket, "query-status")["status"] == "running"
+    });
+    assert_eq!(line.ask(&format!("check {FILE}")), "right");
+    // And it can still be saved.
+    run(folder, &words);
+}
+
+#[test]
+fn who_kills_a_restore_at_any_moment_leaves_no_machine() {
+    if let Some(why) = linux::missing() {
+        testkit::skip!("{why}");
+    }
+    let base = base();
+    let scratch = tempfile::tempdir().expect("a folder");
+    let image = base.folder.join("image");
+    let archive = base.folder.join("archive");
+    let mut line = words(&archive);
+    line.extend(["-serial", "null"].map(str::to_owned));
+    let line = line.iter().map(String::as_str).collect::<Vec<_>>();
+    let image = image.to_str().expect("text");
+    let options = ["vm", "restore", "-D", image, "-o", "/dev/null", "--eager"];
+    let options = [
+        &options[..],
+        &["--name", "shot", "--", "qemu-system-x86_64"],
+        &line,
+    ];
+    let options = options.concat();
+    let begun = Instant::now();
+    let output = stillframe(scratch.path(), &options)
+        .output()
+        .expect("it starts");
+    let whole = begun.elapsed();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for pid in pids_of("shot") {
+        kill(pid);
+    }
+    wait_until("its end", SOON, || pids_of("shot").is_empty());
+    for at in 0..10 {
+        let mut child = stillframe(scratch.path(), &options)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        std::thread::sleep(whole * at / 10);
+        let _ = child.kill();
+        child.wait().expect("it ends");
+        // One whose guest runs was whole, whether that could be told or not.
+        let socket = scratch.path().join("shot.qmp");
+        wait_until("the machine to be gone or whole", SOON, || {
+            pids_of("shot").is_empty() || is_running(&socket)
+        });
+        for pid in pids_of("shot") {
+            kill(pid);
+        }
+        wait_until("its end", SOON, || pids_of("shot").is_empty());
+    }
+}
+
+/// Whether a monitor says, soon, that its guest runs.
+fn is_running(socket: &Path) -> bool {
+    let Ok(stream) = UnixStream::connect(socket) else {
+        return false;
+    };
+    let patience = Some(Duration::from_millis(200));
+    stream.set_read_timeout(patience).expect("it is a socket");
+    let ask = "{\"execute\":\"qmp_capabilities\"}{\"execute\":\"query-status\"}";
+    let _ = (&stream).write_all(ask.as_bytes());
+    let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+    lines
+        .take(10)
+        .any(|line| line.contains("\"status\": \"running\""))
+}

@@ -1,0 +1,379 @@
+//! The memory of a machine as QEMU knows it, and the files behind it.
+//!
+//! QEMU tells which memory backends there are and which RAM block is whose; where in QEMU's own
+//! memory a block is follows from an address of the guest (`gpa2hva`), and which file is mapped
+//! there from /proc.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+
+use abi::PAGE_BYTES;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::qmp::{Qmp, Version};
+use crate::{Error, Result};
+
+/// The most blocks of a machine.
+const BLOCKS_MAX: usize = 256;
+
+/// The most memory that goes through QEMU, in bytes: ROMs, video memory, firmware.
+const UNSHARED_MAX_BYTES: u64 = 64 << 20;
+
+/// From this version on, QEMU leaves only files with a name out of what it saves.
+const NAMED_FILES_ONLY: Version = Version {
+    major: 8,
+    minor: 1,
+    micro: 0,
+};
+
+/// A block of the guest's memory whose file is at hand.
+#[derive(Debug)]
+pub(crate) struct Block {
+    /// What QEMU calls it.
+    pub name: String,
+    /// The object of QEMU that it is of.
+    pub backend: String,
+    /// Its length.
+    pub pages: u64,
+    /// The file.
+    pub file: OwnedFd,
+    /// Where in the file it begins.
+    pub offset_bytes: u64,
+}
+
+/// What QEMU says of a memory backend (`query-memdev`).
+#[derive(Debug, Deserialize)]
+struct Backend {
+    id: Option<String>,
+    size: u64,
+    share: bool,
+}
+
+/// A line of `info ramblock`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct RamBlock {
+    name: String,
+    used_bytes: u64,
+}
+
+/// The blocks of a machine's memory.
+///
+/// # Errors
+/// [`Error::Unfit`] where some of it cannot be read from a file that nobody else has, with the
+/// option of QEMU that would allow it; those of [`Qmp::call`]; [`Error::File`].
+pub(crate) fn find(qmp: &mut Qmp, version: Version, pid: i32) -> Result<Vec<Block>> {
+    let backends: Vec<Backend> = qmp.call("query-memdev", json!({}))?;
+    let blocks = ram_blocks(&qmp.human("info ramblock")?);
+    let views = qmp.human("info mtree -f")?;
+    let mappings = Mappings::of(pid)?;
+    let mut found = Vec::new();
+    let mut shared = BTreeSet::new();
+    if backends.len() > BLOCKS_MAX {
+        return Err(unfit("QEMU says that it has hundreds of memory backends"));
+    }
+    for backend in &backends {
+        let id = check(qmp, version, backend)?;
+        let names = [id.clone(), format!("/objects/{id}")];
+        let block = blocks.iter().find(|block| names.contains(&block.name));
+        let Some(block) = block.filter(|block| block.used_bytes == backend.size) else {
+            let what = format!("the memory backend {id} has no RAM block of its own");
+            return Err(Error::Unfit(what));
+        };
+        let at = address(qmp, &views, block)?;
+        let (file, offset_bytes) = mappings.file(at, block)?;
+        shared.insert(block.name.clone());
+        found.push(Block {
+            name: block.name.clone(),
+            backend: id,
+            pages: block.used_bytes / PAGE_BYTES,
+            file,
+            offset_bytes,
+        });
+    }
+    let others = blocks.iter().filter(|block| !shared.contains(&block.name));
+    let others = others.collect::<Vec<_>>();
+    let bytes = others
+        .iter()
+        .fold(0_u64, |sum, block| sum.saturating_add(block.used_bytes));
+    if let Some(largest) = others.iter().max_by_key(|block| block.used_bytes)
+        && bytes > UNSHARED_MAX_BYTES
+    {
+        return Err(private(&largest.name, largest.used_bytes));
+    }
+    if found.is_empty() {
+        return Err(unfit("the machine has no memory that could be saved"));
+    }
+    Ok(found)
+}
+
+/// Refuses a backend that could not be read from outside; gives its name.
+fn check(qmp: &mut Qmp, version: Version, backend: &Backend) -> Result<String> {
+    let Some(id) = &backend.id else {
+        return Err(private("of a nameless backend", backend.size));
+    };
+    if !backend.share {
+        return Err(private(id, backend.size));
+    }
+    if backend.size == 0 || !backend.size.is_multiple_of(PAGE_BYTES) {
+        let what = format!("the memory backend {id} has {} bytes", backend.size);
+        return Err(Error::Unfit(what));
+    }
+    let kind: String = qmp.call(
+        "qom-get",
+        json!({"path": format!("/objects/{id}"), "property": "type"}),
+    )?;
+    let file = "memory-backend-file";
+    if kind != file && version >= NAMED_FILES_ONLY {
+        return Err(Error::Unfit(format!(
+            "QEMU {version} would save the memory of {kind} {id} itself: use -object {file},\
+             id={id},size={}M,mem-path=/dev/shm/{id},share=on",
+            backend.size >> 20
+        )));
+    }
+    Ok(id.clone())
+}
+
+fn private(name: &str, bytes: u64) -> Error {
+    let mib = bytes >> 20;
+    Error::Unfit(format!(
+        "the guest's memory {name} ({mib} MiB) is QEMU's alone: start QEMU with \
+         -object memory-backend-memfd,id=mem,size={mib}M,share=on -machine memory-backend=mem"
+    ))
+}
+
+fn unfit(what: &str) -> Error {
+    Error::Unfit(what.to_owned())
+}
+
+/// Reads the answer to `info ramblock`.
+fn ram_blocks(text: &str) -> Vec<RamBlock> {
+    let block = |line: &str| {
+        // Name, page size and its unit, offset, used, total, and more in newer versions; a name
+        // may have spaces in it.
+        let words = line.split_whitespace().collect::<Vec<_>>();
+        let offset = words.iter().position(|word| word.starts_with("0x"))?;
+        let name = words.get(..offset.checked_sub(2)?)?.join(" ");
+        Some(RamBlock {
+            name,
+            used_bytes: hexadecimal(words.get(offset + 1)?)?,
+        })
+    };
+    text.lines().filter_map(block).collect()
+}
+
+fn hexadecimal(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok()
+}
+
+/// Where the block begins in the memory of QEMU.
+fn address(qmp: &mut Qmp, views: &str, block: &RamBlock) -> Result<u64> {
+    let name = &block.name;
+    let nowhere = || Error::Unfit(format!("the guest does not see its memory {name}"));
+    let (guest, offset) = in_views(views, name).ok_or_else(nowhere)?;
+    let told = qmp.human(&format!("gpa2hva {guest:#x}"))?;
+    let start = host_address(&told, name).and_then(|at| at.checked_sub(offset));
+    start.ok_or_else(nowhere)
+}
+
+/// An address of the guest at which it has a block, and where in the block that is, out of the
+/// answer to `info mtree -f`.
+fn in_views(views: &str, name: &str) -> Option<(u64, u64)> {
+    views.lines().find_map(|line| {
+        let (range, rest) = line.trim().split_once(" (prio ")?;
+        let (_, region) = rest.split_once(", ram): ")?;
+        let (region, offset) = match region.split_once(" @") {
+            Some((region, offset)) => (region, hexadecimal(offset.split(' ').next()?)?),
+            None => (region, 0),
+        };
+        let region = region.strip_suffix(" KVM").unwrap_or(region);
+        let start = range.split_once('-')?.0;
+        (region == name).then_some((hexadecimal(start)?, offset))
+    })
+}
+
+/// Out of the answer to `gpa2hva`, if it is about the block.
+fn host_address(told: &str, name: &str) -> Option<u64> {
+    let (_, rest) = told.split_once(&format!(" ({name}) is 0x"))?;
+    hexadecimal(rest.trim())
+}
+
+/// The mappings of a process that it shares with whoever maps the same.
+#[derive(Debug)]
+struct Mappings {
+    pid: i32,
+    shared: Vec<Mapping>,
+}
+
+/// A line of /proc/PID/maps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mapping {
+    start: u64,
+    end: u64,
+    offset_bytes: u64,
+    /// The file: its device as it is printed, and its inode.
+    file: (String, u64),
+}
+
+impl Mappings {
+    fn of(pid: i32) -> Result<Self> {
+        let path = PathBuf::from(format!("/proc/{pid}/maps"));
+        let text = fs::read_to_string(&path).map_err(Error::file("read", path))?;
+        let shared = text.lines().filter_map(Mapping::parse).collect();
+        Ok(Self { pid, shared })
+    }
+
+    /// The file with a block that begins at `at`, and where in the file it does.
+    fn file(&self, at: u64, block: &RamBlock) -> Result<(OwnedFd, u64)> {
+        let end = at.checked_add(block.used_bytes);
+        let mapping = self
+            .shared
+            .iter()
+            .find(|mapping| mapping.start <= at && end.is_some_and(|end| end <= mapping.end));
+        let Some(mapping) = mapping else {
+            return Err(private(&block.name, block.used_bytes));
+        };
+        if let Some(other) = self.other(mapping)? {
+            return Err(Error::Unfit(format!(
+                "the guest's memory {} is mapped by process {other} as well, which could write to \
+                 it: use devices of QEMU's own instead of vhost-user",
+                block.name
+            )));
+        }
+        let offset_bytes = mapping.offset_bytes + (at - mapping.start);
+        Ok((self.open(mapping)?, offset_bytes))
+    }
+
+    /// Opens the file behind a mapping: by a descriptor that QEMU has of it, or by the mapping,
+    /// which takes more privileges.
+    fn open(&self, mapping: &Mapping) -> Result<OwnedFd> {
+        let pid = self.pid;
+        let folder = PathBuf::from(format!("/proc/{pid}/fd"));
+        let entries = fs::read_dir(&folder).map_err(Error::file("read", &folder))?;
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+            let is_it = |file: &File| file.metadata().is_ok_and(|it| it.ino() == mapping.file.1);
+            let facts = fs::metadata(&path);
+            if facts.is_ok_and(|it| it.is_file() && it.ino() == mapping.file.1)
+                && let Ok(file) = File::open(&path)
+                && is_it(&file)
+                && mapping.is_of(&file)
+            {
+                return Ok(file.into());
+            }
+        }
+        let (start, end) = (mapping.start, mapping.end);
+        let path = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
+        let file = File::open(&path).map_err(Error::file("open", path))?;
+        Ok(file.into())
+    }
+
+    /// Another process that has the same file mapped shared.
+    fn other(&self, mapping: &Mapping) -> Result<Option<i32>> {
+        let entries = fs::read_dir("/proc").map_err(Error::file("read", "/proc"))?;
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let sought = format!(" {} {} ", mapping.file.0, mapping.file.1);
+        for pid in pids.filter(|pid| *pid != self.pid) {
+            // Who is gone by now has nothing mapped, and a kernel's thread never has.
+            let Ok(text) = fs::read(format!("/proc/{pid}/maps")) else {
+                continue;
+            };
+            let text = String::from_utf8_lossy(&text);
+            let lines = text.lines().filter(|line| line.contains(&sought));
+            if lines
+                .filter_map(Mapping::parse)
+                .any(|it| it.file == mapping.file)
+            {
+                return Ok(Some(pid));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Mapping {
+    /// A shared mapping of a file.
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let flags = words.next()?;
+        let offset_bytes = hexadecimal(words.next()?)?;
+        let (device, inode) = (words.next()?, words.next()?.parse().ok()?);
+        (flags.ends_with('s') && inode != 0).then_some(Self {
+            start: hexadecimal(start)?,
+            end: hexadecimal(end)?,
+            offset_bytes,
+            file: (device.to_owned(), inode),
+        })
+    }
+
+    fn is_of(&self, file: &File) -> bool {
+        let Ok(facts) = file.metadata() else {
+            return false;
+        };
+        let (major, minor) = (
+            rustix::fs::major(facts.dev()),
+            rustix::fs::minor(facts.dev()),
+        );
+        self.file == (format!("{major:02x}:{minor:02x}"), facts.ino())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_read_as_qemu_lists_them() {
+        let zeros = "0x0000000000000000";
+        let old = format!(
+            "              Block Name    PSize              Offset               Used\n\
+             \x20                   mem0    4 KiB  {zeros} 0x0000000019000000 0x0000000019000000\n\
+             \x20  0000:00:02.0/vga.vram    4 KiB  {zeros} 0x0000000001000000 0x0000000001000000\n"
+        );
+        let new = "  Block Name    PSize  Offset  Used  Total  HVA  RO\n\
+                   pc.ram    2 MiB  0x00 0x200000 0x200000 0x00007f0000000000 rw\n";
+        let block = |name: &str, used_bytes| RamBlock {
+            name: name.to_owned(),
+            used_bytes,
+        };
+        let expected = [
+            block("mem0", 0x1900_0000),
+            block("0000:00:02.0/vga.vram", 0x100_0000),
+        ];
+        assert_eq!(ram_blocks(&old), expected);
+        assert_eq!(ram_blocks(new), [block("pc.ram", 0x20_0000)]);
+        assert_eq!(ram_blocks("0x1\nunknown command: 'info'\n\n0 0x2"), []);
+    }
+
+    #[test]
+    fn a_block_is_found_where_the_guest_sees_it() {
+        let views = "FlatView #1\n AS \"memory\", root: system\n\
+            \x20 0000000000000000-000000000009ffff (prio 0, ram): mem0 KVM\n\
+            \x20 00000000000c0000-00000000000dffff (prio 1, rom): pc.rom\n\
+            \x20 0000000100000000-000000013fffffff (prio 0, ram): mem1 @0000000080000000 KVM\n";
+        assert_eq!(in_views(views, "mem0"), Some((0, 0)));
+        assert_eq!(in_views(views, "mem1"), Some((0x1_0000_0000, 0x8000_0000)));
+        assert_eq!(in_views(views, "pc.rom"), None);
+        let told = "Host virtual address for 0x0 (mem0) is 0x7f4c0afff000\r\n";
+        assert_eq!(host_address(told, "mem0"), Some(0x7f4c_0aff_f000));
+        assert_eq!(host_address(told, "mem1"), None);
+    }
+
+    #[test]
+    fn only_shared_mappings_of_files_count() {
+        let line = "7f4c0afff000-7f4c23fff000 rw-s 00001000 00:01 1026    /memfd:x (deleted)";
+        let mapping = Mapping {
+            start: 0x7f4c_0aff_f000,
+            end: 0x7f4c_23ff_f000,
+            offset_bytes: 0x1000,
+            file: ("00:01".to_owned(), 1026),
+        };
+        assert_eq!(Mapping::parse(line), Some(mapping));
+        assert_eq!(Mapping::parse(&line.replace("rw-s", "rw-p")), None);
+        assert_eq!(Mapping::parse(&line.replace("1026", "0")), None);
+        assert_eq!(Mapping::parse("[vdso]"), None);
+    }
+}

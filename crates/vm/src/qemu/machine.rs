@@ -1,0 +1,268 @@
+//! A running machine: what can be known of it before it is stopped, and why it cannot be saved.
+
+use std::fs;
+use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::block::{self, Block};
+use super::command;
+use super::qmp::{Qmp, Version};
+use super::record::{QemuDisk, QemuMachine};
+use super::watchdog::Before;
+use crate::{Error, Result};
+
+/// How long a monitor may take to say who it is.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// The longest command line that is recorded.
+const WORDS_MAX_BYTES: usize = 1 << 20;
+
+/// The most disks of a machine.
+const DISKS_MAX: usize = 4096;
+
+/// What devices are called whose other half is a process or hardware that writes to the guest's
+/// memory.
+const WITH_OTHERS: [&str; 4] = ["vhost-user", "vhost-vdpa", "vfio-", "ivshmem"];
+
+/// Capabilities of a migration that are on for a save; all others are off.
+const CAPABILITIES: [&str; 2] = ["x-ignore-shared", "events"];
+
+/// A machine that can be saved.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub qmp: Qmp,
+    pub pid: i32,
+    /// What it becomes again when it goes on.
+    pub before: Before,
+    /// What its migration is set to for the save.
+    pub capabilities: Vec<(String, bool)>,
+    pub blocks: Vec<Block>,
+    /// What is recorded of it, but for its spaces and disks.
+    pub record: QemuMachine,
+}
+
+#[derive(Deserialize)]
+struct Capability {
+    capability: String,
+    state: bool,
+}
+
+#[derive(Deserialize)]
+struct Status {
+    status: String,
+}
+
+#[derive(Deserialize)]
+struct Child {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+impl Machine {
+    /// Looks at the machine whose monitor listens at `socket`. Nothing is changed.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] where it cannot be saved; [`Error::Gone`], [`Error::Monitor`].
+    pub fn look(socket: &Path) -> Result<Self> {
+        let mut qmp = Qmp::connect(socket)?;
+        let version = qmp.greet(GREETING)?;
+        let kernel = |source| Error::Kernel {
+            doing: "cannot tell which process QEMU is",
+            source,
+        };
+        let pid = qmp.peer().map_err(kernel)?;
+        let ran = runs(&mut qmp)?;
+        let (capabilities, before) = capabilities(&mut qmp, version)?;
+        refuse_others(&mut qmp)?;
+        let mut blocks = block::find(&mut qmp, version, pid)?;
+        blocks.sort_by(|one, other| one.name.cmp(&other.name));
+        let record = record(&mut qmp, version, pid)?;
+        Ok(Self {
+            qmp,
+            pid,
+            before: Before {
+                ran,
+                capabilities: before,
+            },
+            capabilities,
+            blocks,
+            record,
+        })
+    }
+}
+
+/// Whether the guest runs.
+fn runs(qmp: &mut Qmp) -> Result<bool> {
+    let status: Status = qmp.call("query-status", json!({}))?;
+    let migration: Value = qmp.call("query-migrate", json!({}))?;
+    let migration = migration.get("status").and_then(Value::as_str);
+    match (status.status.as_str(), migration) {
+        (_, Some("setup" | "active" | "device" | "pre-switchover" | "postcopy-active")) => {
+            Err(Error::Unfit("the machine is being migrated".to_owned()))
+        }
+        ("running", _) => Ok(true),
+        ("paused", _) => Ok(false),
+        (other, _) => Err(Error::Unfit(format!(
+            "the machine neither runs nor is paused: {other}"
+        ))),
+    }
+}
+
+type Capabilities = Vec<(String, bool)>;
+
+/// Capabilities that have to be changed, and as they are.
+fn capabilities(qmp: &mut Qmp, version: Version) -> Result<(Capabilities, Capabilities)> {
+    let all: Vec<Capability> = qmp.call("query-migrate-capabilities", json!({}))?;
+    for needed in CAPABILITIES {
+        if !all.iter().any(|it| it.capability == needed) {
+            return Err(Error::Unfit(format!(
+                "QEMU {version} cannot save devices alone: it has no {needed}"
+            )));
+        }
+    }
+    let is_wanted = |it: &Capability| CAPABILITIES.contains(&it.capability.as_str());
+    let differing = all.iter().filter(|it| it.state != is_wanted(it));
+    let differing = differing.map(|it| (it.capability.clone(), is_wanted(it)));
+    let differing = differing.collect::<Capabilities>();
+    let before = differing.iter().map(|(name, on)| (name.clone(), !on));
+    let before = before.collect();
+    Ok((differing, before))
+}
+
+/// Refuses devices with which somebody else writes to the guest's memory.
+fn refuse_others(qmp: &mut Qmp) -> Result<()> {
+    for place in ["/machine/peripheral", "/machine/peripheral-anon"] {
+        let devices: Vec<Child> = qmp.call("qom-list", json!({ "path": place }))?;
+        for device in devices {
+            let kind = device.kind.strip_prefix("child<");
+            let kind = kind.and_then(|kind| kind.strip_suffix('>'));
+            if let Some(kind) = kind
+                && WITH_OTHERS.iter().any(|start| kind.starts_with(start))
+            {
+                return Err(Error::Unfit(format!(
+                    "another process or device writes to the guest's memory: -device {kind}; use \
+                     one of QEMU's own, as virtio-blk-pci or virtio-net-pci"
+                )));
+            }
+        }
+    }
+    let network = qmp.human("info network")?;
+    let kinds = ["type=vhost-user", "type=vhost-vdpa"];
+    if let Some(kind) = kinds.iter().find(|kind| network.contains(*kind)) {
+        return Err(Error::Unfit(format!(
+            "another process writes to the guest's memory: -netdev {kind}; use tap or user"
+        )));
+    }
+    Ok(())
+}
+
+/// What is to be known to start another one.
+fn record(qmp: &mut Qmp, version: Version, pid: i32) -> Result<QemuMachine> {
+    let machine: String = qmp.call("qom-get", json!({"path": "/machine", "property": "type"}))?;
+    let machine = machine.strip_suffix("-machine").unwrap_or(&machine);
+    let link = |name: &str| -> Result<String> {
+        let path = PathBuf::from(format!("/proc/{pid}/{name}"));
+        let target = fs::read_link(&path).map_err(Error::file("read", path))?;
+        Ok(target.to_string_lossy().into_owned())
+    };
+    let path = PathBuf::from(format!("/proc/{pid}/cmdline"));
+    let line = fs::read(&path).map_err(Error::file("read", path))?;
+    let (words, withheld) = words(line);
+    Ok(QemuMachine {
+        version: version.to_string(),
+        machine: machine.to_owned(),
+        program: link("exe")?,
+        folder: link("cwd")?,
+        words,
+        withheld,
+        ..QemuMachine::default()
+    })
+}
+
+/// The arguments of a command line without secrets; none where they are no text.
+fn words(line: Vec<u8>) -> (Vec<String>, Vec<u32>) {
+    let words = line.split(|byte| *byte == 0).skip(1);
+    let words = words.map(|word| String::from_utf8(word.to_vec()));
+    let words = words.collect::<std::result::Result<Vec<_>, _>>();
+    let Some(mut words) = words.ok().filter(|_| line.len() <= WORDS_MAX_BYTES) else {
+        let start = line[..line.len().min(100)].to_vec();
+        let start = std::ffi::OsString::from_vec(start);
+        log::warn!("the command line is not recorded: {}", start.display());
+        return (Vec::new(), Vec::new());
+    };
+    // The last byte ends the last word.
+    words.pop();
+    let withheld = command::withhold(&mut words);
+    (words, withheld)
+}
+
+/// The disks of a stopped machine. `folder`: where QEMU runs.
+///
+/// # Errors
+/// Those of [`Qmp::call`].
+pub(crate) fn disks(qmp: &mut Qmp, folder: &str) -> Result<Vec<QemuDisk>> {
+    #[derive(Deserialize)]
+    struct Drive {
+        #[serde(default)]
+        device: String,
+        inserted: Option<Inserted>,
+    }
+    #[derive(Deserialize)]
+    struct Inserted {
+        file: String,
+        #[serde(rename = "node-name", default)]
+        node: String,
+    }
+    let drives: Vec<Drive> = qmp.call("query-block", json!({}))?;
+    let disk = |drive: Drive| {
+        let inserted = drive.inserted?;
+        let path = Path::new(folder).join(&inserted.file);
+        // What is no file (a server's, a pseudo-protocol) has no time.
+        let facts = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        let name = if drive.device.is_empty() {
+            inserted.node
+        } else {
+            drive.device
+        };
+        Some(QemuDisk {
+            name,
+            path: path.to_str()?.to_owned(),
+            bytes: facts.len(),
+            written_ns: written_ns(&facts),
+        })
+    };
+    Ok(drives
+        .into_iter()
+        .take(DISKS_MAX)
+        .filter_map(disk)
+        .collect())
+}
+
+/// When a file was last written to, in ns since 1970.
+pub(crate) fn written_ns(facts: &fs::Metadata) -> i64 {
+    facts
+        .mtime()
+        .saturating_mul(1_000_000_000)
+        .saturating_add(facts.mtime_nsec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_is_its_words() {
+        let (text, withheld) = words(b"qemu\0-m\x00400\0-append\0\0".to_vec());
+        assert_eq!(
+            (text.as_slice(), withheld.len()),
+            (&["-m", "400", "-append", ""].map(str::to_owned)[..], 0)
+        );
+        assert_eq!(words(b"qemu\0\xff\0".to_vec()), (vec![], vec![]));
+        assert_eq!(words(Vec::new()), (vec![], vec![]));
+    }
+}

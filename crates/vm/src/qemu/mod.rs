@@ -1,0 +1,19 @@
+//! Machines under QEMU: saved over its machine protocol, and started again.
+//!
+//! Devices are QEMU's business: it writes their state to a descriptor of ours, and reads it from
+//! one. Memory never goes through QEMU: [`save()`] reads it from the files that are the guest's
+//! memory, and [`restore()`] hands it to a new QEMU as descriptors.
+
+mod block;
+mod command;
+mod machine;
+mod qmp;
+mod reaper;
+pub(crate) mod record;
+mod restore;
+mod save;
+mod start;
+mod watchdog;
+
+pub use restore::{RestoreOptions, Restored, restore};
+pub use save::{SaveOptions, Saved, save};

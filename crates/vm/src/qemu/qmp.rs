@@ -1,0 +1,470 @@
+//! A client of QEMU's machine protocol (QMP): commands, one at a time, and the events between them.
+//!
+//! Not crate `qapi`: it reads lines of any length without a deadline, knows every enumeration of
+//! one version of QEMU and fails on a value of another, and cannot send descriptors along. Seven
+//! commands are asked here, each for a few fields.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
+};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use sys::socket::{self, Along};
+
+use crate::{Error, Result};
+
+/// How long an answer may take. Requests to disks are finished before a guest has stopped.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The longest line that QEMU may say.
+const LINE_MAX_BYTES: usize = 4 << 20;
+
+/// The most lines that are passed over for an answer.
+const LINES_MAX: usize = 10_000;
+
+/// The most events that wait to be looked at; older ones are forgotten.
+const EVENTS_MAX: usize = 256;
+
+/// QEMU's version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version {
+    pub major: u32,
+    pub minor: u32,
+    pub micro: u32,
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            major,
+            minor,
+            micro,
+        } = self;
+        write!(f, "{major}.{minor}.{micro}")
+    }
+}
+
+/// A connection to a monitor.
+#[derive(Debug)]
+pub(crate) struct Qmp {
+    socket: OwnedFd,
+    /// Where it is, for messages.
+    place: String,
+    /// What was read and is no whole line yet.
+    read: Vec<u8>,
+    /// Changes of a migration's state.
+    migration: VecDeque<String>,
+    number: u64,
+}
+
+#[derive(Deserialize)]
+struct Greeting {
+    #[serde(rename = "QMP")]
+    qmp: GreetingBody,
+}
+
+#[derive(Deserialize)]
+struct GreetingBody {
+    version: GreetingVersion,
+}
+
+#[derive(Deserialize)]
+struct GreetingVersion {
+    qemu: GreetingNumbers,
+}
+
+#[derive(Deserialize)]
+struct GreetingNumbers {
+    major: u32,
+    minor: u32,
+    micro: u32,
+}
+
+impl Qmp {
+    /// Connects to a monitor's socket. Whether anybody answers is seen in [`Qmp::greet`].
+    ///
+    /// # Errors
+    /// [`Error::Gone`] where nobody listens; [`Error::File`].
+    pub fn connect(path: &Path) -> Result<Self> {
+        let failed = |errno: Errno| match errno {
+            Errno::CONNREFUSED | Errno::NOENT => Error::Gone(format!(
+                "no QEMU listens at {}: start it with -qmp unix:{0},server=on,wait=off",
+                path.display()
+            )),
+            errno => Error::file("connect to", path)(errno),
+        };
+        let address = SocketAddrUnix::new(path).map_err(failed)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let socket = socket.map_err(failed)?;
+        connect(&socket, &address).map_err(failed)?;
+        Ok(Self::new(socket, format!("at {}", path.display())))
+    }
+
+    fn new(socket: OwnedFd, place: String) -> Self {
+        Self {
+            socket,
+            place,
+            read: Vec::new(),
+            migration: VecDeque::new(),
+            number: 0,
+        }
+    }
+
+    /// The same connection, for another process: who uses it must be alone.
+    ///
+    /// # Errors
+    /// That of dup(2).
+    pub fn duplicate(&self) -> io::Result<Self> {
+        Ok(Self::new(self.socket.try_clone()?, self.place.clone()))
+    }
+
+    /// Waits until the monitor has said who it is, and begins.
+    ///
+    /// # Errors
+    /// [`Error::Monitor`], [`Error::Gone`].
+    pub fn greet(&mut self, patience: Duration) -> Result<Version> {
+        let line = self.line(Instant::now() + patience).map_err(|error| {
+            let Error::Monitor { place, what } = error else {
+                return error;
+            };
+            let what = format!("{what}; a monitor talks to one client at a time");
+            Error::Monitor { place, what }
+        })?;
+        let greeting = serde_json::from_slice::<Greeting>(&line);
+        let greeting = greeting.map_err(|_| self.nonsense("is no QMP", &line))?;
+        let GreetingNumbers {
+            major,
+            minor,
+            micro,
+        } = greeting.qmp.version.qemu;
+        self.call::<Value>("qmp_capabilities", json!({}))?;
+        Ok(Version {
+            major,
+            minor,
+            micro,
+        })
+    }
+
+    /// The process that listened for the connection.
+    ///
+    /// # Errors
+    /// That of getsockopt(2).
+    pub fn peer(&self) -> io::Result<i32> {
+        let who = rustix::net::sockopt::socket_peercred(&self.socket)?;
+        Ok(who.pid.as_raw_nonzero().get())
+    }
+
+    /// Has the monitor do something; gives its answer.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where it does not; [`Error::Monitor`], [`Error::Gone`].
+    pub fn call<T: DeserializeOwned>(&mut self, command: &'static str, with: Value) -> Result<T> {
+        self.call_along(command, with, &[])
+    }
+
+    /// The same with descriptors.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::call`].
+    pub fn call_along<T: DeserializeOwned>(
+        &mut self,
+        command: &'static str,
+        with: Value,
+        rights: &[BorrowedFd<'_>],
+    ) -> Result<T> {
+        let number = self.send(command, with, rights)?;
+        let answer = self.answer(command, number, false)?;
+        serde_json::from_value(answer).map_err(|error| Error::Monitor {
+            place: self.place.clone(),
+            what: format!("it answered {command} with something else: {error}"),
+        })
+    }
+
+    /// The same over a connection that somebody else may have left in the middle of a line.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::call`].
+    pub fn insist(&mut self, command: &'static str, with: &Value) -> Result<Value> {
+        let mut last = None;
+        for _ in 0..3 {
+            let number = self.send(command, with.clone(), &[])?;
+            match self.answer(command, number, true) {
+                Ok(answer) => return Ok(answer),
+                Err(error @ Error::Gone(_)) => return Err(error),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("it was tried"))
+    }
+
+    /// What QEMU says to a command of its monitor for people.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::call`].
+    pub fn human(&mut self, line: &str) -> Result<String> {
+        self.call("human-monitor-command", json!({ "command-line": line }))
+    }
+
+    /// Waits until a migration has ended; gives its state.
+    ///
+    /// # Errors
+    /// [`Error::Monitor`], [`Error::Gone`].
+    pub fn end_of_migration(&mut self, patience: Duration) -> Result<String> {
+        let deadline = Instant::now() + patience;
+        loop {
+            while let Some(state) = self.migration.pop_front() {
+                if matches!(state.as_str(), "completed" | "failed" | "cancelled") {
+                    return Ok(state);
+                }
+            }
+            let line = self.line(deadline)?;
+            let said = self.parse(&line)?;
+            self.note(&said);
+        }
+    }
+
+    fn send(&mut self, command: &str, with: Value, rights: &[BorrowedFd<'_>]) -> Result<u64> {
+        // The numbers of two processes on one connection differ.
+        self.number += 1;
+        let number = u64::from(std::process::id()) << 32 | self.number;
+        let mut line = json!({"execute": command, "arguments": with, "id": number}).to_string();
+        line.push('\n');
+        let along = Along {
+            rights,
+            ..Along::default()
+        };
+        // One piece: who is killed has sent all of it or nothing.
+        let sent = socket::send(&self.socket, line.as_bytes(), along, 0);
+        match sent {
+            Ok(sent) if sent == line.len() => Ok(number),
+            Ok(_) => Err(self.failed("it does not listen")),
+            Err(error) => Err(self.gone(&error.to_string())),
+        }
+    }
+
+    /// The answer to a command; `lenient`: lines that make no sense are passed over.
+    fn answer(&mut self, command: &'static str, number: u64, lenient: bool) -> Result<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        for _ in 0..LINES_MAX {
+            let line = self.line(deadline)?;
+            let mut said = match self.parse(&line) {
+                Err(_) if lenient => continue,
+                other => other?,
+            };
+            if said.get("event").is_some() {
+                self.note(&said);
+                continue;
+            }
+            if said.get("id").and_then(Value::as_u64) != Some(number) {
+                if lenient {
+                    continue;
+                }
+                return Err(self.nonsense("answers what it was not asked", &line));
+            }
+            if let Some(error) = said.get("error") {
+                let what = error.get("desc").and_then(Value::as_str);
+                let what = what.unwrap_or("it does not say why").to_owned();
+                return Err(Error::Refused { command, what });
+            }
+            match said.get_mut("return") {
+                Some(answer) => return Ok(answer.take()),
+                None => return Err(self.nonsense("answers nothing", &line)),
+            }
+        }
+        Err(self.failed(&format!("it does not answer {command}")))
+    }
+
+    fn note(&mut self, said: &Value) {
+        if said.get("event").and_then(Value::as_str) == Some("MIGRATION")
+            && let Some(state) = said["data"]["status"].as_str()
+        {
+            if self.migration.len() == EVENTS_MAX {
+                self.migration.pop_front();
+            }
+            self.migration.push_back(state.to_owned());
+        }
+    }
+
+    fn parse(&self, line: &[u8]) -> Result<Value> {
+        let said = serde_json::from_slice::<Value>(line);
+        let said = said.map_err(|_| self.nonsense("does not speak JSON", line))?;
+        match said.is_object() {
+            true => Ok(said),
+            false => Err(self.nonsense("does not speak QMP", line)),
+        }
+    }
+
+    /// The next line.
+    fn line(&mut self, deadline: Instant) -> Result<Vec<u8>> {
+        let mut looked = 0;
+        loop {
+            if let Some(at) = self.read[looked..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.read.split_off(looked + at + 1);
+                return Ok(std::mem::replace(&mut self.read, rest));
+            }
+            looked = self.read.len();
+            if looked > LINE_MAX_BYTES {
+                return Err(self.failed("it says more than a monitor does"));
+            }
+            self.wait(deadline)?;
+            let mut more = [0; 64 << 10];
+            match recv(&self.socket, &mut more[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(self.gone("it closed the connection")),
+                Ok((count, _)) => self.read.extend_from_slice(&more[..count]),
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => return Err(self.gone(&errno.to_string())),
+            }
+        }
+    }
+
+    fn wait(&self, deadline: Instant) -> Result<()> {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        loop {
+            let rest = deadline.saturating_duration_since(Instant::now());
+            let rest = Timespec::try_from(rest).expect("a deadline is near");
+            match poll(&mut fds, Some(&rest)) {
+                Ok(0) => return Err(self.failed("it does not answer")),
+                Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(errno) => return Err(self.gone(&errno.to_string())),
+            }
+        }
+    }
+
+    fn failed(&self, what: &str) -> Error {
+        Error::Monitor {
+            place: self.place.clone(),
+            what: what.to_owned(),
+        }
+    }
+
+    fn nonsense(&self, what: &str, line: &[u8]) -> Error {
+        let said = String::from_utf8_lossy(&line[..line.len().min(80)]);
+        self.failed(&format!("it {what}: {:?}", said.trim_end()))
+    }
+
+    fn gone(&self, what: &str) -> Error {
+        Error::Gone(format!("QEMU {} is gone: {what}", self.place))
+    }
+}
+
+impl AsFd for Qmp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// A monitor that says all of `lines` whatever it is told, and a connection to it.
+    fn saying(lines: &str) -> (Qmp, UnixStream) {
+        let (own, mut other) = UnixStream::pair().expect("a pair");
+        other.write_all(lines.as_bytes()).expect("said");
+        (Qmp::new(own.into(), "in a test".to_owned()), other)
+    }
+
+    const GREETING: &str = r#"{"QMP":{"version":{"qemu":{"micro":22,"minor":2,"major":7},
+        "package":"Debian"},"capabilities":["oob"]}}"#;
+
+    fn greeting() -> String {
+        GREETING.replace('\n', "") + "\n"
+    }
+
+    /// The line that answers the `number`th command of this process.
+    fn answer(number: u64, what: &str) -> String {
+        let id = u64::from(std::process::id()) << 32 | number;
+        format!("{{{what}, \"id\": {id}}}\n")
+    }
+
+    #[test]
+    fn events_between_answers_are_kept() {
+        let state = |state| format!(r#"{{"event":"MIGRATION","data":{{"status":"{state}"}}}}"#);
+        let lines = [
+            greeting(),
+            r#"{"event": "STOP"}"#.to_owned() + "\n",
+            answer(1, r#""return": {}"#),
+            state("active") + "\n" + &state("completed") + "\n",
+            answer(2, r#""return": 5"#),
+        ];
+        let (mut qmp, _other) = saying(&lines.concat());
+        let version = qmp.greet(PATIENCE).expect("greeted");
+        assert_eq!(version.to_string(), "7.2.22");
+        assert_eq!(qmp.call::<u64>("x", json!({})).expect("answered"), 5);
+        let end = qmp.end_of_migration(PATIENCE).expect("it ended");
+        assert_eq!(end, "completed");
+    }
+
+    #[test]
+    fn what_is_no_monitor_is_refused() {
+        for nonsense in [
+            "\n",
+            "null\n",
+            "{}\n",
+            "\u{1}\u{2}\n",
+            r#"{"QMP":{"version":{"qemu":{"micro":-1,"minor":2,"major":7}}}}"#,
+        ] {
+            let (mut qmp, other) = saying(nonsense);
+            drop(other);
+            let error = qmp.greet(PATIENCE).expect_err(nonsense);
+            assert!(
+                matches!(error, Error::Monitor { .. } | Error::Gone(_)),
+                "{error}"
+            );
+        }
+        let (mut qmp, _other) = saying("");
+        let error = qmp.greet(Duration::ZERO).expect_err("it is silent");
+        let text = error.to_string();
+        assert!(text.contains("one client at a time"), "{text}");
+    }
+
+    #[test]
+    fn answers_to_something_else_are_refused() {
+        for nonsense in [
+            answer(7, r#""return": {}"#),
+            answer(2, r#""other": {}"#),
+            "[]\n".to_owned(),
+            "{\"return\": {}}\n".to_owned(),
+        ] {
+            let lines = greeting() + &answer(1, r#""return": {}"#) + &nonsense;
+            let (mut qmp, _other) = saying(&lines);
+            qmp.greet(PATIENCE).expect("greeted");
+            let error = qmp.call::<Value>("x", json!({})).expect_err(&nonsense);
+            assert!(matches!(error, Error::Monitor { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn who_insists_passes_over_what_was_left() {
+        let lines = "half a line\"}\n{\"return\": {}, \"id\": 3}\n".to_owned()
+            + &answer(1, r#""error": {"desc": "torn"}"#)
+            + &answer(2, r#""return": {}"#);
+        let (mut qmp, _other) = saying(&lines);
+        qmp.insist("cont", &json!({})).expect("done");
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_given_up() {
+        let (own, mut other) = UnixStream::pair().expect("a pair");
+        let talker = std::thread::spawn(move || while other.write_all(&[b'x'; 1 << 16]).is_ok() {});
+        let mut qmp = Qmp::new(own.into(), "in a test".to_owned());
+        let error = qmp.greet(PATIENCE).expect_err("too long");
+        assert!(error.to_string().contains("says more"), "{error}");
+        drop(qmp);
+        talker.join().expect("it ended");
+    }
+}

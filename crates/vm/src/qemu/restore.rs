@@ -1,0 +1,370 @@
+//! An image becomes machines that run.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use abi::{Addr, PAGE_BYTES};
+use image::{Reader, SpaceId};
+use pages::{Extent, sink};
+use rustix::fs::{Mode, OFlags};
+use store::Images;
+
+use super::command;
+use super::machine::written_ns;
+use super::reaper::Reaper;
+use super::record::{QemuMachine, Saved};
+use super::start::{self, Plan, Started};
+use crate::{Error, Result};
+
+/// The most machines that are started at once.
+pub const CLONES_MAX: u32 = 1000;
+
+/// Which machines are to be started, and how.
+#[derive(Clone, Debug)]
+pub struct RestoreOptions {
+    /// Where the image is.
+    pub images: Images,
+    /// How many.
+    pub clones: u32,
+    /// What they are called: `{n}` is the number of each, from 1 on.
+    pub name: Option<String>,
+    /// Where their sockets and logs go: NAME.qmp and NAME.log.
+    pub sockets: PathBuf,
+    /// The program and its arguments; the recorded ones where there are none. `{n}` and `{name}`
+    /// are each machine's number and name.
+    pub command: Vec<OsString>,
+    /// The environment that they have.
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+/// A machine that runs.
+#[derive(Clone, Debug)]
+pub struct Restored {
+    /// What it is called.
+    pub name: String,
+    /// QEMU's process.
+    pub pid: i32,
+    /// Where its monitor listens.
+    pub socket: PathBuf,
+    /// What QEMU says.
+    pub log: PathBuf,
+}
+
+/// What all machines are started with.
+#[derive(Debug)]
+struct Line {
+    program: PathBuf,
+    folder: PathBuf,
+    words: Vec<String>,
+}
+
+/// The memory of one machine, or of several: backend, length in bytes, file.
+type Memory = Vec<(String, u64, OwnedFd)>;
+
+/// Starts machines and returns when all of them run; then they are the caller's.
+///
+/// The calling process must have one thread. Calls `progress` with the bytes done and to be done.
+///
+/// # Errors
+/// [`Error::Unfit`] where the machine cannot be had again. No machine is left of this call then,
+/// nor is one if this process is killed meanwhile.
+pub fn restore(
+    options: &RestoreOptions,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<Vec<Restored>> {
+    let store = options.images.open().map_err(Error::Store)?;
+    let reader = Reader::open(&*store)?;
+    if let Some(by) = reader.freed_by() {
+        let id = reader.id();
+        return Err(image::Error::Freed { id, by }.into());
+    }
+    let saved = Saved::of(&reader)?;
+    let names = names(options)?;
+    let line = line(options, &saved.machine)?;
+    let environment = start::environment(&options.environment)?;
+    let reaper = Reaper::post()?;
+    let state = state(&saved.state)?;
+    let memories = names.iter().map(|_| memory(&reader, &saved.machine));
+    let memories = memories.collect::<Result<Vec<_>>>()?;
+    let plan = |number: u32, name, memory| Plan {
+        program: &line.program,
+        words: command::fill_in(&line.words, number, name),
+        environment: &environment,
+        folder: &line.folder,
+        name,
+        rename: options.name.is_some() || options.clones > 1,
+        sockets: &options.sockets,
+        memory,
+        private: false,
+    };
+    let machines = thread::scope(|scope| -> Result<Vec<Started>> {
+        // QEMU starts meanwhile, and touches none of it before it is told to load.
+        let filled = scope.spawn(|| fill(&reader, &saved.machine, &memories, progress));
+        let mut machines = Vec::new();
+        for ((number, name), memory) in (1..).zip(&names).zip(&memories) {
+            let state = reopened(&state)?;
+            let plan = plan(number, name, memory);
+            machines.push(Started::new(&plan, &state, &reaper)?);
+        }
+        for machine in &mut machines {
+            machine.greet(&saved.machine)?;
+        }
+        filled
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok(machines)
+    })?;
+    let restored = set_running(machines, names, &saved.machine, &reaper)?;
+    log::info!("{} machines run: {restored:?}", restored.len());
+    Ok(restored)
+}
+
+fn set_running(
+    mut machines: Vec<Started>,
+    names: Vec<String>,
+    machine: &QemuMachine,
+    reaper: &Reaper,
+) -> Result<Vec<Restored>> {
+    for started in &mut machines {
+        started.load(machine)?;
+    }
+    for started in &mut machines {
+        started.loaded(machine)?;
+    }
+    for started in &mut machines {
+        started.run(machine)?;
+    }
+    reaper.dismiss()?;
+    let restored = machines.into_iter().zip(names);
+    let restored = restored.map(|(started, name)| Restored {
+        name,
+        socket: started.socket.clone(),
+        log: started.log.clone(),
+        pid: started.leave(),
+    });
+    Ok(restored.collect())
+}
+
+/// What each machine is called.
+fn names(options: &RestoreOptions) -> Result<Vec<String>> {
+    let unfit = |what: String| Err(Error::Unfit(what));
+    if options.clones == 0 || options.clones > CLONES_MAX {
+        return unfit(format!("1 to {CLONES_MAX} machines can be started at once"));
+    }
+    let pattern = match &options.name {
+        Some(name) if options.clones > 1 && !name.contains("{n}") => {
+            return unfit(format!(
+                "{name} would be the name of every machine: add {{n}}"
+            ));
+        }
+        Some(name) => name.as_str(),
+        None => "vm-{n}",
+    };
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
+    let names = (1..=options.clones).map(|number| pattern.replace("{n}", &number.to_string()));
+    let names = names.collect::<Vec<_>>();
+    match names
+        .iter()
+        .find(|name| name.is_empty() || !name.chars().all(is_plain))
+    {
+        Some(name) => unfit(format!(
+            "{name:?} cannot be a name: letters, digits, '.', '_' and '-' can"
+        )),
+        None => Ok(names),
+    }
+}
+
+/// The command line of all machines.
+fn line(options: &RestoreOptions, machine: &QemuMachine) -> Result<Line> {
+    let unfit = |what: String| Error::Unfit(what);
+    let give = "give the command line behind --";
+    if let Some((program, words)) = options.command.split_first() {
+        let text = |word: &OsString| word.to_str().map(str::to_owned);
+        let words = words.iter().map(text).collect::<Option<Vec<_>>>();
+        let words = words.ok_or_else(|| unfit("the command line is no text".to_owned()))?;
+        let folder = std::env::current_dir().map_err(Error::file("find", "."))?;
+        return Ok(Line {
+            program: program.into(),
+            folder,
+            words,
+        });
+    }
+    if machine.words.is_empty() {
+        return Err(unfit(format!("the image has no command line: {give}")));
+    }
+    if let Some(word) = machine.withheld.first() {
+        let option = machine.words.get((*word as usize).saturating_sub(1));
+        let option = option.map_or("an option", String::as_str);
+        return Err(unfit(format!(
+            "the recorded command line lacks a secret of {option}: {give}"
+        )));
+    }
+    check_disks(machine)?;
+    let many = options.clones > 1;
+    let words = command::recorded(&machine.words, &machine.machine, many);
+    let more = if many {
+        ", with {n} or {name} where they differ"
+    } else {
+        ""
+    };
+    Ok(Line {
+        program: PathBuf::from(&machine.program),
+        folder: PathBuf::from(&machine.folder),
+        words: words.map_err(|what| unfit(format!("{what}: {give}{more}")))?,
+    })
+}
+
+/// Refuses disks that are not as they were when the machine was stopped.
+fn check_disks(machine: &QemuMachine) -> Result<()> {
+    for disk in &machine.disks {
+        let facts =
+            fs::metadata(&disk.path).map_err(Error::file("look at the disk", &disk.path))?;
+        let is = (facts.len(), written_ns(&facts));
+        if is != (disk.bytes, disk.written_ns) {
+            return Err(Error::Unfit(format!(
+                "the disk {} ({}) was written to since the machine was saved: put it back, or give \
+                 the command line behind -- with another",
+                disk.name, disk.path
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Files for the memory of a machine, empty.
+fn memory(reader: &Reader, machine: &QemuMachine) -> Result<Memory> {
+    let failed = |errno: rustix::io::Errno| Error::Kernel {
+        doing: "cannot make memory for a machine",
+        source: errno.into(),
+    };
+    let file = |block: &super::record::QemuBlock| {
+        let space = reader.space(SpaceId(block.space)).expect("it was checked");
+        let bytes = space.len_pages * PAGE_BYTES;
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("stillframe-guest", flags).map_err(failed)?;
+        rustix::fs::ftruncate(&file, bytes).map_err(failed)?;
+        Ok((block.backend.clone(), bytes, file))
+    };
+    machine.blocks.iter().map(file).collect()
+}
+
+/// Fills memories with the image's pages, all of which are checked.
+fn fill(
+    reader: &Reader,
+    machine: &QemuMachine,
+    memories: &[Memory],
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<()> {
+    let mut jobs = Vec::new();
+    for (place, block) in machine.blocks.iter().enumerate() {
+        let space = SpaceId(block.space);
+        let whole = Extent {
+            space,
+            first_page: 0,
+            at: Addr(0),
+            pages: reader.space(space).expect("it was checked").len_pages,
+        };
+        let placed = pages::place(reader, &[whole])?;
+        jobs.push((place, placed));
+    }
+    let pages = jobs.iter().flat_map(|job| &job.1);
+    let bytes = pages
+        .map(|piece| u64::from(piece.pages) * PAGE_BYTES)
+        .sum::<u64>();
+    let total = bytes * memories.len() as u64;
+    let mut before = 0;
+    for memory in memories {
+        for (place, placed) in &jobs {
+            let file = memory[*place]
+                .2
+                .try_clone()
+                .map_err(|source| Error::Kernel {
+                    doing: "cannot duplicate a descriptor",
+                    source,
+                })?;
+            let filled = pages::fill(reader, placed, &sink::Object::new(file), &|done| {
+                progress(before + done, total);
+            })?;
+            before += filled.pages * PAGE_BYTES;
+        }
+    }
+    Ok(())
+}
+
+/// The state of devices in a file that QEMU can read.
+fn state(bytes: &[u8]) -> Result<OwnedFd> {
+    let failed = |source: std::io::Error| Error::Kernel {
+        doing: "cannot keep the state of the devices",
+        source,
+    };
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let file = rustix::fs::memfd_create("stillframe-state", flags);
+    let file = file.map_err(|errno| failed(errno.into()))?;
+    let mut writer = fs::File::from(file);
+    std::io::Write::write_all(&mut writer, bytes).map_err(failed)?;
+    Ok(writer.into())
+}
+
+/// The same file, read from its beginning by somebody else.
+fn reopened(file: &OwnedFd) -> Result<OwnedFd> {
+    let number = std::os::fd::AsRawFd::as_raw_fd(&file.as_fd());
+    let path = format!("/proc/self/fd/{number}");
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let again = rustix::fs::open(Path::new(&path), flags, Mode::empty());
+    again.map_err(Error::file("open", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(clones: u32, name: Option<&str>) -> RestoreOptions {
+        RestoreOptions {
+            images: PathBuf::from("/nowhere").into(),
+            clones,
+            name: name.map(str::to_owned),
+            sockets: PathBuf::from("/nowhere"),
+            command: Vec::new(),
+            environment: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn names_differ_and_leave_no_folder() {
+        let named = |clones, name| names(&options(clones, name)).ok();
+        let expected = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect());
+        assert_eq!(named(2, None), expected(&["vm-1", "vm-2"]));
+        assert_eq!(named(1, Some("one")), expected(&["one"]));
+        assert_eq!(named(2, Some("x{n}y")), expected(&["x1y", "x2y"]));
+        for (clones, name) in [
+            (0, None),
+            (2, Some("one")),
+            (1, Some("../x")),
+            (1, Some("")),
+        ] {
+            assert_eq!(named(clones, name), None, "{name:?}");
+        }
+        assert_eq!(named(CLONES_MAX + 1, None), None);
+    }
+
+    #[test]
+    fn a_line_that_lacks_something_is_refused() {
+        let mut machine = QemuMachine::default();
+        let error = |machine: &QemuMachine| {
+            let error = line(&options(1, None), machine).expect_err("it lacks something");
+            error.to_string()
+        };
+        assert!(error(&machine).contains("no command line"));
+        machine.words = vec!["-object".to_owned(), "secret,x".to_owned()];
+        machine.withheld = vec![1];
+        assert!(error(&machine).contains("secret of -object"));
+        let with = RestoreOptions {
+            command: vec!["qemu".into(), "-m".into()],
+            ..options(1, None)
+        };
+        assert_eq!(line(&with, &machine).expect("it is given").words, ["-m"]);
+    }
+}

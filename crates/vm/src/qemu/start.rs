@@ -1,0 +1,333 @@
+//! One QEMU on its way from a command line to a guest that runs.
+
+use std::ffi::{CString, OsString};
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::net::SocketType;
+use rustix::process::{Signal, WaitOptions, pidfd_send_signal, waitpid};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sys::launch::{self, Launched, Program};
+use sys::listener::{Failure, listen_at};
+
+use super::command::{self, Change, Memory};
+use super::qmp::{PATIENCE, Qmp, Version};
+use super::reaper::Reaper;
+use super::record::QemuMachine;
+use super::watchdog::set;
+use crate::{Error, Result};
+
+/// How long QEMU may take until it answers.
+const START: Duration = Duration::from_secs(60);
+
+/// How much of what QEMU said is told.
+const TOLD_BYTES: u64 = 1 << 10;
+
+/// How a machine is started.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    /// The program's file.
+    pub program: &'a Path,
+    /// Its arguments, with the clone's number and name in them.
+    pub words: Vec<String>,
+    pub environment: &'a [CString],
+    /// Where it starts.
+    pub folder: &'a Path,
+    /// What the machine is called.
+    pub name: &'a str,
+    /// Whether QEMU is told so.
+    pub rename: bool,
+    /// Where its socket and its log go.
+    pub sockets: &'a Path,
+    /// The machine's memory: backend, length in bytes, file.
+    pub memory: &'a [(String, u64, OwnedFd)],
+    /// Whether what it writes stays its own.
+    pub private: bool,
+}
+
+/// A QEMU that was started; dropped, it is killed.
+#[derive(Debug)]
+pub(crate) struct Started {
+    launched: Option<Launched>,
+    qmp: Qmp,
+    /// Where its monitor listens.
+    pub socket: PathBuf,
+    /// What it says.
+    pub log: PathBuf,
+    /// Where it reads the state of its devices.
+    state: i32,
+}
+
+impl Started {
+    /// Starts QEMU, without waiting for it. `state`: a descriptor of its own of what it is to read.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] for a command line that cannot be, [`Error::File`], [`Error::Kernel`].
+    pub fn new(plan: &Plan<'_>, state: &OwnedFd, reaper: &Reaper) -> Result<Self> {
+        let socket = plan.sockets.join(format!("{}.qmp", plan.name));
+        let log = plan.sockets.join(format!("{}.log", plan.name));
+        let listener =
+            listen_at(&socket, SocketType::STREAM, 8).map_err(|failure| match failure {
+                Failure::Taken => {
+                    Error::Unfit(format!("somebody listens at {} already", socket.display()))
+                }
+                Failure::Call(doing, errno) => Error::file(doing, &socket)(errno),
+            })?;
+        let said = new_log(&log)?;
+        let qmp = Qmp::connect(&socket)?;
+        let memory = plan.memory.iter();
+        let memory = memory.map(|(backend, bytes, file)| Memory {
+            backend: backend.clone(),
+            bytes: *bytes,
+            descriptor: file.as_raw_fd(),
+        });
+        let how = Change {
+            memory: &memory.collect::<Vec<_>>(),
+            private: plan.private,
+            monitor: listener.as_raw_fd(),
+            name: plan.rename.then_some(plan.name),
+        };
+        let words = command::change(&plan.words, &how).map_err(Error::Unfit)?;
+        log::debug!("{}: {words:?}", plan.name);
+        let launched = launch(plan, &words, (&listener, &said, state), reaper)?;
+        Ok(Self {
+            launched: Some(launched),
+            qmp,
+            socket,
+            log,
+            state: state.as_raw_fd(),
+        })
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> i32 {
+        let launched = self.launched.as_ref().expect("only drop takes it");
+        launched.pid.as_raw_nonzero().get()
+    }
+
+    /// Waits until QEMU answers, and refuses one that cannot take the machine.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`], those of [`Qmp::call`].
+    pub fn greet(&mut self, machine: &QemuMachine) -> Result<()> {
+        let greeted = self.qmp.greet(START);
+        let version = greeted.map_err(|error| self.explain(error, machine))?;
+        check_version(version, machine)?;
+        let with = json!({"path": "/machine", "property": "type"});
+        let kind: String = self.qmp.call("qom-get", with)?;
+        let kind = kind.strip_suffix("-machine").unwrap_or(&kind);
+        if kind != machine.machine {
+            return Err(Error::Unfit(format!(
+                "the image is of a machine {}, and QEMU was started with {kind}",
+                machine.machine
+            )));
+        }
+        let capabilities = ["x-ignore-shared", "events"].map(|name| (name.to_owned(), true));
+        set(&mut self.qmp, &capabilities)
+    }
+
+    /// Has QEMU begin to read the state of its devices. The memory must be whole.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::call`].
+    pub fn load(&mut self, machine: &QemuMachine) -> Result<()> {
+        let with = json!({ "uri": format!("fd:{}", self.state) });
+        let begun = self.qmp.call::<Value>("migrate-incoming", with);
+        begun
+            .map(drop)
+            .map_err(|error| self.explain(error, machine))
+    }
+
+    /// Waits until it has.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] with what QEMU said of a state that it cannot take.
+    pub fn loaded(&mut self, machine: &QemuMachine) -> Result<()> {
+        let end = self.qmp.end_of_migration(PATIENCE);
+        match end.map_err(|error| self.explain(error, machine))?.as_str() {
+            "completed" => {
+                // What is migrated later is migrated whole.
+                let capabilities = ["x-ignore-shared", "events"];
+                set(
+                    &mut self.qmp,
+                    &capabilities.map(|name| (name.to_owned(), false)),
+                )
+            }
+            _ => Err(self.explain(
+                Error::Gone("QEMU cannot take the state of the devices".to_owned()),
+                machine,
+            )),
+        }
+    }
+
+    /// Sets the guest running.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::call`].
+    pub fn run(&mut self, machine: &QemuMachine) -> Result<()> {
+        #[derive(Deserialize)]
+        struct Status {
+            running: bool,
+            status: String,
+        }
+        let set_running = self.qmp.call::<Value>("cont", json!({}));
+        set_running.map_err(|error| self.explain(error, machine))?;
+        let status: Status = self.qmp.call("query-status", json!({}))?;
+        match status.running {
+            true => Ok(()),
+            false => Err(self.explain(
+                Error::Gone(format!("the guest does not run: {}", status.status)),
+                machine,
+            )),
+        }
+    }
+
+    /// Leaves it to the caller.
+    pub fn leave(mut self) -> i32 {
+        let pid = self.pid();
+        self.launched = None;
+        pid
+    }
+
+    /// An error with what QEMU has said, and what the image is of.
+    fn explain(&self, error: Error, machine: &QemuMachine) -> Error {
+        let (Error::Gone(what) | Error::Monitor { what, .. }) = &error else {
+            return error;
+        };
+        let said = tail(&self.log);
+        let QemuMachine {
+            version, machine, ..
+        } = machine;
+        Error::Gone(format!(
+            "{what}; QEMU said {said:?}; the image is of QEMU {version}, machine {machine}"
+        ))
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(launched) = self.launched.take() {
+            let _ = pidfd_send_signal(&launched.process, Signal::KILL);
+            let end = || waitpid(Some(launched.pid), WaitOptions::empty());
+            let _ = rustix::io::retry_on_intr(end);
+            let _ = fs::remove_file(&self.socket);
+        }
+    }
+}
+
+fn launch(
+    plan: &Plan<'_>,
+    words: &[String],
+    (listener, said, state): (&OwnedFd, &File, &OwnedFd),
+    reaper: &Reaper,
+) -> Result<Launched> {
+    let text = |text: &[u8]| {
+        let text = CString::new(text);
+        text.map_err(|_| Error::Unfit("a word of the command line has a zero byte".to_owned()))
+    };
+    let file = text(plan.program.as_os_str().as_bytes())?;
+    let folder = text(plan.folder.as_os_str().as_bytes())?;
+    let arguments = words.iter().map(|word| text(word.as_bytes()));
+    let arguments = std::iter::once(Ok(file.clone())).chain(arguments);
+    let arguments = arguments.collect::<Result<Vec<_>>>()?;
+    let null = File::open("/dev/null").map_err(Error::file("open", "/dev/null"))?;
+    let own = [listener.as_fd(), state.as_fd()].into_iter();
+    let memory = plan.memory.iter().map(|(.., file)| file.as_fd());
+    let program = Program {
+        file: &file,
+        arguments: &arguments,
+        environment: plan.environment,
+        folder: &folder,
+        standard: [null.as_fd(), said.as_fd()],
+        inherited: &own.chain(memory).collect::<Vec<_>>(),
+        listener: Some(listener.as_fd()),
+    };
+    let held = launch::hold(&program).map_err(|source| Error::Kernel {
+        doing: "cannot make a process",
+        source,
+    })?;
+    reaper.watch(held.process())?;
+    held.go().map_err(Error::file("execute", plan.program))
+}
+
+/// The file that QEMU's output goes to: what it says may be secret.
+fn new_log(path: &Path) -> Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    // A link that somebody has put there is not followed.
+    options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    options.open(path).map_err(Error::file("create", path))
+}
+
+fn tail(log: &Path) -> String {
+    let read = || -> std::io::Result<String> {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TOLD_BYTES)))?;
+        let mut text = Vec::new();
+        file.take(TOLD_BYTES).read_to_end(&mut text)?;
+        Ok(String::from_utf8_lossy(&text).trim().to_owned())
+    };
+    read().unwrap_or_default()
+}
+
+/// Refuses a QEMU that is older than the one that saved the machine: it may lack what that one has.
+fn check_version(version: Version, machine: &QemuMachine) -> Result<()> {
+    let mut numbers = machine.version.split('.').map(str::parse::<u32>);
+    let mut next = || {
+        numbers
+            .next()
+            .and_then(std::result::Result::ok)
+            .unwrap_or(0)
+    };
+    let of_image = (next(), next());
+    if (version.major, version.minor) < of_image {
+        return Err(Error::Unfit(format!(
+            "the image is of QEMU {}, whose machines QEMU {version} cannot take",
+            machine.version
+        )));
+    }
+    Ok(())
+}
+
+/// An environment as programs get it.
+///
+/// # Errors
+/// [`Error::Unfit`] for a zero byte in it.
+pub(crate) fn environment(variables: &[(OsString, OsString)]) -> Result<Vec<CString>> {
+    let variable = |(name, value): &(OsString, OsString)| {
+        let text = [name.as_bytes(), b"=", value.as_bytes()].concat();
+        let text = CString::new(text);
+        text.map_err(|_| Error::Unfit("the environment has a zero byte".to_owned()))
+    };
+    variables.iter().map(variable).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_qemu_is_refused_with_both_versions() {
+        let machine = QemuMachine {
+            version: "9.2.1".to_owned(),
+            ..QemuMachine::default()
+        };
+        let version = |major, minor| Version {
+            major,
+            minor,
+            micro: 0,
+        };
+        check_version(version(9, 2), &machine).expect("the same");
+        check_version(version(10, 0), &machine).expect("a newer one");
+        let error = check_version(version(9, 1), &machine).expect_err("an older one");
+        let text = error.to_string();
+        assert!(text.contains("9.2.1") && text.contains("9.1.0"), "{text}");
+    }
+}
