@@ -2,6 +2,7 @@
 
 mod restore;
 mod save;
+mod templates;
 
 use std::time::Instant;
 
@@ -21,6 +22,7 @@ pub struct Vm {
 enum Action {
     Save(save::Save),
     Restore(restore::Restore),
+    Templates(templates::Templates),
 }
 
 impl Vm {
@@ -32,6 +34,7 @@ impl Vm {
         match self.action {
             Action::Save(save) => save.run(started),
             Action::Restore(restore) => restore.run(started),
+            Action::Templates(templates) => templates.run(),
         }
     }
 }

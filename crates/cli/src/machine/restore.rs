@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
-use vm::qemu::{RestoreOptions, Restored};
+use vm::qemu::{RestoreOptions, Restored, Way};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
@@ -29,9 +29,24 @@ pub struct Restore {
     name: Option<String>,
 
     /// Fill the memory of each machine before it runs: it has the memory to itself, and can be
-    /// saved again
-    #[arg(long)]
+    /// saved again [default for one machine]
+    #[arg(long, conflicts_with = "share")]
     eager: bool,
+
+    /// Have all machines map one copy of the memory, and pay for what they write [default for
+    /// several]
+    #[arg(long)]
+    share: bool,
+
+    /// How long that copy stays for later machines when no machine has it any more
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        conflicts_with = "eager"
+    )]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=31_536_000))]
+    keep: u64,
 
     /// Where the sockets of their monitors and what QEMU says go: NAME.qmp and NAME.log
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -61,7 +76,17 @@ impl Restore {
         if let Some(program) = command.first_mut() {
             *program = find(program);
         }
+        let shared = self.share || (!self.eager && self.clones > 1);
+        if self.keep > 0 && !shared {
+            let what = "--keep is for machines that share their memory: add --share";
+            return Err(Failure::Usage(what.to_owned()));
+        }
         let options = RestoreOptions {
+            way: match shared {
+                true => Way::Share(Duration::from_secs(self.keep)),
+                false => Way::Eager,
+            },
+            templates: super::templates::folder(),
             images: self.images_dir.into(),
             clones: self.clones,
             name: self.name,

@@ -25,6 +25,8 @@ struct Base {
     folder: PathBuf,
     /// How far it had counted.
     count: u64,
+    /// The image's id.
+    id: String,
 }
 
 /// Boots the machine, once for all tests.
@@ -46,7 +48,8 @@ fn base() -> &'static Base {
         let told = run(&folder, &["vm", "save", "--qmp", "base.qmp", "-D", "image"]);
         assert_eq!(told["vm_save"]["pid"], u64::from(guest.pid()));
         wait_until("QEMU's end", SOON, || guest.has_ended());
-        Base { folder, count }
+        let id = told["vm_save"]["image"].as_str().expect("text").to_owned();
+        Base { folder, count, id }
     })
 }
 
@@ -231,6 +234,95 @@ fn a_linux_guest_goes_on_from_its_image() {
         assert!(line.number("count") >= count);
         drop(machine);
     }
+}
+
+/// The template of an image: how many machines have it, and its size in bytes.
+fn template(folder: &Path, image: &str) -> Option<(u64, u64)> {
+    let told = run(folder, &["vm", "templates"]);
+    let all = told["vm_templates"]["templates"]
+        .as_array()
+        .expect("a list");
+    let one = all.iter().find(|one| one["image"] == image)?;
+    let number = |name: &str| one[name].as_u64().expect("a number");
+    Some((number("machines"), number("bytes")))
+}
+
+#[test]
+fn clones_share_their_memory_and_write_apart() {
+    if let Some(why) = linux::missing() {
+        testkit::skip!("{why}");
+    }
+    let base = base();
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = scratch.path();
+    let image = base.folder.join("image");
+    let image = image.to_str().expect("text");
+    let archive = base.folder.join("archive");
+    let serial = "unix:{name}.serial,server=on,wait=off".to_owned();
+    let line = ["qemu-system-x86_64".to_owned()].into_iter();
+    let line = line
+        .chain(words(&archive))
+        .chain(["-serial".to_owned(), serial]);
+    let line = line.collect::<Vec<_>>();
+    let line = line.iter().map(String::as_str).collect::<Vec<_>>();
+    let options = ["-D", image, "-o", "/dev/null", "-n"];
+    let start = |number: &str, name: &str, more: &[&str]| {
+        let words = [
+            &options[..],
+            &[number, "--name", name],
+            more,
+            &["--"],
+            &line,
+        ];
+        Machines::restored(folder, &words.concat())
+    };
+    let five = start("5", "five-{n}", &[]);
+    let lines = (1..=5).map(|number| Line::to(&folder.join(format!("five-{number}.serial"))));
+    let mut lines = lines.collect::<Vec<_>>();
+    for (number, line) in lines.iter_mut().enumerate() {
+        assert_eq!(line.ask("recall"), "of the base");
+        assert_eq!(line.ask(&format!("note {number}")), "noted");
+        assert_eq!(line.ask(&format!("fill own {number} 4")), "filled");
+    }
+    assert_eq!(lines[0].ask("remove file"), "removed");
+    let (machines, bytes) = template(folder, &base.id).expect("it is kept");
+    assert_eq!(machines, 5);
+    assert!((60 << 20..u64::from(MIB) << 20).contains(&bytes), "{bytes}");
+
+    // A later one finds it, and the saved machine in it.
+    let later = start("1", "later", &["--share"]);
+    let mut line = Line::to(&folder.join("later.serial"));
+    assert_eq!(line.ask("recall"), "of the base");
+    assert_eq!(line.ask(&format!("check {FILE}")), "right");
+    assert_eq!(template(folder, &base.id).map(|it| it.0), Some(6));
+    drop((later, line));
+    wait_until("one machine less", SOON, || {
+        template(folder, &base.id).is_some_and(|it| it.0 == 5)
+    });
+
+    // The template can go without them, and they without each other.
+    run(folder, &["vm", "templates", "--drop", &base.id]);
+    assert_eq!(template(folder, &base.id), None);
+    kill(five.pid(4));
+    for (number, line) in lines.iter_mut().enumerate().take(4) {
+        assert_eq!(line.ask("recall"), number.to_string());
+        assert_eq!(line.ask(&format!("check own {number} 4")), "right");
+        let file = line.ask(&format!("check {FILE}"));
+        assert_eq!(file == "right", number > 0, "{file}");
+        let count = line.number("count");
+        wait_until("it to count", SOON, || line.number("count") > count);
+    }
+    // What is shared cannot be saved: it would be the template.
+    let told = fail(folder, &["vm", "save", "--qmp", five.qmp(1), "-D", "x"], 3);
+    assert!(told.contains("QEMU's alone"), "{told}");
+    let kept = start("1", "kept", &["--share", "--keep", "1000"]);
+    drop(kept);
+    wait_until("no machine", SOON, || {
+        template(folder, &base.id).is_some_and(|it| it.0 == 0)
+    });
+    run(folder, &["vm", "templates", "--drop", &base.id]);
+    let told = fail(folder, &["vm", "templates", "--drop", &base.id], 4);
+    assert!(told.contains("no template"), "{told}");
 }
 
 #[test]

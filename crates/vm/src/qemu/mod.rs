@@ -2,7 +2,8 @@
 //!
 //! Devices are QEMU's business: it writes their state to a descriptor of ours, and reads it from
 //! one. Memory never goes through QEMU: [`save()`] reads it from the files that are the guest's
-//! memory, and [`restore()`] hands it to a new QEMU as descriptors.
+//! memory, and [`restore()`] hands it to a new QEMU as descriptors:
+//! of a file of its own, or of a template that many map privately.
 
 mod block;
 mod command;
@@ -13,7 +14,9 @@ pub(crate) mod record;
 mod restore;
 mod save;
 mod start;
+mod template;
 mod watchdog;
 
-pub use restore::{RestoreOptions, Restored, restore};
+pub use restore::{RestoreOptions, Restored, Way, restore};
 pub use save::{SaveOptions, Saved, save};
+pub use template::{Template, drop_template, templates};

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 
 use abi::{Addr, PAGE_BYTES};
 use image::{Reader, SpaceId};
@@ -15,8 +16,9 @@ use store::Images;
 use super::command;
 use super::machine::written_ns;
 use super::reaper::Reaper;
-use super::record::{QemuMachine, Saved};
+use super::record::{QemuBlock, QemuMachine, Saved};
 use super::start::{self, Plan, Started};
+use super::template::{self, Keeper};
 use crate::{Error, Result};
 
 /// The most machines that are started at once.
@@ -31,6 +33,10 @@ pub struct RestoreOptions {
     pub clones: u32,
     /// What they are called: `{n}` is the number of each, from 1 on.
     pub name: Option<String>,
+    /// How they get their memory.
+    pub way: Way,
+    /// Where keepers of templates listen.
+    pub templates: PathBuf,
     /// Where their sockets and logs go: NAME.qmp and NAME.log.
     pub sockets: PathBuf,
     /// The program and its arguments; the recorded ones where there are none. `{n}` and `{name}`
@@ -38,6 +44,16 @@ pub struct RestoreOptions {
     pub command: Vec<OsString>,
     /// The environment that they have.
     pub environment: Vec<(OsString, OsString)>,
+}
+
+/// How machines get their memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Each has a copy, which is whole before it runs.
+    Eager,
+    /// All map one template, and have to themselves what they write. It stays for so long after the
+    /// last of them has ended.
+    Share(Duration),
 }
 
 /// A machine that runs.
@@ -61,8 +77,8 @@ struct Line {
     words: Vec<String>,
 }
 
-/// The memory of one machine, or of several: backend, length in bytes, file.
-type Memory = Vec<(String, u64, OwnedFd)>;
+/// The memory of one machine, or of several.
+type Memory = Vec<template::File>;
 
 /// Starts machines and returns when all of them run; then they are the caller's.
 ///
@@ -87,8 +103,7 @@ pub fn restore(
     let environment = start::environment(&options.environment)?;
     let reaper = Reaper::post()?;
     let state = state(&saved.state)?;
-    let memories = names.iter().map(|_| memory(&reader, &saved.machine));
-    let memories = memories.collect::<Result<Vec<_>>>()?;
+    let memories = Memories::of(options, &reader, &saved.machine)?;
     let plan = |number: u32, name, memory| Plan {
         program: &line.program,
         words: command::fill_in(&line.words, number, name),
@@ -98,15 +113,15 @@ pub fn restore(
         rename: options.name.is_some() || options.clones > 1,
         sockets: &options.sockets,
         memory,
-        private: false,
+        private: memories.shared,
     };
     let machines = thread::scope(|scope| -> Result<Vec<Started>> {
         // QEMU starts meanwhile, and touches none of it before it is told to load.
-        let filled = scope.spawn(|| fill(&reader, &saved.machine, &memories, progress));
+        let filled = scope.spawn(|| memories.fill(&reader, &saved.machine, progress));
         let mut machines = Vec::new();
-        for ((number, name), memory) in (1..).zip(&names).zip(&memories) {
+        for (number, name) in (1..).zip(&names) {
             let state = reopened(&state)?;
-            let plan = plan(number, name, memory);
+            let plan = plan(number, name, memories.of_machine(number));
             machines.push(Started::new(&plan, &state, &reaper)?);
         }
         for machine in &mut machines {
@@ -117,17 +132,99 @@ pub fn restore(
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok(machines)
     })?;
-    let restored = set_running(machines, names, &saved.machine, &reaper)?;
+    let machines = set_running(machines, &saved.machine)?;
+    memories.keep(options, &reader, &machines);
+    reaper.dismiss()?;
+    let restored = machines.into_iter().zip(names);
+    let restored = restored.map(|(started, name)| Restored {
+        name,
+        socket: started.socket.clone(),
+        log: started.log.clone(),
+        pid: started.leave(),
+    });
+    let restored = restored.collect::<Vec<_>>();
     log::info!("{} machines run: {restored:?}", restored.len());
     Ok(restored)
 }
 
-fn set_running(
-    mut machines: Vec<Started>,
-    names: Vec<String>,
-    machine: &QemuMachine,
-    reaper: &Reaper,
-) -> Result<Vec<Restored>> {
+/// The memory of all machines.
+struct Memories {
+    /// One for each machine, or one for all.
+    all: Vec<Memory>,
+    shared: bool,
+    /// Who keeps it already.
+    keeper: Option<Keeper>,
+}
+
+impl Memories {
+    fn of(options: &RestoreOptions, reader: &Reader, machine: &QemuMachine) -> Result<Self> {
+        if options.way == Way::Eager {
+            let all = (0..options.clones).map(|_| memory(reader, machine));
+            return Ok(Self {
+                all: all.collect::<Result<_>>()?,
+                shared: false,
+                keeper: None,
+            });
+        }
+        let wanted = machine.blocks.iter();
+        let wanted = wanted.map(|block| (block.backend.clone(), bytes_of(reader, block)));
+        let wanted = wanted.collect::<Vec<_>>();
+        let keeper = Keeper::find(&options.templates, reader.id());
+        let kept = keeper.and_then(|keeper| Some((keeper.files(&wanted)?, keeper)));
+        let (memory, keeper) = match kept {
+            Some((memory, keeper)) => (memory, Some(keeper)),
+            None => (memory(reader, machine)?, None),
+        };
+        Ok(Self {
+            all: vec![memory],
+            shared: true,
+            keeper,
+        })
+    }
+
+    /// That of the machine with this number, from 1 on.
+    fn of_machine(&self, number: u32) -> &Memory {
+        match self.shared {
+            true => &self.all[0],
+            false => &self.all[number as usize - 1],
+        }
+    }
+
+    /// Fills what is not filled yet.
+    fn fill(
+        &self,
+        reader: &Reader,
+        machine: &QemuMachine,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<()> {
+        if self.keeper.is_some() {
+            return Ok(());
+        }
+        fill(reader, machine, &self.all, progress)?;
+        match self.shared {
+            true => self.all.iter().try_for_each(|files| template::seal(files)),
+            false => Ok(()),
+        }
+    }
+
+    /// Has a template kept for the next ones.
+    fn keep(&self, options: &RestoreOptions, reader: &Reader, machines: &[Started]) {
+        let processes = machines.iter().map(Started::process).collect::<Vec<_>>();
+        match (options.way, &self.keeper) {
+            (Way::Eager, _) => {}
+            (Way::Share(_), Some(keeper)) => keeper.count(&processes),
+            (Way::Share(time), None) => {
+                let (folder, files) = (&options.templates, &self.all[0]);
+                let kept = template::keep(folder, reader.id(), files, &processes, time);
+                if let Err(error) = kept {
+                    log::warn!("the template is not kept: {error}");
+                }
+            }
+        }
+    }
+}
+
+fn set_running(mut machines: Vec<Started>, machine: &QemuMachine) -> Result<Vec<Started>> {
     for started in &mut machines {
         started.load(machine)?;
     }
@@ -137,15 +234,7 @@ fn set_running(
     for started in &mut machines {
         started.run(machine)?;
     }
-    reaper.dismiss()?;
-    let restored = machines.into_iter().zip(names);
-    let restored = restored.map(|(started, name)| Restored {
-        name,
-        socket: started.socket.clone(),
-        log: started.log.clone(),
-        pid: started.leave(),
-    });
-    Ok(restored.collect())
+    Ok(machines)
 }
 
 /// What each machine is called.
@@ -234,15 +323,19 @@ fn check_disks(machine: &QemuMachine) -> Result<()> {
     Ok(())
 }
 
+fn bytes_of(reader: &Reader, block: &QemuBlock) -> u64 {
+    let space = reader.space(SpaceId(block.space)).expect("it was checked");
+    space.len_pages * PAGE_BYTES
+}
+
 /// Files for the memory of a machine, empty.
 fn memory(reader: &Reader, machine: &QemuMachine) -> Result<Memory> {
     let failed = |errno: rustix::io::Errno| Error::Kernel {
         doing: "cannot make memory for a machine",
         source: errno.into(),
     };
-    let file = |block: &super::record::QemuBlock| {
-        let space = reader.space(SpaceId(block.space)).expect("it was checked");
-        let bytes = space.len_pages * PAGE_BYTES;
+    let file = |block: &QemuBlock| {
+        let bytes = bytes_of(reader, block);
         let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("stillframe-guest", flags).map_err(failed)?;
         rustix::fs::ftruncate(&file, bytes).map_err(failed)?;
@@ -326,6 +419,8 @@ mod tests {
             images: PathBuf::from("/nowhere").into(),
             clones,
             name: name.map(str::to_owned),
+            way: Way::Eager,
+            templates: PathBuf::from("/nowhere"),
             sockets: PathBuf::from("/nowhere"),
             command: Vec::new(),
             environment: Vec::new(),

@@ -3,7 +3,7 @@
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -109,6 +109,12 @@ impl Started {
     pub fn pid(&self) -> i32 {
         let launched = self.launched.as_ref().expect("only drop takes it");
         launched.pid.as_raw_nonzero().get()
+    }
+
+    /// Its process.
+    pub fn process(&self) -> BorrowedFd<'_> {
+        let launched = self.launched.as_ref().expect("only drop takes it");
+        launched.process.as_fd()
     }
 
     /// Waits until QEMU answers, and refuses one that cannot take the machine.
