@@ -57,26 +57,38 @@ impl Drop for Adopting {
 pub(super) fn kill_tree(built: &Built, root: i32) {
     let _adopting = Adopting::begin();
     let deadline = Instant::now() + PATIENCE;
-    let mut ours = HashMap::new();
-    loop {
-        // Also those that were made since the last look.
-        for pid in made(built, root).into_iter().rev() {
-            if let Some(stat) = stat_of(pid) {
-                ours.entry(pid).or_insert(stat.start_ticks);
+    let mut killed = HashMap::new();
+    let nothing_is_left = until_nothing_is_found(deadline, || {
+        let found = made(built, root);
+        for pid in found.iter().rev() {
+            if let Some(stat) = stat_of(*pid) {
+                killed.entry(*pid).or_insert(stat.start_ticks);
             }
-            if let Some(task) = Pid::from_raw(pid) {
+            if let Some(task) = Pid::from_raw(*pid) {
                 let _ = kill_process(task, Signal::KILL);
             }
         }
-        see_ends(built, &ours);
-        ours.retain(|pid, start| is_left(*pid, *start));
-        if ours.is_empty() || Instant::now() > deadline {
-            break;
+        see_ends(built, &killed);
+        killed.retain(|pid, start| is_left(*pid, *start));
+        found.len().max(killed.len())
+    });
+    if !nothing_is_left {
+        log::warn!("{} killed tasks are still there", killed.len());
+    }
+}
+
+/// Looks again and again until a look finds nothing at all, and tells whether that came to be: a
+/// look that killed all that it found is not the last, as a task may have forked between the
+/// moments in which the look came to its child's number and to itself.
+fn until_nothing_is_found(deadline: Instant, mut look: impl FnMut() -> usize) -> bool {
+    loop {
+        if look() == 0 {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
         }
         std::thread::sleep(LOOK);
-    }
-    if !ours.is_empty() {
-        log::warn!("{} killed tasks are still there", ours.len());
     }
 }
 
@@ -139,6 +151,16 @@ pub(super) fn descends(pid: i32, root: i32, parents: &HashMap<i32, i32>) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_look_that_found_something_is_not_the_last() {
+        // The second finds what was forked during the first.
+        let mut finds = [3, 1, 0, 1].into_iter();
+        let soon = Instant::now() + PATIENCE;
+        assert!(until_nothing_is_found(soon, || finds.next().expect("four looks")));
+        assert_eq!(finds.next(), Some(1), "no look after the one that found nothing");
+        assert!(!until_nothing_is_found(Instant::now(), || 1), "until the deadline");
+    }
 
     #[test]
     fn only_what_descends_from_the_root_is_ours() {
