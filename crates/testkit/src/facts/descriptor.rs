@@ -135,6 +135,11 @@ fn without_large_file(octal: &str) -> i64 {
     flags & !LARGE_FILE
 }
 
+/// The state of a TCP socket that has ended what it sends, as /proc/net/tcp says it.
+const FIN_WAIT1: &str = "04";
+/// The same, when the other side is known to have all of it.
+const FIN_WAIT2: &str = "05";
+
 /// The socket lists of one network namespace, by inode.
 struct Sockets(Vec<(String, String)>);
 
@@ -146,6 +151,8 @@ impl Sockets {
             for line in list.lines().skip(1) {
                 let fields: Vec<&str> = line.split_ascii_whitespace().collect();
                 if let [_, local, remote, state, _, _, _, _, _, inode, ..] = fields[..] {
+                    // The other side's kernel says when it has the end of what is sent.
+                    let state = if state == FIN_WAIT2 { FIN_WAIT1 } else { state };
                     let what = format!(" {family} {local} {remote} state {state}");
                     found.push((inode.to_owned(), what));
                 }

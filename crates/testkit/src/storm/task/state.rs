@@ -1,6 +1,6 @@
 //! Steps that change the state of descriptions, and the words that tell it.
 use std::fmt::Write;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, OFlags, SealFlags, SeekFrom};
@@ -162,9 +162,12 @@ fn describe(held: &Held) -> String {
     } else {
         PollFlags::OUT
     };
-    // A connection may still hold back at its other end what was sent last.
+    // A connection may still hold back at its other end what was sent last. A signalfd is ready for
+    // a task that has a signal waiting, and an epoll forgets that it was as soon as one asks that
+    // has none: so it depends on who asks first.
     let arrived = match held.ends.kind {
         Opened::Tcp => PollFlags::empty(),
+        Opened::Epoll if may_watch_signals(file) => PollFlags::empty(),
         _ => PollFlags::IN,
     };
     let any = arrived | out | PollFlags::PRI | PollFlags::RDHUP;
@@ -191,6 +194,23 @@ fn describe(held: &Held) -> String {
         describe_socket(held, &mut tell);
     }
     told
+}
+
+/// Whether the epoll may watch a signalfd, by itself or through another: whatever this task does
+/// not have under the number that the epoll has could be one.
+fn may_watch_signals(epoll: BorrowedFd<'_>) -> bool {
+    let info = format!("/proc/self/fdinfo/{}", epoll.as_raw_fd());
+    let info = std::fs::read_to_string(info).unwrap_or_default();
+    let watched = info.lines().filter_map(|line| line.strip_prefix("tfd:"));
+    let mut numbers = watched.filter_map(|line| line.split_ascii_whitespace().next());
+    numbers.any(|number| {
+        let link = std::fs::read_link(format!("/proc/self/fd/{number}"));
+        link.map_or(true, |link| {
+            ["anon_inode:[signalfd]", "anon_inode:[eventpoll]"]
+                .iter()
+                .any(|kind| link.as_os_str() == *kind)
+        })
+    })
 }
 
 fn describe_socket(held: &Held, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug)) {

@@ -33,11 +33,10 @@ impl Task {
             .name(format!("waits-{}", self.waits.len()))
             .stack_size(stack_bytes)
             .spawn(move || {
-                its_tid.store(
-                    rustix::thread::gettid().as_raw_pid().cast_unsigned(),
-                    Ordering::SeqCst,
-                );
-                wait_in(wait);
+                wait_in(wait, || {
+                    let tid = rustix::thread::gettid().as_raw_pid().cast_unsigned();
+                    its_tid.store(tid, Ordering::SeqCst);
+                });
                 own.store(1, Ordering::SeqCst);
                 loop {
                     rustix::event::pause();
@@ -60,19 +59,24 @@ impl Task {
     }
 }
 
-/// Makes a call that returns in an hour at the earliest; an interruption is a return.
-fn wait_in(wait: Wait) {
+/// Makes a call that returns in an hour at the earliest; an interruption is a return. `ready` is
+/// called when nothing else that could wait is left to do: a thread also sleeps when others have
+/// the memory allocator's lock.
+fn wait_in(wait: Wait, ready: impl FnOnce()) {
     let silent = || eventfd(0, EventfdFlags::CLOEXEC).expect("descriptors are left");
     let word = AtomicU32::new(0);
     match wait {
         Wait::Futex => {
+            ready();
             let _ = futex::wait(&word, futex::Flags::PRIVATE, 0, None);
         }
         Wait::FutexTimed => {
+            ready();
             let _ = futex::wait(&word, futex::Flags::PRIVATE, 0, Some(&HOUR));
         }
         Wait::SleepUntil => {
             let until = clock_gettime(ClockId::Monotonic) + HOUR;
+            ready();
             let _ = clock_nanosleep_absolute(ClockId::Monotonic, &until);
         }
         Wait::EpollTimed => {
@@ -82,14 +86,18 @@ fn wait_in(wait: Wait) {
             epoll::add(&waiter, &file, data, epoll::EventFlags::IN).expect("it can be watched");
             let mut events = Vec::with_capacity(1);
             let spare = rustix::buffer::spare_capacity(&mut events);
+            ready();
             let _ = epoll::wait(&waiter, spare, Some(&HOUR));
         }
         Wait::Poll => {
             let file = silent();
+            ready();
             let _ = poll(&mut [PollFd::new(&file, PollFlags::IN)], None);
         }
         Wait::Read => {
-            let _ = rustix::io::read(silent(), &mut [0; 8]);
+            let file = silent();
+            ready();
+            let _ = rustix::io::read(file, &mut [0; 8]);
         }
     }
 }
