@@ -8,7 +8,7 @@
 //! added that watches for less.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use prost::Message;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -172,17 +172,8 @@ impl Kind for Epoll {
             let number = i32::try_from(watch.fd)
                 .map_err(|_| Error::corrupt(self.name(), format!("fd {}", watch.fd)))?;
             let target = cx.description(DescriptionId(stray))?;
-            let kernel = |error: std::io::Error| {
-                Error::kernel(format!("watch fd {number} by an epoll"), error)
-            };
-            let events = EventFlags::from_bits_retain(watch.events);
-            let data = EventData::new_u64(watch.data);
-            // By the very number: who gives it to the file again can take the entry off.
-            sys::at_number::at_number(target, number, |target| {
-                epoll::add(own, target, data, events)
-            })
-            .and_then(|added| Ok(added?))
-            .map_err(kernel)?;
+            watch_by(own, target, number, &watch)
+                .map_err(|error| Error::kernel(format!("watch fd {number} by an epoll"), error))?;
         }
         Ok(())
     }
@@ -205,6 +196,28 @@ impl Kind for Epoll {
         }
         Ok(())
     }
+}
+
+/// Has the epoll `own` watch `target` by the very `number`, whatever this process has there: who
+/// gives the number to the file again can take the entry off.
+fn watch_by(
+    own: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
+    number: i32,
+    watch: &Watch,
+) -> std::io::Result<()> {
+    let events = EventFlags::from_bits_retain(watch.events);
+    let data = EventData::new_u64(watch.data);
+    // What this process has there can be the epoll itself.
+    let elsewhere = match own.as_raw_fd() == number {
+        true => Some(rustix::io::fcntl_dupfd_cloexec(own, 0)?),
+        false => None,
+    };
+    let own = elsewhere.as_ref().map_or(own, AsFd::as_fd);
+    let added = sys::at_number::at_number(target, number, |target| {
+        epoll::add(own, target, data, events)
+    })?;
+    Ok(added?)
 }
 
 /// The description that `line`, the `offset`th of its number, watches: `None` when its number
@@ -328,6 +341,21 @@ mod tests {
         world.cycle();
         raise(world.get(bottom));
         assert_eq!(ready(world.get(outer)), [(2, EventFlags::IN)]);
+    }
+
+    #[test]
+    fn an_entry_can_have_the_number_of_the_epoll() {
+        let (own, target) = (create(), counter());
+        let number = own.as_raw_fd();
+        let watch = Watch {
+            fd: number.cast_unsigned(),
+            events: EventFlags::IN.bits(),
+            data: 3,
+            stray: Some(0),
+        };
+        watch_by(own.as_fd(), target.as_fd(), number, &watch).expect("watch");
+        raise(&target);
+        assert_eq!(ready(&own), [(3, EventFlags::IN)]);
     }
 
     #[test]
