@@ -157,9 +157,18 @@ mod tests {
         // The second finds what was forked during the first.
         let mut finds = [3, 1, 0, 1].into_iter();
         let soon = Instant::now() + PATIENCE;
-        assert!(until_nothing_is_found(soon, || finds.next().expect("four looks")));
-        assert_eq!(finds.next(), Some(1), "no look after the one that found nothing");
-        assert!(!until_nothing_is_found(Instant::now(), || 1), "until the deadline");
+        assert!(until_nothing_is_found(soon, || finds
+            .next()
+            .expect("four looks")));
+        assert_eq!(
+            finds.next(),
+            Some(1),
+            "no look after the one that found nothing"
+        );
+        assert!(
+            !until_nothing_is_found(Instant::now(), || 1),
+            "until the deadline"
+        );
     }
 
     #[test]
