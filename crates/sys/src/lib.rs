@@ -13,6 +13,7 @@ pub mod ending;
 pub mod fcntl;
 pub mod features;
 pub mod fork;
+pub mod freeze;
 pub mod identity;
 pub mod inherited;
 pub mod inotify;

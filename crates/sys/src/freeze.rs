@@ -1,0 +1,237 @@
+//! Freezing a mounted file system, with a helper process that thaws it if this one dies.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+/// `FIFREEZE` and `FITHAW` of linux/fs.h.
+const FIFREEZE: libc::c_ulong = 0xc004_5877;
+const FITHAW: libc::c_ulong = 0xc004_5878;
+/// How long the watchdog waits before it tries again to thaw what is still being frozen.
+const AGAIN_MS: libc::c_int = 10;
+
+/// A frozen file system; thawed when this is dropped, when the process dies, and when the time is
+/// over.
+#[derive(Debug)]
+pub struct Frozen<'a> {
+    fs: BorrowedFd<'a>,
+    since: Instant,
+    /// The watchdog, and what it is told by that all is well.
+    watchdog: Option<(libc::pid_t, OwnedFd)>,
+}
+
+/// How a file system was thawed.
+#[derive(Clone, Copy, Debug)]
+pub struct Thawed {
+    /// For how long nobody could write to it.
+    pub frozen: Duration,
+    /// Whether it was frozen until this call, and not thawed earlier by the watchdog or by others.
+    pub held: bool,
+}
+
+impl<'a> Frozen<'a> {
+    /// Freezes the file system in which `fs` is, for at most `at_most`: ioctl_fs(2), `FIFREEZE`.
+    /// Returns when all that was written is on its device, and nobody can write.
+    ///
+    /// # Errors
+    /// `EBUSY` where it is frozen already, `EPERM`, `EOPNOTSUPP`; those of the watchdog's start.
+    pub fn freeze(fs: BorrowedFd<'a>, at_most: Duration) -> io::Result<Self> {
+        let (end, alive) = pipe_with(PipeFlags::CLOEXEC)?;
+        let since = Instant::now();
+        let pid = start(fs.as_raw_fd(), end.as_raw_fd(), at_most)?;
+        let mut this = Self {
+            fs,
+            since,
+            watchdog: Some((pid, alive)),
+        };
+        if let Err(error) = call(fs.as_raw_fd(), FIFREEZE) {
+            // It is not ours to thaw.
+            this.dismiss();
+            return Err(error);
+        }
+        Ok(this)
+    }
+
+    /// How long ago it began to be frozen.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Thaws it.
+    ///
+    /// # Errors
+    /// The call's errno; not where somebody else has thawed it.
+    pub fn thaw(mut self) -> io::Result<Thawed> {
+        let held = match call(self.fs.as_raw_fd(), FITHAW) {
+            Ok(()) => true,
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => false,
+            Err(error) => return Err(error),
+        };
+        let frozen = self.since.elapsed();
+        self.dismiss();
+        Ok(Thawed { frozen, held })
+    }
+
+    /// Ends the watchdog.
+    fn dismiss(&mut self) {
+        if let Some((pid, alive)) = self.watchdog.take() {
+            let _ = rustix::io::write(&alive, &[1]);
+            wait(pid);
+        }
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        if self.watchdog.is_some() {
+            let _ = call(self.fs.as_raw_fd(), FITHAW);
+            self.dismiss();
+        }
+    }
+}
+
+fn call(fs: RawFd, request: libc::c_ulong) -> io::Result<()> {
+    // SAFETY: the kernel reads and writes nothing at the argument of these two.
+    let done = unsafe { libc::ioctl(fs, request, 0) };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Starts the watchdog: it has `fs`, the pipe's end and nothing else, and a session of its own, so
+/// that a signal to our process group does not reach it.
+fn start(fs: RawFd, end: RawFd, at_most: Duration) -> io::Result<libc::pid_t> {
+    let at_most_ms = libc::c_int::try_from(at_most.as_millis()).unwrap_or(libc::c_int::MAX);
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: fills the set in.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: reads the filled set, fills in the other.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+    // SAFETY: a copy of this process with no signal at its end, which makes nothing but system
+    // calls on memory of its own.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+    if pid == 0 {
+        watch(fs, end, at_most_ms);
+    }
+    let failure = io::Error::last_os_error();
+    // SAFETY: reads the set that was filled in above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    match libc::pid_t::try_from(pid) {
+        Ok(pid) if pid > 0 => Ok(pid),
+        _ => Err(failure),
+    }
+}
+
+/// The watchdog's life, with all signals blocked.
+fn watch(fs: RawFd, end: RawFd, at_most_ms: libc::c_int) -> ! {
+    let mut kept = [fs, end].map(i32::cast_unsigned);
+    kept.sort_unstable();
+    let mut next: libc::c_uint = 0;
+    for fd in kept {
+        if fd > next {
+            // SAFETY: closes descriptors of this copy only.
+            unsafe { libc::syscall(libc::SYS_close_range, next, fd - 1, 0) };
+        }
+        next = fd + 1;
+    }
+    // SAFETY: as above.
+    unsafe { libc::syscall(libc::SYS_close_range, next, libc::c_uint::MAX, 0) };
+    // SAFETY: changes the session of this copy only.
+    unsafe { libc::syscall(libc::SYS_setsid) };
+    let mut wait_ms = at_most_ms;
+    loop {
+        let mut poll = libc::pollfd {
+            fd: end,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: the kernel reads and writes one entry.
+        let ready = unsafe { libc::syscall(libc::SYS_poll, &raw mut poll, 1, wait_ms) };
+        if ready > 0 {
+            let mut byte = 0_u8;
+            // SAFETY: reads one byte into one byte.
+            let read = unsafe { libc::syscall(libc::SYS_read, end, &raw mut byte, 1) };
+            if read == 0 {
+                // The process is gone, and with it the call that froze: it is frozen or not.
+                // SAFETY: the kernel reads and writes nothing at the argument.
+                unsafe { libc::syscall(libc::SYS_ioctl, fs, FITHAW, 0) };
+            }
+            break;
+        }
+        // The time is over. What is still being frozen cannot be thawed yet.
+        // SAFETY: as above.
+        let thawed = unsafe { libc::syscall(libc::SYS_ioctl, fs, FITHAW, 0) };
+        wait_ms = if thawed == 0 { -1 } else { AGAIN_MS };
+    }
+    loop {
+        // SAFETY: does not return.
+        unsafe { libc::syscall(libc::SYS_exit_group, 0) };
+    }
+}
+
+/// Waits for a child to end.
+fn wait(pid: libc::pid_t) {
+    let mut status = 0;
+    loop {
+        // SAFETY: waits for our own child and writes one int.
+        let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) };
+        let interrupted = io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
+        if waited >= 0 || !interrupted {
+            return;
+        }
+    }
+}
+
+/// Has everything written that was changed in the file system of `fs`: syncfs(2).
+///
+/// # Errors
+/// The call's errno.
+pub fn sync(fs: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::fs::syncfs(fs)?)
+}
+
+/// A range of a block device is to read as zeros, without being written where the device can do
+/// that (`BLKZEROOUT`).
+///
+/// # Errors
+/// The call's errno.
+pub fn zero_out(device: impl AsFd, at_bytes: u64, len_bytes: u64) -> io::Result<()> {
+    range_call(device.as_fd().as_raw_fd(), 0x127f, at_bytes, len_bytes)
+}
+
+/// A range of a block device is not needed any more (`BLKDISCARD`).
+///
+/// # Errors
+/// `EOPNOTSUPP` where the device has no use for that.
+pub fn discard(device: impl AsFd, at_bytes: u64, len_bytes: u64) -> io::Result<()> {
+    range_call(device.as_fd().as_raw_fd(), 0x1277, at_bytes, len_bytes)
+}
+
+fn range_call(fd: RawFd, request: libc::c_ulong, at: u64, len: u64) -> io::Result<()> {
+    let range = [at, len];
+    // SAFETY: the kernel reads two numbers of 64 bits.
+    let done = unsafe { libc::ioctl(fd, request, range.as_ptr()) };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_frozen_leaves_no_watchdog() {
+        let pipe = rustix::pipe::pipe().unwrap();
+        let frozen = Frozen::freeze(pipe.0.as_fd(), Duration::from_secs(1));
+        assert!(frozen.is_err());
+        let waited = rustix::process::wait(rustix::process::WaitOptions::NOHANG);
+        assert!(!matches!(waited, Ok(Some(_))));
+    }
+}
