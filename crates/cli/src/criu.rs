@@ -123,6 +123,7 @@ impl Flag {
             | Command::Serve
             | Command::LazyPages
             | Command::Vm
+            | Command::Volume
             | Command::Generate => Fate::Taken,
         }
     }

@@ -111,12 +111,29 @@ pub enum Failure {
         #[source]
         source: Box<vm::Error>,
     },
+    /// The work on a volume failed.
+    #[error("{doing} failed")]
+    Volume {
+        /// The command.
+        doing: &'static str,
+        /// Why.
+        #[source]
+        source: Box<volume::Error>,
+    },
 }
 
 impl Failure {
     /// Says which command on a machine's memory failed.
     pub fn machine(doing: &'static str) -> impl FnOnce(vm::Error) -> Self {
         move |source| Self::Machine {
+            doing,
+            source: Box::new(source),
+        }
+    }
+
+    /// Says which command on a volume failed.
+    pub fn volume(doing: &'static str) -> impl FnOnce(volume::Error) -> Self {
+        move |source| Self::Volume {
             doing,
             source: Box::new(source),
         }
@@ -136,6 +153,13 @@ impl Failure {
                 vm::Blame::Kernel => Status::Failed,
                 vm::Blame::Corrupt => Status::Corrupt,
                 vm::Blame::Store => Status::Store,
+            },
+            Self::Volume { source, .. } => match source.blame() {
+                volume::Blame::Unsupported => Status::Unsupported,
+                volume::Blame::Gone => Status::Gone,
+                volume::Blame::Kernel => Status::Failed,
+                volume::Blame::Corrupt => Status::Corrupt,
+                volume::Blame::Store => Status::Store,
             },
             Self::Engine { source, .. } => match source.blame() {
                 Blame::Unsupported => Status::Unsupported,
@@ -170,7 +194,7 @@ impl Failure {
                 "the caller has to pass it on, as a shell does with `FD<FILE`"
             }
             Self::Exec { .. } => "the tree runs; nothing has to be restored again",
-            Self::Machine { .. } => return None,
+            Self::Machine { .. } | Self::Volume { .. } => return None,
             Self::Engine { source, .. } => return source.advice(),
         };
         Some(advice.to_owned())

@@ -2,7 +2,7 @@
 //!
 //! One file per command ([`dump`], [`pre_dump`], [`restore`], [`check`], [`show`], [`merge`],
 //! [`dedup`], [`network`], [`import`], [`export`], [`serve`],
-//! [`lazy_pages`], [`machine`], [`generate`]). The command line is criu(8)'s:
+//! [`lazy_pages`], [`machine`], [`volume`], [`generate`]). The command line is criu(8)'s:
 //! [`reading`] understands it with the table in [`criu`], [`config`] adds the configuration files.
 //! [`exit`] picks exit statuses; nothing else in the workspace prints.
 #![forbid(unsafe_code)]
@@ -34,6 +34,7 @@ mod session;
 mod show;
 mod statistics;
 mod values;
+mod volume;
 mod watch;
 
 use std::ffi::OsString;
@@ -69,6 +70,7 @@ enum Action {
     Serve(serve::Serve),
     LazyPages(lazy_pages::LazyPages),
     Vm(machine::Vm),
+    Volume(volume::Volume),
     #[command(hide = true)]
     Generate(generate::Generate),
 }
@@ -148,6 +150,7 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
             understood::<lazy_pages::LazyPages>("lazy-pages", words, |it| it.run(started))
         }
         Some(Command::Vm) => understood::<machine::Vm>("vm", words, |it| it.run(started)),
+        Some(Command::Volume) => understood("volume", words, volume::Volume::run),
         Some(Command::Generate) => understood("generate", words, generate::Generate::run),
         None => {
             let program = [OsString::from("stillframe")];

@@ -38,6 +38,8 @@ pub enum Command {
     LazyPages,
     /// Save machines under QEMU and start them again.
     Vm,
+    /// Save volumes, bring them back, read files of them.
+    Volume,
     /// Write completions or the manual.
     Generate,
 }
@@ -59,6 +61,7 @@ impl Command {
             "serve" => Self::Serve,
             "lazy-pages" => Self::LazyPages,
             "vm" => Self::Vm,
+            "volume" => Self::Volume,
             "generate" => Self::Generate,
             _ => return None,
         })
@@ -68,7 +71,7 @@ impl Command {
     const fn is_own(self) -> bool {
         matches!(
             self,
-            Self::Import | Self::Export | Self::Serve | Self::LazyPages | Self::Vm
+            Self::Import | Self::Export | Self::Serve | Self::LazyPages | Self::Vm | Self::Volume
         )
     }
 }

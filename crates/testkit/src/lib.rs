@@ -39,4 +39,5 @@ pub mod storm;
 pub mod subject;
 pub mod subjects;
 pub mod tree;
+pub mod volumes;
 pub mod wait;

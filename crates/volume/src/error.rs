@@ -110,6 +110,19 @@ impl Error {
         }
     }
 
+    /// Says what was tried with a file.
+    pub(crate) fn file<E: Into<io::Error>>(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(E) -> Self {
+        let path = path.into();
+        move |source| Self::File {
+            action,
+            path,
+            source: source.into(),
+        }
+    }
+
     /// Says what of a file system's metadata cannot be true.
     pub(crate) fn damaged(block: u64, field: impl Into<String>, what: impl Into<String>) -> Self {
         Self::Damaged {

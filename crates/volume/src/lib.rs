@@ -1,16 +1,27 @@
 //! Volumes with ext4 as images.
 //!
 //! [`ext4::FileSystem`] reads a file system from whatever has its bytes ([`ReadAt`]): a device, a
-//! file, an image. Nothing here knows of processes.
+//! file, an image. [`dump()`] makes an image of what is in use, of one instant also where the file
+//! system is mounted, [`restore()`] writes it back. Nothing here knows of processes.
 #![forbid(unsafe_code)]
 
 mod bits;
+mod device;
+mod dump;
 mod error;
 pub mod ext4;
+mod mounted;
+mod place;
 mod read_at;
+mod records;
+mod restore;
+mod source;
+mod survey;
 #[cfg(test)]
 mod testing;
 
 pub use bits::Bits;
+pub use dump::{DumpOptions, Dumped, Progress, Stops, dump};
 pub use error::{Blame, Error, Result};
 pub use read_at::{InImage, Opened, ReadAt};
+pub use restore::{RestoreOptions, Restored, restore};

@@ -234,6 +234,14 @@ impl Inode {
         self.time(0xc, 0x84)
     }
 
+    /// How far apart two times of it are at least, if they are not the same.
+    pub fn time_step_ns(&self) -> u64 {
+        match OLD_BYTES + self.extra_bytes() >= 0x88 {
+            true => 1,
+            false => 1_000_000_000,
+        }
+    }
+
     /// When its contents were last changed.
     pub fn modified(&self) -> Time {
         self.time(0x10, 0x88)

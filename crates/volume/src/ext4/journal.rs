@@ -1,5 +1,7 @@
 //! The journal: whether anything is in it that is not in its place yet.
 
+use super::features::incompat;
+use super::raw::u32_at;
 use super::{FileSystem, Met};
 use crate::bits::Bits;
 use crate::{Error, ReadAt, Result};
@@ -11,13 +13,37 @@ const START_AT: usize = 0x1c;
 /// Kinds of superblocks.
 const KINDS: [u32; 2] = [3, 4];
 
+/// What the block begins with that tells who has the file system mounted, and its state if nobody.
+const MMP_MAGIC: u32 = 0x004d_4d50;
+const MMP_CLEAN: u32 = 0xff4d_4d50;
+
 impl<S: ReadAt> FileSystem<S> {
+    /// Refuses a file system that says by itself that somebody has it mounted: a copy would say so,
+    /// too.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`], [`Error::Read`].
+    fn refuse_in_use(&self) -> Result<()> {
+        if self.sb.incompat & incompat::MMP == 0 {
+            return Ok(());
+        }
+        let bytes = self.block(self.sb.mmp_block)?;
+        match (u32_at(&bytes, 0), u32_at(&bytes, 4)) {
+            (MMP_MAGIC, MMP_CLEAN) => Ok(()),
+            _ => Err(Error::Unfit(format!(
+                "the file system is in use, says block {} (feature mmp): unmount it to save it",
+                self.sb.mmp_block
+            ))),
+        }
+    }
+
     /// Refuses a file system whose journal is to be replayed, or is elsewhere and may be; gives the
     /// blocks of the log, whose bytes mean nothing.
     ///
     /// # Errors
     /// [`Error::Unfit`], [`Error::Damaged`], [`Error::Read`].
     pub fn empty_log(&self) -> Result<Bits> {
+        self.refuse_in_use()?;
         if self.sb.needs_recovery() {
             let what = "the file system was not unmounted: its journal is to be replayed, which \
                         mounting it once, or `e2fsck -p`, does";

@@ -53,6 +53,8 @@ pub struct FileSystem<S> {
 pub struct Layout {
     /// All blocks in use.
     pub used: Bits,
+    /// Those of the file system itself: superblocks, descriptors, bitmaps, inodes.
+    pub system: Bits,
     /// Those of them whose bytes mean nothing: bitmaps and tables that were never written.
     pub meaningless: Bits,
 }
@@ -95,37 +97,32 @@ impl<S: ReadAt> FileSystem<S> {
     /// [`Error::Damaged`], [`Error::Read`].
     pub fn layout(&self) -> Result<Layout> {
         let mut layout = Layout::default();
+        let (system, meaningless) = (&mut layout.system, &mut layout.meaningless);
         // What stands before the first group belongs to who boots.
-        layout.used.insert(0..self.sb.first_data_block);
+        system.insert(0..self.sb.first_data_block);
         for (number, group) in (0..).zip(&self.groups.all) {
-            if !group.has_no_block_bitmap {
-                self.add_used(number, group, &mut layout.used)?;
+            if group.has_no_block_bitmap {
+                meaningless.insert(group.block_bitmap..group.block_bitmap + 1);
             } else {
-                layout
-                    .meaningless
-                    .insert(group.block_bitmap..group.block_bitmap + 1);
+                self.add_used(number, group, &mut layout.used)?;
             }
-            layout.used.insert(base_blocks(&self.sb, number));
-            layout
-                .used
-                .insert(group.block_bitmap..group.block_bitmap + 1);
-            layout
-                .used
-                .insert(group.inode_bitmap..group.inode_bitmap + 1);
+            system.insert(base_blocks(&self.sb, number));
+            system.insert(group.block_bitmap..group.block_bitmap + 1);
+            system.insert(group.inode_bitmap..group.inode_bitmap + 1);
             let table = group.inode_table..group.inode_table + table_blocks(&self.sb);
-            layout.used.insert(table.clone());
-            if group.inodes == 0 && self.sb.has_group_flags() {
-                layout
-                    .meaningless
-                    .insert(group.inode_bitmap..group.inode_bitmap + 1);
+            system.insert(table.clone());
+            if group.inodes == 0 {
+                meaningless.insert(group.inode_bitmap..group.inode_bitmap + 1);
             }
             let bytes = u64::from(group.inodes) * u64::from(self.sb.inode_bytes);
             let written = bytes.div_ceil(self.sb.block_bytes.into());
-            layout.meaningless.insert(table.start + written..table.end);
+            meaningless.insert(table.start + written..table.end);
         }
-        self.groups.descriptor_blocks.iter().for_each(|block| {
-            layout.used.insert(*block..block + 1);
-        });
+        for block in &self.groups.descriptor_blocks {
+            system.insert(*block..block + 1);
+        }
+        layout.used.add(system);
+        system.subtract(meaningless);
         Ok(layout)
     }
 

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Opened;
-use crate::testing::{make, populate, run, seen_by_kernel, seen_by_us};
+use crate::testing::seen_by_us;
+use testkit::volumes::{make, populate, run, seen_by_kernel};
 
 fn open(path: &Path) -> FileSystem<Opened> {
     let file = File::open(path).unwrap();
@@ -18,7 +19,7 @@ fn open(path: &Path) -> FileSystem<Opened> {
 
 /// What mke2fs is told, by what is tried.
 const KINDS: [(&str, &[&str]); 15] = [
-    ("defaults", &[]),
+    ("blocks of 4 KiB", &["-b", "4096"]),
     ("blocks of 1 KiB", &["-b", "1024"]),
     (
         "blocks of 2 KiB, small inodes",
@@ -30,7 +31,7 @@ const KINDS: [(&str, &[&str]); 15] = [
     ("uninit_bg", &["-O", "^metadata_csum,uninit_bg"]),
     ("32 bits", &["-O", "^64bit"]),
     ("meta_bg", &["-O", "meta_bg,^resize_inode", "-b", "1024"]),
-    ("bigalloc", &["-O", "bigalloc", "-C", "65536"]),
+    ("bigalloc", &["-O", "bigalloc", "-C", "65536", "-b", "4096"]),
     ("inline_data", &["-O", "inline_data", "-I", "512"]),
     (
         "sparse_super2",

@@ -1,0 +1,120 @@
+//! `stillframe volume dump`: a volume becomes an image.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use volume::{DumpOptions, Dumped};
+
+use crate::bar::Bar;
+use crate::exit::{Failure, Status};
+use crate::output;
+use crate::session::CompressArgs;
+
+/// Save what an ext4 volume has in use
+#[derive(Debug, Args)]
+pub struct Dump {
+    /// A device, a file with a file system, or the directory where one is mounted
+    #[arg(value_name = "DEVICE|FILE|MOUNTPOINT")]
+    volume: PathBuf,
+
+    /// The directory of the image
+    #[arg(short = 'D', long, value_name = "DIR")]
+    images_dir: PathBuf,
+
+    /// Save what has changed since the image in this directory, relative to that of the new one
+    #[arg(long, value_name = "DIR")]
+    prev_images_dir: Option<PathBuf>,
+
+    /// Read files also that seem unchanged, and tell of pages that differ
+    #[arg(long, requires = "prev_images_dir")]
+    verify_unchanged: bool,
+
+    /// For how long a mounted file system may be frozen at a time; it is thawed then in any case
+    #[arg(long, value_name = "MS", default_value_t = 5000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    max_frozen: u64,
+
+    #[command(flatten)]
+    compress: CompressArgs,
+
+    /// Do not wait until the image is on the disk
+    #[arg(long)]
+    no_sync: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Dump {
+    /// Makes the image.
+    ///
+    /// # Errors
+    /// Whatever the engine tells; nothing is left then.
+    pub fn run(self) -> Result<Status, Failure> {
+        let parent = self.prev_images_dir.map(|dir| self.images_dir.join(dir));
+        let options = DumpOptions {
+            parent: parent.map(Into::into),
+            images: self.images_dir.into(),
+            volume: self.volume,
+            verify_unchanged: self.verify_unchanged,
+            max_frozen: Duration::from_millis(self.max_frozen),
+            compress: self.compress.compress,
+            sync: !self.no_sync,
+        };
+        let bar = Bar::default();
+        let dumped = volume::dump(&options, process::facts(), &|done, total| {
+            bar.show(done, total);
+        });
+        drop(bar);
+        let dumped = dumped.map_err(Failure::volume("volume dump"))?;
+        let text = match self.json {
+            true => format!("{}\n", to_json(&dumped)),
+            false => to_text(&dumped),
+        };
+        output::say(&text);
+        Ok(Status::Done)
+    }
+}
+
+fn to_json(dumped: &Dumped) -> serde_json::Value {
+    let us = |time: Duration| time.as_micros() as u64;
+    let mut told = json!({
+        "image": dumped.image.to_string(),
+        "pages": dumped.pages,
+        "read_pages": dumped.read_pages,
+        "stored_pages": dumped.stored_pages,
+        "zero_pages": dumped.zero_pages,
+        "parent_pages": dumped.parent_pages,
+        "silent_pages": dumped.silent_pages,
+    });
+    if let Some(stops) = dumped.stops {
+        told["stops"] = stops.count.into();
+        told["longest_frozen_us"] = us(stops.longest).into();
+        told["frozen_us"] = us(stops.all).into();
+    }
+    json!({"volume_dump": told})
+}
+
+fn to_text(dumped: &Dumped) -> String {
+    let mut text = format!(
+        "image {} has {} pages: {} stored, {} zero, {} as in the parent image, the others free\n",
+        dumped.image, dumped.pages, dumped.stored_pages, dumped.zero_pages, dumped.parent_pages,
+    );
+    if dumped.silent_pages > 0 {
+        let silent = dumped.silent_pages;
+        text += &format!("{silent} pages differ although their files seem unchanged\n");
+    }
+    if let Some(stops) = dumped.stops {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        text += &format!(
+            "frozen {} times, for {:.1} ms, at most {:.1} ms at a time\n",
+            stops.count,
+            ms(stops.all),
+            ms(stops.longest)
+        );
+    }
+    text
+}

@@ -1,0 +1,34 @@
+//! `stillframe volume`: ext4 volumes become images, and images volumes.
+
+mod dump;
+mod restore;
+
+use clap::{Args, Subcommand};
+
+use crate::exit::{Failure, Status};
+
+/// Save ext4 volumes, also mounted ones, and bring them back
+#[derive(Debug, Args)]
+pub struct Volume {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Dump(dump::Dump),
+    Restore(restore::Restore),
+}
+
+impl Volume {
+    /// Does it.
+    ///
+    /// # Errors
+    /// Whatever the engine tells.
+    pub fn run(self) -> Result<Status, Failure> {
+        match self.action {
+            Action::Dump(dump) => dump.run(),
+            Action::Restore(restore) => restore.run(),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! What is dumped: a device, a file, or where one is mounted.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{OFlags, major, minor};
+use rustix::io::Errno;
+
+use crate::{Error, Result};
+
+/// A volume that is open for reading.
+#[derive(Debug)]
+pub struct Volume {
+    /// The device or file.
+    pub path: PathBuf,
+    /// Open through the kernel's cache.
+    pub cached: File,
+    /// Open past the cache, where that is possible.
+    pub direct: File,
+    /// How long it is.
+    pub len_bytes: u64,
+    /// Where it is mounted, and that directory.
+    pub mounted: Option<(PathBuf, File)>,
+}
+
+/// A line of /proc/self/mountinfo.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    device: (u32, u32),
+    root: Vec<u8>,
+    point: PathBuf,
+    kind: String,
+}
+
+impl Volume {
+    /// Opens the volume that `path` is, or that is mounted there.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Unfit`] where it is in use in a way that it cannot be frozen in.
+    pub fn open(path: &Path) -> Result<Self> {
+        let facts = std::fs::metadata(path).map_err(Error::file("look at", path))?;
+        if facts.is_dir() {
+            return Self::open_mounted(path);
+        }
+        if facts.file_type().is_block_device() {
+            let device = (major(facts.rdev()), minor(facts.rdev()));
+            let mounts = mounts()?;
+            let here = |mount: &&Mount| mount.device == device && mount.root == b"/";
+            return match mounts.iter().find(here) {
+                Some(mount) => Self::of_mount(path.to_owned(), mount),
+                None => Self::open_alone(path, true),
+            };
+        }
+        if !facts.is_file() {
+            let name = path.display();
+            return Err(Error::Unfit(format!(
+                "{name} is no device, file or directory"
+            )));
+        }
+        refuse_attached(path)?;
+        Self::open_alone(path, false)
+    }
+
+    /// Opens one that nobody has mounted.
+    fn open_alone(path: &Path, is_device: bool) -> Result<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true);
+        if is_device {
+            // As long as it is open so, nobody can mount it.
+            options.custom_flags(OFlags::EXCL.bits().cast_signed());
+        }
+        let cached = match options.open(path) {
+            Err(error) if is_device && error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
+                return Err(Error::Unfit(format!(
+                    "{} is in use: mounted elsewhere, or part of another device",
+                    path.display()
+                )));
+            }
+            other => other.map_err(Error::file("open", path))?,
+        };
+        Self::new(path.to_owned(), cached, None)
+    }
+
+    fn open_mounted(path: &Path) -> Result<Self> {
+        let point = path.canonicalize().map_err(Error::file("look at", path))?;
+        let mounts = mounts()?;
+        // The last one covers those before.
+        let mount = mounts.iter().rfind(|mount| mount.point == point);
+        let mount = mount
+            .ok_or_else(|| Error::Unfit(format!("nothing is mounted on {}", point.display())))?;
+        let (major, minor) = mount.device;
+        let link = format!("/sys/dev/block/{major}:{minor}/uevent");
+        let facts = std::fs::read_to_string(&link).map_err(Error::file("look at", link))?;
+        let name = facts.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+        let name = name.ok_or_else(|| Error::Unfit("the device has no name".into()))?;
+        Self::of_mount(Path::new("/dev").join(name), mount)
+    }
+
+    fn of_mount(path: PathBuf, mount: &Mount) -> Result<Self> {
+        if !["ext2", "ext3", "ext4"].contains(&mount.kind.as_str()) {
+            let (point, kind) = (mount.point.display(), &mount.kind);
+            return Err(Error::Unfit(format!(
+                "{point} is of the type {kind}, not ext4"
+            )));
+        }
+        let point = File::open(&mount.point).map_err(Error::file("open", &mount.point))?;
+        let cached = File::open(&path).map_err(Error::file("open", &path))?;
+        Self::new(path, cached, Some((mount.point.clone(), point)))
+    }
+
+    fn new(path: PathBuf, mut cached: File, mounted: Option<(PathBuf, File)>) -> Result<Self> {
+        let len_bytes = cached.seek(SeekFrom::End(0));
+        let len_bytes = len_bytes.map_err(Error::file("look at", &path))?;
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .custom_flags(OFlags::DIRECT.bits().cast_signed());
+        let direct = match options.open(&path) {
+            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+                cached.try_clone()
+            }
+            other => other,
+        };
+        let direct = direct.map_err(Error::file("open", &path))?;
+        Ok(Self {
+            path,
+            cached,
+            direct,
+            len_bytes,
+            mounted,
+        })
+    }
+}
+
+/// Refuses a file that a loop device has: what is in it may be on its way.
+///
+/// # Errors
+/// [`Error::Unfit`].
+pub fn refuse_attached(path: &Path) -> Result<()> {
+    let facts = std::fs::metadata(path).map_err(Error::file("look at", path))?;
+    let Ok(devices) = std::fs::read_dir("/sys/block") else {
+        return Ok(());
+    };
+    for device in devices.flatten() {
+        let Ok(backing) = std::fs::read(device.path().join("loop/backing_file")) else {
+            continue;
+        };
+        let backing = PathBuf::from(OsString::from_vec(backing.trim_ascii_end().to_vec()));
+        let same = std::fs::metadata(backing);
+        if same.is_ok_and(|same| (same.dev(), same.ino()) == (facts.dev(), facts.ino())) {
+            return Err(Error::Unfit(format!(
+                "{} is attached to /dev/{}: name that instead",
+                path.display(),
+                device.file_name().display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What is mounted in this mount namespace.
+fn mounts() -> Result<Vec<Mount>> {
+    let path = "/proc/self/mountinfo";
+    let text = std::fs::read(path).map_err(Error::file("read", path))?;
+    Ok(text
+        .split(|byte| *byte == b'\n')
+        .filter_map(parse)
+        .collect())
+}
+
+fn parse(line: &[u8]) -> Option<Mount> {
+    let mut words = line.split(|byte| *byte == b' ');
+    let device = std::str::from_utf8(words.nth(2)?).ok()?;
+    let (major, minor) = device.split_once(':')?;
+    let root = unescape(words.next()?);
+    let point = PathBuf::from(OsString::from_vec(unescape(words.next()?)));
+    let kind = words.skip_while(|word| *word != b"-").nth(1)?;
+    Some(Mount {
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        root,
+        point,
+        kind: String::from_utf8_lossy(kind).into_owned(),
+    })
+}
+
+/// Takes `\040` and the like for what they stand for.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after
+            .get(..3)
+            .and_then(|digits| std::str::from_utf8(digits).ok());
+        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match (first, escaped) {
+            (b'\\', Some(byte)) => {
+                bytes.push(byte);
+                rest = &after[3..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_are_read() {
+        let line = b"36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - ext4 /dev/root rw,errors=c";
+        let mount = parse(line).unwrap();
+        assert_eq!(
+            mount,
+            Mount {
+                device: (98, 0),
+                root: b"/mnt1".to_vec(),
+                point: PathBuf::from("/mnt 2"),
+                kind: "ext4".to_owned(),
+            }
+        );
+        assert_eq!(parse(b""), None);
+        assert!(!mounts().unwrap().is_empty());
+    }
+}

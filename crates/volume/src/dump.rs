@@ -1,0 +1,378 @@
+//! A volume becomes an image.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use abi::Addr;
+use image::{Compression, Facts, ImageId, PAGE_BYTES, Run, RunKind, Seal, Writer};
+use pages::{Drain, Drained, Extent};
+use store::Images;
+
+use crate::bits::Bits;
+use crate::device::Volume;
+use crate::ext4::{FileSystem, Time};
+use crate::place::{self, VOLUME};
+use crate::read_at::Opened;
+use crate::records::State;
+use crate::source::Blocks;
+use crate::survey::{Survey, pages_of, unchanged_pages};
+use crate::{Error, Result};
+
+/// What is to be dumped, and where to.
+#[derive(Clone, Debug)]
+pub struct DumpOptions {
+    /// Where the image goes.
+    pub images: Images,
+    /// The device, the file, or where it is mounted.
+    pub volume: PathBuf,
+    /// The image that this one is to be a difference from.
+    pub parent: Option<Images>,
+    /// Whether what seems to be unchanged is read as well, and compared.
+    pub verify_unchanged: bool,
+    /// For how long a mounted file system may be frozen at a time.
+    pub max_frozen: Duration,
+    /// How pages are compressed.
+    pub compress: Option<Compression>,
+    /// Whether to wait until the image is on the disk.
+    pub sync: bool,
+}
+
+/// What was dumped.
+#[derive(Clone, Debug)]
+pub struct Dumped {
+    /// The image.
+    pub image: ImageId,
+    /// Pages of the volume.
+    pub pages: u64,
+    /// Pages that were read of it.
+    pub read_pages: u64,
+    /// Those that are stored.
+    pub stored_pages: u64,
+    /// Those that are zero, or mean nothing.
+    pub zero_pages: u64,
+    /// Those that are the parent's.
+    pub parent_pages: u64,
+    /// Those that differ from the parent's although their file seemed unchanged; only looked for
+    /// where that was asked for.
+    pub silent_pages: u64,
+    /// How a mounted file system was stopped.
+    pub stops: Option<Stops>,
+}
+
+/// How a mounted file system was stopped.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stops {
+    /// How often.
+    pub count: u32,
+    /// The longest, from the first writer that had to wait on.
+    pub longest: Duration,
+    /// All together.
+    pub all: Duration,
+}
+
+/// Who hears of bytes that are done and to be done.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
+/// The image that a dump is over, and what its volume was.
+pub(crate) struct Parent {
+    pub place: Images,
+    pub opened: place::Opened,
+    pub survey: Survey,
+}
+
+impl Parent {
+    fn open(images: &Images) -> Result<Self> {
+        let opened = place::Opened::open(images)?;
+        let survey = Survey::new(&opened.file_system()?, opened.state.instant, &[])?;
+        Ok(Self {
+            place: images.clone(),
+            opened,
+            survey,
+        })
+    }
+}
+
+/// Makes an image of a volume: of all pages with blocks in use, in the order in which they are on
+/// the device.
+///
+/// # Errors
+/// Nothing is left in the image's directory then, an image that was there stays, and a file system
+/// that was mounted is not frozen.
+pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Result<Dumped> {
+    let volume = Volume::open(&options.volume)?;
+    if options.parent.is_some() {
+        // The way to the parent may lead through it.
+        options.images.create().map_err(Error::Store)?;
+    }
+    let parent = options.parent.as_ref().map(Parent::open).transpose()?;
+    if volume.mounted.is_some() {
+        return crate::mounted::dump(options, &volume, parent.as_ref(), facts, progress);
+    }
+    let now = now();
+    let fs = open(&volume)?;
+    let earlier = parent.as_ref().map(|parent| &parent.survey);
+    let survey = Survey::new(&fs, now, &Vec::from_iter(earlier))?;
+    let sb = fs.superblock();
+    let state = State {
+        len_bytes: sb.len_bytes(),
+        uuid: sb.uuid,
+        instant: now,
+        was_mounted: false,
+    };
+    let writer = start(options, parent.as_ref(), &state)?;
+    let source = Blocks {
+        file: &volume.direct,
+        live: &survey.live,
+        block_bytes: sb.block_bytes,
+    };
+    let wanted = Wanted::new(
+        &survey,
+        parent.as_ref(),
+        options.verify_unchanged,
+        sb.block_bytes,
+    );
+    let differing = wanted.compare(&source, &writer, progress)?;
+    let how = Drain {
+        progress: &|done| progress(done, differing.count() * PAGE_BYTES as u64),
+        ..Drain::default()
+    };
+    writer.reserve(differing.count() * PAGE_BYTES as u64)?;
+    let extents = extents(&differing);
+    let drained = pages::drain_all(&[(&source, &extents)], &writer, how)?;
+    let mut inherited = wanted.all.clone();
+    inherited.subtract(&differing);
+    inherit(&writer, &inherited)?;
+    wanted.mark_zeros(&writer);
+    let dumped = Dumped {
+        silent_pages: wanted.silent(&differing),
+        parent_pages: inherited.count(),
+        read_pages: wanted.read.count(),
+        ..Dumped::of(&writer, &state, &wanted, &[drained])
+    };
+    finish(options, writer, &state, facts)?;
+    Ok(dumped)
+}
+
+/// The time.
+pub(crate) fn now() -> Time {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let since = since.unwrap_or_default();
+    Time {
+        s: since.as_secs().cast_signed(),
+        ns: since.subsec_nanos(),
+    }
+}
+
+/// Opens the file system on a volume.
+pub(crate) fn open(volume: &Volume) -> Result<FileSystem<Opened>> {
+    let file = volume.cached.try_clone();
+    let file = file.map_err(Error::file("open", &volume.path))?;
+    FileSystem::open(Opened::new(file, volume.len_bytes))
+}
+
+/// Starts the image.
+pub(crate) fn start(
+    options: &DumpOptions,
+    parent: Option<&Parent>,
+    state: &State,
+) -> Result<Writer> {
+    if let Some(parent) = parent.filter(|parent| parent.opened.state.uuid != state.uuid) {
+        return Err(Error::Unfit(format!(
+            "the image in {} is one of another volume",
+            parent.place
+        )));
+    }
+    let over = parent.map(|parent| (&parent.place, &parent.opened));
+    let writer = place::writer(&options.images, over, state.len_bytes, options.compress)?;
+    Ok(writer)
+}
+
+/// Seals the image.
+pub(crate) fn finish(
+    options: &DumpOptions,
+    writer: Writer,
+    state: &State,
+    facts: Facts,
+) -> Result<()> {
+    let durable = options.sync;
+    writer.record(state.record());
+    let image = writer.seal(Seal { durable, facts })?;
+    log::info!(
+        "image {image} is whole: a volume of {} bytes",
+        state.len_bytes
+    );
+    Ok(())
+}
+
+/// Which pages an image is to have, and which of them are read for that.
+pub(crate) struct Wanted {
+    /// Those with bytes.
+    pub all: Bits,
+    /// Those in use that read as zeros.
+    pub zeros: Bits,
+    /// Those of all that cannot be left to the parent unread.
+    pub read: Bits,
+    /// Those that are read only to see whether they are what the parent has.
+    doubted: Bits,
+}
+
+impl Wanted {
+    /// What follows from a survey, the first of whose earlier ones is the parent's.
+    pub fn new(survey: &Survey, parent: Option<&Parent>, doubt: bool, block_bytes: u32) -> Self {
+        let all = pages_of(&survey.live, block_bytes);
+        let mut zeros = pages_of(&survey.used, block_bytes);
+        zeros.subtract(&all);
+        let mut unchanged = match parent {
+            Some(parent) => unchanged_pages(survey, &parent.survey, 0, block_bytes),
+            None => Bits::default(),
+        };
+        unchanged.intersect(&all);
+        let mut read = all.clone();
+        if !doubt {
+            read.subtract(&unchanged);
+        }
+        Self {
+            all,
+            zeros,
+            read,
+            doubted: if doubt { unchanged } else { Bits::default() },
+        }
+    }
+
+    /// Of the pages that are to be read, those that the parent does not have as they are.
+    pub fn compare(
+        &self,
+        source: &Blocks<'_>,
+        writer: &Writer,
+        progress: Progress<'_>,
+    ) -> Result<Bits> {
+        compare(&self.read, source, writer, progress)
+    }
+
+    /// Notes pages that are in use and zero.
+    pub fn mark_zeros(&self, writer: &Writer) {
+        for range in self.zeros.ranges() {
+            let mut first_page = range.start;
+            while first_page < range.end {
+                let pages = (range.end - first_page).min(u64::from(u32::MAX)) as u32;
+                writer.mark(Run {
+                    space: VOLUME,
+                    first_page,
+                    pages,
+                    kind: RunKind::Zero,
+                });
+                first_page += u64::from(pages);
+            }
+        }
+    }
+
+    /// Which pages that should not differ are not among `same`.
+    pub fn doubted(&self, same: &Bits) -> Bits {
+        let mut silent = self.doubted.clone();
+        silent.subtract(same);
+        silent
+    }
+
+    /// How many pages differ that should not.
+    pub fn silent(&self, differing: &Bits) -> u64 {
+        let mut silent = self.doubted.clone();
+        silent.intersect(differing);
+        silent.count()
+    }
+}
+
+/// Which of `pages` the parent does not have as they are: all, where there is none.
+pub(crate) fn compare(
+    pages: &Bits,
+    source: &Blocks<'_>,
+    writer: &Writer,
+    progress: Progress<'_>,
+) -> Result<Bits> {
+    let Some(parent) = writer.parent() else {
+        return Ok(pages.clone());
+    };
+    let all = extents(pages);
+    let total = pages.count() * PAGE_BYTES as u64;
+    let changed = pages::changed(source, &all, parent, &|done| progress(done, total))?;
+    let mut differing = Bits::default();
+    changed
+        .iter()
+        .for_each(|extent| differing.insert(extent.numbers()));
+    Ok(differing)
+}
+
+/// Leaves pages to the parent, which has them.
+pub(crate) fn inherit(writer: &Writer, pages: &Bits) -> Result<()> {
+    let ranges = pages.ranges();
+    if ranges.is_empty() {
+        return Ok(());
+    }
+    let known = writer.inherit_described(VOLUME, &ranges)?;
+    let known = known
+        .iter()
+        .map(|range| range.end - range.start)
+        .sum::<u64>();
+    if known != pages.count() {
+        let what = "the parent image lacks pages of files that have not changed since";
+        return Err(Error::Corrupt(what.into()));
+    }
+    Ok(())
+}
+
+/// Pages as the pipe takes them.
+pub(crate) fn extents(pages: &Bits) -> Vec<Extent> {
+    let extent = |range: std::ops::Range<u64>| Extent {
+        space: VOLUME,
+        first_page: range.start,
+        at: Addr::of_page(range.start),
+        pages: range.end - range.start,
+    };
+    pages.ranges().into_iter().map(extent).collect()
+}
+
+impl Dumped {
+    pub(crate) fn of(writer: &Writer, state: &State, wanted: &Wanted, drained: &[Drained]) -> Self {
+        let sum = |what: fn(&Drained) -> u64| drained.iter().map(what).sum::<u64>();
+        Self {
+            image: writer.id(),
+            pages: state.len_bytes.div_ceil(PAGE_BYTES as u64),
+            read_pages: sum(|one| one.read_pages),
+            stored_pages: sum(|one| one.stored_pages),
+            zero_pages: wanted.zeros.count() + sum(|one| one.zero_pages),
+            parent_pages: 0,
+            silent_pages: 0,
+            stops: None,
+        }
+    }
+}
+
+/// Refuses a place for the image in the very file system that is to be frozen.
+///
+/// # Errors
+/// [`Error::Unfit`], [`Error::File`].
+pub(crate) fn refuse_inside(options: &DumpOptions, mounted: &std::fs::File) -> Result<()> {
+    let Some(mut folder) = options.images.directory() else {
+        return Ok(());
+    };
+    let facts = loop {
+        match std::fs::metadata(folder) {
+            Ok(facts) => break facts,
+            Err(error) => match folder.parent() {
+                Some(above) if above.as_os_str().is_empty() => folder = ".".as_ref(),
+                Some(above) => folder = above,
+                None => return Err(Error::file("look at", folder)(error)),
+            },
+        }
+    };
+    let own = mounted
+        .metadata()
+        .map_err(Error::file("look at", &options.volume))?;
+    match facts.dev() == own.dev() {
+        true => Err(Error::Unfit(format!(
+            "{} is in the volume that is to be saved, which is frozen meanwhile",
+            options.images
+        ))),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,230 @@
+//! An image becomes a volume again.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use abi::Addr;
+use image::{PAGE_BYTES, Reader};
+use pages::{Extent, Sink, source};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use store::Images;
+use tempfile::NamedTempFile;
+
+use crate::device::refuse_attached;
+use crate::dump::Progress;
+use crate::place::{Opened, VOLUME};
+use crate::{Error, Result};
+
+/// What is to be restored, and where to.
+#[derive(Clone, Debug)]
+pub struct RestoreOptions {
+    /// Where the image is.
+    pub images: Images,
+    /// A device, which is overwritten, or a file, which is replaced when the new one is whole.
+    pub target: PathBuf,
+    /// Whether what was written is read again and compared.
+    pub verify: bool,
+    /// Whether to wait until it is on the disk.
+    pub sync: bool,
+}
+
+/// What was restored.
+#[derive(Clone, Copy, Debug)]
+pub struct Restored {
+    /// The length of the file system in bytes.
+    pub len_bytes: u64,
+    /// Pages that were written; the others are holes, or the device's business.
+    pub written_pages: u64,
+    /// Pages that were read again and are what was written.
+    pub verified_pages: u64,
+}
+
+/// Writes a volume.
+///
+/// # Errors
+/// A file is as it was before then. A device may have been written to.
+pub fn restore(options: &RestoreOptions, progress: Progress<'_>) -> Result<Restored> {
+    let opened = Opened::open(&options.images)?;
+    let reader = &*opened.reader;
+    let (len_bytes, path) = (opened.state.len_bytes, &options.target);
+    let facts = std::fs::symlink_metadata(path);
+    let is_device = std::fs::metadata(path).is_ok_and(|facts| facts.file_type().is_block_device());
+    if is_device {
+        let file = open_device(path, len_bytes)?;
+        clear(&file, path, reader, len_bytes)?;
+        let restored = write(reader, len_bytes, &file, options, progress)?;
+        return Ok(restored);
+    }
+    match facts {
+        Ok(facts) if !facts.is_file() => {
+            let what = format!(
+                "{} is there, and neither a device nor a file",
+                path.display()
+            );
+            return Err(Error::Unfit(what));
+        }
+        Ok(_) => refuse_attached(path)?,
+        Err(_) => {}
+    }
+    let new = beside(path)?;
+    let sized = new.as_file().set_len(len_bytes);
+    sized.map_err(Error::file("make room in", path))?;
+    let restored = write(reader, len_bytes, new.as_file(), options, progress)?;
+    let named = new.persist(path);
+    named.map_err(|error| Error::file("make", path)(error.error))?;
+    Ok(restored)
+}
+
+/// Opens a device that nobody else uses, and that is large enough.
+fn open_device(path: &Path, len_bytes: u64) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    options.custom_flags(OFlags::EXCL.bits().cast_signed());
+    let mut file = match options.open(path) {
+        Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
+            let what = format!(
+                "{} is in use: it is mounted, or part of a device",
+                path.display()
+            );
+            return Err(Error::Unfit(what));
+        }
+        other => other.map_err(Error::file("open", path))?,
+    };
+    let have = file
+        .seek(SeekFrom::End(0))
+        .map_err(Error::file("look at", path))?;
+    match have >= len_bytes {
+        true => Ok(file),
+        false => Err(Error::Unfit(format!(
+            "{} has {have} bytes, and the volume {len_bytes}",
+            path.display()
+        ))),
+    }
+}
+
+/// Has what is zero read as zeros, and gives back what is free where the device takes that.
+fn clear(device: &File, path: &Path, reader: &Reader, len_bytes: u64) -> Result<()> {
+    let bytes = |pages: Range<u64>| {
+        let page = PAGE_BYTES as u64;
+        (pages.start * page, (pages.end * page).min(len_bytes))
+    };
+    let len_pages = len_bytes.div_ceil(PAGE_BYTES as u64);
+    let mut free = 0;
+    for known in reader.described(VOLUME, 0, len_pages) {
+        give_back(device, bytes(free..known.start));
+        free = known.end;
+        let mut page = known.start;
+        while page < known.end {
+            let located = reader.locate(VOLUME, page, known.end - page)?;
+            let next = page + u64::from(located.pages);
+            if located.part.is_none() {
+                let (at, end) = bytes(page..next);
+                let done = sys::freeze::zero_out(device, at, end - at);
+                done.map_err(Error::file("clear", path))?;
+            }
+            page = next;
+        }
+    }
+    give_back(device, bytes(free..len_pages));
+    Ok(())
+}
+
+fn give_back(device: &File, (at, end): (u64, u64)) {
+    // A device that has no use for that keeps what is there: nothing reads it.
+    if at < end && sys::freeze::discard(device, at, end - at).is_err() {
+        log::debug!("{} bytes at {at} are not discarded", end - at);
+    }
+}
+
+fn write(
+    reader: &Reader,
+    len_bytes: u64,
+    file: &File,
+    options: &RestoreOptions,
+    progress: Progress<'_>,
+) -> Result<Restored> {
+    let path = &options.target;
+    let len_pages = len_bytes.div_ceil(PAGE_BYTES as u64);
+    let whole = Extent {
+        space: VOLUME,
+        first_page: 0,
+        at: Addr(0),
+        pages: len_pages,
+    };
+    let placed = pages::place(reader, &[whole])?;
+    let total: u64 = placed.iter().map(|piece| u64::from(piece.pages)).sum();
+    let same = || file.try_clone().map_err(Error::file("write to", path));
+    let sink = Target {
+        file,
+        path,
+        len_bytes,
+    };
+    let filled = pages::fill(reader, &placed, &sink, &|done| {
+        progress(done, total * PAGE_BYTES as u64);
+    })?;
+    if options.sync || options.verify {
+        file.sync_all().map_err(Error::file("write", path))?;
+    }
+    let mut verified_pages = 0;
+    if options.verify {
+        let known = reader.described(VOLUME, 0, len_pages);
+        let extents = known.iter().map(|range| Extent {
+            space: VOLUME,
+            first_page: range.start,
+            at: Addr::of_page(range.start),
+            pages: range.end - range.start,
+        });
+        let extents = extents.collect::<Vec<_>>();
+        // What was written is not to be had from memory.
+        let dropped = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+        dropped.map_err(Error::file("read", path))?;
+        let source = source::Object::new(same()?.into());
+        let differing = pages::changed(&source, &extents, reader, &|_| ())?;
+        if let Some(first) = differing.first() {
+            return Err(Error::Differs {
+                path: path.clone(),
+                page: first.first_page,
+            });
+        }
+        verified_pages = extents.iter().map(|extent| extent.pages).sum();
+    }
+    Ok(Restored {
+        len_bytes,
+        written_pages: filled.pages,
+        verified_pages,
+    })
+}
+
+/// What takes the pages: as much of the last one as the volume has.
+struct Target<'a> {
+    file: &'a File,
+    path: &'a Path,
+    len_bytes: u64,
+}
+
+impl Sink for Target<'_> {
+    fn fill(&self, pieces: &[(Addr, &[u8])]) -> pages::Result<()> {
+        for (at, bytes) in pieces {
+            let len = self.len_bytes.saturating_sub(at.0).min(bytes.len() as u64);
+            let written = self.file.write_all_at(&bytes[..len as usize], at.0);
+            let failed = Error::file("write to", self.path);
+            written.map_err(|source| pages::Error::Other(Box::new(failed(source))))?;
+        }
+        Ok(())
+    }
+}
+
+/// A new file in the folder of `path`, which goes unless it is given that name.
+fn beside(path: &Path) -> Result<NamedTempFile> {
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    let folder = folder.unwrap_or(Path::new("."));
+    // A volume has secrets: the file's mode is 0600.
+    tempfile::Builder::new()
+        .prefix(".stillframe-")
+        .tempfile_in(folder)
+        .map_err(Error::file("make a file for", path))
+}
