@@ -190,6 +190,20 @@ fn a_linux_guest_goes_on_from_its_image() {
     assert_eq!(line.ask("recall"), "of the base");
     assert_eq!(qmp(first.qmp(0), "query-status")["status"], "running");
 
+    // A second one would take its serial line from it.
+    let second = [
+        "vm",
+        "restore",
+        "-D",
+        "image",
+        "-o",
+        "/dev/null",
+        "--name",
+        "second",
+    ];
+    let told = fail(&base.folder, &second, 3);
+    assert!(told.contains("somebody listens at"), "{told}");
+
     // It is saved while it goes on, twice, and has noticed nothing.
     assert_eq!(line.ask("note one"), "noted");
     let save = |to: &str, over: &str, more: &[&str]| {

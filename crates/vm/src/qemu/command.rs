@@ -255,6 +255,28 @@ fn is_at_a_place(word: &Word) -> bool {
         || (word.is(&["chardev", "netdev", "nic", "net"]) && fields(value).iter().any(is_place))
 }
 
+/// The unix sockets at which a machine would listen: QEMU takes their places from whoever does.
+pub(crate) fn listening_at(words: &[String]) -> Vec<String> {
+    let places = split(words).into_iter().filter_map(|word| {
+        let fields = fields(word.value());
+        let is_server = fields.iter().any(|(key, value)| {
+            let is_on = value.as_deref().is_none_or(|value| value == "on");
+            key == "server" && is_on
+        });
+        let first = fields.first().map(|field| field.0.as_str());
+        let place = match first.and_then(|first| first.strip_prefix("unix:")) {
+            Some(place) => Some(place.to_owned()),
+            None if word.is(&["chardev"]) => {
+                let path = fields.into_iter().find(|field| field.0 == "path");
+                path.and_then(|field| field.1)
+            }
+            None => None,
+        };
+        place.filter(|_| is_server)
+    });
+    places.collect()
+}
+
 /// Puts a clone's number and name where `{n}` and `{name}` stand.
 pub(crate) fn fill_in(words: &[String], number: u32, name: &str) -> Vec<String> {
     let number = number.to_string();
@@ -436,6 +458,14 @@ mod tests {
         assert_eq!(changed, expected);
         let error = change(&words("-m 400"), &how).expect_err("there is none");
         assert!(error.contains("id=mem"), "{error}");
+    }
+
+    #[test]
+    fn places_are_those_of_servers() {
+        let line = "-serial unix:/a,server=on,wait=off -serial unix:/b -chardev \
+                    socket,id=c,path=/c,server,nowait -chardev socket,id=d,path=/d -m 400 \
+                    -chardev socket,id=e,path=/e,server=off -monitor unix:f,server";
+        assert_eq!(listening_at(&words(line)), ["/a", "/c", "f"]);
     }
 
     #[test]

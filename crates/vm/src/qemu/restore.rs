@@ -294,6 +294,13 @@ fn line(options: &RestoreOptions, machine: &QemuMachine) -> Result<Line> {
     check_disks(machine)?;
     let many = options.clones > 1;
     let words = command::recorded(&machine.words, &machine.machine, many);
+    for place in words.iter().flat_map(|words| command::listening_at(words)) {
+        if is_listened_at(&place)? {
+            return Err(unfit(format!(
+                "somebody listens at {place}, which the recorded command line names: {give}"
+            )));
+        }
+    }
     let more = if many {
         ", with {n} or {name} where they differ"
     } else {
@@ -304,6 +311,30 @@ fn line(options: &RestoreOptions, machine: &QemuMachine) -> Result<Line> {
         folder: PathBuf::from(&machine.folder),
         words: words.map_err(|what| unfit(format!("{what}: {give}{more}")))?,
     })
+}
+
+/// Whether a unix socket of this name listens: connecting would be noticed.
+fn is_listened_at(place: &str) -> Result<bool> {
+    let path = Path::new("/proc/net/unix");
+    let all = fs::read(path).map_err(Error::file("read", path))?;
+    let all = String::from_utf8_lossy(&all);
+    Ok(all.lines().any(|line| listener(line) == Some(place)))
+}
+
+/// The name of a socket that listens, out of its line in /proc/net/unix.
+fn listener(line: &str) -> Option<&str> {
+    const LISTENS: u32 = 1 << 16;
+    // Address, count, protocol, flags, type, state and inode stand before it, some filled up.
+    let mut rest = line;
+    let mut flags = 0;
+    for column in 0..7 {
+        let (word, behind) = rest.trim_start().split_once(' ')?;
+        if column == 3 {
+            flags = u32::from_str_radix(word, 16).ok()?;
+        }
+        rest = behind;
+    }
+    (flags & LISTENS != 0).then_some(rest)
 }
 
 /// Refuses disks that are not as they were when the machine was stopped.
@@ -443,6 +474,30 @@ mod tests {
             assert_eq!(named(clones, name), None, "{name:?}");
         }
         assert_eq!(named(CLONES_MAX + 1, None), None);
+    }
+
+    #[test]
+    fn a_listener_is_told_by_its_flags() {
+        let line = "0000000000000000: 00000002 00000000 00010000 0001 01  1062 /run/a b";
+        assert_eq!(listener(line), Some("/run/a b"));
+        assert_eq!(listener(&line.replace("00010000", "00000000")), None);
+        assert_eq!(
+            listener("Num       RefCount Protocol Flags    Type St Inode Path"),
+            None
+        );
+        assert_eq!(listener("0: 2 0 00010000 1 01 11326235"), None);
+    }
+
+    #[test]
+    fn who_listens_is_seen_without_a_connection() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a socket");
+        let name = path.to_str().expect("text");
+        assert!(!is_listened_at(name).expect("told"));
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("it listens");
+        assert!(is_listened_at(name).expect("told"));
+        drop(listener);
+        assert!(!is_listened_at(name).expect("told"));
     }
 
     #[test]
