@@ -263,6 +263,8 @@ fn template(folder: &Path, image: &str) -> Option<(u64, u64)> {
 
 #[test]
 fn clones_share_their_memory_and_write_apart() {
+    // Their keeper listens in /run.
+    testkit::needs_root!();
     if let Some(why) = linux::missing() {
         testkit::skip!("{why}");
     }
