@@ -123,6 +123,9 @@ fn bring_back(
     } = image;
     let setting = setting(options, saved, inherited.clone())?;
     let plan = plan::plan(reader, saved, &setting)?;
+    let root = saved.tasks[0].node.pid;
+    let root_pid = Pid::from_raw(root).expect("checked when read");
+    taken::check_free(root_pid)?;
     // Before any timer is set.
     let clocks = saved.clocks.filter(|_| options.timens);
     let clocks = clocks.as_ref().map(Resumed::from_now);
@@ -134,8 +137,6 @@ fn bring_back(
         &options.inherit_fds,
     )?;
     log::info!("{} scripts are built", built.plan.scripts.len());
-    let root = saved.tasks[0].node.pid;
-    let root_pid = Pid::from_raw(root).expect("checked when read");
     // A task whose call fails ends by itself, and leaves those that it has made.
     let adopting = Adopting::begin();
     let loaded = Loaded::new(&built, root, options.sibling, clocks)?;

@@ -1,11 +1,14 @@
 //! What cannot be done is refused by name, and leaves the world as it was.
 use std::fs;
+use std::io::Read;
+use std::net::TcpStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use rustix::process::Signal;
 use testkit::chance::Chance;
 use testkit::facts::Facts;
-use testkit::program::Program;
+use testkit::program::{Program, free_port};
 use testkit::subject::Subject;
 use testkit::wait::{SOON, try_wait_for, wait_until};
 use testkit::{needs_program, needs_root, tree};
@@ -214,6 +217,60 @@ fn what_a_first_try_made_is_not_in_the_way_of_the_next() {
         "{}",
         stillframe.logs()
     );
+}
+
+/// Listens at the port that is its argument, and takes connections on.
+const LISTEN: &str = "
+import os, socket, sys
+os.setsid()
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+while True:
+    try:
+        listener.accept()[0].sendall(b'!')
+    except OSError:
+        pass
+";
+
+#[test]
+fn nobody_connects_to_a_tree_whose_pid_is_not_free_yet() {
+    needs_root!();
+    needs_program!("python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer does not wait");
+    }
+    let port = free_port();
+    let connect = || TcpStream::connect(("127.0.0.1", port));
+    let mut python = Command::new("python3");
+    python.args(["-c", LISTEN, &port.to_string()]);
+    python.stdin(Stdio::null());
+    let mut server = python.spawn().expect("it is there");
+    let root = server.id();
+    wait_until("the server to listen", SOON, || connect().is_ok());
+    let dumped = stillframe.dump_command(root, &["--tcp-close"]).status();
+    assert!(
+        dumped.expect("it starts").success(),
+        "{}",
+        stillframe.logs()
+    );
+    // It has ended, and nobody has seen that.
+    let mut restore = stillframe.restore_command(&["--tcp-close"]);
+    let mut restore = restore.spawn().expect("it starts");
+    // Until it sleeps (clock_nanosleep) between two looks at the pid.
+    let call = format!("/proc/{}/syscall", restore.id());
+    while !fs::read_to_string(&call).is_ok_and(|call| call.starts_with("230 ")) {
+        // Where nobody listens, a socket can come to connect to itself.
+        let early = connect().is_ok_and(|one| one.local_addr().ok() != one.peer_addr().ok());
+        assert!(!early, "a listener of a try that could not succeed");
+    }
+    server.wait().expect("it has ended");
+    let restored = restore.wait().expect("it ends");
+    assert!(restored.success(), "{}", stillframe.logs());
+    let mut answer = [0];
+    let mut client = connect().expect("it listens again");
+    let read = client.read_exact(&mut answer);
+    tree::signal(root, Signal::KILL);
+    read.expect("it goes on");
 }
 
 #[test]

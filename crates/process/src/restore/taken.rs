@@ -9,6 +9,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::process::Pid;
 use sys::proc::Stat;
 
 use super::ending::is_ending;
@@ -21,6 +23,21 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long is waited for what the collector may have to close.
 const PATIENCE_WITH_COLLECTOR: Duration = Duration::from_millis(250);
+
+/// Refuses a number that a process has, before anything is opened: who connects to a listener of a
+/// try that fails is cut off, so there is to be none.
+///
+/// # Errors
+/// [`Error::Taken`], by whom is not looked at.
+pub(super) fn check_free(pid: Pid) -> Result<()> {
+    match rustix::process::test_kill_process(pid) {
+        Err(Errno::SRCH) => Ok(()),
+        _ => Err(Error::Taken {
+            pid: pid.as_raw_pid(),
+            by: Holder::Unseen,
+        }),
+    }
+}
 
 /// Waits for what is to become free, of one restore.
 #[derive(Debug, Default)]
