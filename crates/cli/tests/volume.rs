@@ -245,6 +245,45 @@ fn increments_have_what_has_changed() {
 }
 
 #[test]
+fn files_are_read_straight_out_of_an_image() {
+    let place = Place::new();
+    let tree = place.path("tree");
+    fs::create_dir(&tree).unwrap();
+    populate(&tree, false);
+    make(
+        &place.path("fs"),
+        "160M",
+        &["-b", "4096", "-O", "inline_data"],
+        Some(&tree),
+    );
+    let images = place.name("image");
+    succeed(&["dump", "-D", &images, &place.name("fs")]);
+    for name in ["empty", "tiny", "small", "odd too", "extents", "few/one"] {
+        let told = stillframe(&["cat", "-D", &images, name]);
+        assert!(told.status.success(), "{told:?}");
+        assert!(told.stdout == fs::read(tree.join(name)).unwrap(), "{name}");
+    }
+    let told = succeed(&["ls", "-D", &images, "--json"]);
+    let listed = told["volume_ls"].as_array().unwrap();
+    assert_eq!(listed.len(), fs::read_dir(&tree).unwrap().count() + 1);
+    let long = listed
+        .iter()
+        .find(|one| one["name"] == "long link")
+        .unwrap();
+    assert_eq!(long["target"], "x/".repeat(400));
+    let names = succeed(&["ls", "-D", &images, "/names", "--json"]);
+    assert_eq!(names["volume_ls"].as_array().unwrap().len(), 300);
+    for (path, what) in [
+        ("none", "there is no such file"),
+        ("short link/x", "leads through a symbolic link"),
+        ("few", "no regular file"),
+    ] {
+        let complained = refused(&["cat", "-D", &images, path], 4);
+        assert!(complained.contains(what), "{complained}");
+    }
+}
+
+#[test]
 fn what_is_in_the_way_is_refused_by_name() {
     testkit::needs_root!();
     let place = Place::new();

@@ -2,7 +2,8 @@
 //!
 //! [`ext4::FileSystem`] reads a file system from whatever has its bytes ([`ReadAt`]): a device, a
 //! file, an image. [`dump()`] makes an image of what is in use, of one instant also where the file
-//! system is mounted, [`restore()`] writes it back. Nothing here knows of processes.
+//! system is mounted, [`restore()`] writes it back, [`Files`]
+//! reads files straight out of it. Nothing here knows of processes.
 #![forbid(unsafe_code)]
 
 mod bits;
@@ -10,6 +11,7 @@ mod device;
 mod dump;
 mod error;
 pub mod ext4;
+mod files;
 mod mounted;
 mod place;
 mod read_at;
@@ -23,5 +25,6 @@ mod testing;
 pub use bits::Bits;
 pub use dump::{DumpOptions, Dumped, Progress, Stops, dump};
 pub use error::{Blame, Error, Result};
+pub use files::{Files, Listed};
 pub use read_at::{InImage, Opened, ReadAt};
 pub use restore::{RestoreOptions, Restored, restore};

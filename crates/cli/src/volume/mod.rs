@@ -1,13 +1,14 @@
 //! `stillframe volume`: ext4 volumes become images, and images volumes.
 
 mod dump;
+mod files;
 mod restore;
 
 use clap::{Args, Subcommand};
 
 use crate::exit::{Failure, Status};
 
-/// Save ext4 volumes, also mounted ones, and bring them back
+/// Save ext4 volumes, also mounted ones, bring them back, and read files of them
 #[derive(Debug, Args)]
 pub struct Volume {
     #[command(subcommand)]
@@ -18,6 +19,8 @@ pub struct Volume {
 enum Action {
     Dump(dump::Dump),
     Restore(restore::Restore),
+    Ls(files::Ls),
+    Cat(files::Cat),
 }
 
 impl Volume {
@@ -29,6 +32,8 @@ impl Volume {
         match self.action {
             Action::Dump(dump) => dump.run(),
             Action::Restore(restore) => restore.run(),
+            Action::Ls(ls) => ls.run(),
+            Action::Cat(cat) => cat.run(),
         }
     }
 }
