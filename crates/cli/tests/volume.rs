@@ -339,6 +339,28 @@ fn what_is_in_the_way_is_refused_by_name() {
 }
 
 #[test]
+fn the_last_page_of_a_volume_need_not_be_whole() {
+    testkit::needs_root!();
+    let place = Place::new();
+    make(&place.path("fs"), "10001K", &["-b", "1024"], None);
+    let fs_name = place.name("fs");
+    run("debugfs", &["-w", "-R", "setb 10000", &fs_name]);
+    let file = File::options().write(true).open(&fs_name).unwrap();
+    file.write_all_at(b"in use", 10_000 << 10).unwrap();
+    let images = place.name("image");
+    succeed(&["dump", "-D", &images, &fs_name]);
+    // The device has other bytes behind the volume's end.
+    fs::write(place.path("large"), vec![0x55; 12 << 20]).unwrap();
+    let large = Loop::attach(&place.path("large"));
+    let name = large.device.to_str().unwrap();
+    succeed(&["restore", "-D", &images, "--verify", name]);
+    drop(large);
+    let restored = fs::read(place.path("large")).unwrap();
+    assert_eq!(&restored[10_000 << 10..][..6], b"in use");
+    assert!(restored[10_001 << 10..].iter().all(|byte| *byte == 0x55));
+}
+
+#[test]
 fn flipped_bytes_of_the_image_are_noticed() {
     let place = Place::new();
     fs::create_dir(place.path("tree")).unwrap();

@@ -182,7 +182,8 @@ fn write(
         // What was written is not to be had from memory.
         let dropped = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
         dropped.map_err(Error::file("read", path))?;
-        let source = source::Object::new(same()?.into());
+        // A device can go on behind it.
+        let source = source::Object::until(same()?.into(), len_bytes);
         let differing = pages::changed(&source, &extents, reader, &|_| ())?;
         if let Some(first) = differing.first() {
             return Err(Error::Differs {

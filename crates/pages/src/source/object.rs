@@ -12,13 +12,22 @@ use crate::{Error, Extent, Result, Source};
 ///
 /// An extent's `at` is an offset here. What the last page has behind the end is zero.
 #[derive(Debug)]
-pub struct Object(OwnedFd);
+pub struct Object {
+    fd: OwnedFd,
+    end_bytes: u64,
+}
 
 impl Object {
     /// The object behind `fd`.
     #[must_use]
     pub const fn new(fd: OwnedFd) -> Self {
-        Self(fd)
+        Self::until(fd, u64::MAX)
+    }
+
+    /// Only the first bytes of the object behind `fd`.
+    #[must_use]
+    pub const fn until(fd: OwnedFd, end_bytes: u64) -> Self {
+        Self { fd, end_bytes }
     }
 }
 
@@ -29,7 +38,8 @@ impl Source for Object {
             buffer = rest;
             let mut at = extent.at.0;
             while !part.is_empty() {
-                let got = match rustix::io::pread(&self.0, &mut *part, at) {
+                let left = self.end_bytes.saturating_sub(at).min(part.len() as u64);
+                let got = match rustix::io::pread(&self.fd, &mut part[..left as usize], at) {
                     Err(Errno::INTR) => continue,
                     other => other.map_err(failed("read", at))?,
                 };
@@ -113,11 +123,14 @@ mod tests {
             at: Addr(at),
             pages,
         };
-        let mut buffer = vec![1; 3 * PAGE_BYTES as usize];
-        let read =
-            Object::new(file.into()).read(&[extent(PAGE_BYTES, 2), extent(0, 1)], &mut buffer);
-        read.expect("read");
-        assert_eq!(&buffer[..3], b"end");
-        assert!(buffer[3..].iter().all(|byte| *byte == 0));
+        let again = file.try_clone().expect("a descriptor");
+        let cut = Object::until(again.into(), PAGE_BYTES + 2);
+        for (object, bytes) in [(Object::new(file.into()), &b"end"[..]), (cut, b"en")] {
+            let mut buffer = vec![1; 3 * PAGE_BYTES as usize];
+            let read = object.read(&[extent(PAGE_BYTES, 2), extent(0, 1)], &mut buffer);
+            read.expect("read");
+            assert_eq!(&buffer[..bytes.len()], bytes);
+            assert!(buffer[bytes.len()..].iter().all(|byte| *byte == 0));
+        }
     }
 }
