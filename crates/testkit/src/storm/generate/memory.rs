@@ -220,15 +220,6 @@ impl Generator {
         let memory = &mut self.known(task).memory;
         let private = |page: &Page| matches!(page.shows, Shows::Private(_)) && !page.is_locked;
         let takes = memory.get(span.at).is_some_and(private);
-        // Guards in memory that others have as well are not seen by a dump: docs/limits.md.
-        let all_private = span.range().all(|at| {
-            memory
-                .get(at)
-                .is_none_or(|page| !matches!(page.shows, Shows::Shared { .. }))
-        });
-        if advice == Advice::GuardInstall && !all_private {
-            return;
-        }
         if takes {
             memory.advise(span, advice);
         }

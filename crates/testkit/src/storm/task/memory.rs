@@ -151,7 +151,16 @@ impl Task {
     }
 
     fn advise(&mut self, span: Span, advice: Advice) -> Done {
-        for part in self.memory.parts(span, alike) {
+        let is_shared = |at| {
+            let page = self.memory.get(at);
+            page.is_some_and(|page| matches!(page.shows, Shows::Shared { .. }))
+        };
+        let mut parts = self.memory.parts(span, alike);
+        if advice == Advice::GuardInstall {
+            // In memory that others have as well they are not seen by a dump: docs/limits.md.
+            parts.retain(|part| !is_shared(part.at));
+        }
+        for part in parts {
             match self.arena.advise(part.bytes(), number_of(advice)) {
                 Ok(()) => self.memory.advise(part, advice),
                 // Not for this kind of memory, or not just now.
