@@ -726,16 +726,7 @@ fn who_kills_us_at_any_moment_leaves_the_guest_running() {
     let folder = scratch.path();
     let (machine, mut line) = restored(folder, &base.folder.join("image"), "shot-at");
     let socket = machine.qmp(0).to_owned();
-    let words = [
-        "vm",
-        "save",
-        "--qmp",
-        &socket,
-        "-D",
-        "image",
-        "-R",
-        "--no-sync",
-    ];
+    let words = saving(&socket);
     let begun = Instant::now();
     run(folder, &words);
     let whole = begun.elapsed();
