@@ -24,6 +24,19 @@ pub struct Link {
     pub to_child: String,
 }
 
+impl Link {
+    /// The ways between an image in `own` and its parent in `parents`.
+    ///
+    /// # Errors
+    /// Those of [`Store::way_to`].
+    pub fn between(own: &dyn Store, parents: &dyn Store) -> store::Result<Self> {
+        Ok(Self {
+            to_parent: own.way_to(parents)?,
+            to_child: parents.way_to(own)?,
+        })
+    }
+}
+
 /// The image that a new one is a difference from.
 pub(crate) struct ParentImage {
     pub reader: Arc<Reader>,

@@ -20,7 +20,7 @@ use crate::table::{Table, Uses};
 use crate::unused::{self, Used};
 use crate::{
     Compression, Error, Facts, Granule, ImageId, MANIFEST_NAME, NewSpace, Reader, Record, Result,
-    Run, SpaceId, SpaceKind,
+    Run, RunKind, SpaceId, SpaceKind,
 };
 
 /// An image under construction; several threads may add to it. Dropped before [`Writer::seal`], it
@@ -197,6 +197,21 @@ impl Writer {
             "pages are appended or inherited, not marked"
         );
         lock(&self.runs).push(run);
+    }
+
+    /// Notes that pages of a space are zero, however many they are.
+    pub fn mark_zero(&self, space: SpaceId, pages: Range<u64>) {
+        let mut first_page = pages.start;
+        while first_page < pages.end {
+            let pages = (pages.end - first_page).min(u64::from(u32::MAX)) as u32;
+            self.mark(Run {
+                space,
+                first_page,
+                pages,
+                kind: RunKind::Zero,
+            });
+            first_page += u64::from(pages);
+        }
     }
 
     /// Says what a space is. One of which nothing is said is the memory of a task, and as long as

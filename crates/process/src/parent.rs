@@ -41,10 +41,7 @@ impl Parent {
     /// # Errors
     /// [`Error::Store`] where there are none.
     pub fn link(&self, store: &dyn Store) -> Result<Link> {
-        Ok(Link {
-            to_parent: store.way_to(&*self.store).map_err(Error::Store)?,
-            to_child: self.store.way_to(store).map_err(Error::Store)?,
-        })
+        Link::between(store, &*self.store).map_err(Error::Store)
     }
 }
 

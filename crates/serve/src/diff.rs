@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use abi::spans::{Ranges, Spans, intersect, subtract};
 use abi::{PAGE_BYTES, Span};
-use image::{Granule, NewSpace, Reader, Run, RunKind, Writer};
+use image::{Granule, NewSpace, Reader, Writer};
 use memory::TaskMemory;
 use pages::Extent;
 use rustix::io::Errno;
@@ -75,7 +75,8 @@ impl Session {
             difference.parent_pages += region.bytes / PAGE_BYTES;
         }
         stored.sort_by_key(|extent| (extent.space, extent.first_page));
-        zero.iter().for_each(|extent| mark_zero(writer, extent));
+        zero.iter()
+            .for_each(|extent| writer.mark_zero(extent.space, extent.numbers()));
         difference.zero_pages = count(&zero);
         inherit_rest(writer, &parent, &[&stored[..], &zero].concat())?;
         let drained = pages::drain(&memory, &stored, writer, &|_| ())?;
@@ -277,18 +278,4 @@ pub(crate) fn extents(region: &Region, spans: &[Span]) -> Vec<Extent> {
 
 pub(crate) fn count(extents: &[Extent]) -> u64 {
     extents.iter().map(|extent| extent.pages).sum()
-}
-
-pub(crate) fn mark_zero(writer: &Writer, extent: &Extent) {
-    let mut done = 0;
-    while done < extent.pages {
-        let pages = (extent.pages - done).min(u64::from(u32::MAX)) as u32;
-        writer.mark(Run {
-            space: extent.space,
-            first_page: extent.first_page + done,
-            pages,
-            kind: RunKind::Zero,
-        });
-        done += u64::from(pages);
-    }
 }

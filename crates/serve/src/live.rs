@@ -19,7 +19,7 @@ use sys::uffd::Modes;
 
 use crate::ability::register;
 use crate::bits::Bits;
-use crate::diff::{Sorted, count, extents, inherit_rest, mark_zero, wait_for_change};
+use crate::diff::{Sorted, count, extents, inherit_rest, wait_for_change};
 use crate::ledger::EVENTS_MAX;
 use crate::pending::{Part, Pending, extent};
 use crate::region::Known;
@@ -235,7 +235,7 @@ impl LiveDiff<'_> {
         while self.copy_some()? {}
         self.zero
             .iter()
-            .for_each(|extent| mark_zero(self.writer, extent));
+            .for_each(|extent| self.writer.mark_zero(extent.space, extent.numbers()));
         self.difference.zero_pages += count(&self.zero);
         self.stored
             .sort_by_key(|extent| (extent.space, extent.first_page));

@@ -93,10 +93,7 @@ pub(crate) fn begin(
     let store = images.create().map_err(Error::Store)?;
     let mut writer = if let Some((parent, parents)) = parent {
         let place = parents.open().map_err(Error::Store)?;
-        let link = Link {
-            to_parent: store.way_to(&*place).map_err(Error::Store)?,
-            to_child: place.way_to(&*store).map_err(Error::Store)?,
-        };
+        let link = Link::between(&*store, &*place).map_err(Error::Store)?;
         Writer::create_layer(store, Arc::new(parent), link)?
     } else {
         Writer::create(store)?

@@ -6,7 +6,7 @@ use std::slice;
 
 use abi::spans::{Ranges, subtract};
 use abi::{Addr, PAGE_BYTES};
-use image::{Reader, Run, RunKind, SpaceId, Writer};
+use image::{Reader, SpaceId, Writer};
 use pages::source::{Object, allocated};
 use pages::{Drain, Drained, Extent, Source};
 
@@ -81,6 +81,13 @@ impl Memory {
                 .sum::<u64>()
     }
 
+    /// Notes that its holes are zero.
+    fn mark_holes(&self, writer: &Writer) {
+        for hole in &gaps(&self.data, self.pages) {
+            writer.mark_zero(self.space, hole.clone());
+        }
+    }
+
     fn extents(&self) -> Vec<Extent> {
         let extent = |range: &Range<u64>| Extent {
             space: self.space,
@@ -109,7 +116,7 @@ pub(crate) fn store(
     let gaps_pages = memories.iter().map(Memory::holes).sum::<u64>();
     let Some(parent) = writer.parent().cloned() else {
         for memory in memories {
-            zeros(writer, memory.space, &gaps(&memory.data, memory.pages));
+            memory.mark_holes(writer);
         }
         let all = memories.iter().map(Memory::extents).collect::<Vec<_>>();
         let drained = drain(memories, &all, writer, progress)?;
@@ -127,7 +134,7 @@ pub(crate) fn store(
         let same = match holes {
             Holes::Unchanged => gaps(&changed, memory.pages),
             Holes::Zero => {
-                zeros(writer, memory.space, &gaps(&memory.data, memory.pages));
+                memory.mark_holes(writer);
                 zero_pages += memory.holes();
                 subtract(&memory.data, &changed)
             }
@@ -191,23 +198,6 @@ fn drain(
 /// What `ranges` leave of `0..pages`.
 fn gaps(ranges: &[Range<u64>], pages: u64) -> Ranges<u64> {
     subtract(slice::from_ref(&(0..pages)), ranges)
-}
-
-/// Notes that pages are zero.
-fn zeros(writer: &Writer, space: SpaceId, ranges: &[Range<u64>]) {
-    for range in ranges {
-        let mut first_page = range.start;
-        while first_page < range.end {
-            let pages = (range.end - first_page).min(u64::from(u32::MAX)) as u32;
-            writer.mark(Run {
-                space,
-                first_page,
-                pages,
-                kind: RunKind::Zero,
-            });
-            first_page += u64::from(pages);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use abi::Addr;
-use image::{Compression, Facts, ImageId, PAGE_BYTES, Run, RunKind, Seal, Writer};
+use image::{Compression, Facts, ImageId, PAGE_BYTES, Seal, Writer};
 use pages::{Drain, Drained, Extent};
 use store::Images;
 
@@ -253,17 +253,7 @@ impl Wanted {
     /// Notes pages that are in use and zero.
     pub fn mark_zeros(&self, writer: &Writer) {
         for range in self.zeros.ranges() {
-            let mut first_page = range.start;
-            while first_page < range.end {
-                let pages = (range.end - first_page).min(u64::from(u32::MAX)) as u32;
-                writer.mark(Run {
-                    space: VOLUME,
-                    first_page,
-                    pages,
-                    kind: RunKind::Zero,
-                });
-                first_page += u64::from(pages);
-            }
+            writer.mark_zero(VOLUME, range);
         }
     }
 

@@ -85,10 +85,7 @@ pub fn writer(
             )));
         }
         let place = parents.open().map_err(Error::Store)?;
-        let link = Link {
-            to_parent: store.way_to(&*place).map_err(Error::Store)?,
-            to_child: place.way_to(&*store).map_err(Error::Store)?,
-        };
+        let link = Link::between(&*store, &*place).map_err(Error::Store)?;
         Writer::create_layer(store, Arc::clone(&parent.reader), link)?
     } else {
         Writer::create(store)?
