@@ -55,7 +55,7 @@ pub fn fork_for_numbers(kept: &[RawFd], work: impl FnOnce()) -> io::Result<Pid> 
     match fork()? {
         Fork::Parent(child) => Ok(child),
         Fork::Child => {
-            close_all_but(kept);
+            close_all_but(&in_order(kept));
             let done = std::panic::catch_unwind(AssertUnwindSafe(work));
             exit_now(i32::from(done.is_err()))
         }
@@ -93,7 +93,7 @@ pub fn daemonize(kept: &[RawFd], name: &std::ffi::CStr, work: impl FnOnce()) -> 
         0 => {}
         pid => exit_now(i32::from(pid < 0)),
     }
-    close_all_but(kept);
+    close_all_but(&in_order(kept));
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     let _ = rustix::thread::set_name(name);
@@ -101,17 +101,21 @@ pub fn daemonize(kept: &[RawFd], name: &std::ffi::CStr, work: impl FnOnce()) -> 
     exit_now(i32::from(done.is_err()))
 }
 
-/// Closes all other descriptors: in a child, where nobody else uses them and none is dropped.
-fn close_all_but(kept: &[RawFd]) {
-    let numbers = kept.iter().map(|kept| kept.cast_unsigned());
-    let mut numbers = numbers.collect::<Vec<_>>();
-    numbers.sort_unstable();
+fn in_order(kept: &[RawFd]) -> Vec<RawFd> {
+    let mut kept = kept.to_vec();
+    kept.sort_unstable();
+    kept
+}
+
+/// Closes all descriptors but `kept`, which are in ascending order: in a child, where nobody else
+/// uses them and none is dropped. Makes nothing but system calls.
+pub(crate) fn close_all_but(kept: &[RawFd]) {
     let close = |from: u32, to: u32| {
         // SAFETY: this process is a child that is going to end without dropping any descriptor.
         unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
     };
     let mut next = 0;
-    for number in numbers {
+    for number in kept.iter().map(|kept| kept.cast_unsigned()) {
         if number > next {
             close(next, number - 1);
         }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use crate::watchdog;
+
 /// `FIFREEZE` and `FITHAW` of linux/fs.h.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 const FITHAW: libc::c_ulong = 0xc004_5878;
@@ -79,7 +81,7 @@ impl<'a> Frozen<'a> {
     fn dismiss(&mut self) {
         if let Some((pid, alive)) = self.watchdog.take() {
             let _ = rustix::io::write(&alive, &[1]);
-            wait(pid);
+            watchdog::wait(pid);
         }
     }
 }
@@ -106,41 +108,14 @@ fn call(fs: RawFd, request: libc::c_ulong) -> io::Result<()> {
 /// that a signal to our process group does not reach it.
 fn start(fs: RawFd, end: RawFd, at_most: Duration) -> io::Result<libc::pid_t> {
     let at_most_ms = libc::c_int::try_from(at_most.as_millis()).unwrap_or(libc::c_int::MAX);
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: fills the set in.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    // SAFETY: reads the filled set, fills in the other.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
-    // SAFETY: a copy of this process with no signal at its end, which makes nothing but system
-    // calls on memory of its own.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
-    if pid == 0 {
-        watch(fs, end, at_most_ms);
-    }
-    let failure = io::Error::last_os_error();
-    // SAFETY: reads the set that was filled in above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    match libc::pid_t::try_from(pid) {
-        Ok(pid) if pid > 0 => Ok(pid),
-        _ => Err(failure),
-    }
+    let mut kept = [fs, end];
+    kept.sort_unstable();
+    // SAFETY: it makes nothing but system calls, on memory of its own.
+    unsafe { watchdog::start(&kept, || watch(fs, end, at_most_ms)) }
 }
 
 /// The watchdog's life, with all signals blocked.
-fn watch(fs: RawFd, end: RawFd, at_most_ms: libc::c_int) -> ! {
-    let mut kept = [fs, end].map(i32::cast_unsigned);
-    kept.sort_unstable();
-    let mut next: libc::c_uint = 0;
-    for fd in kept {
-        if fd > next {
-            // SAFETY: closes descriptors of this copy only.
-            unsafe { libc::syscall(libc::SYS_close_range, next, fd - 1, 0) };
-        }
-        next = fd + 1;
-    }
-    // SAFETY: as above.
-    unsafe { libc::syscall(libc::SYS_close_range, next, libc::c_uint::MAX, 0) };
+fn watch(fs: RawFd, end: RawFd, at_most_ms: libc::c_int) {
     // SAFETY: changes the session of this copy only.
     unsafe { libc::syscall(libc::SYS_setsid) };
     let mut wait_ms = at_most_ms;
@@ -161,29 +136,12 @@ fn watch(fs: RawFd, end: RawFd, at_most_ms: libc::c_int) -> ! {
                 // SAFETY: the kernel reads and writes nothing at the argument.
                 unsafe { libc::syscall(libc::SYS_ioctl, fs, FITHAW, 0) };
             }
-            break;
+            return;
         }
         // The time is over. What is still being frozen cannot be thawed yet.
         // SAFETY: as above.
         let thawed = unsafe { libc::syscall(libc::SYS_ioctl, fs, FITHAW, 0) };
         wait_ms = if thawed == 0 { -1 } else { AGAIN_MS };
-    }
-    loop {
-        // SAFETY: does not return.
-        unsafe { libc::syscall(libc::SYS_exit_group, 0) };
-    }
-}
-
-/// Waits for a child to end.
-fn wait(pid: libc::pid_t) {
-    let mut status = 0;
-    loop {
-        // SAFETY: waits for our own child and writes one int.
-        let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) };
-        let interrupted = io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
-        if waited >= 0 || !interrupted {
-            return;
-        }
     }
 }
 

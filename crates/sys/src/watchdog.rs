@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use crate::fork::close_all_but;
+
 /// An option to be set on a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
@@ -48,42 +50,51 @@ impl Watchdog {
         kept.push(end.as_fd().as_raw_fd());
         kept.sort_unstable();
         kept.dedup();
-        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: fills the set in.
-        unsafe { libc::sigfillset(all.as_mut_ptr()) };
-        // SAFETY: reads the filled set, fills in the other.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
-        // SAFETY: a copy of this process with no signal at its end; the copy makes nothing but
-        // system calls on memory that was prepared before.
-        let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
-        if pid == 0 {
-            guard(&kept, end.as_raw_fd(), &plan);
-        }
-        let failure = io::Error::last_os_error();
-        // SAFETY: reads the set that was filled in above.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-        if pid < 0 {
-            return Err(failure);
-        }
-        let pid = libc::pid_t::try_from(pid).expect("the kernel gives a pid");
+        let end = end.as_raw_fd();
+        // SAFETY: it makes nothing but system calls, on memory that was prepared before.
+        let pid = unsafe { start(&kept, || guard(end, &plan)) }?;
         Ok(Self { pid, alive })
     }
 }
 
-/// The watchdog's life, with all signals blocked.
-fn guard(kept: &[RawFd], end: RawFd, plan: &[(RawFd, i32, i32, i32)]) -> ! {
-    let mut next: libc::c_uint = 0;
-    for fd in kept {
-        let fd = fd.cast_unsigned();
-        if fd > next {
-            // SAFETY: closes descriptors of this copy only.
-            unsafe { libc::syscall(libc::SYS_close_range, next, fd - 1, 0) };
+/// Makes a copy of this process that blocks all signals, closes all descriptors but `kept`, which
+/// are in ascending order, lives its `life` and ends. Its end sends no signal.
+///
+/// # Errors
+/// The call's errno.
+///
+/// # Safety
+/// 1. `life` makes nothing but system calls, on memory that is there already: in the copy, locks of
+///    other threads stay locked.
+pub(crate) unsafe fn start(kept: &[RawFd], life: impl FnOnce()) -> io::Result<libc::pid_t> {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: fills the set in.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: reads the filled set, fills in the other.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+    // SAFETY: a copy of this process with no signal at its end, which makes nothing but system
+    // calls (condition 1).
+    let pid = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+    if pid == 0 {
+        close_all_but(kept);
+        life();
+        loop {
+            // SAFETY: does not return.
+            unsafe { libc::syscall(libc::SYS_exit_group, 0) };
         }
-        next = fd + 1;
     }
-    // SAFETY: as above.
-    unsafe { libc::syscall(libc::SYS_close_range, next, libc::c_uint::MAX, 0) };
+    let failure = io::Error::last_os_error();
+    // SAFETY: reads the set that was filled in above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    match libc::pid_t::try_from(pid) {
+        Ok(pid) if pid > 0 => Ok(pid),
+        _ => Err(failure),
+    }
+}
+
+/// The watchdog's life, with all signals blocked.
+fn guard(end: RawFd, plan: &[(RawFd, i32, i32, i32)]) {
     let mut byte = 0u8;
     // SAFETY: reads one byte into one byte.
     let read = unsafe { libc::syscall(libc::SYS_read, end, &raw mut byte, 1) };
@@ -93,10 +104,6 @@ fn guard(kept: &[RawFd], end: RawFd, plan: &[(RawFd, i32, i32, i32)]) -> ! {
             // SAFETY: the kernel reads the 4 bytes of the value.
             unsafe { libc::syscall(libc::SYS_setsockopt, *socket, *level, *name, value, 4) };
         }
-    }
-    loop {
-        // SAFETY: does not return.
-        unsafe { libc::syscall(libc::SYS_exit_group, 0) };
     }
 }
 
@@ -151,7 +158,7 @@ pub fn apart(f: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
 }
 
 /// Waits for a child to end and gives its status.
-fn wait(pid: libc::pid_t) -> libc::c_int {
+pub(crate) fn wait(pid: libc::pid_t) -> libc::c_int {
     let mut status = -1;
     loop {
         // SAFETY: waits for our own child and writes one int.
