@@ -480,23 +480,24 @@ fn a_qemu_that_dies_leaves_the_image_of_before() {
             before = told["vm_save"]["image"].as_str().map(str::to_owned);
         }
         let mut command = stillframe(folder, &saving(machine.qmp(0)));
-        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = command.spawn().expect("it starts");
+        let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let child = command.spawn().expect("it starts");
         std::thread::sleep(whole * at / 5);
         kill(machine.pid(0));
-        let status = child.wait().expect("it ends");
+        let ended = child.wait_with_output().expect("it ends");
+        let complained = String::from_utf8_lossy(&ended.stderr);
         let told = run(folder, &["show", "image"]);
         let is_before = told
             .to_string()
             .contains(before.as_deref().expect("it was saved"));
         // Either all was read before QEMU died, or nothing is left of the save.
-        match status.code() {
+        match ended.status.code() {
             Some(0) => {
                 assert!(!is_before, "{told}");
                 before = None;
             }
             Some(4) => assert!(is_before, "{told}"),
-            other => panic!("it ended with {other:?}"),
+            other => panic!("it ended with {other:?}: {complained}"),
         }
     }
 }

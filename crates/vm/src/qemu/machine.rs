@@ -76,6 +76,10 @@ impl Machine {
             source,
         };
         let pid = qmp.peer().map_err(kernel)?;
+        Self::of(qmp, version, pid).map_err(|error| unless_ended(error, pid))
+    }
+
+    fn of(mut qmp: Qmp, version: Version, pid: i32) -> Result<Self> {
         let ran = runs(&mut qmp)?;
         let (capabilities, before) = capabilities(&mut qmp, version)?;
         refuse_others(&mut qmp)?;
@@ -93,6 +97,18 @@ impl Machine {
             blocks,
             record,
         })
+    }
+}
+
+/// What is wrong with a QEMU that has ended is that: what it had in /proc goes before its monitor.
+fn unless_ended(error: Error, pid: i32) -> Error {
+    match error {
+        Error::Gone(_) => error,
+        _ if pid > 0 && sys::ending::is_ending(pid) => {
+            let told = sys::causes::line(&error);
+            Error::Gone(format!("QEMU, process {pid}, has ended: {told}"))
+        }
+        _ => error,
     }
 }
 
@@ -254,6 +270,21 @@ pub(crate) fn written_ns(facts: &fs::Metadata) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_qemu_that_has_ended_lacks_nothing_else() {
+        let mut qemu = std::process::Command::new("sleep");
+        let mut qemu = qemu.arg("1000").spawn().expect("it starts");
+        let pid = qemu.id().cast_signed();
+        let unfit = || Error::Unfit("its memory is not shared".to_owned());
+        assert!(matches!(unless_ended(unfit(), pid), Error::Unfit(_)));
+        assert!(matches!(unless_ended(unfit(), 0), Error::Unfit(_)));
+        qemu.kill().expect("it lives");
+        // Also before anybody has seen its end.
+        assert!(matches!(unless_ended(unfit(), pid), Error::Gone(_)));
+        qemu.wait().expect("it has ended");
+        assert!(matches!(unless_ended(unfit(), pid), Error::Gone(_)));
+    }
 
     #[test]
     fn a_command_line_is_its_words() {
