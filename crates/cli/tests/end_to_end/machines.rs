@@ -486,6 +486,8 @@ fn a_qemu_that_dies_leaves_the_image_of_before() {
         kill(machine.pid(0));
         let ended = child.wait_with_output().expect("it ends");
         let complained = String::from_utf8_lossy(&ended.stderr);
+        // Until then it listens where the next one is to.
+        wait_until("QEMU's end", SOON, || pids_of("dying").is_empty());
         let told = run(folder, &["show", "image"]);
         let is_before = told
             .to_string()
