@@ -1,5 +1,6 @@
 //! `stillframe vm`: machines under QEMU.
 
+mod pre_save;
 mod restore;
 mod save;
 mod templates;
@@ -21,6 +22,7 @@ pub struct Vm {
 #[derive(Debug, Subcommand)]
 enum Action {
     Save(save::Save),
+    PreSave(pre_save::PreSave),
     Restore(restore::Restore),
     Templates(templates::Templates),
 }
@@ -33,6 +35,7 @@ impl Vm {
     pub fn run(self, started: Instant) -> Result<Status, Failure> {
         match self.action {
             Action::Save(save) => save.run(started),
+            Action::PreSave(pre_save) => pre_save.run(started),
             Action::Restore(restore) => restore.run(started),
             Action::Templates(templates) => templates.run(),
         }

@@ -352,7 +352,7 @@ impl Mapped {
 }
 
 /// The mappings of a stopped task, without their flags.
-fn list(task: &Task) -> Result<Vec<Listed>> {
+pub(crate) fn list(task: &Task) -> Result<Vec<Listed>> {
     let understood = listing::parse(&task.read("maps")?);
     understood.map_err(|line| {
         let invalid = std::io::ErrorKind::InvalidData;

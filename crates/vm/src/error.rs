@@ -32,6 +32,9 @@ pub enum Error {
     /// A machine's memory could not be served.
     #[error(transparent)]
     Serve(#[from] serve::Error),
+    /// QEMU's process could not be reached into.
+    #[error("cannot reach into QEMU")]
+    Process(#[source] Box<process::Error>),
     /// A system call of this process failed.
     #[error("{doing}")]
     Kernel {
@@ -88,10 +91,19 @@ pub enum Blame {
     Store,
 }
 
+impl From<process::Error> for Error {
+    fn from(error: process::Error) -> Self {
+        match error {
+            process::Error::Gone { pid } => Self::Gone(format!("QEMU, process {pid}, has ended")),
+            error => Self::Process(Box::new(error)),
+        }
+    }
+}
+
 impl Error {
     /// What is to blame.
     #[must_use]
-    pub const fn blame(&self) -> Blame {
+    pub fn blame(&self) -> Blame {
         match self {
             Self::Image(error)
             | Self::Serve(serve::Error::Image(error))
@@ -103,6 +115,13 @@ impl Error {
                 _ => Blame::Store,
             },
             Self::Corrupt { .. } => Blame::Corrupt,
+            Self::Process(error) => match error.blame() {
+                process::Blame::Unsupported => Blame::Unsupported,
+                process::Blame::Gone => Blame::Gone,
+                process::Blame::Kernel => Blame::Kernel,
+                process::Blame::Corrupt => Blame::Corrupt,
+                process::Blame::Store => Blame::Store,
+            },
             Self::Unfit(_) | Self::Serve(serve::Error::Unable(_)) => Blame::Unsupported,
             Self::Serve(serve::Error::Gone { .. }) | Self::Gone(_) => Blame::Gone,
             Self::Store(_) | Self::File { .. } | Self::Pages(pages::Error::Object { .. }) => {

@@ -67,7 +67,7 @@ pub fn import(
     let writer = place::writer(&options.images, parent, pages, options.compress)?;
     let read = file.try_clone().map_err(Error::file("open", path))?;
     let memory = Memory::new(read.into(), MEMORY, pages, 0);
-    let fates = sparse::store(&[memory], &writer, Holes::Unchanged, progress)?;
+    let fates = sparse::store(&[memory], &writer, Holes::Unchanged, false, progress)?;
     let imported = Imported::of(&writer, fates);
     check_length(&file, path, pages)?;
     if let Some(bytes) = state {

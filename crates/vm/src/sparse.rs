@@ -22,6 +22,8 @@ pub(crate) struct Memory {
     offset_bytes: u64,
     /// Its pages that are no holes.
     data: Ranges<u64>,
+    /// Those that are as the parent has them, where that is known.
+    unwritten: Option<Ranges<u64>>,
 }
 
 /// What holes are over a parent.
@@ -68,11 +70,30 @@ impl Memory {
             pages,
             offset_bytes,
             data,
+            unwritten: None,
         }
     }
 
+    /// The same memory, of which only pages that are not in `unwritten` are read for a layer.
+    pub fn knowing(self, unwritten: Ranges<u64>) -> Self {
+        Self {
+            unwritten: Some(unwritten),
+            ..self
+        }
+    }
+
+    /// Its pages.
+    pub const fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Its pages that are no holes.
+    pub const fn data(&self) -> &Ranges<u64> {
+        &self.data
+    }
+
     /// Pages of its holes.
-    fn holes(&self) -> u64 {
+    pub fn holes(&self) -> u64 {
         self.pages
             - self
                 .data
@@ -82,25 +103,35 @@ impl Memory {
     }
 
     /// Notes that its holes are zero.
-    fn mark_holes(&self, writer: &Writer) {
+    pub fn mark_holes(&self, writer: &Writer) {
         for hole in &gaps(&self.data, self.pages) {
             writer.mark_zero(self.space, hole.clone());
         }
     }
 
+    /// All of its pages that are no holes, and those that are not known to be the parent's.
     fn extents(&self) -> Vec<Extent> {
-        let extent = |range: &Range<u64>| Extent {
+        let known = self.unwritten.iter().flat_map(|ranges| ranges.iter());
+        let read = subtract(&self.data, &known.cloned().collect::<Vec<_>>());
+        read.iter().map(|range| self.extent(range)).collect()
+    }
+
+    /// Some of its pages, as its file has them.
+    pub fn extent(&self, range: &Range<u64>) -> Extent {
+        Extent {
             space: self.space,
             first_page: range.start,
             at: Addr(self.offset_bytes + range.start * PAGE_BYTES),
             pages: range.end - range.start,
-        };
-        self.data.iter().map(extent).collect()
+        }
     }
 }
 
 /// Stores memories in an image: holes are not read, pages of zeros not stored, nor pages that are
 /// as the parent has them.
+///
+/// Where it is known what was written, that is not compared with the parent. `beside`: whether who
+/// writes to the memory runs meanwhile, and is left a processor.
 ///
 /// Calls `progress` with the bytes done and to be done.
 ///
@@ -110,6 +141,7 @@ pub(crate) fn store(
     memories: &[Memory],
     writer: &Writer,
     holes: Holes,
+    beside: bool,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Fates> {
     let pages = memories.iter().map(|memory| memory.pages).sum();
@@ -119,7 +151,7 @@ pub(crate) fn store(
             memory.mark_holes(writer);
         }
         let all = memories.iter().map(Memory::extents).collect::<Vec<_>>();
-        let drained = drain(memories, &all, writer, progress)?;
+        let drained = drain(memories, &all, writer, beside, progress)?;
         return Ok(Fates {
             pages,
             stored_pages: drained.stored_pages,
@@ -143,7 +175,7 @@ pub(crate) fn store(
     }
     let of_all = all.iter().flatten().map(Extent::bytes).sum::<u64>();
     let less = total - of_all / 2;
-    let drained = drain(memories, &all, writer, &|done, _| {
+    let drained = drain(memories, &all, writer, beside, &|done, _| {
         progress((less + done / 2).min(total), total);
     })?;
     Ok(Fates {
@@ -166,6 +198,11 @@ fn changed(
     let mut before = 0;
     let mut all = Vec::new();
     for memory in memories {
+        if memory.unwritten.is_some() {
+            all.push(memory.extents());
+            before += bytes(memory);
+            continue;
+        }
         let compared = |done| progress((before + done) / 2, total);
         all.push(pages::changed(
             &memory.source,
@@ -182,6 +219,7 @@ fn drain(
     memories: &[Memory],
     extents: &[Vec<Extent>],
     writer: &Writer,
+    beside: bool,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Drained> {
     let total = extents.iter().flatten().map(Extent::bytes).sum::<u64>();
@@ -189,6 +227,7 @@ fn drain(
     let sources = memories.iter().zip(extents);
     let sources = sources.map(|(memory, extents)| (&memory.source as &dyn Source, &extents[..]));
     let how = Drain {
+        beside,
         progress: &|done| progress(done, total),
         ..Drain::default()
     };
@@ -244,7 +283,7 @@ mod tests {
             granule: Granule::Small,
         });
         let memory = Memory::new(file.into(), SPACE, 6, 2 * PAGE_BYTES);
-        let fates = super::store(&[memory], &writer, holes, &|_, _| ()).expect("stored");
+        let fates = super::store(&[memory], &writer, holes, false, &|_, _| ()).expect("stored");
         writer.seal(Seal::default()).expect("sealed");
         let reader = Reader::open(&*images.open().expect("there")).expect("an image");
         let mut bytes = vec![1; 6 * PAGE_BYTES as usize];

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
-use vm::qemu::{SaveOptions, Saved};
+use vm::qemu::{SaveKind, SaveOptions, Saved};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
@@ -26,6 +26,10 @@ pub struct Save {
     /// Have the guest go on; otherwise QEMU ends when the image is whole
     #[arg(short = 'R', long)]
     leave_running: bool,
+
+    /// Have the guest go on at once, and save its memory as it was at that moment
+    #[arg(long, requires = "leave_running")]
+    live: bool,
 
     /// The image of an earlier save, relative to the image's directory; pages that it has are not
     /// stored
@@ -62,7 +66,11 @@ impl Save {
             socket: self.qmp,
             images: self.images_dir.into(),
             parent: parent.map(Into::into),
-            leave_running: self.leave_running,
+            kind: match (self.live, self.leave_running) {
+                (true, _) => SaveKind::Live,
+                (false, true) => SaveKind::Stopped,
+                (false, false) => SaveKind::Ending,
+            },
             compress: self.compress.compress,
             sync: !self.no_sync,
         };
@@ -73,7 +81,7 @@ impl Save {
         drop(bar);
         let saved = saved.map_err(Failure::machine("vm save"))?;
         let text = if self.json {
-            format!("{}\n", to_json(&saved))
+            format!("{}\n", to_json("vm_save", &saved))
         } else {
             to_text(&saved)
         };
@@ -82,8 +90,9 @@ impl Save {
     }
 }
 
-fn to_json(saved: &Saved) -> serde_json::Value {
-    json!({"vm_save": {
+/// What was saved, under the name of the command.
+pub fn to_json(command: &str, saved: &Saved) -> serde_json::Value {
+    json!({command: {
         "image": saved.image.to_string(),
         "pid": saved.pid,
         "pages": saved.pages,
@@ -95,7 +104,8 @@ fn to_json(saved: &Saved) -> serde_json::Value {
     }})
 }
 
-fn to_text(saved: &Saved) -> String {
+/// What was saved, in words.
+pub fn to_text(saved: &Saved) -> String {
     format!(
         "image {} has {} pages: {} stored, {} zero, {} as in the parent image; {} bytes of \
          devices; stopped for {:.1} ms\n",

@@ -1,6 +1,8 @@
 //! `vm save` and `vm restore`: a Linux guest under QEMU becomes an image, and one machine or many
 //! again.
 
+mod live;
+
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;

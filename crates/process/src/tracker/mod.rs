@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A task whose memory is tracked, as a round knows it.
 #[derive(Debug)]
-pub(crate) struct TrackedTask {
+pub struct TrackedTask {
     /// Its pid.
     pub pid: i32,
     /// When it was started.
@@ -45,9 +45,23 @@ pub(crate) struct TrackedTask {
     pub by: Means,
 }
 
+impl TrackedTask {
+    /// Task `pid`, whose memory is registered with `uffd`.
+    ///
+    /// # Errors
+    /// [`Error::Gone`].
+    pub fn new(pid: i32, uffd: Uffd) -> Result<Self> {
+        Ok(Self {
+            pid,
+            start_ticks: start_ticks(pid).ok_or(Error::Gone { pid })?,
+            by: Means::Protection(uffd),
+        })
+    }
+}
+
 /// By what a task's memory is tracked, with a descriptor of it.
 #[derive(Debug)]
-pub(crate) enum Means {
+pub enum Means {
     /// The userfaultfd with which its memory is registered.
     Protection(Uffd),
     /// Soft-dirty bits, which only one tracker may clear; the claim to them.
@@ -75,7 +89,7 @@ impl AsFd for Means {
 
 /// A conversation with the tracker of a tree.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub struct Client {
     socket: OwnedFd,
     root: i32,
     /// What the tracker held when the conversation began.

@@ -225,7 +225,10 @@ impl Line {
 /// - `fill NAME SEED MIB`: makes a file of so many MiB out of a seed;
 /// - `check NAME SEED MIB`: whether it is as it was made;
 /// - `remove NAME`: removes it;
-/// - `note TEXT` and `recall`: keeps a text, and says it.
+/// - `note TEXT` and `recall`: keeps a text, and says it;
+/// - `write MIB`: writes to that much memory from then on, over and over;
+/// - `written`: how often it has written all of that, and how many pages were not as left;
+/// - `tick MS TIMES`: says `.` so often, on lines of their own, with so many ms between.
 ///
 /// # Panics
 /// When the machine has no serial line.
@@ -259,12 +262,58 @@ pub fn inside() -> ! {
                 "noted".to_owned()
             }
             ["recall"] => noted.clone(),
+            ["write", mib] => said(begin_writing(mib)),
+            ["written"] => {
+                let [passes, wrong] = [&PASSES, &WRONG].map(|it| it.load(Ordering::SeqCst));
+                format!("{passes} {wrong}")
+            }
+            ["tick", pause, times] => said(tick(pause, times)),
             _ => "what?".to_owned(),
         };
         // What a terminal echoes before it is made raw begins otherwise.
         println!("={number} {answer}");
     }
     panic!("the serial line has ended");
+}
+
+/// How often all of the memory was written, and how many pages were not as they were left.
+static PASSES: AtomicU64 = AtomicU64::new(0);
+static WRONG: AtomicU64 = AtomicU64::new(0);
+
+fn number(word: &str) -> io::Result<u64> {
+    word.parse().map_err(io::Error::other)
+}
+
+/// Writes the number of the pass to each page of some memory, over and over. Each page must be as
+/// the pass before has left it: at any instant, pages of two passes at most are there, in order.
+fn begin_writing(mib: &str) -> io::Result<String> {
+    const PAGE_WORDS: usize = 512;
+    let mut words = vec![0_u64; number(mib)? as usize * (1 << 20) / 8];
+    std::thread::spawn(move || {
+        for pass in 1.. {
+            for page in words.chunks_exact_mut(PAGE_WORDS) {
+                let first = std::hint::black_box(page[0]);
+                let last = std::hint::black_box(page[PAGE_WORDS - 1]);
+                if (first, last) != (pass - 1, pass - 1) {
+                    WRONG.fetch_add(1, Ordering::SeqCst);
+                }
+                page[0] = pass;
+                page[PAGE_WORDS - 1] = pass;
+                std::hint::black_box(&mut *page);
+            }
+            PASSES.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    Ok("writing".to_owned())
+}
+
+fn tick(pause: &str, times: &str) -> io::Result<String> {
+    let pause = Duration::from_millis(number(pause)?);
+    for _ in 0..number(times)? {
+        println!(".");
+        std::thread::sleep(pause);
+    }
+    Ok("ticked".to_owned())
 }
 
 fn said(result: io::Result<String>) -> String {

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
-use abi::PAGE_BYTES;
+use abi::{Addr, PAGE_BYTES, Span};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -43,6 +43,33 @@ pub(crate) struct Block {
     pub file: OwnedFd,
     /// Where in the file it begins.
     pub offset_bytes: u64,
+    /// Where QEMU has it mapped.
+    pub at: Addr,
+}
+
+impl Block {
+    /// The addresses at which QEMU has it.
+    pub fn span(&self) -> Span {
+        Span::new(self.at, self.pages * PAGE_BYTES)
+    }
+
+    /// The size of the pages that the file has.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn page_bytes(&self) -> Result<u64> {
+        const HUGETLBFS: u64 = 0x958458f6;
+        let facts = rustix::fs::fstatfs(&self.file).map_err(|errno| Error::Kernel {
+            doing: "cannot look at the file of the guest's memory",
+            source: errno.into(),
+        })?;
+        let is_huge = facts.f_type.cast_unsigned() == HUGETLBFS;
+        Ok(if is_huge {
+            facts.f_bsize.cast_unsigned()
+        } else {
+            PAGE_BYTES
+        })
+    }
 }
 
 /// What QEMU says of a memory backend (`query-memdev`).
@@ -92,6 +119,7 @@ pub(crate) fn find(qmp: &mut Qmp, version: Version, pid: i32) -> Result<Vec<Bloc
             pages: block.used_bytes / PAGE_BYTES,
             file,
             offset_bytes,
+            at: Addr(at),
         });
     }
     let others = blocks.iter().filter(|block| !shared.contains(&block.name));

@@ -150,22 +150,56 @@ fn capabilities(qmp: &mut Qmp, version: Version) -> Result<(Capabilities, Capabi
     Ok((differing, before))
 }
 
-/// Refuses devices with which somebody else writes to the guest's memory.
-fn refuse_others(qmp: &mut Qmp) -> Result<()> {
+/// Devices by which a machine gives memory up while it runs.
+const GIVING_UP: [&str; 2] = ["virtio-balloon", "virtio-mem"];
+
+/// Refuses a live save of a machine that gives memory up without anybody being told: QEMU discards
+/// huge pages by their file alone.
+///
+/// # Errors
+/// [`Error::Unfit`], those of [`Qmp::call`].
+pub(crate) fn refuse_unheard(machine: &mut Machine) -> Result<()> {
+    let mut are_huge = false;
+    for block in &machine.blocks {
+        are_huge |= block.page_bytes()? > abi::PAGE_BYTES;
+    }
+    let kinds = if are_huge {
+        devices(&mut machine.qmp)?
+    } else {
+        Vec::new()
+    };
+    let gives_up = |kind: &&String| GIVING_UP.iter().any(|start| kind.starts_with(start));
+    match kinds.iter().find(gives_up) {
+        Some(kind) => Err(Error::Unfit(format!(
+            "{kind} takes huge pages from the guest unheard: save it without --live"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The kinds of devices that were asked for.
+fn devices(qmp: &mut Qmp) -> Result<Vec<String>> {
+    let mut kinds = Vec::new();
     for place in ["/machine/peripheral", "/machine/peripheral-anon"] {
         let devices: Vec<Child> = qmp.call("qom-list", json!({ "path": place }))?;
-        for device in devices {
-            let kind = device.kind.strip_prefix("child<");
-            let kind = kind.and_then(|kind| kind.strip_suffix('>'));
-            if let Some(kind) = kind
-                && WITH_OTHERS.iter().any(|start| kind.starts_with(start))
-            {
-                return Err(Error::Unfit(format!(
-                    "another process or device writes to the guest's memory: -device {kind}; use \
-                     one of QEMU's own, as virtio-blk-pci or virtio-net-pci"
-                )));
-            }
-        }
+        let kind = |device: Child| {
+            let kind = device.kind.strip_prefix("child<")?.strip_suffix('>')?;
+            Some(kind.to_owned())
+        };
+        kinds.extend(devices.into_iter().filter_map(kind));
+    }
+    Ok(kinds)
+}
+
+/// Refuses devices with which somebody else writes to the guest's memory.
+fn refuse_others(qmp: &mut Qmp) -> Result<()> {
+    let kinds = devices(qmp)?;
+    let is_such = |kind: &&String| WITH_OTHERS.iter().any(|start| kind.starts_with(start));
+    if let Some(kind) = kinds.iter().find(is_such) {
+        return Err(Error::Unfit(format!(
+            "another process or device writes to the guest's memory: -device {kind}; use one of \
+             QEMU's own, as virtio-blk-pci or virtio-net-pci"
+        )));
     }
     let network = qmp.human("info network")?;
     let kinds = ["type=vhost-user", "type=vhost-vdpa"];

@@ -2,21 +2,27 @@
 //!
 //! Devices are QEMU's business: it writes their state to a descriptor of ours, and reads it from
 //! one. Memory never goes through QEMU: [`save()`] reads it from the files that are the guest's
-//! memory, and [`restore()`] hands it to a new QEMU as descriptors:
-//! of a file of its own, or of a template that many map privately.
+//! memory, while the guest is stopped or protected from its own writes, and [`restore()`] hands it
+//! to a new QEMU as descriptors: of a file of its own, or of a template that many map privately.
 
 mod block;
 mod command;
+mod devices;
+mod guest;
+mod live;
 mod machine;
 mod qmp;
 mod reaper;
 pub(crate) mod record;
 mod restore;
+mod round;
 mod save;
+mod snapshot;
 mod start;
 mod template;
+mod track;
 mod watchdog;
 
 pub use restore::{RestoreOptions, Restored, Way, restore};
-pub use save::{SaveOptions, Saved, save};
+pub use save::{SaveKind, SaveOptions, Saved, save};
 pub use template::{Template, drop_template, templates};

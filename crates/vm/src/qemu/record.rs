@@ -99,48 +99,54 @@ impl Saved {
     /// # Errors
     /// [`Error::Unfit`] where it is of something else, [`Error::Corrupt`].
     pub fn of(reader: &Reader) -> Result<Self> {
-        let (mut machine, mut state) = (None, None);
-        let corrupt = |record: &'static str| move |what| Error::Corrupt { record, what };
-        for record in reader.records() {
-            let is_new = match (record.tag, record.version, record.id) {
-                (tag::QEMU_MACHINE, 1, 0) => {
-                    let read = image::strict::decode::<QemuMachine>(&record.payload);
-                    machine
-                        .replace(read.map_err(corrupt("the machine"))?)
-                        .is_none()
-                }
-                (tag::MONITOR_STATE, 1, 0) => {
-                    let read = image::strict::decode::<MonitorState>(&record.payload);
-                    state
-                        .replace(read.map_err(corrupt("its devices"))?)
-                        .is_none()
-                }
-                _ => {
-                    return Err(Error::Unfit(
-                        "the image is not one of a machine under QEMU".to_owned(),
-                    ));
-                }
-            };
-            if !is_new {
-                let what = format!("record {} is there twice", record.tag);
-                return Err(corrupt("a record")(what));
-            }
+        match read(reader)? {
+            (machine, Some(state)) => Ok(Self { machine, state }),
+            (_, None) => Err(Error::Unfit(
+                "the image is of a round before a save, and has no devices: vm save over it"
+                    .to_owned(),
+            )),
         }
-        let (Some(machine), Some(state)) = (machine, state) else {
-            return Err(Error::Unfit(
-                "the image is not one of a machine under QEMU".to_owned(),
-            ));
-        };
-        if state.monitor != MONITOR {
-            let what = format!("they are those of {}", state.monitor);
-            return Err(corrupt("its devices")(what));
-        }
-        check(reader, &machine).map_err(corrupt("the machine"))?;
-        Ok(Self {
-            machine,
-            state: state.bytes,
-        })
     }
+}
+
+/// The machine that an image is of, which may be one of a round.
+///
+/// # Errors
+/// [`Error::Unfit`] where it is of something else, [`Error::Corrupt`].
+pub(crate) fn machine_of(reader: &Reader) -> Result<QemuMachine> {
+    read(reader).map(|(machine, _)| machine)
+}
+
+fn read(reader: &Reader) -> Result<(QemuMachine, Option<Vec<u8>>)> {
+    let (mut machine, mut state) = (None, None);
+    let corrupt = |record: &'static str| move |what| Error::Corrupt { record, what };
+    let other = || Error::Unfit("the image is not one of a machine under QEMU".to_owned());
+    for record in reader.records() {
+        let is_new = match (record.tag, record.version, record.id) {
+            (tag::QEMU_MACHINE, 1, 0) => {
+                let read = image::strict::decode::<QemuMachine>(&record.payload);
+                let read = read.map_err(corrupt("the machine"))?;
+                machine.replace(read).is_none()
+            }
+            (tag::MONITOR_STATE, 1, 0) => {
+                let read = image::strict::decode::<MonitorState>(&record.payload);
+                let read = read.map_err(corrupt("its devices"))?;
+                state.replace(read).is_none()
+            }
+            _ => return Err(other()),
+        };
+        if !is_new {
+            let what = format!("record {} is there twice", record.tag);
+            return Err(corrupt("a record")(what));
+        }
+    }
+    let machine = machine.ok_or_else(other)?;
+    let state = state.map(|state| match state.monitor.as_str() {
+        MONITOR => Ok(state.bytes),
+        other => Err(corrupt("its devices")(format!("they are those of {other}"))),
+    });
+    check(reader, &machine).map_err(corrupt("the machine"))?;
+    Ok((machine, state.transpose()?))
 }
 
 /// Whether every space is a block of the machine's, all of which the image has, and the other way

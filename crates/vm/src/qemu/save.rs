@@ -1,37 +1,25 @@
 //! A running machine becomes an image.
 
-use std::io::Read as _;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use abi::spans::Ranges;
 use image::{
     Compression, Facts, Granule, ImageId, NewSpace, Reader, Seal, SpaceId, SpaceKind, Writer,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
-use serde_json::{Value, json};
 use store::Images;
 
 use super::block::Block;
+use super::guest::Guest;
 use super::machine::{self, Machine};
-use super::qmp::{PATIENCE, Qmp};
-use super::record::{self, QemuBlock, Saved as SavedMachine};
-use super::watchdog::{Before, Watchdog, go_on, set};
+use super::record::{self, QemuBlock, QemuMachine};
+use super::track::Tracking;
+use super::watchdog::set;
+use super::{devices, live, round};
 use crate::place;
 use crate::sparse::{self, Fates, Holes, Memory};
 use crate::{Error, Result};
-
-/// The most that QEMU saves of devices, ROMs and video memory, in bytes.
-const STATE_MAX_BYTES: usize = 128 << 20;
-
-/// What the pipe with the state can hold, in bytes.
-const PIPE_BYTES: usize = 1 << 20;
-
-/// What QEMU calls the descriptor that it writes the state to.
-const STATE: &str = "stillframe-state";
 
 /// Which machine is to be saved, and where to.
 #[derive(Clone, Debug)]
@@ -42,12 +30,25 @@ pub struct SaveOptions {
     pub images: Images,
     /// The image that it is over.
     pub parent: Option<Images>,
-    /// Whether the guest goes on.
-    pub leave_running: bool,
+    /// How it is saved.
+    pub kind: SaveKind,
     /// How pages are compressed.
     pub compress: Option<Compression>,
     /// Whether to wait until the image is on the disk.
     pub sync: bool,
+}
+
+/// How a machine is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SaveKind {
+    /// The guest is stopped while its memory is read, and QEMU ends when the image is whole.
+    Ending,
+    /// The guest is stopped while its memory is read, and goes on.
+    Stopped,
+    /// The guest is stopped for a moment, of which the image is; its memory is read afterwards.
+    Live,
+    /// Only the memory is saved, while the guest runs, and what it writes from then on is tracked.
+    Round,
 }
 
 /// What was saved.
@@ -71,6 +72,24 @@ pub struct Saved {
     pub stopped: Duration,
 }
 
+impl Saved {
+    pub(crate) fn new((image, pid): (ImageId, i32), fates: Fates, stopped: Duration) -> Self {
+        Self {
+            image,
+            pid,
+            pages: fates.pages,
+            stored_pages: fates.stored_pages,
+            zero_pages: fates.zero_pages,
+            parent_pages: fates.parent_pages,
+            state_bytes: 0,
+            stopped,
+        }
+    }
+}
+
+/// What is told of a save's progress: the bytes done and to be done.
+pub(crate) type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
 /// Saves a machine. The memory is read from its files, the state of the devices comes from QEMU.
 ///
 /// The calling process must have one thread. Calls `progress` with the bytes done and to be done.
@@ -84,47 +103,81 @@ pub fn save(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Saved> {
     let mut machine = Machine::look(&options.socket)?;
-    let writer = begin(options, &mut machine)?;
-    let id = writer.id();
-    let pid = machine.pid;
-    let mut record = std::mem::take(&mut machine.record);
-    let (state, fates, guest) = copy(options, &mut machine, &writer, progress)?;
-    record.disks = machine::disks(guest.qmp, &record.folder)?;
-    let state_bytes = state.len() as u64;
-    writer.record(record.record());
-    writer.record(record::state(state));
     let seal = Seal {
         durable: options.sync,
         facts,
     };
-    let stopped = guest.end(options, id, || Ok(writer.seal(seal)?))?;
-    let saved = Saved {
-        image: id,
-        pid,
-        pages: fates.pages,
-        stored_pages: fates.stored_pages,
-        zero_pages: fates.zero_pages,
-        parent_pages: fates.parent_pages,
-        state_bytes,
-        stopped,
+    let saved = match options.kind {
+        SaveKind::Round => round::save(options, &mut machine, seal, progress)?,
+        SaveKind::Live => live::save(options, &mut machine, seal, progress)?,
+        SaveKind::Ending | SaveKind::Stopped => whole(options, &mut machine, seal, progress)?,
     };
-    log::info!("image {id} is whole: {saved:?}");
+    log::info!("image {} is whole: {saved:?}", saved.image);
     Ok(saved)
 }
 
-/// Starts the image with a space for each block, under the number that the parent has for it.
-fn begin(options: &SaveOptions, machine: &mut Machine) -> Result<Writer> {
+/// Saves all of a machine while its guest is stopped.
+pub(crate) fn whole(
+    options: &SaveOptions,
+    machine: &mut Machine,
+    seal: Seal,
+    progress: Progress<'_>,
+) -> Result<Saved> {
+    let (writer, mut record) = begin(options, machine)?;
+    let (id, pid) = (writer.id(), machine.pid);
+    let tracking = Tracking::find(pid, &machine.blocks)?;
+    let mut guest = Guest::guard(&mut machine.qmp, &machine.before, &options.images)?;
+    set(guest.qmp, &machine.capabilities)?;
+    let state = devices::pipe(guest.qmp)?;
+    if let Some(tracking) = &tracking {
+        tracking.begin()?;
+    }
+    guest.stop()?;
+    devices::begin(&mut guest)?;
+    let (state, fates) = thread::scope(|scope| {
+        let devices = scope.spawn(|| devices::read(state));
+        let fates = copy_memory(&machine.blocks, &writer, tracking.as_ref(), progress);
+        let state = devices
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok::<_, Error>((state?, fates?))
+    })?;
+    devices::end(&mut guest)?;
+    record.disks = machine::disks(guest.qmp, &record.folder)?;
+    let state_bytes = state.len() as u64;
+    writer.record(record.record());
+    writer.record(record::state(state));
+    let stopped = if options.kind == SaveKind::Ending {
+        guest.end(id, || Ok(writer.seal(seal)?))?
+    } else {
+        let stopped = guest.go_on()?;
+        writer.seal(seal)?;
+        if let Some(tracking) = tracking {
+            tracking.end(id);
+        }
+        stopped
+    };
+    Ok(Saved {
+        state_bytes,
+        ..Saved::new((id, pid), fates, stopped)
+    })
+}
+
+/// Starts the image with a space for each block, under the number that the parent has for it; gives
+/// what is recorded of the machine.
+pub(crate) fn begin(options: &SaveOptions, machine: &Machine) -> Result<(Writer, QemuMachine)> {
     let parent = match &options.parent {
         None => None,
         Some(parents) => {
             let store = parents.open().map_err(Error::Store)?;
             let reader = Reader::open(&*store)?;
-            SavedMachine::of(&reader)?;
+            record::machine_of(&reader)?;
             check_parent(&reader, &machine.blocks, parents)?;
             Some((reader, parents))
         }
     };
     let writer = place::begin(&options.images, parent, options.compress)?;
+    let mut record = machine.record.clone();
     for (number, block) in (1..).zip(&machine.blocks) {
         writer.space(NewSpace {
             id: SpaceId(number),
@@ -133,12 +186,12 @@ fn begin(options: &SaveOptions, machine: &mut Machine) -> Result<Writer> {
             len_pages: block.pages,
             granule: Granule::Small,
         });
-        machine.record.blocks.push(QemuBlock {
+        record.blocks.push(QemuBlock {
             space: number,
             backend: block.backend.clone(),
         });
     }
-    Ok(writer)
+    Ok((writer, record))
 }
 
 /// Blocks are numbered in the order of their names, so those of one machine have the same numbers
@@ -156,165 +209,50 @@ fn check_parent(reader: &Reader, blocks: &[Block], parents: &Images) -> Result<(
     }
 }
 
-/// A guest that stands still; dropped, it goes on.
-struct Guest<'a> {
-    qmp: &'a mut Qmp,
-    before: &'a Before,
-    watchdog: Watchdog,
-    since: Instant,
-    is_over: bool,
-}
-
-impl Guest<'_> {
-    /// Has the guest go on and the image sealed, or, unless it is to go on, the image sealed and
-    /// QEMU ended. Gives how long the guest stood still.
-    fn end(
-        mut self,
-        options: &SaveOptions,
-        id: ImageId,
-        seal: impl FnOnce() -> Result<ImageId>,
-    ) -> Result<Duration> {
-        if options.leave_running {
-            self.is_over = true;
-            go_on(self.qmp, self.before)?;
-            let stopped = self.since.elapsed();
-            self.watchdog.dismiss();
-            seal()?;
-            return Ok(stopped);
-        }
-        let stopped = self.since.elapsed();
-        self.watchdog.sealing(id)?;
-        seal()?;
-        // From here on the machine is in the image.
-        self.is_over = true;
-        match self.qmp.call::<Value>("quit", json!({})) {
-            Ok(_) | Err(Error::Gone(_)) => {}
-            Err(error) => log::warn!("QEMU does not end: {error}"),
-        }
-        self.watchdog.dismiss();
-        Ok(stopped)
-    }
-}
-
-impl Drop for Guest<'_> {
-    fn drop(&mut self) {
-        if !self.is_over {
-            match go_on(self.qmp, self.before) {
-                Ok(()) => self.watchdog.dismiss(),
-                // It tries as well, when it sees that this process is gone.
-                Err(error) => log::error!("the guest does not go on: {error}"),
-            }
-        }
-    }
-}
-
-/// Stops the guest and copies memory and devices.
-fn copy<'a>(
-    options: &SaveOptions,
-    machine: &'a mut Machine,
-    writer: &Writer,
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<(Vec<u8>, Fates, Guest<'a>)> {
-    let watchdog = Watchdog::post(&machine.qmp, &machine.before, &options.images)?;
-    watchdog.stopping()?;
-    let guest = Guest {
-        qmp: &mut machine.qmp,
-        before: &machine.before,
-        watchdog,
-        since: Instant::now(),
-        is_over: false,
-    };
-    set(guest.qmp, &machine.capabilities)?;
-    guest.qmp.call::<Value>("stop", json!({}))?;
-    let state = begin_migration(guest.qmp)?;
-    let (state, fates) = thread::scope(|scope| {
-        let devices = scope.spawn(|| read_state(state));
-        let fates = copy_memory(&machine.blocks, writer, progress);
-        let state = devices
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok::<_, Error>((state?, fates?))
-    })?;
-    match guest.qmp.end_of_migration(PATIENCE)?.as_str() {
-        "completed" => {}
-        _ => return Err(refused(guest.qmp)),
-    }
-    Ok((state, fates, guest))
-}
-
-/// Has QEMU write the state of its devices; gives where it can be read.
-fn begin_migration(qmp: &mut Qmp) -> Result<OwnedFd> {
-    let kernel = |errno: rustix::io::Errno| Error::Kernel {
-        doing: "cannot make a pipe",
-        source: errno.into(),
-    };
-    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(kernel)?;
-    // Without the privilege for so much it takes longer.
-    let _ = rustix::pipe::fcntl_setpipe_size(&writer, PIPE_BYTES);
-    qmp.call_along::<Value>("getfd", json!({ "fdname": STATE }), &[writer.as_fd()])?;
-    drop(writer);
-    qmp.call::<Value>("migrate", json!({ "uri": format!("fd:{STATE}") }))?;
-    Ok(reader)
-}
-
-fn read_state(from: OwnedFd) -> Result<Vec<u8>> {
-    let failed = |source: std::io::Error| Error::Kernel {
-        doing: "cannot read the state of the devices",
-        source,
-    };
-    let patience = Timespec::try_from(PATIENCE).expect("it is short");
-    let (mut state, mut from) = (Vec::new(), std::fs::File::from(from));
-    let mut buffer = vec![0; 256 << 10];
-    loop {
-        let mut fds = [PollFd::new(&from, PollFlags::IN)];
-        match poll(&mut fds, Some(&patience)) {
-            Ok(0) => return Err(failed(std::io::ErrorKind::TimedOut.into())),
-            Err(Errno::INTR) => continue,
-            other => other.map_err(|errno| failed(errno.into()))?,
-        };
-        match from.read(&mut buffer).map_err(failed)? {
-            0 => return Ok(state),
-            count => state.extend_from_slice(&buffer[..count]),
-        }
-        if state.len() > STATE_MAX_BYTES {
-            return Err(Error::Unfit(format!(
-                "QEMU says more than {} MiB of its devices: is there memory that is not shared?",
-                STATE_MAX_BYTES >> 20
-            )));
-        }
-    }
-}
-
+/// Copies the memory of a stopped guest.
 fn copy_memory(
     blocks: &[Block],
     writer: &Writer,
-    progress: &(dyn Fn(u64, u64) + Sync),
+    tracking: Option<&Tracking>,
+    progress: Progress<'_>,
 ) -> Result<Fates> {
-    let memory = |(number, block): (u32, &Block)| -> Result<Memory> {
+    let mut memories = memories(blocks)?;
+    if let Some(tracking) = tracking {
+        let unwritten = tracking.take()?;
+        memories = knowing(memories, writer, (tracking, unwritten));
+    }
+    sparse::store(&memories, writer, Holes::Zero, false, progress)
+}
+
+/// Memories of which it is known what was written, if that is known since the very parent of the
+/// image. `unwritten` is what [`Tracking::take`] has told.
+pub(crate) fn knowing(
+    memories: Vec<Memory>,
+    writer: &Writer,
+    (tracking, unwritten): (&Tracking, Vec<Ranges<u64>>),
+) -> Vec<Memory> {
+    let parent = writer.parent().map(|parent| parent.id());
+    if parent.is_none() || tracking.image() != parent {
+        log::info!("what was written since the parent image is not known");
+        return memories;
+    }
+    let known = memories.into_iter().zip(unwritten);
+    let known = known.map(|(memory, unwritten)| memory.knowing(unwritten));
+    known.collect()
+}
+
+/// The files of the blocks, with the holes that they have now.
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub(crate) fn memories(blocks: &[Block]) -> Result<Vec<Memory>> {
+    let memory = |(number, block): (u32, &Block)| {
         let file = block.file.try_clone().map_err(|source| Error::Kernel {
             doing: "cannot duplicate a descriptor",
             source,
         })?;
-        Ok(Memory::new(
-            file,
-            SpaceId(number),
-            block.pages,
-            block.offset_bytes,
-        ))
+        let space = SpaceId(number);
+        Ok(Memory::new(file, space, block.pages, block.offset_bytes))
     };
-    let memories = (1..).zip(blocks).map(memory).collect::<Result<Vec<_>>>()?;
-    sparse::store(&memories, writer, Holes::Zero, progress)
-}
-
-/// Why a migration has failed.
-fn refused(qmp: &mut Qmp) -> Error {
-    let told = qmp.call::<Value>("query-migrate", json!({}));
-    let why = told
-        .as_ref()
-        .ok()
-        .and_then(|told| told.get("error-desc")?.as_str());
-    Error::Refused {
-        command: "migrate",
-        what: why.unwrap_or("it does not say why").to_owned(),
-    }
+    (1..).zip(blocks).map(memory).collect()
 }

@@ -210,7 +210,7 @@ async fn copy(State(server): State<Server>, Path(number): Path<u64>) -> Response
     }
 }
 
-const fn status_of(error: &Error) -> StatusCode {
+fn status_of(error: &Error) -> StatusCode {
     match error.blame() {
         Blame::Unsupported => StatusCode::CONFLICT,
         Blame::Gone => StatusCode::GONE,

@@ -12,7 +12,8 @@ const ROWS: &[&[&str]] = &[
     &["tracee", "pages"],
     &["memory", "resources"],
     &["serve"],
-    &["process", "vm", "volume"],
+    &["process", "volume"],
+    &["vm"],
     &["cli"],
 ];
 /// Crates that only developers build; they may use every row, and no row uses them but to test.
