@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
-use vm::qemu::{RestoreOptions, Restored, Way};
+use vm::qemu::{Moment, Observer, RestoreOptions, Restored, Way};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
@@ -20,7 +21,7 @@ pub struct Restore {
     #[arg(short = 'D', long, value_name = "DIR")]
     images_dir: PathBuf,
 
-    /// How many machines
+    /// How many machines; none with --pool, to have some wait
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
     clones: u32,
 
@@ -47,6 +48,17 @@ pub struct Restore {
     )]
     #[arg(value_parser = clap::value_parser!(u64).range(0..=31_536_000))]
     keep: u64,
+
+    /// How many more machines to start and leave waiting, for the next restore of the image with
+    /// this option to take them and pay for nothing but the state of their devices; they end with
+    /// the copy of the memory
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "eager")]
+    pool: u32,
+
+    /// A program to call before and after the guest of each machine runs, told by
+    /// CRTOOLS_SCRIPT_ACTION (pre-resume, post-resume); may be given again
+    #[arg(long, value_name = "FILE")]
+    action_script: Vec<PathBuf>,
 
     /// Where the sockets of their monitors and what QEMU says go: NAME.qmp and NAME.log
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -76,11 +88,20 @@ impl Restore {
         if let Some(program) = command.first_mut() {
             *program = find(program);
         }
-        let shared = self.share || (!self.eager && self.clones > 1);
+        let shared = self.share || self.pool > 0 || (!self.eager && self.clones > 1);
         if self.keep > 0 && !shared {
             let what = "--keep is for machines that share their memory: add --share";
             return Err(Failure::Usage(what.to_owned()));
         }
+        if self.clones == 0 && self.keep == 0 {
+            let what = "no machine would have the memory of those that wait: add --keep";
+            return Err(Failure::Usage(what.to_owned()));
+        }
+        let scripts = Scripts {
+            files: self.action_script,
+            images_dir: crate::session::absolute(&self.images_dir)?,
+            bar: Bar::default(),
+        };
         let options = RestoreOptions {
             way: match shared {
                 true => Way::Share(Duration::from_secs(self.keep)),
@@ -93,10 +114,10 @@ impl Restore {
             sockets: crate::session::absolute(&self.qmp_dir)?,
             command,
             environment: std::env::vars_os().collect(),
+            pool: self.pool,
         };
-        let bar = Bar::default();
-        let restored = vm::qemu::restore(&options, &|done, total| bar.show(done, total));
-        drop(bar);
+        let restored = vm::qemu::restore(&options, &scripts);
+        drop(scripts);
         let restored = restored.map_err(Failure::machine("vm restore"))?;
         let text = if self.json {
             format!("{}\n", to_json(&restored))
@@ -105,6 +126,45 @@ impl Restore {
         };
         output::say(&text);
         Ok(Status::Done)
+    }
+}
+
+/// Calls the user's programs.
+struct Scripts {
+    files: Vec<PathBuf>,
+    images_dir: PathBuf,
+    bar: Bar,
+}
+
+impl Observer for Scripts {
+    fn progress(&self, done_bytes: u64, total_bytes: u64) {
+        self.bar.show(done_bytes, total_bytes);
+    }
+
+    fn moment(&self, moment: Moment, machine: &Restored) -> Result<(), String> {
+        let action = match moment {
+            Moment::PreResume => "pre-resume",
+            Moment::PostResume => "post-resume",
+        };
+        for file in &self.files {
+            let called = Command::new(file)
+                .env("CRTOOLS_SCRIPT_ACTION", action)
+                .env("CRTOOLS_IMAGE_DIR", &self.images_dir)
+                .env("CRTOOLS_INIT_PID", machine.pid.to_string())
+                .env("STILLFRAME_VM_NUMBER", machine.number.to_string())
+                .env("STILLFRAME_VM_NAME", &machine.name)
+                .env("STILLFRAME_VM_QMP", &machine.socket)
+                .stdin(Stdio::null())
+                .status();
+            let outcome = match called {
+                Ok(status) if status.success() => continue,
+                Ok(status) => status.to_string(),
+                Err(error) => error.to_string(),
+            };
+            let file = file.display();
+            return Err(format!("action script {file}: {action}: {outcome}"));
+        }
+        Ok(())
     }
 }
 
@@ -124,6 +184,7 @@ fn to_json(restored: &[Restored]) -> serde_json::Value {
     let machine = |one: &Restored| {
         json!({
             "name": one.name,
+            "number": one.number,
             "pid": one.pid,
             "qmp": one.socket.display().to_string(),
             "log": one.log.display().to_string(),

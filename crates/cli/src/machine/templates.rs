@@ -68,6 +68,7 @@ fn to_json(all: &[Template]) -> serde_json::Value {
             "image": one.image,
             "bytes": one.bytes,
             "machines": one.machines,
+            "pooled": one.pooled,
             "age_seconds": one.age.as_secs(),
         })
     };
@@ -77,10 +78,11 @@ fn to_json(all: &[Template]) -> serde_json::Value {
 
 fn to_text(one: &Template) -> String {
     format!(
-        "{}: {} MiB, {} machines, {} s old\n",
+        "{}: {} MiB, {} machines, {} waiting, {} s old\n",
         one.image,
         one.bytes >> 20,
         one.machines,
+        one.pooled,
         one.age.as_secs()
     )
 }

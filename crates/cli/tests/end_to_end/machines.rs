@@ -2,6 +2,7 @@
 //! again.
 
 mod live;
+mod pool;
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

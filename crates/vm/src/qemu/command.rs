@@ -308,6 +308,11 @@ pub(crate) fn change(words: &[String], how: &Change<'_>) -> Result<Vec<String>, 
         let (.., fields) = object(word.value());
         word.set(memory_object(memory, how.private, fields));
     }
+    for word in all.iter_mut().filter(|word| word.is(&["device"])) {
+        if let Some(value) = new_generation(word.value()) {
+            word.set(value);
+        }
+    }
     if let Some(name) = how.name {
         all.retain(|word| !word.is(&["name"]));
         all.extend(pair("-name", format!("guest={}", name.replace(',', ",,"))));
@@ -321,6 +326,23 @@ pub(crate) fn change(words: &[String], how: &Change<'_>) -> Result<Vec<String>, 
     ));
     all.extend(pair("-incoming", "defer".to_owned()));
     Ok(join(all))
+}
+
+/// A device that tells the guest that it is another machine now, with an id of its own.
+fn new_generation(value: &str) -> Option<String> {
+    if let Ok(Value::Object(mut device)) = serde_json::from_str::<Value>(value) {
+        let is_it = device.get("driver").is_some_and(|it| it == "vmgenid");
+        device.insert("guid".to_owned(), json!("auto"));
+        return is_it.then(|| Value::Object(device).to_string());
+    }
+    let mut fields = fields(value);
+    let (driver, _) = fields.first()?;
+    if driver != "vmgenid" {
+        return None;
+    }
+    fields.retain(|(key, _)| key != "guid");
+    fields.push(("guid".to_owned(), Some("auto".to_owned())));
+    Some(written(&fields))
 }
 
 /// The object whose memory is a descriptor; what does not depend on the file stays.
@@ -400,6 +422,20 @@ mod tests {
         );
         let kept = recorded(&words("-m 5"), "x", true).expect("it can be had");
         assert_eq!(kept.join(" "), "-m 5 -machine type=x");
+    }
+
+    #[test]
+    fn a_restored_machine_is_told_to_be_another_one() {
+        let new = |value| new_generation(value);
+        let line = "vmgenid,guid=1,id=x";
+        assert_eq!(new(line).as_deref(), Some("vmgenid,id=x,guid=auto"));
+        let json = r#"{"driver":"vmgenid","guid":"1"}"#;
+        assert_eq!(
+            new(json).as_deref(),
+            Some(r#"{"driver":"vmgenid","guid":"auto"}"#)
+        );
+        assert_eq!(new("virtio-net-pci,mac=1"), None);
+        assert_eq!(new(""), None);
     }
 
     #[test]

@@ -9,8 +9,10 @@ mod block;
 mod command;
 mod devices;
 mod guest;
+mod line;
 mod live;
 mod machine;
+mod pool;
 mod qmp;
 mod reaper;
 pub(crate) mod record;
@@ -23,6 +25,6 @@ mod template;
 mod track;
 mod watchdog;
 
-pub use restore::{RestoreOptions, Restored, Way, restore};
+pub use restore::{Moment, Observer, RestoreOptions, Restored, Way, restore};
 pub use save::{SaveKind, SaveOptions, Saved, save};
 pub use template::{Template, drop_template, templates};

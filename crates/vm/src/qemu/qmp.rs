@@ -63,6 +63,8 @@ pub(crate) struct Qmp {
     read: Vec<u8>,
     /// Changes of a migration's state.
     migration: VecDeque<String>,
+    /// Whether the guest was heard to go on.
+    pub resumed: bool,
     number: u64,
 }
 
@@ -110,12 +112,18 @@ impl Qmp {
         Ok(Self::new(socket, format!("at {}", path.display())))
     }
 
+    /// A connection that was greeted by somebody else.
+    pub fn greeted(socket: OwnedFd, path: &Path) -> Self {
+        Self::new(socket, format!("at {}", path.display()))
+    }
+
     fn new(socket: OwnedFd, place: String) -> Self {
         Self {
             socket,
             place,
             read: Vec::new(),
             migration: VecDeque::new(),
+            resumed: false,
             number: 0,
         }
     }
@@ -188,6 +196,23 @@ impl Qmp {
             place: self.place.clone(),
             what: format!("it answered {command} with something else: {error}"),
         })
+    }
+
+    /// Has the monitor do something without waiting for it; gives the number of the question, for
+    /// [`Qmp::answered`], in the order of questions.
+    ///
+    /// # Errors
+    /// [`Error::Monitor`], [`Error::Gone`].
+    pub fn ask(&mut self, command: &str, with: Value) -> Result<u64> {
+        self.send(command, with, &[])
+    }
+
+    /// Waits for the answer to a question.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::call`].
+    pub fn answered(&mut self, command: &'static str, number: u64) -> Result<()> {
+        self.answer(command, number, false).map(drop)
     }
 
     /// The same over a connection that somebody else may have left in the middle of a line.
@@ -285,6 +310,7 @@ impl Qmp {
     }
 
     fn note(&mut self, said: &Value) {
+        self.resumed |= said.get("event").and_then(Value::as_str) == Some("RESUME");
         if said.get("event").and_then(Value::as_str) == Some("MIGRATION")
             && let Some(state) = said["data"]["status"].as_str()
         {

@@ -19,7 +19,8 @@ const DISMISSED: &[u8] = b"d";
 /// The waiting process. Dropped without [`Reaper::dismiss`], it ends the machines.
 #[derive(Debug)]
 pub(crate) struct Reaper {
-    child: Pid,
+    /// Its process, if it is a child of this one.
+    child: Option<Pid>,
     line: Option<OwnedFd>,
 }
 
@@ -45,9 +46,23 @@ impl Reaper {
             }
         });
         Ok(Self {
-            child: child.map_err(failed)?,
+            child: Some(child.map_err(failed)?),
             line: Some(own),
         })
+    }
+
+    /// The one at the other end of a line that [`Reaper::into_line`] gave away.
+    pub const fn of(line: OwnedFd) -> Self {
+        Self {
+            child: None,
+            line: Some(line),
+        }
+    }
+
+    /// Has it end the machines when nobody has this line any more.
+    pub fn into_line(mut self) -> OwnedFd {
+        self.child = None;
+        self.line.take().expect("only drop takes it")
     }
 
     /// Has a process ended if this one dies.
@@ -83,7 +98,9 @@ impl Reaper {
 impl Drop for Reaper {
     fn drop(&mut self) {
         drop(self.line.take());
-        let _ = rustix::io::retry_on_intr(|| waitpid(Some(self.child), WaitOptions::empty()));
+        if let Some(child) = self.child {
+            let _ = rustix::io::retry_on_intr(|| waitpid(Some(child), WaitOptions::empty()));
+        }
     }
 }
 

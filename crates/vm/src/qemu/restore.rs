@@ -1,6 +1,6 @@
 //! An image becomes machines that run.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::fs;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use std::thread;
 use std::time::Duration;
 
 use abi::{Addr, PAGE_BYTES};
-use image::{Reader, SpaceId};
+use image::{ImageId, Reader, SpaceId};
 use pages::{Extent, sink};
 use rustix::fs::{Mode, OFlags};
 use store::Images;
 
-use super::command;
-use super::machine::written_ns;
+use super::line::{Line, line};
 use super::reaper::Reaper;
 use super::record::{QemuBlock, QemuMachine, Saved};
 use super::start::{self, Plan, Started};
 use super::template::{self, Keeper};
+use super::{command, pool};
 use crate::{Error, Result};
 
 /// The most machines that are started at once.
@@ -44,6 +44,29 @@ pub struct RestoreOptions {
     pub command: Vec<OsString>,
     /// The environment that they have.
     pub environment: Vec<(OsString, OsString)>,
+    /// How many more wait for the next restore.
+    pub pool: u32,
+}
+
+/// When somebody is told of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Its guest is about to run.
+    PreResume,
+    /// It runs.
+    PostResume,
+}
+
+/// What is told while machines are restored.
+pub trait Observer: Sync {
+    /// The bytes of memory done and to be done.
+    fn progress(&self, done_bytes: u64, total_bytes: u64);
+
+    /// What becomes of each machine.
+    ///
+    /// # Errors
+    /// Why a machine must not run; then none does.
+    fn moment(&self, moment: Moment, machine: &Restored) -> std::result::Result<(), String>;
 }
 
 /// How machines get their memory.
@@ -59,6 +82,8 @@ pub enum Way {
 /// A machine that runs.
 #[derive(Clone, Debug)]
 pub struct Restored {
+    /// The number among its like, from 1 on.
+    pub number: u32,
     /// What it is called.
     pub name: String,
     /// QEMU's process.
@@ -69,82 +94,165 @@ pub struct Restored {
     pub log: PathBuf,
 }
 
-/// What all machines are started with.
-#[derive(Debug)]
-struct Line {
-    program: PathBuf,
-    folder: PathBuf,
-    words: Vec<String>,
-}
-
 /// The memory of one machine, or of several.
-type Memory = Vec<template::File>;
+pub(crate) type Memory = Vec<template::File>;
 
 /// Starts machines and returns when all of them run; then they are the caller's.
 ///
-/// The calling process must have one thread. Calls `progress` with the bytes done and to be done.
+/// The calling process must have one thread.
 ///
 /// # Errors
 /// [`Error::Unfit`] where the machine cannot be had again. No machine is left of this call then,
 /// nor is one if this process is killed meanwhile.
-pub fn restore(
-    options: &RestoreOptions,
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Vec<Restored>> {
+pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<Restored>> {
+    check(options)?;
     let store = options.images.open().map_err(Error::Store)?;
     let reader = Reader::open(&*store)?;
     if let Some(by) = reader.freed_by() {
         let id = reader.id();
         return Err(image::Error::Freed { id, by }.into());
     }
-    let saved = Saved::of(&reader)?;
-    let names = names(options)?;
-    let line = line(options, &saved.machine)?;
+    let Saved { machine, state } = Saved::of(&reader)?;
+    let many = options.clones + options.pool > 1;
+    let line = line(&options.command, &machine, many)?;
     let environment = start::environment(&options.environment)?;
     let reaper = Reaper::post()?;
-    let state = state(&saved.state)?;
-    let memories = Memories::of(options, &reader, &saved.machine)?;
-    let plan = |number: u32, name, memory| Plan {
-        program: &line.program,
-        words: command::fill_in(&line.words, number, name),
+    let state = self::state(&state)?;
+    let memories = Memories::of(options, &reader, &machine)?;
+    let batch = Batch {
+        line: &line,
         environment: &environment,
-        folder: &line.folder,
-        name,
-        rename: options.name.is_some() || options.clones > 1,
+        pattern: options.name.as_deref(),
+        rename: options.name.is_some() || many,
         sockets: &options.sockets,
-        memory,
         private: memories.shared,
+        state: &state,
+        machine: &machine,
     };
-    let machines = thread::scope(|scope| -> Result<Vec<Started>> {
+    let (mut machines, reapers) = memories.pooled(options, &batch);
+    let fresh = options.clones - machines.len() as u32;
+    let first = memories.numbers(options, fresh);
+    let progress = |done, total| observer.progress(done, total);
+    machines.extend(thread::scope(|scope| {
         // QEMU starts meanwhile, and touches none of it before it is told to load.
-        let filled = scope.spawn(|| memories.fill(&reader, &saved.machine, progress));
-        let mut machines = Vec::new();
-        for (number, name) in (1..).zip(&names) {
-            let state = reopened(&state)?;
-            let plan = plan(number, name, memories.of_machine(number));
-            machines.push(Started::new(&plan, &state, &reaper)?);
+        let filled = scope.spawn(|| memories.fill(&reader, &machine, &progress));
+        let mut started = Vec::new();
+        for number in 0..fresh {
+            let memory = memories.of_machine(number);
+            started.push(batch.start(first + number, memory, &reaper)?);
         }
-        for machine in &mut machines {
-            machine.greet(&saved.machine)?;
+        for one in &mut started {
+            one.started.greet(&machine)?;
         }
         filled
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        Ok(machines)
-    })?;
-    let machines = set_running(machines, &saved.machine)?;
+        Ok::<_, Error>(started)
+    })?);
+    set_running(&mut machines, &machine, observer)?;
     memories.keep(options, &reader, &machines);
     reaper.dismiss()?;
-    let restored = machines.into_iter().zip(names);
-    let restored = restored.map(|(started, name)| Restored {
-        name,
-        socket: started.socket.clone(),
-        log: started.log.clone(),
-        pid: started.leave(),
-    });
+    reapers.iter().try_for_each(Reaper::dismiss)?;
+    let restored = machines.into_iter().map(Numbered::leave);
     let restored = restored.collect::<Vec<_>>();
     log::info!("{} machines run: {restored:?}", restored.len());
+    if options.pool > 0
+        && let Err(error) = refill(options, &batch, &memories, reader.id())
+    {
+        log::warn!("the pool is not filled: {error}");
+    }
+    for one in &restored {
+        // It runs, and nothing is undone.
+        if let Err(what) = observer.moment(Moment::PostResume, one) {
+            log::warn!("{}: {what}", one.name);
+        }
+    }
     Ok(restored)
+}
+
+/// What machines of one call are started with.
+pub(crate) struct Batch<'a> {
+    pub line: &'a Line,
+    environment: &'a [CString],
+    /// What they are called.
+    pub pattern: Option<&'a str>,
+    rename: bool,
+    pub sockets: &'a Path,
+    private: bool,
+    /// The state of the devices.
+    pub state: &'a OwnedFd,
+    pub machine: &'a QemuMachine,
+}
+
+/// A machine with its number.
+#[derive(Debug)]
+pub(crate) struct Numbered {
+    pub number: u32,
+    pub name: String,
+    pub started: Started,
+}
+
+impl Batch<'_> {
+    /// Starts QEMU for the machine with this number, without waiting for it.
+    ///
+    /// # Errors
+    /// Those of [`Started::new`].
+    pub fn start(&self, number: u32, memory: &Memory, reaper: &Reaper) -> Result<Numbered> {
+        let name = name_of(self.pattern, number);
+        let state = reopened(self.state)?;
+        let plan = Plan {
+            program: &self.line.program,
+            words: command::fill_in(&self.line.words, number, &name),
+            environment: self.environment,
+            folder: &self.line.folder,
+            name: &name,
+            rename: self.rename,
+            sockets: self.sockets,
+            memory,
+            private: self.private,
+        };
+        let started = Started::new(&plan, &state, reaper)?;
+        Ok(Numbered {
+            number,
+            name,
+            started,
+        })
+    }
+}
+
+impl Numbered {
+    fn told(&self) -> Restored {
+        Restored {
+            number: self.number,
+            name: self.name.clone(),
+            pid: self.started.pid(),
+            socket: self.started.socket.clone(),
+            log: self.started.log.clone(),
+        }
+    }
+
+    fn leave(self) -> Restored {
+        let told = self.told();
+        self.started.leave();
+        told
+    }
+}
+
+/// Sees to it that the next restore finds machines that wait: at once where there is nothing else
+/// to do, or by a process that is left behind.
+fn refill(
+    options: &RestoreOptions,
+    batch: &Batch<'_>,
+    memories: &Memories,
+    image: ImageId,
+) -> Result<()> {
+    let keeper = Keeper::find(&options.templates, image);
+    let keeper = keeper.ok_or_else(|| Error::Gone("nobody keeps the template".to_owned()))?;
+    let memory = &memories.all[0];
+    match options.clones {
+        0 => pool::fill(batch, memory, &keeper, options.pool),
+        _ => pool::fill_behind(batch, memory, &keeper, options.pool),
+    }
 }
 
 /// The memory of all machines.
@@ -182,12 +290,26 @@ impl Memories {
         })
     }
 
-    /// That of the machine with this number, from 1 on.
+    /// That of the machine with this number, from 0 on.
     fn of_machine(&self, number: u32) -> &Memory {
         match self.shared {
             true => &self.all[0],
-            false => &self.all[number as usize - 1],
+            false => &self.all[number as usize],
         }
+    }
+
+    /// Machines that wait for this, and their reapers.
+    fn pooled(&self, options: &RestoreOptions, batch: &Batch<'_>) -> (Vec<Numbered>, Vec<Reaper>) {
+        let keeper = self.keeper.as_ref().filter(|_| options.pool > 0);
+        let taken = keeper.map(|keeper| pool::take(keeper, pool::key(batch), options.clones));
+        taken.into_iter().flatten().unzip()
+    }
+
+    /// The first of the numbers of so many new machines: each has one of its own among all that
+    /// come of a pool.
+    fn numbers(&self, options: &RestoreOptions, count: u32) -> u32 {
+        let keeper = self.keeper.as_ref().filter(|_| options.pool > 0);
+        keeper.and_then(|keeper| keeper.numbers(count)).unwrap_or(1)
     }
 
     /// Fills what is not filled yet.
@@ -208,14 +330,16 @@ impl Memories {
     }
 
     /// Has a template kept for the next ones.
-    fn keep(&self, options: &RestoreOptions, reader: &Reader, machines: &[Started]) {
-        let processes = machines.iter().map(Started::process).collect::<Vec<_>>();
+    fn keep(&self, options: &RestoreOptions, reader: &Reader, machines: &[Numbered]) {
+        let processes = machines.iter().map(|one| one.started.process());
+        let processes = processes.collect::<Vec<_>>();
         match (options.way, &self.keeper) {
             (Way::Eager, _) => {}
             (Way::Share(_), Some(keeper)) => keeper.count(&processes),
             (Way::Share(time), None) => {
                 let (folder, files) = (&options.templates, &self.all[0]);
-                let kept = template::keep(folder, reader.id(), files, &processes, time);
+                let used = (&processes[..], options.clones);
+                let kept = template::keep(folder, reader.id(), files, used, time);
                 if let Err(error) = kept {
                     log::warn!("the template is not kept: {error}");
                 }
@@ -224,134 +348,59 @@ impl Memories {
     }
 }
 
-fn set_running(mut machines: Vec<Started>, machine: &QemuMachine) -> Result<Vec<Started>> {
-    for started in &mut machines {
-        started.load(machine)?;
+fn set_running(
+    machines: &mut [Numbered],
+    machine: &QemuMachine,
+    observer: &dyn Observer,
+) -> Result<()> {
+    for one in &mut *machines {
+        one.started.load(machine)?;
     }
-    for started in &mut machines {
-        started.loaded(machine)?;
+    for one in &mut *machines {
+        one.started.loaded(machine)?;
     }
-    for started in &mut machines {
-        started.run(machine)?;
+    for one in &*machines {
+        let allowed = observer.moment(Moment::PreResume, &one.told());
+        allowed.map_err(|what| Error::Unfit(format!("{}: {what}", one.name)))?;
     }
-    Ok(machines)
-}
-
-/// What each machine is called.
-fn names(options: &RestoreOptions) -> Result<Vec<String>> {
-    let unfit = |what: String| Err(Error::Unfit(what));
-    if options.clones == 0 || options.clones > CLONES_MAX {
-        return unfit(format!("1 to {CLONES_MAX} machines can be started at once"));
+    for one in &mut *machines {
+        one.started.begin_run()?;
     }
-    let pattern = match &options.name {
-        Some(name) if options.clones > 1 && !name.contains("{n}") => {
-            return unfit(format!(
-                "{name} would be the name of every machine: add {{n}}"
-            ));
-        }
-        Some(name) => name.as_str(),
-        None => "vm-{n}",
-    };
-    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
-    let names = (1..=options.clones).map(|number| pattern.replace("{n}", &number.to_string()));
-    let names = names.collect::<Vec<_>>();
-    match names
-        .iter()
-        .find(|name| name.is_empty() || !name.chars().all(is_plain))
-    {
-        Some(name) => unfit(format!(
-            "{name:?} cannot be a name: letters, digits, '.', '_' and '-' can"
-        )),
-        None => Ok(names),
-    }
-}
-
-/// The command line of all machines.
-fn line(options: &RestoreOptions, machine: &QemuMachine) -> Result<Line> {
-    let unfit = |what: String| Error::Unfit(what);
-    let give = "give the command line behind --";
-    if let Some((program, words)) = options.command.split_first() {
-        let text = |word: &OsString| word.to_str().map(str::to_owned);
-        let words = words.iter().map(text).collect::<Option<Vec<_>>>();
-        let words = words.ok_or_else(|| unfit("the command line is no text".to_owned()))?;
-        let folder = std::env::current_dir().map_err(Error::file("find", "."))?;
-        return Ok(Line {
-            program: program.into(),
-            folder,
-            words,
-        });
-    }
-    if machine.words.is_empty() {
-        return Err(unfit(format!("the image has no command line: {give}")));
-    }
-    if let Some(word) = machine.withheld.first() {
-        let option = machine.words.get((*word as usize).saturating_sub(1));
-        let option = option.map_or("an option", String::as_str);
-        return Err(unfit(format!(
-            "the recorded command line lacks a secret of {option}: {give}"
-        )));
-    }
-    check_disks(machine)?;
-    let many = options.clones > 1;
-    let words = command::recorded(&machine.words, &machine.machine, many);
-    for place in words.iter().flat_map(|words| command::listening_at(words)) {
-        if is_listened_at(&place)? {
-            return Err(unfit(format!(
-                "somebody listens at {place}, which the recorded command line names: {give}"
-            )));
-        }
-    }
-    let more = if many {
-        ", with {n} or {name} where they differ"
-    } else {
-        ""
-    };
-    Ok(Line {
-        program: PathBuf::from(&machine.program),
-        folder: PathBuf::from(&machine.folder),
-        words: words.map_err(|what| unfit(format!("{what}: {give}{more}")))?,
-    })
-}
-
-/// Whether a unix socket of this name listens: connecting would be noticed.
-fn is_listened_at(place: &str) -> Result<bool> {
-    let path = Path::new("/proc/net/unix");
-    let all = fs::read(path).map_err(Error::file("read", path))?;
-    let all = String::from_utf8_lossy(&all);
-    Ok(all.lines().any(|line| listener(line) == Some(place)))
-}
-
-/// The name of a socket that listens, out of its line in /proc/net/unix.
-fn listener(line: &str) -> Option<&str> {
-    const LISTENS: u32 = 1 << 16;
-    // Address, count, protocol, flags, type, state and inode stand before it, some filled up.
-    let mut rest = line;
-    let mut flags = 0;
-    for column in 0..7 {
-        let (word, behind) = rest.trim_start().split_once(' ')?;
-        if column == 3 {
-            flags = u32::from_str_radix(word, 16).ok()?;
-        }
-        rest = behind;
-    }
-    (flags & LISTENS != 0).then_some(rest)
-}
-
-/// Refuses disks that are not as they were when the machine was stopped.
-fn check_disks(machine: &QemuMachine) -> Result<()> {
-    for disk in &machine.disks {
-        let facts =
-            fs::metadata(&disk.path).map_err(Error::file("look at the disk", &disk.path))?;
-        let is = (facts.len(), written_ns(&facts));
-        if is != (disk.bytes, disk.written_ns) {
-            return Err(Error::Unfit(format!(
-                "the disk {} ({}) was written to since the machine was saved: put it back, or give \
-                 the command line behind -- with another",
-                disk.name, disk.path
-            )));
-        }
+    for one in machines {
+        one.started.run(machine)?;
     }
     Ok(())
+}
+
+/// Refuses numbers and names that cannot be.
+fn check(options: &RestoreOptions) -> Result<()> {
+    let unfit = |what: String| Err(Error::Unfit(what));
+    let count = options.clones.saturating_add(options.pool);
+    if count == 0 || count > CLONES_MAX {
+        return unfit(format!("1 to {CLONES_MAX} machines can be started at once"));
+    }
+    if let Some(name) = &options.name
+        && (options.pool > 0 || options.clones > 1)
+        && !name.contains("{n}")
+    {
+        return unfit(format!(
+            "{name} would be the name of every machine: add {{n}}"
+        ));
+    }
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
+    let name = name_of(options.name.as_deref(), 1);
+    if name.is_empty() || !name.chars().all(is_plain) {
+        return unfit(format!(
+            "{name:?} cannot be a name: letters, digits, '.', '_' and '-' can"
+        ));
+    }
+    Ok(())
+}
+
+/// What the machine with this number is called.
+fn name_of(pattern: Option<&str>, number: u32) -> String {
+    let pattern = pattern.unwrap_or("vm-{n}");
+    pattern.replace("{n}", &number.to_string())
 }
 
 fn bytes_of(reader: &Reader, block: &QemuBlock) -> u64 {
@@ -455,16 +504,21 @@ mod tests {
             sockets: PathBuf::from("/nowhere"),
             command: Vec::new(),
             environment: Vec::new(),
+            pool: 0,
         }
     }
 
     #[test]
     fn names_differ_and_leave_no_folder() {
-        let named = |clones, name| names(&options(clones, name)).ok();
-        let expected = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect());
-        assert_eq!(named(2, None), expected(&["vm-1", "vm-2"]));
-        assert_eq!(named(1, Some("one")), expected(&["one"]));
-        assert_eq!(named(2, Some("x{n}y")), expected(&["x1y", "x2y"]));
+        let named = |clones, name| {
+            let options = options(clones, name);
+            check(&options).ok()?;
+            let names = (1..=clones).map(|number| name_of(name, number));
+            Some(names.collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(named(2, None).as_deref(), Some("vm-1 vm-2"));
+        assert_eq!(named(1, Some("one")).as_deref(), Some("one"));
+        assert_eq!(named(2, Some("x{n}y")).as_deref(), Some("x1y x2y"));
         for (clones, name) in [
             (0, None),
             (2, Some("one")),
@@ -474,47 +528,10 @@ mod tests {
             assert_eq!(named(clones, name), None, "{name:?}");
         }
         assert_eq!(named(CLONES_MAX + 1, None), None);
-    }
-
-    #[test]
-    fn a_listener_is_told_by_its_flags() {
-        let line = "0000000000000000: 00000002 00000000 00010000 0001 01  1062 /run/a b";
-        assert_eq!(listener(line), Some("/run/a b"));
-        assert_eq!(listener(&line.replace("00010000", "00000000")), None);
-        assert_eq!(
-            listener("Num       RefCount Protocol Flags    Type St Inode Path"),
-            None
-        );
-        assert_eq!(listener("0: 2 0 00010000 1 01 11326235"), None);
-    }
-
-    #[test]
-    fn who_listens_is_seen_without_a_connection() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("a socket");
-        let name = path.to_str().expect("text");
-        assert!(!is_listened_at(name).expect("told"));
-        let listener = std::os::unix::net::UnixListener::bind(&path).expect("it listens");
-        assert!(is_listened_at(name).expect("told"));
-        drop(listener);
-        assert!(!is_listened_at(name).expect("told"));
-    }
-
-    #[test]
-    fn a_line_that_lacks_something_is_refused() {
-        let mut machine = QemuMachine::default();
-        let error = |machine: &QemuMachine| {
-            let error = line(&options(1, None), machine).expect_err("it lacks something");
-            error.to_string()
+        let pool = RestoreOptions {
+            pool: 1,
+            ..options(0, None)
         };
-        assert!(error(&machine).contains("no command line"));
-        machine.words = vec!["-object".to_owned(), "secret,x".to_owned()];
-        machine.withheld = vec![1];
-        assert!(error(&machine).contains("secret of -object"));
-        let with = RestoreOptions {
-            command: vec!["qemu".into(), "-m".into()],
-            ..options(1, None)
-        };
-        assert_eq!(line(&with, &machine).expect("it is given").words, ["-m"]);
+        check(&pool).expect("machines that wait are some");
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::net::SocketType;
-use rustix::process::{Signal, WaitOptions, pidfd_send_signal, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sys::launch::{self, Launched, Program};
@@ -25,6 +25,9 @@ use crate::{Error, Result};
 
 /// How long QEMU may take until it answers.
 const START: Duration = Duration::from_secs(60);
+
+/// Capabilities of the migration by which it gets its state.
+const CAPABILITIES: [&str; 2] = ["x-ignore-shared", "events"];
 
 /// How much of what QEMU said is told.
 const TOLD_BYTES: u64 = 1 << 10;
@@ -62,6 +65,8 @@ pub(crate) struct Started {
     pub log: PathBuf,
     /// Where it reads the state of its devices.
     state: i32,
+    /// What it was asked and has not answered yet.
+    asked: Vec<(&'static str, u64)>,
 }
 
 impl Started {
@@ -102,6 +107,7 @@ impl Started {
             socket,
             log,
             state: state.as_raw_fd(),
+            asked: Vec::new(),
         })
     }
 
@@ -134,7 +140,7 @@ impl Started {
                 machine.machine
             )));
         }
-        let capabilities = ["x-ignore-shared", "events"].map(|name| (name.to_owned(), true));
+        let capabilities = CAPABILITIES.map(|name| (name.to_owned(), true));
         set(&mut self.qmp, &capabilities)
     }
 
@@ -159,11 +165,8 @@ impl Started {
         match end.map_err(|error| self.explain(error, machine))?.as_str() {
             "completed" => {
                 // What is migrated later is migrated whole.
-                let capabilities = ["x-ignore-shared", "events"];
-                set(
-                    &mut self.qmp,
-                    &capabilities.map(|name| (name.to_owned(), false)),
-                )
+                let off = CAPABILITIES.map(|name| json!({"capability": name, "state": false}));
+                self.ask("migrate-set-capabilities", json!({ "capabilities": off }))
             }
             _ => Err(self.explain(
                 Error::Gone("QEMU cannot take the state of the devices".to_owned()),
@@ -172,7 +175,22 @@ impl Started {
         }
     }
 
-    /// Sets the guest running.
+    /// Tells the guest to run, without waiting for it: where there are many, those that run leave
+    /// little of the processors to those that wait.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::ask`].
+    pub fn begin_run(&mut self) -> Result<()> {
+        self.ask("cont", json!({}))
+    }
+
+    fn ask(&mut self, command: &'static str, with: Value) -> Result<()> {
+        let number = self.qmp.ask(command, with)?;
+        self.asked.push((command, number));
+        Ok(())
+    }
+
+    /// Waits until the guest runs.
     ///
     /// # Errors
     /// Those of [`Qmp::call`].
@@ -182,8 +200,13 @@ impl Started {
             running: bool,
             status: String,
         }
-        let set_running = self.qmp.call::<Value>("cont", json!({}));
-        set_running.map_err(|error| self.explain(error, machine))?;
+        for (command, number) in std::mem::take(&mut self.asked) {
+            let answered = self.qmp.answered(command, number);
+            answered.map_err(|error| self.explain(error, machine))?;
+        }
+        if self.qmp.resumed {
+            return Ok(());
+        }
         let status: Status = self.qmp.call("query-status", json!({}))?;
         match status.running {
             true => Ok(()),
@@ -192,6 +215,33 @@ impl Started {
                 machine,
             )),
         }
+    }
+
+    /// One that waits, as somebody else has started and greeted it.
+    pub fn waiting(
+        (pid, process): (Pid, OwnedFd),
+        qmp: OwnedFd,
+        (socket, log): (PathBuf, PathBuf),
+        state: i32,
+    ) -> Self {
+        Self {
+            launched: Some(Launched { pid, process }),
+            qmp: Qmp::greeted(qmp, &socket),
+            socket,
+            log,
+            state,
+            asked: Vec::new(),
+        }
+    }
+
+    /// Where it reads the state of its devices: the number of a descriptor of its own.
+    pub const fn state(&self) -> i32 {
+        self.state
+    }
+
+    /// The connection to its monitor.
+    pub fn monitor(&self) -> BorrowedFd<'_> {
+        self.qmp.as_fd()
     }
 
     /// Leaves it to the caller.

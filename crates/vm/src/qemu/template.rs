@@ -4,9 +4,10 @@
 //! listens in a folder under the image's id: the next restore gets the files from it. It ends when
 //! none of the machines is left that it was told of, and nobody has asked for some time.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,14 +27,22 @@ use crate::{Error, Result};
 /// How long a keeper is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a keeper is asked for: the files; to count machines; how it is; to end.
+/// What a keeper is asked for: the files; to count machines; how it is; to end. Of its pool: a
+/// machine; to take one; how many there are; numbers for new ones.
 const GET: u8 = b'g';
 const COUNT: u8 = b'c';
 const LIST: u8 = b'l';
 const DROP: u8 = b'd';
+const TAKE: u8 = b't';
+const PUT: u8 = b'p';
+const POOLED: u8 = b'q';
+const NUMBERS: u8 = b'n';
 
 /// The longest message.
 const MESSAGE_BYTES: usize = 64 << 10;
+
+/// The longest message to a keeper.
+const ABOUT_MAX_BYTES: usize = 16 << 10;
 
 /// Seals of a file that nobody can change any more.
 const SEALS: SealFlags = SealFlags::WRITE
@@ -55,6 +64,19 @@ pub struct Template {
     pub machines: u64,
     /// How long it has been there.
     pub age: Duration,
+    /// How many machines wait to be clones of it.
+    pub pooled: u64,
+}
+
+/// A machine that waits, as a keeper has it.
+#[derive(Debug)]
+pub(crate) struct Pooled {
+    /// What it was started for: only the same may take it.
+    pub key: u64,
+    /// What has to be known of it.
+    pub about: Vec<u8>,
+    /// Its process, its monitor, the line to its reaper.
+    pub rights: Vec<OwnedFd>,
 }
 
 /// Has nobody change the files of a template any more.
@@ -115,6 +137,46 @@ impl Keeper {
         }
     }
 
+    /// Takes a machine out of the pool.
+    pub fn take(&self, key: u64) -> Option<Pooled> {
+        self.send(&with(TAKE, key), &[]).ok()?;
+        let (bytes, rights) = self.receive().ok()?;
+        let about = bytes.get(1..).filter(|about| !about.is_empty())?.to_vec();
+        Some(Pooled { key, about, rights })
+    }
+
+    /// Puts one into the pool.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn put(&self, pooled: &Pooled) -> io::Result<()> {
+        let rights = pooled.rights.iter().map(|right| right.as_fd());
+        let what = [&with(PUT, pooled.key)[..], &pooled.about].concat();
+        self.send(&what, &rights.collect::<Vec<_>>())?;
+        self.receive().map(drop)
+    }
+
+    /// How many there are.
+    pub fn pooled(&self, key: u64) -> Option<u64> {
+        self.ask(&with(POOLED, key))
+    }
+
+    /// The first of so many numbers that no other machine gets.
+    pub fn numbers(&self, count: u32) -> Option<u32> {
+        self.ask(&with(NUMBERS, count.into()))?.try_into().ok()
+    }
+
+    fn ask(&self, what: &[u8]) -> Option<u64> {
+        self.send(what, &[]).ok()?;
+        let (bytes, _) = self.receive().ok()?;
+        Some(u64::from_ne_bytes(bytes.get(1..9)?.try_into().ok()?))
+    }
+
+    /// The connection.
+    pub fn line(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
     fn send(&self, what: &[u8], rights: &[BorrowedFd<'_>]) -> io::Result<()> {
         let along = Along {
             rights,
@@ -134,6 +196,11 @@ impl Keeper {
         bytes.truncate(received.len);
         Ok((bytes, received.rights))
     }
+}
+
+/// A message with a number.
+fn with(what: u8, number: u64) -> Vec<u8> {
+    [&[what][..], &number.to_ne_bytes()].concat()
 }
 
 fn path(folder: &Path, image: &str) -> PathBuf {
@@ -164,12 +231,14 @@ pub fn templates(folder: &Path) -> Result<Vec<Template>> {
         let word = |at: usize| -> Option<u64> {
             Some(u64::from_ne_bytes(words.get(at..at + 8)?.try_into().ok()?))
         };
-        if let (Some(bytes), Some(machines), Some(seconds)) = (word(0), word(8), word(16)) {
+        let words = [0, 8, 16, 24].map(word);
+        if let [Some(bytes), Some(machines), Some(seconds), Some(pooled)] = words {
             all.push(Template {
                 image,
                 bytes,
                 machines,
                 age: Duration::from_secs(seconds),
+                pooled,
             });
         }
     }
@@ -202,7 +271,8 @@ pub fn drop_template(folder: &Path, image: &str) -> Result<bool> {
 }
 
 /// Leaves a process behind that keeps a template for the next restores, as long as machines live
-/// and for `keep` after somebody last asked. Another one that keeps it already is left alone.
+/// and for `keep` after somebody last asked. `used`: how many numbers of machines are taken.
+/// Another one that keeps it already is left alone.
 ///
 /// # Errors
 /// [`Error::File`] for the folder, [`Error::Kernel`].
@@ -210,7 +280,7 @@ pub(crate) fn keep(
     folder: &Path,
     image: ImageId,
     files: &[File],
-    machines: &[BorrowedFd<'_>],
+    (machines, used): (&[BorrowedFd<'_>], u32),
     keep: Duration,
 ) -> Result<()> {
     let made = fs::DirBuilder::new()
@@ -246,6 +316,10 @@ pub(crate) fn keep(
         begun: Instant::now(),
         asked: Instant::now(),
         keep,
+        pool: Pool {
+            next: used + 1,
+            machines: VecDeque::new(),
+        },
     });
     let left = sys::fork::daemonize(&kept, c"stillframe-keep", || {
         if let Some(mut keeping) = keeping.take() {
@@ -266,6 +340,58 @@ struct Keeping {
     /// When somebody last asked, or the last machine ended.
     asked: Instant,
     keep: Duration,
+    pool: Pool,
+}
+
+/// Machines that wait. Their reapers end them when this is gone.
+struct Pool {
+    /// The next one's number.
+    next: u32,
+    machines: VecDeque<Pooled>,
+}
+
+impl Pool {
+    /// Does what it is asked for, and says so.
+    fn answer(
+        &mut self,
+        (what, number): (u8, u64),
+        about: &[u8],
+        rights: Vec<OwnedFd>,
+        say: &dyn Fn(&[u8], &[BorrowedFd<'_>]) -> bool,
+    ) -> bool {
+        match what {
+            TAKE => {
+                let taken = self.take(number);
+                let about = taken.as_ref().map_or(&[][..], |taken| &taken.about);
+                let rights = taken.iter().flat_map(|taken| &taken.rights);
+                let rights = rights.map(AsFd::as_fd).collect::<Vec<_>>();
+                say(&[&[TAKE][..], about].concat(), &rights)
+            }
+            PUT => {
+                self.machines.push_back(Pooled {
+                    key: number,
+                    about: about.to_vec(),
+                    rights,
+                });
+                say(&[PUT], &[])
+            }
+            POOLED => {
+                let own = self.machines.iter().filter(|it| it.key == number);
+                say(&with(POOLED, own.count() as u64), &[])
+            }
+            _ => {
+                let first = self.next;
+                let count = u32::try_from(number).unwrap_or(u32::MAX);
+                self.next = first.saturating_add(count);
+                say(&with(NUMBERS, first.into()), &[])
+            }
+        }
+    }
+
+    fn take(&mut self, key: u64) -> Option<Pooled> {
+        let at = self.machines.iter().position(|it| it.key == key)?;
+        self.machines.remove(at)
+    }
 }
 
 impl Keeping {
@@ -334,10 +460,13 @@ impl Keeping {
     }
 
     fn answer(&mut self, connection: &OwnedFd, files: &[File]) -> Answer {
-        let mut byte = [0];
-        let Ok(received) = socket::receive(connection, &mut byte, 0) else {
+        let mut bytes = [0; ABOUT_MAX_BYTES];
+        let Ok(received) = socket::receive(connection, &mut bytes, 0) else {
             return Answer::Left;
         };
+        let bytes = &bytes[..received.len.min(ABOUT_MAX_BYTES)];
+        let number = bytes.get(1..9).and_then(|it| it.try_into().ok());
+        let number = number.map_or(0, u64::from_ne_bytes);
         let say = |bytes: &[u8], rights: &[BorrowedFd<'_>]| {
             let along = Along {
                 rights,
@@ -346,7 +475,11 @@ impl Keeping {
             // Nobody who asks and does not listen holds the others up.
             socket::send(connection, bytes, along, DONT_WAIT).is_ok()
         };
-        let said = match (received.len, byte[0]) {
+        let said = match (bytes.len(), bytes.first().copied().unwrap_or(0)) {
+            (_, TAKE | PUT | POOLED | NUMBERS) if bytes.len() >= 9 => {
+                self.pool
+                    .answer((bytes[0], number), &bytes[9..], received.rights, &say)
+            }
             (1, GET) => {
                 let files = files.iter().map(|file| file.2.as_fd());
                 say(&[GET], &files.collect::<Vec<_>>())
@@ -362,7 +495,8 @@ impl Keeping {
                 };
                 let bytes = files.iter().map(bytes).sum::<u64>();
                 let seconds = self.begun.elapsed().as_secs();
-                let words = [bytes, self.machines.len() as u64, seconds];
+                let pooled = self.pool.machines.len() as u64;
+                let words = [bytes, self.machines.len() as u64, seconds, pooled];
                 let words = words.iter().flat_map(|word| word.to_ne_bytes());
                 say(&words.collect::<Vec<_>>(), &[])
             }
@@ -431,7 +565,7 @@ mod tests {
         let [(mut one, first), (mut two, second)] = [machine(), machine()];
         let none = Duration::ZERO;
         // What could be changed by others is not taken.
-        keep(&folder, image, &files, &[first.as_fd()], none).expect("it is kept");
+        keep(&folder, image, &files, (&[first.as_fd()], 1), none).expect("it is kept");
         let keeper = Keeper::find(&folder, image).expect("it listens");
         assert!(keeper.files(&wanted).is_none(), "it was not sealed");
         seal(&files).expect("sealed");
@@ -472,7 +606,7 @@ mod tests {
         assert!(!drop_template(folder, &image.to_string()).expect("none"));
         drop_template(folder, "../x").expect_err("no id");
         let long = Duration::from_secs(1000);
-        keep(folder, image, &[file()], &[], long).expect("it is kept");
+        keep(folder, image, &[file()], (&[], 0), long).expect("it is kept");
         assert_eq!(templates(folder).expect("told").len(), 1);
         assert!(drop_template(folder, &image.to_string()).expect("ended"));
         assert!(Keeper::find(folder, image).is_none());

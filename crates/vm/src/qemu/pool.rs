@@ -1,0 +1,156 @@
+//! Machines that were started ahead and wait for the state of their devices: a clone that is taken
+//! out of the pool pays for nothing else.
+//!
+//! The keeper of the template has them: of each its process, the connection to its monitor, and
+//! the line to a reaper of its own, which ends it when nobody has that line any more.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
+
+use super::reaper::Reaper;
+use super::restore::{Batch, Memory, Numbered};
+use super::start::Started;
+use super::template::{Keeper, Pooled};
+use crate::{Error, Result};
+
+/// What the process is called that fills a pool.
+const FILLER: &CStr = c"stillframe-pool";
+
+/// How long guests that were just set running are left the processors before the pool is filled.
+const COURTESY: Duration = Duration::from_millis(300);
+
+/// What a keeper is told of a machine.
+#[derive(Debug, Serialize, Deserialize)]
+struct About {
+    number: u32,
+    name: String,
+    pid: i32,
+    socket: PathBuf,
+    log: PathBuf,
+    state: i32,
+}
+
+/// What tells machines of one command line and place from others.
+pub(crate) fn key(batch: &Batch<'_>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let (line, sockets) = (batch.line, batch.sockets);
+    (
+        &line.program,
+        &line.folder,
+        &line.words,
+        sockets,
+        batch.pattern,
+    )
+        .hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Takes at most `count` machines out of the pool, each with the reaper that ends it if this
+/// process does.
+pub(crate) fn take(keeper: &Keeper, key: u64, count: u32) -> Vec<(Numbered, Reaper)> {
+    let mut taken = Vec::new();
+    while taken.len() < count as usize {
+        let Some(pooled) = keeper.take(key) else {
+            break;
+        };
+        match understood(pooled) {
+            Some(one) => taken.push(one),
+            // It has ended since.
+            None => log::info!("a machine of the pool is gone"),
+        }
+    }
+    taken
+}
+
+fn understood(pooled: Pooled) -> Option<(Numbered, Reaper)> {
+    let about = serde_json::from_slice::<About>(&pooled.about).ok()?;
+    let [process, qmp, line] = <[OwnedFd; 3]>::try_from(pooled.rights).ok()?;
+    let mut fds = [PollFd::new(&process, PollFlags::IN)];
+    if poll(&mut fds, Some(&Timespec::default())) != Ok(0) {
+        return None;
+    }
+    let pid = Pid::from_raw(about.pid)?;
+    let places = (about.socket, about.log);
+    let started = Started::waiting((pid, process), qmp, places, about.state);
+    let clone = Numbered {
+        number: about.number,
+        name: about.name,
+        started,
+    };
+    Some((clone, Reaper::of(line)))
+}
+
+/// Starts machines until `wanted` wait in the pool.
+///
+/// # Errors
+/// Those of [`Batch::start`]; [`Error::Gone`] where the keeper has ended.
+pub(crate) fn fill(batch: &Batch<'_>, memory: &Memory, keeper: &Keeper, wanted: u32) -> Result<()> {
+    let gone = || Error::Gone("the keeper of the template has ended".to_owned());
+    let key = key(batch);
+    while keeper.pooled(key).ok_or_else(gone)? < wanted.into() {
+        let number = keeper.numbers(1).ok_or_else(gone)?;
+        let reaper = Reaper::post()?;
+        let mut clone = batch.start(number, memory, &reaper)?;
+        clone.started.greet(batch.machine)?;
+        let about = About {
+            number,
+            name: clone.name,
+            pid: clone.started.pid(),
+            socket: clone.started.socket.clone(),
+            log: clone.started.log.clone(),
+            state: clone.started.state(),
+        };
+        let own = [clone.started.process(), clone.started.monitor()];
+        let rights = own.map(|right| right.try_clone_to_owned());
+        let rights = rights.into_iter().collect::<std::io::Result<Vec<_>>>();
+        let mut rights = rights.map_err(|source| Error::Kernel {
+            doing: "cannot duplicate a descriptor",
+            source,
+        })?;
+        rights.push(reaper.into_line());
+        let pooled = Pooled {
+            key,
+            about: serde_json::to_vec(&about).expect("it is plain"),
+            rights,
+        };
+        keeper.put(&pooled).map_err(|_| gone())?;
+        clone.started.leave();
+    }
+    Ok(())
+}
+
+/// The same by a process that is left behind.
+///
+/// # Errors
+/// [`Error::Kernel`] where it cannot be made.
+pub(crate) fn fill_behind(
+    batch: &Batch<'_>,
+    memory: &Memory,
+    keeper: &Keeper,
+    wanted: u32,
+) -> Result<()> {
+    let own = memory.iter().map(|file| file.2.as_raw_fd());
+    let more = [batch.state.as_raw_fd(), keeper.line().as_raw_fd()];
+    let kept = own.chain(more).collect::<Vec<_>>();
+    log::logger().flush();
+    let left = sys::fork::daemonize(&kept, FILLER, || {
+        log::set_max_level(log::LevelFilter::Off);
+        // What is opened later must not get the numbers of what programs say.
+        std::thread::sleep(COURTESY);
+        let null = [(); 3].map(|()| File::open("/dev/null"));
+        let _ = fill(batch, memory, keeper, wanted);
+        drop(null);
+    });
+    left.map_err(|source| Error::Kernel {
+        doing: "cannot leave a process behind that fills the pool",
+        source,
+    })
+}
