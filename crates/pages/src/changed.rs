@@ -1,8 +1,10 @@
 //! Which pages of a source are not as an image has them.
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use image::{PAGE_BYTES, Reader};
 
+use crate::ahead::{Ahead, Batch};
 use crate::buffer::Buffer;
 use crate::extent::Chunks;
 use crate::{Error, Extent, Result, Source, workers};
@@ -25,38 +27,52 @@ pub fn changed(
     let batches = Chunks::new(all, BATCH_PAGES, BATCH_PAGES as usize);
     let bytes: u64 = extents.iter().map(Extent::bytes).sum();
     let found = Mutex::new(Vec::new());
-    let done = std::sync::atomic::AtomicU64::new(0);
-    let buffers = |_| [(); 2].map(|()| Buffer::new(BATCH_PAGES as usize * PAGE_BYTES));
-    workers::work(
-        workers::threads(bytes),
-        batches.len(),
-        buffers,
-        |[own, theirs], number| {
-            let pieces = batches.get(number).iter().map(|piece| piece.1);
-            let pieces = pieces.collect::<Vec<_>>();
+    let done = AtomicU64::new(0);
+    let buffer = |_| Buffer::new(BATCH_PAGES as usize * PAGE_BYTES);
+    let pieces = |number| batches.get(number).iter().map(|piece| piece.1).collect();
+    let look = |number, pieces: &[Extent], own: &[u8], theirs: &mut Buffer| {
+        let mut differing = Vec::new();
+        let mut at = 0;
+        for piece in pieces {
+            let end = at + piece.bytes() as usize;
+            let own = &own[at..end];
+            compare(*piece, own, theirs.bytes(), parent, &mut differing)?;
+            at = end;
+        }
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.push((number, differing));
+        drop(found);
+        progress(done.fetch_add(at as u64, Relaxed) + at as u64);
+        Ok(())
+    };
+    let threads = workers::threads(bytes);
+    let queue = if batches.len() > 1 {
+        source.queue()
+    } else {
+        None
+    };
+    if let Some(queue) = queue {
+        let batch_bytes = BATCH_PAGES as usize * PAGE_BYTES;
+        let ahead = Ahead {
+            source,
+            queue,
+            batch_bytes,
+        };
+        let work = |theirs: &mut Buffer, batch: &mut Batch| {
+            let pieces: Vec<Extent> = pieces(batch.number);
+            look(batch.number, &pieces, batch.buffer.bytes(), theirs)
+        };
+        ahead.each(batches.len(), threads, &pieces, buffer, work)?;
+    } else {
+        let state = |part| (buffer(part), buffer(part));
+        workers::work(threads, batches.len(), state, |(own, theirs), number| {
+            let pieces: Vec<Extent> = pieces(number);
             let len = pieces.iter().map(Extent::bytes).sum::<u64>();
             let own = &mut own.bytes()[..len as usize];
             source.read(&pieces, own)?;
-            let mut differing = Vec::new();
-            let mut at = 0;
-            for piece in &pieces {
-                let end = at + piece.bytes() as usize;
-                compare(
-                    *piece,
-                    &own[at..end],
-                    theirs.bytes(),
-                    parent,
-                    &mut differing,
-                )?;
-                at = end;
-            }
-            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-            found.push((number, differing));
-            drop(found);
-            progress(done.fetch_add(len, std::sync::atomic::Ordering::Relaxed) + len);
-            Ok(())
-        },
-    )?;
+            look(number, &pieces, own, theirs)
+        })?;
+    }
     let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     found.sort_unstable_by_key(|batch| batch.0);
     let mut extents: Vec<Extent> = Vec::new();

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use abi::spans::Ranges;
 use image::{NewRun, PAGE_BYTES, Run, RunKind, Writer};
 
+use crate::ahead::{Ahead, Batch};
 use crate::buffer::Buffer;
 use crate::extent::Chunks;
 use crate::{Equals, Error, Extent, PIECES_MAX, Result, Source, workers};
@@ -136,27 +137,44 @@ fn drain_with(
         false => workers::threads,
     };
     let threads = threads(pages * PAGE_BYTES as u64).min(chunks.len().max(1));
-    // Made by one thread: it may have memory at hand.
-    let buffer = |_| Buffer::new(pages.min(BATCH_PAGES) as usize * PAGE_BYTES);
-    let buffers = Mutex::new((0..threads).map(buffer).collect::<Vec<_>>());
-    let buffer = || buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let worker = |part| Worker {
-        part,
-        buffer: buffer().expect("one for each thread"),
-        pieces: Vec::new(),
-        runs: Vec::new(),
-        zeros: Vec::new(),
-    };
-    workers::work(threads, chunks.len(), worker, |worker, number| {
-        let done = worker.drain(sources, how.equals, chunks.get(number), writer, describe)?;
+    let batch_bytes = pages.min(BATCH_PAGES) as usize * PAGE_BYTES;
+    let note = |done: Drained| {
         zero_pages.fetch_add(done.zero_pages, Relaxed);
         equal_pages.fetch_add(done.equal_pages, Relaxed);
         lost_pages.fetch_add(done.lost_pages, Relaxed);
         writing_ns.fetch_add(done.writing.as_nanos() as u64, Relaxed);
         let bytes = (done.read_pages + done.lost_pages) * PAGE_BYTES as u64;
         (how.progress)(done_bytes.fetch_add(bytes, Relaxed) + bytes);
-        Ok(())
-    })?;
+    };
+    let to = Destination {
+        equals: how.equals,
+        writer,
+        describe,
+    };
+    match ahead(sources, chunks.len(), batch_bytes) {
+        Some(ahead) => {
+            let pieces = |number| chunks.get(number).iter().map(|one| one.1).collect();
+            let work = |worker: &mut Worker, batch: &mut Batch| {
+                let bytes = batch.buffer.bytes();
+                let pieces = pieces(batch.number);
+                note(worker.store(pieces, bytes, &Ranges::new(), &to)?);
+                Ok(())
+            };
+            ahead.each(chunks.len(), threads, &pieces, Worker::new, work)?;
+        }
+        None => {
+            // Made by one thread: it may have memory at hand.
+            let buffers = (0..threads).map(|_| Buffer::new(batch_bytes));
+            let buffers = Mutex::new(buffers.collect::<Vec<_>>());
+            let buffer = || buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let state = |part| (Worker::new(part), buffer().expect("one for each thread"));
+            workers::work(threads, chunks.len(), state, |(worker, buffer), number| {
+                let chunk = chunks.get(number);
+                note(worker.drain(sources, chunk, buffer.bytes(), &to)?);
+                Ok(())
+            })?;
+        }
+    }
     let [zero_pages, equal_pages, lost_pages] =
         [zero_pages, equal_pages, lost_pages].map(AtomicU64::into_inner);
     Ok(Drained {
@@ -169,33 +187,61 @@ fn drain_with(
     })
 }
 
+/// Many reads of a source, where it is the only one and there is enough to read.
+fn ahead<'a>(
+    sources: &[(&'a dyn Source, &[Extent])],
+    batches: usize,
+    batch_bytes: usize,
+) -> Option<Ahead<'a>> {
+    let [(source, _)] = sources else {
+        return None;
+    };
+    let queue = if batches > 1 { source.queue() } else { None };
+    queue.map(|queue| Ahead {
+        source: *source,
+        queue,
+        batch_bytes,
+    })
+}
+
+/// Where pages go.
+struct Destination<'a> {
+    equals: Option<&'a Equals>,
+    writer: &'a Writer,
+    describe: &'a (dyn Fn(Vec<Run>) + Sync),
+}
+
 /// What one thread works with.
 struct Worker {
     /// The pages object that this thread has to itself.
     part: usize,
-    buffer: Buffer,
-    pieces: Vec<Extent>,
     runs: Vec<NewRun>,
     zeros: Vec<Run>,
 }
 
 impl Worker {
+    fn new(part: usize) -> Self {
+        Self {
+            part,
+            runs: Vec::new(),
+            zeros: Vec::new(),
+        }
+    }
+
     /// Moves one chunk.
     fn drain(
         &mut self,
         sources: &[(&dyn Source, &[Extent])],
-        equals: Option<&Equals>,
         chunk: &[(usize, Extent)],
-        writer: &Writer,
-        describe: &(dyn Fn(Vec<Run>) + Sync),
+        bytes: &mut [u8],
+        to: &Destination<'_>,
     ) -> Result<Drained> {
-        let bytes = self.buffer.bytes();
-        self.pieces.clear();
-        self.pieces.extend(chunk.iter().map(|(_, piece)| *piece));
+        let pieces = chunk.iter().map(|(_, piece)| *piece);
+        let all_pieces = pieces.collect::<Vec<_>>();
         let mut all_lost = Ranges::new();
         let (mut first, mut used) = (0, 0);
         for same in chunk.chunk_by(|one, other| one.0 == other.0) {
-            let pieces = &self.pieces[first..first + same.len()];
+            let pieces = &all_pieces[first..first + same.len()];
             let len = pieces
                 .iter()
                 .map(|piece| piece.bytes() as usize)
@@ -209,14 +255,31 @@ impl Worker {
             first += same.len();
             used += len;
         }
+        self.store(all_pieces, bytes, &all_lost, to)
+    }
+
+    /// Stores pages that were read, without those that were lost.
+    fn store(
+        &mut self,
+        mut pieces: Vec<Extent>,
+        bytes: &mut [u8],
+        lost: &Ranges<usize>,
+        to: &Destination<'_>,
+    ) -> Result<Drained> {
+        let Destination {
+            equals,
+            writer,
+            describe,
+        } = *to;
         self.runs.clear();
         self.zeros.clear();
+        let mut used = pieces.iter().map(Extent::bytes).sum::<u64>() as usize;
         let all_pages = used / PAGE_BYTES;
-        if !all_lost.is_empty() {
-            used = leave_out(&mut self.pieces, &mut bytes[..used], &all_lost);
+        if !lost.is_empty() {
+            used = leave_out(&mut pieces, &mut bytes[..used], lost);
         }
         let bytes = &mut bytes[..used];
-        let kept = sort_out(&self.pieces, bytes, &mut self.runs, &mut self.zeros);
+        let kept = sort_out(&pieces, bytes, &mut self.runs, &mut self.zeros);
         let not_zero = kept;
         let mut kept = kept;
         let mut plan = None;

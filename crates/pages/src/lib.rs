@@ -30,6 +30,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod buffer;
 mod changed;
 mod drain;
