@@ -11,11 +11,12 @@ use store::Images;
 
 use crate::bits::Bits;
 use crate::device::Volume;
-use crate::ext4::{FileSystem, Time};
+use crate::ext4::{FileSystem, Replayed, Time};
+use crate::pace::Pace;
 use crate::place::{self, VOLUME};
 use crate::read_at::Opened;
 use crate::records::State;
-use crate::source::Blocks;
+use crate::source::{Blocks, IoContext};
 use crate::survey::{Survey, pages_of, unchanged_pages};
 use crate::{Error, Result};
 
@@ -32,6 +33,10 @@ pub struct DumpOptions {
     pub verify_unchanged: bool,
     /// For how long a mounted file system may be frozen at a time.
     pub max_frozen: Duration,
+    /// In which I/O contexts it is read.
+    pub context: IoContext,
+    /// How many bytes of it are read in a second at most, beside its users.
+    pub rate_bytes_per_s: Option<u64>,
     /// How pages are compressed.
     pub compress: Option<Compression>,
     /// Whether to wait until the image is on the disk.
@@ -56,6 +61,8 @@ pub struct Dumped {
     /// Those that differ from the parent's although their file seemed unchanged; only looked for
     /// where that was asked for.
     pub silent_pages: u64,
+    /// Blocks that were taken from the journal, which was to be replayed.
+    pub replayed_blocks: u64,
     /// How a mounted file system was stopped.
     pub stops: Option<Stops>,
 }
@@ -110,7 +117,7 @@ pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Resu
         return crate::mounted::dump(options, &volume, parent.as_ref(), facts, progress);
     }
     let now = now();
-    let fs = open(&volume)?;
+    let fs = replayed(&volume)?;
     let earlier = parent.as_ref().map(|parent| &parent.survey);
     let survey = Survey::new(&fs, now, &Vec::from_iter(earlier))?;
     let sb = fs.superblock();
@@ -121,10 +128,14 @@ pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Resu
         was_mounted: false,
     };
     let writer = start(options, parent.as_ref(), &state)?;
+    let pace = Pace::new(options.rate_bytes_per_s);
     let source = Blocks {
         file: &volume.direct,
         live: &survey.live,
         block_bytes: sb.block_bytes,
+        replayed: Some(fs.source()),
+        context: options.context,
+        pace: &pace,
     };
     let wanted = Wanted::new(
         &survey,
@@ -148,6 +159,7 @@ pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Resu
         silent_pages: wanted.silent(&differing),
         parent_pages: inherited.count(),
         read_pages: wanted.read.count(),
+        replayed_blocks: fs.source().count(),
         ..Dumped::of(&writer, &state, &wanted, &[drained])
     };
     finish(options, writer, &state, facts)?;
@@ -169,6 +181,15 @@ pub(crate) fn open(volume: &Volume) -> Result<FileSystem<Opened>> {
     let file = volume.cached.try_clone();
     let file = file.map_err(Error::file("open", &volume.path))?;
     FileSystem::open(Opened::new(file, volume.len_bytes))
+}
+
+/// Opens the file system on a volume that nobody has mounted, as it is once its journal is replayed.
+fn replayed(volume: &Volume) -> Result<FileSystem<Replayed<Opened>>> {
+    let patches = open(volume)?.patches()?;
+    let file = volume.cached.try_clone();
+    let file = file.map_err(Error::file("open", &volume.path))?;
+    let source = Opened::new(file, volume.len_bytes);
+    FileSystem::open(Replayed::new(source, patches))
 }
 
 /// Starts the image.
@@ -332,6 +353,7 @@ impl Dumped {
             zero_pages: wanted.zeros.count() + sum(|one| one.zero_pages),
             parent_pages: 0,
             silent_pages: 0,
+            replayed_blocks: 0,
             stops: None,
         }
     }

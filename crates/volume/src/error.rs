@@ -40,6 +40,13 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// Reads under way could not be managed.
+    #[error("cannot have several reads of the volume under way")]
+    Queue {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The volume, the target or the image is none that this is for.
     #[error("{0}")]
     Unfit(String),
@@ -106,7 +113,7 @@ impl Error {
             Self::Unfit(_) => Blame::Unsupported,
             Self::NoFile { .. } => Blame::Gone,
             Self::Store(_) | Self::File { .. } | Self::Read { .. } => Blame::Store,
-            Self::Pages(_) => Blame::Kernel,
+            Self::Queue { .. } | Self::Pages(_) => Blame::Kernel,
         }
     }
 

@@ -93,40 +93,23 @@ impl Files {
             written.map_err(Error::file("write to", "the standard output"))
         };
         let size = inode.size_bytes();
-        if inode.is_inline() {
-            put(&self.fs.inline_data(&inode)?)?;
-            return Ok(size);
-        }
-        let block_bytes = u64::from(self.fs.superblock().block_bytes);
-        let mut buffer = vec![0; PIECE_BYTES];
         let mut at = 0;
-        self.fs.walk_blocks(&inode, &mut |met| {
-            let Met::Blocks(mapped) = met else {
-                return Ok(());
-            };
-            let start = mapped.logical * block_bytes;
-            if mapped.is_unwritten || start >= size {
-                return Ok(());
-            }
+        contents(&self.fs, &inode, &mut |start, bytes| {
             zeros(start - at, &mut put)?;
-            let end = (start + mapped.blocks * block_bytes).min(size);
-            let mut from = mapped.physical * block_bytes;
-            at = start;
-            while at < end {
-                let len = (end - at).min(PIECE_BYTES as u64) as usize;
-                self.fs.source().read_at(from, &mut buffer[..len])?;
-                put(&buffer[..len])?;
-                at += len as u64;
-                from += len as u64;
-            }
-            Ok(())
+            at = start + bytes.len() as u64;
+            put(bytes)
         })?;
         zeros(size - at, &mut put)?;
         Ok(size)
     }
 
+    /// The file system.
+    pub(crate) const fn fs(&self) -> &FileSystem<InImage> {
+        &self.fs
+    }
+
     /// Finds the file with a path from the root; symbolic links are not followed.
-    fn find(&self, path: &[u8]) -> Result<Inode> {
+    pub(crate) fn find(&self, path: &[u8]) -> Result<Inode> {
         let no_file = |what| Error::NoFile {
             path: String::from_utf8_lossy(path).into_owned(),
             what,
@@ -151,6 +134,40 @@ impl Files {
         }
         Ok(inode)
     }
+}
+
+/// Gives the bytes of a file, in ascending order and with their offsets, without those of holes and of
+/// what was never written.
+///
+/// # Errors
+/// [`Error::Damaged`], [`Error::Image`]; those of `each`.
+pub(crate) fn contents<S: ReadAt>(
+    fs: &FileSystem<S>,
+    inode: &Inode,
+    each: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    if inode.is_inline() {
+        return each(0, &fs.inline_data(inode)?);
+    }
+    let size = inode.size_bytes();
+    let block_bytes = u64::from(fs.superblock().block_bytes);
+    let mut buffer = vec![0; PIECE_BYTES];
+    fs.walk_blocks(inode, &mut |met| {
+        let Met::Blocks(mapped) = met else {
+            return Ok(());
+        };
+        let mut at = mapped.logical * block_bytes;
+        let end = (at + mapped.blocks * block_bytes).min(size);
+        let mut from = mapped.physical * block_bytes;
+        while at < end && !mapped.is_unwritten {
+            let len = (end - at).min(PIECE_BYTES as u64) as usize;
+            fs.source().read_at(from, &mut buffer[..len])?;
+            each(at, &buffer[..len])?;
+            at += len as u64;
+            from += len as u64;
+        }
+        Ok(())
+    })
 }
 
 fn zeros(len: u64, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {

@@ -8,11 +8,14 @@
 
 mod bits;
 mod device;
+mod diff;
 mod dump;
 mod error;
 pub mod ext4;
+mod extract;
 mod files;
 mod mounted;
+mod pace;
 mod place;
 mod read_at;
 mod records;
@@ -23,8 +26,11 @@ mod survey;
 mod testing;
 
 pub use bits::Bits;
+pub use diff::{Difference, Fate, diff};
 pub use dump::{DumpOptions, Dumped, Progress, Stops, dump};
 pub use error::{Blame, Error, Result};
+pub use extract::{Extracted, LeftOut, extract};
 pub use files::{Files, Listed};
 pub use read_at::{InImage, Opened, ReadAt};
 pub use restore::{RestoreOptions, Restored, restore};
+pub use source::IoContext;

@@ -26,6 +26,7 @@ use crate::dump::{
     open, refuse_inside, start,
 };
 use crate::ext4::{FileSystem, Superblock};
+use crate::pace::Pace;
 use crate::read_at::Opened;
 use crate::records::State;
 use crate::source::Blocks;
@@ -49,7 +50,9 @@ struct Live<'a> {
     kept: Kept,
     drained: Vec<Drained>,
     silent: Bits,
-    /// How fast pages were read.
+    /// How fast pages are read at most beside users.
+    pace: Pace,
+    /// How fast they were read.
     pages_per_s: f64,
 }
 
@@ -85,6 +88,7 @@ pub fn dump(
         kept: Kept::default(),
         drained: Vec::new(),
         silent: Bits::default(),
+        pace: Pace::new(options.rate_bytes_per_s),
         pages_per_s: 0.0,
     };
     let (fs, mut survey) = live.first_survey()?;
@@ -177,10 +181,19 @@ impl Live<'_> {
         deadline: Option<Instant>,
     ) -> Result<bool> {
         let volume = self.volume;
+        // While users wait, it is read as fast as that can be.
+        let pace = match deadline {
+            None => &self.pace,
+            Some(_) => &Pace::new(None),
+        };
         let source = Blocks {
             file: &volume.direct,
             live: &survey.live,
             block_bytes: sb.block_bytes,
+            // A freeze empties the journal.
+            replayed: None,
+            context: self.options.context,
+            pace,
         };
         let begun = Instant::now();
         for step in steps(pages, deadline.is_some()) {
@@ -203,7 +216,8 @@ impl Live<'_> {
             self.drained.push(drained);
         }
         let rate = pages.count() as f64 / begun.elapsed().as_secs_f64().max(1e-6);
-        if pages.count() > STEP_PAGES / 8 {
+        // A limit of the rate says nothing of how fast it can be.
+        if pages.count() > STEP_PAGES / 8 && pace.is_unlimited() {
             self.pages_per_s = rate;
         }
         Ok(true)

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -158,8 +159,10 @@ fn write(
     let placed = pages::place(reader, &[whole])?;
     let total: u64 = placed.iter().map(|piece| u64::from(piece.pages)).sum();
     let same = || file.try_clone().map_err(Error::file("write to", path));
+    let direct = direct(file);
     let sink = Target {
         file,
+        direct: direct.as_ref(),
         path,
         len_bytes,
     };
@@ -200,9 +203,22 @@ fn write(
     })
 }
 
+/// The same target past the kernel's cache, where it can be written to so: each thread's megabytes
+/// go to the disk as they are, and in order.
+fn direct(file: &File) -> Option<File> {
+    let mut options = OpenOptions::new();
+    options.write(true);
+    options.custom_flags(OFlags::DIRECT.bits().cast_signed());
+    // Not by its name: a file may have none yet, and a device is in use, by us.
+    let opened = options.open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let opened = opened.inspect_err(|error| log::debug!("written through the cache: {error}"));
+    opened.ok()
+}
+
 /// What takes the pages: as much of the last one as the volume has.
 struct Target<'a> {
     file: &'a File,
+    direct: Option<&'a File>,
     path: &'a Path,
     len_bytes: u64,
 }
@@ -210,8 +226,13 @@ struct Target<'a> {
 impl Sink for Target<'_> {
     fn fill(&self, pieces: &[(Addr, &[u8])]) -> pages::Result<()> {
         for (at, bytes) in pieces {
-            let len = self.len_bytes.saturating_sub(at.0).min(bytes.len() as u64);
-            let written = self.file.write_all_at(&bytes[..len as usize], at.0);
+            let len = self.len_bytes.saturating_sub(at.0).min(bytes.len() as u64) as usize;
+            let whole = len / PAGE_BYTES * PAGE_BYTES;
+            let direct = self.direct.unwrap_or(self.file);
+            let written = direct.write_all_at(&bytes[..whole], at.0);
+            // What is not a whole page goes through the cache.
+            let rest = at.0 + whole as u64;
+            let written = written.and_then(|()| self.file.write_all_at(&bytes[whole..len], rest));
             let failed = Error::file("write to", self.path);
             written.map_err(|source| pages::Error::Other(Box::new(failed(source))))?;
         }

@@ -11,6 +11,7 @@ use crate::bar::Bar;
 use crate::exit::{Failure, Status};
 use crate::output;
 use crate::session::CompressArgs;
+use crate::volume::reading::ReadingArgs;
 
 /// Save what an ext4 volume has in use
 #[derive(Debug, Args)]
@@ -37,6 +38,9 @@ pub struct Dump {
     max_frozen: u64,
 
     #[command(flatten)]
+    reading: ReadingArgs,
+
+    #[command(flatten)]
     compress: CompressArgs,
 
     /// Do not wait until the image is on the disk
@@ -55,12 +59,15 @@ impl Dump {
     /// Whatever the engine tells; nothing is left then.
     pub fn run(self) -> Result<Status, Failure> {
         let parent = self.prev_images_dir.map(|dir| self.images_dir.join(dir));
+        let (context, rate_bytes_per_s) = self.reading.apply()?;
         let options = DumpOptions {
             parent: parent.map(Into::into),
             images: self.images_dir.into(),
             volume: self.volume,
             verify_unchanged: self.verify_unchanged,
             max_frozen: Duration::from_millis(self.max_frozen),
+            context,
+            rate_bytes_per_s,
             compress: self.compress.compress,
             sync: !self.no_sync,
         };
@@ -89,6 +96,7 @@ fn to_json(dumped: &Dumped) -> serde_json::Value {
         "zero_pages": dumped.zero_pages,
         "parent_pages": dumped.parent_pages,
         "silent_pages": dumped.silent_pages,
+        "replayed_blocks": dumped.replayed_blocks,
     });
     if let Some(stops) = dumped.stops {
         told["stops"] = stops.count.into();
@@ -106,6 +114,10 @@ fn to_text(dumped: &Dumped) -> String {
     if dumped.silent_pages > 0 {
         let silent = dumped.silent_pages;
         text += &format!("{silent} pages differ although their files seem unchanged\n");
+    }
+    if dumped.replayed_blocks > 0 {
+        let blocks = dumped.replayed_blocks;
+        text += &format!("the journal was replayed in the image: {blocks} blocks\n");
     }
     if let Some(stops) = dumped.stops {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;

@@ -96,7 +96,7 @@ fn letter(kind: Kind) -> char {
 }
 
 /// A name as a line can have it.
-fn printable(name: &[u8]) -> String {
+pub fn printable(name: &[u8]) -> String {
     let text = OsString::from_vec(name.to_vec());
     text.to_string_lossy().escape_debug().to_string()
 }

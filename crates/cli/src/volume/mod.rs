@@ -1,7 +1,9 @@
 //! `stillframe volume`: ext4 volumes become images, and images volumes.
 
 mod dump;
+mod extract;
 mod files;
+mod reading;
 mod restore;
 
 use clap::{Args, Subcommand};
@@ -21,6 +23,8 @@ enum Action {
     Restore(restore::Restore),
     Ls(files::Ls),
     Cat(files::Cat),
+    Extract(extract::Extract),
+    Diff(extract::Diff),
 }
 
 impl Volume {
@@ -34,6 +38,8 @@ impl Volume {
             Action::Restore(restore) => restore.run(),
             Action::Ls(ls) => ls.run(),
             Action::Cat(cat) => cat.run(),
+            Action::Extract(extract) => extract.run(),
+            Action::Diff(diff) => diff.run(),
         }
     }
 }

@@ -23,6 +23,7 @@ pub use attributes::Attribute;
 pub use blocks::{Mapped, Met};
 pub use directory::Entry;
 pub use inode::{Inode, Kind, Time};
+pub use journal::{Patches, Replayed};
 pub use superblock::Superblock;
 
 use checksum::crc32c;

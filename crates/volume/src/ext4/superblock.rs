@@ -13,8 +13,8 @@ pub const LEN: usize = 1024;
 const MAGIC: u16 = 0xef53;
 /// Groups of 128 MiB make 512 TiB of as many.
 const GROUPS_MAX: u64 = 1 << 22;
-/// Where the checksum stands.
-const CHECKSUM_AT: usize = 0x3fc;
+/// Where its checksum stands, if it has one.
+pub const CHECKSUM_AT: usize = 0x3fc;
 
 /// What the superblock says, as far as it is needed.
 #[derive(Clone, Debug)]
@@ -65,6 +65,11 @@ pub struct Superblock {
     pub special_inodes: Vec<u32>,
     /// The block that tells who has it mounted.
     pub mmp_block: u64,
+}
+
+/// Whether a superblock's bytes have a checksum.
+pub fn has_checksum(bytes: &[u8]) -> bool {
+    u32_at(bytes, 0x64) & ro_compat::METADATA_CSUM != 0
 }
 
 impl Superblock {

@@ -1,4 +1,9 @@
-//! The journal: whether anything is in it that is not in its place yet.
+//! The journal: whether anything is in it that is not in its place yet, and what.
+
+mod log;
+mod replay;
+#[cfg(test)]
+mod tests;
 
 use super::features::incompat;
 use super::raw::u32_at;
@@ -6,12 +11,9 @@ use super::{FileSystem, Met};
 use crate::bits::Bits;
 use crate::{Error, ReadAt, Result};
 
-/// What each block of a journal that is not data begins with.
-const MAGIC: u32 = 0xc03b_3998;
-/// Where its superblock says at which block the log starts; 0 where it is empty.
-const START_AT: usize = 0x1c;
-/// Kinds of superblocks.
-const KINDS: [u32; 2] = [3, 4];
+pub use replay::{Patches, Replayed};
+
+use log::Log;
 
 /// What the block begins with that tells who has the file system mounted, and its state if nobody.
 const MMP_MAGIC: u32 = 0x004d_4d50;
@@ -49,34 +51,49 @@ impl<S: ReadAt> FileSystem<S> {
                         mounting it once, or `e2fsck -p`, does";
             return Err(Error::Unfit(what.into()));
         }
-        let mut log = Bits::default();
+        let Some(log) = self.log()? else {
+            return Ok(Bits::default());
+        };
+        match log.is_empty() {
+            true => Ok(log.blocks()),
+            // The file system says that there is nothing in it; the log itself is kept then.
+            false => Ok(Bits::default()),
+        }
+    }
+
+    /// What is in the journal and not in its place: all blocks that are to be read from elsewhere,
+    /// so that the file system is what it would be after the journal was replayed. None where there
+    /// is nothing to replay.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] where the journal is elsewhere or has what is not replayed here,
+    /// [`Error::Damaged`], [`Error::Read`].
+    pub fn patches(&self) -> Result<Patches> {
+        self.refuse_in_use()?;
+        if !self.sb.needs_recovery() {
+            return Ok(Patches::default());
+        }
+        let Some(log) = self.log()? else {
+            let what = "the file system was not unmounted, and its journal, which is to be \
+                        replayed, is on another device: mount it once, or run `e2fsck -p`";
+            return Err(Error::Unfit(what.into()));
+        };
+        replay::patches(self, &log)
+    }
+
+    /// The journal of this file system, where it is in it.
+    fn log(&self) -> Result<Option<Log<'_, S>>> {
         if self.sb.journal_inode == 0 {
-            return Ok(log);
+            return Ok(None);
         }
         let journal = self.inode(self.sb.journal_inode, 0)?;
-        let mut first = None;
+        let mut mapped = Vec::new();
         self.walk_blocks(&journal, &mut |met| {
-            if let Met::Blocks(mapped) = met {
-                first.get_or_insert(mapped);
-                log.insert(mapped.range());
+            if let Met::Blocks(one) = met {
+                mapped.push(one);
             }
             Ok(())
         })?;
-        let bad = |block, what: &str| Error::damaged(block, "superblock of the journal", what);
-        let Some(first) = first.filter(|first| first.logical == 0) else {
-            return Err(bad(journal.block, "there is none"));
-        };
-        log.remove(first.physical..first.physical + 1);
-        let bytes = self.block(first.physical)?;
-        let word =
-            |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        if word(0) != MAGIC || !KINDS.contains(&word(4)) {
-            return Err(bad(first.physical, "it has no magic number"));
-        }
-        if word(START_AT) != 0 {
-            // The file system says that there is nothing in it; the log itself is kept then.
-            return Ok(Bits::default());
-        }
-        Ok(log)
+        Log::open(self, journal.block, mapped).map(Some)
     }
 }
