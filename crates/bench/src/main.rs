@@ -10,7 +10,7 @@
 //! get pages out of an image ([`resolver`]), and `bench compress` what codecs cost and save
 //! ([`compress`]), `bench lazy` how soon a target runs whose memory comes later ([`lazy`],
 //! [`looker`]), and `bench uffd` how a microVM's memory is served ([`uffd`], [`serving`],
-//! [`guest`]). Every run's numbers are kept ([`runs`]).
+//! [`guest`]), and `bench volume` how fast a file system is saved and brought back ([`volume`]). Every run's numbers are kept ([`runs`]).
 #![forbid(unsafe_code)]
 
 mod calls;
@@ -41,6 +41,7 @@ mod text;
 mod tool;
 mod uffd;
 mod vdso;
+mod volume;
 mod workload;
 mod writer;
 
@@ -76,6 +77,8 @@ enum Task {
     Lazy(lazy::Arguments),
     /// Measure how a microVM's memory is served through a userfaultfd.
     Uffd(uffd::Arguments),
+    /// Measure how fast a volume is saved and brought back.
+    Volume(volume::Arguments),
     /// Write the table and the plot from kept numbers again.
     Report(report::Arguments),
     /// Run the measuring part; `process` starts it in a mount namespace of its own.
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
         Task::Lazy(arguments) => lazy::run(&arguments),
         Task::Looker(arguments) => looker::run(&arguments),
         Task::Uffd(arguments) => uffd::run(&arguments),
+        Task::Volume(arguments) => volume::run(&arguments),
         Task::Report(arguments) => report::run(&arguments),
         Task::Inside(arguments) => suite::run_inside(&arguments),
         Task::Subject(arguments) => subject::run(&arguments),

@@ -23,6 +23,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         });
     }
     packages::install(packages::FOR_BENCH)?;
+    if arguments.suite[0] == "volume" {
+        packages::install(packages::FOR_VOLUMES)?;
+    }
     let stillframe = repo::build_stillframe()?;
     repo::build_release("bench")?;
     let mut bench = Command::new(repo::release_folder().join("bench"));
