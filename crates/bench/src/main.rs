@@ -10,7 +10,8 @@
 //! get pages out of an image ([`resolver`]), and `bench compress` what codecs cost and save
 //! ([`compress`]), `bench lazy` how soon a target runs whose memory comes later ([`lazy`],
 //! [`looker`]), and `bench uffd` how a microVM's memory is served ([`uffd`], [`serving`],
-//! [`guest`]), and `bench volume` how fast a file system is saved and brought back ([`volume`]). Every run's numbers are kept ([`runs`]).
+//! [`guest`]), and `bench volume` how fast a file system is saved and brought back ([`volume`]).
+//! Every run's numbers are kept ([`runs`]).
 #![forbid(unsafe_code)]
 
 mod calls;

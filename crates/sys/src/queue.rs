@@ -108,9 +108,9 @@ impl Queue {
             let entry = opcode::Read::new(FILE, to, len).offset(piece.at_bytes);
             let entry = entry.build().user_data((place << 32 | part) as u64);
             loop {
-                // SAFETY: the memory stays where it is until the read came: nothing touches it while it
-                // is among the reads, from which it is taken when all pieces came, and a queue that is
-                // dropped waits for them.
+                // SAFETY: the memory stays where it is until the read came: nothing touches it
+                // while it is among the reads, from which it is taken when all pieces came, and a
+                // queue that is dropped waits for them.
                 let pushed = unsafe { self.ring.submission().push(&entry) };
                 if pushed.is_ok() {
                     break;

@@ -17,7 +17,8 @@ pub enum Fate {
     Added,
     /// Only the older image has it.
     Removed,
-    /// These differ: sort, mode, owner, group, size, modified, device, target, attributes, contents.
+    /// These differ: sort, mode, owner, group, size, modified, device, target, attributes,
+    /// contents.
     Changed(Vec<&'static str>),
 }
 

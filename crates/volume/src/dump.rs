@@ -183,7 +183,8 @@ pub(crate) fn open(volume: &Volume) -> Result<FileSystem<Opened>> {
     FileSystem::open(Opened::new(file, volume.len_bytes))
 }
 
-/// Opens the file system on a volume that nobody has mounted, as it is once its journal is replayed.
+/// Opens the file system on a volume that nobody has mounted, as it is after a replay of its
+/// journal.
 fn replayed(volume: &Volume) -> Result<FileSystem<Replayed<Opened>>> {
     let patches = open(volume)?.patches()?;
     let file = volume.cached.try_clone();

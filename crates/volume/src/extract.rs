@@ -68,8 +68,8 @@ struct Place<'a> {
 /// which is made where it is missing; directories on the way to a file are made as they are.
 ///
 /// # Errors
-/// [`Error::NoFile`], [`Error::Damaged`], [`Error::Image`]; [`Error::File`] where something cannot be
-/// made, as when it is there. What was extracted before stays.
+/// [`Error::NoFile`], [`Error::Damaged`], [`Error::Image`]; [`Error::File`] where something cannot
+/// be made, as when it is there. What was extracted before stays.
 pub fn extract(files: &Files, paths: &[Vec<u8>], into: &Path) -> Result<Extracted> {
     // All of them are looked for before anything is made.
     for path in paths {

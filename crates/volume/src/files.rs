@@ -136,8 +136,8 @@ impl Files {
     }
 }
 
-/// Gives the bytes of a file, in ascending order and with their offsets, without those of holes and of
-/// what was never written.
+/// Gives the bytes of a file, in ascending order and with their offsets, without those of holes and
+/// of what was never written.
 ///
 /// # Errors
 /// [`Error::Damaged`], [`Error::Image`]; those of `each`.

@@ -90,8 +90,8 @@ pub fn read(device: &Path, used: &Ranges) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// Writes ranges of a device in order, by a thread for each processor, and through to the disk; gives
-/// how many seconds that took.
+/// Writes ranges of a device in order, by a thread for each processor, and through to the disk;
+/// gives how many seconds that took.
 ///
 /// # Errors
 /// When they cannot be written.

@@ -50,8 +50,8 @@ pub fn of(numbers: &Numbers) -> String {
     let machine = &numbers.machine;
     let mut out = format!(
         "{} · {} core(s) · kernel {} · disk: {}\n\n{:.0} MiB in use in {} files, read from a loop \
-         device with direct I/O and a cold cache; what is made goes to tmpfs. Medians of {} rounds in \
-         turn, in seconds, and in brackets the fastest and the slowest.\n",
+         device with direct I/O and a cold cache; what is made goes to tmpfs. Medians of {} rounds \
+         in turn, in seconds, and in brackets the fastest and the slowest.\n",
         machine.processor,
         machine.cores,
         machine.kernel,

@@ -96,7 +96,8 @@ pub struct Copy {
     pub block: u64,
     /// Where it is.
     pub at: u64,
-    /// Its first four bytes are not those that they were: they would look like one of the journal's.
+    /// Its first four bytes are not those that they were: it would look like one of the journal's
+    /// own.
     pub is_escaped: bool,
     /// Of which transaction.
     sequence: u32,

@@ -78,9 +78,9 @@ impl Made {
     }
 }
 
-/// What is tried: the file system, and the journal's checksums. Those of older journals, one for each
-/// transaction, debugfs makes in a way that e2fsck does not believe: the kernel makes them in the
-/// tests of the command.
+/// What is tried: the file system, and the journal's checksums. Those of older journals, one for
+/// each transaction, debugfs makes in a way that e2fsck does not believe: the kernel makes them in
+/// the tests of the command.
 const KINDS: [(&[&str], &[&str]); 5] = [
     (&["-O", "^metadata_csum,^64bit"], &[]),
     (&["-O", "^metadata_csum,64bit", "-b", "1024"], &[]),
