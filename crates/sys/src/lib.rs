@@ -48,6 +48,7 @@ pub mod timens;
 pub mod timerfd;
 pub mod tty;
 pub mod uffd;
+pub mod unmount;
 pub mod usage;
 pub mod vdso;
 pub mod vm;

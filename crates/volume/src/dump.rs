@@ -9,6 +9,7 @@ use image::{Compression, Facts, ImageId, PAGE_BYTES, Seal, Writer};
 use pages::{Drain, Drained, Extent};
 use store::Images;
 
+use crate::bad::{self, Bad, BadPages};
 use crate::bits::Bits;
 use crate::device::Volume;
 use crate::ext4::{FileSystem, Replayed, Time};
@@ -18,6 +19,7 @@ use crate::read_at::Opened;
 use crate::records::State;
 use crate::source::{Blocks, IoContext};
 use crate::survey::{Survey, pages_of, unchanged_pages};
+use crate::tables::Pieces;
 use crate::{Error, Result};
 
 /// What is to be dumped, and where to.
@@ -37,6 +39,8 @@ pub struct DumpOptions {
     pub context: IoContext,
     /// How many bytes of it are read in a second at most, beside its users.
     pub rate_bytes_per_s: Option<u64>,
+    /// Whether pages that cannot be read are taken for zeros.
+    pub skip_bad: bool,
     /// How pages are compressed.
     pub compress: Option<Compression>,
     /// Whether to wait until the image is on the disk.
@@ -63,6 +67,8 @@ pub struct Dumped {
     pub silent_pages: u64,
     /// Blocks that were taken from the journal, which was to be replayed.
     pub replayed_blocks: u64,
+    /// Blocks that could not be read, and are zero in the image.
+    pub bad: Vec<Bad>,
     /// How a mounted file system was stopped.
     pub stops: Option<Stops>,
 }
@@ -91,7 +97,8 @@ pub(crate) struct Parent {
 impl Parent {
     fn open(images: &Images) -> Result<Self> {
         let opened = place::Opened::open(images)?;
-        let survey = Survey::new(&opened.file_system()?, opened.state.instant, &[])?;
+        let fs = opened.file_system()?;
+        let survey = Survey::new(&fs, opened.state.instant, &[], &Pieces::default())?;
         Ok(Self {
             place: images.clone(),
             opened,
@@ -113,22 +120,37 @@ pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Resu
         options.images.create().map_err(Error::Store)?;
     }
     let parent = options.parent.as_ref().map(Parent::open).transpose()?;
-    if volume.mounted.is_some() {
-        return crate::mounted::dump(options, &volume, parent.as_ref(), facts, progress);
-    }
+    let parent = parent.as_ref();
+    let dumped = match volume.mounted {
+        Some(_) => crate::mounted::dump(options, &volume, parent, facts, progress),
+        None => dump_unmounted(options, &volume, parent, facts, progress),
+    };
+    dumped.map_err(|error| bad::named(error, || open(&volume)))
+}
+
+/// Makes an image of a volume that nobody has mounted.
+fn dump_unmounted(
+    options: &DumpOptions,
+    volume: &Volume,
+    parent: Option<&Parent>,
+    facts: Facts,
+    progress: Progress<'_>,
+) -> Result<Dumped> {
     let now = now();
-    let fs = replayed(&volume)?;
-    let earlier = parent.as_ref().map(|parent| &parent.survey);
-    let survey = Survey::new(&fs, now, &Vec::from_iter(earlier))?;
+    let fs = replayed(volume)?;
+    let earlier = parent.map(|parent| &parent.survey);
+    let survey = Survey::new(&fs, now, &Vec::from_iter(earlier), &Pieces::default())?;
     let sb = fs.superblock();
-    let state = State {
+    let mut state = State {
         len_bytes: sb.len_bytes(),
         uuid: sb.uuid,
         instant: now,
         was_mounted: false,
+        bad_pages: Vec::new(),
     };
-    let writer = start(options, parent.as_ref(), &state)?;
+    let writer = start(options, parent, &state)?;
     let pace = Pace::new(options.rate_bytes_per_s);
+    let bad = BadPages::new(options.skip_bad);
     let source = Blocks {
         file: &volume.direct,
         live: &survey.live,
@@ -136,13 +158,9 @@ pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Resu
         replayed: Some(fs.source()),
         context: options.context,
         pace: &pace,
+        bad: &bad,
     };
-    let wanted = Wanted::new(
-        &survey,
-        parent.as_ref(),
-        options.verify_unchanged,
-        sb.block_bytes,
-    );
+    let wanted = Wanted::new(&survey, parent, options.verify_unchanged, sb.block_bytes);
     let differing = wanted.compare(&source, &writer, progress)?;
     let how = Drain {
         progress: &|done| progress(done, differing.count() * PAGE_BYTES as u64),
@@ -160,8 +178,10 @@ pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Resu
         parent_pages: inherited.count(),
         read_pages: wanted.read.count(),
         replayed_blocks: fs.source().count(),
+        bad: bad::owners(&fs, &bad.pages()),
         ..Dumped::of(&writer, &state, &wanted, &[drained])
     };
+    state.bad_pages = bad.pages().ranges();
     finish(options, writer, &state, facts)?;
     Ok(dumped)
 }
@@ -249,6 +269,13 @@ impl Wanted {
             Some(parent) => unchanged_pages(survey, &parent.survey, 0, block_bytes),
             None => Bits::default(),
         };
+        // What the parent could not read may be read now.
+        for range in parent
+            .iter()
+            .flat_map(|parent| &parent.opened.state.bad_pages)
+        {
+            unchanged.remove(range.clone());
+        }
         unchanged.intersect(&all);
         let mut read = all.clone();
         if !doubt {
@@ -355,6 +382,7 @@ impl Dumped {
             parent_pages: 0,
             silent_pages: 0,
             replayed_blocks: 0,
+            bad: Vec::new(),
             stops: None,
         }
     }

@@ -40,6 +40,17 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A block of the volume could not be read.
+    #[error("cannot read block {block} of the volume, which is {owner}")]
+    Unreadable {
+        /// Its number.
+        block: u64,
+        /// Whose it is.
+        owner: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// Reads under way could not be managed.
     #[error("cannot have several reads of the volume under way")]
     Queue {
@@ -99,8 +110,13 @@ pub enum Blame {
 impl Error {
     /// What is to blame.
     #[must_use]
-    pub const fn blame(&self) -> Blame {
+    pub fn blame(&self) -> Blame {
         match self {
+            // What our own sources and sinks say has come through the pipe.
+            Self::Pages(pages::Error::Other(inner)) if inner.is::<Self>() => {
+                let inner = inner.downcast_ref::<Self>().expect("it is one");
+                inner.blame()
+            }
             Self::Image(error) | Self::Pages(pages::Error::Image { source: error, .. }) => {
                 match error {
                     image::Error::Corrupt { .. } | image::Error::NoPage { .. } => Blame::Corrupt,
@@ -112,7 +128,9 @@ impl Error {
             Self::Damaged { .. } | Self::Corrupt(_) | Self::Differs { .. } => Blame::Corrupt,
             Self::Unfit(_) => Blame::Unsupported,
             Self::NoFile { .. } => Blame::Gone,
-            Self::Store(_) | Self::File { .. } | Self::Read { .. } => Blame::Store,
+            Self::Store(_) | Self::File { .. } | Self::Read { .. } | Self::Unreadable { .. } => {
+                Blame::Store
+            }
             Self::Queue { .. } | Self::Pages(_) => Blame::Kernel,
         }
     }

@@ -6,6 +6,7 @@
 //! reads files straight out of it. Nothing here knows of processes.
 #![forbid(unsafe_code)]
 
+mod bad;
 mod bits;
 mod device;
 mod diff;
@@ -14,6 +15,7 @@ mod error;
 pub mod ext4;
 mod extract;
 mod files;
+mod mount;
 mod mounted;
 mod pace;
 mod place;
@@ -22,15 +24,18 @@ mod records;
 mod restore;
 mod source;
 mod survey;
+mod tables;
 #[cfg(test)]
 mod testing;
 
+pub use bad::Bad;
 pub use bits::Bits;
 pub use diff::{Difference, Fate, diff};
 pub use dump::{DumpOptions, Dumped, Progress, Stops, dump};
 pub use error::{Blame, Error, Result};
 pub use extract::{Extracted, LeftOut, extract};
 pub use files::{Files, Listed};
+pub use mount::{Mounted, mount};
 pub use read_at::{InImage, Opened, ReadAt};
 pub use restore::{RestoreOptions, Restored, restore};
 pub use source::IoContext;

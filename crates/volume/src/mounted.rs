@@ -19,6 +19,7 @@ use image::{Facts, PAGE_BYTES, Run, Writer};
 use pages::{Drain, Drained};
 use sys::freeze::Frozen;
 
+use crate::bad::{self, BadPages};
 use crate::bits::Bits;
 use crate::device::Volume;
 use crate::dump::{
@@ -31,6 +32,7 @@ use crate::read_at::Opened;
 use crate::records::State;
 use crate::source::Blocks;
 use crate::survey::{Survey, unchanged_pages};
+use crate::tables::Pieces;
 use crate::{Error, Result};
 
 /// How often what has changed is read beside the users, until so little is left that it can be read
@@ -52,6 +54,8 @@ struct Live<'a> {
     silent: Bits,
     /// How fast pages are read at most beside users.
     pace: Pace,
+    /// Those that cannot be read.
+    bad: BadPages,
     /// How fast they were read.
     pages_per_s: f64,
 }
@@ -89,6 +93,7 @@ pub fn dump(
         drained: Vec::new(),
         silent: Bits::default(),
         pace: Pace::new(options.rate_bytes_per_s),
+        bad: BadPages::new(options.skip_bad),
         pages_per_s: 0.0,
     };
     let (fs, mut survey) = live.first_survey()?;
@@ -98,6 +103,7 @@ pub fn dump(
         uuid: sb.uuid,
         instant: survey.instant,
         was_mounted: true,
+        bad_pages: Vec::new(),
     };
     let writer = start(options, parent, &state)?;
     let doubt = options.verify_unchanged;
@@ -112,6 +118,8 @@ pub fn dump(
         }
         if let Some((wanted, instant)) = live.last_survey(&mut survey, &sb, &writer, round)? {
             state.instant = instant;
+            // Of those that were read again since, some may be well.
+            state.bad_pages = live.bad.pages().ranges();
             return live.seal(writer, wanted, &state, facts);
         }
         progress(0, 1);
@@ -120,20 +128,27 @@ pub fn dump(
 }
 
 /// Freezes the file system, all that can be written before having been written, and its metadata
-/// having been read into the kernel's cache.
-fn freeze<'a>(options: &DumpOptions, volume: &Volume, mount: &'a File) -> Result<Frozen<'a>> {
+/// having been read into the kernel's cache. What its inodes said just before is given as well.
+fn freeze<'a>(
+    options: &DumpOptions,
+    volume: &Volume,
+    mount: &'a File,
+    known: &Pieces,
+) -> Result<(Frozen<'a>, Pieces)> {
     let sync = || {
         let synced = sys::freeze::sync(mount.as_fd());
         synced.map_err(Error::file("flush", &options.volume))
     };
     sync()?;
-    // Of what changes meanwhile it does not matter what is read.
-    if let Ok(fs) = open(volume) {
-        let _ = Survey::new(&fs, now(), &[]);
-    }
+    // What changes meanwhile is looked at again, and may be nonsense now.
+    let survey = open(volume).and_then(|fs| Survey::new(&fs, now(), &[], known));
+    let known = survey.map_or_else(|_| known.clone(), |survey| survey.pieces);
     sync()?;
     let frozen = Frozen::freeze(mount.as_fd(), options.max_frozen);
-    frozen.map_err(Error::file("freeze", &options.volume))
+    Ok((
+        frozen.map_err(Error::file("freeze", &options.volume))?,
+        known,
+    ))
 }
 
 impl Live<'_> {
@@ -148,10 +163,11 @@ impl Live<'_> {
     }
 
     fn first_survey(&mut self) -> Result<(FileSystem<Opened>, Survey)> {
-        let frozen = freeze(self.options, self.volume, self.mount)?;
+        let nothing = Pieces::default();
+        let (frozen, known) = freeze(self.options, self.volume, self.mount, &nothing)?;
         let surveyed = open(self.volume).and_then(|fs| {
             let earlier = self.parent.map(|parent| &parent.survey);
-            let survey = Survey::new(&fs, now(), &Vec::from_iter(earlier))?;
+            let survey = Survey::new(&fs, now(), &Vec::from_iter(earlier), &known)?;
             Ok((fs, survey))
         });
         match (self.thaw(frozen)?, surveyed) {
@@ -194,6 +210,7 @@ impl Live<'_> {
             replayed: None,
             context: self.options.context,
             pace,
+            bad: &self.bad,
         };
         let begun = Instant::now();
         for step in steps(pages, deadline.is_some()) {
@@ -232,7 +249,8 @@ impl Live<'_> {
         writer: &Writer,
         round: u32,
     ) -> Result<Option<(Wanted, crate::ext4::Time)>> {
-        let frozen = freeze(self.options, self.volume, self.mount)?;
+        let pieces = &survey.pieces;
+        let (frozen, known) = freeze(self.options, self.volume, self.mount, pieces)?;
         // Some of the time is for the thaw.
         let deadline = Instant::now()
             + self
@@ -240,7 +258,7 @@ impl Live<'_> {
                 .max_frozen
                 .mul_f64(0.8)
                 .saturating_sub(frozen.elapsed());
-        let read = self.read_frozen(survey, sb, writer, deadline);
+        let read = self.read_frozen(survey, &known, sb, writer, deadline);
         if !self.thaw(frozen)? {
             return Err(self.too_long());
         }
@@ -255,6 +273,7 @@ impl Live<'_> {
     fn read_frozen(
         &mut self,
         survey: &mut Survey,
+        known: &Pieces,
         sb: &Superblock,
         writer: &Writer,
         deadline: Instant,
@@ -267,7 +286,7 @@ impl Live<'_> {
         let mut earlier = Vec::from_iter(self.parent.map(|parent| &parent.survey));
         earlier.push(survey);
         let last = earlier.len() - 1;
-        let new = Survey::new(&fs, now(), &earlier)?;
+        let new = Survey::new(&fs, now(), &earlier, known)?;
         let still = unchanged_pages(&new, survey, last, sb.block_bytes);
         self.kept.keep(&still);
         let wanted = Wanted::new(&new, self.parent, false, sb.block_bytes);
@@ -305,6 +324,8 @@ impl Live<'_> {
             zero_pages: wanted.zeros.count() + own.count() - stored_pages,
             stored_pages,
             stops: Some(self.stops),
+            bad: open(self.volume)
+                .map_or_else(|_| Vec::new(), |fs| bad::owners(&fs, &self.bad.pages())),
             ..Dumped::of(&writer, state, &wanted, &self.drained)
         };
         finish(self.options, writer, state, facts)?;

@@ -1,6 +1,8 @@
 //! The record of an image of a volume.
 
-use image::{Reader, Record};
+use std::ops::Range;
+
+use image::{PAGE_BYTES, Reader, Record};
 use prost::Message;
 
 use crate::ext4::Time;
@@ -30,6 +32,9 @@ pub(crate) struct VolumeState {
     /// Whether it was in use.
     #[prost(bool, tag = "5")]
     pub was_mounted: bool,
+    /// Pages that could not be read and are zero here: the first of each range, and how many.
+    #[prost(uint64, repeated, tag = "6")]
+    pub bad_pages: Vec<u64>,
 }
 
 /// The same, checked.
@@ -39,6 +44,7 @@ pub struct State {
     pub uuid: [u8; 16],
     pub instant: Time,
     pub was_mounted: bool,
+    pub bad_pages: Vec<Range<u64>>,
 }
 
 impl State {
@@ -50,6 +56,11 @@ impl State {
             instant_s: self.instant.s,
             instant_ns: self.instant.ns,
             was_mounted: self.was_mounted,
+            bad_pages: {
+                let ranges = self.bad_pages.iter();
+                let words = ranges.flat_map(|range| [range.start, range.end - range.start]);
+                words.collect()
+            },
         };
         Record {
             tag: tag::VOLUME_STATE,
@@ -78,6 +89,15 @@ impl State {
         let message = message.map_err(Error::Corrupt)?;
         let uuid = message.uuid.try_into();
         let uuid = uuid.map_err(|_| Error::Corrupt("its identity has not 16 bytes".into()))?;
+        let pages = message.len_bytes.div_ceil(PAGE_BYTES as u64);
+        let (ranges, rest) = message.bad_pages.as_chunks::<2>();
+        let range = |[start, len]: &[u64; 2]| {
+            let end = start.checked_add(*len).filter(|end| *end <= pages);
+            end.map(|end| *start..end)
+        };
+        let bad_pages = ranges.iter().map(range).collect::<Option<Vec<_>>>();
+        let bad_pages = bad_pages.filter(|_| rest.is_empty());
+        let bad_pages = bad_pages.ok_or_else(|| Error::Corrupt("its bad pages".into()))?;
         Ok(Self {
             len_bytes: message.len_bytes,
             uuid,
@@ -86,6 +106,7 @@ impl State {
                 ns: message.instant_ns,
             },
             was_mounted: message.was_mounted,
+            bad_pages,
         })
     }
 }

@@ -8,6 +8,7 @@ use pages::source::Queue;
 use pages::{Buffer, Error, Extent, Source};
 use sys::queue::{Done, Piece};
 
+use crate::bad::BadPages;
 use crate::bits::Bits;
 use crate::ext4::Replayed;
 use crate::pace::Pace;
@@ -41,6 +42,8 @@ pub struct Blocks<'a> {
     pub context: IoContext,
     /// How fast at most.
     pub pace: &'a Pace,
+    /// What cannot be read.
+    pub bad: &'a BadPages,
 }
 
 impl Blocks<'_> {
@@ -64,6 +67,21 @@ impl Blocks<'_> {
                         source,
                     })));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads consecutive pages one by one, where some of them cannot be read.
+    fn read_each(&self, at_bytes: u64, bytes: &mut [u8]) -> pages::Result<()> {
+        for (number, page) in (0..).zip(bytes.chunks_mut(PAGE_BYTES)) {
+            let at_bytes = at_bytes + number * PAGE_BYTES as u64;
+            if let Err(error) = self.read_run(at_bytes, page) {
+                if !self.bad.skip {
+                    return Err(error);
+                }
+                self.bad.add(at_bytes / PAGE_BYTES as u64);
+                page.fill(0);
             }
         }
         Ok(())
@@ -126,7 +144,10 @@ impl Source for Blocks<'_> {
     fn read(&self, extents: &[Extent], buffer: &mut [u8]) -> pages::Result<()> {
         for piece in pieces(extents, 0) {
             self.pace.wait(piece.to.len() as u64);
-            self.read_run(piece.at_bytes, &mut buffer[piece.to])?;
+            let bytes = &mut buffer[piece.to];
+            if self.read_run(piece.at_bytes, bytes).is_err() {
+                self.read_each(piece.at_bytes, bytes)?;
+            }
         }
         let finished = self.finish(extents, buffer);
         finished.map_err(|error| Error::Other(Box::new(error)))
@@ -235,7 +256,7 @@ mod tests {
             at: Addr::of_page(first_page),
             pages,
         });
-        let pace = Pace::new(None);
+        let (pace, bad) = (Pace::new(None), BadPages::default());
         let mut blocks = Blocks {
             file: &file,
             live: &live,
@@ -243,6 +264,7 @@ mod tests {
             replayed: None,
             context: IoContext::Shared,
             pace: &pace,
+            bad: &bad,
         };
         let mut expected = Vec::new();
         for (at, end) in [(0, 20), (30, 31), (200, 225)] {

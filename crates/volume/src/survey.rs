@@ -1,17 +1,14 @@
 //! What of a file system is to be saved, and what has changed since another time.
 
-use std::ops::Range;
-
-use image::PAGE_BYTES;
-use xxhash_rust::xxh3::Xxh3;
-
 use crate::bits::Bits;
-use crate::ext4::{BAD_BLOCKS, FileSystem, Inode, Kind, Met, RESIZE, ROOT, Time};
+use crate::ext4::{FileSystem, Time};
+use crate::tables::{Cursor, Part, Piece, Pieces, to_ns};
 use crate::{ReadAt, Result};
+use image::PAGE_BYTES;
 
 /// A change that comes so soon after another one may have the same time stamp: the kernel's clock
 /// for them has steps of up to 10 ms.
-const STEP_NS: u64 = 100_000_000;
+const STEP_NS: i64 = 100_000_000;
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -20,8 +17,8 @@ pub struct Survey {
     pub used: Bits,
     /// Those whose bytes mean something.
     pub live: Bits,
-    /// Inodes in use, by number, each with a checksum of what it says and which blocks it has.
-    inodes: Vec<(u32, u64)>,
+    /// What the inodes say.
+    pub pieces: Pieces,
     /// When it was made.
     pub instant: Time,
     /// For each of the earlier surveys: live blocks that are as they were then.
@@ -30,12 +27,18 @@ pub struct Survey {
 
 impl Survey {
     /// Looks at the whole file system, of which nothing may change meanwhile. `instant` is the time
-    /// before which everything has happened that it shows.
+    /// before which everything has happened that it shows; `known` is what inodes of this file
+    /// system said a little earlier.
     ///
     /// # Errors
     /// [`crate::Error::Damaged`], [`crate::Error::Read`], [`crate::Error::Unfit`] where the journal
     /// is to be replayed.
-    pub fn new<S: ReadAt>(fs: &FileSystem<S>, instant: Time, earlier: &[&Self]) -> Result<Self> {
+    pub fn new<S: ReadAt>(
+        fs: &FileSystem<S>,
+        instant: Time,
+        earlier: &[&Self],
+        known: &Pieces,
+    ) -> Result<Self> {
         let mut dead = fs.empty_log()?;
         let layout = fs.layout()?;
         let mut written = Bits::default();
@@ -45,36 +48,27 @@ impl Survey {
             unchanged: vec![Bits::default(); earlier.len()],
             ..Self::default()
         };
-        let mut blocks = Vec::new();
-        fs.walk_inodes(&mut |inode| {
-            blocks.clear();
-            let mut hash = Xxh3::new();
-            hash.update(&inode.identity());
-            if has_blocks(&inode) {
-                fs.walk_blocks(&inode, &mut |met| {
-                    note(&mut hash, met);
-                    match met {
-                        Met::Tree(block) => written.insert(block..block + 1),
-                        Met::Blocks(mapped) if mapped.is_unwritten => dead.insert(mapped.range()),
-                        Met::Blocks(mapped) => blocks.push(mapped.range()),
-                    }
-                    Ok(())
-                })?;
+        let mut at = Cursor::default();
+        let cursors = earlier.iter().map(|_| Cursor::default());
+        let mut cursors = cursors.collect::<Vec<_>>();
+        fs.walk_tables(&mut |table| {
+            let piece = Piece::of(fs, table, known.find(table.first, &mut at))?;
+            for (range, part) in piece.extents() {
+                match part {
+                    Part::Data | Part::Tree => written.insert(range.clone()),
+                    Part::Meaningless => dead.insert(range.clone()),
+                    Part::Log => {}
+                }
             }
-            let sum = hash.digest();
-            this.inodes.push((inode.number, sum));
-            let sb = fs.superblock();
-            match inode.number {
-                BAD_BLOCKS => blocks.iter().for_each(|range| dead.insert(range.clone())),
-                number if number == sb.journal_inode => {}
-                _ => blocks
-                    .iter()
-                    .for_each(|range| written.insert(range.clone())),
+            let all = earlier.iter().zip(&mut this.unchanged).zip(&mut cursors);
+            for ((then, unchanged), cursor) in all {
+                let was = then.pieces.find(table.first, cursor);
+                let before = settled_ns(then.instant);
+                if let Some((was, before)) = was.zip(before) {
+                    piece.unchanged(was, before, &mut |range| unchanged.insert(range));
+                }
             }
-            let is_ordinary = inode.number == ROOT || inode.number >= sb.first_inode;
-            if is_ordinary && !sb.special_inodes.contains(&inode.number) {
-                this.compare(&inode, sum, earlier, &blocks);
-            }
+            this.pieces.push(piece);
             Ok(())
         })?;
         // Damage must not make anything vanish: what anybody has written counts.
@@ -88,50 +82,12 @@ impl Survey {
         }
         Ok(this)
     }
-
-    /// Notes blocks of an inode that is as it was.
-    fn compare(&mut self, inode: &Inode, sum: u64, earlier: &[&Self], blocks: &[Range<u64>]) {
-        for (then, unchanged) in earlier.iter().zip(&mut self.unchanged) {
-            let at = then.inodes.binary_search_by_key(&inode.number, |one| one.0);
-            let is_same = at.is_ok_and(|at| then.inodes[at].1 == sum);
-            // What was changed just before the other survey may have been changed after it as well,
-            // and have the same time.
-            if is_same && before(inode.changed(), inode.time_step_ns(), then.instant) {
-                blocks
-                    .iter()
-                    .for_each(|range| unchanged.insert(range.clone()));
-            }
-        }
-    }
 }
 
-/// Whether `time`, which has steps of its own, is before `instant` by more than the clock's step.
-fn before(time: Time, step_ns: u64, instant: Time) -> bool {
-    let ns = |time: Time| i128::from(time.s) * 1_000_000_000 + i128::from(time.ns);
-    ns(time) + i128::from(step_ns + STEP_NS) < ns(instant)
-}
-
-/// Whether the words of an inode's map name blocks.
-fn has_blocks(inode: &Inode) -> bool {
-    let is_file = matches!(inode.kind(), Kind::Regular | Kind::Directory | Kind::Link);
-    let is_short_link = inode.kind() == Kind::Link && inode.short_target().is_some();
-    let is_own = inode.number == BAD_BLOCKS;
-    (is_file || is_own) && !inode.is_inline() && !is_short_link && inode.number != RESIZE
-}
-
-fn note(hash: &mut Xxh3, met: Met) {
-    let words = match met {
-        Met::Tree(block) => [u64::MAX, block, 0, 0],
-        Met::Blocks(one) => [
-            one.logical,
-            one.physical,
-            one.blocks,
-            one.is_unwritten.into(),
-        ],
-    };
-    words
-        .iter()
-        .for_each(|word| hash.update(&word.to_le_bytes()));
+/// When what an instant shows of an inode must have been its last change: what was changed just
+/// before the instant may have been changed after it as well, and have the same time.
+fn settled_ns(instant: Time) -> Option<i64> {
+    to_ns(instant)?.checked_sub(STEP_NS)
 }
 
 /// The pages that have any of these blocks.
@@ -159,17 +115,44 @@ pub fn unchanged_pages(now: &Survey, then: &Survey, number: usize, block_bytes: 
 
 #[cfg(test)]
 mod tests {
+    use testkit::volumes::{make, populate, run};
+
     use super::*;
 
     #[test]
     fn changes_just_before_an_instant_may_not_be_all() {
         let time = |s, ns| Time { s, ns };
-        let instant = time(100, 500_000_000);
-        assert!(before(time(100, 300_000_000), 1, instant));
-        assert!(!before(time(100, 450_000_000), 1, instant));
-        assert!(!before(time(101, 0), 1, instant));
-        // Of inodes without nanoseconds, all of the second is one.
-        assert!(!before(time(100, 0), 1_000_000_000, instant));
-        assert!(before(time(99, 0), 1_000_000_000, instant));
+        let settled = settled_ns(time(100, 500_000_000)).unwrap();
+        assert!(to_ns(time(100, 300_000_000)).unwrap() < settled);
+        assert!(to_ns(time(100, 450_000_000)).unwrap() > settled);
+        assert_eq!(to_ns(time(1 << 34, 0)), None);
+    }
+
+    #[test]
+    fn what_is_known_saves_nothing_but_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let (tree, file) = (folder.path().join("tree"), folder.path().join("fs"));
+        std::fs::create_dir(&tree).unwrap();
+        populate(&tree, false);
+        make(&file, "64M", &[], Some(&tree));
+        let open = || FileSystem::open(std::fs::read(&file).unwrap()).unwrap();
+        let instant = Time {
+            s: 9_000_000_000,
+            ns: 0,
+        };
+        let nothing = Pieces::default();
+        let first = Survey::new(&open(), instant, &[], &nothing).unwrap();
+        // A file is gone, and another one has other blocks.
+        let name = file.to_str().unwrap();
+        for command in ["rm few/one", "rm odd", "write /etc/passwd other"] {
+            run("debugfs", &["-w", "-R", command, name]);
+        }
+        let alone = Survey::new(&open(), instant, &[&first], &nothing).unwrap();
+        let helped = Survey::new(&open(), instant, &[&first], &first.pieces).unwrap();
+        assert_eq!(alone.used, helped.used);
+        assert_eq!(alone.live, helped.live);
+        assert_eq!(alone.unchanged, helped.unchanged);
+        assert!(helped.unchanged[0].count() > 700);
+        assert_ne!(first.live, helped.live);
     }
 }

@@ -15,7 +15,7 @@ use crate::tool::timed;
 
 /// How much is changed, and how much at a time in files that are larger.
 const CHANGED_BYTES: u64 = 73 << 20;
-const PIECE_BYTES: u64 = 256 << 10;
+const PIECE_BYTES: u64 = 512 << 10;
 
 /// What each way begins with, and what it does then.
 struct Ways<'a> {
@@ -150,10 +150,9 @@ fn change(folder: &Path, left: &mut u64) -> Result<()> {
             let file = File::options().write(true).open(&path);
             let file = file.map_err(file_error("open", &path))?;
             let len = facts.len().min(PIECE_BYTES).min(*left);
-            let written = file.write_all_at(
-                &noise(len as usize, number),
-                facts.len() / 2 / len.max(1) * len / 4096 * 4096,
-            );
+            // In the middle, from the start of a block on.
+            let at = facts.len().saturating_sub(len) / 2 / 4096 * 4096;
+            let written = file.write_all_at(&noise(len as usize, number), at);
             written.map_err(file_error("write to", &path))?;
             *left -= len;
         }

@@ -51,7 +51,8 @@ pub fn of(numbers: &Numbers) -> String {
     let mut out = format!(
         "{} · {} core(s) · kernel {} · disk: {}\n\n{:.0} MiB in use in {} files, read from a loop \
          device with direct I/O and a cold cache; what is made goes to tmpfs. Medians of {} rounds \
-         in turn, in seconds, and in brackets the fastest and the slowest.\n",
+         in turn, in seconds, and in brackets the fastest and the slowest; one number is of one \
+         sample.\n",
         machine.processor,
         machine.cores,
         machine.kernel,
@@ -110,9 +111,11 @@ fn list(out: &mut String, rows: &[Row]) {
 fn told(row: &Row) -> String {
     let fastest = row.seconds.iter().copied().fold(f64::INFINITY, f64::min);
     let slowest = row.seconds.iter().copied().fold(0.0, f64::max);
-    median(&row.seconds).map_or_else(String::new, |median| {
-        format!("{median:.2} ({fastest:.2}–{slowest:.2})")
-    })
+    match (median(&row.seconds), row.seconds.len()) {
+        (None, _) => String::new(),
+        (Some(only), 1) => format!("{only:.2}"),
+        (Some(median), _) => format!("{median:.2} ({fastest:.2}–{slowest:.2})"),
+    }
 }
 
 fn goals(out: &mut String, numbers: &Numbers) {
@@ -188,7 +191,7 @@ mod tests {
         };
         let text = of(&numbers);
         assert!(
-            text.contains("| stillframe | 2.10 (2.00–9.00) | 2.00 (2.00–2.00) |"),
+            text.contains("| stillframe | 2.10 (2.00–9.00) | 2.00 |"),
             "{text}"
         );
         assert!(text.contains("| reading from disk, of the raw device | 1.05 | 1.05 | met |"));

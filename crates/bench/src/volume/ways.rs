@@ -64,7 +64,7 @@ impl Way {
     pub const fn is_fast(self) -> bool {
         !matches!(
             self,
-            Self::E2image | Self::Partclone | Self::Tar | Self::Restic
+            Self::Dump(10) | Self::E2image | Self::Partclone | Self::Tar | Self::Restic
         )
     }
 

@@ -37,6 +37,10 @@ pub struct Dump {
     #[arg(value_parser = clap::value_parser!(u64).range(1..=600_000))]
     max_frozen: u64,
 
+    /// Take blocks that cannot be read for zeros, and tell which they are and whose
+    #[arg(long)]
+    skip_bad: bool,
+
     #[command(flatten)]
     reading: ReadingArgs,
 
@@ -68,6 +72,7 @@ impl Dump {
             max_frozen: Duration::from_millis(self.max_frozen),
             context,
             rate_bytes_per_s,
+            skip_bad: self.skip_bad,
             compress: self.compress.compress,
             sync: !self.no_sync,
         };
@@ -98,6 +103,11 @@ fn to_json(dumped: &Dumped) -> serde_json::Value {
         "silent_pages": dumped.silent_pages,
         "replayed_blocks": dumped.replayed_blocks,
     });
+    if !dumped.bad.is_empty() {
+        let bad = dumped.bad.iter();
+        let bad = bad.map(|bad| json!({"block": bad.block, "owner": bad.owner}));
+        told["bad_blocks"] = bad.collect();
+    }
     if let Some(stops) = dumped.stops {
         told["stops"] = stops.count.into();
         told["longest_frozen_us"] = us(stops.longest).into();
@@ -114,6 +124,12 @@ fn to_text(dumped: &Dumped) -> String {
     if dumped.silent_pages > 0 {
         let silent = dumped.silent_pages;
         text += &format!("{silent} pages differ although their files seem unchanged\n");
+    }
+    for bad in &dumped.bad {
+        text += &format!(
+            "block {} is zero, as it cannot be read: {}\n",
+            bad.block, bad.owner
+        );
     }
     if dumped.replayed_blocks > 0 {
         let blocks = dumped.replayed_blocks;

@@ -3,6 +3,7 @@
 mod dump;
 mod extract;
 mod files;
+mod mount;
 mod reading;
 mod restore;
 
@@ -25,6 +26,7 @@ enum Action {
     Cat(files::Cat),
     Extract(extract::Extract),
     Diff(extract::Diff),
+    Mount(mount::Mount),
 }
 
 impl Volume {
@@ -40,6 +42,7 @@ impl Volume {
             Action::Cat(cat) => cat.run(),
             Action::Extract(extract) => extract.run(),
             Action::Diff(diff) => diff.run(),
+            Action::Mount(mount) => mount.run(),
         }
     }
 }

@@ -39,14 +39,28 @@ pub const BAD_BLOCKS: u32 = 1;
 /// The inode that holds blocks for more group descriptors.
 pub const RESIZE: u32 = 7;
 
-/// How much of a table of inodes is read at a time.
-const TABLE_BYTES: u64 = 1 << 20;
+/// How much of a table of inodes is read at a time, and how many inodes are looked at together.
+const TABLE_BYTES: u32 = 1 << 20;
+const TABLE_INODES: u32 = 32;
 
 /// A file system that is read from `S`.
 pub struct FileSystem<S> {
     source: S,
     sb: Superblock,
     groups: Groups,
+}
+
+/// Consecutive inodes in a table.
+#[derive(Debug)]
+pub struct Table<'a> {
+    /// The number of the first.
+    pub first: u32,
+    /// Which are in use: a bit for each.
+    pub used: u32,
+    /// Where they are.
+    pub at_bytes: u64,
+    /// Their bytes.
+    pub raw: &'a [u8],
 }
 
 /// What the file system itself has blocks for.
@@ -165,6 +179,36 @@ impl<S: ReadAt> FileSystem<S> {
     /// # Errors
     /// [`Error::Damaged`], [`Error::Read`], those of `each`.
     pub fn walk_inodes(&self, each: &mut dyn FnMut(Inode) -> Result<()>) -> Result<()> {
+        self.walk_tables(&mut |table| self.inodes_of(table, each))
+    }
+
+    /// Gives the inodes in use of a part of a table.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], those of `each`.
+    pub fn inodes_of(
+        &self,
+        table: &Table<'_>,
+        each: &mut dyn FnMut(Inode) -> Result<()>,
+    ) -> Result<()> {
+        let len = self.sb.inode_bytes as usize;
+        for index in (0..TABLE_INODES).filter(|index| table.used & (1 << index) != 0) {
+            let at = index as usize * len;
+            let raw = &table.raw[at..at + len];
+            // Those that the file system keeps for itself and has no use for.
+            if raw.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            each(self.decode_inode(table.first + index, table.at_bytes + at as u64, raw)?)?;
+        }
+        Ok(())
+    }
+
+    /// Walks the parts of inodes' tables that have inodes in use.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Read`], those of `each`.
+    pub fn walk_tables(&self, each: &mut dyn FnMut(&Table<'_>) -> Result<()>) -> Result<()> {
         for (number, group) in (0..).zip(&self.groups.all) {
             if group.inodes > 0 {
                 self.walk_group(number, group, each)?;
@@ -177,7 +221,7 @@ impl<S: ReadAt> FileSystem<S> {
         &self,
         number: u32,
         group: &Group,
-        each: &mut dyn FnMut(Inode) -> Result<()>,
+        each: &mut dyn FnMut(&Table<'_>) -> Result<()>,
     ) -> Result<()> {
         let bitmap = self.block(group.inode_bitmap)?;
         let per_group = self.sb.inodes_per_group as usize;
@@ -190,30 +234,33 @@ impl<S: ReadAt> FileSystem<S> {
                 })?;
         }
         let inode_bytes = u64::from(self.sb.inode_bytes);
-        let per_read = TABLE_BYTES / inode_bytes;
+        let per_read = (TABLE_BYTES / self.sb.inode_bytes).max(TABLE_INODES);
         let table_bytes = group.inode_table * u64::from(self.sb.block_bytes);
         let mut bytes = Vec::new();
         let mut window = 0..0;
-        for range in ones(&bitmap, group.inodes as usize) {
-            for index in range {
-                if !window.contains(&index) {
-                    let start = index / per_read * per_read;
-                    window = start..(start + per_read).min(group.inodes.into());
-                    let len = (window.end - window.start) * inode_bytes;
-                    bytes.resize(len as usize, 0);
-                    self.source
-                        .read_at(table_bytes + start * inode_bytes, &mut bytes)?;
-                }
-                let at = ((index - window.start) * inode_bytes) as usize;
-                let raw = &bytes[at..at + inode_bytes as usize];
-                // Those that the file system keeps for itself and has no use for.
-                if raw.iter().all(|byte| *byte == 0) {
-                    continue;
-                }
-                let at = table_bytes + index * inode_bytes;
-                let inode = number * self.sb.inodes_per_group + index as u32 + 1;
-                each(self.decode_inode(inode, at, raw)?)?;
+        for start in (0..group.inodes).step_by(TABLE_INODES as usize) {
+            let inodes = TABLE_INODES.min(group.inodes - start);
+            let used = used_of(&bitmap, start, inodes);
+            if used == 0 {
+                continue;
             }
+            if !window.contains(&start) {
+                let first = start / per_read * per_read;
+                window = first..(first + per_read).min(group.inodes);
+                bytes.resize(
+                    (window.end - window.start) as usize * inode_bytes as usize,
+                    0,
+                );
+                let at_bytes = table_bytes + u64::from(first) * inode_bytes;
+                self.source.read_at(at_bytes, &mut bytes)?;
+            }
+            let at = (start - window.start) as usize * inode_bytes as usize;
+            each(&Table {
+                first: number * self.sb.inodes_per_group + start + 1,
+                used,
+                at_bytes: table_bytes + u64::from(start) * inode_bytes,
+                raw: &bytes[at..at + inodes as usize * inode_bytes as usize],
+            })?;
         }
         Ok(())
     }
@@ -307,6 +354,14 @@ impl<S: ReadAt> FileSystem<S> {
         });
         tables.filter(|table| !table.is_empty()).collect()
     }
+}
+
+/// The bits of a bitmap from `start` on, which is a multiple of 8.
+fn used_of(bitmap: &[u8], start: u32, inodes: u32) -> u32 {
+    let bytes = &bitmap[start as usize / 8..(start + inodes).div_ceil(8) as usize];
+    let mut word = [0; 4];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u32::from_le_bytes(word) & (u32::MAX >> (TABLE_INODES - inodes))
 }
 
 /// The ranges of ones among the first `len` bits of a bitmap.

@@ -1,0 +1,261 @@
+//! An image as a directory that is mounted: a read-only file by FUSE, and the file system in it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, UNIX_EPOCH};
+
+use fuser::{
+    FileAttr, FileType, Filesystem, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, Request,
+    Session, SessionACL,
+};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+};
+use store::Images;
+use sys::unmount::{Unmounter, attach_loop};
+
+use crate::place::{Opened, VOLUME};
+use crate::read_at::InImage;
+use crate::{Error, ReadAt, Result};
+
+/// The name of the file.
+const NAME: &str = "volume.img";
+/// Numbers of the directory and of the file in it.
+const FOLDER: u64 = 1;
+const FILE: u64 = 2;
+/// An image never changes.
+const VALID: Duration = Duration::from_secs(86_400);
+
+/// An image that is mounted; unmounted when this is dropped, and when the process dies.
+#[derive(Debug)]
+pub struct Mounted {
+    point: PathBuf,
+    id: u64,
+    /// Whether files of the file system are seen, and not the file with it.
+    pub has_files: bool,
+    /// Ends after the mount did.
+    _unmounter: Unmounter,
+    /// What holds the file while its file system is mounted.
+    _file: OwnedFd,
+    _serving: JoinHandle<()>,
+}
+
+/// Mounts the image in `images` on the directory `point`: its files, where this kernel mounts its
+/// file system, or the file system as one file; that anyhow where `as_file`.
+///
+/// # Errors
+/// [`Error::Unfit`], [`Error::Image`]; [`Error::File`] where it cannot be mounted. Nothing is
+/// mounted then.
+pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<Mounted> {
+    let opened = Opened::open(images)?;
+    let len_bytes = opened.state.len_bytes;
+    let image = InImage::new(opened.reader, VOLUME, len_bytes);
+    let point = point
+        .canonicalize()
+        .map_err(Error::file("look at", point))?;
+    let (file, serving) = serve(image, len_bytes)?;
+    let files = match as_file {
+        true => None,
+        false => match inside(&file) {
+            Ok(files) => Some(files),
+            Err(error) => {
+                log::info!("the file system is shown as a file: {error}");
+                None
+            }
+        },
+    };
+    let has_files = files.is_some();
+    let shown = files.as_ref().unwrap_or(&file);
+    let id = id_of(shown).map_err(Error::file("look at", &point))?;
+    // Before it is there, who removes it is.
+    let unmounter = Unmounter::start(&point, id);
+    let unmounter = unmounter.map_err(Error::file("watch", &point))?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    let moved = move_mount(shown, "", CWD, &point, flags);
+    moved.map_err(Error::file("mount on", &point))?;
+    Ok(Mounted {
+        point,
+        id,
+        has_files,
+        _unmounter: unmounter,
+        _file: file,
+        _serving: serving,
+    })
+}
+
+impl Mounted {
+    /// Whether it is still mounted there.
+    pub fn is_there(&self) -> bool {
+        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+        let facts = statx(CWD, &self.point, flags, StatxFlags::MNT_ID);
+        facts.is_ok_and(|facts| facts.stx_mnt_id == self.id)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if !self.is_there() {
+            return;
+        }
+        if let Err(Errno::BUSY) = unmount(&self.point, UnmountFlags::empty()) {
+            log::warn!("{} is in use, whose files end now", self.point.display());
+            let _ = unmount(&self.point, UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// The id of a mount that is nowhere yet.
+fn id_of(mount: &OwnedFd) -> rustix::io::Result<u64> {
+    let facts = statx(mount, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
+    Ok(facts.stx_mnt_id)
+}
+
+/// Serves a directory with the image as its only file, in a mount that is nowhere.
+fn serve(image: InImage, len_bytes: u64) -> Result<(OwnedFd, JoinHandle<()>)> {
+    let device = Path::new("/dev/fuse");
+    let mut options = File::options();
+    let opened = options.read(true).write(true).open(device);
+    let fd = OwnedFd::from(opened.map_err(Error::file("open", device))?);
+    let make = || {
+        let fs = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        let number = fd.as_raw_fd().to_string();
+        let ids = (rustix::process::getuid(), rustix::process::getgid());
+        fsconfig_set_string(fs.as_fd(), "source", "stillframe")?;
+        fsconfig_set_string(fs.as_fd(), "fd", &number)?;
+        fsconfig_set_string(fs.as_fd(), "rootmode", "40000")?;
+        fsconfig_set_string(fs.as_fd(), "user_id", ids.0.as_raw().to_string())?;
+        fsconfig_set_string(fs.as_fd(), "group_id", ids.1.as_raw().to_string())?;
+        fsconfig_set_flag(fs.as_fd(), "ro")?;
+        fsconfig_create(fs.as_fd())?;
+        fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes())
+    };
+    let mount = make().map_err(Error::file::<Errno>("mount by", device))?;
+    let mut session = Session::from_fd(Served { image, len_bytes }, fd, SessionACL::Owner);
+    let serving = std::thread::Builder::new().spawn(move || {
+        if let Err(error) = session.run() {
+            log::debug!("the mount has ended: {error}");
+        }
+    });
+    let serving = serving.map_err(Error::file("serve", device))?;
+    Ok((mount, serving))
+}
+
+/// Nobody gets rights or devices by an image.
+fn attributes() -> MountAttrFlags {
+    MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+}
+
+/// Mounts the file system in the file, nowhere yet.
+fn inside(folder: &OwnedFd) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = openat(folder, NAME, flags, Mode::empty());
+    let file = file.map_err(Error::file("open", NAME))?;
+    // The device goes when the last of this function and the mount is gone.
+    let attached = attach_loop(file.as_fd());
+    let (_device, path) = attached.map_err(Error::file("attach", NAME))?;
+    let make = || {
+        let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_set_string(fs.as_fd(), "source", path.as_path())?;
+        fsconfig_set_flag(fs.as_fd(), "ro")?;
+        fsconfig_set_flag(fs.as_fd(), "noload")?;
+        fsconfig_create(fs.as_fd())?;
+        fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes())
+    };
+    make().map_err(Error::file::<Errno>("mount", path.clone()))
+}
+
+/// The file system of FUSE.
+struct Served {
+    image: InImage,
+    len_bytes: u64,
+}
+
+impl Served {
+    fn facts(&self, number: u64) -> Option<FileAttr> {
+        let (kind, perm, size) = match number {
+            FOLDER => (FileType::Directory, 0o500, 0),
+            FILE => (FileType::RegularFile, 0o400, self.len_bytes),
+            _ => return None,
+        };
+        Some(FileAttr {
+            ino: number,
+            size,
+            blocks: size / 512,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind,
+            perm,
+            nlink: 1,
+            uid: rustix::process::getuid().as_raw(),
+            gid: rustix::process::getgid().as_raw(),
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        })
+    }
+}
+
+impl Filesystem for Served {
+    fn lookup(&mut self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEntry) {
+        let is_it = parent == FOLDER && name == NAME;
+        match self.facts(FILE).filter(|_| is_it) {
+            Some(facts) => reply.entry(&VALID, &facts, 0),
+            None => reply.error(Errno::NOENT.raw_os_error()),
+        }
+    }
+
+    fn getattr(&mut self, _: &Request<'_>, number: u64, _: Option<u64>, reply: ReplyAttr) {
+        match self.facts(number) {
+            Some(facts) => reply.attr(&VALID, &facts),
+            None => reply.error(Errno::NOENT.raw_os_error()),
+        }
+    }
+
+    fn read(
+        &mut self,
+        _: &Request<'_>,
+        _: u64,
+        _: u64,
+        at_bytes: i64,
+        len: u32,
+        _: i32,
+        _: Option<u64>,
+        reply: ReplyData,
+    ) {
+        let at_bytes = at_bytes.cast_unsigned();
+        let len = self.len_bytes.saturating_sub(at_bytes).min(len.into());
+        let mut bytes = vec![0; len as usize];
+        match self.image.read_at(at_bytes, &mut bytes) {
+            Ok(()) => reply.data(&bytes),
+            Err(error) => {
+                log::error!("{len} bytes at offset {at_bytes} of the volume: {error}");
+                reply.error(Errno::IO.raw_os_error());
+            }
+        }
+    }
+
+    fn readdir(&mut self, _: &Request<'_>, _: u64, _: u64, at: i64, mut reply: ReplyDirectory) {
+        let all = [
+            (FOLDER, FileType::Directory, "."),
+            (FOLDER, FileType::Directory, ".."),
+            (FILE, FileType::RegularFile, NAME),
+        ];
+        let skip = usize::try_from(at).unwrap_or(usize::MAX);
+        for (next, (number, kind, name)) in (1..).zip(all).skip(skip) {
+            if reply.add(number, next, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+}
