@@ -141,8 +141,11 @@ fn freeze<'a>(
     };
     sync()?;
     // What changes meanwhile is looked at again, and may be nonsense now.
-    let survey = open(volume).and_then(|fs| Survey::new(&fs, now(), &[], known));
-    let known = survey.map_or_else(|_| known.clone(), |survey| survey.pieces);
+    let ahead = open(volume).and_then(|fs| {
+        let _ = fs.layout();
+        Pieces::ahead(&fs, known)
+    });
+    let known = ahead.unwrap_or_else(|_| known.clone());
     sync()?;
     let frozen = Frozen::freeze(mount.as_fd(), options.max_frozen);
     Ok((

@@ -57,6 +57,22 @@ pub struct Pieces(Vec<Arc<Piece>>);
 pub struct Cursor(usize);
 
 impl Pieces {
+    /// Looks at the inodes of a file system that may change meanwhile: what cannot be true is left
+    /// out, and the rest helps a survey only as far as its bytes are the same then.
+    ///
+    /// # Errors
+    /// [`crate::Error::Damaged`], [`crate::Error::Read`].
+    pub fn ahead<S: ReadAt>(fs: &FileSystem<S>, known: &Self) -> Result<Self> {
+        let (mut this, mut cursor) = (Self::default(), Cursor::default());
+        fs.walk_tables(&mut |table| {
+            if let Ok(piece) = Piece::of(fs, table, known.find(table.first, &mut cursor)) {
+                this.push(piece);
+            }
+            Ok(())
+        })?;
+        Ok(this)
+    }
+
     /// Appends one.
     pub fn push(&mut self, piece: Arc<Piece>) {
         self.0.push(piece);
