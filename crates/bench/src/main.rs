@@ -10,8 +10,9 @@
 //! get pages out of an image ([`resolver`]), and `bench compress` what codecs cost and save
 //! ([`compress`]), `bench lazy` how soon a target runs whose memory comes later ([`lazy`],
 //! [`looker`]), and `bench uffd` how a microVM's memory is served ([`uffd`], [`serving`],
-//! [`guest`]), and `bench volume` how fast a file system is saved and brought back ([`volume`]).
-//! Every run's numbers are kept ([`runs`]).
+//! [`guest`]). `bench volume` tells how fast a file system is saved and brought back ([`volume`]),
+//! `bench vm` what it takes to save and start a machine under QEMU ([`vm`], [`monitor`]). Every
+//! run's numbers are kept ([`runs`]).
 #![forbid(unsafe_code)]
 
 mod calls;
@@ -24,6 +25,7 @@ mod lazy;
 mod live;
 mod looker;
 mod machine;
+mod monitor;
 mod pair;
 mod peer;
 mod plot;
@@ -42,6 +44,7 @@ mod text;
 mod tool;
 mod uffd;
 mod vdso;
+mod vm;
 mod volume;
 mod workload;
 mod writer;
@@ -80,6 +83,8 @@ enum Task {
     Uffd(uffd::Arguments),
     /// Measure how fast a volume is saved and brought back.
     Volume(volume::Arguments),
+    /// Measure saves and restores of a machine under QEMU, beside QEMU's own.
+    Vm(vm::Arguments),
     /// Write the table and the plot from kept numbers again.
     Report(report::Arguments),
     /// Run the measuring part; `process` starts it in a mount namespace of its own.
@@ -112,6 +117,7 @@ fn main() -> ExitCode {
         Task::Looker(arguments) => looker::run(&arguments),
         Task::Uffd(arguments) => uffd::run(&arguments),
         Task::Volume(arguments) => volume::run(&arguments),
+        Task::Vm(arguments) => vm::run(&arguments),
         Task::Report(arguments) => report::run(&arguments),
         Task::Inside(arguments) => suite::run_inside(&arguments),
         Task::Subject(arguments) => subject::run(&arguments),

@@ -2,7 +2,7 @@
 use std::process::Command;
 
 use crate::error::{Error, Result};
-use crate::{packages, repo};
+use crate::{kernels, packages, repo};
 
 /// What is measured.
 #[derive(clap::Args)]
@@ -28,6 +28,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     let stillframe = repo::build_stillframe()?;
     repo::build_release("bench")?;
+    if arguments.suite.first().is_some_and(|suite| suite == "vm") {
+        packages::install(packages::FOR_TESTS)?;
+        kernels::fetch();
+        // What runs in the guest.
+        repo::build_release("testkit")?;
+    }
     let mut bench = Command::new(repo::release_folder().join("bench"));
     bench
         .args(&arguments.suite)

@@ -207,6 +207,29 @@ impl Line {
         }
     }
 
+    /// Has it tick so often, with so many ms between; gives the longest time between two ticks.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn longest_pause(&mut self, pause_ms: u32, times: u32) -> Duration {
+        let end = format!("={}-ticked", std::process::id());
+        let question = format!("tick {pause_ms} {times}");
+        write!(self.0.get_ref(), "\n{} {question}\n", &end[1..]).expect("it hears");
+        let (mut last, mut longest) = (None, Duration::ZERO);
+        loop {
+            let mut line = Vec::new();
+            self.0.read_until(b'\n', &mut line).expect("it ticks");
+            let now = std::time::Instant::now();
+            if line.starts_with(b".") {
+                let pause = last.replace(now).map_or(Duration::ZERO, |last| now - last);
+                longest = longest.max(pause);
+            }
+            if line.starts_with(end.as_bytes()) {
+                return longest;
+            }
+        }
+    }
+
     /// What it answers, as a number.
     ///
     /// # Panics

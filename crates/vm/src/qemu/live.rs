@@ -155,7 +155,6 @@ fn copy(
         let space = SpaceId(window.0 as u32 + 1);
         let extents = pages.iter().map(|range| memories[window.0].extent(range));
         let extents = extents.collect::<Vec<_>>();
-        debug_assert!(extents.iter().all(|extent| extent.space == space));
         let source = snapshot.source(window.0);
         let read = match writer.parent().cloned() {
             None => extents,
