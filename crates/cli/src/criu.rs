@@ -461,6 +461,10 @@ pub static FLAGS: &[Flag] = &[
         .with("SECONDS", |o, value| put(&mut o.track_time, number(value).map(Duration::from_secs)))
         .usual("3600")
         .help("Stop tracking after this many seconds without another dump"),
+    flag("unix-close", Switch, [Taken, Idle, Idle]).own()
+        .on(|o| o.allowed.unix_close = true)
+        .help("End connections of unix sockets to somebody outside the tree: they come back as if \
+            the other end had been closed"),
     flag("until", Required, [Misplaced, Misplaced, Misplaced]).own(),
 ];
 

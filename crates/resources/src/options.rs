@@ -21,6 +21,8 @@ pub struct Allow {
     pub ext_unix_sk: bool,
     /// `--ext-unix-sk=INODE,…`: only these sockets of the tree; all where there are none.
     pub ext_unix_inodes: Vec<u64>,
+    /// `--unix-close`: connections of unix sockets to the outside come back as ended ones.
+    pub unix_close: bool,
     /// `--shell-job`: a terminal and session inherited from outside of the tree.
     pub shell_job: bool,
     /// `--file-locks`: dump and restore file locks.
@@ -53,6 +55,7 @@ impl Default for Allow {
             skip_in_flight: false,
             ext_unix_sk: false,
             ext_unix_inodes: Vec::new(),
+            unix_close: false,
             shell_job: false,
             file_locks: false,
             link_remap: false,

@@ -404,6 +404,7 @@ mod tests {
         skip_in_flight: false,
         ext_unix_sk: false,
         ext_unix_inodes: Vec::new(),
+        unix_close: false,
         shell_job: false,
         file_locks: false,
         link_remap: false,

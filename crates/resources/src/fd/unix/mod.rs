@@ -35,8 +35,12 @@ const DGRAM: i32 = 2;
 const SEQPACKET: i32 = 5;
 const RCV_SHUTDOWN: u32 = 1;
 const SEND_SHUTDOWN: u32 = 2;
+const BOTH_SHUTDOWN: u32 = RCV_SHUTDOWN | SEND_SHUTDOWN;
 const SHUT_RD: i32 = 0;
 const SHUT_WR: i32 = 1;
+
+/// The option by which a connection to the outside ends.
+const CLOSE: &str = "--unix-close";
 
 /// Sockets of connections that ended are held under keys of their own.
 const HELD: u64 = 1 << 40;
@@ -98,6 +102,17 @@ pub struct Unix {
     /// What the peer is told.
     #[prost(message, optional, tag = "18")]
     pub peer_maker: Option<Credentials>,
+}
+
+impl Unix {
+    /// Has it come back as if its peer had been closed.
+    fn lose_peer(&mut self) {
+        self.set_link(Link::Gone);
+        self.peer = 0;
+        if self.kind != DGRAM {
+            self.shutdown = BOTH_SHUTDOWN;
+        }
+    }
 }
 
 /// What a unix socket is connected to.
@@ -309,12 +324,15 @@ fn waiting(open: &Open<'_>, facts: &Facts, cx: &mut dyn DumpContext) -> Result<V
             let why = "a client that has hung up waits to be accepted";
             return Err(open.unsupported(why, None));
         }
-        let id = find_anywhere(*client, cx)?.ok_or_else(|| {
-            let who = socket::owner(*client);
-            let why = format!("a client outside of the tree{who} waits to be accepted");
-            open.unsupported(&why, None)
-        })?;
-        ids.push(id.0);
+        match find_anywhere(*client, cx)? {
+            Some(id) => ids.push(id.0),
+            None if cx.allow().unix_close => {}
+            None => {
+                let who = socket::owner(*client);
+                let why = format!("a client outside of the tree{who} waits to be accepted");
+                return Err(open.unsupported(&why, Some(CLOSE)));
+            }
+        }
     }
     Ok(ids)
 }
@@ -380,8 +398,7 @@ fn is_by_name(record: &Unix) -> bool {
 
 /// The peer is closed, or not accepted yet.
 fn describe_absent(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) -> Result<()> {
-    const BOTH: u32 = RCV_SHUTDOWN | SEND_SHUTDOWN;
-    if record.kind == DGRAM || record.shutdown == BOTH {
+    if record.kind == DGRAM || record.shutdown == BOTH_SHUTDOWN {
         record.set_link(Link::Gone);
         return Ok(());
     }
@@ -389,8 +406,12 @@ fn describe_absent(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) -> 
         diag::unix(socket::inode(listener)).is_ok_and(|facts| facts.waiting.contains(&record.inode))
     };
     if sockets(cx).find(waits_at).is_none() {
+        if cx.allow().unix_close {
+            record.lose_peer();
+            return Ok(());
+        }
         let why = "it waits to be accepted by a socket outside of the tree";
-        return Err(open.unsupported(why, None));
+        return Err(open.unsupported(why, Some(CLOSE)));
     }
     let sent = sys::socket::count(open.own()?, sys::socket::Count::Outbound)
         .map_err(|error| Error::kernel("ask a unix socket what it has sent", error))?;
@@ -407,22 +428,20 @@ fn describe_outside(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) ->
     const OPTION: &str = "--ext-unix-sk";
     let name = record.peer_address.print();
     let peer = record.peer;
-    let why = || {
-        let who = socket::owner(peer);
-        format!("its peer ({name}{who}) is outside of the tree")
-    };
-    if record.kind != DGRAM {
-        return Err(open.unsupported(&why(), None));
-    }
     let path = record.peer_address.path();
     let found = record.peer_address.is_abstract() || path.is_some_and(std::path::Path::is_absolute);
-    if !found {
-        return Err(open.unsupported(&why(), None));
-    }
+    let comes_back = record.kind == DGRAM && found;
     let inodes = &cx.allow().ext_unix_inodes;
     let is_meant = inodes.is_empty() || inodes.contains(&record.inode.into());
-    if !cx.allow().ext_unix_sk || !is_meant {
-        return Err(open.unsupported(&why(), Some(OPTION)));
+    if !(comes_back && cx.allow().ext_unix_sk && is_meant) {
+        if cx.allow().unix_close {
+            record.lose_peer();
+            return Ok(());
+        }
+        let who = socket::owner(peer);
+        let why = format!("its peer ({name}{who}) is outside of the tree");
+        let option = if comes_back { OPTION } else { CLOSE };
+        return Err(open.unsupported(&why, Some(option)));
     }
     if record.peer_address.path().is_some() {
         record.peer_address.file = Some(address::BoundFile::default());
@@ -1086,6 +1105,7 @@ mod tests {
             let told = error.to_string();
             assert!(told.contains("outside of the tree"), "{told}");
             assert!(told.contains("a unix stream socket"), "{told}");
+            assert!(told.contains("--unix-close"), "{told}");
             drop(right);
             let server = bound(DGRAM, b"\0stillframe-test-outside");
             let client = new(DGRAM).unwrap();
@@ -1103,6 +1123,44 @@ mod tests {
             let client = world.restore().unwrap().remove(0);
             send(&client, b"log line");
             assert_eq!(receive(&server).0, b"log line");
+        });
+    }
+
+    #[test]
+    fn connections_to_the_outside_end_where_that_is_asked_for() {
+        alone!({
+            for kind in [STREAM, SEQPACKET] {
+                let [left, right] = pair(kind);
+                send(&right, b"on its way");
+                let mut world = World::new(vec![left]);
+                world.allow.unix_close = true;
+                world.dump().unwrap();
+                drop(right);
+                let left = world.restore().unwrap().remove(0);
+                assert_eq!(receive(&left).0, b"on its way");
+                assert_eq!(receive(&left).0, b"", "the end");
+                let sent = sys::socket::send(&left, b"x", Along::default(), 0x4000);
+                let told = sent.map_err(|error| error.kind());
+                assert_eq!(told, Err(ErrorKind::BrokenPipe));
+            }
+            // A client that waits is turned away, one of the tree's own is not.
+            let name = b"\0stillframe-test-waits";
+            let listener = bound(STREAM, name);
+            sys::socket::listen(&listener, 5).unwrap();
+            let client = new(STREAM).unwrap();
+            connect(&client, &listener);
+            let mut world = World::new(vec![listener]);
+            let error = world.dump().unwrap_err().to_string();
+            assert!(error.contains("--unix-close"), "{error}");
+            world.allow.unix_close = true;
+            world.dump().unwrap();
+            drop(client);
+            let listener = world.restore().unwrap().remove(0);
+            let client = new(STREAM).unwrap();
+            connect(&client, &listener);
+            let server = sys::socket::accept(&listener).unwrap();
+            send(&client, b"new");
+            assert_eq!(receive(&server).0, b"new");
         });
     }
 
