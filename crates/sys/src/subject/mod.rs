@@ -4,6 +4,7 @@
 //! Each is safe because what it touches is only ever touched atomically and bounds-checked, or
 //! is never given back.
 mod arena;
+pub mod filters;
 pub mod guest;
 mod mapping;
 mod signals;
@@ -75,6 +76,17 @@ pub fn select_readable(file: impl AsFd, timeout_ms: u64) -> Result<bool> {
     // SAFETY: a live set and timeout, null for the other sets.
     let answer = unsafe { libc::select(fd + 1, &raw mut set, none, none, &raw mut timeout) };
     check(answer.into()).map(|ready| ready > 0)
+}
+
+/// Sends a signal, or none with 0, to whom a pidfd refers to (`pidfd_send_signal`).
+///
+/// # Errors
+/// `ESRCH` where that is gone.
+pub fn signal_by(pidfd: impl AsFd, signal: i32) -> Result<()> {
+    let (call, fd) = (libc::SYS_pidfd_send_signal, pidfd.as_fd().as_raw_fd());
+    let none = ptr::null::<libc::siginfo_t>();
+    // SAFETY: no information is given.
+    check(unsafe { libc::syscall(call, fd, signal, none, 0) }).map(drop)
 }
 
 /// Opens an io_uring. io_uring_setup(2).

@@ -165,6 +165,23 @@ pub enum Action {
         /// What it is.
         kind: Opened,
     },
+    /// Opens something of a task that is there, or was, under the name `slot`.
+    OpenTask {
+        /// Its name, given once.
+        slot: u16,
+        /// Whose.
+        of: u8,
+        /// What.
+        what: TaskFile,
+    },
+    /// Installs a seccomp filter that answers a call which does nothing else, and is not to be asked
+    /// about what a dump or a restore calls.
+    Filter {
+        /// Which of those calls.
+        call: u8,
+        /// Whether all threads get it.
+        all: bool,
+    },
     /// Has another number for the same description.
     Duplicate {
         /// What.
@@ -310,11 +327,13 @@ pub enum Opened {
     File,
     /// A pseudo terminal, its own end first.
     Terminal,
+    /// A process, or what /proc has of it; see [`TaskFile`].
+    OfTask,
 }
 
 impl Opened {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Pipe,
         Self::PacketPipe,
         Self::Fifo,
@@ -336,6 +355,7 @@ impl Opened {
         Self::Memfd,
         Self::File,
         Self::Terminal,
+        Self::OfTask,
     ];
 
     /// Whether it has two ends.
@@ -364,6 +384,20 @@ impl Opened {
         use Opened::*;
         [PacketPipe, Datagrams, Packets, Named, Sender, Udp].contains(&self)
     }
+}
+
+/// What is opened of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TaskFile {
+    /// A pidfd.
+    Process,
+    /// /proc/PID/status.
+    Status,
+    /// /proc/PID/task.
+    Threads,
+    /// /proc/PID, as a place (`O_PATH`).
+    Place,
 }
 
 /// Who holds a lock on a file.

@@ -1,6 +1,6 @@
 //! Steps that open descriptors of every kind, share and pass them, and get them into some state.
 use super::Generator;
-use crate::storm::step::{Action, LockHolder, Opened, SLOTS, Setting};
+use crate::storm::step::{Action, LockHolder, Opened, SLOTS, Setting, TaskFile};
 
 /// What a task knows of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Generator {
             return self.open(task);
         }
         let (slot, end) = self.chance.pick(&held);
-        match self.chance.below(70) {
+        match self.chance.below(74) {
             0..18 => {
                 let bytes = self.chance.pick(&AMOUNTS);
                 self.step(task, Action::Send { slot, bytes });
@@ -73,6 +73,7 @@ impl Generator {
             56..64 => self.set(task, slot, end),
             64..67 => self.connect_or_accept(task, slot, end),
             67 => self.step(task, Action::Delete { slot }),
+            70..74 => self.open_task(task),
             _ => {
                 let (signal, value) = (self.chance.pick(&SIGNALS), self.chance.below(1000));
                 let thread = self.chance.once_in(2);
@@ -100,7 +101,7 @@ impl Generator {
         if kind == Opened::Tcp && !self.has_tcp {
             return;
         }
-        if matches!(kind, Opened::Connection | Opened::Sender) {
+        if matches!(kind, Opened::Connection | Opened::Sender | Opened::OfTask) {
             return;
         }
         let Some(slot) = self.new_slots(2) else {
@@ -128,6 +129,29 @@ impl Generator {
         }
     }
 
+    /// Opens something of any task, also of one that has ended.
+    fn open_task(&mut self, task: u8) {
+        let Some(slot) = self.new_slots(1) else {
+            return;
+        };
+        let of = self.chance.below(self.tasks.len() as u64) as u8;
+        let what = self.chance.pick(&[
+            TaskFile::Process,
+            TaskFile::Process,
+            TaskFile::Status,
+            TaskFile::Threads,
+            TaskFile::Place,
+        ]);
+        let end = End {
+            kind: Opened::OfTask,
+            origin: slot,
+            other: slot,
+            opener: task,
+        };
+        self.known(task).held.insert(slot, end);
+        self.step(task, Action::OpenTask { slot, of, what });
+    }
+
     /// Passes `slot` through a mailbox of the task's, or takes what lies in one.
     fn pass_or_take(&mut self, task: u8, slot: u16, end: End, held: &[(u16, End)]) {
         let mailboxes: Vec<(u16, End)> = held
@@ -145,9 +169,10 @@ impl Generator {
             }
             return self.step(task, Action::Take { through });
         }
-        // A connection that is only in flight is refused. The kernel throws mailboxes away that are
+        // A connection that is only in flight is refused, and so is what is of a task. The kernel throws mailboxes away that are
         // only in each other, as soon as anybody closes a unix socket.
-        if end.kind != Opened::Tcp && !self.is_in(mailbox.other, end.origin) {
+        let flies = !matches!(end.kind, Opened::Tcp | Opened::OfTask);
+        if flies && !self.is_in(mailbox.other, end.origin) {
             self.mail.entry(mailbox.other).or_default().push(end);
             self.step(task, Action::Pass { slot, through });
         }

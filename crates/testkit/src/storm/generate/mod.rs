@@ -140,6 +140,11 @@ impl Generator {
             19..20 => self.step(task, Action::Subreaper),
             20..23 => self.thread(task),
             23..28 => self.object(task),
+            28..30 => {
+                let call = self.chance.below(4) as u8;
+                let all = self.chance.once_in(2);
+                self.step(task, Action::Filter { call, all });
+            }
             _ => self.change_memory(task),
         }
     }

@@ -6,9 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::fs::{FileType, MemfdFlags, Mode, inotify, memfd_create};
+use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, inotify, memfd_create};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use rustix::time::{
@@ -18,7 +19,7 @@ use rustix::time::{
 use sys::socket::{self, Along};
 
 use super::{Done, Task};
-use crate::storm::step::{Action, Opened, SLOTS};
+use crate::storm::step::{Action, Opened, SLOTS, TASKS, TaskFile};
 use crate::subjects::Failure;
 
 const UNIX: i32 = 1;
@@ -76,6 +77,7 @@ impl Task {
     pub(super) fn change_descriptors(&mut self, action: &Action) -> Done {
         match *action {
             Action::Open { slot, kind } if slot + 1 < SLOTS => self.open(slot, kind),
+            Action::OpenTask { slot, of, what } => self.open_task(slot, of, what),
             Action::Duplicate { slot, to, least } => {
                 if let Some(held) = self.held.get(&slot) {
                     let file = fcntl_dupfd_cloexec(&held.file, least)?;
@@ -197,12 +199,32 @@ impl Task {
                 self.keep(slot + 1, kind, other, Some(slot), None);
             }
             // These are made by `connect`.
-            Opened::Connection | Opened::Sender => {}
+            Opened::Connection | Opened::Sender | Opened::OfTask => {}
             _ => {
                 let file = self.open_one(slot, kind)?;
                 self.keep(slot, kind, file, None, None);
             }
         }
+        Ok(())
+    }
+
+    fn open_task(&mut self, slot: u16, of: u8, what: TaskFile) -> Done {
+        let number = (of < TASKS).then(|| self.ledger.pid(of)).flatten();
+        let Some(number) = number else {
+            return Ok(());
+        };
+        let open =
+            |path: String, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty());
+        let file = match what {
+            TaskFile::Process => {
+                let pid = Pid::from_raw(number.cast_signed()).ok_or("a pid is not 0")?;
+                pidfd_open(pid, PidfdFlags::empty())
+            }
+            TaskFile::Status => open(format!("/proc/{number}/status"), OFlags::RDONLY),
+            TaskFile::Threads => open(format!("/proc/{number}/task"), OFlags::RDONLY),
+            TaskFile::Place => open(format!("/proc/{number}"), OFlags::PATH),
+        };
+        self.keep(slot, Opened::OfTask, file?, None, None);
         Ok(())
     }
 

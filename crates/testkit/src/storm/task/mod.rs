@@ -12,6 +12,7 @@ use std::rc::Rc;
 
 use rustix::process::{Pid, WaitOptions};
 use sys::fork::{Fork, fork};
+use sys::subject::filters::{Answer, GONE, call_gone, install_filter};
 use sys::subject::{Arena, block_signals, queue_signal};
 
 use super::ledger::{Ledger, Order};
@@ -176,6 +177,7 @@ impl Task {
                 rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
                 Ok(())
             }
+            &Action::Filter { call, all } => filter(call, all),
             &Action::Thread { wait, stack_pages } => self.start_thread(wait, stack_pages),
             &Action::Send { slot, bytes } => self.send(slot, bytes),
             &Action::Receive { slot } => self.receive(slot),
@@ -262,6 +264,7 @@ impl Task {
         let ids = format!("group {group:?} session {session:?} reaps {reaps:?}");
         let mut told = self.describe_descriptors();
         told.push(ids);
+        told.push(format!("calls {:?}", GONE.map(call_gone)));
         Ok(told)
     }
 }
@@ -272,6 +275,17 @@ fn send_signal(signal: u8, value: u64, thread: bool) -> Done {
     block_signals(&[signal]);
     let tid = rustix::thread::gettid().as_raw_pid().cast_unsigned();
     queue_signal(thread.then_some(tid), signal, value)?;
+    Ok(())
+}
+
+/// Installs a filter for this thread, or for all where that can be.
+fn filter(call: u8, all: bool) -> Done {
+    // getitimer, personality, get_mempolicy, userfaultfd, membarrier: a dump makes them in a task.
+    const OF_DUMPS: [u32; 5] = [36, 135, 239, 323, 324];
+    let gone = GONE[usize::from(call) % GONE.len()];
+    let kills = OF_DUMPS.map(|call| (call, Answer::Kill));
+    let answers = [&kills[..], &[(gone, Answer::Errno(500 + u16::from(call)))]].concat();
+    install_filter(&answers, all)?;
     Ok(())
 }
 

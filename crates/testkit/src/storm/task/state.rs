@@ -146,6 +146,16 @@ fn describe(held: &Held) -> String {
         tell("owner", &fcntl::owner(file).ok());
         tell("signal", &fcntl::signal(file).ok());
     }
+    if let Opened::OfTask = held.ends.kind {
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
+        let info = info.unwrap_or_default();
+        let pid = info.lines().find(|line| line.starts_with("Pid:"));
+        tell("process", &pid);
+        tell(
+            "path",
+            &std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok(),
+        );
+    }
     if let Opened::Memfd = held.ends.kind {
         tell("seals", &rustix::fs::fcntl_get_seals(file));
     }
