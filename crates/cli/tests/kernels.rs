@@ -94,6 +94,7 @@ fn trees_survive() {
     for (name, arguments) in [
         ("creds", &["root"][..]),
         ("fds", &[]),
+        ("filters", &[]),
         ("mmaps", &[]),
         ("pending-signals", &[]),
         ("sigaltstack", &[]),

@@ -72,6 +72,11 @@ impl SavedThread<'_> {
             .find(|part| part.0 == tag)
             .map(|part| part.1)
     }
+
+    /// What it has of seccomp(2), if anything.
+    pub fn filters(&self) -> Option<&[u8]> {
+        self.part(resources::task::tags::SECCOMP)
+    }
 }
 
 fn corrupt(what: impl Into<String>) -> Error {

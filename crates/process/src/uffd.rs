@@ -31,7 +31,7 @@ pub(crate) fn userfaultfd(
 ) -> Result<Uffd> {
     let pid = task.pid;
     let status = task.status()?;
-    check_filter(pid, &status)?;
+    suspend_filters(pid, &status)?;
     let handed = !user_mode_only && !may_call(&status);
     let taken = if handed {
         task.numbers("fd")?
@@ -57,15 +57,28 @@ pub(crate) fn userfaultfd(
     }
 }
 
-/// A filter might kill a task for calling userfaultfd(2).
-fn check_filter(pid: i32, status: &Status) -> Result<()> {
-    match status.seccomp {
-        0 => Ok(()),
-        _ => {
-            let what = "tracking a task with a seccomp filter".to_owned();
-            Err(resources::Error::unsupported(pid, what).into())
-        }
+/// Keeps seccomp(2) from judging what a stopped thread is made to call. It holds again for what the
+/// thread calls when it is let go, or if we are killed.
+///
+/// # Errors
+/// [`resources::Error::Unsupported`] where that is not allowed; [`Error::Kernel`].
+pub(crate) fn suspend_filters(tid: i32, status: &Status) -> Result<()> {
+    use rustix::io::Errno;
+    if status.seccomp == 0 {
+        return Ok(());
     }
+    sys::ptrace::suspend_filters(tid).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::PERM) => {
+            let why = "suspending it takes CAP_SYS_ADMIN, and no filter of stillframe's own";
+            resources::Error::unsupported(tid, "a task with a seccomp filter")
+                .because(why)
+                .into()
+        }
+        _ => Error::kernel(
+            format!("cannot suspend the seccomp filters of {tid}"),
+            error,
+        ),
+    })
 }
 
 /// Whether a task may make a userfaultfd that handles faults of the kernel as well.
@@ -143,6 +156,7 @@ mod tests {
     use resources::map::listing;
     use sys::uffd::Modes;
     use testkit::program::Program;
+    use testkit::wait::{SOON, wait_until};
 
     use super::*;
     use crate::freeze::freeze;
@@ -183,29 +197,35 @@ time.sleep(1000)";
     }
 
     #[test]
-    fn a_filter_is_refused_by_name() {
+    fn a_filter_does_not_judge_what_a_task_is_made_to_call() {
         testkit::needs_root!();
         testkit::needs_program!("python3");
         let folder = tempfile::tempdir().expect("a scratch folder");
-        // PR_SET_NO_NEW_PRIVS; PR_SET_SECCOMP with a filter that allows everything.
+        // PR_SET_NO_NEW_PRIVS; PR_SET_SECCOMP with a filter that kills for userfaultfd(2).
         let code = "import ctypes, os, struct, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
-allow = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))
-program = struct.pack('HxxxxxxQ', 1, ctypes.addressof(allow))
+rows = [(0x20, 0, 0, 0), (0x15, 0, 1, 323), (6, 0, 0, 0x80000000), (6, 0, 0, 0x7fff0000)]
+rows = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *row) for row in rows))
+program = struct.pack('HxxxxxxQ', 4, ctypes.addressof(rows))
 if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program): sys.exit('no filter')
 os.mkdir(sys.argv[1] + '/ready')
-time.sleep(1000)";
+while not os.path.exists(sys.argv[1] + '/end'): time.sleep(0.01)
+libc.syscall(323, 1)
+os.mkdir(sys.argv[1] + '/survived')";
         let program = Program::new("python3")
             .args(["-c", code])
             .arg(folder.path())
             .spawn();
         program.wait_file(&folder.path().join("ready"));
         let mut frozen = freeze(program.pid().cast_signed(), None).expect("it can be stopped");
-        let error = userfaultfd(&mut frozen.tasks[0], &[], true, Features::WP_ASYNC);
-        let want = format!(
-            "pid {}: tracking a task with a seccomp filter is not supported",
-            program.pid()
-        );
-        assert_eq!(error.expect_err("it may be killed").to_string(), want);
+        let task = &mut frozen.tasks[0];
+        let listed = listing::parse(&task.read("maps").expect("its mappings"));
+        let listed = listed.expect("understood");
+        userfaultfd(task, &listed, true, Features::WP_ASYNC).expect("a userfaultfd");
+        drop(frozen);
+        std::fs::create_dir(folder.path().join("end")).expect("it is new");
+        wait_until("its end", SOON, || !program.is_alive());
+        let survived = folder.path().join("survived").exists();
+        assert!(!survived, "its own call is judged");
     }
 }

@@ -13,11 +13,12 @@ use crate::script::{Answers, Layout, Script};
 use crate::task::{Facts, Part, Phase, Planned, ThreadPlan};
 use crate::{Allow, Error, Inherited, Result};
 
-const PHASES: [Phase; 7] = [
+const PHASES: [Phase; 8] = [
     Phase::Fork,
     Phase::Unplaced,
     Phase::Alone,
     Phase::Together,
+    Phase::Filters,
     Phase::Privileges,
     Phase::Last,
     Phase::Final,
@@ -327,5 +328,9 @@ impl Facts for Stage {
 
     fn rseq(&self) -> Result<RseqArea> {
         self.stopped(ptrace::rseq)
+    }
+
+    fn filters(&self, _tid: i32) -> Result<Vec<ptrace::Filter>> {
+        self.stopped(ptrace::filters)
     }
 }

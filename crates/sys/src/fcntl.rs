@@ -63,6 +63,16 @@ pub fn set_signal(fd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), SET_SIGNAL, signal) }).map(drop)
 }
 
+/// Takes a lease on the file (`F_SETLEASE`), for writing or for reading.
+///
+/// # Errors
+/// `EAGAIN` where others have it open, `EACCES` for another user's file without `CAP_LEASE`.
+pub fn lease(fd: BorrowedFd<'_>, write: bool) -> io::Result<()> {
+    let kind = if write { libc::F_WRLCK } else { libc::F_RDLCK };
+    // SAFETY: the call takes no pointers.
+    checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, kind) }).map(drop)
+}
+
 /// Whom a lock on a part of a file belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {

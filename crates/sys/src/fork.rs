@@ -1,6 +1,6 @@
 //! fork(2) for programs of one thread: subjects of tests and benchmarks.
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::AssertUnwindSafe;
 
 use rustix::process::Pid;
@@ -35,6 +35,26 @@ pub fn fork() -> io::Result<Fork> {
             Pid::from_raw(pid).expect("the parent gets a pid above 0"),
         )),
     }
+}
+
+/// A pidfd of a child that has ended and was waited for: it refers to nobody any more.
+///
+/// # Errors
+/// As fork(2), pidfd_open(2) and waitpid(2).
+pub fn pidfd_of_nobody() -> io::Result<OwnedFd> {
+    use rustix::process::{PidfdFlags, WaitOptions, pidfd_open, waitpid};
+    // SAFETY: the child calls nothing but _exit(2), which needs no lock that a thread could hold.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    let Some(child) = Pid::from_raw(child).filter(|_| child > 0) else {
+        return Err(io::Error::last_os_error());
+    };
+    let opened = pidfd_open(child, PidfdFlags::empty());
+    waitpid(Some(child), WaitOptions::empty())?;
+    Ok(opened?)
 }
 
 /// Makes a child that holds no descriptors but those of `kept`, calls `work` and ends; nothing that

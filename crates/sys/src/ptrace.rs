@@ -68,6 +68,9 @@ fn control(what: Control, tid: i32, data: i32) -> io::Result<()> {
     unsafe { request(what as c_uint, tid, 0, data.cast_unsigned() as usize) }.map(drop)
 }
 
+/// `PTRACE_O_SUSPEND_SECCOMP`, which libc does not have.
+const SUSPEND_SECCOMP: i32 = 1 << 21;
+
 /// What a tracer asks for: system-call stops told from signals, and the thread's end with its own.
 fn options(kill_on_exit: bool) -> i32 {
     let kill = match kill_on_exit {
@@ -86,7 +89,24 @@ pub fn seize(tid: i32, kill_on_exit: bool) -> io::Result<()> {
     control(Control::Seize, tid, options(kill_on_exit))
 }
 
-/// Sets whether the thread is killed when this process ends.
+/// As [`seize`] with `kill_on_exit`, for a thread that is about to get seccomp filters: as long as
+/// it is traced, and until [`set_kill_on_exit`], they forbid it nothing.
+///
+/// # Errors
+/// As [`seize`]; `EPERM` also without `CAP_SYS_ADMIN`, and where the caller has a filter itself.
+pub fn seize_unfiltered(tid: i32) -> io::Result<()> {
+    control(Control::Seize, tid, options(true) | SUSPEND_SECCOMP)
+}
+
+/// Has the thread's seccomp filters forbid it nothing as long as it is traced.
+///
+/// # Errors
+/// `ESRCH`; `EPERM` without `CAP_SYS_ADMIN`, and where the caller has a filter itself.
+pub fn suspend_filters(tid: i32) -> io::Result<()> {
+    control(Control::SetOptions, tid, options(false) | SUSPEND_SECCOMP)
+}
+
+/// Sets whether the thread is killed when this process ends. Its seccomp filters hold again.
 ///
 /// # Errors
 /// `ESRCH`.
@@ -284,6 +304,51 @@ pub fn rseq(tid: i32) -> io::Result<RseqArea> {
     // SAFETY: there is room for as much as is told.
     unsafe { request(op, tid, size, (&raw mut area) as usize) }?;
     Ok(area)
+}
+
+/// A thread's seccomp filter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// Instructions of 8 bytes (`struct sock_filter`), as they were installed.
+    pub program: Vec<u8>,
+    /// `SECCOMP_FILTER_FLAG_LOG` or 0: the other flags are forgotten by the kernel.
+    pub flags: u64,
+}
+
+/// The seccomp filters of a thread, the one installed first in front; none of one in strict mode.
+///
+/// # Errors
+/// `ESRCH`; `EACCES` without `CAP_SYS_ADMIN`, and where the caller has a filter itself;
+/// `EMEDIUMTYPE` for a filter that was no classic program.
+pub fn filters(tid: i32) -> io::Result<Vec<Filter>> {
+    const PTRACE_SECCOMP_GET_FILTER: c_uint = 0x420c;
+    const PTRACE_SECCOMP_GET_METADATA: c_uint = 0x420d;
+    /// `BPF_MAXINSNS`.
+    const LONGEST: usize = 4096;
+    // There are no more, or never were any.
+    let is_end = |error: &io::Error| {
+        let errno = error.raw_os_error();
+        errno == Some(libc::ENOENT) || errno == Some(libc::EINVAL)
+    };
+    let mut all = Vec::new();
+    let mut room = vec![0u8; 8 * LONGEST];
+    loop {
+        let (op, at) = (PTRACE_SECCOMP_GET_FILTER, room.as_mut_ptr() as usize);
+        // SAFETY: there is room for the longest program that the kernel takes.
+        let got = match unsafe { request(op, tid, all.len(), at) } {
+            Err(error) if is_end(&error) => return Ok(all),
+            got => usize::try_from(got?).expect("a count is not negative"),
+        };
+        // Which filter is asked for, and its flags.
+        let mut metadata = [all.len() as u64, 0];
+        let (op, size) = (PTRACE_SECCOMP_GET_METADATA, size_of_val(&metadata));
+        // SAFETY: there is room for as much as is told.
+        unsafe { request(op, tid, size, metadata.as_mut_ptr() as usize) }?;
+        all.push(Filter {
+            program: room[..8 * got].to_vec(),
+            flags: metadata[1],
+        });
+    }
 }
 
 /// Waits for the next event of the thread `tid` (or of any, with -1): its thread id and the event.

@@ -113,21 +113,13 @@ fn counting(header: Addr, word: usize) -> Vec<u8> {
 }
 
 /// The code of a landing pad: waits to be fetched, then restores the signal mask and returns to
-/// `home`.
-pub(crate) fn pad_code(home: u64, mask: u64) -> Vec<u8> {
+/// `home`. Where a filter might forbid it to wait in a call, it turns round and round instead.
+pub(crate) fn pad_code(home: u64, mask: u64, is_filtered: bool) -> Vec<u8> {
     let mut out = PAD.to_vec();
-    let again = out.len() - 5;
-    let data = |out: &mut Vec<u8>, op: &[u8], at: usize| {
-        out.extend(op);
-        let next = out.len() + 4;
-        out.extend(u32::try_from(at - next).expect("short").to_le_bytes());
-    };
-    out.extend([0x31, 0xff, 0x31, 0xf6]); // xor edi, edi; xor esi, esi
-    data(&mut out, &[0x48, 0x8d, 0x15], DATA_AT); // lea rdx, [rip + patience]
-    out.extend([0x45, 0x31, 0xd2, 0x45, 0x31, 0xc0]); // xor r10d, r10d; xor r8d, r8d
-    out.extend([0x0f, 0x05, 0x85, 0xc0, 0x75]); // syscall; test eax, eax; jnz again
-    let back = again as i64 - (out.len() as i64 + 1);
-    out.push(i8::try_from(back).expect("short").cast_unsigned());
+    match is_filtered {
+        false => waiting(&mut out),
+        true => turning(&mut out),
+    }
     out.extend([0xb8, 14, 0, 0, 0]); // mov eax, 14 (rt_sigprocmask)
     out.extend([0xbf, 2, 0, 0, 0]); // mov edi, 2 (SIG_SETMASK)
     data(&mut out, &[0x48, 0x8d, 0x35], MASK_AT); // lea rsi, [rip + mask]
@@ -141,6 +133,32 @@ pub(crate) fn pad_code(home: u64, mask: u64) -> Vec<u8> {
     out.extend(mask.to_le_bytes());
     out.extend(home.to_le_bytes());
     out
+}
+
+/// Waits in ppoll(2), whose number is loaded already.
+fn waiting(out: &mut Vec<u8>) {
+    let again = out.len() - 5;
+    out.extend([0x31, 0xff, 0x31, 0xf6]); // xor edi, edi; xor esi, esi
+    data(out, &[0x48, 0x8d, 0x15], DATA_AT); // lea rdx, [rip + patience]
+    out.extend([0x45, 0x31, 0xd2, 0x45, 0x31, 0xc0]); // xor r10d, r10d; xor r8d, r8d
+    out.extend([0x0f, 0x05, 0x85, 0xc0, 0x75]); // syscall; test eax, eax; jnz again
+    let back = again as i64 - (out.len() as i64 + 1);
+    out.push(i8::try_from(back).expect("short").cast_unsigned());
+}
+
+/// Passes some seconds without a call; its number is loaded for nothing.
+fn turning(out: &mut Vec<u8>) {
+    const TURNS: u32 = 1 << 26;
+    out.push(0xb9); // mov ecx, turns
+    out.extend(TURNS.to_le_bytes());
+    out.extend([0xf3, 0x90, 0xff, 0xc9, 0x75, 0xfa]); // pause; dec ecx; jnz to the pause
+}
+
+/// Adds an instruction that ends with the address of `at`, where the pad has data.
+fn data(out: &mut Vec<u8>, op: &[u8], at: usize) {
+    out.extend(op);
+    let next = out.len() + 4;
+    out.extend(u32::try_from(at - next).expect("short").to_le_bytes());
 }
 
 /// What the function has returned of which a thread has arrived on the landing pad at `pad`: until

@@ -35,7 +35,8 @@ enum Course {
 
 /// Has a thread that was stopped inside `code`, the kernel's vDSO, run to the end of the function
 /// that it is in, whose return address stands on the stack at `slot`. `bytes` are that code,
-/// `memory` is its process's /proc/PID/mem opened for reading and writing.
+/// `memory` is its process's /proc/PID/mem opened for reading and writing; `is_filtered` tells
+/// whether it has seccomp filters, which judge what it calls meanwhile.
 ///
 /// Gives whether it is out; one that takes too long is left where it is.
 ///
@@ -45,7 +46,7 @@ pub fn finish_vdso_call(
     thread: &mut Thread,
     memory: &File,
     (code, bytes): (Span, &[u8]),
-    slot: Addr,
+    (slot, is_filtered): (Addr, bool),
 ) -> Result<bool> {
     let tid = thread.tid;
     let tail = bytes
@@ -71,7 +72,7 @@ pub fn finish_vdso_call(
     }
     let put = |bytes: &[u8], at: Addr| memory.write_all_at(bytes, at.0);
     // In this order it finds its way if this process is killed at any point.
-    put(&pad_code(home, thread.saved.mask), pad)
+    put(&pad_code(home, thread.saved.mask, is_filtered), pad)
         .map_err(|e| Error::of(tid, "cannot write to its vDSO", e))?;
     let changed = put(&pad.0.to_le_bytes(), slot);
     changed.map_err(|e| Error::of(tid, "cannot write to its stack", e))?;
@@ -249,7 +250,7 @@ mod tests {
         let (mut child, pid) = busy();
         let code = vdso(pid);
         let mem = memory(pid);
-        for round in 0..3 {
+        for round in 0..4 {
             let mut thread = stop(pid).remove(0);
             let out = |regs: &Registers| !code.contains(Addr(regs.rip));
             let inside = step_into(pid, code);
@@ -258,6 +259,7 @@ mod tests {
             let mut bytes = vec![0; code.bytes() as usize];
             mem.read_exact_at(&mut bytes, code.start.0)
                 .expect("its vDSO");
+            let slot = (slot, round % 2 == 1);
             let led = finish_vdso_call(&mut thread, &mem, (code, &bytes), slot);
             let led = led.expect("it is led out");
             assert!(led, "round {round}");
@@ -278,6 +280,10 @@ mod tests {
 
     #[test]
     fn whoever_is_left_on_the_landing_pad_goes_on_by_itself() {
+        [false, true].into_iter().for_each(goes_on_by_itself);
+    }
+
+    fn goes_on_by_itself(is_filtered: bool) {
         let (mut child, pid) = busy();
         let code = vdso(pid);
         let mem = memory(pid);
@@ -287,7 +293,7 @@ mod tests {
         let mut home = [0; 8];
         mem.read_exact_at(&mut home, inside.rsp).expect("its stack");
         let pad = padding(&mem, code).expect("padding");
-        let bytes = pad_code(u64::from_le_bytes(home), thread.saved.mask);
+        let bytes = pad_code(u64::from_le_bytes(home), thread.saved.mask, is_filtered);
         mem.write_all_at(&bytes, pad.0).expect("written");
         let slot = pad.0.to_le_bytes();
         mem.write_all_at(&slot, inside.rsp).expect("written");

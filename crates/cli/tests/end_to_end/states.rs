@@ -14,6 +14,8 @@ use crate::{assert_restored, stillframe};
 pub const WAITING: &[(&str, &[&str])] = &[
     ("creds", &["root"]),
     ("fds", &[]),
+    ("filters", &[]),
+    ("filters", &["together"]),
     ("mmaps", &[]),
     ("patchwork", &["9"]),
     ("pending-signals", &[]),
@@ -22,6 +24,7 @@ pub const WAITING: &[(&str, &[&str])] = &[
     ("sigaltstack", &[]),
     ("stopped", &[]),
     ("stopped", &["unseen", "tstp"]),
+    ("task-files", &[]),
     ("tree", &["7", "still"]),
     ("zombies", &[]),
 ];
@@ -108,6 +111,55 @@ fn sessions_survive() {
     let subject = restored("sessions", kinds);
     let ids = subject.ask("ids");
     assert!(ids.starts_with("daemon "), "{ids}");
+}
+
+#[test]
+fn seccomp_filters_survive() {
+    needs_root!();
+    let subject = Subject::start("filters", &[]);
+    let judged = subject.ask("judged");
+    drop(subject);
+    let subject = restored("filters", &[]);
+    assert_eq!(subject.ask("judged"), judged);
+    assert!(
+        judged.starts_with("500 501 38 503 | 500 38 38 38 | 500 501 502 38"),
+        "{judged}"
+    );
+    assert_eq!(subject.ask("echo"), "right");
+    assert_eq!(subject.ask("tell-all"), "refused");
+}
+
+/// The kernel takes a filter for all threads only where their filters are the same ones.
+#[test]
+fn filters_that_threads_share_are_shared_again() {
+    needs_root!();
+    let subject = restored("filters", &["together"]);
+    assert_eq!(
+        subject.ask("judged"),
+        "500 501 38 38 | 500 501 38 38 | 500 501 38 38"
+    );
+    assert_eq!(subject.ask("tell-all"), "taken");
+    assert!(subject.ask("judged").starts_with("504 "));
+}
+
+#[test]
+fn files_of_tasks_survive() {
+    needs_root!();
+    let subject = restored("task-files", &[]);
+    assert_eq!(subject.ask("check"), "right");
+    assert_eq!(subject.ask("end"), "[feedbeef] Some(9)");
+}
+
+#[test]
+fn leases_survive() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("task-files", &["lease"]);
+    let outcome = stillframe.dump(subject.pid(), &[]);
+    outcome.must_fail().names(&["--file-locks"]);
+    stillframe.cycle(2, &subject, &["--file-locks"]);
+    let unavailable = "Resource temporarily unavailable (os error 11)";
+    assert_eq!(subject.ask("lease"), unavailable);
 }
 
 #[test]

@@ -20,6 +20,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use sys::close::Deferred;
 
 use crate::Result;
+use crate::freeze::Task;
 use crate::links::{self, Link};
 use crate::obstacles::Obstacles;
 use crate::undo::Undo;
@@ -56,6 +57,8 @@ pub(super) struct Files {
     /// Ids by (pid, fd).
     at: HashMap<(i32, i32), DescriptionId>,
     opens: Vec<Open<'static>>,
+    /// What each process and thread of the tree is.
+    tasks: HashMap<i32, fd::Task>,
     /// Device and inode of this process's root.
     own_root: OnceCell<(u64, u64)>,
 }
@@ -68,6 +71,17 @@ impl Files {
         }
         let root = rustix::fs::stat("/")?;
         Ok(*self.own_root.get_or_init(|| (root.st_dev, root.st_ino)))
+    }
+
+    /// Files that refer to tasks of a tree, this one among them, are of the tree's own.
+    pub fn know(&mut self, task: &Task) {
+        let state = match task.is_zombie() {
+            true => fd::Task::Ended,
+            false => fd::Task::Alive,
+        };
+        let threads = task.threads().iter().map(|thread| thread.tid);
+        let all = threads.chain([task.pid]);
+        self.tasks.extend(all.map(|tid| (tid, state)));
     }
 
     fn next(&self) -> DescriptionId {
@@ -386,6 +400,10 @@ impl DumpContext for Context<'_> {
 
     fn at(&self, pid: i32, fd: i32) -> Option<DescriptionId> {
         self.files.at.get(&(pid, fd)).copied()
+    }
+
+    fn task(&self, tid: i32) -> Option<fd::Task> {
+        self.files.tasks.get(&tid).copied()
     }
 
     fn add(&mut self, pid: i32, own: OwnedFd) -> resources::Result<DescriptionId> {

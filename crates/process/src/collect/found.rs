@@ -150,10 +150,18 @@ impl Found {
         (stay, allow): (bool, &Allow),
         obstacles: &mut Obstacles,
     ) -> Result<()> {
-        let memory = match vdso::finish_vdso_calls(task, &self.vdso, &self.listed)? {
+        let tids = task.threads().iter().map(|thread| thread.tid);
+        let filtered = tids.zip(&self.statuses).filter(|one| one.1.seccomp != 0);
+        let filtered = filtered.map(|one| one.0).collect::<Vec<_>>();
+        let is_filtered = |tid| filtered.contains(&tid);
+        let vdso = (&self.vdso, &*self.listed);
+        let memory = match vdso::finish_vdso_calls(task, vdso, is_filtered)? {
             Some(memory) => memory,
             None => uffd::open_memory(task)?,
         };
+        for (thread, status) in task.threads().iter().zip(&self.statuses) {
+            uffd::suspend_filters(thread.tid, status)?;
+        }
         let pid = task.pid;
         let stat = task.stat()?.1.to_vec();
         let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {

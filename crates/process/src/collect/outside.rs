@@ -43,6 +43,7 @@ impl Listed {
         obstacles: &mut Obstacles,
     ) -> Result<Self> {
         let mut files = Files::default();
+        frozen.tasks.iter().for_each(|task| files.know(task));
         let tasks = frozen.tasks.iter().zip(found);
         let of_tasks = tasks.map(|(task, found)| {
             let living = !task.is_zombie();
@@ -217,10 +218,10 @@ mod tests {
         testkit::needs_root!();
         testkit::needs_program!("python3");
         // Whether execve closes the terminal only the task can say.
-        let lines = "pty = os.openpty()\npidfd = os.pidfd_open(os.getpid())";
+        let lines = "pty = os.openpty()\nspace = open('/proc/self/ns/net')";
         let (program, _folder) = python(lines);
         let (obstacles, ran) = refused(&program);
-        assert!(obstacles[0].what.contains("pidfd"), "{obstacles:?}");
+        assert!(obstacles[0].what.contains("net:["), "{obstacles:?}");
         assert!(!ran);
     }
 
@@ -232,9 +233,9 @@ mod tests {
                      client = socket.create_connection(server.getsockname())\n\
                      other = server.accept()\n\
                      ends = socket.socketpair()\n\
-                     pidfd = os.pidfd_open(os.getpid())\n\
-                     socket.send_fds(ends[0], [b'x'], [pidfd])\n\
-                     os.close(pidfd)";
+                     space = os.open('/proc/self/ns/net', os.O_RDONLY)\n\
+                     socket.send_fds(ends[0], [b'x'], [space])\n\
+                     os.close(space)";
         let (program, _folder) = python(lines);
         // Who lacks the right to make rules fails where one is made. Capabilities are a thread's
         // own, so other tests keep theirs.
@@ -245,7 +246,7 @@ mod tests {
             refused(&program)
         });
         let (obstacles, ran) = thread.join().expect("no panic");
-        assert!(obstacles[0].what.contains("pidfd"), "{obstacles:?}");
+        assert!(obstacles[0].what.contains("net:["), "{obstacles:?}");
         assert!(!ran);
     }
 }

@@ -183,8 +183,8 @@ fn read_code(task: &Task, memory: &File, span: Span) -> Result<Vec<u8>> {
 /// [`Error::Returning`] when one cannot leave now and would be nowhere after a restore.
 pub(super) fn finish_vdso_calls(
     task: &mut Task,
-    seen: &Seen,
-    listed: &[Listed],
+    (seen, listed): (&Seen, &[Listed]),
+    is_filtered: impl Fn(i32) -> bool,
 ) -> Result<Option<File>> {
     let Some(kernel) = seen.behind_proxy.or_else(|| code(listed)) else {
         return Ok(None);
@@ -203,7 +203,10 @@ pub(super) fn finish_vdso_calls(
         let registers = thread.saved.registers;
         let slot = slot(&code, kernel, &registers);
         let led = match slot {
-            Some(slot) => tracee::finish_vdso_call(thread, &memory, (kernel, &code), slot)?,
+            Some(slot) => {
+                let slot = (slot, is_filtered(thread.tid));
+                tracee::finish_vdso_call(thread, &memory, (kernel, &code), slot)?
+            }
             None => false,
         };
         let tid = thread.tid;

@@ -1,10 +1,12 @@
 //! Reader → plan: what a restore will do, as data, without touching the kernel.
 
+mod closing;
 mod early;
 #[cfg(test)]
 mod forged;
 pub(crate) mod forks;
 pub(crate) mod groups;
+mod late;
 mod lifecycle;
 #[cfg(test)]
 mod model;

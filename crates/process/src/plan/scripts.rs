@@ -6,6 +6,7 @@ use resources::script::{PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::Write;
 
 use super::groups::Join;
+use crate::records::SavedThread;
 
 /// All scripts of a restore.
 #[derive(Debug, Default)]
@@ -54,6 +55,19 @@ pub struct Staying {
     pub pid: i32,
     /// The thread.
     pub tid: i32,
+    /// Whether its script gives it seccomp filters, by which its tracer keeps it from being judged.
+    pub is_filtered: bool,
+}
+
+impl Staying {
+    /// A saved thread of process `pid`.
+    pub fn of(pid: i32, thread: &SavedThread<'_>) -> Self {
+        Self {
+            pid,
+            tid: thread.tid,
+            is_filtered: thread.filters().is_some(),
+        }
+    }
 }
 
 /// Pages to be filled from outside.

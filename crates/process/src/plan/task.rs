@@ -9,16 +9,17 @@ use resources::fd::tty::control;
 use resources::map::inherit;
 use resources::map::layout::{self, AtFork, Fill, Laid, Pages};
 use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
-use resources::task::{PARTS, Phase, Scope, ThreadPlan};
+use resources::task::{PARTS, Phase, Scope, ThreadPlan, seccomp};
 use syscalls::Sysno;
 
 use super::early::Early;
 use super::forks::{self, Fork, ForkId, Kind, groups_are_inherited};
 use super::groups::Joins;
+use super::late::Late;
 use super::scripts::{Outside, Plan, Planned, Staying, word};
 use super::setting::Setting;
 use super::sources::{pages_of, resolve};
-use super::{lifecycle, pooled, vdso};
+use super::{closing, lifecycle, pooled, vdso};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread};
 
@@ -47,6 +48,7 @@ pub(super) struct Tasks<'a> {
     at_fork: Vec<AtFork>,
     /// The control groups that tasks and threads join.
     joins: Joins,
+    late: Late,
 }
 
 /// What is planned of a task before it is known whether the tasks have to meet.
@@ -91,6 +93,7 @@ impl<'a> Tasks<'a> {
             meeting: false,
             at_fork: vec![AtFork::default(); saved.tasks.len()],
             joins: Joins::default(),
+            late: Late::default(),
         };
         for (index, task) in saved.tasks.iter().enumerate() {
             for descriptor in &task.descriptors {
@@ -141,6 +144,7 @@ impl<'a> Tasks<'a> {
     }
 
     pub(super) fn plan(&mut self, plan: &mut Plan) -> Result<()> {
+        self.late = Late::find(self.saved, plan)?;
         plan.groups.clone_from(&self.joins.all);
         plan.thread_groups.clone_from(&self.joins.threads);
         // A fork's script has the fork's number; threads come behind.
@@ -197,12 +201,16 @@ impl<'a> Tasks<'a> {
         let threads = task.threads.iter();
         let threads = threads.map(|thread| self.thread_plan(task, thread, plan));
         let mut threads = threads.collect::<Result<Vec<_>>>()?;
+        let filters = task.threads.iter().map(SavedThread::filters);
+        let filters = (task.node.pid, &*filters.collect::<Vec<_>>());
+        seccomp::plan(filters, &mut threads, || plan.word())?;
         let mut together = Script::default();
         if let Some(leader) = threads.first_mut() {
             let children = self.forks.iter();
             let children = children.filter(|other| other.parent == task.node.pid);
             lifecycle::see_children_end(&mut together, &children.collect::<Vec<_>>());
             together.append(leader.take(Phase::Together));
+            self.late.plan(self.saved, index, &mut together)?;
             self.in_task(index, &mut together)?;
             self.foreground(index, &mut together)?;
         }
@@ -257,24 +265,15 @@ impl<'a> Tasks<'a> {
         if !self.simple {
             lifecycle::join(&mut script, fork, self.all.0);
         }
-        plan.threads.push(Staying {
-            pid: fork.pid,
-            tid: fork.pid,
-        });
+        plan.threads.push(Staying::of(fork.pid, &task.threads[0]));
         for (thread, phases) in task.threads[1..].iter().zip(others) {
-            self.thread((fork.pid, thread.tid), phases, plan, &mut script);
+            self.thread((fork.pid, thread), phases, plan, &mut script);
         }
         self.meet(&mut script);
         script.append(std::mem::take(&mut prepared.together));
-        let privileges = leader.take(Phase::Privileges);
-        if !privileges.steps.is_empty() {
-            script.append(privileges);
-            // A change of identity clears the tie.
-            lifecycle::tie_to_parent(&mut script, self.parent_of(id));
-        }
-        script.append(leader.take(Phase::Last));
-        await_go(&mut script);
-        script.append(leader.take(Phase::Final));
+        closing::close(&mut script, leader, |script| {
+            lifecycle::tie_to_parent(script, self.parent_of(id));
+        });
         Ok(script)
     }
 
@@ -479,26 +478,23 @@ impl<'a> Tasks<'a> {
 
     fn thread(
         &self,
-        (pid, tid): (i32, i32),
+        (pid, thread): (i32, &SavedThread<'_>),
         phases: &mut ThreadPlan,
         plan: &mut Plan,
         leader: &mut Script,
     ) {
         // CLONE_VM | FS | FILES | SIGHAND | THREAD | SYSVSEM
         const FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
-        let id = script_id(plan.scripts.len());
+        let (id, tid) = (script_id(plan.scripts.len()), thread.tid);
         let args = lifecycle::clone_args(leader, tid, FLAGS, 0);
         leader.spawn(args, id);
         leader.note(format!("thread {tid}"));
         let mut script = phases.take(Phase::Fork);
         script.append(phases.take(Phase::Alone));
         self.meet(&mut script);
-        for phase in [Phase::Together, Phase::Privileges, Phase::Last] {
-            script.append(phases.take(phase));
-        }
-        await_go(&mut script);
-        script.append(phases.take(Phase::Final));
-        plan.threads.push(Staying { pid, tid });
+        script.append(phases.take(Phase::Together));
+        closing::close(&mut script, phases, |_| {});
+        plan.threads.push(Staying::of(pid, thread));
         plan.scripts.push(Planned {
             tid,
             role: "thread",
@@ -588,11 +584,6 @@ fn stack_of(thread: &SavedThread<'_>) -> abi::Addr {
     let words = thread.state.registers.as_slice();
     let registers = words.try_into().expect("checked when read");
     sys::arch::Registers::from_words(registers).stack()
-}
-
-fn await_go(script: &mut Script) {
-    script.post(word::READY);
-    script.wait(word::GO, 1);
 }
 
 fn script_id(index: usize) -> ScriptId {

@@ -156,7 +156,7 @@ impl<'a> Loaded<'a> {
     fn check_alive(&self) -> Result<()> {
         self.check()?;
         for staying in &self.built.plan.threads {
-            let Staying { pid, tid } = *staying;
+            let Staying { pid, tid, .. } = *staying;
             let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat"));
             let stat = stat
                 .ok()
@@ -165,7 +165,7 @@ impl<'a> Loaded<'a> {
                 Some((b'Z' | b'X', status)) => return Err(died(tid, status)),
                 // Before its fork, its number may be somebody else's.
                 Some((b'T' | b't', _)) if descends(pid, self.root, &parents(self.built)) => {
-                    self.keep_going(tid)?;
+                    self.keep_going(staying)?;
                 }
                 _ => {}
             }
@@ -181,10 +181,11 @@ impl<'a> Loaded<'a> {
 
     /// Has a thread go on that somebody has stopped. It is traced from now on: so the kernel keeps
     /// in mind that the process is stopped, and whether it was continued since.
-    fn keep_going(&self, tid: i32) -> Result<()> {
+    fn keep_going(&self, staying: &Staying) -> Result<()> {
+        let tid = staying.tid;
         let failed = |e| Error::kernel(format!("cannot have {tid} go on"), e);
         let event = if self.traced.borrow_mut().insert(tid) {
-            ptrace::seize(tid, true).map_err(failed)?;
+            seize(staying)?;
             // It may have been told to continue meanwhile.
             ptrace::interrupt(tid).map_err(failed)?;
             Some(ptrace::wait(tid).map_err(failed)?)
@@ -205,8 +206,7 @@ impl<'a> Loaded<'a> {
     pub(super) fn trace(mut self) -> Result<Running<'a>> {
         for staying in &self.built.plan.threads {
             if self.traced.borrow_mut().insert(staying.tid) {
-                let seized = ptrace::seize(staying.tid, true);
-                seized.map_err(|e| Error::kernel(format!("cannot trace {}", staying.tid), e))?;
+                seize(staying)?;
             }
         }
         let area = &self.built.area;
@@ -235,6 +235,19 @@ impl Drop for Loaded<'_> {
             kill_tree(self.built, self.root);
         }
     }
+}
+
+/// Begins to trace a thread, which is killed from now on if this process ends.
+fn seize(staying: &Staying) -> Result<()> {
+    let tid = staying.tid;
+    let (seized, unfiltered) = match staying.is_filtered {
+        false => (ptrace::seize(tid, true), ""),
+        true => (
+            ptrace::seize_unfiltered(tid),
+            " and suspend its seccomp filters",
+        ),
+    };
+    seized.map_err(|e| Error::kernel(format!("cannot trace {tid}{unfiltered}"), e))
 }
 
 fn died(pid: i32, status: i32) -> Error {

@@ -70,6 +70,9 @@ pub fn dump(open: &Open<'_>, allow: &Allow) -> Result<Option<Vec<u8>>> {
             open.unsupported(what, allow)
         })?,
     };
+    if open.in_flight && locks::has_lease(&open.info) {
+        return Err(open.unsupported("nobody could take its lease again", None));
+    }
     let payload = Some(payload).filter(|payload| *payload != Payload::default());
     Ok(payload.map(|payload| payload.encode_to_vec()))
 }
@@ -81,7 +84,7 @@ fn is_silent(open: &Open<'_>) -> bool {
     let device =
         kind == FileType::CharacterDevice && rustix::fs::major(open.stat.st_rdev) == MEMORY_DEVICES;
     let plain = matches!(kind, FileType::RegularFile | FileType::Directory) || device;
-    plain && !open.info.oflags().intersects(ASYNC)
+    plain && !open.info.oflags().intersects(ASYNC) && !locks::has_lease(&open.info)
 }
 
 fn owner(open: &Open<'_>) -> Result<Option<Owner>> {
@@ -196,7 +199,10 @@ pub fn resume_in_flight(payload: &[u8], own: BorrowedFd<'_>) -> Result<()> {
 /// # Errors
 /// [`Error::Corrupt`].
 pub fn in_task(payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
-    let Some(owner) = decode(payload)?.owner else {
+    let payload = decode(payload)?;
+    // Who takes one becomes the owner.
+    payload.locks.iter().for_each(|lock| lock.lease(fd, script));
+    let Some(owner) = payload.owner else {
         return Ok(());
     };
     let note = format!("owner of fd {fd}");

@@ -42,7 +42,6 @@ impl Kind for Directory {
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
         let place = Place::dump(open, cx)?;
-        regular::check_no_process(open)?;
         let payload = Payload {
             place,
             flags: open.info.flags,

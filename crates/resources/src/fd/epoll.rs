@@ -14,7 +14,7 @@ use prost::Message;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use syscalls::Sysno;
 
-use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, decode, late, status, tags};
 use crate::script::{DataAt, Script};
 use crate::{Error, Result};
 
@@ -255,8 +255,8 @@ fn target(open: &Open<'_>, line: &Line, offset: u32, cx: &dyn DumpContext) -> Re
         } else {
             watched(own_pid, other.own()?.as_raw_fd())?
         };
-        if found && other.link == b"anon_inode:[signalfd]" {
-            let why = format!("it watches a signalfd by the old number {number}");
+        if found && (other.link == b"anon_inode:[signalfd]" || late::refers_to_task(other)) {
+            let why = format!("it watches {} by the old number {number}", other.place());
             return Err(open.unsupported(&why, None));
         }
         if found {

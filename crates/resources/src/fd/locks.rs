@@ -1,4 +1,4 @@
-//! Locks on files: flock(2), and fcntl(2)'s of processes and of descriptions.
+//! Locks on files: flock(2), and fcntl(2)'s of processes and of descriptions; leases.
 //!
 //! What `F_OFD_SETLK` took is taken again by the restorer. Other locks say which process took them:
 //! that one does it again.
@@ -45,6 +45,8 @@ pub enum Style {
     Description = 1,
     /// The process, on a part (`F_SETLK`).
     Process = 2,
+    /// The description: it is told before others open the file (`F_SETLEASE`).
+    Lease = 3,
 }
 
 /// The locks of a process.
@@ -58,17 +60,21 @@ const F_SETLK: i32 = 6;
 const F_RDLCK: u16 = 0;
 const F_WRLCK: u16 = 1;
 
-/// Reads the value of a line "lock: 1: FLOCK  ADVISORY  WRITE 35 fe:00:11 0 EOF" of fdinfo;
-/// `None` for what is no lock but a lease.
+/// Reads the value of a line "lock: 1: FLOCK  ADVISORY  WRITE 35 fe:00:11 0 EOF" of fdinfo; of a
+/// lease, "LEASE  ACTIVE  READ 35 …". `None` for a delegation, and for a lease that is just broken.
 fn parse(text: &str) -> Option<Lock> {
     let mut words = text.split_whitespace().skip(1);
     let style = match words.next()? {
         "FLOCK" => Style::Flock,
         "OFDLCK" => Style::Description,
         "POSIX" => Style::Process,
+        "LEASE" => Style::Lease,
         _ => return None,
     };
-    let write = match words.nth(1)? {
+    if words.next()? != "ACTIVE" && style == Style::Lease {
+        return None;
+    }
+    let write = match words.next()? {
         "READ" => false,
         "WRITE" => true,
         _ => return None,
@@ -107,6 +113,14 @@ fn all(
         locks.push(lock);
     }
     Ok(locks)
+}
+
+/// Whether somebody has a lease on the file behind the description of `info`.
+pub(super) fn has_lease(info: &Info) -> bool {
+    let mut styles = info
+        .lines("lock")
+        .map(|line| line.split_whitespace().nth(1));
+    styles.any(|style| style == Some("LEASE"))
 }
 
 /// The locks that the description of `info` holds itself.
@@ -202,7 +216,7 @@ impl Lock {
     pub(super) fn take(&self, own: BorrowedFd<'_>) -> Result<()> {
         use sys::fcntl::Holder;
         let result = match self.style() {
-            Style::Flock => Ok(()),
+            Style::Flock | Style::Lease => Ok(()),
             Style::Description => {
                 let range = (self.start.cast_signed(), self.len_bytes.cast_signed());
                 sys::fcntl::lock(own, Holder::Description, self.write, range)
@@ -210,6 +224,17 @@ impl Lock {
             Style::Process => return Err(Error::corrupt("locks", "a process's on a description")),
         };
         result.map_err(|error| Error::kernel(format!("take {}", self.describe()), error))
+    }
+
+    /// Adds the call by which a task that has the description as `fd` takes a lease again.
+    pub(super) fn lease(&self, fd: i32, script: &mut Script) {
+        const F_SETLEASE: u32 = 1024;
+        if self.style() == Style::Lease {
+            let kind = if self.write { F_WRLCK } else { F_RDLCK };
+            let args = [fd.into(), F_SETLEASE.into(), u32::from(kind).into()];
+            script.call(Sysno::fcntl, args);
+            script.note(self.describe());
+        }
     }
 
     /// Adds the call by which the process that took a description's own lock takes it again, if it
@@ -233,6 +258,7 @@ impl Lock {
             Style::Flock => format!("a flock for {write}"),
             Style::Description => format!("a description's lock for {write} {range}"),
             Style::Process => format!("a lock for {write} {range}"),
+            Style::Lease => format!("a lease for {write}"),
         }
     }
 }
@@ -255,7 +281,10 @@ mod tests {
         assert_eq!(lock.pid, -1);
         let lock = parse("1: FLOCK  ADVISORY  WRITE 35 fe:00:9977964 0 EOF").expect("a lock");
         assert_eq!((lock.style(), lock.pid), (Style::Flock, 35));
-        assert!(parse("1: LEASE  ACTIVE    READ 35 fe:00:9977964 0 EOF").is_none());
+        let lease = parse("1: LEASE  ACTIVE    READ 35 fe:00:9977964 0 EOF").expect("a lease");
+        assert_eq!((lease.style(), lease.write), (Style::Lease, false));
+        assert!(parse("1: LEASE  BREAKING  READ 35 fe:00:9977964 0 EOF").is_none());
+        assert!(parse("1: DELEG  ACTIVE    READ 35 fe:00:9977964 0 EOF").is_none());
         assert!(parse("1: POSIX  ADVISORY  WRITE 35 fe:00:1 9 3").is_none());
     }
 

@@ -13,12 +13,15 @@ pub mod fifo;
 mod ghost;
 mod info;
 pub mod inotify;
+pub mod late;
 pub mod locks;
 pub mod memfd;
 pub mod netlink;
 pub mod path;
+pub mod pidfd;
 pub mod pipe;
 pub mod place;
+pub mod process_file;
 mod queue;
 mod ready;
 pub mod regular;
@@ -143,6 +146,18 @@ impl<'a> Open<'a> {
     }
 }
 
+/// A description of an image: its kind's number, and what that says.
+pub type Payload<'a> = (u16, &'a [u8]);
+
+/// What a task of the tree is, to what refers to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// A process or a thread that runs on.
+    Alive,
+    /// A process that has ended, and whose parent has not asked how.
+    Ended,
+}
+
 /// What a kind may ask of the dump while it describes a description.
 pub trait DumpContext {
     /// What the caller allows.
@@ -151,6 +166,8 @@ pub trait DumpContext {
     fn all(&self) -> &[Open<'_>];
     /// The description behind descriptor `fd` of task `pid`, if it is open there.
     fn at(&self, pid: i32, fd: i32) -> Option<DescriptionId>;
+    /// What the process or thread with this number is, if it is of the tree.
+    fn task(&self, tid: i32) -> Option<Task>;
     /// Adds a description that no task has a descriptor of (one in flight in a socket's queue);
     /// it is dumped after the present ones. Gives the id of an equal one that is known already.
     ///
@@ -265,11 +282,28 @@ pub trait Kind: Sync {
     fn in_task(&self, _payload: &[u8], _fd: i32, _script: &mut Script) -> Result<()> {
         Ok(())
     }
+    /// Whether it can only be opened when all tasks exist: [`Kind::open`] gives what keeps its
+    /// place then.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn is_late(&self, _payload: &[u8]) -> Result<bool> {
+        Ok(false)
+    }
+    /// Adds the calls by which a task opens one that [`Kind::is_late`]. It gets the lowest number
+    /// that is free there, which is `number`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn open_in_task(&self, _payload: &[u8], _number: i32, _script: &mut Script) -> Result<()> {
+        Err(Error::corrupt(self.name(), "is not opened by a task"))
+    }
 }
 
 /// Every kind, in the order in which they are asked whether they claim a description.
 pub static KINDS: &[&dyn Kind] = &[
     // Before the kinds of files that they are.
+    &process_file::ProcessFile,
     &path::Path,
     &memfd::Memfd,
     &shmem::Shmem,
@@ -282,6 +316,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &eventfd::Eventfd,
     &timerfd::Timerfd,
     &signalfd::Signalfd,
+    &pidfd::Pidfd,
     &inotify::Inotify,
     &epoll::Epoll,
     &unix::UnixSocket,
@@ -373,11 +408,9 @@ mod tests {
             "anon_inode:bpf-map",
             "anon_inode:[perf_event]",
             "anon_inode:[userfaultfd]",
-            "anon_inode:[pidfd]",
             "anon_inode:kvm-vm",
             "anon_inode:[eventfd2]",
             "mnt:[4026531841]",
-            "pidfd:[12]",
         ] {
             let mut stat = null;
             stat.st_mode = 0o600;

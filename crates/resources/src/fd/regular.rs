@@ -6,7 +6,7 @@ use prost::Message;
 use rustix::fs::{FileType, OFlags, SeekFrom};
 
 use super::place::Place;
-use super::{DumpContext, Kind, Open, RestoreContext, build_id, decode, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, build_id, decode, locks, status, tags};
 use crate::{Error, FileValidation, Result};
 
 /// See the file.
@@ -32,20 +32,6 @@ struct Payload {
     build_id: Vec<u8>,
 }
 
-/// Refuses what belongs to a process and stands in /proc: the restore cannot open it beforehand.
-pub(super) fn check_no_process(open: &Open<'_>) -> Result<()> {
-    let rest = open.link.strip_prefix(b"/proc/").unwrap_or_default();
-    if !rest.first().is_some_and(u8::is_ascii_digit) {
-        return Ok(());
-    }
-    let what = match FileType::from_raw_mode(open.stat.st_mode) {
-        FileType::Directory => "directory",
-        _ => "file",
-    };
-    let why = format!("it is a {what} of a process in /proc");
-    Err(open.unsupported(&why, None))
-}
-
 impl Kind for Regular {
     fn tag(&self) -> u16 {
         tags::REGULAR
@@ -60,11 +46,14 @@ impl Kind for Regular {
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        check_no_process(open)?;
         let place = Place::dump(open, cx)?;
         let size_bytes = open.stat.st_size.cast_unsigned();
         let build_id = match cx.allow().file_validation {
-            FileValidation::BuildId => build_id::dump(&place, size_bytes),
+            // Opening it would break a lease.
+            FileValidation::BuildId if !locks::has_lease(&open.info) => {
+                build_id::dump(&place, size_bytes)
+            }
+            FileValidation::BuildId => Vec::new(),
             FileValidation::FileSize => Vec::new(),
         };
         let payload = Payload {
@@ -375,18 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_has_in_proc_is_refused() {
-        for (path, what) in [
-            ("/proc/self/status", "file"),
-            ("/proc/self/fd", "directory"),
-            ("/proc/self", "directory"),
-        ] {
-            let mut world = World::default();
-            world.add(File::open(path).expect("open"));
-            let error = world.dump().expect_err("it cannot be opened before");
-            let why = format!("a {what} of a process in /proc");
-            assert!(error.to_string().contains(&why), "{error}");
-        }
+    fn files_of_the_system_in_proc_are_opened_again() {
         for path in ["/proc", "/proc/sys", "/proc/uptime"] {
             let mut world = World::default();
             world.add(File::open(path).expect("open"));

@@ -28,6 +28,10 @@ pub const SHMEM: u16 = 111;
 pub const INOTIFY: u16 = 112;
 /// [`super::segment`].
 pub const SYSTEM_V: u16 = 113;
+/// [`super::pidfd`].
+pub const PIDFD: u16 = 114;
+/// [`super::process_file`].
+pub const PROCESS_FILE: u16 = 115;
 /// [`super::attributes`]: by description.
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.

@@ -359,6 +359,10 @@ impl DumpContext for Dumping<'_> {
         found.filter(|_| wanted == pid()).map(|open| open.id)
     }
 
+    fn task(&self, tid: i32) -> Option<crate::fd::Task> {
+        (tid == pid()).then_some(crate::fd::Task::Alive)
+    }
+
     fn add(&mut self, _pid: i32, _own: OwnedFd) -> Result<DescriptionId> {
         Err(Error::unsupported(pid(), "a description in flight"))
     }

@@ -250,6 +250,7 @@ const FCNTL: &[Meaning] = meanings! { general:
     F_SETFL(Flags(names::O));
     F_SETLK(Struct(FLOCK));
     F_OFD_SETLK(Struct(FLOCK));
+    F_SETLEASE(One(names::F_LOCK));
     F_SETSIG(Signal);
     F_SETOWN_EX(Struct(OWNER));
     F_ADD_SEALS(Flags(names::F_SEAL));
@@ -269,6 +270,7 @@ const PRCTL: &[Meaning] = meanings! { prctl:
     PR_SET_DUMPABLE(Int);
     PR_SET_NAME(Text);
     PR_GET_NAME(Address);
+    PR_SET_SECCOMP(Int);
     PR_CAPBSET_DROP(One(names::CAP));
     PR_GET_TSC(Address);
     PR_SET_TSC(One(names::PR_TSC));
@@ -340,6 +342,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::ioprio_get, &[One(names::IOPRIO_WHO), Int]),
     (Sysno::ioprio_set, &[One(names::IOPRIO_WHO), Int, Hex]),
     (Sysno::kill, &[Int, Signal]),
+    (Sysno::lseek, &[Fd, Number, One(names::SEEK)]),
     (Sysno::madvise, &[Address, Number, One(names::MADV)]),
     (
         Sysno::mbind,
@@ -374,6 +377,8 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::munmap, &[Address, Number]),
     (Sysno::openat, &[Fd, Text, Flags(names::O), Octal]),
     (Sysno::personality, &[Flags(names::PERSONALITY)]),
+    (Sysno::pidfd_getfd, &[Fd, Int, Int]),
+    (Sysno::pidfd_open, &[Int, Flags(names::PIDFD)]),
     (Sysno::prctl, &[Verb(PRCTL)]),
     (
         Sysno::preadv,
@@ -416,6 +421,10 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::sched_getattr, &[Int, Address, Number, Int]),
     (Sysno::sched_setaffinity, &[Int, Number, Bits(1)]),
     (Sysno::sched_setattr, &[Int, Struct(SCHED_ATTR), Int]),
+    (
+        Sysno::seccomp,
+        &[One(names::SECCOMP_SET), Flags(names::SECCOMP), Address],
+    ),
     (
         Sysno::set_mempolicy,
         &[One(names::MPOL), Struct(NODES), Number],

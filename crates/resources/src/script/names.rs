@@ -67,6 +67,19 @@ pub(super) const MEMBARRIER: Names = &[
     (1 << 9, "MEMBARRIER_CMD_GET_REGISTRATIONS"),
 ];
 
+/// Flags of pidfd_open(2).
+pub(super) const PIDFD: Names = &[(0o4000, "PIDFD_NONBLOCK"), (0o200, "PIDFD_THREAD")];
+
+/// Operations of seccomp(2).
+pub(super) const SECCOMP_SET: Names = &[(1, "SECCOMP_SET_MODE_FILTER")];
+
+/// Its flags.
+pub(super) const SECCOMP: Names = &[
+    (1 << 0, "SECCOMP_FILTER_FLAG_TSYNC"),
+    (1 << 1, "SECCOMP_FILTER_FLAG_LOG"),
+    (1 << 2, "SECCOMP_FILTER_FLAG_SPEC_ALLOW"),
+];
+
 pub(super) const F_SEAL: Names = names!(general:
     F_SEAL_SEAL F_SEAL_SHRINK F_SEAL_GROW F_SEAL_WRITE F_SEAL_FUTURE_WRITE F_SEAL_EXEC);
 

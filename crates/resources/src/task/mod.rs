@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use sys::proc::{Malformed, Stat, Status};
-use sys::ptrace::RseqArea;
+use sys::ptrace::{Filter, RseqArea};
 
 use crate::script::{Answers, DataAt, Script, StepAt};
 use crate::{Allow, Error, Inherited, Result};
@@ -30,6 +30,7 @@ mod refused;
 mod robust;
 mod rseq;
 pub(crate) mod scheduling;
+pub mod seccomp;
 mod speculation;
 pub mod tags;
 mod tid_address;
@@ -102,6 +103,14 @@ pub trait Facts {
     fn rseq(&self) -> Result<RseqArea> {
         sys::ptrace::rseq(self.tid()).map_err(|e| untraced(self.tid(), e))
     }
+    /// The seccomp filters of thread `tid` of the process, oldest first
+    /// (`PTRACE_SECCOMP_GET_FILTER`). Asked only when a status says that there are some.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gone`] or [`crate::Error::Kernel`].
+    fn filters(&self, tid: i32) -> Result<Vec<Filter>> {
+        sys::ptrace::filters(tid).map_err(|e| untraced(tid, e))
+    }
 }
 
 fn untraced(tid: i32, error: std::io::Error) -> Error {
@@ -139,6 +148,9 @@ pub enum Phase {
     Alone,
     /// All tasks and threads exist.
     Together,
+    /// What a thread can only do once it is traced, while it still has all privileges. Where there
+    /// is any of it, the rest of the script waits for the tracer.
+    Filters,
     /// What loses privileges, in this order of calls.
     Privileges,
     /// Timers, pending signals: after everything that takes time.
@@ -151,7 +163,7 @@ pub enum Phase {
 /// The script of one thread, by phase, and what only the restorer can do for it.
 #[derive(Clone, Debug, Default)]
 pub struct ThreadPlan {
-    phases: [Script; 7],
+    phases: [Script; 8],
     /// The dumpable attribute, as long as it is what the thread starts with.
     dumpable: Option<u32>,
     /// Files that the restorer writes when the thread's script has ended, before it goes on.
@@ -259,9 +271,8 @@ pub trait Part: Sync {
 /// # Errors
 /// [`crate::Error::Unsupported`], and those of [`Facts::status`].
 pub fn check(facts: &dyn Facts) -> Result<()> {
-    refused::Refused
-        .ask(facts, &mut Script::default())
-        .map(drop)
+    refused::Refused.ask(facts, &mut Script::default())?;
+    seccomp::check(facts)
 }
 
 /// Every part, in the order in which they are planned.
@@ -286,6 +297,7 @@ pub static PARTS: &[&dyn Part] = &[
     &io_flusher::IoFlusher,
     &oom::Oom,
     &core_filter::CoreFilter,
+    &seccomp::Seccomp,
     // Credentials change it: set before or after them, depending on its value.
     &dumpable::Dumpable,
     &credentials::Credentials,

@@ -70,3 +70,5 @@ pub const MEMORY_POLICY: u16 = 232;
 pub const MEMBARRIER: u16 = 233;
 /// The user as whom it was logged in, by process.
 pub const LOGIN_UID: u16 = 234;
+/// Which system calls it may make, by thread.
+pub const SECCOMP: u16 = 235;

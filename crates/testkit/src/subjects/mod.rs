@@ -12,6 +12,7 @@ mod creds;
 mod deadlines;
 mod equal_pages;
 mod fds;
+mod filters;
 mod hostile;
 mod interrupted;
 mod itimers;
@@ -28,6 +29,7 @@ mod short_waits;
 mod sigaltstack;
 mod stopped;
 mod storm;
+mod task_files;
 mod threads_epoll;
 mod tree;
 mod writers;
@@ -56,6 +58,7 @@ const ALL: &[(&str, Run)] = &[
     ("deadlines", deadlines::run),
     ("equal-pages", equal_pages::run),
     ("fds", fds::run),
+    ("filters", filters::run),
     ("hostile", hostile::run),
     ("interrupted", interrupted::run),
     ("itimers", itimers::run),
@@ -72,6 +75,7 @@ const ALL: &[(&str, Run)] = &[
     ("sigaltstack", sigaltstack::run),
     ("stopped", stopped::run),
     ("storm", storm::run),
+    ("task-files", task_files::run),
     ("threads-epoll", threads_epoll::run),
     ("tree", tree::run),
     ("writers", writers::run),

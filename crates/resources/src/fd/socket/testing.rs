@@ -189,6 +189,10 @@ impl DumpContext for Dumping {
             .map(|open| open.id)
     }
 
+    fn task(&self, _tid: i32) -> Option<crate::fd::Task> {
+        None
+    }
+
     fn add(&mut self, _pid: i32, own: OwnedFd) -> Result<DescriptionId> {
         let stat = rustix::fs::fstat(&own).unwrap();
         let same =

@@ -1,0 +1,45 @@
+//! Descriptions that can only be opened when all tasks of the tree exist, as they refer to them.
+//!
+//! Something else keeps their places until then. The first task that has such a description opens
+//! it, others fetch it from there.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::pidfd::Pidfd;
+use super::process_file::ProcessFile;
+use super::{KINDS, Kind, Open, Payload};
+use crate::{Error, Result};
+
+/// Refuses what no task has a descriptor of: nobody could open it.
+///
+/// # Errors
+/// [`Error::Unsupported`].
+pub(super) fn check(open: &Open<'_>) -> Result<()> {
+    let why = "it refers to a task, which does not exist yet when it would be opened";
+    match open.fd < 0 || open.in_flight {
+        true => Err(open.unsupported(why, None)),
+        false => Ok(()),
+    }
+}
+
+/// Whether it is of a kind that may be one.
+pub(super) fn refers_to_task(open: &Open<'_>) -> bool {
+    Pidfd.claims(open) || ProcessFile.claims(open)
+}
+
+/// What keeps the place of one.
+pub(super) fn placeholder() -> Result<OwnedFd> {
+    let made = eventfd(0, EventfdFlags::CLOEXEC);
+    made.map_err(|error| Error::kernel("make an eventfd as a placeholder", error))
+}
+
+/// Whether a description of the image is such a one.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn is_late((tag, payload): Payload<'_>) -> Result<bool> {
+    let kind = KINDS.iter().find(|kind| kind.tag() == tag);
+    kind.map_or(Ok(false), |kind| kind.is_late(payload))
+}
