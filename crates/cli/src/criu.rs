@@ -463,8 +463,8 @@ pub static FLAGS: &[Flag] = &[
         .help("Stop tracking after this many seconds without another dump"),
     flag("unix-close", Switch, [Taken, Idle, Idle]).own()
         .on(|o| o.allowed.unix_close = true)
-        .help("End connections of unix sockets to somebody outside the tree: they come back as if \
-            the other end had been closed"),
+        .help("End what leads to somebody outside the tree: connections of unix sockets come back \
+            as if the other end had been closed, terminals hung up"),
     flag("until", Required, [Misplaced, Misplaced, Misplaced]).own(),
 ];
 

@@ -47,6 +47,18 @@ pub const FOR_TESTS: &[Package<'_>] = &[
         services: Cow::Borrowed(&[]),
     },
     Package {
+        name: "tmux",
+        program: "tmux",
+        reason: "a real program that the tests dump with a client attached",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
+        name: "tor",
+        program: "tor",
+        reason: "a real program that the tests dump and restore, under a seccomp filter",
+        services: Cow::Borrowed(&["tor.service", "tor@default.service"]),
+    },
+    Package {
         name: "strace",
         program: "strace",
         reason: "shows that a target that was left running is not traced, and its calls restart",

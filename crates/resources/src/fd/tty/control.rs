@@ -22,7 +22,10 @@ pub fn is_terminal(payload: &[u8], tty_nr: i32) -> Result<bool> {
         (number >> 8) & 0xfff,
         (number & 0xff) | ((number >> 12) & 0xfff00),
     );
-    let is_slave = !matches!(record.role(), Role::Master | Role::HungUp | Role::Unknown);
+    let is_slave = !matches!(
+        record.role(),
+        Role::Master | Role::HungUp | Role::Lost | Role::Unknown
+    );
     Ok(is_slave && (record.major, record.minor) == (major, minor))
 }
 

@@ -127,6 +127,9 @@ pub enum Role {
     Outside = 4,
     /// A terminal that every host has: a console, a serial line.
     Device = 5,
+    /// Somebody's terminal, from outside of the tree, to which the connection is to end: it comes
+    /// back as one that is hung up.
+    Lost = 6,
 }
 
 /// The kind.
@@ -168,6 +171,7 @@ impl Kind for TtyKind {
             (Role::Slave, _) => format!("pty {} slave", record.index),
             (Role::HungUp, _) => format!("pty {} slave, hung up", record.index),
             (Role::Outside, _) => format!("of outside {path}"),
+            (Role::Lost, _) => format!("of outside {path}, hung up"),
             _ => path.into_owned(),
         })
     }
@@ -183,6 +187,11 @@ impl Kind for TtyKind {
             }
             Role::Slave | Role::HungUp => {
                 let master = master(&record, &record.master_path, cx)?;
+                slave(&record, master.as_fd(), flags)
+            }
+            Role::Lost => {
+                let (master, _) = make_any(Path::new(OsStr::from_bytes(DEFAULT_MASTER)))?;
+                unlock(&master)?;
                 slave(&record, master.as_fd(), flags)
             }
             Role::Outside => {
@@ -311,6 +320,10 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tty> {
         return Ok(record);
     }
     if !cx.allow().shell_job {
+        if cx.allow().unix_close {
+            record.set_role(Role::Lost);
+            return Ok(record);
+        }
         let why = "it is a terminal from outside of the tree";
         return Err(open.unsupported(why, Some("--shell-job")));
     }
@@ -428,23 +441,34 @@ fn master(record: &Tty, path: &[u8], cx: &mut dyn RestoreContext) -> Result<Owne
 fn make(index: u32, path: &Path) -> Result<OwnedFd> {
     let mut lower = Vec::new();
     loop {
-        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let made = rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|error| Error::kernel(format!("open {}", path.display()), error))?;
-        let got = sys::tty::index(&made)
-            .map_err(|error| Error::kernel(format!("ask {} its number", path.display()), error))?;
+        let (made, got) = make_any(path)?;
         if got > index {
             let slave = slave_path(path.as_os_str().as_bytes(), index);
             let what = format!("the terminal {}", slave.display());
             return Err(Error::InUse { what });
         }
         if got == index {
-            switch(&made, Switch::Locked, false)
-                .map_err(|error| Error::kernel(format!("unlock pty {index}"), error))?;
+            unlock(&made)?;
             return Ok(made);
         }
         lower.push(made);
     }
+}
+
+/// Makes a pseudo terminal; its number.
+fn make_any(path: &Path) -> Result<(OwnedFd, u32)> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let made = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|error| Error::kernel(format!("open {}", path.display()), error))?;
+    let number = sys::tty::index(&made)
+        .map_err(|error| Error::kernel(format!("ask {} its number", path.display()), error))?;
+    Ok((made, number))
+}
+
+/// Has a slave be opened.
+fn unlock(master: &OwnedFd) -> Result<()> {
+    let unlocked = switch(master, Switch::Locked, false);
+    unlocked.map_err(|error| Error::kernel("unlock a pseudo terminal", error))
 }
 
 fn slave(record: &Tty, master: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
@@ -782,6 +806,11 @@ mod tests {
             let mut world = World::new(vec![slave]);
             let error = world.dump().unwrap_err();
             assert!(error.to_string().contains("--shell-job"), "{error}");
+            world.allow.unix_close = true;
+            world.dump().unwrap();
+            assert!(world.lines()[0].ends_with(", hung up"));
+            let lost = world.copy().restore().unwrap().remove(0);
+            assert_eq!(rustix::io::read(&lost, &mut [0; 1]).unwrap(), 0);
             world.allow.shell_job = true;
             world.dump().unwrap();
             assert!(world.lines()[0].starts_with("of outside /dev/pts/"));
