@@ -49,9 +49,7 @@ fn a_multiplexer_loses_its_client_and_takes_it_back() {
         .env("TERM", "xterm")
         .output(&folder.join("log"))
         .spawn();
-    server.wait_ready("its socket", || {
-        tmux(folder, &["start-server", ";", "show-options", "-g"]).contains("status")
-    });
+    server.wait_file(&folder.join("socket"));
     let count = format!(
         "i=0; while :; do i=$((i+1)); echo $i; echo $i > {}; sleep 0.01; done",
         counted.display()

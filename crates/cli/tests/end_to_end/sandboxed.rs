@@ -1,5 +1,6 @@
 //! tor, which confines itself by a seccomp filter.
 use std::io::{Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -12,7 +13,11 @@ use crate::stillframe;
 const SETTINGS: &str = "SocksPort 0\nDisableNetwork 1\nSandbox 1\nCookieAuthentication 0\n";
 
 fn start(folder: &Path) -> Spawned {
-    let control = folder.join("control");
+    // It listens where nobody else could look.
+    let own = folder.join("own");
+    let mut builder = std::fs::DirBuilder::new();
+    builder.mode(0o700).create(&own).expect("it is new");
+    let control = own.join("control");
     let settings = format!(
         "{SETTINGS}DataDirectory {}\nControlPort unix:{}\n",
         folder.join("data").display(),
@@ -40,7 +45,7 @@ fn filters(pid: u32) -> u32 {
 
 /// What it says of itself.
 fn ask(folder: &Path) -> Option<String> {
-    let mut stream = UnixStream::connect(folder.join("control")).ok()?;
+    let mut stream = UnixStream::connect(folder.join("own/control")).ok()?;
     let questions = b"AUTHENTICATE\r\nGETINFO process/pid\r\nQUIT\r\n";
     stream.write_all(questions).ok()?;
     let mut told = String::new();

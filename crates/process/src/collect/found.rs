@@ -143,13 +143,9 @@ impl Found {
         Ok(Injection::new(threads, memory, &executable)?)
     }
 
-    /// Asks the task what only it can say.
-    pub fn ask(
-        &mut self,
-        task: &mut Task,
-        (stay, allow): (bool, &Allow),
-        obstacles: &mut Obstacles,
-    ) -> Result<()> {
+    /// Has the task's threads leave the vDSO, and nobody judge what they are to call. Gives its
+    /// memory.
+    fn be_ready(&self, task: &mut Task) -> Result<File> {
         let tids = task.threads().iter().map(|thread| thread.tid);
         let filtered = tids.zip(&self.statuses).filter(|one| one.1.seccomp != 0);
         let filtered = filtered.map(|one| one.0).collect::<Vec<_>>();
@@ -162,6 +158,17 @@ impl Found {
         for (thread, status) in task.threads().iter().zip(&self.statuses) {
             uffd::suspend_filters(thread.tid, status)?;
         }
+        Ok(memory)
+    }
+
+    /// Asks the task what only it can say.
+    pub fn ask(
+        &mut self,
+        task: &mut Task,
+        (stay, allow): (bool, &Allow),
+        obstacles: &mut Obstacles,
+    ) -> Result<()> {
+        let memory = self.be_ready(task)?;
         let pid = task.pid;
         let stat = task.stat()?.1.to_vec();
         let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {

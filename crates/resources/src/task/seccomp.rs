@@ -1,8 +1,8 @@
 //! Which system calls a thread may make (seccomp(2)): filters, or the strict mode.
 //!
 //! Filters are the last thing that is put back before a thread gives up its privileges, which are
-//! needed for them where it can gain some (`no_new_privs` is not set). What it calls after that must
-//! not be judged by them, so its tracer suspends them until it lets the thread go.
+//! needed for them where it can gain some (`no_new_privs` is not set). What it calls after that
+//! must not be judged by them, so its tracer suspends them until it lets the thread go.
 //!
 //! A process can only give all its threads a filter (`SECCOMP_FILTER_FLAG_TSYNC`) if theirs are
 //! the oldest of its own: the very same ones, not equal ones. So those that all threads have in

@@ -14,8 +14,8 @@ pub enum Answer {
 }
 
 /// Installs a filter for this thread that answers the calls with these numbers, and lets others
-/// through; with `for_all_threads`, for all threads of the process. Then gives the first thread that
-/// has filters of its own, if there is one: the filter is not installed.
+/// through; with `for_all_threads`, for all threads of the process. Gives the first thread that has
+/// filters of its own, if there is one then: the filter is not installed.
 ///
 /// # Errors
 /// `EACCES` without `CAP_SYS_ADMIN` and `no_new_privs`.

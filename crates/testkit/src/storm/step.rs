@@ -174,8 +174,8 @@ pub enum Action {
         /// What.
         what: TaskFile,
     },
-    /// Installs a seccomp filter that answers a call which does nothing else, and is not to be asked
-    /// about what a dump or a restore calls.
+    /// Installs a seccomp filter that answers a call which does nothing else, and that is not to
+    /// judge what a dump or a restore calls.
     Filter {
         /// Which of those calls.
         call: u8,

@@ -132,29 +132,14 @@ fn describe(held: &Held) -> String {
     let mut tell = |name: &str, value: &dyn std::fmt::Debug| {
         let _ = write!(told, ", {name} {value:?}");
     };
-    if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
-        tell("flags", &format_args!("{:o}", flags.bits() & !BY_CHANCE));
-    }
-    tell("close on exec", &rustix::io::fcntl_getfd(file));
-    if let Ok(stat) = rustix::fs::fstat(file) {
-        let whose = (stat.st_uid, stat.st_gid, stat.st_nlink, stat.st_size);
-        tell("mode", &format_args!("{:o}", stat.st_mode));
-        tell("whose, links, bytes", &whose);
-    }
+    describe_file(file, &mut tell);
     // A file that signals nobody loses whom it would: the dump does not ask.
     if !matches!(held.ends.kind, Opened::Memfd | Opened::File) {
         tell("owner", &fcntl::owner(file).ok());
         tell("signal", &fcntl::signal(file).ok());
     }
     if let Opened::OfTask = held.ends.kind {
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
-        let info = info.unwrap_or_default();
-        let pid = info.lines().find(|line| line.starts_with("Pid:"));
-        tell("process", &pid);
-        tell(
-            "path",
-            &std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok(),
-        );
+        tell("of", &whose(file));
     }
     if let Opened::Memfd = held.ends.kind {
         tell("seals", &rustix::fs::fcntl_get_seals(file));
@@ -204,6 +189,27 @@ fn describe(held: &Held) -> String {
         describe_socket(held, &mut tell);
     }
     told
+}
+
+fn describe_file(file: BorrowedFd<'_>, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug)) {
+    if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
+        tell("flags", &format_args!("{:o}", flags.bits() & !BY_CHANCE));
+    }
+    tell("close on exec", &rustix::io::fcntl_getfd(file));
+    if let Ok(stat) = rustix::fs::fstat(file) {
+        let whose = (stat.st_uid, stat.st_gid, stat.st_nlink, stat.st_size);
+        tell("mode", &format_args!("{:o}", stat.st_mode));
+        tell("whose, links, bytes", &whose);
+    }
+}
+
+/// Which task a file is of, by its path and by what a pidfd tells.
+fn whose(file: BorrowedFd<'_>) -> String {
+    let number = file.as_raw_fd();
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+    let pid = info.lines().find(|line| line.starts_with("Pid:"));
+    let path = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+    format!("{} {}", path.display(), pid.unwrap_or_default())
 }
 
 /// Whether the epoll may watch a signalfd, by itself or through another: whatever this task does
