@@ -53,6 +53,9 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
         crate::alone::raise_open_files(descriptors);
         inherited = Inherited::read()?;
     }
+    if inherited.is_filtered() {
+        log::warn!("restored tasks have this process's own seccomp filters as well");
+    }
     reader.open_ancestors()?;
     // It makes itself ready meanwhile. Where nothing is to come later, it ends with the restore.
     let lazy = options.lazy.as_ref();

@@ -14,6 +14,8 @@ use crate::{Error, Result};
 pub struct Inherited {
     pub(crate) credentials: credentials::Record,
     pub(crate) no_new_privs: bool,
+    /// Whether it has seccomp filters, which nobody can take off.
+    pub(crate) is_filtered: bool,
     /// Its file mode creation mask, where that is known.
     pub(crate) umask: Option<u32>,
     /// Signals that stay ignored in a new process; caught ones get their default action.
@@ -68,6 +70,12 @@ impl Inherited {
         (uids, gids, groups) == (&own.uids[..], &own.gids[..], &own.groups[..])
     }
 
+    /// Whether it has seccomp filters of the restorer's, whatever it had at the dump.
+    #[must_use]
+    pub fn is_filtered(&self) -> bool {
+        self.is_filtered
+    }
+
     /// How many descriptors a task may have when it is forked (`RLIMIT_NOFILE`).
     #[must_use]
     pub fn open_files(&self) -> u64 {
@@ -102,6 +110,7 @@ impl Inherited {
         Ok(Self {
             credentials: credentials::Record::new(&status, securebits),
             no_new_privs: status.no_new_privs,
+            is_filtered: status.seccomp != 0,
             umask: status.umask,
             ignored: status.ignored,
             limits,
@@ -147,6 +156,7 @@ impl Default for Inherited {
         Self {
             credentials: credentials::Record::root(),
             no_new_privs: false,
+            is_filtered: false,
             umask: None,
             ignored: 1 << 12,
             limits: [Limit {

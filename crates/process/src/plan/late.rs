@@ -59,6 +59,12 @@ impl Late {
         // Nobody waits before he has opened what others may wait for.
         for (id, source, numbers) in own {
             let (tag, payload) = saved.descriptions[*id as usize];
+            if tag == fd::tags::PROCESS_FILE && task.place.root.is_some() {
+                let what = format!("fd {}, a file in /proc,", numbers[0].fd);
+                let why = "the task's root directory is another one, where it cannot be opened";
+                let pid = task.node.pid;
+                return Err(resources::Error::unsupported(pid, what).because(why).into());
+            }
             let number = table.close(numbers[0].fd, script);
             let kinds = fd::KINDS.iter();
             for kind in kinds.filter(|kind| kind.tag() == tag) {
