@@ -34,6 +34,10 @@ impl Class {
 /// # Errors
 /// `EPERM` for [`Class::Realtime`] without `CAP_SYS_NICE`, `EINVAL` for a level above 7.
 pub fn set(class: Class) -> io::Result<()> {
+    // Beyond the levels the kernel has other things in the number.
+    if let Class::Realtime(8..) | Class::BestEffort(8..) = class {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
     // SAFETY: the call touches no memory.
     match unsafe { libc::syscall(libc::SYS_ioprio_set, WHO, 0, class.number()) } {
         0 => Ok(()),

@@ -490,7 +490,7 @@ fn a_qemu_that_dies_leaves_the_image_of_before() {
         let ended = child.wait_with_output().expect("it ends");
         let complained = String::from_utf8_lossy(&ended.stderr);
         // Until then it listens where the next one is to.
-        wait_until("QEMU's end", SOON, || pids_of("dying").is_empty());
+        wait_unheard(Path::new(machine.qmp(0)));
         let told = run(folder, &["show", "image"]);
         let is_before = told
             .to_string()
@@ -657,6 +657,13 @@ fn machines_that_cannot_be_are_refused_and_none_is_left() {
     let snapshot = ["export", "-D", image, "--memory", "memory"];
     let told = fail(folder, &snapshot, 3);
     assert!(told.contains("under QEMU"), "{told}");
+}
+
+/// Waits until nobody listens at a monitor's socket, as who has just been killed may do.
+fn wait_unheard(socket: &Path) {
+    wait_until("the monitor's end", SOON, || {
+        std::os::unix::net::UnixStream::connect(socket).is_err()
+    });
 }
 
 /// The QEMUs with a name.

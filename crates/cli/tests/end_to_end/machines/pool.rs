@@ -144,19 +144,17 @@ test \"$CRTOOLS_SCRIPT_ACTION $STILLFRAME_VM_NUMBER\" != \"pre-resume 3\"
         lines.collect::<String>()
     });
     assert_eq!(fs::read_to_string(&told).expect("told"), expected.concat());
-    let ended = || {
-        wait_until("their end", SOON, || {
-            (1..4).all(|number| pids_of(&format!("scripted-{number}")).is_empty())
-        });
-    };
     drop(two);
-    // Until then they listen where the next ones are to.
-    ended();
+    for number in 1..3 {
+        wait_unheard(&folder.join(format!("scripted-{number}.qmp")));
+    }
     let refused = [&["vm", "restore"], &words("3")[..]].concat();
     let told = fail(folder, &refused, 3);
     assert!(
         told.contains("action script") && told.contains("pre-resume"),
         "{told}"
     );
-    ended();
+    wait_until("their end", SOON, || {
+        (1..4).all(|number| pids_of(&format!("scripted-{number}")).is_empty())
+    });
 }
