@@ -46,7 +46,8 @@ fn memory_that_moves_while_it_comes_is_right() {
         stillframe.dump(subject.pid(), &[]).must();
         stillframe.restore(LAZY).must();
         let stir = format!("stir {} 600", chance.below(1 << 30));
-        assert_eq!(subject.ask(&stir), "right");
+        let told = || fs::read_to_string(subject.folder().join("output")).unwrap_or_default();
+        assert_eq!(subject.ask(&stir), "right", "{}", told());
         assert_eq!(subject.ask("check"), "right");
         wait_whole(&stillframe);
         assert_eq!(subject.ask("check"), "right");

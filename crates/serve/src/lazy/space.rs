@@ -68,6 +68,7 @@ impl AddressSpace {
         let mut done = 0;
         // Pages of several mappings are refused together.
         let mut most = bytes.len();
+        let mut refused = None;
         while done < bytes.len() {
             let at = span.start.plus(done as u64);
             let part = &bytes[done..(done + most).min(bytes.len())];
@@ -81,6 +82,9 @@ impl AddressSpace {
                     Some(Errno::NOENT) if part.len() > PAGE_BYTES as usize => {
                         most = PAGE_BYTES as usize;
                     }
+                    // What moves away at this very moment is not there either. Then there is an
+                    // event that nobody has read, and the kernel says so from now on (EAGAIN).
+                    Some(Errno::NOENT) if refused != Some(at) => refused = Some(at),
                     Some(Errno::EXIST | Errno::NOENT) => {
                         let page = Span::new(at, PAGE_BYTES);
                         lock(&self.owed).take(page);
