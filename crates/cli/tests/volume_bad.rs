@@ -53,15 +53,17 @@ struct Failing(Child);
 
 impl Failing {
     fn new(place: &Place) -> Self {
-        let pages = fs::read_dir(place.path("image")).unwrap();
-        let pages = pages
-            .map(|entry| entry.unwrap().path())
-            .max_by_key(|path| fs::metadata(path).unwrap().len());
-        let pages = pages.unwrap();
-        let mut bytes = fs::read(&pages).unwrap();
         let wanted = noise(3 << 20, 6);
         let wanted = &wanted[2 << 20..(2 << 20) + 4096];
-        let at = bytes.chunks(4096).position(|page| page == wanted).unwrap();
+        // Each thread that writes pages has a file of its own.
+        let files = fs::read_dir(place.path("image")).unwrap();
+        let mut files = files.map(|entry| entry.unwrap().path());
+        let found = files.find_map(|path| {
+            let bytes = fs::read(&path).ok()?;
+            let at = bytes.chunks(4096).position(|page| page == wanted)?;
+            Some((path, bytes, at))
+        });
+        let (pages, mut bytes, at) = found.unwrap();
         bytes[at * 4096] ^= 1;
         fs::write(&pages, bytes).unwrap();
         fs::create_dir(place.path("shown")).unwrap();
