@@ -2,6 +2,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
@@ -22,10 +23,14 @@ pub enum Fork {
 /// [`io::ErrorKind::ResourceBusy`] in a process with several threads, whose locks the child might
 /// find taken for ever; otherwise as fork(2), and when /proc/self/task cannot be read.
 pub fn fork() -> io::Result<Fork> {
-    // A directory has a link for each directory in it and two more.
-    let threads = rustix::fs::stat("/proc/self/task")?.st_nlink - 2;
-    if threads != 1 {
-        return Err(io::ErrorKind::ResourceBusy.into());
+    // A scope of threads is over when their work is: they may still be on their way out.
+    const PATIENCE: Duration = Duration::from_millis(100);
+    let begun = Instant::now();
+    while has_threads()? && others_run()? {
+        if begun.elapsed() > PATIENCE {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        std::thread::yield_now();
     }
     // SAFETY: one thread runs, and it is here: no lock of the C library or of Rust is held.
     match unsafe { libc::fork() } {
@@ -35,6 +40,26 @@ pub fn fork() -> io::Result<Fork> {
             Pid::from_raw(pid).expect("the parent gets a pid above 0"),
         )),
     }
+}
+
+fn has_threads() -> io::Result<bool> {
+    // A directory has a link for each directory in it and two more.
+    let threads = rustix::fs::stat("/proc/self/task")?.st_nlink - 2;
+    Ok(threads != 1)
+}
+
+/// Whether another thread may run code of this process. One that was joined is still listed for a
+/// moment, and so are the kernel's own, which work for a ring of io_uring.
+fn others_run() -> io::Result<bool> {
+    /// `PF_EXITING`, `PF_IO_WORKER` and `PF_USER_WORKER` of the kernel.
+    const RUNS_NO_CODE: u32 = 0x4 | 0x10 | 0x4000;
+    let own = rustix::thread::gettid().as_raw_nonzero().get();
+    let mut others = std::fs::read_dir("/proc/self/task")?.filter_map(|thread| {
+        let stat = std::fs::read(thread.ok()?.path().join("stat")).ok()?;
+        let stat = crate::proc::Stat::parse(&stat).ok()?;
+        (stat.pid != own).then_some(stat)
+    });
+    Ok(others.any(|other| other.flags & RUNS_NO_CODE == 0))
 }
 
 /// A pidfd of a child that has ended and was waited for: it refers to nobody any more.
@@ -175,6 +200,26 @@ mod tests {
         let mut told = String::new();
         reader.read_to_string(&mut told).unwrap();
         assert_eq!(told, "left 1 / true");
+    }
+
+    #[test]
+    fn who_was_joined_is_not_in_the_way() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        // In a process of its own: the test's has other threads.
+        daemonize(&[writer.as_raw_fd()], c"joins", || {
+            let forks = || {
+                std::thread::spawn(|| {}).join().ok()?;
+                let child = fork_for(&[], || {}).ok()?;
+                rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty()).ok()
+            };
+            let all = (0..200).all(|_| forks().is_some());
+            let _ = rustix::io::write(&writer, if all { b"all" } else { b"not" });
+        })
+        .unwrap();
+        drop(writer);
+        let mut told = String::new();
+        reader.read_to_string(&mut told).unwrap();
+        assert_eq!(told, "all");
     }
 
     #[test]

@@ -11,6 +11,9 @@ use crate::watchdog;
 /// `FIFREEZE` and `FITHAW` of linux/fs.h.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 const FITHAW: libc::c_ulong = 0xc004_5878;
+/// What the watchdog is told: that all is well, and that its time begins anew.
+const DISMISSED: u8 = 1;
+const AGAIN: u8 = 2;
 /// How long the watchdog waits before it tries again to thaw what is still being frozen.
 const AGAIN_MS: libc::c_int = 10;
 
@@ -41,11 +44,10 @@ impl<'a> Frozen<'a> {
     /// `EBUSY` where it is frozen already, `EPERM`, `EOPNOTSUPP`; those of the watchdog's start.
     pub fn freeze(fs: BorrowedFd<'a>, at_most: Duration) -> io::Result<Self> {
         let (end, alive) = pipe_with(PipeFlags::CLOEXEC)?;
-        let since = Instant::now();
         let pid = start(fs.as_raw_fd(), end.as_raw_fd(), at_most)?;
         let mut this = Self {
             fs,
-            since,
+            since: Instant::now(),
             watchdog: Some((pid, alive)),
         };
         if let Err(error) = call(fs.as_raw_fd(), FIFREEZE) {
@@ -54,6 +56,31 @@ impl<'a> Frozen<'a> {
             return Err(error);
         }
         Ok(this)
+    }
+
+    /// Thaws it, so that whoever waits goes on, and freezes it at once again, for as long; gives
+    /// for how long nobody could write to it before.
+    ///
+    /// The kernel waits for grace periods of RCU, 20 to 30 ms, where it freezes what was not
+    /// frozen in the last 10 ms, and for all that is in the journal. The second time there is
+    /// little to wait for, so what is done then has users wait for itself alone.
+    ///
+    /// # Errors
+    /// As [`Self::freeze`]; it is not frozen then.
+    pub fn again(mut self) -> io::Result<(Self, Duration)> {
+        match call(self.fs.as_raw_fd(), FITHAW) {
+            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
+            // Somebody else may have thawed it: it matters from now on that nobody does.
+            _ => {}
+        }
+        let frozen = self.since.elapsed();
+        self.since = Instant::now();
+        self.tell(AGAIN);
+        if let Err(error) = call(self.fs.as_raw_fd(), FIFREEZE) {
+            self.dismiss();
+            return Err(error);
+        }
+        Ok((self, frozen))
     }
 
     /// How long ago it began to be frozen.
@@ -79,9 +106,17 @@ impl<'a> Frozen<'a> {
 
     /// Ends the watchdog.
     fn dismiss(&mut self) {
+        self.tell(DISMISSED);
         if let Some((pid, alive)) = self.watchdog.take() {
-            let _ = rustix::io::write(&alive, &[1]);
+            drop(alive);
             watchdog::wait(pid);
+        }
+    }
+
+    fn tell(&self, what: u8) {
+        if let Some((_, alive)) = &self.watchdog {
+            // Where it is gone, nothing can be told.
+            let _ = rustix::io::write(alive, &[what]);
         }
     }
 }
@@ -131,6 +166,10 @@ fn watch(fs: RawFd, end: RawFd, at_most_ms: libc::c_int) {
             let mut byte = 0_u8;
             // SAFETY: reads one byte into one byte.
             let read = unsafe { libc::syscall(libc::SYS_read, end, &raw mut byte, 1) };
+            if read == 1 && byte == AGAIN {
+                wait_ms = at_most_ms;
+                continue;
+            }
             if read == 0 {
                 // The process is gone, and with it the call that froze: it is frozen or not.
                 // SAFETY: the kernel reads and writes nothing at the argument.

@@ -44,22 +44,28 @@ impl Drop for Mapping {
 }
 
 /// Makes shared anonymous memory of `len` bytes, as mmap(2) with `MAP_SHARED | MAP_ANONYMOUS`
-/// does, and gives a descriptor to map it by. Needs `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN`.
+/// does, and with `MAP_HUGETLB` for huge pages of a size, and gives a descriptor to map it by.
+/// Needs `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN`.
 ///
 /// # Errors
 /// `EINVAL` for no bytes, `ENOMEM`; `EPERM` without the privilege.
-pub fn shared_anonymous(len: usize) -> io::Result<OwnedFd> {
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+pub fn shared_anonymous(len: usize, huge_page_bytes: Option<u64>) -> io::Result<OwnedFd> {
+    let mut flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    if let Some(page_bytes) = huge_page_bytes {
+        let shift = page_bytes.trailing_zeros().cast_signed();
+        flags |= libc::MAP_HUGETLB | shift << libc::MAP_HUGE_SHIFT;
+    }
+    let len = len.next_multiple_of(huge_page_bytes.unwrap_or(4096) as usize);
     let mapping = Mapping::new(len, libc::PROT_NONE, flags, -1, 0)?;
     let start = mapping.start.addr();
-    let end = start + len.next_multiple_of(4096);
+    let end = start + len;
     let path = format!("/proc/self/map_files/{start:x}-{end:x}");
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     Ok(file.into())
 }
 
-/// Writes `bytes` at `offset` of a file that can only be written by mapping it (hugetlbfs);
-/// `offset` is a multiple of its page size.
+/// Writes `bytes`, whole pages, at `offset` of a file that can only be written by mapping it
+/// (hugetlbfs); `offset` is a multiple of its page size.
 ///
 /// # Errors
 /// mmap(2): `ENOMEM` when there are not enough huge pages.
@@ -88,7 +94,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_named_as_the_kernel_names_it() {
-        let memory = match shared_anonymous(10_000) {
+        let memory = match shared_anonymous(10_000, None) {
             Ok(memory) => memory,
             Err(error) => {
                 assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error}");

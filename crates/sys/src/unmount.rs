@@ -15,7 +15,8 @@ use crate::watchdog;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
 /// `LO_FLAGS_READ_ONLY` and `LO_FLAGS_AUTOCLEAR`.
-const FLAGS: u32 = 1 | 4;
+const READ_ONLY: u32 = 1;
+const AUTOCLEAR: u32 = 4;
 /// How often another device is tried, where somebody else was faster.
 const TRIES: u32 = 100;
 
@@ -30,12 +31,21 @@ struct Config {
     reserved: [u64; 8],
 }
 
-/// Attaches an open file as a read-only loop device, which is detached when nobody uses it any
+/// What is done with a loop device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It is only read.
+    Read,
+    /// It is written to as well.
+    Write,
+}
+
+/// Attaches an open file as a loop device, which is detached when nobody uses it any
 /// more: loop(4). Gives the device and its name.
 ///
 /// # Errors
 /// `EPERM`, `ENOENT` where there are no such devices.
-pub fn attach_loop(file: BorrowedFd<'_>) -> io::Result<(File, PathBuf)> {
+pub fn attach_loop(file: BorrowedFd<'_>, access: Access) -> io::Result<(File, PathBuf)> {
     let control = OpenOptions::new()
         .read(true)
         .write(true)
@@ -44,7 +54,10 @@ pub fn attach_loop(file: BorrowedFd<'_>) -> io::Result<(File, PathBuf)> {
         file: file.as_raw_fd().cast_unsigned(),
         block_bytes: 0,
         before: [0; 52],
-        flags: FLAGS,
+        flags: match access {
+            Access::Read => AUTOCLEAR | READ_ONLY,
+            Access::Write => AUTOCLEAR,
+        },
         after: [0; 176],
         reserved: [0; 8],
     };
@@ -55,7 +68,11 @@ pub fn attach_loop(file: BorrowedFd<'_>) -> io::Result<(File, PathBuf)> {
             return Err(io::Error::last_os_error());
         }
         let path = PathBuf::from(format!("/dev/loop{number}"));
-        let device = File::open(&path)?;
+        let mut options = OpenOptions::new();
+        let device = options
+            .read(true)
+            .write(access == Access::Write)
+            .open(&path)?;
         // SAFETY: the kernel reads the structure.
         let done = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw mut config) };
         if done == 0 {

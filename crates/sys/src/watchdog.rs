@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::fork::close_all_but;
+use crate::socket::Along;
 
 /// An option to be set on a socket.
 #[derive(Clone, Copy, Debug)]
@@ -155,6 +156,32 @@ pub fn apart(f: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
         return Err(io::Error::from_raw_os_error(libc::EPIPE));
     }
     Ok(bytes)
+}
+
+/// Runs `f` in a process of its own, as [`apart`] does, and gives the file that it made.
+///
+/// # Errors
+/// That of `f`, or those of the calls.
+pub fn apart_with_file(f: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+    let (here, there) = crate::socket::pair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0)?;
+    let failure = apart(|| {
+        let sent = f().and_then(|file| {
+            let rights = [file.as_fd()];
+            let along = Along {
+                rights: &rights,
+                ..Along::default()
+            };
+            crate::socket::send(&there, &[0], along, 0)
+        });
+        let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+        sent.map_or_else(|error| errno(error).to_ne_bytes().to_vec(), |_| Vec::new())
+    })?;
+    if let Ok(errno) = <[u8; 4]>::try_from(failure) {
+        return Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno)));
+    }
+    let received = crate::socket::receive(&here, &mut [0], libc::MSG_DONTWAIT)?;
+    let file = received.rights.into_iter().next();
+    file.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
 }
 
 /// Waits for a child to end and gives its status.

@@ -79,7 +79,8 @@ impl Words {
         Self::mapped(bytes / WORD_BYTES, libc::MAP_SHARED, number)
     }
 
-    fn mapped(len: usize, flags: i32, file: i32) -> io::Result<Self> {
+    /// `len` words of a file that is never cut, or of none. See mmap(2).
+    pub(crate) fn mapped(len: usize, flags: i32, file: i32) -> io::Result<Self> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let bytes = len * WORD_BYTES;
         // SAFETY: the kernel chooses a free place: nothing that is in use is replaced.

@@ -11,7 +11,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::Need::{Always, Sometimes};
 use super::{Feature, Outcome, called, why, yes};
+use crate::btf::Types;
+use crate::kernel_memory::KernelMemory;
 use crate::pagemap::{Action, Category, Pagemap, Query, Region};
+use crate::per_cpu::PerCpuMap;
 use crate::uffd::{Features, Uffd};
 
 const PAGE_BYTES: usize = 4096;
@@ -364,7 +367,16 @@ fn set_mm_map() -> Outcome {
     yes()
 }
 
-/// The kernel may move a ring, but nobody can read what is under way in one.
+/// Whether requests are under way in a ring stands in the kernel's memory alone.
 fn aio_remap() -> Outcome {
-    Err("a dump refuses them: what is under way in a ring cannot be read".to_owned())
+    let counters = || {
+        KernelMemory::open()?;
+        PerCpuMap::make()?;
+        Types::of_kernel()
+    };
+    let types = counters().map_err(|error| why("look into the kernel", &error))?;
+    match types.member("kioctx", "reqs.percpu_count_ptr") {
+        Some(_) => yes(),
+        None => Err("the kernel does not describe them".to_owned()),
+    }
 }

@@ -141,19 +141,9 @@ fn kcmp_epoll() -> Outcome {
 }
 
 fn suspend() -> Outcome {
-    const SUSPEND_SECCOMP: libc::c_int = 1 << 21;
     traced(nothing, |pid| {
-        let (kill, none) = (libc::PTRACE_O_EXITKILL, 0);
-        // SAFETY: the request takes options by value.
-        let result = unsafe {
-            libc::ptrace(
-                libc::PTRACE_SETOPTIONS,
-                pid,
-                none,
-                (SUSPEND_SECCOMP | kill) as usize,
-            )
-        };
-        called("PTRACE_O_SUSPEND_SECCOMP", result)?;
+        crate::ptrace::suspend_filters(pid)
+            .map_err(|error| why("PTRACE_O_SUSPEND_SECCOMP", &error))?;
         yes()
     })
 }
@@ -180,14 +170,14 @@ fn filter_everything_through() {
 }
 
 fn filters() -> Outcome {
-    const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
     traced(filter_everything_through, |pid| {
-        let none = std::ptr::null_mut::<libc::c_void>();
-        // SAFETY: without a buffer the request only tells how long the filter is.
-        let result = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, pid, 0, none) };
-        match called("PTRACE_SECCOMP_GET_FILTER", result)? {
-            1 => yes(),
-            length => Err(format!("a filter of one instruction has {length}")),
+        let filters = crate::ptrace::filters(pid);
+        let filters = filters.map_err(|error| why("PTRACE_SECCOMP_GET_FILTER", &error))?;
+        match filters.last().map(|filter| filter.program.len()) {
+            Some(8) => yes(),
+            length => Err(format!(
+                "a filter of one instruction is told as {length:?} bytes"
+            )),
         }
     })
 }

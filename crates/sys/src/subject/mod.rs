@@ -3,13 +3,16 @@
 //!
 //! Each is safe because what it touches is only ever touched atomically and bounds-checked, or
 //! is never given back.
+pub mod aio;
 mod arena;
 pub mod filters;
 pub mod guest;
 mod mapping;
+pub mod rom;
 mod signals;
 mod timers;
 pub mod vdso;
+mod written_code;
 
 use std::io::{Error, Result};
 use std::mem::zeroed;
@@ -24,6 +27,7 @@ pub use signals::{
     wait_for_signal,
 };
 pub use timers::{Notify, Timer, create_timer, interval_timer_left, set_interval_timer};
+pub use written_code::{WrittenCode, deny_write_exec};
 
 fn check(answer: i64) -> Result<i64> {
     if answer == -1 {
@@ -31,27 +35,6 @@ fn check(answer: i64) -> Result<i64> {
     } else {
         Ok(answer)
     }
-}
-
-/// Makes a child that ends at once, and waits for its end; with other threads running as well.
-///
-/// See fork(2).
-///
-/// # Errors
-/// As fork(2).
-pub fn fork_for_a_moment() -> std::io::Result<()> {
-    // SAFETY: the child calls nothing but _exit(2), which needs no lock that a thread could hold.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: ends the child.
-        unsafe { libc::_exit(0) };
-    }
-    if child < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: no status is asked for.
-    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
-    Ok(())
 }
 
 /// Waits with select(2) until `file` can be read; false after `timeout_ms`.
