@@ -1,7 +1,8 @@
-//! What is x86-64's of resources: the extended state of threads, also in signal frames, and code
-//! for vDSOs. On another processor, this module is written anew.
+//! What is x86-64's of resources: the extended state of threads, also in signal frames, sets of
+//! instructions, and code for vDSOs. On another processor, this module is written anew.
 
 pub mod frames;
+pub mod instructions;
 pub mod stubs;
 pub mod xstate;
 

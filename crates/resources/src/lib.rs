@@ -14,6 +14,7 @@ pub mod cgroup;
 mod error;
 pub mod fd;
 mod inherited;
+pub(crate) mod kernel;
 pub mod map;
 mod options;
 pub mod script;

@@ -1,5 +1,7 @@
 //! What the caller allows, as far as resources ask for it; names and meanings are criu(8)'s.
 
+use std::path::PathBuf;
+
 use crate::cgroup::Management;
 
 /// The size up to which a deleted file goes into the image when nobody says otherwise, in bytes.
@@ -17,6 +19,8 @@ pub struct Allow {
     pub tcp_close: bool,
     /// `--skip-in-flight`: connections that wait to be accepted are dropped.
     pub skip_in_flight: bool,
+    /// `--network-lock skip`: the caller keeps packets away from the tree's connections.
+    pub network_unlocked: bool,
     /// `--ext-unix-sk`: unix sockets whose peer is outside of the tree.
     pub ext_unix_sk: bool,
     /// `--ext-unix-sk=INODE,…`: only these sockets of the tree; all where there are none.
@@ -29,6 +33,10 @@ pub struct Allow {
     pub file_locks: bool,
     /// `--link-remap`: deleted files that still have another hard link may be linked again.
     pub link_remap: bool,
+    /// `--force-irmap`: watched files are looked for by path, not by their handles.
+    pub force_irmap: bool,
+    /// `--irmap-scan-path`: where watched files are looked for that have no handles.
+    pub irmap_scan_paths: Vec<PathBuf>,
     /// `--file-validation`: how a file is known to be the one that was open.
     pub file_validation: FileValidation,
     /// `--manage-cgroups`, `--cgroup-root`: how control groups are dealt with.
@@ -53,12 +61,15 @@ impl Default for Allow {
             tcp_established: false,
             tcp_close: false,
             skip_in_flight: false,
+            network_unlocked: false,
             ext_unix_sk: false,
             ext_unix_inodes: Vec::new(),
             unix_close: false,
             shell_job: false,
             file_locks: false,
             link_remap: false,
+            force_irmap: false,
+            irmap_scan_paths: Vec::new(),
             file_validation: FileValidation::default(),
             cgroups: Management::default(),
             ghost_limit_bytes: DEFAULT_GHOST_LIMIT_BYTES,

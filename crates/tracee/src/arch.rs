@@ -56,6 +56,36 @@ pub(crate) fn enter_blob(registers: &mut Registers, entry: Addr, (ops, header): 
     (registers.r12, registers.r13) = (ops.0, header.0);
 }
 
+/// A loop that has entries of a ring submitted ([`crate::Submitting`]) until the word at r13 is
+/// r15, or the call takes none, and then goes round in circles. Where r12 is not 0, what is at r13
+/// goes there each time, if it is not above r14.
+///
+/// ```text
+/// 1: mov eax, [r13]; cmp eax, r15d; je 3f
+///    test r12, r12; jz 2f
+///    cmp eax, r14d; cmova eax, r14d; mov [r12], eax
+/// 2: mov eax, 426; syscall; test eax, eax; jg 1b
+/// 3: pause; jmp 3b
+/// ```
+pub const SUBMIT_LOOP: [u8; 40] = [
+    0x41, 0x8b, 0x45, 0x00, 0x44, 0x39, 0xf8, 0x74, 0x1b, 0x4d, 0x85, 0xe4, 0x74, 0x0b, 0x44, 0x39,
+    0xf0, 0x41, 0x0f, 0x47, 0xc6, 0x41, 0x89, 0x04, 0x24, 0xb8, 0xaa, 0x01, 0x00, 0x00, 0x0f, 0x05,
+    0x85, 0xc0, 0x7f, 0xdc, 0xf3, 0x90, 0xeb, 0xfc,
+];
+
+/// The registers with which a thread runs [`SUBMIT_LOOP`].
+pub(crate) fn enter_submit_loop(registers: &mut Registers, submitting: &crate::Submitting) {
+    registers.abandon_call();
+    registers.go_to(submitting.code);
+    let (head, limit) = submitting.head.unwrap_or((Addr(0), 0));
+    (registers.r12, registers.r13) = (head.0, submitting.watched.0);
+    (registers.r14, registers.r15) = (limit.into(), submitting.until.into());
+    let fd = u64::from(submitting.fd.cast_unsigned());
+    (registers.rdi, registers.rsi) = (fd, submitting.count.into());
+    (registers.rdx, registers.r10) = (0, 0);
+    (registers.r8, registers.r9) = (0, 0);
+}
+
 /// Code for a parked leader that nobody fetched: when all others have returned, `munmap(area)` at
 /// the stub, which leads back. `header` is the leader's.
 ///

@@ -5,6 +5,11 @@
 //! that ends an executable mapping (the vDSO has some). Such a write goes into a private copy of
 //! the page, is never executed by the target itself, and is zeroed again at the end.
 //!
+//! A process may not be allowed to run memory that it may write (`PR_SET_MDWE`, prctl(2)). Then
+//! the area's code is mapped apart, never to be written by the process, and comes through
+//! /proc/PID/mem, which writes to a private mapping whatever its protection. Both calls give the
+//! area's start, so the stub unmaps all of it after either.
+//!
 //! While threads run in the mapping, being killed leaves them with a way back:
 //! - in the stub: what was mapped is unmapped and the self-restore code follows;
 //! - in a batch: the thread parks at the end of its script, nobody fetches it, and after
@@ -13,6 +18,7 @@
 //! - afterwards: the leader's registers lead to the stub's `munmap`, the others' are their own.
 
 use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -72,6 +78,8 @@ pub struct Injection {
     /// What was there before.
     covered: Vec<u8>,
     area: Option<Span>,
+    /// Whether the area's code is in pages of its own, which the process may not write.
+    is_code_apart: bool,
 }
 
 /// Where each thread's part of the area is.
@@ -79,6 +87,7 @@ struct Place {
     header: Addr,
     ops: Addr,
     data: Addr,
+    data_end: Addr,
     /// Where the thread begins.
     entry: Addr,
     self_restore: Addr,
@@ -87,7 +96,7 @@ struct Place {
 impl Place {
     /// From its header to the end of its data, in bytes.
     fn body_bytes(&self) -> usize {
-        (self.self_restore.0 - self.header.0) as usize
+        (self.data_end.0 - self.header.0) as usize
     }
 }
 
@@ -120,6 +129,7 @@ impl Injection {
             stub,
             covered: vec![0; STUB_BYTES],
             area: None,
+            is_code_apart: false,
         }
     }
 
@@ -145,6 +155,7 @@ impl Injection {
             stub,
             covered,
             area: None,
+            is_code_apart: false,
         })
     }
 
@@ -183,73 +194,97 @@ impl Injection {
 
     /// Has the leader map the area.
     fn map_area(&mut self, batches: &[&dyn Batch]) -> Result<Span> {
+        const READ_WRITE_EXEC: u64 = 7;
+        const READ_WRITE: u64 = 3;
+        const READ_EXEC: u64 = 5;
+        const FIXED: u64 = 0x10;
         let parts = batches
             .iter()
             .map(|batch| part_bytes(*batch))
             .sum::<usize>();
-        let bytes = (CODE_BYTES + parts) as u64;
-        let bytes = bytes.next_multiple_of(PAGE_BYTES);
-        let leader = &mut self.threads[0];
+        // With room for either way.
+        let code_bytes = (code_bytes(batches.len()) as u64).next_multiple_of(PAGE_BYTES);
+        let bytes = (code_bytes + parts as u64).next_multiple_of(PAGE_BYTES);
+        let leader = &self.threads[0];
         let len_bytes = u32::try_from(bytes).map_err(|_| too_large(leader.tid))?;
         let stub = arch::stub(len_bytes, &leader.saved.registers, leader.saved.mask);
         let memory = self.memory.as_ref().expect("given away at the end");
         let put = memory.write_all_at(&stub, self.stub.0);
         put.map_err(|e| Error::of(leader.tid, "cannot write the stub", e))?;
-        // PROT_READ|PROT_WRITE|PROT_EXEC, MAP_PRIVATE|MAP_ANONYMOUS
-        let call = Call {
-            at: self.stub,
-            number: arch::MMAP,
-            args: [0, bytes, 7, 0x22, u64::MAX, 0],
+        let executable = "it may not map executable memory";
+        let start = match self.map(0, bytes, READ_WRITE_EXEC, 0)? {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                self.is_code_apart = true;
+                let start = self.map(0, bytes, READ_WRITE, 0)?;
+                let start = start.map_err(|e| self.refused("it may not map memory", e))?;
+                self.area = Some(Span::new(start, bytes));
+                self.map(start.0, code_bytes, READ_EXEC, FIXED)?
+            }
+            mapped => mapped,
         };
-        leader.borrow(&call.registers(leader.saved.registers))?;
-        let start = leader.run_call()?;
-        if let 0..4096 = -start {
-            let source = std::io::Error::from_raw_os_error(i32::try_from(-start).expect("errno"));
-            return Err(Error::of(
-                leader.tid,
-                "it may not map executable memory",
-                source,
-            ));
-        }
-        let area = Span::new(Addr(start.cast_unsigned()), bytes);
+        let start = start.map_err(|e| self.refused(executable, e))?;
+        let area = Span::new(start, bytes);
         self.area = Some(area);
         Ok(area)
     }
 
-    /// Writes code, headers, ops and data of all threads into the area.
+    fn refused(&self, doing: &'static str, error: io::Error) -> Error {
+        Error::of(self.threads[0].tid, doing, error)
+    }
+
+    /// Has the leader make the stub's first call: private memory with this protection, and `flags`
+    /// besides. The inner result is the kernel's.
+    fn map(
+        &mut self,
+        start: u64,
+        bytes: u64,
+        protection: u64,
+        flags: u64,
+    ) -> Result<io::Result<Addr>> {
+        const PRIVATE_ANONYMOUS: u64 = 0x22;
+        let flags = PRIVATE_ANONYMOUS | flags;
+        let call = Call {
+            at: self.stub,
+            number: arch::MMAP,
+            args: [start, bytes, protection, flags, u64::MAX, 0],
+        };
+        let leader = &mut self.threads[0];
+        leader.borrow(&call.registers(leader.saved.registers))?;
+        let start = leader.run_call()?;
+        if let errno @ 1..4096 = -start {
+            let errno = i32::try_from(errno).expect("an errno");
+            return Ok(Err(io::Error::from_raw_os_error(errno)));
+        }
+        Ok(Ok(Addr(start.cast_unsigned())))
+    }
+
+    /// Writes the area: the blob, each thread's way in and back, then each one's header, ops and
+    /// data.
     fn fill(&self, area: Span, batches: &[&dyn Batch]) -> Result<Vec<Place>> {
-        let mut bytes = blob::code().to_vec();
-        bytes.resize(CODE_BYTES, 0xcc);
-        let others = self.threads.len() - 1;
+        let mut code = blob::code().to_vec();
+        let code_bytes = match self.is_code_apart {
+            false => code_bytes(batches.len()),
+            true => code_bytes(batches.len()).next_multiple_of(PAGE_BYTES as usize),
+        };
+        let first_header = area.start.plus(code_bytes as u64);
+        let mut rest = Vec::new();
         let mut places = Vec::new();
-        let first_header = area.start.plus(bytes.len() as u64);
-        for (index, (thread, batch)) in self.threads.iter().zip(batches).enumerate() {
-            let header = area.start.plus(bytes.len() as u64);
+        for (index, batch) in batches.iter().enumerate() {
+            rest.resize(rest.len().next_multiple_of(64), 0);
+            let header = first_header.plus(rest.len() as u64);
             let ops = header.plus(Header::BYTES as u64);
             let data = ops.plus((batch.ops_bytes().next_multiple_of(64)) as u64);
-            let self_restore = data.plus(batch.data_bytes().next_multiple_of(64) as u64);
-            let back = self_restore::code(&thread.saved.registers, thread.saved.mask);
-            let (way_in, way_back, patience) = if index == 0 {
-                let extra = if others > 0 {
-                    LEADERS_PATIENCE
-                } else {
-                    Duration::ZERO
-                };
-                let opened = batch.opened(ops, data).into_iter();
-                let mut code = opened.flat_map(arch::closing).collect::<Vec<_>>();
-                let unmap = self.stub.plus(arch::UNMAP_AT);
-                code.extend(arch::leaders_way(header, others, area, unmap));
-                code.extend(back);
-                (Vec::new(), code, PATIENCE + extra)
-            } else {
-                let way_in = arch::others_way_in(first_header, area.start);
-                let mut code = arch::others_way(first_header);
-                code.extend(back);
-                (way_in, code, PATIENCE)
-            };
-            let (entry, self_restore) = match way_in.len() {
-                0 => (area.start, self_restore),
-                len => (self_restore, self_restore.plus(len as u64)),
+            let data_end = data.plus(batch.data_bytes().next_multiple_of(64) as u64);
+            code.resize(CODE_BYTES + index * WAYS_BYTES, 0xcc);
+            let ways = area.start.plus(code.len() as u64);
+            let (way_in, way_back) = self.ways(index, area, first_header, *batch, (ops, data));
+            let entry = if way_in.is_empty() { area.start } else { ways };
+            let self_restore = ways.plus(way_in.len() as u64);
+            code.extend(way_in);
+            code.extend(way_back);
+            let patience = match index {
+                0 if batches.len() > 1 => PATIENCE + LEADERS_PATIENCE,
+                _ => PATIENCE,
             };
             let header_value = Header {
                 resume: self_restore.0,
@@ -258,26 +293,63 @@ impl Injection {
                 ..Header::default()
             };
             let (op_bytes, data_bytes) = batch.compile(ops, data);
-            bytes.extend(header_value.to_bytes());
-            bytes.extend(op_bytes);
-            bytes.resize((data.0 - area.start.0) as usize, 0);
-            bytes.extend(data_bytes);
-            bytes.resize((self_restore.0 - area.start.0) as usize - way_in.len(), 0);
-            bytes.extend(way_in);
-            bytes.extend(way_back);
-            bytes.resize(bytes.len().next_multiple_of(64), 0);
+            rest.extend(header_value.to_bytes());
+            rest.extend(op_bytes);
+            rest.resize((data.0 - first_header.0) as usize, 0);
+            rest.extend(data_bytes);
+            rest.resize((data_end.0 - first_header.0) as usize, 0);
             places.push(Place {
                 header,
                 ops,
                 data,
+                data_end,
                 entry,
                 self_restore,
             });
         }
-        let pid = self.threads[0].pid;
-        let put = sys::vm::write(pid, area.start, &bytes);
-        put.map_err(|e| Error::of(pid, "cannot write the blob", e))?;
+        code.resize(code_bytes, 0xcc);
+        self.put(area.start, code, &rest)?;
         Ok(places)
+    }
+
+    /// The code with which a thread comes into the blob, if it needs any, and that with which one
+    /// goes back that nobody fetches. `header` is the leader's.
+    fn ways(
+        &self,
+        index: usize,
+        area: Span,
+        header: Addr,
+        batch: &dyn Batch,
+        (ops, data): (Addr, Addr),
+    ) -> (Vec<u8>, Vec<u8>) {
+        let saved = &self.threads[index].saved;
+        let (way_in, mut back) = if index == 0 {
+            let opened = batch.opened(ops, data).into_iter();
+            let mut code = opened.flat_map(arch::closing).collect::<Vec<_>>();
+            let unmap = self.stub.plus(arch::UNMAP_AT);
+            let others = self.threads.len() - 1;
+            code.extend(arch::leaders_way(header, others, area, unmap));
+            (Vec::new(), code)
+        } else {
+            let way_in = arch::others_way_in(header, area.start);
+            (way_in, arch::others_way(header))
+        };
+        back.extend(self_restore::code(&saved.registers, saved.mask));
+        assert!(way_in.len() + back.len() <= WAYS_BYTES, "{}", back.len());
+        (way_in, back)
+    }
+
+    /// Writes the code at the area's start, and what follows it.
+    fn put(&self, start: Addr, mut code: Vec<u8>, rest: &[u8]) -> Result<()> {
+        let pid = self.threads[0].pid;
+        let failed = |e| Error::of(pid, "cannot write the blob", e);
+        if !self.is_code_apart {
+            code.extend(rest);
+            return sys::vm::write(pid, start, &code).map_err(failed);
+        }
+        let memory = self.memory.as_ref().expect("given away at the end");
+        memory.write_all_at(&code, start.0).map_err(failed)?;
+        sys::vm::write(pid, start.plus(code.len() as u64), rest).map_err(failed)
     }
 
     /// Waits until every thread has parked; gives what each has left from its header on.
@@ -425,12 +497,19 @@ const CODE_BYTES: usize = 512;
 /// How far behind the blob's start a thread is looked for that is on its way back.
 const AREA_BYTES: u64 = 1 << 20;
 
+/// The room for a thread's way in and back, in bytes.
+const WAYS_BYTES: usize = (arch::WAY_BYTES + self_restore::LEN_BYTES).next_multiple_of(64);
+
+/// The code for so many threads, in bytes.
+fn code_bytes(threads: usize) -> usize {
+    CODE_BYTES + threads * WAYS_BYTES
+}
+
+/// A thread's header, ops and data, in bytes.
 fn part_bytes(batch: &dyn Batch) -> usize {
     Header::BYTES.next_multiple_of(64)
         + batch.ops_bytes().next_multiple_of(64)
         + batch.data_bytes().next_multiple_of(64)
-        + (arch::WAY_BYTES + self_restore::LEN_BYTES).next_multiple_of(64)
-        + 64
 }
 
 fn too_large(tid: i32) -> Error {
@@ -558,6 +637,58 @@ mod tests {
         assert_eq!(maps(), before);
         drop(threads);
         echo(&mut child);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    /// Has the process forbid itself memory that it may write and run.
+    fn deny_write_exec(pid: i32) -> bool {
+        const PRCTL: u64 = 157;
+        const SET_MDWE: u64 = 65;
+        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let calls = Calls(vec![Op::call(PRCTL, [SET_MDWE, 1, 0, 0, 0, 0])]);
+        let outcome = injection.run(&[&calls], || ()).expect("runs").remove(0);
+        drop(injection.cure().expect("cured"));
+        outcome.results == [0]
+    }
+
+    #[test]
+    fn a_process_that_may_not_run_what_it_writes_makes_calls() {
+        let (mut child, pid) = cat();
+        if !deny_write_exec(pid) {
+            child.kill().expect("kill");
+            child.wait().expect("wait");
+            testkit::skip!("no PR_SET_MDWE");
+        }
+        let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+        let before = maps();
+        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let calls = Calls(vec![Op::call(39, [0; 6])]);
+        let outcome = injection.run(&[&calls], || ()).expect("runs").remove(0);
+        assert_eq!(outcome.results, [i64::from(pid)]);
+        let code = format!("{:x}-", injection.area().expect("an area").start.0);
+        let line = maps()
+            .lines()
+            .find(|line| line.starts_with(&code))
+            .map(str::to_owned);
+        assert!(line.expect("code").contains(" r-xp "), "{}", maps());
+        assert!(!maps().contains(" rwxp "), "{}", maps());
+        drop(injection.cure().expect("cured"));
+        assert_eq!(maps(), before);
+        echo(&mut child);
+        // A tracer that is killed when the area is mapped, and one with a batch under way.
+        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        injection.map_area(&[&calls]).expect("an area");
+        sys::ptrace::detach(pid, 0).expect("detach");
+        drop(injection.forget());
+        echo(&mut child);
+        assert_eq!(maps(), before);
+        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        injection.run(&[&calls], || ()).expect("runs");
+        sys::ptrace::detach(pid, 0).expect("detach");
+        drop(injection.forget());
+        echo(&mut child);
+        assert_eq!(maps(), before);
         child.kill().expect("kill");
         child.wait().expect("wait");
     }

@@ -16,6 +16,7 @@ mod error;
 mod handed;
 mod injection;
 mod stop;
+mod submitting;
 #[cfg(test)]
 mod testing;
 mod thread;
@@ -27,6 +28,7 @@ pub use call::Call;
 pub use error::{Error, Result};
 pub use injection::{Batch, Injection, Outcome, PADDING_BYTES, is_injected, padding_in};
 pub use stop::stop;
+pub use submitting::Submitting;
 pub use thread::{Saved, Seized, Thread, has_ended};
 pub use uffd::{userfaultfd, userfaultfd_of_device};
 pub use vdso_call::finish_vdso_call;

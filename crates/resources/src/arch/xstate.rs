@@ -3,6 +3,15 @@
 //! The kernel gives and takes it in the unpacked form of XSAVE (`PTRACE_GETREGSET`): 512 bytes as
 //! of FXSAVE, 64 of header, and behind it each component where this processor keeps it. Both the
 //! components and their places differ from processor to processor.
+//!
+//! - What: registers
+//! - Kept: all of the extended state, laid out anew for another processor.
+//! - Refused: "thread …: … in use" ("AMX tiles").
+//! - At a restore: what is in use and the processor lacks: "AVX registers", "AVX-512 registers",
+//!   "AVX-512 mask registers", "MPX bounds", "memory protection keys", "APX registers", "unknown
+//!   registers".
+//! - CRIU 4.2: kept for a processor with the same layout; `--cpu-cap` says which differences are
+//!   refused. AMX is not known.
 
 use std::ops::Range;
 
@@ -158,6 +167,18 @@ pub fn check(pid: i32, tid: i32, area: &[u8]) -> Result<()> {
     }
     let what = format!("thread {tid}: {} in use", name(TILE_DATA));
     Err(Error::unsupported(pid, what))
+}
+
+/// The names of components of a processor that another one does not have, or has of another size.
+#[must_use]
+pub fn missing_components(from: &Layout, on: &Layout) -> Vec<&'static str> {
+    let missing = from.components.iter().filter(|one| {
+        let there = on.component(one.number);
+        there.is_none_or(|there| there.size_bytes != one.size_bytes)
+    });
+    let mut names = missing.map(|one| name(one.number)).collect::<Vec<_>>();
+    names.dedup();
+    names
 }
 
 /// What an area needs that `host` does not have, by name.

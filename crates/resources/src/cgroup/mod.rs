@@ -2,6 +2,17 @@
 //!
 //! A hierarchy in which all tasks are where the program that dumps them is does not come into the
 //! image: there the tasks come back where the program is that restores them.
+//!
+//! - What: control groups
+//! - Kept: in which group each thread is, and the groups' limits, owners and permissions, as
+//!   `--manage-cgroups` says; not their counters.
+//! - Refused: "its control group …" (it cannot be seen from here, or is being removed;
+//!   `--manage-cgroups=ignore`); "its control group … is frozen (…: thaw it before), which".
+//! - At a restore: "the control group … is missing (--manage-cgroups=soft makes it)"; "the control
+//!   group … is there already" (`--manage-cgroups=strict`); "the control group … is frozen: thaw it
+//!   before"; "the control groups of … are not mounted here"; "… is no hierarchy of control
+//!   groups"; "the root task's control group … is not below --cgroup-root …" (of a dump, too).
+//! - CRIU 4.2: the same modes; of frozen groups and those out of sight not known.
 
 mod make;
 mod mounts;

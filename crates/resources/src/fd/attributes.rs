@@ -1,4 +1,10 @@
 //! What descriptions of any kind can have besides: an owner that is signalled, and locks.
+//!
+//! - What: owners of signals
+//! - Kept: whom a description of any kind signals, by which signal, and `O_ASYNC` (`F_SETOWN_EX`,
+//!   `F_SETSIG`).
+//! - Refused: "nobody could take its lease again" (its file is only in flight in a socket).
+//! - CRIU 4.2: kept.
 
 use std::os::fd::BorrowedFd;
 

@@ -1,4 +1,12 @@
 //! The devices that every system has and that keep no state: /dev/null and the like.
+//!
+//! - What: devices without a state
+//! - Kept: /dev/null, zero, full, random, urandom, and kmsg to write to; at their path, or as a
+//!   deleted node.
+//! - Refused: "it reads the kernel's log".
+//! - At a restore: "…: is another device".
+//! - CRIU 4.2: the same devices, opened again by their path; a reader of the kernel's log begins
+//!   again at the first message.
 
 use std::os::fd::OwnedFd;
 

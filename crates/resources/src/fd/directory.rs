@@ -1,4 +1,7 @@
 //! Directories, open for reading their entries; deleted ones as well.
+//!
+//! - Kept: path, and how far its entries were read; a deleted one is made again.
+//! - CRIU 4.2: kept, deleted ones too.
 
 use std::os::fd::OwnedFd;
 

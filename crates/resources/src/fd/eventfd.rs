@@ -1,4 +1,9 @@
 //! Event counters: eventfd(2).
+//!
+//! - Kept: the count, and whether it is a semaphore.
+//! - Refused: "this kernel does not tell whether it is a semaphore" (before 6.5, where it is only
+//!   in flight and no task can be asked); "its count is not understood".
+//! - CRIU 4.2: the count up to 32 bits; a semaphore comes back as a plain counter.
 
 use std::os::fd::OwnedFd;
 

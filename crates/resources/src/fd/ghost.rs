@@ -1,5 +1,13 @@
 //! Deleted files: stored whole and made again without a name, once for all who have them open or
 //! mapped.
+//!
+//! - What: deleted files
+//! - Kept: contents with their holes, owner, permissions, times; directories, FIFOs and device
+//!   nodes as well. All who had one file have one again. Extended attributes are not kept.
+//! - Refused: "it is deleted, and … bytes are more than …" (`--ghost-limit`); "it is a deleted …"
+//!   (a socket, a symbolic link, a block device).
+//! - CRIU 4.2: contents up to the same `--ghost-limit`; symbolic links and block devices are made
+//!   again as well.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,8 +18,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
-use sys::socket::Along;
-use sys::watchdog::apart;
+use sys::watchdog::apart_with_file;
 
 use super::place::{Place, folder_above};
 use super::{DumpContext, Open, RestoreContext, status};
@@ -24,10 +31,6 @@ const MAKERS: u64 = 1 << 40;
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// Contents up to this size stand in the record itself.
 const INLINE_BYTES: u64 = 4096;
-
-const AF_UNIX: i32 = 1;
-const SOCK_SEQPACKET: i32 = 5;
-const MSG_DONTWAIT: i32 = 0x40;
 
 /// A file that has no name any more.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -253,25 +256,8 @@ impl Ghost {
 
     /// Makes the inode in a process of its own, which takes its name away whoever is killed.
     fn make_apart(&self, kind: FileType, path: &Path) -> rustix::io::Result<OwnedFd> {
-        let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        let (here, there) = sys::socket::pair(AF_UNIX, SOCK_SEQPACKET, 0).map_err(failed)?;
-        let failure = apart(|| {
-            let sent = self.make_named(kind, path).and_then(|file| {
-                let rights = [file.as_fd()];
-                let along = Along {
-                    rights: &rights,
-                    ..Along::default()
-                };
-                sys::socket::send(&there, &[0], along, 0).map_err(failed)
-            });
-            let errno = sent.err().map(Errno::raw_os_error);
-            errno.map_or_else(Vec::new, |errno| errno.to_ne_bytes().to_vec())
-        });
-        if let Ok(errno) = <[u8; 4]>::try_from(failure.map_err(failed)?) {
-            return Err(Errno::from_raw_os_error(i32::from_ne_bytes(errno)));
-        }
-        let received = sys::socket::receive(&here, &mut [0], MSG_DONTWAIT).map_err(failed)?;
-        received.rights.into_iter().next().ok_or(Errno::BADF)
+        apart_with_file(|| Ok(self.make_named(kind, path)?))
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
     /// Makes the inode under a name, and takes that away again.

@@ -2,8 +2,15 @@
 //!
 //! The kernel tells of a watch the number, the inode, the events and mostly a handle of the file.
 //! The path that the file has at the dump is where it is watched again.
+//!
+//! - Kept: each watch with its number and its events, at the path that the file has now.
+//! - Refused: "it has unread events, which cannot be put back: try again"; "its watch …, of inode
+//!   …, leads to no path" (`--irmap-scan-path`); "it has watches that are not understood".
+//! - At a restore: "… is to be watched as number … and is watched as …" (two watches that are one
+//!   file now).
+//! - CRIU 4.2: kept, at the path or by the file's handle; unread events are dropped with a warning.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -12,6 +19,7 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, OFlags, Stat};
+use walkdir::WalkDir;
 
 use super::{DumpContext, Info, Kind, Open, RestoreContext, decode, status, tags};
 use crate::{Allow, Error, Result};
@@ -53,12 +61,36 @@ const ASKED: WatchFlags = WatchFlags::ALL_EVENTS
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
     number: i32,
-    inode: u64,
-    /// The file system's device number as the kernel writes it: 20 bits of minor number.
-    device: u32,
     mask: u32,
+    inode: Inode,
+}
+
+/// What fdinfo says of a file that is watched.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Inode {
+    pub(super) number: u64,
+    /// The file system's device number as the kernel writes it: 20 bits of minor number.
+    pub(super) device: u32,
     /// The type of the handle, and the handle.
     handle: Option<(i32, Vec<u8>)>,
+}
+
+/// What a line of fdinfo says: "ino:2 sdev:fe00000 mask:…", in hexadecimal digits.
+#[derive(Debug)]
+pub(super) struct Fields<'a>(HashMap<&'a str, &'a str>);
+
+impl<'a> Fields<'a> {
+    pub(super) fn of(words: impl Iterator<Item = &'a str>) -> Self {
+        Self(words.filter_map(|word| word.split_once(':')).collect())
+    }
+
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        u64::from_str_radix(self.0.get(name)?, 16).ok()
+    }
+
+    pub(super) fn small(&self, name: &str) -> Option<u32> {
+        u32::try_from(self.number(name)?).ok()
+    }
 }
 
 impl Shown {
@@ -66,25 +98,46 @@ impl Shown {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let number = i32::from_str_radix(words.next()?, 16).ok()?;
-        let fields = words.filter_map(|word| word.split_once(':'));
-        let fields = fields.collect::<std::collections::HashMap<_, _>>();
-        let number_of = |name: &str| u64::from_str_radix(fields.get(name)?, 16).ok();
-        let kind = number_of("fhandle-type").and_then(|kind| i32::try_from(kind).ok());
-        let handle = fields.get("f_handle").and_then(|text| {
+        let fields = Fields::of(words);
+        Some(Self {
+            number,
+            mask: fields.small("mask")?,
+            inode: Inode::parse(&fields)?,
+        })
+    }
+}
+
+impl Inode {
+    pub(super) fn parse(fields: &Fields<'_>) -> Option<Self> {
+        let kind = fields.number("fhandle-type");
+        let kind = kind.and_then(|kind| i32::try_from(kind).ok());
+        let handle = fields.0.get("f_handle").and_then(|text| {
             let digits = text.as_bytes().chunks(2).map(std::str::from_utf8);
             let bytes = digits.map(|pair| u8::from_str_radix(pair.ok()?, 16).ok());
             bytes.collect::<Option<Vec<_>>>()
         });
         Some(Self {
-            number,
-            inode: number_of("ino")?,
-            device: u32::try_from(number_of("sdev")?).ok()?,
-            mask: u32::try_from(number_of("mask")?).ok()?,
+            number: fields.number("ino")?,
+            device: fields.small("sdev")?,
             handle: kind.zip(handle),
         })
     }
 
-    fn device_numbers(&self) -> (u32, u32) {
+    /// Where it is now: by its handle, among the files that the tree has open, or below the
+    /// folders that the caller names.
+    pub(super) fn find(
+        &self,
+        mounts: &[(u32, u32, PathBuf)],
+        cx: &dyn DumpContext,
+    ) -> Option<PathBuf> {
+        let allow = cx.allow();
+        let by_handle = || self.by_handle(mounts).map(|(_, path)| path);
+        let path = (!allow.force_irmap).then(by_handle).flatten();
+        let path = path.or_else(|| self.among(cx.all()));
+        path.or_else(|| self.below(&allow.irmap_scan_paths))
+    }
+
+    pub(super) fn device_numbers(&self) -> (u32, u32) {
         (self.device >> 20, self.device & 0xf_ffff)
     }
 
@@ -106,16 +159,24 @@ impl Shown {
     /// The file among those that the tree has open, and the directories that they are in: for
     /// file systems whose handles cannot be opened.
     fn among(&self, known: &[Open<'_>]) -> Option<PathBuf> {
-        let own = inotify::init(CreateFlags::CLOEXEC).ok()?;
         let paths = known.iter().filter(|open| open.link.starts_with(b"/"));
         let paths = paths.map(|open| Path::new(OsStr::from_bytes(&open.link)));
         let mut seen = HashSet::new();
-        let mut places = paths.flat_map(Path::ancestors);
-        let found = places.find(|path| {
-            let shown = seen.insert(*path).then(|| Self::of(own.as_fd(), path));
-            shown.flatten() == Some((self.inode, self.device))
-        });
-        found.map(Path::to_owned)
+        let places = paths.flat_map(Path::ancestors);
+        let places = places.filter(|path| seen.insert(*path));
+        self.first_of(places.map(Path::to_owned))
+    }
+
+    /// The file among those below these, as far as they can be read.
+    fn below(&self, roots: &[PathBuf]) -> Option<PathBuf> {
+        let all = roots.iter().flat_map(WalkDir::new);
+        self.first_of(all.flatten().map(walkdir::DirEntry::into_path))
+    }
+
+    fn first_of(&self, mut places: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
+        let own = inotify::init(CreateFlags::CLOEXEC).ok()?;
+        let wanted = Some((self.number, self.device));
+        places.find(|path| Self::of(own.as_fd(), path) == wanted)
     }
 
     /// Inode and device of a file as the kernel shows them of a watch, which is not always what
@@ -127,12 +188,12 @@ impl Shown {
         let info = std::fs::read_to_string(info);
         inotify::remove_watch(own, number).ok()?;
         let (info, _) = Info::parse(&info.ok()?)?;
-        let shown = Self::parse(info.field("inotify wd")?)?;
-        Some((shown.inode, shown.device))
+        let inode = Shown::parse(info.field("inotify wd")?)?.inode;
+        Some((inode.number, inode.device))
     }
 }
 
-fn link(file: BorrowedFd<'_>) -> String {
+pub(super) fn link(file: BorrowedFd<'_>) -> String {
     format!("/proc/thread-self/fd/{}", file.as_raw_fd())
 }
 
@@ -142,7 +203,7 @@ fn leads_to(path: &Path, wanted: &Stat) -> bool {
 }
 
 /// Device numbers and mount points of everything that is mounted here.
-fn mounts() -> Result<Vec<(u32, u32, PathBuf)>> {
+pub(super) fn mounts() -> Result<Vec<(u32, u32, PathBuf)>> {
     let text = std::fs::read("/proc/self/mountinfo")
         .map_err(|error| Error::kernel("read /proc/self/mountinfo", error))?;
     Ok(text
@@ -152,7 +213,7 @@ fn mounts() -> Result<Vec<(u32, u32, PathBuf)>> {
 }
 
 /// Reads a line of mountinfo (proc_pid_mountinfo(5)).
-fn mount(line: &[u8]) -> Option<(u32, u32, PathBuf)> {
+pub(super) fn mount(line: &[u8]) -> Option<(u32, u32, PathBuf)> {
     let mut words = line.split(|byte| *byte == b' ').skip(2);
     let (major, minor) = std::str::from_utf8(words.next()?).ok()?.split_once(':')?;
     let mut escaped = words.nth(1)?;
@@ -190,11 +251,11 @@ fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Payload> {
         mounts()?
     };
     let watch = |shown: Shown| {
-        let path = shown.by_handle(&mounts).map(|(_, path)| path);
-        let path = path.or_else(|| shown.among(cx.all())).ok_or_else(|| {
-            let (number, inode) = (shown.number, shown.inode);
+        let path = shown.inode.find(&mounts, cx);
+        let path = path.ok_or_else(|| {
+            let (number, inode) = (shown.number, shown.inode.number);
             let why = format!("its watch {number}, of inode {inode}, leads to no path");
-            open.unsupported(&why, None)
+            open.unsupported(&why, Some("--irmap-scan-path"))
         })?;
         Ok(Watch {
             number: shown.number,
@@ -389,6 +450,25 @@ mod tests {
     }
 
     #[test]
+    fn files_are_found_below_the_paths_that_are_named() {
+        testkit::needs_root!();
+        let folder = tempfile::tempdir().expect("make a folder");
+        let deep = folder.path().join("one/two");
+        fs::create_dir_all(&deep).expect("make folders");
+        fs::write(deep.join("file"), "").expect("write");
+        let own = instance();
+        inotify::add_watch(&own, deep.join("file"), WatchFlags::MODIFY).expect("watch");
+        let mut world = World::default();
+        let at = world.add(own);
+        world.allow.force_irmap = true;
+        let error = world.dump().expect_err("it is not looked for there");
+        assert!(error.to_string().contains("leads to no path"), "{error}");
+        world.allow.irmap_scan_paths = vec!["/nothing".into(), folder.path().into()];
+        world.cycle();
+        assert!(world.describe(at).contains("one/two/file"));
+    }
+
+    #[test]
     fn a_file_that_is_gone_at_the_restore_is_named() {
         testkit::needs_root!();
         let folder = tempfile::tempdir().expect("make a folder");
@@ -415,16 +495,14 @@ mod tests {
         let known = [Open::new(id, (1, 3), (link, stat, Info::default()), fetch)];
         let own = instance();
         for place in [&*path, folder.path(), Path::new("/")] {
-            let (inode, device) = Shown::of(own.as_fd(), place).expect("it is there");
-            let shown = Shown {
-                number: 1,
-                inode,
+            let (number, device) = Inode::of(own.as_fd(), place).expect("it is there");
+            let shown = Inode {
+                number,
                 device,
-                mask: 2,
                 handle: None,
             };
             assert_eq!(shown.among(&known).as_deref(), Some(place));
-            let other = Shown { inode: 0, ..shown };
+            let other = Inode { number: 0, ..shown };
             assert_eq!(other.among(&known), None);
         }
     }
@@ -434,11 +512,11 @@ mod tests {
         let line = "1a ino:2c08 sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 \
                     fhandle-type:1 f_handle:082c0000a1";
         let shown = Shown::parse(line).expect("well formed");
-        assert_eq!((shown.number, shown.inode), (26, 0x2c08));
-        assert_eq!(shown.device_numbers(), (8, 0x13));
-        assert_eq!(shown.handle, Some((1, vec![8, 0x2c, 0, 0, 0xa1])));
+        assert_eq!((shown.number, shown.inode.number), (26, 0x2c08));
+        assert_eq!(shown.inode.device_numbers(), (8, 0x13));
+        assert_eq!(shown.inode.handle, Some((1, vec![8, 0x2c, 0, 0, 0xa1])));
         let short = Shown::parse("1 ino:2 sdev:3 mask:4").expect("well formed");
-        assert_eq!(short.handle, None);
+        assert_eq!(short.inode.handle, None);
         assert_eq!(Shown::parse("x ino:2 sdev:3 mask:4"), None);
         let line = br"36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 - ext3 /dev/root rw";
         assert_eq!(mount(line), Some((98, 0, PathBuf::from("/mnt 2"))));

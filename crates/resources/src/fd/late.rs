@@ -2,6 +2,11 @@
 //!
 //! Something else keeps their places until then. The first task that has such a description opens
 //! it, others fetch it from there.
+//!
+//! - What: files of processes and pidfds in flight
+//! - Refused: "it refers to a task, which does not exist yet when it would be opened" (no task has
+//!   a descriptor of it: it is on its way in a socket, or a working directory).
+//! - CRIU 4.2: kept.
 
 use std::os::fd::OwnedFd;
 
@@ -9,7 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::pidfd::Pidfd;
 use super::process_file::ProcessFile;
-use super::{KINDS, Kind, Open, Payload};
+use super::{Kind, Open, Payload, kind_of};
 use crate::{Error, Result};
 
 /// Refuses what no task has a descriptor of: nobody could open it.
@@ -40,6 +45,5 @@ pub(super) fn placeholder() -> Result<OwnedFd> {
 /// # Errors
 /// [`Error::Corrupt`].
 pub fn is_late((tag, payload): Payload<'_>) -> Result<bool> {
-    let kind = KINDS.iter().find(|kind| kind.tag() == tag);
-    kind.map_or(Ok(false), |kind| kind.is_late(payload))
+    kind_of(tag).map_or(Ok(false), |kind| kind.is_late(payload))
 }

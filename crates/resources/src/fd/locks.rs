@@ -2,6 +2,13 @@
 //!
 //! What `F_OFD_SETLK` took is taken again by the restorer. Other locks say which process took them:
 //! that one does it again.
+//!
+//! - What: file locks and leases
+//! - Kept: with `--file-locks`: locks of flock(2), of processes and of descriptions (fcntl(2)), and
+//!   leases.
+//! - Refused: "it holds a file lock" (`--file-locks`); "lock …" (one that /proc tells in words that
+//!   are not known, as of a lease that is just being broken).
+//! - CRIU 4.2: the same, with `--file-locks`.
 
 use std::os::fd::BorrowedFd;
 

@@ -1,4 +1,8 @@
 //! Files in memory with seals: memfd_create(2).
+//!
+//! - Kept: name, contents, size, seals, owner, permissions, huge pages, and which description may
+//!   still be executed beside it.
+//! - CRIU 4.2: name, contents, seals, owner, permissions, huge pages.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -79,7 +83,7 @@ pub(super) fn device() -> Option<u64> {
 }
 
 /// The size of a file's pages where they are huge, in bytes.
-fn huge_page_bytes(open: &Open<'_>) -> Option<u64> {
+pub(super) fn huge_page_bytes(open: &Open<'_>) -> Option<u64> {
     let block_bytes = u64::try_from(open.stat.st_blksize).ok()?;
     (block_bytes >= 1 << 16 && Some(open.stat.st_dev) != device()).then_some(block_bytes)
 }
@@ -247,12 +251,9 @@ impl Payload {
     fn create(&self, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let kernel = |error: Errno| Error::kernel(self.doing("make"), error);
         let mut how = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        if self.huge_page_bytes > 0 {
-            if !self.huge_page_bytes.is_power_of_two() {
-                let what = format!("pages of {} bytes", self.huge_page_bytes);
-                return Err(Error::corrupt("memfd", what));
-            }
-            let size = self.huge_page_bytes.trailing_zeros() << 26;
+        let huge = checked_page_bytes(self.huge_page_bytes)?;
+        if let Some(page_bytes) = huge {
+            let size = page_bytes.trailing_zeros() << 26;
             how |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size);
         }
         let make = |how| rustix::fs::memfd_create(self.name.as_slice(), how);
@@ -263,7 +264,17 @@ impl Payload {
         };
         let own = own.map_err(kernel)?;
         rustix::fs::ftruncate(&own, self.size_bytes).map_err(kernel)?;
-        self.fill(&own, cx)?;
+        match (self.space, huge) {
+            (Some(space), Some(page_bytes)) => {
+                load_huge(space, own.as_fd(), (self.size_bytes, page_bytes), cx)?;
+            }
+            (Some(space), None) => {
+                cx.load(space, own.as_fd())?;
+                let cut = rustix::fs::ftruncate(&own, self.size_bytes);
+                cut.map_err(|error| Error::kernel(self.doing("cut"), error))?;
+            }
+            (None, _) => {}
+        }
         let maker = (rustix::process::geteuid(), rustix::process::getegid());
         let owner = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         if maker != owner {
@@ -273,34 +284,6 @@ impl Payload {
         Ok(own)
     }
 
-    fn fill(&self, own: &OwnedFd, cx: &mut dyn RestoreContext) -> Result<()> {
-        let Some(space) = self.space else {
-            return Ok(());
-        };
-        if self.huge_page_bytes == 0 {
-            cx.load(space, own.as_fd())?;
-            return rustix::fs::ftruncate(own, self.size_bytes)
-                .map_err(|error| Error::kernel(self.doing("cut"), error));
-        }
-        // Huge pages can only be written by mapping them: by way of a file with small ones.
-        let kernel = |error: std::io::Error| Error::kernel(self.doing("fill"), error);
-        let small = rustix::fs::memfd_create("small pages", MemfdFlags::CLOEXEC);
-        let small = small.map_err(|error| kernel(error.into()))?;
-        cx.load(space, small.as_fd())?;
-        let page_bytes = usize::try_from(self.huge_page_bytes).expect("64 bits");
-        let mut page = vec![0; page_bytes];
-        let mut at = 0;
-        while at < self.size_bytes {
-            let len = rustix::io::pread(&small, &mut page[..], at);
-            let len = len.map_err(|error| kernel(error.into()))?;
-            if page[..len].iter().any(|byte| *byte != 0) {
-                sys::memfd::write_mapped(own.as_fd(), at, &page[..len]).map_err(kernel)?;
-            }
-            at += self.huge_page_bytes;
-        }
-        Ok(())
-    }
-
     fn seek(&self, own: &OwnedFd) -> Result<()> {
         if self.pos != 0 {
             rustix::fs::seek(own, SeekFrom::Start(self.pos))
@@ -308,6 +291,48 @@ impl Payload {
         }
         Ok(())
     }
+}
+
+/// The size of huge pages that an image tells, if it does.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub(super) fn checked_page_bytes(page_bytes: u64) -> Result<Option<u64>> {
+    const SIZES: std::ops::RangeInclusive<u64> = 1 << 16..=1 << 34;
+    match page_bytes {
+        0 => Ok(None),
+        _ if page_bytes.is_power_of_two() && SIZES.contains(&page_bytes) => Ok(Some(page_bytes)),
+        _ => {
+            let what = format!("has pages of {page_bytes} bytes");
+            Err(Error::corrupt("memory with huge pages", what))
+        }
+    }
+}
+
+/// Fills a file of huge pages. They can only be written by mapping them: by way of a file with
+/// small ones.
+pub(super) fn load_huge(
+    space: u32,
+    own: BorrowedFd<'_>,
+    (size_bytes, page_bytes): (u64, u64),
+    cx: &mut dyn RestoreContext,
+) -> Result<()> {
+    let failed = |error: std::io::Error| Error::kernel("fill huge pages", error);
+    let small = rustix::fs::memfd_create("small pages", MemfdFlags::CLOEXEC);
+    let small = small.map_err(|error| failed(error.into()))?;
+    cx.load(space, small.as_fd())?;
+    let mut page = vec![0; usize::try_from(page_bytes).expect("64 bits")];
+    let mut at = 0;
+    while at < size_bytes {
+        let len = rustix::io::pread(&small, &mut page[..], at);
+        let len = len.map_err(|error| failed(error.into()))?;
+        if page[..len].iter().any(|byte| *byte != 0) {
+            page[len..].fill(0);
+            sys::memfd::write_mapped(own, at, &page).map_err(failed)?;
+        }
+        at += page_bytes;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

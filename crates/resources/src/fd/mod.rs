@@ -6,24 +6,31 @@
 pub mod attributes;
 mod build_id;
 pub mod chardev;
+pub mod decider;
 pub mod directory;
 pub mod epoll;
 pub mod eventfd;
+pub mod fanotify;
 pub mod fifo;
 mod ghost;
 mod info;
 pub mod inotify;
+pub mod io_uring;
 pub mod late;
 pub mod locks;
 pub mod memfd;
+pub mod mqueue;
 pub mod netlink;
+pub mod packet_socket;
 pub mod path;
 pub mod pidfd;
 pub mod pipe;
 pub mod place;
 pub mod process_file;
 mod queue;
+pub mod raw_socket;
 mod ready;
+mod refused;
 pub mod regular;
 pub mod segment;
 pub mod shmem;
@@ -168,6 +175,14 @@ pub trait DumpContext {
     fn at(&self, pid: i32, fd: i32) -> Option<DescriptionId>;
     /// What the process or thread with this number is, if it is of the tree.
     fn task(&self, tid: i32) -> Option<Task>;
+    /// The process of a thread of the tree.
+    fn process(&self, _tid: i32) -> Option<i32> {
+        None
+    }
+    /// All descriptors of a description in the tree's tasks, as (pid, fd), in ascending order.
+    fn numbers(&self, _id: DescriptionId) -> Vec<(i32, i32)> {
+        Vec::new()
+    }
     /// Adds a description that no task has a descriptor of (one in flight in a socket's queue);
     /// it is dumped after the present ones. Gives the id of an equal one that is known already.
     ///
@@ -308,6 +323,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &memfd::Memfd,
     &shmem::Shmem,
     &segment::SystemV,
+    &mqueue::MessageQueue,
     &regular::Regular,
     &directory::Directory,
     &chardev::Chardev,
@@ -318,13 +334,24 @@ pub static KINDS: &[&dyn Kind] = &[
     &signalfd::Signalfd,
     &pidfd::Pidfd,
     &inotify::Inotify,
+    &fanotify::Fanotify,
     &epoll::Epoll,
+    &io_uring::IoUring,
     &unix::UnixSocket,
     &tcp::TcpSocket,
     &udp::UdpSocket,
+    &raw_socket::RawSocket,
     &netlink::NetlinkSocket,
+    &packet_socket::PacketSocket,
     &tty::TtyKind,
 ];
+
+/// The kind of the descriptions whose records have this tag.
+#[must_use]
+pub fn kind_of(tag: u16) -> Option<&'static dyn Kind> {
+    let mut kinds = KINDS.iter().copied();
+    kinds.find(|kind| kind.tag() == tag)
+}
 
 /// The kind that claims `open`.
 ///
@@ -332,7 +359,8 @@ pub static KINDS: &[&dyn Kind] = &[
 /// [`Error::Unsupported`] naming the description when no kind does.
 pub fn claim(open: &Open<'_>) -> Result<&'static dyn Kind> {
     let kind = KINDS.iter().find(|kind| kind.claims(open));
-    kind.copied().ok_or_else(|| open.unsupported("", None))
+    kind.copied()
+        .ok_or_else(|| open.unsupported(refused::why(open), None))
 }
 
 /// The payload's message.
@@ -402,22 +430,25 @@ mod tests {
     fn unknown_descriptions_are_refused_by_name() {
         let fetch = || Err(Error::unsupported(1, "nothing is fetched"));
         let null = rustix::fs::stat("/proc/self/stat").expect("stat");
-        for link in [
-            "anon_inode:[fanotify]",
-            "anon_inode:[io_uring]",
-            "anon_inode:bpf-map",
-            "anon_inode:[perf_event]",
-            "anon_inode:[userfaultfd]",
-            "anon_inode:kvm-vm",
-            "anon_inode:[eventfd2]",
-            "mnt:[4026531841]",
+        for (link, why) in [
+            ("anon_inode:bpf-map", ": objects of BPF are not there yet"),
+            (
+                "anon_inode:[perf_event]",
+                ": the kernel does not tell what it counts",
+            ),
+            ("anon_inode:[eventfd2]", ""),
+            (
+                "mnt:[4026531841]",
+                ": namespaces as files are not there yet",
+            ),
         ] {
             let mut stat = null;
             stat.st_mode = 0o600;
             let facts = (link.as_bytes().to_vec(), stat, Info::default());
             let open = Open::new(DescriptionId(0), (7, 5), facts, fetch);
             let error = claim(&open).err().expect("no kind").to_string();
-            assert_eq!(error, format!("pid 7: fd 5 ({link}) is not supported"));
+            let place = format!("pid 7: fd 5 ({link})");
+            assert_eq!(error, format!("{place} is not supported{why}"));
         }
     }
 }

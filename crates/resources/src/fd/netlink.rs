@@ -1,4 +1,8 @@
 //! Netlink sockets with nothing under way: protocol, address and multicast groups.
+//!
+//! - Kept: protocol, port, whom it talks to, multicast groups (any number of them), options.
+//! - Refused: "it is a netlink socket with unread messages".
+//! - CRIU 4.2: the same; refuses groups above the 32nd, and groups without a port.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

@@ -1,6 +1,12 @@
 //! Processes and threads as files: pidfd_open(2).
 //!
 //! One of a task of the tree can only be opened when that exists.
+//!
+//! - Kept: processes and threads of the tree, and those that ended and were waited for.
+//! - Refused: "process … is not in the tree"; "its process is in another pid namespace"; "its flags
+//!   … are not understood"; "it tells no process".
+//! - CRIU 4.2: processes of the tree and ended ones; refuses those of threads (`PIDFD_THREAD`) and
+//!   of processes outside.
 
 use std::os::fd::OwnedFd;
 

@@ -1,4 +1,8 @@
 //! Pipes without a name: both ends, or the one that is left, and the data in flight.
+//!
+//! - Kept: both ends or the one that is left, the size of the buffer, data in flight, packets
+//!   (`O_DIRECT`) with their borders, owner.
+//! - CRIU 4.2: kept; refuses pipes of packets.
 
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, OwnedFd};

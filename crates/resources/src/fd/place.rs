@@ -1,5 +1,17 @@
 //! Where the restorer finds a file again: at its path, as a deleted file that is made again
 //! ("ghost"), or at a temporary hard link.
+//!
+//! - What: paths of files
+//! - Kept: files at their path; deleted ones (see there); a deleted name of a file that has others,
+//!   by a hard link beside it, with `--link-remap`. At the restore the file must be there with its
+//!   size and, if it is an ELF file, its build ID.
+//! - Refused: "this path leads to another file or to none here" (a mount hides it); "it is deleted,
+//!   and its file system is not mounted here"; "this name is deleted, but the file has other hard
+//!   links" (`--link-remap`); "no free name for a hard link"; "it was the kernel's own, of a
+//!   process or a device that is gone".
+//! - At a restore: "is missing"; "is a …, was a …"; "size is … bytes, was …", but for one that has
+//!   grown and is only appended to.
+//! - CRIU 4.2: the same, with `--link-remap`; refuses files below a mount that hides them.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

@@ -1,6 +1,13 @@
 //! What /proc has of a task of the tree: files and directories in /proc/PID, and that itself.
 //!
 //! They can only be opened when the task exists.
+//!
+//! - Kept: files and directories in /proc of the tree's living processes and threads, with the
+//!   offset.
+//! - Refused: "it is a … in /proc of …", which is "process …, which is not in the tree" or "process
+//!   …, which has ended"; "it has lock …".
+//! - CRIU 4.2: kept; those of processes outside are opened again by their path, whoever has it
+//!   then.
 
 use std::os::fd::OwnedFd;
 

@@ -1,4 +1,10 @@
 //! Data in flight in pipes: read without taking it out, and written again.
+//!
+//! - What: data in pipes
+//! - Kept: what pipes and FIFOs hold, read without taking it out.
+//! - Refused: "only … of … bytes could be read" (somebody outside of the tree reads it as well).
+//! - At a restore: "…, which has somebody else's data" (a FIFO).
+//! - CRIU 4.2: kept; what somebody outside takes meanwhile is not known.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

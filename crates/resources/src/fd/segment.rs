@@ -4,11 +4,22 @@
 //! restore takes the one that is still there, if nobody else has attached it meanwhile, and makes
 //! it again where there is none; its contents are those of the dump either way. The tasks attach it
 //! themselves ([`crate::map::layout`]): the kernel counts who has it attached, and programs ask.
+//!
+//! - What: System V shared memory
+//! - Kept: number, key, owner, permissions, contents; it is taken where it still is, and made again
+//!   where not.
+//! - Refused: "it is System V shared memory as a file" (opened by way of /proc/PID/map_files).
+//! - At a restore: "key … of System V shared memory … is another segment's"; "System V shared
+//!   memory … is another segment"; "System V shared memory … …": "is another segment", "is attached
+//!   by other processes".
+//! - CRIU 4.2: only in an IPC namespace of the tree's own, whose segments are all saved with it.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
 use prost::Message;
-use rustix::fs::FileType;
+use rustix::fs::{FileType, FlockOperation};
 use rustix::io::Errno;
 use sys::shm::{self, Attached, Segment};
 
@@ -53,8 +64,8 @@ struct Payload {
 
 /// How the kernel's names of such memory begin.
 pub const LINK: &[u8] = b"/SYSV";
-/// The number that the kernel tries to give to the next segment.
-const NEXT: &str = "/proc/sys/kernel/shm_next_id";
+/// How often a number is asked for that others get instead, who ask for any.
+const TRIES: usize = 100;
 
 impl Kind for SystemV {
     fn tag(&self) -> u16 {
@@ -157,6 +168,25 @@ impl Drop for Made {
     }
 }
 
+/// The number that the kernel gives to the next segment that anybody asks for. Restores beside each
+/// other take turns: each would get what the other has chosen.
+struct Next(File);
+
+impl Next {
+    const PATH: &str = "/proc/sys/kernel/shm_next_id";
+
+    fn lock() -> std::io::Result<Self> {
+        let file = File::options().write(true).open(Self::PATH)?;
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+        Ok(Self(file))
+    }
+
+    fn choose(&self, number: i32) -> std::io::Result<()> {
+        // Each call sets the whole value, wherever the file is at.
+        self.0.write_all_at(number.to_string().as_bytes(), 0)
+    }
+}
+
 impl Payload {
     fn failed(&self, what: &str, error: std::io::Error) -> Error {
         Error::kernel(
@@ -168,17 +198,15 @@ impl Payload {
     /// Finds the segment or makes it, and fills it.
     fn bring_back(&self, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let failed = |what: &'static str| move |error| self.failed(what, error);
-        match shm::stat(self.number) {
-            Ok(found) => self.check(&found)?,
-            Err(error) => {
-                let errno = Errno::from_io_error(&error);
-                if ![Some(Errno::INVAL), Some(Errno::IDRM)].contains(&errno) {
-                    return Err(self.failed("ask for", error));
-                }
-                let made = self.make()?;
+        let next = Next::lock().map_err(failed("choose the number of"))?;
+        match self.find()? {
+            Some(found) => self.check(&found)?,
+            None => {
+                let made = self.make(&next)?;
                 cx.on_success(Box::new(move || made.stay()));
             }
         }
+        drop(next);
         shm::give(self.number, (self.uid, self.gid), self.mode).map_err(failed("give away"))?;
         let attached = Attached::new(self.number).map_err(failed("attach"))?;
         let file = attached.file().map_err(failed("open"))?;
@@ -194,26 +222,48 @@ impl Payload {
         Ok(file)
     }
 
-    fn make(&self) -> Result<Made> {
-        let number = self.number.to_string();
-        std::fs::write(NEXT, number).map_err(|error| self.failed("choose the number of", error))?;
-        let made = shm::create(self.key, self.size_bytes, self.mode).map_err(|error| {
-            match Errno::from_io_error(&error) {
-                Some(Errno::EXIST) => Error::Mismatch {
-                    what: format!(
-                        "key {:#x} of System V shared memory {} is another segment's",
-                        self.key, self.number
-                    ),
-                },
-                _ => self.failed("make", error),
-            }
-        })?;
-        let made = Made { number: made };
-        if made.number != self.number {
-            let what = format!("System V shared memory {} is another segment", self.number);
-            return Err(Error::Mismatch { what });
+    /// The segment that has the number now.
+    fn find(&self) -> Result<Option<Segment>> {
+        match shm::stat(self.number) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::INVAL | Errno::IDRM) => Ok(None),
+                _ => Err(self.failed("ask for", error)),
+            },
         }
-        Ok(made)
+    }
+
+    /// Makes the segment; others may ask for one at the same moment and get its number.
+    fn make(&self, next: &Next) -> Result<Made> {
+        for _ in 0..TRIES {
+            next.choose(self.number)
+                .map_err(|error| self.failed("choose the number of", error))?;
+            let made = Made {
+                number: self.create()?,
+            };
+            if made.number == self.number {
+                return Ok(made);
+            }
+            drop(made);
+            if self.find()?.is_some() {
+                break;
+            }
+        }
+        let what = format!("System V shared memory {} is another segment", self.number);
+        Err(Error::Mismatch { what })
+    }
+
+    fn create(&self) -> Result<i32> {
+        let made = shm::create(self.key, self.size_bytes, self.mode);
+        made.map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::EXIST) => Error::Mismatch {
+                what: format!(
+                    "key {:#x} of System V shared memory {} is another segment's",
+                    self.key, self.number
+                ),
+            },
+            _ => self.failed("make", error),
+        })
     }
 
     /// Whether the segment that is there is the one of the dump and nobody's.
@@ -234,6 +284,8 @@ impl Payload {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -244,5 +296,38 @@ mod tests {
         let number = made.number;
         drop(made);
         assert!(shm::stat(number).is_err());
+    }
+    /// Others who ask for segments meanwhile get none that is chosen here, or it is chosen again.
+    #[test]
+    fn a_number_is_had_while_others_make_segments() {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let number = shm::create(0, 1, 0o600).expect("a segment");
+                    drop(Made { number });
+                }
+            });
+            let makers = [0, 1].map(|maker| {
+                scope.spawn(move || {
+                    for turn in 0..500 {
+                        // A place beyond those that the kernel takes first, and how often it was
+                        // taken.
+                        let number = ((2 * turn + maker) << 15) + 20_000;
+                        let payload = Payload {
+                            number,
+                            size_bytes: 1,
+                            mode: 0o600,
+                            ..Payload::default()
+                        };
+                        let next = Next::lock().expect("the lock");
+                        assert_eq!(payload.make(&next).expect("a segment").number, number);
+                    }
+                })
+            });
+            let ends = makers.map(std::thread::ScopedJoinHandle::join);
+            stop.store(true, Ordering::Relaxed);
+            assert!(ends.iter().all(|end| end.is_ok()));
+        });
     }
 }

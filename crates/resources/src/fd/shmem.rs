@@ -1,5 +1,9 @@
 //! Shared anonymous memory (`MAP_SHARED | MAP_ANONYMOUS`): a file that mappings refer to, and
 //! descriptors where somebody has opened it by way of /proc/PID/map_files.
+//!
+//! - What: shared anonymous memory
+//! - Kept: contents, for all who map it, and descriptors of it (/proc/PID/map_files).
+//! - CRIU 4.2: kept.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -9,6 +13,7 @@ use rustix::io::Errno;
 
 use super::ghost::first_of_inode;
 use super::{DumpContext, Kind, Open, RestoreContext, decode, memfd, status, tags};
+use crate::map::listing::HUGE_PAGES;
 use crate::{Error, Result};
 
 /// See the file.
@@ -35,6 +40,9 @@ struct Payload {
     /// The owner.
     #[prost(message, optional, tag = "6")]
     owner: Option<Owner>,
+    /// The size of its pages where they are huge pages.
+    #[prost(uint64, tag = "7")]
+    huge_page_bytes: u64,
 }
 
 /// Whose file it is; old images do not tell.
@@ -64,9 +72,10 @@ impl Kind for Shmem {
     }
 
     fn claims(&self, open: &Open<'_>) -> bool {
-        open.link == LINK
-            && FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
-            && Some(open.stat.st_dev) == memfd::device()
+        let is_ours = Some(open.stat.st_dev) == memfd::device();
+        let is_huge = memfd::huge_page_bytes(open).is_some();
+        FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
+            && (open.link == LINK && is_ours || open.link == HUGE_PAGES && is_huge)
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
@@ -81,6 +90,7 @@ impl Kind for Shmem {
                 uid: open.stat.st_uid,
                 gid: open.stat.st_gid,
             }),
+            huge_page_bytes: memfd::huge_page_bytes(open).unwrap_or(0),
         };
         if payload.first == open.id.0 && payload.size_bytes > 0 {
             let file = status::reopen(open.own()?, rustix::fs::OFlags::RDONLY)?;
@@ -119,12 +129,17 @@ impl Payload {
         let doing = || format!("make {} bytes of shared memory", self.size_bytes);
         // A mapping of no bytes cannot be; the file can be cut to none.
         let len = usize::try_from(self.size_bytes.max(1)).expect("64 bits");
-        let own =
-            sys::memfd::shared_anonymous(len).map_err(|error| Error::kernel(doing(), error))?;
-        if let Some(space) = self.space {
-            cx.load(space, own.as_fd())?;
-        }
+        let huge = memfd::checked_page_bytes(self.huge_page_bytes)?;
+        let own = sys::memfd::shared_anonymous(len, huge);
+        let own = own.map_err(|error| Error::kernel(doing(), error))?;
         let kernel = |error: Errno| Error::kernel(doing(), error);
+        match (self.space, huge) {
+            (Some(space), Some(page_bytes)) => {
+                memfd::load_huge(space, own.as_fd(), (self.size_bytes, page_bytes), cx)?;
+            }
+            (Some(space), None) => cx.load(space, own.as_fd())?,
+            (None, _) => {}
+        }
         rustix::fs::ftruncate(&own, self.size_bytes).map_err(kernel)?;
         let stat = rustix::fs::fstat(&own).map_err(kernel)?;
         if let Some(owner) = self.owner {
@@ -151,7 +166,7 @@ mod tests {
     #[test]
     fn memory_is_shared_again() {
         testkit::needs_root!();
-        let one = sys::memfd::shared_anonymous(3 * 4096).expect("memory");
+        let one = sys::memfd::shared_anonymous(3 * 4096, None).expect("memory");
         let other = status::reopen(one.as_fd(), OFlags::RDONLY).expect("reopen");
         rustix::io::pwrite(&one, b"before", 5000).expect("write");
         rustix::fs::seek(&one, SeekFrom::Start(4321)).expect("seek");

@@ -1,4 +1,8 @@
 //! Signals read from a descriptor: signalfd(2).
+//!
+//! - Kept: the mask.
+//! - Refused: "its mask is not understood".
+//! - CRIU 4.2: kept.
 
 use std::os::fd::OwnedFd;
 

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, statat};
 use rustix::io::Errno;
 use sys::close::CloseQueue;
 use syscalls::Sysno;
@@ -55,60 +55,108 @@ impl WhetherClosed {
     }
 }
 
-/// The descriptors of the stopped task `pid` in ascending order, given its folder /proc/PID and,
-/// where they are known, those of its parent, from whom most are inherited. `close_queue` closes
-/// what is opened.
+/// One descriptor of a task, of which only the link was read: that waits for no file system.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// Its number.
+    pub fd: i32,
+    /// What the link in /proc/PID/fd says.
+    pub target: Vec<u8>,
+    /// A descriptor of the same description, (pid, fd), of the parent.
+    pub same: Option<(i32, i32)>,
+}
+
+/// A task's folder /proc/PID, and who closes what is opened in it.
+pub type Proc<'a> = (BorrowedFd<'a>, &'a CloseQueue);
+
+/// The links of the descriptors of the stopped task `pid` in ascending order, given those of its
+/// parent where they are known, from whom most are inherited.
 ///
 /// # Errors
 /// [`Error::Gone`] when the task died, [`Error::Kernel`].
-pub fn read(
+pub fn links(
     pid: i32,
-    (proc, close_queue): (BorrowedFd<'_>, &CloseQueue),
-    parent: Option<(i32, &[Row])>,
-) -> Result<Vec<Row>> {
-    let failed = |what: &str, error: Errno| {
-        let doing = format!("read /proc/{pid}/{what}");
-        match error {
-            Errno::NOENT | Errno::SRCH => Error::Gone { pid, doing },
-            error => Error::kernel(doing, error),
-        }
-    };
+    (proc, close_queue): Proc<'_>,
+    parent: Option<(i32, &[Link])>,
+) -> Result<Vec<Link>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let links = rustix::fs::openat(proc, "fd", flags, Mode::empty());
-    let links = links.map_err(|error| failed("fd", error))?;
-    let mut numbers = sys::numbers::of(&links).map_err(|error| failed("fd", error))?;
+    let folder = rustix::fs::openat(proc, "fd", flags, Mode::empty());
+    let folder = folder.map_err(|error| failed(pid, "fd", error))?;
+    let mut numbers = sys::numbers::of(&folder).map_err(|error| failed(pid, "fd", error))?;
     numbers.sort_unstable();
-    let mut buffer = vec![0; 4096];
-    let mut rows = Vec::with_capacity(numbers.len());
+    let mut links = Vec::with_capacity(numbers.len());
     for fd in numbers {
-        let name = fd.to_string();
-        let name = name.as_str();
-        let failed = |error| failed(&format!("fd/{fd}"), error);
-        let (link, stat, same) = match inherited((pid, fd), parent)? {
-            Some((at, row)) => (row.link.clone(), row.stat, Some(at)),
+        let (target, same) = match inherited((pid, fd), parent)? {
+            Some((at, link)) => (link.target.clone(), Some(at)),
             None => {
-                let link = rustix::fs::readlinkat(&links, name, Vec::new()).map_err(failed)?;
-                let stat = rustix::fs::statat(&links, name, AtFlags::empty()).map_err(failed)?;
-                (link.into_bytes(), stat, None)
+                let link = rustix::fs::readlinkat(&folder, fd.to_string(), Vec::new());
+                let link = link.map_err(|error| failed(pid, &format!("fd/{fd}"), error))?;
+                (link.into_bytes(), None)
             }
         };
-        let text =
-            contents(proc, &format!("fdinfo/{fd}"), &mut buffer, close_queue).map_err(failed)?;
-        let (info, cloexec) = Info::parse(&String::from_utf8_lossy(text)).ok_or_else(|| {
-            let text = String::from_utf8_lossy(text);
-            Error::corrupt(format!("/proc/{pid}/fdinfo/{fd}"), format!("says {text:?}"))
-        })?;
+        links.push(Link { fd, target, same });
+    }
+    close_queue.push(folder);
+    Ok(links)
+}
+
+/// What the kernel says of a descriptor of the task `pid`; also whether it is close-on-exec.
+///
+/// # Errors
+/// [`Error::Gone`] when the task died, [`Error::Kernel`], [`Error::Corrupt`] where it is not
+/// understood.
+pub fn info(
+    (pid, fd): (i32, i32),
+    (proc, close_queue): Proc<'_>,
+    buffer: &mut Vec<u8>,
+) -> Result<(Info, bool)> {
+    let name = format!("fdinfo/{fd}");
+    let text = contents(proc, &name, buffer, close_queue);
+    let text = text.map_err(|error| failed(pid, &name, error))?;
+    Info::parse(&String::from_utf8_lossy(text)).ok_or_else(|| {
+        let text = String::from_utf8_lossy(text);
+        Error::corrupt(format!("/proc/{pid}/{name}"), format!("says {text:?}"))
+    })
+}
+
+/// Looks at the descriptors of the stopped task `pid` whose `links` were read, given those of its
+/// parent where they are known.
+///
+/// # Errors
+/// Those of [`links`] and [`info`].
+pub fn read(pid: i32, proc: Proc<'_>, links: &[Link], parent: &[Row]) -> Result<Vec<Row>> {
+    let mut buffer = vec![0; 4096];
+    let mut rows = Vec::with_capacity(links.len());
+    for link in links {
+        let fd = link.fd;
+        let theirs = link.same.and_then(|(_, fd)| find(parent, fd, |row| row.fd));
+        let stat = match theirs {
+            Some(row) => row.stat,
+            None => {
+                let name = format!("fd/{fd}");
+                let stat = statat(proc.0, &name, AtFlags::empty());
+                stat.map_err(|error| failed(pid, &name, error))?
+            }
+        };
+        let (info, cloexec) = info((pid, fd), proc, &mut buffer)?;
         rows.push(Row {
             fd,
             cloexec,
-            link,
+            link: link.target.clone(),
             stat,
             info,
-            same,
+            same: link.same,
         });
     }
-    close_queue.push(links);
     Ok(rows)
+}
+
+fn failed(pid: i32, what: &str, error: Errno) -> Error {
+    let doing = format!("read /proc/{pid}/{what}");
+    match error {
+        Errno::NOENT | Errno::SRCH => Error::Gone { pid, doing },
+        error => Error::kernel(doing, error),
+    }
 }
 
 /// A descriptor of this process, looked at as if it were a task's.
@@ -136,16 +184,25 @@ pub fn own(fd: BorrowedFd<'_>) -> Result<Row> {
 }
 
 /// The parent's descriptor with the number of `at`, if it is of the same description.
-fn inherited(at: (i32, i32), parent: Option<(i32, &[Row])>) -> Result<Option<((i32, i32), &Row)>> {
-    let Some((pid, rows)) = parent else {
+fn inherited(
+    at: (i32, i32),
+    parent: Option<(i32, &[Link])>,
+) -> Result<Option<((i32, i32), &Link)>> {
+    let Some((pid, links)) = parent else {
         return Ok(None);
     };
-    let Ok(found) = rows.binary_search_by_key(&at.1, |row| row.fd) else {
+    let Some(link) = find(links, at.1, |link| link.fd) else {
         return Ok(None);
     };
     let theirs = (pid, at.1);
     let same = compare(at, theirs)? == Ordering::Equal;
-    Ok(same.then_some((theirs, &rows[found])))
+    Ok(same.then_some((theirs, link)))
+}
+
+/// The one with the number `fd` among some in ascending order.
+fn find<T>(all: &[T], fd: i32, number: impl Fn(&T) -> i32) -> Option<&T> {
+    let found = all.binary_search_by_key(&fd, number);
+    found.ok().map(|found| &all[found])
 }
 
 /// The file's bytes, read into `buffer`, which grows as needed; `close_queue` closes the file.
@@ -272,7 +329,9 @@ mod tests {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let proc = rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty()).expect("open");
         let close_queue = CloseQueue::default();
-        let rows = read(pid, (proc.as_fd(), &close_queue), None).expect("read");
+        let proc = (proc.as_fd(), &close_queue);
+        let links = links(pid, proc, None).expect("read");
+        let rows = read(pid, proc, &links, &[]).expect("read");
         drop(to);
         cat.wait().expect("wait");
         let seen = rows.iter().take(3).map(|row| (row.fd, row.cloexec));
@@ -283,7 +342,7 @@ mod tests {
         assert!(rows[0].link.starts_with(b"pipe:["));
         assert_eq!(rows[2].link, b"/dev/null");
         assert_eq!(rows[2].info.oflags() & OFlags::RWMODE, OFlags::WRONLY);
-        let error = read(pid, (proc.as_fd(), &close_queue), None).expect_err("it is gone");
+        let error = read(pid, proc, &links, &[]).expect_err("it is gone");
         assert!(matches!(error, Error::Gone { .. }), "{error}");
     }
 

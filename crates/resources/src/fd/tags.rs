@@ -32,6 +32,12 @@ pub const SYSTEM_V: u16 = 113;
 pub const PIDFD: u16 = 114;
 /// [`super::process_file`].
 pub const PROCESS_FILE: u16 = 115;
+/// [`super::io_uring`].
+pub const IO_URING: u16 = 116;
+/// [`super::mqueue`].
+pub const MESSAGE_QUEUE: u16 = 117;
+/// [`super::fanotify`].
+pub const FANOTIFY: u16 = 118;
 /// [`super::attributes`]: by description.
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.
@@ -52,3 +58,7 @@ pub const TTY: u16 = 153;
 pub const UDP: u16 = 152;
 /// [`super::netlink`].
 pub const NETLINK: u16 = 154;
+/// [`super::raw_socket`].
+pub const RAW: u16 = 155;
+/// [`super::packet_socket`].
+pub const PACKET: u16 = 156;

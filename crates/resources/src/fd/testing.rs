@@ -363,6 +363,14 @@ impl DumpContext for Dumping<'_> {
         (tid == pid()).then_some(crate::fd::Task::Alive)
     }
 
+    fn process(&self, _tid: i32) -> Option<i32> {
+        Some(pid())
+    }
+
+    fn numbers(&self, id: DescriptionId) -> Vec<(i32, i32)> {
+        vec![(pid(), self.opens[id.0 as usize].fd)]
+    }
+
     fn add(&mut self, _pid: i32, _own: OwnedFd) -> Result<DescriptionId> {
         Err(Error::unsupported(pid(), "a description in flight"))
     }

@@ -1,4 +1,9 @@
 //! Timers read from a descriptor: timerfd_create(2).
+//!
+//! - Kept: clock, time that remains or is to come, interval, expirations that were not read.
+//! - Refused: "its state is not understood".
+//! - CRIU 4.2: kept; each comes back with the time that remained, also one that was set to a time
+//!   of day.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 

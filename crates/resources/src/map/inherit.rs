@@ -54,7 +54,7 @@ pub fn same_vdso(parent: &Memory, child: &Memory) -> bool {
 
 fn specials(memory: &Memory) -> impl Iterator<Item = (Span, Special)> + Clone + '_ {
     let all = memory.mappings.iter();
-    let all = all.filter(|map| map.special() != Special::No);
+    let all = all.filter(|map| map.is_of_vdso());
     all.map(|map| (map.span(), map.special()))
 }
 

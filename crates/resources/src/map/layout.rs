@@ -139,7 +139,9 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
             lay(planning, map, prot, script);
             policy::bind(map, script);
         }
-        let fresh = !early && !kept[index] && map.is_private() && map.is_anonymous();
+        // Who fills from outside does so by small pages.
+        let small = map.huge_page_bytes().is_none();
+        let fresh = !early && !kept[index] && map.is_private() && map.is_anonymous() && small;
         if fresh && planning.fill != Fill::Itself {
             laid.fill_outside(planning, map);
         } else if map.is_private() {

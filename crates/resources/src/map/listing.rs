@@ -2,7 +2,8 @@
 
 use abi::{Addr, Span};
 
-use crate::fd::segment;
+use super::aio;
+use crate::fd::{io_uring, segment};
 
 /// What a mapping is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +45,12 @@ pub struct Listed {
     pub swapped_bytes: u64,
     /// How much of it other processes have mapped as well: clean and dirty pages, in bytes.
     pub common_bytes: (u64, u64),
+    /// The size of the pages that the kernel keeps it in.
+    pub page_bytes: u64,
 }
+
+/// The file of anonymous memory that has huge pages, private or shared, as the kernel names it.
+pub const HUGE_PAGES: &[u8] = b"/anon_hugepage (deleted)";
 
 impl Listed {
     /// What the mapping is made of.
@@ -53,6 +59,7 @@ impl Listed {
         match self.name.as_slice() {
             b"[vdso]" => Backing::Vdso,
             name if name.starts_with(b"[vvar") => Backing::Vvar,
+            HUGE_PAGES if !self.shared => Backing::Anonymous,
             _ if self.ino != 0 || self.segment().is_some() => Backing::File,
             b"" | b"[heap]" | b"[stack]" => Backing::Anonymous,
             name if name.starts_with(b"[anon:") => Backing::Anonymous,
@@ -68,6 +75,24 @@ impl Listed {
         (is_segment && deleted).then(|| segment::number(self.ino))
     }
 
+    /// Whether it is a ring of io_uring(7), which the kernel writes to by itself.
+    #[must_use]
+    pub fn is_ring(&self) -> bool {
+        self.shared && self.name == io_uring::LINK
+    }
+
+    /// Whether it is a ring of asynchronous I/O (io_setup(2)), which the kernel writes to.
+    #[must_use]
+    pub fn is_aio(&self) -> bool {
+        self.shared && self.name == aio::NAME
+    }
+
+    /// Whether it is memory that a socket shares with its owner.
+    #[must_use]
+    pub fn is_socket(&self) -> bool {
+        self.name.starts_with(b"socket:[")
+    }
+
     /// Whether `VmFlags` has the code.
     #[must_use]
     pub fn has(&self, flag: &[u8; 2]) -> bool {
@@ -79,6 +104,12 @@ impl Listed {
     #[must_use]
     pub fn locks_on_fault(&self) -> bool {
         self.has(b"lf") || self.has(b"lo") && self.has(b"??")
+    }
+
+    /// Whether it has huge pages of hugetlbfs; of files, only smaps tells.
+    #[must_use]
+    pub fn has_huge_pages(&self) -> bool {
+        self.name == HUGE_PAGES || self.has(b"ht")
     }
 
     /// Whether some of its own pages may be another process's as well, by copy-on-write since a
@@ -124,6 +155,8 @@ pub fn parse(smaps: &[u8]) -> Result<Vec<Listed>, String> {
             last.resident_bytes = kib(value);
         } else if let Some(value) = line.strip_prefix(b"Swap:") {
             last.swapped_bytes = kib(value);
+        } else if let Some(value) = line.strip_prefix(b"KernelPageSize:") {
+            last.page_bytes = kib(value);
         } else if let Some(value) = line.strip_prefix(b"Shared_Clean:") {
             last.common_bytes.0 = kib(value);
         } else if let Some(value) = line.strip_prefix(b"Shared_Dirty:") {
@@ -186,6 +219,7 @@ fn header(line: &[u8]) -> Option<Listed> {
         resident_bytes: 0,
         swapped_bytes: 0,
         common_bytes: (0, 0),
+        page_bytes: abi::PAGE_BYTES,
     })
 }
 

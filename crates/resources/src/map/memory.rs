@@ -1,9 +1,21 @@
 //! A process's address space: the record in an image; see [`super::layout`] for what becomes of it.
+//!
+//! - What: mappings
+//! - Kept: private and shared ones, of files and without, with protection, advice, locks, names,
+//!   guards, huge pages, droppable and growing ones; pages that tasks share by copy-on-write stay
+//!   shared.
+//! - Refused: "it is memory of a device"; "it is registered with a userfaultfd" (but for
+//!   asynchronous write protection); "it is a shadow stack"; "it has huge pages of a file that
+//!   nobody can open again" (a deleted one, System V shared memory); "it has huge pages of its own
+//!   over those of a file"; "a part of a ring of io_uring was unmapped or protected"; mappings of
+//!   the kernel's own such as `[uprobes]`, by their name alone.
+//! - CRIU 4.2: kept, shadow stacks too; names of anonymous memory are not, nor `mlockall` for later
+//!   mappings. Memory of devices only with a plugin for them, `[uprobes]` with `--allow-uprobes`.
 
 use abi::{Addr, PAGE_BYTES, Span};
 use prost::Message;
 
-use super::listing::{Backing, Listed};
+use super::listing::{Backing, HUGE_PAGES, Listed};
 use super::policy::Policy;
 use crate::{Error, Result};
 
@@ -51,7 +63,7 @@ pub struct Mapping {
     #[prost(uint32, tag = "3")]
     pub prot: u32,
     /// `MAP_SHARED`, `MAP_PRIVATE`, `MAP_ANONYMOUS`, `MAP_GROWSDOWN`, `MAP_NORESERVE`,
-    /// `MAP_DROPPABLE`.
+    /// `MAP_DROPPABLE`, `MAP_HUGETLB` with the size of its pages.
     #[prost(uint32, tag = "4")]
     pub flags: u32,
     /// The offset in the file in bytes.
@@ -104,6 +116,10 @@ pub enum Special {
     Vdso = 1,
     /// The vDSO's data.
     Vvar = 2,
+    /// A ring of io_uring(7), which has a file all the same.
+    Ring = 3,
+    /// A ring of asynchronous I/O (io_setup(2)).
+    Aio = 4,
 }
 
 const MAP_SHARED: u32 = 0x01;
@@ -112,6 +128,9 @@ const MAP_DROPPABLE: u32 = 0x08;
 pub(super) const MAP_ANONYMOUS: u32 = 0x20;
 const MAP_GROWSDOWN: u32 = 0x100;
 const MAP_NORESERVE: u32 = 0x4000;
+const MAP_HUGETLB: u32 = 0x40000;
+/// Where `MAP_HUGETLB` has the base-2 logarithm of the size of a page.
+const MAP_HUGE_SHIFT: u32 = 26;
 const MCL_FUTURE: u32 = 2;
 const MCL_ONFAULT: u32 = 4;
 
@@ -128,17 +147,13 @@ const ADVICE: [(&[u8; 2], u32); 8] = [
 ];
 
 /// `VmFlags` codes of mappings that cannot be made again, and why.
-const REFUSED: [(&[u8; 2], &str); 6] = [
+const REFUSED: [(&[u8; 2], &str); 5] = [
     (b"io", "it is memory of a device"),
     (b"pf", "it is memory of a device"),
-    (b"ht", "it has huge pages (hugetlbfs)"),
     (b"um", "it is registered with a userfaultfd"),
     (b"uw", "it is registered with a userfaultfd"),
     (b"ss", "it is a shadow stack"),
 ];
-
-/// What the kernel calls a ring of asynchronous I/O, whose file has no name.
-const AIO_RING: &[u8] = b"/[aio] (deleted)";
 
 impl Memory {
     /// Checks what an image claims: mappings are sorted, disjoint and of whole pages, each has a
@@ -156,7 +171,14 @@ impl Memory {
             if !whole || map.start < last || map.end <= map.start || map.end > TOP {
                 return bad(format!("mapping {} is out of order", map.span()));
             }
-            if map.file.is_some() == map.is_anonymous() && map.special() == Special::No {
+            let has_file = map.file.is_some();
+            let wrong_file = match map.special() {
+                Special::No => has_file == map.is_anonymous(),
+                Special::Ring => !has_file || map.flags & MAP_SHARED == 0,
+                Special::Aio => has_file || map.flags & MAP_SHARED == 0,
+                Special::Vdso | Special::Vvar => false,
+            };
+            if wrong_file {
                 let span = map.span();
                 return bad(format!("mapping {span} has no file or one too many"));
             }
@@ -191,8 +213,9 @@ impl Mapping {
         const KINDS: [u32; 3] = [MAP_SHARED, MAP_PRIVATE, MAP_DROPPABLE];
         const FLAGS: u32 = MAP_ANONYMOUS | MAP_GROWSDOWN | MAP_NORESERVE;
         const PROT_ALL: u32 = 7;
-        let kind = self.flags & !FLAGS;
-        if !KINDS.contains(&kind) {
+        let huge = self.huge_page_bytes().map_or(0, huge_pages_of);
+        let kind = self.flags & !(FLAGS | huge);
+        if !KINDS.contains(&kind) || huge != 0 && !self.is_private_anonymous() {
             return Some(format!("flags {:#x}", self.flags));
         }
         if self.prot & !PROT_ALL != 0 || self.locked > 2 {
@@ -238,10 +261,27 @@ impl Mapping {
         }
     }
 
+    /// Whether it is the vDSO's code or data.
+    #[must_use]
+    pub fn is_of_vdso(&self) -> bool {
+        matches!(self.special(), Special::Vdso | Special::Vvar)
+    }
+
     /// Whether writes stay in this process.
     #[must_use]
     pub fn is_private(&self) -> bool {
         self.flags & MAP_SHARED == 0 && self.special() == Special::No
+    }
+
+    /// The size of its pages where it is anonymous and has huge ones.
+    #[must_use]
+    pub fn huge_page_bytes(&self) -> Option<u64> {
+        let shift = self.flags >> MAP_HUGE_SHIFT;
+        (self.flags & MAP_HUGETLB != 0).then(|| 1 << shift)
+    }
+
+    fn is_private_anonymous(&self) -> bool {
+        self.is_private() && self.is_anonymous()
     }
 
     /// Whether it has no file.
@@ -258,14 +298,15 @@ impl Mapping {
         if let Some((_, why)) = REFUSED.iter().find(|(code, _)| refuses(listed, code)) {
             return Err(Error::unsupported(pid, listed.place()).because(*why));
         }
-        if listed.shared && listed.name == AIO_RING {
-            let why = "it is a ring of asynchronous I/O (io_setup)";
+        if let Some(why) = hinders(listed) {
             return Err(Error::unsupported(pid, listed.place()).because(why));
         }
         let special = match listed.backing() {
             Backing::Vdso => Special::Vdso,
             Backing::Vvar => Special::Vvar,
             Backing::Special => return Err(Error::unsupported(pid, listed.place())),
+            Backing::File if listed.is_ring() => Special::Ring,
+            Backing::File if listed.is_aio() => Special::Aio,
             Backing::Anonymous | Backing::File => Special::No,
         };
         let mut flags = if listed.shared {
@@ -282,6 +323,9 @@ impl Mapping {
             .iter()
             .map(|(on, flag)| if *on { *flag } else { 0 })
             .sum::<u32>();
+        if listed.has_huge_pages() && listed.backing() == Backing::Anonymous {
+            flags |= huge_pages_of(listed.page_bytes);
+        }
         if listed.has(b"dp") {
             flags = flags & !(MAP_PRIVATE | MAP_NORESERVE) | MAP_DROPPABLE;
         }
@@ -320,8 +364,11 @@ impl Mapping {
     pub(super) fn inherits(&self, early: &Self) -> bool {
         let place = |map: &Self| map.offset.wrapping_sub(map.start);
         let kind = MAP_ANONYMOUS | MAP_GROWSDOWN | MAP_DROPPABLE | MAP_NORESERVE;
+        // Huge pages are copied whole, and parts of them cannot be given up.
+        let is_huge = self.huge_page_bytes().is_some();
         self.is_private()
             && early.is_private()
+            && !is_huge
             && early.start <= self.start
             && self.end <= early.end
             && self.flags & kind == early.flags & kind
@@ -329,6 +376,28 @@ impl Mapping {
             && (self.is_anonymous() || place(self) == place(early))
             && self.name == early.name
             && self.policy == early.policy
+    }
+}
+
+/// The flags of anonymous memory with huge pages of this size.
+fn huge_pages_of(page_bytes: u64) -> u32 {
+    MAP_HUGETLB | page_bytes.trailing_zeros() << MAP_HUGE_SHIFT
+}
+
+/// Why a mapping of a file cannot be made again, if so. Memory with huge pages can where it is
+/// anonymous, or a memfd or a file with a path that is shared.
+fn hinders(listed: &Listed) -> Option<&'static str> {
+    /// Where the parts of a ring of io_uring(7) begin.
+    const RING_PARTS: [u64; 3] = [0, 0x800_0000, 0x1000_0000];
+    if listed.is_ring() && !RING_PARTS.contains(&listed.offset) {
+        return Some("a part of a ring of io_uring was unmapped or protected");
+    }
+    let name = &listed.name[..];
+    let has_path = !name.ends_with(b" (deleted)") || name.starts_with(b"/memfd:");
+    match listed.has_huge_pages() && name != HUGE_PAGES {
+        true if !has_path => Some("it has huge pages of a file that nobody can open again"),
+        true if !listed.shared => Some("it has huge pages of its own over those of a file"),
+        _ => None,
     }
 }
 

@@ -7,8 +7,10 @@
 //! - [`inherit`]: what is left out of them, as a parent made it,
 //! - [`policy`]: from which nodes its memory comes,
 //! - [`read`]: those of them that read pages,
+//! - [`aio`]: rings of asynchronous I/O, and the contexts that they belong to,
 //! - [`vdso`]: the kernel's code in it, and how another kernel's is replaced.
 
+pub mod aio;
 pub mod inherit;
 pub mod layout;
 pub mod listing;

@@ -1,4 +1,8 @@
 //! Where the memory of a mapping comes from on a machine of several nodes (mbind(2)).
+//!
+//! - What: memory policies of mappings
+//! - Kept: mode, flags and nodes (mbind(2)).
+//! - CRIU 4.2: not kept.
 
 use std::collections::HashMap;
 

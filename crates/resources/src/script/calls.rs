@@ -338,6 +338,10 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::getitimer, &[One(names::ITIMER), Address]),
     (Sysno::getppid, &[]),
     (Sysno::getpriority, &[One(names::PRIO), Int]),
+    (Sysno::io_setup, &[Int, Address]),
+    (Sysno::io_submit, &[Address, Int, Address]),
+    (Sysno::io_uring_enter, &[Fd, Int, Int, Int, Address, Int]),
+    (Sysno::io_uring_register, &[Fd, Int, Address, Int]),
     (Sysno::ioctl, &[Fd, Verb(IOCTL)]),
     (Sysno::ioprio_get, &[One(names::IOPRIO_WHO), Int]),
     (Sysno::ioprio_set, &[One(names::IOPRIO_WHO), Int, Hex]),
@@ -356,6 +360,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         ],
     ),
     (Sysno::membarrier, &[One(names::MEMBARRIER)]),
+    (Sysno::memfd_create, &[Address, Hex]),
     (Sysno::mlock2, &[Address, Number, Flags(names::MLOCK)]),
     (Sysno::mlockall, &[Flags(names::MCL)]),
     (
@@ -499,7 +504,12 @@ mod tests {
         assert!(names.len() > 100, "{names:?}");
         for (name, path) in names {
             // Test support in files of its own; calls of programs, which no script makes.
-            let others = ["testing.rs", "task/interrupted.rs", "arch/stubs.rs"];
+            let others = [
+                "testing.rs",
+                "task/interrupted.rs",
+                "arch/stubs.rs",
+                "process/src/refetch.rs",
+            ];
             if others.iter().any(|end| path.ends_with(end)) || path.contains("/plan/model") {
                 continue;
             }

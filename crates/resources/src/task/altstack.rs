@@ -1,4 +1,7 @@
 //! The alternate signal stack of a thread (sigaltstack(2)).
+//!
+//! - Kept: place, size and flags, also `SS_AUTODISARM`.
+//! - CRIU 4.2: kept.
 
 use syscalls::Sysno;
 

@@ -1,4 +1,13 @@
 //! Attributes that are one number each, mostly of prctl(2): a table of how to get and set them.
+//!
+//! - What: attributes of prctl(2)
+//! - Kept: parent-death signal, child subreaper, `no_new_privs`, personality, transparent huge
+//!   pages disabled, memory merging, machine-check policy, use of the time stamp counter and of the
+//!   cpuid instruction, memory-deny-write-execute (what can be written and run from before it
+//!   stays).
+//! - At a restore: "set in this process, and cannot be unset".
+//! - CRIU 4.2: parent-death signal, child subreaper, `no_new_privs`, transparent huge pages
+//!   disabled; the others are not kept.
 
 use linux_raw_sys::prctl::{
     PR_GET_CHILD_SUBREAPER, PR_GET_MDWE, PR_GET_MEMORY_MERGE, PR_GET_PDEATHSIG, PR_GET_THP_DISABLE,

@@ -1,4 +1,7 @@
 //! The nice value of a session as a whole (sched(7), "The autogroup feature").
+//!
+//! - Kept: the session's nice value.
+//! - CRIU 4.2: not kept.
 
 use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, decode, tags};
 use crate::Result;

@@ -1,4 +1,8 @@
 //! The name of a thread (`PR_SET_NAME`, /proc/PID/comm).
+//!
+//! - What: name of a thread
+//! - Kept: each thread's.
+//! - CRIU 4.2: kept.
 
 use linux_raw_sys::prctl::{PR_GET_NAME, PR_SET_NAME};
 use syscalls::Sysno;

@@ -1,4 +1,7 @@
 //! Which mappings a core dump has (core(5), /proc/PID/coredump_filter).
+//!
+//! - Kept: all bits.
+//! - CRIU 4.2: not kept.
 
 use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, decode, tags};
 use crate::Result;

@@ -11,6 +11,10 @@
 //! 5. ambient capabilities: they need the inheritable ones, and may be forbidden by
 //! 6. the securebits;
 //! 7. `capset`.
+//!
+//! - Kept: user and group ids of each thread, groups, all five sets of capabilities, securebits.
+//! - At a restore: "this process does not have …" (a capability).
+//! - CRIU 4.2: kept; profiles of AppArmor and labels of SELinux as well.
 
 use linux_raw_sys::prctl::{
     PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, PR_CAPBSET_DROP, PR_GET_SECUREBITS, PR_SET_SECUREBITS,

@@ -3,6 +3,10 @@
 //! The attribute belongs to the memory that all threads share, and whenever one of them changes
 //! its credentials it becomes what /proc/sys/fs/suid_dumpable says. So each thread sets it after
 //! its own change: whoever is last sets it right.
+//!
+//! - Kept: the mode.
+//! - At a restore: "2 needs 2 in /proc/sys/fs/suid_dumpable".
+//! - CRIU 4.2: kept.
 
 use linux_raw_sys::prctl::{PR_GET_DUMPABLE, PR_SET_DUMPABLE};
 use syscalls::Sysno;

@@ -11,6 +11,12 @@
 //!   the time is in a register. The time of those that point at it stays what it was.
 //!
 //! Times are relative to the thread's life: the time between dump and restore does not count.
+//!
+//! - What: calls that wait
+//! - Kept: they go on with the time that remained; those whose time limit is in memory or in the
+//!   socket wait all of it again. A thread never sees that it was stopped.
+//! - CRIU 4.2: calls that the kernel makes again with their arguments go on; others with a time
+//!   limit, such as nanosleep(2), poll(2), epoll_wait(2) and futex(2), return `EINTR`.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -37,6 +43,29 @@ mod nr {
     pub const EPOLL_WAIT: u64 = Sysno::epoll_wait as u64;
     pub const EPOLL_PWAIT: u64 = Sysno::epoll_pwait as u64;
     pub const EPOLL_PWAIT2: u64 = Sysno::epoll_pwait2 as u64;
+
+    /// Calls that wait for something to happen and move no data.
+    pub const WAIT_FOR_EVENTS: [u64; 19] = [
+        POLL,
+        Sysno::ppoll as u64,
+        Sysno::select as u64,
+        Sysno::pselect6 as u64,
+        EPOLL_WAIT,
+        EPOLL_PWAIT,
+        EPOLL_PWAIT2,
+        FUTEX,
+        Sysno::futex_waitv as u64,
+        NANOSLEEP,
+        CLOCK_NANOSLEEP,
+        Sysno::pause as u64,
+        Sysno::rt_sigsuspend as u64,
+        Sysno::rt_sigtimedwait as u64,
+        Sysno::wait4 as u64,
+        Sysno::waitid as u64,
+        Sysno::accept as u64,
+        Sysno::accept4 as u64,
+        RESTART_SYSCALL,
+    ];
 }
 
 /// What a thread did shortly before it was stopped. Its wait begins when it last ran: how long it
@@ -47,6 +76,8 @@ pub struct Before {
     waited: Option<Waited>,
     /// The kernel's function in which it waits, when the call alone does not say what it is.
     function: String,
+    /// Whether it was nowhere in a program: on a processor, or without registers.
+    is_nowhere: bool,
 }
 
 /// How long a thread had waited at what time.
@@ -63,7 +94,10 @@ impl Before {
     /// one file, or three if the thread waits in a call whose time is limited.
     pub fn read(clocks: &mut Clocks, mut read: impl FnMut(&str) -> Option<Vec<u8>>) -> Self {
         let mut before = Self::default();
-        let syscall = read("syscall").and_then(|text| Syscall::parse(&text).ok());
+        let syscall = read("syscall");
+        let nowhere = |text: &[u8]| text.starts_with(b"running") || text.ends_with(b" 0x0 0x0\n");
+        before.is_nowhere = syscall.as_deref().is_some_and(nowhere);
+        let syscall = syscall.and_then(|text| Syscall::parse(&text).ok());
         if let Some(Syscall::In { number, args }) = syscall {
             if number == nr::RESTART_SYSCALL {
                 let function = read("wchan").unwrap_or_default();
@@ -74,6 +108,12 @@ impl Before {
             }
         }
         before
+    }
+
+    /// Whether it may be a thread of the kernel's, which has no registers of a program.
+    #[must_use]
+    pub fn may_be_kernels(&self) -> bool {
+        self.is_nowhere
     }
 
     /// Sees, when the thread was stopped, whether that has ended the wait that was seen: otherwise
@@ -278,6 +318,17 @@ pub fn is_unknown(
 pub fn is_waiting(read: impl FnOnce(&str) -> Option<Vec<u8>>) -> bool {
     let syscall = read("syscall").and_then(|text| Syscall::parse(&text).ok());
     !matches!(syscall, Some(Syscall::Running))
+}
+
+/// Whether a thread may be in a call that moves data, with this text of its /proc/PID/syscall: it
+/// is neither out of all calls nor in one that waits for an event.
+#[must_use]
+pub fn may_move_data(syscall: &[u8]) -> bool {
+    match Syscall::parse(syscall) {
+        Ok(Syscall::In { number, .. }) => !nr::WAIT_FOR_EVENTS.contains(&number),
+        Ok(Syscall::Elsewhere) => false,
+        Ok(Syscall::Running) | Err(_) => true,
+    }
 }
 
 /// Decides how a stopped thread goes on.

@@ -1,5 +1,9 @@
 //! Whether a thread writes pages back for others and must not wait for that itself
 //! (`PR_SET_IO_FLUSHER`).
+//!
+//! - Kept: whether it is on.
+//! - At a restore: "this process lacks CAP_SYS_RESOURCE to set it".
+//! - CRIU 4.2: not kept.
 
 use linux_raw_sys::prctl::{PR_GET_IO_FLUSHER, PR_SET_IO_FLUSHER};
 use syscalls::Sysno;

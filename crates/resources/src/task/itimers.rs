@@ -1,4 +1,7 @@
 //! The three interval timers of a process (setitimer(2)).
+//!
+//! - Kept: what was left of each, and its interval.
+//! - CRIU 4.2: kept.
 
 use syscalls::Sysno;
 

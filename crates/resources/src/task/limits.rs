@@ -1,4 +1,8 @@
 //! The resource limits of a process (getrlimit(2)).
+//!
+//! - Kept: soft and hard limits.
+//! - At a restore: "… has hard limit …, this process has … and lacks CAP_SYS_RESOURCE to raise it".
+//! - CRIU 4.2: kept.
 
 use sys::proc::{self, LIMITS, Limit};
 use syscalls::Sysno;

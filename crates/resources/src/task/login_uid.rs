@@ -1,6 +1,11 @@
 //! The user as whom a process was logged in, for the kernel's audit (/proc/PID/loginuid).
 //!
 //! The number of the login session beside it cannot be chosen: the kernel gives a new one.
+//!
+//! - Kept: the uid; the number of the login session beside it is a new one.
+//! - At a restore: "this kernel has none"; "this process lacks CAP_AUDIT_CONTROL to change … to
+//!   it".
+//! - CRIU 4.2: kept.
 
 use syscalls::Sysno;
 

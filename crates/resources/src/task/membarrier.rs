@@ -1,4 +1,7 @@
 //! What a process has registered for with membarrier(2).
+//!
+//! - Kept: all registrations, on Linux 6.3 and later.
+//! - CRIU 4.2: kept.
 
 use syscalls::Sysno;
 

@@ -1,4 +1,7 @@
 //! Where a thread's memory comes from on a machine of several nodes (set_mempolicy(2)).
+//!
+//! - Kept: mode, flags and nodes; not a home node, of which the kernel does not tell.
+//! - CRIU 4.2: not kept.
 
 use syscalls::Sysno;
 

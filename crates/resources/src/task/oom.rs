@@ -1,4 +1,7 @@
 //! How likely a process is killed when memory runs out (/proc/PID/oom_score_adj).
+//!
+//! - Kept: the value.
+//! - CRIU 4.2: kept.
 
 use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, decode, tags};
 use crate::script::Answers;

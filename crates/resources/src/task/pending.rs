@@ -3,6 +3,11 @@
 //!
 //! A task may queue any information to itself (rt_sigqueueinfo(2)): the process's queue is filled
 //! by its leader, a thread's by itself, while all signals are blocked.
+//!
+//! - What: pending signals
+//! - Kept: of the process and of each thread, with all that came with them.
+//! - Refused: "a SIGKILL on its way".
+//! - CRIU 4.2: kept; what becomes of a `SIGKILL` is not known.
 
 use syscalls::Sysno;
 

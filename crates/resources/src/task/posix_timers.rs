@@ -3,6 +3,12 @@
 //! Not saved, because the kernel does not tell: whether a timer was set to an absolute time (it
 //! goes on with the time that remained), and the overruns of its last expiry that was delivered.
 //! A timer whose thread has ended comes back as one that tells nobody, as it did.
+//!
+//! - Kept: id, clock, what is signalled and to which thread, what was left, interval. Not: that it
+//!   was set to an absolute time, and how often it has expired too late.
+//! - Refused: "a timer on a thread's processor time, in a process of several threads".
+//! - At a restore: "timer … needs PR_TIMER_CREATE_RESTORE_IDS of Linux 6.15" (large ids).
+//! - CRIU 4.2: kept; one on a thread's processor time comes back on the first thread's.
 
 use linux_raw_sys::prctl::{
     PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF, PR_TIMER_CREATE_RESTORE_IDS_ON,

@@ -1,5 +1,9 @@
 //! States of a thread that cannot be brought back and are refused by name, before the thread is
 //! made to call anything.
+//!
+//! - What: shadow stacks, address masking
+//! - Refused: "a shadow stack"; "linear address masking".
+//! - CRIU 4.2: keeps shadow stacks, does not look for address masking.
 
 use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};

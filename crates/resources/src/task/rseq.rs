@@ -3,6 +3,9 @@
 //! The kernel gives the registration to tracers only, and takes it from the thread itself only. A
 //! thread that was stopped inside of a sequence is moved to its abort handler before (crate
 //! `tracee`), as after any other preemption.
+//!
+//! - Kept: area and signature; a thread inside of a sequence is moved to its abort handler.
+//! - CRIU 4.2: kept.
 
 use syscalls::Sysno;
 

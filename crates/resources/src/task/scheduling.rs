@@ -1,5 +1,10 @@
 //! When, where and how often a thread gets a processor: policy, nice value, priority, affinity,
 //! I/O priority, timer slack (sched(7), ioprio_set(2), `PR_SET_TIMERSLACK`).
+//!
+//! - Kept: policy with all its values (also `SCHED_DEADLINE`, slices, utilisation clamps), nice
+//!   value, real-time priority, affinity, I/O priority, timer slack.
+//! - At a restore: utilisation clamps, "…, which this kernel does not have".
+//! - CRIU 4.2: policy, nice value and real-time priority; the others are not kept.
 
 use std::sync::OnceLock;
 

@@ -7,6 +7,14 @@
 //! A process can only give all its threads a filter (`SECCOMP_FILTER_FLAG_TSYNC`) if theirs are
 //! the oldest of its own: the very same ones, not equal ones. So those that all threads have in
 //! common are put back in that way as well, by the leader.
+//!
+//! - Kept: filters with their flags and their order, which threads have the very same ones, and the
+//!   strict mode.
+//! - Refused: "a seccomp filter that asks a supervisor (SECCOMP_RET_USER_NOTIF)", as "who answers
+//!   is not known"; "reading seccomp filters", as "that takes CAP_SYS_ADMIN, and no seccomp filter
+//!   of stillframe's own"; "a seccomp filter that is no classic BPF program"; "seccomp mode …".
+//! - CRIU 4.2: kept; filters that are equal in all threads are taken for the same. Does not look
+//!   for supervisors.
 
 use prost::Message;
 use sys::ptrace::Filter;

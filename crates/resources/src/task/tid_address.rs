@@ -1,5 +1,9 @@
 //! The word that the kernel clears, and wakes waiters of, when a thread ends
 //! (set_tid_address(2)).
+//!
+//! - What: word cleared at a thread's end
+//! - Kept: its address.
+//! - CRIU 4.2: kept.
 
 use linux_raw_sys::prctl::PR_GET_TID_ADDRESS;
 use syscalls::Sysno;

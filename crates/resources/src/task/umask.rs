@@ -1,4 +1,7 @@
 //! The file mode creation mask of a process (umask(2)).
+//!
+//! - Kept: the mask.
+//! - CRIU 4.2: kept.
 
 use syscalls::Sysno;
 

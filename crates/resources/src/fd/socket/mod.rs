@@ -4,6 +4,7 @@ pub mod bind;
 pub mod diag;
 pub mod inet;
 pub mod inet_diag;
+pub mod multicast;
 pub mod options;
 pub mod packet;
 pub mod peek;
@@ -35,12 +36,14 @@ pub struct Nature {
 }
 
 impl Nature {
-    /// What kind of socket `open` is; `None` when it is no socket at all.
+    /// What kind of socket `open` is; `None` when it is no socket at all, or only the place of
+    /// one (`O_PATH`), which cannot be asked.
     ///
     /// # Errors
     /// When it cannot be fetched from its task, or the system calls' errno.
     pub fn of(open: &Open<'_>) -> Result<Option<Self>> {
-        if FileType::from_raw_mode(open.stat.st_mode) != FileType::Socket {
+        let is_socket = FileType::from_raw_mode(open.stat.st_mode) == FileType::Socket;
+        if !is_socket || open.info.oflags().contains(OFlags::PATH) {
             return Ok(None);
         }
         Self::of_fd(open.own()?).map(Some)

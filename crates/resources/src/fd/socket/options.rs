@@ -1,4 +1,9 @@
 //! Socket options, as one table: what is in it is saved, and nothing else is set from an image.
+//!
+//! - What: socket options
+//! - Kept: all that one table names, of sockets of every kind, and packet filters.
+//! - At a restore: "this kernel does not know the socket option …".
+//! - CRIU 4.2: buffers, timeouts, priority, mark, device, lingering, keep-alive and some others.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,7 +14,10 @@ const SOL_IP: i32 = 0;
 const SOL_SOCKET: i32 = 1;
 const SOL_TCP: i32 = 6;
 const SOL_UDP: i32 = 17;
+const SOL_ICMPV6: i32 = 58;
+const SOL_RAW: i32 = 255;
 const SOL_IPV6: i32 = 41;
+const SOL_PACKET: i32 = 263;
 const SOL_NETLINK: i32 = 270;
 
 const SO_SNDBUF: i32 = 7;
@@ -77,6 +85,12 @@ const TABLE: &[Known] = &[
     known(SOL_IPV6, 78, 4, Early, "IPV6_FREEBIND"),
     known(SOL_IPV6, 75, 4, Early, "IPV6_TRANSPARENT"),
     known(SOL_TCP, 13, 16, Early, "TCP_CONGESTION"),
+    known(SOL_PACKET, 10, 4, Early, "PACKET_VERSION"),
+    known(SOL_PACKET, 12, 4, Early, "PACKET_RESERVE"),
+    known(SOL_PACKET, 14, 4, Early, "PACKET_LOSS"),
+    known(SOL_PACKET, 15, 4, Early, "PACKET_VNET_HDR"),
+    known(SOL_PACKET, 24, 4, Early, "PACKET_VNET_HDR_SZ"),
+    known(SOL_PACKET, 19, 4, Early, "PACKET_TX_HAS_OFF"),
     known(SOL_SOCKET, SO_SNDBUF, 4, Late, "SO_SNDBUF"),
     known(SOL_SOCKET, SO_RCVBUF, 4, Late, "SO_RCVBUF"),
     known(SOL_SOCKET, SO_BUF_LOCK, 4, Late, "SO_BUF_LOCK"),
@@ -109,6 +123,7 @@ const TABLE: &[Known] = &[
     known(SOL_SOCKET, 82, 4, Late, "SO_RCVPRIORITY"),
     known(SOL_IP, 1, 4, Late, "IP_TOS"),
     known(SOL_IP, 2, 4, Late, "IP_TTL"),
+    known(SOL_IP, 3, 4, Late, "IP_HDRINCL"),
     known(SOL_IP, 6, 4, Late, "IP_RECVOPTS"),
     known(SOL_IP, 7, 4, Late, "IP_RETOPTS"),
     known(SOL_IP, 8, 4, Late, "IP_PKTINFO"),
@@ -125,6 +140,7 @@ const TABLE: &[Known] = &[
     known(SOL_IP, 49, 4, Late, "IP_MULTICAST_ALL"),
     known(SOL_IP, 50, 4, Late, "IP_UNICAST_IF"),
     known(SOL_IP, 51, 4, Late, "IP_LOCAL_PORT_RANGE"),
+    known(SOL_IPV6, 7, 4, Late, "IPV6_CHECKSUM"),
     known(SOL_IPV6, 16, 4, Late, "IPV6_UNICAST_HOPS"),
     known(SOL_IPV6, 17, 4, Late, "IPV6_MULTICAST_IF"),
     known(SOL_IPV6, 18, 4, Late, "IPV6_MULTICAST_HOPS"),
@@ -133,6 +149,7 @@ const TABLE: &[Known] = &[
     known(SOL_IPV6, 25, 4, Late, "IPV6_RECVERR"),
     known(SOL_IPV6, 29, 4, Late, "IPV6_MULTICAST_ALL"),
     known(SOL_IPV6, 33, 4, Late, "IPV6_FLOWINFO_SEND"),
+    known(SOL_IPV6, 36, 4, Late, "IPV6_HDRINCL"),
     known(SOL_IPV6, 49, 4, Late, "IPV6_RECVPKTINFO"),
     known(SOL_IPV6, 51, 4, Late, "IPV6_RECVHOPLIMIT"),
     known(SOL_IPV6, 60, 4, Late, "IPV6_RECVPATHMTU"),
@@ -169,6 +186,13 @@ const TABLE: &[Known] = &[
     known(SOL_UDP, 102, 4, Late, "UDP_NO_CHECK6_RX"),
     known(SOL_UDP, 103, 4, Late, "UDP_SEGMENT"),
     known(SOL_UDP, 104, 4, Late, "UDP_GRO"),
+    known(SOL_RAW, 1, 4, Late, "ICMP_FILTER"),
+    known(SOL_ICMPV6, 1, 32, Late, "ICMPV6_FILTER"),
+    known(SOL_PACKET, 8, 4, Late, "PACKET_AUXDATA"),
+    known(SOL_PACKET, 9, 4, Late, "PACKET_ORIGDEV"),
+    known(SOL_PACKET, 17, 4, Late, "PACKET_TIMESTAMP"),
+    known(SOL_PACKET, 20, 4, Late, "PACKET_QDISC_BYPASS"),
+    known(SOL_PACKET, 23, 4, Late, "PACKET_IGNORE_OUTGOING"),
     known(SOL_NETLINK, 3, 4, Late, "NETLINK_PKTINFO"),
     known(SOL_NETLINK, 4, 4, Late, "NETLINK_BROADCAST_ERROR"),
     known(SOL_NETLINK, 5, 4, Late, "NETLINK_NO_ENOBUFS"),

@@ -34,7 +34,8 @@ pub struct Lock {
     connections: Vec<nft::Connection>,
     sockets: Vec<OwnedFd>,
     watchdog: Option<Watchdog>,
-    owner: nft::Owned,
+    /// None where the caller keeps packets away (`--network-lock skip`).
+    owner: Option<nft::Owned>,
 }
 
 impl Lock {
@@ -81,10 +82,11 @@ impl Lock {
         let watchdog = Watchdog::start(&settings).map_err(failed)?;
         let connections: Vec<_> = found.iter().map(|(connection, _)| *connection).collect();
         let name = name_of(connections.clone());
-        let owner =
-            nft::block_meanwhile(&format!("{name}-dump"), &connections).map_err(|error| {
-                Error::kernel("block the tree's TCP connections with nf_tables", error)
-            })?;
+        let block = || nft::block_meanwhile(&format!("{name}-dump"), &connections);
+        let owner = (!allow.network_unlocked).then(block).transpose();
+        let owner = owner.map_err(|error| {
+            Error::kernel("block the tree's TCP connections with nf_tables", error)
+        })?;
         Ok(Some(Self {
             name,
             connections,
@@ -97,7 +99,7 @@ impl Lock {
     /// Removes the rules: the target is about to go on. The result is to be dropped once it does.
     #[must_use]
     pub fn lift(self) -> Option<Leftover> {
-        self.owner.lift()
+        self.owner.and_then(nft::Owned::lift)
     }
 
     /// Makes rules that stay when this process ends: the target is about to be killed. `label` says
@@ -108,6 +110,9 @@ impl Lock {
     pub fn stay(&mut self, label: &Label) -> Result<()> {
         // No connection is being read any more.
         self.watchdog = None;
+        if self.owner.is_none() {
+            return Ok(());
+        }
         // What an earlier dump of these connections may have left is replaced.
         let blocked =
             nft::unblock(&self.name).and_then(|_| nft::block(&self.name, label, &self.connections));

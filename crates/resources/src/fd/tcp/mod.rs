@@ -8,6 +8,23 @@
 //! A socket may be one of Multipath TCP (Go's listeners are): then it listens or is not connected,
 //! as the kernel has no repair mode for such a connection. One that its listener accepted from a
 //! client without MPTCP is plain TCP to the kernel.
+//!
+//! - What: TCP socket
+//! - Kept: listeners; connections with their sequence numbers, windows and both queues with
+//!   `--tcp-established`; half-closed and ended ones; Multipath TCP that listens or is not
+//!   connected.
+//! - Refused: "it is established, … to …" (`--tcp-established`, or `--tcp-close`); "…: a connection
+//!   waits to be accepted", for all of `--timeout` (`--skip-in-flight`); "…: a connection is still
+//!   being made", for all of `--timeout`; "it is a connection of Multipath TCP" (`--tcp-close`);
+//!   "it is a connection that ended with data unread"; "it is an established TCP connection" (in
+//!   flight in a unix socket); "it has an upper layer protocol (TLS in the kernel)"; "it is a
+//!   connection in state …".
+//! - At a restore: "the TCP connection … to … is established (use --tcp-established to restore
+//!   it)".
+//! - CRIU 4.2: kept with the same options, also those still being made, and unread data of one that
+//!   a reset has ended, though not the error. Refuses Multipath TCP altogether, and connections
+//!   that wait to be accepted at once, but for `--skip-in-flight`. Does not look for TLS in the
+//!   kernel.
 
 pub mod backlog;
 pub mod lock;
@@ -402,12 +419,15 @@ mod tests {
         tcp_established: true,
         tcp_close: false,
         skip_in_flight: false,
+        network_unlocked: false,
         ext_unix_sk: false,
         ext_unix_inodes: Vec::new(),
         unix_close: false,
         shell_job: false,
         file_locks: false,
         link_remap: false,
+        force_irmap: false,
+        irmap_scan_paths: Vec::new(),
         file_validation: crate::FileValidation::BuildId,
         cgroups: crate::cgroup::Management {
             mode: crate::cgroup::Mode::Soft,

@@ -6,6 +6,17 @@
 //! restorer's standard input. Not saved: whether output is stopped (Ctrl-S), what a packet-mode
 //! master has not been told yet. A description of /dev/tty comes back as the terminal that it
 //! stood for.
+//!
+//! - Kept: both ends of pseudo terminals: number, modes, size, data in flight, locks, who controls;
+//!   with `--shell-job` the terminal from outside.
+//! - Refused: "it is a terminal from outside of the tree" (`--shell-job`; `--unix-close`, with
+//!   which it comes back hung up, where it controls no session of the tree); "it has another line
+//!   discipline than that of terminals".
+//! - At a restore: "the terminal …" is in use (its number is another's); "… is to come back as the
+//!   standard input, which is no terminal".
+//! - CRIU 4.2: pseudo terminals with data in flight up to 16 KiB, and consoles and serial lines,
+//!   which are opened again; refuses ones that are in flight in a socket; with `--shell-job` the
+//!   terminal from outside.
 
 pub mod control;
 mod queue;

@@ -3,6 +3,23 @@
 //! Two connected sockets of the tree come back as a pair that has the names of before; a queue is
 //! filled by sending its messages again through the other end. A listener is bound again and its
 //! file made anew; clients that wait to be accepted connect again.
+//!
+//! - Kept: pairs and connections of the tree, listeners with the clients that wait, names with
+//!   their files, unread data with descriptors and credentials in it. With `--ext-unix-sk`,
+//!   datagram sockets to a named one outside; with `--unix-close`, connections to the outside come
+//!   back as ended.
+//! - Refused: "its peer (…) is outside of the tree" (`--ext-unix-sk` or `--unix-close`); "it waits
+//!   to be accepted by a socket outside of the tree" (`--unix-close`); "a client outside of the
+//!   tree… waits to be accepted" (`--unix-close`); "a client that has hung up waits to be
+//!   accepted"; "it has sent data before it was accepted"; "datagrams are queued, and it has no
+//!   name to send them to"; "it is connected one way to a socket without a name"; "messages behind
+//!   an error that nobody was told of"; "it has out-of-band data in its queue"; "it is bound as …,
+//!   which does not lead to …"; "it is no socket".
+//! - At a restore: the socket's file "is in use by another process", or "is in the way: it is no
+//!   socket".
+//! - CRIU 4.2: the same inside of the tree; refuses credentials in a queue, and out-of-band data
+//!   becomes ordinary data. Of peers outside only named datagram sockets, with `--ext-unix-sk`, and
+//!   those that `--external` names.
 
 mod address;
 mod connect;
@@ -1094,6 +1111,24 @@ mod tests {
             );
             assert!(Path::new(&path).exists());
             drop(other);
+        });
+    }
+
+    #[test]
+    fn out_of_band_data_is_refused_by_name() {
+        use rustix::net::SendFlags;
+        alone!({
+            let [left, right] = pair(STREAM);
+            send(&left, b"ab");
+            if rustix::net::send(&left, b"!", SendFlags::OOB).is_err() {
+                testkit::skip!("no out-of-band data in unix sockets");
+            }
+            let error = World::new(vec![left, right]).dump().unwrap_err();
+            let told = error.to_string();
+            assert!(
+                told.contains("it has out-of-band data in its queue"),
+                "{told}"
+            );
         });
     }
 

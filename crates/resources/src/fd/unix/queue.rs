@@ -3,10 +3,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::event::PollFlags;
 use sys::socket::{Along, Count, Credentials as Who};
 
 use super::address::{Address, NOBODYS};
 use super::identity;
+use crate::fd::ready;
 use crate::fd::socket::options;
 use crate::fd::socket::peek::{self, Peeked};
 use crate::fd::{DescriptionId, DumpContext, Open, RestoreContext};
@@ -146,13 +148,17 @@ fn peek(open: &Open<'_>, kind: i32) -> Result<Vec<Peeked>> {
             _ => Err(open.unsupported("messages behind an error that nobody was told of", None)),
         };
     }
+    let out_of_band = || open.unsupported("it has out-of-band data in its queue", None);
+    // Newer kernels show it among the other data as well, not where it was.
+    let urgent = ready::events(own, PollFlags::PRI).map_err(|error| failed(error.into()))?;
+    if kind == super::STREAM && urgent.contains(PollFlags::PRI) {
+        return Err(out_of_band());
+    }
     let peeked = match kind {
         super::STREAM => peek::stream(own),
         kind => peek::messages(own, kind == super::SEQPACKET),
     };
-    peeked
-        .map_err(failed)?
-        .ok_or_else(|| open.unsupported("it has out-of-band data in its queue", None))
+    peeked.map_err(failed)?.ok_or_else(out_of_band)
 }
 
 /// Who sends a queue's messages again.

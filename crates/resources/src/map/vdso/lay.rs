@@ -3,7 +3,7 @@
 use abi::{Addr, PAGE_BYTES, Span};
 use syscalls::Sysno;
 
-use super::super::memory::{Mapping, Memory, Special};
+use super::super::memory::{Mapping, Memory};
 use super::proxy::{Proxy, proxy};
 use super::{Host, Part, Way, code_of, data_before};
 use crate::script::{Script, Width};
@@ -137,7 +137,7 @@ fn moved(memory: &Memory, host: &Host, laid: &mut Laid) -> Result<()> {
         at = at.plus(part.bytes);
     }
     let special = memory.mappings.iter();
-    for map in special.filter(|map| map.special() != Special::No) {
+    for map in special.filter(|map| map.is_of_vdso()) {
         let mut to = Addr(map.start);
         for (at, part) in take(&mut parts, map)? {
             let flags = MREMAP_MAYMOVE | MREMAP_FIXED;
@@ -284,6 +284,7 @@ fn free(memory: &Memory, bytes: u64, near: Addr) -> Option<Span> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::memory::Special;
     use super::super::tests::{memory, special};
     use super::*;
 

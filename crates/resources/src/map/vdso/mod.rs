@@ -6,6 +6,13 @@
 //! each of its functions begins with a jump to the same function of this kernel's vDSO, which is
 //! mapped elsewhere ([`proxy`]). A later dump knows such memory by its mark ([`found`]) and saves
 //! it as what it stands for: an image never tells whether a task had the vDSO itself or a proxy.
+//!
+//! - What: vDSO
+//! - Kept: at its address, also on another kernel.
+//! - At a restore: "this kernel's vDSO cannot be used: …": "there is none", "it is not of 64 bits",
+//!   "its symbols make no sense", "its mappings are apart", "it has no code or too much"; "what
+//!   this host's own vDSO is like is not known".
+//! - CRIU 4.2: the same: on another kernel, functions of the old code jump to the new one's.
 
 pub mod elf;
 pub mod found;
@@ -119,7 +126,7 @@ pub fn way(memory: &Memory, own: Option<&[u8]>) -> Way {
 /// [`Error::Corrupt`].
 pub fn check(memory: &Memory) -> Result<()> {
     let special = memory.mappings.iter();
-    let special = special.filter(|map| map.special() != Special::No);
+    let special = special.filter(|map| map.is_of_vdso());
     let bad = |what: String| Err(Error::corrupt("memory", what));
     let mut codes = 0;
     for map in special {

@@ -1,0 +1,794 @@
+//! Rings of io_uring(7): descriptor and memory at once.
+//!
+//! A ring is saved when no request is under way in it ([`seen`] says how that is known), with all
+//! that stands in its memory: completions that nobody has seen yet, entries that are not submitted.
+//! A new ring is brought to the same counters ([`advance`]) and gets the same memory. Its mappings
+//! are made by the tasks, at their addresses.
+//!
+//! - Kept: both queues with their counters, unread completions and entries that are not submitted;
+//!   registered files, buffers, eventfd and numbers; limits of workers; who alone may submit. Needs
+//!   bpf(2) and the kernel's description of its types (Linux 6.15).
+//! - Refused: "a request is under way that may never end: …" (a timeout, a poll, an accept); "…
+//!   requests are under way", for all of `--timeout`; "its completion queue has overflowed", for
+//!   all of `--timeout`; "the kernel polls it for entries (IORING_SETUP_SQPOLL)"; "it is in the
+//!   program's own memory (IORING_SETUP_NO_MMAP)"; "it has restrictions"; "it has registered
+//!   personalities"; "it has groups of provided buffers"; "its file … (…) is open nowhere else";
+//!   "its eventfd is open nowhere"; "its buffer at … is not the memory that is there now" (it was
+//!   unmapped since); "the thread that alone may use it has ended"; "the thread that alone may
+//!   use it has no descriptor of it"; "the thread that alone may use it has no descriptor of its
+//!   eventfd"; "a thread that has no descriptor of it has a number for it"; "no task has a
+//!   descriptor of it"; "several processes have it, and the memory of one is registered with it";
+//!   "its state cannot be looked up in the kernel (…)".
+//! - At a restore: "this kernel arranges the memory of io_uring in another way".
+//! - CRIU 4.2: refused.
+
+mod advance;
+mod pinned;
+mod record;
+mod seen;
+mod start;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use sys::ring::{self, Part, Places, Ring, RingMemory};
+use syscalls::Sysno;
+
+use self::advance::Submit;
+pub use self::advance::Work;
+use self::record::{BufferSlot, FileSlot, Payload};
+use self::seen::{Hindrance, Seen, Submitter, flag};
+pub use self::start::{Callers, buffers, pins_memory, start};
+use super::eventfd::Eventfd;
+use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, status, tags};
+use crate::kernel::Kernel;
+use crate::script::{Script, Width};
+use crate::{Error, Result};
+
+/// What the kernel calls one, also where it is mapped.
+pub const LINK: &[u8] = b"anon_inode:[io_uring]";
+
+/// See the file.
+pub struct IoUring;
+
+/// Whether requests of a ring are under way that end by themselves, if their threads let them.
+#[must_use]
+pub fn will_settle(open: &Open<'_>) -> bool {
+    let (Ok(kernel), Ok(own)) = (Kernel::get(), open.own()) else {
+        return false;
+    };
+    matches!(seen::look(kernel, own), Ok(Err(Hindrance::Passing(_))))
+}
+
+fn kernel_for(open: &Open<'_>) -> Result<&'static Kernel> {
+    let refused = |why: &str| {
+        let why = format!("its state cannot be looked up in the kernel ({why})");
+        open.unsupported(&why, None)
+    };
+    Kernel::get().map_err(refused)
+}
+
+/// What a member that the kernel lacks, or memory that is not there, makes of a dump.
+fn unclear(open: &Open<'_>, error: std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::Unsupported => {
+            let why = format!("its state cannot be looked up in the kernel ({error})");
+            open.unsupported(&why, None)
+        }
+        _ => Error::kernel(format!("look {} up in the kernel", open.place()), error),
+    }
+}
+
+impl Kind for IoUring {
+    fn tag(&self) -> u16 {
+        tags::IO_URING
+    }
+
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        open.link == LINK
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        let kernel = kernel_for(open)?;
+        let own = open.own()?;
+        let looked = seen::look(kernel, own).map_err(|error| unclear(open, error))?;
+        let seen = match looked {
+            Ok(seen) => seen,
+            Err(Hindrance::Lasting(why)) => return Err(open.unsupported(&why, None)),
+            Err(Hindrance::Passing(why)) => return Err(passing(open, &why)),
+        };
+        check_threads(open, &seen, cx)?;
+        let known = Known::of(kernel, &seen, cx)?;
+        let mut payload = Payload {
+            files: known.files(open, &seen)?,
+            eventfd: known.eventfd(open, &seen, cx)?,
+            status: open.info.flags,
+            ..Payload::of(&seen)
+        };
+        let failed = |error| Error::kernel(format!("map {}", open.place()), error);
+        let places = ring::setup(
+            seen.sq_entries,
+            seen.cq_entries,
+            seen.flags | flag::R_DISABLED,
+        );
+        let places = places.map_err(failed)?.places;
+        let [queues, entries] = seen.pages.map(|pages| pages * PAGE_BYTES);
+        let queues = RingMemory::map(own, Part::Queues, queues).map_err(failed)?;
+        let entries = RingMemory::map(own, Part::Entries, entries).map_err(failed)?;
+        payload.places = places.0.to_vec();
+        let head = queues.word(places.cq_head());
+        payload.cq_head = head.load(std::sync::atomic::Ordering::Acquire);
+        let lost = pinned::find_lost(kernel, open.pid, &queues, &seen);
+        if let Some(address) = lost.map_err(|error| unclear(open, error))? {
+            let why = format!("its buffer at {address:#x} is not the memory that is there now");
+            return Err(open.unsupported(&why, None));
+        }
+        if let Some(why) = payload.counters().hindrance() {
+            return Err(open.unsupported(why, None));
+        }
+        let contents = [queues.copy(), entries.copy()].concat();
+        let made = memfd_create("contents", MemfdFlags::CLOEXEC);
+        let file = File::from(made.map_err(|error| failed(error.into()))?);
+        file.write_all_at(&contents, 0).map_err(failed)?;
+        payload.space = cx.store(file.into(), contents.len() as u64)?;
+        Ok(payload.encode())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        Ok(Payload::read(payload)?.to_string())
+    }
+
+    fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        let payload = Payload::read(payload)?;
+        let failed = |doing: &str, error: std::io::Error| Error::kernel(doing.to_owned(), error);
+        let status = status::checked(self.name(), payload.status)?;
+        let mut flags = payload.flags;
+        if payload.starts_late() {
+            flags |= flag::R_DISABLED;
+        }
+        let made = ring::setup(payload.sq_entries, payload.cq_entries, flags);
+        let Ring { own, places } = made.map_err(|error| failed("make an io_uring", error))?;
+        if places.0[..] != payload.places {
+            let what = "this kernel arranges the memory of io_uring in another way".to_owned();
+            return Err(Error::Mismatch { what });
+        }
+        let made = memfd_create("contents", MemfdFlags::CLOEXEC);
+        let file = made.map_err(|error| failed("make a memfd", error.into()))?;
+        let [queues_bytes, entries_bytes] = payload.sizes();
+        // Pages of zeros are not among those that come.
+        let sized = rustix::fs::ftruncate(&file, (queues_bytes + entries_bytes) as u64);
+        sized.map_err(|error| failed("make a memfd larger", error.into()))?;
+        cx.load(payload.space, file.as_fd())?;
+        let mut contents = vec![0; queues_bytes + entries_bytes];
+        let read = File::from(file).read_exact_at(&mut contents, 0);
+        read.map_err(|error| failed("read the contents of an io_uring", error))?;
+        let memory = Memory::map(&own, &payload)?;
+        if payload.is_enabled() && !payload.starts_late() {
+            memory.reach(&payload, &places, &mut Itself(own.as_fd()))?;
+        }
+        memory.fill(&contents);
+        status::set(&own, status)?;
+        Ok(own)
+    }
+
+    fn finish(
+        &self,
+        payload: &[u8],
+        own: BorrowedFd<'_>,
+        cx: &mut dyn RestoreContext,
+    ) -> Result<()> {
+        let payload = Payload::read(payload)?;
+        let failed = |what: &str, error| Error::kernel(format!("{what} an io_uring"), error);
+        if !payload.files.is_empty() {
+            let open = |slot: &FileSlot| match slot.file {
+                Some(id) => cx.description(DescriptionId(id)).map(Some),
+                None => Ok(None),
+            };
+            let files = payload.files.iter().map(open).collect::<Result<Vec<_>>>()?;
+            let tags = payload
+                .files
+                .iter()
+                .map(|slot| slot.tag)
+                .collect::<Vec<_>>();
+            let registered = ring::register_files(own, &files, &tags);
+            registered.map_err(|error| failed("register files with", error))?;
+            if let Some((start, len)) = payload.slots() {
+                let set = ring::set_slots(own, start, len);
+                set.map_err(|error| failed("choose the slots of", error))?;
+            }
+        }
+        if let [bounded, unbounded] = payload.worker_limits[..] {
+            let limited = ring::limit_workers(own, [bounded, unbounded]);
+            limited.map_err(|error| failed("limit the workers of", error))?;
+        }
+        if let Some(eventfd) = payload.eventfd.filter(|_| !payload.starts_late()) {
+            let eventfd = cx.description(DescriptionId(eventfd))?;
+            let registered = ring::register_eventfd(own, eventfd, payload.eventfd_async);
+            registered.map_err(|error| failed("register an eventfd with", error))?;
+        }
+        Ok(())
+    }
+
+    fn in_task(&self, payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
+        let payload = Payload::read(payload)?;
+        if payload.buffers.is_empty() {
+            return Ok(());
+        }
+        let words = |words: Vec<u64>| -> Vec<u8> {
+            words.iter().flat_map(|word| word.to_le_bytes()).collect()
+        };
+        let iovecs = payload
+            .buffers
+            .iter()
+            .flat_map(|slot| [slot.address, slot.len_bytes]);
+        let iovecs = script.bytes(&words(iovecs.collect()));
+        let tags = script.bytes(&words(
+            payload.buffers.iter().map(|slot| slot.tag).collect(),
+        ));
+        // `struct io_uring_rsrc_register`.
+        let argument = [payload.buffers.len() as u64, 0, 0, 0];
+        let argument = script.bytes(&words(argument.to_vec()));
+        script.fix(argument, 16, iovecs, Width::Eight);
+        script.fix(argument, 24, tags, Width::Eight);
+        let args = [
+            fd.into(),
+            ring::register::BUFFERS2.into(),
+            argument.into(),
+            32u32.into(),
+        ];
+        script.call(Sysno::io_uring_register, args);
+        script.note(format!("{} buffers of fd {fd}", payload.buffers.len()));
+        Ok(())
+    }
+}
+
+const PAGE_BYTES: usize = abi::PAGE_BYTES as usize;
+
+/// This process submits.
+struct Itself<'a>(BorrowedFd<'a>);
+
+impl Submit for Itself<'_> {
+    fn submit(&mut self, count: u32) -> Result<u32> {
+        let done = ring::submit(self.0, count);
+        done.map_err(|error| Error::kernel("submit to an io_uring", error))
+    }
+}
+
+/// The memory of a ring that is made again.
+struct Memory {
+    queues: RingMemory,
+    entries: RingMemory,
+}
+
+impl Memory {
+    fn map(own: &impl AsFd, payload: &Payload) -> Result<Self> {
+        let [queues, entries] = payload.sizes();
+        let map = |part, bytes| {
+            let mapped = RingMemory::map(own.as_fd(), part, bytes);
+            mapped.map_err(|error| Error::kernel("map an io_uring", error))
+        };
+        Ok(Self {
+            queues: map(Part::Queues, queues)?,
+            entries: map(Part::Entries, entries)?,
+        })
+    }
+
+    fn fill(&self, contents: &[u8]) {
+        let (queues, entries) = contents.split_at(self.queues.bytes());
+        self.queues.fill(queues);
+        self.entries.fill(entries);
+    }
+
+    fn copy(&self) -> Vec<u8> {
+        [self.queues.copy(), self.entries.copy()].concat()
+    }
+
+    fn reach(&self, payload: &Payload, places: &Places, by: &mut dyn Submit) -> Result<()> {
+        let counters = payload.counters();
+        counters.reach(places, (&self.queues, &self.entries), by)
+    }
+}
+
+/// A state that cannot be saved, and that passes.
+fn passing(open: &Open<'_>, why: &str) -> Error {
+    Error::Passing {
+        pid: open.pid,
+        what: format!("{}: {why}", open.place()),
+        allow: None,
+        early: true,
+        listeners: Vec::new(),
+    }
+}
+
+/// Refuses what no thread or more than one process would have to do.
+fn check_threads(open: &Open<'_>, seen: &Seen, cx: &dyn DumpContext) -> Result<()> {
+    let refuse = |why: &str| Err(open.unsupported(why, None));
+    let mut holders = cx
+        .numbers(open.id)
+        .iter()
+        .map(|at| at.0)
+        .collect::<Vec<_>>();
+    holders.dedup();
+    let is_holders = |tid: i32| cx.process(tid).is_some_and(|pid| holders.contains(&pid));
+    match seen.submitter {
+        _ if open.fd < 0 || open.in_flight => refuse("no task has a descriptor of it"),
+        _ if holders.len() > 1 && !seen.buffers.is_empty() => {
+            refuse("several processes have it, and the memory of one is registered with it")
+        }
+        Submitter::Gone => refuse("the thread that alone may use it has ended"),
+        Submitter::Thread(tid) if !is_holders(tid) => {
+            refuse("the thread that alone may use it has no descriptor of it")
+        }
+        submitter => {
+            let may = |tid: i32| match submitter {
+                Submitter::Thread(own) => tid == own,
+                _ => is_holders(tid),
+            };
+            match seen.numbers.iter().all(|(tid, _)| may(*tid)) {
+                true => Ok(()),
+                false => refuse("a thread that has no descriptor of it has a number for it"),
+            }
+        }
+    }
+}
+
+/// The descriptions of a tree by the kernel's addresses of them.
+#[derive(Default)]
+struct Known {
+    files: HashMap<u64, DescriptionId>,
+    eventfds: HashMap<u64, DescriptionId>,
+}
+
+impl Known {
+    /// Looks up those that a ring may refer to.
+    fn of(kernel: &Kernel, seen: &Seen, cx: &dyn DumpContext) -> Result<Self> {
+        let mut known = Self::default();
+        let has_files = seen.files.iter().flatten().next().is_some();
+        for open in cx.all() {
+            let is_eventfd = seen.eventfd.is_some() && Eventfd.claims(open);
+            if !has_files && !is_eventfd || open.fd < 0 && !open.in_flight {
+                continue;
+            }
+            let look = || {
+                let file = kernel.file(open.own().map_err(std::io::Error::other)?)?;
+                Ok((file, kernel.private(file)?))
+            };
+            let (file, private) = look().map_err(|error| unclear(open, error))?;
+            known.files.insert(file, open.id);
+            if is_eventfd {
+                known.eventfds.insert(private, open.id);
+            }
+        }
+        Ok(known)
+    }
+
+    fn files(&self, open: &Open<'_>, seen: &Seen) -> Result<Vec<FileSlot>> {
+        let slot = |(at, slot): (usize, &Option<seen::Registered<u64>>)| {
+            let Some(slot) = slot else {
+                return Ok(FileSlot::default());
+            };
+            let Some(file) = self.files.get(&slot.what) else {
+                let line = format!("{at:5}");
+                let path = open.info.field(&line).unwrap_or("unknown");
+                let why = format!("its file {at} ({path}) is open nowhere else");
+                return Err(open.unsupported(&why, None));
+            };
+            Ok(FileSlot {
+                file: Some(file.0),
+                tag: slot.tag,
+            })
+        };
+        seen.files.iter().enumerate().map(slot).collect()
+    }
+
+    fn eventfd(&self, open: &Open<'_>, seen: &Seen, cx: &dyn DumpContext) -> Result<Option<u32>> {
+        let Some((counter, _)) = seen.eventfd else {
+            return Ok(None);
+        };
+        let Some(id) = self.eventfds.get(&counter) else {
+            return Err(open.unsupported("its eventfd is open nowhere", None));
+        };
+        let is_theirs = || cx.numbers(*id).iter().any(|at| at.0 == open.pid);
+        if seen.submitter != Submitter::Any && !is_theirs() {
+            let why = "the thread that alone may use it has no descriptor of its eventfd";
+            return Err(open.unsupported(why, None));
+        }
+        Ok(Some(id.0))
+    }
+}
+
+impl Payload {
+    /// What does not depend on other descriptions.
+    fn of(seen: &Seen) -> Self {
+        let buffer = |slot: &Option<seen::Registered<seen::Buffer>>| {
+            slot.as_ref()
+                .map_or_else(BufferSlot::default, |slot| BufferSlot {
+                    address: slot.what.address,
+                    len_bytes: slot.what.len_bytes.into(),
+                    tag: slot.tag,
+                })
+        };
+        Self {
+            flags: seen.flags,
+            sq_entries: seen.sq_entries,
+            cq_entries: seen.cq_entries,
+            sq_head: seen.sq_head,
+            cq_tail: seen.cq_tail,
+            has_skipped: seen.has_skipped,
+            submitter: match seen.submitter {
+                Submitter::Thread(tid) => Some(tid),
+                _ => None,
+            },
+            pages: seen.pages.map(|pages| pages as u32).to_vec(),
+            slots: match seen.slots {
+                (start, end) if (start, end) == (0, seen.files.len() as u32) => Vec::new(),
+                (start, end) => vec![start, end],
+            },
+            buffers: seen.buffers.iter().map(buffer).collect(),
+            eventfd_async: seen.eventfd.is_some_and(|(_, is_async)| is_async),
+            worker_limits: seen.worker_limits.map_or_else(Vec::new, Vec::from),
+            numbers: seen
+                .numbers
+                .iter()
+                .flat_map(|(tid, number)| [tid.cast_unsigned(), *number])
+                .collect(),
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    macro_rules! skip {
+        () => {
+            testkit::skip!("no io_uring is allowed, or nobody may look into the kernel")
+        };
+    }
+
+    use std::sync::atomic::Ordering::{Acquire, Release};
+
+    use rustix::event::EventfdFlags;
+    use rustix::io::Errno;
+
+    use super::super::testing::World;
+    use super::*;
+
+    const NOP: u8 = 0;
+    const POLL_ADD: u8 = 6;
+    const TIMEOUT: u8 = 11;
+    const READ: u8 = 22;
+    const ASYNC: u8 = 1 << 4;
+    const SKIP_SUCCESS: u8 = 1 << 6;
+
+    /// A ring of the test's own, with what a program knows of it.
+    struct Own {
+        own: OwnedFd,
+        places: Places,
+        queues: RingMemory,
+        entries: RingMemory,
+        entry_bytes: usize,
+        mask: u32,
+        has_array: bool,
+    }
+
+    /// A ring, unless the system allows none or lets nobody look into the kernel.
+    fn ring(entries: u32, flags: u32) -> Option<Own> {
+        let missing = Kernel::get().map(drop).err().map(str::to_owned);
+        let made = ring::setup(entries, 2 * entries, flags).map_err(|error| error.to_string());
+        let made = missing.map_or(made, Err);
+        let Ok(made) = made else { return None };
+        Some(Own::of(made.own, made.places, entries, flags))
+    }
+
+    impl Own {
+        fn of(own: OwnedFd, places: Places, entries: u32, flags: u32) -> Self {
+            let (entry_bytes, has_array) = match flags {
+                flags if flags & flag::SQE128 != 0 => (128, flags & flag::NO_SQARRAY == 0),
+                flags => (64, flags & flag::NO_SQARRAY == 0),
+            };
+            let map = |part| RingMemory::map(own.as_fd(), part, PAGE_BYTES).expect("it is a ring");
+            let (queues, sqes) = (map(Part::Queues), map(Part::Entries));
+            let mask = entries - 1;
+            Self {
+                own,
+                places,
+                queues,
+                entries: sqes,
+                entry_bytes,
+                mask,
+                has_array,
+            }
+        }
+
+        /// Prepares an entry that is not submitted yet.
+        fn prepare(&self, opcode: u8, flags: u8, fd: i32, data: u32) {
+            let tail = self.queues.word(self.places.sq_tail());
+            let at = (tail.load(Acquire) & self.mask) as usize;
+            let entry = at * self.entry_bytes;
+            for byte in 0..64 {
+                self.entries.byte(entry + byte).store(0, Release);
+            }
+            self.entries.byte(entry).store(opcode, Release);
+            self.entries.byte(entry + 1).store(flags, Release);
+            self.entries
+                .word(entry + 4)
+                .store(fd.cast_unsigned(), Release);
+            self.entries.word(entry + 32).store(data, Release);
+            if opcode == POLL_ADD {
+                self.entries.word(entry + 28).store(1, Release);
+            }
+            if self.has_array {
+                self.queues
+                    .word(self.places.array() + 4 * at)
+                    .store(at as u32, Release);
+            }
+            tail.fetch_add(1, Release);
+        }
+
+        fn submit(&self, count: u32) -> u32 {
+            ring::submit(self.own.as_fd(), count).expect("it submits")
+        }
+
+        /// Sees a completion; what it says of whose it is.
+        fn see(&self) -> Option<u32> {
+            let (head, tail) = (self.places.cq_head(), self.places.cq_tail());
+            let (head, tail) = (self.queues.word(head), self.queues.word(tail).load(Acquire));
+            let at = head.load(Acquire);
+            if at == tail {
+                return None;
+            }
+            let wide = if self.entry_bytes == 128 { 32 } else { 16 };
+            let entry = self.places.0[15] as usize + wide * (at & (2 * self.mask + 1)) as usize;
+            head.store(at + 1, Release);
+            Some(self.queues.word(entry).load(Acquire))
+        }
+
+        /// Makes a request of each number that does nothing, and sees its completion.
+        fn work(&self, numbers: std::ops::Range<u32>) {
+            for number in numbers {
+                self.prepare(NOP, 0, 0, number);
+                assert_eq!(self.submit(1), 1);
+                assert_eq!(self.see(), Some(number));
+            }
+        }
+    }
+
+    /// Dumps and restores a ring, and gives what a program knows of it.
+    fn cycle(own: Own, world: &mut World, flags: u32) -> Own {
+        let (places, entries) = (own.places, own.mask + 1);
+        status::set(&own.own, rustix::fs::OFlags::NONBLOCK).expect("a flag");
+        let at = world.add(own.own);
+        world.cycle();
+        Own::of(world.take(at), places, entries, flags)
+    }
+
+    #[test]
+    fn counters_completions_and_prepared_entries_survive() {
+        let wide = flag::SQE128 | flag::CQE32;
+        for flags in [
+            0,
+            flag::NO_SQARRAY,
+            wide,
+            wide | flag::NO_SQARRAY,
+            flag::SUBMIT_ALL,
+        ] {
+            // Both sides of where a queue wraps.
+            for before in [0, 3, 7, 8, 9, 15, 16, 17, 1000] {
+                let Some(own) = ring(8, flags) else { skip!() };
+                own.work(0..before);
+                // Completions that nobody has seen, and entries that were not submitted.
+                (1..8).for_each(|number| own.prepare(NOP, 0, 0, 5000 + number));
+                assert_eq!(own.submit(4), 4);
+                let own = cycle(own, &mut World::default(), flags);
+                for number in 1..5 {
+                    assert_eq!(own.see(), Some(5000 + number), "{flags:#x} after {before}");
+                }
+                assert_eq!(own.see(), None);
+                assert_eq!(own.submit(8), 3);
+                for number in 5..8 {
+                    assert_eq!(own.see(), Some(5000 + number), "{flags:#x} after {before}");
+                }
+                own.work(6000..6040);
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_completion_queue_is_not_written_over() {
+        for before in [0, 5, 16, 21] {
+            let Some(own) = ring(8, 0) else { skip!() };
+            own.work(0..before);
+            for number in 0..16 {
+                own.prepare(NOP, 0, 0, 100 + number);
+                assert_eq!(own.submit(1), 1);
+            }
+            let own = cycle(own, &mut World::default(), 0);
+            (0..10).for_each(|number| assert_eq!(own.see(), Some(100 + number)));
+            for number in 16..26 {
+                own.prepare(NOP, 0, 0, 100 + number);
+                assert_eq!(own.submit(1), 1);
+            }
+            (10..26).for_each(|number| assert_eq!(own.see(), Some(100 + number)));
+            assert_eq!(own.see(), None);
+        }
+    }
+
+    #[test]
+    fn entries_without_completions_are_counted() {
+        let Some(own) = ring(8, 0) else { skip!() };
+        own.work(0..11);
+        for _ in 0..21 {
+            own.prepare(NOP, SKIP_SUCCESS, 0, 0);
+            assert_eq!(own.submit(1), 1);
+        }
+        let own = cycle(own, &mut World::default(), 0);
+        own.work(0..40);
+        // One that leads nowhere is dropped.
+        let Some(own) = ring(8, 0) else { skip!() };
+        own.work(0..3);
+        for _ in 0..2 {
+            own.prepare(NOP, 0, 0, 0);
+            let at = (own.queues.word(own.places.sq_tail()).load(Acquire) - 1) & own.mask;
+            let place = own.places.array() + 4 * at as usize;
+            own.queues.word(place).store(77, Release);
+            own.submit(1);
+        }
+        let own = cycle(own, &mut World::default(), 0);
+        own.work(0..40);
+    }
+
+    #[test]
+    fn one_that_has_not_begun_stays_so() {
+        let Some(own) = ring(4, flag::R_DISABLED | flag::SINGLE_ISSUER) else {
+            return;
+        };
+        let flags = flag::R_DISABLED | flag::SINGLE_ISSUER;
+        let own = cycle(own, &mut World::default(), flags);
+        let refused = ring::submit(own.own.as_fd(), 0).expect_err("it has not begun");
+        assert_eq!(refused.raw_os_error(), Some(Errno::BADFD.raw_os_error()));
+    }
+
+    #[test]
+    fn what_is_registered_stays_registered() {
+        let Some(own) = ring(8, 0) else { skip!() };
+        own.work(0..20);
+        let mut world = World::default();
+        let eventfd = || rustix::event::eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        let told = world.add(eventfd());
+        let other = world.add(eventfd());
+        let files = [None, Some(world.get(other).as_fd()), None];
+        ring::register_files(own.own.as_fd(), &files, &[0, 7, 0]).expect("files");
+        ring::set_slots(own.own.as_fd(), 1, 2).expect("slots");
+        ring::register_eventfd(own.own.as_fd(), world.get(told), false).expect("an eventfd");
+        ring::limit_workers(own.own.as_fd(), [3, 5]).expect("limits");
+        let own = cycle(own, &mut world, 0);
+        let count = |at| {
+            let mut bytes = [0; 8];
+            rustix::io::read(world.get(at), &mut bytes).map(|_| u64::from_ne_bytes(bytes))
+        };
+        assert_eq!(count(told), Err(Errno::AGAIN), "what we did is not counted");
+        own.work(20..22);
+        assert_eq!(count(told), Ok(2));
+        // By its slot, it is the same counter.
+        const FIXED_FILE: u8 = 1;
+        rustix::io::write(world.get(other), &9u64.to_ne_bytes()).expect("a count");
+        own.prepare(POLL_ADD, FIXED_FILE, 1, 99);
+        assert_eq!(own.submit(1), 1);
+        assert_eq!(own.see(), Some(99));
+        ring::limit_workers(own.own.as_fd(), [0, 0]).expect("limits");
+    }
+
+    /// Dumps a ring with what was prepared, and gives the error.
+    fn refusal(prepare: impl FnOnce(&Own)) -> Option<Error> {
+        let own = ring(8, 0)?;
+        prepare(&own);
+        let mut world = World::default();
+        world.add(own.own);
+        Some(world.dump().expect_err("it is not saved"))
+    }
+
+    #[test]
+    fn requests_under_way_are_refused_by_name() {
+        let (quiet, _writer) = rustix::pipe::pipe().expect("a pipe");
+        use std::os::fd::AsRawFd;
+        let fd = quiet.as_raw_fd();
+        let why = |prepare: &dyn Fn(&Own)| refusal(prepare).map(|error| error.to_string());
+        let Some(poll) = why(&|own| {
+            own.prepare(POLL_ADD, 0, fd, 1);
+            own.submit(1);
+        }) else {
+            skip!()
+        };
+        assert!(
+            poll.contains("until its file is ready (operation 6)"),
+            "{poll}"
+        );
+        // A completion too many hides nothing: a NOP that is not seen, and a request without one.
+        let timeout = why(&|own| {
+            let hour = Box::leak(Box::new([3600_i64, 0]));
+            own.prepare(TIMEOUT, 0, -1, 1);
+            let address = hour.as_ptr() as u64;
+            own.entries.word(16).store(address as u32, Release);
+            own.entries.word(20).store((address >> 32) as u32, Release);
+            own.entries.word(24).store(1, Release);
+            own.submit(1);
+            own.prepare(NOP, 0, 0, 2);
+            own.submit(1);
+        });
+        let timeout = timeout.expect("there are rings");
+        assert!(timeout.contains("never end: a timeout"), "{timeout}");
+        let disk = refusal(|own| {
+            let buffer = Box::leak(Box::new([0_u8; 16]));
+            own.prepare(READ, ASYNC, fd, 1);
+            let address = buffer.as_mut_ptr() as u64;
+            own.entries.word(16).store(address as u32, Release);
+            own.entries.word(20).store((address >> 32) as u32, Release);
+            own.entries.word(24).store(16, Release);
+            own.submit(1);
+        });
+        let disk = disk.expect("there are rings");
+        let waits = disk.to_string().contains("(operation 22)");
+        assert!(waits || matches!(disk, Error::Passing { .. }), "{disk}");
+    }
+
+    #[test]
+    fn a_buffer_that_is_not_there_any_more_is_refused() {
+        use std::sync::atomic::AtomicU8;
+        let Some(own) = ring(8, 0) else { skip!() };
+        // So large that it is a mapping of its own.
+        let memory = || -> Box<[AtomicU8]> { (0..9 << 20).map(|_| AtomicU8::new(1)).collect() };
+        let (kept, lost) = (memory(), memory());
+        let odd = &kept[17..5 * PAGE_BYTES + 3];
+        let address = lost.as_ptr() as u64;
+        let buffers = [odd, &kept[..], &lost[..]];
+        ring::register_buffers(own.own.as_fd(), &buffers).expect("buffers");
+        let mut world = World::default();
+        let at = world.add(own.own);
+        world.dump().expect("they are all there");
+        assert!(world.describe(at).ends_with("buffers=3"));
+        drop(lost);
+        let error = world.dump().expect_err("one is lost").to_string();
+        let why = format!("its buffer at {address:#x} is not the memory that is there now");
+        assert!(error.contains(&why), "{error}");
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let payload = Payload {
+            sq_entries: 8,
+            cq_entries: 16,
+            places: vec![0; 20],
+            pages: vec![1, 1],
+            ..Payload::default()
+        };
+        Payload::read(&payload.encode()).expect("it is sound");
+        type Change = fn(&mut Payload);
+        let changes: [Change; 12] = [
+            |ring| ring.sq_entries = 7,
+            |ring| ring.sq_entries = 0,
+            |ring| ring.cq_entries = 1 << 17,
+            |ring| ring.cq_entries = 4,
+            |ring| ring.flags = flag::SQPOLL,
+            |ring| ring.flags = flag::SINGLE_ISSUER,
+            |ring| ring.submitter = Some(1),
+            |ring| ring.cq_tail = 1,
+            |ring| ring.cq_head = 1,
+            |ring| ring.pages = vec![1, 0],
+            |ring| ring.places.truncate(19),
+            |ring| (ring.flags, ring.sq_head) = (flag::R_DISABLED | flag::NO_SQARRAY, 1),
+        ];
+        for (at, change) in changes.into_iter().enumerate() {
+            let mut payload = payload.clone();
+            change(&mut payload);
+            let error = Payload::read(&payload.encode()).expect_err("it makes no sense");
+            assert!(matches!(error, Error::Corrupt { .. }), "{at}: {error}");
+        }
+    }
+}

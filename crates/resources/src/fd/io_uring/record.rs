@@ -1,0 +1,224 @@
+//! A ring in an image.
+
+use std::fmt;
+
+use prost::Message;
+
+use super::advance::Counters;
+use super::seen::flag;
+use super::{IoUring, PAGE_BYTES};
+use crate::fd::{Kind, decode};
+use crate::{Error, Result};
+
+/// A ring without requests.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Payload {
+    /// Flags of io_uring_setup(2).
+    #[prost(uint32, tag = "1")]
+    pub flags: u32,
+    /// How many entries each queue has.
+    #[prost(uint32, tag = "2")]
+    pub sq_entries: u32,
+    /// See `sq_entries`.
+    #[prost(uint32, tag = "3")]
+    pub cq_entries: u32,
+    /// How many entries the kernel has taken.
+    #[prost(uint32, tag = "4")]
+    pub sq_head: u32,
+    /// How many completions it has posted.
+    #[prost(uint32, tag = "5")]
+    pub cq_tail: u32,
+    /// How many of them the program has seen.
+    #[prost(uint32, tag = "6")]
+    pub cq_head: u32,
+    /// Whether there were entries that asked for no completion.
+    #[prost(bool, tag = "7")]
+    pub has_skipped: bool,
+    /// The thread that alone may use it, if there is such a one.
+    #[prost(int32, optional, tag = "8")]
+    pub submitter: Option<i32>,
+    /// Where things are in its memory: `sq_off` and `cq_off` of `struct io_uring_params`.
+    #[prost(uint32, repeated, tag = "9")]
+    pub places: Vec<u32>,
+    /// The sizes of its memory in pages: queues and entries.
+    #[prost(uint32, repeated, tag = "10")]
+    pub pages: Vec<u32>,
+    /// The space that has its memory, the queues before the entries.
+    #[prost(uint32, tag = "11")]
+    pub space: u32,
+    /// The registered files.
+    #[prost(message, repeated, tag = "12")]
+    pub files: Vec<FileSlot>,
+    /// Which slots are given to files that choose none, from and to, unless all are.
+    #[prost(uint32, repeated, tag = "13")]
+    pub slots: Vec<u32>,
+    /// The registered buffers.
+    #[prost(message, repeated, tag = "14")]
+    pub buffers: Vec<BufferSlot>,
+    /// The eventfd that is told of completions: its description.
+    #[prost(uint32, optional, tag = "15")]
+    pub eventfd: Option<u32>,
+    /// Whether it is told only of those that others than the submitter post.
+    #[prost(bool, tag = "16")]
+    pub eventfd_async: bool,
+    /// How many workers there may be, bounded and unbounded; none for the kernel's own limits.
+    #[prost(uint32, repeated, tag = "17")]
+    pub worker_limits: Vec<u32>,
+    /// Threads and the numbers under which they have registered the ring, in turn.
+    #[prost(uint32, repeated, tag = "18")]
+    pub numbers: Vec<u32>,
+    /// Access mode and status flags of the description.
+    #[prost(uint32, tag = "19")]
+    pub status: u32,
+}
+
+/// A place for a registered file.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct FileSlot {
+    /// Its description, if it is not empty.
+    #[prost(uint32, optional, tag = "1")]
+    pub file: Option<u32>,
+    /// Its tag.
+    #[prost(uint64, tag = "2")]
+    pub tag: u64,
+}
+
+/// A place for a registered buffer.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct BufferSlot {
+    /// Where it is; 0 for an empty place.
+    #[prost(uint64, tag = "1")]
+    pub address: u64,
+    /// How long it is, in bytes.
+    #[prost(uint64, tag = "2")]
+    pub len_bytes: u64,
+    /// Its tag.
+    #[prost(uint64, tag = "3")]
+    pub tag: u64,
+}
+
+impl Payload {
+    /// Reads a record, and checks what it claims.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn read(payload: &[u8]) -> Result<Self> {
+        let read: Self = decode(&IoUring, payload)?;
+        match read.nonsense() {
+            Some(what) => Err(Error::corrupt(IoUring.name(), what)),
+            None => Ok(read),
+        }
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        self.encode_to_vec()
+    }
+
+    fn nonsense(&self) -> Option<String> {
+        const MOST_ENTRIES: u32 = 32768;
+        const MOST_SLOTS: usize = 1 << 20;
+        const MOST_PAGES: u32 = 1 << 14;
+        let is_size = |size: u32, most| size.is_power_of_two() && size <= most;
+        let sizes = is_size(self.sq_entries, MOST_ENTRIES)
+            && is_size(self.cq_entries, 2 * MOST_ENTRIES)
+            && self.sq_entries <= self.cq_entries;
+        let is_single = self.flags & flag::SINGLE_ISSUER != 0 && self.is_enabled();
+        let checks = [
+            (!sizes, "sizes of its queues that no ring has"),
+            (self.flags & !flag::KEPT != 0, "unknown flags"),
+            (
+                self.counters().hindrance().is_some(),
+                "counters that no ring comes to",
+            ),
+            (
+                !self.is_enabled() && self.sq_head != 0,
+                "counters of a ring that has not begun",
+            ),
+            (
+                is_single != self.submitter.is_some(),
+                "a submitter too many or too few",
+            ),
+            (self.places.len() != 20, "no places"),
+            (self.pages.len() != 2, "no sizes"),
+            (
+                self.pages
+                    .iter()
+                    .any(|pages| *pages == 0 || *pages > MOST_PAGES),
+                "sizes",
+            ),
+            (
+                self.files.len().max(self.buffers.len()) > MOST_SLOTS,
+                "too many slots",
+            ),
+            (!matches!(self.slots[..], [] | [_, _]), "a range of slots"),
+            (
+                !matches!(self.worker_limits[..], [] | [_, _]),
+                "limits of workers",
+            ),
+            (!self.numbers.len().is_multiple_of(2), "numbers of threads"),
+        ];
+        let wrong = checks.into_iter().find(|(is_wrong, _)| *is_wrong);
+        wrong.map(|(_, what)| format!("has {what}: {self:?}"))
+    }
+
+    /// Whether it has begun.
+    pub fn is_enabled(&self) -> bool {
+        self.flags & flag::R_DISABLED == 0
+    }
+
+    /// Whether only one of the tree's threads can have it begin.
+    pub fn starts_late(&self) -> bool {
+        self.submitter.is_some()
+    }
+
+    /// Start and length of the range of slots, if it is not all of them.
+    pub fn slots(&self) -> Option<(u32, u32)> {
+        match self.slots[..] {
+            [start, end] => Some((start, end.saturating_sub(start))),
+            _ => None,
+        }
+    }
+
+    /// The sizes of its memory in bytes: queues and entries.
+    pub fn sizes(&self) -> [usize; 2] {
+        [0, 1].map(|at| self.pages[at] as usize * PAGE_BYTES)
+    }
+
+    pub fn counters(&self) -> Counters {
+        Counters {
+            flags: self.flags,
+            sq_entries: self.sq_entries,
+            cq_entries: self.cq_entries,
+            sq_head: self.sq_head,
+            cq_tail: self.cq_tail,
+            cq_head: self.cq_head,
+            has_skipped: self.has_skipped,
+        }
+    }
+}
+
+impl fmt::Display for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (submission, completion) = (self.sq_entries, self.cq_entries);
+        let unread = self.cq_tail.wrapping_sub(self.cq_head);
+        write!(
+            f,
+            "entries={submission}/{completion} taken={}",
+            self.sq_head
+        )?;
+        write!(
+            f,
+            " posted={} unread={unread} flags={:#x}",
+            self.cq_tail, self.flags
+        )?;
+        for (count, what) in [(self.files.len(), "files"), (self.buffers.len(), "buffers")] {
+            if count > 0 {
+                write!(f, " {what}={count}")?;
+            }
+        }
+        match self.submitter {
+            Some(tid) => write!(f, " submitter={tid}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Descriptions that no kind claims and that are known all the same: why they are not saved.
+//!
+//! - What: userfaultfd
+//! - Refused: "the kernel does not tell which memory is registered with it".
+//! - CRIU 4.2: refused.
+//! - What: performance events
+//! - Refused: "the kernel does not tell what it counts".
+//! - CRIU 4.2: refused.
+//! - What: objects of BPF
+//! - Refused: "objects of BPF are not there yet".
+//! - CRIU 4.2: keeps hash and array maps where it was built with libbpf, which Debian's is not;
+//!   refuses other maps, programs and links.
+//! - What: virtual machines
+//! - Refused: "it is a virtual machine: save it by its monitor (stillframe vm save)".
+//! - CRIU 4.2: refused.
+//! - What: supervisors of seccomp filters
+//! - Refused: "it supervises a seccomp filter, which is not there yet".
+//! - CRIU 4.2: refused.
+//! - What: namespaces as files
+//! - Refused: "namespaces as files are not there yet".
+//! - CRIU 4.2: keeps those that are the tree's.
+//! - What: other devices
+//! - Refused: "it is a device, whose state its driver knows alone".
+//! - CRIU 4.2: keeps tun and tap devices in a network namespace of the tree's own; refuses others,
+//!   but for those that a plugin or `--external` takes.
+//! - What: other sockets
+//! - Refused: "sockets of this family are not there yet"; "sockets of this protocol are not there
+//!   yet".
+//! - CRIU 4.2: keeps UDP-Lite; refuses vsock, cryptography, CAN, Bluetooth, XDP, SCTP and others.
+
+use rustix::fs::FileType;
+
+use super::Open;
+use super::socket::Nature;
+use super::socket::inet::{AF_INET, AF_INET6};
+
+/// How the links of descriptions begin that have no path, and why they are not saved.
+const LINKS: &[(&[&str], &str)] = &[
+    (
+        &["anon_inode:[userfaultfd]"],
+        "the kernel does not tell which memory is registered with it",
+    ),
+    (
+        &["anon_inode:[perf_event]"],
+        "the kernel does not tell what it counts",
+    ),
+    (
+        &["anon_inode:bpf", "anon_inode:btf"],
+        "objects of BPF are not there yet",
+    ),
+    (
+        &["anon_inode:kvm-"],
+        "it is a virtual machine: save it by its monitor (stillframe vm save)",
+    ),
+    (
+        &["anon_inode:seccomp notify"],
+        "it supervises a seccomp filter, which is not there yet",
+    ),
+    (
+        &[
+            "cgroup:[", "ipc:[", "mnt:[", "net:[", "pid:[", "time:[", "user:[", "uts:[",
+        ],
+        "namespaces as files are not there yet",
+    ),
+];
+
+/// Why `open` is not saved; empty where that is not known.
+pub(super) fn why(open: &Open<'_>) -> &'static str {
+    let begins = |start: &&str| open.link.starts_with(start.as_bytes());
+    let mut links = LINKS.iter();
+    if let Some((_, why)) = links.find(|(starts, _)| starts.iter().any(begins)) {
+        return why;
+    }
+    match FileType::from_raw_mode(open.stat.st_mode) {
+        FileType::CharacterDevice | FileType::BlockDevice => {
+            "it is a device, whose state its driver knows alone"
+        }
+        FileType::Socket => match Nature::of(open) {
+            Ok(Some(nature)) if [AF_INET, AF_INET6].contains(&nature.family) => {
+                "sockets of this protocol are not there yet"
+            }
+            Ok(Some(_)) => "sockets of this family are not there yet",
+            Ok(None) | Err(_) => "",
+        },
+        _ => "",
+    }
+}

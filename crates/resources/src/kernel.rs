@@ -1,0 +1,202 @@
+//! The running kernel's structures, read where its own description of its types says that they are.
+//!
+//! What the kernel tells of rings in /proc is too little: neither their flags nor whether requests
+//! are under way. So it is looked up in its memory, which needs no more than the privileges of a
+//! dump, and changes nothing. Where the kernel may not be looked into, or calls a member by another
+//! name, nothing is guessed: the ring is refused.
+
+use std::io::{Error, ErrorKind, Result};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
+
+use sys::btf::Types;
+use sys::kernel_memory::KernelMemory;
+use sys::per_cpu::{self, PerCpuMap};
+
+/// Looks into the kernel.
+pub(crate) struct Kernel {
+    memory: KernelMemory,
+    types: Types,
+}
+
+/// Where each processor has its copies of what the kernel has for all of them.
+pub(crate) struct PerCpu {
+    /// How far behind the address that stands for all, by processor.
+    distances: Vec<u64>,
+}
+
+impl PerCpu {
+    fn find(kernel: &Kernel) -> Result<Self> {
+        let map = PerCpuMap::make()?;
+        let array = kernel.private(kernel.file(map.own())?)?;
+        let array = kernel.read("bpf_array", array)?;
+        let common = kernel.word(array.address("pptrs")?)?;
+        let distance = |cpu| Ok(map.address(cpu)?.wrapping_sub(common));
+        let distances = per_cpu::possible()?.into_iter().map(distance);
+        Ok(Self {
+            distances: distances.collect::<Result<_>>()?,
+        })
+    }
+
+    /// The addresses of all copies of what is at `common`.
+    pub fn all(&self, common: u64) -> impl Iterator<Item = u64> {
+        let distances = self.distances.iter();
+        distances.map(move |distance| common.wrapping_add(*distance))
+    }
+}
+
+/// A structure that was read.
+pub(crate) struct Structure<'a> {
+    kernel: &'a Kernel,
+    name: &'static str,
+    /// Its address.
+    pub at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Kernel {
+    /// The running kernel; why it cannot be looked into otherwise.
+    pub fn get() -> std::result::Result<&'static Self, &'static str> {
+        static KERNEL: OnceLock<std::result::Result<Kernel, String>> = OnceLock::new();
+        let kernel = KERNEL.get_or_init(|| {
+            let memory = KernelMemory::open().map_err(|error| format!("bpf(2): {error}"))?;
+            let types = Types::of_kernel();
+            let types = types.map_err(|error| format!("/sys/kernel/btf/vmlinux: {error}"))?;
+            Ok(Self { memory, types })
+        });
+        kernel.as_ref().map_err(String::as_str)
+    }
+
+    /// Where each processor has its copies.
+    pub fn per_cpu(&self) -> Result<&'static PerCpu> {
+        static PER_CPU: OnceLock<std::result::Result<PerCpu, String>> = OnceLock::new();
+        let found = PER_CPU.get_or_init(|| {
+            let found = PerCpu::find(self);
+            found.map_err(|error| format!("copies of processors: {error}"))
+        });
+        let failed = |why: &String| Error::new(ErrorKind::Unsupported, why.clone());
+        found.as_ref().map_err(failed)
+    }
+
+    /// Reads a structure.
+    pub fn read(&self, name: &'static str, at: u64) -> Result<Structure<'_>> {
+        let size = self.types.size(name).ok_or_else(|| unknown(name, ""))?;
+        let bytes = self.memory.read(at, size);
+        let bytes = bytes.inspect_err(|error| log::debug!("{name} at {at:#x}: {error}"))?;
+        Ok(Structure {
+            kernel: self,
+            name,
+            at,
+            bytes,
+        })
+    }
+
+    /// Reads a word.
+    pub fn word(&self, at: u64) -> Result<u64> {
+        self.memory.word(at)
+    }
+
+    /// Reads `count` words.
+    pub fn words(&self, at: u64, count: usize) -> Result<Vec<u64>> {
+        let bytes = self.memory.read(at, 8 * count)?;
+        let words = bytes.as_chunks::<8>().0.iter();
+        Ok(words.map(|word| u64::from_ne_bytes(*word)).collect())
+    }
+
+    /// The address of the `struct file` behind a descriptor of this process.
+    pub fn file(&self, own: BorrowedFd<'_>) -> Result<u64> {
+        let task = self.read("task_struct", self.memory.own_task()?)?;
+        let files = self.read("files_struct", task.word("files")?)?;
+        let table = self.read("fdtable", files.word("fdt")?)?;
+        let number = u64::from(own.as_raw_fd().cast_unsigned());
+        self.word(table.word("fd")? + 8 * number)
+    }
+
+    /// What a kind of files keeps for itself in a `struct file`.
+    pub fn private(&self, file: u64) -> Result<u64> {
+        self.read("file", file)?.word("private_data")
+    }
+
+    /// The number by which the thread knows itself whose `task_struct` this is; none where it has
+    /// ended.
+    pub fn tid(&self, task: u64) -> Result<Option<i32>> {
+        let number = self.read("task_struct", task)?.word("thread_pid")?;
+        if number == 0 {
+            return Ok(None);
+        }
+        let pid = self.read("pid", number)?;
+        let level = u64::from(pid.half("level")?);
+        let size = self.types.size("upid");
+        let size = size.ok_or_else(|| unknown("upid", ""))? as u64;
+        let upid = self.read("upid", pid.address("numbers")? + level * size)?;
+        Ok(Some(upid.half("nr")?.cast_signed()))
+    }
+
+    /// The size of a structure in bytes.
+    pub fn size(&self, name: &'static str) -> Result<u64> {
+        let size = self.types.size(name);
+        size.map(|size| size as u64)
+            .ok_or_else(|| unknown(name, ""))
+    }
+
+    fn place(&self, name: &'static str, member: &str) -> Result<sys::btf::Member> {
+        let place = self.types.member(name, member);
+        place.ok_or_else(|| unknown(name, member))
+    }
+}
+
+impl Structure<'_> {
+    /// A member of eight bytes.
+    pub fn word(&self, member: &str) -> Result<u64> {
+        self.bytes(member).map(u64::from_ne_bytes)
+    }
+
+    /// A member of four bytes.
+    pub fn half(&self, member: &str) -> Result<u32> {
+        self.bytes(member).map(u32::from_ne_bytes)
+    }
+
+    /// A member of one byte.
+    pub fn byte(&self, member: &str) -> Result<u8> {
+        self.bytes(member).map(|[byte]: [u8; 1]| byte)
+    }
+
+    /// Whether a bit field of one bit is set.
+    pub fn bit(&self, member: &str) -> Result<bool> {
+        let place = self.kernel.place(self.name, member)?;
+        let byte = self.bytes.get(place.bit / 8);
+        let byte = byte.filter(|_| place.bits == 1);
+        let byte = byte.ok_or_else(|| unknown(self.name, member))?;
+        Ok(byte >> (place.bit % 8) & 1 != 0)
+    }
+
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// The address of a member.
+    pub fn address(&self, member: &str) -> Result<u64> {
+        let place = self.kernel.place(self.name, member)?;
+        Ok(self.at + (place.bit / 8) as u64)
+    }
+
+    /// Whether a `struct list_head` has no members.
+    pub fn is_empty_list(&self, member: &str) -> Result<bool> {
+        Ok(self.word(member)? == self.address(member)?)
+    }
+
+    fn bytes<const N: usize>(&self, member: &str) -> Result<[u8; N]> {
+        let place = self.kernel.place(self.name, member)?;
+        let at = place.bit / 8;
+        let bytes = self.bytes.get(at..at + N);
+        let bytes = bytes.filter(|_| place.bits == 0 && place.bit.is_multiple_of(8));
+        let bytes = bytes.ok_or_else(|| unknown(self.name, member))?;
+        Ok(bytes.try_into().expect("as many bytes"))
+    }
+}
+
+fn unknown(name: &str, member: &str) -> Error {
+    let what = format!("this kernel has no {name}.{member}");
+    Error::new(ErrorKind::Unsupported, what)
+}
