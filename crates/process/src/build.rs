@@ -10,7 +10,7 @@ use image::{Reader, SpaceId, SpaceKind};
 use pages::{Extent, sink};
 use resources::cgroup::{Cgroups, Groups};
 use resources::fd::tcp::lock::{self, Leftover};
-use resources::fd::{DescriptionId, KINDS, Kind, RestoreContext};
+use resources::fd::{DescriptionId, Kind, RestoreContext, kind_of};
 use resources::fd::{attributes, tags, unix};
 use resources::map::layout::DECODED_FILE;
 use resources::script::{Layout, ScriptId, StepAt, WordId};
@@ -18,6 +18,7 @@ use resources::{Allow, Error as ResourceError};
 use rustix::fs::{FileType, MemfdFlags, memfd_create};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use sys::restore_area::RestoreArea;
+use tracee::arch::SUBMIT_LOOP;
 
 use crate::plan::Plan;
 use crate::records::Saved;
@@ -54,6 +55,16 @@ impl Built {
     /// Room of [`SCRATCH_BYTES`] in the restore area that no script uses.
     pub fn scratch(&self) -> Addr {
         Addr(self.area.span().end.0 - SCRATCH_BYTES)
+    }
+
+    /// Where [`SUBMIT_LOOP`] stands in all tasks.
+    pub fn submit_loop(&self) -> Addr {
+        self.area.span().start.plus(blob::code().len() as u64)
+    }
+
+    /// The descriptor of a description here.
+    pub fn own(&self, id: usize) -> BorrowedFd<'_> {
+        self.pool.open[id].as_fd()
     }
 
     /// The address of a step's op.
@@ -164,7 +175,7 @@ pub(crate) fn build(
     let head = head.next_multiple_of(64);
     let total = head + sizes.iter().map(|(ops, data)| ops + data).sum::<u64>() + SCRATCH_BYTES;
     let bytes = total.next_multiple_of(PAGE_BYTES);
-    let memory = RestoreArea::memory(bytes, blob::code());
+    let memory = RestoreArea::memory(bytes, &code());
     let memory = memory.map_err(|e| Error::kernel("cannot make the restore area", e))?;
     let area = place_area(saved, &plan.taken, (bytes, memory.as_fd()))?;
     // Closed with the others.
@@ -204,6 +215,11 @@ pub(crate) fn build(
         pool,
         groups,
     })
+}
+
+/// The blob, and what it needs no op for behind it.
+fn code() -> Vec<u8> {
+    [blob::code(), &SUBMIT_LOOP[..]].concat()
 }
 
 /// Maps the restore area where no task has a mapping and this process has none either.
@@ -379,12 +395,11 @@ impl Pool {
 
 /// The kind of description `id`, whose record has this tag.
 pub(crate) fn kind(tag: u16, id: usize) -> Result<&'static dyn Kind> {
-    let kind = KINDS.iter().find(|kind| kind.tag() == tag);
     let unknown = || {
         let what = format!("has the unknown kind {tag}");
         Error::from(ResourceError::corrupt(format!("description {id}"), what))
     };
-    kind.copied().ok_or_else(unknown)
+    kind_of(tag).ok_or_else(unknown)
 }
 
 impl RestoreContext for Pool {

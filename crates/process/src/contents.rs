@@ -12,6 +12,8 @@ use pages::{Extent, Source, source};
 use rustix::process::Pid;
 
 use crate::collect::{Contents, Inventory, Object};
+use crate::companion::Companion;
+use crate::error::CompanionError;
 use crate::{Error, Observer, Result, Stage};
 
 /// What the observer of a dump is told: how far it is, from whichever thread.
@@ -36,9 +38,28 @@ impl<'a> Progress<'a> {
     /// # Errors
     /// [`Error::Vetoed`].
     pub fn stage(&mut self, stage: Stage, root: Pid) -> Result<()> {
+        let told = self.observer().stage(stage, Some(root));
+        told.map_err(Error::Vetoed)
+    }
+
+    /// Who is told.
+    pub fn observer(&mut self) -> &mut dyn Observer {
         let observer = self.observer.get_mut();
-        let observer = observer.unwrap_or_else(std::sync::PoisonError::into_inner);
-        observer.stage(stage, Some(root)).map_err(Error::Vetoed)
+        *observer.unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Has the companion of the tree, if there is one, do something.
+    ///
+    /// # Errors
+    /// [`Error::Companion`].
+    pub fn companion(
+        &mut self,
+        work: impl FnOnce(&mut dyn Companion) -> std::result::Result<(), CompanionError>,
+    ) -> Result<()> {
+        match self.observer().companion() {
+            Some(companion) => work(companion).map_err(Error::Companion),
+            None => Ok(()),
+        }
     }
 
     /// Notes that all there was to do is done, and that so much follows.

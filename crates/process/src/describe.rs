@@ -12,7 +12,9 @@ use store::{Images, Store};
 use crate::build::kind;
 use crate::chain::{self, files};
 use crate::fates::{Fate, count, count_all, fates};
-use crate::records::{Descriptor, Saved, SavedTask, SavedThread, State, is_of_machine};
+use crate::records::{
+    Descriptor, Saved, SavedTask, SavedThread, State, is_of_machine, is_of_processor,
+};
 use crate::report::{
     BlockDescription, Creation, DescriptorDescription, MappingDescription, Network, PageCounts,
     PartDescription, TaskDescription, Vdso,
@@ -32,6 +34,7 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
     let reader = Reader::open(store)?;
     let saved = match is_of_machine(&reader) || Statistics::is_of_predump(&reader)? {
         true => Saved::nothing(),
+        false if is_of_processor(&reader) => Saved::processor_of(&reader)?,
         false => Saved::read(&reader)?,
     };
     let described = Descriptions::read(&saved)?;
@@ -59,6 +62,7 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
             arch: facts.arch.clone(),
         },
         vdsos: vdsos(&saved),
+        instructions: saved.instructions.clone().map(|all| all.names),
         pages: count_all(&reader),
         blocks: blocks(&reader),
         files: files(store, &reader)?,
@@ -277,7 +281,8 @@ impl Descriptions {
         match (map.special(), map.file) {
             (Special::Vdso, _) => "[vdso]".to_owned(),
             (Special::Vvar, _) => "[vvar]".to_owned(),
-            (Special::No, Some(file)) => self.file(file),
+            (Special::Aio, _) => "[aio]".to_owned(),
+            (Special::No | Special::Ring, Some(file)) => self.file(file),
             (Special::No, None) if !map.name.is_empty() => {
                 format!("[anon:{}]", String::from_utf8_lossy(&map.name))
             }

@@ -17,7 +17,7 @@ use crate::network::Replaced;
 use crate::parent::{self, Parent};
 use crate::seal::{check, facts};
 use crate::statistics::as_micros;
-use crate::{DumpOptions, DumpReport, Result, Stage, Statistics, dedup};
+use crate::{DumpOptions, DumpReport, Result, Stage, Statistics, cpuinfo, dedup};
 
 /// An image that has no name yet.
 pub(crate) struct Draft {
@@ -73,8 +73,12 @@ impl Draft {
         };
         let mut report = DumpReport::default();
         report.statistics.kind = options.kind;
+        let writer = parent::writer(store.clone(), parent, options.compress)?;
+        if options.cpu_cap.needs_instructions() {
+            writer.record(cpuinfo::instructions());
+        }
         Ok(Self {
-            writer: parent::writer(store.clone(), parent, options.compress)?,
+            writer,
             report,
             records_bytes: 0,
             around,

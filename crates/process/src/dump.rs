@@ -45,6 +45,7 @@ fn dump_stopped(
     let store = options.images.create().map_err(Error::Store)?;
     let mut layer = Layer::prepare(options)?;
     let mut draft = Draft::begin(options, &store, layer.parent(), began)?;
+    progress.companion(|companion| companion.begin(&draft.writer))?;
     let image = draft.writer.id();
     let kill = options.afterwards == Afterwards::Kill;
     let ending = Ending::new(options, image)?;
@@ -58,7 +59,9 @@ fn dump_stopped(
     draft.stopped(&frozen);
     draft.report.statistics.parent_pages = parent_pages;
     layer.track(&mut frozen, &inventory)?;
+    progress.companion(|companion| companion.instant(&draft.writer))?;
     read(&mut draft, &mut inventory, &progress)?;
+    progress.companion(|companion| companion.put(&draft.writer))?;
     // What it replaces elsewhere is not freed before it is safe.
     let durable = options.sync && (kill || options.auto_dedup);
     let mut sealed = draft.seal(durable, &inventory.foreign, Some(frozen.since))?;

@@ -1,4 +1,15 @@
 //! Why a process tree could not be saved, shown or brought back.
+//!
+//! - What: trees that change meanwhile
+//! - Kept: what is mapped, unmapped, forked and ended during a live dump or between rounds.
+//! - Refused: "pid …: it runs another program (execve) before its memory is copied" (for all of
+//!   `--timeout`).
+//! - CRIU 4.2: has no live dumps.
+//! - What: trees that are tracked already
+//! - Kept: a dump over the chain of images that tracks them (`--prev-images-dir`).
+//! - Refused: by a live dump, "pid …: stillframe-trk, pid …, tracks its memory since a pre-dump or
+//!   a dump with --track-mem of pid …".
+//! - CRIU 4.2: has no live dumps.
 
 use std::{fmt, io};
 
@@ -19,6 +30,9 @@ pub enum Error {
     /// The memory of tasks, and moving pages.
     #[error(transparent)]
     Memory(#[from] memory::Error),
+    /// What was to be saved with the tree.
+    #[error(transparent)]
+    Companion(CompanionError),
     /// The store that holds the image.
     #[error("cannot use the image directory")]
     Store(#[source] store::Error),
@@ -161,6 +175,16 @@ impl fmt::Display for Obstacle {
 #[error("{0}")]
 pub struct Veto(pub String);
 
+/// Why a companion could not be saved.
+#[derive(Debug, thiserror::Error)]
+#[error("the volume cannot be saved with the tree")]
+pub struct CompanionError {
+    /// Whose fault it is.
+    pub blame: Blame,
+    /// What has failed.
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
 /// Whose fault a failure is; the command's exit status comes from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Blame {
@@ -274,6 +298,7 @@ impl Error {
             Self::Pages { damaged: true, .. } => Blame::Corrupt,
             Self::Pages { .. } | Self::Image(_) | Self::Store(_) => Blame::Store,
             Self::Memory(error) => blame_source(error),
+            Self::Companion(error) => error.blame,
             Self::Serve(serve::Error::Gone { .. }) => Blame::Gone,
             Self::Serve(serve::Error::Image(error)) => blame_source(error),
             Self::Serve(error) => blame_source(error),

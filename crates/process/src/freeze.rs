@@ -1,4 +1,9 @@
 //! Target → frozen: every thread of every task of the tree is stopped.
+//!
+//! - What: processes whose leader has ended
+//! - Kept: as zombies, where all their threads have ended.
+//! - Refused: "a process whose first thread has ended while others run on".
+//! - CRIU 4.2: the same.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -15,7 +20,7 @@ use sys::tick::Ticker;
 use tracee::{Seized, Thread};
 
 use crate::waits::{self, Wait};
-use crate::{Error, Result, target};
+use crate::{Error, Result, refetch, target};
 
 /// A stopped tree, parents before children. It goes on when this is dropped.
 #[derive(Debug)]
@@ -429,6 +434,13 @@ impl Stop {
     }
 }
 
+/// A task whose threads have all stopped.
+fn stopped(mut task: Task, mut threads: Vec<Thread>) -> Result<Task> {
+    refetch::fetch_again(&mut threads, |tid, name| task.read_of(tid, name))?;
+    task.body = Body::Stopped(threads);
+    Ok(task)
+}
+
 fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
     let mut task = Task::new(pid, &stop.close_queue)?;
     let before = read_before(&task, pid, &mut stop.clocks);
@@ -437,29 +449,34 @@ fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
         Ok(leader) => leader,
         Err(error) => return ended(task, error),
     };
-    let mut threads = Vec::new();
+    let (mut threads, mut workers) = (Vec::new(), HashSet::new());
     stop.take(&mut task, before, leader, &mut threads)?;
     if task.stat()?.0.threads == 1 {
-        task.body = Body::Stopped(threads);
-        return Ok(task);
+        return stopped(task, threads);
     }
     // The others may still change what it says.
     task.stat = OnceCell::new();
     loop {
         let ids = task.numbers("task")?;
-        let known = |tid: &i32| threads.iter().any(|thread: &Thread| thread.tid == *tid);
+        let known = |tid: &i32| {
+            let is_thread = threads.iter().any(|thread: &Thread| thread.tid == *tid);
+            is_thread || workers.contains(tid)
+        };
         let new = ids
             .into_iter()
             .filter(|tid| !known(tid))
             .collect::<Vec<_>>();
         if new.is_empty() {
-            task.body = Body::Stopped(threads);
-            return Ok(task);
+            return stopped(task, threads);
         }
         // Ask all of them first: they stop side by side.
         let mut asked = Vec::with_capacity(new.len());
         for tid in new {
             let before = read_before(&task, tid, &mut stop.clocks);
+            if before.may_be_kernels() && is_worker(&task, tid) {
+                workers.insert(tid);
+                continue;
+            }
             asked.push((tid, before, Thread::seize(tid)));
         }
         stop.all(&mut task, asked, &mut threads)?;
@@ -469,6 +486,15 @@ fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
 /// Looks at what a thread waits for before it is stopped.
 fn read_before(task: &Task, tid: i32, clocks: &mut Clocks) -> Before {
     Before::read(clocks, |name| task.read_of(tid, name))
+}
+
+/// Whether a thread is one of the kernel's own that works for the process (io_uring's): it runs no
+/// code of the program, and to be asked to stop would end what it does.
+fn is_worker(task: &Task, tid: i32) -> bool {
+    const PF_IO_WORKER: u32 = 0x10;
+    let stat = task.read_of(tid, "stat");
+    let stat = stat.and_then(|text| Stat::parse(&text).ok());
+    stat.is_some_and(|stat| stat.flags & PF_IO_WORKER != 0)
 }
 
 /// What a task is whose leader could not be stopped.

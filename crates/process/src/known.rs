@@ -4,12 +4,12 @@ use std::collections::HashSet;
 
 use image::Record;
 use resources::cgroup;
-use resources::fd::{KINDS, tags};
-use resources::map::{memory, vdso};
+use resources::fd::{kind_of, tags};
+use resources::map::{aio, memory, vdso};
 use resources::task::PARTS;
 
 use crate::records::{State, Tree, tag};
-use crate::{Error, Result};
+use crate::{Error, Result, companion};
 
 /// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,11 +28,14 @@ enum About {
 fn expected(tag: u16) -> Option<(u16, About)> {
     Some(match tag {
         tag::STATISTICS => (2, About::Image),
-        tag::TREE | tag::CLOCKS | tag::PROCESSOR | tag::LINKS | cgroup::TAG => (1, About::Image),
-        tag::DESCRIPTORS | tag::PLACE | tags::LOCKS | memory::TAG => (1, About::Process),
+        tag::TREE | tag::CLOCKS | tag::PROCESSOR | tag::INSTRUCTIONS | tag::LINKS | cgroup::TAG => {
+            (1, About::Image)
+        }
+        tag::DESCRIPTORS | tag::PLACE | tags::LOCKS | memory::TAG | aio::TAG => (1, About::Process),
         tag::THREAD => (1, About::Thread),
         tags::ATTRIBUTES | vdso::TAG => (1, About::Item),
-        _ if KINDS.iter().any(|kind| kind.tag() == tag) => (1, About::Item),
+        _ if companion::TAGS.contains(&tag) => (1, About::Image),
+        _ if kind_of(tag).is_some() => (1, About::Item),
         _ if PARTS.iter().any(|part| part.tag() == tag) => (1, About::Thread),
         _ => return None,
     })
@@ -115,8 +118,8 @@ mod tests {
             "record 299 of 100: is of a kind",
         );
         refused(
-            |all| all.push(record(9, 1, 0)),
-            "record 9 of 0: is of a kind",
+            |all| all.push(record(10, 1, 0)),
+            "record 10 of 0: is of a kind",
         );
         refused(
             |all| all[0].version = 2,

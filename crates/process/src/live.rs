@@ -1,9 +1,10 @@
 //! The dump of a tree that goes on: stopped for an instant, copied while it runs.
 //!
-//! The tree is stopped twice. The first time each task gets a userfaultfd, through which its memory
-//! is protected and copied while it runs ([`memory::live`]). The second time it is collected, and
-//! what it has written in the last few milliseconds is protected: that is the instant of the image.
-//! Then it goes on, and what is not copied yet is copied before it changes.
+//! The tree is stopped twice, and in between where I/O is under way ([`crate::settle`]). The first
+//! time each task gets a userfaultfd, by which its memory is protected and copied while it runs
+//! ([`memory::live`]). The second time it is collected, and what it has written in the last few
+//! milliseconds is protected: that is the instant of the image. Then it goes on, and what is not
+//! copied yet is copied before it changes.
 //!
 //! Where a task discards pages before they were copied, there is another instant; the last one is
 //! copied while the tree is stopped. While it is stopped are also copied: shared memory and deleted
@@ -12,6 +13,11 @@
 //!
 //! Which pages are equal is found out afterwards, from what was written: until the copy is over
 //! they change.
+//!
+//! - What: live dumps
+//! - Kept: the memory of one instant, while the tree runs.
+//! - Refused: "a live dump on a kernel without PAGEMAP_SCAN (before Linux 6.7)".
+//! - CRIU 4.2: has none; `--lazy-pages` has the tree stand until its pages are fetched.
 
 mod equal;
 mod memory_view;
@@ -37,12 +43,13 @@ use crate::end::go_on;
 use crate::freeze::{Frozen, freeze, read_proc, stat_of};
 use crate::options::DEFAULT_TIMEOUT;
 use crate::returned::check_returned;
+use crate::settle::settle;
 use crate::statistics::as_micros;
 use crate::stopping::{freeze_and_collect, patiently};
 use crate::tracker::{Client, start_ticks};
 use crate::uffd::userfaultfd;
 use crate::undo::Undo;
-use crate::{DumpOptions, DumpReport, Error, Result, Stage};
+use crate::{DumpOptions, DumpReport, Error, Result, Stage, track};
 
 /// How many instants there may be; the last is copied while the tree is stopped.
 const INSTANTS: u64 = 4;
@@ -87,6 +94,7 @@ fn dump_once(
     began: Instant,
     progress: &mut Progress,
 ) -> Result<Sealed> {
+    progress.companion(|companion| companion.begin(&draft.writer))?;
     let mut dump = Dump::begin(options, draft, began, progress)?;
     dump.copy_before()?;
     for instant in 1.. {
@@ -149,6 +157,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
             limit.check(task.pid)?;
             let listed = collect::memory_view::parse(&task.read("maps")?)?;
+            track::check_rings(task.pid, &listed)?;
             let uffd = userfaultfd(task, &listed, false, memory::live::FEATURES)?;
             let areas = Areas {
                 spans: memory_view::live_spans(&listed),
@@ -210,13 +219,23 @@ impl<'a, 'b> Dump<'a, 'b> {
         Ok(())
     }
 
-    /// Copies what is stale while the tree runs.
-    fn round(&self) -> Result<u64> {
-        let mut copied_bytes = 0;
+    /// Protects and copies what is stale while the tree runs. What is protected when I/O is under
+    /// way to it changes unheard of until that is over.
+    fn round(&mut self) -> Result<u64> {
         self.live.unshare(&self.live.pids());
+        let mut rounds = Vec::new();
         for (pid, areas) in self.areas()? {
+            match self.live.protect(pid, &areas) {
+                Ok(round) => rounds.push((pid, round)),
+                Err(error) => self.unless_root(pid, error)?,
+            }
+        }
+        let pids = self.live.pids();
+        settle(self.options, self.began, &pids, &mut self.draft.report)?;
+        let mut copied_bytes = 0;
+        for (pid, round) in rounds {
             let progress = |bytes| self.progress.add(bytes);
-            match self.live.round(pid, &areas, &self.draft.writer, &progress) {
+            match self.live.copy(pid, &round, &self.draft.writer, &progress) {
                 Ok(bytes) => copied_bytes += bytes,
                 Err(error) => self.unless_root(pid, error)?,
             }
@@ -262,11 +281,21 @@ impl<'a, 'b> Dump<'a, 'b> {
         let mut realtime = Realtime::new().ok();
         let (frozen, mut inventory) =
             freeze_and_collect(self.options, self.began, false, &mut view)?;
+        if inventory.has_rings() {
+            // They were made since the first stop.
+            let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
+            for task in living {
+                track::check_rings(task.pid, &track::list(task)?)?;
+            }
+        }
         self.progress.stage(Stage::PostFreeze, self.options.tree)?;
         let since = frozen.since;
         let pids = frozen.tasks.iter().map(|task| task.pid).collect::<Vec<_>>();
         self.draft.stopped(&frozen);
         let undo = std::mem::take(&mut inventory.undo);
+        let writer = &self.draft.writer;
+        self.progress
+            .companion(|companion| companion.instant(writer))?;
         let copying = Instant::now();
         if last || inventory.bytes() > LITTLE_BYTES {
             realtime = None;
@@ -348,6 +377,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         let copies = std::mem::take(&mut inventory.copies);
         let found = equal::find(stored, &pids, copies, &mut draft, progress)?;
         draft.writer.describe(found);
+        progress.companion(|companion| companion.put(&draft.writer))?;
         draft.note(&mut inventory);
         let sealed = draft.seal(false, &inventory.foreign, None)?;
         // What was changed on the host for the image is taken back with it.

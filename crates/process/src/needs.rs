@@ -9,7 +9,7 @@ use crate::error::Holder;
 use crate::options::RestoreOptions;
 use crate::processor::Processor;
 use crate::records::Saved;
-use crate::{Error, Result, host, plan, restore};
+use crate::{Error, Result, host, huge_pages, plan, restore};
 
 /// Something that a restore needs, and whether it is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +45,11 @@ pub fn needs(images: &Images) -> Result<Vec<Need>> {
             processor(&saved, &reader),
         ),
         need("vdso", "the kernel's code in programs", vdso(&saved)),
+        need(
+            "huge-pages",
+            "so many of the host's pages of hugetlbfs",
+            huge_pages::check(&saved).map(|()| String::new()),
+        ),
         need("clocks", "monotonic clocks go on", clocks(&saved)),
         need("pids", "the numbers of all tasks are free", pids(&saved)),
         need(

@@ -9,7 +9,7 @@ use rustix::process::Pid;
 
 use store::Images;
 
-use crate::{DumpKind, LazyPages};
+use crate::{CpuCap, DumpKind, LazyPages};
 pub use image::Compression;
 pub use resources::{Allow, DEFAULT_GHOST_LIMIT_BYTES};
 
@@ -52,6 +52,9 @@ pub struct DumpOptions {
     pub auto_dedup: bool,
     /// How pages are compressed, where that pays (`--compress`).
     pub compress: Option<Compression>,
+    /// Whether the image is to tell, besides where registers are, which instructions the processor
+    /// has (`--cpu-cap`).
+    pub cpu_cap: CpuCap,
     /// Whether writes of a tree that runs on are tracked from now on, for this long when no other
     /// dump comes. After a pre-dump they always are.
     pub track: Option<Duration>,
@@ -72,6 +75,7 @@ impl DumpOptions {
             parent: None,
             auto_dedup: false,
             compress: None,
+            cpu_cap: CpuCap::default(),
             track: None,
         }
     }
@@ -149,6 +153,8 @@ pub struct RestoreOptions {
     /// Whether monotonic clocks go on from where they stood, by a time namespace (`--no-timens`
     /// says no).
     pub timens: bool,
+    /// What this processor must have besides what threads have in use (`--cpu-cap`).
+    pub cpu_cap: CpuCap,
     /// Whether private memory comes when it is touched, and how (`--lazy-pages`).
     pub lazy: Option<LazyPages>,
 }
@@ -165,6 +171,7 @@ impl RestoreOptions {
             foreground: false,
             inherit_fds: Vec::new(),
             timens: true,
+            cpu_cap: CpuCap::default(),
             lazy: None,
         }
     }

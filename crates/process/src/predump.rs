@@ -2,8 +2,9 @@
 //!
 //! The tree is stopped only while its tasks are listed with what they have mapped, and get a
 //! userfaultfd if they have none. Then, while it runs, it is found out which pages were written
-//! since the last round, and those are read. What vanishes meanwhile is left out: a page that an
-//! image does not describe is read by the next round.
+//! since the last round, and those are read once all I/O is over that was under way then
+//! ([`settle`]). What vanishes meanwhile is left out: a page that an image does not describe is
+//! read by the next round.
 
 use std::time::Instant;
 
@@ -18,9 +19,10 @@ use crate::draft::Draft;
 use crate::end::go_on;
 use crate::options::DEFAULT_TRACK_TIME;
 use crate::parent::Parent;
+use crate::settle::settle;
 use crate::statistics::as_micros;
 use crate::stopping::freeze_and;
-use crate::track::{Inheritance, Mapped, Tracking};
+use crate::track::{Changes, Inheritance, Mapped, Tracking};
 use crate::{DumpOptions, DumpReport, Error, Result, Stage, parent};
 
 /// Saves the memory of the tree under `options.tree` into `options.images` and lets it run.
@@ -57,7 +59,10 @@ pub(crate) fn dump(
     let looking = Instant::now();
     let inheritance = Inheritance::new(parent.as_ref().map(|one| &*one.image), tracking.image());
     tracking.begin()?;
-    let sources = find_written(&tracking, &mapped, &inheritance, &mut draft)?;
+    let changes = take_written(&tracking, &mapped)?;
+    let pids = mapped.iter().map(|mapped| mapped.pid).collect::<Vec<_>>();
+    settle(options, began, &pids, &mut draft.report)?;
+    let sources = sources(changes, &inheritance, &mut draft)?;
     draft.report.statistics.collect_us = as_micros(looking.elapsed());
     let equals = Equals::new(sources.extents(), []);
     draft.read(&sources, (equals.as_ref(), true), &progress)?;
@@ -75,33 +80,40 @@ pub(crate) fn dump(
     Ok(sealed.finish())
 }
 
-/// Finds what has to be read of all tasks, and leaves the rest to the parent.
-fn find_written(
-    tracking: &Tracking,
-    mapped: &[Mapped],
+/// Finds what all tasks have written, and has the kernel forget it.
+fn take_written(tracking: &Tracking, mapped: &[Mapped]) -> Result<Vec<(i32, Changes)>> {
+    let mut all = Vec::new();
+    for mapped in mapped {
+        tracking.lift_marks(mapped)?;
+        match tracking.take_written(mapped)? {
+            Some(changes) => all.push((mapped.pid, changes)),
+            None => log::info!("pid {} has ended", mapped.pid),
+        }
+    }
+    Ok(all)
+}
+
+/// What has to be read of the tasks; the rest is left to the parent.
+fn sources(
+    changes: Vec<(i32, Changes)>,
     inheritance: &Inheritance,
     draft: &mut Draft,
 ) -> Result<Sources> {
     let mut sources = Sources::default();
-    for mapped in mapped {
-        tracking.lift_marks(mapped)?;
-        let Some(changes) = tracking.take_written(mapped)? else {
-            log::info!("pid {} has ended", mapped.pid);
-            continue;
-        };
-        let space = SpaceId(mapped.pid.cast_unsigned());
+    for (pid, changes) in changes {
+        let space = SpaceId(pid.cast_unsigned());
         let inherited = inheritance.inherit_unwritten(&draft.writer, space, &changes.unwritten)?;
         let unknown = subtract(&changes.unwritten, &inherited);
         let written = changes.written.and(&unknown);
         draft.report.statistics.parent_pages += inherited.pages();
-        let [plain, quiet] = match memory::shared::exclusive(mapped.pid, &written) {
+        let [plain, quiet] = match memory::shared::exclusive(pid, &written) {
             Err(memory::Error::Gone { .. }) => continue,
             kinds => kinds?,
         };
         let extents = |spans: Spans| spans.into_iter().map(|span| Extent::of(space, span));
-        let memory = TaskMemory::new(mapped.pid).while_it_runs();
+        let memory = TaskMemory::new(pid).while_it_runs();
         sources.add(memory, extents(plain).collect());
-        let memory = TaskMemory::quiet(mapped.pid).while_it_runs();
+        let memory = TaskMemory::quiet(pid).while_it_runs();
         sources.add(memory, extents(quiet).collect());
     }
     Ok(sources)

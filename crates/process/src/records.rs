@@ -4,9 +4,11 @@ use std::collections::{HashMap, HashSet};
 
 use image::{Reader, Record, SpaceKind};
 use prost::Message;
+use resources::arch::instructions::Instructions;
 use resources::arch::xstate::Layout;
 use resources::cgroup::{self, Cgroups};
 use resources::fd::tags;
+use resources::map::aio::{self, Context, Contexts};
 use resources::map::memory;
 use resources::map::vdso::{self, Vdso};
 
@@ -41,6 +43,8 @@ pub(crate) struct Saved<'a> {
     pub clocks: Option<TreeClocks>,
     /// Where the processor kept the extended state; old images do not know.
     pub processor: Option<Layout>,
+    /// Which sets of instructions it had, where the dump was to say.
+    pub instructions: Option<Instructions>,
     /// The control groups that the tasks are in, where those are not the dumper's.
     pub cgroups: Option<Cgroups>,
 }
@@ -53,6 +57,8 @@ pub(crate) struct SavedTask<'a> {
     pub place: Place,
     /// Its own locks on files.
     pub locks: Option<&'a [u8]>,
+    /// Its contexts of asynchronous I/O.
+    pub contexts: Vec<Context>,
     pub threads: Vec<SavedThread<'a>>,
 }
 
@@ -125,6 +131,12 @@ pub(crate) fn is_of_machine(reader: &Reader) -> bool {
     spaces.any(|space| space.kind == SpaceKind::Block)
 }
 
+/// Whether the image says nothing but what processor a host has.
+pub(crate) fn is_of_processor(reader: &Reader) -> bool {
+    let has = |tag| reader.records().iter().any(|record| record.tag == tag);
+    has(tag::PROCESSOR) && !has(tag::TREE) && !has(tag::STATISTICS)
+}
+
 impl<'a> Saved<'a> {
     /// Sorts out the records of an image.
     pub fn read(reader: &'a Reader) -> Result<Self> {
@@ -135,6 +147,10 @@ impl<'a> Saved<'a> {
         }
         if is_of_machine(reader) {
             let what = "the image is of a virtual machine's memory: there are no tasks in it";
+            return Err(Error::Unfit(what.to_owned()));
+        }
+        if is_of_processor(reader) {
+            let what = "the image is of a processor alone (`cpuinfo dump`): no tasks are in it";
             return Err(Error::Unfit(what.to_owned()));
         }
         let tree: Tree = sorted.decode(tag::TREE, 0, "the list of tasks")?;
@@ -172,6 +188,9 @@ impl<'a> Saved<'a> {
         let clocks = clocks.map(|record| TreeClocks::read(&record.payload));
         let processor = sorted.find(tag::PROCESSOR, 0);
         let processor = processor.map(|_| sorted.decode(tag::PROCESSOR, 0, "the processor"));
+        let instructions = sorted.find(tag::INSTRUCTIONS, 0);
+        let instructions =
+            instructions.map(|_| sorted.decode(tag::INSTRUCTIONS, 0, "the instructions"));
         let cgroups = sorted.find(cgroup::TAG, 0);
         let cgroups = cgroups.map(|record| cgroup::decode(&record.payload));
         let cgroups = cgroups.transpose()?;
@@ -183,12 +202,24 @@ impl<'a> Saved<'a> {
             vdsos,
             clocks: clocks.transpose()?,
             processor: processor.transpose()?,
+            instructions: instructions.transpose()?,
             cgroups,
         })
     }
 }
 
 impl Saved<'_> {
+    /// What an image of a processor alone has.
+    pub fn processor_of(reader: &Reader) -> Result<Self> {
+        let sorted = Sorted::new(reader);
+        known::check(reader.records(), &Tree::default())?;
+        Ok(Self {
+            processor: Some(sorted.decode(tag::PROCESSOR, 0, "the processor")?),
+            instructions: Some(sorted.decode(tag::INSTRUCTIONS, 0, "the instructions")?),
+            ..Self::nothing()
+        })
+    }
+
     /// What an image of memory alone has.
     pub fn nothing() -> Self {
         Self {
@@ -199,6 +230,7 @@ impl Saved<'_> {
             vdsos: Vec::new(),
             clocks: None,
             processor: None,
+            instructions: None,
             cgroups: None,
         }
     }
@@ -271,6 +303,7 @@ impl<'a> SavedTask<'a> {
             descriptors: Vec::new(),
             place: Place::default(),
             locks: None,
+            contexts: Vec::new(),
             threads: Vec::new(),
         };
         if node.state() == State::Zombie {
@@ -284,6 +317,9 @@ impl<'a> SavedTask<'a> {
         task.locks = sorted
             .find(tags::LOCKS, pid)
             .map(|record| record.payload.as_slice());
+        let contexts = sorted.find(aio::TAG, pid);
+        let contexts = contexts.map(|record| record.payload.as_slice());
+        task.contexts = Contexts::read(contexts, &task.memory.mappings)?.contexts;
         let files = task.memory.mappings.iter().filter_map(|map| map.file);
         let named = task
             .descriptors

@@ -8,7 +8,7 @@ use rustix::process::Pid;
 pub use crate::error::{Blame, Veto};
 use crate::statistics::as_micros;
 pub use crate::text::{date, printable};
-use crate::{Job, Lazy, Statistics};
+use crate::{Companion, Job, Lazy, Statistics};
 
 /// A moment of a dump or a restore at which the caller may act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,6 +46,11 @@ pub trait Observer: Send {
 
     /// Tells how many bytes of memory were moved so far, and of how many.
     fn progress(&mut self, done_bytes: u64, total_bytes: u64);
+
+    /// What a dump is to save with the tree; not a round of a pre-dump.
+    fn companion(&mut self) -> Option<&mut dyn Companion> {
+        None
+    }
 }
 
 /// An observer that does nothing.
@@ -169,6 +174,8 @@ pub struct Description {
     pub creation: Creation,
     /// The vDSOs that the tasks have mapped: one, or none.
     pub vdsos: Vec<Vdso>,
+    /// The sets of instructions of the processor that it was made on, where the image says.
+    pub instructions: Option<Vec<String>>,
     /// The pages of all spaces by their fate.
     pub pages: PageCounts,
     /// The blocks of a virtual machine's memory; none of a tree's image.

@@ -1,10 +1,12 @@
 //! The restore of a process tree: built → loaded → running.
 
+mod aio;
 mod ending;
 mod fill;
 mod job;
 mod lazy_chunks;
 mod loaded;
+mod rings;
 mod running;
 mod stops;
 mod taken;
@@ -23,12 +25,12 @@ use rustix::process::Pid;
 use crate::alone::Alone;
 use crate::build::build;
 use crate::clocks::Resumed;
-use crate::host;
 use crate::lazy::{Client, Lazy};
 use crate::plan::{self, Placing, Setting};
 use crate::processor::Processor;
 use crate::records::Saved;
 use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
+use crate::{host, huge_pages};
 
 /// Tasks with less memory than this get it at once: to have it come later takes longer.
 const LAZY_FROM_BYTES: u64 = 1 << 20;
@@ -62,6 +64,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let lazy = lazy.map(|lazy| Client::new(lazy, &options.images, &reader));
     let lazy = lazy.transpose()?;
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
+    options.cpu_cap.check(&saved)?;
     let image = Image {
         processor: Processor::check(&saved, &reader)?,
         saved,
@@ -139,6 +142,8 @@ fn bring_back(
         &options.allowed,
         &options.inherit_fds,
     )?;
+    huge_pages::check(saved)?;
+    aio::check(saved)?;
     log::info!("{} scripts are built", built.plan.scripts.len());
     // A task whose call fails ends by itself, and leaves those that it has made.
     let adopting = Adopting::begin();
@@ -152,6 +157,7 @@ fn bring_back(
     running.stop_all()?;
     log::info!("all threads are stopped at the end of their scripts");
     running.write_outside()?;
+    running.start_rings(saved)?;
     running.give_registers(saved, image.processor.as_ref())?;
     announce(observer, Stage::PreResume, root_pid)?;
     let mut job = options.foreground.then(|| Job::of(saved)).flatten();

@@ -1,4 +1,9 @@
 //! Processes that cannot be stopped to be saved, and why.
+//!
+//! - What: what cannot be stopped
+//! - Refused: "stillframe itself"; "a tree with stillframe itself (pid …)"; "a kernel thread (…)";
+//!   "its tracer, pid … (…)" (gdb, strace: detach it).
+//! - CRIU 4.2: cannot seize a kernel thread or a traced task either; of itself not known.
 
 use std::io;
 

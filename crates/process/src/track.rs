@@ -4,6 +4,12 @@
 //! are not tracked yet are registered, and the kernel is asked what was written. What is not known
 //! to be as it was is read: mappings that are new, have moved or cannot be registered, tasks that
 //! have called execve(2), and everything after a round that failed.
+//!
+//! - What: memory for rings of io_uring and of asynchronous I/O in a pre-dump, with `--track-mem`
+//!   and `--live`
+//! - Refused: "what the kernel writes to the task's memory for it is not seen by who tracks
+//!   writes".
+//! - CRIU 4.2: refuses rings of io_uring altogether; others are not looked at.
 
 mod bits;
 
@@ -119,6 +125,7 @@ impl Tracking {
                 continue;
             }
             let listed = list(task)?;
+            check_rings(task.pid, &listed)?;
             crate::returned::check_returned(task, &listed)?;
             let mut mapped = Mapped::new(task.pid, &listed)?;
             let start_ticks = task.stat()?.0.start_ticks;
@@ -296,10 +303,6 @@ impl Mapped {
                 Backing::File => true,
                 Backing::Vdso | Backing::Vvar | Backing::Special => continue,
             };
-            if listed.name.starts_with(b"/anon_hugepage") {
-                let refused = resources::Error::unsupported(pid, listed.place());
-                return Err(refused.because("it has huge pages (hugetlbfs)").into());
-            }
             const PROT_WRITE: u32 = 2;
             maps.push(Map {
                 area: Area {
@@ -308,8 +311,8 @@ impl Mapped {
                     apart: false,
                 },
                 // A tracked file is brought in page by page, and of one that cannot be written the
-                // task has no pages or few.
-                tracked: !file || listed.prot & PROT_WRITE != 0,
+                // task has no pages or few. Huge pages are not told of in parts.
+                tracked: (!file || listed.prot & PROT_WRITE != 0) && !listed.has_huge_pages(),
                 by: By::Nobody,
             });
         }
@@ -349,6 +352,18 @@ impl Mapped {
             }
         }
     }
+}
+
+/// Refuses to track or protect memory that the kernel writes to by itself: what it writes to pages
+/// that it has looked up before is seen by nobody.
+pub(crate) fn check_rings(pid: i32, listed: &[Listed]) -> Result<()> {
+    let is_ring = |listed: &&Listed| listed.is_ring() || listed.is_aio();
+    let Some(ring) = listed.iter().find(is_ring) else {
+        return Ok(());
+    };
+    let why = "what the kernel writes to the task's memory for it is not seen by who tracks writes";
+    let refused = resources::Error::unsupported(pid, ring.place());
+    Err(refused.because(why).into())
 }
 
 /// The mappings of a stopped task, without their flags.

@@ -1,4 +1,12 @@
 //! A userfaultfd for the memory of a stopped task: what tracks or protects its pages from outside.
+//!
+//! - What: tasks that are tracked
+//! - Kept: tasks with seccomp filters and without privileges.
+//! - Refused: "tracking a task at its limit of open files"; "tracking a task that may not use
+//!   userfaultfd"; "a live dump of a task that may not use userfaultfd, without /dev/userfaultfd
+//!   here"; "tracking on a kernel without write protection"; "a task with a seccomp filter", as
+//!   "suspending it takes CAP_SYS_ADMIN, and no filter of stillframe's own".
+//! - CRIU 4.2: needs nothing of the task; suspends filters as well.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

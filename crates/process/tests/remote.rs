@@ -43,22 +43,30 @@ fn main() {
     let filters = filters.collect::<Vec<_>>();
     let is_wanted =
         |name: &str| filters.is_empty() || filters.iter().any(|word| name.contains(*word));
-    let mut passed = 0;
+    let (mut passed, mut failed) = (0, 0);
     for (name, test) in TESTS.iter().filter(|(name, _)| is_wanted(name)) {
         if is_list {
             println!("{name}: test");
             continue;
         }
-        test();
-        println!("test {name} ... ok");
-        passed += 1;
+        let (outcome, counter) = match std::panic::catch_unwind(test) {
+            Ok(()) => ("ok", &mut passed),
+            Err(_) => ("FAILED", &mut failed),
+        };
+        println!("test {name} ... {outcome}");
+        *counter += 1;
     }
-    if !is_list {
-        let left_out = TESTS.len() - passed;
-        println!(
-            "\ntest result: ok. {passed} passed; 0 failed; 0 ignored; 0 measured; \
-             {left_out} filtered out; finished in 0.00s\n"
-        );
+    if is_list {
+        return;
+    }
+    let left_out = TESTS.len() - passed - failed;
+    let outcome = if failed == 0 { "ok" } else { "FAILED" };
+    println!(
+        "\ntest result: {outcome}. {passed} passed; {failed} failed; 0 ignored; 0 measured; \
+         {left_out} filtered out; finished in 0.00s\n"
+    );
+    if failed > 0 {
+        std::process::exit(101);
     }
 }
 

@@ -327,15 +327,18 @@ fn place(
     while done < span.bytes() {
         let at = span.start.plus(done);
         let page = region.number_of(at);
+        // A live difference has pages told of that were taken out: it would be let in to those,
+        // too.
+        let ours = (known.native.next(page, true) - page) * size;
+        let rest = Span::new(at, ours.min(span.bytes() - done));
         let copied = match bytes {
+            _ if rest.is_empty() => Err(Errno::NOENT.into()),
             Some(bytes) => {
-                let copied = { &session.uffd }.copy_as(at, &bytes[done as usize..], true, protect);
+                let bytes = &bytes[done as usize..][..rest.bytes() as usize];
+                let copied = session.uffd.copy_as(at, bytes, true, protect);
                 copied.map(|bytes| bytes as u64)
             }
-            None => {
-                let rest = Span::new(at, span.bytes() - done);
-                session.uffd.map_cached(rest, protect)
-            }
+            None => session.uffd.map_cached(rest, protect),
         };
         match copied {
             Ok(copied) => {

@@ -126,6 +126,7 @@ mod tests {
 
     use super::*;
     use crate::Region;
+    use crate::install::{Installer, Outcome};
 
     const SPACE: SpaceId = SpaceId(1);
     const PAGES: u64 = 256;
@@ -316,6 +317,30 @@ mod tests {
                 assert_eq!(target.diff(&next), [0, 38 + native], "{ability}");
             }
         });
+    }
+
+    /// A thread that found pages missing brings them in after they were taken out, while a live
+    /// difference has writes to them told: they do not become pages of ours.
+    #[test]
+    fn what_was_taken_out_is_not_brought_in() {
+        let Some(target) = Target::begin(Ability::Told) else {
+            eprintln!("left out: no userfaultfd for {}", Ability::Told);
+            return;
+        };
+        let session = &target.first;
+        let native = session.regions[0].0.span_of(&(PAGES - 64..PAGES));
+        session.uffd.register(native, Modes::WP).expect("told");
+        let late = PAGES - 66..PAGES - 60;
+        let mut installer = Installer::new(session);
+        let outcome = installer.install(0, late.clone(), false, PAGES - 61, "image");
+        assert_eq!(outcome.expect("it goes on"), Outcome::Done("there"));
+        session.uffd.unregister(native).expect("not told any more");
+        target.serve(session, || {
+            let found = late.map(|page| target.page(page)).collect::<Vec<_>>();
+            assert_eq!(found, [PAGES - 65, PAGES - 64, 0, 0, 0, 0]);
+        });
+        // Those that were looked at are as they were.
+        assert_eq!(target.diff(session), [0, 60]);
     }
 
     #[test]

@@ -1,5 +1,14 @@
 //! The descriptions of a tree: those behind descriptors, those that are mapped, and the places
 //! where tasks are.
+//!
+//! - What: mapped rings of io_uring
+//! - Kept: at their addresses.
+//! - Refused: "the task has no descriptor of it".
+//! - CRIU 4.2: refused.
+//! - What: mapped rings of packet sockets
+//! - Kept: at their addresses.
+//! - Refused: "the task has no descriptor of it"; "it is not the whole ring of a packet socket".
+//! - CRIU 4.2: kept, empty.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -57,8 +66,8 @@ pub(super) struct Files {
     /// Ids by (pid, fd).
     at: HashMap<(i32, i32), DescriptionId>,
     opens: Vec<Open<'static>>,
-    /// What each process and thread of the tree is.
-    tasks: HashMap<i32, fd::Task>,
+    /// The process of each process and thread of the tree, and what that is.
+    tasks: HashMap<i32, (i32, fd::Task)>,
     /// Device and inode of this process's root.
     own_root: OnceCell<(u64, u64)>,
 }
@@ -81,7 +90,7 @@ impl Files {
         };
         let threads = task.threads().iter().map(|thread| thread.tid);
         let all = threads.chain([task.pid]);
-        self.tasks.extend(all.map(|tid| (tid, state)));
+        self.tasks.extend(all.map(|tid| (tid, (task.pid, state))));
     }
 
     fn next(&self) -> DescriptionId {
@@ -120,6 +129,47 @@ impl Files {
                 open.info.clone_from(&row.info);
             }
         }
+    }
+
+    /// The rings of io_uring(7).
+    pub fn rings(&self) -> impl Iterator<Item = &Open<'_>> {
+        let all = self.opens.iter();
+        all.filter(|open| open.link == fd::io_uring::LINK)
+    }
+
+    /// All descriptors of a description, as (pid, fd), in ascending order.
+    pub fn numbers(&self, id: DescriptionId) -> Vec<(i32, i32)> {
+        let all = self.at.iter().filter(|(_, own)| **own == id);
+        let mut numbers = all.map(|(at, _)| *at).collect::<Vec<_>>();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// The description of a mapped ring, whose descriptors were listed before.
+    pub fn ring(&self, pid: i32, listed: &Listed) -> Result<DescriptionId> {
+        let is_it = |open: &&Open<'_>| {
+            open.link == listed.name
+                && (open.stat.st_dev, open.stat.st_ino) == (listed.dev, listed.ino)
+        };
+        let is_here = |open: &Open<'_>| self.numbers(open.id).iter().any(|at| at.0 == pid);
+        let mut all = self.opens.iter().filter(is_it);
+        let open = all.find(|open| is_here(open)).map(|open| open.id);
+        open.ok_or_else(|| {
+            let why = "the task has no descriptor of it";
+            Error::unsupported(pid, listed.place()).because(why).into()
+        })
+    }
+
+    /// The description of a packet socket whose ring is mapped.
+    pub fn packet_ring(&self, pid: i32, listed: &Listed) -> Result<DescriptionId> {
+        let id = self.ring(pid, listed)?;
+        let bytes = listed.span.bytes();
+        let is_whole = fd::packet_socket::has_ring_of(&self.opens[id.0 as usize], bytes)?;
+        if is_whole && listed.shared && listed.offset == 0 {
+            return Ok(id);
+        }
+        let why = "it is not the whole ring of a packet socket";
+        Err(Error::unsupported(pid, listed.place()).because(why).into())
     }
 
     /// The description of a mapping's file.
@@ -403,7 +453,15 @@ impl DumpContext for Context<'_> {
     }
 
     fn task(&self, tid: i32) -> Option<fd::Task> {
-        self.files.tasks.get(&tid).copied()
+        self.files.tasks.get(&tid).map(|task| task.1)
+    }
+
+    fn process(&self, tid: i32) -> Option<i32> {
+        self.files.tasks.get(&tid).map(|task| task.0)
+    }
+
+    fn numbers(&self, id: DescriptionId) -> Vec<(i32, i32)> {
+        self.files.numbers(id)
     }
 
     fn add(&mut self, pid: i32, own: OwnedFd) -> resources::Result<DescriptionId> {

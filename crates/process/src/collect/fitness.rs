@@ -1,4 +1,18 @@
 //! Trees that are refused before any of their tasks is touched.
+//!
+//! - What: sessions
+//! - Kept: sessions and process groups that are led from inside of the tree; with `--shell-job` one
+//!   from outside.
+//! - Refused: "its session …, led from outside of the tree" (`--shell-job`).
+//! - CRIU 4.2: the same, with the same option.
+//! - What: namespaces
+//! - Kept: that tasks are in stillframe's own, and a time namespace.
+//! - Refused: "its own … namespace" (pid, mnt, net, ipc, uts, user, cgroup, or one of several time
+//!   namespaces); "another … namespace for its children".
+//! - CRIU 4.2: keeps all of these kinds, though not always one within another.
+//! - What: 32-bit code
+//! - Refused: "thread …: …" (32-bit code).
+//! - CRIU 4.2: kept, where the kernel has it.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};

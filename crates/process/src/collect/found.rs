@@ -11,6 +11,7 @@ use prost::Message;
 use resources::map::listing::Listed;
 use resources::map::memory::{self, Mapping, Memory};
 use resources::map::policy::Policy;
+use resources::script::Script;
 use resources::task::Facts;
 use resources::{Allow, fd};
 use sys::proc::{Stat, Status};
@@ -20,7 +21,7 @@ use tracee::{Batch, Injection, Thread};
 use super::auxv::Auxv;
 use super::facts::ThreadFacts;
 use super::memory_view::{self, MemoryView};
-use super::questions::Questions;
+use super::questions::{Calls, Questions};
 use super::untold::Untold;
 use super::{policies, spaces, stops, thread, vdso};
 use crate::freeze::{Body, Task};
@@ -62,7 +63,7 @@ pub(super) struct OfTask {
 impl Found {
     /// Looks at a task from outside, after those in `before`, its parent among them.
     pub fn new(
-        task: &Task,
+        (task, links): (&Task, &[fd::table::Link]),
         allow: &Allow,
         (view, before): (&mut dyn MemoryView, &[Self]),
         (vdsos, obstacles): (&mut vdso::Vdsos, &mut Obstacles),
@@ -102,8 +103,9 @@ impl Found {
             found.statuses.push(facts.status()?);
         }
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
-        let parent = parent.map(|one| (one.node.pid, one.rows.as_slice()));
-        found.rows = fd::table::read(pid, (task.proc.as_fd(), &task.close_queue), parent)?;
+        let parent = parent.map_or(&[][..], |one| &one.rows);
+        let proc = (task.proc.as_fd(), &*task.close_queue);
+        found.rows = fd::table::read(pid, proc, links, parent)?;
         Ok(found)
     }
 
@@ -159,6 +161,20 @@ impl Found {
             uffd::suspend_filters(thread.tid, status)?;
         }
         Ok(memory)
+    }
+
+    /// Has every thread of the task make the calls of a script.
+    pub fn call(&mut self, task: &mut Task, script: &Script) -> Result<()> {
+        let memory = self.be_ready(task)?;
+        let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
+            unreachable!("nobody has been injected into yet")
+        };
+        let calls = threads.iter().map(|_| Calls(script)).collect::<Vec<_>>();
+        let batches = calls.iter().map(|calls| calls as &dyn Batch);
+        let mut injection = self.prepare_injection(threads, memory)?;
+        injection.run(&batches.collect::<Vec<_>>(), || ())?;
+        task.body = Body::Stopped(injection.cure()?);
+        Ok(())
     }
 
     /// Asks the task what only it can say.

@@ -171,6 +171,7 @@ fn is_list_of(listed: &[Listed], plain: &[Listed]) -> bool {
         resident_bytes: 0,
         swapped_bytes: 0,
         common_bytes: (0, 0),
+        page_bytes: 0,
         ..map.clone()
     };
     listed.iter().map(line).eq(plain.iter().map(line))
@@ -197,12 +198,14 @@ mod tests {
     /// A program that has done all that it ever does.
     fn asleep() -> Spawned {
         let program = Program::new("sleep").arg("1000").spawn();
-        program.wait_ready("its sleep", || {
-            let call = std::fs::read_to_string(format!("/proc/{}/syscall", program.pid()));
-            let nanosleep = syscalls::Sysno::clock_nanosleep.id().to_string();
-            call.is_ok_and(|call| call.split(' ').next() == Some(&nanosleep))
-        });
+        program.wait_ready("its sleep", || sleeps(program.pid()));
         program
+    }
+
+    fn sleeps(pid: u32) -> bool {
+        let call = std::fs::read_to_string(format!("/proc/{pid}/syscall"));
+        let nanosleep = syscalls::Sysno::clock_nanosleep.id().to_string();
+        call.is_ok_and(|call| call.split(' ').next() == Some(&nanosleep))
     }
 
     #[test]
@@ -264,7 +267,11 @@ mod tests {
             .arg("-c")
             .arg("sleep 1000 & wait")
             .spawn();
-        program.wait_ready("a child", || program.tree().len() == 2);
+        // A child that executes its program has other mappings at each look.
+        program.wait_ready("a child asleep", || {
+            let tree = program.tree();
+            tree.len() == 2 && tree.iter().all(|pid| sleeps(*pid) || *pid == program.pid())
+        });
         let prepared = Prepared::of(program.pid().cast_signed()).expect("it runs");
         assert_eq!(prepared.tasks.len(), 2);
         assert!(matches!(Prepared::of(i32::MAX), Err(Error::Gone { .. })));

@@ -1,15 +1,19 @@
 //! Frozen → inventory: everything but the contents of memory.
 
+mod aio;
 mod auxv;
 mod cgroups;
+mod descriptors;
 mod facts;
 mod files;
 mod fitness;
 mod found;
 pub(crate) mod memory_view;
 mod outside;
+mod patience;
 mod policies;
 mod questions;
+mod rings;
 mod segments;
 mod sharing;
 mod spaces;
@@ -28,6 +32,8 @@ use resources::Allow;
 use resources::arch::xstate;
 use resources::fd::tcp::backlog;
 use resources::fd::tcp::lock::{Leftover, Lock};
+use resources::fd::{table, tags};
+use resources::map::aio::TAG as AIO;
 use resources::map::vdso::Vdso;
 
 use crate::clocks::TreeClocks;
@@ -83,6 +89,12 @@ impl Inventory {
 }
 
 impl Inventory {
+    /// Whether there are rings of io_uring(7) or of asynchronous I/O.
+    pub fn has_rings(&self) -> bool {
+        let mut records = self.records.iter();
+        records.any(|record| [tags::IO_URING, AIO].contains(&record.tag))
+    }
+
     /// How much is to be read of tasks and objects, at most.
     pub fn bytes(&self) -> u64 {
         let extents = self.memory.iter().flat_map(|memory| &memory.extents);
@@ -106,18 +118,17 @@ pub(crate) fn collect(
     view: &mut dyn MemoryView,
 ) -> Result<Inventory> {
     let mut obstacles = Obstacles::default();
+    let links = descriptors::links(frozen, &mut obstacles)?;
     let has_its_clocks = fitness::check(frozen, &mut obstacles)?;
     let cgroups = obstacles.note(cgroups::collect(frozen, allow))?;
-    let mut found = Vec::new();
-    let mut vdsos = vdso::Vdsos::default();
-    let limit = frozen.limit;
-    for task in &frozen.tasks {
-        limit.check(task.pid)?;
-        let sinks = (&mut vdsos, &mut obstacles);
-        found.push(Found::new(task, allow, (view, &found), sinks)?);
-    }
-    check_tree(&found, allow, &mut obstacles)?;
-    let outside = look_and_ask(frozen, &mut found, (stay, allow), &mut obstacles)?;
+    let settled = settled((frozen, &links), allow, view, &mut obstacles)?;
+    let Settled {
+        mut found,
+        vdsos,
+        listed,
+        contexts,
+    } = settled;
+    let outside = describe_and_ask(frozen, (&mut found, listed), (stay, allow), &mut obstacles)?;
     let tree = tree::of(&found);
     let mut records = vec![record(tag::TREE, 0, tree.encode_to_vec())];
     let mut spaces = spaces::Spaces::default();
@@ -131,6 +142,7 @@ pub(crate) fn collect(
         }
     }
     spaces.find_shared(&tree)?;
+    records.extend(contexts.into_iter().flatten());
     records.extend(described.records);
     records.extend(cgroups.into_iter().flatten());
     records.extend(links::record(&described.links));
@@ -159,16 +171,74 @@ pub(crate) fn collect(
     })
 }
 
-/// Looks at all files, and asks all tasks what only they can say; nobody before all descriptions
+/// A tree in which no requests are under way that end by themselves, looked at from outside.
+struct Settled {
+    found: Vec<Found>,
+    vdsos: vdso::Vdsos,
+    listed: Listed,
+    /// The contexts of asynchronous I/O, by task.
+    contexts: Vec<Option<Record>>,
+}
+
+/// Looks at a tree. What its requests did before they ended, some of them meanwhile, is seen in
+/// files and descriptors: so those that have any are looked at again when nothing is under way.
+fn settled(
+    (frozen, links): (&mut Frozen, &[Vec<table::Link>]),
+    allow: &Allow,
+    view: &mut dyn MemoryView,
+    obstacles: &mut Obstacles,
+) -> Result<Settled> {
+    let (mut found, mut vdsos) = look((frozen, links), allow, view, obstacles)?;
+    check_tree(&found, allow, obstacles)?;
+    let has_contexts = aio::settle(&found)?;
+    let contexts = found.iter().map(|found| aio::contexts(found, obstacles));
+    let contexts = contexts.collect::<Result<Vec<_>>>()?;
+    let mut listed = Listed::new(frozen, &mut found, allow, obstacles)?;
+    let has_rings = listed.has_rings();
+    if has_rings {
+        // For that, tasks make calls.
+        obstacles.check()?;
+        rings::settle(frozen, &mut found, &listed)?;
+    }
+    if has_rings || has_contexts {
+        (found, vdsos) = look((frozen, links), allow, view, obstacles)?;
+        listed = Listed::new(frozen, &mut found, allow, obstacles)?;
+    }
+    Ok(Settled {
+        found,
+        vdsos,
+        listed,
+        contexts,
+    })
+}
+
+/// Looks at each task from outside, of whose descriptors the links are known.
+fn look(
+    (frozen, links): (&Frozen, &[Vec<table::Link>]),
+    allow: &Allow,
+    view: &mut dyn MemoryView,
+    obstacles: &mut Obstacles,
+) -> Result<(Vec<Found>, vdso::Vdsos)> {
+    let mut found = Vec::new();
+    let mut vdsos = vdso::Vdsos::default();
+    let limit = frozen.limit;
+    for (task, links) in frozen.tasks.iter().zip(links) {
+        limit.check(task.pid)?;
+        let sinks = (&mut vdsos, &mut *obstacles);
+        found.push(Found::new((task, links), allow, (view, &found), sinks)?);
+    }
+    Ok((found, vdsos))
+}
+
+/// Describes all files, and asks all tasks what only they can say; nobody before all descriptions
 /// are claimed.
-fn look_and_ask(
+fn describe_and_ask(
     frozen: &mut Frozen,
-    found: &mut [Found],
+    (found, mut listed): (&mut [Found], Listed),
     how: (bool, &Allow),
     obstacles: &mut Obstacles,
 ) -> Result<Outside> {
     let allow = how.1;
-    let mut listed = Listed::new(frozen, found, allow, obstacles)?;
     let outside = if found.iter().any(Found::has_untold) {
         // Where the kernel does not tell all of descriptors, their tasks are asked before these are
         // described.

@@ -1,4 +1,9 @@
 //! What can be seen of a tree's files from outside, before its tasks are made to call anything.
+//!
+//! - What: controlling terminals
+//! - Kept: of sessions of the tree, where a task has it open.
+//! - Refused: "its controlling terminal …, which is not open in the tree".
+//! - CRIU 4.2: kept, where a task has it or its other side open; otherwise not known.
 
 use std::rc::Rc;
 
@@ -59,6 +64,17 @@ impl Listed {
         })
     }
 
+    /// Whether there are rings of io_uring(7).
+    pub fn has_rings(&self) -> bool {
+        self.files.rings().next().is_some()
+    }
+
+    /// The rings of io_uring(7), each with the descriptors that tasks have of it.
+    pub fn rings(&self) -> impl Iterator<Item = (&fd::Open<'_>, Vec<(i32, i32)>)> {
+        let rings = self.files.rings();
+        rings.map(|open| (open, self.files.numbers(open.id)))
+    }
+
     /// Takes over what tasks were asked of their descriptors.
     pub fn learn(&mut self, found: &[Found]) {
         for (found, of_task) in found.iter().zip(&mut self.of_tasks) {
@@ -102,6 +118,10 @@ impl Found {
         for listed in &self.listed {
             let refused = || !obstacles.is_empty() && Mapping::of(listed, pid, None).is_err();
             mapped.push(match listed.backing() {
+                // Found by their descriptors.
+                Backing::File if listed.is_ring() || listed.is_socket() => None,
+                // Of its context.
+                Backing::File if listed.is_aio() => None,
                 Backing::File if !refused() => Some(files.mapped(pid, proc, listed)?.0),
                 _ => None,
             });
@@ -121,13 +141,20 @@ impl Found {
                 close_on_exec,
             })
         });
+        let descriptors = descriptors.collect::<Result<_>>()?;
+        for (listed, mapped) in self.listed.iter().zip(&mut mapped) {
+            let ring = match listed.backing() {
+                Backing::File if listed.is_ring() => files.ring(pid, listed),
+                Backing::File if listed.is_socket() => files.packet_ring(pid, listed),
+                _ => continue,
+            };
+            *mapped = obstacles.note(ring)?.map(|id| id.0);
+        }
         Ok(OfTask {
             mapped,
             exe,
             locks: locks.flatten(),
-            descriptors: Descriptors {
-                descriptors: descriptors.collect::<Result<_>>()?,
-            },
+            descriptors: Descriptors { descriptors },
             place: place(pid, proc, files)?,
         })
     }

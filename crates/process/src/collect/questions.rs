@@ -67,6 +67,23 @@ impl Questions {
     }
 }
 
+/// Calls of which nothing is asked.
+pub(super) struct Calls<'a>(pub &'a Script);
+
+impl Batch for Calls<'_> {
+    fn ops_bytes(&self) -> usize {
+        self.0.ops_bytes()
+    }
+
+    fn data_bytes(&self) -> usize {
+        self.0.data_bytes()
+    }
+
+    fn compile(&self, ops: Addr, data: Addr) -> (Vec<u8>, Vec<u8>) {
+        compile(self.0, ops, data)
+    }
+}
+
 impl Batch for Questions {
     fn ops_bytes(&self) -> usize {
         self.script.ops_bytes()
@@ -77,17 +94,21 @@ impl Batch for Questions {
     }
 
     fn compile(&self, ops: Addr, data: Addr) -> (Vec<u8>, Vec<u8>) {
-        // Questions refer to nothing but their own data.
-        let area = Span::default();
-        let layout = Layout {
-            ops,
-            data,
-            words: Addr(0),
-            pool: &[],
-            scripts: &[],
-            area,
-            top: Addr(0),
-        };
-        self.script.compile(&layout)
+        compile(&self.script, ops, data)
     }
+}
+
+/// Compiles what refers to nothing but its own data.
+fn compile(script: &Script, ops: Addr, data: Addr) -> (Vec<u8>, Vec<u8>) {
+    let area = Span::default();
+    let layout = Layout {
+        ops,
+        data,
+        words: Addr(0),
+        pool: &[],
+        scripts: &[],
+        area,
+        top: Addr(0),
+    };
+    script.compile(&layout)
 }

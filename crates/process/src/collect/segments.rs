@@ -1,4 +1,12 @@
 //! System V shared memory: all of it belongs to the tree, and each mapping is a whole segment.
+//!
+//! - What: attached System V shared memory
+//! - Kept: whole segments that only tasks of the tree have attached, each as often as it was.
+//! - Refused: "it is System V shared memory …": "… of elsewhere (…)", "of which a part was unmapped
+//!   or protected", "that is mapped without being attached"; "System V shared memory …", as "it is
+//!   attached … times outside of the tree".
+//! - CRIU 4.2: in an IPC namespace of the tree's own; also with parts of another protection, not
+//!   with parts unmapped.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,5 +1,14 @@
 //! What processes share beyond what fork(2) leaves them, and threads beyond what a process has:
 //! such trees are made by clone(2) and unshare(2), and are not saved.
+//!
+//! - What: what processes share
+//! - Kept: descriptions, wherever they came from; memory by copy-on-write. What threads of one
+//!   process share.
+//! - Refused: "its …, shared with pid … (…)": memory (CLONE_VM), descriptor table (CLONE_FILES),
+//!   working directory and umask (CLONE_FS), undo list of semaphores (CLONE_SYSVSEM), I/O context
+//!   (CLONE_IO); "thread …: a … of its own (…)", by unshare(2).
+//! - CRIU 4.2: keeps shared descriptor tables; refuses shared memory, directories and signal
+//!   handlers; does not look for undo lists and I/O contexts; what a thread has of its own is lost.
 
 use std::cmp::Ordering;
 use std::sync::mpsc;

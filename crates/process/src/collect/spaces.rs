@@ -64,9 +64,11 @@ impl Spaces {
                 between_bytes += map.span().bytes();
                 continue;
             }
+            // Huge pages are looked at as a file's are: nobody protects them to copy them later.
+            let is_huge = map.huge_page_bytes().is_some();
             areas.push(Area {
                 span: map.span(),
-                file: !map.is_anonymous(),
+                file: !map.is_anonymous() || is_huge,
                 apart: std::mem::take(&mut between_bytes) >= LARGE_BYTES,
             });
             private.push(map);

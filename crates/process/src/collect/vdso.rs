@@ -1,4 +1,8 @@
 //! The vDSO of a stopped task: whose it is, its code for the image, and no thread inside of it.
+//!
+//! - What: vDSO of no known size
+//! - Refused: "a vDSO of … bytes".
+//! - CRIU 4.2: not known.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

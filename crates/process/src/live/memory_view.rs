@@ -14,7 +14,9 @@ use crate::{Error, Result};
 
 /// Whether a mapping's pages can be protected and copied later: anonymous memory of its own.
 fn is_live(listed: &Listed) -> bool {
-    listed.backing() == Backing::Anonymous && !listed.shared && !listed.has(b"dp")
+    let is_own = listed.backing() == Backing::Anonymous && !listed.shared;
+    // Huge pages cannot be protected in parts.
+    is_own && !listed.has(b"dp") && !listed.has_huge_pages()
 }
 
 /// The addresses of those mappings.

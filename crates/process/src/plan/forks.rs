@@ -4,6 +4,14 @@
 //! a child of a session's leader that is not in the session was forked before; and a task whose
 //! session's leader is gone needs a *stand-in*: a short-lived task with the leader's pid, which
 //! starts the session, makes the task as its own sibling (`CLONE_PARENT`) and ends.
+//!
+//! - What: who has made whom
+//! - Kept: parents, sessions and groups, with stand-ins for leaders that are gone.
+//! - Refused: "its parent …", as "it has ended or is not in the tree"; "its process group …", as
+//!   "no living task of its session could lead it"; "its session …", as "nobody in it could have
+//!   made it".
+//! - CRIU 4.2: helpers stand in for sessions' and groups' leaders as well; orders of forks that it
+//!   does not find end the restore.
 
 use std::collections::HashMap;
 

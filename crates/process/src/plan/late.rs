@@ -1,10 +1,15 @@
 //! Descriptions that can only be opened when all tasks exist. The first task that has one opens it,
 //! once; others fetch it from there (pidfd_getfd(2)).
+//!
+//! - What: files in /proc below another root
+//! - Refused: "fd …, a file in /proc", as "the task's root directory is another one, where it
+//!   cannot be opened".
+//! - CRIU 4.2: kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use resources::fd;
-use resources::script::{Script, WordId};
+use resources::script::{Arg, Script, WordId};
 use syscalls::Sysno;
 
 use super::Plan;
@@ -66,8 +71,7 @@ impl Late {
                 return Err(resources::Error::unsupported(pid, what).because(why).into());
             }
             let number = table.close(numbers[0].fd, script);
-            let kinds = fd::KINDS.iter();
-            for kind in kinds.filter(|kind| kind.tag() == tag) {
+            if let Some(kind) = fd::kind_of(tag) {
                 kind.open_in_task(payload, number, script)?;
             }
             table.place(number, &numbers, script);
@@ -125,7 +129,6 @@ impl Table {
 
     /// Has what was opened as `number` get all its numbers.
     fn place(&mut self, number: i32, wanted: &[&Descriptor], script: &mut Script) {
-        const O_CLOEXEC: u32 = 0o2_000_000;
         const F_SETFD: u32 = 2;
         self.0.insert(number);
         let mut keeps = false;
@@ -136,8 +139,7 @@ impl Table {
                 script.call(Sysno::fcntl, args);
                 keeps = true;
             } else {
-                let flags = if close_on_exec { O_CLOEXEC } else { 0 };
-                script.expect(Sysno::dup3, [number.into(), fd.into(), flags.into()], fd);
+                duplicate(number.into(), descriptor, script);
             }
             self.0.insert(fd);
         }
@@ -146,6 +148,17 @@ impl Table {
             self.0.remove(&number);
         }
     }
+}
+
+/// Has `from` get a number that the task wants.
+pub(super) fn duplicate(from: Arg, wanted: &Descriptor, script: &mut Script) {
+    const O_CLOEXEC: u32 = 0o2_000_000;
+    let flags = if wanted.close_on_exec { O_CLOEXEC } else { 0 };
+    script.expect(
+        Sysno::dup3,
+        [from, wanted.fd.into(), flags.into()],
+        wanted.fd,
+    );
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod late;
 mod lifecycle;
 #[cfg(test)]
 mod model;
+mod pinned;
 mod pooled;
 mod print;
 mod scripts;

@@ -15,11 +15,11 @@ use syscalls::Sysno;
 use super::early::Early;
 use super::forks::{self, Fork, ForkId, Kind, groups_are_inherited};
 use super::groups::Joins;
-use super::late::Late;
+use super::late::{Late, duplicate};
 use super::scripts::{Outside, Plan, Planned, Staying, word};
 use super::setting::Setting;
 use super::sources::{pages_of, resolve};
-use super::{closing, lifecycle, pooled, vdso};
+use super::{closing, lifecycle, pinned, pooled, vdso};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread};
 
@@ -308,6 +308,7 @@ impl<'a> Tasks<'a> {
             .map(|stored| stored.span.bytes())
             .sum::<u64>();
         let lazy = self.setting.lazy_from_bytes;
+        let lazy = lazy.filter(|_| !pinned::is_needed(self.saved, task));
         let fill = match bytes >= self.setting.outside_from_bytes {
             _ if lazy.is_some_and(|from| bytes >= from) => Fill::Lazily,
             true => Fill::Outside,
@@ -366,18 +367,10 @@ impl<'a> Tasks<'a> {
     /// Gives all descriptors their numbers, and closes the others then: those of the pool may stand
     /// between them.
     fn descriptors(&self, task: &SavedTask<'_>, script: &mut Script) {
-        const O_CLOEXEC: u32 = 0o2_000_000;
         let mut sorted = task.descriptors.iter().collect::<Vec<_>>();
         sorted.sort_unstable_by_key(|descriptor| descriptor.fd);
         for descriptor in &sorted {
-            let flags = if descriptor.close_on_exec {
-                O_CLOEXEC
-            } else {
-                0
-            };
-            let from = PoolId(descriptor.description);
-            let args = [from.into(), descriptor.fd.into(), flags.into()];
-            script.expect(Sysno::dup3, args, descriptor.fd);
+            duplicate(PoolId(descriptor.description).into(), descriptor, script);
         }
         let mut next = 0;
         for descriptor in sorted {
@@ -404,8 +397,8 @@ impl<'a> Tasks<'a> {
                 continue;
             }
             let (tag, payload) = &self.saved.descriptions[id as usize];
-            let kind = fd::KINDS.iter().find(|kind| kind.tag() == *tag);
-            if let Some(kind) = kind {
+            pinned::check(&self.saved.tasks[index], fd, (*tag, payload))?;
+            if let Some(kind) = fd::kind_of(*tag) {
                 kind.in_task(payload, fd, script)?;
             }
             if let Some(payload) = self.saved.attributes.get(&id) {

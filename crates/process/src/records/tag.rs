@@ -14,5 +14,7 @@ pub const STATISTICS: u16 = 5;
 pub const CLOCKS: u16 = 6;
 /// [`resources::arch::xstate::Layout`], one an image.
 pub const PROCESSOR: u16 = 7;
+/// [`resources::arch::instructions::Instructions`], one an image.
+pub const INSTRUCTIONS: u16 = 9;
 /// Hard links that the dump made (`links`), one an image.
 pub const LINKS: u16 = 8;

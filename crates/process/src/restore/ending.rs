@@ -98,7 +98,8 @@ fn made(built: &Built, root: i32) -> Vec<i32> {
     let parents = parents(built);
     let own = std::process::id().cast_signed();
     let ours = |pid: &i32| descends(*pid, root, &parents) || descends(*pid, own, &parents);
-    pids(built).filter(ours).collect()
+    let is_there = |pid: &i32| parents.contains_key(pid);
+    pids(built).filter(is_there).filter(ours).collect()
 }
 
 /// Sees the ends of killed threads that are traced or children. A traced thread stays until its

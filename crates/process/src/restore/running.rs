@@ -14,6 +14,7 @@ use syscalls::Sysno;
 use tracee::Call;
 
 use super::ending::kill_tree;
+use super::rings::Threads;
 use super::stops::wait_stop;
 use super::stops::{self, Untold};
 use crate::build::Built;
@@ -68,6 +69,20 @@ impl<'a> Running<'a> {
             written.map_err(|e| Error::kernel(format!("cannot write {path}"), e))?;
         }
         Ok(())
+    }
+
+    /// Has threads do what only they can for rings of io_uring(7) and of asynchronous I/O.
+    pub(super) fn start_rings(&self, saved: &Saved<'_>) -> Result<()> {
+        let mut threads = Threads {
+            saved,
+            syscall: self.syscall(),
+            submit_loop: self.built.submit_loop(),
+            scratch: self.built.scratch(),
+            write: &|at, bytes| self.built.area.write(at, bytes),
+        };
+        threads.map()?;
+        threads.make_contexts()?;
+        threads.start(|id| self.built.own(id))
     }
 
     /// Gives every thread its registers; leaders first unmap the restore area. Children come

@@ -4,6 +4,12 @@
 //! lost. They are one set for each memory, so a tracker claims them: to another one, all that the
 //! task has is written, always. A memory that is new since they were cleared (fork(2), execve(2))
 //! is another task's, or counts as written.
+//!
+//! - What: tracking what is written
+//! - Kept: `pre-dump` and `--track-mem` read what was written since the last round.
+//! - Refused: "tracking on a kernel without asynchronous write protection (Linux 6.7) and without
+//!   soft-dirty bits".
+//! - CRIU 4.2: by soft-dirty bits alone.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;

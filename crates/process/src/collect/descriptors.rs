@@ -1,0 +1,39 @@
+//! What a tree's descriptors are called, before any file system is asked for anything.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+
+use resources::fd::decider;
+use resources::fd::table::{self, Link};
+
+use crate::Result;
+use crate::freeze::Frozen;
+use crate::obstacles::Obstacles;
+
+/// The links of the descriptors of each task; none of a zombie.
+///
+/// # Errors
+/// [`crate::Error::Obstacles`] where a task decides on what others do with files: all that comes
+/// after this may have to wait for such files, and so for the stopped task.
+pub(super) fn links(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<Vec<Vec<Link>>> {
+    let mut all: Vec<Vec<Link>> = Vec::with_capacity(frozen.tasks.len());
+    let mut places = HashMap::new();
+    for (at, task) in frozen.tasks.iter().enumerate() {
+        frozen.limit.check(task.pid)?;
+        places.insert(task.pid, at);
+        if task.is_zombie() {
+            all.push(Vec::new());
+            continue;
+        }
+        let parent = task.stat()?.0.ppid;
+        let parent = places.get(&parent).map(|at| (parent, all[*at].as_slice()));
+        let proc = (task.proc.as_fd(), &*task.close_queue);
+        let links = table::links(task.pid, proc, parent)?;
+        for link in &links {
+            obstacles.note(decider::check(task.pid, proc, link))?;
+        }
+        all.push(links);
+    }
+    obstacles.check()?;
+    Ok(all)
+}

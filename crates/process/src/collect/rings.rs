@@ -1,0 +1,48 @@
+//! Requests of io_uring(7) that are under way while the tree is stopped, and end by themselves.
+//!
+//! A device is done with them sooner or later, but it is the thread that submitted one which posts
+//! its completion, on its way out of a system call. So stopped threads make calls until nothing is
+//! under way any more: new requests come from nobody.
+
+use std::collections::BTreeMap;
+
+use resources::fd::io_uring;
+use resources::script::Script;
+use syscalls::Sysno;
+
+use super::found::Found;
+use super::outside::Listed;
+use super::patience::wait_while;
+use crate::Result;
+use crate::freeze::Frozen;
+
+/// Has requests end that will. Those that do not are told of where the rings are described.
+pub(super) fn settle(frozen: &mut Frozen, found: &mut [Found], listed: &Listed) -> Result<()> {
+    wait_while(|| {
+        let mut holders: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+        for (open, numbers) in listed.rings() {
+            if io_uring::will_settle(open) {
+                for (pid, fd) in numbers {
+                    holders.entry(pid).or_default().push(fd);
+                }
+            }
+        }
+        for (task, found) in frozen.tasks.iter_mut().zip(&mut *found) {
+            if let Some(fds) = holders.get(&task.pid) {
+                found.call(task, &reap(fds))?;
+            }
+        }
+        Ok(!holders.is_empty())
+    })
+}
+
+/// Calls by which a thread posts what completions are ready, and waits for none.
+fn reap(fds: &[i32]) -> Script {
+    const GETEVENTS: u32 = 1;
+    let mut script = Script::default();
+    for fd in fds {
+        let args = [(*fd).into(), 0u32.into(), 0u32.into(), GETEVENTS.into()];
+        script.attempt(Sysno::io_uring_enter, args);
+    }
+    script
+}
