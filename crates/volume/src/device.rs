@@ -24,16 +24,41 @@ pub struct Volume {
     /// How long it is.
     pub len_bytes: u64,
     /// Where it is mounted, and that directory.
-    pub mounted: Option<(PathBuf, File)>,
+    pub mounted: Option<(MountedAt, File)>,
+}
+
+/// Where and how a file system is mounted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountedAt {
+    /// The directory.
+    pub point: PathBuf,
+    /// The numbers of its device, by which programs know its files (`st_dev`); 0 and 0 where that
+    /// is not known.
+    pub device: (u32, u32),
+    /// Options of the mount, as /proc/self/mountinfo has them: `rw,noatime`.
+    pub options: String,
+    /// Those of the file system: `rw,data=journal`.
+    pub fs_options: String,
 }
 
 /// A line of /proc/self/mountinfo.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
-    device: (u32, u32),
     root: Vec<u8>,
-    point: PathBuf,
+    at: MountedAt,
     kind: String,
+}
+
+impl Mount {
+    fn check_kind(&self) -> Result<()> {
+        if ["ext2", "ext3", "ext4"].contains(&self.kind.as_str()) {
+            return Ok(());
+        }
+        let (point, kind) = (self.at.point.display(), &self.kind);
+        Err(Error::Unfit(format!(
+            "{point} is of the type {kind}, not ext4"
+        )))
+    }
 }
 
 impl Volume {
@@ -49,7 +74,7 @@ impl Volume {
         if facts.file_type().is_block_device() {
             let device = (major(facts.rdev()), minor(facts.rdev()));
             let mounts = mounts()?;
-            let here = |mount: &&Mount| mount.device == device && mount.root == b"/";
+            let here = |mount: &&Mount| mount.at.device == device && mount.root == b"/";
             return match mounts.iter().find(here) {
                 Some(mount) => Self::of_mount(path.to_owned(), mount),
                 None => Self::open_alone(path, true),
@@ -89,10 +114,12 @@ impl Volume {
         let point = path.canonicalize().map_err(Error::file("look at", path))?;
         let mounts = mounts()?;
         // The last one covers those before.
-        let mount = mounts.iter().rfind(|mount| mount.point == point);
+        let mount = mounts.iter().rfind(|mount| mount.at.point == point);
         let mount = mount
             .ok_or_else(|| Error::Unfit(format!("nothing is mounted on {}", point.display())))?;
-        let (major, minor) = mount.device;
+        // Others may have no device.
+        mount.check_kind()?;
+        let (major, minor) = mount.at.device;
         let link = format!("/sys/dev/block/{major}:{minor}/uevent");
         let facts = std::fs::read_to_string(&link).map_err(Error::file("look at", link))?;
         let name = facts.lines().find_map(|line| line.strip_prefix("DEVNAME="));
@@ -101,18 +128,14 @@ impl Volume {
     }
 
     fn of_mount(path: PathBuf, mount: &Mount) -> Result<Self> {
-        if !["ext2", "ext3", "ext4"].contains(&mount.kind.as_str()) {
-            let (point, kind) = (mount.point.display(), &mount.kind);
-            return Err(Error::Unfit(format!(
-                "{point} is of the type {kind}, not ext4"
-            )));
-        }
-        let point = File::open(&mount.point).map_err(Error::file("open", &mount.point))?;
+        mount.check_kind()?;
+        let at = &mount.at;
+        let point = File::open(&at.point).map_err(Error::file("open", &at.point))?;
         let cached = File::open(&path).map_err(Error::file("open", &path))?;
-        Self::new(path, cached, Some((mount.point.clone(), point)))
+        Self::new(path, cached, Some((at.clone(), point)))
     }
 
-    fn new(path: PathBuf, mut cached: File, mounted: Option<(PathBuf, File)>) -> Result<Self> {
+    fn new(path: PathBuf, mut cached: File, mounted: Option<(MountedAt, File)>) -> Result<Self> {
         let len_bytes = cached.seek(SeekFrom::End(0));
         let len_bytes = len_bytes.map_err(Error::file("look at", &path))?;
         let mut options = OpenOptions::new();
@@ -162,6 +185,23 @@ pub fn refuse_attached(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Whether something is mounted on the directory `point`.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn is_mount_point(point: &Path) -> Result<bool> {
+    Ok(mounts()?.iter().any(|mount| mount.at.point == point))
+}
+
+/// Whether this device is mounted somewhere here.
+pub(crate) fn is_mounted(device: &Path) -> bool {
+    let Ok(facts) = std::fs::metadata(device) else {
+        return false;
+    };
+    let numbers = (major(facts.rdev()), minor(facts.rdev()));
+    mounts().is_ok_and(|all| all.iter().any(|mount| mount.at.device == numbers))
+}
+
 /// What is mounted in this mount namespace.
 fn mounts() -> Result<Vec<Mount>> {
     let path = "/proc/self/mountinfo";
@@ -178,12 +218,20 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let (major, minor) = device.split_once(':')?;
     let root = unescape(words.next()?);
     let point = PathBuf::from(OsString::from_vec(unescape(words.next()?)));
-    let kind = words.skip_while(|word| *word != b"-").nth(1)?;
+    let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
+    let options = text(words.next()?);
+    let mut words = words.skip_while(|word| *word != b"-");
+    let kind = text(words.nth(1)?);
+    let fs_options = text(words.nth(1)?);
     Some(Mount {
-        device: (major.parse().ok()?, minor.parse().ok()?),
         root,
-        point,
-        kind: String::from_utf8_lossy(kind).into_owned(),
+        at: MountedAt {
+            point,
+            device: (major.parse().ok()?, minor.parse().ok()?),
+            options,
+            fs_options,
+        },
+        kind,
     })
 }
 
@@ -221,9 +269,13 @@ mod tests {
         assert_eq!(
             mount,
             Mount {
-                device: (98, 0),
                 root: b"/mnt1".to_vec(),
-                point: PathBuf::from("/mnt 2"),
+                at: MountedAt {
+                    point: PathBuf::from("/mnt 2"),
+                    device: (98, 0),
+                    options: "rw,noatime".to_owned(),
+                    fs_options: "rw,errors=c".to_owned(),
+                },
                 kind: "ext4".to_owned(),
             }
         );

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::ext4::{Entry, FileSystem, Inode, Kind, Mapped, Met};
+use crate::bytes::Bytes;
+use crate::ext4::{Entry, FileSystem, Inode, Kind};
 use crate::files::Files;
 use crate::read_at::InImage;
-use crate::{Error, ReadAt, Result};
+use crate::{Error, Result};
 
 /// How much of two files is compared at a time.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -184,83 +185,5 @@ impl Walk<'_> {
             at = start + len as u64;
         }
         Ok(true)
-    }
-}
-
-/// The bytes of a file, and where they are.
-struct Bytes<'a> {
-    fs: &'a FileSystem<InImage>,
-    size: u64,
-    inline: Option<Vec<u8>>,
-    mapped: Vec<Mapped>,
-}
-
-impl<'a> Bytes<'a> {
-    fn of(fs: &'a FileSystem<InImage>, inode: &Inode) -> Result<Self> {
-        let mut this = Self {
-            fs,
-            size: inode.size_bytes(),
-            inline: None,
-            mapped: Vec::new(),
-        };
-        if inode.is_inline() {
-            this.inline = Some(fs.inline_data(inode)?);
-            return Ok(this);
-        }
-        fs.walk_blocks(inode, &mut |met| {
-            if let Met::Blocks(mapped) = met {
-                this.mapped.extend((!mapped.is_unwritten).then_some(mapped));
-            }
-            Ok(())
-        })?;
-        Ok(this)
-    }
-
-    fn block_bytes(&self) -> u64 {
-        self.fs.superblock().block_bytes.into()
-    }
-
-    /// The extents that end behind a place.
-    fn from(&self, at: u64) -> &[Mapped] {
-        let block = at / self.block_bytes();
-        let first = self
-            .mapped
-            .partition_point(|one| one.logical + one.blocks <= block);
-        &self.mapped[first..]
-    }
-
-    /// The first place from `at` on that has bytes.
-    fn next(&self, at: u64) -> Option<u64> {
-        let start = match &self.inline {
-            Some(_) => Some(at),
-            None => self
-                .from(at)
-                .first()
-                .map(|one| (one.logical * self.block_bytes()).max(at)),
-        };
-        start.filter(|start| *start < self.size)
-    }
-
-    fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        bytes.fill(0);
-        if let Some(inline) = &self.inline {
-            let there = inline.get(at as usize..).unwrap_or_default();
-            let len = there.len().min(bytes.len());
-            bytes[..len].copy_from_slice(&there[..len]);
-            return Ok(());
-        }
-        let end = at + bytes.len() as u64;
-        for one in self.from(at) {
-            let first = one.logical * self.block_bytes();
-            let start = first.max(at);
-            let stop = (first + one.blocks * self.block_bytes()).min(end);
-            if start >= stop {
-                break;
-            }
-            let part = &mut bytes[(start - at) as usize..(stop - at) as usize];
-            let from = one.physical * self.block_bytes() + (start - first);
-            self.fs.source().read_at(from, part)?;
-        }
-        Ok(())
     }
 }

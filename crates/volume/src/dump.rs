@@ -1,11 +1,12 @@
 //! A volume becomes an image.
 
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use abi::Addr;
-use image::{Compression, Facts, ImageId, PAGE_BYTES, Seal, Writer};
+use image::{Compression, Facts, ImageId, PAGE_BYTES, Seal, SpaceId, Writer};
 use pages::{Drain, Drained, Extent};
 use store::Images;
 
@@ -52,6 +53,8 @@ pub struct DumpOptions {
 pub struct Dumped {
     /// The image.
     pub image: ImageId,
+    /// The instant of which it is.
+    pub instant: Time,
     /// Pages of the volume.
     pub pages: u64,
     /// Pages that were read of it.
@@ -84,6 +87,15 @@ pub struct Stops {
     pub all: Duration,
 }
 
+impl Stops {
+    /// Notes one more.
+    pub(crate) fn add(&mut self, frozen: Duration) {
+        self.count += 1;
+        self.longest = self.longest.max(frozen);
+        self.all += frozen;
+    }
+}
+
 /// Who hears of bytes that are done and to be done.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
@@ -95,7 +107,7 @@ pub(crate) struct Parent {
 }
 
 impl Parent {
-    fn open(images: &Images) -> Result<Self> {
+    pub fn open(images: &Images) -> Result<Self> {
         let opened = place::Opened::open(images)?;
         let fs = opened.file_system()?;
         let survey = Survey::new(&fs, opened.state.instant, &[], &Pieces::default())?;
@@ -104,6 +116,23 @@ impl Parent {
             opened,
             survey,
         })
+    }
+
+    /// Refuses one of another volume.
+    pub fn check(&self, state: &State) -> Result<()> {
+        let (own, place) = (&self.opened.state, &self.place);
+        if own.uuid != state.uuid {
+            let what = format!("the image in {place} is one of another volume");
+            return Err(Error::Unfit(what));
+        }
+        if own.len_bytes != state.len_bytes {
+            return Err(Error::Unfit(format!(
+                "a volume of {} bytes cannot be a difference from one of {}, which the image in \
+                 {place} has",
+                state.len_bytes, own.len_bytes
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -119,6 +148,8 @@ pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Resu
         // The way to the parent may lead through it.
         options.images.create().map_err(Error::Store)?;
     }
+    // What is damaged is told by who needs it. It comes while the parent is looked at.
+    let _ = open(&volume).map(|fs| fs.read_ahead());
     let parent = options.parent.as_ref().map(Parent::open).transpose()?;
     let parent = parent.as_ref();
     let dumped = match volume.mounted {
@@ -146,12 +177,14 @@ fn dump_unmounted(
         uuid: sb.uuid,
         instant: now,
         was_mounted: false,
+        mount: None,
         bad_pages: Vec::new(),
     };
-    let writer = start(options, parent, &state)?;
+    let (writer, space) = start(options, parent, &state)?;
     let pace = Pace::new(options.rate_bytes_per_s);
     let bad = BadPages::new(options.skip_bad);
     let source = Blocks {
+        space,
         file: &volume.direct,
         live: &survey.live,
         block_bytes: sb.block_bytes,
@@ -159,6 +192,7 @@ fn dump_unmounted(
         context: options.context,
         pace: &pace,
         bad: &bad,
+        seen: None,
     };
     let wanted = Wanted::new(&survey, parent, options.verify_unchanged, sb.block_bytes);
     let differing = wanted.compare(&source, &writer, progress)?;
@@ -167,12 +201,12 @@ fn dump_unmounted(
         ..Drain::default()
     };
     writer.reserve(differing.count() * PAGE_BYTES as u64)?;
-    let extents = extents(&differing);
+    let extents = extents(&differing, space);
     let drained = pages::drain_all(&[(&source, &extents)], &writer, how)?;
     let mut inherited = wanted.all.clone();
     inherited.subtract(&differing);
-    inherit(&writer, &inherited)?;
-    wanted.mark_zeros(&writer);
+    inherit(&writer, space, &inherited)?;
+    wanted.mark_zeros(&writer, space);
     let dumped = Dumped {
         silent_pages: wanted.silent(&differing),
         parent_pages: inherited.count(),
@@ -182,6 +216,7 @@ fn dump_unmounted(
         ..Dumped::of(&writer, &state, &wanted, &[drained])
     };
     state.bad_pages = bad.pages().ranges();
+    writer.record(state.record());
     finish(options, writer, &state, facts)?;
     Ok(dumped)
 }
@@ -213,21 +248,20 @@ fn replayed(volume: &Volume) -> Result<FileSystem<Replayed<Opened>>> {
     FileSystem::open(Replayed::new(source, patches))
 }
 
-/// Starts the image.
+/// Starts the image; gives the volume's space as well.
 pub(crate) fn start(
     options: &DumpOptions,
     parent: Option<&Parent>,
     state: &State,
-) -> Result<Writer> {
-    if let Some(parent) = parent.filter(|parent| parent.opened.state.uuid != state.uuid) {
-        return Err(Error::Unfit(format!(
-            "the image in {} is one of another volume",
-            parent.place
-        )));
+) -> Result<(Writer, SpaceId)> {
+    if let Some(parent) = parent {
+        parent.check(state)?;
     }
     let over = parent.map(|parent| (&parent.place, &parent.opened));
-    let writer = place::writer(&options.images, over, state.len_bytes, options.compress)?;
-    Ok(writer)
+    let writer = place::writer(&options.images, over, options.compress)?;
+    let over = parent.map(|parent| &parent.opened);
+    let space = place::add_space(&writer, over, VOLUME, state.len_bytes);
+    Ok((writer, space))
 }
 
 /// Seals the image.
@@ -238,7 +272,6 @@ pub(crate) fn finish(
     facts: Facts,
 ) -> Result<()> {
     let durable = options.sync;
-    writer.record(state.record());
     let image = writer.seal(Seal { durable, facts })?;
     log::info!(
         "image {image} is whole: a volume of {} bytes",
@@ -300,9 +333,9 @@ impl Wanted {
     }
 
     /// Notes pages that are in use and zero.
-    pub fn mark_zeros(&self, writer: &Writer) {
+    pub fn mark_zeros(&self, writer: &Writer, space: SpaceId) {
         for range in self.zeros.ranges() {
-            writer.mark_zero(VOLUME, range);
+            writer.mark_zero(space, range);
         }
     }
 
@@ -331,7 +364,7 @@ pub(crate) fn compare(
     let Some(parent) = writer.parent() else {
         return Ok(pages.clone());
     };
-    let all = extents(pages);
+    let all = extents(pages, source.space);
     let total = pages.count() * PAGE_BYTES as u64;
     let changed = pages::changed(source, &all, parent, &|done| progress(done, total))?;
     let mut differing = Bits::default();
@@ -342,12 +375,12 @@ pub(crate) fn compare(
 }
 
 /// Leaves pages to the parent, which has them.
-pub(crate) fn inherit(writer: &Writer, pages: &Bits) -> Result<()> {
+pub(crate) fn inherit(writer: &Writer, space: SpaceId, pages: &Bits) -> Result<()> {
     let ranges = pages.ranges();
     if ranges.is_empty() {
         return Ok(());
     }
-    let known = writer.inherit_described(VOLUME, &ranges)?;
+    let known = writer.inherit_described(space, &ranges)?;
     let known = known
         .iter()
         .map(|range| range.end - range.start)
@@ -360,9 +393,9 @@ pub(crate) fn inherit(writer: &Writer, pages: &Bits) -> Result<()> {
 }
 
 /// Pages as the pipe takes them.
-pub(crate) fn extents(pages: &Bits) -> Vec<Extent> {
+pub(crate) fn extents(pages: &Bits, space: SpaceId) -> Vec<Extent> {
     let extent = |range: std::ops::Range<u64>| Extent {
-        space: VOLUME,
+        space,
         first_page: range.start,
         at: Addr::of_page(range.start),
         pages: range.end - range.start,
@@ -375,6 +408,7 @@ impl Dumped {
         let sum = |what: fn(&Drained) -> u64| drained.iter().map(what).sum::<u64>();
         Self {
             image: writer.id(),
+            instant: state.instant,
             pages: state.len_bytes.div_ceil(PAGE_BYTES as u64),
             read_pages: sum(|one| one.read_pages),
             stored_pages: sum(|one| one.stored_pages),
@@ -388,31 +422,27 @@ impl Dumped {
     }
 }
 
-/// Refuses a place for the image in the very file system that is to be frozen.
+/// Refuses a folder, which need not be there yet, in the very file system that is to be frozen.
 ///
 /// # Errors
 /// [`Error::Unfit`], [`Error::File`].
-pub(crate) fn refuse_inside(options: &DumpOptions, mounted: &std::fs::File) -> Result<()> {
-    let Some(mut folder) = options.images.directory() else {
-        return Ok(());
-    };
+pub(crate) fn refuse_inside(volume: &Path, mounted: &File, folder: &Path) -> Result<()> {
+    let mut existing = folder;
     let facts = loop {
-        match std::fs::metadata(folder) {
+        match std::fs::metadata(existing) {
             Ok(facts) => break facts,
-            Err(error) => match folder.parent() {
-                Some(above) if above.as_os_str().is_empty() => folder = ".".as_ref(),
-                Some(above) => folder = above,
-                None => return Err(Error::file("look at", folder)(error)),
+            Err(error) => match existing.parent() {
+                Some(above) if above.as_os_str().is_empty() => existing = ".".as_ref(),
+                Some(above) => existing = above,
+                None => return Err(Error::file("look at", existing)(error)),
             },
         }
     };
-    let own = mounted
-        .metadata()
-        .map_err(Error::file("look at", &options.volume))?;
+    let own = mounted.metadata().map_err(Error::file("look at", volume))?;
     match facts.dev() == own.dev() {
         true => Err(Error::Unfit(format!(
             "{} is in the volume that is to be saved, which is frozen meanwhile",
-            options.images
+            folder.display()
         ))),
         false => Ok(()),
     }

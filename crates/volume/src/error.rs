@@ -79,9 +79,27 @@ pub enum Error {
         /// What is wrong with it.
         what: &'static str,
     },
+    /// A program that this needs has failed.
+    #[error("{program}: {said}")]
+    Program {
+        /// Its name.
+        program: &'static str,
+        /// What it said.
+        said: String,
+    },
     /// A record of the image is damaged.
     #[error("the image's record of the volume: {0}")]
     Corrupt(String),
+    /// A stream of dump(8) cannot be true.
+    #[error("{}, record {record}: {what}", .path.display())]
+    Stream {
+        /// Where it was read from.
+        path: PathBuf,
+        /// The record, of 1 KiB, from 0 on.
+        record: u64,
+        /// What is wrong.
+        what: String,
+    },
     /// What was written does not read back.
     #[error("page {page:#x} of {} is not what was written to it", .path.display())]
     Differs {
@@ -125,13 +143,16 @@ impl Error {
                     _ => Blame::Store,
                 }
             }
-            Self::Damaged { .. } | Self::Corrupt(_) | Self::Differs { .. } => Blame::Corrupt,
+            Self::Damaged { .. }
+            | Self::Corrupt(_)
+            | Self::Stream { .. }
+            | Self::Differs { .. } => Blame::Corrupt,
             Self::Unfit(_) => Blame::Unsupported,
             Self::NoFile { .. } => Blame::Gone,
             Self::Store(_) | Self::File { .. } | Self::Read { .. } | Self::Unreadable { .. } => {
                 Blame::Store
             }
-            Self::Queue { .. } | Self::Pages(_) => Blame::Kernel,
+            Self::Queue { .. } | Self::Pages(_) | Self::Program { .. } => Blame::Kernel,
         }
     }
 

@@ -6,20 +6,20 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
-    chmodat, chownat, linkat, lsetxattr, makedev, mkdirat, mknodat, openat, openat2, symlinkat,
-    utimensat,
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, linkat, makedev, mkdirat, mknodat, openat,
+    openat2, symlinkat,
 };
 use rustix::io::Errno;
 
-use crate::ext4::{FileSystem, Inode, Kind, Time};
+use crate::ext4::{FileSystem, Inode, Kind};
 use crate::files::{Files, contents};
+use crate::metadata::Metadata;
 use crate::read_at::InImage;
 use crate::{Error, Result};
 
@@ -315,38 +315,15 @@ impl Extract<'_> {
         Ok(true)
     }
 
-    /// Gives a file its owner, its mode, its attributes and its times, in this order: each of the
-    /// former may change the latter.
+    /// Gives a file its metadata.
     fn attributes(&mut self, place: Place<'_>, inode: &Inode) -> Result<()> {
         let Place { folder, name, path } = place;
-        let nofollow = AtFlags::SYMLINK_NOFOLLOW;
-        if self.is_privileged {
-            let (uid, gid) = (Uid::from_raw(inode.uid()), Gid::from_raw(inode.gid()));
-            let owned = chownat(folder, name, Some(uid), Some(gid), nofollow);
-            owned.map_err(self.failed("set the owner of", path))?;
+        let metadata = Metadata::of(inode, self.fs.attributes(inode)?);
+        let whole = self.into.join(path);
+        let left_out = metadata.give(folder, name, &whole, self.is_privileged)?;
+        for what in left_out {
+            self.leave_out(path, what);
         }
-        if inode.kind() != Kind::Link {
-            let mode = Mode::from_raw_mode(inode.permissions());
-            let set = chmodat(folder, name, mode, AtFlags::empty());
-            set.map_err(self.failed("set the mode of", path))?;
-        }
-        let by_folder = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
-        for attribute in self.fs.attributes(inode)? {
-            let name = OsStr::from_bytes(&attribute.name);
-            let set = lsetxattr(&by_folder, name, &attribute.value, XattrFlags::empty());
-            if let Err(error) = set {
-                self.leave_out(path, format!("attribute {}: {error}", name.display()));
-            }
-        }
-        let time = |time: Time| Timespec {
-            tv_sec: time.s,
-            tv_nsec: time.ns.into(),
-        };
-        let times = Timestamps {
-            last_access: time(inode.accessed()),
-            last_modification: time(inode.modified()),
-        };
-        let set = utimensat(folder, name, &times, nofollow);
-        set.map_err(self.failed("set the times of", path))
+        Ok(())
     }
 }

@@ -6,36 +6,52 @@
 //! reads files straight out of it. Nothing here knows of processes.
 #![forbid(unsafe_code)]
 
+mod attach;
 mod bad;
+mod beside;
 mod bits;
+mod bytes;
 mod device;
 mod diff;
 mod dump;
+mod dumpdates;
 mod error;
 pub mod ext4;
 mod extract;
 mod files;
+mod grow;
+mod metadata;
 mod mount;
 mod mounted;
+mod new_file;
 mod pace;
 mod place;
 mod read_at;
 mod records;
 mod restore;
+mod seen;
+mod shares;
 mod source;
 mod survey;
 mod tables;
+mod tape;
 #[cfg(test)]
 mod testing;
 
+pub use attach::{Attached, attach};
 pub use bad::Bad;
+pub use beside::{Beside, UnderWay};
 pub use bits::Bits;
 pub use diff::{Difference, Fate, diff};
 pub use dump::{DumpOptions, Dumped, Progress, Stops, dump};
+pub use dumpdates::Level;
 pub use error::{Blame, Error, Result};
 pub use extract::{Extracted, LeftOut, extract};
 pub use files::{Files, Listed};
+pub use grow::grow;
 pub use mount::{Mounted, mount};
 pub use read_at::{InImage, Opened, ReadAt};
 pub use restore::{RestoreOptions, Restored, restore};
 pub use source::IoContext;
+pub use store::Images;
+pub use tape::{ExportOptions, Exported, ImportOptions, Imported, export, export_to_file, import};

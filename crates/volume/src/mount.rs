@@ -18,9 +18,9 @@ use rustix::mount::{
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
 };
 use store::Images;
-use sys::unmount::{Unmounter, attach_loop};
+use sys::unmount::{Access, Unmounter, attach_loop};
 
-use crate::place::{Opened, VOLUME};
+use crate::place::Opened;
 use crate::read_at::InImage;
 use crate::{Error, ReadAt, Result};
 
@@ -55,7 +55,7 @@ pub struct Mounted {
 pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<Mounted> {
     let opened = Opened::open(images)?;
     let len_bytes = opened.state.len_bytes;
-    let image = InImage::new(opened.reader, VOLUME, len_bytes);
+    let image = InImage::new(opened.reader, opened.space, len_bytes);
     let point = point
         .canonicalize()
         .map_err(Error::file("look at", point))?;
@@ -92,9 +92,7 @@ pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<Mounted> {
 impl Mounted {
     /// Whether it is still mounted there.
     pub fn is_there(&self) -> bool {
-        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-        let facts = statx(CWD, &self.point, flags, StatxFlags::MNT_ID);
-        facts.is_ok_and(|facts| facts.stx_mnt_id == self.id)
+        is_there(&self.point, self.id)
     }
 }
 
@@ -110,8 +108,15 @@ impl Drop for Mounted {
     }
 }
 
+/// Whether the mount with this id is what is seen on `point`.
+pub fn is_there(point: &Path, id: u64) -> bool {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let facts = statx(CWD, point, flags, StatxFlags::MNT_ID);
+    facts.is_ok_and(|facts| facts.stx_mnt_id == id)
+}
+
 /// The id of a mount that is nowhere yet.
-fn id_of(mount: &OwnedFd) -> rustix::io::Result<u64> {
+pub fn id_of(mount: &OwnedFd) -> rustix::io::Result<u64> {
     let facts = statx(mount, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
     Ok(facts.stx_mnt_id)
 }
@@ -159,7 +164,7 @@ fn inside(folder: &OwnedFd) -> Result<OwnedFd> {
     let file = openat(folder, NAME, flags, Mode::empty());
     let file = file.map_err(Error::file("open", NAME))?;
     // The device goes when the last of this function and the mount is gone.
-    let attached = attach_loop(file.as_fd());
+    let attached = attach_loop(file.as_fd(), Access::Read);
     let (_device, path) = attached.map_err(Error::file("attach", NAME))?;
     let make = || {
         let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;

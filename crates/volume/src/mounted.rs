@@ -10,26 +10,30 @@
 //! is dirty and write-protects mapped pages: whoever writes after it, in whatever way, first
 //! changes his inode's time. Metadata, and whatever cannot be assigned to such an inode, is read
 //! while the file system is frozen.
+//!
+//! What the kernel itself takes for a freeze is longer than what there is to read, where little has
+//! changed, and is little for a second freeze in a row. So users are let go in between.
 
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use image::{Facts, PAGE_BYTES, Run, Writer};
+use image::{Facts, PAGE_BYTES, Run, SpaceId, Writer};
 use pages::{Drain, Drained};
 use sys::freeze::Frozen;
 
-use crate::bad::{self, BadPages};
+use crate::bad::{self, Bad, BadPages};
 use crate::bits::Bits;
 use crate::device::Volume;
 use crate::dump::{
     DumpOptions, Dumped, Parent, Progress, Stops, Wanted, compare, extents, finish, inherit, now,
     open, refuse_inside, start,
 };
-use crate::ext4::{FileSystem, Superblock};
+use crate::ext4::Superblock;
 use crate::pace::Pace;
-use crate::read_at::Opened;
+use crate::place::VOLUME;
 use crate::records::State;
+use crate::seen::Seen;
 use crate::source::Blocks;
 use crate::survey::{Survey, unchanged_pages};
 use crate::tables::Pieces;
@@ -38,15 +42,23 @@ use crate::{Error, Result};
 /// How often what has changed is read beside the users, until so little is left that it can be read
 /// while they wait.
 const ROUNDS_MAX: u32 = 8;
+/// In the first of these rounds, they do not wait longer than this for what is to be read: it is
+/// read beside them, and less is left the next time.
+const SHORT_ROUNDS: u32 = 4;
+const SHORT: Duration = Duration::from_millis(50);
 /// How much is read at a time while they wait.
 const STEP_PAGES: u64 = 8 << 20 >> 12;
 
 /// A dump of a mounted volume under way.
-struct Live<'a> {
+pub struct Live<'a> {
     options: &'a DumpOptions,
     volume: &'a Volume,
     parent: Option<&'a Parent>,
     mount: &'a File,
+    sb: Superblock,
+    /// What was found when it was frozen last.
+    survey: Survey,
+    pub state: State,
     stops: Stops,
     /// Pages that were read and are stored, or are the parent's.
     kept: Kept,
@@ -56,6 +68,8 @@ struct Live<'a> {
     pace: Pace,
     /// Those that cannot be read.
     bad: BadPages,
+    /// What of the file system's own blocks was read.
+    seen: Seen,
     /// How fast they were read.
     pages_per_s: f64,
 }
@@ -70,6 +84,13 @@ struct Kept {
     parents: Bits,
 }
 
+/// The image that pages go to, and the space that they are of there.
+#[derive(Clone, Copy)]
+pub struct Draft<'a> {
+    pub writer: &'a Writer,
+    pub space: SpaceId,
+}
+
 /// Makes an image of a mounted volume.
 ///
 /// # Errors
@@ -81,111 +102,132 @@ pub fn dump(
     facts: Facts,
     progress: Progress<'_>,
 ) -> Result<Dumped> {
-    let (_, mount) = volume.mounted.as_ref().expect("the caller has looked");
-    refuse_inside(options, mount)?;
-    let mut live = Live {
-        options,
-        volume,
-        parent,
-        mount,
-        stops: Stops::default(),
-        kept: Kept::default(),
-        drained: Vec::new(),
-        silent: Bits::default(),
-        pace: Pace::new(options.rate_bytes_per_s),
-        bad: BadPages::new(options.skip_bad),
-        pages_per_s: 0.0,
+    let mut live = Live::begin(options, volume, parent)?;
+    let (writer, space) = start(options, parent, &live.state)?;
+    let draft = Draft {
+        writer: &writer,
+        space,
     };
-    let (fs, mut survey) = live.first_survey()?;
-    let sb = fs.superblock().clone();
-    let mut state = State {
-        len_bytes: sb.len_bytes(),
-        uuid: sb.uuid,
-        instant: survey.instant,
-        was_mounted: true,
-        bad_pages: Vec::new(),
-    };
-    let writer = start(options, parent, &state)?;
-    let doubt = options.verify_unchanged;
+    live.read_first(draft, progress)?;
     for round in 1.. {
-        let wanted = Wanted::new(&survey, parent, doubt && round == 1, sb.block_bytes);
-        let mut missing = wanted.read.clone();
-        missing.subtract(&live.kept.stored);
-        missing.subtract(&live.kept.parents);
-        live.read(&missing, &survey, &sb, &writer, progress, None)?;
-        if doubt && round == 1 {
-            live.silent = wanted.doubted(&live.kept.parents);
+        let known = live.prepare()?;
+        let frozen = freeze_twice(options, live.mount, &mut live.stops)?;
+        let most = match round < SHORT_ROUNDS {
+            true => SHORT.min(options.max_frozen),
+            false => options.max_frozen,
+        };
+        if live.try_instant(&known, draft, frozen, most)? {
+            break;
         }
-        if let Some((wanted, instant)) = live.last_survey(&mut survey, &sb, &writer, round)? {
-            state.instant = instant;
-            // Of those that were read again since, some may be well.
-            state.bad_pages = live.bad.pages().ranges();
-            return live.seal(writer, wanted, &state, facts);
+        if round >= ROUNDS_MAX {
+            return Err(too_long(options));
         }
         progress(0, 1);
+        live.read_missing(draft, progress)?;
     }
-    unreachable!("the last round ends or fails")
+    let (dumped, state) = live.put(draft)?;
+    finish(options, writer, &state, facts)?;
+    Ok(dumped)
 }
 
-/// Freezes the file system, all that can be written before having been written, and its metadata
-/// having been read into the kernel's cache. What its inodes said just before is given as well.
-fn freeze<'a>(
-    options: &DumpOptions,
-    volume: &Volume,
-    mount: &'a File,
-    known: &Pieces,
-) -> Result<(Frozen<'a>, Pieces)> {
-    let sync = || {
-        let synced = sys::freeze::sync(mount.as_fd());
-        synced.map_err(Error::file("flush", &options.volume))
-    };
-    sync()?;
-    // What changes meanwhile is looked at again, and may be nonsense now.
-    let ahead = open(volume).and_then(|fs| {
-        let _ = fs.layout();
-        Pieces::ahead(&fs, known)
-    });
-    let known = ahead.unwrap_or_else(|_| known.clone());
-    sync()?;
-    let frozen = Frozen::freeze(mount.as_fd(), options.max_frozen);
-    Ok((
-        frozen.map_err(Error::file("freeze", &options.volume))?,
-        known,
-    ))
-}
-
-impl Live<'_> {
-    /// Thaws it, and tells whether it was frozen until now.
-    fn thaw(&mut self, frozen: Frozen<'_>) -> Result<bool> {
-        let thawed = frozen.thaw();
-        let thawed = thawed.map_err(Error::file("thaw", &self.options.volume))?;
-        self.stops.count += 1;
-        self.stops.longest = self.stops.longest.max(thawed.frozen);
-        self.stops.all += thawed.frozen;
-        Ok(thawed.held)
-    }
-
-    fn first_survey(&mut self) -> Result<(FileSystem<Opened>, Survey)> {
-        let nothing = Pieces::default();
-        let (frozen, known) = freeze(self.options, self.volume, self.mount, &nothing)?;
-        let surveyed = open(self.volume).and_then(|fs| {
-            let earlier = self.parent.map(|parent| &parent.survey);
-            let survey = Survey::new(&fs, now(), &Vec::from_iter(earlier), &known)?;
-            Ok((fs, survey))
+impl<'a> Live<'a> {
+    /// Learns what is in use, and what of it the parent does not have.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] where the image is to be in it, too.
+    pub fn begin(
+        options: &'a DumpOptions,
+        volume: &'a Volume,
+        parent: Option<&'a Parent>,
+    ) -> Result<Self> {
+        let (at, mount) = volume.mounted.as_ref().expect("the caller has looked");
+        if let Some(folder) = options.images.directory() {
+            refuse_inside(&options.volume, mount, folder)?;
+        }
+        let known = prepare(options, volume, mount, &Pieces::default())?;
+        let mut stops = Stops::default();
+        let frozen = freeze_twice(options, mount, &mut stops)?;
+        let surveyed = open(volume).and_then(|fs| {
+            let earlier = Vec::from_iter(parent.map(|parent| &parent.survey));
+            let survey = Survey::new(&fs, now(), &earlier, &known)?;
+            Ok((fs.superblock().clone(), survey))
         });
-        match (self.thaw(frozen)?, surveyed) {
-            (true, surveyed) => surveyed,
-            (false, _) => Err(self.too_long()),
+        let (sb, survey) = match thaw(options, &mut stops, frozen)? {
+            true => surveyed?,
+            false => return Err(too_long(options)),
+        };
+        let state = State {
+            len_bytes: sb.len_bytes(),
+            uuid: sb.uuid,
+            instant: survey.instant,
+            was_mounted: true,
+            mount: Some(at.clone()),
+            bad_pages: Vec::new(),
+        };
+        Ok(Self {
+            options,
+            volume,
+            parent,
+            mount,
+            sb,
+            survey,
+            state,
+            stops,
+            kept: Kept::default(),
+            drained: Vec::new(),
+            silent: Bits::default(),
+            pace: Pace::new(options.rate_bytes_per_s),
+            bad: BadPages::new(options.skip_bad),
+            seen: Seen::default(),
+            pages_per_s: 0.0,
+        })
+    }
+
+    /// Freezes the file system for as long as it takes to learn what is in use, and forgets what
+    /// does not hold any more.
+    pub fn survey_again(&mut self) -> Result<()> {
+        let known = self.prepare()?;
+        let frozen = freeze_twice(self.options, self.mount, &mut self.stops)?;
+        let surveyed = self.survey_frozen(&known);
+        match thaw(self.options, &mut self.stops, frozen)? {
+            true => surveyed,
+            false => Err(too_long(self.options)),
         }
     }
 
-    fn too_long(&self) -> Error {
-        Error::Unfit(format!(
-            "what has changed of {} cannot be read in the {} ms for which it may be frozen; allow \
-             more with --max-frozen, or dump it when less is written to it",
-            self.options.volume.display(),
-            self.options.max_frozen.as_millis()
-        ))
+    /// What [`Self::try_instant`] has less to do with, if it comes soon.
+    pub fn prepare(&self) -> Result<Pieces> {
+        prepare(self.options, self.volume, self.mount, &self.survey.pieces)
+    }
+
+    /// Reads for the first time what is in use, beside its users.
+    pub fn read_first(&mut self, draft: Draft<'_>, progress: Progress<'_>) -> Result<()> {
+        let doubt = self.options.verify_unchanged;
+        let wanted = self.wanted(doubt);
+        self.read(&wanted.read, draft, progress, None)?;
+        if doubt {
+            self.silent = wanted.doubted(&self.kept.parents);
+        }
+        Ok(())
+    }
+
+    /// Reads what was found missing when it was frozen last, beside its users.
+    pub fn read_missing(&mut self, draft: Draft<'_>, progress: Progress<'_>) -> Result<()> {
+        let missing = self.missing(&self.wanted(false));
+        self.read(&missing, draft, progress, None)?;
+        Ok(())
+    }
+
+    fn wanted(&self, doubt: bool) -> Wanted {
+        Wanted::new(&self.survey, self.parent, doubt, self.sb.block_bytes)
+    }
+
+    /// What of it is not read, or not any more.
+    fn missing(&self, wanted: &Wanted) -> Bits {
+        let mut missing = wanted.read.clone();
+        missing.subtract(&self.kept.stored);
+        missing.subtract(&self.kept.parents);
+        missing
     }
 
     /// Reads pages, and compares them with the parent's; not for longer than until `deadline`.
@@ -193,41 +235,41 @@ impl Live<'_> {
     fn read(
         &mut self,
         pages: &Bits,
-        survey: &Survey,
-        sb: &Superblock,
-        writer: &Writer,
+        draft: Draft<'_>,
         progress: Progress<'_>,
         deadline: Option<Instant>,
     ) -> Result<bool> {
-        let volume = self.volume;
+        self.seen.watch(&self.survey, self.sb.block_bytes);
         // While users wait, it is read as fast as that can be.
         let pace = match deadline {
             None => &self.pace,
             Some(_) => &Pace::new(None),
         };
         let source = Blocks {
-            file: &volume.direct,
-            live: &survey.live,
-            block_bytes: sb.block_bytes,
+            space: draft.space,
+            file: &self.volume.direct,
+            live: &self.survey.live,
+            block_bytes: self.sb.block_bytes,
             // A freeze empties the journal.
             replayed: None,
             context: self.options.context,
             pace,
             bad: &self.bad,
+            seen: Some(&self.seen),
         };
         let begun = Instant::now();
         for step in steps(pages, deadline.is_some()) {
             if deadline.is_some_and(|deadline| Instant::now() > deadline) {
                 return Ok(false);
             }
-            let differing = compare(&step, &source, writer, progress)?;
+            let differing = compare(&step, &source, draft.writer, progress)?;
             let total = differing.count() * PAGE_BYTES as u64;
             let how = Drain {
                 progress: &|done| progress(done, total),
                 ..Drain::default()
             };
-            let all = extents(&differing);
-            let (drained, runs) = pages::drain_to_runs(&[(&source, &all)], writer, how)?;
+            let all = extents(&differing, draft.space);
+            let (drained, runs) = pages::drain_to_runs(&[(&source, &all)], draft.writer, how)?;
             self.kept.runs.extend(runs);
             self.kept.stored.add(&differing);
             let mut same = step;
@@ -244,96 +286,182 @@ impl Live<'_> {
     }
 
     /// Freezes the file system, forgets what does not hold any more, and reads what is missing, if
-    /// there is time for that. Gives what the image is to have; none where another round is needed.
-    fn last_survey(
+    /// there is time for that. Tells whether that is done, and [`Self::put`] may follow; otherwise
+    /// what is missing is to be read beside the users. `known` is of [`Self::prepare`].
+    ///
+    /// # Errors
+    /// Also where it was thawed before this was done.
+    pub fn freeze_and_try(&mut self, known: &Pieces, draft: Draft<'_>) -> Result<bool> {
+        let frozen = freeze(self.options, self.mount)?;
+        self.try_instant(known, draft, frozen, self.options.max_frozen)
+    }
+
+    /// The same, of a file system that is frozen; reading what is missing may take no longer than
+    /// `most`.
+    fn try_instant(
         &mut self,
-        survey: &mut Survey,
-        sb: &Superblock,
-        writer: &Writer,
-        round: u32,
-    ) -> Result<Option<(Wanted, crate::ext4::Time)>> {
-        let pieces = &survey.pieces;
-        let (frozen, known) = freeze(self.options, self.volume, self.mount, pieces)?;
+        known: &Pieces,
+        draft: Draft<'_>,
+        frozen: Frozen<'_>,
+        most: Duration,
+    ) -> Result<bool> {
         // Some of the time is for the thaw.
-        let deadline = Instant::now()
-            + self
-                .options
-                .max_frozen
-                .mul_f64(0.8)
-                .saturating_sub(frozen.elapsed());
-        let read = self.read_frozen(survey, &known, sb, writer, deadline);
-        if !self.thaw(frozen)? {
-            return Err(self.too_long());
-        }
-        match read? {
-            Some(done) => Ok(Some(done)),
-            None if round >= ROUNDS_MAX => Err(self.too_long()),
-            None => Ok(None),
+        let left = self.options.max_frozen.mul_f64(0.8);
+        let deadline = Instant::now() + left.saturating_sub(frozen.elapsed());
+        let read = self
+            .survey_frozen(known)
+            .and_then(|()| self.read_frozen(draft, deadline, most));
+        match thaw(self.options, &mut self.stops, frozen)? {
+            true => read,
+            false => Err(too_long(self.options)),
         }
     }
 
-    /// Does what is to be done while the file system is frozen.
-    fn read_frozen(
-        &mut self,
-        survey: &mut Survey,
-        known: &Pieces,
-        sb: &Superblock,
-        writer: &Writer,
-        deadline: Instant,
-    ) -> Result<Option<(Wanted, crate::ext4::Time)>> {
+    /// Learns what is in use, and forgets what does not hold any more, while the file system is
+    /// frozen.
+    fn survey_frozen(&mut self, known: &Pieces) -> Result<()> {
         let fs = open(self.volume)?;
-        if fs.superblock().len_bytes() != sb.len_bytes() {
+        if fs.superblock().len_bytes() != self.sb.len_bytes() {
             let what = "the file system was resized while it was read";
             return Err(Error::Unfit(what.into()));
         }
         let mut earlier = Vec::from_iter(self.parent.map(|parent| &parent.survey));
-        earlier.push(survey);
+        earlier.push(&self.survey);
         let last = earlier.len() - 1;
         let new = Survey::new(&fs, now(), &earlier, known)?;
-        let still = unchanged_pages(&new, survey, last, sb.block_bytes);
+        let mut still = unchanged_pages(&new, &self.survey, last, self.sb.block_bytes);
+        still.add(&self.still_own(&still, &new));
         self.kept.keep(&still);
-        let wanted = Wanted::new(&new, self.parent, false, sb.block_bytes);
-        let mut missing = wanted.read.clone();
-        missing.subtract(&self.kept.stored);
-        missing.subtract(&self.kept.parents);
-        let instant = new.instant;
-        *survey = new;
-        let needed_s = missing.count() as f64 / self.pages_per_s.max(20_000.0);
-        if Instant::now() + Duration::from_secs_f64(needed_s) > deadline {
-            log::info!("{} pages have changed: another round", missing.count());
-            return Ok(None);
-        }
-        let survey = &*survey;
-        let done = self.read(&missing, survey, sb, writer, &|_, _| (), Some(deadline))?;
-        Ok(done.then_some((wanted, instant)))
+        self.state.instant = new.instant;
+        self.survey = new;
+        Ok(())
     }
 
-    fn seal(self, writer: Writer, wanted: Wanted, state: &State, facts: Facts) -> Result<Dumped> {
+    /// Reads what is missing while the file system is frozen, if there is time for that.
+    fn read_frozen(&mut self, draft: Draft<'_>, deadline: Instant, most: Duration) -> Result<bool> {
+        let missing = self.missing(&self.wanted(false));
+        let needed_s = missing.count() as f64 / self.pages_per_s.max(20_000.0);
+        let needed = Duration::from_secs_f64(needed_s);
+        if needed > most || Instant::now() + needed > deadline {
+            log::info!("{} pages have changed: another round", missing.count());
+            return Ok(false);
+        }
+        self.read(&missing, draft, &|_, _| (), Some(deadline))
+    }
+
+    /// Pages of the file system's own that were read and are what they were, beside those that are
+    /// known to be.
+    fn still_own(&self, known: &Bits, survey: &Survey) -> Bits {
+        let mut doubted = self.kept.stored.clone();
+        doubted.add(&self.kept.parents);
+        doubted.subtract(known);
+        let cached = Blocks {
+            // Nothing is stored of them.
+            space: VOLUME,
+            file: &self.volume.cached,
+            live: &survey.live,
+            block_bytes: self.sb.block_bytes,
+            replayed: None,
+            context: self.options.context,
+            pace: &Pace::new(None),
+            bad: &BadPages::new(false),
+            seen: None,
+        };
+        self.seen.still(&doubted, survey, &cached)
+    }
+
+    /// Blocks that could not be read, and whose they are as far as that can be found out.
+    fn bad_blocks(&self) -> Vec<Bad> {
+        let pages = self.bad.pages();
+        match pages.count() {
+            0 => Vec::new(),
+            _ => open(self.volume).map_or_else(|_| Vec::new(), |fs| bad::owners(&fs, &pages)),
+        }
+    }
+
+    /// Puts into the image what was read at the instant, and the record of it.
+    pub fn put(mut self, draft: Draft<'_>) -> Result<(Dumped, State)> {
+        let writer = draft.writer;
+        let wanted = self.wanted(false);
         let mut inherited = wanted.all.clone();
         inherited.subtract(&self.kept.stored);
-        inherit(&writer, &inherited)?;
+        inherit(writer, draft.space, &inherited)?;
         let mut own = wanted.all.clone();
         own.intersect(&self.kept.stored);
         let runs = only(&self.kept.runs, &own);
         let stored_pages = runs.iter().filter(|run| run.part().is_some());
         let stored_pages = stored_pages.map(|run| u64::from(run.pages)).sum::<u64>();
         writer.describe(runs);
-        wanted.mark_zeros(&writer);
+        wanted.mark_zeros(writer, draft.space);
         let mut silent = self.silent.clone();
         silent.intersect(&own);
+        // Of those that could not be read at first, some may have been well later.
+        self.state.bad_pages = self.bad.pages().ranges();
+        writer.record(self.state.record());
         let dumped = Dumped {
             silent_pages: silent.count(),
             parent_pages: inherited.count(),
             zero_pages: wanted.zeros.count() + own.count() - stored_pages,
             stored_pages,
             stops: Some(self.stops),
-            bad: open(self.volume)
-                .map_or_else(|_| Vec::new(), |fs| bad::owners(&fs, &self.bad.pages())),
-            ..Dumped::of(&writer, state, &wanted, &self.drained)
+            bad: self.bad_blocks(),
+            ..Dumped::of(writer, &self.state, &wanted, &self.drained)
         };
-        finish(self.options, writer, state, facts)?;
-        Ok(dumped)
+        Ok((dumped, self.state))
     }
+}
+
+/// Has all written that can be written before a freeze, and metadata read into the kernel's cache.
+/// Gives what the inodes say now, for a survey that comes soon.
+fn prepare(options: &DumpOptions, volume: &Volume, mount: &File, known: &Pieces) -> Result<Pieces> {
+    let sync = || {
+        let synced = sys::freeze::sync(mount.as_fd());
+        synced.map_err(Error::file("flush", &options.volume))
+    };
+    sync()?;
+    // What changes meanwhile is looked at again, and may be nonsense now.
+    let ahead = open(volume).and_then(|fs| {
+        let _ = fs.layout();
+        Pieces::ahead(&fs, known)
+    });
+    sync()?;
+    Ok(ahead.unwrap_or_else(|_| known.clone()))
+}
+
+fn freeze<'a>(options: &DumpOptions, mount: &'a File) -> Result<Frozen<'a>> {
+    let frozen = Frozen::freeze(mount.as_fd(), options.max_frozen);
+    frozen.map_err(Error::file("freeze", &options.volume))
+}
+
+/// Freezes it once for what the kernel has to do for that, and then for us.
+fn freeze_twice<'a>(
+    options: &DumpOptions,
+    mount: &'a File,
+    stops: &mut Stops,
+) -> Result<Frozen<'a>> {
+    let (frozen, before) = freeze(options, mount)?
+        .again()
+        .map_err(Error::file("freeze", &options.volume))?;
+    stops.add(before);
+    Ok(frozen)
+}
+
+/// Thaws it, and tells whether it was frozen until now.
+fn thaw(options: &DumpOptions, stops: &mut Stops, frozen: Frozen<'_>) -> Result<bool> {
+    let thawed = frozen.thaw();
+    let thawed = thawed.map_err(Error::file("thaw", &options.volume))?;
+    stops.add(thawed.frozen);
+    Ok(thawed.held)
+}
+
+/// Why what is to be read while it is frozen was not.
+pub fn too_long(options: &DumpOptions) -> Error {
+    Error::Unfit(format!(
+        "what has changed of {} cannot be read in the {} ms for which it may be frozen; allow \
+         more with --max-frozen, or dump it when less is written to it",
+        options.volume.display(),
+        options.max_frozen.as_millis()
+    ))
 }
 
 impl Kept {

@@ -10,8 +10,11 @@ use crate::read_at::InImage;
 use crate::records::State;
 use crate::{Error, Result};
 
-/// The space of a volume.
+/// The space of a volume that an image is of.
 pub const VOLUME: SpaceId = SpaceId(1);
+/// The space of a volume in an image that is of something else as well: above the numbers of tasks
+/// and of a machine's blocks, and below those of objects.
+pub const BESIDE: SpaceId = SpaceId(1 << 30);
 
 /// What that is called in the image.
 const NAME: &str = "volume";
@@ -20,6 +23,8 @@ const NAME: &str = "volume";
 pub struct Opened {
     /// The image.
     pub reader: Arc<Reader>,
+    /// Where in it the volume is.
+    pub space: SpaceId,
     /// What it says of the volume.
     pub state: State,
 }
@@ -36,19 +41,22 @@ impl Opened {
             let id = reader.id();
             return Err(image::Error::Freed { id, by }.into());
         }
-        let [space] = reader.spaces() else {
+        let spaces = volumes(&reader).collect::<Vec<_>>();
+        let [space] = spaces[..] else {
             return Err(other(images));
         };
-        if (space.id, space.kind) != (VOLUME, SpaceKind::Volume) {
-            return Err(other(images));
-        }
         let state = State::of(&reader)?;
         if state.len_bytes.div_ceil(PAGE_BYTES as u64) != space.len_pages {
             let what = format!("{} bytes in {} pages", state.len_bytes, space.len_pages);
             return Err(Error::Corrupt(what));
         }
+        let space = space.id;
         let reader = Arc::new(reader);
-        Ok(Self { reader, state })
+        Ok(Self {
+            reader,
+            space,
+            state,
+        })
     }
 
     /// The file system in the image.
@@ -57,33 +65,41 @@ impl Opened {
     /// Those of [`FileSystem::open`].
     pub fn file_system(&self) -> Result<FileSystem<InImage>> {
         let reader = Arc::clone(&self.reader);
-        FileSystem::open(InImage::new(reader, VOLUME, self.state.len_bytes))
+        FileSystem::open(InImage::new(reader, self.space, self.state.len_bytes))
     }
 }
 
-fn other(images: &Images) -> Error {
-    Error::Unfit(format!("the image in {images} is not one of a volume"))
-}
-
-/// Starts an image in `images` of a volume of so many bytes, over `parent` where there is one.
+/// Whether the image in `images` has a volume.
 ///
 /// # Errors
-/// [`Error::Store`], [`Error::Image`]; [`Error::Unfit`] where the parent is of another length.
+/// [`Error::Store`], [`Error::Image`].
+pub fn has_volume(images: &Images) -> Result<bool> {
+    let store = images.open().map_err(Error::Store)?;
+    let reader = Reader::open(&*store)?;
+    Ok(volumes(&reader).next().is_some())
+}
+
+fn volumes(reader: &Reader) -> impl Iterator<Item = &image::Space> {
+    let spaces = reader.spaces().iter();
+    // The files of a machine's disks are of that kind, too, and called by their paths.
+    spaces.filter(|space| space.kind == SpaceKind::Volume && space.name == NAME)
+}
+
+fn other(images: &Images) -> Error {
+    Error::Unfit(format!("the image in {images} has no volume"))
+}
+
+/// Starts an image in `images`, over `parent` where there is one.
+///
+/// # Errors
+/// [`Error::Store`], [`Error::Image`].
 pub fn writer(
     images: &Images,
     parent: Option<(&Images, &Opened)>,
-    len_bytes: u64,
     compression: Option<Compression>,
 ) -> Result<Writer> {
     let store = images.create().map_err(Error::Store)?;
     let mut writer = if let Some((parents, parent)) = parent {
-        if len_bytes != parent.state.len_bytes {
-            return Err(Error::Unfit(format!(
-                "a volume of {len_bytes} bytes cannot be a difference from one of {}, which the \
-                 image in {parents} has",
-                parent.state.len_bytes
-            )));
-        }
         let place = parents.open().map_err(Error::Store)?;
         let link = Link::between(&*store, &*place).map_err(Error::Store)?;
         Writer::create_layer(store, Arc::clone(&parent.reader), link)?
@@ -91,12 +107,18 @@ pub fn writer(
         Writer::create(store)?
     };
     writer.compress(compression);
+    Ok(writer)
+}
+
+/// Has a new image have a volume of so many bytes; gives the space, which is that of the parent's.
+pub fn add_space(writer: &Writer, parent: Option<&Opened>, usual: SpaceId, len: u64) -> SpaceId {
+    let id = parent.map_or(usual, |parent| parent.space);
     writer.space(NewSpace {
-        id: VOLUME,
+        id,
         kind: SpaceKind::Volume,
         name: NAME.to_owned(),
-        len_pages: len_bytes.div_ceil(PAGE_BYTES as u64),
+        len_pages: len.div_ceil(PAGE_BYTES as u64),
         granule: Granule::Small,
     });
-    Ok(writer)
+    id
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZero;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -19,6 +20,11 @@ pub trait ReadAt: Sync {
     /// # Errors
     /// Fails unless all of them were read, also where there are not so many.
     fn read_at(&self, at_bytes: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Learns that bytes are going to be read soon.
+    fn read_ahead(&self, at_bytes: u64, len_bytes: u64) {
+        let _ = (at_bytes, len_bytes);
+    }
 }
 
 /// A file or a device that is open for reading, through the cache that the kernel's own file
@@ -69,6 +75,14 @@ impl ReadAt for Opened {
             len,
             source,
         })
+    }
+
+    fn read_ahead(&self, at_bytes: u64, len_bytes: u64) {
+        if let Some(len_bytes) = NonZero::new(len_bytes) {
+            // Where that is not possible, it is read when it is needed.
+            let advice = rustix::fs::Advice::WillNeed;
+            let _ = rustix::fs::fadvise(&self.file, at_bytes, Some(len_bytes), advice);
+        }
     }
 }
 

@@ -1,10 +1,14 @@
 //! The record of an image of a volume.
 
+use std::ffi::OsString;
 use std::ops::Range;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
 
 use image::{PAGE_BYTES, Reader, Record};
 use prost::Message;
 
+use crate::device::MountedAt;
 use crate::ext4::Time;
 use crate::{Error, Result};
 
@@ -35,6 +39,21 @@ pub(crate) struct VolumeState {
     /// Pages that could not be read and are zero here: the first of each range, and how many.
     #[prost(uint64, repeated, tag = "6")]
     pub bad_pages: Vec<u64>,
+    /// Where it was mounted.
+    #[prost(bytes = "vec", optional, tag = "7")]
+    pub mount_point: Option<Vec<u8>>,
+    /// With which options, as /proc/self/mountinfo has them: those of the mount.
+    #[prost(string, tag = "8")]
+    pub mount_options: String,
+    /// And those of the file system.
+    #[prost(string, tag = "9")]
+    pub fs_options: String,
+    /// The numbers of the device that it was mounted from.
+    #[prost(uint32, tag = "10")]
+    pub device_major: u32,
+    /// The same.
+    #[prost(uint32, tag = "11")]
+    pub device_minor: u32,
 }
 
 /// The same, checked.
@@ -44,12 +63,19 @@ pub struct State {
     pub uuid: [u8; 16],
     pub instant: Time,
     pub was_mounted: bool,
+    /// Where and how; older images do not tell.
+    pub mount: Option<MountedAt>,
     pub bad_pages: Vec<Range<u64>>,
 }
 
 impl State {
     /// The record of it.
     pub fn record(&self) -> Record {
+        let mount = self.mount.clone();
+        let point = mount
+            .as_ref()
+            .map(|mount| mount.point.as_os_str().as_bytes().to_vec());
+        let mount = mount.unwrap_or_default();
         let message = VolumeState {
             len_bytes: self.len_bytes,
             uuid: self.uuid.to_vec(),
@@ -61,6 +87,11 @@ impl State {
                 let words = ranges.flat_map(|range| [range.start, range.end - range.start]);
                 words.collect()
             },
+            mount_point: point,
+            mount_options: mount.options,
+            fs_options: mount.fs_options,
+            device_major: mount.device.0,
+            device_minor: mount.device.1,
         };
         Record {
             tag: tag::VOLUME_STATE,
@@ -75,8 +106,12 @@ impl State {
     /// # Errors
     /// [`Error::Corrupt`], also for records of other kinds.
     pub fn of(reader: &Reader) -> Result<Self> {
-        let [record] = reader.records() else {
-            let what = format!("{} records instead of one", reader.records().len());
+        let is_alone = reader.spaces().len() == 1;
+        // Those of what else is in the image are not looked at here.
+        let is_own = |record: &&Record| is_alone || record.tag == tag::VOLUME_STATE;
+        let mut records = reader.records().iter().filter(is_own);
+        let (Some(record), None) = (records.next(), records.next()) else {
+            let what = "there is not one of them".to_owned();
             return Err(Error::Corrupt(what));
         };
         let known = (tag::VOLUME_STATE, 1, 0);
@@ -98,6 +133,17 @@ impl State {
         let bad_pages = ranges.iter().map(range).collect::<Option<Vec<_>>>();
         let bad_pages = bad_pages.filter(|_| rest.is_empty());
         let bad_pages = bad_pages.ok_or_else(|| Error::Corrupt("its bad pages".into()))?;
+        let point = message.mount_point;
+        let point = point.map(|bytes| PathBuf::from(OsString::from_vec(bytes)));
+        if point.as_ref().is_some_and(|point| !point.is_absolute()) {
+            return Err(Error::Corrupt("where it was mounted".into()));
+        }
+        let mount = point.map(|point| MountedAt {
+            point,
+            device: (message.device_major, message.device_minor),
+            options: message.mount_options,
+            fs_options: message.fs_options,
+        });
         Ok(Self {
             len_bytes: message.len_bytes,
             uuid,
@@ -106,6 +152,7 @@ impl State {
                 ns: message.instant_ns,
             },
             was_mounted: message.was_mounted,
+            mount,
             bad_pages,
         })
     }

@@ -6,19 +6,23 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use abi::Addr;
-use image::{PAGE_BYTES, Reader};
+use image::PAGE_BYTES;
 use pages::{Extent, Sink, source};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use store::Images;
-use tempfile::NamedTempFile;
 
-use crate::device::refuse_attached;
+use crate::device::{is_mounted, refuse_attached};
 use crate::dump::Progress;
-use crate::place::{Opened, VOLUME};
+use crate::new_file::New;
+use crate::place::Opened;
 use crate::{Error, Result};
+
+/// How many writes, of two megabytes each at most, are under way at a time past the cache.
+const DEPTH: usize = 8;
 
 /// What is to be restored, and where to.
 #[derive(Clone, Debug)]
@@ -50,14 +54,12 @@ pub struct Restored {
 /// A file is as it was before then. A device may have been written to.
 pub fn restore(options: &RestoreOptions, progress: Progress<'_>) -> Result<Restored> {
     let opened = Opened::open(&options.images)?;
-    let reader = &*opened.reader;
     let (len_bytes, path) = (opened.state.len_bytes, &options.target);
     let facts = std::fs::symlink_metadata(path);
-    let is_device = std::fs::metadata(path).is_ok_and(|facts| facts.file_type().is_block_device());
-    if is_device {
+    if is_device(path) {
         let file = open_device(path, len_bytes)?;
-        clear(&file, path, reader, len_bytes)?;
-        let restored = write(reader, len_bytes, &file, options, progress)?;
+        clear(&file, path, &opened)?;
+        let restored = write(&opened, &file, options, progress)?;
         return Ok(restored);
     }
     match facts {
@@ -71,13 +73,38 @@ pub fn restore(options: &RestoreOptions, progress: Progress<'_>) -> Result<Resto
         Ok(_) => refuse_attached(path)?,
         Err(_) => {}
     }
-    let new = beside(path)?;
-    let sized = new.as_file().set_len(len_bytes);
+    let new = New::beside(path)?;
+    let sized = new.file.set_len(len_bytes);
     sized.map_err(Error::file("make room in", path))?;
-    let restored = write(reader, len_bytes, new.as_file(), options, progress)?;
-    let named = new.persist(path);
-    named.map_err(|error| Error::file("make", path)(error.error))?;
+    let restored = write(&opened, &new.file, options, progress)?;
+    new.publish()?;
     Ok(restored)
+}
+
+/// Whether this is a block device.
+pub(crate) fn is_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|facts| facts.file_type().is_block_device())
+}
+
+/// How long a device may be in use that is mounted nowhere: what a killed restore has mounted goes
+/// a moment after it.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Opens a device as the only one who does.
+fn exclusively(options: &OpenOptions, path: &Path) -> std::io::Result<File> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match options.open(path) {
+            Err(error)
+                if error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
+                    && Instant::now() < until
+                    && !is_mounted(path) =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened,
+        }
+    }
 }
 
 /// Opens a device that nobody else uses, and that is large enough.
@@ -85,7 +112,7 @@ fn open_device(path: &Path, len_bytes: u64) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
     options.custom_flags(OFlags::EXCL.bits().cast_signed());
-    let mut file = match options.open(path) {
+    let mut file = match exclusively(&options, path) {
         Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
             let what = format!(
                 "{} is in use: it is mounted, or part of a device",
@@ -108,19 +135,20 @@ fn open_device(path: &Path, len_bytes: u64) -> Result<File> {
 }
 
 /// Has what is zero read as zeros, and gives back what is free where the device takes that.
-fn clear(device: &File, path: &Path, reader: &Reader, len_bytes: u64) -> Result<()> {
+fn clear(device: &File, path: &Path, opened: &Opened) -> Result<()> {
+    let (reader, space, len_bytes) = (&opened.reader, opened.space, opened.state.len_bytes);
     let bytes = |pages: Range<u64>| {
         let page = PAGE_BYTES as u64;
         (pages.start * page, (pages.end * page).min(len_bytes))
     };
     let len_pages = len_bytes.div_ceil(PAGE_BYTES as u64);
     let mut free = 0;
-    for known in reader.described(VOLUME, 0, len_pages) {
+    for known in reader.described(space, 0, len_pages) {
         give_back(device, bytes(free..known.start));
         free = known.end;
         let mut page = known.start;
         while page < known.end {
-            let located = reader.locate(VOLUME, page, known.end - page)?;
+            let located = reader.locate(space, page, known.end - page)?;
             let next = page + u64::from(located.pages);
             if located.part.is_none() {
                 let (at, end) = bytes(page..next);
@@ -142,16 +170,16 @@ fn give_back(device: &File, (at, end): (u64, u64)) {
 }
 
 fn write(
-    reader: &Reader,
-    len_bytes: u64,
+    opened: &Opened,
     file: &File,
     options: &RestoreOptions,
     progress: Progress<'_>,
 ) -> Result<Restored> {
+    let (reader, space, len_bytes) = (&*opened.reader, opened.space, opened.state.len_bytes);
     let path = &options.target;
     let len_pages = len_bytes.div_ceil(PAGE_BYTES as u64);
     let whole = Extent {
-        space: VOLUME,
+        space,
         first_page: 0,
         at: Addr(0),
         pages: len_pages,
@@ -174,9 +202,9 @@ fn write(
     }
     let mut verified_pages = 0;
     if options.verify {
-        let known = reader.described(VOLUME, 0, len_pages);
+        let known = reader.described(space, 0, len_pages);
         let extents = known.iter().map(|range| Extent {
-            space: VOLUME,
+            space,
             first_page: range.start,
             at: Addr::of_page(range.start),
             pages: range.end - range.start,
@@ -224,6 +252,11 @@ struct Target<'a> {
 }
 
 impl Sink for Target<'_> {
+    fn depth(&self) -> Option<usize> {
+        // A write into the cache waits for nothing but a processor.
+        self.direct.map(|_| DEPTH)
+    }
+
     fn fill(&self, pieces: &[(Addr, &[u8])]) -> pages::Result<()> {
         for (at, bytes) in pieces {
             let len = self.len_bytes.saturating_sub(at.0).min(bytes.len() as u64) as usize;
@@ -238,15 +271,4 @@ impl Sink for Target<'_> {
         }
         Ok(())
     }
-}
-
-/// A new file in the folder of `path`, which goes unless it is given that name.
-fn beside(path: &Path) -> Result<NamedTempFile> {
-    let folder = path.parent().filter(|folder| *folder != Path::new(""));
-    let folder = folder.unwrap_or(Path::new("."));
-    // A volume has secrets: the file's mode is 0600.
-    tempfile::Builder::new()
-        .prefix(".stillframe-")
-        .tempfile_in(folder)
-        .map_err(Error::file("make a file for", path))
 }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use image::PAGE_BYTES;
+use image::{PAGE_BYTES, SpaceId};
 use pages::source::Queue;
 use pages::{Buffer, Error, Extent, Source};
 use sys::queue::{Done, Piece};
@@ -13,6 +13,7 @@ use crate::bits::Bits;
 use crate::ext4::Replayed;
 use crate::pace::Pace;
 use crate::read_at::Opened;
+use crate::seen::Seen;
 
 /// How many reads, of a megabyte each, are under way at a time: a disk has something to go on with,
 /// and who else waits for it is not behind more than that.
@@ -30,6 +31,8 @@ pub enum IoContext {
 
 /// Pages of a device, without the bytes of blocks that mean nothing.
 pub struct Blocks<'a> {
+    /// The space of the image that they are for.
+    pub space: SpaceId,
     /// The device, open past the cache.
     pub file: &'a File,
     /// The blocks whose bytes are wanted.
@@ -44,6 +47,8 @@ pub struct Blocks<'a> {
     pub pace: &'a Pace,
     /// What cannot be read.
     pub bad: &'a BadPages,
+    /// Who wants to know what was read.
+    pub seen: Option<&'a Seen>,
 }
 
 impl Blocks<'_> {
@@ -99,6 +104,9 @@ impl Blocks<'_> {
             at = end;
         }
         self.mask(extents, bytes);
+        if let Some(seen) = self.seen {
+            seen.note(extents, bytes);
+        }
         Ok(())
     }
 
@@ -258,6 +266,7 @@ mod tests {
         });
         let (pace, bad) = (Pace::new(None), BadPages::default());
         let mut blocks = Blocks {
+            space: crate::place::VOLUME,
             file: &file,
             live: &live,
             block_bytes: 1024,
@@ -265,6 +274,7 @@ mod tests {
             context: IoContext::Shared,
             pace: &pace,
             bad: &bad,
+            seen: None,
         };
         let mut expected = Vec::new();
         for (at, end) in [(0, 20), (30, 31), (200, 225)] {

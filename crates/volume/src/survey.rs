@@ -1,10 +1,14 @@
 //! What of a file system is to be saved, and what has changed since another time.
 
-use crate::bits::Bits;
-use crate::ext4::{FileSystem, Time};
-use crate::tables::{Cursor, Part, Piece, Pieces, to_ns};
-use crate::{ReadAt, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
 use image::PAGE_BYTES;
+
+use crate::bits::Bits;
+use crate::ext4::{FileSystem, Layout, Time};
+use crate::tables::{Part, Piece, Pieces, to_ns};
+use crate::{ReadAt, Result, shares};
 
 /// A change that comes so soon after another one may have the same time stamp: the kernel's clock
 /// for them has steps of up to 10 ms.
@@ -17,6 +21,8 @@ pub struct Survey {
     pub used: Bits,
     /// Those whose bytes mean something.
     pub live: Bits,
+    /// Those of the file system's own, in places that follow from the superblock and descriptors.
+    pub system: Bits,
     /// What the inodes say.
     pub pieces: Pieces,
     /// When it was made.
@@ -40,53 +46,103 @@ impl Survey {
         known: &Pieces,
     ) -> Result<Self> {
         let mut dead = fs.empty_log()?;
-        let layout = fs.layout()?;
-        let mut written = Bits::default();
+        let new = || Share::new(earlier.len());
+        let add = |share: &mut Share, groups| share.add(fs, groups, earlier, known);
+        let mut shares = shares::of_groups(fs, !known.is_empty(), new, add)?.into_iter();
+        let mut all = shares.next().unwrap_or_else(new);
+        shares.for_each(|share| all.join(share));
+        let (mut layout, mut written) = (all.layout, all.written);
         let mut this = Self {
-            used: layout.used,
             instant,
-            unchanged: vec![Bits::default(); earlier.len()],
+            unchanged: all.unchanged,
+            pieces: Pieces::of(all.pieces),
             ..Self::default()
         };
-        let mut at = Cursor::default();
-        let cursors = earlier.iter().map(|_| Cursor::default());
-        let mut cursors = cursors.collect::<Vec<_>>();
-        fs.walk_tables(&mut |table| {
-            let piece = Piece::of(fs, table, known.find(table.first, &mut at))?;
+        layout.finish();
+        // Damage must not make anything vanish: what anybody has written counts.
+        written.add(&layout.system);
+        dead.add(&all.dead);
+        dead.add(&layout.meaningless);
+        dead.subtract(&written);
+        this.live = layout.used.clone();
+        this.live.subtract(&dead);
+        for unchanged in &mut this.unchanged {
+            unchanged.intersect(&this.live);
+        }
+        this.used = layout.used;
+        this.system = layout.system;
+        Ok(this)
+    }
+}
+
+/// What was found in some groups.
+#[derive(Default)]
+struct Share {
+    layout: Layout,
+    /// Blocks that somebody has written.
+    written: Bits,
+    /// Those of inodes without bytes that mean something.
+    dead: Bits,
+    pieces: Vec<Arc<Piece>>,
+    /// As [`Survey::unchanged`].
+    unchanged: Vec<Bits>,
+}
+
+impl Share {
+    fn new(earlier: usize) -> Self {
+        Self {
+            unchanged: vec![Bits::default(); earlier],
+            ..Self::default()
+        }
+    }
+
+    /// Adds what another one has.
+    fn join(&mut self, other: Self) {
+        self.layout.used.add(&other.layout.used);
+        self.layout.system.add(&other.layout.system);
+        self.layout.meaningless.add(&other.layout.meaningless);
+        self.written.add(&other.written);
+        self.dead.add(&other.dead);
+        self.pieces.extend(other.pieces);
+        for (own, unchanged) in self.unchanged.iter_mut().zip(&other.unchanged) {
+            own.add(unchanged);
+        }
+    }
+
+    /// Adds what some groups have.
+    fn add<S: ReadAt>(
+        &mut self,
+        fs: &FileSystem<S>,
+        groups: Range<u32>,
+        earlier: &[&Survey],
+        known: &Pieces,
+    ) -> Result<()> {
+        fs.add_layout(groups.clone(), &mut self.layout)?;
+        fs.walk_tables(groups, &mut |table| {
+            let piece = Piece::of(fs, table, known.find(table.first))?;
             for (range, part) in piece.extents() {
                 match part {
-                    Part::Data | Part::Tree => written.insert(range.clone()),
-                    Part::Meaningless => dead.insert(range.clone()),
+                    Part::Data | Part::Tree => self.written.insert(range.clone()),
+                    Part::Meaningless => self.dead.insert(range.clone()),
                     Part::Log => {}
                 }
             }
-            let all = earlier.iter().zip(&mut this.unchanged).zip(&mut cursors);
-            for ((then, unchanged), cursor) in all {
-                let was = then.pieces.find(table.first, cursor);
+            for (then, unchanged) in earlier.iter().zip(&mut self.unchanged) {
+                let was = then.pieces.find(table.first);
                 let before = settled_ns(then.instant);
                 if let Some((was, before)) = was.zip(before) {
                     piece.unchanged(was, before, &mut |range| unchanged.insert(range));
                 }
             }
-            this.pieces.push(piece);
+            self.pieces.push(piece);
             Ok(())
-        })?;
-        // Damage must not make anything vanish: what anybody has written counts.
-        written.add(&layout.system);
-        dead.add(&layout.meaningless);
-        dead.subtract(&written);
-        this.live = this.used.clone();
-        this.live.subtract(&dead);
-        for unchanged in &mut this.unchanged {
-            unchanged.intersect(&this.live);
-        }
-        Ok(this)
+        })
     }
 }
 
 /// When what an instant shows of an inode must have been its last change: what was changed just
 /// before the instant may have been changed after it as well, and have the same time.
-fn settled_ns(instant: Time) -> Option<i64> {
+pub fn settled_ns(instant: Time) -> Option<i64> {
     to_ns(instant)?.checked_sub(STEP_NS)
 }
 

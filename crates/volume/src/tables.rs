@@ -50,11 +50,11 @@ pub enum Part {
 
 /// All pieces of a file system, in the order of their inodes.
 #[derive(Clone, Debug, Default)]
-pub struct Pieces(Vec<Arc<Piece>>);
-
-/// The place in pieces up to which they were gone through.
-#[derive(Debug, Default)]
-pub struct Cursor(usize);
+pub struct Pieces {
+    all: Vec<Arc<Piece>>,
+    /// The first inode of each, where they are found without a look at them.
+    firsts: Vec<u32>,
+}
 
 impl Pieces {
     /// Looks at the inodes of a file system that may change meanwhile: what cannot be true is left
@@ -63,31 +63,30 @@ impl Pieces {
     /// # Errors
     /// [`crate::Error::Damaged`], [`crate::Error::Read`].
     pub fn ahead<S: ReadAt>(fs: &FileSystem<S>, known: &Self) -> Result<Self> {
-        let (mut this, mut cursor) = (Self::default(), Cursor::default());
-        fs.walk_tables(&mut |table| {
-            if let Ok(piece) = Piece::of(fs, table, known.find(table.first, &mut cursor)) {
-                this.push(piece);
-            }
+        let mut all = Vec::new();
+        fs.walk_tables(0..fs.groups(), &mut |table| {
+            all.extend(Piece::of(fs, table, known.find(table.first)));
             Ok(())
         })?;
-        Ok(this)
+        Ok(Self::of(all))
     }
 
-    /// Appends one.
-    pub fn push(&mut self, piece: Arc<Piece>) {
-        self.0.push(piece);
+    /// All pieces, which come in whatever order.
+    pub fn of(mut all: Vec<Arc<Piece>>) -> Self {
+        all.sort_unstable_by_key(|piece| piece.first);
+        let firsts = all.iter().map(|piece| piece.first).collect();
+        Self { all, firsts }
     }
 
-    /// The piece that begins with an inode, where there is one; asked for in ascending order.
-    pub fn find(&self, first: u32, cursor: &mut Cursor) -> Option<&Arc<Piece>> {
-        while self
-            .0
-            .get(cursor.0)
-            .is_some_and(|piece| piece.first < first)
-        {
-            cursor.0 += 1;
-        }
-        self.0.get(cursor.0).filter(|piece| piece.first == first)
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The piece that begins with an inode.
+    pub fn find(&self, first: u32) -> Option<&Arc<Piece>> {
+        let at = self.firsts.binary_search(&first);
+        at.ok().map(|at| &self.all[at])
     }
 }
 
@@ -181,7 +180,8 @@ pub fn to_ns(time: Time) -> Option<i64> {
     ns.checked_add(time.ns.into())
 }
 
-fn still_since_ns(inode: &Inode) -> Option<i64> {
+/// From when on an inode has not changed, by the steps of its clock.
+pub fn still_since_ns(inode: &Inode) -> Option<i64> {
     let step_ns = i64::try_from(inode.time_step_ns()).ok()?;
     to_ns(inode.changed())?.checked_add(step_ns)
 }

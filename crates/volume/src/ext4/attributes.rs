@@ -41,10 +41,30 @@ pub struct Attribute {
 }
 
 /// One as it is stored.
-struct Stored {
-    index: u8,
-    name: Vec<u8>,
-    value: Vec<u8>,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// What its name begins with, by number.
+    pub index: u8,
+    /// The rest of its name.
+    pub name: Vec<u8>,
+    /// The value.
+    pub value: Vec<u8>,
+}
+
+/// An attribute as programs see it.
+///
+/// # Errors
+/// Why it cannot be one.
+pub fn seen(stored: Stored) -> Result<Attribute, &'static str> {
+    let prefix = PREFIXES.iter().find(|prefix| prefix.0 == stored.index);
+    let (index, prefix) = *prefix.ok_or("the beginning of its name is not known")?;
+    let mut name = prefix.as_bytes().to_vec();
+    name.extend_from_slice(&stored.name);
+    let value = match index {
+        2 | 3 => from_stored_acl(&stored.value).ok_or("it is no access control list")?,
+        _ => stored.value,
+    };
+    Ok(Attribute { name, value })
 }
 
 impl<S: ReadAt> FileSystem<S> {
@@ -53,30 +73,22 @@ impl<S: ReadAt> FileSystem<S> {
     /// # Errors
     /// [`Error::Damaged`], [`Error::Read`].
     pub fn attributes(&self, inode: &Inode) -> Result<Vec<Attribute>> {
-        let all = self.stored(inode, |_| true)?.into_iter();
-        let seen = all.filter(|one| one.index != ENCRYPTION && (one.index, &*one.name) != INLINE);
-        seen.map(|one| {
-            let prefix = PREFIXES.iter().find(|prefix| prefix.0 == one.index);
-            let (index, prefix) = *prefix.ok_or_else(|| {
-                let field = format!("inode {}, attribute", inode.number);
-                Error::damaged(
-                    inode.block,
-                    field,
-                    format!("its name has number {}", one.index),
-                )
-            })?;
-            let mut name = prefix.as_bytes().to_vec();
-            name.extend_from_slice(&one.name);
-            let value = match index {
-                2 | 3 => from_stored_acl(&one.value).ok_or_else(|| {
-                    let field = format!("inode {}, access control list", inode.number);
-                    Error::damaged(inode.block, field, "it is none")
-                })?,
-                _ => one.value,
-            };
-            Ok(Attribute { name, value })
+        let all = self.stored_attributes(inode)?.into_iter();
+        all.map(|one| {
+            let field = format!("inode {}, attribute of sort {}", inode.number, one.index);
+            seen(one).map_err(|what| Error::damaged(inode.block, field, what))
         })
         .collect()
+    }
+
+    /// The same as they are stored.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Read`].
+    pub(crate) fn stored_attributes(&self, inode: &Inode) -> Result<Vec<Stored>> {
+        let mut all = self.stored(inode, |_| true)?;
+        all.retain(|one| one.index != ENCRYPTION && (one.index, &*one.name) != INLINE);
+        Ok(all)
     }
 
     /// The contents of a file or directory that stand in its inode, as many as it has bytes.

@@ -11,6 +11,7 @@ const INLINE_DATA: u32 = 0x1000_0000;
 const HUGE_FILE: u32 = 0x4_0000;
 const ENCRYPTED: u32 = 0x800;
 const CASEFOLD: u32 = 0x4000_0000;
+const VERITY: u32 = 0x10_0000;
 /// Without what is behind them, inodes end here.
 const OLD_BYTES: usize = 128;
 /// Where the words that map blocks stand.
@@ -200,8 +201,24 @@ impl Inode {
         }
     }
 
-    fn flags(&self) -> u32 {
+    /// Flags, also those of chattr(1).
+    pub fn flags(&self) -> u32 {
         u32_at(&self.raw, 0x20)
+    }
+
+    /// What tells it from others that had its number.
+    pub fn generation(&self) -> u32 {
+        u32_at(&self.raw, 0x64)
+    }
+
+    /// Whether its contents are protected by fs-verity.
+    pub fn is_verity(&self) -> bool {
+        self.flags() & VERITY != 0
+    }
+
+    /// Whether it is a directory that ignores case.
+    pub fn ignores_case(&self) -> bool {
+        self.flags() & CASEFOLD != 0
     }
 
     /// Whether blocks are mapped by extents.

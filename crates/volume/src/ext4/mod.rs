@@ -14,12 +14,13 @@ mod features;
 mod groups;
 mod inode;
 mod journal;
-mod raw;
+pub(crate) mod raw;
 mod superblock;
 
 use std::ops::Range;
 
 pub use attributes::Attribute;
+pub(crate) use attributes::{Stored, seen};
 pub use blocks::{Mapped, Met};
 pub use directory::Entry;
 pub use inode::{Inode, Kind, Time};
@@ -74,6 +75,14 @@ pub struct Layout {
     pub meaningless: Bits,
 }
 
+impl Layout {
+    /// Works out what follows from all groups together.
+    pub fn finish(&mut self) {
+        self.used.add(&self.system);
+        self.system.subtract(&self.meaningless);
+    }
+}
+
 impl<S: ReadAt> FileSystem<S> {
     /// Reads what everything else follows from.
     ///
@@ -112,10 +121,26 @@ impl<S: ReadAt> FileSystem<S> {
     /// [`Error::Damaged`], [`Error::Read`].
     pub fn layout(&self) -> Result<Layout> {
         let mut layout = Layout::default();
+        self.add_layout(0..self.groups(), &mut layout)?;
+        layout.finish();
+        Ok(layout)
+    }
+
+    /// Adds what some groups have to a layout, which is to be finished when all are in it.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Read`].
+    pub fn add_layout(&self, groups: Range<u32>, layout: &mut Layout) -> Result<()> {
         let (system, meaningless) = (&mut layout.system, &mut layout.meaningless);
-        // What stands before the first group belongs to who boots.
-        system.insert(0..self.sb.first_data_block);
-        for (number, group) in (0..).zip(&self.groups.all) {
+        if groups.start == 0 {
+            // What stands before the first group belongs to who boots.
+            system.insert(0..self.sb.first_data_block);
+            for block in &self.groups.descriptor_blocks {
+                system.insert(*block..block + 1);
+            }
+        }
+        for number in groups {
+            let group = &self.groups.all[number as usize];
             if group.has_no_block_bitmap {
                 meaningless.insert(group.block_bitmap..group.block_bitmap + 1);
             } else {
@@ -129,16 +154,41 @@ impl<S: ReadAt> FileSystem<S> {
             if group.inodes == 0 {
                 meaningless.insert(group.inode_bitmap..group.inode_bitmap + 1);
             }
-            let bytes = u64::from(group.inodes) * u64::from(self.sb.inode_bytes);
-            let written = bytes.div_ceil(self.sb.block_bytes.into());
-            meaningless.insert(table.start + written..table.end);
+            meaningless.insert(self.written_table(group).end..table.end);
         }
-        for block in &self.groups.descriptor_blocks {
-            system.insert(*block..block + 1);
+        Ok(())
+    }
+
+    /// The blocks of a group's inodes that may be in use.
+    fn written_table(&self, group: &Group) -> Range<u64> {
+        let bytes = u64::from(group.inodes) * u64::from(self.sb.inode_bytes);
+        let written = bytes.div_ceil(self.sb.block_bytes.into());
+        group.inode_table..group.inode_table + written
+    }
+
+    /// How many groups there are.
+    pub fn groups(&self) -> u32 {
+        self.sb.groups
+    }
+
+    /// Has the blocks read ahead that a survey reads of every group: many at a time, in the order
+    /// of the disk.
+    pub fn read_ahead(&self) {
+        let mut blocks = Bits::default();
+        for group in &self.groups.all {
+            if !group.has_no_block_bitmap {
+                blocks.insert(group.block_bitmap..group.block_bitmap + 1);
+            }
+            if group.inodes > 0 {
+                blocks.insert(group.inode_bitmap..group.inode_bitmap + 1);
+                blocks.insert(self.written_table(group));
+            }
         }
-        layout.used.add(system);
-        system.subtract(meaningless);
-        Ok(layout)
+        let size = u64::from(self.sb.block_bytes);
+        for range in blocks.ranges() {
+            let len = (range.end - range.start) * size;
+            self.source.read_ahead(range.start * size, len);
+        }
     }
 
     fn add_used(&self, number: u32, group: &Group, used: &mut Bits) -> Result<()> {
@@ -179,7 +229,7 @@ impl<S: ReadAt> FileSystem<S> {
     /// # Errors
     /// [`Error::Damaged`], [`Error::Read`], those of `each`.
     pub fn walk_inodes(&self, each: &mut dyn FnMut(Inode) -> Result<()>) -> Result<()> {
-        self.walk_tables(&mut |table| self.inodes_of(table, each))
+        self.walk_tables(0..self.groups(), &mut |table| self.inodes_of(table, each))
     }
 
     /// Gives the inodes in use of a part of a table.
@@ -204,12 +254,17 @@ impl<S: ReadAt> FileSystem<S> {
         Ok(())
     }
 
-    /// Walks the parts of inodes' tables that have inodes in use.
+    /// Walks the parts of some groups' tables that have inodes in use.
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Read`], those of `each`.
-    pub fn walk_tables(&self, each: &mut dyn FnMut(&Table<'_>) -> Result<()>) -> Result<()> {
-        for (number, group) in (0..).zip(&self.groups.all) {
+    pub fn walk_tables(
+        &self,
+        groups: Range<u32>,
+        each: &mut dyn FnMut(&Table<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for number in groups {
+            let group = &self.groups.all[number as usize];
             if group.inodes > 0 {
                 self.walk_group(number, group, each)?;
             }
@@ -344,15 +399,6 @@ impl<S: ReadAt> FileSystem<S> {
         let mut target = vec![0; size as usize];
         self.read_file(inode, 0, &mut target)?;
         Ok(target)
-    }
-
-    /// The blocks of inodes' tables and bitmaps, which a survey reads: for who reads them ahead.
-    pub fn tables(&self) -> Vec<Range<u64>> {
-        let tables = self.groups.all.iter().map(|group| {
-            let bytes = u64::from(group.inodes) * u64::from(self.sb.inode_bytes);
-            group.inode_table..group.inode_table + bytes.div_ceil(self.sb.block_bytes.into())
-        });
-        tables.filter(|table| !table.is_empty()).collect()
     }
 }
 

@@ -472,7 +472,8 @@ impl<'a, S: ReadAt> Log<'a, S> {
             false => Ok(()),
             true => Err(Error::Unfit(
                 "the file system was not unmounted, and its journal has fast commits (feature \
-                 fast_commit), which are not replayed here: mount it once, or run `e2fsck -p`"
+                 fast_commit), which are not replayed here: mount it once, which does that, and \
+                 then run `e2fsck -f`"
                     .into(),
             )),
         }

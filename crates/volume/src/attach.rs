@@ -1,0 +1,182 @@
+//! A volume that comes back with what uses it: written to a device, and mounted where it was.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, major, minor};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+};
+use sys::unmount::Unmounter;
+
+use crate::device::{MountedAt, is_mount_point};
+use crate::dump::Progress;
+use crate::mount::{id_of, is_there};
+use crate::place::Opened;
+use crate::restore::{RestoreOptions, Restored, restore};
+use crate::{Error, Result};
+
+/// What options of a mount are called in /proc/self/mountinfo, and what they are.
+const ATTRIBUTES: [(&str, MountAttrFlags); 8] = [
+    ("ro", MountAttrFlags::MOUNT_ATTR_RDONLY),
+    ("nosuid", MountAttrFlags::MOUNT_ATTR_NOSUID),
+    ("nodev", MountAttrFlags::MOUNT_ATTR_NODEV),
+    ("noexec", MountAttrFlags::MOUNT_ATTR_NOEXEC),
+    ("noatime", MountAttrFlags::MOUNT_ATTR_NOATIME),
+    ("nodiratime", MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+    ("nosymfollow", MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW),
+    // The usual one, which is none of the others.
+    ("relatime", MountAttrFlags::MOUNT_ATTR_RELATIME),
+];
+
+/// A volume that was written and mounted; unmounted when this is dropped, and when the process
+/// dies, unless it is to stay.
+#[derive(Debug)]
+pub struct Attached {
+    point: PathBuf,
+    id: u64,
+    /// Who unmounts it if we die.
+    unmounter: Option<Unmounter>,
+    stays: bool,
+    /// What was written.
+    pub restored: Restored,
+    /// The numbers of the device that it was mounted from before, and of the one that it is on
+    /// now, where those are others.
+    pub moved: Option<[(u32, u32); 2]>,
+}
+
+/// Writes the volume of an image to a device, and mounts that where the volume was mounted.
+///
+/// # Errors
+/// [`Error::Unfit`] where that directory is not there or something is mounted on it, and those of
+/// [`restore()`]. Nothing is mounted then; the device may have been written to.
+pub fn attach(options: &RestoreOptions, progress: Progress<'_>) -> Result<Attached> {
+    let opened = Opened::open(&options.images)?;
+    let target = &options.target;
+    let Some(at) = &opened.state.mount else {
+        let what = "the image does not tell where its volume was mounted; restore it with volume \
+                    restore, mount it, and then restore what uses it";
+        return Err(Error::Unfit(what.into()));
+    };
+    let point = at.point.display();
+    let facts = std::fs::metadata(&at.point).map_err(Error::file("look at", &at.point))?;
+    if !facts.is_dir() {
+        return Err(Error::Unfit(format!("{point} is not a directory")));
+    }
+    if is_mount_point(&at.point)? {
+        let what = format!("something is mounted on {point}, where the volume of the image was");
+        return Err(Error::Unfit(what));
+    }
+    if !crate::restore::is_device(target) {
+        return Err(Error::Unfit(format!(
+            "{} is not a block device, which can be mounted on {point}",
+            target.display()
+        )));
+    }
+    let restored = restore(options, progress)?;
+    let mount = mounted(target, at)?;
+    let failed = || Error::file("mount on", &at.point);
+    let id = id_of(&mount).map_err(failed())?;
+    // Before it is there, who removes it is.
+    let unmounter = Unmounter::start(&at.point, id);
+    let unmounter = unmounter.map_err(Error::file("watch", &at.point))?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    move_mount(&mount, "", CWD, &at.point, flags).map_err(failed())?;
+    log::info!("{} is mounted on {point}", target.display());
+    Ok(Attached {
+        point: at.point.clone(),
+        id,
+        unmounter: Some(unmounter),
+        stays: false,
+        restored,
+        moved: moved(at, target)?,
+    })
+}
+
+impl Attached {
+    /// From now on it stays mounted if the process dies: somebody else may use it.
+    pub fn outlive(&mut self) {
+        self.unmounter = None;
+    }
+
+    /// Leaves it mounted; gives where that is.
+    #[must_use]
+    pub fn keep(mut self) -> PathBuf {
+        self.stays = true;
+        self.point.clone()
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if self.stays || !is_there(&self.point, self.id) {
+            return;
+        }
+        if let Err(error) = unmount(&self.point, UnmountFlags::empty()) {
+            log::warn!("{} is unmounted lazily: {error}", self.point.display());
+            let _ = unmount(&self.point, UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// The numbers of the device of before and of this one, unless they are the same or not known.
+fn moved(at: &MountedAt, device: &Path) -> Result<Option<[(u32, u32); 2]>> {
+    let now = std::fs::metadata(device).map_err(Error::file("look at", device))?;
+    let now = (major(now.rdev()), minor(now.rdev()));
+    let is_other = at.device != (0, 0) && at.device != now;
+    Ok(is_other.then_some([at.device, now]))
+}
+
+/// Mounts the file system on a device as it was, nowhere yet.
+fn mounted(device: &Path, at: &MountedAt) -> Result<OwnedFd> {
+    let make = || {
+        let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_set_string(fs.as_fd(), "source", device)?;
+        for option in at.fs_options.split(',').filter(|option| *option != "rw") {
+            match option.split_once('=') {
+                Some((key, value)) => fsconfig_set_string(fs.as_fd(), key, value)?,
+                None => fsconfig_set_flag(fs.as_fd(), option)?,
+            }
+        }
+        fsconfig_create(fs.as_fd())?;
+        fsmount(
+            fs.as_fd(),
+            FsMountFlags::FSMOUNT_CLOEXEC,
+            attributes(&at.options),
+        )
+    };
+    make().map_err(Error::file::<Errno>("mount", device))
+}
+
+fn attributes(options: &str) -> MountAttrFlags {
+    let known = ATTRIBUTES.iter();
+    let given = known.filter(|(name, _)| options.split(',').any(|option| option == *name));
+    let given = given.map(|(_, flag)| *flag).collect::<MountAttrFlags>();
+    let tells = |name: &str| options.split(',').any(|option| option == name);
+    // Where none is named, every access changes the time.
+    match tells("relatime") || tells("noatime") {
+        true => given,
+        false => given | MountAttrFlags::MOUNT_ATTR_STRICTATIME,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_a_mount_are_attributes() {
+        let of = |options| attributes(options);
+        assert_eq!(of("rw,relatime"), MountAttrFlags::MOUNT_ATTR_RELATIME);
+        assert_eq!(
+            of("ro,nosuid,noatime"),
+            MountAttrFlags::MOUNT_ATTR_RDONLY
+                | MountAttrFlags::MOUNT_ATTR_NOSUID
+                | MountAttrFlags::MOUNT_ATTR_NOATIME
+        );
+        assert_eq!(of("rw"), MountAttrFlags::MOUNT_ATTR_STRICTATIME);
+    }
+}
