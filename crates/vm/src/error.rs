@@ -66,6 +66,14 @@ pub enum Error {
         /// What it says.
         what: String,
     },
+    /// What was to be saved with the machine cannot be.
+    #[error("the volume cannot be saved with the machine")]
+    Companion {
+        /// Whose fault it is.
+        blame: process::Blame,
+        /// What has failed.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A record of the image is damaged.
     #[error("the image's record of {record}: {what}")]
     Corrupt {
@@ -89,6 +97,18 @@ pub enum Blame {
     Corrupt,
     /// A file or the image cannot be read or written.
     Store,
+}
+
+impl From<process::Blame> for Blame {
+    fn from(blame: process::Blame) -> Self {
+        match blame {
+            process::Blame::Unsupported => Self::Unsupported,
+            process::Blame::Gone => Self::Gone,
+            process::Blame::Kernel => Self::Kernel,
+            process::Blame::Corrupt => Self::Corrupt,
+            process::Blame::Store => Self::Store,
+        }
+    }
 }
 
 impl From<process::Error> for Error {
@@ -115,13 +135,8 @@ impl Error {
                 _ => Blame::Store,
             },
             Self::Corrupt { .. } => Blame::Corrupt,
-            Self::Process(error) => match error.blame() {
-                process::Blame::Unsupported => Blame::Unsupported,
-                process::Blame::Gone => Blame::Gone,
-                process::Blame::Kernel => Blame::Kernel,
-                process::Blame::Corrupt => Blame::Corrupt,
-                process::Blame::Store => Blame::Store,
-            },
+            Self::Process(error) => error.blame().into(),
+            Self::Companion { blame, .. } => (*blame).into(),
             Self::Unfit(_) | Self::Serve(serve::Error::Unable(_)) => Blame::Unsupported,
             Self::Serve(serve::Error::Gone { .. }) | Self::Gone(_) => Blame::Gone,
             Self::Store(_) | Self::File { .. } | Self::Pages(pages::Error::Object { .. }) => {

@@ -19,6 +19,10 @@ pub(crate) mod tag {
     pub const QEMU_MACHINE: u16 = 402;
 }
 
+/// The number of the record that tells of what was saved with a machine, and is read by its own
+/// crate.
+pub(crate) const OF_COMPANIONS: [u16; 1] = [500];
+
 /// The most ranges of a working set.
 const RANGES_MAX: usize = 1 << 20;
 

@@ -14,11 +14,12 @@ use abi::{Addr, PAGE_BYTES, Span};
 use serde::Deserialize;
 use serde_json::json;
 
+use super::lazy;
 use super::qmp::{Qmp, Version};
 use crate::{Error, Result};
 
 /// The most blocks of a machine.
-const BLOCKS_MAX: usize = 256;
+pub(crate) const BLOCKS_MAX: usize = 256;
 
 /// The most memory that goes through QEMU, in bytes: ROMs, video memory, firmware.
 const UNSHARED_MAX_BYTES: u64 = 64 << 20;
@@ -96,7 +97,7 @@ pub(crate) fn find(qmp: &mut Qmp, version: Version, pid: i32) -> Result<Vec<Bloc
     let backends: Vec<Backend> = qmp.call("query-memdev", json!({}))?;
     let blocks = ram_blocks(&qmp.human("info ramblock")?);
     let views = qmp.human("info mtree -f")?;
-    let mappings = Mappings::of(pid)?;
+    let mappings = Mappings::of(pid, version)?;
     let mut found = Vec::new();
     let mut shared = BTreeSet::new();
     if backends.len() > BLOCKS_MAX {
@@ -112,6 +113,7 @@ pub(crate) fn find(qmp: &mut Qmp, version: Version, pid: i32) -> Result<Vec<Bloc
         };
         let at = address(qmp, &views, block)?;
         let (file, offset_bytes) = mappings.file(at, block)?;
+        refuse_unfinished(&file, &id)?;
         shared.insert(block.name.clone());
         found.push(Block {
             name: block.name.clone(),
@@ -130,7 +132,7 @@ pub(crate) fn find(qmp: &mut Qmp, version: Version, pid: i32) -> Result<Vec<Bloc
     if let Some(largest) = others.iter().max_by_key(|block| block.used_bytes)
         && bytes > UNSHARED_MAX_BYTES
     {
-        return Err(private(&largest.name, largest.used_bytes));
+        return Err(private(version, &largest.name, largest.used_bytes));
     }
     if found.is_empty() {
         return Err(unfit("the machine has no memory that could be saved"));
@@ -138,13 +140,27 @@ pub(crate) fn find(qmp: &mut Qmp, version: Version, pid: i32) -> Result<Vec<Bloc
     Ok(found)
 }
 
+/// Refuses memory that is still being brought in.
+fn refuse_unfinished(file: &OwnedFd, id: &str) -> Result<()> {
+    let is_whole = lazy::is_whole(file).map_err(|source| Error::Kernel {
+        doing: "cannot tell whether the guest's memory is whole",
+        source,
+    })?;
+    match is_whole {
+        true => Ok(()),
+        false => Err(Error::Unfit(format!(
+            "the guest's memory {id} is still being brought in (vm restore --lazy): try again"
+        ))),
+    }
+}
+
 /// Refuses a backend that could not be read from outside; gives its name.
 fn check(qmp: &mut Qmp, version: Version, backend: &Backend) -> Result<String> {
     let Some(id) = &backend.id else {
-        return Err(private("of a nameless backend", backend.size));
+        return Err(private(version, "of a nameless backend", backend.size));
     };
     if !backend.share {
-        return Err(private(id, backend.size));
+        return Err(private(version, id, backend.size));
     }
     if backend.size == 0 || !backend.size.is_multiple_of(PAGE_BYTES) {
         let what = format!("the memory backend {id} has {} bytes", backend.size);
@@ -157,20 +173,32 @@ fn check(qmp: &mut Qmp, version: Version, backend: &Backend) -> Result<String> {
     let file = "memory-backend-file";
     if kind != file && version >= NAMED_FILES_ONLY {
         return Err(Error::Unfit(format!(
-            "QEMU {version} would save the memory of {kind} {id} itself: use -object {file},\
-             id={id},size={}M,mem-path=/dev/shm/{id},share=on",
-            backend.size >> 20
+            "QEMU {version} would save the memory of {kind} {id} itself: use -object {}",
+            object(version, id, backend.size)
         )));
     }
     Ok(id.clone())
 }
 
-fn private(name: &str, bytes: u64) -> Error {
+fn private(version: Version, name: &str, bytes: u64) -> Error {
     let mib = bytes >> 20;
+    let object = object(version, "mem", bytes);
     Error::Unfit(format!(
         "the guest's memory {name} ({mib} MiB) is QEMU's alone: start QEMU with \
-         -object memory-backend-memfd,id=mem,size={mib}M,share=on -machine memory-backend=mem"
+         -object {object} -machine memory-backend=mem"
     ))
+}
+
+/// A backend that could be saved.
+fn object(version: Version, id: &str, bytes: u64) -> String {
+    let (kind, place) = match version >= NAMED_FILES_ONLY {
+        true => ("file", "mem-path=/dev/shm,"),
+        false => ("memfd", ""),
+    };
+    format!(
+        "memory-backend-{kind},id={id},size={}M,{place}share=on",
+        bytes >> 20
+    )
 }
 
 fn unfit(what: &str) -> Error {
@@ -233,6 +261,8 @@ fn host_address(told: &str, name: &str) -> Option<u64> {
 #[derive(Debug)]
 struct Mappings {
     pid: i32,
+    /// That of the QEMU that the process is.
+    version: Version,
     shared: Vec<Mapping>,
 }
 
@@ -247,11 +277,15 @@ struct Mapping {
 }
 
 impl Mappings {
-    fn of(pid: i32) -> Result<Self> {
+    fn of(pid: i32, version: Version) -> Result<Self> {
         let path = PathBuf::from(format!("/proc/{pid}/maps"));
         let text = fs::read_to_string(&path).map_err(Error::file("read", path))?;
         let shared = text.lines().filter_map(Mapping::parse).collect();
-        Ok(Self { pid, shared })
+        Ok(Self {
+            pid,
+            version,
+            shared,
+        })
     }
 
     /// The file with a block that begins at `at`, and where in the file it does.
@@ -262,7 +296,7 @@ impl Mappings {
             .iter()
             .find(|mapping| mapping.start <= at && end.is_some_and(|end| end <= mapping.end));
         let Some(mapping) = mapping else {
-            return Err(private(&block.name, block.used_bytes));
+            return Err(private(self.version, &block.name, block.used_bytes));
         };
         if let Some(other) = self.other(mapping)? {
             return Err(Error::Unfit(format!(
@@ -319,6 +353,27 @@ impl Mappings {
         }
         Ok(None)
     }
+}
+
+/// Where a process has all of a file mapped shared.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Unfit`] where it has not.
+pub(crate) fn place_of(pid: i32, file: &OwnedFd, bytes: u64) -> Result<Addr> {
+    let path = PathBuf::from(format!("/proc/{pid}/maps"));
+    let text = fs::read_to_string(&path).map_err(Error::file("read", path))?;
+    let facts = rustix::fs::fstat(file).map_err(|errno| Error::Kernel {
+        doing: "cannot look at the memory of a machine",
+        source: errno.into(),
+    })?;
+    let is_it = |mapping: &Mapping| {
+        mapping.file.1 == facts.st_ino
+            && mapping.offset_bytes == 0
+            && mapping.end - mapping.start >= bytes
+    };
+    let found = text.lines().filter_map(Mapping::parse).find(is_it);
+    let found = found.map(|mapping| Addr(mapping.start));
+    found.ok_or_else(|| unfit("QEMU has not mapped its memory as one piece"))
 }
 
 impl Mapping {

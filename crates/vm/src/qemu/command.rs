@@ -39,7 +39,7 @@ pub(crate) struct Change<'a> {
 
 /// One option of a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Word {
+pub(super) struct Word {
     /// Its name without dashes; none for what is no option.
     option: Option<String>,
     /// As it was written.
@@ -47,22 +47,22 @@ struct Word {
 }
 
 impl Word {
-    fn value(&self) -> &str {
+    pub fn value(&self) -> &str {
         self.words.get(1).map_or("", String::as_str)
     }
 
-    fn is(&self, names: &[&str]) -> bool {
+    pub fn is(&self, names: &[&str]) -> bool {
         let option = self.option.as_deref();
         option.is_some_and(|option| names.contains(&option))
     }
 
-    fn set(&mut self, value: String) {
+    pub fn set(&mut self, value: String) {
         self.words.truncate(1);
         self.words.push(value);
     }
 }
 
-fn split(words: &[String]) -> Vec<Word> {
+pub(super) fn split(words: &[String]) -> Vec<Word> {
     let mut all = Vec::new();
     let mut words = words.iter().peekable();
     while let Some(word) = words.next() {
@@ -79,12 +79,12 @@ fn split(words: &[String]) -> Vec<Word> {
     all
 }
 
-fn join(all: Vec<Word>) -> Vec<String> {
+pub(super) fn join(all: Vec<Word>) -> Vec<String> {
     all.into_iter().flat_map(|word| word.words).collect()
 }
 
 /// The fields of an option's value: keys, and what they are set to.
-fn fields(value: &str) -> Vec<(String, Option<String>)> {
+pub(super) fn fields(value: &str) -> Vec<(String, Option<String>)> {
     let mut fields = vec![String::new()];
     let mut letters = value.chars().peekable();
     while let Some(letter) = letters.next() {
@@ -102,7 +102,7 @@ fn fields(value: &str) -> Vec<(String, Option<String>)> {
     fields.into_iter().map(field).collect()
 }
 
-fn written(fields: &[(String, Option<String>)]) -> String {
+pub(super) fn written(fields: &[(String, Option<String>)]) -> String {
     let field = |(key, value): &(String, Option<String>)| match value {
         Some(value) => format!("{key}={}", value.replace(',', ",,")),
         None => key.replace(',', ",,"),
@@ -227,11 +227,26 @@ pub(crate) fn recorded(words: &[String], machine: &str, many: bool) -> Result<Ve
                 option()
             ));
         }
+        if word.is(&["snapshot"]) || (word.is(&["drive"]) && is_temporary(word.value())) {
+            return Err(format!(
+                "{} gives a new machine disks without what the saved one had written to them",
+                option()
+            ));
+        }
         if many && is_at_a_place(word) {
             return Err(format!("{} would be the same for every machine", option()));
         }
     }
     Ok(join(all))
+}
+
+/// Whether what is written to a drive is gone with its QEMU.
+fn is_temporary(value: &str) -> bool {
+    let is_on = |value: &Option<String>| value.as_deref().is_none_or(|value| value == "on");
+    let fields = fields(value);
+    fields
+        .iter()
+        .any(|(key, value)| key == "snapshot" && is_on(value))
 }
 
 /// Whether an option gives a machine a place of its own: a socket, a file to write to, a port.
@@ -291,9 +306,10 @@ pub(crate) fn fill_in(words: &[String], number: u32, name: &str) -> Vec<String> 
 /// Which backend has no object.
 pub(crate) fn change(words: &[String], how: &Change<'_>) -> Result<Vec<String>, String> {
     let mut all = split(words);
+    // One that leaves its process could not be ended; it has a session of its own as it is.
     let ours: &[&str] = match how.private {
-        true => &["incoming", "mem-prealloc"],
-        false => &["incoming"],
+        true => &["incoming", "daemonize", "mem-prealloc"],
+        false => &["incoming", "daemonize"],
     };
     all.retain(|word| !word.is(ours));
     for memory in how.memory {
@@ -450,6 +466,15 @@ mod tests {
             let error = recorded(&words(line), "pc", true).expect_err(line);
             assert!(error.starts_with(line), "{error}");
         }
+        for line in [
+            "-snapshot",
+            "-drive file=a,snapshot=on",
+            "-drive snapshot,file=a",
+        ] {
+            let error = recorded(&words(line), "pc", false).expect_err(line);
+            assert!(error.starts_with(line), "{error}");
+        }
+        recorded(&words("-drive file=a,snapshot=off"), "pc", false).expect("it stays");
         let error = recorded(&words("-netdev tap,fd=3,id=n"), "pc", false);
         assert!(error.expect_err("a descriptor").contains("descriptor"));
     }
@@ -458,7 +483,7 @@ mod tests {
     fn memory_becomes_a_descriptor() {
         let line = "-object memory-backend-memfd,id=mem,size=400M,share=on,prealloc=on,merge=off \
                     -object {\"qom-type\":\"memory-backend-memfd\",\"id\":\"other\",\"size\":5} \
-                    -name old -incoming tcp:0:1";
+                    -name old -incoming tcp:0:1 -daemonize";
         let memory = [("mem", 7), ("other", 8)].map(|(backend, descriptor)| Memory {
             backend: backend.to_owned(),
             bytes: 4096,

@@ -2,6 +2,7 @@
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -9,7 +10,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use serde_json::{Value, json};
 
 use super::guest::Guest;
-use super::qmp::{PATIENCE, Qmp};
+use super::qmp::Qmp;
+use super::watchdog::settle;
 use crate::{Error, Result};
 
 /// The most that QEMU saves of devices, ROMs and video memory, in bytes.
@@ -52,8 +54,10 @@ pub(crate) fn begin(guest: &mut Guest<'_>) -> Result<()> {
 /// # Errors
 /// [`Error::Refused`] with what QEMU says; those of [`Qmp::call`].
 pub(crate) fn end(guest: &mut Guest<'_>) -> Result<()> {
-    match guest.qmp.end_of_migration(PATIENCE)?.as_str() {
+    let patience = guest.qmp.patience;
+    match guest.qmp.end_of_migration(patience)?.as_str() {
         "completed" => {
+            settle(guest.qmp)?;
             guest.migrates = false;
             Ok(())
         }
@@ -61,16 +65,16 @@ pub(crate) fn end(guest: &mut Guest<'_>) -> Result<()> {
     }
 }
 
-/// Reads the state to its end.
+/// Reads the state to its end, of which each piece may take so long to come.
 ///
 /// # Errors
 /// [`Error::Kernel`]; [`Error::Unfit`] where it is too long.
-pub(crate) fn read(from: OwnedFd) -> Result<Vec<u8>> {
+pub(crate) fn read(from: OwnedFd, patience: Duration) -> Result<Vec<u8>> {
     let failed = |source: std::io::Error| Error::Kernel {
         doing: "cannot read the state of the devices",
         source,
     };
-    let patience = Timespec::try_from(PATIENCE).expect("it is short");
+    let patience = Timespec::try_from(patience).expect("it is short");
     let (mut state, mut from) = (Vec::new(), std::fs::File::from(from));
     let mut buffer = vec![0; 256 << 10];
     loop {

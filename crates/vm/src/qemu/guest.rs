@@ -1,5 +1,7 @@
 //! A guest that is stopped for a save, and goes on whatever happens.
 
+use std::fs::File;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use image::ImageId;
@@ -65,16 +67,33 @@ impl<'a> Guest<'a> {
     }
 
     fn let_go(&mut self) -> Result<Duration> {
-        if self.migrates {
-            go_on(self.qmp, self.before)?;
-            return Ok(self.since.elapsed());
+        if !self.migrates {
+            match self.let_go_at_once() {
+                // There is another way to it, if it lives.
+                Err(Error::Gone(_)) => {}
+                other => return other,
+            }
         }
+        go_on(self.qmp, self.before)?;
+        Ok(self.since.elapsed())
+    }
+
+    /// The same where no migration may be under way.
+    fn let_go_at_once(&mut self) -> Result<Duration> {
         if self.before.ran {
             self.qmp.insist("cont", &json!({}))?;
         }
         let stopped = self.since.elapsed();
         set(self.qmp, &self.before.capabilities)?;
         Ok(stopped)
+    }
+
+    /// Says that QEMU may be told to write to a file, which has no name yet.
+    ///
+    /// # Errors
+    /// Those of [`Watchdog::making`].
+    pub fn making(&self, file: &File, path: &Path) -> Result<()> {
+        self.watchdog.making(file, path)
     }
 
     /// Has the image sealed, and QEMU ended: from the seal on the machine is in the image. Gives

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::command;
-use super::machine::written_ns;
+use super::disks::written_ns;
 use super::record::QemuMachine;
 use crate::{Error, Result};
 
@@ -92,9 +92,18 @@ fn listener(line: &str) -> Option<&str> {
     (flags & LISTENS != 0).then_some(rest)
 }
 
-/// Refuses disks that are not as they were when the machine was stopped.
+/// Refuses disks that are not as they were when the machine was stopped, or that the recorded
+/// command line does not name: with what it names, the guest would have another disk.
 fn check_disks(machine: &QemuMachine) -> Result<()> {
-    for disk in &machine.disks {
+    for disk in machine.disks.iter().filter(|disk| disk.files.is_empty()) {
+        if !names(&machine.words, Path::new(&disk.path)) {
+            return Err(Error::Unfit(format!(
+                "the disk {} is {}, which the recorded command line does not name: the machine was \
+                 started with another file, as one that this is an overlay over; give the command \
+                 line behind -- with it",
+                disk.name, disk.path
+            )));
+        }
         let facts =
             fs::metadata(&disk.path).map_err(Error::file("look at the disk", &disk.path))?;
         let is = (facts.len(), written_ns(&facts));
@@ -107,6 +116,16 @@ fn check_disks(machine: &QemuMachine) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a command line may name a file, by whichever path.
+fn names(words: &[String], file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let is_it = |word: &String| word.replace(",,", ",").contains(&*name);
+    // That of a file can name anything.
+    words
+        .iter()
+        .any(|word| is_it(word) || word.ends_with("-readconfig"))
 }
 
 #[cfg(test)]
@@ -135,6 +154,14 @@ mod tests {
         assert!(is_listened_at(name).expect("told"));
         drop(listener);
         assert!(!is_listened_at(name).expect("told"));
+    }
+
+    #[test]
+    fn a_file_is_named_by_whichever_path() {
+        let words = ["-drive", "file=../x/a,,b.raw,format=raw"].map(str::to_owned);
+        assert!(names(&words, Path::new("/x/a,b.raw")));
+        assert!(!names(&words, Path::new("/x/a,b.raw.0123abcd.qcow2")));
+        assert!(names(&["-readconfig".to_owned()], Path::new("/x/a")));
     }
 
     #[test]

@@ -11,12 +11,16 @@ use sys::realtime::Realtime;
 
 use super::block::Block;
 use super::devices;
+use super::disks::{self, Disks};
 use super::guest::Guest;
 use super::machine::{self, Machine};
 use super::record::{self, QemuDisk};
-use super::save::{Progress, SaveKind, SaveOptions, Saved, begin, memories, whole};
+use super::save::{
+    Progress, SaveKind, SaveOptions, Saved, begin_with, find_disks, finish, memories, whole,
+};
 use super::snapshot::{FEATURES, Snapshot};
 use super::track::Tracking;
+use super::watch::Watch;
 use super::watchdog::set;
 use crate::sparse::Fates;
 use crate::{Error, Result};
@@ -39,7 +43,7 @@ pub(crate) fn save(
     options: &SaveOptions,
     machine: &mut Machine,
     seal: Seal,
-    progress: Progress<'_>,
+    watch: &mut Watch<'_>,
 ) -> Result<Saved> {
     machine::refuse_unheard(machine)?;
     if let Some(tracking) = Tracking::find(machine.pid, &machine.blocks)? {
@@ -47,7 +51,7 @@ pub(crate) fn save(
         tracking.quit();
     }
     for _ in 0..INSTANTS_MAX {
-        if let Some(saved) = attempt(options, machine, seal.clone(), progress)? {
+        if let Some(saved) = attempt(options, machine, seal.clone(), watch)? {
             return Ok(saved);
         }
         log::warn!("QEMU has given up memory that was not saved yet: there is another instant");
@@ -56,7 +60,7 @@ pub(crate) fn save(
         kind: SaveKind::Stopped,
         ..options.clone()
     };
-    whole(&options, machine, seal, progress)
+    whole(&options, machine, seal, watch)
 }
 
 /// Saves the machine as it is at one instant; none where memory was given up meanwhile.
@@ -64,24 +68,33 @@ fn attempt(
     options: &SaveOptions,
     machine: &mut Machine,
     seal: Seal,
-    progress: Progress<'_>,
+    watch: &mut Watch<'_>,
 ) -> Result<Option<Saved>> {
-    let (writer, mut record) = begin(options, machine)?;
+    let (writer, mut record) = begin_with(options, machine, watch)?;
     let (id, pid) = (writer.id(), machine.pid);
-    let uffd = process::userfaultfd_of(pid, false, FEATURES)?;
-    let snapshot = Snapshot::new(uffd, &machine.blocks)?;
     let again = machine.qmp.duplicate();
     let mut again = again.map_err(|source| Error::Kernel {
         doing: "cannot duplicate a descriptor",
         source,
     })?;
+    let mut disks = find_disks(options, machine)?;
     let guest = Guest::guard(&mut machine.qmp, &machine.before, &options.images)?;
     set(guest.qmp, &machine.capabilities)?;
+    // From here on QEMU waits for us when it gives memory up, and must not be asked anything before
+    // somebody listens.
+    let uffd = process::userfaultfd_of(pid, false, FEATURES)?;
+    let snapshot = Snapshot::new(uffd, &machine.blocks)?;
     let copied = thread::scope(|scope| {
         let _end = End(&snapshot);
         scope.spawn(|| snapshot.serve());
-        let instant = stop(guest, &snapshot, &record.folder)?;
-        let fates = copy(&snapshot, &machine.blocks, &writer, progress)?;
+        let more = Besides {
+            folder: &record.folder,
+            writer: &writer,
+            disks: disks.as_mut(),
+            watch: &mut *watch,
+        };
+        let instant = stop(guest, &snapshot, more)?;
+        let fates = copy(&snapshot, &machine.blocks, &writer, watch.progress)?;
         // Memory is given up in one step of QEMU's main loop, at whose end it is told: when QEMU
         // answers, that has been heard.
         again.insist("query-status", &json!({}))?;
@@ -95,25 +108,40 @@ fn attempt(
     drop(snapshot);
     record.disks = instant.disks;
     let state_bytes = instant.state.len() as u64;
-    writer.record(record.record());
     writer.record(record::state(instant.state));
+    let disk_bytes = finish(&writer, record, disks.as_ref(), true, watch)?;
     writer.seal(seal)?;
     Ok(Some(Saved {
         state_bytes,
+        disk_bytes,
+        overlays: disks.map_or_else(Vec::new, |disks| disks.overlays),
         ..Saved::new((id, pid), fates, instant.stopped)
     }))
 }
 
+/// What else is of the instant, besides memory and devices.
+struct Besides<'a, 'b> {
+    /// Where QEMU runs.
+    folder: &'a str,
+    writer: &'a Writer,
+    disks: Option<&'a mut Disks>,
+    watch: &'a mut Watch<'b>,
+}
+
 /// Stops the guest for the instant, and has it go on.
-fn stop(mut guest: Guest<'_>, snapshot: &Snapshot, folder: &str) -> Result<Instant> {
+fn stop(mut guest: Guest<'_>, snapshot: &Snapshot, more: Besides<'_, '_>) -> Result<Instant> {
     let pipe = devices::pipe(guest.qmp)?;
     snapshot.protect_ahead()?;
     // Without the privilege the stop takes longer.
     let realtime = Realtime::new();
     guest.stop()?;
+    if let Some(disks) = more.disks {
+        disks.hold(&mut guest, more.writer.id())?;
+    }
     devices::begin(&mut guest)?;
+    let patience = guest.qmp.patience;
     let state = thread::scope(|scope| {
-        let state = scope.spawn(|| devices::read(pipe));
+        let state = scope.spawn(|| devices::read(pipe, patience));
         let protected = snapshot.set();
         let state = state
             .join()
@@ -121,7 +149,8 @@ fn stop(mut guest: Guest<'_>, snapshot: &Snapshot, folder: &str) -> Result<Insta
         protected.and(state)
     })?;
     devices::end(&mut guest)?;
-    let disks = machine::disks(guest.qmp, folder)?;
+    let disks = disks::told(guest.qmp, more.folder)?;
+    more.watch.instant(more.writer)?;
     let stopped = guest.go_on()?;
     drop(realtime);
     Ok(Instant {

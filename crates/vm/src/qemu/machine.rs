@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStringExt as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,10 +9,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::block::{self, Block};
-use super::command;
 use super::qmp::{Qmp, Version};
-use super::record::{QemuDisk, QemuMachine};
+use super::record::QemuMachine;
 use super::watchdog::Before;
+use super::{command, processors};
 use crate::{Error, Result};
 
 /// How long a monitor may take to say who it is.
@@ -21,9 +20,6 @@ const GREETING: Duration = Duration::from_secs(10);
 
 /// The longest command line that is recorded.
 const WORDS_MAX_BYTES: usize = 1 << 20;
-
-/// The most disks of a machine.
-const DISKS_MAX: usize = 4096;
 
 /// What devices are called whose other half is a process or hardware that writes to the guest's
 /// memory.
@@ -64,19 +60,31 @@ struct Child {
 }
 
 impl Machine {
-    /// Looks at the machine whose monitor listens at `socket`. Nothing is changed.
+    /// Looks at the machine whose monitor listens at `socket`, each of whose answers may take so
+    /// long. Nothing is changed.
     ///
     /// # Errors
     /// [`Error::Unfit`] where it cannot be saved; [`Error::Gone`], [`Error::Monitor`].
-    pub fn look(socket: &Path) -> Result<Self> {
+    pub fn look(socket: &Path, patience: Duration) -> Result<Self> {
         let mut qmp = Qmp::connect(socket)?;
-        let version = qmp.greet(GREETING)?;
+        qmp.patience = patience;
+        let version = qmp.greet(patience.min(GREETING))?;
         let kernel = |source| Error::Kernel {
             doing: "cannot tell which process QEMU is",
             source,
         };
         let pid = qmp.peer().map_err(kernel)?;
         Self::of(qmp, version, pid).map_err(|error| unless_ended(error, pid))
+    }
+
+    /// Looks again whether the guest runs.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] where the machine cannot be saved any more; those of [`Qmp::call`].
+    pub fn look_again(&mut self) -> Result<()> {
+        let ran = runs(&mut self.qmp).map_err(|error| unless_ended(error, self.pid))?;
+        self.before.ran = ran;
+        Ok(())
     }
 
     fn of(mut qmp: Qmp, version: Version, pid: i32) -> Result<Self> {
@@ -230,6 +238,7 @@ fn record(qmp: &mut Qmp, version: Version, pid: i32) -> Result<QemuMachine> {
         folder: link("cwd")?,
         words,
         withheld,
+        processors: Some(processors::of(qmp)?),
         ..QemuMachine::default()
     })
 }
@@ -249,56 +258,6 @@ fn words(line: Vec<u8>) -> (Vec<String>, Vec<u32>) {
     words.pop();
     let withheld = command::withhold(&mut words);
     (words, withheld)
-}
-
-/// The disks of a stopped machine. `folder`: where QEMU runs.
-///
-/// # Errors
-/// Those of [`Qmp::call`].
-pub(crate) fn disks(qmp: &mut Qmp, folder: &str) -> Result<Vec<QemuDisk>> {
-    #[derive(Deserialize)]
-    struct Drive {
-        #[serde(default)]
-        device: String,
-        inserted: Option<Inserted>,
-    }
-    #[derive(Deserialize)]
-    struct Inserted {
-        file: String,
-        #[serde(rename = "node-name", default)]
-        node: String,
-    }
-    let drives: Vec<Drive> = qmp.call("query-block", json!({}))?;
-    let disk = |drive: Drive| {
-        let inserted = drive.inserted?;
-        let path = Path::new(folder).join(&inserted.file);
-        // What is no file (a server's, a pseudo-protocol) has no time.
-        let facts = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
-        let name = if drive.device.is_empty() {
-            inserted.node
-        } else {
-            drive.device
-        };
-        Some(QemuDisk {
-            name,
-            path: path.to_str()?.to_owned(),
-            bytes: facts.len(),
-            written_ns: written_ns(&facts),
-        })
-    };
-    Ok(drives
-        .into_iter()
-        .take(DISKS_MAX)
-        .filter_map(disk)
-        .collect())
-}
-
-/// When a file was last written to, in ns since 1970.
-pub(crate) fn written_ns(facts: &fs::Metadata) -> i64 {
-    facts
-        .mtime()
-        .saturating_mul(1_000_000_000)
-        .saturating_add(facts.mtime_nsec())
 }
 
 #[cfg(test)]

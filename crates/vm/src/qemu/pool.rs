@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
+use super::own_disks::{Own, OwnDisks};
 use super::reaper::Reaper;
 use super::restore::{Batch, Memory, Numbered};
 use super::start::Started;
@@ -35,18 +36,21 @@ struct About {
     pid: i32,
     socket: PathBuf,
     log: PathBuf,
+    disks: Vec<PathBuf>,
     state: i32,
 }
 
 /// What tells machines of one command line and place from others.
-pub(crate) fn key(batch: &Batch<'_>) -> u64 {
+fn key(batch: &Batch<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     let (line, sockets) = (batch.line, batch.sockets);
+    let disks = batch.disks.map(OwnDisks::folder);
     (
         &line.program,
         &line.folder,
         &line.words,
         sockets,
+        disks,
         batch.pattern,
     )
         .hash(&mut hasher);
@@ -55,14 +59,18 @@ pub(crate) fn key(batch: &Batch<'_>) -> u64 {
 
 /// Takes at most `count` machines out of the pool, each with the reaper that ends it if this
 /// process does.
-pub(crate) fn take(keeper: &Keeper, key: u64, count: u32) -> Vec<(Numbered, Reaper)> {
+pub(crate) fn take(keeper: &Keeper, batch: &Batch<'_>, count: u32) -> Vec<(Numbered, Reaper)> {
+    let key = key(batch);
     let mut taken = Vec::new();
     while taken.len() < count as usize {
         let Some(pooled) = keeper.take(key) else {
             break;
         };
         match understood(pooled) {
-            Some(one) => taken.push(one),
+            Some((mut one, reaper)) => {
+                one.started.set_patience(batch.patience);
+                taken.push((one, reaper));
+            }
             // It has ended since.
             None => log::info!("a machine of the pool is gone"),
         }
@@ -73,13 +81,17 @@ pub(crate) fn take(keeper: &Keeper, key: u64, count: u32) -> Vec<(Numbered, Reap
 fn understood(pooled: Pooled) -> Option<(Numbered, Reaper)> {
     let about = serde_json::from_slice::<About>(&pooled.about).ok()?;
     let [process, qmp, line] = <[OwnedFd; 3]>::try_from(pooled.rights).ok()?;
-    let mut fds = [PollFd::new(&process, PollFlags::IN)];
-    if poll(&mut fds, Some(&Timespec::default())) != Ok(0) {
+    let has_ended = PollFd::new(&process, PollFlags::IN);
+    // One that is ending has hung up before.
+    let hung_up = PollFd::new(&qmp, PollFlags::empty());
+    if poll(&mut [has_ended, hung_up], Some(&Timespec::default())) != Ok(0) {
         return None;
     }
     let pid = Pid::from_raw(about.pid)?;
     let places = (about.socket, about.log);
-    let started = Started::waiting((pid, process), qmp, places, about.state);
+    let mut disks = Own::default();
+    disks.made = about.disks;
+    let started = Started::waiting((pid, process), qmp, places, disks, about.state);
     let clone = Numbered {
         number: about.number,
         name: about.name,
@@ -106,6 +118,7 @@ pub(crate) fn fill(batch: &Batch<'_>, memory: &Memory, keeper: &Keeper, wanted: 
             pid: clone.started.pid(),
             socket: clone.started.socket.clone(),
             log: clone.started.log.clone(),
+            disks: clone.started.disks.made.clone(),
             state: clone.started.state(),
         };
         let own = [clone.started.process(), clone.started.monitor()];

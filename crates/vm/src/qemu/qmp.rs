@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -22,8 +22,9 @@ use sys::socket::{self, Along};
 
 use crate::{Error, Result};
 
-/// How long an answer may take. Requests to disks are finished before a guest has stopped.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long an answer may take, unless it is said. Requests to disks are finished before a guest
+/// has stopped.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The longest line that QEMU may say.
 const LINE_MAX_BYTES: usize = 4 << 20;
@@ -36,9 +37,12 @@ const EVENTS_MAX: usize = 256;
 
 /// QEMU's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version {
+pub struct Version {
+    /// As 7 of 7.2.22.
     pub major: u32,
+    /// As 2 of 7.2.22.
     pub minor: u32,
+    /// As 22 of 7.2.22.
     pub micro: u32,
 }
 
@@ -55,16 +59,17 @@ impl std::fmt::Display for Version {
 
 /// A connection to a monitor.
 #[derive(Debug)]
-pub(crate) struct Qmp {
+pub struct Qmp {
     socket: OwnedFd,
-    /// Where it is, for messages.
-    place: String,
+    path: PathBuf,
+    /// How long an answer may take.
+    pub(crate) patience: Duration,
     /// What was read and is no whole line yet.
     read: Vec<u8>,
     /// Changes of a migration's state.
     migration: VecDeque<String>,
     /// Whether the guest was heard to go on.
-    pub resumed: bool,
+    pub(crate) resumed: bool,
     number: u64,
 }
 
@@ -109,18 +114,19 @@ impl Qmp {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let socket = socket.map_err(failed)?;
         connect(&socket, &address).map_err(failed)?;
-        Ok(Self::new(socket, format!("at {}", path.display())))
+        Ok(Self::new(socket, path))
     }
 
     /// A connection that was greeted by somebody else.
-    pub fn greeted(socket: OwnedFd, path: &Path) -> Self {
-        Self::new(socket, format!("at {}", path.display()))
+    pub(crate) fn greeted(socket: OwnedFd, path: &Path) -> Self {
+        Self::new(socket, path)
     }
 
-    fn new(socket: OwnedFd, place: String) -> Self {
+    fn new(socket: OwnedFd, path: &Path) -> Self {
         Self {
             socket,
-            place,
+            path: path.to_owned(),
+            patience: PATIENCE,
             read: Vec::new(),
             migration: VecDeque::new(),
             resumed: false,
@@ -132,8 +138,29 @@ impl Qmp {
     ///
     /// # Errors
     /// That of dup(2).
-    pub fn duplicate(&self) -> io::Result<Self> {
-        Ok(Self::new(self.socket.try_clone()?, self.place.clone()))
+    pub(crate) fn duplicate(&self) -> io::Result<Self> {
+        let mut again = Self::new(self.socket.try_clone()?, &self.path);
+        again.patience = self.patience;
+        Ok(again)
+    }
+
+    /// Another connection to the same QEMU, where this one was lost.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::connect`] and [`Qmp::greet`]; [`Error::Gone`] where it is another QEMU.
+    pub(crate) fn again(&self) -> Result<Self> {
+        let mut again = Self::connect(&self.path)?;
+        again.patience = self.patience;
+        again.greet(self.patience)?;
+        match (self.peer(), again.peer()) {
+            (Ok(one), Ok(other)) if one == other => Ok(again),
+            _ => Err(self.gone("another one listens there")),
+        }
+    }
+
+    /// Where it is, for messages.
+    fn place(&self) -> String {
+        format!("at {}", self.path.display())
     }
 
     /// Waits until the monitor has said who it is, and begins.
@@ -141,13 +168,21 @@ impl Qmp {
     /// # Errors
     /// [`Error::Monitor`], [`Error::Gone`].
     pub fn greet(&mut self, patience: Duration) -> Result<Version> {
-        let line = self.line(Instant::now() + patience).map_err(|error| {
-            let Error::Monitor { place, what } = error else {
-                return error;
-            };
-            let what = format!("{what}; a monitor talks to one client at a time");
-            Error::Monitor { place, what }
-        })?;
+        let deadline = Instant::now() + patience;
+        let line = loop {
+            let line = self.line(deadline).map_err(|error| {
+                let Error::Monitor { place, what } = error else {
+                    return error;
+                };
+                let what = format!("{what}; a monitor talks to one client at a time");
+                Error::Monitor { place, what }
+            })?;
+            // What happens right then may be told first.
+            match serde_json::from_slice::<Value>(&line) {
+                Ok(said) if said.get("event").is_some() => self.note(&said),
+                _ => break line,
+            }
+        };
         let greeting = serde_json::from_slice::<Greeting>(&line);
         let greeting = greeting.map_err(|_| self.nonsense("is no QMP", &line))?;
         let GreetingNumbers {
@@ -167,7 +202,7 @@ impl Qmp {
     ///
     /// # Errors
     /// That of getsockopt(2).
-    pub fn peer(&self) -> io::Result<i32> {
+    pub(crate) fn peer(&self) -> io::Result<i32> {
         let who = rustix::net::sockopt::socket_peercred(&self.socket)?;
         Ok(who.pid.as_raw_nonzero().get())
     }
@@ -184,34 +219,46 @@ impl Qmp {
     ///
     /// # Errors
     /// Those of [`Qmp::call`].
-    pub fn call_along<T: DeserializeOwned>(
+    pub(crate) fn call_along<T: DeserializeOwned>(
         &mut self,
         command: &'static str,
         with: Value,
         rights: &[BorrowedFd<'_>],
     ) -> Result<T> {
         let number = self.send(command, with, rights)?;
-        let answer = self.answer(command, number, false)?;
-        serde_json::from_value(answer).map_err(|error| Error::Monitor {
-            place: self.place.clone(),
-            what: format!("it answered {command} with something else: {error}"),
-        })
-    }
-
-    /// Has the monitor do something without waiting for it; gives the number of the question, for
-    /// [`Qmp::answered`], in the order of questions.
-    ///
-    /// # Errors
-    /// [`Error::Monitor`], [`Error::Gone`].
-    pub fn ask(&mut self, command: &str, with: Value) -> Result<u64> {
-        self.send(command, with, &[])
+        self.told(command, number)
     }
 
     /// Waits for the answer to a question.
     ///
     /// # Errors
     /// Those of [`Qmp::call`].
-    pub fn answered(&mut self, command: &'static str, number: u64) -> Result<()> {
+    pub(crate) fn told<T: DeserializeOwned>(
+        &mut self,
+        command: &'static str,
+        number: u64,
+    ) -> Result<T> {
+        let answer = self.answer(command, number, false)?;
+        serde_json::from_value(answer).map_err(|error| Error::Monitor {
+            place: self.place(),
+            what: format!("it answered {command} with something else: {error}"),
+        })
+    }
+
+    /// Has the monitor do something without waiting for it; gives the number of the question, for
+    /// [`Qmp::told`] and [`Qmp::answered`], in the order of questions.
+    ///
+    /// # Errors
+    /// [`Error::Monitor`], [`Error::Gone`].
+    pub(crate) fn ask(&mut self, command: &str, with: Value) -> Result<u64> {
+        self.send(command, with, &[])
+    }
+
+    /// Waits for the answer to a question that is nothing but that it was done.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::call`].
+    pub(crate) fn answered(&mut self, command: &'static str, number: u64) -> Result<()> {
         self.answer(command, number, false).map(drop)
     }
 
@@ -219,7 +266,7 @@ impl Qmp {
     ///
     /// # Errors
     /// Those of [`Qmp::call`].
-    pub fn insist(&mut self, command: &'static str, with: &Value) -> Result<Value> {
+    pub(crate) fn insist(&mut self, command: &'static str, with: &Value) -> Result<Value> {
         let mut last = None;
         for _ in 0..3 {
             let number = self.send(command, with.clone(), &[])?;
@@ -259,9 +306,8 @@ impl Qmp {
     }
 
     fn send(&mut self, command: &str, with: Value, rights: &[BorrowedFd<'_>]) -> Result<u64> {
-        // The numbers of two processes on one connection differ.
         self.number += 1;
-        let number = u64::from(std::process::id()) << 32 | self.number;
+        let number = first_number() | self.number;
         let mut line = json!({"execute": command, "arguments": with, "id": number}).to_string();
         line.push('\n');
         let along = Along {
@@ -279,7 +325,7 @@ impl Qmp {
 
     /// The answer to a command; `lenient`: lines that make no sense are passed over.
     fn answer(&mut self, command: &'static str, number: u64, lenient: bool) -> Result<Value> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.patience;
         for _ in 0..LINES_MAX {
             let line = self.line(deadline)?;
             let mut said = match self.parse(&line) {
@@ -290,8 +336,10 @@ impl Qmp {
                 self.note(&said);
                 continue;
             }
-            if said.get("id").and_then(Value::as_u64) != Some(number) {
-                if lenient {
+            let answered = said.get("id").and_then(Value::as_u64);
+            if answered != Some(number) {
+                // QEMU 10 tells the next client what one has asked that was killed.
+                if lenient || answered.is_some_and(is_of_others) {
                     continue;
                 }
                 return Err(self.nonsense("answers what it was not asked", &line));
@@ -369,7 +417,7 @@ impl Qmp {
 
     fn failed(&self, what: &str) -> Error {
         Error::Monitor {
-            place: self.place.clone(),
+            place: self.place(),
             what: what.to_owned(),
         }
     }
@@ -380,8 +428,19 @@ impl Qmp {
     }
 
     fn gone(&self, what: &str) -> Error {
-        Error::Gone(format!("QEMU {} is gone: {what}", self.place))
+        Error::Gone(format!("QEMU {} is gone: {what}", self.place()))
     }
+}
+
+/// What the numbers of this process's questions have in common: those of two processes on one
+/// connection differ.
+fn first_number() -> u64 {
+    u64::from(std::process::id()) << 32
+}
+
+/// Whether the question with a number was another process's.
+fn is_of_others(number: u64) -> bool {
+    number >> 32 != first_number() >> 32
 }
 
 impl AsFd for Qmp {
@@ -401,7 +460,7 @@ mod tests {
     fn saying(lines: &str) -> (Qmp, UnixStream) {
         let (own, mut other) = UnixStream::pair().expect("a pair");
         other.write_all(lines.as_bytes()).expect("said");
-        (Qmp::new(own.into(), "in a test".to_owned()), other)
+        (Qmp::new(own.into(), Path::new("in a test")), other)
     }
 
     const GREETING: &str = r#"{"QMP":{"version":{"qemu":{"micro":22,"minor":2,"major":7},
@@ -413,7 +472,7 @@ mod tests {
 
     /// The line that answers the `number`th command of this process.
     fn answer(number: u64, what: &str) -> String {
-        let id = u64::from(std::process::id()) << 32 | number;
+        let id = first_number() | number;
         format!("{{{what}, \"id\": {id}}}\n")
     }
 
@@ -421,8 +480,9 @@ mod tests {
     fn events_between_answers_are_kept() {
         let state = |state| format!(r#"{{"event":"MIGRATION","data":{{"status":"{state}"}}}}"#);
         let lines = [
-            greeting(),
             r#"{"event": "STOP"}"#.to_owned() + "\n",
+            greeting(),
+            r#"{"event": "RESUME"}"#.to_owned() + "\n",
             answer(1, r#""return": {}"#),
             state("active") + "\n" + &state("completed") + "\n",
             answer(2, r#""return": 5"#),
@@ -475,6 +535,18 @@ mod tests {
     }
 
     #[test]
+    fn answers_to_another_process_are_passed_over() {
+        let others = format!(
+            "{{\"return\": [], \"id\": {}}}\n",
+            first_number() ^ (1 << 32)
+        );
+        let lines = greeting() + &others + &answer(1, r#""return": {}"#) + &others;
+        let (mut qmp, _other) = saying(&(lines + &answer(2, r#""return": 5"#)));
+        qmp.greet(PATIENCE).expect("greeted");
+        assert_eq!(qmp.call::<u64>("x", json!({})).expect("answered"), 5);
+    }
+
+    #[test]
     fn who_insists_passes_over_what_was_left() {
         let lines = "half a line\"}\n{\"return\": {}, \"id\": 3}\n".to_owned()
             + &answer(1, r#""error": {"desc": "torn"}"#)
@@ -487,7 +559,7 @@ mod tests {
     fn a_line_without_an_end_is_given_up() {
         let (own, mut other) = UnixStream::pair().expect("a pair");
         let talker = std::thread::spawn(move || while other.write_all(&[b'x'; 1 << 16]).is_ok() {});
-        let mut qmp = Qmp::new(own.into(), "in a test".to_owned());
+        let mut qmp = Qmp::new(own.into(), Path::new("in a test"));
         let error = qmp.greet(PATIENCE).expect_err("too long");
         assert!(error.to_string().contains("says more"), "{error}");
         drop(qmp);

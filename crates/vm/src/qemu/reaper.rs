@@ -1,10 +1,15 @@
-//! A process that ends half restored machines if we are killed.
+//! A process that ends half restored machines if we are killed, and removes what was made for them.
 //!
-//! It is told of each before that executes QEMU, and a process that was not let go ends by itself.
+//! It is told of each before that executes QEMU, and a process that was not let go ends by itself;
+//! of a file before that has its name.
 
+use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, setsid, waitpid};
 use sys::fork::fork_for_numbers;
@@ -12,9 +17,13 @@ use sys::socket::{self, Along};
 
 use crate::{Error, Result};
 
-/// What it is told: of a process, or that all goes well.
-const PROCESS: &[u8] = b"p";
-const DISMISSED: &[u8] = b"d";
+/// What it is told: of a process; of a file, with its name behind; or that all goes well.
+const PROCESS: u8 = b'p';
+const FILE: u8 = b'f';
+const DISMISSED: u8 = b'd';
+
+/// The longest that it is told: a name has `PATH_MAX` bytes at most (path_resolution(7)).
+const TOLD_MAX_BYTES: usize = 4097;
 
 /// The waiting process. Dropped without [`Reaper::dismiss`], it ends the machines.
 #[derive(Debug)]
@@ -30,6 +39,14 @@ impl Reaper {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn post() -> Result<Self> {
+        Self::post_holding(&[])
+    }
+
+    /// The same, and it holds descriptors until the machines that it ends are gone.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn post_holding(held: &[BorrowedFd<'_>]) -> Result<Self> {
         let failed = |source: io::Error| Error::Kernel {
             doing: "cannot post a watchdog",
             source,
@@ -38,12 +55,18 @@ impl Reaper {
         let pair = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
         let (theirs, own) = pair.map_err(|errno| failed(errno.into()))?;
         log::logger().flush();
-        let child = fork_for_numbers(&[theirs.as_raw_fd()], || {
+        let kept = held.iter().map(AsRawFd::as_raw_fd);
+        let kept = kept.chain([theirs.as_raw_fd()]).collect::<Vec<_>>();
+        let child = fork_for_numbers(&kept, || {
             // Nothing that ends our group may end this process.
             let _ = setsid();
-            for process in wait(&theirs) {
+            let told = wait(&theirs);
+            for process in &told.processes {
                 let _ = pidfd_send_signal(process, Signal::KILL);
+                let mut end = [PollFd::new(process, PollFlags::IN)];
+                let _ = rustix::io::retry_on_intr(|| poll(&mut end, None));
             }
+            told.files.iter().for_each(Named::remove);
         });
         Ok(Self {
             child: Some(child.map_err(failed)?),
@@ -70,7 +93,18 @@ impl Reaper {
     /// # Errors
     /// [`Error::Kernel`] where the watchdog is gone.
     pub fn watch(&self, process: BorrowedFd<'_>) -> Result<()> {
-        self.tell(PROCESS, &[process])
+        self.tell(&[PROCESS], &[process])
+    }
+
+    /// Has a file removed if this process dies. It may not have its name yet.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] where the watchdog is gone, or the name is too long.
+    pub fn clear(&self, file: BorrowedFd<'_>, path: &Path) -> Result<()> {
+        self.tell(
+            &[&[FILE][..], path.as_os_str().as_bytes()].concat(),
+            &[file],
+        )
     }
 
     /// Leaves the machines to themselves.
@@ -78,7 +112,7 @@ impl Reaper {
     /// # Errors
     /// [`Error::Kernel`] where the watchdog is gone: then the machines may be.
     pub fn dismiss(&self) -> Result<()> {
-        self.tell(DISMISSED, &[])
+        self.tell(&[DISMISSED], &[])
     }
 
     fn tell(&self, what: &[u8], rights: &[BorrowedFd<'_>]) -> Result<()> {
@@ -104,18 +138,86 @@ impl Drop for Reaper {
     }
 }
 
-/// Whom to end, when the other side of the line is gone.
-fn wait(line: &OwnedFd) -> Vec<OwnedFd> {
-    let mut processes = Vec::new();
-    loop {
-        let mut what = [0];
-        match socket::receive(line, &mut what, 0) {
-            Ok(received) if received.len == 1 && what == PROCESS => {
-                processes.extend(received.rights);
-            }
-            Ok(received) if received.len == 1 => return Vec::new(),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            _ => return processes,
+/// What is to be undone.
+#[derive(Default)]
+struct Told {
+    processes: Vec<OwnedFd>,
+    files: Vec<Named>,
+}
+
+/// A file and its name.
+struct Named {
+    file: OwnedFd,
+    path: PathBuf,
+}
+
+impl Named {
+    /// Removes the name, if it is that of the file.
+    fn remove(&self) {
+        let is = |facts: rustix::fs::Stat| (facts.st_dev, facts.st_ino);
+        let own = rustix::fs::fstat(&self.file).map(is);
+        if own.is_ok() && own == rustix::fs::lstat(&self.path).map(is) {
+            let _ = rustix::fs::unlink(&self.path);
         }
+    }
+}
+
+/// What is to be undone when the other side of the line is gone.
+fn wait(line: &OwnedFd) -> Told {
+    let mut told = Told::default();
+    let mut what = [0; TOLD_MAX_BYTES];
+    loop {
+        let received = match socket::receive(line, &mut what, 0) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Ok(received) => received,
+            Err(_) => return told,
+        };
+        match what[..received.len.min(TOLD_MAX_BYTES)].split_first() {
+            Some((&PROCESS, [])) => told.processes.extend(received.rights),
+            Some((&FILE, name)) => {
+                let path = PathBuf::from(OsStr::from_bytes(name));
+                let file = received.rights.into_iter().next();
+                told.files.extend(file.map(|file| Named { file, path }));
+            }
+            Some((&DISMISSED, [])) => return Told::default(),
+            _ => return told,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::qemu::new_file::NewFile;
+
+    /// What a reaper removes that was told of files, and then how it ends.
+    fn removed(paths: &[&Path], is_dismissed: bool) -> Vec<bool> {
+        let kind = SocketType::SEQPACKET;
+        let pair = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+        let (theirs, own) = pair.expect("a pair");
+        let reaper = Reaper::of(own);
+        for path in paths {
+            let mut new = NewFile::create(path, 0o600).expect("made");
+            reaper.clear(new.file.as_fd(), path).expect("told");
+            let _ = new.name();
+        }
+        if is_dismissed {
+            reaper.dismiss().expect("told");
+        }
+        drop(reaper);
+        wait(&theirs).files.iter().for_each(Named::remove);
+        paths.iter().map(|path| !path.exists()).collect()
+    }
+
+    #[test]
+    fn files_of_who_dies_are_removed_and_no_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [own, others] = ["own", "others"].map(|name| folder.path().join(name));
+        fs::write(&others, "others").expect("written");
+        assert_eq!(removed(&[&own, &others], false), [true, false]);
+        assert_eq!(fs::read(&others).expect("there"), b"others");
+        assert_eq!(removed(&[&own], true), [false]);
     }
 }

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use abi::PAGE_BYTES;
 use image::{Reader, Record, SpaceId, SpaceKind};
 use prost::Message;
 
-use crate::records::{MonitorState, tag};
+use super::disks::FORMATS;
+use crate::records::{MonitorState, OF_COMPANIONS, tag};
 use crate::{Error, Result};
 
 /// Which monitor the state is of.
@@ -38,6 +40,50 @@ pub(crate) struct QemuMachine {
     /// Its disks.
     #[prost(message, repeated, tag = "8")]
     pub disks: Vec<QemuDisk>,
+    /// Its processors.
+    #[prost(message, optional, tag = "9")]
+    pub processors: Option<QemuProcessors>,
+}
+
+/// The processors of a machine, as its guest knows them.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct QemuProcessors {
+    /// How many there are.
+    #[prost(uint32, tag = "1")]
+    pub count: u32,
+    /// Where QEMU has the first.
+    #[prost(string, tag = "2")]
+    pub path: String,
+    /// What QEMU calls their model.
+    #[prost(string, tag = "3")]
+    pub kind: String,
+    /// What they have, of x86.
+    #[prost(message, repeated, tag = "4")]
+    pub features: Vec<QemuFeatures>,
+}
+
+/// A register of an answer of CPUID.
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
+pub(crate) struct QemuFeatures {
+    /// What is in EAX when it is asked.
+    #[prost(uint32, tag = "1")]
+    pub leaf: u32,
+    /// What is in ECX then, if that matters.
+    #[prost(uint32, optional, tag = "2")]
+    pub part: Option<u32>,
+    /// The register of the answer, as `EBX`.
+    #[prost(string, tag = "3")]
+    pub register: String,
+    /// Its bits that stand for features.
+    #[prost(uint32, tag = "4")]
+    pub bits: u32,
+}
+
+impl QemuFeatures {
+    /// Which register of which answer it is.
+    pub fn place(&self) -> (u32, Option<u32>, &str) {
+        (self.leaf, self.part, &self.register)
+    }
 }
 
 /// A block of memory.
@@ -66,6 +112,35 @@ pub(crate) struct QemuDisk {
     /// When it was last written to, in ns since 1970.
     #[prost(int64, tag = "4")]
     pub written_ns: i64,
+    /// Its files, if the image has them: the one that was written to, what that is over, and so on.
+    #[prost(message, repeated, tag = "5")]
+    pub files: Vec<QemuDiskFile>,
+    /// How long the disk is for the guest, if the image has it.
+    #[prost(uint64, tag = "6")]
+    pub virtual_bytes: u64,
+    /// Whether the guest could write to it, if the image has it.
+    #[prost(bool, tag = "7")]
+    pub is_written: bool,
+}
+
+/// A file of a disk.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct QemuDiskFile {
+    /// The space with its bytes.
+    #[prost(uint32, tag = "1")]
+    pub space: u32,
+    /// Where it was, absolute.
+    #[prost(string, tag = "2")]
+    pub path: String,
+    /// `raw` or `qcow2`.
+    #[prost(string, tag = "3")]
+    pub format: String,
+    /// How long it was.
+    #[prost(uint64, tag = "4")]
+    pub bytes: u64,
+    /// When it was last written to, in ns since 1970.
+    #[prost(int64, tag = "5")]
+    pub written_ns: i64,
 }
 
 /// All that an image says of a machine, checked.
@@ -76,11 +151,16 @@ pub(crate) struct Saved {
 }
 
 impl QemuMachine {
+    /// Whether the image has its disks.
+    pub fn has_disks(&self) -> bool {
+        self.disks.iter().any(|disk| !disk.files.is_empty())
+    }
+
     /// The record of it.
     pub fn record(&self) -> Record {
         Record {
             tag: tag::QEMU_MACHINE,
-            version: 1,
+            version: 3,
             id: 0,
             payload: self.encode_to_vec(),
         }
@@ -118,12 +198,12 @@ pub(crate) fn machine_of(reader: &Reader) -> Result<QemuMachine> {
 }
 
 fn read(reader: &Reader) -> Result<(QemuMachine, Option<Vec<u8>>)> {
-    let (mut machine, mut state) = (None, None);
+    let (mut machine, mut state, mut companions) = (None, None, 0);
     let corrupt = |record: &'static str| move |what| Error::Corrupt { record, what };
     let other = || Error::Unfit("the image is not one of a machine under QEMU".to_owned());
     for record in reader.records() {
         let is_new = match (record.tag, record.version, record.id) {
-            (tag::QEMU_MACHINE, 1, 0) => {
+            (tag::QEMU_MACHINE, 1..=3, 0) => {
                 let read = image::strict::decode::<QemuMachine>(&record.payload);
                 let read = read.map_err(corrupt("the machine"))?;
                 machine.replace(read).is_none()
@@ -132,6 +212,10 @@ fn read(reader: &Reader) -> Result<(QemuMachine, Option<Vec<u8>>)> {
                 let read = image::strict::decode::<MonitorState>(&record.payload);
                 let read = read.map_err(corrupt("its devices"))?;
                 state.replace(read).is_none()
+            }
+            (tag, _, 0) if OF_COMPANIONS.contains(&tag) => {
+                companions += 1;
+                companions == 1
             }
             _ => return Err(other()),
         };
@@ -145,33 +229,60 @@ fn read(reader: &Reader) -> Result<(QemuMachine, Option<Vec<u8>>)> {
         MONITOR => Ok(state.bytes),
         other => Err(corrupt("its devices")(format!("they are those of {other}"))),
     });
-    check(reader, &machine).map_err(corrupt("the machine"))?;
+    check(reader, &machine, companions).map_err(corrupt("the machine"))?;
     Ok((machine, state.transpose()?))
 }
 
 /// Whether every space is a block of the machine's, all of which the image has, and the other way
-/// round.
-fn check(reader: &Reader, machine: &QemuMachine) -> std::result::Result<(), String> {
+/// round; but for those of so many companions.
+fn check(
+    reader: &Reader,
+    machine: &QemuMachine,
+    companions: usize,
+) -> std::result::Result<(), String> {
     let spaces = machine.blocks.iter().map(|block| block.space);
     let spaces = spaces.collect::<BTreeSet<_>>();
     let backends = machine.blocks.iter().map(|block| &block.backend);
+    let files = machine.disks.iter().flat_map(|disk| &disk.files);
+    let of_disks = files.map(|file| file.space).collect::<BTreeSet<_>>();
+    let all = spaces.union(&of_disks).count();
     if spaces.len() != machine.blocks.len()
         || backends.collect::<BTreeSet<_>>().len() != spaces.len()
-        || reader.spaces().len() != spaces.len()
+        || reader.spaces().len() != all + companions
         || spaces.is_empty()
     {
         let (blocks, all) = (machine.blocks.len(), reader.spaces().len());
-        return Err(format!("{blocks} blocks are {all} spaces"));
+        return Err(format!("{blocks} blocks, and disks, are {all} spaces"));
     }
     for number in spaces {
-        let space = reader.space(SpaceId(number));
-        let space = space.filter(|space| space.kind == SpaceKind::Block && space.len_pages > 0);
-        let pages = space.ok_or(format!("{number} is no block"))?.len_pages;
-        if !reader
-            .described(SpaceId(number), 0, pages)
-            .is_just(&(0..pages))
-        {
-            return Err(format!("not all {pages} pages of block {number} are there"));
+        check_space(reader, number, SpaceKind::Block)?;
+    }
+    for disk in &machine.disks {
+        check_disk(reader, disk).map_err(|what| format!("the disk {}: {what}", disk.name))?;
+    }
+    Ok(())
+}
+
+/// Whether a space is of this kind, and all of it there; gives its pages.
+fn check_space(reader: &Reader, number: u32, kind: SpaceKind) -> std::result::Result<u64, String> {
+    let space = reader.space(SpaceId(number));
+    let space = space.filter(|space| space.kind == kind && space.len_pages > 0);
+    let pages = space.ok_or(format!("{number} is no {kind:?}"))?.len_pages;
+    let described = reader.described(SpaceId(number), 0, pages);
+    match described.is_just(&(0..pages)) {
+        true => Ok(pages),
+        false => Err(format!("not all {pages} pages of {number} are there")),
+    }
+}
+
+fn check_disk(reader: &Reader, disk: &QemuDisk) -> std::result::Result<(), String> {
+    for file in &disk.files {
+        let pages = check_space(reader, file.space, SpaceKind::Volume)?;
+        if file.bytes.div_ceil(PAGE_BYTES) != pages || !FORMATS.contains(&file.format.as_str()) {
+            let (bytes, format) = (file.bytes, &file.format);
+            return Err(format!(
+                "{pages} pages are {bytes} bytes of the format {format}"
+            ));
         }
     }
     Ok(())

@@ -2,8 +2,9 @@
 
 use std::ffi::{CString, OsString};
 use std::fs;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -14,11 +15,12 @@ use rustix::fs::{Mode, OFlags};
 use store::Images;
 
 use super::line::{Line, line};
+use super::own_disks::{Own, OwnDisks};
 use super::reaper::Reaper;
 use super::record::{QemuBlock, QemuMachine, Saved};
 use super::start::{self, Plan, Started};
 use super::template::{self, Keeper};
-use super::{command, pool};
+use super::{command, disk_words, lazy, pool};
 use crate::{Error, Result};
 
 /// The most machines that are started at once.
@@ -39,6 +41,8 @@ pub struct RestoreOptions {
     pub templates: PathBuf,
     /// Where their sockets and logs go: NAME.qmp and NAME.log.
     pub sockets: PathBuf,
+    /// Where their own disks go, if the image has disks and they get those.
+    pub disks: Option<PathBuf>,
     /// The program and its arguments; the recorded ones where there are none. `{n}` and `{name}`
     /// are each machine's number and name.
     pub command: Vec<OsString>,
@@ -46,6 +50,8 @@ pub struct RestoreOptions {
     pub environment: Vec<(OsString, OsString)>,
     /// How many more wait for the next restore.
     pub pool: u32,
+    /// How long QEMU may take to answer.
+    pub patience: Duration,
 }
 
 /// When somebody is told of a machine.
@@ -74,6 +80,8 @@ pub trait Observer: Sync {
 pub enum Way {
     /// Each has a copy, which is whole before it runs.
     Eager,
+    /// Each has a copy, which comes while it runs.
+    Lazy,
     /// All map one template, and have to themselves what they write. It stays for so long after the
     /// last of them has ended.
     Share(Duration),
@@ -92,6 +100,8 @@ pub struct Restored {
     pub socket: PathBuf,
     /// What QEMU says.
     pub log: PathBuf,
+    /// The files that it writes to as its disks, which were made for it.
+    pub disks: Vec<PathBuf>,
 }
 
 /// The memory of one machine, or of several.
@@ -107,7 +117,7 @@ pub(crate) type Memory = Vec<template::File>;
 pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<Restored>> {
     check(options)?;
     let store = options.images.open().map_err(Error::Store)?;
-    let reader = Reader::open(&*store)?;
+    let reader = Arc::new(Reader::open(&*store)?);
     if let Some(by) = reader.freed_by() {
         let id = reader.id();
         return Err(image::Error::Freed { id, by }.into());
@@ -116,6 +126,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     let many = options.clones + options.pool > 1;
     let line = line(&options.command, &machine, many)?;
     let environment = start::environment(&options.environment)?;
+    let disks = own_disks(options, &reader, &machine, observer)?;
     let reaper = Reaper::post()?;
     let state = self::state(&state)?;
     let memories = Memories::of(options, &reader, &machine)?;
@@ -125,8 +136,11 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
         pattern: options.name.as_deref(),
         rename: options.name.is_some() || many,
         sockets: &options.sockets,
+        disks: disks.as_ref(),
+        is_recorded: options.command.is_empty(),
         private: memories.shared,
         state: &state,
+        patience: options.patience,
         machine: &machine,
     };
     let (mut machines, reapers) = memories.pooled(options, &batch);
@@ -135,7 +149,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     let progress = |done, total| observer.progress(done, total);
     machines.extend(thread::scope(|scope| {
         // QEMU starts meanwhile, and touches none of it before it is told to load.
-        let filled = scope.spawn(|| memories.fill(&reader, &machine, &progress));
+        let filled = scope.spawn(|| memories.fill(options.way, &reader, &machine, &progress));
         let mut started = Vec::new();
         for number in 0..fresh {
             let memory = memories.of_machine(number);
@@ -149,6 +163,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok::<_, Error>(started)
     })?);
+    memories.leave_servers(options, &reader, &machine, &machines)?;
     set_running(&mut machines, &machine, observer)?;
     memories.keep(options, &reader, &machines);
     reaper.dismiss()?;
@@ -170,6 +185,36 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     Ok(restored)
 }
 
+/// Looks whether machines can be started of an image, as far as that can be told before anything is
+/// made for them.
+///
+/// # Errors
+/// As [`restore()`].
+pub fn look(options: &RestoreOptions) -> Result<()> {
+    check(options)?;
+    let store = options.images.open().map_err(Error::Store)?;
+    Saved::of(&Reader::open(&*store)?).map(drop)
+}
+
+/// The disks that machines get: those of the image, where they are to have them.
+fn own_disks(
+    options: &RestoreOptions,
+    reader: &Reader,
+    machine: &QemuMachine,
+    observer: &dyn Observer,
+) -> Result<Option<OwnDisks>> {
+    let words = options.command.iter().filter_map(|word| word.to_str());
+    let names = disk_words::names_disks(&words.map(str::to_owned).collect::<Vec<_>>());
+    let progress = |done, total| observer.progress(done, total);
+    match &options.disks {
+        Some(folder) => OwnDisks::prepare(folder, reader, machine, &progress).map(Some),
+        None if names || (options.command.is_empty() && machine.has_disks()) => Err(Error::Unfit(
+            "say where machines have the image's disks: --disk-dir DIR".to_owned(),
+        )),
+        None => Ok(None),
+    }
+}
+
 /// What machines of one call are started with.
 pub(crate) struct Batch<'a> {
     pub line: &'a Line,
@@ -178,9 +223,15 @@ pub(crate) struct Batch<'a> {
     pub pattern: Option<&'a str>,
     rename: bool,
     pub sockets: &'a Path,
+    /// The disks that they get.
+    pub disks: Option<&'a OwnDisks>,
+    /// Whether the command line is the image's.
+    is_recorded: bool,
     private: bool,
     /// The state of the devices.
     pub state: &'a OwnedFd,
+    /// How long QEMU may take to answer.
+    pub patience: Duration,
     pub machine: &'a QemuMachine,
 }
 
@@ -200,9 +251,19 @@ impl Batch<'_> {
     pub fn start(&self, number: u32, memory: &Memory, reaper: &Reaper) -> Result<Numbered> {
         let name = name_of(self.pattern, number);
         let state = reopened(self.state)?;
+        let mut words = command::fill_in(&self.line.words, number, &name);
+        let mut own = Own::default();
+        if let Some(disks) = self.disks {
+            own = disks.make(&name, reaper)?;
+            let changed = match self.is_recorded {
+                true => disk_words::replace(&words, &self.line.folder, &own.given),
+                false => disk_words::fill_in(&words, &own.given),
+            };
+            words = changed.map_err(Error::Unfit)?;
+        }
         let plan = Plan {
             program: &self.line.program,
-            words: command::fill_in(&self.line.words, number, &name),
+            words,
             environment: self.environment,
             folder: &self.line.folder,
             name: &name,
@@ -210,8 +271,9 @@ impl Batch<'_> {
             sockets: self.sockets,
             memory,
             private: self.private,
+            patience: self.patience,
         };
-        let started = Started::new(&plan, &state, reaper)?;
+        let started = Started::new(&plan, own, &state, reaper)?;
         Ok(Numbered {
             number,
             name,
@@ -228,6 +290,7 @@ impl Numbered {
             pid: self.started.pid(),
             socket: self.started.socket.clone(),
             log: self.started.log.clone(),
+            disks: self.started.disks.made.clone(),
         }
     }
 
@@ -266,7 +329,7 @@ struct Memories {
 
 impl Memories {
     fn of(options: &RestoreOptions, reader: &Reader, machine: &QemuMachine) -> Result<Self> {
-        if options.way == Way::Eager {
+        if matches!(options.way, Way::Eager | Way::Lazy) {
             let all = (0..options.clones).map(|_| memory(reader, machine));
             return Ok(Self {
                 all: all.collect::<Result<_>>()?,
@@ -301,7 +364,7 @@ impl Memories {
     /// Machines that wait for this, and their reapers.
     fn pooled(&self, options: &RestoreOptions, batch: &Batch<'_>) -> (Vec<Numbered>, Vec<Reaper>) {
         let keeper = self.keeper.as_ref().filter(|_| options.pool > 0);
-        let taken = keeper.map(|keeper| pool::take(keeper, pool::key(batch), options.clones));
+        let taken = keeper.map(|keeper| pool::take(keeper, batch, options.clones));
         taken.into_iter().flatten().unzip()
     }
 
@@ -315,11 +378,12 @@ impl Memories {
     /// Fills what is not filled yet.
     fn fill(
         &self,
+        way: Way,
         reader: &Reader,
         machine: &QemuMachine,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<()> {
-        if self.keeper.is_some() {
+        if self.keeper.is_some() || way == Way::Lazy {
             return Ok(());
         }
         fill(reader, machine, &self.all, progress)?;
@@ -329,12 +393,30 @@ impl Memories {
         }
     }
 
+    /// Has the memory of machines that were started brought in while they run, where it is to be.
+    fn leave_servers(
+        &self,
+        options: &RestoreOptions,
+        reader: &Arc<Reader>,
+        machine: &QemuMachine,
+        machines: &[Numbered],
+    ) -> Result<()> {
+        if options.way != Way::Lazy {
+            return Ok(());
+        }
+        reader.open_ancestors()?;
+        let machines = machines.iter().zip(&self.all);
+        let mut machines = machines.map(|(one, memory)| (&one.started, memory));
+        machines
+            .try_for_each(|(started, memory)| lazy::leave_server(started, memory, machine, reader))
+    }
+
     /// Has a template kept for the next ones.
     fn keep(&self, options: &RestoreOptions, reader: &Reader, machines: &[Numbered]) {
         let processes = machines.iter().map(|one| one.started.process());
         let processes = processes.collect::<Vec<_>>();
         match (options.way, &self.keeper) {
-            (Way::Eager, _) => {}
+            (Way::Eager | Way::Lazy, _) => {}
             (Way::Share(_), Some(keeper)) => keeper.count(&processes),
             (Way::Share(time), None) => {
                 let (folder, files) = (&options.templates, &self.all[0]);
@@ -482,7 +564,7 @@ fn state(bytes: &[u8]) -> Result<OwnedFd> {
 }
 
 /// The same file, read from its beginning by somebody else.
-fn reopened(file: &OwnedFd) -> Result<OwnedFd> {
+pub(crate) fn reopened(file: &impl AsFd) -> Result<OwnedFd> {
     let number = std::os::fd::AsRawFd::as_raw_fd(&file.as_fd());
     let path = format!("/proc/self/fd/{number}");
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -502,9 +584,11 @@ mod tests {
             way: Way::Eager,
             templates: PathBuf::from("/nowhere"),
             sockets: PathBuf::from("/nowhere"),
+            disks: None,
             command: Vec::new(),
             environment: Vec::new(),
             pool: 0,
+            patience: crate::qemu::PATIENCE,
         }
     }
 

@@ -11,10 +11,12 @@ use image::{
 use store::Images;
 
 use super::block::Block;
+use super::disks::{self, Disks, Overlay};
 use super::guest::Guest;
-use super::machine::{self, Machine};
+use super::machine::Machine;
 use super::record::{self, QemuBlock, QemuMachine};
 use super::track::Tracking;
+use super::watch::Watch;
 use super::watchdog::set;
 use super::{devices, live, round};
 use crate::place;
@@ -32,10 +34,14 @@ pub struct SaveOptions {
     pub parent: Option<Images>,
     /// How it is saved.
     pub kind: SaveKind,
+    /// Whether the contents of its disks are saved, too.
+    pub with_disks: bool,
     /// How pages are compressed.
     pub compress: Option<Compression>,
     /// Whether to wait until the image is on the disk.
     pub sync: bool,
+    /// How long QEMU may take to answer.
+    pub patience: Duration,
 }
 
 /// How a machine is saved.
@@ -52,7 +58,7 @@ pub enum SaveKind {
 }
 
 /// What was saved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Saved {
     /// The image.
     pub image: ImageId,
@@ -70,6 +76,10 @@ pub struct Saved {
     pub state_bytes: u64,
     /// How long the guest stood still, if it goes on: until it was told to.
     pub stopped: Duration,
+    /// Bytes of disks that are stored.
+    pub disk_bytes: u64,
+    /// The files in which disks go on, that were not written to before.
+    pub overlays: Vec<Overlay>,
 }
 
 impl Saved {
@@ -83,34 +93,33 @@ impl Saved {
             parent_pages: fates.parent_pages,
             state_bytes: 0,
             stopped,
+            disk_bytes: 0,
+            overlays: Vec::new(),
         }
     }
 }
 
 /// What is told of a save's progress: the bytes done and to be done.
-pub(crate) type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Saves a machine. The memory is read from its files, the state of the devices comes from QEMU.
 ///
-/// The calling process must have one thread. Calls `progress` with the bytes done and to be done.
+/// The calling process must have one thread.
 ///
 /// # Errors
 /// [`Error::Unfit`] where the machine cannot be saved: nothing was changed then. After any other
 /// error the guest runs on, if it ran before, and an image that was there stays.
-pub fn save(
-    options: &SaveOptions,
-    facts: Facts,
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Saved> {
-    let mut machine = Machine::look(&options.socket)?;
+pub fn save(options: &SaveOptions, facts: Facts, mut watch: Watch<'_>) -> Result<Saved> {
+    let watch = &mut watch;
+    let mut machine = Machine::look(&options.socket, options.patience)?;
     let seal = Seal {
         durable: options.sync,
         facts,
     };
     let saved = match options.kind {
-        SaveKind::Round => round::save(options, &mut machine, seal, progress)?,
-        SaveKind::Live => live::save(options, &mut machine, seal, progress)?,
-        SaveKind::Ending | SaveKind::Stopped => whole(options, &mut machine, seal, progress)?,
+        SaveKind::Round => round::save(options, &mut machine, seal, watch.progress)?,
+        SaveKind::Live => live::save(options, &mut machine, seal, watch)?,
+        SaveKind::Ending | SaveKind::Stopped => whole(options, &mut machine, seal, watch)?,
     };
     log::info!("image {} is whole: {saved:?}", saved.image);
     Ok(saved)
@@ -121,10 +130,11 @@ pub(crate) fn whole(
     options: &SaveOptions,
     machine: &mut Machine,
     seal: Seal,
-    progress: Progress<'_>,
+    watch: &mut Watch<'_>,
 ) -> Result<Saved> {
-    let (writer, mut record) = begin(options, machine)?;
+    let (writer, mut record) = begin_with(options, machine, watch)?;
     let (id, pid) = (writer.id(), machine.pid);
+    let mut disks = find_disks(options, machine)?;
     let tracking = Tracking::find(pid, &machine.blocks)?;
     let mut guest = Guest::guard(&mut machine.qmp, &machine.before, &options.images)?;
     set(guest.qmp, &machine.capabilities)?;
@@ -133,34 +143,97 @@ pub(crate) fn whole(
         tracking.begin()?;
     }
     guest.stop()?;
+    if options.kind != SaveKind::Ending
+        && let Some(disks) = &mut disks
+    {
+        disks.hold(&mut guest, id)?;
+    }
     devices::begin(&mut guest)?;
+    let (progress, blocks) = (watch.progress, &machine.blocks);
+    let patience = guest.qmp.patience;
     let (state, fates) = thread::scope(|scope| {
-        let devices = scope.spawn(|| devices::read(state));
-        let fates = copy_memory(&machine.blocks, &writer, tracking.as_ref(), progress);
-        let state = devices
+        let memory = scope.spawn(|| copy_memory(blocks, &writer, tracking.as_ref(), progress));
+        let state = devices::read(state, patience).and_then(|state| {
+            devices::end(&mut guest)?;
+            record.disks = disks::told(guest.qmp, &record.folder)?;
+            watch.instant(&writer)?;
+            Ok(state)
+        });
+        let fates = memory
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok::<_, Error>((state?, fates?))
     })?;
-    devices::end(&mut guest)?;
-    record.disks = machine::disks(guest.qmp, &record.folder)?;
     let state_bytes = state.len() as u64;
-    writer.record(record.record());
     writer.record(record::state(state));
-    let stopped = if options.kind == SaveKind::Ending {
-        guest.end(id, || Ok(writer.seal(seal)?))?
+    let (stopped, disk_bytes) = if options.kind == SaveKind::Ending {
+        let disk_bytes = finish(&writer, record, disks.as_ref(), false, watch)?;
+        let stopped = guest.end(id, || Ok(writer.seal(seal)?))?;
+        (stopped, disk_bytes)
     } else {
         let stopped = guest.go_on()?;
+        let disk_bytes = finish(&writer, record, disks.as_ref(), true, watch)?;
         writer.seal(seal)?;
         if let Some(tracking) = tracking {
             tracking.end(id);
         }
-        stopped
+        (stopped, disk_bytes)
     };
     Ok(Saved {
         state_bytes,
+        disk_bytes,
+        overlays: disks.map_or_else(Vec::new, |disks| disks.overlays),
         ..Saved::new((id, pid), fates, stopped)
     })
+}
+
+/// The disks that are to be saved.
+///
+/// # Errors
+/// Those of [`Disks::find`].
+pub(crate) fn find_disks(options: &SaveOptions, machine: &mut Machine) -> Result<Option<Disks>> {
+    let found = options
+        .with_disks
+        .then(|| Disks::find(&mut machine.qmp, machine.pid, &machine.record.folder));
+    found.transpose()
+}
+
+/// Stores the disks that are to be saved, what is saved with the machine, and records that; gives
+/// the bytes of disks that are stored. `beside`: whether the guest runs meanwhile.
+///
+/// # Errors
+/// Those of [`Disks::store`]; [`Error::Companion`].
+pub(crate) fn finish(
+    writer: &Writer,
+    mut record: QemuMachine,
+    disks: Option<&Disks>,
+    beside: bool,
+    watch: &mut Watch<'_>,
+) -> Result<u64> {
+    let mut disk_bytes = 0;
+    if let Some(disks) = disks {
+        (record.disks, disk_bytes) = disks.store(writer, beside, watch.progress)?;
+    }
+    watch.put(writer)?;
+    writer.record(record.record());
+    Ok(disk_bytes)
+}
+
+/// The same as [`begin`], and has what is saved with the machine read ahead.
+///
+/// # Errors
+/// Those of [`begin`]; [`Error::Companion`].
+pub(crate) fn begin_with(
+    options: &SaveOptions,
+    machine: &mut Machine,
+    watch: &mut Watch<'_>,
+) -> Result<(Writer, QemuMachine)> {
+    let begun = begin(options, machine)?;
+    if watch.begin(&begun.0)? {
+        // Somebody may have stopped the guest meanwhile, or begun to migrate it.
+        machine.look_again()?;
+    }
+    Ok(begun)
 }
 
 /// Starts the image with a space for each block, under the number that the parent has for it; gives
@@ -198,6 +271,7 @@ pub(crate) fn begin(options: &SaveOptions, machine: &Machine) -> Result<(Writer,
 /// in each image.
 fn check_parent(reader: &Reader, blocks: &[Block], parents: &Images) -> Result<()> {
     let theirs = reader.spaces().iter();
+    let theirs = theirs.filter(|space| space.kind == SpaceKind::Block);
     let theirs = theirs.map(|space| (space.id, space.name.as_str(), space.len_pages));
     let own = (1..).map(SpaceId).zip(blocks);
     let own = own.map(|(id, block)| (id, block.name.as_str(), block.pages));

@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::net::SocketType;
 use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 use serde::Deserialize;
@@ -17,14 +18,13 @@ use sys::launch::{self, Launched, Program};
 use sys::listener::{Failure, listen_at};
 
 use super::command::{self, Change, Memory};
-use super::qmp::{PATIENCE, Qmp, Version};
+use super::own_disks::Own;
+use super::processors;
+use super::qmp::{Qmp, Version};
 use super::reaper::Reaper;
 use super::record::QemuMachine;
 use super::watchdog::set;
 use crate::{Error, Result};
-
-/// How long QEMU may take until it answers.
-const START: Duration = Duration::from_secs(60);
 
 /// Capabilities of the migration by which it gets its state.
 const CAPABILITIES: [&str; 2] = ["x-ignore-shared", "events"];
@@ -52,6 +52,8 @@ pub(crate) struct Plan<'a> {
     pub memory: &'a [(String, u64, OwnedFd)],
     /// Whether what it writes stays its own.
     pub private: bool,
+    /// How long QEMU may take to answer.
+    pub patience: Duration,
 }
 
 /// A QEMU that was started; dropped, it is killed.
@@ -63,6 +65,8 @@ pub(crate) struct Started {
     pub socket: PathBuf,
     /// What it says.
     pub log: PathBuf,
+    /// The disks that were made for it.
+    pub disks: Own,
     /// Where it reads the state of its devices.
     state: i32,
     /// What it was asked and has not answered yet.
@@ -74,9 +78,8 @@ impl Started {
     ///
     /// # Errors
     /// [`Error::Unfit`] for a command line that cannot be, [`Error::File`], [`Error::Kernel`].
-    pub fn new(plan: &Plan<'_>, state: &OwnedFd, reaper: &Reaper) -> Result<Self> {
+    pub fn new(plan: &Plan<'_>, disks: Own, state: &OwnedFd, reaper: &Reaper) -> Result<Self> {
         let socket = plan.sockets.join(format!("{}.qmp", plan.name));
-        let log = plan.sockets.join(format!("{}.log", plan.name));
         let listener =
             listen_at(&socket, SocketType::STREAM, 8).map_err(|failure| match failure {
                 Failure::Taken => {
@@ -84,8 +87,25 @@ impl Started {
                 }
                 Failure::Call(doing, errno) => Error::file(doing, &socket)(errno),
             })?;
+        let listens = Listens { socket, listener };
+        listens.clear_with(reaper)?;
+        Self::at(&listens, plan, disks, state, reaper).inspect_err(|_| {
+            let _ = fs::remove_file(&listens.socket);
+        })
+    }
+
+    fn at(
+        listens: &Listens,
+        plan: &Plan<'_>,
+        disks: Own,
+        state: &OwnedFd,
+        reaper: &Reaper,
+    ) -> Result<Self> {
+        let Listens { socket, listener } = listens;
+        let log = plan.sockets.join(format!("{}.log", plan.name));
         let said = new_log(&log)?;
-        let qmp = Qmp::connect(&socket)?;
+        let mut qmp = Qmp::connect(socket)?;
+        qmp.patience = plan.patience;
         let memory = plan.memory.iter();
         let memory = memory.map(|(backend, bytes, file)| Memory {
             backend: backend.clone(),
@@ -100,12 +120,13 @@ impl Started {
         };
         let words = command::change(&plan.words, &how).map_err(Error::Unfit)?;
         log::debug!("{}: {words:?}", plan.name);
-        let launched = launch(plan, &words, (&listener, &said, state), reaper)?;
+        let launched = launch(plan, &words, (listener, &said, state), reaper)?;
         Ok(Self {
             launched: Some(launched),
             qmp,
-            socket,
+            socket: socket.clone(),
             log,
+            disks,
             state: state.as_raw_fd(),
             asked: Vec::new(),
         })
@@ -123,16 +144,21 @@ impl Started {
         launched.process.as_fd()
     }
 
-    /// Waits until QEMU answers, and refuses one that cannot take the machine.
+    /// Waits until QEMU answers, which may take it twice as long as any other answer, and refuses
+    /// one that cannot take the machine.
     ///
     /// # Errors
     /// [`Error::Unfit`], those of [`Qmp::call`].
     pub fn greet(&mut self, machine: &QemuMachine) -> Result<()> {
-        let greeted = self.qmp.greet(START);
+        let greeted = self.qmp.greet(self.qmp.patience * 2);
         let version = greeted.map_err(|error| self.explain(error, machine))?;
         check_version(version, machine)?;
         let with = json!({"path": "/machine", "property": "type"});
-        let kind: String = self.qmp.call("qom-get", with)?;
+        let kind = self.qmp.ask("qom-get", with)?;
+        let saved = machine.processors.clone().unwrap_or_default();
+        let asked = processors::ask(&mut self.qmp, &saved.path)?;
+        let kind: String = self.qmp.told("qom-get", kind)?;
+        let own = processors::told(&mut self.qmp, &saved.path, &asked)?;
         let kind = kind.strip_suffix("-machine").unwrap_or(&kind);
         if kind != machine.machine {
             return Err(Error::Unfit(format!(
@@ -140,6 +166,7 @@ impl Started {
                 machine.machine
             )));
         }
+        processors::check(&saved, &own)?;
         let capabilities = CAPABILITIES.map(|name| (name.to_owned(), true));
         set(&mut self.qmp, &capabilities)
     }
@@ -161,7 +188,7 @@ impl Started {
     /// # Errors
     /// [`Error::Gone`] with what QEMU said of a state that it cannot take.
     pub fn loaded(&mut self, machine: &QemuMachine) -> Result<()> {
-        let end = self.qmp.end_of_migration(PATIENCE);
+        let end = self.qmp.end_of_migration(self.qmp.patience);
         match end.map_err(|error| self.explain(error, machine))?.as_str() {
             "completed" => {
                 // What is migrated later is migrated whole.
@@ -222,6 +249,7 @@ impl Started {
         (pid, process): (Pid, OwnedFd),
         qmp: OwnedFd,
         (socket, log): (PathBuf, PathBuf),
+        disks: Own,
         state: i32,
     ) -> Self {
         Self {
@@ -229,6 +257,7 @@ impl Started {
             qmp: Qmp::greeted(qmp, &socket),
             socket,
             log,
+            disks,
             state,
             asked: Vec::new(),
         }
@@ -237,6 +266,11 @@ impl Started {
     /// Where it reads the state of its devices: the number of a descriptor of its own.
     pub const fn state(&self) -> i32 {
         self.state
+    }
+
+    /// Says how long it may take to answer.
+    pub const fn set_patience(&mut self, patience: Duration) {
+        self.qmp.patience = patience;
     }
 
     /// The connection to its monitor.
@@ -248,6 +282,7 @@ impl Started {
     pub fn leave(mut self) -> i32 {
         let pid = self.pid();
         self.launched = None;
+        self.disks.made.clear();
         pid
     }
 
@@ -263,6 +298,22 @@ impl Started {
         Error::Gone(format!(
             "{what}; QEMU said {said:?}; the image is of QEMU {version}, machine {machine}"
         ))
+    }
+}
+
+/// Where a monitor is to listen.
+struct Listens {
+    socket: PathBuf,
+    listener: OwnedFd,
+}
+
+impl Listens {
+    /// Has the name of the socket removed if this process dies.
+    fn clear_with(&self, reaper: &Reaper) -> Result<()> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&self.socket, flags, Mode::empty());
+        let file = file.map_err(Error::file("look at", &self.socket))?;
+        reaper.clear(file.as_fd(), &self.socket)
     }
 }
 
@@ -317,7 +368,7 @@ fn new_log(path: &Path) -> Result<File> {
     let mut options = File::options();
     options.write(true).create(true).truncate(true).mode(0o600);
     // A link that somebody has put there is not followed.
-    options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     options.open(path).map_err(Error::file("create", path))
 }
 

@@ -1,0 +1,248 @@
+//! Machines that run before their memory has come: a process that is left behind brings in what the
+//! guest touches, and everything else beside that.
+//!
+//! QEMU makes a userfaultfd in one call from outside, before it reads the state of its devices. As
+//! long as a page is missing, a watchdog has that userfaultfd as well: if the server dies, QEMU is
+//! ended before its faults are let go, and no page reads as zeros that is not. The server's lock on
+//! the files of the memory says that they are not whole yet.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use image::{Granule, Reader, SpaceId};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use serve::{Metrics, Options, Region, Session, Target};
+use sys::uffd::Features;
+
+use super::block;
+use super::reaper::Reaper;
+use super::record::QemuMachine;
+use super::restore::{Memory, reopened};
+use super::start::Started;
+use crate::{Error, Result};
+
+/// What the userfaultfd must be able to do.
+const FEATURES: Features = Features::MISSING_SHMEM.union(Features::EVENT_REMOVE);
+
+/// What the process is called that brings memory in.
+const SERVER: &std::ffi::CStr = c"stillframe-lazy";
+
+/// What a server says that answers faults.
+const READY: &str = "ready";
+
+/// Whether all of a file of memory is there: a save would take what is not for zeros.
+///
+/// # Errors
+/// That of flock(2).
+pub(crate) fn is_whole(file: &OwnedFd) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {
+            flock(file, FlockOperation::Unlock)?;
+            Ok(true)
+        }
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// What a server needs of a machine.
+struct Lazy {
+    target: Target,
+    process: OwnedFd,
+    /// The files of its memory, locked.
+    files: Vec<OwnedFd>,
+    /// Where it is said why the machine was ended.
+    log: File,
+}
+
+/// Leaves a process behind that brings the memory of a machine in, which waits for the state of its
+/// devices. When this returns, faults are answered. From a process that has one thread.
+///
+/// # Errors
+/// Those of [`process::userfaultfd_of`]; [`Error::Kernel`].
+pub(crate) fn leave_server(
+    started: &Started,
+    memory: &Memory,
+    machine: &QemuMachine,
+    reader: &Arc<Reader>,
+) -> Result<()> {
+    let mut lazy = Some(Lazy::of(started, memory, machine)?);
+    let (mut said, say) = pipe()?;
+    let open_files = reader.descriptors();
+    let open_files = open_files.ok_or_else(|| {
+        Error::Unfit("memory comes later only of an image in a directory".to_owned())
+    })?;
+    log::logger().flush();
+    let own = lazy.iter().flat_map(Lazy::numbers);
+    let files = open_files.iter().map(|file| file.as_raw_fd());
+    let kept = own
+        .chain(files)
+        .chain([say.as_raw_fd()])
+        .collect::<Vec<_>>();
+    let mut say = Some(say);
+    let left = sys::fork::daemonize(&kept, SERVER, || {
+        log::set_max_level(log::LevelFilter::Off);
+        // What is opened later must not get the numbers of what programs say.
+        let null = [(); 3].map(|()| File::open("/dev/null"));
+        if let (Some(lazy), Some(say)) = (lazy.take(), say.take()) {
+            lazy.serve(reader, say);
+        }
+        drop(null);
+    });
+    left.map_err(kernel(
+        "cannot leave a process behind that brings memory in",
+    ))?;
+    drop((lazy, say));
+    let mut text = String::new();
+    let read = said.read_to_string(&mut text);
+    read.map_err(kernel("cannot hear of the server of the memory"))?;
+    match text.as_str() {
+        READY => Ok(()),
+        "" => Err(Error::Gone("the server of the memory has died".to_owned())),
+        other => Err(Error::Gone(format!("the memory cannot be served: {other}"))),
+    }
+}
+
+impl Lazy {
+    fn of(started: &Started, memory: &Memory, machine: &QemuMachine) -> Result<Self> {
+        let pid = started.pid();
+        let mut regions = Vec::new();
+        let mut files = Vec::new();
+        for (block, (_, bytes, file)) in machine.blocks.iter().zip(memory) {
+            regions.push(Region {
+                at: block::place_of(pid, file, *bytes)?,
+                bytes: *bytes,
+                space: SpaceId(block.space),
+                first_page: 0,
+                granule: Granule::Small,
+            });
+            // QEMU has the other one's open file, and would have its lock.
+            let own = reopened(file)?;
+            let locked = flock(&own, FlockOperation::NonBlockingLockExclusive);
+            locked.map_err(kernel("cannot lock the memory of a machine"))?;
+            files.push(own);
+        }
+        regions.sort_by_key(|region| region.at);
+        let uffd = process::userfaultfd_of(pid, false, FEATURES)?;
+        let process = started.process().try_clone_to_owned();
+        let log = File::options().append(true).open(&started.log);
+        Ok(Self {
+            target: Target { uffd, pid, regions },
+            process: process.map_err(kernel("cannot duplicate a descriptor"))?,
+            files,
+            log: log.map_err(Error::file("open", &started.log))?,
+        })
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = i32> + '_ {
+        let own = [
+            self.target.uffd.as_fd(),
+            self.process.as_fd(),
+            self.log.as_fd(),
+        ];
+        let own = own.map(|fd| fd.as_raw_fd()).into_iter();
+        own.chain(self.files.iter().map(|file| file.as_raw_fd()))
+    }
+
+    /// Brings all in; says on `say` when faults are answered, or why they are not.
+    fn serve(self, image: &Arc<Reader>, mut say: File) {
+        let mut log = self.log.try_clone();
+        let begun = self.begin(image);
+        let told = match &begun {
+            Ok(_) => READY.to_owned(),
+            Err(error) => sys::causes::line(error),
+        };
+        // Who restores waits for the end of it, or is gone, and the machine with it.
+        let _ = say.write_all(told.as_bytes());
+        drop(say);
+        let Ok(serving) = begun else { return };
+        match serving.bring_in() {
+            // Where the watchdog is gone, it ends nobody.
+            Ok(true) => drop(serving.reaper.dismiss()),
+            Ok(false) => {}
+            Err(error) => {
+                let told = sys::causes::line(&error);
+                let told = format!("stillframe: the machine's memory does not come: {told}");
+                // Before the machine is ended, by the end of this.
+                let _ = log.as_mut().map(|log| writeln!(log, "{told}"));
+            }
+        }
+    }
+
+    fn begin(self, image: &Arc<Reader>) -> Result<Serving> {
+        let held = self.files.iter().map(OwnedFd::as_fd);
+        let held = held.chain([self.target.uffd.as_fd()]);
+        let reaper = Reaper::post_holding(&held.collect::<Vec<_>>())?;
+        reaper.watch(self.process.as_fd())?;
+        let options = Options {
+            unregister: false,
+            poison: false,
+        };
+        let metrics = Arc::new(Metrics::new());
+        Ok(Serving {
+            reaper,
+            session: Session::begin(self.target, image.clone(), options, metrics)?,
+            process: self.process,
+            _files: self.files,
+        })
+    }
+}
+
+/// A machine whose memory is being brought in.
+struct Serving {
+    /// Who ends it when this is gone.
+    reaper: Reaper,
+    session: Session,
+    process: OwnedFd,
+    _files: Vec<OwnedFd>,
+}
+
+impl Serving {
+    /// Brings everything in; tells whether all is there, or the machine has ended before.
+    fn bring_in(&self) -> Result<bool> {
+        let (over, is_over) = pipe()?;
+        let session = &self.session;
+        let stopped = AtomicBool::new(false);
+        let (served, fetched) = thread::scope(|scope| {
+            let fetched = scope.spawn(|| {
+                let fetched = session.fetch(&|| stopped.load(Relaxed));
+                // Faults are answered until then.
+                drop(is_over);
+                fetched
+            });
+            let served = session.serve(&[self.process.as_fd(), over.as_fd()]);
+            stopped.store(true, Relaxed);
+            let fetched = fetched.join();
+            (
+                served,
+                fetched.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            )
+        });
+        match served {
+            // It has ended, and whatever failed is due to that.
+            Ok(0) | Err(serve::Error::Gone { .. }) => return Ok(false),
+            served => served?,
+        };
+        fetched?;
+        session.end()?;
+        Ok(true)
+    }
+}
+
+fn pipe() -> Result<(File, File)> {
+    let made = pipe_with(PipeFlags::CLOEXEC).map_err(kernel("cannot make a pipe"))?;
+    Ok((made.0.into(), made.1.into()))
+}
+
+fn kernel<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Error {
+    move |source| Error::Kernel {
+        doing,
+        source: source.into(),
+    }
+}

@@ -1,0 +1,154 @@
+//! The few bytes of a qcow2 file that have to be known here: those of an empty overlay, and the
+//! name of the file that another one is over.
+//!
+//! The format is QEMU's docs/interop/qcow2.txt; all numbers in it are big-endian.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+/// What a file begins with: `QFI` and a byte.
+const MAGIC: [u8; 4] = [b'Q', b'F', b'I', 0xfb];
+
+/// The clusters of files that are made here: 64 KiB.
+const CLUSTER_BITS: u32 = 16;
+const CLUSTER_BYTES: u64 = 1 << CLUSTER_BITS;
+
+/// Where in the header the name of the file below is told, its length, and the clusters' size.
+const BACKING_AT: u64 = 8;
+const BACKING_LENGTH_AT: u64 = 16;
+const CLUSTER_BITS_AT: u64 = 20;
+
+/// The length of a header of version 3, and the extension with the format of the file below.
+const HEADER_BYTES: u32 = 104;
+const FORMAT_EXTENSION: u32 = 0xe279_2aca;
+
+/// The longest name of a file below.
+const NAME_MAX_BYTES: usize = 1023;
+
+/// The file that an overlay is over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backing<'a> {
+    pub path: &'a Path,
+    /// `raw` or `qcow2`.
+    pub format: &'a str,
+}
+
+/// Writes an overlay in which nothing is written yet: a disk of `virtual_bytes` that has what the
+/// file below has.
+///
+/// # Errors
+/// Those of the file; [`io::ErrorKind::InvalidInput`] for a name that has no room.
+pub(crate) fn write_overlay(
+    file: &File,
+    virtual_bytes: u64,
+    backing: Backing<'_>,
+) -> io::Result<()> {
+    // An entry of the first table stands for a cluster of 8-byte entries, each for a cluster.
+    let entries = virtual_bytes.div_ceil(CLUSTER_BYTES * (CLUSTER_BYTES / 8));
+    let table_clusters = (entries * 8).div_ceil(CLUSTER_BYTES).max(1);
+    // The header, a table of counts, a block of counts, and the first table.
+    let clusters = 3 + table_clusters;
+    let (name, format) = (backing.path.as_os_str().as_bytes(), backing.format);
+    let format_bytes = format.len().next_multiple_of(8);
+    let name_at = HEADER_BYTES as usize + 8 + format_bytes + 8;
+    if name.len() > NAME_MAX_BYTES || clusters > CLUSTER_BYTES / 2 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut header = Vec::new();
+    let long = |header: &mut Vec<u8>, number: u64| header.extend(number.to_be_bytes());
+    let short = |header: &mut Vec<u8>, number: u32| header.extend(number.to_be_bytes());
+    header.extend(MAGIC);
+    short(&mut header, 3);
+    long(&mut header, name_at as u64);
+    short(&mut header, name.len() as u32);
+    short(&mut header, CLUSTER_BITS);
+    long(&mut header, virtual_bytes);
+    short(&mut header, 0); // not encrypted
+    short(&mut header, entries as u32);
+    long(&mut header, 3 * CLUSTER_BYTES);
+    long(&mut header, CLUSTER_BYTES);
+    short(&mut header, 1);
+    short(&mut header, 0); // no snapshots
+    long(&mut header, 0);
+    header.extend([0; 24]); // no features
+    short(&mut header, 4); // counts of 16 bits
+    short(&mut header, HEADER_BYTES);
+    short(&mut header, FORMAT_EXTENSION);
+    short(&mut header, format.len() as u32);
+    header.extend(format.bytes());
+    header.resize(name_at, 0);
+    header.extend(name);
+    file.set_len(clusters * CLUSTER_BYTES)?;
+    file.write_all_at(&header, 0)?;
+    file.write_all_at(&(2 * CLUSTER_BYTES).to_be_bytes(), CLUSTER_BYTES)?;
+    let counts = (0..clusters).flat_map(|_| 1_u16.to_be_bytes());
+    file.write_all_at(&counts.collect::<Vec<_>>(), 2 * CLUSTER_BYTES)
+}
+
+/// Has a file that is over another one name that by another name.
+///
+/// # Errors
+/// Those of the file; [`io::ErrorKind::InvalidData`] for one that is over none, or has no room for
+/// the name.
+pub(crate) fn rename_backing(file: &File, name: &Path) -> io::Result<()> {
+    let name = name.as_os_str().as_bytes();
+    let mut magic = [0; 4];
+    file.read_exact_at(&mut magic, 0)?;
+    let mut at = [0; 8];
+    file.read_exact_at(&mut at, BACKING_AT)?;
+    let at = u64::from_be_bytes(at);
+    let mut bits = [0; 4];
+    file.read_exact_at(&mut bits, CLUSTER_BITS_AT)?;
+    let cluster_bytes = 1_u64.checked_shl(u32::from_be_bytes(bits)).unwrap_or(0);
+    // The name is the last of the first cluster.
+    let room = cluster_bytes.saturating_sub(at);
+    if magic != MAGIC || at == 0 || name.len() > NAME_MAX_BYTES || name.len() as u64 > room {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    file.write_all_at(name, at)?;
+    file.write_all_at(&(name.len() as u32).to_be_bytes(), BACKING_LENGTH_AT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn backing(path: &str) -> Backing<'_> {
+        let path = Path::new(path);
+        let format = "raw";
+        Backing { path, format }
+    }
+
+    #[test]
+    fn an_overlay_names_what_it_is_over() {
+        let file = tempfile::tempfile().expect("a file");
+        write_overlay(&file, 3 << 30, backing("/a/disk")).expect("written");
+        assert_eq!(file.metadata().expect("facts").len(), 4 << 16);
+        let mut header = [0; 200];
+        file.read_exact_at(&mut header, 0).expect("read");
+        assert_eq!(header[..8], *b"QFI\xfb\0\0\0\x03");
+        // Six entries for 3 GiB.
+        assert_eq!(header[36..40], 6_u32.to_be_bytes());
+        assert_eq!(header[104..115], *b"\xe2\x79\x2a\xca\0\0\0\x03raw");
+        assert_eq!(header[128..135], *b"/a/disk");
+        rename_backing(&file, Path::new("another-name")).expect("renamed");
+        file.read_exact_at(&mut header, 0).expect("read");
+        assert_eq!(header[16..20], 12_u32.to_be_bytes());
+        assert_eq!(header[128..140], *b"another-name");
+    }
+
+    #[test]
+    fn what_has_no_name_gets_none() {
+        let file = tempfile::tempfile().expect("a file");
+        rename_backing(&file, Path::new("x")).expect_err("it is empty");
+        file.write_all_at(&[0; 512], 0).expect("written");
+        rename_backing(&file, Path::new("x")).expect_err("it is no qcow2");
+        let long = "x".repeat(2000);
+        write_overlay(&file, 1 << 20, backing(&long)).expect_err("it is too long");
+        write_overlay(&file, 1 << 20, backing("/a")).expect("written");
+        rename_backing(&file, Path::new(&long)).expect_err("it is too long");
+    }
+}
