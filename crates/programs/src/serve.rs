@@ -1,6 +1,7 @@
 //! Servers, whose clients here stay connected over all dumps and get the right answers.
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use testkit::program::{Program, Spawned, free_port};
 use testkit::wait;
 
@@ -44,6 +46,7 @@ struct Served {
     stop: Arc<AtomicBool>,
     done: Arc<[AtomicU64]>,
     clients: Vec<JoinHandle<Result<()>>>,
+    lines: Vec<Cutter>,
 }
 
 impl<'a> Recipe<'a> {
@@ -83,6 +86,7 @@ impl<'a> Recipe<'a> {
             stop: Arc::default(),
             done: (0..CLIENTS).map(|_| AtomicU64::new(0)).collect(),
             clients: Vec::new(),
+            lines: Vec::new(),
         };
         for client in 0..CLIENTS {
             let mut line = connect(&served.spawned, port)?;
@@ -90,6 +94,7 @@ impl<'a> Recipe<'a> {
                 line = connect(port)?;
             }
             (self.greet)(&mut line, client, 0)?;
+            served.lines.push(line.cutter()?);
             let (stop, done) = (served.stop.clone(), served.done.clone());
             let exchange = self.exchange;
             served.clients.push(std::thread::spawn(move || {
@@ -145,8 +150,9 @@ impl Work for Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // The connections end with the server, and the clients with them.
         self.spawned.kill();
+        // Of a server that could not be restored, nobody tells the clients that it is gone.
+        self.lines.iter().for_each(Cutter::cut);
         for client in self.clients.drain(..) {
             let _ = client.join();
         }
@@ -163,7 +169,31 @@ fn join(client: JoinHandle<Result<()>>) -> Result<()> {
 pub struct Line {
     input: BufReader<Box<dyn Read + Send>>,
     output: Box<dyn Write + Send>,
-    program: Option<Child>,
+    other_end: OtherEnd,
+}
+
+/// What a client talks to.
+enum OtherEnd {
+    Server(TcpStream),
+    Program(Child),
+}
+
+/// Ends a client's connection from outside, while the client waits for an answer.
+enum Cutter {
+    Stream(TcpStream),
+    Program(OwnedFd),
+}
+
+impl Cutter {
+    fn cut(&self) {
+        // The connection, or the program, may have ended by itself.
+        let _ = match self {
+            Self::Stream(stream) => stream.shutdown(Shutdown::Both),
+            Self::Program(pidfd) => {
+                pidfd_send_signal(pidfd, Signal::KILL).map_err(std::io::Error::from)
+            }
+        };
+    }
 }
 
 impl Line {
@@ -171,11 +201,11 @@ impl Line {
         let limited = stream.set_read_timeout(Some(ANSWER));
         limited.map_err(lost("limit"))?;
         stream.set_nodelay(true).map_err(lost("set"))?;
-        let output = stream.try_clone().map_err(lost("duplicate"))?;
+        let duplicate = || stream.try_clone().map_err(lost("duplicate"));
         Ok(Self {
-            input: BufReader::new(Box::new(stream)),
-            output: Box::new(output),
-            program: None,
+            input: BufReader::new(Box::new(duplicate()?)),
+            output: Box::new(duplicate()?),
+            other_end: OtherEnd::Server(stream),
         })
     }
 
@@ -192,8 +222,22 @@ impl Line {
         Ok(Self {
             input: BufReader::new(Box::new(input)),
             output: Box::new(output),
-            program: Some(child),
+            other_end: OtherEnd::Program(child),
         })
+    }
+
+    fn cutter(&self) -> Result<Cutter> {
+        match &self.other_end {
+            OtherEnd::Server(stream) => {
+                let stream = stream.try_clone().map_err(lost("duplicate"))?;
+                Ok(Cutter::Stream(stream))
+            }
+            OtherEnd::Program(child) => {
+                let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+                let pidfd = pidfd.map_err(|error| lost("watch the program of")(error.into()))?;
+                Ok(Cutter::Program(pidfd))
+            }
+        }
     }
 
     /// Sends bytes.
@@ -255,7 +299,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        if let Some(program) = &mut self.program {
+        if let OtherEnd::Program(program) = &mut self.other_end {
             // It may have ended by itself.
             let _ = program.kill();
             let _ = program.wait();

@@ -3,6 +3,7 @@
 //!
 //! Its objects are the files of a folder, so that several processes have the same ones; but it
 //! gives out no descriptors, and takes only whole objects.
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
@@ -16,18 +17,24 @@ use store::{Bucket, Contents, Error, Result, Version};
 /// How much is taken from who puts an object, at a time.
 const PART_BYTES: usize = 1 << 20;
 
+thread_local! {
+    /// How many calls this thread has made.
+    static CALLS_OF_THREAD: Cell<u64> = const { Cell::new(0) };
+}
+
 /// The bucket.
 pub struct FaultyBucket {
     folder: PathBuf,
     latency: Duration,
-    /// Every so many calls fail before they are done, and as many when they are; 0 for none.
+    /// Of so many calls of a thread one fails before it is done, and one when it is; 0 for none.
     fails_every: u64,
     calls: Arc<AtomicU64>,
 }
 
 impl FaultyBucket {
-    /// The bucket in `folder`, which exists. Every call takes `latency`; of `fails_every` calls one
-    /// fails, and one is done without an answer.
+    /// The bucket in `folder`, which exists. Every call takes `latency`; of `fails_every` calls of
+    /// a thread one fails, and one is done without an answer. So nobody fails for ever, as one of
+    /// many threads in step would if all calls were counted together.
     #[must_use]
     pub fn new(folder: &Path, latency: Duration, fails_every: u64) -> Self {
         Self {
@@ -52,7 +59,8 @@ impl FaultyBucket {
         call: impl FnOnce() -> io::Result<T>,
     ) -> Result<T> {
         std::thread::sleep(self.latency);
-        let number = self.calls.fetch_add(1, Relaxed) + 1;
+        self.calls.fetch_add(1, Relaxed);
+        let number = CALLS_OF_THREAD.replace(CALLS_OF_THREAD.get() + 1) + 1;
         let fails = |at| self.fails_every > 0 && number % self.fails_every == at;
         let for_now = |source: ErrorKind| Error::Transient {
             action,

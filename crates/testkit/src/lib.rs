@@ -7,6 +7,7 @@
 //! - [`machine`] runs tests on another kernel;
 //! - [`storm`] makes subjects from seeds, and finds out what of them matters where one fails;
 //! - [`page_server::PageServer`] serves microVMs, and [`serve_storm`] attacks it;
+//! - [`slow_disk`] is a file whose reads take their time;
 //! - [`bucket`] is a store that is far away, slow and faulty;
 //! - [`wait`] waits for what can be observed, [`skip`] names the tests that cannot run.
 //!
@@ -33,6 +34,7 @@ pub mod program;
 pub mod serve_storm;
 pub mod skip;
 mod slots;
+pub mod slow_disk;
 pub mod stepper;
 pub mod stillframe;
 pub mod storm;

@@ -100,9 +100,10 @@ pub fn ticks(pid: u32) -> Option<u64> {
 pub fn is_waiting(tid: u32) -> bool {
     // read, poll, select, pause, nanosleep, wait4, rt_sigsuspend, futex, restart_syscall,
     // clock_nanosleep, epoll_wait, pselect6, ppoll, epoll_pwait, accept4, accept, recvfrom,
-    // rt_sigtimedwait and epoll_pwait2.
-    const WAITS: [i32; 19] = [
-        0, 7, 23, 34, 35, 61, 130, 202, 219, 230, 232, 270, 271, 281, 288, 43, 45, 128, 441,
+    // rt_sigtimedwait, epoll_pwait2, mq_timedsend and mq_timedreceive.
+    const WAITS: [i32; 21] = [
+        0, 7, 23, 34, 35, 61, 130, 202, 219, 230, 232, 270, 271, 281, 288, 43, 45, 128, 441, 242,
+        243,
     ];
     if matches!(state(tid), Some('Z' | 'T')) {
         return true;

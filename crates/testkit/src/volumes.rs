@@ -1,6 +1,7 @@
 //! File systems for tests: made of a directory or mounted, and all that can be seen of one.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
@@ -8,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode, SeekFrom, XattrFlags, lsetxattr, mknodat, seek};
+
+use crate::wait::{SOON, wait_until};
 
 /// What is seen of a file; contents are a checksum, of a sparse file too.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,9 +196,17 @@ pub fn seen_by_kernel(folder: &Path) -> Tree {
     tree
 }
 
+/// Files up to this length are read without a look at where they have holes.
+const WHOLE_BYTES: u64 = 16 << 20;
+
 fn sum_of_file(path: &Path) -> u64 {
     let file = fs::File::open(path).expect("a file");
     let len = file.metadata().expect("facts").len();
+    if len <= WHOLE_BYTES {
+        // Where data and holes are, the kernel does not tell right of what is not written out yet.
+        let bytes = fs::read(path).expect("read");
+        return sum(std::iter::once((0, bytes)));
+    }
     let mut pieces = Vec::new();
     let mut at = 0;
     while let Ok(start) = seek(&file, SeekFrom::Data(at)) {
@@ -230,24 +241,45 @@ fn attributes(path: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
 pub struct Loop {
     /// Its name in /dev.
     pub device: PathBuf,
+    file: PathBuf,
 }
 
 impl Loop {
     /// Attaches a file.
     #[must_use]
     pub fn attach(file: &Path) -> Self {
-        let file = file.to_str().expect("a name");
-        let said = run("losetup", &["--find", "--show", "--direct-io=on", file]);
+        let name = file.to_str().expect("a name");
+        let said = run("losetup", &["--find", "--show", "--direct-io=on", name]);
         let device = PathBuf::from(said.trim());
-        Self { device }
+        let file = file.canonicalize().expect("it is there");
+        Self { device, file }
     }
 }
 
 impl Drop for Loop {
     fn drop(&mut self) {
         let detached = Command::new("losetup").arg("-d").arg(&self.device).status();
-        assert!(detached.is_ok_and(|status| status.success()) || std::thread::panicking());
+        let is_told = detached.is_ok_and(|status| status.success());
+        assert!(is_told || std::thread::panicking());
+        // The kernel does it when nobody has the device any more.
+        let name = self.device.file_name().expect("a device").to_owned();
+        wait_until("a loop device to be detached", SOON, || {
+            backing(&name) != Some(self.file.clone()) || std::thread::panicking()
+        });
     }
+}
+
+/// The file that a block device with a name is made of, if it is a loop device that has one.
+fn backing(name: &OsStr) -> Option<PathBuf> {
+    let path = Path::new("/sys/block").join(name).join("loop/backing_file");
+    let text = fs::read(path).ok()?;
+    Some(PathBuf::from(OsStr::from_bytes(text.trim_ascii_end())))
+}
+
+/// The files that loop devices are made of, as the kernel calls them.
+pub fn attached() -> impl Iterator<Item = PathBuf> {
+    let devices = fs::read_dir("/sys/block").expect("it is there").flatten();
+    devices.filter_map(|device| backing(&device.file_name()))
 }
 
 /// A mounted file system, which is unmounted when this is dropped.
@@ -255,6 +287,8 @@ impl Drop for Loop {
 pub struct Mount {
     /// Where.
     pub point: PathBuf,
+    /// The file that it was mounted from.
+    file: Option<PathBuf>,
 }
 
 impl Mount {
@@ -267,13 +301,45 @@ impl Mount {
         let mounted = mount.args(["-o", options]).arg(what).arg(point).output();
         mounted.expect("mount").status.success().then(|| Self {
             point: point.to_owned(),
+            file: what.canonicalize().ok().filter(|what| what.is_file()),
         })
+    }
+
+    /// What somebody else has mounted on a directory.
+    #[must_use]
+    pub const fn found(point: PathBuf) -> Self {
+        Self { point, file: None }
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg(&self.point).status();
-        assert!(unmounted.is_ok_and(|status| status.success()) || std::thread::panicking());
+        unmount(&self.point);
+        // A loop device that was made for it goes when nobody has it any more.
+        wait_until("the mounted file to be free", SOON, || {
+            let file = self.file.as_ref();
+            let is_held = file.is_some_and(|file| attached().any(|one| one == *file));
+            !is_held || std::thread::panicking()
+        });
     }
+}
+
+/// Whether something is mounted on a directory.
+#[must_use]
+pub fn is_mounted(point: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("it is there");
+    let point = point.to_str();
+    mounts.lines().any(|line| line.split(' ').nth(4) == point)
+}
+
+/// Unmounts what is mounted on a directory, if it still is.
+#[track_caller]
+pub fn unmount(point: &Path) {
+    // A program that another test is just starting has its files for a moment.
+    let unmount = || {
+        let unmounted = Command::new("umount").arg(point).status();
+        let is_done = unmounted.is_ok_and(|status| status.success()) || !is_mounted(point);
+        is_done || std::thread::panicking()
+    };
+    wait_until("a file system to be unmounted", SOON, unmount);
 }

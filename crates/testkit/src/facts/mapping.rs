@@ -25,7 +25,9 @@ struct Mapping {
 
 impl Mapping {
     fn is_anonymous(&self) -> bool {
-        self.file == "00:00:0"
+        // Where it has huge pages, a file is behind it that nobody else can have.
+        let is_huge = self.name == "/anon_hugepage (deleted)" && self.permissions.ends_with('p');
+        self.file == "00:00:0" || is_huge
     }
 
     /// Shared memory that has no name of its own: its inode number means nothing later.

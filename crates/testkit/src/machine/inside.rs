@@ -90,7 +90,10 @@ fn prepare() -> io::Result<()> {
 }
 
 /// Inserts the kernel's modules. One may need another: so all are tried, as long as one goes in.
-fn insert_modules() -> io::Result<()> {
+///
+/// # Errors
+/// Those of reading them, and of the last that does not go in.
+pub(super) fn insert_modules() -> io::Result<()> {
     let files = fs::read_dir(MODULES).map_err(failed("list the modules"))?;
     let files = files.map(|file| fs::read(file?.path()));
     let mut left = files.collect::<io::Result<Vec<_>>>()?;

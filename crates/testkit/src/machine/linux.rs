@@ -1,23 +1,25 @@
 //! A Linux machine under QEMU that tests save and start again: it counts, keeps files in memory,
 //! and answers questions on its serial line.
 
+mod devices;
+mod inside;
+
 use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, BufWriter, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use inside::inside;
+
 use super::archive::Archive;
-use super::{KERNELS, emulator, without_symbols};
+use super::{KERNELS, MODULES, emulator, without_symbols};
 use crate::{skip, subject, wait};
 
 /// How long a machine may take to boot, or to answer, on a busy host.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// How often the machine counts.
-const TICK: Duration = Duration::from_millis(10);
 
 /// How long it is waited for an answer of one that may not have booted.
 const LOOK: Duration = Duration::from_millis(500);
@@ -32,25 +34,97 @@ pub struct Linux {
     pub serial: PathBuf,
 }
 
-/// Why there can be no such machine here, if there cannot.
-pub fn missing() -> Option<String> {
-    if skip::find_program(emulator::PROGRAM).is_none() {
-        return Some(format!("{} is not installed", emulator::PROGRAM));
+/// What machines are started with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Emulator {
+    /// That of Debian 12, which is installed.
+    Installed,
+    /// That of its backports, in a folder of its own.
+    Backports,
+}
+
+impl Emulator {
+    /// The environment variable that says which one tests use that do not name one.
+    const VARIABLE: &str = "STILLFRAME_EMULATOR";
+    /// Where `cargo xtask test` puts that of the backports.
+    const FOLDER: &str = "/var/cache/stillframe/emulator/backports/usr";
+
+    /// The one that tests use that do not name one.
+    ///
+    /// # Panics
+    /// When the environment names another one.
+    #[must_use]
+    pub fn of_tests() -> Self {
+        match std::env::var(Self::VARIABLE).as_deref() {
+            Err(_) | Ok("" | "installed") => Self::Installed,
+            Ok("backports") => Self::Backports,
+            Ok(other) => panic!("{}: there is no emulator {other}", Self::VARIABLE),
+        }
     }
-    let kernel = kernel();
-    (!kernel.exists()).then(|| format!("no kernel at {}", kernel.display()))
+
+    /// The first two numbers of its version, as the names of its machine types have them.
+    #[must_use]
+    pub const fn version(self) -> &'static str {
+        match self {
+            Self::Installed => "7.2",
+            Self::Backports => "10.0",
+        }
+    }
+
+    /// The program, and what has to be said of where its files are.
+    #[must_use]
+    pub fn program(self) -> Vec<String> {
+        if self == Self::Installed {
+            return vec![emulator::PROGRAM.to_owned()];
+        }
+        let place = |path: &str| format!("{}/{path}", Self::FOLDER);
+        let mut words = vec![place(&format!("bin/{}", emulator::PROGRAM))];
+        for folder in ["share/qemu", "share/seabios"] {
+            words.extend(["-L".to_owned(), place(folder)]);
+        }
+        words
+    }
+
+    /// The object with the memory of a machine that can be saved. From 8.1 on, only files are left
+    /// out of what QEMU saves; it makes one in the folder, and removes its name.
+    #[must_use]
+    pub fn memory(self, mib: u32) -> String {
+        match self {
+            Self::Installed => format!("memory-backend-memfd,id=mem,size={mib}M,share=on"),
+            Self::Backports => {
+                format!("memory-backend-file,id=mem,size={mib}M,mem-path=/dev/shm,share=on")
+            }
+        }
+    }
+
+    /// Why there can be no machine of it here, if there cannot.
+    #[must_use]
+    pub fn missing(self) -> Option<String> {
+        let program = self.program().swap_remove(0);
+        // A path stands for itself there.
+        if skip::find_program(&program).is_none() {
+            return Some(format!("{program} is not installed"));
+        }
+        let kernel = kernel();
+        (!kernel.exists()).then(|| format!("no kernel at {}", kernel.display()))
+    }
+}
+
+/// Why there can be no machine of the tests' emulator here, if there cannot.
+pub fn missing() -> Option<String> {
+    Emulator::of_tests().missing()
 }
 
 fn kernel() -> PathBuf {
     Path::new(KERNELS).join("bookworm/vmlinuz")
 }
 
-/// The words of QEMU's command line for a machine whose first file system is at `archive`, without
-/// its memory, its monitor and its serial line. It has `mib` MiB.
+/// The command line of a machine whose first file system is at `archive`, without its memory, its
+/// monitor and its serial line. It has `mib` MiB.
 #[must_use]
-pub fn words(archive: &Path, mib: u32) -> Vec<String> {
+pub fn words(emulator: Emulator, archive: &Path, mib: u32) -> Vec<String> {
     let kernel = kernel();
-    let mut words = Vec::new();
+    let mut words = emulator.program();
     for word in ["-accel", "tcg", "-m"] {
         words.push(word.to_owned());
     }
@@ -76,13 +150,21 @@ pub fn pack(path: &Path) -> io::Result<()> {
     let mut archive = Archive::new(BufWriter::new(File::create(path)?))?;
     let init = without_symbols(&subject::built("linux-guest"))?;
     archive.file("init", &init)?;
+    let modules = kernel().with_file_name("virtio");
+    archive.folder("lib")?;
+    archive.folder(&MODULES[1..])?;
+    for module in fs::read_dir(&modules).into_iter().flatten() {
+        let path = module?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        archive.file(&format!("{}/{name}", &MODULES[1..]), &fs::read(&path)?)?;
+    }
     archive.finish()?;
     Ok(())
 }
 
 impl Linux {
-    /// Starts QEMU in `folder` with `words` and more, and waits until the machine has booted. Its
-    /// sockets are NAME.qmp and NAME.serial in that folder.
+    /// Starts QEMU in `folder` by `words`, the program first, and more, and waits until the machine
+    /// has booted. Its sockets are NAME.qmp and NAME.serial in that folder.
     ///
     /// # Panics
     /// When it does not boot.
@@ -106,7 +188,7 @@ impl Linux {
         let errors = File::create(folder.join(format!("{name}.errors"))).expect("a file");
         // setpriv(1), so that it dies with the thread that started it, whatever ends that.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--", emulator::PROGRAM]);
+        command.args(["--pdeathsig", "KILL", "--"]);
         command.args(words).args(more).current_dir(folder);
         for (option, path) in [("-qmp", &qmp), ("-serial", &serial)] {
             let socket = format!("unix:{},server=on,wait=off", path.display());
@@ -240,149 +322,4 @@ impl Line {
         let number = answer.parse();
         number.unwrap_or_else(|_| panic!("{question}: {answer}"))
     }
-}
-
-/// What runs in the machine as process 1. It answers lines, each with a number in front that the
-/// answer has, too:
-/// - `count`: how far it has counted, once every 10 ms;
-/// - `fill NAME SEED MIB`: makes a file of so many MiB out of a seed;
-/// - `check NAME SEED MIB`: whether it is as it was made;
-/// - `remove NAME`: removes it;
-/// - `note TEXT` and `recall`: keeps a text, and says it;
-/// - `write MIB`: writes to that much memory from then on, over and over;
-/// - `written`: how often it has written all of that, and how many pages were not as left;
-/// - `tick MS TIMES`: says `.` so often, on lines of their own, with so many ms between.
-///
-/// # Panics
-/// When the machine has no serial line.
-pub fn inside() -> ! {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    std::thread::spawn(|| {
-        loop {
-            std::thread::sleep(TICK);
-            COUNT.fetch_add(1, Ordering::Relaxed);
-        }
-    });
-    let console = io::stdin();
-    let mut raw = rustix::termios::tcgetattr(&console).expect("a terminal");
-    raw.make_raw();
-    let now = rustix::termios::OptionalActions::Now;
-    rustix::termios::tcsetattr(&console, now, &raw).expect("a terminal");
-    let mut noted = String::new();
-    for line in console.lock().split(b'\n').map_while(Result::ok) {
-        let line = String::from_utf8_lossy(&line);
-        let words = line.split_whitespace().collect::<Vec<_>>();
-        let Some((number, words)) = words.split_first() else {
-            continue;
-        };
-        let answer = match words {
-            ["count"] => COUNT.load(Ordering::Relaxed).to_string(),
-            ["fill", name, rest @ ..] => said(fill(name, rest)),
-            ["check", name, rest @ ..] => said(check(name, rest)),
-            ["remove", name] => said(fs::remove_file(path(name)).map(|()| "removed".to_owned())),
-            ["note", rest @ ..] => {
-                noted = rest.join(" ");
-                "noted".to_owned()
-            }
-            ["recall"] => noted.clone(),
-            ["write", mib] => said(begin_writing(mib)),
-            ["written"] => {
-                let [passes, wrong] = [&PASSES, &WRONG].map(|it| it.load(Ordering::SeqCst));
-                format!("{passes} {wrong}")
-            }
-            ["tick", pause, times] => said(tick(pause, times)),
-            _ => "what?".to_owned(),
-        };
-        // What a terminal echoes before it is made raw begins otherwise.
-        println!("={number} {answer}");
-    }
-    panic!("the serial line has ended");
-}
-
-/// How often all of the memory was written, and how many pages were not as they were left.
-static PASSES: AtomicU64 = AtomicU64::new(0);
-static WRONG: AtomicU64 = AtomicU64::new(0);
-
-fn number(word: &str) -> io::Result<u64> {
-    word.parse().map_err(io::Error::other)
-}
-
-/// Writes the number of the pass to each page of some memory, over and over. Each page must be as
-/// the pass before has left it: at any instant, pages of two passes at most are there, in order.
-fn begin_writing(mib: &str) -> io::Result<String> {
-    const PAGE_WORDS: usize = 512;
-    let mut words = vec![0_u64; number(mib)? as usize * (1 << 20) / 8];
-    std::thread::spawn(move || {
-        for pass in 1.. {
-            for page in words.chunks_exact_mut(PAGE_WORDS) {
-                let first = std::hint::black_box(page[0]);
-                let last = std::hint::black_box(page[PAGE_WORDS - 1]);
-                if (first, last) != (pass - 1, pass - 1) {
-                    WRONG.fetch_add(1, Ordering::SeqCst);
-                }
-                page[0] = pass;
-                page[PAGE_WORDS - 1] = pass;
-                std::hint::black_box(&mut *page);
-            }
-            PASSES.fetch_add(1, Ordering::SeqCst);
-        }
-    });
-    Ok("writing".to_owned())
-}
-
-fn tick(pause: &str, times: &str) -> io::Result<String> {
-    let pause = Duration::from_millis(number(pause)?);
-    for _ in 0..number(times)? {
-        println!(".");
-        std::thread::sleep(pause);
-    }
-    Ok("ticked".to_owned())
-}
-
-fn said(result: io::Result<String>) -> String {
-    result.unwrap_or_else(|error| format!("failed: {error}"))
-}
-
-fn path(name: &str) -> PathBuf {
-    Path::new("/tmp").join(name)
-}
-
-/// Bytes that are made, written and read at once.
-const PIECE_BYTES: usize = 64 << 10;
-
-/// All pieces of a file of so many MiB made out of a seed.
-fn pieces(words: &[&str]) -> io::Result<impl Iterator<Item = Vec<u8>>> {
-    let number = |at: usize| words.get(at)?.parse::<u64>().ok();
-    let (Some(seed), Some(mib)) = (number(0), number(1)) else {
-        return Err(io::Error::other("a seed and a number of MiB, please"));
-    };
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut word = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    let piece = move |_| (0..PIECE_BYTES / 8).flat_map(|_| word()).collect();
-    Ok((0..mib * (1 << 20) / PIECE_BYTES as u64).map(piece))
-}
-
-fn fill(name: &str, words: &[&str]) -> io::Result<String> {
-    let mut file = File::create(path(name))?;
-    for piece in pieces(words)? {
-        file.write_all(&piece)?;
-    }
-    Ok("filled".to_owned())
-}
-
-fn check(name: &str, words: &[&str]) -> io::Result<String> {
-    let mut file = File::open(path(name))?;
-    let mut read = vec![0; PIECE_BYTES];
-    for piece in pieces(words)? {
-        file.read_exact(&mut read)?;
-        if read != piece {
-            return Ok("wrong".to_owned());
-        }
-    }
-    Ok("right".to_owned())
 }

@@ -329,11 +329,13 @@ pub enum Opened {
     Terminal,
     /// A process, or what /proc has of it; see [`TaskFile`].
     OfTask,
+    /// A ring of io_uring(7) that nobody has mapped, with completions that nobody has seen.
+    Ring,
 }
 
 impl Opened {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Pipe,
         Self::PacketPipe,
         Self::Fifo,
@@ -356,6 +358,7 @@ impl Opened {
         Self::File,
         Self::Terminal,
         Self::OfTask,
+        Self::Ring,
     ];
 
     /// Whether it has two ends.

@@ -2,6 +2,7 @@
 //!
 //! A subject gets into its state, says [`Control::ready`], and then answers questions until it is
 //! killed. Its file says which questions it understands.
+mod aio;
 mod around;
 mod busy;
 mod changing_equal_pages;
@@ -10,12 +11,16 @@ mod clock;
 mod cow_memory;
 mod creds;
 mod deadlines;
+mod deny_write_exec;
+mod direct_reads;
 mod equal_pages;
 mod fds;
 mod filters;
 mod hostile;
+mod huge_pages;
 mod interrupted;
 mod itimers;
+mod message_queues;
 mod mmaps;
 mod monitor;
 mod moving;
@@ -23,6 +28,7 @@ mod patchwork;
 mod pending_signals;
 mod posix_timers;
 mod refused;
+mod rings;
 mod rlimits;
 mod sessions;
 mod short_waits;
@@ -48,6 +54,7 @@ type Run = fn(Control, &[String]) -> Result<(), Failure>;
 
 /// Every subject by name.
 const ALL: &[(&str, Run)] = &[
+    ("aio", aio::run),
     ("around", around::run),
     ("busy", busy::run),
     ("changing-equal-pages", changing_equal_pages::run),
@@ -56,12 +63,16 @@ const ALL: &[(&str, Run)] = &[
     ("cow-memory", cow_memory::run),
     ("creds", creds::run),
     ("deadlines", deadlines::run),
+    ("deny-write-exec", deny_write_exec::run),
+    ("direct-reads", direct_reads::run),
     ("equal-pages", equal_pages::run),
     ("fds", fds::run),
     ("filters", filters::run),
     ("hostile", hostile::run),
+    ("huge-pages", huge_pages::run),
     ("interrupted", interrupted::run),
     ("itimers", itimers::run),
+    ("message-queues", message_queues::run),
     ("mmaps", mmaps::run),
     ("monitor", monitor::run),
     ("moving", moving::run),
@@ -69,6 +80,7 @@ const ALL: &[(&str, Run)] = &[
     ("pending-signals", pending_signals::run),
     ("posix-timers", posix_timers::run),
     ("refused", refused::run),
+    ("rings", rings::run),
     ("rlimits", rlimits::run),
     ("sessions", sessions::run),
     ("short-waits", short_waits::run),
@@ -256,6 +268,7 @@ mod tests {
             ("fds", &[]),
             ("mmaps", &[]),
             ("patchwork", &["1"]),
+            ("rings", &[]),
             ("threads-epoll", &[]),
             ("tree", &["7"]),
         ] {

@@ -1,7 +1,7 @@
-//! A task that holds what cannot be saved. Argument: `io_uring`.
+//! A task that holds what cannot be saved. Argument: `io_uring`, one with credentials of its own.
 //!
 //! `fd` answers its descriptor, `count` how often it was asked.
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use sys::subject::io_uring;
 
@@ -9,7 +9,11 @@ use super::{Control, Failure, not_understood};
 
 pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure> {
     let held = match arguments.first().map(String::as_str) {
-        Some("io_uring") => io_uring()?,
+        Some("io_uring") => {
+            let ring = io_uring()?;
+            sys::ring::register_personality(ring.as_fd())?;
+            ring
+        }
         other => return Err(format!("{other:?} is nothing to hold").into()),
     };
     let mut count = 0;

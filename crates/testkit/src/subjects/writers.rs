@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use sys::subject::{Mapping, fork_for_a_moment};
+use sys::fork::pidfd_of_nobody;
+use sys::subject::Mapping;
 
 use super::{Control, Failure, not_understood, number};
 
@@ -193,7 +194,7 @@ fn other(name: &str, file: &File, told: &Told) -> Result<(), Failure> {
                 told.wrong("the heap".to_owned());
             }
         }
-        "fork" => fork_for_a_moment()?,
+        "fork" => drop(pidfd_of_nobody()?),
         "read" => {
             let mut bytes = vec![1; 3 * PAGE_BYTES];
             for _ in 0..20 {

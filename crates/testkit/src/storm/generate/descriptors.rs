@@ -169,10 +169,10 @@ impl Generator {
             }
             return self.step(task, Action::Take { through });
         }
-        // A connection that is only in flight is refused, and so is what is of a task. The kernel
-        // throws mailboxes away that are only in each other, as soon as anybody closes a unix
-        // socket.
-        let flies = !matches!(end.kind, Opened::Tcp | Opened::OfTask);
+        // A connection that is only in flight is refused, and so is what is of a task; the kernel
+        // refuses to pass rings. It throws mailboxes away that are only in each other, as soon as
+        // anybody closes a unix socket.
+        let flies = !matches!(end.kind, Opened::Tcp | Opened::OfTask | Opened::Ring);
         if flies && !self.is_in(mailbox.other, end.origin) {
             self.mail.entry(mailbox.other).or_default().push(end);
             self.step(task, Action::Pass { slot, through });

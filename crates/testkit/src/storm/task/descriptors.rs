@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, inotify, memfd_create};
@@ -16,6 +17,8 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
+use sys::kernel_memory::KernelMemory;
+use sys::ring::{self, Part, RingMemory};
 use sys::socket::{self, Along};
 
 use super::{Done, Task};
@@ -244,6 +247,7 @@ impl Task {
                 timerfd_settime(&timer, TimerfdTimerFlags::empty(), &time)?;
                 timer
             }
+            Opened::Ring => ring_of(slot)?,
             Opened::Signals => sys::signalfd::create(READ_SIGNALS, slot.is_multiple_of(2))?,
             Opened::Epoll => epoll::create(epoll::CreateFlags::CLOEXEC)?,
             Opened::Inotify => {
@@ -399,4 +403,27 @@ fn udp_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     socket::connect(&one, &socket::name(&other)?)?;
     socket::connect(&other, &socket::name(&one)?)?;
     Ok((one, other))
+}
+
+/// A ring that has worked: entries that are all zeros do nothing. An eventfd where there are no
+/// rings, or the kernel tells nobody what is in them.
+fn ring_of(slot: u16) -> Result<OwnedFd, Failure> {
+    /// Without an array of indices.
+    const NO_SQARRAY: u32 = 1 << 16;
+    let (entries, works) = (1 << (slot % 4), u32::from(slot));
+    let flags = NO_SQARRAY * u32::from(slot % 2);
+    let made = KernelMemory::open().and_then(|_| ring::setup(entries, 2 * entries, flags));
+    let Ok(made) = made else {
+        return Ok(eventfd(0, EventfdFlags::CLOEXEC)?);
+    };
+    let queues = RingMemory::map(made.own.as_fd(), Part::Queues, 4096)?;
+    let (tail, head) = (made.places.sq_tail(), made.places.cq_head());
+    for work in 1..=works {
+        // As many as there is room for stay unseen.
+        let seen = work.saturating_sub(2 * entries);
+        queues.word(head).store(seen, Ordering::Release);
+        queues.word(tail).store(work, Ordering::Release);
+        ring::submit(made.own.as_fd(), 1)?;
+    }
+    Ok(made.own)
 }
