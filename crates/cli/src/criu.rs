@@ -118,6 +118,7 @@ impl Flag {
             | Command::Merge
             | Command::Dedup
             | Command::Network
+            | Command::Cpuinfo
             | Command::Import
             | Command::Export
             | Command::Serve
@@ -151,7 +152,7 @@ impl Flag {
 }
 
 /// Commands of criu(8) that are not there yet: refused by name.
-pub const REFUSED_COMMANDS: &[&str] = &["cpuinfo", "exec", "page-server", "service", "swrk"];
+pub const REFUSED_COMMANDS: &[&str] = &["exec", "page-server", "service", "swrk"];
 
 use Argument::{None as Bare, Optional, Required, Switch};
 use Fate::{Idle, Misplaced, Refused, Taken};
@@ -275,7 +276,16 @@ pub static FLAGS: &[Flag] = &[
     flag("config", Required, [Taken, Taken, Taken]).on_pre_dump()
         .with("FILE", |o, value| put(&mut o.config, path(value).map(Some)))
         .help("Read this configuration file instead of the default ones"),
-    flag("cpu-cap", Optional, [Refused, Refused, Idle]),
+    flag("cpu-cap", Optional, [Taken, Taken, Idle])
+        .with("CAP,…", |o, value| {
+            let cap = values::cpu_cap(value)?;
+            (o.dump.cpu_cap, o.restore.cpu_cap) = (cap, cap);
+            Ok(())
+        })
+        .usual("fpu")
+        .help("What this processor must have of the one that the image was made on: fpu, the \
+            registers that are in use, which always count; ins, all instructions; cpu, the same \
+            and no more; all; none; ^ before one takes it back. On dump: the image is to tell"),
     flag("daemon", Switch, [Idle, Taken, Idle]),
     flag("deprecated", Switch, [Idle, Idle, Idle]),
     flag("display-stats", Switch, [Taken, Taken, Idle]).on_pre_dump()
@@ -310,7 +320,9 @@ pub static FLAGS: &[Flag] = &[
         .with("MODE", |o, value| put(&mut o.allowed.file_validation, values::validation(value)))
         .help("How a file is known to be the one that was open: by its size, or in ELF files also \
             by their build ID, which is the default"),
-    flag("force-irmap", Switch, [Refused, Idle, Idle]),
+    flag("force-irmap", Switch, [Taken, Idle, Idle])
+        .on(|o| o.allowed.force_irmap = true)
+        .help("Look for watched files by their paths, even where the kernel tells their handles"),
     flag("freeze-cgroup", Required, [Refused, Idle, Idle]),
     flag("ghost-fiemap", Switch, [Idle, Idle, Idle]),
     flag("ghost-limit", Required, [Taken, Idle, Idle])
@@ -327,7 +339,10 @@ pub static FLAGS: &[Flag] = &[
             push(&mut o.inherit_fd, values::inherit_fd(text(value)?))
         })
         .help("Let an open descriptor take the place of a saved one; may be given again"),
-    flag("irmap-scan-path", Required, [Refused, Idle, Idle]).repeats(),
+    flag("irmap-scan-path", Required, [Taken, Idle, Idle]).repeats()
+        .with("DIR", |o, value| push(&mut o.allowed.irmap_scan_paths, path(value)))
+        .help("Look below this directory for watched files that cannot be opened by their handles; \
+            may be given again"),
     flag("join-ns", Required, [Idle, Refused, Idle]).short('J').repeats(),
     flag("lazy-pages", Bare, [Refused, Taken, Idle])
         .on(|o| o.lazy_pages = true)
@@ -338,7 +353,9 @@ pub static FLAGS: &[Flag] = &[
     flag("leave-stopped", Bare, [Taken, Taken, Idle]).short('s')
         .on(|o| (o.dump.afterwards, o.restore.afterwards) = (Afterwards::Stop, Afterwards::Stop))
         .help("Leave the tree stopped"),
-    flag("libdir", Required, [Refused, Refused, Idle]).short('L'),
+    flag("libdir", Required, [Taken, Taken, Idle]).short('L')
+        .with("DIR", |o, value| put(&mut o.libdir, values::without_plugins(path(value)?).map(Some)))
+        .help("Where plugins of criu(8) are: there must be none, for none is loaded"),
     flag("link-remap", Switch, [Taken, Taken, Idle])
         .on(|o| o.allowed.link_remap = true)
         .help("Give a deleted file that has other names a temporary one"),
@@ -354,9 +371,15 @@ pub static FLAGS: &[Flag] = &[
         .with("MODE", |o, value| put(&mut o.allowed.cgroups.mode, values::cgroups(value)))
         .help("What is done about control groups; soft makes those that are missing"),
     flag("mntns-compat-mode", Switch, [Refused, Refused, Idle]),
-    flag("ms", Bare, [Refused, Refused, Refused]),
-    flag("network-lock", Required, [Refused, Refused, Idle])
-        .values(&["iptables", "nftables", "skip"]),
+    flag("ms", Bare, [Idle, Idle, Idle]),
+    flag("network-lock", Required, [Taken, Idle, Idle])
+        .values(&["iptables", "nftables", "skip"])
+        .with("METHOD", |o, value| {
+            put(&mut o.allowed.network_unlocked, text(value).map(|method| method == "skip"))
+        })
+        .usual("nftables")
+        .help("How packets are kept away from TCP connections until the restore: by nf_tables, \
+            whichever of the two is named; with skip not at all, which the caller has to do"),
     flag("no-default-config", Bare, [Taken, Taken, Taken]).on_pre_dump()
         .on(|o| o.no_default_config = true)
         .help("Read no default configuration file"),
@@ -446,6 +469,11 @@ pub static FLAGS: &[Flag] = &[
         .on(|o| o.dump.kind = DumpKind::Live)
         .help("Let the tree run on, and stop it only for moments: its memory is copied while it \
             runs"),
+    flag("max-frozen", Required, [Taken, Misplaced, Misplaced]).own()
+        .with("MS", |o, value| put(&mut o.max_frozen, number(value).map(Duration::from_millis)))
+        .usual("5000")
+        .help("For how long the volume of --with-volume may be frozen at a time; it is thawed then \
+            in any case"),
     flag("no-timens", Bare, [Misplaced, Taken, Misplaced]).own()
         .on(|o| o.restore.timens = false)
         .help("Leave monotonic clocks as this host has them, instead of going on from where they \
@@ -466,6 +494,11 @@ pub static FLAGS: &[Flag] = &[
         .help("End what leads to somebody outside the tree: connections of unix sockets come back \
             as if the other end had been closed, terminals hung up"),
     flag("until", Required, [Misplaced, Misplaced, Misplaced]).own(),
+    flag("with-volume", Required, [Taken, Taken, Misplaced]).own()
+        .with("VOLUME", |o, value| put(&mut o.with_volume, path(value).map(Some)))
+        .help("On dump: save the mounted ext4 volume, a device or where it is mounted, with the \
+            tree and of the same instant. On restore: write the volume of the image to this \
+            device, and mount it where it was"),
 ];
 
 #[cfg(test)]

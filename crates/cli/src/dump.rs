@@ -4,10 +4,12 @@ use std::time::Instant;
 
 use process::{Afterwards, DumpKind, DumpReport};
 use serde_json::{Value, json};
+use volume::Dumped;
 
 use crate::exit::{Failure, Status};
 use crate::options::Options;
 use crate::watch::Watch;
+use crate::with_volume::{self, Saving};
 use crate::{output, statistics};
 
 /// Saves the tree.
@@ -32,12 +34,13 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
     }
     let mut session = options.start("dump", true, idle, started)?;
     let wanted = options.to_dump(kind, &session.images_dir);
-    let mut watch = Watch::new(&session);
-    let report = process::dump(&wanted, &mut watch).map_err(|source| Failure::Engine {
+    let beside = with_volume::open(options, &session)?;
+    let mut saving = Saving::new(Watch::new(&session), beside.as_ref());
+    let report = process::dump(&wanted, &mut saving).map_err(|source| Failure::Engine {
         doing: "dump",
         source: Box::new(source),
     })?;
-    watch.done();
+    let volume = saving.done();
     session.ready();
     log::info!(
         "dumped {} tasks in {} us",
@@ -52,13 +55,20 @@ pub fn run(options: &Options, idle: &[&str], started: Instant) -> Result<Status,
             output::complain(&format!("stillframe: {what}\n"));
         }
     }
-    options.tell(|| to_json(&report), || to_text(&report));
+    options.tell(
+        || to_json(&report, volume.as_ref()),
+        || to_text(&report, volume.as_ref()),
+    );
     Ok(Status::Done)
 }
 
 /// Says what is in the way of a dump; nothing is saved, and no file made but the log where one
 /// is asked for.
 fn try_out(options: &Options, started: Instant) -> Result<Status, Failure> {
+    if options.with_volume.is_some() {
+        let what = "--dry-run and --with-volume exclude each other";
+        return Err(Failure::Usage(what.to_owned()));
+    }
     options.start_without_images(started)?;
     let wanted = options.to_dump(options.dump.kind, &options.images_dir);
     let report = process::dry_run(&wanted).map_err(|source| Failure::Engine {
@@ -85,9 +95,9 @@ fn try_out(options: &Options, started: Instant) -> Result<Status, Failure> {
     });
     Ok(Status::Done)
 }
-fn to_json(report: &DumpReport) -> Value {
+fn to_json(report: &DumpReport, volume: Option<&Dumped>) -> Value {
     let known = &report.statistics;
-    json!({"dump": {
+    let mut told = json!({"dump": {
         "image": report.image,
         "tasks": known.tasks,
         "threads": known.threads,
@@ -106,20 +116,25 @@ fn to_json(report: &DumpReport) -> Value {
             .collect::<Vec<_>>(),
         "total_us": report.total_us,
         "statistics": statistics::to_json(known),
-    }})
+    }});
+    if let Some(volume) = volume {
+        told["dump"]["volume"] = with_volume::saved_to_json(volume);
+    }
+    told
 }
 
-fn to_text(report: &DumpReport) -> String {
+fn to_text(report: &DumpReport, volume: Option<&Dumped>) -> String {
     let (longest_us, total_us) = (report.longest_frozen_us, report.total_us);
     let wait_us = report.longest_wait_us;
     format!(
         "image {}\n{}frozen at one time {longest_us:>14} us\n\
          longest wait {wait_us:>20} us\ninstants {:>24}\n\
-         whole dump {total_us:>22} us\nimage bytes {:>21}\nfreed bytes {:>21}\n",
+         whole dump {total_us:>22} us\nimage bytes {:>21}\nfreed bytes {:>21}\n{}",
         report.image,
         statistics::to_text(&report.statistics, ""),
         report.instants,
         report.image_bytes,
         report.freed_bytes,
+        volume.map_or_else(String::new, with_volume::saved_to_text),
     )
 }

@@ -1,6 +1,5 @@
 //! `stillframe vm`: machines under QEMU.
 
-mod pre_save;
 mod restore;
 mod save;
 mod templates;
@@ -22,7 +21,7 @@ pub struct Vm {
 #[derive(Debug, Subcommand)]
 enum Action {
     Save(save::Save),
-    PreSave(pre_save::PreSave),
+    PreSave(save::PreSave),
     Restore(restore::Restore),
     Templates(templates::Templates),
 }

@@ -1,7 +1,7 @@
 //! The stillframe command: reads the command line, calls the engine, tells how it went.
 //!
 //! One file per command ([`dump`], [`pre_dump`], [`restore`], [`check`], [`show`], [`merge`],
-//! [`dedup`], [`network`], [`import`], [`export`], [`serve`],
+//! [`dedup`], [`network`], [`cpuinfo`], [`import`], [`export`], [`serve`],
 //! [`lazy_pages`], [`machine`], [`volume`], [`generate`]). The command line is criu(8)'s:
 //! [`reading`] understands it with the table in [`criu`], [`config`] adds the configuration files.
 //! [`exit`] picks exit statuses; nothing else in the workspace prints.
@@ -11,6 +11,7 @@
 mod bar;
 mod check;
 mod config;
+mod cpuinfo;
 mod criu;
 mod dedup;
 mod dump;
@@ -36,6 +37,7 @@ mod statistics;
 mod values;
 mod volume;
 mod watch;
+mod with_volume;
 
 use std::ffi::OsString;
 use std::time::Instant;
@@ -65,6 +67,7 @@ enum Action {
     Merge(merge::Merge),
     Dedup(dedup::Dedup),
     Network(network::Network),
+    Cpuinfo(cpuinfo::Cpuinfo),
     Import(import::Import),
     Export(export::Export),
     Serve(serve::Serve),
@@ -143,6 +146,7 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
         Some(Command::Merge) => understood("merge", words, merge::Merge::run),
         Some(Command::Dedup) => understood::<dedup::Dedup>("dedup", words, |it| it.run(started)),
         Some(Command::Network) => understood("network", words, network::Network::run),
+        Some(Command::Cpuinfo) => understood("cpuinfo", words, cpuinfo::Cpuinfo::run),
         Some(Command::Import) => understood("import", words, import::Import::run),
         Some(Command::Export) => understood("export", words, export::Export::run),
         Some(Command::Serve) => understood::<serve::Serve>("serve", words, |it| it.run(started)),

@@ -10,6 +10,9 @@ use rustix::process::Pid;
 
 use crate::logfile;
 
+/// For how long a volume may be frozen at a time where nobody says otherwise.
+const DEFAULT_MAX_FROZEN: Duration = Duration::from_secs(5);
+
 /// All that can be asked for. The table in [`crate::criu`] says which option sets what; what the
 /// engine knows as well stands in its own options here.
 #[derive(Debug)]
@@ -44,6 +47,8 @@ pub struct Options {
     pub images_dir: PathBuf,
     /// `--work-dir`.
     pub work_dir: Option<PathBuf>,
+    /// `--libdir`, in which there are no plugins.
+    pub libdir: Option<PathBuf>,
     /// `--action-script`.
     pub action_script: Vec<PathBuf>,
     /// `--status-fd`.
@@ -60,6 +65,10 @@ pub struct Options {
     pub verbosity: u32,
     /// `--config`.
     pub config: Option<PathBuf>,
+    /// `--with-volume`: what is saved with the tree, or where to it is restored.
+    pub with_volume: Option<PathBuf>,
+    /// `--max-frozen`: for how long that is frozen at a time.
+    pub max_frozen: Duration,
     /// `--no-default-config`.
     pub no_default_config: bool,
     /// `--feature` of check.
@@ -92,6 +101,7 @@ impl Default for Options {
             lazy_pages: false,
             images_dir,
             work_dir: None,
+            libdir: None,
             action_script: Vec::new(),
             status_fd: None,
             close: Vec::new(),
@@ -100,6 +110,8 @@ impl Default for Options {
             log_file: None,
             verbosity: logfile::DEFAULT_VERBOSITY,
             config: None,
+            with_volume: None,
+            max_frozen: DEFAULT_MAX_FROZEN,
             no_default_config: false,
             feature: Vec::new(),
             extra: false,

@@ -28,6 +28,8 @@ pub enum Command {
     Dedup,
     /// List or clear what holds connections back.
     Network,
+    /// Save what the processor has, or check it.
+    Cpuinfo,
     /// Make an image of a machine's snapshot.
     Import,
     /// Write one of an image.
@@ -56,6 +58,7 @@ impl Command {
             "merge" => Self::Merge,
             "dedup" => Self::Dedup,
             "network" => Self::Network,
+            "cpuinfo" => Self::Cpuinfo,
             "import" => Self::Import,
             "export" => Self::Export,
             "serve" => Self::Serve,

@@ -9,11 +9,13 @@ use process::{Afterwards, InheritFd, Job, LazyPages, Restored};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 use serde_json::{Value, json};
+use volume::Attached;
 
 use crate::exit::{Failure, Status};
 use crate::options::Options;
 use crate::session::Session;
 use crate::watch::Watch;
+use crate::with_volume::{self, Restoring};
 use crate::{logfile, output};
 
 /// Where restores find a server of lazy pages, in the work directory, as with criu(8).
@@ -57,16 +59,29 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         output::say(&plan);
         return Ok(Status::Done);
     }
-    let mut watch = Watch::new(&session).with_pidfile(pidfile)?;
+    let watch = Watch::new(&session).with_pidfile(pidfile)?;
+    let target = options.with_volume.take();
+    let attached = target.map(|target| with_volume::attach(&session.images_dir, target));
+    let attached = attached.transpose()?;
+    if let Some([before, now]) = attached.as_ref().and_then(|attached| attached.moved) {
+        let what = with_volume::moved(before, now);
+        log::warn!("{what}");
+        output::complain(&format!("stillframe: {what}\n"));
+    }
+    let mut watch = Restoring { watch, attached };
     let mut restored = process::restore(&options.restore, &mut watch).map_err(engine("restore"))?;
-    watch.done();
+    watch.watch.done();
+    let mounted = watch.attached.map(Attached::keep);
     session.ready();
     log::info!(
         "restored {} tasks in {} us",
         restored.tasks,
         restored.total_us
     );
-    options.tell(|| to_json(&restored), || to_text(&restored));
+    options.tell(
+        || to_json(&restored, mounted.as_deref()),
+        || to_text(&restored),
+    );
     if !options.exec_cmd.is_empty() {
         return Err(execute(&options.exec_cmd, &session.work_dir));
     }
@@ -159,15 +174,19 @@ fn wait_for_end(root: Pid) -> rustix::io::Result<WaitStatus> {
     }
 }
 
-fn to_json(restored: &Restored) -> Value {
-    json!({"restore": {
+fn to_json(restored: &Restored, mounted: Option<&Path>) -> Value {
+    let mut told = json!({"restore": {
         "root": restored.root.as_raw_nonzero().get(),
         "tasks": restored.tasks,
         "threads": restored.threads,
         "filled_pages": restored.filled_pages,
         "lazy_bytes": lazy_bytes(restored),
         "total_us": restored.total_us,
-    }})
+    }});
+    if let Some(point) = mounted {
+        told["restore"]["volume"] = json!({"mounted_on": point.display().to_string()});
+    }
+    told
 }
 
 /// What is still to come.

@@ -47,6 +47,18 @@ impl LogArgs {
         self.work_dir.as_deref().unwrap_or(images_dir)
     }
 
+    /// What is written to for the log: its file, or the directory that it is made in.
+    ///
+    /// # Errors
+    /// The current directory cannot be found.
+    pub fn written(&self, images_dir: &Path) -> Result<Vec<PathBuf>, Failure> {
+        let work_dir = absolute(self.work_dir(images_dir))?;
+        let file = self.log_file.as_ref();
+        let file = file.filter(|file| file.as_os_str() != "-");
+        let file = file.map(|file| work_dir.join(file));
+        Ok(vec![file.unwrap_or(work_dir)])
+    }
+
     /// Opens the log file of `command`.
     ///
     /// # Errors

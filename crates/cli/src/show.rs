@@ -83,6 +83,7 @@ fn to_json(image: &Description) -> Value {
                 "needs_proxy": vdso.needs_proxy,
             }))
             .collect::<Vec<_>>(),
+        "instructions": image.instructions,
         "network": image.network.as_ref().map(|network| json!({
             "table": network.table,
             "stands": network.stands,
@@ -204,6 +205,7 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
         };
         writeln!(text, "vDSO {}, {ours}", vdso.build_id)?;
     }
+    write_instructions(text, image)?;
     writeln!(text, "pages {}", fates(&image.pages))?;
     for file in &image.files {
         writeln!(text, "file {} {}", file.name, bytes(file.bytes))?;
@@ -225,7 +227,8 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
             bytes(block.bytes)
         )?;
     }
-    if !image.blocks.is_empty() {
+    let is_of_processor = image.instructions.is_some() && image.tasks.is_empty();
+    if is_of_processor || !image.blocks.is_empty() {
         return Ok(());
     }
     writeln!(text, "\ntree")?;
@@ -236,6 +239,13 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
         write_task(text, task)?;
     }
     Ok(())
+}
+
+fn write_instructions(text: &mut String, image: &Description) -> std::fmt::Result {
+    match &image.instructions {
+        Some(names) => writeln!(text, "instructions {}", printable(&names.join(" "))),
+        None => Ok(()),
+    }
 }
 
 /// Tells what holds the image's connections back.
@@ -480,6 +490,7 @@ mod tests {
                 kernel: "6.18.0".to_owned(),
                 arch: "x86_64".to_owned(),
             },
+            instructions: None,
             vdsos: vec![Vdso {
                 build_id: "0a1b".to_owned(),
                 is_ours: false,

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use process::options::Compression;
-use process::{Allow, CgroupMode, FileValidation, Inherited};
+use process::{Allow, CgroupMode, CpuCap, FileValidation, Inherited};
 use rustix::process::Pid;
 
 /// Reads text that has to be there.
@@ -41,6 +41,29 @@ pub fn compression(value: Option<&OsStr>) -> Result<Option<Compression>, String>
     }
 }
 
+/// Reads what a processor must have: names with commas between them, each taken back by a `^`
+/// before it. Without any it is everything.
+pub fn cpu_cap(value: Option<&OsStr>) -> Result<CpuCap, String> {
+    let mut cap = CpuCap::default();
+    let words = value.map_or(Ok("all"), |value| text(Some(value)))?;
+    for word in words.split(',') {
+        let (name, on) = match word.strip_prefix('^') {
+            Some(name) => (name, false),
+            None => (word, true),
+        };
+        match name {
+            // What threads have in their registers counts in any case.
+            "fpu" => {}
+            "ins" => cap.instructions = on,
+            "cpu" => cap.same = on,
+            "all" if on => cap = CpuCap::ALL,
+            "all" | "none" => cap = CpuCap::default(),
+            _ => return Err(format!("there is no {word:?}: fpu, ins, cpu, all or none")),
+        }
+    }
+    Ok(cap)
+}
+
 /// Reads inodes of sockets with commas between them, and allows these; without any, all.
 pub fn inodes(value: Option<&OsStr>, allowed: &mut Allow) -> Result<(), String> {
     allowed.ext_unix_sk = true;
@@ -51,6 +74,16 @@ pub fn inodes(value: Option<&OsStr>, allowed: &mut Allow) -> Result<(), String> 
         allowed.ext_unix_inodes.push(inode);
     }
     Ok(())
+}
+
+/// Accepts a directory of plugins where there is none.
+pub fn without_plugins(dir: PathBuf) -> Result<PathBuf, String> {
+    let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+    let mut names = entries.map(|entry| entry.path());
+    match names.find(|path| path.extension() == Some(OsStr::new("so"))) {
+        Some(plugin) => Err(format!("{} cannot be loaded", plugin.display())),
+        None => Ok(dir),
+    }
 }
 
 /// Reads how a file is known.
@@ -178,6 +211,40 @@ mod tests {
         for text in ["", "M", "-1", "1T", "1 M", "99999999999G"] {
             assert!(size(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn capabilities_are_added_and_taken_back_in_order() {
+        let cap = |instructions, same| Ok(CpuCap { instructions, same });
+        for (text, read) in [
+            ("fpu", cap(false, false)),
+            ("ins", cap(true, false)),
+            ("cpu,ins", cap(true, true)),
+            ("all", cap(true, true)),
+            ("all,^cpu", cap(true, false)),
+            ("all,none", cap(false, false)),
+            ("^all,ins", cap(true, false)),
+        ] {
+            assert_eq!(cpu_cap(Some(text.as_ref())), read, "{text}");
+        }
+        assert_eq!(cpu_cap(None), cap(true, true));
+        for text in ["", "sse", "ins,", "^"] {
+            assert!(cpu_cap(Some(text.as_ref())).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn plugins_are_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for dir in [folder.path(), "/nowhere".as_ref()] {
+            assert_eq!(without_plugins(dir.into()), Ok(dir.into()));
+        }
+        std::fs::write(folder.path().join("amdgpu_plugin.so"), "").expect("written");
+        let error = without_plugins(folder.path().into()).expect_err("there is one");
+        assert!(
+            error.ends_with("amdgpu_plugin.so cannot be loaded"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -7,7 +7,9 @@ use std::process::Stdio;
 use rounds::{Rounds, number, under_fire};
 use serde_json::Value;
 use testkit::chance::Chance;
+use testkit::huge_pages::HugePages;
 use testkit::needs_root;
+use testkit::slow_disk::SlowDisk;
 use testkit::subject::Subject;
 use testkit::tree;
 use testkit::wait::{SOON, wait_until};
@@ -461,5 +463,47 @@ fn a_target_has_no_descriptor_or_mapping_of_ours() {
         rounds.pre_dump();
         assert_eq!(look(), before);
     }
+    assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn huge_pages_are_read_by_every_round() {
+    needs_root!();
+    needs_tracking!();
+    let Ok(_pages) = HugePages::reserve(40) else {
+        testkit::skip!("huge pages cannot be reserved");
+    };
+    let subject = Subject::start("huge-pages", &[]);
+    let mut rounds = Rounds::new(subject.pid());
+    for _ in 0..2 {
+        rounds.pre_dump();
+        assert_eq!(subject.ask("write"), "right");
+        rounds.pre_dump();
+        assert_eq!(subject.ask("write"), "right");
+        rounds.make("dump", &[]);
+        tree::reap_orphans();
+        rounds.restore(&[]);
+        assert_eq!(subject.ask("check"), "right");
+        rounds.clear();
+    }
+}
+
+#[test]
+fn what_disks_write_to_memory_is_not_stale() {
+    needs_root!();
+    needs_tracking!();
+    let Ok(disk) = SlowDisk::mount() else {
+        testkit::skip!("FUSE cannot be mounted");
+    };
+    let file = disk.file();
+    let subject = Subject::start("direct-reads", &[file.to_str().expect("a name")]);
+    let mut rounds = Rounds::new(subject.pid());
+    for _ in 0..6 {
+        rounds.pre_dump();
+        let reads = subject.ask_number("reads");
+        wait_until("reads", SOON, || subject.ask_number("reads") > reads + 40);
+    }
+    rounds.make("dump", &[]);
+    rounds.restore(&[]);
     assert_eq!(subject.ask("check"), "right");
 }

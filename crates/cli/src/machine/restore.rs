@@ -3,16 +3,19 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
 use vm::qemu::{Moment, Observer, RestoreOptions, Restored, Way};
+use volume::Attached;
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
 use crate::output;
 use crate::session::LogArgs;
+use crate::with_volume;
 
 /// Start machines under QEMU as an image has them
 #[derive(Debug, Args)]
@@ -33,6 +36,10 @@ pub struct Restore {
     /// saved again [default for one machine]
     #[arg(long, conflicts_with = "share")]
     eager: bool,
+
+    /// Let each machine run at once, and fill its memory meanwhile: first what it touches
+    #[arg(long, conflicts_with_all = ["eager", "share", "keep", "pool"])]
+    lazy: bool,
 
     /// Have all machines map one copy of the memory, and pay for what they write [default for
     /// several]
@@ -64,6 +71,21 @@ pub struct Restore {
     #[arg(long, value_name = "DIR", default_value = ".")]
     qmp_dir: PathBuf,
 
+    /// Where each machine has a disk of its own for each one that the image has (vm save
+    /// --with-disks): NAME-1.qcow2, over the image's, which are put there once
+    #[arg(long, value_name = "DIR")]
+    disk_dir: Option<PathBuf>,
+
+    /// Write the volume of the image (vm save --with-volume) to the device first, and mount it
+    /// where it was
+    #[arg(long, value_name = "DEVICE", conflicts_with = "pool")]
+    with_volume: Option<PathBuf>,
+
+    /// How long QEMU may take to answer, and half of how long until it does for the first time
+    #[arg(long, value_name = "SECONDS", default_value_t = vm::qemu::PATIENCE.as_secs())]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
+
     #[command(flatten)]
     log: LogArgs,
 
@@ -72,7 +94,7 @@ pub struct Restore {
     pub json: bool,
 
     /// QEMU and its arguments, instead of those that the image has; {n} and {name} are each
-    /// machine's number and name
+    /// machine's number and name, {disk1}, {disk2} and so on the files of its disks
     #[arg(last = true, value_name = "QEMU")]
     command: Vec<OsString>,
 }
@@ -88,7 +110,8 @@ impl Restore {
         if let Some(program) = command.first_mut() {
             *program = find(program);
         }
-        let shared = self.share || self.pool > 0 || (!self.eager && self.clones > 1);
+        let own = self.eager || self.lazy;
+        let shared = self.share || self.pool > 0 || (!own && self.clones > 1);
         if self.keep > 0 && !shared {
             let what = "--keep is for machines that share their memory: add --share";
             return Err(Failure::Usage(what.to_owned()));
@@ -97,30 +120,45 @@ impl Restore {
             let what = "no machine would have the memory of those that wait: add --keep";
             return Err(Failure::Usage(what.to_owned()));
         }
-        let scripts = Scripts {
-            files: self.action_script,
-            images_dir: crate::session::absolute(&self.images_dir)?,
-            bar: Bar::default(),
-        };
+        let images_dir = crate::session::absolute(&self.images_dir)?;
         let options = RestoreOptions {
-            way: match shared {
-                true => Way::Share(Duration::from_secs(self.keep)),
-                false => Way::Eager,
+            way: match (shared, self.lazy) {
+                (true, _) => Way::Share(Duration::from_secs(self.keep)),
+                (false, true) => Way::Lazy,
+                (false, false) => Way::Eager,
             },
             templates: super::templates::folder(),
             images: self.images_dir.into(),
             clones: self.clones,
             name: self.name,
             sockets: crate::session::absolute(&self.qmp_dir)?,
+            disks: self
+                .disk_dir
+                .as_deref()
+                .map(crate::session::absolute)
+                .transpose()?,
             command,
             environment: std::env::vars_os().collect(),
             pool: self.pool,
+            patience: Duration::from_secs(self.timeout),
         };
+        let mut attached = None;
+        if let Some(target) = self.with_volume {
+            vm::qemu::look(&options).map_err(Failure::machine("vm restore"))?;
+            attached = Some(with_volume::attach(&images_dir, target)?);
+        }
+        let scripts = Scripts {
+            files: self.action_script,
+            images_dir,
+            bar: Bar::default(),
+            attached: Mutex::new(attached),
+        };
+        // Where it fails, no machine is left, and the volume is unmounted with the scripts.
         let restored = vm::qemu::restore(&options, &scripts);
-        drop(scripts);
         let restored = restored.map_err(Failure::machine("vm restore"))?;
+        let mounted = scripts.done();
         let text = if self.json {
-            format!("{}\n", to_json(&restored))
+            format!("{}\n", to_json(&restored, mounted.as_deref()))
         } else {
             restored.iter().map(to_text).collect()
         };
@@ -134,6 +172,21 @@ struct Scripts {
     files: Vec<PathBuf>,
     images_dir: PathBuf,
     bar: Bar,
+    /// The volume of the image, which stays from the moment on in which a guest may run.
+    attached: Mutex<Option<Attached>>,
+}
+
+impl Scripts {
+    fn attached(&self) -> std::sync::MutexGuard<'_, Option<Attached>> {
+        let attached = self.attached.lock();
+        attached.unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Leaves the volume mounted, if there is one; gives where that is.
+    fn done(self) -> Option<PathBuf> {
+        let attached = self.attached().take();
+        attached.map(Attached::keep)
+    }
 }
 
 impl Observer for Scripts {
@@ -164,6 +217,9 @@ impl Observer for Scripts {
             let file = file.display();
             return Err(format!("action script {file}: {action}: {outcome}"));
         }
+        if let (Moment::PreResume, Some(attached)) = (moment, &mut *self.attached()) {
+            attached.outlive();
+        }
         Ok(())
     }
 }
@@ -180,7 +236,7 @@ fn find(program: &OsString) -> OsString {
     found.unwrap_or_else(|| program.clone())
 }
 
-fn to_json(restored: &[Restored]) -> serde_json::Value {
+fn to_json(restored: &[Restored], mounted: Option<&Path>) -> serde_json::Value {
     let machine = |one: &Restored| {
         json!({
             "name": one.name,
@@ -188,10 +244,15 @@ fn to_json(restored: &[Restored]) -> serde_json::Value {
             "pid": one.pid,
             "qmp": one.socket.display().to_string(),
             "log": one.log.display().to_string(),
+            "disks": one.disks.iter().map(|path| path.display().to_string()).collect::<Vec<_>>(),
         })
     };
     let machines = restored.iter().map(machine).collect::<Vec<_>>();
-    json!({"vm_restore": { "machines": machines }})
+    let mut told = json!({"vm_restore": { "machines": machines }});
+    if let Some(point) = mounted {
+        told["vm_restore"]["volume"] = json!({"mounted_on": point.display().to_string()});
+    }
+    told
 }
 
 fn to_text(one: &Restored) -> String {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use volume::{DumpOptions, Dumped};
+use volume::{DumpOptions, Dumped, Images, Level};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
@@ -25,11 +25,29 @@ pub struct Dump {
     images_dir: PathBuf,
 
     /// Save what has changed since the image in this directory, relative to that of the new one
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", group = "older")]
     prev_images_dir: Option<PathBuf>,
 
+    /// Save what has changed since the last dump of a lower level that was noted, whose image is
+    /// in a directory beside the new one; everything where none was
+    #[arg(long, value_name = "LEVEL", group = "older")]
+    level: Option<u32>,
+
+    /// Note the dump, its level and date
+    #[arg(short = 'u', long, requires = "level")]
+    update: bool,
+
+    /// Where dumps are noted
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "level",
+        default_value = "/etc/dumpdates"
+    )]
+    dumpdates: PathBuf,
+
     /// Read files also that seem unchanged, and tell of pages that differ
-    #[arg(long, requires = "prev_images_dir")]
+    #[arg(long, requires = "older")]
     verify_unchanged: bool,
 
     /// For how long a mounted file system may be frozen at a time; it is thawed then in any case
@@ -62,11 +80,20 @@ impl Dump {
     /// # Errors
     /// Whatever the engine tells; nothing is left then.
     pub fn run(self) -> Result<Status, Failure> {
-        let parent = self.prev_images_dir.map(|dir| self.images_dir.join(dir));
+        let failed = || Failure::volume("volume dump");
+        let level = self.level.map(|level| Level {
+            level,
+            dumpdates: self.dumpdates,
+        });
+        let images = Images::from(self.images_dir.clone());
+        let parent = match (&level, self.prev_images_dir) {
+            (Some(level), _) => level.parent(&self.volume, &images).map_err(failed())?,
+            (None, dir) => dir.map(|dir| self.images_dir.join(dir).into()),
+        };
         let (context, rate_bytes_per_s) = self.reading.apply()?;
         let options = DumpOptions {
-            parent: parent.map(Into::into),
-            images: self.images_dir.into(),
+            parent,
+            images,
             volume: self.volume,
             verify_unchanged: self.verify_unchanged,
             max_frozen: Duration::from_millis(self.max_frozen),
@@ -81,9 +108,13 @@ impl Dump {
             bar.show(done, total);
         });
         drop(bar);
-        let dumped = dumped.map_err(Failure::volume("volume dump"))?;
+        let dumped = dumped.map_err(failed())?;
+        if let Some(level) = level.filter(|_| self.update) {
+            let noted = level.note(&options.volume, dumped.instant);
+            noted.map_err(failed())?;
+        }
         let text = match self.json {
-            true => format!("{}\n", to_json(&dumped)),
+            true => format!("{}\n", to_json(&dumped, options.parent.as_ref())),
             false => to_text(&dumped),
         };
         output::say(&text);
@@ -91,7 +122,7 @@ impl Dump {
     }
 }
 
-fn to_json(dumped: &Dumped) -> serde_json::Value {
+fn to_json(dumped: &Dumped, parent: Option<&Images>) -> serde_json::Value {
     let us = |time: Duration| time.as_micros() as u64;
     let mut told = json!({
         "image": dumped.image.to_string(),
@@ -103,6 +134,9 @@ fn to_json(dumped: &Dumped) -> serde_json::Value {
         "silent_pages": dumped.silent_pages,
         "replayed_blocks": dumped.replayed_blocks,
     });
+    if let Some(parent) = parent {
+        told["parent"] = parent.to_string().into();
+    }
     if !dumped.bad.is_empty() {
         let bad = dumped.bad.iter();
         let bad = bad.map(|bad| json!({"block": bad.block, "owner": bad.owner}));

@@ -1,8 +1,10 @@
 //! `stillframe volume`: ext4 volumes become images, and images volumes.
 
 mod dump;
+mod export;
 mod extract;
 mod files;
+mod import;
 mod mount;
 mod reading;
 mod restore;
@@ -27,6 +29,8 @@ enum Action {
     Extract(extract::Extract),
     Diff(extract::Diff),
     Mount(mount::Mount),
+    Export(export::Export),
+    Import(import::Import),
 }
 
 impl Volume {
@@ -43,6 +47,8 @@ impl Volume {
             Action::Extract(extract) => extract.run(),
             Action::Diff(diff) => diff.run(),
             Action::Mount(mount) => mount.run(),
+            Action::Export(export) => export.run(),
+            Action::Import(import) => import.run(),
         }
     }
 }

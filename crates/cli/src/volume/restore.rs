@@ -1,5 +1,6 @@
 //! `stillframe volume restore`: an image becomes a volume again.
 
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -9,6 +10,7 @@ use volume::RestoreOptions;
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
 use crate::output;
+use crate::values::size;
 
 /// Write a volume of an image to a device or a sparse file
 #[derive(Debug, Args)]
@@ -25,6 +27,11 @@ pub struct Restore {
     #[arg(long)]
     verify: bool,
 
+    /// Have the file system use all of a device that is larger, or of a file made so large
+    /// (e2fsck(8) and resize2fs(8) do that)
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, value_parser = size)]
+    grow: Option<Option<u64>>,
+
     /// Do not wait until it is on the disk
     #[arg(long)]
     no_sync: bool,
@@ -40,6 +47,16 @@ impl Restore {
     /// # Errors
     /// Whatever the engine tells; a file that was there is as it was.
     pub fn run(self) -> Result<Status, Failure> {
+        let is_device =
+            std::fs::metadata(&self.target).is_ok_and(|facts| facts.file_type().is_block_device());
+        let wrong = match (self.grow, is_device) {
+            (Some(None), false) => "--grow needs a size where the target is a file: --grow=SIZE",
+            (Some(Some(_)), true) => "a device has its size: use --grow without one",
+            _ => "",
+        };
+        if !wrong.is_empty() {
+            return Err(Failure::Usage(wrong.to_owned()));
+        }
         let options = RestoreOptions {
             images: self.images_dir.into(),
             target: self.target,
@@ -50,21 +67,33 @@ impl Restore {
         let restored = volume::restore(&options, &|done, total| bar.show(done, total));
         drop(bar);
         let restored = restored.map_err(Failure::volume("volume restore"))?;
+        let target = &options.target;
+        let grown = self.grow.map(|size| volume::grow(target, size));
+        let grown = grown
+            .transpose()
+            .map_err(Failure::volume("volume restore"))?;
         let (len_bytes, written) = (restored.len_bytes, restored.written_pages);
         let verified = restored.verified_pages;
         let text = if self.json {
-            let told = json!({"volume_restore": {
+            let mut told = json!({"volume_restore": {
                 "len_bytes": len_bytes,
                 "written_pages": written,
                 "verified_pages": verified,
             }});
+            if let Some(grown) = grown {
+                told["volume_restore"]["grown_bytes"] = grown.into();
+            }
             format!("{told}\n")
         } else {
             let checked = match self.verify {
                 true => format!("; {verified} pages were read again"),
                 false => String::new(),
             };
-            format!("a volume of {len_bytes} bytes, {written} pages of them written{checked}\n")
+            let grown = grown.map(|bytes| format!("; resize2fs(8) made it {bytes} bytes large"));
+            let grown = grown.unwrap_or_default();
+            format!(
+                "a volume of {len_bytes} bytes, {written} pages of them written{checked}{grown}\n"
+            )
         };
         output::say(&text);
         Ok(Status::Done)

@@ -285,6 +285,27 @@ fn what_nobody_restores_is_listed_and_cleared() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
+/// Who keeps packets away himself has no rules made.
+#[test]
+fn connections_that_others_hold_back_survive() {
+    needs_root!();
+    needs_program!("python3");
+    let stillframe = stillframe();
+    let (server, port) = echo(1);
+    let mut client = connect(port);
+    for method in ["skip", "nftables", "iptables"] {
+        talk(&mut client, method);
+        stillframe.clear();
+        let options = [KEEP, &["--network-lock", method]].concat();
+        stillframe.dump(server.pid(), &options).must();
+        if !stillframe.is_peer() {
+            assert_eq!(tables(&stillframe).is_empty(), method == "skip");
+        }
+        stillframe.restore(&options).must();
+        talk(&mut client, method);
+    }
+}
+
 #[test]
 fn a_busy_server_is_dumped_between_its_connections() {
     needs_root!();

@@ -5,7 +5,7 @@ use testkit::subject::Subject;
 use testkit::tree;
 use testkit::wait::{SOON, wait_until};
 
-use crate::{assert_restored, assert_untouched, stillframe};
+use crate::{assert_cycles, assert_restored, assert_untouched, stillframe};
 
 #[track_caller]
 fn advances(subject: &Subject, question: &str) {
@@ -91,12 +91,7 @@ fn ten_cycles_of_a_waiting_task_change_nothing() {
     needs_root!();
     let stillframe = stillframe();
     let subject = Subject::start("fds", &[]);
-    wait_until("the subject to wait", SOON, || subject.is_waiting());
-    let before = Facts::still(subject.pid());
-    stillframe.cycle(10, &subject, &[]);
-    wait_until("the subject to wait", SOON, || subject.is_waiting());
-    let after = Facts::still(subject.pid());
-    assert_restored(&stillframe, &before, &after, "descriptors");
+    assert_cycles(&stillframe, 10, &subject, "descriptors");
     assert_eq!(subject.ask("check"), "right");
 }
 

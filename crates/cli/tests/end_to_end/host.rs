@@ -134,3 +134,40 @@ fn what_an_image_needs_is_told_before_the_restore() {
     assert!(restored.expect("it can be started").status.success());
     assert!(program.is_alive());
 }
+
+#[test]
+fn what_a_processor_has_is_checked_and_does_not_take_the_place_of_a_tree() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        skip!("it puts files beside the image");
+    }
+    let program = Program::new("sleep").arg("1000").spawn();
+    stillframe.dump(program.pid(), &["--cpu-cap=ins"]).must();
+    let cpuinfo = |action: &str, folder: &std::path::Path, options: &[&str]| {
+        let mut command = stillframe.command(&["cpuinfo", action]);
+        let output = command.arg("-D").arg(folder).args(options).output();
+        let output = output.expect("it can be started");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), told)
+    };
+    let elsewhere = tempfile::tempdir().expect("a scratch folder");
+    let (status, told) = cpuinfo("dump", elsewhere.path(), &[]);
+    assert_eq!(status, Some(0), "{told}");
+    for folder in [stillframe.images(), elsewhere.path()] {
+        for options in [&[][..], &["--cpu-cap=ins"], &["--cpu-cap=all,^cpu"]] {
+            let (status, told) = cpuinfo("check", folder, options);
+            assert_eq!(status, Some(0), "{told}");
+        }
+    }
+    let (status, told) = cpuinfo("dump", stillframe.images(), &[]);
+    assert_eq!(status, Some(3), "{told}");
+    assert!(told.contains("has image"), "{told}");
+    stillframe.restore(&["--cpu-cap"]).must();
+    assert!(program.is_alive());
+    // Where the dump was not to note it, it cannot be asked for.
+    stillframe.dump(program.pid(), &[]).must();
+    let refused = stillframe.restore(&["--cpu-cap=ins"]).must_fail();
+    refused.names(&["--cpu-cap=ins"]);
+    stillframe.restore(&[]).must();
+}

@@ -33,6 +33,18 @@ fn wait_whole(stillframe: &Stillframe) {
     wait_until("all pages", SOON, || servers(stillframe).is_empty());
 }
 
+/// Waits until the kernel has closed the userfaultfd of a server that has ended: it has lost its
+/// name and its environment before.
+fn wait_unregistered(pid: u32) {
+    wait_until("the end of the userfaultfd", SOON, || {
+        let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+        !maps.is_empty()
+            && !maps
+                .lines()
+                .any(|line| line.starts_with("VmFlags") && line.contains(" um"))
+    });
+}
+
 #[test]
 fn memory_that_moves_while_it_comes_is_right() {
     needs_root!();
@@ -71,6 +83,7 @@ fn a_program_that_is_looked_at_after_all_has_come_is_what_it_was() {
         stillframe.dump(subject.pid(), &[]).must();
         stillframe.restore(LAZY).must();
         wait_whole(&stillframe);
+        wait_unregistered(subject.pid());
         assert_restored(&stillframe, &before, &Facts::still(subject.pid()), name);
         assert_eq!(subject.ask("check"), "right", "{name}");
     }

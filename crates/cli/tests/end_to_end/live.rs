@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use testkit::chance::Chance;
 use testkit::facts::Facts;
 use testkit::program::Program;
+use testkit::slow_disk::SlowDisk;
 use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
 use testkit::tree;
@@ -446,5 +447,27 @@ fn a_data_base_is_copied_at_the_instant() {
         put_back(&at("copy"), &at("db"));
         stillframe.restore(&["--file-locks"]).must();
         assert!(ask() >= before, "{options:?}");
+    }
+}
+
+#[test]
+fn what_disks_write_to_memory_is_of_the_instant() {
+    needs_root!();
+    let stillframe = stillframe();
+    let Ok(disk) = SlowDisk::mount() else {
+        testkit::skip!("FUSE cannot be mounted");
+    };
+    let file = disk.file();
+    let subject = Subject::start("direct-reads", &[file.to_str().expect("a name")]);
+    for _ in 0..3 {
+        let reads = subject.ask_number("reads");
+        wait_until("reads", SOON, || subject.ask_number("reads") > reads + 500);
+        stillframe.clear();
+        stillframe.dump(subject.pid(), &["--live"]).must();
+        let pids = subject.tree();
+        subject.kill();
+        tree::wait_gone(&pids);
+        stillframe.restore(&[]).must();
+        assert_eq!(subject.ask("check"), "right");
     }
 }

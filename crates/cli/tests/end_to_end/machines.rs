@@ -1,8 +1,16 @@
 //! `vm save` and `vm restore`: a Linux guest under QEMU becomes an image, and one machine or many
 //! again.
 
+mod balloon;
+mod disks;
+mod faults;
+mod kinds;
+mod lazy;
 mod live;
+mod long;
+mod native;
 mod pool;
+mod with_volume;
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -14,8 +22,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testkit::machine::linux::{self, Line, Linux};
+use testkit::machine::linux::{self, Emulator, Line, Linux};
 use testkit::wait::{SOON, wait_until};
+use vm::qemu::Qmp;
 
 /// MiB of the guest's memory.
 const MIB: u32 = 256;
@@ -58,10 +67,11 @@ fn base() -> &'static Base {
 
 /// The command line of the machine, with memory that can be saved.
 fn words(archive: &Path) -> Vec<String> {
-    let mut words = linux::words(archive, MIB);
-    let object = format!("memory-backend-memfd,id=mem,size={MIB}M,share=on");
+    let emulator = Emulator::of_tests();
+    let mut words = linux::words(emulator, archive, MIB);
     let machine = "q35,memory-backend=mem".to_owned();
-    words.extend(["-object".to_owned(), object, "-machine".to_owned(), machine]);
+    let memory = emulator.memory(MIB);
+    words.extend(["-object".to_owned(), memory, "-machine".to_owned(), machine]);
     words
 }
 
@@ -134,8 +144,7 @@ fn restored(folder: &Path, image: &Path, name: &str) -> (Machines, Line) {
     let archive = base().folder.join("archive");
     let serial = folder.join(format!("{name}.serial"));
     let line = format!("unix:{},server=on,wait=off", serial.display());
-    let program = ["qemu-system-x86_64".to_owned()].into_iter();
-    let words = program.chain(words(&archive));
+    let words = words(&archive).into_iter();
     let words = words
         .chain(["-serial".to_owned(), line])
         .collect::<Vec<_>>();
@@ -156,22 +165,15 @@ fn restored(folder: &Path, image: &Path, name: &str) -> (Machines, Line) {
 }
 
 /// Asks a monitor one thing.
-fn qmp(socket: &str, command: &str) -> Value {
-    let stream = UnixStream::connect(socket).expect("it listens");
-    let mut lines = BufReader::new(&stream).lines();
-    let mut answer = |command: &str| {
-        let said = json!({"execute": command}).to_string();
-        (&stream).write_all(said.as_bytes()).expect("it hears");
-        loop {
-            let line = lines.next().expect("an answer").expect("text");
-            let line: Value = serde_json::from_str(&line).expect("JSON");
-            if line.get("return").is_some() {
-                return line["return"].clone();
-            }
-        }
-    };
-    answer("qmp_capabilities");
-    answer(command)
+fn qmp(socket: &str, command: &'static str) -> Value {
+    qmp_with(socket, command, json!({}))
+}
+
+/// The same with arguments.
+fn qmp_with(socket: &str, command: &'static str, with: Value) -> Value {
+    let mut monitor = Qmp::connect(Path::new(socket)).expect("it listens");
+    monitor.greet(SOON).expect("it is a monitor");
+    monitor.call(command, with).expect("it answers")
 }
 
 #[test]
@@ -278,10 +280,8 @@ fn clones_share_their_memory_and_write_apart() {
     let image = image.to_str().expect("text");
     let archive = base.folder.join("archive");
     let serial = "unix:{name}.serial,server=on,wait=off".to_owned();
-    let line = ["qemu-system-x86_64".to_owned()].into_iter();
-    let line = line
-        .chain(words(&archive))
-        .chain(["-serial".to_owned(), serial]);
+    let line = words(&archive).into_iter();
+    let line = line.chain(["-serial".to_owned(), serial]);
     let line = line.collect::<Vec<_>>();
     let line = line.iter().map(String::as_str).collect::<Vec<_>>();
     let options = ["-D", image, "-o", "/dev/null", "-n"];
@@ -354,11 +354,7 @@ fn what_cannot_be_saved_is_refused_before_the_guest_is_stopped() {
     let shared = "memory-backend-file,id=mem,size=64M,share=on,mem-path=shared";
     let others = "memory-backend-file,id=others,size=1M,share=on,mem-path=others";
     let cases: [(&str, &[&str], &str); 5] = [
-        (
-            "plain",
-            &["-m", "64"],
-            "memory-backend-memfd,id=mem,size=64M,share=on",
-        ),
+        ("plain", &["-m", "64"], "mem,size=64M,"),
         (
             "private",
             &[
@@ -395,8 +391,8 @@ fn what_cannot_be_saved_is_refused_before_the_guest_is_stopped() {
             "-m",
             "64",
         ];
-        let words = fixed.iter().chain(words).map(|word| (*word).to_owned());
-        let guest = Linux::start(folder, name, &words.collect::<Vec<_>>(), &[]);
+        let words = [&fixed[..], words].concat();
+        let guest = Linux::start(folder, name, &Emulator::of_tests().program(), &words);
         wait_until("QEMU to listen", SOON, || {
             UnixStream::connect(&guest.qmp).is_ok()
         });
@@ -438,9 +434,9 @@ fn a_machine_comes_back_with_the_disk_that_it_had_and_no_other() {
     ];
     let more = ["-object", object, "-machine", "pc,memory-backend=mem"];
     let drive = ["-drive", "file=disk,format=raw,if=virtio"];
-    let words = words.iter().chain(&more).chain(&drive);
-    let words = words.map(|word| (*word).to_owned()).collect::<Vec<_>>();
-    let mut guest = Linux::start(folder, "machine", &words, &[]);
+    let words = [&words[..], &more, &drive].concat();
+    let program = Emulator::of_tests().program();
+    let mut guest = Linux::start(folder, "machine", &program, &words);
     wait_until("QEMU to listen", SOON, || {
         UnixStream::connect(&guest.qmp).is_ok()
     });
@@ -592,18 +588,16 @@ fn machines_that_cannot_be_are_refused_and_none_is_left() {
     let image = image.to_str().expect("text");
     let object = format!("memory-backend-memfd,id=mem,size={MIB}M");
     let m = format!("{MIB}");
-    let qemu = [
-        "qemu-system-x86_64",
-        "-accel",
-        "tcg",
-        "-nodefaults",
-        "-display",
-        "none",
-    ];
+    let emulator = Emulator::of_tests();
+    let program = emulator.program();
+    let mut qemu = program.iter().map(String::as_str).collect::<Vec<_>>();
+    qemu.extend(["-accel", "tcg", "-nodefaults", "-display", "none"]);
+    let [q35, i440fx] = ["q35", "i440fx"].map(|it| format!("pc-{it}-{}", emulator.version()));
+    let other = format!("was started with {i440fx}");
     let with = ["-object", &object, "-m", &m];
     let cases = [
         (["/bin/false"].to_vec(), 3, "no -object with id=mem"),
-        ([&["/bin/false"][..], &with].concat(), 4, "pc-q35-7.2"),
+        ([&["/bin/false"][..], &with].concat(), 4, q35.as_str()),
         (
             [&["/no/such"][..], &with].concat(),
             6,
@@ -612,7 +606,7 @@ fn machines_that_cannot_be_are_refused_and_none_is_left() {
         (
             [&qemu[..], &with, &["-machine", "pc,memory-backend=mem"]].concat(),
             3,
-            "was started with pc-i440fx-7.2",
+            &other,
         ),
         (
             [&qemu[..], &with, &["-machine", "pc-q35-99.9"]].concat(),
@@ -678,6 +672,31 @@ fn pids_of(name: &str) -> Vec<i32> {
     pids.filter(is_it).collect()
 }
 
+/// A copy of the base's image in which a bit of a page is not what it was.
+fn damaged_copy(folder: &Path, at: u64) -> PathBuf {
+    let copy = folder.join("image");
+    fs::create_dir(&copy).expect("a folder");
+    for entry in fs::read_dir(base().folder.join("image"))
+        .expect("there")
+        .flatten()
+    {
+        fs::copy(entry.path(), copy.join(entry.file_name())).expect("copied");
+    }
+    let pages = fs::read_dir(&copy).expect("there").flatten();
+    let pages = pages.map(|entry| entry.path());
+    let pages = pages.filter(|path| path.to_string_lossy().contains("/pages-"));
+    let largest = pages.max_by_key(|path| fs::metadata(path).map_or(0, |facts| facts.len()));
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(largest.expect("it has pages"))
+        .expect("there");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("read");
+    file.write_all_at(&[byte[0] ^ 1], at).expect("written");
+    copy
+}
+
 #[test]
 fn a_damaged_image_starts_nothing() {
     if let Some(why) = linux::missing() {
@@ -686,39 +705,13 @@ fn a_damaged_image_starts_nothing() {
     let base = base();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
-    let copy = folder.join("image");
-    fs::create_dir(&copy).expect("a folder");
-    for entry in fs::read_dir(base.folder.join("image"))
-        .expect("there")
-        .flatten()
-    {
-        fs::copy(entry.path(), copy.join(entry.file_name())).expect("copied");
-    }
-    let pages = fs::read_dir(&copy).expect("there").flatten();
-    let pages = pages.map(|entry| entry.path());
-    let mut pages = pages.filter(|path| path.to_string_lossy().contains("/pages-"));
-    let pages = pages.next().expect("it has pages");
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .open(&pages)
-        .expect("there");
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, 100_000).expect("read");
-    file.write_all_at(&[byte[0] ^ 1], 100_000).expect("written");
+    let copy = damaged_copy(folder, 100_000);
     // Not as it was recorded: its serial line would take the place of another test's.
     let line = words(&base.folder.join("archive"));
     let line = line.iter().map(String::as_str).collect::<Vec<_>>();
     let options = ["vm", "restore", "-D", "image", "-o", "/dev/null"];
-    let more = [
-        "--name",
-        "damaged",
-        "--",
-        "qemu-system-x86_64",
-        "-serial",
-        "null",
-    ];
-    let options = [&options[..], &more, &line].concat();
+    let more = ["--name", "damaged", "--"];
+    let options = [&options[..], &more, &line, &["-serial", "null"]].concat();
     fail(folder, &options, 5);
     assert_eq!(pids_of("damaged"), [] as [i32; 0]);
     let manifest = copy.join("manifest.img");
@@ -776,11 +769,7 @@ fn who_kills_a_restore_at_any_moment_leaves_no_machine() {
     let line = line.iter().map(String::as_str).collect::<Vec<_>>();
     let image = image.to_str().expect("text");
     let options = ["vm", "restore", "-D", image, "-o", "/dev/null", "--eager"];
-    let options = [
-        &options[..],
-        &["--name", "shot", "--", "qemu-system-x86_64"],
-        &line,
-    ];
+    let options = [&options[..], &["--name", "shot", "--"], &line];
     let options = options.concat();
     let begun = Instant::now();
     let output = stillframe(scratch.path(), &options)

@@ -1,6 +1,7 @@
 //! The command on real programs and on subjects of our own, each with proof that it went on.
 //!
 //! `STILLFRAME_BIN` names another binary to run, such as criu, to prove the tests themselves.
+mod aio;
 mod cgroups;
 mod clocks;
 mod compressed;
@@ -8,10 +9,12 @@ mod compressed_programs;
 mod connections;
 mod cycles;
 mod damage;
+mod deciders;
 mod equal;
 mod files;
 mod generations;
 mod host;
+mod huge_pages;
 mod in_flight;
 mod killed_at;
 mod kills;
@@ -23,11 +26,13 @@ mod machines;
 mod multiplexer;
 mod nginx;
 mod obstacles;
+mod packets;
 mod policies;
 mod python;
 mod redis;
 mod redis_live;
 mod refusals;
+mod rings;
 mod sandboxed;
 mod segments;
 mod serve;
@@ -49,6 +54,8 @@ use std::process::{Command, Stdio};
 
 use testkit::facts::Facts;
 use testkit::stillframe::Stillframe;
+use testkit::subject::Subject;
+use testkit::wait::{SOON, wait_until};
 
 fn stillframe() -> Stillframe {
     Stillframe::new(env!("CARGO_BIN_EXE_stillframe"))
@@ -94,6 +101,18 @@ fn assert_restored(stillframe: &Stillframe, before: &Facts, after: &Facts, what:
         "{what}:\n{}",
         differences.join("\n")
     );
+}
+
+/// Dumps and restores a subject that waits, `times` in a row, and insists that nothing about it
+/// differs.
+#[track_caller]
+fn assert_cycles(stillframe: &Stillframe, times: usize, subject: &Subject, what: &str) {
+    wait_until("the subject to wait", SOON, || subject.is_waiting());
+    let before = Facts::still(subject.pid());
+    stillframe.cycle(times, subject, &[]);
+    wait_until("the subject to wait", SOON, || subject.is_waiting());
+    let after = Facts::still(subject.pid());
+    assert_restored(stillframe, &before, &after, what);
 }
 
 /// Insists that a tree that was left running is what it was.

@@ -10,8 +10,8 @@ use testkit::{needs_program, needs_root};
 
 use crate::{assert_untouched, stillframe};
 
-/// A root with a file lock, a pidfd, a connection and a ring of asynchronous I/O, and a child in
-/// another namespace.
+/// A root with a file lock, a pidfd, a connection and a part of a ring of asynchronous I/O, and a
+/// child in another namespace.
 const MANY: &str = r#"
 import ctypes, fcntl, os, signal, socket, sys, time
 folder = sys.argv[1]
@@ -32,7 +32,8 @@ if child == 0:
     os.mkdir(folder + "/unshared")
     signal.pause()
 rings = ctypes.c_ulong(0)
-ringless = libc.syscall(IO_SETUP, 16, ctypes.byref(rings))
+ringless = libc.syscall(IO_SETUP, 1000, ctypes.byref(rings))
+ringless = ringless or libc.munmap(rings, ctypes.c_size_t(4096))
 space = os.open("/proc/self/ns/net", os.O_RDONLY)
 while not os.path.exists(folder + "/unshared"):
     time.sleep(0.01)

@@ -150,7 +150,6 @@ fn locked_memory_of_threads_survives() {
 import ctypes, signal, threading
 assert ctypes.CDLL(None).mlockall(3) == 0
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-print("ready", flush=True)
 def locked_kib():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmLck")).split()[1])
 def more(*_):
@@ -159,6 +158,7 @@ def more(*_):
     memory = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     print(locked_kib() - before, flush=True)
 signal.signal(signal.SIGUSR1, more)
+print("ready", flush=True)
 while True: signal.pause()
 "#;
     let stillframe = stillframe();
@@ -187,11 +187,11 @@ count = 5000 if hard == resource.RLIM_INFINITY else min(5000, hard - 500)
 sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
 for number, one in enumerate(sockets):
     one.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, number % 7)
-print("ready", flush=True)
 def check(*_):
     found = [one.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) for one in sockets]
     print(found == [number % 7 for number in range(count)], flush=True)
 signal.signal(signal.SIGUSR1, check)
+print("ready", flush=True)
 while True: signal.pause()
 "#;
     let stillframe = stillframe();
@@ -218,11 +218,11 @@ for number, one in enumerate(files):
     os.write(one, b"x" * number)
 high = [os.dup2(one, limit - 1 - number * (1 + number // 20)) for number, one in enumerate(files)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-print("ready", flush=True)
 def check(*_):
     sizes = [os.fstat(one).st_size for one in high]
     print(sizes == list(range(40)), len(os.listdir("/proc/self/fd")), flush=True)
 signal.signal(signal.SIGUSR1, check)
+print("ready", flush=True)
 while True: signal.pause()
 "#;
     let stillframe = stillframe();

@@ -246,7 +246,11 @@ fn nobody_connects_to_a_tree_whose_pid_is_not_free_yet() {
     python.stdin(Stdio::null());
     let mut server = python.spawn().expect("it is there");
     let root = server.id();
-    wait_until("the server to listen", SOON, || connect().is_ok());
+    // Who answers before it leads a session is somebody else.
+    let leads = || tree::session(root) == Some(root);
+    wait_until("the server to listen", SOON, || {
+        leads() && connect().is_ok()
+    });
     let dumped = stillframe.dump_command(root, &["--tcp-close"]).status();
     assert!(
         dumped.expect("it starts").success(),

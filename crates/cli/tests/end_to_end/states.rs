@@ -8,7 +8,7 @@ use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
 
-use crate::{assert_restored, stillframe};
+use crate::{assert_cycles, assert_restored, stillframe};
 
 /// Subjects that wait and change nothing by themselves.
 pub const WAITING: &[(&str, &[&str])] = &[
@@ -33,17 +33,12 @@ pub const WAITING: &[(&str, &[&str])] = &[
 /// guard regions, a stopped child.
 pub const NOT_BY_PEER: &[&str] = &["creds", "mmaps", "stopped"];
 
-/// Dumps and restores the subject, and insists that nothing about it differs.
+/// A subject that was dumped and restored, and about which nothing differs.
 #[track_caller]
 fn restored(name: &str, arguments: &[&str]) -> Subject {
     let stillframe = stillframe();
     let subject = Subject::start(name, arguments);
-    wait_until("the subject to wait", SOON, || subject.is_waiting());
-    let before = Facts::still(subject.pid());
-    stillframe.cycle(1, &subject, &[]);
-    wait_until("the subject to wait", SOON, || subject.is_waiting());
-    let after = Facts::still(subject.pid());
-    assert_restored(&stillframe, &before, &after, name);
+    assert_cycles(&stillframe, 1, &subject, name);
     subject
 }
 
@@ -53,6 +48,75 @@ fn descriptors_survive() {
     let subject = restored("fds", &[]);
     assert_eq!(subject.ask("check"), "right");
     assert_eq!(subject.ask("check"), "right");
+}
+
+#[test]
+fn message_queues_survive() {
+    needs_root!();
+    let stillframe = stillframe();
+    let subject = Subject::start("message-queues", &[]);
+    assert_cycles(&stillframe, 1, &subject, "message queues");
+    assert_eq!(subject.ask("check"), "right");
+    // Nobody there notices a dump that lets it run on.
+    for how in ["--leave-running", "--live"] {
+        stillframe.clear();
+        stillframe.dump(subject.pid(), &[how]).must();
+        assert_eq!(subject.ask("check"), "right", "{how}");
+    }
+    assert_eq!(subject.ask("take"), "3 taken");
+    assert_eq!(subject.ask("give"), "1 before");
+    wait_until("the thread to give it", SOON, || {
+        subject.ask("give") == "2 after"
+    });
+    // As on a host that was started since.
+    stillframe.clear();
+    stillframe.dump(subject.pid(), &[]).must();
+    for name in ["ordered", "empty", "full"] {
+        let name = format!("stillframe-{name}-{}", subject.pid());
+        let name = std::ffi::CString::new(name).expect("no NUL");
+        sys::mqueue::unlink(&name).expect("it has outlived the tree");
+    }
+    stillframe.restore(&[]).must();
+    assert_eq!(subject.ask("check"), "right");
+    assert_eq!(subject.ask("remove"), "removed");
+}
+
+#[test]
+fn memory_deny_write_execute_survives() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer forgets it");
+    }
+    if sys::own::attribute(sys::own::Attribute::Mdwe).is_err() {
+        testkit::skip!("no PR_SET_MDWE");
+    }
+    for arguments in [&[][..], &["alone"]] {
+        let subject = Subject::start("deny-write-exec", arguments);
+        assert_cycles(&stillframe, 3, &subject, "a process under PR_SET_MDWE");
+        assert_eq!(subject.ask("check"), "right");
+        for how in ["--leave-running", "--live"] {
+            stillframe.clear();
+            stillframe.dump(subject.pid(), &[how]).must();
+            assert_eq!(subject.ask("check"), "right", "{how}");
+        }
+        // The last live image, and one over a pre-dump.
+        let pids = subject.tree();
+        subject.kill();
+        testkit::tree::wait_gone(&pids);
+        stillframe.restore(&[]).must();
+        assert_eq!(subject.ask("check"), "right");
+        stillframe.clear();
+        stillframe.pre_dump(subject.pid(), &[]).must();
+        assert_eq!(subject.ask("check"), "right");
+        let first = stillframe.images().with_file_name("first");
+        fs::rename(stillframe.images(), &first).expect("they are on one file system");
+        let over = ["--prev-images-dir", "../first"];
+        stillframe.dump(subject.pid(), &over).must();
+        stillframe.restore(&[]).must();
+        assert_eq!(subject.ask("check"), "right");
+        fs::remove_dir_all(first).expect("it is this test's");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::{action_script, assert_restored, assert_untouched, stillframe};
+use crate::{action_script, assert_cycles, assert_restored, assert_untouched, stillframe};
 
 /// What the parent of a stopped child knows of it.
 #[track_caller]
@@ -44,12 +44,7 @@ fn a_parent_sees_the_stop_of_its_child_once() {
     }
     for arguments in CHILDREN {
         let subject = Subject::start("stopped", arguments);
-        wait_until("the subject to wait", SOON, || subject.is_waiting());
-        let before = Facts::still(subject.pid());
-        stillframe.cycle(2, &subject, &[]);
-        wait_until("the subject to wait", SOON, || subject.is_waiting());
-        let after = Facts::still(subject.pid());
-        assert_restored(&stillframe, &before, &after, "a stopped child");
+        assert_cycles(&stillframe, 2, &subject, "a stopped child");
         check_child(&subject, arguments);
     }
 }

@@ -16,7 +16,7 @@ fn writing(folder: &Path, name: &str) -> (Machines, Line) {
 /// Waits until the guest has written everything again, and looks that every page was as the pass
 /// before has left it.
 #[track_caller]
-fn passes(line: &mut Line) {
+pub(super) fn passes(line: &mut Line) {
     let mut written = || {
         let told = line.ask("written");
         let (passes, wrong) = told.split_once(' ').expect("two numbers");
@@ -29,13 +29,13 @@ fn passes(line: &mut Line) {
 
 /// Saves the machine that listens at `socket`, by words behind `vm`.
 #[track_caller]
-fn saved(folder: &Path, socket: &str, words: &[&str]) -> Value {
+pub(super) fn saved(folder: &Path, socket: &str, words: &[&str]) -> Value {
     let told = run(folder, &[&["vm"], words, &["--qmp", socket]].concat());
     let told = told.as_object().expect("an object").values().next();
     told.expect("what was saved").clone()
 }
 
-fn number(told: &Value, name: &str) -> u64 {
+pub(super) fn number(told: &Value, name: &str) -> u64 {
     told[name].as_u64().expect("a number")
 }
 

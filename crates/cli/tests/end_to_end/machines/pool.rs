@@ -2,6 +2,9 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
 use super::*;
 
 /// How many machines wait for an image.
@@ -26,7 +29,6 @@ fn image(folder: &Path) -> (String, Vec<String>) {
     let told = run(folder, &["vm", "save", "--qmp", "first.qmp", "-D", "image"]);
     let id = told["vm_save"]["image"].as_str().expect("text").to_owned();
     let serial = "unix:{name}.serial,server=on,wait=off";
-    line.insert(0, "qemu-system-x86_64".to_owned());
     line.extend(["-serial", serial].map(str::to_owned));
     (id, line)
 }
@@ -81,7 +83,11 @@ fn a_pool_has_machines_wait_and_is_filled_again() {
 
     // One that has died while it waited is passed over.
     for pid in pids_of("pooled-4") {
-        kill(pid);
+        let pid = Pid::from_raw(pid).expect("a pid");
+        let process = pidfd_open(pid, PidfdFlags::empty()).expect("it lives");
+        kill(pid.as_raw_nonzero().get());
+        // Its first thread may have ended before the others.
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], None).expect("it ends");
     }
     let next = start("1", &[]);
     assert_eq!(next.0[0]["name"], "pooled-5");
@@ -118,7 +124,6 @@ test \"$CRTOOLS_SCRIPT_ACTION $STILLFRAME_VM_NUMBER\" != \"pre-resume 3\"
     let script = script.to_str().expect("text");
     let image = base().folder.join("image");
     let mut line = words(&base().folder.join("archive"));
-    line.insert(0, "qemu-system-x86_64".to_owned());
     line.extend(["-serial", "null"].map(str::to_owned));
     let line = line.iter().map(String::as_str).collect::<Vec<_>>();
     let image = image.to_str().expect("text");

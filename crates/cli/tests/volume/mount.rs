@@ -1,31 +1,19 @@
 //! `stillframe volume mount`: an image as a directory, which goes with who shows it.
-#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use testkit::volumes::{Loop, Mount, Tree, make, noise, populate, run, seen_by_kernel};
+use testkit::volumes::{
+    Loop, Mount, Tree, attached, make, noise, populate, run, seen_by_kernel, unmount,
+};
 use testkit::wait::wait_until;
 
-/// Nothing that is waited for takes longer.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// A folder and names in it.
-struct Place(tempfile::TempDir);
+use super::{LIMIT, Place};
 
 impl Place {
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn name(&self, name: &str) -> String {
-        self.path(name).to_str().unwrap().to_owned()
-    }
-
     /// Whether something is mounted on a directory.
     fn is_mounted(&self, name: &str) -> bool {
         let own = fs::metadata(self.0.path()).unwrap().dev();
@@ -35,7 +23,7 @@ impl Place {
 
 /// An image, a layer over it, and what is in each.
 fn images() -> (Place, Tree, Tree) {
-    let place = Place(tempfile::tempdir().unwrap());
+    let place = Place::new();
     make(
         &place.path("fs"),
         "160M",
@@ -81,14 +69,6 @@ fn signal(child: &Child, signal: &str) {
     run("kill", &["-s", signal, &child.id().to_string()]);
 }
 
-/// Loop devices over files with a name.
-fn attached(name: &str) -> usize {
-    let devices = fs::read_dir("/sys/block").unwrap().flatten();
-    let backing = devices.map(|device| fs::read(device.path().join("loop/backing_file")));
-    let ends = |path: Vec<u8>| path.trim_ascii_end().ends_with(name.as_bytes());
-    backing.flatten().filter(|path| ends(path.clone())).count()
-}
-
 #[test]
 fn an_image_is_shown_as_long_as_somebody_shows_it() {
     testkit::needs_root!();
@@ -107,13 +87,15 @@ fn an_image_is_shown_as_long_as_somebody_shows_it() {
             let write = fs::write(place.path("shown/new"), b"x").unwrap_err();
             assert_eq!(write.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
             match how {
-                "umount" => drop(run(how, &[&place.name("shown")])),
+                "umount" => unmount(&place.path("shown")),
                 _ => signal(&child, how),
             }
             let status = child.wait().unwrap();
             assert!(status.success() || how == "KILL", "{how}: {status}");
             wait_until("nothing is mounted", LIMIT, || !place.is_mounted("shown"));
-            wait_until("no device is left", LIMIT, || attached("volume.img") == 0);
+            wait_until("no device is left", LIMIT, || {
+                !attached().any(|file| file.ends_with("volume.img"))
+            });
         }
     }
 }

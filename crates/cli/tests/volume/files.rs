@@ -1,47 +1,13 @@
 //! `stillframe volume extract` and `diff`: files out of an image, with all that they are.
-#![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use rustix::fs::XattrFlags;
 use testkit::volumes::{Loop, Mount, make, noise, populate, run, seen_by_kernel};
 
-fn stillframe(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
-    command.arg("volume").args(arguments).output().unwrap()
-}
-
-fn succeed(arguments: &[&str]) -> serde_json::Value {
-    let output = stillframe(arguments);
-    assert!(output.status.success(), "{arguments:?}: {output:?}");
-    serde_json::from_slice(&output.stdout).unwrap_or_default()
-}
-
-fn refused(arguments: &[&str], status: i32) -> String {
-    let output = stillframe(arguments);
-    assert_eq!(output.status.code(), Some(status), "{output:?}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// A folder and names in it.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn name(&self, name: &str) -> String {
-        self.path(name).to_str().unwrap().to_owned()
-    }
-}
+use super::{Place, refused, stillframe, succeed};
 
 /// What is seen of files beyond contents and attributes: length and space, links, times in ns.
 fn facts(folder: &Path) -> Vec<(PathBuf, u64, u64, [i64; 4])> {

@@ -1,48 +1,17 @@
 //! `stillframe volume dump` of a file system whose machine has crashed: what the journal has is in
 //! the image, and the source is as it was.
-#![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
 use testkit::volumes::{Loop, Mount, make, noise, populate, run, seen_by_kernel};
 use testkit::wait::wait_until;
 
-/// Nothing that is waited for takes longer.
-const LIMIT: Duration = Duration::from_secs(60);
-
-fn stillframe(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
-    command.arg("volume").args(arguments).output().unwrap()
-}
-
-fn succeed(arguments: &[&str]) -> serde_json::Value {
-    let output = stillframe(arguments);
-    assert!(output.status.success(), "{arguments:?}: {output:?}");
-    serde_json::from_slice(&output.stdout).unwrap_or_default()
-}
-
-/// A folder and names in it.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn name(&self, name: &str) -> String {
-        self.path(name).to_str().unwrap().to_owned()
-    }
-}
+use super::{LIMIT, Place, stillframe, succeed};
 
 /// The machine crashes, for a file system: nothing more reaches its device (ioctl_ext4(2)).
 fn crash(point: &Path) {

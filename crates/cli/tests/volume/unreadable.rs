@@ -1,40 +1,17 @@
 //! `stillframe volume dump` of what cannot be read everywhere, and to a place that is full.
-#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use testkit::volumes::{Mount, make, noise, run};
 
-fn stillframe(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
-    command.arg("volume").args(arguments).output().unwrap()
-}
-
-fn succeed(arguments: &[&str]) -> serde_json::Value {
-    let output = stillframe(arguments);
-    assert!(output.status.success(), "{arguments:?}: {output:?}");
-    serde_json::from_slice(&output.stdout).unwrap_or_default()
-}
-
-/// A folder and names in it.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn name(&self, name: &str) -> String {
-        self.path(name).to_str().unwrap().to_owned()
-    }
-}
+use super::{Place, stillframe, succeed};
 
 /// A file system with one file of 3 MiB, and an image of it.
 fn made() -> Place {
-    let place = Place(tempfile::tempdir().unwrap());
+    let place = Place::new();
     fs::create_dir_all(place.path("tree/folder")).unwrap();
     fs::write(place.path("tree/folder/file"), noise(3 << 20, 6)).unwrap();
     fs::write(place.path("tree/other"), noise(3 << 20, 7)).unwrap();

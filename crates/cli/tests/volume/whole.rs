@@ -1,60 +1,17 @@
 //! `stillframe volume`: what is saved comes back, of every kind of file system, in use or not.
-#![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use testkit::volumes::{Loop, Mount, make, noise, populate, run, seen_by_kernel};
 use testkit::wait::wait_until;
 
-/// Nothing that is waited for takes longer.
-const LIMIT: Duration = Duration::from_secs(60);
-
-fn stillframe(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
-    command.arg("volume").args(arguments).output().unwrap()
-}
-
-fn succeed(arguments: &[&str]) -> serde_json::Value {
-    let output = stillframe(arguments);
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {said}{complained}");
-    serde_json::from_str(&said).unwrap_or_default()
-}
-
-fn refused(arguments: &[&str], status: i32) -> String {
-    let output = stillframe(arguments);
-    let complained = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(
-        output.status.code(),
-        Some(status),
-        "{arguments:?}: {complained}"
-    );
-    complained
-}
-
-/// A folder and names in it.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn name(&self, name: &str) -> String {
-        self.path(name).to_str().unwrap().to_owned()
-    }
-}
+use super::{LIMIT, Place, refused, stillframe, succeed};
 
 /// How much space files take, and when their inodes were changed, by path.
 fn space(folder: &Path) -> Vec<(PathBuf, u64, (i64, i64, i64))> {
@@ -591,4 +548,88 @@ fn a_killed_dump_leaves_nothing_frozen() {
             .all(|name| name.to_str().unwrap().ends_with(".img")),
         "{left:?}"
     );
+}
+
+#[test]
+fn a_killed_restore_leaves_nothing() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("tree")).unwrap();
+    fs::create_dir_all(place.path("to")).unwrap();
+    fs::write(place.path("tree/large"), noise(40 << 20, 5)).unwrap();
+    make(&place.path("fs"), "64M", &[], Some(&place.path("tree")));
+    succeed(&["dump", "-D", &place.name("image"), &place.name("fs")]);
+    let begun = Instant::now();
+    let restore = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
+        command.args(["volume", "restore", "--no-sync", "-D", &place.name("image")]);
+        command.arg(place.path("to/out")).stdout(Stdio::null());
+        command
+    };
+    assert!(restore().status().unwrap().success());
+    let whole = begun.elapsed();
+    let names = || fs::read_dir(place.path("to")).unwrap().count();
+    for number in 0..20_u32 {
+        let mut child = restore().spawn().unwrap();
+        let end = Instant::now() + whole * number / 20;
+        wait_until("the moment has come", LIMIT, || Instant::now() >= end);
+        let _ = child.kill();
+        child.wait().unwrap();
+        assert_eq!(names(), 1, "killed after {number}/20 of a restore");
+    }
+    assert!(fs::read(place.path("to/out")).unwrap() == fs::read(place.path("fs")).unwrap());
+}
+
+#[test]
+fn a_larger_target_is_used() {
+    testkit::needs_root!();
+    let place = Place::new();
+    make(&place.path("fs"), "32M", &["-b", "4096"], None);
+    let device = Loop::attach(&place.path("fs"));
+    let mount = Mount::new(&device.device, &place.path("mount"), "noatime").unwrap();
+    populate(&mount.point, false);
+    // One that is open and has no name: the file system is whole after a repair only.
+    let unnamed = File::create(mount.point.join("unnamed")).unwrap();
+    unnamed.write_all_at(&noise(50_000, 1), 0).unwrap();
+    fs::remove_file(mount.point.join("unnamed")).unwrap();
+    let point = mount.point.to_str().unwrap();
+    succeed(&["dump", "-D", &place.name("image"), point]);
+    let seen = seen_by_kernel(&mount.point);
+    drop((unnamed, mount, device));
+    let out = place.name("out");
+    let refused = refused(&["restore", "-D", &place.name("image"), "--grow", &out], 2);
+    assert!(refused.contains("--grow=SIZE"), "{refused}");
+    let told = succeed(&[
+        "restore",
+        "-D",
+        &place.name("image"),
+        "--json",
+        "--grow=80M",
+        &out,
+    ]);
+    assert_eq!(told["volume_restore"]["grown_bytes"], 80 << 20);
+    fs::write(place.path("larger"), b"").unwrap();
+    File::options()
+        .write(true)
+        .open(place.path("larger"))
+        .unwrap()
+        .set_len(64 << 20)
+        .unwrap();
+    let larger = Loop::attach(&place.path("larger"));
+    let name = larger.device.to_str().unwrap();
+    let told = succeed(&[
+        "restore",
+        "-D",
+        &place.name("image"),
+        "--json",
+        "--verify",
+        "--grow",
+        name,
+    ]);
+    assert_eq!(told["volume_restore"]["grown_bytes"], 64 << 20);
+    drop(larger);
+    for name in ["out", "larger"] {
+        run("e2fsck", &["-fn", &place.name(name)]);
+        let mount = Mount::new(&place.path(name), &place.path("mount"), "loop,noatime").unwrap();
+        assert!(seen_by_kernel(&mount.point) == seen, "{name}");
+    }
 }

@@ -1,0 +1,189 @@
+//! Rings of io_uring(7), with programs that wait for them and real ones that work with them.
+use std::fs;
+use std::path::Path;
+
+use testkit::program::{Program, Spawned};
+use testkit::subject::Subject;
+use testkit::wait::{SOON, wait_until};
+use testkit::{needs_program, needs_root};
+
+use crate::stillframe;
+
+/// Whether there is nothing to be tested: no rings are allowed here, or nobody may look into them.
+macro_rules! needs_rings {
+    () => {
+        needs_root!();
+        if stillframe().is_peer() {
+            testkit::skip!("the peer saves no io_uring");
+        }
+        if sys::subject::io_uring().is_err() {
+            testkit::skip!("no io_uring is allowed");
+        }
+        if let Err(error) = sys::kernel_memory::KernelMemory::open() {
+            testkit::skip!("the kernel may not be looked into: {error}");
+        }
+    };
+}
+
+/// Insists that all that a subject has in its rings survives, however it is dumped and restored.
+pub(crate) fn assert_survives(name: &str, kind: &str) {
+    let stillframe = stillframe();
+    let subject = Subject::start(name, &[kind]);
+    // A target that is left running notices nothing.
+    for _ in 0..3 {
+        stillframe.clear();
+        stillframe.dump(subject.pid(), &["--leave-running"]).must();
+    }
+    assert_eq!(subject.ask("check"), "right", "{kind}");
+    assert_eq!(subject.ask("wake"), "1", "{kind}");
+    for time in 2..5 {
+        stillframe.cycle(1, &subject, &[]);
+        assert_eq!(subject.ask("check"), "right", "{kind}");
+        assert_eq!(subject.ask("wake"), time.to_string(), "{kind}");
+    }
+    stillframe.clear();
+    stillframe.dump(subject.pid(), &[]).must();
+    testkit::tree::reap_orphans();
+    stillframe.restore(&["--lazy-pages"]).must();
+    assert_eq!(subject.ask("check"), "right", "{kind}");
+    assert_eq!(subject.ask("wake"), "5", "{kind}");
+}
+
+/// Insists that who tracks writes refuses a subject with rings, which the kernel writes to.
+pub(crate) fn assert_not_tracked(subject: &Subject, ring: &str) {
+    let stillframe = stillframe();
+    for options in [&["--live"][..], &["--track-mem", "--leave-running"]] {
+        let refused = stillframe.dump(subject.pid(), options).must_fail();
+        let refused = refused.names(&[ring, "is not seen by who tracks writes"]);
+        assert_eq!(refused.status.code(), Some(3), "{}", refused.told());
+    }
+    assert_eq!(subject.ask("check"), "right");
+}
+
+/// Insists that a file comes back as long as requests under way have made it.
+pub(crate) fn assert_growing_file_survives(engine: &str) {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = folder.path().join("data");
+    let fio = Program::new("fio")
+        .args(["--name=job", "--rw=write", "--bs=16k", "--size=30g"])
+        .args(["--direct=1", "--iodepth=64", "--fallocate=none"])
+        // A disk is filled slowly enough.
+        .args(["--rate=60m", &format!("--ioengine={engine}")])
+        .arg(format!("--filename={}", file.display()))
+        .folder(folder.path())
+        .output(&folder.path().join("log"))
+        .spawn();
+    let stillframe = stillframe();
+    let mut before = 0;
+    for _ in 0..15 {
+        let len = || fs::metadata(&file).map_or(0, |data| data.len());
+        wait_until("the file to grow", SOON, || len() > before + (1 << 20));
+        stillframe.cycle(1, &fio, &[]);
+        before = len();
+    }
+}
+
+#[test]
+fn all_that_stands_in_a_ring_survives() {
+    needs_rings!();
+    for kind in ["plain", "single", "bare", "wide"] {
+        assert_survives("rings", kind);
+    }
+}
+
+#[test]
+fn memory_that_the_kernel_writes_to_is_not_tracked() {
+    needs_rings!();
+    assert_not_tracked(&Subject::start("rings", &[]), "io_uring");
+}
+
+#[test]
+fn a_file_that_requests_make_longer_has_its_length() {
+    needs_rings!();
+    needs_program!("fio");
+    assert_growing_file_survives("io_uring");
+}
+
+/// fio reads and writes a file at random places, and checks what it reads.
+pub(crate) fn fio(folder: &Path, options: &[&str]) -> Spawned {
+    let file = folder.join("data");
+    let program = Program::new("fio")
+        .args([
+            "--name=job",
+            "--rw=randrw",
+            "--bs=4k",
+            "--size=4m",
+            "--time_based",
+        ])
+        .args([
+            "--runtime=1000",
+            "--verify=crc32c",
+            "--verify_backlog=64",
+            "--fallocate=none",
+        ])
+        .args(options)
+        .arg(format!("--filename={}", file.display()))
+        .folder(folder)
+        .output(&folder.join("log"));
+    let fio = program.spawn();
+    wait_until("its file", SOON, || {
+        fs::metadata(&file).is_ok_and(|data| data.len() > 0)
+    });
+    fio
+}
+
+/// How many requests the tree's rings have taken, and which.
+fn taken(fio: &Spawned) -> u64 {
+    let mut all = 0;
+    for pid in fio.tree() {
+        for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let text = fs::read_to_string(entry.path()).unwrap_or_default();
+            let taken = text
+                .lines()
+                .find_map(|line| line.strip_prefix("CachedSqHead:"));
+            all += taken
+                .and_then(|taken| taken.trim().parse().ok())
+                .unwrap_or(0);
+        }
+    }
+    all
+}
+
+#[test]
+fn a_disk_benchmark_goes_on() {
+    needs_rings!();
+    needs_program!("fio");
+    for options in [
+        &[
+            "--ioengine=io_uring",
+            "--iodepth=64",
+            "--direct=1",
+            "--rate_iops=2000",
+        ][..],
+        &[
+            "--ioengine=io_uring",
+            "--iodepth=8",
+            "--fixedbufs",
+            "--registerfiles",
+            "--thread",
+            "--rate_iops=2000",
+        ],
+    ] {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let stillframe = stillframe();
+        let fio = fio(folder.path(), options);
+        let mut before = 0;
+        for _ in 0..3 {
+            wait_until("it to work", SOON, || taken(&fio) > before + 100);
+            before = taken(&fio);
+            stillframe.cycle(1, &fio, &[]);
+        }
+        wait_until("it to work", SOON, || taken(&fio) > before + 100);
+        let log = fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+        assert!(!log.contains("verify:") && !log.contains("err="), "{log}");
+    }
+}
