@@ -45,6 +45,9 @@ pub enum Error {
         path: PathBuf,
         source: serde_json::Error,
     },
+    /// A machine's monitor does not do what it is told.
+    #[error("ask QEMU")]
+    Monitor { source: Box<::vm::Error> },
     /// Nothing would be measured.
     #[error("{what}")]
     Nothing { what: String },
@@ -52,6 +55,14 @@ pub enum Error {
 
 /// A result with this crate's [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error about a monitor, to be given to `map_err`.
+    pub fn monitor(source: ::vm::Error) -> Self {
+        let source = Box::new(source);
+        Self::Monitor { source }
+    }
+}
 
 /// Returns an error about a file or folder, to be given to `map_err`.
 pub fn file_error<E: Into<io::Error>>(doing: &'static str, path: &Path) -> impl FnOnce(E) -> Error {

@@ -1,9 +1,8 @@
-//! A machine's monitor, for what QEMU does by itself.
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+//! What QEMU does by itself, told by its monitor.
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ::vm::qemu::{Qmp, Version};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result, file_error};
@@ -13,10 +12,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection to a monitor.
 pub struct Monitor {
-    path: PathBuf,
-    lines: BufReader<UnixStream>,
+    qmp: Qmp,
     /// QEMU's version.
-    pub version: String,
+    pub version: Version,
 }
 
 impl Monitor {
@@ -25,48 +23,33 @@ impl Monitor {
     /// # Errors
     /// When nobody does, or it is no monitor.
     pub fn to(path: &Path) -> Result<Self> {
-        let failed = || file_error("talk to", path);
         let begun = Instant::now();
-        let stream = loop {
-            match UnixStream::connect(path) {
+        let mut qmp = loop {
+            match Qmp::connect(path) {
                 Err(_) if begun.elapsed() < PATIENCE => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                other => break other.map_err(failed())?,
+                other => break other.map_err(Error::monitor)?,
             }
         };
-        stream.set_read_timeout(Some(PATIENCE)).map_err(failed())?;
-        let mut monitor = Self {
-            path: path.to_owned(),
-            lines: BufReader::new(stream),
-            version: String::new(),
-        };
-        let greeting = monitor.line()?;
-        let version = &greeting["QMP"]["version"]["qemu"];
-        monitor.version = format!("{}.{}", version["major"], version["minor"]);
-        monitor.call("qmp_capabilities", "{}")?;
-        Ok(monitor)
+        let version = qmp.greet(PATIENCE).map_err(Error::monitor)?;
+        Ok(Self { qmp, version })
     }
 
-    /// Has it do something; `with` is JSON.
+    /// Has it do something.
     ///
     /// # Errors
     /// When it does not.
-    pub fn call(&mut self, command: &str, with: &str) -> Result<Value> {
-        let text = format!("{{\"execute\":\"{command}\",\"arguments\":{with}}}\n");
-        let said = self.lines.get_ref().write_all(text.as_bytes());
-        said.map_err(file_error("talk to", &self.path))?;
-        loop {
-            let mut line = self.line()?;
-            if line.get("error").is_some() {
-                return Err(Error::Nothing {
-                    what: format!("QEMU refuses {command}: {line}"),
-                });
-            }
-            if let Some(answer) = line.get_mut("return") {
-                return Ok(answer.take());
-            }
-        }
+    pub fn call(&mut self, command: &'static str, with: Value) -> Result<Value> {
+        self.qmp.call(command, with).map_err(Error::monitor)
+    }
+
+    /// What it says to a command for people.
+    ///
+    /// # Errors
+    /// As [`Monitor::call`].
+    pub fn human(&mut self, line: &str) -> Result<String> {
+        self.qmp.human(line).map_err(Error::monitor)
     }
 
     /// Sets a capability of migration.
@@ -75,56 +58,48 @@ impl Monitor {
     /// As [`Monitor::call`].
     pub fn capability(&mut self, name: &str, on: bool) -> Result<()> {
         let all = json!({"capabilities": [{"capability": name, "state": on}]});
-        let set = self.call("migrate-set-capabilities", &all.to_string());
-        set.map(drop)
+        self.call("migrate-set-capabilities", all).map(drop)
     }
 
-    /// Has QEMU write a machine into a file, as fast as it can.
+    /// Has QEMU write a machine somewhere, as fast as it can.
     ///
     /// # Errors
     /// As [`Monitor::call`].
-    pub fn migrate(&mut self, to: &Path) -> Result<()> {
-        let all = json!({"max-bandwidth": 1_u64 << 40, "downtime-limit": 2000});
-        self.call("migrate-set-parameters", &all.to_string())?;
-        let uri = format!("exec:cat > {}", to.display());
-        self.call("migrate", &json!({ "uri": uri }).to_string())?;
-        self.wait_migrated()
+    pub fn migrate(&mut self, to: &str) -> Result<()> {
+        let all = json!({"max-bandwidth": 1_u64 << 40, "downtime-limit": 20_000});
+        self.call("migrate-set-parameters", all)?;
+        self.capability("events", true)?;
+        self.call("migrate", json!({ "uri": to }))?;
+        self.wait_migrated()?;
+        // It tells the end before it has stopped the guest, and would stop one that goes on.
+        while self.call("query-status", json!({}))?["status"] == "finish-migrate" {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
     }
 
-    /// Waits until a migration has ended.
+    /// Has QEMU read a machine from somewhere, and wait until it has.
+    ///
+    /// # Errors
+    /// As [`Monitor::call`].
+    pub fn begin_incoming(&mut self, from: &str) -> Result<()> {
+        self.capability("events", true)?;
+        self.call("migrate-incoming", json!({ "uri": from }))
+            .map(drop)
+    }
+
+    /// Waits until a migration has ended that tells of events.
     ///
     /// # Errors
     /// When it has failed.
     pub fn wait_migrated(&mut self) -> Result<()> {
-        let begun = Instant::now();
-        loop {
-            let told = self.call("query-migrate", "{}")?;
-            match told["status"].as_str() {
-                Some("completed") => return Ok(()),
-                Some("failed" | "cancelled") => {
-                    return Err(Error::Nothing {
-                        what: format!("QEMU's migration has failed: {told}"),
-                    });
-                }
-                _ if begun.elapsed() > PATIENCE => {
-                    return Err(Error::Late {
-                        command: "QEMU's migration".to_owned(),
-                        seconds: PATIENCE.as_secs(),
-                    });
-                }
-                _ => std::thread::sleep(Duration::from_millis(1)),
-            }
+        let end = self.qmp.end_of_migration(PATIENCE);
+        match end.map_err(Error::monitor)?.as_str() {
+            "completed" => Ok(()),
+            other => Err(Error::Nothing {
+                what: format!("QEMU's migration has {other}"),
+            }),
         }
-    }
-
-    fn line(&mut self) -> Result<Value> {
-        let mut line = String::new();
-        let read = self.lines.read_line(&mut line);
-        read.map_err(file_error("talk to", &self.path))?;
-        serde_json::from_str(&line).map_err(|source| Error::Numbers {
-            path: self.path.clone(),
-            source,
-        })
     }
 }
 

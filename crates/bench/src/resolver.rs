@@ -158,10 +158,9 @@ fn measure_all(mib: usize, scale: &Scale, dir: &Path) -> Result<Numbers> {
             contents: Box::new(contents),
             written_gib_per_s,
         };
-        measure(&subject, scale, &mut numbers)?;
+        measure(&subject, scale, &mut numbers, 1)?;
     }
-    // Each reader of the crowd has a directory of each layer open.
-    chain::allow_files(scale.layers * CROWD as u64)?;
+    chain::allow_files(scale.layers)?;
     let layers = dir.join("layers");
     std::fs::create_dir(&layers).map_err(kernel_error("make a folder"))?;
     let pages = mib * ((1 << 20) / PAGE_BYTES) / 4;
@@ -173,7 +172,7 @@ fn measure_all(mib: usize, scale: &Scale, dir: &Path) -> Result<Numbers> {
         contents: Box::new(move |page| chain::contents(last[page as usize], page)),
         written_gib_per_s: Vec::new(),
     };
-    measure(&subject, scale, &mut numbers)?;
+    measure(&subject, scale, &mut numbers, scale.layers)?;
     Ok(numbers)
 }
 
@@ -202,7 +201,15 @@ fn gib_per_s(bytes: usize, begun: Instant) -> f64 {
     bytes as f64 / f64::from(1 << 30) / begun.elapsed().as_secs_f64()
 }
 
-fn measure(subject: &Subject, scale: &Scale, numbers: &mut Numbers) -> Result<()> {
+/// How many of a crowd can have a reader of their own: one has a directory and a file of each
+/// layer open.
+fn crowd_readers(layers: u64) -> usize {
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let files = files.current.unwrap_or(u64::MAX).saturating_sub(256);
+    usize::try_from(files / (2 * layers)).map_or(CROWD, |readers| readers.clamp(1, CROWD))
+}
+
+fn measure(subject: &Subject, scale: &Scale, numbers: &mut Numbers, layers: u64) -> Result<()> {
     let all_bytes = 2 * subject.pages * PAGE_BYTES;
     for (cache, limit_bytes) in [("cold", 0), ("warm", all_bytes)] {
         for threads in [1, 2] {
@@ -223,7 +230,9 @@ fn measure(subject: &Subject, scale: &Scale, numbers: &mut Numbers) -> Result<()
     for round in 0..scale.rounds {
         let kept = Arc::new(Cache::new(CROWD_CACHE_BYTES));
         let open = |_| Ok(chain::open(&subject.path)?.with_cache(kept.clone()));
-        let readers = (0..CROWD).map(open).collect::<Result<Vec<_>>>()?;
+        let readers = (0..crowd_readers(layers))
+            .map(open)
+            .collect::<Result<Vec<_>>>()?;
         crowd.take(&readers, subject, (CROWD, CROWD_READS), round)?;
     }
     numbers.random.push(crowd);
@@ -362,7 +371,8 @@ fn table(numbers: &Numbers) -> String {
     let middle = |values: &[f64]| median(values).unwrap_or_default();
     let mut out = format!(
         "{} · {} core(s) · kernel {} · images on {}\n\nImages of {} MiB, chunks of {} pages; a \
-         quarter of that in the chain, one page in a hundred written between two layers. {} \
+         quarter of that in the chain, one page in a hundred written between two layers. {} Of a \
+         hundred threads, some share a reader where more would have too many files open. \
          Medians of {} rounds.\n\n| image | chunks in the cache | readers | p50, us | p99, us | \
          reads/s |\n| --- | --- | ---: | ---: | ---: | ---: |\n",
         machine.processor,

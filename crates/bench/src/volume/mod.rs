@@ -7,6 +7,7 @@
 mod increment;
 mod place;
 mod raw;
+mod rotating;
 mod table;
 mod ways;
 
@@ -21,6 +22,7 @@ use crate::runs;
 use crate::tool::timed;
 
 use place::{Device, Medium};
+use rotating::Rotating;
 use ways::Way;
 
 const BEGIN: &str = "<!-- volume:begin, written by `cargo xtask bench volume` -->";
@@ -38,6 +40,9 @@ pub struct Arguments {
     /// How much of /usr the volume has, in MiB.
     #[arg(long, value_name = "N", default_value_t = 3000)]
     mib: u64,
+    /// How much the volume on the simulated rotating disk has, in MiB.
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    rotating_mib: u64,
     /// A folder on a disk.
     #[arg(long, value_name = "FOLDER", default_value = "/var/tmp")]
     scratch: PathBuf,
@@ -59,6 +64,12 @@ pub struct Numbers {
     pub changed_mib: f64,
     /// Whole volumes saved.
     pub saved: Vec<Row>,
+    /// Smaller ones, saved from a simulated rotating disk.
+    #[serde(default)]
+    pub rotating: Vec<Row>,
+    /// How much those have in use.
+    #[serde(default)]
+    pub rotating_mib: f64,
     /// What has changed since.
     pub increments: Vec<Row>,
     /// Brought back.
@@ -132,15 +143,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         saved.extend(save(&setting, &file, &used, medium, scheduler)?);
     }
     let restored = restore(&setting, &file, &used)?;
+    let (rotating, rotating_mib) = rotate(&setting, arguments.rotating_mib.min(mib))?;
     let (increments, changed_mib) = increment::measure(&setting, &file)?;
     let numbers = Numbers {
         machine: Machine::this(setting.disk.path()),
         rounds,
-        used_mib: mib_of(
-            used.iter()
-                .map(|range| range.end - range.start)
-                .sum::<u64>(),
-        ),
+        used_mib: mib_in(&used),
+        rotating,
+        rotating_mib,
         files,
         changed_mib,
         saved,
@@ -158,6 +168,34 @@ fn mib_of(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
+fn mib_in(used: &raw::Ranges) -> f64 {
+    let lens = used.iter().map(|range| range.end - range.start);
+    mib_of(lens.sum::<u64>())
+}
+
+/// Has fast ways save a volume in turn that is on a simulated rotating disk; gives how much it has.
+fn rotate(setting: &Setting, mib: u64) -> Result<(Vec<Row>, f64)> {
+    let file = setting.memory.path().join("rotating");
+    place::fill(setting, &file, mib)?;
+    let used = ways::used(setting, &file)?;
+    let disk = Rotating::with(&file)?;
+    let mut rows = Vec::new();
+    for scheduler in ["mq-deadline", "bfq"] {
+        let attach = || disk.attach(scheduler);
+        let place = format!("rotating, {scheduler}");
+        let ways = Way::ALL.into_iter().filter(|way| way.is_fast());
+        rows.extend(in_turn(
+            setting,
+            &used,
+            &place,
+            &ways.collect::<Vec<_>>(),
+            attach,
+        )?);
+    }
+    let _ = std::fs::remove_file(&file);
+    Ok((rows, mib_in(&used)))
+}
+
 /// Has all ways save the volume in turn.
 fn save(
     setting: &Setting,
@@ -170,17 +208,34 @@ fn save(
     let place = format!("{}, {scheduler}", medium.name());
     // Slow ways are measured once, in one place: what a scheduler changes is seen of the others.
     let is_first = scheduler == "none" && medium == Medium::Disk;
-    let ways = Way::ALL.iter().filter(|way| is_first || way.is_fast());
-    let ways = ways.collect::<Vec<_>>();
-    let mut rows = ways.iter().map(|way| Row::new(&place, way.name()));
+    let ways = Way::ALL.into_iter();
+    let ways = ways.filter(|way| is_first || way.is_fast());
+    let attach = || {
+        let device = Device::attach(&copy)?;
+        device.schedule(scheduler)?;
+        Ok(device)
+    };
+    let rows = in_turn(setting, used, &place, &ways.collect::<Vec<_>>(), attach)?;
+    medium.remove(&copy);
+    Ok(rows)
+}
+
+/// Has ways save a volume in turn; the slow ones once.
+fn in_turn(
+    setting: &Setting,
+    used: &raw::Ranges,
+    place: &str,
+    ways: &[Way],
+    attach: impl Fn() -> Result<Device>,
+) -> Result<Vec<Row>> {
+    let mut rows = ways.iter().map(|way| Row::new(place, way.name()));
     let mut rows = rows.by_ref().collect::<Vec<_>>();
     for round in 0..setting.rounds {
         for (way, row) in ways.iter().zip(&mut rows) {
             if round > 0 && !way.is_fast() {
                 continue;
             }
-            let device = Device::attach(&copy)?;
-            device.schedule(scheduler)?;
+            let device = attach()?;
             let made = setting.fresh()?;
             let mounted = way
                 .needs_mount()
@@ -197,7 +252,6 @@ fn save(
         }
     }
     let _ = std::fs::remove_dir_all(setting.memory.path().join("made"));
-    medium.remove(&copy);
     Ok(rows)
 }
 

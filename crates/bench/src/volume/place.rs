@@ -176,9 +176,20 @@ impl Device {
     /// # Errors
     /// When this kernel does not have it.
     pub fn schedule(&self, scheduler: &str) -> Result<()> {
+        self.set("scheduler", scheduler)
+    }
+
+    /// Sets something of the device's queue.
+    ///
+    /// # Errors
+    /// When this kernel does not have it.
+    pub fn set(&self, what: &str, value: &str) -> Result<()> {
         let device = self.0.file_name().unwrap_or_default();
-        let path = Path::new("/sys/block").join(device).join("queue/scheduler");
-        fs::write(&path, scheduler).map_err(file_error("write to", &path))
+        let path = Path::new("/sys/block")
+            .join(device)
+            .join("queue")
+            .join(what);
+        fs::write(&path, value).map_err(file_error("write to", &path))
     }
 
     /// # Errors
