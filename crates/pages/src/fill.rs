@@ -44,7 +44,10 @@ pub fn fill(
     let mut placed = placed.to_vec();
     placed.sort_by_key(|piece| piece.at);
     let batches = batches(reader, &placed);
-    let groups = groups(&placed, &batches);
+    let depth = sink.depth();
+    // One after the other where more are under way, so that they come in order.
+    let group_blocks = depth.map_or(GROUP_BLOCKS, |_| 1);
+    let groups = groups(&placed, &batches, group_blocks);
     let pages: u64 = placed.iter().map(|piece| u64::from(piece.pages)).sum();
     let done_bytes = AtomicU64::new(0);
     let most = batches
@@ -52,8 +55,9 @@ pub fn fill(
         .map(|batch| chunk_bytes(reader, &placed[batch.clone()]))
         .max();
     let buffer = |_| Buffer::new(most.unwrap_or(0) as usize);
+    let threads = workers::threads(pages * PAGE_BYTES as u64);
     workers::work(
-        workers::threads(pages * PAGE_BYTES as u64),
+        depth.map_or(threads, |depth| depth.max(threads)),
         groups.len(),
         buffer,
         |buffer, number| {
@@ -173,10 +177,10 @@ fn batches(reader: &Reader, placed: &[Placed]) -> Vec<Range<usize>> {
     batches
 }
 
-/// Groups batches whose blocks a sink prepares together.
-fn groups(placed: &[Placed], batches: &[Range<usize>]) -> Vec<Range<usize>> {
+/// Groups batches of so many blocks, which a sink prepares together.
+fn groups(placed: &[Placed], batches: &[Range<usize>], blocks: u64) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
-    let group_of = |number: usize| block(placed[batches[number].start].at) / GROUP_BLOCKS;
+    let group_of = |number: usize| block(placed[batches[number].start].at) / blocks;
     for number in 0..batches.len() {
         match groups.last_mut() {
             Some(group) if group_of(group.start) == group_of(number) => group.end = number + 1,
@@ -260,7 +264,8 @@ mod tests {
         let (reader, placed) = placed(&[(512, 2048)]);
         let batches = batches(&reader, &placed);
         assert_eq!(batches, [0..32, 32..64, 64..96, 96..128]);
-        assert_eq!(groups(&placed, &batches), [0..4]);
+        assert_eq!(groups(&placed, &batches, GROUP_BLOCKS), [0..4]);
+        assert_eq!(groups(&placed, &batches, 1), [0..1, 1..2, 2..3, 3..4]);
         let full = Span::of_pages(512..512 + 2048);
         assert_eq!(full_blocks(&placed, &batches), [full]);
     }

@@ -37,6 +37,9 @@ pub enum Error {
     /// A kernel package is not as expected.
     #[error("Debian {suite} has no {what}")]
     Kernel { what: &'static str, suite: String },
+    /// A package is not what was asked for.
+    #[error("apt-get download {name} brings no file of that name")]
+    Package { name: String },
     /// Needs root.
     #[error("{task} needs root")]
     Root { task: &'static str },

@@ -1,13 +1,12 @@
 //! The kernels that tests boot, and whose vDSOs they put into their subjects: out of Debian's
 //! packages, which are downloaded and unpacked, not installed.
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
+use crate::debian::{self, Lists};
 use crate::error::{Error, Result};
 use crate::{repo, vdso};
 
-/// Where all that is fetched is kept.
-const KEPT: &str = "/var/cache/stillframe";
 /// Where the tests look for kernels, each in the folder of its suite: `vmlinuz`, and modules.
 const KERNELS: &str = "/var/cache/stillframe/kernel";
 /// Where they look for vDSOs, as `SUITE.so`.
@@ -27,6 +26,22 @@ const MODULES: &[&str] = &[
     "unix_diag",
     "netlink_diag",
 ];
+/// The modules of a guest's devices, in a folder of their own: only some machines have those.
+const DEVICES: &[&str] = &[
+    "virtio",
+    "virtio_ring",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_mmio",
+    "failover",
+    "net_failover",
+    "virtio_net",
+    "virtio_blk",
+    "virtio_balloon",
+];
+/// That folder's name.
+const DEVICES_IN: &str = "virtio";
 
 /// Has a tree go round all kernels, in a test that takes too long for all days.
 ///
@@ -51,7 +66,8 @@ fn fetch_all(all: bool) {
     for (suite, _) in SUITES.iter().filter(|suite| all || suite.1) {
         let kernel = Path::new(KERNELS).join(suite);
         let code = Path::new(VDSOS).join(format!("{suite}.so"));
-        if (kernel.exists() || *suite != BOOTED && !all) && code.exists() {
+        let is_whole = kernel.exists() && (*suite != BOOTED || kernel.join(DEVICES_IN).exists());
+        if (is_whole || *suite != BOOTED && !all) && code.exists() {
             continue;
         }
         if !rustix::process::geteuid().is_root() {
@@ -69,11 +85,10 @@ fn fetch_one(suite: &str, kernel: &Path, code: &Path) -> Result<()> {
     for folder in [KERNELS, VDSOS].map(Path::new) {
         std::fs::create_dir_all(folder).map_err(repo::file_error("make", folder))?;
     }
-    let scratch =
-        tempfile::tempdir_in(KEPT).map_err(repo::file_error("make in", Path::new(KEPT)))?;
-    let package = download(suite, scratch.path())?;
-    let part = scratch.path().join("kernel");
-    let image = unpack(&package, &part)?;
+    let lists = Lists::of(&[suite])?;
+    let package = package(&lists, suite)?;
+    let part = lists.scratch().join("kernel");
+    let image = unpack(&lists, &package, &part, suite == BOOTED)?;
     if !code.exists() {
         let program = vdso::decompress(&image)?;
         let missing = Error::Kernel {
@@ -81,106 +96,62 @@ fn fetch_one(suite: &str, kernel: &Path, code: &Path) -> Result<()> {
             suite: suite.to_owned(),
         };
         let found = vdso::find(&program).ok_or(missing)?;
-        let part = scratch.path().join("vdso.so");
+        let part = lists.scratch().join("vdso.so");
         std::fs::write(&part, found).map_err(repo::file_error("write", &part))?;
         std::fs::rename(&part, code).map_err(repo::file_error("rename to", code))?;
     }
-    if !kernel.exists() {
-        std::fs::rename(&part, kernel).map_err(repo::file_error("rename to", kernel))?;
-    }
-    Ok(())
+    debian::put(&part, kernel)
 }
 
-/// Downloads the suite's kernel package, with lists and caches of its own.
-fn download(suite: &str, scratch: &Path) -> Result<PathBuf> {
-    let sources = scratch.join("sources.list");
-    let key = "/usr/share/keyrings/debian-archive-keyring.gpg";
-    let line = format!("deb [signed-by={key}] http://deb.debian.org/debian {suite} main\n");
-    std::fs::write(&sources, line).map_err(repo::file_error("write", &sources))?;
-    for name in ["lists/partial", "cache/archives/partial"] {
-        let path = scratch.join(name);
-        std::fs::create_dir_all(&path).map_err(repo::file_error("make", &path))?;
-    }
-    let options = [
-        format!("Dir::Etc::SourceList={}", sources.display()),
-        "Dir::Etc::SourceParts=/dev/null".to_owned(),
-        format!("Dir::State::Lists={}", scratch.join("lists").display()),
-        format!("Dir::Cache={}", scratch.join("cache").display()),
-        "APT::Sandbox::User=root".to_owned(),
-        "Acquire::Languages=none".to_owned(),
-        "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
-        "Acquire::http::Timeout=30".to_owned(),
-    ];
-    let apt = |program: &str| {
-        let mut command = Command::new(program);
-        command.arg("--quiet=2").current_dir(scratch);
-        for option in &options {
-            command.args(["-o", option]);
-        }
-        command
-    };
-    repo::run(apt("apt-get").arg("update"))?;
-    let said = repo::output(apt("apt-cache").args(["depends", PACKAGE]))?;
-    let name = said.lines().find_map(|line| {
-        let (_, name) = line.split_once("Depends: ")?;
-        name.starts_with("linux-image-").then(|| name.to_owned())
-    });
-    let missing = || Error::Kernel {
+/// The package that has the suite's kernel.
+fn package(lists: &Lists, suite: &str) -> Result<String> {
+    let first = |package, start| Ok(lists.depends(package, start)?.into_iter().next());
+    let name: Option<String> = first(PACKAGE, "linux-image-")?;
+    let name = name.ok_or_else(|| Error::Kernel {
         what: "kernel package",
         suite: suite.to_owned(),
-    };
-    let name = name.ok_or_else(missing)?;
+    })?;
     // Newer packages have the kernel's file in one of their own.
-    let said = repo::output(apt("apt-cache").args(["depends", &name]))?;
-    let part = said.lines().find_map(|line| {
-        let (_, part) = line.split_once("Depends: ")?;
-        part.starts_with("linux-binary-").then(|| part.to_owned())
-    });
-    repo::run(apt("apt-get").arg("download").arg(part.unwrap_or(name)))?;
-    let entries = std::fs::read_dir(scratch).map_err(repo::file_error("list", scratch))?;
-    let mut files = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let package = files.find(|path| path.extension().is_some_and(|end| end == "deb"));
-    package.ok_or_else(missing)
+    Ok(first(&name, "linux-binary-")?.unwrap_or(name))
 }
 
-/// Unpacks the kernel's file and the modules of a package into `folder`; what is in the former.
-fn unpack(package: &Path, folder: &Path) -> Result<Vec<u8>> {
-    std::fs::create_dir(folder).map_err(repo::file_error("make", folder))?;
+/// Unpacks the kernel's file and the modules of a package into `folder`, with `devices` also those
+/// of a guest's devices, which newer kernels have built in; what is in the former.
+fn unpack(lists: &Lists, package: &str, folder: &Path, devices: bool) -> Result<Vec<u8>> {
+    let file = lists.download(package)?;
+    std::fs::create_dir_all(folder).map_err(repo::file_error("make", folder))?;
+    take(&file, folder, &["vmlinuz*"])?;
     // Where the kernel's file is apart, so are its modules; trees without sockets need none.
-    let name = package.file_name().unwrap_or_default().to_string_lossy();
-    let is_apart = name.starts_with("linux-binary-");
-    let mut archive = Command::new("dpkg-deb");
-    archive.arg("--fsys-tarfile").arg(package);
-    archive.stdout(Stdio::piped());
-    let mut running = archive
-        .spawn()
-        .map_err(|source| repo::start_error(&archive, source))?;
-    let tar = running.stdout.take().expect("stdout was made a pipe above");
-    let mut extract = Command::new("tar");
-    extract
-        .args(["-x", "--wildcards", "--no-same-owner", "-C"])
-        .arg(folder)
-        // All into one folder, and the kernel under a name without its version.
-        .args([
-            "--transform",
-            "s|.*/||",
-            "--transform",
-            "s|^vmlinuz-.*|vmlinuz|",
-        ])
-        .arg("*/vmlinuz*");
-    if !is_apart {
-        extract.args(MODULES.iter().map(|module| format!("*/{module}.ko*")));
+    if !package.starts_with("linux-binary-") {
+        take_modules(&file, folder, MODULES)?;
     }
-    let unpacked = repo::run(extract.stdin(tar));
-    let ended = running.wait();
-    ended.map_err(|source| repo::start_error(&archive, source))?;
-    unpacked?;
-    for module in MODULES {
+    if devices {
+        let folder = folder.join(DEVICES_IN);
+        std::fs::create_dir_all(&folder).map_err(repo::file_error("make", &folder))?;
+        take_modules(&file, &folder, DEVICES)?;
+    }
+    let kernel = folder.join("vmlinuz");
+    std::fs::read(&kernel).map_err(repo::file_error("read", &kernel))
+}
+
+/// Unpacks files by their names, all into one folder, and the kernel without its version.
+fn take(package: &Path, folder: &Path, names: &[&str]) -> Result<()> {
+    let flat = "--transform=s|.*/||;s|^vmlinuz-.*|vmlinuz|".to_owned();
+    let names = names.iter().map(|name| format!("*/{name}"));
+    let options = ["--wildcards".to_owned(), flat].into_iter().chain(names);
+    debian::unpack(package, folder, &options.collect::<Vec<_>>())
+}
+
+fn take_modules(package: &Path, folder: &Path, modules: &[&str]) -> Result<()> {
+    let names = modules.iter().map(|module| format!("{module}.ko*"));
+    let names = names.collect::<Vec<_>>();
+    let names = names.iter().map(String::as_str).collect::<Vec<_>>();
+    take(package, folder, &names)?;
+    for module in modules {
         let compressed = folder.join(format!("{module}.ko.xz"));
         if compressed.exists() {
             repo::run(Command::new("xz").arg("-d").arg(&compressed))?;
         }
     }
-    let kernel = folder.join("vmlinuz");
-    std::fs::read(&kernel).map_err(repo::file_error("read", &kernel))
+    Ok(())
 }

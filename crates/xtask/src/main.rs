@@ -5,10 +5,14 @@
 #![forbid(unsafe_code)]
 
 mod ci;
+mod debian;
 mod demo;
 mod dist;
+mod emulators;
 mod error;
 mod kernels;
+mod leftover;
+mod machines;
 mod measure;
 mod packages;
 mod programs;
@@ -38,6 +42,8 @@ enum Task {
     Ci,
     /// Have a tree go round all kernels that the emulator boots, and back to this one.
     Kernels,
+    /// What is tested of machines under QEMU and takes long, and the rest with a newer QEMU.
+    Machines,
     /// Check the invariants of the source tree.
     Tidy(tidy::Arguments),
     /// Freeze and restore a real redis-server with a connected client.
@@ -59,6 +65,7 @@ fn main() -> ExitCode {
         Task::Test(arguments) => test::run(&arguments),
         Task::Ci => ci::run(),
         Task::Kernels => kernels::run(),
+        Task::Machines => machines::run(),
         Task::Tidy(arguments) => tidy::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Storm(arguments) => storm::OF_TREES.run(&arguments),

@@ -2,7 +2,7 @@
 use std::process::Command;
 
 use crate::error::{Error, Result};
-use crate::{kernels, packages, repo};
+use crate::{emulators, kernels, packages, repo};
 
 /// What is measured.
 #[derive(clap::Args)]
@@ -31,6 +31,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if arguments.suite.first().is_some_and(|suite| suite == "vm") {
         packages::install(packages::FOR_TESTS)?;
         kernels::fetch();
+        emulators::fetch();
         // What runs in the guest.
         repo::build_release("testkit")?;
     }

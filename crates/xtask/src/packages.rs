@@ -59,6 +59,18 @@ pub const FOR_TESTS: &[Package<'_>] = &[
         services: Cow::Borrowed(&["tor.service", "tor@default.service"]),
     },
     Package {
+        name: "fio",
+        program: "fio",
+        reason: "a real program that the tests dump and restore with io_uring and with libaio",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
+        name: "tcpdump",
+        program: "tcpdump",
+        reason: "a real program that the tests dump and restore with a packet socket and its ring",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
         name: "strace",
         program: "strace",
         reason: "shows that a target that was left running is not traced, and its calls restart",
@@ -92,6 +104,18 @@ pub const FOR_TESTS: &[Package<'_>] = &[
         name: "e2fsprogs",
         program: "mkfs.ext4",
         reason: "makes, damages and checks the file systems that tests read",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
+        name: "bindfs",
+        program: "bindfs",
+        reason: "serves a file system, which dumps must not wait for",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
+        name: "dump",
+        program: "restore",
+        reason: "reads what is exported for it, and dump(8) writes what is imported",
         services: Cow::Borrowed(&[]),
     },
 ];

@@ -1,11 +1,13 @@
 //! `cargo xtask test`: every test of the workspace, and one closing line that counts them.
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Stdio;
-use std::time::Instant;
+use std::process::{ChildStdout, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::{kernels, packages, repo};
+use crate::leftover::Marks;
+use crate::{emulators, kernels, packages, repo};
 
 /// What is run.
 #[derive(clap::Args, Default)]
@@ -32,6 +34,7 @@ struct Tally {
 pub fn run(arguments: &Arguments) -> Result<()> {
     packages::install(packages::FOR_TESTS)?;
     kernels::fetch();
+    emulators::fetch();
     if !rustix::process::geteuid().is_root() {
         eprintln!("not root: tests that need it are left out; they are listed at the end");
     }
@@ -88,6 +91,34 @@ fn run_tests(arguments: &Arguments, binary: &Path, skips: &Path) -> Result<Tally
         .spawn()
         .map_err(|source| repo::start_error(&command, source))?;
     let stdout = child.stdout.take().expect("stdout was made a pipe above");
+    let marks = Marks::new("STILLFRAME_SKIPS", skips.as_os_str(), stdout.as_fd());
+    let marks = marks.map_err(repo::file_error("look at", Path::new("/proc/self/fd")))?;
+    let (status, tally) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read_output(stdout));
+        let status = child.wait();
+        // What is left has the output open, which then does not end.
+        loop {
+            for one in marks.kill_all() {
+                eprintln!("left running by a test, and killed: {one}");
+            }
+            if reader.is_finished() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        (status, reader.join().expect("it does not panic"))
+    });
+    let status = status.map_err(|source| repo::start_error(&command, source))?;
+    let mut tally = tally?;
+    if !status.success() && tally.failed == 0 {
+        eprintln!("cargo test ended with {status}: something was not built, or a program died");
+        tally.failed = 1;
+    }
+    Ok(tally)
+}
+
+/// Passes on what tests write and adds up what they report.
+fn read_output(stdout: ChildStdout) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut out = std::io::stdout().lock();
     for line in BufReader::new(stdout).split(b'\n') {
@@ -99,13 +130,6 @@ fn run_tests(arguments: &Arguments, binary: &Path, skips: &Path) -> Result<Tally
         // A closed stdout must not hide the exit status of the tests.
         let _ = writeln!(out, "{line}");
         tally.add(&line);
-    }
-    let status = child
-        .wait()
-        .map_err(|source| repo::start_error(&command, source))?;
-    if !status.success() && tally.failed == 0 {
-        eprintln!("cargo test ended with {status}: something was not built, or a program died");
-        tally.failed = 1;
     }
     Ok(tally)
 }

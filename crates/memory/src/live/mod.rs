@@ -2,12 +2,12 @@
 //!
 //! Each task's anonymous memory is registered with a userfaultfd of its own for write protection
 //! ([`FEATURES`]), and divided into *blocks* of 16 pages. A block's contents are in the image
-//! ([`Live::round`] brings them there), or stale. A thread of ours ([`Live::new`] starts it) hears
+//! ([`Live::copy`] brings them there), or stale. A thread of ours ([`Live::new`] starts it) hears
 //! of every write to a protected page, before it happens.
 //!
-//! 1. Before the instant, [`Live::round`] protects what is not protected and copies what is stale,
-//!    some times; a write meanwhile lifts the protection of its block and goes on. What is not
-//!    protected is found by the next round: those blocks are stale again.
+//! 1. Before the instant there are rounds: [`Live::protect`] protects what is not protected,
+//!    [`Live::copy`] copies what is stale; a write meanwhile lifts the protection of its block and
+//!    goes on. What is not protected is found by the next round: those blocks are stale again.
 //! 2. At the instant all tasks are stopped: [`Live::begin_instant`] protects what is not protected.
 //!    That is little, when [`Live::protect_ahead`] has just done the same, and found without a look
 //!    at all page tables: where all pages were there and protected, one can be open only if we
@@ -67,6 +67,27 @@ pub struct Live {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What was protected of a task to be copied.
+#[derive(Debug, Default)]
+pub struct Round {
+    /// Where several threads do not meet.
+    slices: Vec<Vec<Span>>,
+    all_bytes: u64,
+}
+
+impl Round {
+    fn each_slice<W>(
+        &self,
+        worker: impl Fn(usize) -> W + Sync,
+        work: impl Fn(&mut W, &[Span]) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let threads = workers::threads_beside(self.all_bytes);
+        workers::work(threads, self.slices.len(), worker, |worker, number| {
+            work(worker, &self.slices[number])
+        })
+    }
+}
+
 impl Live {
     /// Takes stopped tasks: pid, space, the userfaultfd of its memory, with [`FEATURES`], and that
     /// memory, which is registered as far as it can be. One that has ended is left out.
@@ -122,51 +143,59 @@ impl Live {
             .find(|task| task.pid == pid)
     }
 
-    /// Protects what is not protected in the anonymous mappings of a running task, and copies what
-    /// is stale of them, with several threads where that is much. Returns how many bytes were
-    /// copied. Calls `progress` with the number of bytes after each piece.
+    /// Protects what is not protected in the anonymous mappings of a running task, with several
+    /// threads where that is much: the first half of a round.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when the task has ended or runs another program.
+    pub fn protect(&self, pid: i32, areas: &Areas) -> Result<Round> {
+        let Some(task) = self.task(pid) else {
+            return Ok(Round::default());
+        };
+        task.note(areas);
+        let round = Round {
+            slices: slices(task.populated(&areas.spans)?),
+            all_bytes: areas.spans.iter().map(|span| span.bytes()).sum(),
+        };
+        round.each_slice(|_| (), |(), slice| task.protect_areas(slice))?;
+        Ok(round)
+    }
+
+    /// Copies what is stale of what was protected: the second half. I/O that was under way before
+    /// is over: its data may come to pages that are protected. Returns how many bytes were copied.
+    /// Calls `progress` with the number of bytes after each piece.
     ///
     /// What vanishes meanwhile is left alone.
     ///
     /// # Errors
     /// [`Error::Gone`] when the task has ended or runs another program; [`Error::Image`].
-    pub fn round(
+    pub fn copy(
         &self,
         pid: i32,
-        areas: &Areas,
+        round: &Round,
         writer: &Writer,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<u64> {
         let Some(task) = self.task(pid) else {
             return Ok(0);
         };
-        task.note(areas);
-        let slices = slices(task.populated(&areas.spans)?);
-        let all_bytes = areas.spans.iter().map(|span| span.bytes()).sum();
         let copied_bytes = AtomicU64::new(0);
-        workers::work(
-            workers::threads_beside(all_bytes),
-            slices.len(),
-            Worker::new,
-            |worker, number| {
-                let spans = &slices[number];
-                task.protect_areas(spans)?;
-                let whole = Span {
-                    start: spans[0].start,
-                    end: spans[spans.len() - 1].end,
-                };
-                let bytes = copy::copy_stale(task, whole, &self.shared, writer, worker)?;
-                copied_bytes.fetch_add(bytes, Ordering::Relaxed);
-                progress(bytes);
-                Ok::<_, Error>(())
-            },
-        )?;
+        round.each_slice(Worker::new, |worker, slice| {
+            let whole = Span {
+                start: slice[0].start,
+                end: slice[slice.len() - 1].end,
+            };
+            let bytes = copy::copy_stale(task, whole, &self.shared, writer, worker)?;
+            copied_bytes.fetch_add(bytes, Ordering::Relaxed);
+            progress(bytes);
+            Ok(())
+        })?;
         Ok(copied_bytes.into_inner())
     }
 
     /// Finds the pages of `areas` that running task `child` has of its `parent`, by copy-on-write:
     /// they need not be copied. Both have anonymous memory there. To be called before
-    /// [`Live::round`], once for each child.
+    /// [`Live::copy`], once for each child.
     ///
     /// # Errors
     /// [`Error::Scan`]. One of them that has ended has nothing in common.
@@ -196,7 +225,7 @@ impl Live {
     /// times.
     ///
     /// # Errors
-    /// As [`Live::round`].
+    /// As [`Live::protect`].
     pub fn protect_ahead(&self, areas: &[(i32, Areas)], short: Duration) -> Result<()> {
         const TRIES: usize = 6;
         for _ in 0..TRIES {
@@ -280,7 +309,7 @@ impl Live {
         Duration::from_micros(self.shared.longest_wait_us.load(Ordering::Relaxed))
     }
 
-    /// About how many bytes were written since the last [`Live::round`].
+    /// About how many bytes were written since the last round.
     #[must_use]
     pub fn written_bytes(&self) -> u64 {
         self.tasks.iter().map(|task| task.lifted_bytes()).sum()

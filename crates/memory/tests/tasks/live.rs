@@ -51,7 +51,8 @@ impl Task {
             writer,
         };
         let pid = task.child.pid();
-        let copied = task.live.round(pid, &task.areas, &task.writer, &|_| ());
+        let round = task.live.protect(pid, &task.areas).expect("protected");
+        let copied = task.live.copy(pid, &round, &task.writer, &|_| ());
         let there = PAGES - u64::from(missing.is_some());
         assert_eq!(copied.expect("a round"), there * PAGE_BYTES);
         task.protect_ahead();

@@ -45,12 +45,20 @@ pub fn kinds(root: &Path) -> Result<Vec<String>> {
     let mut kinds = Vec::new();
     for family in FAMILIES {
         for (kind, text) in files_of(root, family)? {
-            if TRAITS.iter().any(|name| text.contains(name)) {
+            if is_kind(&text) {
                 kinds.push(kind);
             }
         }
     }
     Ok(kinds)
+}
+
+/// Whether a file implements what is listed.
+pub fn is_kind(text: &str) -> bool {
+    let masked = mask(text);
+    TRAITS
+        .iter()
+        .any(|name| masked.contains(&format!("impl {name}")))
 }
 
 /// Checks that each file of a family is a module of it, and stands on the family's list where it

@@ -2,15 +2,17 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use super::page::Page;
 use super::source::code_lines;
 use super::{Violation, read, rust_files};
 use crate::error::Result;
-use crate::repo;
 
-/// The page, and the lines between which the list stands.
-const PAGE: &str = "docs/format.md";
-const BEGIN: &str = "<!-- records:begin -->";
-const END: &str = "<!-- records:end -->";
+/// The page.
+const PAGE: Page = Page {
+    path: "docs/format.md",
+    mark: "records",
+    part: "the list of records",
+};
 /// The crates that declare records.
 const CRATES: &[&str] = &["process", "resources", "vm", "volume"];
 
@@ -43,50 +45,21 @@ struct Declared {
 
 /// Checks that the page lists what the sources declare, and that no number is used twice.
 pub fn check(root: &Path) -> Result<Vec<Violation>> {
-    let path = Path::new(PAGE);
-    if !root.join(path).exists() {
+    if !PAGE.exists(root) {
         return Ok(Vec::new());
     }
     let declared = declared(root)?;
     let mut broken = doubles(&declared.tags);
-    let page = read(root, path)?;
-    match replace(&page, &render(&declared)) {
-        Some(wanted) if wanted == page => {}
-        Some(wanted) => {
-            let same = page
-                .lines()
-                .zip(wanted.lines())
-                .take_while(|(is, want)| is == want)
-                .count();
-            let rule = "the list of records is old: run `cargo xtask tidy --fix`";
-            broken.push(Violation::new(path, same + 1, rule));
-        }
-        None => broken.push(Violation::new(
-            path,
-            1,
-            format!("no lines `{BEGIN}` and `{END}`"),
-        )),
-    }
+    broken.extend(PAGE.check(root, &render(&declared))?);
     Ok(broken)
 }
 
 /// Writes the list again.
 pub fn fix(root: &Path) -> Result<()> {
-    let path = root.join(PAGE);
-    if !path.exists() {
-        return Ok(());
+    match PAGE.exists(root) {
+        true => PAGE.fix(root, &render(&declared(root)?)),
+        false => Ok(()),
     }
-    let page = read(root, Path::new(PAGE))?;
-    let Some(wanted) = replace(&page, &render(&declared(root)?)) else {
-        return Ok(());
-    };
-    std::fs::write(&path, wanted).map_err(repo::file_error("write", &path))
-}
-
-fn replace(page: &str, list: &str) -> Option<String> {
-    let (head, rest) = page.split_once(BEGIN)?;
-    let (_, tail) = rest.split_once(END)?;
-    Some(format!("{head}{BEGIN}\n{list}{END}{tail}"))
 }
 
 fn doubles(tags: &[Tag]) -> Vec<Violation> {
@@ -365,15 +338,15 @@ impl Kind for Pipe {
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::create_dir_all(tree.path().join("docs")).unwrap();
         std::fs::write(folder.join("pipe.rs"), SOURCE).unwrap();
-        let page = format!("# Format\n{BEGIN}\nold\n{END}\nmore\n");
-        std::fs::write(tree.path().join(PAGE), page).unwrap();
+        let page = "# Format\n<!-- records:begin -->\nold\n<!-- records:end -->\nmore\n";
+        std::fs::write(tree.path().join(PAGE.path), page).unwrap();
 
         let broken = check(tree.path()).unwrap();
         assert_eq!(broken.len(), 1);
         assert_eq!(broken[0].line, 3);
         fix(tree.path()).unwrap();
         assert_eq!(check(tree.path()).unwrap(), []);
-        let page = std::fs::read_to_string(tree.path().join(PAGE)).unwrap();
+        let page = std::fs::read_to_string(tree.path().join(PAGE.path)).unwrap();
         let want = "# Format\n<!-- records:begin -->\n\n\
             | number | record | declared in |\n| ---: | --- | --- |\n\
             | 104 | pipe | crates/resources/src/fd/pipe.rs |\n\n\

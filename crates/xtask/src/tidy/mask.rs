@@ -1,10 +1,34 @@
 //! Blanks comments and literals out of Rust source, so that what remains can be searched as text.
 
+use std::ops::Range;
+
 /// Returns `text` with every byte of a comment, string or character literal made a space; lines and
 /// columns of the rest stay where they were.
 pub fn mask(text: &str) -> String {
+    let mut out = text.as_bytes().to_vec();
+    for span in spans(text) {
+        for byte in &mut out[span] {
+            if *byte != b'\n' {
+                *byte = b' ';
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Returns where the string literals of `text` stand, with their quotation marks: no raw ones, none
+/// of bytes.
+pub fn strings(text: &str) -> Vec<Range<usize>> {
+    let of_bytes = |at: usize| text[..at].ends_with(['b', 'c']);
+    let is_string = |at: usize| text.as_bytes()[at] == b'"' && !of_bytes(at);
+    let all = spans(text).into_iter();
+    all.filter(|span| is_string(span.start)).collect()
+}
+
+/// Returns where comments and literals stand.
+fn spans(text: &str) -> Vec<Range<usize>> {
     let bytes = text.as_bytes();
-    let mut out = bytes.to_vec();
+    let mut spans = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
         let end = match bytes[at] {
@@ -16,14 +40,12 @@ pub fn mask(text: &str) -> String {
             _ => at,
         };
         let end = end.min(bytes.len());
-        for byte in &mut out[at..end] {
-            if *byte != b'\n' {
-                *byte = b' ';
-            }
+        if end > at {
+            spans.push(at..end);
         }
         at = end.max(at + 1);
     }
-    String::from_utf8_lossy(&out).into_owned()
+    spans
 }
 
 /// Tells whether a word ends right before `at`: there `r` begins no raw string, but in `br` it
@@ -112,7 +134,7 @@ fn character_end(text: &str, start: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::mask;
+    use super::{mask, strings};
 
     #[test]
     fn only_code_remains() {
@@ -131,6 +153,13 @@ mod tests {
         for (text, want) in cases {
             assert_eq!(mask(text), want, "{text}");
         }
+    }
+
+    #[test]
+    fn strings_are_found() {
+        let text = r##"f("a \" b", b"c", 'd', r#"e"#) // "f""##;
+        let found: Vec<_> = strings(text).into_iter().map(|span| &text[span]).collect();
+        assert_eq!(found, [r#""a \" b""#]);
     }
 
     #[test]

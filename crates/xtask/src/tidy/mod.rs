@@ -4,8 +4,10 @@ mod commits;
 mod families;
 mod format;
 mod mask;
+mod page;
 mod rows;
 mod source;
+mod support;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -54,6 +56,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<()> {
     if arguments.fix {
         format::fix(repo::root())?;
+        support::fix(repo::root())?;
     }
     let mut violations = check(repo::root())?;
     violations.sort();
@@ -82,6 +85,7 @@ fn check(root: &Path) -> Result<Vec<Violation>> {
     violations.extend(commits::check(root));
     violations.extend(families::check_lists(root)?);
     violations.extend(format::check(root)?);
+    violations.extend(support::check(root, &files)?);
     Ok(violations)
 }
 
