@@ -103,6 +103,18 @@ impl Kernel {
         Ok(words.map(|word| u64::from_ne_bytes(*word)).collect())
     }
 
+    /// Reads `count` signed numbers of 16 bits.
+    pub fn shorts(&self, at: u64, count: usize) -> Result<Vec<i16>> {
+        let bytes = self.memory.read(at, 2 * count)?;
+        let shorts = bytes.as_chunks::<2>().0.iter();
+        Ok(shorts.map(|short| i16::from_ne_bytes(*short)).collect())
+    }
+
+    /// The address of the structure whose member is at `at`.
+    pub fn around(&self, name: &'static str, member: &str, at: u64) -> Result<u64> {
+        Ok(at.wrapping_sub((self.place(name, member)?.bit / 8) as u64))
+    }
+
     /// The address of the `struct file` behind a descriptor of this process.
     pub fn file(&self, own: BorrowedFd<'_>) -> Result<u64> {
         let task = self.read("task_struct", self.memory.own_task()?)?;

@@ -43,6 +43,7 @@ pub mod queue;
 pub mod realtime;
 pub mod restore_area;
 pub mod ring;
+pub mod sem;
 pub mod shm;
 pub mod signal;
 pub mod signalfd;

@@ -35,6 +35,7 @@ mod refusals;
 mod rings;
 mod sandboxed;
 mod segments;
+mod semaphores;
 mod serve;
 mod serve_live;
 mod serve_otlp;

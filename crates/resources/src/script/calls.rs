@@ -2,8 +2,8 @@
 //! point at: the table by which scripts are printed. A call that is not here prints as numbers.
 
 use Form::{
-    Address, Bits, Fd, Flags, Hex, Int, List, Number, Octal, One, Or, Signal, Signals, Struct,
-    Text, Verb,
+    Address, Bits, Fd, Flags, Hex, Int, List, Number, Octal, One, Or, Short, Signal, Signals,
+    Struct, Text, Verb,
 };
 use syscalls::Sysno;
 
@@ -17,6 +17,8 @@ pub(super) enum Form {
     Number,
     /// A number of 32 bits, with a sign.
     Int,
+    /// A number of 16 bits, with a sign.
+    Short,
     /// A number that is usually read in base 8.
     Octal,
     /// A number that is usually read in base 16.
@@ -101,6 +103,12 @@ const TID: &[Field] = fields! { tid: 0, 4, Int; };
 const IOVEC: &[Field] = fields! {
     iov_base: 0, 8, Address;
     iov_len: 8, 8, Number;
+};
+
+const SEMBUF: &[Field] = fields! {
+    sem_num: 0, 2, Number;
+    sem_op: 2, 2, Short;
+    sem_flg: 4, 2, Flags(names::SEM);
 };
 
 const ACTION: &[Field] = fields! {
@@ -430,6 +438,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         Sysno::seccomp,
         &[One(names::SECCOMP_SET), Flags(names::SECCOMP), Address],
     ),
+    (Sysno::semop, &[Int, List(2, &Struct(SEMBUF), 6), Number]),
     (
         Sysno::set_mempolicy,
         &[One(names::MPOL), Struct(NODES), Number],

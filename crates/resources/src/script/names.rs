@@ -33,6 +33,8 @@ pub(super) const SHM: Names = &[
     (0o100_000, "SHM_EXEC"),
 ];
 
+pub(super) const SEM: Names = &[(0x800, "IPC_NOWAIT"), (0x1000, "SEM_UNDO")];
+
 pub(super) const MCL: Names = names!(general: MCL_CURRENT MCL_FUTURE MCL_ONFAULT);
 
 pub(super) const CLONE: Names = names!(general:

@@ -260,6 +260,7 @@ pub(super) fn plain(arg: Arg) -> String {
 fn number(form: &Form, value: u64) -> String {
     match form {
         Form::Int => (value as i32).to_string(),
+        Form::Short => (value as i16).to_string(),
         Form::Octal if value > 0 => format!("0{value:o}"),
         Form::Hex if value > 0 => format!("{value:#x}"),
         Form::Or(names, _) if names.iter().any(|name| name.0 == value) => flags(names, value),

@@ -31,6 +31,7 @@ mod robust;
 mod rseq;
 pub(crate) mod scheduling;
 pub mod seccomp;
+mod semaphores;
 mod speculation;
 pub mod tags;
 mod tid_address;
@@ -293,6 +294,7 @@ pub static PARTS: &[&dyn Part] = &[
     &memory_policy::MemoryPolicy,
     &autogroup::Autogroup,
     &login_uid::LoginUid,
+    &semaphores::Semaphores,
     &membarrier::Membarrier,
     &io_flusher::IoFlusher,
     &oom::Oom,

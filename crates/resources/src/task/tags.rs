@@ -72,3 +72,5 @@ pub const MEMBARRIER: u16 = 233;
 pub const LOGIN_UID: u16 = 234;
 /// Which system calls it may make, by thread.
 pub const SECCOMP: u16 = 235;
+/// What is undone to System V semaphores when it ends, by process.
+pub const SEMAPHORES: u16 = 236;

@@ -1,0 +1,344 @@
+//! What is undone to System V semaphores when a process ends (`SEM_UNDO`, semop(2)).
+//!
+//! A program that takes a semaphore this way gives it back however it ends: also by a dump, which
+//! kills it, or else nobody could go on before it is restored. The restored process takes back what
+//! was undone, all of a set at once.
+//!
+//! The kernel tells nobody what it would undo: it is looked up in its memory, in processes that
+//! have a list, and only where there are semaphores at all.
+//!
+//! - What: System V semaphores
+//! - Kept: what is undone when the process ends (`SEM_UNDO`). The sets stay where they are, with
+//!   their values; they belong to no process. Needs bpf(2), the kernel's description of its types
+//!   and control groups of memory; without, what the dump undoes stays undone, with a warning.
+//! - At a restore: semop(2) fails with `EAGAIN` where another process has taken a semaphore
+//!   meanwhile, with `EINVAL` where the set is gone.
+//! - CRIU 4.2: sets of an IPC namespace of the tree's own; what is undone is lost.
+
+use std::cmp::Ordering;
+use std::fs::File;
+use std::io::{Error as IoError, ErrorKind};
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use rustix::thread::gettid;
+use sys::kcmp::{self, Shared};
+use sys::sem;
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use crate::kernel::Kernel;
+use crate::script::Answers;
+use crate::{Error, Result};
+
+/// How many operations of one call are allowed at least; usually 500 (/proc/sys/kernel/sem).
+const OPERATIONS: usize = 32;
+
+/// What is undone to semaphores.
+pub struct Semaphores;
+
+/// What is undone to all of them.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Record {
+    /// By set.
+    #[prost(message, repeated, tag = "1")]
+    sets: Vec<Set>,
+}
+
+/// What is undone to the semaphores of a set.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Set {
+    /// Its number (semid).
+    #[prost(int32, tag = "1")]
+    number: i32,
+    /// By semaphore, in the order of their numbers.
+    #[prost(message, repeated, tag = "2")]
+    adjustments: Vec<Adjustment>,
+}
+
+/// What is undone to a semaphore.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Adjustment {
+    /// Its number in the set (sem_num).
+    #[prost(uint32, tag = "1")]
+    semaphore: u32,
+    /// What is added to its value when the process ends; never 0.
+    #[prost(sint32, tag = "2")]
+    value: i32,
+}
+
+impl Part for Semaphores {
+    fn tag(&self) -> u16 {
+        tags::SEMAPHORES
+    }
+
+    fn name(&self) -> &'static str {
+        "System V semaphores"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Process
+    }
+
+    fn dump(&self, facts: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
+        let pid = facts.pid();
+        let failed = |error| Error::kernel(format!("look for semaphores of pid {pid}"), error);
+        if sem::sets().unwrap_or(0) == 0 || !has_list(pid).map_err(failed)? {
+            return Ok(None);
+        }
+        let sets = match look(pid) {
+            Ok(sets) => sets,
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                log::warn!("pid {pid}: what it undoes to semaphores is not told: {error}");
+                return Ok(None);
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let record = Record { sets };
+        Ok((!record.sets.is_empty()).then(|| prost::Message::encode_to_vec(&record)))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let record: Record = decode(self, payload)?;
+        let sets = record.sets.iter().map(|set| {
+            let all = set.adjustments.iter();
+            let all = all.map(|one| format!("{}:{:+}", one.semaphore, one.value));
+            format!("id={} {}", set.number, all.collect::<Vec<_>>().join(","))
+        });
+        Ok(sets.collect::<Vec<_>>().join(" "))
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(payload) = payload else {
+            return Ok(());
+        };
+        let record: Record = decode(self, payload)?;
+        for set in &record.sets {
+            for some in set.adjustments.chunks(OPERATIONS) {
+                let operations = some.iter().map(Adjustment::taken_back);
+                let operations = operations.collect::<Option<Vec<_>>>();
+                let operations =
+                    operations.ok_or_else(|| who.corrupt(self, format!("{some:?}")))?;
+                let script = plan.at(Phase::Together);
+                let at = script.bytes(&operations.concat());
+                let args = [set.number.into(), at.into(), some.len().into()];
+                script.call(Sysno::semop, args);
+                script.note(self.name());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Adjustment {
+    /// The operation (`struct sembuf`) that lets a process undo this much, and does it; none where
+    /// no process could.
+    fn taken_back(&self) -> Option<[u8; 6]> {
+        const IPC_NOWAIT: i16 = 0x800;
+        const SEM_UNDO: i16 = 0x1000;
+        let number = u16::try_from(self.semaphore).ok()?;
+        let operation = i16::try_from(self.value).ok()?.checked_neg()?;
+        let mut bytes = [0; 6];
+        bytes[..2].copy_from_slice(&number.to_le_bytes());
+        bytes[2..4].copy_from_slice(&operation.to_le_bytes());
+        bytes[4..].copy_from_slice(&(IPC_NOWAIT | SEM_UNDO).to_le_bytes());
+        (operation != 0).then_some(bytes)
+    }
+}
+
+/// Whether a process has a list of what is undone.
+fn has_list(pid: i32) -> std::io::Result<bool> {
+    // All that have none are equal in it.
+    kcmp::forget_semaphore_undo()?;
+    let own = gettid().as_raw_nonzero().get();
+    Ok(kcmp::compare(own, pid, Shared::SemaphoreUndo)? != Ordering::Equal)
+}
+
+/// What is undone when a process ends that is stopped and has a list.
+fn look(pid: i32) -> std::io::Result<Vec<Set>> {
+    let why = |why: &str| IoError::new(ErrorKind::Unsupported, why.to_owned());
+    let kernel = Kernel::get().map_err(why)?;
+    let memory = File::open(format!("/proc/{pid}/mem"))?;
+    let mm = kernel.private(kernel.file(memory.as_fd())?)?;
+    let owner = kernel.read("mm_struct", mm)?.word("owner")?;
+    let list = kernel.read("task_struct", owner)?;
+    let list = match list.word("sysvsem.undo_list")? {
+        0 => return Err(why("the list is another task's")),
+        list => kernel.read("sem_undo_list", list)?,
+    };
+    // A process has one for each set at most.
+    const MOST: usize = 1 << 16;
+    let end = list.address("list_proc")?;
+    let mut at = list.word("list_proc")?;
+    let mut sets = Vec::new();
+    for _ in 0..MOST {
+        if at == end {
+            // The newest stands first.
+            sets.reverse();
+            return Ok(sets);
+        }
+        let one = kernel.read("sem_undo", kernel.around("sem_undo", "list_proc", at)?)?;
+        at = one.word("list_proc")?;
+        let number = one.half("semid")?.cast_signed();
+        let count = match sem::count(number) {
+            Ok(count) => count,
+            // The set was removed: nothing is undone.
+            Err(error) if is_gone(&error) => continue,
+            Err(error) => return Err(error),
+        };
+        // At the structure's end since Linux 5.16, elsewhere before.
+        let values = match one.address("semadj")? {
+            pointer if pointer + 8 <= one.at + one.size() => one.word("semadj")?,
+            end => end,
+        };
+        let adjustments = adjustments(&kernel.shorts(values, count)?);
+        if !adjustments.is_empty() {
+            sets.push(Set {
+                number,
+                adjustments,
+            });
+        }
+    }
+    Err(why("the list does not end"))
+}
+
+fn is_gone(error: &IoError) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::INVAL | Errno::IDRM)
+    )
+}
+
+fn adjustments(values: &[i16]) -> Vec<Adjustment> {
+    let all = (0..).zip(values).filter(|(_, value)| **value != 0);
+    let all = all.map(|(semaphore, value)| Adjustment {
+        semaphore,
+        value: (*value).into(),
+    });
+    all.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    const SEM_UNDO: u64 = 0x1000 << 32;
+
+    /// An operation as a word, of which semop(2) reads the first six bytes.
+    fn operation(semaphore: u16, value: i16) -> u64 {
+        u64::from(semaphore) | u64::from(value.cast_unsigned()) << 16 | SEM_UNDO
+    }
+
+    fn operate(stage: &mut Stage, set: &sem::Set, semaphore: u16, value: i16) {
+        let number = u64::from(set.number().cast_unsigned());
+        stage.call_with(Sysno::semop, &[operation(semaphore, value)], |at| {
+            [number, at, 1]
+        });
+    }
+
+    macro_rules! needs_kernel {
+        () => {
+            testkit::needs_root!();
+            if let Err(why) = Kernel::get() {
+                testkit::skip!("the kernel cannot be looked into: {why}");
+            }
+        };
+    }
+
+    #[test]
+    fn what_is_undone_survives() {
+        needs_kernel!();
+        let set = sem::Set::new(600).expect("a set");
+        let other = sem::Set::new(1).expect("a set");
+        set.set(0, 5).expect("ours");
+        let mut stage = Stage::new();
+        assert_eq!(stage.dump(&Semaphores).expect("it is supported"), None);
+        operate(&mut stage, &set, 0, -2);
+        operate(&mut stage, &set, 0, -1);
+        for semaphore in 500..600 {
+            operate(&mut stage, &set, semaphore, 4);
+        }
+        operate(&mut stage, &other, 0, 32767);
+        let payload = stage.dump(&Semaphores).expect("it is supported");
+        let payload = payload.expect("something is undone");
+        let text = Semaphores.describe(&payload).expect("sound");
+        let of_set = format!("id={} 0:+3,500:-4,501:-4,", set.number());
+        assert!(text.contains(&of_set), "{text}");
+        let of_other = format!("id={} 0:-32767", other.number());
+        assert!(text.contains(&of_other), "{text}");
+        drop(stage);
+        assert_eq!(
+            (set.value(0).expect("ours"), set.value(599).expect("ours")),
+            (5, 0)
+        );
+        let mut fresh = Stage::new();
+        fresh.restore(&Semaphores, Some(&payload));
+        assert_eq!(
+            (set.value(0).expect("ours"), set.value(599).expect("ours")),
+            (2, 4)
+        );
+        assert_eq!(other.value(0).expect("ours"), 32767);
+        let restored = fresh.dump(&Semaphores).expect("it is supported");
+        assert_eq!(restored, Some(payload));
+        drop(fresh);
+        assert_eq!(
+            (set.value(0).expect("ours"), other.value(0).expect("ours")),
+            (5, 0)
+        );
+    }
+
+    #[test]
+    fn nothing_is_undone_to_what_is_gone_or_given_back() {
+        needs_kernel!();
+        let set = sem::Set::new(1).expect("a set");
+        let gone = sem::Set::new(1).expect("a set");
+        let mut stage = Stage::new();
+        operate(&mut stage, &set, 0, 1);
+        operate(&mut stage, &set, 0, -1);
+        operate(&mut stage, &gone, 0, 1);
+        drop(gone);
+        assert_eq!(stage.dump(&Semaphores).expect("it is supported"), None);
+    }
+
+    #[test]
+    fn what_no_process_has_is_corrupt() {
+        for (semaphore, value) in [(0, 0), (0, 40_000), (0, -32_768), (1 << 16, 1)] {
+            let adjustments = vec![Adjustment { semaphore, value }];
+            let record = Record {
+                sets: vec![Set {
+                    number: 1,
+                    adjustments,
+                }],
+            };
+            let payload = prost::Message::encode_to_vec(&record);
+            Stage::plan(&Semaphores, Some(&payload)).expect_err("nobody has it");
+        }
+    }
+
+    #[test]
+    fn a_set_is_taken_back_at_once() {
+        let adjustments = vec![
+            Adjustment {
+                semaphore: 3,
+                value: 1,
+            },
+            Adjustment {
+                semaphore: 5,
+                value: -2,
+            },
+        ];
+        let record = Record {
+            sets: vec![Set {
+                number: 65_536,
+                adjustments,
+            }],
+        };
+        let payload = prost::Message::encode_to_vec(&record);
+        let plan = Stage::plan(&Semaphores, Some(&payload)).expect("possible");
+        let want = "[Together]\n\
+            semop(65536, [{sem_num=3, sem_op=-1, sem_flg=IPC_NOWAIT|SEM_UNDO}, {sem_num=5,\n    \
+            sem_op=2, sem_flg=IPC_NOWAIT|SEM_UNDO}], 2)  # System V semaphores\n";
+        assert_eq!(plan, want);
+    }
+}

@@ -1,0 +1,110 @@
+//! System V semaphores: semctl(2).
+
+use std::io;
+
+/// How many sets there are in this process's IPC namespace.
+///
+/// # Errors
+/// `ENOSYS` where the kernel has no semaphores.
+pub fn sets() -> io::Result<u32> {
+    // SAFETY: the structure is plain numbers, for which zeros are valid.
+    let mut told: libc::seminfo = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel fills the structure, which lives through the call.
+    let done = unsafe { libc::semctl(0, 0, libc::SEM_INFO, &raw mut told) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(told.semusz.cast_unsigned())
+}
+
+/// How many semaphores a set has.
+///
+/// # Errors
+/// `EINVAL` and `EIDRM` where there is no such set, `EACCES`.
+pub fn count(set: i32) -> io::Result<usize> {
+    // SAFETY: the structure is plain numbers, for which zeros are valid.
+    let mut told: libc::semid_ds = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel fills the structure, which lives through the call.
+    let done = unsafe { libc::semctl(set, 0, libc::IPC_STAT, &raw mut told) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(told.sem_nsems as usize)
+}
+
+/// A set of semaphores that goes with this value; for tests.
+#[derive(Debug)]
+pub struct Set(i32);
+
+impl Set {
+    /// Makes one of `count` semaphores, which are 0.
+    ///
+    /// # Errors
+    /// As semget(2): `ENOSPC`.
+    pub fn new(count: i32) -> io::Result<Self> {
+        let flags = libc::IPC_CREAT | libc::IPC_EXCL | 0o600;
+        // SAFETY: the call takes no pointers.
+        let set = unsafe { libc::semget(libc::IPC_PRIVATE, count, flags) };
+        if set < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(set))
+    }
+
+    /// Its number (semid).
+    #[must_use]
+    pub fn number(&self) -> i32 {
+        self.0
+    }
+
+    /// Sets the value of a semaphore.
+    ///
+    /// # Errors
+    /// `ERANGE`.
+    pub fn set(&self, semaphore: i32, value: i32) -> io::Result<()> {
+        // SAFETY: the command takes a number.
+        let done = unsafe { libc::semctl(self.0, semaphore, libc::SETVAL, value) };
+        if done < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// The value of a semaphore.
+    ///
+    /// # Errors
+    /// `EINVAL` for one that the set does not have.
+    pub fn value(&self, semaphore: i32) -> io::Result<i32> {
+        // SAFETY: the command takes nothing.
+        let value = unsafe { libc::semctl(self.0, semaphore, libc::GETVAL) };
+        if value < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(value)
+    }
+}
+
+impl Drop for Set {
+    fn drop(&mut self) {
+        // One that somebody else has removed is gone as well.
+        // SAFETY: the command takes nothing.
+        unsafe { libc::semctl(self.0, 0, libc::IPC_RMID) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_is_made_counted_and_removed() {
+        let set = Set::new(3).expect("a set");
+        assert!(sets().expect("the kernel has them") >= 1);
+        assert_eq!(count(set.number()).expect("it is there"), 3);
+        set.set(2, 7).expect("ours");
+        assert_eq!(set.value(2).expect("ours"), 7);
+        let number = set.number();
+        drop(set);
+        assert!(count(number).is_err());
+    }
+}
