@@ -1,6 +1,6 @@
 //! One task, looked at.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -61,9 +61,10 @@ pub(super) struct OfTask {
 }
 
 impl Found {
-    /// Looks at a task from outside, after those in `before`, its parent among them.
+    /// Looks at a task from outside, after those in `before`, its parent among them; `lockers` are
+    /// the processes that have locks on files.
     pub fn new(
-        (task, links): (&Task, &[fd::table::Link]),
+        (task, links, lockers): (&Task, &[fd::table::Link], &HashSet<i32>),
         allow: &Allow,
         (view, before): (&mut dyn MemoryView, &[Self]),
         (vdsos, obstacles): (&mut vdso::Vdsos, &mut Obstacles),
@@ -105,6 +106,7 @@ impl Found {
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
         let parent = parent.map_or(&[][..], |one| &one.rows);
         let proc = (task.proc.as_fd(), &*task.close_queue);
+        let parent = (parent, lockers.contains(&pid));
         found.rows = fd::table::read(pid, proc, links, parent)?;
         Ok(found)
     }
@@ -116,9 +118,9 @@ impl Found {
         ThreadFacts::new(allow, (task.pid, thread.tid), proc, known)
     }
 
-    /// Whether its tasks must be asked what the kernel does not tell of its descriptors.
-    pub fn has_untold(&self) -> bool {
-        Untold::is_among(&self.rows)
+    /// Whether it must be asked of its descriptors before these are described.
+    pub fn is_asked_first(&self) -> bool {
+        Untold::comes_first(&self.rows)
     }
 
     /// Adds whose child has ended, which a zombie still shows.

@@ -23,6 +23,7 @@ mod tree;
 mod untold;
 mod vdso;
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use image::{Record, Run, SpaceId, SpaceKind, Writer};
@@ -32,7 +33,7 @@ use resources::Allow;
 use resources::arch::xstate;
 use resources::fd::tcp::backlog;
 use resources::fd::tcp::lock::{Leftover, Lock};
-use resources::fd::{table, tags};
+use resources::fd::{locks, table, tags};
 use resources::map::aio::TAG as AIO;
 use resources::map::vdso::Vdso;
 
@@ -222,10 +223,16 @@ fn look(
     let mut found = Vec::new();
     let mut vdsos = vdso::Vdsos::default();
     let limit = frozen.limit;
+    // A single task has nobody to inherit from.
+    let lockers = match frozen.tasks.len() {
+        1 => HashSet::new(),
+        _ => locks::holders()?,
+    };
     for (task, links) in frozen.tasks.iter().zip(links) {
         limit.check(task.pid)?;
         let sinks = (&mut vdsos, &mut *obstacles);
-        found.push(Found::new((task, links), allow, (view, &found), sinks)?);
+        let task = (task, &**links, &lockers);
+        found.push(Found::new(task, allow, (view, &found), sinks)?);
     }
     Ok((found, vdsos))
 }
@@ -239,8 +246,8 @@ fn describe_and_ask(
     obstacles: &mut Obstacles,
 ) -> Result<Outside> {
     let allow = how.1;
-    let outside = if found.iter().any(Found::has_untold) {
-        // Where the kernel does not tell all of descriptors, their tasks are asked before these are
+    let mut outside = if found.iter().any(Found::is_asked_first) {
+        // Where the kernel does not tell all of descriptions, tasks are asked before these are
         // described.
         obstacles.check()?;
         ask_all(frozen, found, how, obstacles)?;
@@ -252,6 +259,7 @@ fn describe_and_ask(
         ask_all(frozen, found, how, obstacles)?;
         outside
     };
+    outside.learn(found);
     obstacles.check()?;
     Ok(outside)
 }

@@ -17,6 +17,7 @@ use sys::close::Deferred;
 
 use super::files::{self, Claimed, Described, Files};
 use super::found::{Found, OfTask};
+use super::untold::Untold;
 use crate::freeze::{Frozen, Task};
 use crate::obstacles::Obstacles;
 use crate::records::{Descriptor, Descriptors, Place};
@@ -75,14 +76,10 @@ impl Listed {
         rings.map(|open| (open, self.files.numbers(open.id)))
     }
 
-    /// Takes over what tasks were asked of their descriptors.
+    /// Takes over what tasks were asked of their descriptions.
     pub fn learn(&mut self, found: &[Found]) {
-        for (found, of_task) in found.iter().zip(&mut self.of_tasks) {
-            let descriptors = of_task.iter_mut();
-            let descriptors = descriptors.flat_map(|of| &mut of.descriptors.descriptors);
-            // Those of a task are in the same order, and either all or none of them are here.
-            for (row, descriptor) in found.rows.iter().zip(descriptors) {
-                descriptor.close_on_exec = row.cloexec;
+        for found in found {
+            for row in &found.rows {
                 self.files.learn(found.node.pid, row);
             }
         }
@@ -101,6 +98,20 @@ impl Listed {
             described,
             of_tasks: self.of_tasks,
         })
+    }
+}
+
+impl Outside {
+    /// Takes over what tasks were asked of their descriptors.
+    pub fn learn(&mut self, found: &[Found]) {
+        for (found, of_task) in found.iter().zip(&mut self.of_tasks) {
+            let descriptors = of_task.iter_mut();
+            let descriptors = descriptors.flat_map(|of| &mut of.descriptors.descriptors);
+            // Those of a task are in the same order, and either all or none of them are here.
+            for (row, descriptor) in found.rows.iter().zip(descriptors) {
+                descriptor.close_on_exec = row.cloexec;
+            }
+        }
     }
 }
 
@@ -128,7 +139,7 @@ impl Found {
         }
         let exe = files.link(pid, proc, "exe", OFlags::RDONLY)?.0;
         let locks = obstacles.note(fd::locks::dump_process(pid, &self.rows, allow))?;
-        let rows = match self.has_untold() {
+        let rows = match Untold::is_among(&self.rows) {
             true => self.rows.clone(),
             false => std::mem::take(&mut self.rows),
         };

@@ -1,5 +1,5 @@
-//! What the kernel does not tell of descriptors, and their tasks are asked: which event counters
-//! are semaphores (before 6.5), and whether `execve` closes some terminals.
+//! What is not known of descriptors, and their tasks are asked: which event counters are semaphores
+//! (before 6.5), and whether `execve` closes some terminals and what is inherited.
 
 use resources::fd::eventfd::Whether;
 use resources::fd::table::{Row, WhetherClosed};
@@ -12,10 +12,15 @@ pub(super) struct Untold {
 }
 
 impl Untold {
-    /// Whether there are descriptors of which the kernel has not told.
+    /// Whether there are descriptors of which something is to be asked.
     pub fn is_among(rows: &[Row]) -> bool {
         let is_untold = |row| Whether::is_unknown(row) || WhetherClosed::is_unknown(row);
         rows.iter().any(is_untold)
+    }
+
+    /// Whether there are some that cannot be described before that.
+    pub fn comes_first(rows: &[Row]) -> bool {
+        rows.iter().any(Whether::is_unknown)
     }
 
     /// Asks about each of a task's descriptors of which the kernel has not told.

@@ -10,6 +10,7 @@
 //!   are not known, as of a lease that is just being broken).
 //! - CRIU 4.2: the same, with `--file-locks`.
 
+use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
 
 use syscalls::Sysno;
@@ -120,6 +121,25 @@ fn all(
         locks.push(lock);
     }
     Ok(locks)
+}
+
+/// The processes that have locks and leases, as /proc/locks tells.
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub fn holders() -> Result<HashSet<i32>> {
+    let path = "/proc/locks";
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|error| Error::kernel(format!("read {path}"), error))?;
+    Ok(text.lines().filter_map(holder).collect())
+}
+
+/// The process of "1: POSIX  ADVISORY  WRITE 35 fe:00:11 0 EOF"; of one that waits for it, "1: ->
+/// POSIX  …", as well.
+fn holder(line: &str) -> Option<i32> {
+    let mut words = line.split_whitespace();
+    words.find(|word| ["READ", "WRITE"].contains(word))?;
+    words.next()?.parse().ok()
 }
 
 /// Whether somebody has a lease on the file behind the description of `info`.
@@ -272,6 +292,20 @@ impl Lock {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn who_has_a_lock_is_told() {
+        let told = [
+            ("1: POSIX  ADVISORY  WRITE 35 fe:00:11 0 EOF", Some(35)),
+            ("1: -> POSIX  ADVISORY  READ  7 fe:00:11 0 EOF", Some(7)),
+            ("2: LEASE  ACTIVE    READ  9 fe:00:12 0 EOF", Some(9)),
+            ("3: OFDLCK ADVISORY  READ  -1 fe:00:12 0 EOF", Some(-1)),
+            ("", None),
+        ];
+        for (line, pid) in told {
+            assert_eq!(super::holder(line), pid, "{line}");
+        }
+    }
+
     use super::*;
 
     #[test]

@@ -20,6 +20,9 @@ pub struct Row {
     pub fd: i32,
     /// Whether it is closed by `execve`.
     pub cloexec: bool,
+    /// Whether it is inherited, and only its parent's descriptor was looked at: `cloexec` is what
+    /// that one has.
+    pub inherited: bool,
     /// What the link in /proc/PID/fd says.
     pub link: Vec<u8>,
     /// `fstat` of the file.
@@ -30,16 +33,16 @@ pub struct Row {
     pub same: Option<(i32, i32)>,
 }
 
-/// The question to a task whether `execve` closes one of its descriptors, where the kernel does not
-/// tell: a terminal that was opened with `O_CLOEXEC` through its master (`TIOCGPTPEER`) says so of
-/// every descriptor, whatever fcntl(2) and dup(2) did since.
+/// The question to a task whether `execve` closes one of its descriptors, where that was not looked
+/// at, or the kernel does not tell: a terminal that was opened with `O_CLOEXEC` through its master
+/// (`TIOCGPTPEER`) says so of every descriptor, whatever fcntl(2) and dup(2) did since.
 pub struct WhetherClosed(StepAt);
 
 impl WhetherClosed {
     /// Whether that is not known of a descriptor.
     #[must_use]
     pub fn is_unknown(row: &Row) -> bool {
-        row.cloexec && tty::is_slave(&row.stat)
+        row.inherited || row.cloexec && tty::is_slave(&row.stat)
     }
 
     /// Asks a task about one of its descriptors; none where the kernel has told.
@@ -120,11 +123,17 @@ pub fn info(
 }
 
 /// Looks at the descriptors of the stopped task `pid` whose `links` were read, given those of its
-/// parent where they are known.
+/// parent where they are known. What it has inherited is not looked at again, unless the kernel
+/// tells of locks there, of which each process has its own.
 ///
 /// # Errors
 /// Those of [`links`] and [`info`].
-pub fn read(pid: i32, proc: Proc<'_>, links: &[Link], parent: &[Row]) -> Result<Vec<Row>> {
+pub fn read(
+    pid: i32,
+    proc: Proc<'_>,
+    links: &[Link],
+    (parent, has_locks): (&[Row], bool),
+) -> Result<Vec<Row>> {
     let mut buffer = vec![0; 4096];
     let mut rows = Vec::with_capacity(links.len());
     for link in links {
@@ -138,10 +147,15 @@ pub fn read(pid: i32, proc: Proc<'_>, links: &[Link], parent: &[Row]) -> Result<
                 stat.map_err(|error| failed(pid, &name, error))?
             }
         };
-        let (info, cloexec) = info((pid, fd), proc, &mut buffer)?;
+        let known = theirs.filter(|row| !has_locks && !row.info.rest.contains("lock:"));
+        let (info, cloexec) = match known {
+            Some(row) => (row.info.clone(), row.cloexec),
+            None => info((pid, fd), proc, &mut buffer)?,
+        };
         rows.push(Row {
             fd,
             cloexec,
+            inherited: known.is_some(),
             link: link.target.clone(),
             stat,
             info,
@@ -176,6 +190,7 @@ pub fn own(fd: BorrowedFd<'_>) -> Result<Row> {
     Ok(Row {
         fd: number,
         cloexec,
+        inherited: false,
         link: link.into_bytes(),
         stat,
         info,
@@ -331,7 +346,7 @@ mod tests {
         let close_queue = CloseQueue::default();
         let proc = (proc.as_fd(), &close_queue);
         let links = links(pid, proc, None).expect("read");
-        let rows = read(pid, proc, &links, &[]).expect("read");
+        let rows = read(pid, proc, &links, (&[], false)).expect("read");
         drop(to);
         cat.wait().expect("wait");
         let seen = rows.iter().take(3).map(|row| (row.fd, row.cloexec));
@@ -342,7 +357,7 @@ mod tests {
         assert!(rows[0].link.starts_with(b"pipe:["));
         assert_eq!(rows[2].link, b"/dev/null");
         assert_eq!(rows[2].info.oflags() & OFlags::RWMODE, OFlags::WRONLY);
-        let error = read(pid, proc, &links, &[]).expect_err("it is gone");
+        let error = read(pid, proc, &links, (&[], false)).expect_err("it is gone");
         assert!(matches!(error, Error::Gone { .. }), "{error}");
     }
 
@@ -375,6 +390,7 @@ mod tests {
         let row = |fd: i32| Row {
             fd,
             cloexec: true,
+            inherited: false,
             link: std::fs::read_link(format!("/proc/self/fd/{fd}"))
                 .expect("readlink")
                 .into_os_string()

@@ -280,6 +280,12 @@ impl Mapping {
         (self.flags & MAP_HUGETLB != 0).then(|| 1 << shift)
     }
 
+    /// Whether it is of a kind of which two neighbours can be mapped by one call.
+    pub(super) fn may_join(&self) -> bool {
+        let grows = self.flags & MAP_GROWSDOWN != 0;
+        self.is_private_anonymous() && self.huge_page_bytes().is_none() && !grows
+    }
+
     fn is_private_anonymous(&self) -> bool {
         self.is_private() && self.is_anonymous()
     }
