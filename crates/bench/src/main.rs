@@ -19,6 +19,7 @@ mod calls;
 mod chain;
 mod compress;
 mod error;
+mod furnishing;
 mod guest;
 mod isolate;
 mod lazy;

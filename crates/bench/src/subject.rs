@@ -12,8 +12,8 @@ use rustix::time::{ClockId, clock_gettime};
 use sys::fork::{Fork, fork};
 
 use crate::error::{Error, Result, file_error, kernel_error};
-use crate::text;
 use crate::workload::Workload;
+use crate::{furnishing, text};
 
 /// The size of a page in bytes.
 pub const PAGE_BYTES: usize = 4096;
@@ -39,6 +39,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         what: format!("no workload {}", arguments.workload),
     })?;
     let mut ready = keep_stdout()?;
+    let descriptors = furnishing::descriptors(workload.descriptors)?;
+    let mappings = furnishing::mappings(workload.mappings)?;
     let mut memory = Vec::new();
     if !workload.own_memory {
         memory = write_memory(workload, 0)?;
@@ -49,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         memory = write_memory(workload, std::process::id().into())?;
     }
     if place == Place::Below {
-        black_box(&memory);
+        black_box((&memory, &descriptors, &mappings));
         // The last writer that goes lets the first task's read end.
         drop((ready, started, begun));
         loop {
@@ -61,15 +63,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         .read_to_end(&mut Vec::new())
         .map_err(kernel_error("wait for the tree"))?;
     drop(started);
-    let told = writeln!(
-        ready,
-        "{} {}",
-        PULSE.as_ptr().addr(),
-        memory.as_ptr().addr()
-    );
+    let memory_at = match &mappings {
+        Some(mappings) => mappings.address(),
+        None => memory.as_ptr().addr() as u64,
+    };
+    let told = writeln!(ready, "{} {memory_at}", PULSE.as_ptr().addr());
     told.map_err(kernel_error("tell that the subject is ready"))?;
     drop(ready);
-    black_box(&memory);
+    black_box((&memory, &descriptors, &mappings));
     beat()
 }
 

@@ -127,6 +127,12 @@ impl Target {
         if tasks != wanted {
             return Err(self.lost(tool, &format!("{tasks} tasks of {wanted} are there")));
         }
+        let table = PathBuf::from(format!("/proc/{}/fd", self.pid.as_raw_nonzero()));
+        let open = std::fs::read_dir(&table).map_err(file_error("list", &table))?;
+        let (open, wanted) = (open.count(), self.workload.descriptors);
+        if open < wanted {
+            return Err(self.lost(tool, &format!("{open} of {wanted} descriptors are there")));
+        }
         Ok(())
     }
 
@@ -139,7 +145,9 @@ impl Target {
         let memory = File::open(&path).map_err(file_error("open", &path))?;
         let mut hasher = DefaultHasher::new();
         let mut block = vec![0; 1 << 20];
-        for offset in (0..self.workload.memory_bytes).step_by(block.len()) {
+        for offset in (0..self.workload.compared_bytes()).step_by(block.len()) {
+            let left = self.workload.compared_bytes() - offset;
+            block.truncate(usize::try_from(left).expect("64-bit addresses"));
             let read = memory.read_exact_at(&mut block, self.memory_at + offset);
             read.map_err(file_error("read", &path))?;
             hasher.write(&block);

@@ -1,6 +1,8 @@
 //! The workloads as data: what is dumped and restored, and on which media.
 use serde::{Deserialize, Serialize};
 
+use crate::subject::PAGE_BYTES;
+
 const MIB: u64 = 1 << 20;
 
 /// What a subject is made of.
@@ -20,6 +22,10 @@ pub struct Workload {
     pub zero_percent: u64,
     /// Whether the rest is text instead of numbers; then it is for `bench compress` alone.
     pub is_text: bool,
+    /// How many descriptors the first task opens before it starts children, which inherit them.
+    pub descriptors: usize,
+    /// How many mappings it makes, each with a page that it has written.
+    pub mappings: usize,
     /// What share of the peer's time a dump and a restore may take, where that was set as a goal.
     pub goals: [Option<f64>; 2],
     /// Where its images are put.
@@ -54,67 +60,60 @@ pub enum Cache {
     Cold,
 }
 
+/// What most workloads are.
+const PLAIN: Workload = Workload {
+    name: "",
+    title: "",
+    children: &[],
+    memory_bytes: 0,
+    own_memory: false,
+    zero_percent: 0,
+    is_text: false,
+    descriptors: 0,
+    mappings: 0,
+    goals: [None, None],
+    media: &[Medium::Tmpfs, Medium::Disk],
+    cold: false,
+};
+
 /// Every workload.
 pub const ALL: &[Workload] = &[
     Workload {
         name: "busy",
         title: "one busy task",
-        children: &[],
-        memory_bytes: 0,
-        own_memory: false,
-        zero_percent: 0,
-        is_text: false,
         goals: [Some(0.25), Some(0.25)],
         media: &[Medium::Tmpfs, Medium::Disk, Medium::Durable],
         cold: true,
+        ..PLAIN
     },
     Workload {
         name: "tree10",
         title: "tree of 10",
         children: &[3, 2],
-        memory_bytes: 0,
-        own_memory: false,
-        zero_percent: 0,
-        is_text: false,
-        goals: [None, None],
-        media: &[Medium::Tmpfs, Medium::Disk],
-        cold: false,
+        ..PLAIN
     },
     Workload {
         name: "written1g",
         title: "1 GiB written",
-        children: &[],
         memory_bytes: 1024 * MIB,
-        own_memory: false,
-        zero_percent: 0,
-        is_text: false,
         goals: [Some(0.6), Some(0.4)],
         media: &[Medium::Tmpfs, Medium::Disk, Medium::Durable],
-        cold: false,
+        ..PLAIN
     },
     Workload {
         name: "zero1g",
         title: "1 GiB, 90 % zero pages",
-        children: &[],
         memory_bytes: 1024 * MIB,
-        own_memory: false,
         zero_percent: 90,
-        is_text: false,
-        goals: [None, None],
-        media: &[Medium::Tmpfs, Medium::Disk],
-        cold: false,
+        ..PLAIN
     },
     Workload {
         name: "tree50",
         title: "50 tasks of 10 MiB",
         children: &[49],
         memory_bytes: 10 * MIB,
-        own_memory: false,
-        zero_percent: 0,
-        is_text: false,
         goals: [Some(0.4), Some(0.4)],
-        media: &[Medium::Tmpfs, Medium::Disk],
-        cold: false,
+        ..PLAIN
     },
     Workload {
         name: "own50",
@@ -122,23 +121,31 @@ pub const ALL: &[Workload] = &[
         children: &[49],
         memory_bytes: 10 * MIB,
         own_memory: true,
-        zero_percent: 0,
-        is_text: false,
         goals: [Some(0.4), Some(0.4)],
-        media: &[Medium::Tmpfs, Medium::Disk],
-        cold: false,
+        ..PLAIN
+    },
+    Workload {
+        name: "fds1000",
+        title: "tree of 4, 1,000 descriptors",
+        children: &[3],
+        descriptors: 1000,
+        goals: [Some(0.3), Some(0.3)],
+        ..PLAIN
+    },
+    Workload {
+        name: "maps10000",
+        title: "10,000 mappings",
+        mappings: 10_000,
+        goals: [Some(0.3), Some(0.3)],
+        ..PLAIN
     },
     Workload {
         name: TEXT,
         title: "1 GiB of text",
-        children: &[],
         memory_bytes: 1024 * MIB,
-        own_memory: false,
-        zero_percent: 0,
         is_text: true,
-        goals: [None, None],
         media: &[Medium::Tmpfs, Medium::Disk, Medium::Durable],
-        cold: false,
+        ..PLAIN
     },
 ];
 
@@ -149,6 +156,12 @@ impl Workload {
     /// Finds a workload by its name.
     pub fn find(name: &str) -> Option<&'static Self> {
         ALL.iter().find(|workload| workload.name == name)
+    }
+
+    /// Returns how many bytes are compared: those of its memory, or of its mappings.
+    pub fn compared_bytes(&self) -> u64 {
+        let mapped = (self.mappings * PAGE_BYTES) as u64;
+        self.memory_bytes.max(mapped)
     }
 
     /// Returns the number of tasks in the tree.
@@ -180,6 +193,8 @@ mod tests {
             ("zero1g", 1),
             ("tree50", 50),
             ("own50", 50),
+            ("fds1000", 4),
+            ("maps10000", 1),
             (TEXT, 1),
         ];
         assert_eq!(tasks, want);
