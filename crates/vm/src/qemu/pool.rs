@@ -103,8 +103,31 @@ fn understood(pooled: Pooled) -> Option<(Numbered, Reaper)> {
 /// Starts machines until `wanted` wait in the pool.
 ///
 /// # Errors
-/// Those of [`Batch::start`]; [`Error::Gone`] where the keeper has ended.
-pub(crate) fn fill(batch: &Batch<'_>, memory: &Memory, keeper: &Keeper, wanted: u32) -> Result<()> {
+/// Those of [`Batch::start`]; [`Error::Gone`] where the keeper has ended. None is left in the pool
+/// of those that were started.
+pub(crate) fn fill_whole(
+    batch: &Batch<'_>,
+    memory: &Memory,
+    keeper: &Keeper,
+    wanted: u32,
+) -> Result<()> {
+    let mut put = 0;
+    let filled = fill(batch, memory, keeper, wanted, &mut put);
+    if filled.is_err() {
+        // Whoever is not kept by anybody is ended by the reaper.
+        (0..put).for_each(|_| drop(keeper.take(key(batch))));
+    }
+    filled
+}
+
+/// The same, and says how many were `put` there, which are left where one cannot be.
+fn fill(
+    batch: &Batch<'_>,
+    memory: &Memory,
+    keeper: &Keeper,
+    wanted: u32,
+    put: &mut u32,
+) -> Result<()> {
     let gone = || Error::Gone("the keeper of the template has ended".to_owned());
     let key = key(batch);
     while keeper.pooled(key).ok_or_else(gone)? < wanted.into() {
@@ -135,6 +158,7 @@ pub(crate) fn fill(batch: &Batch<'_>, memory: &Memory, keeper: &Keeper, wanted: 
             rights,
         };
         keeper.put(&pooled).map_err(|_| gone())?;
+        *put += 1;
         clone.started.leave();
     }
     Ok(())
@@ -159,7 +183,7 @@ pub(crate) fn fill_behind(
         // What is opened later must not get the numbers of what programs say.
         std::thread::sleep(COURTESY);
         let null = [(); 3].map(|()| File::open("/dev/null"));
-        let _ = fill(batch, memory, keeper, wanted);
+        let _ = fill(batch, memory, keeper, wanted, &mut 0);
         drop(null);
     });
     left.map_err(|source| Error::Kernel {

@@ -174,6 +174,10 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     if options.pool > 0
         && let Err(error) = refill(options, &batch, &memories, reader.id())
     {
+        if options.clones == 0 {
+            // It is all that was asked for.
+            return Err(error);
+        }
         log::warn!("the pool is not filled: {error}");
     }
     for one in &restored {
@@ -312,10 +316,14 @@ fn refill(
     let keeper = Keeper::find(&options.templates, image);
     let keeper = keeper.ok_or_else(|| Error::Gone("nobody keeps the template".to_owned()))?;
     let memory = &memories.all[0];
-    match options.clones {
-        0 => pool::fill(batch, memory, &keeper, options.pool),
-        _ => pool::fill_behind(batch, memory, &keeper, options.pool),
+    if options.clones > 0 {
+        return pool::fill_behind(batch, memory, &keeper, options.pool);
     }
+    let filled = pool::fill_whole(batch, memory, &keeper, options.pool);
+    if filled.is_err() && memories.keeper.is_none() {
+        keeper.end_unused();
+    }
+    filled
 }
 
 /// The memory of all machines.

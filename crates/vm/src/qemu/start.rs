@@ -288,15 +288,15 @@ impl Started {
 
     /// An error with what QEMU has said, and what the image is of.
     fn explain(&self, error: Error, machine: &QemuMachine) -> Error {
-        let (Error::Gone(what) | Error::Monitor { what, .. }) = &error else {
+        if !matches!(error, Error::Gone(_) | Error::Monitor { .. }) {
             return error;
-        };
+        }
         let said = tail(&self.log);
         let QemuMachine {
             version, machine, ..
         } = machine;
         Error::Gone(format!(
-            "{what}; QEMU said {said:?}; the image is of QEMU {version}, machine {machine}"
+            "{error}; QEMU said {said:?}; the image is of QEMU {version}, machine {machine}"
         ))
     }
 }

@@ -27,12 +27,13 @@ use crate::{Error, Result};
 /// How long a keeper is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a keeper is asked for: the files; to count machines; how it is; to end. Of its pool: a
-/// machine; to take one; how many there are; numbers for new ones.
+/// What a keeper is asked for: the files; to count machines; how it is; to end, and that only if it
+/// has no machines. Of its pool: a machine; to take one; how many there are; numbers for new ones.
 const GET: u8 = b'g';
 const COUNT: u8 = b'c';
 const LIST: u8 = b'l';
 const DROP: u8 = b'd';
+const END_UNUSED: u8 = b'u';
 const TAKE: u8 = b't';
 const PUT: u8 = b'p';
 const POOLED: u8 = b'q';
@@ -164,6 +165,12 @@ impl Keeper {
     /// The first of so many numbers that no other machine gets.
     pub fn numbers(&self, count: u32) -> Option<u32> {
         self.ask(&with(NUMBERS, count.into()))?.try_into().ok()
+    }
+
+    /// Has it end, if nobody has machines of it.
+    pub fn end_unused(&self) {
+        // Where it has ended, there is nothing to be done.
+        let _ = self.send(&[END_UNUSED], &[]).and_then(|()| self.receive());
     }
 
     fn ask(&self, what: &[u8]) -> Option<u64> {
@@ -500,10 +507,13 @@ impl Keeping {
                 let words = words.iter().flat_map(|word| word.to_ne_bytes());
                 say(&words.collect::<Vec<_>>(), &[])
             }
-            (1, DROP) => {
+            (1, END_UNUSED) if !self.machines.is_empty() || !self.pool.machines.is_empty() => {
+                say(&[END_UNUSED], &[])
+            }
+            (1, what @ (DROP | END_UNUSED)) => {
                 // Before it is told: whoever asks next finds nobody.
                 let _ = fs::remove_file(&self.path);
-                say(&[DROP], &[]);
+                say(&[what], &[]);
                 return Answer::Ends;
             }
             _ => false,
