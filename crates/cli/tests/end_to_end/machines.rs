@@ -2,6 +2,7 @@
 //! again.
 
 mod balloon;
+mod behind;
 mod disks;
 mod faults;
 mod kinds;
@@ -10,6 +11,8 @@ mod live;
 mod long;
 mod native;
 mod pool;
+mod proxy;
+mod restore_faults;
 mod with_volume;
 
 use std::fs::{self, File};
@@ -255,15 +258,16 @@ fn a_linux_guest_goes_on_from_its_image() {
     }
 }
 
-/// The template of an image: how many machines have it, and its size in bytes.
-fn template(folder: &Path, image: &str) -> Option<(u64, u64)> {
+/// The template of an image: how many machines have it, its size in bytes, and how many machines
+/// wait for it.
+fn template(folder: &Path, image: &str) -> Option<(u64, u64, u64)> {
     let told = run(folder, &["vm", "templates"]);
     let all = told["vm_templates"]["templates"]
         .as_array()
         .expect("a list");
     let one = all.iter().find(|one| one["image"] == image)?;
     let number = |name: &str| one[name].as_u64().expect("a number");
-    Some((number("machines"), number("bytes")))
+    Some((number("machines"), number("bytes"), number("pooled")))
 }
 
 #[test]
@@ -304,7 +308,7 @@ fn clones_share_their_memory_and_write_apart() {
         assert_eq!(line.ask(&format!("fill own {number} 4")), "filled");
     }
     assert_eq!(lines[0].ask("remove file"), "removed");
-    let (machines, bytes) = template(folder, &base.id).expect("it is kept");
+    let (machines, bytes, _) = template(folder, &base.id).expect("it is kept");
     assert_eq!(machines, 5);
     assert!((60 << 20..u64::from(MIB) << 20).contains(&bytes), "{bytes}");
 
@@ -670,6 +674,23 @@ fn pids_of(name: &str) -> Vec<i32> {
         String::from_utf8_lossy(&line).contains(&sought)
     };
     pids.filter(is_it).collect()
+}
+
+/// The processes that have a word in their command lines: their pids, in order, and names. Those
+/// that have ended have none.
+fn processes_of(word: &str) -> Vec<(i32, String)> {
+    let pids = fs::read_dir("/proc").expect("it is there").flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let read = |pid: i32, name: &str| {
+        let text = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        String::from_utf8_lossy(&text).trim_end().to_owned()
+    };
+    let found = pids.filter(|pid| read(*pid, "cmdline").contains(word));
+    let mut found = found
+        .map(|pid| (pid, read(pid, "comm")))
+        .collect::<Vec<_>>();
+    found.sort_unstable();
+    found
 }
 
 /// A copy of the base's image in which a bit of a page is not what it was.

@@ -1,44 +1,10 @@
 //! Monitors that fail in the middle of a save, at each command of it: by a proxy between the save
 //! and QEMU.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::AsRawFd as _;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sys::socket::{self, Along};
-
+use super::proxy::{Course, FAULTS, Fault, Proxy, Shared};
 use super::*;
-
-/// What goes wrong when a command is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
-    /// It is refused, and not done.
-    Refused,
-    /// It is done, and the answer is no JSON.
-    Nonsense,
-    /// It is done, and the answer is another one than was to be.
-    OtherAnswer,
-    /// It is heard later than anybody waits.
-    Late,
-    /// The connection is closed.
-    Closed,
-    /// QEMU is killed.
-    QemuKilled,
-    /// The command is killed before it is done.
-    Killed,
-    /// The command is killed when it is done.
-    KilledAfter,
-}
-
-const FAULTS: [Fault; 8] = [
-    Fault::Refused,
-    Fault::Nonsense,
-    Fault::OtherAnswer,
-    Fault::Late,
-    Fault::Closed,
-    Fault::QemuKilled,
-    Fault::Killed,
-    Fault::KilledAfter,
-];
 
 /// A machine without a guest, with a disk; its monitor is talked to through a proxy.
 struct Machine {
@@ -109,14 +75,15 @@ impl Machine {
         let child = command.spawn().expect("it starts");
         let (client, _) = self.listener.accept().expect("it connects");
         (&client).write_all(&greeting).expect("it hears");
-        let proxy = Proxy {
-            machine: self,
-            child: child.id() as i32,
+        let course = Shared::default();
+        *course.lock() = Course {
+            child: Some(child.id() as i32),
             fault,
             asked: Vec::new(),
-            spoil: None,
         };
-        let asked = proxy.run(client.into(), upstream.into());
+        let proxy = Proxy::new(course.clone(), self.qemu.id() as i32);
+        proxy.run(&client.into(), &upstream.into(), SOON);
+        let asked = std::mem::take(&mut course.lock().asked);
         let output = child.wait_with_output().expect("it ends");
         Run {
             status: output.status.code(),
@@ -140,140 +107,6 @@ struct Run {
     told: String,
     /// The commands that QEMU was asked, the one with the fault as the last.
     asked: Vec<String>,
-}
-
-struct Proxy<'a> {
-    machine: &'a Machine,
-    child: i32,
-    fault: Option<(usize, Fault)>,
-    asked: Vec<String>,
-    /// What is said instead of the next answer.
-    spoil: Option<Vec<u8>>,
-}
-
-/// What becomes of a line.
-enum Way {
-    Forwarded,
-    Kept,
-    Closed,
-}
-
-impl Proxy<'_> {
-    /// Forwards everything until nobody talks any more.
-    fn run(mut self, client: OwnedFd, upstream: OwnedFd) -> Vec<String> {
-        let wait = Timespec::try_from(SOON).expect("it is short");
-        let mut buffer = vec![0; 1 << 16];
-        loop {
-            let mut fds = [&client, &upstream].map(|fd| PollFd::new(fd, PollFlags::IN));
-            let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&wait)));
-            assert_ne!(
-                ready.expect("polled"),
-                0,
-                "{:?}: {:?}",
-                self.fault,
-                self.asked
-            );
-            let [is_client, is_upstream] = fds.map(|fd| !fd.revents().is_empty());
-            if is_upstream {
-                match socket::receive(&upstream, &mut buffer, 0) {
-                    Ok(received) if received.len > 0 => {
-                        let said = self.spoiled(&buffer[..received.len]);
-                        let _ = socket::send(&client, &said, Along::default(), 0);
-                    }
-                    _ => return self.asked,
-                }
-            }
-            if is_client {
-                let received = match socket::receive(&client, &mut buffer, 0) {
-                    Ok(received) if received.len > 0 => received,
-                    _ => return self.asked,
-                };
-                let mut rights = received.rights;
-                for line in buffer[..received.len].split_inclusive(|byte| *byte == b'\n') {
-                    match self.hear(line, &client) {
-                        Way::Closed => return self.asked,
-                        Way::Kept => {}
-                        Way::Forwarded => forward(&upstream, line, std::mem::take(&mut rights)),
-                    }
-                    if self.now() == Some(Fault::KilledAfter) {
-                        kill(self.child);
-                    }
-                }
-            }
-        }
-    }
-
-    fn hear(&mut self, said: &[u8], client: &OwnedFd) -> Way {
-        let question = serde_json::from_slice::<Value>(said).expect("one question");
-        let command = question["execute"].as_str().expect("a command").to_owned();
-        self.asked.push(command);
-        match self.now() {
-            Some(Fault::Refused) => {
-                let error = json!({"class": "GenericError", "desc": "it is not done"});
-                let answer = json!({"error": error, "id": question["id"]}).to_string() + "\n";
-                let _ = socket::send(client, answer.as_bytes(), Along::default(), 0);
-                Way::Kept
-            }
-            Some(Fault::Nonsense) => {
-                self.spoil = Some(b"\"\x01[nonsense\n".to_vec());
-                Way::Forwarded
-            }
-            Some(Fault::OtherAnswer) => {
-                let answer = json!({"return": [7], "id": question["id"]}).to_string() + "\n";
-                self.spoil = Some(answer.into_bytes());
-                Way::Forwarded
-            }
-            Some(Fault::Late) => {
-                // Longer than it is waited for.
-                std::thread::sleep(Duration::from_millis(1300));
-                Way::Forwarded
-            }
-            Some(Fault::Closed) => Way::Closed,
-            Some(Fault::QemuKilled) => {
-                kill(self.machine.qemu.id() as i32);
-                Way::Kept
-            }
-            Some(Fault::Killed) => {
-                kill(self.child);
-                Way::Kept
-            }
-            Some(Fault::KilledAfter) | None => Way::Forwarded,
-        }
-    }
-
-    /// The fault, if it is the last question's.
-    fn now(&self) -> Option<Fault> {
-        let (number, fault) = self.fault?;
-        (number + 1 == self.asked.len()).then_some(fault)
-    }
-
-    /// What is said instead of something.
-    fn spoiled(&mut self, said: &[u8]) -> Vec<u8> {
-        let mut all = Vec::new();
-        for line in said.split_inclusive(|byte| *byte == b'\n') {
-            let is_answer = line.windows(10).any(|part| part == b"\"return\": ")
-                || line.windows(9).any(|part| part == b"\"error\": ");
-            match self.spoil.take() {
-                Some(other) if is_answer => all.extend(other),
-                kept => {
-                    self.spoil = kept;
-                    all.extend(line);
-                }
-            }
-        }
-        all
-    }
-}
-
-/// Passes a line on, with the descriptors that came with it.
-fn forward(to: &OwnedFd, line: &[u8], rights: Vec<OwnedFd>) {
-    let rights = rights.iter().map(|right| right.as_fd());
-    let along = Along {
-        rights: &rights.collect::<Vec<_>>(),
-        ..Along::default()
-    };
-    // Whoever was killed does not hear it.
-    let _ = socket::send(to, line, along, 0);
 }
 
 /// A way to save a machine: its words, and what an image of it has.

@@ -9,12 +9,7 @@ use super::*;
 
 /// How many machines wait for an image.
 fn waiting(folder: &Path, image: &str) -> Option<u64> {
-    let told = run(folder, &["vm", "templates"]);
-    let all = told["vm_templates"]["templates"]
-        .as_array()
-        .expect("a list");
-    let one = all.iter().find(|one| one["image"] == image)?;
-    one["pooled"].as_u64()
+    template(folder, image).map(|it| it.2)
 }
 
 /// An image of a machine that has a generation id, booted in `folder`; its id, and the words of its
