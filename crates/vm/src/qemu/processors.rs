@@ -54,17 +54,14 @@ pub(crate) fn ask(qmp: &mut Qmp, path: &str) -> Result<Asked> {
 /// Those of [`Qmp::call`].
 pub(crate) fn told(qmp: &mut Qmp, path: &str, asked: &Asked) -> Result<QemuProcessors> {
     let all: Vec<Processor> = qmp.told("query-cpus-fast", asked.count)?;
-    let kind = qmp.told::<String>("qom-get", asked.kind);
-    let words = qmp.told::<Vec<Word>>("qom-get", asked.features);
-    let known = |error: Error| match error {
-        // Other architectures have none.
-        Error::Refused { .. } => Ok(Vec::new()),
-        error => Err(error),
-    };
-    let words = words.or_else(known)?;
-    let kind = match kind {
+    // Other architectures have none of these. What else fails is the first that is told.
+    let kind = match qmp.told::<String>("qom-get", asked.kind) {
         Err(Error::Refused { .. }) => String::new(),
         kind => kind?,
+    };
+    let words = match qmp.told::<Vec<Word>>("qom-get", asked.features) {
+        Err(Error::Refused { .. }) => Vec::new(),
+        words => words?,
     };
     let words = words.into_iter().take(WORDS_MAX);
     let mut features = words
