@@ -3,8 +3,10 @@
 
 mod balloon;
 mod behind;
+mod disk_copies;
 mod disks;
 mod faults;
+mod huge;
 mod kinds;
 mod lazy;
 mod live;
@@ -13,6 +15,7 @@ mod native;
 mod pool;
 mod proxy;
 mod restore_faults;
+mod shared_kills;
 mod with_volume;
 
 use std::fs::{self, File};

@@ -6,7 +6,7 @@ use super::kinds::{Kind, Pair, needs};
 use super::*;
 
 /// A machine without a guest, whose first disk is `one`, and the second `two`.
-struct Idle {
+pub(super) struct Idle {
     folder: PathBuf,
     qemu: Child,
     qmp: String,
@@ -14,8 +14,7 @@ struct Idle {
 
 impl Drop for Idle {
     fn drop(&mut self) {
-        let _ = self.qemu.kill();
-        let _ = self.qemu.wait();
+        self.kill();
     }
 }
 
@@ -52,10 +51,13 @@ fn idle_words(one: &str, two: &str) -> Vec<String> {
 }
 
 impl Idle {
-    fn start(folder: &Path, more: &[&str]) -> Self {
-        for name in ["one", "two"] {
-            let file = File::create(folder.join(name)).expect("a file");
-            file.set_len(20 << 20).expect("a length");
+    /// Starts it; disks that are not there yet have 20 MiB.
+    pub fn start(folder: &Path, more: &[&str]) -> Self {
+        for path in ["one", "two"].map(|name| folder.join(name)) {
+            if !path.exists() {
+                let file = File::create(path).expect("a file");
+                file.set_len(20 << 20).expect("a length");
+            }
         }
         let qmp = folder.join("idle.qmp").to_str().expect("text").to_owned();
         let words = idle_words("one", "two");
@@ -71,8 +73,14 @@ impl Idle {
         idle
     }
 
-    fn socket(&self) -> &str {
+    pub fn socket(&self) -> &str {
         &self.qmp
+    }
+
+    /// Kills QEMU.
+    pub fn kill(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
     }
 
     fn save(&self, image: &str, more: &[&str]) -> Value {
@@ -97,7 +105,7 @@ impl Idle {
 
 /// Has QEMU write a byte over and over to the disk behind the device with this number.
 #[track_caller]
-fn write(socket: &str, number: usize, (byte, place): (u8, &str)) {
+pub(super) fn write(socket: &str, number: usize, (byte, place): (u8, &str)) {
     let device = format!("/machine/peripheral-anon/device[{number}]/virtio-backend");
     let line = format!("qemu-io -d {device} \"write -P {byte} {place}\"");
     let told = qmp_with(
@@ -522,10 +530,10 @@ fn a_full_disk_ends_neither_guest_nor_image() {
 }
 
 /// A folder of 4 MiB; dropped, it is unmounted.
-struct Small(PathBuf);
+pub(super) struct Small(pub PathBuf);
 
 impl Small {
-    fn mounted(path: &Path) -> Self {
+    pub fn mounted(path: &Path) -> Self {
         fs::create_dir(path).expect("a folder");
         let flags = rustix::mount::MountFlags::empty();
         let mounted = rustix::mount::mount("tmpfs", path, "tmpfs", flags, c"size=4m");
