@@ -171,15 +171,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     let restored = machines.into_iter().map(Numbered::leave);
     let restored = restored.collect::<Vec<_>>();
     log::info!("{} machines run: {restored:?}", restored.len());
-    if options.pool > 0
-        && let Err(error) = refill(options, &batch, &memories, reader.id())
-    {
-        if options.clones == 0 {
-            // It is all that was asked for.
-            return Err(error);
-        }
-        log::warn!("the pool is not filled: {error}");
-    }
+    provide(options, &batch, &memories, reader.id())?;
     for one in &restored {
         // It runs, and nothing is undone.
         if let Err(what) = observer.moment(Moment::PostResume, one) {
@@ -302,6 +294,28 @@ impl Numbered {
         let told = self.told();
         self.started.leave();
         told
+    }
+}
+
+/// Fills the pool, if there is to be one.
+///
+/// # Errors
+/// Those of [`refill`], where it is all that was asked for.
+fn provide(
+    options: &RestoreOptions,
+    batch: &Batch<'_>,
+    memories: &Memories,
+    image: ImageId,
+) -> Result<()> {
+    if options.pool == 0 {
+        return Ok(());
+    }
+    match refill(options, batch, memories, image) {
+        Err(error) if options.clones > 0 => {
+            log::warn!("the pool is not filled: {error}");
+            Ok(())
+        }
+        filled => filled,
     }
 }
 

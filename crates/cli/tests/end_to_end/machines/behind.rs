@@ -1,5 +1,5 @@
-//! Restored machines whose monitors are behind proxies: they are started by a program that hands the
-//! socket of the monitor over to the test, and has QEMU listen at another one.
+//! Restored machines whose monitors are behind proxies: they are started by a program that hands
+//! the socket of the monitor over to the test, and has QEMU listen at another one.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;

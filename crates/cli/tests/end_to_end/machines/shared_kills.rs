@@ -10,8 +10,8 @@ use super::*;
 const KEEPER: &str = "stillframe-keep";
 const FILLER: &str = "stillframe-pool";
 
-/// An image of a guest, of which all machines have a word in their command lines, and so has whatever
-/// belongs to them.
+/// An image of a guest, of which all machines have a word in their command lines, and so has
+/// whatever belongs to them.
 struct Herd {
     scratch: tempfile::TempDir,
     id: String,
@@ -152,12 +152,16 @@ fn shoot_restores(chance: &mut Chance, times: u32, beside: bool) {
     let herd = Herd::new();
     let mut other = beside.then(|| herd.restored("other", &["--share"]));
     let mut line = beside.then(|| herd.line("other"));
+    let own = other.as_ref().map(|other| other.pid(0));
+    // It has its name a little later than it is there.
+    wait_until("the keeper to have its name", SOON, || {
+        herd.named(|name| name == KEEPER).len() == own.iter().len()
+    });
     let keepers = herd.named(|name| name == KEEPER);
     let begun = Instant::now();
     let share = ["--share", "-n", "3"];
     drop(herd.restored("shot-{n}", &share));
     let whole_ms = begun.elapsed().as_millis() as u64;
-    let own = other.as_ref().map(|other| other.pid(0));
     let is_alone = || herd.machines() == own.as_slice();
     wait_until("the three to be gone", SOON, is_alone);
     for _ in 0..times {
