@@ -12,7 +12,7 @@ use super::memory::{Mapping, Memory, Segment, Special};
 use super::pages::has_own;
 pub use super::pages::{DECODED_FILE, Pages, Place, Stored};
 pub(super) use super::pages::{clip, overlapping};
-use super::{policy, read, vdso};
+use super::{neighbours, policy, read, vdso};
 use crate::script::{Arg, PoolId, Script, Width};
 use crate::{Error, Result};
 
@@ -122,7 +122,7 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     let inherited = inherit::inherited(planning);
     let kept = inherited.iter().map(Option::is_some).collect::<Vec<_>>();
     let mut protections = protections(planning, &inherited);
-    let joins = joins(planning, &kept, &protections);
+    let ends = neighbours::ends(planning, &kept, &protections);
     inherit::unmap_rest(planning, &kept, &mut laid.early);
     let [mut read_early, mut read_late] = [Vec::new(), Vec::new()];
     let [mut zero_early, mut zero_late] = [Vec::new(), Vec::new()];
@@ -141,17 +141,15 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
         let prot = protections[index];
         if let Some(inherited) = inherited[index] {
             inherit::keep(planning, map, (prot != inherited).then_some(prot), script);
-        } else if !joins[index] {
-            let others = joins[index + 1..].iter().take_while(|joins| **joins);
-            let last = &planning.memory.mappings[index + others.count()];
-            lay(planning, map, (last.end, prot), script);
+        } else if let Some(end) = ends[index] {
+            lay(planning, map, (end, prot), script);
             policy::bind(map, script);
         }
         // Who fills from outside does so by small pages.
         let small = map.huge_page_bytes().is_none();
         let fresh = !early && !kept[index] && map.is_private() && map.is_anonymous() && small;
         if fresh && planning.fill != Fill::Itself {
-            laid.fill_outside(planning, map, joins[index]);
+            laid.fill_outside(planning, map, ends[index].is_none());
         } else if map.is_private() {
             reads.extend(stored());
             let zero = overlapping(&planning.pages.zero, map.span());
@@ -205,29 +203,6 @@ fn protections(planning: &Planning<'_>, inherited: &[Option<u32>]) -> Vec<u32> {
         if writable { prot | PROT_WRITE } else { prot }
     });
     prots.collect()
-}
-
-/// Whether each mapping is mapped by one call with the mapping before it: what they differ in, if
-/// anything, comes when pages have been let in.
-fn joins(planning: &Planning<'_>, kept: &[bool], protections: &[u32]) -> Vec<bool> {
-    let maps = &planning.memory.mappings;
-    let is_early = |index| planning.early.get(index).copied().unwrap_or(false);
-    let is_plain = |index: usize| {
-        let map: &Mapping = &maps[index];
-        let named = !map.name.is_empty() || map.policy.is_some() || map.segment.is_some();
-        !kept[index] && map.special() == Special::No && map.may_join() && !named
-    };
-    let alike = |one: usize, other: usize| {
-        let (first, second) = (&maps[one], &maps[other]);
-        first.end == second.start
-            && first.flags == second.flags
-            && protections[one] == protections[other]
-            && is_early(one) == is_early(other)
-    };
-    let joins = |index: usize| {
-        index > 0 && alike(index - 1, index) && is_plain(index - 1) && is_plain(index)
-    };
-    (0..maps.len()).map(joins).collect()
 }
 
 /// Maps it, up to `end`, with a protection that lets pages in.
@@ -468,48 +443,6 @@ pub(super) mod tests {
                 .to_string()
                 .starts_with("mprotect(0x10000, 16384, PROT_READ)\n")
         );
-    }
-
-    #[test]
-    fn neighbours_are_mapped_at_once_and_filled_at_once() {
-        let mut named = anonymous(0x13000, 0x14000, 3);
-        named.name = b"name".to_vec();
-        let mut other = anonymous(0x15000, 0x16000, 3);
-        other.flags |= 0x4000;
-        let memory = memory(vec![
-            anonymous(0x10000, 0x11000, 1),
-            anonymous(0x11000, 0x12000, 3),
-            anonymous(0x12000, 0x13000, 1),
-            named,
-            anonymous(0x14000, 0x15000, 3),
-            other,
-            anonymous(0x17000, 0x18000, 3),
-        ]);
-        let pages = Pages {
-            stored: vec![stored(0x10000, 0x18000, 0)],
-            ..Pages::default()
-        };
-        let mut planning = planning(&memory, &pages);
-        planning.fill = Fill::Outside;
-        let laid = plan(&planning).expect("plans");
-        let maps = laid.late.to_string();
-        assert!(
-            maps.starts_with("mmap(0x10000, 12288, PROT_READ|PROT_WRITE,"),
-            "{maps}"
-        );
-        assert_eq!(maps.matches("mmap(").count(), 5, "{maps}");
-        let filled = laid.filled.iter().map(|span| (span.start.0, span.end.0));
-        let want = [
-            (0x10000, 0x13000),
-            (0x13000, 0x14000),
-            (0x14000, 0x15000),
-            (0x15000, 0x16000),
-            (0x17000, 0x18000),
-        ];
-        assert_eq!(filled.collect::<Vec<_>>(), want);
-        let finish = laid.finish.to_string();
-        let want = "mprotect(0x10000, 4096, PROT_READ)\nmprotect(0x12000, 4096, PROT_READ)\n";
-        assert!(finish.starts_with(want), "{finish}");
     }
 
     #[test]

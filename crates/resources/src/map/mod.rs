@@ -5,6 +5,7 @@
 //! - [`pages`]: where its pages come from,
 //! - [`layout`]: the calls that lay it out again,
 //! - [`inherit`]: what is left out of them, as a parent made it,
+//! - [`neighbours`]: which of them are mapped by one call,
 //! - [`policy`]: from which nodes its memory comes,
 //! - [`read`]: those of them that read pages,
 //! - [`aio`]: rings of asynchronous I/O, and the contexts that they belong to,
@@ -15,6 +16,7 @@ pub mod inherit;
 pub mod layout;
 pub mod listing;
 pub mod memory;
+mod neighbours;
 pub mod pages;
 pub mod policy;
 mod read;
