@@ -17,6 +17,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use prost::Message;
 use rustix::fs::{FileType, FlockOperation};
@@ -64,8 +65,8 @@ struct Payload {
 
 /// How the kernel's names of such memory begin.
 pub const LINK: &[u8] = b"/SYSV";
-/// How often a number is asked for that others get instead, who ask for any.
-const TRIES: usize = 100;
+/// How long a number is asked for that others get instead, who ask for any.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Kind for SystemV {
     fn tag(&self) -> u16 {
@@ -233,9 +234,11 @@ impl Payload {
         }
     }
 
-    /// Makes the segment; others may ask for one at the same moment and get its number.
+    /// Makes the segment; others may ask for any at the same moment and get its number, for as long
+    /// as they have it.
     fn make(&self, next: &Next) -> Result<Made> {
-        for _ in 0..TRIES {
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
             next.choose(self.number)
                 .map_err(|error| self.failed("choose the number of", error))?;
             let made = Made {
@@ -245,9 +248,7 @@ impl Payload {
                 return Ok(made);
             }
             drop(made);
-            if self.find()?.is_some() {
-                break;
-            }
+            std::thread::yield_now();
         }
         let what = format!("System V shared memory {} is another segment", self.number);
         Err(Error::Mismatch { what })

@@ -201,7 +201,7 @@ impl Kind for TtyKind {
                 slave(&record, master.as_fd(), flags)
             }
             Role::Lost => {
-                let (master, _) = make_any(Path::new(OsStr::from_bytes(DEFAULT_MASTER)))?;
+                let master = make_from(record.index, Path::new(OsStr::from_bytes(DEFAULT_MASTER)))?;
                 unlock(&master)?;
                 slave(&record, master.as_fd(), flags)
             }
@@ -333,6 +333,10 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tty> {
     if !cx.allow().shell_job {
         if cx.allow().unix_close {
             record.set_role(Role::Lost);
+            // It keeps a number as long as it is open: none that is to be another's.
+            let others = masters(cx).filter_map(index_of);
+            let above = others.map(|other| other + 1).max();
+            record.index = index.max(above.unwrap_or(0));
             return Ok(record);
         }
         let why = "it is a terminal from outside of the tree";
@@ -460,6 +464,18 @@ fn make(index: u32, path: &Path) -> Result<OwnedFd> {
         }
         if got == index {
             unlock(&made)?;
+            return Ok(made);
+        }
+        lower.push(made);
+    }
+}
+
+/// Makes a pseudo terminal with a number that is not below `index`.
+fn make_from(index: u32, path: &Path) -> Result<OwnedFd> {
+    let mut lower = Vec::new();
+    loop {
+        let (made, got) = make_any(path)?;
+        if got >= index {
             return Ok(made);
         }
         lower.push(made);
@@ -806,6 +822,23 @@ mod tests {
             let index = line.split(' ').nth(1).unwrap();
             let wanted = format!("the terminal /dev/pts/{index} is in use");
             assert_eq!(error.to_string(), wanted);
+        });
+    }
+
+    #[test]
+    fn what_is_hung_up_takes_no_number_of_another() {
+        alone!({
+            let [master, slave] = pty();
+            let [outer, lost] = pty();
+            let number = sys::tty::index(&master).unwrap();
+            let mut world = World::new(vec![lost, master, slave]);
+            world.allow.unix_close = true;
+            world.dump().unwrap();
+            let image = world.copy();
+            drop((world, outer));
+            let restored = image.restore().unwrap();
+            assert_eq!(rustix::io::read(&restored[0], &mut [0; 1]).unwrap(), 0);
+            assert_eq!(sys::tty::index(&restored[1]).unwrap(), number);
         });
     }
 
