@@ -182,6 +182,59 @@ fn what_is_a_tasks_own_of_a_shared_descriptor_survives() {
     assert_eq!(told(), before);
 }
 
+/// A child and its child, who have flags of their own for what they have inherited.
+const INHERITED_TWICE: &str = r#"
+import os, signal, sys
+files = [os.open(sys.argv[1], os.O_RDONLY) for _ in range(4)]
+if os.fork() == 0:
+    for file in files[:2]:
+        os.set_inheritable(file, True)
+    if os.fork() == 0:
+        os.set_inheritable(files[0], False)
+        os.set_inheritable(files[3], True)
+        open(sys.argv[2], "w").close()
+signal.pause()
+"#;
+
+#[test]
+fn what_is_inherited_has_flags_of_each_task() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let [file, ready] = ["file", "ready"].map(|name| folder.path().join(name));
+    fs::write(&file, "contents").expect("write");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", INHERITED_TWICE])
+        .args([&file, &ready])
+        .spawn();
+    program.wait_file(&ready);
+    let tree = program.tree();
+    program.wait_ready("them to wait", || {
+        tree.iter().all(|pid| tree::is_waiting(*pid))
+    });
+    let closed = || {
+        let is_closed = |pid: &u32, fd: u32| {
+            let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}"));
+            let text = text.expect("it is open");
+            let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+            flags.expect("each has flags").trim().starts_with("02")
+        };
+        let of_task = |pid| [3, 4, 5, 6].map(|fd| is_closed(pid, fd));
+        tree.iter().map(of_task).collect::<Vec<_>>()
+    };
+    let want = [
+        [true, true, true, true],
+        [false, false, true, true],
+        [true, false, true, false],
+    ];
+    assert_eq!(closed(), want);
+    stillframe.dump(program.pid(), &["--leave-running"]).must();
+    assert_eq!(closed(), want);
+    stillframe.cycle(2, &program, &[]);
+    assert_eq!(closed(), want);
+}
+
 /// A flock that a child has taken on a description of its parent's, who has it as well.
 const FLOCKED: &str = r#"
 import fcntl, os, signal, sys
