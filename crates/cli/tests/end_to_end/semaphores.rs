@@ -77,7 +77,10 @@ fn a_semaphore_is_held_again_and_given_back_in_the_end() {
         stillframe.clear();
         stillframe.dump(holder.program.pid(), options).must();
         if !options.is_empty() {
-            assert!(tree::kill(&holder.program.tree()), "they survive");
+            // The child first: it would get what its parent gives back.
+            for pid in holder.program.tree().iter().rev() {
+                assert!(tree::kill(&[*pid]), "{pid} survives");
+            }
         }
         tree::reap_orphans();
         assert_eq!(value(), 1, "{options:?}: nobody has it");
