@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::io;
-use std::sync::OnceLock;
 
 use libc::c_int;
 
@@ -61,18 +60,6 @@ pub fn has_memory_policy() -> bool {
         )
     };
     got == 0 && mode != 0
-}
-
-/// Whether the kernel has memory policies at all (numa(7)); without, nobody has any.
-#[must_use]
-pub fn kernel_has_memory_policies() -> bool {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(|| {
-        let none = std::ptr::null_mut::<u64>();
-        // SAFETY: nothing is asked for, so the call touches no memory.
-        let got = unsafe { libc::syscall(libc::SYS_get_mempolicy, none, none, 0u64, 0u64, 0u64) };
-        got == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOSYS)
-    })
 }
 
 /// The size of `struct sched_attr` in bytes, as of Linux 5.3.

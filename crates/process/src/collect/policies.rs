@@ -11,9 +11,6 @@ use crate::freeze::Task;
 
 /// Asks for the policy of each mapping of which /proc does not say that it is the default one.
 pub(super) fn ask(task: &Task, listed: &[Listed], questions: &mut Script) -> Policies {
-    if !sys::own::kernel_has_memory_policies() {
-        return Policies::ask(std::iter::empty(), questions);
-    }
     let plain = plain(task, listed);
     let starts = listed.iter().map(|map| map.span.start);
     Policies::ask(starts.filter(|start| !plain.contains(start)), questions)

@@ -79,6 +79,7 @@ impl Policies {
             let [mode, nodes] = buffers.map(Arg::from);
             let bits = Policy::max_node().into();
             let args = [mode, nodes, bits, start.into(), MPOL_F_ADDR.into()];
+            // Kernels without memory nodes do not have the call.
             (
                 start,
                 questions.attempt(Sysno::get_mempolicy, args),
