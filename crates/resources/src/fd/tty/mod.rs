@@ -201,8 +201,8 @@ impl Kind for TtyKind {
                 slave(&record, master.as_fd(), flags)
             }
             Role::Lost => {
-                let master = make_from(record.index, Path::new(OsStr::from_bytes(DEFAULT_MASTER)))?;
-                unlock(&master)?;
+                let path = Path::new(OsStr::from_bytes(DEFAULT_MASTER));
+                let (master, _) = make_from(record.index, path)?;
                 slave(&record, master.as_fd(), flags)
             }
             Role::Outside => {
@@ -454,29 +454,24 @@ fn master(record: &Tty, path: &[u8], cx: &mut dyn RestoreContext) -> Result<Owne
 
 /// Makes the pseudo terminal `index`: the kernel gives the lowest number that is free.
 fn make(index: u32, path: &Path) -> Result<OwnedFd> {
-    let mut lower = Vec::new();
-    loop {
-        let (made, got) = make_any(path)?;
-        if got > index {
-            let slave = slave_path(path.as_os_str().as_bytes(), index);
-            let what = format!("the terminal {}", slave.display());
-            return Err(Error::InUse { what });
-        }
-        if got == index {
-            unlock(&made)?;
-            return Ok(made);
-        }
-        lower.push(made);
+    let (made, got) = make_from(index, path)?;
+    if got > index {
+        let slave = slave_path(path.as_os_str().as_bytes(), index);
+        let what = format!("the terminal {}", slave.display());
+        return Err(Error::InUse { what });
     }
+    Ok(made)
 }
 
-/// Makes a pseudo terminal with a number that is not below `index`.
-fn make_from(index: u32, path: &Path) -> Result<OwnedFd> {
+/// Makes a pseudo terminal whose number is not below `index`, and has a slave of it be opened; its
+/// number.
+fn make_from(index: u32, path: &Path) -> Result<(OwnedFd, u32)> {
     let mut lower = Vec::new();
     loop {
         let (made, got) = make_any(path)?;
         if got >= index {
-            return Ok(made);
+            unlock(&made)?;
+            return Ok((made, got));
         }
         lower.push(made);
     }
