@@ -18,9 +18,12 @@ use crate::subject::PAGE_BYTES;
 /// # Errors
 /// When the kernel refuses that.
 pub fn descriptors(count: usize) -> Result<Vec<OwnedFd>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
     // As many again for what stands open anyway, and for whoever restores it.
     let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.current.max(Some(2 * count as u64));
+    limit.current = limit.current.map(|bound| bound.max(2 * count as u64));
     setrlimit(Resource::Nofile, limit).map_err(kernel_error("allow more descriptors"))?;
     let program = Path::new("/proc/self/exe");
     let program = std::fs::read_link(program).map_err(file_error("read", program))?;
