@@ -54,6 +54,12 @@ pub fn find_program(program: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
+/// Why the kernel may not be looked into, if it may not.
+pub fn missing_kernel_memory() -> Option<String> {
+    let opened = sys::kernel_memory::KernelMemory::open();
+    opened.err().map(|error| error.to_string())
+}
+
 /// Strips what the compiler appends to the path of the function around a marker item.
 pub fn test_name(marker_path: &'static str) -> &'static str {
     let mut name = marker_path;
@@ -84,6 +90,26 @@ macro_rules! needs_root {
     () => {
         if !$crate::skip::is_root() {
             $crate::skip!("needs root");
+        }
+    };
+}
+
+/// Skips the test around it where no machine can be started on which Linux runs.
+#[macro_export]
+macro_rules! needs_linux {
+    () => {
+        if let Some(why) = $crate::machine::linux::missing() {
+            $crate::skip!("{why}");
+        }
+    };
+}
+
+/// Skips the test around it where the kernel may not be looked into.
+#[macro_export]
+macro_rules! needs_kernel_memory {
+    () => {
+        if let Some(why) = $crate::skip::missing_kernel_memory() {
+            $crate::skip!("the kernel cannot be looked into: {why}");
         }
     };
 }

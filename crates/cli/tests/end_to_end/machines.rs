@@ -184,9 +184,7 @@ fn qmp_with(socket: &str, command: &'static str, with: Value) -> Value {
 
 #[test]
 fn a_linux_guest_goes_on_from_its_image() {
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let base = base();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
@@ -277,9 +275,7 @@ fn template(folder: &Path, image: &str) -> Option<(u64, u64, u64)> {
 fn clones_share_their_memory_and_write_apart() {
     // Their keeper listens in /run.
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let base = base();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
@@ -353,9 +349,7 @@ fn clones_share_their_memory_and_write_apart() {
 
 #[test]
 fn what_cannot_be_saved_is_refused_before_the_guest_is_stopped() {
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let shared = "memory-backend-file,id=mem,size=64M,share=on,mem-path=shared";
@@ -422,9 +416,7 @@ fn what_cannot_be_saved_is_refused_before_the_guest_is_stopped() {
 
 #[test]
 fn a_machine_comes_back_with_the_disk_that_it_had_and_no_other() {
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let disk = folder.join("disk");
@@ -468,9 +460,7 @@ fn a_machine_comes_back_with_the_disk_that_it_had_and_no_other() {
 
 #[test]
 fn a_qemu_that_dies_leaves_the_image_of_before() {
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let base = base();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
@@ -585,9 +575,7 @@ fn what_is_no_monitor_is_told_apart() {
 
 #[test]
 fn machines_that_cannot_be_are_refused_and_none_is_left() {
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let base = base();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
@@ -723,9 +711,7 @@ fn damaged_copy(folder: &Path, at: u64) -> PathBuf {
 
 #[test]
 fn a_damaged_image_starts_nothing() {
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let base = base();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
@@ -748,9 +734,7 @@ fn a_damaged_image_starts_nothing() {
 
 #[test]
 fn who_kills_us_at_any_moment_leaves_the_guest_running() {
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let base = base();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
@@ -781,9 +765,7 @@ fn who_kills_us_at_any_moment_leaves_the_guest_running() {
 
 #[test]
 fn who_kills_a_restore_at_any_moment_leaves_no_machine() {
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let base = base();
     let scratch = tempfile::tempdir().expect("a folder");
     let image = base.folder.join("image");

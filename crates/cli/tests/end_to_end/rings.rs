@@ -19,9 +19,7 @@ macro_rules! needs_rings {
         if sys::subject::io_uring().is_err() {
             testkit::skip!("no io_uring is allowed");
         }
-        if let Err(error) = sys::kernel_memory::KernelMemory::open() {
-            testkit::skip!("the kernel may not be looked into: {error}");
-        }
+        testkit::needs_kernel_memory!();
     };
 }
 

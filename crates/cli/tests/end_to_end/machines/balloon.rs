@@ -19,9 +19,7 @@ fn set_balloon(socket: &str, bytes: u64) {
 #[test]
 fn what_a_balloon_has_is_zero() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     linux::pack(&folder.join("archive")).expect("packed");

@@ -117,33 +117,26 @@ fn dies_in_each_way(moments: &[u64]) {
     }
 }
 
-/// Skips the test around it where nothing can be saved live.
-macro_rules! needs {
-    () => {
-        testkit::needs_root!();
-        if let Some(why) = linux::missing() {
-            testkit::skip!("{why}");
-        }
-    };
-}
-
 #[test]
 fn a_qemu_that_dies_while_its_disk_is_copied_leaves_a_whole_image_or_none() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     dies_in_each_way(&[DISK_MIB / 3, DISK_MIB]);
 }
 
 #[test]
 #[ignore = "takes minutes: cargo xtask machines"]
 fn a_qemu_that_dies_at_any_moment_of_a_copy_leaves_a_whole_image_or_none() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     let moments = (0..DISK_MIB + 20).step_by(4).collect::<Vec<_>>();
     dies_in_each_way(&moments);
 }
 
 #[test]
 fn a_disk_without_room_for_an_overlay_is_written_to_as_before() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let small = Small::mounted(&scratch.path().join("small"));
     let idle = Idle::start(&small.0, &[]);

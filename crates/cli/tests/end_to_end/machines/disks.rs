@@ -170,9 +170,7 @@ fn with_disks(folder: &Path, image: &str, name: &str, more: &[&str]) -> Machines
 #[test]
 fn disks_are_in_the_image_as_they_were() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     fs::create_dir(folder.join("own")).expect("a folder");
@@ -247,9 +245,7 @@ fn disks_are_in_the_image_as_they_were() {
 #[test]
 fn machines_that_wait_have_disks_of_their_own() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     fs::create_dir(folder.join("own")).expect("a folder");
@@ -291,9 +287,7 @@ fn machines_that_wait_have_disks_of_their_own() {
 #[test]
 fn who_is_killed_leaves_no_disk_of_a_machine() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     fs::create_dir(folder.join("own")).expect("a folder");
@@ -341,9 +335,7 @@ fn who_is_killed_leaves_no_disk_of_a_machine() {
 #[test]
 fn disks_that_cannot_be_saved_or_had_are_refused() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     fs::create_dir(folder.join("own")).expect("a folder");
@@ -410,9 +402,7 @@ fn disks_that_cannot_be_saved_or_had_are_refused() {
 #[test]
 fn a_disk_that_goes_on_in_an_overlay_is_not_taken_for_the_former() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let idle = Idle::start(folder, &[]);
@@ -488,9 +478,7 @@ fn guests_go_on_with_their_disks() {
 #[test]
 fn a_full_disk_ends_neither_guest_nor_image() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let small = Small::mounted(&folder.join("small"));

@@ -172,9 +172,7 @@ fn withstand(faults: impl Fn(usize) -> Vec<Fault>) {
 #[test]
 fn a_monitor_that_fails_leaves_the_guest_running() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     // Each fault at some commands of each way, and each command of each way with one fault.
     withstand(|number| vec![FAULTS[number % FAULTS.len()]]);
 }
@@ -183,8 +181,6 @@ fn a_monitor_that_fails_leaves_the_guest_running() {
 #[ignore = "takes minutes: cargo xtask machines"]
 fn a_monitor_that_fails_in_any_way_leaves_the_guest_running() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     withstand(|_| FAULTS.to_vec());
 }

@@ -41,9 +41,7 @@ fn has_pidfd_of(pid: i32, machine: i32) -> bool {
 #[test]
 fn a_lazy_guest_has_its_memory_in_the_end() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let base = base();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
@@ -69,9 +67,7 @@ fn a_lazy_guest_has_its_memory_in_the_end() {
 #[test]
 fn memory_that_is_not_whole_is_not_saved() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let machine = restored_lazily(folder, &base().folder.join("image"), "unfinished");
@@ -94,9 +90,7 @@ fn memory_that_is_not_whole_is_not_saved() {
 #[test]
 fn a_machine_whose_memory_does_not_come_ends() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     for at in 0..8 {

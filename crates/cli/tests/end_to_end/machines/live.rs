@@ -51,9 +51,7 @@ fn check(folder: &Path, image: &str, name: &str) -> (Machines, Line) {
 #[test]
 fn a_live_save_is_of_one_instant() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let (machine, mut line) = writing(folder, "live");
@@ -87,9 +85,7 @@ fn a_live_save_is_of_one_instant() {
 #[test]
 fn rounds_leave_little_to_a_save() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let (machine, mut line) = restored(folder, &base().folder.join("image"), "rounds");
@@ -130,9 +126,7 @@ fn rounds_leave_little_to_a_save() {
 #[test]
 fn who_kills_live_saves_and_rounds_leaves_the_guest_running() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let (machine, mut line) = writing(folder, "live-shot-at");
@@ -163,9 +157,7 @@ fn who_kills_live_saves_and_rounds_leaves_the_guest_running() {
 #[test]
 fn a_machine_that_ends_while_it_is_saved_is_told_of() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let (machine, _line) = writing(folder, "ending");

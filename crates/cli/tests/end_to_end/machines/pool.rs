@@ -42,9 +42,7 @@ impl Drop for Template<'_> {
 fn a_pool_has_machines_wait_and_is_filled_again() {
     // Their keeper listens in /run.
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let (id, line) = image(folder);
@@ -100,9 +98,7 @@ fn a_pool_has_machines_wait_and_is_filled_again() {
 #[test]
 fn a_script_is_told_of_each_clone_and_can_forbid_it() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
     let script = folder.join("script");

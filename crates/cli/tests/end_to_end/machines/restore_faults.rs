@@ -313,51 +313,46 @@ fn one(number: usize) -> Vec<Fault> {
     vec![all[number % all.len()]]
 }
 
-/// Skips the test around it where nothing can be restored.
-macro_rules! needs {
-    () => {
-        // Keepers listen in /run.
-        testkit::needs_root!();
-        if let Some(why) = linux::missing() {
-            testkit::skip!("{why}");
-        }
-    };
-}
-
 #[test]
 fn a_monitor_that_fails_in_a_restore_leaves_nothing() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     withstand(Way::Eager, 1, one);
 }
 
 #[test]
 fn a_monitor_that_fails_in_a_lazy_restore_leaves_nothing() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     withstand(Way::Lazy, 1, |number| one(number + 3));
 }
 
 #[test]
 fn a_monitor_that_fails_leaves_nothing_of_two_that_share() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     withstand(Way::Share, 2, |number| one(number / 2 + 5));
 }
 
 #[test]
 fn a_monitor_that_fails_leaves_no_pool_and_no_machine_of_one() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     withstand(Way::Fill, 1, |number| one(number + 1));
 }
 
 #[test]
 fn a_monitor_that_fails_when_it_is_taken_out_of_a_pool_leaves_nothing() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     withstand(Way::Take, 2, |number| one(number / 2 + 2));
 }
 
 #[test]
 #[ignore = "takes minutes: cargo xtask machines"]
 fn a_monitor_that_fails_in_any_way_leaves_nothing_of_a_restore() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     for way in [Way::Eager, Way::Lazy, Way::Share, Way::Fill, Way::Take] {
         withstand(way, 1, |_| [&FAULTS[..], &[Fault::QemuStopped]].concat());
     }

@@ -208,27 +208,18 @@ fn shoot_restores(chance: &mut Chance, times: u32, beside: bool) {
     });
 }
 
-/// Skips the test around it where nothing can be shared.
-macro_rules! needs {
-    () => {
-        // Keepers listen in /run.
-        testkit::needs_root!();
-        if let Some(why) = linux::missing() {
-            testkit::skip!("{why}");
-        }
-    };
-}
-
 #[test]
 fn a_killed_restore_leaves_the_template_of_others_alone() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     let mut chance = Chance::of("a_killed_restore_leaves_the_template_of_others_alone");
     shoot_restores(&mut chance, 5, true);
 }
 
 #[test]
 fn a_killed_restore_leaves_no_template_of_its_own() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     let mut chance = Chance::of("a_killed_restore_leaves_no_template_of_its_own");
     shoot_restores(&mut chance, 5, false);
 }
@@ -306,14 +297,16 @@ fn fillers(herd: &Herd) -> Vec<i32> {
 
 #[test]
 fn a_killed_filler_leaves_machines_that_wait_and_no_others() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     let mut chance = Chance::of("a_killed_filler_leaves_machines_that_wait_and_no_others");
     shoot_fillers(&mut chance, 3);
 }
 
 #[test]
 fn a_killed_keeper_takes_only_those_along_that_wait() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     let herd = Herd::new();
     let other = herd.restored("other-{n}", &["--pool", "2", "--keep", "1000"]);
     let mut line = herd.line("other-1");
@@ -343,7 +336,8 @@ fn a_killed_keeper_takes_only_those_along_that_wait() {
 #[test]
 #[ignore = "takes minutes: cargo xtask machines"]
 fn whoever_is_killed_again_and_again_leaves_all_or_nothing() {
-    needs!();
+    testkit::needs_root!();
+    testkit::needs_linux!();
     let mut chance = Chance::of("whoever_is_killed_again_and_again_leaves_all_or_nothing");
     shoot_restores(&mut chance, 60, true);
     shoot_restores(&mut chance, 60, false);

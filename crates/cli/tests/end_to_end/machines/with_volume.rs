@@ -228,9 +228,7 @@ fn restore<'a>(words: &[&'a str]) -> Vec<&'a str> {
 #[test]
 fn a_guest_and_the_volume_of_its_disk_are_of_one_instant() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let mut guest = Guest::boot("one-instant");
     let ways: [(&str, &[&str], &[&str]); 4] = [
         ("live", &["-R", "--live"], &[]),
@@ -268,9 +266,7 @@ fn a_guest_and_the_volume_of_its_disk_are_of_one_instant() {
 #[test]
 fn a_guest_and_a_volume_are_both_in_an_image_or_neither() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let mut guest = Guest::boot("or-neither");
     let told = guest.refused(&["--with-disks"], 2);
     assert!(told.contains("--with-disks"), "{told}");
@@ -354,9 +350,7 @@ fn a_guest_and_a_volume_are_both_in_an_image_or_neither() {
 #[test]
 fn who_kills_a_save_with_a_volume_leaves_both_as_they_were() {
     testkit::needs_root!();
-    if let Some(why) = linux::missing() {
-        testkit::skip!("{why}");
-    }
+    testkit::needs_linux!();
     let mut guest = Guest::boot("shot-with-volume");
     let mut chance = Chance::of("who_kills_a_save_with_a_volume");
     let monitor = guest.monitor();
