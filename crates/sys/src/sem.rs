@@ -32,6 +32,19 @@ pub fn count(set: i32) -> io::Result<usize> {
     Ok(told.sem_nsems as usize)
 }
 
+/// The value of a semaphore of a set.
+///
+/// # Errors
+/// `EINVAL` and `EIDRM` where there is no such set, or the set has no such semaphore; `EACCES`.
+pub fn value(set: i32, semaphore: i32) -> io::Result<i32> {
+    // SAFETY: the command takes nothing.
+    let value = unsafe { libc::semctl(set, semaphore, libc::GETVAL) };
+    if value < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(value)
+}
+
 /// A set of semaphores that goes with this value; for tests.
 #[derive(Debug)]
 pub struct Set(i32);
@@ -69,19 +82,6 @@ impl Set {
         }
         Ok(())
     }
-
-    /// The value of a semaphore.
-    ///
-    /// # Errors
-    /// `EINVAL` for one that the set does not have.
-    pub fn value(&self, semaphore: i32) -> io::Result<i32> {
-        // SAFETY: the command takes nothing.
-        let value = unsafe { libc::semctl(self.0, semaphore, libc::GETVAL) };
-        if value < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(value)
-    }
 }
 
 impl Drop for Set {
@@ -102,7 +102,7 @@ mod tests {
         assert!(sets().expect("the kernel has them") >= 1);
         assert_eq!(count(set.number()).expect("it is there"), 3);
         set.set(2, 7).expect("ours");
-        assert_eq!(set.value(2).expect("ours"), 7);
+        assert_eq!(value(set.number(), 2).expect("ours"), 7);
         let number = set.number();
         drop(set);
         assert!(count(number).is_err());

@@ -3,7 +3,7 @@ use std::fs;
 use std::path::Path;
 
 use rustix::process::Signal;
-use sys::sem::Set;
+use sys::sem::{self, Set};
 use testkit::program::{Program, Spawned};
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
@@ -65,12 +65,10 @@ impl Holder {
 fn a_semaphore_is_held_again_and_given_back_in_the_end() {
     needs_root!();
     needs_program!("/usr/bin/perl");
-    if let Err(error) = sys::kernel_memory::KernelMemory::open() {
-        testkit::skip!("the kernel cannot be looked into: {error}");
-    }
+    testkit::needs_kernel_memory!();
     let stillframe = stillframe();
     let set = Set::new(1).expect("a set");
-    let value = || set.value(0).expect("ours");
+    let value = || sem::value(set.number(), 0).expect("ours");
     set.set(0, 1).expect("ours");
     let mut holder = Holder::start(&set);
     for cycle in 0..3 {
@@ -95,4 +93,36 @@ fn a_semaphore_is_held_again_and_given_back_in_the_end() {
     assert_eq!(value(), 0);
     assert!(tree::kill(&[child]));
     assert_eq!(value(), 1);
+}
+
+/// Takes a semaphore that its parent has given, both for as long as they live.
+const GIVER: &str = r#"
+my ($set, $ready) = @ARGV;
+my $child = fork();
+semop($set, pack("s!3", 0, $child ? 1 : -1, 010000)) or die "semop: $!";
+if (!$child) {
+    open(my $file, ">", $ready) or die "$ready: $!";
+}
+sleep(1) while 1;
+"#;
+
+#[test]
+fn what_was_given_and_taken_is_refused_by_name() {
+    needs_root!();
+    needs_program!("/usr/bin/perl");
+    testkit::needs_kernel_memory!();
+    let stillframe = stillframe();
+    let set = Set::new(1).expect("a set");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let ready = folder.path().join("ready");
+    let program = Program::new("/usr/bin/perl")
+        .args(["-e", GIVER, &set.number().to_string()])
+        .arg(&ready)
+        .folder(folder.path())
+        .spawn();
+    program.wait_file(&ready);
+    let refused = stillframe.dump(program.pid(), &[]).must_fail();
+    refused.names(&["semaphore 0 of set", "SEM_UNDO"]);
+    assert!(program.is_alive());
+    assert_eq!(sem::value(set.number(), 0).expect("ours"), 0);
 }

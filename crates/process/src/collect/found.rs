@@ -1,6 +1,6 @@
 //! One task, looked at.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use resources::map::listing::Listed;
 use resources::map::memory::{self, Mapping, Memory};
 use resources::map::policy::Policy;
 use resources::script::Script;
-use resources::task::Facts;
+use resources::task::{self, Facts};
 use resources::{Allow, fd};
 use sys::proc::{Stat, Status};
 use syscalls::Sysno;
@@ -61,10 +61,10 @@ pub(super) struct OfTask {
 }
 
 impl Found {
-    /// Looks at a task from outside, after those in `before`, its parent among them; `lockers` are
-    /// the processes that have locks on files.
+    /// Looks at a task from outside, after those in `before`, its parent among them; `has_locks`
+    /// says whether it may have locks on files.
     pub fn new(
-        (task, links, lockers): (&Task, &[fd::table::Link], &HashSet<i32>),
+        (task, links, has_locks): (&Task, &[fd::table::Link], bool),
         allow: &Allow,
         (view, before): (&mut dyn MemoryView, &[Self]),
         (vdsos, obstacles): (&mut vdso::Vdsos, &mut Obstacles),
@@ -106,8 +106,7 @@ impl Found {
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
         let parent = parent.map_or(&[][..], |one| &one.rows);
         let proc = (task.proc.as_fd(), &*task.close_queue);
-        let parent = (parent, lockers.contains(&pid));
-        found.rows = fd::table::read(pid, proc, links, parent)?;
+        found.rows = fd::table::read(pid, proc, links, (parent, has_locks))?;
         Ok(found)
     }
 
@@ -121,6 +120,13 @@ impl Found {
     /// Whether it must be asked of its descriptors before these are described.
     pub fn is_asked_first(&self) -> bool {
         Untold::comes_first(&self.rows)
+    }
+
+    /// What it undoes to semaphores, if anything.
+    pub fn semaphores(&self) -> impl Iterator<Item = (i32, &[u8])> {
+        let records = self.records.iter();
+        let records = records.filter(|record| record.tag == task::tags::SEMAPHORES);
+        records.map(|record| (self.node.pid, &*record.payload))
     }
 
     /// Adds whose child has ended, which a zombie still shows.

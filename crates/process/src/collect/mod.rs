@@ -23,7 +23,6 @@ mod tree;
 mod untold;
 mod vdso;
 
-use std::collections::HashSet;
 use std::ops::Range;
 
 use image::{Record, Run, SpaceId, SpaceKind, Writer};
@@ -36,6 +35,7 @@ use resources::fd::tcp::lock::{Leftover, Lock};
 use resources::fd::{locks, table, tags};
 use resources::map::aio::TAG as AIO;
 use resources::map::vdso::Vdso;
+use resources::task::semaphores;
 
 use crate::clocks::TreeClocks;
 use crate::freeze::Frozen;
@@ -225,13 +225,16 @@ fn look(
     let limit = frozen.limit;
     // A single task has nobody to inherit from.
     let lockers = match frozen.tasks.len() {
-        1 => HashSet::new(),
-        _ => locks::holders()?,
+        1 => None,
+        _ => locks::holders(),
     };
     for (task, links) in frozen.tasks.iter().zip(links) {
         limit.check(task.pid)?;
         let sinks = (&mut vdsos, &mut *obstacles);
-        let task = (task, &**links, &lockers);
+        // Where nobody tells, each may have some.
+        let has_locks = lockers.as_ref();
+        let has_locks = has_locks.is_none_or(|lockers| lockers.contains(&task.pid));
+        let task = (task, &**links, has_locks);
         found.push(Found::new(task, allow, (view, &found), sinks)?);
     }
     Ok((found, vdsos))
@@ -260,6 +263,8 @@ fn describe_and_ask(
         outside
     };
     outside.learn(found);
+    let records = found.iter().flat_map(Found::semaphores);
+    obstacles.note(semaphores::check(records))?;
     obstacles.check()?;
     Ok(outside)
 }

@@ -31,7 +31,7 @@ mod robust;
 mod rseq;
 pub(crate) mod scheduling;
 pub mod seccomp;
-mod semaphores;
+pub mod semaphores;
 mod speculation;
 pub mod tags;
 mod tid_address;

@@ -11,11 +11,14 @@
 //! - Kept: what is undone when the process ends (`SEM_UNDO`). The sets stay where they are, with
 //!   their values; they belong to no process. Needs bpf(2), the kernel's description of its types
 //!   and control groups of memory; without, what the dump undoes stays undone, with a warning.
+//! - Refused: "semaphore … of set …, which it gave and others took (SEM_UNDO)": undoing that
+//!   stops at 0, so that the value would be another one afterwards.
 //! - At a restore: semop(2) fails with `EAGAIN` where another process has taken a semaphore
 //!   meanwhile, with `EINVAL` where the set is gone.
 //! - CRIU 4.2: sets of an IPC namespace of the tree's own; what is undone is lost.
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
 use std::os::fd::AsFd;
@@ -130,6 +133,17 @@ impl Part for Semaphores {
     }
 }
 
+impl Record {
+    /// What is taken away from semaphores, with the numbers of their sets.
+    fn given(&self) -> impl Iterator<Item = (i32, &Adjustment)> {
+        let all = self.sets.iter().flat_map(|set| {
+            let adjustments = set.adjustments.iter();
+            adjustments.map(|one| (set.number, one))
+        });
+        all.filter(|(_, one)| one.value < 0)
+    }
+}
+
 impl Adjustment {
     /// The operation (`struct sembuf`) that lets a process undo this much, and does it; none where
     /// no process could.
@@ -144,6 +158,37 @@ impl Adjustment {
         bytes[4..].copy_from_slice(&(IPC_NOWAIT | SEM_UNDO).to_le_bytes());
         (operation != 0).then_some(bytes)
     }
+}
+
+/// Refuses what cannot be undone as a whole, given the payloads of processes: a value that would be
+/// below 0 becomes 0 when the giver ends, and nobody knows afterwards that it was to be less.
+///
+/// # Errors
+/// [`Error::Unsupported`], [`Error::Kernel`].
+pub fn check<'a>(of_processes: impl Iterator<Item = (i32, &'a [u8])>) -> Result<()> {
+    let mut given = HashMap::new();
+    for (pid, payload) in of_processes {
+        let record: Record = decode(&Semaphores, payload)?;
+        for (set, one) in record.given() {
+            let sum = given.entry((set, one.semaphore)).or_insert(0);
+            *sum -= one.value;
+            check_value(pid, (set, one.semaphore), *sum)?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that what was given to a semaphore is still there.
+fn check_value(pid: i32, (set, semaphore): (i32, u32), given: i32) -> Result<()> {
+    let value = sem::value(set, semaphore.cast_signed());
+    let doing = || format!("ask for semaphore {semaphore} of set {set}");
+    if value.map_err(|error| Error::kernel(doing(), error))? < given {
+        let what = format!(
+            "semaphore {semaphore} of set {set}, which it gave and others took (SEM_UNDO),"
+        );
+        return Err(Error::unsupported(pid, what));
+    }
+    Ok(())
 }
 
 /// Whether a process has a list of what is undone.
@@ -237,6 +282,10 @@ mod tests {
         });
     }
 
+    fn value(set: &sem::Set, semaphore: i32) -> std::io::Result<i32> {
+        sem::value(set.number(), semaphore)
+    }
+
     macro_rules! needs_kernel {
         () => {
             testkit::needs_root!();
@@ -269,21 +318,30 @@ mod tests {
         assert!(text.contains(&of_other), "{text}");
         drop(stage);
         assert_eq!(
-            (set.value(0).expect("ours"), set.value(599).expect("ours")),
+            (
+                value(&set, 0).expect("ours"),
+                value(&set, 599).expect("ours")
+            ),
             (5, 0)
         );
         let mut fresh = Stage::new();
         fresh.restore(&Semaphores, Some(&payload));
         assert_eq!(
-            (set.value(0).expect("ours"), set.value(599).expect("ours")),
+            (
+                value(&set, 0).expect("ours"),
+                value(&set, 599).expect("ours")
+            ),
             (2, 4)
         );
-        assert_eq!(other.value(0).expect("ours"), 32767);
+        assert_eq!(value(&other, 0).expect("ours"), 32767);
         let restored = fresh.dump(&Semaphores).expect("it is supported");
         assert_eq!(restored, Some(payload));
         drop(fresh);
         assert_eq!(
-            (set.value(0).expect("ours"), other.value(0).expect("ours")),
+            (
+                value(&set, 0).expect("ours"),
+                value(&other, 0).expect("ours")
+            ),
             (5, 0)
         );
     }
@@ -299,6 +357,26 @@ mod tests {
         operate(&mut stage, &gone, 0, 1);
         drop(gone);
         assert_eq!(stage.dump(&Semaphores).expect("it is supported"), None);
+    }
+
+    #[test]
+    fn what_two_give_must_all_be_there() {
+        needs_kernel!();
+        let set = sem::Set::new(1).expect("a set");
+        let mut givers = [Stage::new(), Stage::new()];
+        let mut payloads = Vec::new();
+        for giver in &mut givers {
+            operate(giver, &set, 0, 2);
+            let payload = giver.dump(&Semaphores).expect("it is supported");
+            payloads.push((giver.pid(), payload.expect("something is undone")));
+        }
+        let check = || check(payloads.iter().map(|(pid, payload)| (*pid, &**payload)));
+        check().expect("all of it is there");
+        let mut taker = Stage::new();
+        operate(&mut taker, &set, 0, -1);
+        let error = check().expect_err("one was taken").to_string();
+        let what = format!("semaphore 0 of set {}, which it gave", set.number());
+        assert!(error.contains(&what), "{error}");
     }
 
     #[test]
