@@ -59,18 +59,28 @@ impl Marks {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
 
+    /// A shell that has become `cat` by `script` and reads, with the mark `variable`.
+    fn start(script: &str, variable: &str) -> Child {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).env("LEFTOVER_TEST", variable);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = command.spawn().expect("a shell");
+        let of = |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", child.id()));
+        // `read(0, ...)`: before that it can have the name already, but not its environment.
+        while !of("syscall").expect("it is there").starts_with("0 0x0 ")
+            || of("comm").expect("it is there") != "cat\n"
+        {
+            std::thread::yield_now();
+        }
+        child
+    }
+
     #[test]
     fn who_is_marked_or_holds_the_output_is_killed() {
-        let start = |script: &str, variable: &str| {
-            let mut command = Command::new("sh");
-            command.args(["-c", script]).env("LEFTOVER_TEST", variable);
-            command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            command.spawn().expect("a shell")
-        };
         // `env -i` clears the mark, and the redirection lets go of the output.
         let mut holder = start("exec env -i cat", "here");
         let mut marked = start("exec cat >/dev/null", "here");
