@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::lazy;
-use super::qmp::{Qmp, Version};
+use super::qmp::{Qmp, Question, Version, human};
 use crate::{Error, Result};
 
 /// The most blocks of a machine.
@@ -30,6 +30,11 @@ const NAMED_FILES_ONLY: Version = Version {
     minor: 1,
     micro: 0,
 };
+
+/// What tells of memory: its backends, its blocks, and what of them the guest sees where.
+const BACKENDS: &str = "query-memdev";
+const RAM_BLOCKS: &str = "info ramblock";
+const VIEWS: &str = "info mtree -f";
 
 /// A block of the guest's memory whose file is at hand.
 #[derive(Debug)]
@@ -88,15 +93,20 @@ struct RamBlock {
     used_bytes: u64,
 }
 
+/// What [`find`] asks first.
+pub(crate) fn questions() -> [Question; 3] {
+    [(BACKENDS, json!({})), human(RAM_BLOCKS), human(VIEWS)]
+}
+
 /// The blocks of a machine's memory.
 ///
 /// # Errors
 /// [`Error::Unfit`] where some of it cannot be read from a file that nobody else has, with the
 /// option of QEMU that would allow it; those of [`Qmp::call`]; [`Error::File`].
 pub(crate) fn find(qmp: &mut Qmp, version: Version, pid: i32) -> Result<Vec<Block>> {
-    let backends: Vec<Backend> = qmp.call("query-memdev", json!({}))?;
-    let blocks = ram_blocks(&qmp.human("info ramblock")?);
-    let views = qmp.human("info mtree -f")?;
+    let backends: Vec<Backend> = qmp.call(BACKENDS, json!({}))?;
+    let blocks = ram_blocks(&qmp.human(RAM_BLOCKS)?);
+    let views = qmp.human(VIEWS)?;
     let mappings = Mappings::of(pid, version)?;
     let mut found = Vec::new();
     let mut shared = BTreeSet::new();

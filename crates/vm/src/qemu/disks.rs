@@ -23,7 +23,7 @@ use super::guest::Guest;
 use super::new_file::NewFile;
 use super::qcow2::{self, Backing};
 use super::qmp::Qmp;
-use super::record::{QemuDisk, QemuDiskFile};
+use super::record::{QemuDisk, QemuDiskFile, QemuDiskOver};
 use super::restore::reopened;
 use crate::sparse::{self, Holes, Memory};
 use crate::{Error, Result};
@@ -127,20 +127,45 @@ fn drives(qmp: &mut Qmp) -> Result<Vec<Drive>> {
 /// # Errors
 /// Those of [`Qmp::call`].
 pub(crate) fn told(qmp: &mut Qmp, folder: &str) -> Result<Vec<QemuDisk>> {
+    let folder = Path::new(folder);
     let disk = |drive: &Drive| {
         let inserted = drive.inserted.as_ref()?;
-        let path = Path::new(folder).join(&inserted.file);
-        // What is no file (a server's, a pseudo-protocol) has no time.
-        let facts = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        let path = folder.join(&inserted.file);
+        let facts = file_facts(&path)?;
         Some(QemuDisk {
             name: drive.name(inserted),
             path: path.to_str()?.to_owned(),
             bytes: facts.len(),
             written_ns: written_ns(&facts),
+            virtual_bytes: inserted.image.virtual_size,
+            format: inserted.image.format.clone(),
+            over: over(&inserted.image, folder),
             ..QemuDisk::default()
         })
     };
     Ok(drives(qmp)?.iter().filter_map(disk).collect())
+}
+
+/// What is recorded of the files that one is over.
+fn over(content: &Content, folder: &Path) -> Vec<QemuDiskOver> {
+    let below = content.backing_image.as_deref();
+    let all = std::iter::successors(below, |content| content.backing_image.as_deref());
+    let file = |content: &Content| {
+        let path = folder.join(file_of(&content.filename).ok()?);
+        let facts = file_facts(&path)?;
+        Some(QemuDiskOver {
+            path: path.to_str()?.to_owned(),
+            format: content.format.clone(),
+            bytes: facts.len(),
+            written_ns: written_ns(&facts),
+        })
+    };
+    all.take(LAYERS_MAX).filter_map(file).collect()
+}
+
+/// The facts of a file; what is none (a server's, a pseudo-protocol, a device) has no time.
+fn file_facts(path: &Path) -> Option<fs::Metadata> {
+    fs::metadata(path).ok().filter(fs::Metadata::is_file)
 }
 
 /// When a file was last written to, in ns since 1970.
@@ -283,6 +308,8 @@ impl Disks {
                 written_ns: files[0].written_ns,
                 virtual_bytes: disk.virtual_bytes,
                 is_written: disk.is_written,
+                format: files[0].format.clone(),
+                over: Vec::new(),
                 files,
             });
         }

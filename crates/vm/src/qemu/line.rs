@@ -104,18 +104,26 @@ fn check_disks(machine: &QemuMachine) -> Result<()> {
                 disk.name, disk.path
             )));
         }
-        let facts =
-            fs::metadata(&disk.path).map_err(Error::file("look at the disk", &disk.path))?;
-        let is = (facts.len(), written_ns(&facts));
-        if is != (disk.bytes, disk.written_ns) {
-            return Err(Error::Unfit(format!(
-                "the disk {} ({}) was written to since the machine was saved: put it back, or give \
-                 the command line behind -- with another",
-                disk.name, disk.path
-            )));
+        let over = disk.over.iter();
+        let over = over.map(|file| (&file.path, (file.bytes, file.written_ns)));
+        let own = (&disk.path, (disk.bytes, disk.written_ns));
+        for (path, was) in std::iter::once(own).chain(over) {
+            check_unwritten(&disk.name, path, was)?;
         }
     }
     Ok(())
+}
+
+/// Refuses a file of a disk whose length and time are others than they were.
+fn check_unwritten(disk: &str, path: &str, was: (u64, i64)) -> Result<()> {
+    let facts = fs::metadata(path).map_err(Error::file("look at the disk", path))?;
+    match (facts.len(), written_ns(&facts)) == was {
+        true => Ok(()),
+        false => Err(Error::Unfit(format!(
+            "the disk {disk} ({path}) was written to since the machine was saved: put it back, or \
+             give the command line behind -- with another"
+        ))),
+    }
 }
 
 /// Whether a command line may name a file, by whichever path.

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::block::{self, Block};
-use super::qmp::{Qmp, Version};
+use super::qmp::{self, Qmp, Version};
 use super::record::QemuMachine;
 use super::watchdog::Before;
 use super::{command, processors};
@@ -27,6 +27,16 @@ const WITH_OTHERS: [&str; 4] = ["vhost-user", "vhost-vdpa", "vfio-", "ivshmem"];
 
 /// Capabilities of a migration that are on for a save; all others are off.
 const CAPABILITIES: [&str; 2] = ["x-ignore-shared", "events"];
+
+/// What is asked of a machine's state, and of its migration.
+const STATUS: [&str; 2] = ["query-status", "query-migrate"];
+const GET_CAPABILITIES: &str = "query-migrate-capabilities";
+
+/// Where QEMU has the devices that were asked for.
+const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
+
+/// What tells of networks.
+const NETWORK: &str = "info network";
 
 /// A machine that can be saved.
 #[derive(Debug)]
@@ -88,6 +98,14 @@ impl Machine {
     }
 
     fn of(mut qmp: Qmp, version: Version, pid: i32) -> Result<Self> {
+        // Each answer takes some 0.7 ms where a guest keeps QEMU busy.
+        let places = DEVICES.map(|place| ("qom-list", json!({ "path": place })));
+        let mut questions = STATUS.map(|command| (command, json!({}))).to_vec();
+        questions.push((GET_CAPABILITIES, json!({})));
+        questions.extend(places);
+        questions.push(qmp::human(NETWORK));
+        questions.extend(block::questions());
+        qmp.foresee(questions)?;
         let ran = runs(&mut qmp)?;
         let (capabilities, before) = capabilities(&mut qmp, version)?;
         refuse_others(&mut qmp)?;
@@ -122,8 +140,8 @@ fn unless_ended(error: Error, pid: i32) -> Error {
 
 /// Whether the guest runs.
 fn runs(qmp: &mut Qmp) -> Result<bool> {
-    let status: Status = qmp.call("query-status", json!({}))?;
-    let migration: Value = qmp.call("query-migrate", json!({}))?;
+    let status: Status = qmp.call(STATUS[0], json!({}))?;
+    let migration: Value = qmp.call(STATUS[1], json!({}))?;
     let migration = migration.get("status").and_then(Value::as_str);
     match (status.status.as_str(), migration) {
         (_, Some("setup" | "active" | "device" | "pre-switchover" | "postcopy-active")) => {
@@ -141,7 +159,7 @@ type Capabilities = Vec<(String, bool)>;
 
 /// Capabilities that have to be changed, and as they are.
 fn capabilities(qmp: &mut Qmp, version: Version) -> Result<(Capabilities, Capabilities)> {
-    let all: Vec<Capability> = qmp.call("query-migrate-capabilities", json!({}))?;
+    let all: Vec<Capability> = qmp.call(GET_CAPABILITIES, json!({}))?;
     for needed in CAPABILITIES {
         if !all.iter().any(|it| it.capability == needed) {
             return Err(Error::Unfit(format!(
@@ -188,7 +206,7 @@ pub(crate) fn refuse_unheard(machine: &mut Machine) -> Result<()> {
 /// The kinds of devices that were asked for.
 fn devices(qmp: &mut Qmp) -> Result<Vec<String>> {
     let mut kinds = Vec::new();
-    for place in ["/machine/peripheral", "/machine/peripheral-anon"] {
+    for place in DEVICES {
         let devices: Vec<Child> = qmp.call("qom-list", json!({ "path": place }))?;
         let kind = |device: Child| {
             let kind = device.kind.strip_prefix("child<")?.strip_suffix('>')?;
@@ -209,7 +227,7 @@ fn refuse_others(qmp: &mut Qmp) -> Result<()> {
              QEMU's own, as virtio-blk-pci or virtio-net-pci"
         )));
     }
-    let network = qmp.human("info network")?;
+    let network = qmp.human(NETWORK)?;
     let kinds = ["type=vhost-user", "type=vhost-vdpa"];
     if let Some(kind) = kinds.iter().find(|kind| network.contains(*kind)) {
         return Err(Error::Unfit(format!(
@@ -221,7 +239,9 @@ fn refuse_others(qmp: &mut Qmp) -> Result<()> {
 
 /// What is to be known to start another one.
 fn record(qmp: &mut Qmp, version: Version, pid: i32) -> Result<QemuMachine> {
-    let machine: String = qmp.call("qom-get", json!({"path": "/machine", "property": "type"}))?;
+    let kind = ("qom-get", json!({"path": "/machine", "property": "type"}));
+    qmp.foresee(vec![kind.clone(), processors::question()])?;
+    let machine: String = qmp.call(kind.0, kind.1)?;
     let machine = machine.strip_suffix("-machine").unwrap_or(&machine);
     let link = |name: &str| -> Result<String> {
         let path = PathBuf::from(format!("/proc/{pid}/{name}"));

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::json;
 
-use super::qmp::Qmp;
+use super::qmp::{Qmp, Question};
 use super::record::{QemuFeatures, QemuProcessors};
 use crate::{Error, Result};
 
@@ -88,12 +88,18 @@ pub(crate) fn told(qmp: &mut Qmp, path: &str, asked: &Asked) -> Result<QemuProce
     })
 }
 
+/// What [`of`] asks first.
+pub(crate) fn question() -> Question {
+    ("query-cpus-fast", json!({}))
+}
+
 /// What a machine has.
 ///
 /// # Errors
 /// Those of [`Qmp::call`].
 pub(crate) fn of(qmp: &mut Qmp) -> Result<QemuProcessors> {
-    let all: Vec<Processor> = qmp.call("query-cpus-fast", json!({}))?;
+    let (command, with) = question();
+    let all: Vec<Processor> = qmp.call(command, with)?;
     let Some(first) = all.first() else {
         return Ok(QemuProcessors::default());
     };

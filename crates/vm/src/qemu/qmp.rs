@@ -71,7 +71,12 @@ pub struct Qmp {
     /// Whether the guest was heard to go on.
     pub(crate) resumed: bool,
     number: u64,
+    /// Questions that were asked before their turn, with their numbers.
+    foreseen: VecDeque<(Question, u64)>,
 }
+
+/// A command and its arguments.
+pub(crate) type Question = (&'static str, Value);
 
 #[derive(Deserialize)]
 struct Greeting {
@@ -131,6 +136,7 @@ impl Qmp {
             migration: VecDeque::new(),
             resumed: false,
             number: 0,
+            foreseen: VecDeque::new(),
         }
     }
 
@@ -225,8 +231,43 @@ impl Qmp {
         with: Value,
         rights: &[BorrowedFd<'_>],
     ) -> Result<T> {
-        let number = self.send(command, with, rights)?;
+        let question = (command, with);
+        let number = match self.foreseen.front() {
+            Some((foreseen, number)) if *foreseen == question && rights.is_empty() => {
+                let number = *number;
+                self.foreseen.pop_front();
+                number
+            }
+            _ => {
+                self.pass_over_foreseen()?;
+                self.send(command, question.1, rights)?
+            }
+        };
         self.told(command, number)
+    }
+
+    /// Asks what will be asked next, all at once: each [`Qmp::call`] that asks one of them, in this
+    /// order, only waits for the answer. Questions alone, which change nothing.
+    ///
+    /// # Errors
+    /// [`Error::Monitor`], [`Error::Gone`].
+    pub(crate) fn foresee(&mut self, questions: Vec<Question>) -> Result<()> {
+        for question in questions {
+            let number = self.send(question.0, question.1.clone(), &[])?;
+            self.foreseen.push_back((question, number));
+        }
+        Ok(())
+    }
+
+    /// Waits for the answers to what nobody has asked after all.
+    fn pass_over_foreseen(&mut self) -> Result<()> {
+        while let Some(((command, _), number)) = self.foreseen.pop_front() {
+            match self.answer(command, number, false) {
+                Ok(_) | Err(Error::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Waits for the answer to a question.
@@ -251,6 +292,7 @@ impl Qmp {
     /// # Errors
     /// [`Error::Monitor`], [`Error::Gone`].
     pub(crate) fn ask(&mut self, command: &str, with: Value) -> Result<u64> {
+        self.pass_over_foreseen()?;
         self.send(command, with, &[])
     }
 
@@ -284,7 +326,8 @@ impl Qmp {
     /// # Errors
     /// Those of [`Qmp::call`].
     pub fn human(&mut self, line: &str) -> Result<String> {
-        self.call("human-monitor-command", json!({ "command-line": line }))
+        let (command, with) = human(line);
+        self.call(command, with)
     }
 
     /// Waits until a migration has ended; gives its state.
@@ -432,6 +475,11 @@ impl Qmp {
     }
 }
 
+/// The question that [`Qmp::human`] asks.
+pub(crate) fn human(line: &str) -> Question {
+    ("human-monitor-command", json!({ "command-line": line }))
+}
+
 /// What the numbers of this process's questions have in common: those of two processes on one
 /// connection differ.
 fn first_number() -> u64 {
@@ -532,6 +580,33 @@ mod tests {
             let error = qmp.call::<Value>("x", json!({})).expect_err(&nonsense);
             assert!(matches!(error, Error::Monitor { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn what_was_foreseen_is_not_asked_again() {
+        let lines = [
+            greeting(),
+            answer(1, r#""return": {}"#),
+            answer(2, r#""return": 5"#),
+            answer(3, r#""error": {"desc": "not now"}"#),
+            answer(4, r#""return": "passed over""#),
+            answer(5, r#""error": {"desc": "passed over"}"#),
+            answer(6, r#""return": 7"#),
+        ];
+        let (mut qmp, other) = saying(&lines.concat());
+        qmp.greet(PATIENCE).expect("greeted");
+        let questions = ["one", "two", "three", "four"];
+        qmp.foresee(questions.map(|one| (one, json!({}))).to_vec())
+            .expect("asked");
+        assert_eq!(qmp.call::<u64>("one", json!({})).expect("answered"), 5);
+        let error = qmp.call::<u64>("two", json!({})).expect_err("it is not");
+        assert!(error.to_string().contains("not now"), "{error}");
+        // It has other arguments than the one that was foreseen.
+        let with = json!({"x": 1});
+        assert_eq!(qmp.call::<u64>("three", with).expect("answered"), 7);
+        drop(qmp);
+        let asked = std::io::read_to_string(other).expect("asked");
+        assert_eq!(asked.lines().count(), 6, "{asked}");
     }
 
     #[test]

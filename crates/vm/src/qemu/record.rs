@@ -115,12 +115,35 @@ pub(crate) struct QemuDisk {
     /// Its files, if the image has them: the one that was written to, what that is over, and so on.
     #[prost(message, repeated, tag = "5")]
     pub files: Vec<QemuDiskFile>,
-    /// How long the disk is for the guest, if the image has it.
+    /// How long the disk is for the guest.
     #[prost(uint64, tag = "6")]
     pub virtual_bytes: u64,
     /// Whether the guest could write to it, if the image has it.
     #[prost(bool, tag = "7")]
     pub is_written: bool,
+    /// The format of its file: `raw`, `qcow2` or another one of QEMU's.
+    #[prost(string, tag = "8")]
+    pub format: String,
+    /// What its file is over, and so on, if the image does not have it.
+    #[prost(message, repeated, tag = "9")]
+    pub over: Vec<QemuDiskOver>,
+}
+
+/// A file below another one of a disk that the image does not have.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct QemuDiskOver {
+    /// Where it was, absolute.
+    #[prost(string, tag = "1")]
+    pub path: String,
+    /// Its format.
+    #[prost(string, tag = "2")]
+    pub format: String,
+    /// How long it was.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    /// When it was last written to, in ns since 1970.
+    #[prost(int64, tag = "4")]
+    pub written_ns: i64,
 }
 
 /// A file of a disk.
@@ -160,7 +183,7 @@ impl QemuMachine {
     pub fn record(&self) -> Record {
         Record {
             tag: tag::QEMU_MACHINE,
-            version: 3,
+            version: 4,
             id: 0,
             payload: self.encode_to_vec(),
         }
@@ -203,7 +226,7 @@ fn read(reader: &Reader) -> Result<(QemuMachine, Option<Vec<u8>>)> {
     let other = || Error::Unfit("the image is not one of a machine under QEMU".to_owned());
     for record in reader.records() {
         let is_new = match (record.tag, record.version, record.id) {
-            (tag::QEMU_MACHINE, 1..=3, 0) => {
+            (tag::QEMU_MACHINE, 1..=4, 0) => {
                 let read = image::strict::decode::<QemuMachine>(&record.payload);
                 let read = read.map_err(corrupt("the machine"))?;
                 machine.replace(read).is_none()

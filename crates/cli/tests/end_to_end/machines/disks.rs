@@ -431,6 +431,16 @@ fn a_disk_that_goes_on_in_an_overlay_is_not_taken_for_the_former() {
     let words = words.chain(line.split(' ')).collect::<Vec<_>>();
     let machine = Machines::restored(folder, &words);
     holds(folder, machine.qmp(0), 0, &[(2, MIB)]);
+
+    // What it is over is known as well, and must be as it was.
+    let socket = machine.qmp(0);
+    run(folder, &["vm", "save", "--qmp", socket, "-D", "again"]);
+    let base = File::options().write(true).open(folder.join("one"));
+    base.expect("there").write_all_at(b"x", 0).expect("written");
+    let again = ["vm", "restore", "-D", "again", "--name", "again"];
+    let told = fail(folder, &again, 3);
+    let what = "/one) was written to since the machine was saved";
+    assert!(told.contains(what), "{told}");
 }
 
 #[test]
