@@ -64,6 +64,29 @@ pub fn shared_anonymous(len: usize, huge_page_bytes: Option<u64>) -> io::Result<
     Ok(file.into())
 }
 
+/// All of a file, mapped for writing by who has its addresses: process_vm_writev(2), which also
+/// writes where write(2) does not (hugetlbfs).
+pub struct Mapped(Mapping);
+
+impl Mapped {
+    /// Maps the first `len` bytes of a file, shared. What that takes of a file's huge pages is the
+    /// file's from then on, also when this is gone.
+    ///
+    /// # Errors
+    /// mmap(2): `ENOMEM` when there are not enough huge pages.
+    pub fn new(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let mapping = Mapping::new(len, prot, libc::MAP_SHARED, file.as_raw_fd(), 0)?;
+        Ok(Self(mapping))
+    }
+
+    /// Where it is in this process.
+    #[must_use]
+    pub fn start(&self) -> u64 {
+        self.0.start.addr() as u64
+    }
+}
+
 /// Writes `bytes`, whole pages, at `offset` of a file that can only be written by mapping it
 /// (hugetlbfs); `offset` is a multiple of its page size.
 ///

@@ -64,18 +64,26 @@ impl Block {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn page_bytes(&self) -> Result<u64> {
-        const HUGETLBFS: u64 = 0x958458f6;
-        let facts = rustix::fs::fstatfs(&self.file).map_err(|errno| Error::Kernel {
-            doing: "cannot look at the file of the guest's memory",
-            source: errno.into(),
-        })?;
-        let is_huge = facts.f_type.cast_unsigned() == HUGETLBFS;
-        Ok(if is_huge {
-            facts.f_bsize.cast_unsigned()
-        } else {
-            PAGE_BYTES
-        })
+        page_bytes(&self.file)
     }
+}
+
+/// The size of the pages that a file in memory has.
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub(crate) fn page_bytes(file: &OwnedFd) -> Result<u64> {
+    const HUGETLBFS: u64 = 0x958458f6;
+    let facts = rustix::fs::fstatfs(file).map_err(|errno| Error::Kernel {
+        doing: "cannot look at the file of the guest's memory",
+        source: errno.into(),
+    })?;
+    let is_huge = facts.f_type.cast_unsigned() == HUGETLBFS;
+    Ok(if is_huge {
+        facts.f_bsize.cast_unsigned()
+    } else {
+        PAGE_BYTES
+    })
 }
 
 /// What QEMU says of a memory backend (`query-memdev`).

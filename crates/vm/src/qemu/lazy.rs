@@ -21,14 +21,16 @@ use serve::{Metrics, Options, Region, Session, Target};
 use sys::uffd::Features;
 
 use super::block;
+use super::ram::{HUGE_BYTES, Memory};
 use super::reaper::Reaper;
 use super::record::QemuMachine;
-use super::restore::{Memory, reopened};
+use super::restore::reopened;
 use super::start::Started;
 use crate::{Error, Result};
 
-/// What the userfaultfd must be able to do.
+/// What the userfaultfd must be able to do, and that for huge pages.
 const FEATURES: Features = Features::MISSING_SHMEM.union(Features::EVENT_REMOVE);
+const HUGE_FEATURES: Features = Features::MISSING_HUGETLBFS;
 
 /// What the process is called that brings memory in.
 const SERVER: &std::ffi::CStr = c"stillframe-lazy";
@@ -114,13 +116,24 @@ impl Lazy {
         let pid = started.pid();
         let mut regions = Vec::new();
         let mut files = Vec::new();
+        let mut features = FEATURES;
         for (block, (_, bytes, file)) in machine.blocks.iter().zip(memory) {
+            let is_huge = block::page_bytes(file)? == HUGE_BYTES;
+            features |= if is_huge {
+                HUGE_FEATURES
+            } else {
+                Features::empty()
+            };
             regions.push(Region {
                 at: block::place_of(pid, file, *bytes)?,
                 bytes: *bytes,
                 space: SpaceId(block.space),
                 first_page: 0,
-                granule: Granule::Small,
+                granule: if is_huge {
+                    Granule::Large
+                } else {
+                    Granule::Small
+                },
             });
             // QEMU has the other one's open file, and would have its lock.
             let own = reopened(file)?;
@@ -129,7 +142,7 @@ impl Lazy {
             files.push(own);
         }
         regions.sort_by_key(|region| region.at);
-        let uffd = process::userfaultfd_of(pid, false, FEATURES)?;
+        let uffd = process::userfaultfd_of(pid, false, features)?;
         let process = started.process().try_clone_to_owned();
         let log = File::options().append(true).open(&started.log);
         Ok(Self {

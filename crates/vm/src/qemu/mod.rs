@@ -21,6 +21,7 @@ mod pool;
 mod processors;
 mod qcow2;
 mod qmp;
+mod ram;
 mod reaper;
 pub(crate) mod record;
 mod restore;

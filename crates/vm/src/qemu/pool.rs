@@ -16,8 +16,9 @@ use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::own_disks::{Own, OwnDisks};
+use super::ram::Memory;
 use super::reaper::Reaper;
-use super::restore::{Batch, Memory, Numbered};
+use super::restore::{Batch, Numbered};
 use super::start::Started;
 use super::template::{Keeper, Pooled};
 use crate::{Error, Result};

@@ -95,6 +95,9 @@ pub(crate) struct QemuBlock {
     /// The object of QEMU that it is of.
     #[prost(string, tag = "2")]
     pub backend: String,
+    /// The size of the pages that it was in, if that is known.
+    #[prost(uint64, tag = "3")]
+    pub page_bytes: u64,
 }
 
 /// A disk, as it was when the machine was stopped.

@@ -8,16 +8,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use abi::{Addr, PAGE_BYTES};
-use image::{ImageId, Reader, SpaceId};
-use pages::{Extent, sink};
+use image::{ImageId, Reader};
 use rustix::fs::{Mode, OFlags};
 use store::Images;
 
 use super::line::{Line, line};
 use super::own_disks::{Own, OwnDisks};
+use super::ram::{self, Memory};
 use super::reaper::Reaper;
-use super::record::{QemuBlock, QemuMachine, Saved};
+use super::record::{QemuMachine, Saved};
 use super::start::{self, Plan, Started};
 use super::template::{self, Keeper};
 use super::{command, disk_words, lazy, pool};
@@ -103,9 +102,6 @@ pub struct Restored {
     /// The files that it writes to as its disks, which were made for it.
     pub disks: Vec<PathBuf>,
 }
-
-/// The memory of one machine, or of several.
-pub(crate) type Memory = Vec<template::File>;
 
 /// Starts machines and returns when all of them run; then they are the caller's.
 ///
@@ -352,7 +348,7 @@ struct Memories {
 impl Memories {
     fn of(options: &RestoreOptions, reader: &Reader, machine: &QemuMachine) -> Result<Self> {
         if matches!(options.way, Way::Eager | Way::Lazy) {
-            let all = (0..options.clones).map(|_| memory(reader, machine));
+            let all = (0..options.clones).map(|_| ram::own(reader, machine));
             return Ok(Self {
                 all: all.collect::<Result<_>>()?,
                 shared: false,
@@ -360,13 +356,13 @@ impl Memories {
             });
         }
         let wanted = machine.blocks.iter();
-        let wanted = wanted.map(|block| (block.backend.clone(), bytes_of(reader, block)));
+        let wanted = wanted.map(|block| (block.backend.clone(), ram::bytes_of(reader, block)));
         let wanted = wanted.collect::<Vec<_>>();
         let keeper = Keeper::find(&options.templates, reader.id());
         let kept = keeper.and_then(|keeper| Some((keeper.files(&wanted)?, keeper)));
         let (memory, keeper) = match kept {
             Some((memory, keeper)) => (memory, Some(keeper)),
-            None => (memory(reader, machine)?, None),
+            None => (ram::template(reader, machine)?, None),
         };
         Ok(Self {
             all: vec![memory],
@@ -408,7 +404,7 @@ impl Memories {
         if self.keeper.is_some() || way == Way::Lazy {
             return Ok(());
         }
-        fill(reader, machine, &self.all, progress)?;
+        ram::fill(reader, machine, &self.all, progress)?;
         match self.shared {
             true => self.all.iter().try_for_each(|files| template::seal(files)),
             false => Ok(()),
@@ -505,70 +501,6 @@ fn check(options: &RestoreOptions) -> Result<()> {
 fn name_of(pattern: Option<&str>, number: u32) -> String {
     let pattern = pattern.unwrap_or("vm-{n}");
     pattern.replace("{n}", &number.to_string())
-}
-
-fn bytes_of(reader: &Reader, block: &QemuBlock) -> u64 {
-    let space = reader.space(SpaceId(block.space)).expect("it was checked");
-    space.len_pages * PAGE_BYTES
-}
-
-/// Files for the memory of a machine, empty.
-fn memory(reader: &Reader, machine: &QemuMachine) -> Result<Memory> {
-    let failed = |errno: rustix::io::Errno| Error::Kernel {
-        doing: "cannot make memory for a machine",
-        source: errno.into(),
-    };
-    let file = |block: &QemuBlock| {
-        let bytes = bytes_of(reader, block);
-        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("stillframe-guest", flags).map_err(failed)?;
-        rustix::fs::ftruncate(&file, bytes).map_err(failed)?;
-        Ok((block.backend.clone(), bytes, file))
-    };
-    machine.blocks.iter().map(file).collect()
-}
-
-/// Fills memories with the image's pages, all of which are checked.
-fn fill(
-    reader: &Reader,
-    machine: &QemuMachine,
-    memories: &[Memory],
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<()> {
-    let mut jobs = Vec::new();
-    for (place, block) in machine.blocks.iter().enumerate() {
-        let space = SpaceId(block.space);
-        let whole = Extent {
-            space,
-            first_page: 0,
-            at: Addr(0),
-            pages: reader.space(space).expect("it was checked").len_pages,
-        };
-        let placed = pages::place(reader, &[whole])?;
-        jobs.push((place, placed));
-    }
-    let pages = jobs.iter().flat_map(|job| &job.1);
-    let bytes = pages
-        .map(|piece| u64::from(piece.pages) * PAGE_BYTES)
-        .sum::<u64>();
-    let total = bytes * memories.len() as u64;
-    let mut before = 0;
-    for memory in memories {
-        for (place, placed) in &jobs {
-            let file = memory[*place]
-                .2
-                .try_clone()
-                .map_err(|source| Error::Kernel {
-                    doing: "cannot duplicate a descriptor",
-                    source,
-                })?;
-            let filled = pages::fill(reader, placed, &sink::Object::new(file), &|done| {
-                progress(before + done, total);
-            })?;
-            before += filled.pages * PAGE_BYTES;
-        }
-    }
-    Ok(())
 }
 
 /// The state of devices in a file that QEMU can read.

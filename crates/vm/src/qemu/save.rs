@@ -262,6 +262,7 @@ pub(crate) fn begin(options: &SaveOptions, machine: &Machine) -> Result<(Writer,
         record.blocks.push(QemuBlock {
             space: number,
             backend: block.backend.clone(),
+            page_bytes: block.page_bytes()?,
         });
     }
     Ok((writer, record))
