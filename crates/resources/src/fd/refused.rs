@@ -26,7 +26,7 @@
 //! - What: other sockets
 //! - Refused: "sockets of this family are not there yet"; "sockets of this protocol are not there
 //!   yet".
-//! - CRIU 4.2: keeps UDP-Lite; refuses vsock, cryptography, CAN, Bluetooth, XDP, SCTP and others.
+//! - CRIU 4.2: refuses cryptography, CAN, Bluetooth, XDP, SCTP and others.
 
 use rustix::fs::FileType;
 

@@ -1,14 +1,18 @@
-//! UDP sockets: addresses, options, multicast groups, and the datagrams that were not read.
+//! UDP sockets: addresses, options, multicast groups, and the datagrams that were not read. Those
+//! of UDP-Lite (RFC 3828) differ from them in how much of a datagram its checksum covers.
 //!
 //! Waiting datagrams are sent again, to this host only and in the name of their senders. What a
 //! control message said of one (its time, its interface) is then what it would say of a datagram
-//! from the host itself; a firewall between may keep them, as any datagram may be lost.
+//! from the host itself; a firewall between may keep them, as any datagram may be lost. Those of
+//! UDP-Lite are then covered as a whole, which every receiver takes.
 //!
 //! - What: UDP socket
-//! - Kept: addresses, options, multicast groups, datagrams that were not read.
+//! - Kept: addresses, options, multicast groups, datagrams that were not read; of UDP-Lite also how
+//!   much is covered by checksums.
 //! - Refused: "it has a datagram under construction (UDP_CORK)".
-//! - CRIU 4.2: addresses and some options, without multicast groups; drops unread datagrams with a
-//!   warning, and refuses `UDP_CORK`.
+//! - At a restore: "this kernel has no UDP-Lite".
+//! - CRIU 4.2: addresses and some options, without multicast groups and UDP-Lite's coverage; drops
+//!   unread datagrams with a warning, and refuses `UDP_CORK`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +30,7 @@ use crate::{Error, Result};
 
 const SOCK_DGRAM: i32 = 2;
 const IPPROTO_UDP: i32 = 17;
+const IPPROTO_UDPLITE: i32 = 136;
 const SOL_SOCKET: i32 = 1;
 const SO_REUSEPORT: i32 = 15;
 const UDP_CORK: i32 = 1;
@@ -34,8 +39,8 @@ const SHUT_WR: i32 = 1;
 const RCV_SHUTDOWN: u8 = 1;
 const SEND_SHUTDOWN: u8 = 2;
 
-/// The levels of options that a UDP socket of either family has.
-const LEVELS: [i32; 3] = [0, 17, 41];
+/// The levels of options that a UDP socket of either family has; the last is UDP-Lite's alone.
+const LEVELS: [i32; 4] = [0, 17, 41, IPPROTO_UDPLITE];
 
 /// A UDP socket in an image.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -73,6 +78,19 @@ pub struct Udp {
     /// Whether it has not been told yet that nobody receives what it sent (`ECONNREFUSED`).
     #[prost(bool, tag = "11")]
     pub is_refused: bool,
+    /// Whether it is one of UDP-Lite.
+    #[prost(bool, tag = "12")]
+    pub is_lite: bool,
+}
+
+impl Udp {
+    fn protocol(&self) -> i32 {
+        if self.is_lite {
+            IPPROTO_UDPLITE
+        } else {
+            IPPROTO_UDP
+        }
+    }
 }
 
 /// A datagram.
@@ -101,7 +119,8 @@ impl Kind for UdpSocket {
     fn claims(&self, open: &Open<'_>) -> bool {
         Nature::claims(open, |nature| {
             let inet = [inet::AF_INET, inet::AF_INET6].contains(&nature.family);
-            inet && nature.kind == SOCK_DGRAM && nature.protocol == IPPROTO_UDP
+            let udp = [IPPROTO_UDP, IPPROTO_UDPLITE].contains(&nature.protocol);
+            inet && nature.kind == SOCK_DGRAM && udp
         })
     }
 
@@ -111,7 +130,8 @@ impl Kind for UdpSocket {
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
         let record = checked(payload)?;
-        let mut line = inet::print(&record.local);
+        let mut line = if record.is_lite { "UDP-Lite " } else { "" }.to_owned();
+        line += &inet::print(&record.local);
         if !record.remote.is_empty() {
             line += &format!(" to {}", inet::print(&record.remote));
         }
@@ -123,8 +143,7 @@ impl Kind for UdpSocket {
 
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let record = checked(payload)?;
-        let own = sys::socket::open(record.family, SOCK_DGRAM, IPPROTO_UDP)
-            .map_err(|error| Error::kernel("make a UDP socket", error))?;
+        let own = make(&record)?;
         record.options.apply(own.as_fd(), Stage::Early)?;
         record.common.apply(own.as_fd())?;
         let (local, remote) = (inet::print(&record.local), inet::print(&record.remote));
@@ -157,7 +176,7 @@ impl Kind for UdpSocket {
         fill(&record, own);
         restore_buffer(own, old).map_err(failed)?;
         if record.is_refused {
-            set_refused(&record.local, &record.remote);
+            set_refused(&record.local, &record.remote, record.is_lite);
         }
         for (_, how) in [(record.is_shut, SHUT_RD), (record.is_mute, SHUT_WR)]
             .into_iter()
@@ -168,6 +187,16 @@ impl Kind for UdpSocket {
         }
         Ok(())
     }
+}
+
+fn make(record: &Udp) -> Result<OwnedFd> {
+    let made = sys::socket::open(record.family, SOCK_DGRAM, record.protocol());
+    made.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::PROTONOSUPPORT) if record.is_lite => Error::Mismatch {
+            what: "this kernel has no UDP-Lite".to_owned(),
+        },
+        _ => Error::kernel("make a UDP socket", error),
+    })
 }
 
 fn checked(payload: &[u8]) -> Result<Udp> {
@@ -185,6 +214,8 @@ fn checked(payload: &[u8]) -> Result<Udp> {
 fn read(open: &Open<'_>) -> Result<Udp> {
     let own = open.own()?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
+    let nature = Nature::of_fd(own)?;
+    let is_lite = nature.protocol == IPPROTO_UDPLITE;
     let corked = sys::socket::number(own, IPPROTO_UDP, UDP_CORK).map_err(failed)? != 0;
     if corked && count(own, Count::Outbound).map_err(failed)? > 0 {
         return Err(open.unsupported("it has a datagram under construction (UDP_CORK)", None));
@@ -200,7 +231,7 @@ fn read(open: &Open<'_>) -> Result<Udp> {
     let peeked = peek::messages(own, false);
     let is_refused = error == Some(Errno::CONNREFUSED);
     if is_refused {
-        set_refused(&local, &remote);
+        set_refused(&local, &remote, is_lite);
     } else if let Some(error) = error {
         log::warn!("{}: it is not told of an error: {error}", open.place());
     }
@@ -209,12 +240,12 @@ fn read(open: &Open<'_>) -> Result<Udp> {
         from: peeked.received.name,
         data: peeked.data,
     });
-    let family = Nature::of_fd(own)?.family;
-    let shutdown = shutdown(open).map_err(failed)?;
+    let shutdown = shutdown(open, nature.protocol).map_err(failed)?;
+    let levels = &LEVELS[..LEVELS.len() - usize::from(!is_lite)];
     Ok(Udp {
-        family,
+        family: nature.family,
         common: socket::Common::of(open),
-        is_foreign: socket::bind::is_foreign(family, &local),
+        is_foreign: socket::bind::is_foreign(nature.family, &local),
         local,
         remote,
         is_shut: shutdown & RCV_SHUTDOWN != 0,
@@ -222,7 +253,8 @@ fn read(open: &Open<'_>) -> Result<Udp> {
         groups: multicast::groups(open)?,
         queue: queue.collect(),
         is_refused,
-        options: Options::read(own, &LEVELS)?,
+        options: Options::read(own, levels)?,
+        is_lite,
     })
 }
 
@@ -235,9 +267,9 @@ fn take_error(own: BorrowedFd<'_>) -> std::io::Result<Option<Errno>> {
 
 /// Has a connected socket told that nobody receives what it sends, as it was to be. Where that
 /// cannot be done the message is lost, as it may be on any way.
-fn set_refused(local: &[u8], remote: &[u8]) {
+fn set_refused(local: &[u8], remote: &[u8], is_lite: bool) {
     let told = match inet::parse(local).zip(inet::parse(remote)) {
-        Some((local, remote)) => packet::send_unreachable(local, remote),
+        Some((local, remote)) => packet::send_unreachable(local, remote, is_lite),
         None => Err(Errno::DESTADDRREQ.into()),
     };
     if let Err(error) = told {
@@ -247,7 +279,7 @@ fn set_refused(local: &[u8], remote: &[u8]) {
 }
 
 /// In which directions it is shut down, as bits.
-fn shutdown(open: &Open<'_>) -> std::io::Result<u8> {
+fn shutdown(open: &Open<'_>, protocol: i32) -> std::io::Result<u8> {
     let own = open.own().map_err(std::io::Error::other)?;
     let told = ready::events(own, PollFlags::RDHUP)?;
     if told.contains(PollFlags::HUP) {
@@ -257,7 +289,7 @@ fn shutdown(open: &Open<'_>) -> std::io::Result<u8> {
         return Ok(RCV_SHUTDOWN);
     }
     // That it is shut for writing alone, poll does not tell; sock_diag does, of one with a port.
-    match socket::inet_diag::udp_shutdown(socket::inode(open)) {
+    match socket::inet_diag::udp_shutdown(protocol, socket::inode(open)) {
         Ok(shutdown) => Ok(shutdown.unwrap_or_default()),
         Err(error) => {
             log::debug!("{}: sock_diag does not tell of it: {error}", open.place());
@@ -281,7 +313,8 @@ fn fill(record: &Udp, own: BorrowedFd<'_>) {
         let sent = match ends {
             // Another socket of the same address might get it.
             Some((local, from)) if !shared || !record.remote.is_empty() => {
-                packet::send_datagram(reachable(local, from), from, &datagram.data).is_ok()
+                let (to, data) = (reachable(local, from), &datagram.data);
+                packet::send_datagram(to, from, data, record.is_lite).is_ok()
             }
             _ => false,
         };
@@ -333,11 +366,11 @@ mod tests {
                 one.connect(two.local_addr().unwrap()).unwrap();
                 one.set_broadcast(true).unwrap();
                 let address = one.local_addr().unwrap();
-                let wanted = Options::read(one.as_fd(), &LEVELS).unwrap();
+                let wanted = Options::read(one.as_fd(), &LEVELS[..3]).unwrap();
                 let one = restored(one);
                 assert_eq!(one.local_addr().unwrap(), address);
                 assert_eq!(one.peer_addr().unwrap(), two.local_addr().unwrap());
-                let mut options = Options::read(one.as_fd(), &LEVELS).unwrap();
+                let mut options = Options::read(one.as_fd(), &LEVELS[..3]).unwrap();
                 // The time-out is the test's own.
                 options
                     .values
@@ -480,7 +513,7 @@ mod tests {
                         let _ = sys::socket::shutdown(&socket, how);
                         let [own] = cycle([socket.into()]);
                         let inode = rustix::fs::fstat(&own).unwrap().st_ino as u32;
-                        let now = socket::inet_diag::udp_shutdown(inode).unwrap();
+                        let now = socket::inet_diag::udp_shutdown(IPPROTO_UDP, inode).unwrap();
                         assert_eq!(now, Some(bits), "{at} {how} {connected}");
                         let sent = Socket::from(own).send_to(b"x", to);
                         assert_eq!(sent.is_ok(), bits & SEND_SHUTDOWN == 0, "{sent:?}");
@@ -565,13 +598,109 @@ mod tests {
     }
 
     #[test]
-    fn sockets_of_machines_are_refused_by_name() {
-        let Ok(socket) = sys::socket::open(40, 1, 0) else {
-            testkit::skip!("no vsock here");
+    fn other_protocols_are_refused_by_name() {
+        let Ok(socket) = sys::socket::open(15, 3, 2) else {
+            testkit::skip!("no key management here");
         };
         let error = World::new(vec![socket]).dump().unwrap_err();
-        let wanted = "a vsock stream socket, protocol 0";
+        let wanted = "a key management raw socket, protocol 2";
         assert!(error.to_string().contains(wanted), "{error}");
+    }
+
+    /// A socket of UDP-Lite at a loopback address; `None` where the kernel has none.
+    fn lite(at: &str) -> Option<Socket> {
+        let at: SocketAddr = at.parse().unwrap();
+        let family = if at.is_ipv4() {
+            inet::AF_INET
+        } else {
+            inet::AF_INET6
+        };
+        let own = sys::socket::open(family, SOCK_DGRAM, IPPROTO_UDPLITE).ok()?;
+        rustix::net::bind(&own, &at).unwrap();
+        Some(Socket::from(own))
+    }
+
+    #[test]
+    fn partly_covered_datagrams_survive() {
+        const COVERAGE: [i32; 2] = [10, 11];
+        alone!({
+            for at in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0"] {
+                let (Some(server), Some(sender)) =
+                    (lite(at), lite(&at.replace("0.0.0.0", "127.0.0.1")))
+                else {
+                    testkit::skip!("no UDP-Lite here");
+                };
+                for (name, bytes) in COVERAGE.into_iter().zip([20, 12]) {
+                    sys::socket::set_number(&server, IPPROTO_UDPLITE, name, bytes).unwrap();
+                }
+                sys::socket::set_number(&sender, IPPROTO_UDPLITE, COVERAGE[0], 16).unwrap();
+                let port = server.local_addr().unwrap().port();
+                let to = SocketAddr::new(sender.local_addr().unwrap().ip(), port);
+                sender.connect(to).unwrap();
+                for number in 0..3 {
+                    sender.send(&[number; 701]).unwrap();
+                }
+                sender.send(&[]).unwrap();
+                let [server, sender] = cycle(cycle(cycle([server.into(), sender.into()])));
+                for (name, bytes) in COVERAGE.into_iter().zip([20, 12]) {
+                    let now = sys::socket::number(&server, IPPROTO_UDPLITE, name).unwrap();
+                    assert_eq!(now, bytes, "{at}");
+                }
+                let now = sys::socket::number(&sender, IPPROTO_UDPLITE, COVERAGE[0]);
+                assert_eq!(now.unwrap(), 16);
+                let (server, sender) = (Socket::from(server), Socket::from(sender));
+                server
+                    .set_read_timeout(Some(Duration::from_secs(30)))
+                    .unwrap();
+                sender.send(b"later").unwrap();
+                let mut data = [9; 2000];
+                for number in 0..3 {
+                    let (bytes, from) = server.recv_from(&mut data).unwrap();
+                    assert_eq!(&data[..bytes], &[number; 701]);
+                    assert_eq!(from, sender.local_addr().unwrap(), "{at}");
+                }
+                assert_eq!(server.recv(&mut data).unwrap(), 0);
+                assert_eq!(server.recv(&mut data).unwrap(), 5);
+            }
+        });
+    }
+
+    #[test]
+    fn a_refusal_of_udp_lite_is_still_reported() {
+        alone!({
+            for at in ["127.0.0.1:0", "[::1]:0"] {
+                let (Some(nobody), Some(sender)) = (lite(at), lite(at)) else {
+                    testkit::skip!("no UDP-Lite here");
+                };
+                sender.connect(nobody.local_addr().unwrap()).unwrap();
+                drop(nobody);
+                sender.send(b"x").unwrap();
+                let sender = restored(sender);
+                sender.set_nonblocking(true).unwrap();
+                let error = sender.recv(&mut [0]).unwrap_err();
+                assert_eq!(
+                    Errno::from_io_error(&error),
+                    Some(Errno::CONNREFUSED),
+                    "{at}"
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn shutdowns_of_udp_lite_survive() {
+        alone!({
+            for (how, bits) in [(0, 1), (1, 2), (2, 3)] {
+                let Some(socket) = lite("127.0.0.1:0") else {
+                    testkit::skip!("no UDP-Lite here");
+                };
+                let _ = sys::socket::shutdown(&socket, how);
+                let [own] = cycle([socket.into()]);
+                let inode = rustix::fs::fstat(&own).unwrap().st_ino as u32;
+                let now = socket::inet_diag::udp_shutdown(IPPROTO_UDPLITE, inode).unwrap();
+                assert_eq!(now, Some(bits), "{how}");
+            }
+        });
     }
 
     #[test]

@@ -12,7 +12,6 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const MESSAGE_BYTES: usize = 72;
 const IPPROTO_TCP: u8 = 6;
-const IPPROTO_UDP: u8 = 17;
 const INET_DIAG_SHUTDOWN: u16 = 8;
 /// States, as bits: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING.
 const ENDING: u32 = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 9 | 1 << 11;
@@ -97,13 +96,14 @@ fn list(protocol: u8, states: u32) -> io::Result<Vec<Found>> {
     Ok(all)
 }
 
-/// The `RCV_SHUTDOWN` (1) and `SEND_SHUTDOWN` (2) bits of the UDP socket with this inode number;
-/// `None` for one that has no port, which nobody finds.
+/// The `RCV_SHUTDOWN` (1) and `SEND_SHUTDOWN` (2) bits of the socket of UDP or UDP-Lite with this
+/// inode number; `None` for one that has no port, which nobody finds.
 ///
 /// # Errors
 /// The system calls' errno.
-pub fn udp_shutdown(inode: u32) -> io::Result<Option<u8>> {
-    let all = list(IPPROTO_UDP, ANY_STATE)?;
+pub fn udp_shutdown(protocol: i32, inode: u32) -> io::Result<Option<u8>> {
+    let protocol = u8::try_from(protocol).expect("a protocol's number");
+    let all = list(protocol, ANY_STATE)?;
     let found = all.iter().find(|found| found.inode == inode);
     Ok(found.map(|found| found.shutdown))
 }
@@ -193,9 +193,9 @@ mod tests {
         for at in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
             let socket = UdpSocket::bind(at).unwrap();
             let inode = u32::try_from(rustix::fs::fstat(&socket).unwrap().st_ino).unwrap();
-            assert_eq!(udp_shutdown(inode).unwrap(), Some(0), "{at}");
+            assert_eq!(udp_shutdown(17, inode).unwrap(), Some(0), "{at}");
             let _ = sys::socket::shutdown(&socket, 1);
-            assert_eq!(udp_shutdown(inode).unwrap(), Some(2), "{at}");
+            assert_eq!(udp_shutdown(17, inode).unwrap(), Some(2), "{at}");
         }
     }
 

@@ -185,6 +185,7 @@ pub(super) fn explain(open: &Open<'_>) -> Option<String> {
         (1, ..) => String::new(),
         (2 | 10, 1, 6) => ", TCP".to_owned(),
         (2 | 10, 2, 17) => ", UDP".to_owned(),
+        (2 | 10, 2, 136) => ", UDP-Lite".to_owned(),
         (2 | 10, 1, 262) => ", Multipath TCP".to_owned(),
         (.., protocol) => format!(", protocol {protocol}"),
     };

@@ -14,7 +14,9 @@ const SOL_IP: i32 = 0;
 const SOL_SOCKET: i32 = 1;
 const SOL_TCP: i32 = 6;
 const SOL_UDP: i32 = 17;
+const SOL_VSOCK: i32 = 40;
 const SOL_ICMPV6: i32 = 58;
+const SOL_UDPLITE: i32 = 136;
 const SOL_RAW: i32 = 255;
 const SOL_IPV6: i32 = 41;
 const SOL_PACKET: i32 = 263;
@@ -186,6 +188,8 @@ const TABLE: &[Known] = &[
     known(SOL_UDP, 102, 4, Late, "UDP_NO_CHECK6_RX"),
     known(SOL_UDP, 103, 4, Late, "UDP_SEGMENT"),
     known(SOL_UDP, 104, 4, Late, "UDP_GRO"),
+    known(SOL_UDPLITE, 10, 4, Late, "UDPLITE_SEND_CSCOV"),
+    known(SOL_UDPLITE, 11, 4, Late, "UDPLITE_RECV_CSCOV"),
     known(SOL_RAW, 1, 4, Late, "ICMP_FILTER"),
     known(SOL_ICMPV6, 1, 32, Late, "ICMPV6_FILTER"),
     known(SOL_PACKET, 8, 4, Late, "PACKET_AUXDATA"),
@@ -193,6 +197,10 @@ const TABLE: &[Known] = &[
     known(SOL_PACKET, 17, 4, Late, "PACKET_TIMESTAMP"),
     known(SOL_PACKET, 20, 4, Late, "PACKET_QDISC_BYPASS"),
     known(SOL_PACKET, 23, 4, Late, "PACKET_IGNORE_OUTGOING"),
+    known(SOL_VSOCK, 2, 8, Late, "SO_VM_SOCKETS_BUFFER_MAX_SIZE"),
+    known(SOL_VSOCK, 1, 8, Late, "SO_VM_SOCKETS_BUFFER_MIN_SIZE"),
+    known(SOL_VSOCK, 0, 8, Late, "SO_VM_SOCKETS_BUFFER_SIZE"),
+    known(SOL_VSOCK, 8, 16, Late, "SO_VM_SOCKETS_CONNECT_TIMEOUT"),
     known(SOL_NETLINK, 3, 4, Late, "NETLINK_PKTINFO"),
     known(SOL_NETLINK, 4, 4, Late, "NETLINK_BROADCAST_ERROR"),
     known(SOL_NETLINK, 5, 4, Late, "NETLINK_NO_ENOBUFS"),

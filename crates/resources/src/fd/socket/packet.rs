@@ -16,6 +16,7 @@ const IPPROTO_ICMP: u8 = 1;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 const IPPROTO_ICMPV6: u8 = 58;
+const IPPROTO_UDPLITE: u8 = 136;
 const IPPROTO_RAW: i32 = 255;
 const SOCK_RAW: i32 = 3;
 const FIN_ACK: u8 = 0x11;
@@ -43,20 +44,34 @@ pub fn send_fin(
     deliver(local.ip(), remote.ip(), IPPROTO_TCP, (tcp, 16))
 }
 
-/// Sends a datagram from `remote` to `local`.
+/// Sends a datagram from `remote` to `local`, of UDP-Lite where `is_lite`.
 ///
 /// # Errors
 /// The calls' errno; `EMSGSIZE` for more than a datagram can hold.
-pub fn send_datagram(local: SocketAddr, remote: SocketAddr, data: &[u8]) -> io::Result<()> {
+pub fn send_datagram(
+    local: SocketAddr,
+    remote: SocketAddr,
+    data: &[u8],
+    is_lite: bool,
+) -> io::Result<()> {
     let too_long = |_| io::Error::from(rustix::io::Errno::MSGSIZE);
     let length = u16::try_from(UDP_BYTES + data.len()).map_err(too_long)?;
     let mut udp = Vec::with_capacity(usize::from(length));
     udp.extend(remote.port().to_be_bytes());
     udp.extend(local.port().to_be_bytes());
-    udp.extend(length.to_be_bytes());
+    // In its place UDP-Lite says how much the checksum covers: 0 is all of it.
+    udp.extend(if is_lite { 0 } else { length }.to_be_bytes());
     udp.extend([0; 2]); // checksum
     udp.extend(data);
-    deliver(local.ip(), remote.ip(), IPPROTO_UDP, (udp, 6))
+    deliver(local.ip(), remote.ip(), protocol(is_lite), (udp, 6))
+}
+
+fn protocol(is_lite: bool) -> u8 {
+    if is_lite {
+        IPPROTO_UDPLITE
+    } else {
+        IPPROTO_UDP
+    }
 }
 
 /// Says to `local` that nobody receives its datagrams at `remote`: "port unreachable", as RFC 792
@@ -64,7 +79,7 @@ pub fn send_datagram(local: SocketAddr, remote: SocketAddr, data: &[u8]) -> io::
 ///
 /// # Errors
 /// The calls' errno.
-pub fn send_unreachable(local: SocketAddr, remote: SocketAddr) -> io::Result<()> {
+pub fn send_unreachable(local: SocketAddr, remote: SocketAddr, is_lite: bool) -> io::Result<()> {
     let mut udp = Vec::with_capacity(UDP_BYTES);
     udp.extend(local.port().to_be_bytes());
     udp.extend(remote.port().to_be_bytes());
@@ -72,9 +87,10 @@ pub fn send_unreachable(local: SocketAddr, remote: SocketAddr) -> io::Result<()>
     udp.extend([0; 2]); // checksum
     let ends = (local.ip().to_canonical(), remote.ip().to_canonical());
     // What is complained about goes along.
-    let (protocol, what, header) = match ends {
-        (IpAddr::V4(_), IpAddr::V4(_)) => (IPPROTO_ICMP, [3, 3], header(ends, IPPROTO_UDP, 8)?.0),
-        _ => (IPPROTO_ICMPV6, [1, 4], header(ends, IPPROTO_UDP, 8)?.0),
+    let header = header(ends, protocol(is_lite), UDP_BYTES)?.0;
+    let (protocol, what) = match ends {
+        (IpAddr::V4(_), IpAddr::V4(_)) => (IPPROTO_ICMP, [3, 3]),
+        _ => (IPPROTO_ICMPV6, [1, 4]),
     };
     let mut message = what.to_vec();
     message.extend([0; 6]); // checksum, unused
