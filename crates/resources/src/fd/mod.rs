@@ -46,6 +46,7 @@ pub mod timerfd;
 pub mod tty;
 pub mod udp;
 pub mod unix;
+pub mod vsock;
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -343,6 +344,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &raw_socket::RawSocket,
     &netlink::NetlinkSocket,
     &packet_socket::PacketSocket,
+    &vsock::VsockSocket,
     &tty::TtyKind,
 ];
 

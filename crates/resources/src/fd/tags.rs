@@ -62,3 +62,5 @@ pub const NETLINK: u16 = 154;
 pub const RAW: u16 = 155;
 /// [`super::packet_socket`].
 pub const PACKET: u16 = 156;
+/// [`super::vsock`].
+pub const VSOCK: u16 = 157;
