@@ -327,6 +327,9 @@ impl Pool {
 
     fn open_all(&mut self, saved: &Saved<'_>) -> Result<()> {
         for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
+            kind(*tag, id)?.prepare(payload, self)?;
+        }
+        for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
             let own = kind(*tag, id)?.open(payload, self)?;
             self.open.push(Arc::new(own));
         }

@@ -55,6 +55,7 @@ pub mod tick;
 pub mod timens;
 pub mod timerfd;
 pub mod tty;
+pub mod tun;
 pub mod uffd;
 pub mod unmount;
 pub mod usage;

@@ -44,6 +44,7 @@ pub mod tcp;
 mod testing;
 pub mod timerfd;
 pub mod tty;
+pub mod tun;
 pub mod udp;
 pub mod unix;
 pub mod vsock;
@@ -263,6 +264,14 @@ pub trait Kind: Sync {
     fn path(&self, _payload: &[u8]) -> Result<Option<String>> {
         Ok(None)
     }
+    /// Makes what other descriptions need when they are opened (an interface that their addresses
+    /// are on): called for all of them before the first [`Kind::open`].
+    ///
+    /// # Errors
+    /// As [`Kind::open`].
+    fn prepare(&self, _payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<()> {
+        Ok(())
+    }
     /// Opens the description in the restorer. Called in the order of ids. The offset and the
     /// status flags are the kind's business as well.
     ///
@@ -346,6 +355,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &packet_socket::PacketSocket,
     &vsock::VsockSocket,
     &tty::TtyKind,
+    &tun::Tun,
 ];
 
 /// The kind of the descriptions whose records have this tag.

@@ -21,8 +21,7 @@
 //! - CRIU 4.2: keeps those that are the tree's.
 //! - What: other devices
 //! - Refused: "it is a device, whose state its driver knows alone".
-//! - CRIU 4.2: keeps tun and tap devices in a network namespace of the tree's own; refuses others,
-//!   but for those that a plugin or `--external` takes.
+//! - CRIU 4.2: refused, but for those that a plugin or `--external` takes.
 //! - What: other sockets
 //! - Refused: "sockets of this family are not there yet"; "sockets of this protocol are not there
 //!   yet".

@@ -38,6 +38,8 @@ pub const IO_URING: u16 = 116;
 pub const MESSAGE_QUEUE: u16 = 117;
 /// [`super::fanotify`].
 pub const FANOTIFY: u16 = 118;
+/// [`super::tun`].
+pub const TUN: u16 = 119;
 /// [`super::attributes`]: by description.
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.

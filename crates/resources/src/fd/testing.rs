@@ -53,7 +53,7 @@ fn pid() -> i32 {
 }
 
 fn fdinfo(fd: i32) -> String {
-    std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).expect("read fdinfo")
+    std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{fd}")).expect("read fdinfo")
 }
 
 /// Puts `fd` at `number`, which is free.
@@ -116,7 +116,7 @@ impl World {
         let opens = self.entries.iter().zip(&fetches).enumerate();
         let opens = opens.map(|(index, (entry, fetch))| {
             let fd = entry.number;
-            let link = rustix::fs::readlink(format!("/proc/self/fd/{fd}"), Vec::new());
+            let link = rustix::fs::readlink(format!("/proc/thread-self/fd/{fd}"), Vec::new());
             let link = link.expect("readlink").into_bytes();
             let stat = rustix::fs::fstat(entry.own.as_ref().expect("open")).expect("stat");
             let (info, _) = Info::parse(&fdinfo(fd)).expect("well formed");
@@ -181,6 +181,9 @@ impl World {
             .entries
             .iter()
             .map(|entry| entry.dumped.as_ref().expect("dumped"));
+        for dumped in dumped.clone() {
+            dumped.kind.prepare(&dumped.payload, &mut restoring)?;
+        }
         for (entry, dumped) in self.entries.iter().zip(dumped.clone()) {
             let own = dumped.kind.open(&dumped.payload, &mut restoring)?;
             restoring.opened.push(Rc::new(renumber(own, entry.number)));

@@ -116,6 +116,9 @@ impl World {
             dumped: Vec::new(),
         };
         for (kind, payload) in &self.dumped {
+            kind.prepare(payload, &mut cx)?;
+        }
+        for (kind, payload) in &self.dumped {
             let own = kind.open(payload, &mut cx)?;
             cx.opened.push(own);
         }
