@@ -71,6 +71,18 @@ pub const FOR_TESTS: &[Package<'_>] = &[
         services: Cow::Borrowed(&[]),
     },
     Package {
+        name: "socat",
+        program: "socat",
+        reason: "a real program that the tests dump and restore with a tun device",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
+        name: "iproute2",
+        program: "ip",
+        reason: "sets up interfaces of subjects, and tells what they are afterwards",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
         name: "strace",
         program: "strace",
         reason: "shows that a target that was left running is not traced, and its calls restart",

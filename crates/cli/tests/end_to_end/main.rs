@@ -45,6 +45,7 @@ mod states;
 mod stops;
 mod storm;
 mod terminal;
+mod tunnels;
 mod unrestorable;
 mod vdso;
 mod watches;

@@ -38,6 +38,7 @@ mod storm;
 mod task_files;
 mod threads_epoll;
 mod tree;
+mod tunnel;
 mod writers;
 mod zombies;
 
@@ -90,6 +91,7 @@ const ALL: &[(&str, Run)] = &[
     ("task-files", task_files::run),
     ("threads-epoll", threads_epoll::run),
     ("tree", tree::run),
+    ("tunnel", tunnel::run),
     ("writers", writers::run),
     ("zombies", zombies::run),
 ];
