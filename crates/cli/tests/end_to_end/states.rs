@@ -82,6 +82,46 @@ fn message_queues_survive() {
 }
 
 #[test]
+fn rare_sockets_survive() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer refuses vsock");
+    }
+    let subject = Subject::start("rare-sockets", &[]);
+    if subject.ask_number("held") == 0 {
+        testkit::skip!("neither UDP-Lite nor vsock");
+    }
+    assert_cycles(&stillframe, 3, &subject, "rare sockets");
+    assert_eq!(subject.ask("check"), "right");
+    for how in ["--leave-running", "--live"] {
+        stillframe.clear();
+        stillframe.dump(subject.pid(), &[how]).must();
+        assert_eq!(subject.ask("check"), "right", "{how}");
+    }
+    let pids = subject.tree();
+    subject.kill();
+    testkit::tree::wait_gone(&pids);
+    stillframe.restore(&[]).must();
+    assert_eq!(subject.ask("check"), "right", "of a live image");
+    stillframe.clear();
+    stillframe.pre_dump(subject.pid(), &[]).must();
+    let first = stillframe.images().with_file_name("first");
+    fs::rename(stillframe.images(), &first).expect("they are on one file system");
+    let over = ["--prev-images-dir", "../first"];
+    stillframe.dump(subject.pid(), &over).must();
+    stillframe.restore(&[]).must();
+    assert_eq!(subject.ask("check"), "right", "over a pre-dump");
+    if subject
+        .try_ask("take")
+        .is_ok_and(|text| text != "a datagram that was not read")
+    {
+        panic!("another datagram");
+    }
+    fs::remove_dir_all(first).expect("it is this test's");
+}
+
+#[test]
 fn memory_deny_write_execute_survives() {
     needs_root!();
     let stillframe = stillframe();

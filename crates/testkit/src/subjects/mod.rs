@@ -27,6 +27,7 @@ mod moving;
 mod patchwork;
 mod pending_signals;
 mod posix_timers;
+mod rare_sockets;
 mod refused;
 mod rings;
 mod rlimits;
@@ -80,6 +81,7 @@ const ALL: &[(&str, Run)] = &[
     ("patchwork", patchwork::run),
     ("pending-signals", pending_signals::run),
     ("posix-timers", posix_timers::run),
+    ("rare-sockets", rare_sockets::run),
     ("refused", refused::run),
     ("rings", rings::run),
     ("rlimits", rlimits::run),
