@@ -71,12 +71,14 @@ impl Slots {
         self.serve(control, not_understood)
     }
 
-    fn rounds(&self) -> u64 {
+    /// How often the task that looked least has looked.
+    pub fn rounds(&self) -> u64 {
         let rounds = (0..self.tasks).map(|task| self.memory.load(task * SLOT_BYTES + ROUNDS));
         rounds.min().unwrap_or(0)
     }
 
-    fn check(&self) -> String {
+    /// "right", or who was wrong.
+    pub fn check(&self) -> String {
         let wrong = |task: &usize| self.memory.load(task * SLOT_BYTES + WRONG) != 0;
         let wrong = (0..self.tasks).find(wrong);
         wrong.map_or("right".into(), |task| format!("wrong in task {task}"))

@@ -36,6 +36,7 @@ mod short_waits;
 mod sigaltstack;
 mod stopped;
 mod storm;
+mod successor;
 mod task_files;
 mod threads_epoll;
 mod tree;
@@ -90,6 +91,7 @@ const ALL: &[(&str, Run)] = &[
     ("sigaltstack", sigaltstack::run),
     ("stopped", stopped::run),
     ("storm", storm::run),
+    ("successor", successor::run),
     ("task-files", task_files::run),
     ("threads-epoll", threads_epoll::run),
     ("tree", tree::run),

@@ -1,0 +1,65 @@
+//! clone(2) as subjects use it: processes that share with who made them, or have a pid of choice.
+
+use std::io;
+
+use rustix::process::Pid;
+
+use crate::fork::Fork;
+
+/// `CLONE_FS`: working directory, root directory and umask.
+pub const DIRECTORIES: u64 = 0x200;
+/// `CLONE_FILES`: the descriptor table.
+pub const DESCRIPTORS: u64 = 0x400;
+/// `CLONE_SYSVSEM`: what is undone to semaphores.
+pub const SEMAPHORE_UNDO: u64 = 0x4_0000;
+
+/// Makes a copy of the calling process, which has one thread, and shares with it what `flags` say:
+/// of the constants of this module. It has the pid `pid`, if one is given.
+///
+/// See clone(2). The C library does not know that there is a new process: the child may make no
+/// threads.
+///
+/// # Errors
+/// Those of clone3(2): `EEXIST` for a pid that is taken.
+pub fn clone(flags: u64, pid: Option<Pid>) -> io::Result<Fork> {
+    const SHARING: u64 = DIRECTORIES | DESCRIPTORS | SEMAPHORE_UNDO;
+    const EXIT_SIGNAL: usize = 4;
+    const SET_TID: usize = 8;
+    const SET_TID_SIZE: usize = 9;
+    let pid = pid.map(|pid| pid.as_raw_nonzero().get());
+    let mut args = [0u64; 11];
+    args[0] = flags & SHARING;
+    args[EXIT_SIGNAL] = libc::SIGCHLD.cast_unsigned().into();
+    if let Some(pid) = &pid {
+        args[SET_TID] = std::ptr::from_ref(pid).expose_provenance() as u64;
+        args[SET_TID_SIZE] = 1;
+    }
+    let (at, bytes) = (args.as_ptr(), size_of_val(&args));
+    // SAFETY: `args` is a `struct clone_args` that outlives the call, and so does the pid that it
+    // points to; no memory is shared and no stack given, so the child goes on in a copy of this one,
+    // in which no other thread can have held a lock.
+    let made = unsafe { libc::syscall(libc::SYS_clone3, at, bytes) };
+    match i32::try_from(made).expect("a pid, or an error") {
+        0 => Ok(Fork::Child),
+        pid if pid < 0 => Err(io::Error::last_os_error()),
+        pid => Ok(Fork::Parent(
+            Pid::from_raw(pid).expect("the parent gets a pid above 0"),
+        )),
+    }
+}
+
+/// Gives the calling process a copy of its own of what `flags` say.
+///
+/// See unshare(2).
+///
+/// # Errors
+/// Those of unshare(2).
+pub fn unshare(flags: u64) -> io::Result<()> {
+    let flags = i32::try_from(flags & (DIRECTORIES | DESCRIPTORS | SEMAPHORE_UNDO));
+    let flags = flags.expect("three low bits");
+    // SAFETY: the call changes no memory; descriptors keep their numbers.
+    match unsafe { libc::unshare(flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
