@@ -78,6 +78,28 @@ fn only_what_was_written_is_saved_again() {
 }
 
 #[test]
+fn a_pid_that_another_task_has_now_keeps_nothing_of_the_old_ones() {
+    needs_root!();
+    needs_tracking!();
+    let subject = Subject::start("successor", &[]);
+    let mut rounds = Rounds::new(subject.pid());
+    for cycle in 0..3 {
+        rounds.clear();
+        rounds.pre_dump();
+        let child = subject.ask("child");
+        let mut parent_pages = number(&rounds.pre_dump(), "parent_pages");
+        assert_eq!(subject.ask("replace"), child);
+        parent_pages += number(&rounds.pre_dump(), "parent_pages");
+        assert_eq!(subject.ask("replace"), child);
+        let last = rounds.make("dump", &[]);
+        assert!(parent_pages > 0, "{last}");
+        rounds.restore(&[]);
+        assert_eq!(subject.ask("check"), "right", "cycle {cycle}: {last}");
+        assert_eq!(subject.ask("child"), child);
+    }
+}
+
+#[test]
 fn nothing_is_torn_or_stale_under_fire() {
     needs_root!();
     needs_tracking!();

@@ -240,7 +240,7 @@ impl Descriptions {
                 what: locks::describe(payload)?,
             });
         }
-        described.mappings = self.mappings(fates, node.pid, &task.memory)?;
+        described.mappings = self.mappings(fates, node.space(), &task.memory)?;
         let descriptors = task.descriptors.iter();
         described.descriptors = descriptors.map(|one| self.descriptor(one)).collect();
         described
@@ -252,11 +252,10 @@ impl Descriptions {
     fn mappings(
         &self,
         fates: &[(Run, Fate)],
-        pid: i32,
+        space: SpaceId,
         memory: &Memory,
     ) -> Result<Vec<MappingDescription>> {
         memory.check()?;
-        let space = SpaceId(pid.cast_unsigned());
         let first = fates.partition_point(|(run, _)| run.space < space);
         let end = fates.partition_point(|(run, _)| run.space <= space);
         let runs = &fates[first..end];
@@ -337,6 +336,7 @@ mod tests {
 
     use super::*;
     use crate::plan::{Setting, plan, print};
+    use crate::records::Tree;
     use crate::sample;
 
     fn described() -> Description {
@@ -377,6 +377,43 @@ mod tests {
             (101, "credentials"),
         ];
         assert_eq!(names.collect::<Vec<_>>(), want);
+    }
+
+    #[test]
+    fn an_image_of_before_tasks_had_numbers_tells_the_same() {
+        let old = describe_in(&*sample::old_image()).expect("a right image");
+        let new = described();
+        assert_eq!(old.tasks, new.tasks);
+        assert_eq!(old.pages, new.pages);
+        let plan = |store: &dyn Store| {
+            let reader = Reader::open(store).expect("a right image");
+            let saved = Saved::read(&reader).expect("right records");
+            let plan = plan(&reader, &saved, &Setting::default()).expect("it can be restored");
+            print(&plan, &saved, &reader).expect("it can be told")
+        };
+        let new = plan(&*sample::image(sample::records(), &[]));
+        assert_eq!(plan(&*sample::old_image()), new);
+    }
+
+    #[test]
+    fn numbers_that_are_anothers_are_refused() {
+        let changed = |change: &dyn Fn(&mut Tree)| {
+            let mut records = sample::records();
+            let mut tree = Tree::read(&records[0]).expect("a right one");
+            change(&mut tree);
+            records[0] = tree.record();
+            records
+        };
+        let number = changed(&|tree| tree.tasks[2].number = 1);
+        refused(number, "task 103 has no numbers of its own");
+        let thread = changed(&|tree| tree.tasks[0].thread_numbers[1] = 3);
+        refused(thread, "task 102 has no numbers of its own");
+        let few = changed(&|tree| tree.tasks[0].thread_numbers.truncate(1));
+        refused(few, "task 100 has no numbers of its own");
+        let none = changed(&|tree| tree.tasks[1].number = 0);
+        refused(none, "task 102 has no numbers of its own");
+        let space = changed(&|tree| tree.tasks[1].space_number = sample::ROOT_SPACE.0);
+        refused(space, "task 102 has no space of its own");
     }
 
     #[test]
@@ -451,17 +488,19 @@ mod tests {
 
     #[test]
     fn forged_records_are_named() {
-        let change = |tag: u16, id: i32, change: &dyn Fn(&mut Record)| {
+        let change = |tag: u16, id: u32, change: &dyn Fn(&mut Record)| {
             let mut records = sample::records();
             let mut all = records.iter_mut();
-            let found = all.find(|record| record.tag == tag && record.id == id.cast_unsigned());
+            let found = all.find(|record| record.tag == tag && record.id == id);
             change(found.expect("there is such a record"));
             records
         };
         let memory = resources::map::memory::TAG;
-        let cut = change(memory, sample::ROOT, &|record| record.payload.clear());
+        let cut = change(memory, sample::id(sample::ROOT), &|record| {
+            record.payload.clear()
+        });
         refused(cut, "0 marks instead of 11");
-        let gone = change(memory, sample::CHILD, &|record| record.tag = 0);
+        let gone = change(memory, sample::id(sample::CHILD), &|record| record.tag = 0);
         refused(gone, "memory of 102 is missing");
         let eventfd = resources::fd::tags::EVENTFD;
         let unknown = change(eventfd, 3, &|record| record.tag = 199);
@@ -470,7 +509,7 @@ mod tests {
         refused(number, "description 4 is out of order");
         let name = PARTS.iter().find(|part| part.name() == "name");
         let name = name.expect("a part").tag();
-        let part = change(name, sample::THREAD, &|record| record.tag = 299);
+        let part = change(name, sample::id(sample::THREAD), &|record| record.tag = 299);
         refused(part, "is of a kind that is not known");
     }
 
@@ -497,7 +536,7 @@ mod tests {
             let end = if cut { payload.len() } else { (at + bytes.len()).min(payload.len()) };
             payload.splice(at..end, bytes);
             let far = pages.into_iter().map(|(from_end, pages)| Run {
-                space: SpaceId(sample::CHILD.cast_unsigned()),
+                space: sample::CHILD_SPACE,
                 first_page: (1 << 52) - u64::from(pages) - from_end,
                 pages,
                 kind: image::RunKind::Zero,

@@ -8,7 +8,7 @@ use resources::fd::{kind_of, tags};
 use resources::map::{aio, memory, vdso};
 use resources::task::PARTS;
 
-use crate::records::{State, Tree, tag};
+use crate::records::{State, TREE_VERSION, Tree, tag};
 use crate::{Error, Result, companion};
 
 /// What a record is about.
@@ -24,11 +24,12 @@ enum About {
     Item,
 }
 
-/// The version that the record of a number is written in and read in, and what it is about.
+/// The version that the record of a number is written in, and what it is about.
 fn expected(tag: u16) -> Option<(u16, About)> {
     Some(match tag {
         tag::STATISTICS => (2, About::Image),
-        tag::TREE | tag::CLOCKS | tag::PROCESSOR | tag::INSTRUCTIONS | tag::LINKS | cgroup::TAG => {
+        tag::TREE => (TREE_VERSION, About::Image),
+        tag::CLOCKS | tag::PROCESSOR | tag::INSTRUCTIONS | tag::LINKS | cgroup::TAG => {
             (1, About::Image)
         }
         tag::DESCRIPTORS | tag::PLACE | tags::LOCKS | memory::TAG | aio::TAG => (1, About::Process),
@@ -48,10 +49,10 @@ fn expected(tag: u16) -> Option<(u16, About)> {
 pub(crate) fn check(records: &[Record], tree: &Tree) -> Result<()> {
     let living = tree.tasks.iter();
     let living = living.filter(|node| node.state() != State::Zombie);
-    let pids = living.clone().map(|node| node.pid.cast_unsigned());
-    let pids = pids.collect::<HashSet<_>>();
-    let tids = living.flat_map(|node| &node.threads);
-    let tids = tids.map(|tid| tid.cast_unsigned()).collect::<HashSet<_>>();
+    let processes = living.clone().map(|node| node.number);
+    let processes = processes.collect::<HashSet<_>>();
+    let threads = living.flat_map(|node| &node.thread_numbers);
+    let threads = threads.collect::<HashSet<_>>();
     let mut seen = HashSet::with_capacity(records.len());
     for Record {
         tag, version, id, ..
@@ -64,13 +65,14 @@ pub(crate) fn check(records: &[Record], tree: &Tree) -> Result<()> {
         let Some((known, about)) = expected(*tag) else {
             return wrong("is of a kind that is not known to this version");
         };
-        if *version != known {
+        let old = *tag == tag::TREE && *version == 1;
+        if *version != known && !old {
             return wrong(&format!("has version {version}, and {known} is known"));
         }
         let has_subject = match about {
             About::Image => *id == 0,
-            About::Process => pids.contains(id),
-            About::Thread => tids.contains(id),
+            About::Process => processes.contains(id),
+            About::Thread => threads.contains(id),
             About::Item => true,
         };
         if !has_subject {
@@ -114,17 +116,14 @@ mod tests {
             parts.next().expect("a name").clone()
         };
         refused(
-            |all| all.push(record(299, 1, 100)),
-            "record 299 of 100: is of a kind",
+            |all| all.push(record(299, 1, 1)),
+            "record 299 of 1: is of a kind",
         );
         refused(
             |all| all.push(record(10, 1, 0)),
             "record 10 of 0: is of a kind",
         );
-        refused(
-            |all| all[0].version = 2,
-            "record 1 of 0: has version 2, and 1 is known",
-        );
+        refused(|all| all[0].version = 3, "the list of tasks has version 3");
         refused(
             |all| all.push(record(210, 1, 99)),
             "record 210 of 99: is about something",
@@ -142,6 +141,7 @@ mod tests {
             },
             "field 15 is not known",
         );
+        refused(|all| all[0].version = 1, "tasks of version 1 have numbers");
         let store = sample::image(sample::records(), &[]);
         let reader = Reader::open(&*store).expect("a right image");
         assert!(Saved::read(&reader).is_ok());

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use abi::Span;
 use abi::spans::{Spans, intersect, subtract};
-use image::{ImageId, SpaceId, SpaceKind, Writer};
+use image::{ImageId, SpaceKind, Writer};
 use memory::PageMaps;
 use memory::scan::{Area, Found};
 use memory::track;
@@ -13,8 +13,9 @@ use resources::map::vdso::Vdso;
 use sys::uffd::Uffd;
 
 use crate::collect::Inventory;
-use crate::collect::memory_view::{Fresh, MemoryView, Prepared};
+use crate::collect::memory_view::{Fresh, MemoryView, Prepared, list};
 use crate::freeze::{Frozen, Task};
+use crate::numbering::Numbering;
 use crate::parent::Parent;
 use crate::track::{Cleared, Inheritance, Tracking, Way, all_of, are_watched, is_ours};
 use crate::{Afterwards, DumpOptions, Result, parent};
@@ -73,9 +74,14 @@ impl Layer {
                 cleared: cleared.unwrap_or_default(),
                 prepared: Prepared::of(root)?,
                 unwritten: HashMap::new(),
+                numbering: Numbering::over(Some(reader))?,
             })
         } else {
-            Box::new(Fresh)
+            let numbering = match goes_on {
+                true => Numbering::over(None)?,
+                false => Numbering::default(),
+            };
+            Box::new(Fresh(numbering))
         };
         Ok(Self {
             parent,
@@ -115,7 +121,7 @@ impl Layer {
         }
         let mut pages = 0;
         for memory in &mut inventory.memory {
-            let space = SpaceId(memory.pid.cast_unsigned());
+            let space = memory.space;
             let Some(unwritten) = unwritten.get(&memory.pid) else {
                 continue;
             };
@@ -185,12 +191,13 @@ struct Tracked {
     cleared: Cleared,
     /// Pages that were not written since the last round, by task.
     unwritten: HashMap<i32, Spans>,
+    numbering: Numbering,
 }
 
 impl MemoryView for Tracked {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
         if Way::here() == Way::Bits {
-            return Fresh.mappings(task);
+            return list(task);
         }
         let listed = self.prepared.mappings(task)?;
         // A mapping that was replaced by one of the same kind in the same place looks as before,
@@ -198,11 +205,15 @@ impl MemoryView for Tracked {
         if are_watched(task.pid, &listed)? {
             return Ok(listed);
         }
-        Fresh.mappings(task)
+        list(task)
     }
 
     fn vdsos(&self) -> &[Vdso] {
         &self.vdsos
+    }
+
+    fn numbering(&mut self) -> &mut Numbering {
+        &mut self.numbering
     }
 
     fn pages(&mut self, pid: i32, areas: &[Area], _: &mut PageMaps) -> Result<Vec<Found>> {

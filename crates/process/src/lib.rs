@@ -33,6 +33,7 @@ mod live;
 mod merge;
 mod needs;
 mod network;
+mod numbering;
 mod obstacles;
 pub mod options;
 mod packets;

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use abi::Span;
 use abi::spans::intersect;
-use image::{Run, SpaceId};
+use image::Run;
 use memory::live::{Areas, Live};
 use pages::{Drain, Drained};
 use resources::map::listing::Listed;
@@ -35,12 +35,13 @@ use resources::map::memory::Mapping;
 use sys::realtime::Realtime;
 
 use self::memory_view::LiveView;
-use crate::collect::memory_view::Prepared;
+use crate::collect::memory_view::{MemoryView, Prepared};
 use crate::collect::{self, Inventory};
 use crate::contents::{Progress, Sources};
 use crate::draft::{Draft, Sealed};
 use crate::end::go_on;
 use crate::freeze::{Frozen, freeze, read_proc, stat_of};
+use crate::numbering::Numbering;
 use crate::options::DEFAULT_TIMEOUT;
 use crate::returned::check_returned;
 use crate::settle::settle;
@@ -123,6 +124,7 @@ struct Dump<'a, 'b> {
     began: Instant,
     draft: Draft,
     live: Live,
+    numbering: Numbering,
     /// Each task and its parent, as they were at the first stop.
     parents: Vec<(i32, i32)>,
     /// Where pages may be shared by copy-on-write.
@@ -154,6 +156,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         let mut frozen = freeze_returned(options, began)?;
         let limit = frozen.limit;
         let (mut tasks, mut parents) = (Vec::new(), Vec::new());
+        let mut numbering = Numbering::default();
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
             limit.check(task.pid)?;
             let listed = collect::memory_view::parse(&task.read("maps")?)?;
@@ -163,8 +166,10 @@ impl<'a, 'b> Dump<'a, 'b> {
                 spans: memory_view::live_spans(&listed),
                 shared: Vec::new(),
             };
-            parents.push((task.pid, task.stat()?.0.ppid));
-            tasks.push((task.pid, SpaceId(task.pid.cast_unsigned()), uffd, areas));
+            let (stat, _) = task.stat()?;
+            parents.push((task.pid, stat.ppid));
+            let space = numbering.space(task.pid, stat.start_ticks);
+            tasks.push((task.pid, space, uffd, areas));
         }
         let live = Live::new(tasks)?;
         draft.stopped(&frozen);
@@ -178,6 +183,7 @@ impl<'a, 'b> Dump<'a, 'b> {
             began,
             draft,
             live,
+            numbering,
             parents,
             shared: memory_view::shared(&prepared),
             progress,
@@ -276,11 +282,13 @@ impl<'a, 'b> Dump<'a, 'b> {
         let root = self.options.tree.as_raw_nonzero().get();
         let prepared = Prepared::of(root)?;
         self.shared = memory_view::shared(&prepared);
-        let mut view = LiveView::new(prepared, &self.live, !last);
+        let seen = (prepared, std::mem::take(&mut self.numbering));
+        let mut view = LiveView::new(seen, &self.live, !last);
         self.live.protect_ahead(&self.areas()?, SHORT)?;
         let mut realtime = Realtime::new().ok();
         let (frozen, mut inventory) =
             freeze_and_collect(self.options, self.began, false, &mut view)?;
+        self.numbering = std::mem::take(view.numbering());
         if inventory.has_rings() {
             // They were made since the first stop.
             let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
@@ -375,7 +383,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         statistics.shared_pages += pages.shared;
         stored.extend(stopped);
         let copies = std::mem::take(&mut inventory.copies);
-        let found = equal::find(stored, &pids, copies, &mut draft, progress)?;
+        let found = equal::find(stored, copies, &mut draft, progress)?;
         draft.writer.describe(found);
         progress.companion(|companion| companion.put(&draft.writer))?;
         draft.note(&mut inventory);

@@ -9,7 +9,6 @@
 use std::time::Instant;
 
 use abi::spans::{Spans, subtract};
-use image::SpaceId;
 use memory::TaskMemory;
 use pages::{Equals, Extent};
 use sys::realtime::Realtime;
@@ -17,8 +16,10 @@ use sys::realtime::Realtime;
 use crate::contents::{Progress, Sources};
 use crate::draft::Draft;
 use crate::end::go_on;
+use crate::numbering::Numbering;
 use crate::options::DEFAULT_TRACK_TIME;
 use crate::parent::Parent;
+use crate::records::{Node, TaskId, Tree};
 use crate::settle::settle;
 use crate::statistics::as_micros;
 use crate::stopping::freeze_and;
@@ -38,6 +39,7 @@ pub(crate) fn dump(
     let root = options.tree;
     progress.stage(Stage::PreDump, root)?;
     let parent = options.parent.as_ref().map(Parent::open).transpose()?;
+    let mut numbering = Numbering::over(parent.as_ref().map(|one| &*one.image))?;
     let store = options.images.create().map_err(Error::Store)?;
     let mut draft = Draft::begin(options, &store, parent.as_ref(), began)?;
     // Each task has a descriptor here.
@@ -62,7 +64,9 @@ pub(crate) fn dump(
     let changes = take_written(&tracking, &mapped)?;
     let pids = mapped.iter().map(|mapped| mapped.pid).collect::<Vec<_>>();
     settle(options, began, &pids, &mut draft.report)?;
-    let sources = sources(changes, &inheritance, &mut draft)?;
+    let tree = tree(&mapped, &mut numbering);
+    let sources = sources(changes, &tree, &inheritance, &mut draft)?;
+    draft.writer.record(tree.record());
     draft.report.statistics.collect_us = as_micros(looking.elapsed());
     let equals = Equals::new(sources.extents(), []);
     draft.read(&sources, (equals.as_ref(), true), &progress)?;
@@ -93,15 +97,33 @@ fn take_written(tracking: &Tracking, mapped: &[Mapped]) -> Result<Vec<(i32, Chan
     Ok(all)
 }
 
+/// What a layer over this image has to know of the tasks: who each of them is, and which space is
+/// its memory.
+fn tree(mapped: &[Mapped], numbering: &mut Numbering) -> Tree {
+    let node = |(mapped, number): (&Mapped, u32)| Node {
+        pid: mapped.pid,
+        number,
+        space_number: numbering.space(mapped.pid, mapped.start_ticks).0,
+        start_ticks: mapped.start_ticks,
+        ..Node::default()
+    };
+    let tasks = mapped.iter().zip(TaskId::FIRST.get()..).map(node).collect();
+    let boot = numbering.boot().to_vec();
+    Tree { tasks, boot }
+}
+
 /// What has to be read of the tasks; the rest is left to the parent.
 fn sources(
     changes: Vec<(i32, Changes)>,
+    tree: &Tree,
     inheritance: &Inheritance,
     draft: &mut Draft,
 ) -> Result<Sources> {
     let mut sources = Sources::default();
     for (pid, changes) in changes {
-        let space = SpaceId(pid.cast_unsigned());
+        let mut nodes = tree.tasks.iter();
+        let node = nodes.find(|node| node.pid == pid);
+        let space = node.expect("it was listed").space();
         let inherited = inheritance.inherit_unwritten(&draft.writer, space, &changes.unwritten)?;
         let unknown = subtract(&changes.unwritten, &inherited);
         let written = changes.written.and(&unknown);

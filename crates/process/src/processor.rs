@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 
 use abi::{Addr, PAGE_BYTES};
-use image::{Reader, RunKind, SpaceId};
+use image::{Reader, RunKind};
 use resources::arch::frames;
 use resources::arch::xstate::{self, Host, Layout, Reframed};
 use sys::arch::Registers;
@@ -172,7 +172,7 @@ fn stack(task: &SavedTask<'_>, reader: &Reader, top: u64) -> Result<Option<(u64,
     let end = mapping.span().end.min(start.plus(STACK_BYTES));
     let (first, last) = (start.page(), end.page());
     let mut bytes = vec![0; ((last - first) * PAGE_BYTES) as usize];
-    let space = SpaceId(task.node.pid.cast_unsigned());
+    let space = task.node.space();
     for run in reader.runs(space).filter(|run| run.kind != RunKind::Zero) {
         let (from, to) = (run.first_page.max(first), run.end_page().min(last));
         if from < to {

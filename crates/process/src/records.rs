@@ -12,19 +12,24 @@ use resources::map::aio::{self, Context, Contexts};
 use resources::map::memory;
 use resources::map::vdso::{self, Vdso};
 
+mod check;
 pub(crate) mod tag;
+mod task_id;
 mod tree;
 
-pub(crate) use self::tree::{Descriptor, Descriptors, Node, Place, State, ThreadState, Tree};
+pub(crate) use self::task_id::TaskId;
+pub(crate) use self::tree::{
+    Descriptor, Descriptors, Node, Place, State, TREE_VERSION, ThreadState, Tree,
+};
 use crate::clocks::TreeClocks;
 use crate::{Error, Result, Statistics, known};
 
 /// A record of the first version.
-pub(crate) fn record(tag: u16, id: i32, payload: Vec<u8>) -> Record {
+pub(crate) fn record(tag: u16, id: u32, payload: Vec<u8>) -> Record {
     Record {
         tag,
         version: 1,
-        id: id.cast_unsigned(),
+        id,
         payload,
     }
 }
@@ -93,7 +98,7 @@ fn corrupt(what: impl Into<String>) -> Error {
 struct Sorted<'a> {
     /// By number and id; the first of each.
     all: HashMap<(u16, u32), &'a Record>,
-    /// Parts of threads, by tid.
+    /// Parts of threads, by the threads' numbers.
     parts: HashMap<u32, Vec<(u16, &'a [u8])>>,
 }
 
@@ -114,15 +119,29 @@ impl<'a> Sorted<'a> {
         sorted
     }
 
-    fn find(&self, tag: u16, id: i32) -> Option<&'a Record> {
-        self.all.get(&(tag, id.cast_unsigned())).copied()
+    fn find(&self, tag: u16, id: u32) -> Option<&'a Record> {
+        self.all.get(&(tag, id)).copied()
     }
 
-    fn decode<M: Message + Default>(&self, tag: u16, id: i32, what: &str) -> Result<M> {
-        let record = self.find(tag, id);
-        let record = record.ok_or_else(|| corrupt(format!("{what} of {id} is missing")))?;
-        image::strict::decode(&record.payload).map_err(|e| corrupt(format!("{what} of {id}: {e}")))
+    /// The one record of the image with this tag.
+    fn decode<M: Message + Default>(&self, tag: u16, what: &str) -> Result<M> {
+        decode(self.find(tag, 0), what)
     }
+
+    /// The record of a task, or a thread, that is number `id` and is called `pid` elsewhere.
+    fn decode_of<M: Message + Default>(
+        &self,
+        tag: u16,
+        (id, pid): (TaskId, i32),
+        what: &str,
+    ) -> Result<M> {
+        decode(self.find(tag, id.get()), &format!("{what} of {pid}"))
+    }
+}
+
+fn decode<M: Message + Default>(record: Option<&Record>, what: &str) -> Result<M> {
+    let record = record.ok_or_else(|| corrupt(format!("{what} is missing")))?;
+    image::strict::decode(&record.payload).map_err(|e| corrupt(format!("{what}: {e}")))
 }
 
 /// Whether the image is one of a virtual machine's memory.
@@ -153,8 +172,10 @@ impl<'a> Saved<'a> {
             let what = "the image is of a processor alone (`cpuinfo dump`): no tasks are in it";
             return Err(Error::Unfit(what.to_owned()));
         }
-        let tree: Tree = sorted.decode(tag::TREE, 0, "the list of tasks")?;
-        check_tree(&tree)?;
+        let tree = sorted.find(tag::TREE, 0);
+        let tree = tree.ok_or_else(|| corrupt("the list of tasks is missing"))?;
+        let tree = Tree::read(tree)?;
+        check::check(&tree)?;
         known::check(reader.records(), &tree)?;
         let mut descriptions = Vec::new();
         for record in reader
@@ -187,10 +208,10 @@ impl<'a> Saved<'a> {
         let clocks = sorted.find(tag::CLOCKS, 0);
         let clocks = clocks.map(|record| TreeClocks::read(&record.payload));
         let processor = sorted.find(tag::PROCESSOR, 0);
-        let processor = processor.map(|_| sorted.decode(tag::PROCESSOR, 0, "the processor"));
+        let processor = processor.map(|_| sorted.decode(tag::PROCESSOR, "the processor"));
         let instructions = sorted.find(tag::INSTRUCTIONS, 0);
         let instructions =
-            instructions.map(|_| sorted.decode(tag::INSTRUCTIONS, 0, "the instructions"));
+            instructions.map(|_| sorted.decode(tag::INSTRUCTIONS, "the instructions"));
         let cgroups = sorted.find(cgroup::TAG, 0);
         let cgroups = cgroups.map(|record| cgroup::decode(&record.payload));
         let cgroups = cgroups.transpose()?;
@@ -214,8 +235,8 @@ impl Saved<'_> {
         let sorted = Sorted::new(reader);
         known::check(reader.records(), &Tree::default())?;
         Ok(Self {
-            processor: Some(sorted.decode(tag::PROCESSOR, 0, "the processor")?),
-            instructions: Some(sorted.decode(tag::INSTRUCTIONS, 0, "the instructions")?),
+            processor: Some(sorted.decode(tag::PROCESSOR, "the processor")?),
+            instructions: Some(sorted.decode(tag::INSTRUCTIONS, "the instructions")?),
             ..Self::nothing()
         })
     }
@@ -310,14 +331,14 @@ impl<'a> SavedTask<'a> {
             return Ok(task);
         }
         let pid = node.pid;
-        task.memory = sorted.decode(memory::TAG, pid, "memory")?;
-        let list: Descriptors = sorted.decode(tag::DESCRIPTORS, pid, "descriptors")?;
+        let of_task = (node.id(), pid);
+        task.memory = sorted.decode_of(memory::TAG, of_task, "memory")?;
+        let list: Descriptors = sorted.decode_of(tag::DESCRIPTORS, of_task, "descriptors")?;
         task.descriptors = list.descriptors;
-        task.place = sorted.decode(tag::PLACE, pid, "place")?;
-        task.locks = sorted
-            .find(tags::LOCKS, pid)
-            .map(|record| record.payload.as_slice());
-        let contexts = sorted.find(aio::TAG, pid);
+        task.place = sorted.decode_of(tag::PLACE, of_task, "place")?;
+        let locks = sorted.find(tags::LOCKS, node.number);
+        task.locks = locks.map(|record| record.payload.as_slice());
+        let contexts = sorted.find(aio::TAG, node.number);
         let contexts = contexts.map(|record| record.payload.as_slice());
         task.contexts = Contexts::read(contexts, &task.memory.mappings)?.contexts;
         let files = task.memory.mappings.iter().filter_map(|map| map.file);
@@ -346,84 +367,24 @@ impl<'a> SavedTask<'a> {
                 "task {pid} has a descriptor without a number"
             )));
         }
-        for tid in &node.threads {
-            let state: ThreadState = sorted.decode(tag::THREAD, *tid, "registers")?;
+        task.read_threads(sorted)?;
+        Ok(task)
+    }
+
+    fn read_threads(&mut self, sorted: &Sorted<'a>) -> Result<()> {
+        for (tid, id) in self.node.numbered_threads() {
+            let state: ThreadState = sorted.decode_of(tag::THREAD, (id, tid), "registers")?;
             if state.registers.len() != 27 {
                 let got = state.registers.len();
                 return Err(corrupt(format!("thread {tid} has {got} registers")));
             }
-            let parts = sorted.parts.get(&tid.cast_unsigned());
-            let parts = parts.cloned().unwrap_or_default();
-            task.threads.push(SavedThread {
-                tid: *tid,
-                state,
-                parts,
-            });
+            let parts = sorted.parts.get(&id.get()).cloned().unwrap_or_default();
+            self.threads.push(SavedThread { tid, state, parts });
         }
-        Ok(task)
+        Ok(())
     }
 }
 
 fn is_part(tag: u16) -> bool {
     (200..300).contains(&tag)
-}
-
-/// Signals that stop a task instead of ending it.
-const STOPS: std::ops::RangeInclusive<i32> = 19..=22;
-
-fn check_tree(tree: &Tree) -> Result<()> {
-    let mut seen = std::collections::HashSet::new();
-    let mut living = std::collections::HashSet::new();
-    for (index, node) in tree.tasks.iter().enumerate() {
-        let ids = node.threads.iter().copied().chain([node.pid]);
-        let zombie = node.state() == State::Zombie;
-        let led = node.threads.first() == Some(&node.pid) || zombie && node.threads.is_empty();
-        let fresh = ids
-            .skip(usize::from(!zombie))
-            .all(|id| id > 0 && seen.insert(id));
-        if !led || !fresh {
-            return Err(corrupt(format!(
-                "task {} is there twice or has no leader",
-                node.pid
-            )));
-        }
-        const SIGNALS: std::ops::RangeInclusive<i32> = 0..=64;
-        let signals = [node.exit_signal, node.exit_status & 0x7f];
-        if signals.iter().any(|signal| !SIGNALS.contains(signal)) {
-            return Err(corrupt(format!("task {} ends by no signal", node.pid)));
-        }
-        if node.stop_signal != 0 && !STOPS.contains(&node.stop_signal) {
-            return Err(corrupt(format!(
-                "task {} is stopped by no signal",
-                node.pid
-            )));
-        }
-        if zombie && STOPS.contains(&(node.exit_status & 0x7f)) {
-            return Err(corrupt(format!("task {} ends by no signal", node.pid)));
-        }
-        // Old images have none.
-        if [&node.uids, &node.gids]
-            .iter()
-            .any(|ids| ![0, 4].contains(&ids.len()))
-        {
-            return Err(corrupt(format!("task {} has half an identity", node.pid)));
-        }
-        if !zombie {
-            living.insert(node.pid);
-        }
-        if index > 0 && (node.parent == node.pid || !living.contains(&node.parent)) {
-            return Err(corrupt(format!(
-                "task {} has no parent before it",
-                node.pid
-            )));
-        }
-    }
-    let root = tree
-        .tasks
-        .first()
-        .ok_or_else(|| corrupt("the image has no task"))?;
-    if root.state() == State::Zombie {
-        return Err(corrupt("the root task is a zombie"));
-    }
-    Ok(())
 }

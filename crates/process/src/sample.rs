@@ -20,6 +20,19 @@ pub(crate) const THREAD: i32 = 101;
 pub(crate) const CHILD: i32 = 102;
 pub(crate) const ENDED: i32 = 103;
 
+/// Spaces of the root's and the child's memory: nobody's pid and nobody's number.
+pub(crate) const ROOT_SPACE: SpaceId = SpaceId(7);
+pub(crate) const CHILD_SPACE: SpaceId = SpaceId(9);
+
+/// The number of a task or thread.
+pub(crate) fn id(tid: i32) -> u32 {
+    (tid + 1 - ROOT).cast_unsigned()
+}
+
+fn tid(id: u32) -> u32 {
+    id + ROOT.cast_unsigned() - 1
+}
+
 /// Descriptions of files and directories.
 #[derive(Clone, PartialEq, Message)]
 struct File {
@@ -82,6 +95,15 @@ fn node(pid: i32, threads: &[i32]) -> Node {
         session: ROOT,
         exit_signal: 17,
         threads: threads.to_vec(),
+        number: id(pid),
+        thread_numbers: threads.iter().map(|tid| id(*tid)).collect(),
+        space_number: match pid {
+            ROOT => ROOT_SPACE.0,
+            CHILD => CHILD_SPACE.0,
+            _ => 0,
+        },
+        start_ticks: 5,
+        namespace_pids: vec![pid],
         ..Node::default()
     }
 }
@@ -94,7 +116,8 @@ fn tree() -> Tree {
         ..node(ENDED, &[])
     };
     let tasks = vec![node(ROOT, &[ROOT, THREAD]), node(CHILD, &[CHILD]), ended];
-    Tree { tasks }
+    let boot = Vec::new();
+    Tree { tasks, boot }
 }
 
 fn mapping(pages: (u64, u64), prot: u32, flags: u32) -> Mapping {
@@ -175,13 +198,13 @@ fn parts(tid: i32) -> impl Iterator<Item = Record> {
     ];
     parts.into_iter().map(move |(name, payload)| {
         let part = PARTS.iter().find(|part| part.name() == name);
-        record(part.expect("a part").tag(), tid, payload)
+        record(part.expect("a part").tag(), id(tid), payload)
     })
 }
 
 /// The records of the image.
 pub(crate) fn records() -> Vec<Record> {
-    let mut records = vec![record(tag::TREE, 0, tree().encode_to_vec())];
+    let mut records = vec![tree().record()];
     for (pid, threads) in [(ROOT, &[ROOT, THREAD][..]), (CHILD, &[CHILD])] {
         records.extend(task(pid, threads, &memory()));
     }
@@ -189,9 +212,37 @@ pub(crate) fn records() -> Vec<Record> {
     records
 }
 
+/// The same image as version 1 of the tree's record had it: what has a number of its own now had
+/// its pid for one.
+pub(crate) fn old_image() -> Arc<dyn Store> {
+    let of_tasks = [memory::TAG, tag::DESCRIPTORS, tag::PLACE, tag::THREAD];
+    let mut records = records();
+    for record in &mut records {
+        if of_tasks.contains(&record.tag) || PARTS.iter().any(|part| part.tag() == record.tag) {
+            record.id = tid(record.id);
+        }
+    }
+    let mut tree = tree();
+    for node in &mut tree.tasks {
+        *node = Node {
+            number: 0,
+            thread_numbers: Vec::new(),
+            space_number: 0,
+            start_ticks: 0,
+            namespace_pids: Vec::new(),
+            ..node.clone()
+        };
+    }
+    records[0] = record(tag::TREE, 0, tree.encode_to_vec());
+    let store: Arc<dyn Store> = Arc::new(store::Memory::default());
+    let spaces = [ROOT, CHILD].map(|pid| SpaceId(pid.cast_unsigned()));
+    write(&store, (None, spaces), records, &[]);
+    store
+}
+
 /// The records of one task.
 pub(crate) fn task(pid: i32, threads: &[i32], memory: &Memory) -> Vec<Record> {
-    let mut records = vec![record(memory::TAG, pid, memory.encode_to_vec())];
+    let mut records = vec![record(memory::TAG, id(pid), memory.encode_to_vec())];
     let descriptor = |fd, description, close_on_exec| Descriptor {
         fd,
         description,
@@ -203,16 +254,20 @@ pub(crate) fn task(pid: i32, threads: &[i32], memory: &Memory) -> Vec<Record> {
         descriptor(6, 3, false),
     ];
     let descriptors = Descriptors { descriptors };
-    records.push(record(tag::DESCRIPTORS, pid, descriptors.encode_to_vec()));
+    records.push(record(
+        tag::DESCRIPTORS,
+        id(pid),
+        descriptors.encode_to_vec(),
+    ));
     let place = Directories { cwd: 1, root: None };
-    records.push(record(tag::PLACE, pid, place.encode_to_vec()));
+    records.push(record(tag::PLACE, id(pid), place.encode_to_vec()));
     for tid in threads {
         let state = ThreadState {
             registers: vec![0; 27],
             xstate: vec![0; 64],
             ..ThreadState::default()
         };
-        records.push(record(tag::THREAD, *tid, state.encode_to_vec()));
+        records.push(record(tag::THREAD, id(*tid), state.encode_to_vec()));
         records.extend(parts(*tid));
     }
     records
@@ -236,17 +291,16 @@ pub(crate) fn descriptions() -> impl Iterator<Item = Record> {
 }
 
 /// The runs that are not stored; two pages of the root's heap are.
-fn runs() -> [Run; 2] {
-    let run = |pid: i32, first_page, pages, kind| Run {
-        space: SpaceId(pid.cast_unsigned()),
+fn runs([root, child]: [SpaceId; 2]) -> [Run; 2] {
+    let run = |space, first_page, pages, kind| Run {
+        space,
         first_page,
         pages,
         kind,
     };
-    let root = SpaceId(ROOT.cast_unsigned());
     [
-        run(ROOT, 0x602, 1, RunKind::Zero),
-        run(CHILD, 0x600, 2, RunKind::Same { space: root }),
+        run(root, 0x602, 1, RunKind::Zero),
+        run(child, 0x600, 2, RunKind::Same { space: root }),
     ]
 }
 
@@ -264,17 +318,30 @@ pub(crate) fn image_in(
     records: Vec<Record>,
     more: &[Run],
 ) {
+    let spaces = [ROOT_SPACE, CHILD_SPACE];
+    write(store, (compression, spaces), records, more);
+}
+
+fn write(
+    store: &Arc<dyn Store>,
+    (compression, spaces): (Option<Compression>, [SpaceId; 2]),
+    records: Vec<Record>,
+    more: &[Run],
+) {
     let mut writer = Writer::create(store.clone()).expect("memory takes an image");
     writer.compress(compression);
     let stored = NewRun {
-        space: SpaceId(ROOT.cast_unsigned()),
+        space: spaces[0],
         first_page: 0x600,
         pages: 2,
     };
     writer
         .append(&[1; 2 * PAGE_BYTES], &[stored])
         .expect("memory takes pages");
-    runs().iter().chain(more).for_each(|run| writer.mark(*run));
+    runs(spaces)
+        .iter()
+        .chain(more)
+        .for_each(|run| writer.mark(*run));
     for record in records.into_iter().filter(|record| record.tag != 0) {
         writer.record(record);
     }

@@ -34,6 +34,7 @@ use crate::{Error, Result, uffd};
 /// The memory of one task as it was listed while the task was stopped.
 pub(crate) struct Mapped {
     pub pid: i32,
+    pub start_ticks: u64,
     maps: Vec<Map>,
     /// What soft-dirty bits told while it was stopped.
     changes: Option<Changes>,
@@ -127,14 +128,14 @@ impl Tracking {
             let listed = list(task)?;
             check_rings(task.pid, &listed)?;
             crate::returned::check_returned(task, &listed)?;
-            let mut mapped = Mapped::new(task.pid, &listed)?;
             let start_ticks = task.stat()?.0.start_ticks;
+            let mut mapped = Mapped::new((task.pid, start_ticks), &listed);
             let at = known
                 .iter()
                 .position(|known| (known.pid, known.start_ticks) == (task.pid, start_ticks));
             let held = at.map(|at| known.swap_remove(at));
             if Way::here() == Way::Bits {
-                all.extend(self.take_bits((mapped, start_ticks), held)?);
+                all.extend(self.take_bits(mapped, held)?);
                 continue;
             }
             // One of a memory that the task has left by execve(2) is of no use.
@@ -295,7 +296,7 @@ fn lift(uffd: &Uffd, span: Span) -> std::io::Result<()> {
 }
 
 impl Mapped {
-    fn new(pid: i32, listed: &[Listed]) -> Result<Self> {
+    fn new((pid, start_ticks): (i32, u64), listed: &[Listed]) -> Self {
         let mut maps = Vec::new();
         for listed in listed.iter().filter(|listed| !listed.shared) {
             let file = match listed.backing() {
@@ -316,11 +317,12 @@ impl Mapped {
                 by: By::Nobody,
             });
         }
-        Ok(Self {
+        Self {
             pid,
+            start_ticks,
             maps,
             changes: None,
-        })
+        }
     }
 
     /// Which of it is tracked.

@@ -26,6 +26,7 @@ mod machines;
 mod multiplexer;
 mod nginx;
 mod obstacles;
+mod old_images;
 mod packets;
 mod policies;
 mod python;

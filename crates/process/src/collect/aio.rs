@@ -82,7 +82,11 @@ pub(super) fn contexts(found: &Found, obstacles: &mut Obstacles) -> Result<Optio
         contexts.extend(obstacles.note(context)?);
     }
     let contexts = Contexts { contexts };
-    Ok(Some(record(aio::TAG, pid, contexts.encode_to_vec())))
+    Ok(Some(record(
+        aio::TAG,
+        found.node.number,
+        contexts.encode_to_vec(),
+    )))
 }
 
 fn context_of(pid: i32, ring: &Listed, looked: Option<&Looked>) -> Result<Context> {

@@ -31,6 +31,7 @@ use sys::close::Deferred;
 use crate::Result;
 use crate::freeze::Task;
 use crate::links::{self, Link};
+use crate::numbering::FIRST_OBJECT;
 use crate::obstacles::Obstacles;
 use crate::undo::Undo;
 
@@ -48,9 +49,6 @@ pub(crate) enum Contents {
     /// These bytes.
     Bytes(Vec<u8>),
 }
-
-/// Spaces of objects have numbers that no pid has.
-const FIRST_OBJECT: u32 = 1 << 31;
 
 /// How many descriptors this process may have besides those of the tree.
 const OWN_DESCRIPTORS: u64 = 1024;

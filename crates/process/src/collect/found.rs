@@ -26,7 +26,7 @@ use super::untold::Untold;
 use super::{policies, spaces, stops, thread, vdso};
 use crate::freeze::{Body, Task};
 use crate::obstacles::Obstacles;
-use crate::records::{Descriptors, Node, Place, State, record, tag};
+use crate::records::{Descriptors, Node, Place, State, TaskId, record, tag};
 use crate::returned::check_returned;
 use crate::{Result, track, uffd};
 
@@ -71,9 +71,10 @@ impl Found {
     ) -> Result<Self> {
         let pid = task.pid;
         let (stat, _) = task.stat()?;
+        let next = before.last().map_or(TaskId::FIRST, Self::next_id);
         let leader_is_known = before.iter().any(|one| one.node.pid == stat.session);
         let mut found = Self {
-            node: node(task, &stat),
+            node: node(task, &stat, next),
             stat,
             listed: Vec::new(),
             brk: 0,
@@ -89,6 +90,8 @@ impl Found {
         if task.is_zombie() {
             return found.identify(task);
         }
+        let space = view.numbering().space(pid, found.stat.start_ticks);
+        found.node.space_number = space.0;
         found.listed = view.mappings(task)?;
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
         check_returned(task, &found.listed)?;
@@ -103,11 +106,20 @@ impl Found {
             obstacles.note(resources::task::check(&facts))?;
             found.statuses.push(facts.status()?);
         }
+        found
+            .node
+            .namespace_pids
+            .clone_from(&found.statuses[0].ns_tids);
         let parent = before.iter().find(|one| one.node.pid == found.node.parent);
         let parent = parent.map_or(&[][..], |one| &one.rows);
         let proc = (task.proc.as_fd(), &*task.close_queue);
         found.rows = fd::table::read(pid, proc, links, (parent, has_locks))?;
         Ok(found)
+    }
+
+    /// The number of the task that comes after it and its threads.
+    fn next_id(&self) -> TaskId {
+        self.node.id().after(self.node.thread_numbers.len().max(1))
     }
 
     /// What a thread of the task looks like from outside.
@@ -135,6 +147,7 @@ impl Found {
         self.node.uids = status.uids.to_vec();
         self.node.gids = status.gids.to_vec();
         self.node.groups = status.groups;
+        self.node.namespace_pids = status.ns_tids;
         Ok(self)
     }
 
@@ -198,7 +211,8 @@ impl Found {
         let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
             unreachable!("a task is injected into once, when it was stopped")
         };
-        let tids = threads.iter().map(|thread| thread.tid).collect::<Vec<_>>();
+        let ids = self.node.numbered_threads().map(|(_, id)| id);
+        let ids = ids.collect::<Vec<_>>();
         let facts = threads.iter().map(|thread| self.facts(task, thread, allow));
         let facts = facts.collect::<Vec<_>>();
         for (facts, status) in facts.iter().zip(&self.statuses) {
@@ -222,7 +236,8 @@ impl Found {
         // The process does not wait for this, nor this for the process.
         let outcomes = injection.run(&batches, || facts[0].read_ahead())?;
         stops::see(&mut self.node, injection.threads()[0].group_stop);
-        for ((facts, questions), outcome) in facts.iter().zip(&questions).zip(outcomes) {
+        let asked = facts.iter().zip(&questions).zip(outcomes);
+        for (((facts, questions), outcome), id) in asked.zip(&ids) {
             let answers = questions.answers(facts.tid, outcome)?;
             if facts.tid == pid {
                 self.brk = answers.result(brk).cast_unsigned();
@@ -230,11 +245,11 @@ impl Found {
                 self.auxv = auxv.answer(&answers);
                 untold.answer(&mut self.rows, &answers);
             }
-            questions.records(facts, &answers, (&mut self.records, obstacles))?;
+            questions.records((facts, *id), &answers, (&mut self.records, obstacles))?;
         }
-        for (tid, state) in tids.iter().zip(states) {
-            self.records
-                .push(record(tag::THREAD, *tid, state.encode_to_vec()));
+        for (id, state) in ids.iter().zip(states) {
+            let payload = state.encode_to_vec();
+            self.records.push(record(tag::THREAD, id.get(), payload));
         }
         // Only the flags of new memory tell whether later mappings are to be locked.
         if let (true, Some(area)) = (
@@ -260,15 +275,15 @@ impl Found {
         (spaces, view): (&mut spaces::Spaces, &mut dyn MemoryView),
         records: &mut Vec<Record>,
     ) -> Result<()> {
-        let pid = task.pid;
+        let number = self.node.number;
         let memory = self.memory(task, &outside, (spaces, view))?;
-        records.push(record(memory::TAG, pid, memory.encode_to_vec()));
+        records.push(record(memory::TAG, number, memory.encode_to_vec()));
         if let Some(payload) = outside.locks {
-            records.push(record(fd::tags::LOCKS, pid, payload));
+            records.push(record(fd::tags::LOCKS, number, payload));
         }
         let payload = outside.descriptors.encode_to_vec();
-        records.push(record(tag::DESCRIPTORS, pid, payload));
-        records.push(record(tag::PLACE, pid, outside.place.encode_to_vec()));
+        records.push(record(tag::DESCRIPTORS, number, payload));
+        records.push(record(tag::PLACE, number, outside.place.encode_to_vec()));
         records.extend(self.records);
         Ok(())
     }
@@ -288,7 +303,8 @@ impl Found {
                 ..Mapping::of(listed, pid, *file)?
             });
         }
-        spaces.scan(pid, &mut mappings, &self.listed, view)?;
+        let whose = (pid, self.node.space());
+        spaces.scan(whose, &mut mappings, &self.listed, view)?;
         let stat = &self.stat;
         Ok(Memory {
             marks: vec![
@@ -317,7 +333,8 @@ impl Found {
     }
 }
 
-fn node(task: &Task, stat: &Stat) -> Node {
+/// Task `number` of the image, as its `stat` says.
+fn node(task: &Task, stat: &Stat, number: TaskId) -> Node {
     let threads = task.threads();
     let state = match threads.first() {
         None => State::Zombie,
@@ -327,7 +344,13 @@ fn node(task: &Task, stat: &Stat) -> Node {
     let group_stop = threads.first().and_then(|leader| leader.group_stop);
     let has_terminal = state != State::Zombie && stat.tty != 0;
     let leads = stat.session == task.pid && has_terminal;
+    let numbers = (0..threads.len()).map(|at| number.after(at).get());
     Node {
+        number: number.get(),
+        thread_numbers: numbers.collect(),
+        space_number: 0,
+        start_ticks: stat.start_ticks,
+        namespace_pids: Vec::new(),
         terminal: if leads { stat.tty } else { 0 },
         foreground: if has_terminal { stat.tty_pgrp } else { 0 },
         left_terminal: false,

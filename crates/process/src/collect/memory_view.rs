@@ -13,6 +13,7 @@ use sys::proc::Stat;
 
 use crate::error::invalid;
 use crate::freeze::{Task, read_at};
+use crate::numbering::Numbering;
 use crate::{Error, Result};
 
 /// What [`super::collect`] asks about memory.
@@ -27,21 +28,34 @@ pub(crate) trait MemoryView {
     fn vdsos(&self) -> &[Vdso] {
         &[]
     }
+
+    /// Which space is which task's memory.
+    fn numbering(&mut self) -> &mut Numbering;
 }
 
 /// Looks at everything while the tree is stopped.
 ///
 /// The kernel walks all pages of a task to list its mappings with their flags (smaps): 20 ms a GiB.
-pub(crate) struct Fresh;
+#[derive(Default)]
+pub(crate) struct Fresh(pub Numbering);
 
 impl MemoryView for Fresh {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
-        parse(&task.read("smaps")?)
+        list(task)
     }
 
     fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
         Ok(memory::scan(pid, areas, maps)?)
     }
+
+    fn numbering(&mut self) -> &mut Numbering {
+        &mut self.0
+    }
+}
+
+/// The mappings of a stopped task with their flags.
+pub(crate) fn list(task: &Task) -> Result<Vec<Listed>> {
+    parse(&task.read("smaps")?)
 }
 
 /// The mappings of a tree as they were while it ran.
@@ -149,18 +163,16 @@ impl Prepared {
         let same = task.stat()?.0.start_ticks == seen.start_ticks;
         Ok((same && task.read("maps")? == seen.maps).then_some(seen))
     }
-}
 
-impl MemoryView for Prepared {
-    fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
+    /// Lists the mappings of a stopped task.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Kernel`].
+    pub fn mappings(&self, task: &Task) -> Result<Vec<Listed>> {
         match self.is_as_before(task)? {
             Some(seen) => Ok(seen.listed.clone()),
-            None => Fresh.mappings(task),
+            None => list(task),
         }
-    }
-
-    fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
-        Fresh.pages(pid, areas, maps)
     }
 }
 
@@ -226,7 +238,7 @@ mod tests {
                 .all(|(old, now)| old.flags == now.flags);
             is_list_of(&before, &now) && flags
         };
-        assert!(same(Fresh.mappings(task).expect("mappings")));
+        assert!(same(list(task).expect("mappings")));
         prepared.tasks.get_mut(&pid).expect("seen").start_ticks += 1;
         assert!(prepared.is_as_before(task).expect("a look").is_none());
         assert!(same(prepared.mappings(task).expect("mappings")));

@@ -130,8 +130,8 @@ pub(crate) fn collect(
         contexts,
     } = settled;
     let outside = describe_and_ask(frozen, (&mut found, listed), (stay, allow), &mut obstacles)?;
-    let tree = tree::of(&found);
-    let mut records = vec![record(tag::TREE, 0, tree.encode_to_vec())];
+    let tree = tree::of(&found, view.numbering().boot());
+    let mut records = vec![tree.record()];
     let mut spaces = spaces::Spaces::default();
     let Outside {
         described,
@@ -292,7 +292,7 @@ fn check_tree(found: &[Found], allow: &Allow, obstacles: &mut Obstacles) -> Resu
         let rows = found.iter().map(|one| (one.node.pid, &one.rows));
         backlog::check(rows.flat_map(|(pid, rows)| rows.iter().map(move |row| (pid, row))))?;
     }
-    let tree = tree::of(found);
+    let tree = tree::of(found, &[]);
     obstacles.note(fitness::check_session(&tree, allow))?;
     obstacles.note(forks(&tree))?;
     let listed = found.iter().map(|one| (one.node.pid, &*one.listed));

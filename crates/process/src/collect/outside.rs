@@ -242,7 +242,7 @@ mod tests {
             tcp_established: true,
             ..resources::Allow::default()
         };
-        let collected = collect(&mut frozen, &allow, false, &mut Fresh);
+        let collected = collect(&mut frozen, &allow, false, &mut Fresh::default());
         let ran = switches(program.pid()) != before;
         match collected {
             Err(Error::Obstacles(all)) => (all, ran),

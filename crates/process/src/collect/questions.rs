@@ -3,12 +3,12 @@
 use abi::{Addr, Span};
 use image::Record;
 use resources::script::{Answers, Layout, Script};
-use resources::task::{Asked, Facts, PARTS, Part, Scope};
+use resources::task::{Asked, PARTS, Part, Scope};
 use tracee::{Batch, Outcome};
 
 use super::facts::ThreadFacts;
 use crate::obstacles::Obstacles;
-use crate::records::record;
+use crate::records::{TaskId, record};
 use crate::{Error, Result};
 
 /// The questions for one thread.
@@ -53,14 +53,14 @@ impl Questions {
 
     pub fn records(
         &self,
-        facts: &ThreadFacts<'_>,
+        (facts, id): (&ThreadFacts<'_>, TaskId),
         answers: &Answers,
         (records, obstacles): (&mut Vec<Record>, &mut Obstacles),
     ) -> Result<()> {
         for (part, asked) in &self.asked {
             let payload = obstacles.note(part.dump(facts, asked, answers))?;
             if let Some(payload) = payload.flatten() {
-                records.push(record(part.tag(), facts.tid(), payload));
+                records.push(record(part.tag(), id.get(), payload));
             }
         }
         Ok(())

@@ -19,20 +19,28 @@ use abi::spans::{Spans, subtract};
 /// The private pages of all tasks.
 #[derive(Default)]
 pub(super) struct Spaces {
-    own: Vec<(i32, Vec<Span>)>,
+    own: Vec<Own>,
     /// Mappings in which pages may be shared by copy-on-write, with whomever.
     shared: HashMap<i32, Vec<Span>>,
     /// Pages in them that only the task has.
     alone: HashMap<i32, Spans>,
     same: Vec<Run>,
     /// Private mappings of files, by device and inode.
-    files: HashMap<(u64, u64), Vec<(i32, Span)>>,
+    files: HashMap<(u64, u64), Vec<(SpaceId, Span)>>,
     maps: PageMaps,
+}
+
+/// The private pages of one task.
+struct Own {
+    pid: i32,
+    space: SpaceId,
+    pages: Vec<Span>,
 }
 
 /// Pages to be read from one task.
 pub(crate) struct Memory {
     pub pid: i32,
+    pub space: SpaceId,
     /// Whether they must be read without making them the task's own.
     pub quiet: bool,
     pub extents: Vec<Extent>,
@@ -44,7 +52,7 @@ impl Spaces {
     /// Finds the private pages of a task, and the guard regions of its mappings.
     pub fn scan(
         &mut self,
-        pid: i32,
+        (pid, space): (i32, SpaceId),
         mappings: &mut [Mapping],
         listed: &[Listed],
         view: &mut dyn MemoryView,
@@ -54,7 +62,7 @@ impl Spaces {
         self.shared.insert(pid, shared);
         for listed in listed.iter().filter(|one| one.ino != 0 && !one.shared) {
             let file = self.files.entry((listed.dev, listed.ino)).or_default();
-            file.push((pid, listed.span));
+            file.push((space, listed.span));
         }
         let with_pages =
             |map: &&mut Mapping| map.is_private() && map.flags & MAP_DROPPABLE != MAP_DROPPABLE;
@@ -74,60 +82,56 @@ impl Spaces {
             private.push(map);
         }
         let found = view.pages(pid, &areas, &mut self.maps)?;
-        let mut own = Vec::new();
+        let mut pages = Vec::new();
         for (map, found) in private.iter_mut().zip(found) {
             let guards = found.guards.iter();
             map.guards = guards
                 .flat_map(|span| [span.start.0, span.bytes()])
                 .collect();
-            own.extend(found.private);
+            pages.extend(found.private);
         }
-        self.own.push((pid, own));
+        self.own.push(Own { pid, space, pages });
         Ok(())
     }
 
     /// Finds the pages that a child and its parent share by copy-on-write.
     pub fn find_shared(&mut self, tree: &Tree) -> Result<()> {
-        let position = self.own.iter().enumerate().map(|(at, own)| (own.0, at));
+        let position = self.own.iter().enumerate().map(|(at, own)| (own.pid, at));
         let position = position.collect::<HashMap<_, _>>();
         let mut sharing = memory::CowSharing::default();
         for node in &tree.tasks[1..] {
-            let (Some(child), true) =
-                (position.get(&node.pid), position.contains_key(&node.parent))
+            let (Some(child), Some(parent)) = (position.get(&node.pid), position.get(&node.parent))
             else {
                 continue;
             };
-            let own = &self.own[*child].1;
+            let (own, space) = (&self.own[*child].pages, self.own[*child].space);
             let shared = sharing.shared_with(node.parent, node.pid, own, &mut self.maps)?;
             self.alone.insert(node.pid, shared.alone);
             let shared = shared.common;
             let kind = RunKind::Same {
-                space: SpaceId(node.parent.cast_unsigned()),
+                space: self.own[*parent].space,
             };
-            let space = SpaceId(node.pid.cast_unsigned());
             self.same
                 .extend(shared.iter().flat_map(|span| runs(space, *span, kind)));
             let rest = subtract(own, &shared);
-            self.own[*child].1 = rest.into_iter().collect();
+            self.own[*child].pages = rest.into_iter().collect();
         }
         Ok(())
     }
 
     /// Pages of tasks that have mapped the same file: copies of its pages may be equal.
     pub fn copies(&self) -> Vec<(SpaceId, Range<u64>)> {
-        let several = |mapped: &&Vec<(i32, Span)>| mapped.iter().any(|one| one.0 != mapped[0].0);
+        let several =
+            |mapped: &&Vec<(SpaceId, Span)>| mapped.iter().any(|one| one.0 != mapped[0].0);
         let files = self.files.values().filter(several).flatten();
-        let pages = files.map(|(pid, span)| {
-            let pages = span.start.page()..span.end.page();
-            (SpaceId(pid.cast_unsigned()), pages)
-        });
+        let pages = files.map(|(space, span)| (*space, span.start.page()..span.end.page()));
         pages.collect()
     }
 
     /// The pages to be stored by task, and the runs of those that are not.
     pub fn into_parts(self) -> (Vec<Memory>, Vec<Run>) {
         let mut parts = Vec::new();
-        for (pid, spans) in self.own {
+        for Own { pid, space, pages } in self.own {
             let shared = &self.shared[&pid];
             let alone = self.alone.get(&pid).map_or(&[][..], |alone| alone);
             // Pages found lie in one mapping.
@@ -137,11 +141,11 @@ impl Spaces {
                     .get(after)
                     .is_some_and(|shared| shared.overlaps(*span))
             };
-            let (suspect, plain): (Vec<_>, Vec<_>) = spans.into_iter().partition(may_share);
+            let (suspect, plain): (Vec<_>, Vec<_>) = pages.into_iter().partition(may_share);
             let quiet = subtract(&suspect, alone);
             let more = subtract(&suspect, &quiet);
             let extents = |spans: Vec<Span>| {
-                let extent = |span: Span| Extent::of(SpaceId(pid.cast_unsigned()), span);
+                let extent = |span: Span| Extent::of(space, span);
                 spans.into_iter().map(extent).collect::<Vec<_>>()
             };
             let mut plain = plain;
@@ -150,11 +154,13 @@ impl Spaces {
             let [plain, quiet] = [plain, quiet.into_iter().collect()].map(extents);
             parts.push(Memory {
                 pid,
+                space,
                 quiet: false,
                 extents: plain,
             });
             parts.push(Memory {
                 pid,
+                space,
                 quiet: true,
                 extents: quiet,
             });

@@ -18,7 +18,6 @@ pub(super) fn see(node: &mut Node, now: Option<i32>) {
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
     use rustix::process::{Pid, Signal, kill_process};
     use testkit::program::Program;
     use testkit::wait::{SOON, wait_until};
@@ -49,9 +48,10 @@ mod tests {
             shell_job: true,
             ..resources::Allow::default()
         };
-        let inventory = collect(&mut frozen, &allow, false, &mut Fresh).expect("collected");
+        let inventory = collect(&mut frozen, &allow, false, &mut Fresh::default());
+        let inventory = inventory.expect("collected");
         let tree = inventory.records.iter().find(|one| one.tag == tag::TREE);
-        let tree = Tree::decode(&*tree.expect("a tree").payload).expect("sound");
+        let tree = Tree::read(tree.expect("a tree")).expect("sound");
         drop(frozen);
         let stopped = matches!(then.last().or(before.last()), Some(&Signal::STOP));
         let same = || (testkit::tree::state(program.pid()) == Some('T')) == stopped;

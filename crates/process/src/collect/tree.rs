@@ -5,10 +5,11 @@ use std::collections::HashSet;
 use super::found::Found;
 use crate::records::{State, Tree};
 
-/// The tree as far as it was looked at.
-pub(super) fn of(found: &[Found]) -> Tree {
+/// The tree as far as it was looked at, in the boot `boot`.
+pub(super) fn of(found: &[Found], boot: &[u8]) -> Tree {
     let mut tree = Tree {
         tasks: found.iter().map(|found| found.node.clone()).collect(),
+        boot: boot.to_vec(),
     };
     find_terminals_left(&mut tree, found);
     tree

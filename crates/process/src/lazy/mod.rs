@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use abi::{Addr, Span};
-use image::{ImageId, Reader};
+use image::{ImageId, Reader, SpaceId};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, socketpair,
@@ -129,14 +129,14 @@ impl Client {
         })
     }
 
-    /// Has the pages of `mappings` of a task come when they are touched, those around `first`
+    /// Has the pages of `mappings` of a task, whose memory is `space` of the image, come when they are touched, those around `first`
     /// before others.
     ///
     /// # Errors
     /// [`Error::Kernel`], [`Error::Memory`]; [`Error::Unfit`] where the server has another image.
     pub fn hand_over(
         &self,
-        pid: i32,
+        (pid, space): (i32, SpaceId),
         uffd: &Uffd,
         mappings: &[Span],
         first: &[Addr],
@@ -150,6 +150,7 @@ impl Client {
             what: What::Task as i32,
             image: self.image.0.to_vec(),
             pid,
+            space: space.0,
             first: first.iter().map(|addr| addr.0).collect(),
             ..Said::default()
         };

@@ -246,7 +246,7 @@ impl Work {
         if said.image != self.image.id().0 {
             return Err(unfit("the server of lazy pages has another image"));
         }
-        let (pid, space) = (said.pid, SpaceId(said.pid.cast_unsigned()));
+        let (pid, space) = (said.pid, SpaceId(said.space));
         let is_memory = |space: &image::Space| space.kind == SpaceKind::Memory;
         if !self.image.space(space).is_some_and(is_memory) {
             return Err(unfit("the image has no memory of such a task"));

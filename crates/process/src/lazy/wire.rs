@@ -43,6 +43,9 @@ pub(super) struct Said {
     /// Whether the image is damaged.
     #[prost(bool, tag = "9")]
     pub damaged: bool,
+    /// The space that the task's memory is in the image.
+    #[prost(uint32, tag = "10")]
+    pub space: u32,
 }
 
 /// What is said.
@@ -51,8 +54,9 @@ pub(super) struct Said {
 pub(super) enum What {
     /// Nothing that is known.
     Unknown = 0,
-    /// Restore: pages of this task are to come; its userfaultfd and pidfd come along.
-    Task = 1,
+    /// Restore: pages of this task are to come; its userfaultfd and pidfd come along. (1 was the
+    /// same without a space, whose number was the task's pid.)
+    Task = 5,
     /// Server: they will.
     Taken = 2,
     /// Restore: the tree runs.

@@ -1,6 +1,5 @@
 //! Equal pages of a live dump are stored once: when the tree runs as if nothing had been.
 
-use std::collections::HashSet;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -10,21 +9,19 @@ use pages::{Equals, FoundEqual};
 use crate::Result;
 use crate::contents::Progress;
 use crate::draft::Draft;
+use crate::numbering::FIRST_OBJECT;
 use crate::statistics::as_micros;
 
-/// Finds equal pages among `stored`, the memory of tasks with these `pids` and objects: pages that
-/// tasks have at the same place, and `copies`. Returns the runs for the image.
+/// Finds equal pages among `stored`, the memory of tasks and objects: pages that tasks have at the
+/// same place, and `copies`. Returns the runs for the image.
 pub(super) fn find(
     stored: Vec<Run>,
-    pids: &[i32],
     copies: Vec<(SpaceId, Range<u64>)>,
     draft: &mut Draft,
     progress: &Progress,
 ) -> Result<Vec<Run>> {
     let looking = Instant::now();
-    let tasks = pids.iter().map(|pid| SpaceId(pid.cast_unsigned()));
-    let tasks = tasks.collect::<HashSet<_>>();
-    let of_tasks = stored.iter().filter(|run| tasks.contains(&run.space));
+    let of_tasks = stored.iter().filter(|run| run.space.0 < FIRST_OBJECT);
     let Some(equals) = Equals::of_runs(of_tasks, copies) else {
         return Ok(stored);
     };

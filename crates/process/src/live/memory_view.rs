@@ -8,8 +8,9 @@ use memory::live::{Areas, Live};
 use memory::scan::{Area, Found, LARGE_BYTES};
 use resources::map::listing::{Backing, Listed};
 
-use crate::collect::memory_view::{Fresh, MemoryView, Prepared};
+use crate::collect::memory_view::{MemoryView, Prepared};
 use crate::freeze::Task;
+use crate::numbering::Numbering;
 use crate::{Error, Result};
 
 /// Whether a mapping's pages can be protected and copied later: anonymous memory of its own.
@@ -45,16 +46,23 @@ pub(super) struct LiveView<'a> {
     trusting: bool,
     /// Areas of each task in which pages may be shared.
     shared: HashMap<i32, Vec<Span>>,
+    /// What gave the tasks their numbers at the first stop.
+    numbering: Numbering,
 }
 
 impl<'a> LiveView<'a> {
-    pub fn new(mut prepared: Prepared, live: &'a Live, trusting: bool) -> Self {
+    pub fn new(
+        (mut prepared, numbering): (Prepared, Numbering),
+        live: &'a Live,
+        trusting: bool,
+    ) -> Self {
         forget_ours(&mut prepared, live);
         Self {
             prepared,
             live,
             trusting,
             shared: HashMap::new(),
+            numbering,
         }
     }
 
@@ -80,7 +88,7 @@ impl MemoryView for LiveView<'_> {
 
     fn pages(&mut self, pid: i32, areas: &[Area], maps: &mut PageMaps) -> Result<Vec<Found>> {
         if !self.live.has(pid) {
-            return Fresh.pages(pid, areas, maps);
+            return Ok(memory::scan(pid, areas, maps)?);
         }
         let (own, files) = apart(areas);
         let spans = own.iter().map(|area| area.span).collect::<Vec<_>>();
@@ -104,6 +112,10 @@ impl MemoryView for LiveView<'_> {
             }
         });
         Ok(found.collect())
+    }
+
+    fn numbering(&mut self) -> &mut Numbering {
+        &mut self.numbering
     }
 }
 

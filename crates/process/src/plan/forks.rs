@@ -307,7 +307,10 @@ mod tests {
     }
 
     fn tree(tasks: Vec<Node>) -> Tree {
-        Tree { tasks }
+        Tree {
+            tasks,
+            ..Tree::default()
+        }
     }
 
     #[test]

@@ -75,6 +75,8 @@ impl Staying {
 pub struct Outside {
     /// The process.
     pub pid: i32,
+    /// The space that its memory is.
+    pub space: SpaceId,
     /// The call that gives its userfaultfd, in its script.
     pub uffd: (ScriptId, StepAt),
     /// Posted when the userfaultfd is there.
@@ -121,12 +123,12 @@ impl Plan {
         PoolId(self.descriptions + u32::try_from(at).expect("at most 65,536 files"))
     }
 
-    /// Has the restorer decode pages of a process; where they are then.
-    pub fn decode(&mut self, pid: i32, span: abi::Span) -> Place {
+    /// Has the restorer decode pages of a task's space; where they are then.
+    pub fn decode(&mut self, space: SpaceId, span: abi::Span) -> Place {
         let last = self.decoded.last();
         let end = last.map_or(abi::Addr(0), |last| last.span().end);
         self.decoded.push(pages::Extent {
-            space: SpaceId(pid.cast_unsigned()),
+            space,
             first_page: span.start.page(),
             at: end,
             pages: span.pages(),

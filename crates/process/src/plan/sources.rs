@@ -4,14 +4,15 @@ use image::{Part, Reader, RunKind, SpaceId, SpaceKind};
 use resources::map::layout::{Pages, Place, Stored};
 
 use crate::Result;
+use crate::records::Node;
 
 /// No task has more: 56 bits are the most that processors of this kind address.
 const ADDRESSES_PAGES: u64 = 1 << 44;
 
-/// The pages of a process: those stored, those inherited from `parent` if it may inherit, and
-/// zeros.
-pub(super) fn pages_of(reader: &Reader, pid: i32, parent: Option<i32>) -> Result<Pages> {
-    let space = SpaceId(pid.cast_unsigned());
+/// The pages of a process: those stored, those inherited from the space `parent` if it may inherit,
+/// and zeros.
+pub(super) fn pages_of(reader: &Reader, node: &Node, parent: Option<SpaceId>) -> Result<Pages> {
+    let (space, pid) = (node.space(), node.pid);
     let kind = reader.space(space).map(|space| space.kind);
     if let Some(kind) = kind.filter(|kind| *kind != SpaceKind::Memory) {
         let what = format!("space {space} is of another kind: {kind:?}");
@@ -27,7 +28,7 @@ pub(super) fn pages_of(reader: &Reader, pid: i32, parent: Option<i32>) -> Result
         let span = abi::Span::new(start, run.len_bytes());
         match run.kind {
             RunKind::Part(part) => pages.store(stored(reader, span, part)),
-            RunKind::Same { space } if Some(space.0) == parent.map(i32::cast_unsigned) => {
+            RunKind::Same { space } if Some(space) == parent => {
                 pages.inherited.push(span);
             }
             RunKind::Zero => pages.zero.push(span),

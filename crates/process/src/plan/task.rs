@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use image::{Reader, SpaceId};
+use image::Reader;
 use resources::Inherited;
 use resources::fd;
 use resources::fd::tty::control;
@@ -117,13 +117,12 @@ impl<'a> Tasks<'a> {
     fn find_pages(&mut self, reader: &Reader, index: usize, fork: &Fork) -> Result<()> {
         let task = &self.saved.tasks[index];
         let parent = self.memory_parent(fork);
-        let parents_pid = parent.map(|parent| self.saved.tasks[parent].node.pid);
-        let pid = task.node.pid;
-        let mut pages = pages_of(reader, pid, parents_pid)?;
+        let parents_space = parent.map(|parent| self.saved.tasks[parent].node.space());
+        let mut pages = pages_of(reader, &task.node, parents_space)?;
         if let Some(parent) = parent {
             let theirs = (&self.saved.tasks[parent].memory, &self.pages[parent]);
             for span in pages.split_inherited(&task.memory, theirs) {
-                resolve(reader, SpaceId(pid.cast_unsigned()), span, &mut pages)?;
+                resolve(reader, task.node.space(), span, &mut pages)?;
             }
         }
         pages.stored.sort_unstable_by_key(|stored| stored.span);
@@ -247,6 +246,7 @@ impl<'a> Tasks<'a> {
             let pid = task.node.pid;
             plan.outside.push(Outside {
                 pid,
+                space: task.node.space(),
                 uffd,
                 ready,
                 filled,
@@ -330,7 +330,7 @@ impl<'a> Tasks<'a> {
             fill,
             pool: &PoolId,
             files: &|number| files.borrow_mut().pages_file(number),
-            decoded: &|span| files.borrow_mut().decode(task.node.pid, span),
+            decoded: &|span| files.borrow_mut().decode(task.node.space(), span),
             vdso: vdso::old(self.saved, task, &self.setting.vdso),
         })?;
         self.at_fork[index] = laid.at_fork.clone();

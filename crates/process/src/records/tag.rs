@@ -1,12 +1,12 @@
 //! Record numbers of this crate.
 
-/// [`super::Tree`], one an image.
+/// [`super::Tree`], one an image: version 2.
 pub const TREE: u16 = 1;
-/// [`super::ThreadState`], by tid.
+/// [`super::ThreadState`], by the number of the thread.
 pub const THREAD: u16 = 2;
-/// [`super::Descriptors`], by pid.
+/// [`super::Descriptors`], by the number of the task.
 pub const DESCRIPTORS: u16 = 3;
-/// [`super::Place`], by pid.
+/// [`super::Place`], by the number of the task.
 pub const PLACE: u16 = 4;
 /// [`crate::Statistics`], one an image.
 pub const STATISTICS: u16 = 5;

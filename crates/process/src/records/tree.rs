@@ -1,13 +1,26 @@
 //! What the records of the tree as a whole say.
 
+use image::{Record, SpaceId};
 use prost::Message;
 use resources::task::interrupted::Remake;
+
+use super::tag;
+use super::task_id::TaskId;
+use crate::{Error, Result};
+
+/// The version in which the tree's record is written. In version 1 the tasks had no numbers of
+/// their own: a task's number was its pid, a thread's its tid, and a space's its task's pid.
+pub(crate) const TREE_VERSION: u16 = 2;
 
 /// The tasks of the tree, parents before children, the root first.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Tree {
     #[prost(message, repeated, tag = "1")]
     pub tasks: Vec<Node>,
+    /// The boot of the host in which they ran, where their memory was tracked from then on: only in
+    /// one boot a pid and a time of start name one task.
+    #[prost(bytes = "vec", tag = "2")]
+    pub boot: Vec<u8>,
 }
 
 /// One task.
@@ -64,6 +77,89 @@ pub(crate) struct Node {
     /// Supplementary groups (zombies).
     #[prost(uint32, repeated, tag = "18")]
     pub groups: Vec<u32>,
+    /// Its number in the image, by which its records are found.
+    #[prost(uint32, tag = "19")]
+    pub number: u32,
+    /// The numbers of its threads, in their order; the leader's is its own.
+    #[prost(uint32, repeated, tag = "20")]
+    pub thread_numbers: Vec<u32>,
+    /// The number of the space that its memory is; 0 for a zombie.
+    #[prost(uint32, tag = "21")]
+    pub space_number: u32,
+    /// When it was started, in ticks since the boot; 0 in old images.
+    #[prost(uint64, tag = "22")]
+    pub start_ticks: u64,
+    /// Its pid in each pid namespace from the dumper's inward; none in old images.
+    #[prost(int32, repeated, tag = "23")]
+    pub namespace_pids: Vec<i32>,
+}
+
+impl Tree {
+    /// The record of the tree, one an image.
+    pub fn record(&self) -> Record {
+        Record {
+            tag: tag::TREE,
+            version: TREE_VERSION,
+            id: 0,
+            payload: self.encode_to_vec(),
+        }
+    }
+
+    /// What a record of the tree says, of whichever version.
+    ///
+    /// # Errors
+    /// [`resources::Error::Corrupt`].
+    pub fn read(record: &Record) -> Result<Self> {
+        let corrupt = |what: String| Error::from(resources::Error::corrupt("tree", what));
+        let read = image::strict::decode::<Self>(&record.payload);
+        let mut tree = read.map_err(|error| corrupt(format!("the list of tasks: {error}")))?;
+        match record.version {
+            TREE_VERSION => Ok(tree),
+            1 => match tree.number_by_pids() {
+                true => Ok(tree),
+                false => Err(corrupt("tasks of version 1 have numbers".to_owned())),
+            },
+            other => Err(corrupt(format!("the list of tasks has version {other}"))),
+        }
+    }
+
+    /// Numbers tasks and spaces as version 1 did; false where they have numbers.
+    fn number_by_pids(&mut self) -> bool {
+        let mut were_none = self.boot.is_empty();
+        for node in &mut self.tasks {
+            were_none &= node.number == 0
+                && node.thread_numbers.is_empty()
+                && node.space_number == 0
+                && node.start_ticks == 0
+                && node.namespace_pids.is_empty();
+            let number = |pid: &i32| pid.cast_unsigned();
+            node.number = number(&node.pid);
+            node.thread_numbers = node.threads.iter().map(number).collect();
+            if node.state() != State::Zombie {
+                node.space_number = node.number;
+            }
+        }
+        were_none
+    }
+}
+
+impl Node {
+    /// Its number in the image.
+    pub fn id(&self) -> TaskId {
+        TaskId::new(self.number).expect("checked when read")
+    }
+
+    /// Its threads: tid and number of each.
+    pub fn numbered_threads(&self) -> impl Iterator<Item = (i32, TaskId)> {
+        let numbers = self.thread_numbers.iter();
+        let numbers = numbers.map(|number| TaskId::new(*number).expect("checked when read"));
+        self.threads.iter().copied().zip(numbers)
+    }
+
+    /// The space that its memory is.
+    pub const fn space(&self) -> SpaceId {
+        SpaceId(self.space_number)
+    }
 }
 
 /// What a task was doing.

@@ -41,7 +41,7 @@ impl<'a> Job<'a> {
     fn fill(&self, reader: &Reader, area: &RestoreArea, lazy: Option<&Client>) -> Result<u64> {
         let outside = self.outside;
         let uffd = Uffd::from(crate::collect::fetch(outside.pid, self.fd)?);
-        let space = image::SpaceId(outside.pid.cast_unsigned());
+        let space = outside.space;
         let stored = outside.stored.iter();
         let extents = stored.map(|stored| pages::Extent::of(space, stored.span));
         let extents = extents.collect::<Vec<_>>();
@@ -50,7 +50,7 @@ impl<'a> Job<'a> {
         let mappings = &outside.mappings;
         let filled = match lazy.filter(|_| !outside.lazy.is_empty()) {
             Some(lazy) => {
-                lazy.hand_over(outside.pid, &uffd, &outside.lazy, &outside.stacks)?;
+                lazy.hand_over((outside.pid, space), &uffd, &outside.lazy, &outside.stacks)?;
                 let sink = sink::Memory::new(outside.pid);
                 pages::fill(reader, &placed, &sink, &|_| ())?
             }

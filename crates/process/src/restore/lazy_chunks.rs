@@ -1,7 +1,7 @@
 //! Which chunks of an image only those need whose pages come later.
 
 use abi::Span;
-use image::{ChunkId, Part, Reader, Run, RunKind, SpaceId, SpaceKind};
+use image::{ChunkId, Part, Reader, Run, RunKind, SpaceKind};
 
 use crate::Result;
 use crate::plan::Outside;
@@ -17,7 +17,7 @@ pub(super) fn find(reader: &Reader, outside: &[Outside]) -> Result<Vec<ChunkId>>
     for space in reader.spaces() {
         let mappings = outside
             .iter()
-            .find(|one| SpaceId(one.pid.cast_unsigned()) == space.id && is_memory(space.kind));
+            .find(|one| one.space == space.id && is_memory(space.kind));
         let mappings = mappings.map_or(&[][..], |one| &one.lazy);
         for run in reader.runs(space.id) {
             let waits = is_within(mappings, &run);

@@ -72,10 +72,10 @@ impl Tracking {
     /// [`crate::Error::Pages`]; [`crate::Error::Kernel`] when the tracker is gone.
     pub(super) fn take_bits(
         &mut self,
-        (mut mapped, ticks): (Mapped, u64),
+        mut mapped: Mapped,
         held: Option<TrackedTask>,
     ) -> Result<Option<Mapped>> {
-        let pid = mapped.pid;
+        let (pid, ticks) = (mapped.pid, mapped.start_ticks);
         let held = match held.map(|held| held.by) {
             Some(Means::Bits(claim)) => Some(claim),
             _ => None,

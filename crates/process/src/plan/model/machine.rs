@@ -131,14 +131,13 @@ impl<'a> Machine<'a> {
         let plan = self.plan;
         let mut all = plan.outside.iter();
         let Outside {
-            pid,
+            space: task,
             stored,
             mappings,
             ..
         } = all
             .find(|outside| outside.uffd.0 == id)
             .expect("it is to be filled");
-        let task = SpaceId(pid.cast_unsigned());
         for map in mappings {
             let pages = space.pages_mut(*map)?;
             let first = pages[0].seen();
@@ -157,7 +156,7 @@ impl<'a> Machine<'a> {
                 return Err(format!("{} is in none of its mappings", piece.span));
             }
             for page in piece.span.start.page()..piece.span.end.page() {
-                let contents = self.read_page(task, page)?;
+                let contents = self.read_page(*task, page)?;
                 space.write(page, contents)?;
             }
         }

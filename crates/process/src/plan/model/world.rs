@@ -4,13 +4,11 @@ use std::sync::Arc;
 
 use abi::{Addr, PAGE_BYTES, Span};
 use image::{Compression, NewRun, Reader, Record, Run, RunKind, Seal, SpaceId, Writer};
-use prost::Message;
 use resources::map::memory::{Mapping, Memory, Special};
 use store::Store;
 
 use super::space::{Contents, Kind, MAP_ANONYMOUS, Page, Space, VDSO_DATA_PAGES};
-use crate::records::record;
-use crate::records::{Node, State, Tree, tag};
+use crate::records::{Node, State, Tree};
 use crate::sample;
 
 pub const ROOT: i32 = 100;
@@ -132,7 +130,7 @@ impl World {
 
     fn save_pages(&self, task: &Task, writer: &Writer) {
         let parents = self.task(task.parent);
-        let space = SpaceId(task.pid.cast_unsigned());
+        let space = space_of(task.pid);
         for (number, page) in &task.space.0 {
             let Some(contents) = page.contents else {
                 continue;
@@ -143,7 +141,7 @@ impl World {
             });
             let kind = match (same, contents.word) {
                 (Some(parent), _) => RunKind::Same {
-                    space: SpaceId(parent.pid.cast_unsigned()),
+                    space: space_of(parent.pid),
                 },
                 (None, 0) => RunKind::Zero,
                 (None, word) => {
@@ -170,8 +168,9 @@ impl World {
     fn records(&self) -> Vec<Record> {
         let tree = Tree {
             tasks: self.nodes(),
+            ..Tree::default()
         };
-        let mut records = vec![record(tag::TREE, 0, tree.encode_to_vec())];
+        let mut records = vec![tree.record()];
         for task in self.tasks.iter().filter(|task| !task.zombie) {
             let memory = memory_of(&task.space);
             records.extend(sample::task(task.pid, &[task.pid], &memory));
@@ -200,8 +199,17 @@ impl World {
     }
 }
 
+/// The space that the memory of task `pid` is.
+fn space_of(pid: i32) -> SpaceId {
+    SpaceId(sample::id(pid) + 5000)
+}
+
 fn node(task: &Task) -> Node {
+    let numbers = (!task.zombie).then(|| sample::id(task.pid));
     Node {
+        number: sample::id(task.pid),
+        thread_numbers: numbers.into_iter().collect(),
+        space_number: if task.zombie { 0 } else { space_of(task.pid).0 },
         pid: task.pid,
         parent: task.parent,
         group: task.group,

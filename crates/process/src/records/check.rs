@@ -1,0 +1,108 @@
+//! What must hold of the list of tasks before anything is done with it.
+
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
+
+use super::tree::{Node, State, Tree};
+use crate::{Error, Result};
+
+/// Signals.
+const SIGNALS: RangeInclusive<i32> = 0..=64;
+/// Signals that stop a task instead of ending it.
+const STOPS: RangeInclusive<i32> = 19..=22;
+
+fn corrupt(what: impl Into<String>) -> Error {
+    resources::Error::corrupt("tree", what).into()
+}
+
+/// What was seen of the tasks before.
+#[derive(Default)]
+struct Seen {
+    /// Pids and tids.
+    pids: HashSet<i32>,
+    /// Numbers of tasks and threads.
+    numbers: HashSet<u32>,
+    spaces: HashSet<u32>,
+    /// Pids of those that have not ended.
+    living: HashSet<i32>,
+}
+
+/// Checks a list of tasks.
+///
+/// # Errors
+/// [`resources::Error::Corrupt`].
+pub(super) fn check(tree: &Tree) -> Result<()> {
+    let mut seen = Seen::default();
+    for (index, node) in tree.tasks.iter().enumerate() {
+        seen.check_ids(node)?;
+        check_state(node)?;
+        if index > 0 && (node.parent == node.pid || !seen.living.contains(&node.parent)) {
+            let pid = node.pid;
+            return Err(corrupt(format!("task {pid} has no parent before it")));
+        }
+    }
+    let root = tree.tasks.first();
+    let root = root.ok_or_else(|| corrupt("the image has no task"))?;
+    if root.state() == State::Zombie {
+        return Err(corrupt("the root task is a zombie"));
+    }
+    Ok(())
+}
+
+impl Seen {
+    /// Checks what a task is called, and what its numbers are: they are nobody else's.
+    fn check_ids(&mut self, node: &Node) -> Result<()> {
+        let pid = node.pid;
+        let ids = node.threads.iter().copied().chain([pid]);
+        let zombie = node.state() == State::Zombie;
+        let led = node.threads.first() == Some(&pid) || zombie && node.threads.is_empty();
+        let fresh = ids
+            .skip(usize::from(!zombie))
+            .all(|id| id > 0 && self.pids.insert(id));
+        if !led || !fresh {
+            let what = format!("task {pid} is there twice or has no leader");
+            return Err(corrupt(what));
+        }
+        let numbers = &node.thread_numbers;
+        let own = numbers.first().is_none_or(|first| *first == node.number);
+        let all = numbers.iter().copied().chain([node.number]);
+        let fresh = all
+            .skip(usize::from(!zombie))
+            .all(|number| number > 0 && self.numbers.insert(number));
+        if numbers.len() != node.threads.len() || !own || !fresh {
+            let what = format!("task {pid} has no numbers of its own");
+            return Err(corrupt(what));
+        }
+        if zombie {
+            return Ok(());
+        }
+        if node.space_number == 0 || !self.spaces.insert(node.space_number) {
+            return Err(corrupt(format!("task {pid} has no space of its own")));
+        }
+        self.living.insert(pid);
+        Ok(())
+    }
+}
+
+/// Checks how a task ends or is stopped, and whose it is.
+fn check_state(node: &Node) -> Result<()> {
+    let (pid, zombie) = (node.pid, node.state() == State::Zombie);
+    let signals = [node.exit_signal, node.exit_status & 0x7f];
+    if signals.iter().any(|signal| !SIGNALS.contains(signal)) {
+        return Err(corrupt(format!("task {pid} ends by no signal")));
+    }
+    if node.stop_signal != 0 && !STOPS.contains(&node.stop_signal) {
+        return Err(corrupt(format!("task {pid} is stopped by no signal")));
+    }
+    if zombie && STOPS.contains(&(node.exit_status & 0x7f)) {
+        return Err(corrupt(format!("task {pid} ends by no signal")));
+    }
+    // Old images have none.
+    if [&node.uids, &node.gids]
+        .iter()
+        .any(|ids| ![0, 4].contains(&ids.len()))
+    {
+        return Err(corrupt(format!("task {pid} has half an identity")));
+    }
+    Ok(())
+}
