@@ -32,6 +32,7 @@ mod refused;
 mod rings;
 mod rlimits;
 mod sessions;
+mod sharing;
 mod short_waits;
 mod sigaltstack;
 mod stopped;
@@ -87,6 +88,7 @@ const ALL: &[(&str, Run)] = &[
     ("rings", rings::run),
     ("rlimits", rlimits::run),
     ("sessions", sessions::run),
+    ("sharing", sharing::run),
     ("short-waits", short_waits::run),
     ("sigaltstack", sigaltstack::run),
     ("stopped", stopped::run),
