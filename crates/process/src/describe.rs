@@ -13,7 +13,7 @@ use crate::build::kind;
 use crate::chain::{self, files};
 use crate::fates::{Fate, count, count_all, fates};
 use crate::records::{
-    Descriptor, Saved, SavedTask, SavedThread, State, is_of_machine, is_of_processor,
+    Descriptor, Node, Saved, SavedTask, SavedThread, State, What, is_of_machine, is_of_processor,
 };
 use crate::report::{
     BlockDescription, Creation, DescriptorDescription, MappingDescription, Network, PageCounts,
@@ -42,6 +42,7 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
     let tasks = saved.tasks.iter().enumerate();
     let tasks = tasks.map(|(index, task)| {
         let mut described = described.task(&fates, task, index == 0)?;
+        describe_shared(&saved, &task.node, &mut described.parts);
         describe_groups(&saved, task, &mut described.parts);
         Ok(described)
     });
@@ -318,6 +319,23 @@ fn describe_parts(thread: &SavedThread<'_>, described: &mut Vec<PartDescription>
         });
     }
     Ok(())
+}
+
+/// Tells what a task shares with an earlier one.
+fn describe_shared(saved: &Saved<'_>, node: &Node, described: &mut Vec<PartDescription>) {
+    for what in What::ALL {
+        let of = what.shared_by(node);
+        let mut tasks = saved.tree.tasks.iter();
+        let Some(other) = tasks.find(|other| of != 0 && other.number == of) else {
+            continue;
+        };
+        let (name, flag) = what.names();
+        described.push(PartDescription {
+            tid: node.pid,
+            name: name.to_owned(),
+            what: format!("shared with pid {} ({flag})", other.pid),
+        });
+    }
 }
 
 /// As in /proc/PID/maps: `rw-p`.

@@ -13,10 +13,12 @@ use resources::map::memory;
 use resources::map::vdso::{self, Vdso};
 
 mod check;
+mod shared;
 pub(crate) mod tag;
 mod task_id;
 mod tree;
 
+pub(crate) use self::shared::What;
 pub(crate) use self::task_id::TaskId;
 pub(crate) use self::tree::{
     Descriptor, Descriptors, Node, Place, State, TREE_VERSION, ThreadState, Tree,
@@ -335,6 +337,10 @@ impl<'a> SavedTask<'a> {
         task.memory = sorted.decode_of(memory::TAG, of_task, "memory")?;
         let list: Descriptors = sorted.decode_of(tag::DESCRIPTORS, of_task, "descriptors")?;
         task.descriptors = list.descriptors;
+        if node.descriptors_of != 0 && !task.descriptors.is_empty() {
+            let what = format!("task {pid} has another's descriptors and some of its own");
+            return Err(corrupt(what));
+        }
         task.place = sorted.decode_of(tag::PLACE, of_task, "place")?;
         let locks = sorted.find(tags::LOCKS, node.number);
         task.locks = locks.map(|record| record.payload.as_slice());

@@ -6,26 +6,33 @@ use std::os::fd::AsFd;
 use resources::fd::decider;
 use resources::fd::table::{self, Link};
 
+use super::sharing::Sharing;
 use crate::Result;
 use crate::freeze::Frozen;
 use crate::obstacles::Obstacles;
+use crate::records::What;
 
-/// The links of the descriptors of each task; none of a zombie.
+/// The links of the descriptors of each task; none of a zombie, nor of one that has another's.
 ///
 /// # Errors
 /// [`crate::Error::Obstacles`] where a task decides on what others do with files: all that comes
 /// after this may have to wait for such files, and so for the stopped task.
-pub(super) fn links(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<Vec<Vec<Link>>> {
+pub(super) fn links(
+    frozen: &Frozen,
+    sharing: &Sharing,
+    obstacles: &mut Obstacles,
+) -> Result<Vec<Vec<Link>>> {
     let mut all: Vec<Vec<Link>> = Vec::with_capacity(frozen.tasks.len());
     let mut places = HashMap::new();
     for (at, task) in frozen.tasks.iter().enumerate() {
         frozen.limit.check(task.pid)?;
         places.insert(task.pid, at);
-        if task.is_zombie() {
+        if task.is_zombie() || sharing.first(What::Descriptors, task.pid).is_some() {
             all.push(Vec::new());
             continue;
         }
         let parent = task.stat()?.0.ppid;
+        let parent = sharing.first(What::Descriptors, parent).unwrap_or(parent);
         let parent = places.get(&parent).map(|at| (parent, all[*at].as_slice()));
         let proc = (task.proc.as_fd(), &*task.close_queue);
         let links = table::links(task.pid, proc, parent)?;

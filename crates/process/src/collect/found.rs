@@ -22,11 +22,12 @@ use super::auxv::Auxv;
 use super::facts::ThreadFacts;
 use super::memory_view::{self, MemoryView};
 use super::questions::{Calls, Questions};
+use super::sharing::Sharing;
 use super::untold::Untold;
 use super::{policies, spaces, stops, thread, vdso};
 use crate::freeze::{Body, Task};
 use crate::obstacles::Obstacles;
-use crate::records::{Descriptors, Node, Place, State, TaskId, record, tag};
+use crate::records::{Descriptors, Node, Place, State, TaskId, What, record, tag};
 use crate::returned::check_returned;
 use crate::{Result, track, uffd};
 
@@ -46,6 +47,7 @@ pub(super) struct Found {
     /// The memory policies of its mappings, by their first addresses.
     policies: HashMap<Addr, Policy>,
     records: Vec<Record>,
+    /// Its descriptors; none where they are another's that was looked at before.
     pub rows: Vec<fd::table::Row>,
 }
 
@@ -66,7 +68,7 @@ impl Found {
     pub fn new(
         (task, links, has_locks): (&Task, &[fd::table::Link], bool),
         allow: &Allow,
-        (view, before): (&mut dyn MemoryView, &[Self]),
+        (view, before, sharing): (&mut dyn MemoryView, &[Self], &Sharing),
         (vdsos, obstacles): (&mut vdso::Vdsos, &mut Obstacles),
     ) -> Result<Self> {
         let pid = task.pid;
@@ -110,11 +112,25 @@ impl Found {
             .node
             .namespace_pids
             .clone_from(&found.statuses[0].ns_tids);
-        let parent = before.iter().find(|one| one.node.pid == found.node.parent);
+        found.share(before, sharing);
+        let parent = sharing.first(What::Descriptors, found.node.parent);
+        let parent = parent.unwrap_or(found.node.parent);
+        let parent = before.iter().find(|one| one.node.pid == parent);
         let parent = parent.map_or(&[][..], |one| &one.rows);
         let proc = (task.proc.as_fd(), &*task.close_queue);
         found.rows = fd::table::read(pid, proc, links, (parent, has_locks))?;
         Ok(found)
+    }
+
+    /// Notes what it shares with those before it.
+    fn share(&mut self, before: &[Self], sharing: &Sharing) {
+        for what in What::ALL {
+            let first = sharing.first(what, self.node.pid);
+            let first = before.iter().find(|one| Some(one.node.pid) == first);
+            if let Some(first) = first {
+                what.share(&mut self.node, first.node.number);
+            }
+        }
     }
 
     /// The number of the task that comes after it and its threads.
@@ -247,6 +263,11 @@ impl Found {
             }
             questions.records((facts, *id), &answers, (&mut self.records, obstacles))?;
         }
+        if self.node.undo_of != 0 {
+            // It is told once.
+            let is_undo = |record: &Record| record.tag == task::tags::SEMAPHORES;
+            self.records.retain(|record| !is_undo(record));
+        }
         for (id, state) in ids.iter().zip(states) {
             let payload = state.encode_to_vec();
             self.records.push(record(tag::THREAD, id.get(), payload));
@@ -349,6 +370,9 @@ fn node(task: &Task, stat: &Stat, number: TaskId) -> Node {
         number: number.get(),
         thread_numbers: numbers.collect(),
         space_number: 0,
+        descriptors_of: 0,
+        directories_of: 0,
+        undo_of: 0,
         start_ticks: stat.start_ticks,
         namespace_pids: Vec::new(),
         terminal: if leads { stat.tty } else { 0 },

@@ -41,14 +41,15 @@ use crate::clocks::TreeClocks;
 use crate::freeze::Frozen;
 use crate::links::{self, Link};
 use crate::obstacles::Obstacles;
-use crate::plan::forks::forks;
-use crate::records::{record, tag};
+use crate::plan;
+use crate::records::{What, record, tag};
 use crate::undo::Undo;
 use crate::{Result, parent};
 pub(crate) use files::{Contents, Object, fetch};
 use found::Found;
 use memory_view::MemoryView;
 use outside::{Listed, Outside};
+use sharing::Sharing;
 
 /// What was found, ready to be written.
 pub(crate) struct Inventory {
@@ -119,10 +120,11 @@ pub(crate) fn collect(
     view: &mut dyn MemoryView,
 ) -> Result<Inventory> {
     let mut obstacles = Obstacles::default();
-    let links = descriptors::links(frozen, &mut obstacles)?;
+    let sharing = Sharing::find(frozen)?;
+    let links = descriptors::links(frozen, &sharing, &mut obstacles)?;
     let has_its_clocks = fitness::check(frozen, &mut obstacles)?;
     let cgroups = obstacles.note(cgroups::collect(frozen, allow))?;
-    let settled = settled((frozen, &links), allow, view, &mut obstacles)?;
+    let settled = settled((frozen, &links, &sharing), allow, view, &mut obstacles)?;
     let Settled {
         mut found,
         vdsos,
@@ -184,12 +186,12 @@ struct Settled {
 /// Looks at a tree. What its requests did before they ended, some of them meanwhile, is seen in
 /// files and descriptors: so those that have any are looked at again when nothing is under way.
 fn settled(
-    (frozen, links): (&mut Frozen, &[Vec<table::Link>]),
+    (frozen, links, sharing): (&mut Frozen, &[Vec<table::Link>], &Sharing),
     allow: &Allow,
     view: &mut dyn MemoryView,
     obstacles: &mut Obstacles,
 ) -> Result<Settled> {
-    let (mut found, mut vdsos) = look((frozen, links), allow, view, obstacles)?;
+    let (mut found, mut vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
     check_tree(&found, allow, obstacles)?;
     let has_contexts = aio::settle(&found)?;
     let contexts = found.iter().map(|found| aio::contexts(found, obstacles));
@@ -202,7 +204,7 @@ fn settled(
         rings::settle(frozen, &mut found, &listed)?;
     }
     if has_rings || has_contexts {
-        (found, vdsos) = look((frozen, links), allow, view, obstacles)?;
+        (found, vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
         listed = Listed::new(frozen, &mut found, allow, obstacles)?;
     }
     Ok(Settled {
@@ -215,7 +217,7 @@ fn settled(
 
 /// Looks at each task from outside, of whose descriptors the links are known.
 fn look(
-    (frozen, links): (&Frozen, &[Vec<table::Link>]),
+    (frozen, links, sharing): (&Frozen, &[Vec<table::Link>], &Sharing),
     allow: &Allow,
     view: &mut dyn MemoryView,
     obstacles: &mut Obstacles,
@@ -233,9 +235,12 @@ fn look(
         let sinks = (&mut vdsos, &mut *obstacles);
         // Where nobody tells, each may have some.
         let has_locks = lockers.as_ref();
-        let has_locks = has_locks.is_none_or(|lockers| lockers.contains(&task.pid));
+        let has_locks = has_locks.is_none_or(|lockers| {
+            let mut all = sharing.all_with(What::Descriptors, task.pid);
+            all.any(|pid| lockers.contains(&pid))
+        });
         let task = (task, &**links, has_locks);
-        found.push(Found::new(task, allow, (view, &found), sinks)?);
+        found.push(Found::new(task, allow, (view, &found, sharing), sinks)?);
     }
     Ok((found, vdsos))
 }
@@ -294,7 +299,7 @@ fn check_tree(found: &[Found], allow: &Allow, obstacles: &mut Obstacles) -> Resu
     }
     let tree = tree::of(found, &[]);
     obstacles.note(fitness::check_session(&tree, allow))?;
-    obstacles.note(forks(&tree))?;
+    obstacles.note(plan::sharing::plan(&tree))?;
     let listed = found.iter().map(|one| (one.node.pid, &*one.listed));
     segments::check(listed, obstacles)
 }

@@ -1,16 +1,17 @@
 //! What processes share beyond what fork(2) leaves them, and threads beyond what a process has:
-//! such trees are made by clone(2) and unshare(2), and are not saved.
+//! such trees are made by clone(2) and unshare(2).
 //!
 //! - What: what processes share
-//! - Kept: descriptions, wherever they came from; memory by copy-on-write. What threads of one
-//!   process share.
-//! - Refused: "its …, shared with pid … (…)": memory (CLONE_VM), descriptor table (CLONE_FILES),
-//!   working directory and umask (CLONE_FS), undo list of semaphores (CLONE_SYSVSEM), I/O context
-//!   (CLONE_IO); "thread …: a … of its own (…)", by unshare(2).
+//! - Kept: descriptions, wherever they came from; memory by copy-on-write; descriptor tables
+//!   (CLONE_FILES), directories and umask (CLONE_FS), undo lists of semaphores (CLONE_SYSVSEM) of
+//!   processes of the tree. What threads of one process share.
+//! - Refused: "its …, shared with pid … (…)": memory (CLONE_VM), I/O context (CLONE_IO), and what
+//!   else the root shares with whoever made it; "thread …: a … of its own (…)", by unshare(2).
 //! - CRIU 4.2: keeps shared descriptor tables; refuses shared memory, directories and signal
 //!   handlers; does not look for undo lists and I/O contexts; what a thread has of its own is lost.
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::sync::mpsc;
 
 use rustix::io::Errno;
@@ -19,6 +20,7 @@ use sys::kcmp::{self, Shared};
 
 use crate::freeze::{Frozen, Task};
 use crate::obstacles::Obstacles;
+use crate::records::What;
 use crate::{Error, Result};
 
 /// What every task has of its own, and the name under which a shared one is refused.
@@ -45,15 +47,56 @@ pub(super) fn check(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<()> {
     if pids.len() < 2 {
         return Ok(());
     }
-    for (what, name, flag) in OWN {
-        if let Some(pair) = equal_pair(&pids, |one, other| compare(one, other, what))? {
-            obstacles.note(Err::<(), _>(shared(pair, name, flag)))?;
-        }
+    let (what, name, flag) = OWN[0];
+    if let Some(pair) = equal_pair(&pids, |one, other| compare(one, other, what))? {
+        obstacles.note(Err::<(), _>(shared(pair, name, flag)))?;
     }
-    let own = gettid().as_raw_nonzero().get();
-    obstacles.note(check_undo(&pids, own))?;
-    obstacles.note(check_io(&pids, own))?;
+    obstacles.note(check_io(&pids, own_tid()))?;
     Ok(())
+}
+
+/// What processes of a tree share and keep: by pid, the first process of the tree that has it.
+#[derive(Debug, Default)]
+pub(super) struct Sharing(HashMap<(What, i32), i32>);
+
+impl Sharing {
+    /// Finds it out.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Kernel`].
+    pub fn find(frozen: &Frozen) -> Result<Self> {
+        let processes = frozen.tasks.iter().filter(|task| !task.is_zombie());
+        let pids = processes.map(|task| task.pid).collect::<Vec<_>>();
+        let mut sharing = Self::default();
+        if pids.len() < 2 {
+            return Ok(sharing);
+        }
+        let having = having_undo(&pids)?;
+        for (what, kind, pids) in [
+            (What::Descriptors, Shared::Descriptors, &pids),
+            (What::Directories, Shared::Directories, &pids),
+            (What::SemaphoreUndo, Shared::SemaphoreUndo, &having),
+        ] {
+            for group in groups(pids, |one, other| compare(one, other, kind))? {
+                let others = group[1..].iter().map(|pid| ((what, *pid), group[0]));
+                sharing.0.extend(others);
+            }
+        }
+        Ok(sharing)
+    }
+
+    /// The first process whose one `pid` has as well; none where that is its own, or it is the
+    /// first.
+    pub fn first(&self, what: What, pid: i32) -> Option<i32> {
+        self.0.get(&(what, pid)).copied()
+    }
+
+    /// Those who have what `pid` has first, and itself.
+    pub fn all_with(&self, what: What, pid: i32) -> impl Iterator<Item = i32> {
+        let all = self.0.iter();
+        let others = all.filter(move |(key, first)| key.0 == what && **first == pid);
+        others.map(|(key, _)| key.1).chain([pid])
+    }
 }
 
 fn shared((pid, other): (i32, i32), name: &str, flag: &str) -> Error {
@@ -93,15 +136,11 @@ fn check_parent(root: &Task) -> Result<()> {
 // Of what not every task has, all that have none are equal: they are told by comparing them with
 // a thread that has none.
 
-fn check_undo(pids: &[i32], own: i32) -> Result<()> {
-    const WHAT: Shared = Shared::SemaphoreUndo;
+/// Those who have an undo list.
+fn having_undo(pids: &[i32]) -> Result<Vec<i32>> {
     let forgotten = kcmp::forget_semaphore_undo();
     forgotten.map_err(|e| Error::kernel("cannot unshare semaphore undo lists", e))?;
-    let having = unequal(pids, own, WHAT)?;
-    match equal_pair(&having, |one, other| compare(one, other, WHAT))? {
-        Some(pair) => Err(shared(pair, "semaphore undo list", "CLONE_SYSVSEM")),
-        None => Ok(()),
-    }
+    unequal(pids, own_tid(), Shared::SemaphoreUndo)
 }
 
 fn check_io(pids: &[i32], own: i32) -> Result<()> {
@@ -169,25 +208,41 @@ fn compare(one: i32, other: i32, what: Shared) -> Result<Ordering> {
     })
 }
 
-/// The first two that are equal, found with as few comparisons as sorting needs.
+/// Two that are equal, if any.
 fn equal_pair(
     pids: &[i32],
-    mut compare: impl FnMut(i32, i32) -> Result<Ordering>,
+    compare: impl FnMut(i32, i32) -> Result<Ordering>,
 ) -> Result<Option<(i32, i32)>> {
-    let mut sorted: Vec<i32> = Vec::with_capacity(pids.len());
+    let groups = groups(pids, compare)?;
+    Ok(groups.first().map(|group| (group[0], group[1])))
+}
+
+/// Those that are equal to others, in their order, found with as few comparisons as sorting needs.
+fn groups(
+    pids: &[i32],
+    mut compare: impl FnMut(i32, i32) -> Result<Ordering>,
+) -> Result<Vec<Vec<i32>>> {
+    let mut sorted: Vec<Vec<i32>> = Vec::with_capacity(pids.len());
     for pid in pids {
         let (mut low, mut high) = (0, sorted.len());
-        while low < high {
+        let equal = loop {
+            if low == high {
+                break None;
+            }
             let middle = usize::midpoint(low, high);
-            match compare(*pid, sorted[middle])? {
-                Ordering::Equal => return Ok(Some((sorted[middle], *pid))),
+            match compare(*pid, sorted[middle][0])? {
+                Ordering::Equal => break Some(middle),
                 Ordering::Less => high = middle,
                 Ordering::Greater => low = middle + 1,
             }
+        };
+        match equal {
+            Some(at) => sorted[at].push(*pid),
+            None => sorted.insert(low, vec![*pid]),
         }
-        sorted.insert(low, *pid);
     }
-    Ok(None)
+    sorted.retain(|group| group.len() > 1);
+    Ok(sorted)
 }
 
 #[cfg(test)]
@@ -204,6 +259,8 @@ mod tests {
         assert_eq!(equal_pair(&pids, by(|pid| -pid)).expect("no error"), None);
         let found = equal_pair(&pids, by(|pid| pid % 29)).expect("no error");
         assert_eq!(found, Some((31, 2)));
+        let found = groups(&pids, by(|pid| pid % 4)).expect("no error");
+        assert_eq!(found, [vec![50, 2, 18], vec![7, 31, 99]]);
         let mut count = 0;
         let many = (0..50).collect::<Vec<_>>();
         let counted = |one: i32, other: i32| {
@@ -275,31 +332,29 @@ ready()";
     }
 
     #[test]
-    fn what_processes_share_is_named() {
+    fn what_processes_share_is_found() {
         needs_python!();
-        for (flag, name) in [
-            (0x400, "descriptor table, shared with pid N (CLONE_FILES)"),
-            (
-                0x200,
-                "working directory and umask, shared with pid N (CLONE_FS)",
-            ),
-            (
-                0x4_0000,
-                "semaphore undo list, shared with pid N (CLONE_SYSVSEM)",
-            ),
-        ] {
-            let code = format!("if clone({flag}) == 0: time.sleep(1000)\nready()");
-            let verdict = verdict(&code);
-            let start = format!(
-                "pid ROOT (python3): its {}",
-                name.split(" N ").next().expect("a name")
+        for what in What::ALL {
+            let flag = what.flag();
+            let code = format!(
+                "
+if clone({flag}) == 0: time.sleep(1000)
+if os.fork() == 0: time.sleep(1000)
+ready()"
             );
-            let end = name.split(" N ").nth(1).expect("a flag");
-            assert!(
-                verdict.starts_with(&start)
-                    && verdict.ends_with(&format!("{end}, is not supported")),
-                "{verdict}"
-            );
+            let (spawned, _folder) = python(&code);
+            let pid = spawned.pid().cast_signed();
+            let frozen = freeze(pid, None).expect("it can be stopped");
+            assert_eq!(verdict_of(&frozen), "fine");
+            let sharing = Sharing::find(&frozen).expect("it can be looked at");
+            assert_eq!(sharing.0.len(), 1, "{sharing:?}");
+            let child = frozen.tasks[1..].iter().find(|task| {
+                let first = sharing.first(what, task.pid);
+                first == Some(pid)
+            });
+            let child = child.expect("one has it").pid;
+            let all = sharing.all_with(what, pid).collect::<Vec<_>>();
+            assert_eq!(all, [child, pid]);
         }
     }
 

@@ -32,13 +32,13 @@ pub(super) fn clone_args(script: &mut Script, id: i32, flags: u64, signal: i32) 
     [args.into(), CLONE_ARGS_BYTES.into()]
 }
 
-/// Makes a child, or a sibling.
-pub(super) fn fork(script: &mut Script, child: &Fork, sibling: bool, id: ScriptId) {
+/// Makes a child, or a sibling, with further `flags`.
+pub(super) fn fork(script: &mut Script, (child, flags): (&Fork, u64), sibling: bool, id: ScriptId) {
     const CLONE_PARENT: u64 = 0x8000;
     let (flags, signal) = if sibling {
-        (CLONE_PARENT, 0)
+        (flags | CLONE_PARENT, 0)
     } else {
-        (0, child.exit_signal)
+        (flags, child.exit_signal)
     };
     let args = clone_args(script, child.pid, flags, signal);
     script.spawn(args, id);

@@ -15,8 +15,10 @@ mod pooled;
 mod print;
 mod scripts;
 mod setting;
+pub(crate) mod sharing;
 mod sources;
 mod task;
+mod turns;
 mod vdso;
 
 use image::Reader;
@@ -33,12 +35,12 @@ pub use setting::{OwnVdso, Setting};
 /// # Errors
 /// [`crate::Error::Resource`] for records that do not make sense or cannot be restored.
 pub(crate) fn plan(reader: &Reader, saved: &Saved<'_>, setting: &Setting) -> Result<Plan> {
-    let forks = forks::forks(&saved.tree)?;
+    let (forks, sharing) = sharing::plan(&saved.tree)?;
     let mut plan = Plan {
         words: word::FREE,
         ..Plan::default()
     };
     plan.descriptions = u32::try_from(saved.descriptions.len()).expect("checked when read");
-    task::Tasks::new(reader, saved, &forks, setting)?.plan(&mut plan)?;
+    task::Tasks::new(reader, saved, (&forks, &sharing), setting)?.plan(&mut plan)?;
     Ok(plan)
 }

@@ -18,15 +18,19 @@ use super::groups::Joins;
 use super::late::{Late, duplicate};
 use super::scripts::{Outside, Plan, Planned, Staying, word};
 use super::setting::Setting;
+use super::sharing::{Shared, Sharing};
 use super::sources::{pages_of, resolve};
+use super::turns::Turns;
 use super::{closing, lifecycle, pinned, pooled, vdso};
 use crate::Result;
-use crate::records::{Node, Saved, SavedTask, SavedThread};
+use crate::records::{Node, Saved, SavedTask, SavedThread, What};
 
 /// Everything that is known of the tree while its scripts are made.
 pub(super) struct Tasks<'a> {
     saved: &'a Saved<'a>,
     forks: &'a [Fork],
+    sharing: &'a Sharing,
+    turns: Turns,
     setting: &'a Setting,
     /// What tasks start with that another task of the tree makes.
     descendants_inherited: Inherited,
@@ -70,7 +74,7 @@ impl<'a> Tasks<'a> {
     pub(super) fn new(
         reader: &'a Reader,
         saved: &'a Saved<'a>,
-        forks: &'a [Fork],
+        (forks, sharing): (&'a [Fork], &'a Sharing),
         setting: &'a Setting,
     ) -> Result<Self> {
         let count = |len: usize| u32::try_from(len).expect("checked when read");
@@ -82,6 +86,8 @@ impl<'a> Tasks<'a> {
         let mut tasks = Self {
             saved,
             forks,
+            sharing,
+            turns: Turns::default(),
             setting,
             descendants_inherited: setting.inherited.of_descendants(),
             pages: vec![Pages::default(); saved.tasks.len()],
@@ -144,6 +150,7 @@ impl<'a> Tasks<'a> {
 
     pub(super) fn plan(&mut self, plan: &mut Plan) -> Result<()> {
         self.late = Late::find(self.saved, plan)?;
+        self.turns = Turns::find(self.sharing, plan);
         plan.groups.clone_from(&self.joins.all);
         plan.thread_groups.clone_from(&self.joins.threads);
         // A fork's script has the fork's number; threads come behind.
@@ -191,7 +198,27 @@ impl<'a> Tasks<'a> {
 
     fn fork_all(&self, script: &mut Script, children: &[ForkId], sibling: bool) {
         for child in children {
-            lifecycle::fork(script, &self.forks[*child], sibling, script_id(*child));
+            if let Some(of) = self.sharing.of(*child) {
+                self.leave(&of.left_before, script);
+            }
+            let flags = self.sharing.flags(*child);
+            let child = ((&self.forks[*child], flags), script_id(*child));
+            lifecycle::fork(script, child.0, sibling, child.1);
+        }
+    }
+
+    /// Leaves what was handed on to all who share it.
+    fn leave(&self, shared: &[Shared], script: &mut Script) {
+        for shared in shared {
+            script.call(Sysno::unshare, [shared.what.flag().into()]);
+            self.turns.left(*shared, script);
+        }
+    }
+
+    /// Leaves what fork `id` has handed on to the last ones that it makes.
+    fn leave_at_end(&self, id: ForkId, script: &mut Script) {
+        if let Some(of) = self.sharing.of(id) {
+            self.leave(&of.left_at_end, script);
         }
     }
 
@@ -236,7 +263,9 @@ impl<'a> Tasks<'a> {
         self.joins.plan(fork.pid, plan.descriptions, &mut script);
         script.append(leader.take(Phase::Fork));
         script.append(body.laid.early);
-        self.fork_children(fork, &task.node, &mut script)?;
+        self.fork_children(id, &task.node, &mut script)?;
+        let turn = self.turns.of(self.sharing, id);
+        turn.begin(&mut script);
         script.append(body.laid.late);
         if let Some((ready, filled)) = body.exchange {
             let uffd = (
@@ -258,10 +287,15 @@ impl<'a> Tasks<'a> {
         }
         script.append(body.laid.finish);
         pooled::unplaced(leader.take(Phase::Unplaced), &mut script);
-        self.place(task, &mut script);
+        if turn.is_last(What::Directories) {
+            self.place(task, &mut script);
+        }
         script.append(leader.take(Phase::Alone));
         pooled::plan(self.saved, &self.first_holders, index, &mut script)?;
-        self.descriptors(task, &mut script);
+        if turn.is_last(What::Descriptors) {
+            self.descriptors(self.with_descriptors_of(task), &mut script);
+        }
+        turn.end(&mut script);
         if !self.simple {
             lifecycle::join(&mut script, fork, self.all.0);
         }
@@ -278,7 +312,8 @@ impl<'a> Tasks<'a> {
     }
 
     /// Makes the children, becoming leader of its session or group between them.
-    fn fork_children(&self, fork: &Fork, node: &Node, script: &mut Script) -> Result<()> {
+    fn fork_children(&self, id: ForkId, node: &Node, script: &mut Script) -> Result<()> {
+        let fork = &self.forks[id];
         self.fork_all(script, &fork.before, false);
         lifecycle::lead(script, fork);
         // Who is in the session has its terminal by fork and in no other way.
@@ -290,7 +325,19 @@ impl<'a> Tasks<'a> {
         if let Some(id) = self.terminal_left(node)? {
             control::give_up(script, PoolId(id));
         }
+        self.leave_at_end(id, script);
         Ok(())
+    }
+
+    /// The task whose descriptors a task has: another's, if it shares them.
+    fn with_descriptors_of<'t>(&'t self, task: &'t SavedTask<'a>) -> &'t SavedTask<'a> {
+        let of = task.node.descriptors_of;
+        let mut others = self
+            .saved
+            .tasks
+            .iter()
+            .filter(|other| of != 0 && other.node.number == of);
+        others.next().unwrap_or(task)
     }
 
     /// Unmaps everything that the root has of the restorer, but for the restore area.
@@ -456,7 +503,7 @@ impl<'a> Tasks<'a> {
             }
         }
         let descriptor = |task: &SavedTask<'_>| {
-            let mut all = task.descriptors.iter();
+            let mut all = self.with_descriptors_of(task).descriptors.iter();
             let found = all.find(|one| open.contains(&one.description));
             found
                 .filter(|_| task.node.session == session)
@@ -565,6 +612,7 @@ impl<'a> Tasks<'a> {
         lifecycle::lead(&mut script, fork);
         self.fork_all(&mut script, &fork.after, false);
         self.fork_all(&mut script, &fork.siblings, true);
+        self.leave_at_end(id, &mut script);
         lifecycle::join(&mut script, fork, self.all.0);
         script.wait(word::GROUPED, self.all.0);
         lifecycle::end(&mut script, fork.pid, 0);

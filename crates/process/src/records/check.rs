@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
+use super::shared::What;
 use super::tree::{Node, State, Tree};
 use crate::{Error, Result};
 
@@ -25,6 +26,8 @@ struct Seen {
     spaces: HashSet<u32>,
     /// Pids of those that have not ended.
     living: HashSet<i32>,
+    /// Those whose numbers others may name, as they have it first.
+    first: HashSet<(What, u32)>,
 }
 
 /// Checks a list of tasks.
@@ -35,6 +38,7 @@ pub(super) fn check(tree: &Tree) -> Result<()> {
     let mut seen = Seen::default();
     for (index, node) in tree.tasks.iter().enumerate() {
         seen.check_ids(node)?;
+        seen.check_shared(node)?;
         check_state(node)?;
         if index > 0 && (node.parent == node.pid || !seen.living.contains(&node.parent)) {
             let pid = node.pid;
@@ -80,6 +84,22 @@ impl Seen {
             return Err(corrupt(format!("task {pid} has no space of its own")));
         }
         self.living.insert(pid);
+        Ok(())
+    }
+
+    /// Checks that what a task shares is had by one before it.
+    fn check_shared(&mut self, node: &Node) -> Result<()> {
+        for what in What::ALL {
+            let of = what.shared_by(node);
+            let living = node.state() != State::Zombie;
+            if of == 0 && living {
+                self.first.insert((what, node.number));
+            } else if of != 0 && !(living && self.first.contains(&(what, of))) {
+                let (name, _) = what.names();
+                let what = format!("task {} has the {name} of nobody before it", node.pid);
+                return Err(corrupt(what));
+            }
+        }
         Ok(())
     }
 }

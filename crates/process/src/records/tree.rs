@@ -4,6 +4,7 @@ use image::{Record, SpaceId};
 use prost::Message;
 use resources::task::interrupted::Remake;
 
+use super::shared::What;
 use super::tag;
 use super::task_id::TaskId;
 use crate::{Error, Result};
@@ -92,6 +93,16 @@ pub(crate) struct Node {
     /// Its pid in each pid namespace from the dumper's inward; none in old images.
     #[prost(int32, repeated, tag = "23")]
     pub namespace_pids: Vec<i32>,
+    /// The number of an earlier task whose descriptor table it has, and so no descriptors of its
+    /// own; 0 for none.
+    #[prost(uint32, tag = "24")]
+    pub descriptors_of: u32,
+    /// The same of working directory, root directory and umask.
+    #[prost(uint32, tag = "25")]
+    pub directories_of: u32,
+    /// The same of what is undone to semaphores.
+    #[prost(uint32, tag = "26")]
+    pub undo_of: u32,
 }
 
 impl Tree {
@@ -131,6 +142,7 @@ impl Tree {
                 && node.thread_numbers.is_empty()
                 && node.space_number == 0
                 && node.start_ticks == 0
+                && What::ALL.iter().all(|what| what.shared_by(node) == 0)
                 && node.namespace_pids.is_empty();
             let number = |pid: &i32| pid.cast_unsigned();
             node.number = number(&node.pid);

@@ -1,0 +1,55 @@
+//! What processes may share by clone(2) beyond what fork(2) leaves them.
+
+use super::tree::Node;
+
+/// A kind of what is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum What {
+    /// The descriptor table.
+    Descriptors,
+    /// Working directory, root directory and umask.
+    Directories,
+    /// What is undone to semaphores when the last of those ends that share it.
+    SemaphoreUndo,
+}
+
+impl What {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Descriptors, Self::Directories, Self::SemaphoreUndo];
+
+    /// The flag of clone(2) and unshare(2).
+    pub const fn flag(self) -> u64 {
+        match self {
+            Self::Directories => 0x200,
+            Self::Descriptors => 0x400,
+            Self::SemaphoreUndo => 0x4_0000,
+        }
+    }
+
+    /// What it is called, and the name of its flag.
+    pub const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Descriptors => ("descriptor table", "CLONE_FILES"),
+            Self::Directories => ("working directory and umask", "CLONE_FS"),
+            Self::SemaphoreUndo => ("semaphore undo list", "CLONE_SYSVSEM"),
+        }
+    }
+
+    /// The number of the task whose one `node` has as well; 0 for one of its own.
+    pub const fn shared_by(self, node: &Node) -> u32 {
+        match self {
+            Self::Descriptors => node.descriptors_of,
+            Self::Directories => node.directories_of,
+            Self::SemaphoreUndo => node.undo_of,
+        }
+    }
+
+    /// Notes that `node` has that of task number `first`.
+    pub const fn share(self, node: &mut Node, first: u32) {
+        match self {
+            Self::Descriptors => node.descriptors_of = first,
+            Self::Directories => node.directories_of = first,
+            Self::SemaphoreUndo => node.undo_of = first,
+        }
+    }
+}
