@@ -100,6 +100,35 @@ fn a_pid_that_another_task_has_now_keeps_nothing_of_the_old_ones() {
 }
 
 #[test]
+fn what_processes_share_may_change_between_rounds() {
+    needs_root!();
+    needs_tracking!();
+    for (shape, leaves) in [
+        ("child", 1),
+        ("line", 2),
+        ("siblings", 1),
+        ("grandchild", 0),
+        ("pairs", 5),
+        ("mixed", 3),
+    ] {
+        let subject = Subject::start("sharing", &[shape]);
+        let mut rounds = Rounds::new(subject.pid());
+        for cycle in 0..3 {
+            rounds.clear();
+            rounds.pre_dump();
+            if cycle == 1 {
+                subject.ask(&format!("unshare {leaves}"));
+            }
+            let last = rounds.pre_dump();
+            assert_eq!(subject.ask("check"), "right", "{shape} {cycle}: {last}");
+            rounds.make("dump", &[]);
+            rounds.restore(&[]);
+            assert_eq!(subject.ask("check"), "right", "{shape} {cycle}: {last}");
+        }
+    }
+}
+
+#[test]
 fn nothing_is_torn_or_stale_under_fire() {
     needs_root!();
     needs_tracking!();

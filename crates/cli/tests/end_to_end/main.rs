@@ -42,6 +42,7 @@ mod serve_live;
 mod serve_otlp;
 mod serve_succession;
 mod shared_pages;
+mod sharing;
 mod states;
 mod stops;
 mod storm;
