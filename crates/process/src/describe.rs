@@ -324,7 +324,7 @@ fn describe_parts(thread: &SavedThread<'_>, described: &mut Vec<PartDescription>
 /// Tells what a task shares with an earlier one.
 fn describe_shared(saved: &Saved<'_>, node: &Node, described: &mut Vec<PartDescription>) {
     for what in What::ALL {
-        let of = what.shared_by(node);
+        let of = node.shared_with(what);
         let mut tasks = saved.tree.tasks.iter();
         let Some(other) = tasks.find(|other| of != 0 && other.number == of) else {
             continue;

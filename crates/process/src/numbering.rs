@@ -78,7 +78,7 @@ impl Numbering {
         &self.boot
     }
 
-    /// The number of the space that is the memory of task `pid`, which was started at `start_ticks`.
+    /// The space that is the memory of task `pid`, which was started at `start_ticks`.
     pub fn space(&mut self, pid: i32, start_ticks: u64) -> SpaceId {
         if let Some(given) = self.given.get(&(pid, start_ticks)) {
             return *given;

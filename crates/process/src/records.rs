@@ -231,7 +231,7 @@ impl<'a> Saved<'a> {
     }
 }
 
-impl Saved<'_> {
+impl<'a> Saved<'a> {
     /// What an image of a processor alone has.
     pub fn processor_of(reader: &Reader) -> Result<Self> {
         let sorted = Sorted::new(reader);
@@ -292,6 +292,14 @@ impl Saved<'_> {
         let mut all = self.vdsos.iter();
         let vdso = all.find(|vdso| vdso.build_id == build_id);
         vdso.map(|vdso| vdso.code.as_slice())
+    }
+
+    /// The task whose descriptors a task has: another's, if it shares them.
+    pub fn with_descriptors_of<'t>(&'t self, task: &'t SavedTask<'a>) -> &'t SavedTask<'a> {
+        let of = task.node.descriptors_of;
+        let mut others = self.tasks.iter();
+        let other = others.find(|other| of != 0 && other.node.number == of);
+        other.unwrap_or(task)
     }
 
     /// Attributes of descriptions that no task has a descriptor of.

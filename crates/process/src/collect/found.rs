@@ -128,7 +128,7 @@ impl Found {
             let first = sharing.first(what, self.node.pid);
             let first = before.iter().find(|one| Some(one.node.pid) == first);
             if let Some(first) = first {
-                what.share(&mut self.node, first.node.number);
+                self.node.share(what, first.node.number);
             }
         }
     }
@@ -152,8 +152,7 @@ impl Found {
 
     /// What it undoes to semaphores, if anything.
     pub fn semaphores(&self) -> impl Iterator<Item = (i32, &[u8])> {
-        let records = self.records.iter();
-        let records = records.filter(|record| record.tag == task::tags::SEMAPHORES);
+        let records = self.records.iter().filter(|record| is_undo(record));
         records.map(|record| (self.node.pid, &*record.payload))
     }
 
@@ -265,27 +264,29 @@ impl Found {
         }
         if self.node.undo_of != 0 {
             // It is told once.
-            let is_undo = |record: &Record| record.tag == task::tags::SEMAPHORES;
             self.records.retain(|record| !is_undo(record));
         }
         for (id, state) in ids.iter().zip(states) {
             let payload = state.encode_to_vec();
             self.records.push(record(tag::THREAD, id.get(), payload));
         }
-        // Only the flags of new memory tell whether later mappings are to be locked.
-        if let (true, Some(area)) = (
-            self.listed.iter().any(|map| map.has(b"lo")),
-            injection.area(),
-        ) {
-            let now = memory_view::parse(&task.read("smaps")?)?;
-            let fresh = now.iter().find(|map| map.span.contains(area.start));
-            self.lock_future = fresh.map_or(0, memory::lock_future);
-        }
+        self.see_lock_future(task, &injection)?;
         task.body = if stay {
             Body::Injected(injection)
         } else {
             Body::Stopped(injection.cure()?)
         };
+        Ok(())
+    }
+
+    /// Finds out whether later mappings are to be locked: only the flags of new memory tell.
+    fn see_lock_future(&mut self, task: &Task, injection: &Injection) -> Result<()> {
+        let locks = self.listed.iter().any(|map| map.has(b"lo"));
+        if let Some(area) = injection.area().filter(|_| locks) {
+            let now = memory_view::list(task)?;
+            let fresh = now.iter().find(|map| map.span.contains(area.start));
+            self.lock_future = fresh.map_or(0, memory::lock_future);
+        }
         Ok(())
     }
 
@@ -352,6 +353,10 @@ impl Found {
             lock_future: self.lock_future,
         })
     }
+}
+
+fn is_undo(record: &Record) -> bool {
+    record.tag == task::tags::SEMAPHORES
 }
 
 /// Task `number` of the image, as its `stat` says.

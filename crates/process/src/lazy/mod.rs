@@ -129,8 +129,8 @@ impl Client {
         })
     }
 
-    /// Has the pages of `mappings` of a task, whose memory is `space` of the image, come when they are touched, those around `first`
-    /// before others.
+    /// Has the pages of `mappings` of a task, whose memory is `space` of the image, come when they
+    /// are touched, those around `first` before others.
     ///
     /// # Errors
     /// [`Error::Kernel`], [`Error::Memory`]; [`Error::Unfit`] where the server has another image.

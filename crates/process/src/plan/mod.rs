@@ -18,6 +18,7 @@ mod setting;
 pub(crate) mod sharing;
 mod sources;
 mod task;
+mod terminal;
 mod turns;
 mod vdso;
 

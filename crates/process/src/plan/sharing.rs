@@ -161,7 +161,7 @@ impl<'a> Way<'a> {
     fn find(tree: &'a Tree, forks: &[Fork], what: What) -> Result<Self> {
         let mut groups: BTreeMap<u32, Vec<ForkId>> = BTreeMap::new();
         for (id, node) in tree.tasks.iter().enumerate() {
-            let first = what.shared_by(node);
+            let first = node.shared_with(what);
             if node.state() != State::Zombie && first != 0 {
                 groups.entry(first).or_default().push(id);
             }
@@ -210,8 +210,8 @@ impl<'a> Way<'a> {
         Ok(())
     }
 
-    /// When fork `id` has to make `child`: those first who are to have what it inherited, those last
-    /// who are to have what it keeps; none where it makes no difference.
+    /// When fork `id` has to make `child`: those first who are to have what it inherited, those
+    /// last who are to have what it keeps; none where it makes no difference.
     fn rank(&self, id: ForkId, child: ForkId) -> Option<(u32, u32)> {
         let given = self.given.get(&child);
         Some(match given? {
@@ -271,7 +271,7 @@ impl<'a> Way<'a> {
         // The first one is told with another one.
         let nodes = self.tree.tasks.iter();
         let mut others = nodes.filter(|other| match node.number == first {
-            true => self.what.shared_by(other) == first,
+            true => other.shared_with(self.what) == first,
             false => other.number == first,
         });
         let other = others.next().map_or(0, |other| other.pid);
@@ -314,7 +314,7 @@ mod tests {
         }
     }
 
-    /// For each fork: what it is born with, what its maker leaves before, what it leaves at its end.
+    /// For each fork: what it is born with, what its maker leaves before, what it leaves itself.
     fn told(tree: &Tree) -> Vec<String> {
         let (forks, sharing) = plan(tree).expect("it can be made");
         let firsts = |all: &[Shared]| {
@@ -385,7 +385,8 @@ mod tests {
 
     #[test]
     fn things_of_two_kinds_are_handed_on_in_an_order_that_suits_both() {
-        // 12 and 13 have a table, 13 and 14 directories; 14 has the root's table, 12 its directories.
+        // 12 and 13 have a table, 13 and 14 directories; 14 has the root's table, 12 its
+        // directories.
         let mut tree = tree(&[(10, 1, 0), (12, 10, 0), (13, 10, 2), (14, 10, 1)]);
         tree.tasks[1].directories_of = 1;
         tree.tasks[3].directories_of = 3;

@@ -21,7 +21,7 @@ use super::setting::Setting;
 use super::sharing::{Shared, Sharing};
 use super::sources::{pages_of, resolve};
 use super::turns::Turns;
-use super::{closing, lifecycle, pinned, pooled, vdso};
+use super::{closing, lifecycle, pinned, pooled, terminal, vdso};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread, What};
 
@@ -238,7 +238,7 @@ impl<'a> Tasks<'a> {
             together.append(leader.take(Phase::Together));
             self.late.plan(self.saved, index, &mut together)?;
             self.in_task(index, &mut together)?;
-            self.foreground(index, &mut together)?;
+            terminal::foreground(self.saved, index, &mut together)?;
         }
         Ok(Prepared { threads, together })
     }
@@ -293,7 +293,7 @@ impl<'a> Tasks<'a> {
         script.append(leader.take(Phase::Alone));
         pooled::plan(self.saved, &self.first_holders, index, &mut script)?;
         if turn.is_last(What::Descriptors) {
-            self.descriptors(self.with_descriptors_of(task), &mut script);
+            self.descriptors(self.saved.with_descriptors_of(task), &mut script);
         }
         turn.end(&mut script);
         if !self.simple {
@@ -317,27 +317,16 @@ impl<'a> Tasks<'a> {
         self.fork_all(script, &fork.before, false);
         lifecycle::lead(script, fork);
         // Who is in the session has its terminal by fork and in no other way.
-        if let Some((id, payload)) = self.terminal_of(node)? {
+        if let Some((id, payload)) = terminal::of(self.saved, node)? {
             control::take(script, PoolId(id), payload)?;
         }
         self.fork_all(script, &fork.after, false);
         self.fork_all(script, &fork.siblings, true);
-        if let Some(id) = self.terminal_left(node)? {
+        if let Some(id) = terminal::left(self.saved, node)? {
             control::give_up(script, PoolId(id));
         }
         self.leave_at_end(id, script);
         Ok(())
-    }
-
-    /// The task whose descriptors a task has: another's, if it shares them.
-    fn with_descriptors_of<'t>(&'t self, task: &'t SavedTask<'a>) -> &'t SavedTask<'a> {
-        let of = task.node.descriptors_of;
-        let mut others = self
-            .saved
-            .tasks
-            .iter()
-            .filter(|other| of != 0 && other.node.number == of);
-        others.next().unwrap_or(task)
     }
 
     /// Unmaps everything that the root has of the restorer, but for the restore area.
@@ -454,64 +443,6 @@ impl<'a> Tasks<'a> {
         }
         if let Some(payload) = self.saved.tasks[index].locks {
             fd::locks::in_process(payload, script)?;
-        }
-        Ok(())
-    }
-
-    /// The description of the controlling terminal of the session that a task leads.
-    fn terminal_of(&self, node: &Node) -> Result<Option<(u32, &'a [u8])>> {
-        let number = node.terminal;
-        if number == 0 {
-            return Ok(None);
-        }
-        for (id, (tag, payload)) in (0..).zip(&self.saved.descriptions) {
-            if *tag == fd::tags::TTY && control::is_terminal(payload, number)? {
-                return Ok(Some((id, payload)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The description of the controlling terminal of its session, if a task has given it up.
-    fn terminal_left(&self, node: &Node) -> Result<Option<u32>> {
-        let mut nodes = self.saved.tasks.iter().map(|task| &task.node);
-        let leader = nodes.find(|leader| leader.pid == node.session);
-        match leader.filter(|_| node.left_terminal) {
-            Some(leader) => Ok(self.terminal_of(leader)?.map(|(id, _)| id)),
-            None => Ok(None),
-        }
-    }
-
-    /// Puts the terminal's foreground group in front: the first task of the session that has the
-    /// terminal open does, or else the leader's own group stays there.
-    fn foreground(&self, index: usize, script: &mut Script) -> Result<()> {
-        let tasks = &self.saved.tasks;
-        let session = tasks[index].node.session;
-        let Some(leader) = tasks.iter().position(|task| task.node.pid == session) else {
-            return Ok(());
-        };
-        let group = tasks[leader].node.foreground;
-        let number = tasks[leader].node.terminal;
-        let exists = tasks.iter().any(|task| task.node.group == group);
-        if number == 0 || group <= 0 || !exists {
-            return Ok(());
-        }
-        let mut open = Vec::new();
-        for (id, (tag, payload)) in (0..).zip(&self.saved.descriptions) {
-            if *tag == fd::tags::TTY && control::is_terminal(payload, number)? {
-                open.push(id);
-            }
-        }
-        let descriptor = |task: &SavedTask<'_>| {
-            let mut all = self.with_descriptors_of(task).descriptors.iter();
-            let found = all.find(|one| open.contains(&one.description));
-            found
-                .filter(|_| task.node.session == session)
-                .map(|one| one.fd)
-        };
-        let first = tasks.iter().position(|task| descriptor(task).is_some());
-        if let (Some(fd), true) = (descriptor(&tasks[index]), first == Some(index)) {
-            control::foreground(script, fd, group);
         }
         Ok(())
     }

@@ -2,8 +2,8 @@
 //!
 //! Until a task has its own descriptors it uses those of the pool, and some numbers of its own
 //! choice; and it has the restorer's directories. So those who share a descriptor table, or their
-//! directories, do all that one after the other, and the last one gives them what they had. Who only
-//! hands one on has left it before the first one begins.
+//! directories, do all that one after the other, and the last one gives them what they had. Who
+//! only hands one on has left it before the first one begins.
 
 use std::collections::BTreeMap;
 

@@ -90,7 +90,7 @@ impl Seen {
     /// Checks that what a task shares is had by one before it.
     fn check_shared(&mut self, node: &Node) -> Result<()> {
         for what in What::ALL {
-            let of = what.shared_by(node);
+            let of = node.shared_with(what);
             let living = node.state() != State::Zombie;
             if of == 0 && living {
                 self.first.insert((what, node.number));

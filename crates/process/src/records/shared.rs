@@ -1,7 +1,5 @@
 //! What processes may share by clone(2) beyond what fork(2) leaves them.
 
-use super::tree::Node;
-
 /// A kind of what is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum What {
@@ -32,24 +30,6 @@ impl What {
             Self::Descriptors => ("descriptor table", "CLONE_FILES"),
             Self::Directories => ("working directory and umask", "CLONE_FS"),
             Self::SemaphoreUndo => ("semaphore undo list", "CLONE_SYSVSEM"),
-        }
-    }
-
-    /// The number of the task whose one `node` has as well; 0 for one of its own.
-    pub const fn shared_by(self, node: &Node) -> u32 {
-        match self {
-            Self::Descriptors => node.descriptors_of,
-            Self::Directories => node.directories_of,
-            Self::SemaphoreUndo => node.undo_of,
-        }
-    }
-
-    /// Notes that `node` has that of task number `first`.
-    pub const fn share(self, node: &mut Node, first: u32) {
-        match self {
-            Self::Descriptors => node.descriptors_of = first,
-            Self::Directories => node.directories_of = first,
-            Self::SemaphoreUndo => node.undo_of = first,
         }
     }
 }

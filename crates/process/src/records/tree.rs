@@ -142,11 +142,11 @@ impl Tree {
                 && node.thread_numbers.is_empty()
                 && node.space_number == 0
                 && node.start_ticks == 0
-                && What::ALL.iter().all(|what| what.shared_by(node) == 0)
+                && What::ALL.iter().all(|what| node.shared_with(*what) == 0)
                 && node.namespace_pids.is_empty();
-            let number = |pid: &i32| pid.cast_unsigned();
-            node.number = number(&node.pid);
-            node.thread_numbers = node.threads.iter().map(number).collect();
+            node.number = node.pid.cast_unsigned();
+            let tids = node.threads.iter();
+            node.thread_numbers = tids.map(|tid| tid.cast_unsigned()).collect();
             if node.state() != State::Zombie {
                 node.space_number = node.number;
             }
@@ -166,6 +166,24 @@ impl Node {
         let numbers = self.thread_numbers.iter();
         let numbers = numbers.map(|number| TaskId::new(*number).expect("checked when read"));
         self.threads.iter().copied().zip(numbers)
+    }
+
+    /// The number of the task whose one it has of `what` as well; 0 for one of its own.
+    pub const fn shared_with(&self, what: What) -> u32 {
+        match what {
+            What::Descriptors => self.descriptors_of,
+            What::Directories => self.directories_of,
+            What::SemaphoreUndo => self.undo_of,
+        }
+    }
+
+    /// Notes that it has that of task number `first`.
+    pub const fn share(&mut self, what: What, first: u32) {
+        match what {
+            What::Descriptors => self.descriptors_of = first,
+            What::Directories => self.directories_of = first,
+            What::SemaphoreUndo => self.undo_of = first,
+        }
     }
 
     /// The space that its memory is.

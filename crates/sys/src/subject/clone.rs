@@ -36,8 +36,8 @@ pub fn clone(flags: u64, pid: Option<Pid>) -> io::Result<Fork> {
     }
     let (at, bytes) = (args.as_ptr(), size_of_val(&args));
     // SAFETY: `args` is a `struct clone_args` that outlives the call, and so does the pid that it
-    // points to; no memory is shared and no stack given, so the child goes on in a copy of this one,
-    // in which no other thread can have held a lock.
+    // points to; no memory is shared and no stack given, so the child goes on in a copy of this
+    // one, in which no other thread can have held a lock.
     let made = unsafe { libc::syscall(libc::SYS_clone3, at, bytes) };
     match i32::try_from(made).expect("a pid, or an error") {
         0 => Ok(Fork::Child),
