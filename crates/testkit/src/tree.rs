@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::{Mutex, Once, PoisonError};
 
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
 
 use crate::wait;
 
@@ -183,7 +183,15 @@ static ENDS: Mutex<BTreeMap<u32, String>> = Mutex::new(BTreeMap::new());
 pub fn reap(pid: u32) {
     let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let Some(raw) = raw else { return };
-    // Not a child, or not dead yet: then there is nothing to reap.
+    // Not a child, or not dead yet: then there is nothing to reap. To wait would take the stop of
+    // one that another thread traces.
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let seen = rustix::process::waitid(WaitId::Pid(raw), look)
+        .ok()
+        .flatten();
+    if !seen.is_some_and(|seen| seen.exited() || seen.killed() || seen.dumped()) {
+        return;
+    }
     if let Ok(Some((_, status))) = rustix::process::waitpid(Some(raw), WaitOptions::NOHANG) {
         let how = match (status.terminating_signal(), status.exit_status()) {
             (Some(signal), _) => format!("signal {signal}"),
@@ -224,6 +232,26 @@ pub fn wait_gone(pids: &[u32]) {
 mod tests {
     use super::*;
     use crate::program::Program;
+
+    #[test]
+    fn who_is_traced_keeps_its_stop() {
+        use sys::ptrace;
+
+        let child = std::process::Command::new("sleep").arg("1000").spawn();
+        let mut child = child.expect("it starts");
+        let (pid, tid) = (child.id(), child.id().cast_signed());
+        ptrace::seize(tid, true).expect("it is ours");
+        ptrace::interrupt(tid).expect("it is traced");
+        wait::wait_until("its stop", wait::SOON, || state(pid) == Some('t'));
+        std::thread::spawn(move || reap(pid)).join().expect("done");
+        let seen = ptrace::try_wait(tid).expect("it is traced");
+        assert!(
+            matches!(seen, Some((_, ptrace::Event::Stop(_)))),
+            "{seen:?}"
+        );
+        child.kill().expect("it lives");
+        child.wait().expect("it has ended");
+    }
 
     #[test]
     fn lists_and_kills_a_tree() {
