@@ -471,6 +471,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         &[Int, Flags(names::TIMER), Struct(ITIMERSPEC), Address],
     ),
     (Sysno::umask, &[Octal]),
+    (Sysno::unshare, &[Flags(names::CLONE)]),
     (Sysno::userfaultfd, &[Flags(names::CLOEXEC)]),
     (Sysno::wait4, &[Int, Address, Flags(names::WAIT), Address]),
     (
