@@ -249,10 +249,11 @@ impl Disks {
         let done = guest
             .qmp
             .call::<Value>("transaction", json!({ "actions": actions }));
-        if let Err(error @ Error::Refused { .. }) = done {
-            return Err(error);
+        if let Err(error) = &done
+            && !may_write_to(&overlays, error, guest.qmp)
+        {
+            return done.map(drop);
         }
-        // Whatever else has failed, QEMU may write to them.
         self.overlays = overlays.into_iter().map(Made::keep).collect();
         for overlay in &self.overlays {
             let (disk, file) = (&overlay.disk, overlay.file.display());
@@ -316,6 +317,29 @@ impl Disks {
         let fates = sparse::store(&memories, writer, Holes::Zero, beside, progress)?;
         Ok((disks, fates.stored_pages * PAGE_BYTES))
     }
+}
+
+/// Whether QEMU may have disks go on in overlays, after the command that has them do so failed: it
+/// has, unless it said that it does not, or says now that it does not know them, over another
+/// connection where the first one is lost.
+fn may_write_to(overlays: &[Made], error: &Error, qmp: &mut Qmp) -> bool {
+    let (question, with) = ("query-named-block-nodes", json!({"flat": true}));
+    let told = match error {
+        Error::Refused { .. } => return false,
+        Error::Gone(_) => match qmp.again() {
+            Ok(again) => {
+                *qmp = again;
+                qmp.insist(question, &with)
+            }
+            Err(error) => Err(error),
+        },
+        _ => qmp.insist(question, &with),
+    };
+    let Ok(Value::Array(nodes)) = told else {
+        return true;
+    };
+    let is_known = |made: &Made| nodes.iter().any(|node| node["node-name"] == made.0.node);
+    overlays.iter().any(is_known)
 }
 
 /// The numbers of spaces of an image: a file that the parent has, too, has the same.

@@ -110,6 +110,6 @@ fn take(control: &UnixStream, folder: &Path, course: Shared) -> Option<()> {
     socket::send(control, b"-", along, 0).ok()?;
     drop(behind);
     let (client, upstream) = (OwnedFd::from(client), OwnedFd::from(upstream));
-    Proxy::new(course, pid).run(&client, &upstream, PATIENCE);
+    Proxy::new(course, pid).run(client, upstream, PATIENCE);
     Some(())
 }

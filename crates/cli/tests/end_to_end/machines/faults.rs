@@ -82,7 +82,8 @@ impl Machine {
             asked: Vec::new(),
         };
         let proxy = Proxy::new(course.clone(), self.qemu.id() as i32);
-        proxy.run(&client.into(), &upstream.into(), SOON);
+        // When it ends, QEMU listens again.
+        proxy.run(client.into(), upstream.into(), SOON);
         let asked = std::mem::take(&mut course.lock().asked);
         let output = child.wait_with_output().expect("it ends");
         Run {

@@ -103,34 +103,34 @@ impl Proxy {
         }
     }
 
-    /// Forwards everything until nobody talks any more.
+    /// Forwards everything until nobody talks any more; then both connections are closed.
     ///
     /// # Panics
     /// Where nobody says anything for `patience`.
-    pub fn run(mut self, client: &OwnedFd, upstream: &OwnedFd, patience: Duration) {
+    pub fn run(mut self, client: OwnedFd, upstream: OwnedFd, patience: Duration) {
         let wait = Timespec::try_from(patience).expect("it is short");
         let mut buffer = vec![0; 1 << 16];
         loop {
-            let mut fds = [client, upstream].map(|fd| PollFd::new(fd, PollFlags::IN));
+            let mut fds = [&client, &upstream].map(|fd| PollFd::new(fd, PollFlags::IN));
             let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&wait)));
             assert_ne!(ready.expect("polled"), 0, "silent: {:?}", self.course);
             let [is_client, is_upstream] = fds.map(|fd| !fd.revents().is_empty());
             if is_upstream {
-                match socket::receive(upstream, &mut buffer, 0) {
+                match socket::receive(&upstream, &mut buffer, 0) {
                     Ok(received) if received.len > 0 => {
                         let said = self.spoiled(&buffer[..received.len]);
-                        let _ = socket::send(client, &said, Along::default(), 0);
+                        let _ = socket::send(&client, &said, Along::default(), 0);
                     }
                     _ => return,
                 }
             }
             if is_client {
-                let received = match socket::receive(client, &mut buffer, 0) {
+                let received = match socket::receive(&client, &mut buffer, 0) {
                     Ok(received) if received.len > 0 => received,
                     _ => return,
                 };
                 let said = &buffer[..received.len];
-                if !self.pass(said, received.rights, client, upstream) {
+                if !self.pass(said, received.rights, &client, &upstream) {
                     return;
                 }
             }
