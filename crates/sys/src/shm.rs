@@ -52,13 +52,13 @@ impl Attached {
     }
 
     /// The segment as a file, which may be read and written beyond the time that it is attached.
-    /// Needs `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN`.
+    /// Needs `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN`. `page_bytes`: the size of its pages.
     ///
     /// # Errors
-    /// `EPERM` without the privilege.
-    pub fn file(&self) -> io::Result<OwnedFd> {
+    /// `EPERM` without the privilege, `ENOENT` where it has other pages.
+    pub fn file(&self, page_bytes: u64) -> io::Result<OwnedFd> {
         let start = self.start.addr() as u64;
-        let end = start + self.bytes.next_multiple_of(4096);
+        let end = start + self.bytes.next_multiple_of(page_bytes);
         let path = format!("/proc/self/map_files/{start:x}-{end:x}");
         let file = std::fs::OpenOptions::new()
             .read(true)
@@ -100,13 +100,21 @@ fn raw(id: i32) -> io::Result<libc::shmid_ds> {
     Ok(raw)
 }
 
-/// Makes a segment and gives its id.
+/// Makes a segment and gives its id. `huge_page_bytes`: the size of its pages, a power of two,
+/// where they are huge pages.
 ///
 /// # Errors
-/// `EEXIST` when the key is taken, `EINVAL` for a size out of bounds, `ENOSPC`, `ENOMEM`.
-pub fn create(key: i32, bytes: u64, mode: u32) -> io::Result<i32> {
+/// `EEXIST` when the key is taken, `EINVAL` for a size out of bounds, `ENOSPC`, `ENOMEM` (also
+/// where there are too few huge pages), `EPERM`.
+pub fn create(key: i32, bytes: u64, mode: u32, huge_page_bytes: Option<u64>) -> io::Result<i32> {
+    /// Where shmget(2) has the base-2 logarithm of the size of a page.
+    const SHM_HUGE_SHIFT: u32 = 26;
     let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let flags = libc::IPC_CREAT | libc::IPC_EXCL | (mode & 0o777).cast_signed();
+    let mut flags = libc::IPC_CREAT | libc::IPC_EXCL | (mode & 0o777).cast_signed();
+    if let Some(bytes) = huge_page_bytes {
+        let size = bytes.trailing_zeros() << SHM_HUGE_SHIFT;
+        flags |= libc::SHM_HUGETLB | size.cast_signed();
+    }
     // SAFETY: the call takes no pointers.
     let id = unsafe { libc::shmget(key, bytes, flags) };
     if id < 0 {
@@ -155,7 +163,7 @@ mod tests {
     #[test]
     fn a_segment_is_made_attached_and_removed() {
         const IPC_PRIVATE: i32 = 0;
-        let id = create(IPC_PRIVATE, 5000, 0o640).expect("a segment");
+        let id = create(IPC_PRIVATE, 5000, 0o640, None).expect("a segment");
         let attached = Attached::new(id).expect("attached");
         give(id, (1, 2), 0o600).expect("root may");
         remove(id).expect("ours");
@@ -169,7 +177,7 @@ mod tests {
             attached: 1,
         };
         assert_eq!(stat(id).expect("still attached"), wanted);
-        let file = File::from(attached.file().expect("root may"));
+        let file = File::from(attached.file(4096).expect("root may"));
         file.write_all_at(b"text", 4096).expect("write");
         drop(attached);
         assert!(stat(id).is_err());

@@ -2,6 +2,7 @@
 use std::fs;
 use std::path::Path;
 
+use testkit::huge_pages::HugePages;
 use testkit::program::{Program, Spawned};
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
@@ -164,4 +165,103 @@ fn a_segment_that_others_use_is_named() {
     wait_attached(number, 0);
     stillframe.restore(&[]).must();
     sharers.must_go_on(before);
+}
+
+/// A process that has parts of a segment: one without a page in its middle, where memory of its own
+/// is, and a page that can only be read; and one without its first and last page, of which a child
+/// has another page less. With a second word, the segment has pages of 2 MiB.
+const PARTS: &str = r#"
+import ctypes, mmap, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = libc.mmap.restype = ctypes.c_void_p
+libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+def must(result):
+    if result in (-1, 2**64 - 1):
+        raise OSError(ctypes.get_errno(), "shared memory")
+    return result
+huge = len(sys.argv) > 2
+page = 2 << 20 if huge else 4096
+number = must(libc.shmget(0, 5 * page, 0o1600 | (0o4000 if huge else 0)))
+one, two = [must(libc.shmat(number, None, 0)) for _ in range(2)]
+must(libc.shmctl(number, 0, None))
+word = lambda at: ctypes.c_long.from_address(at)
+for turn in range(5):
+    word(one + turn * page).value = 100 + turn
+must(libc.munmap(one + page, page))
+private = 0x02 | 0x10 | 0x20
+must(libc.mmap(one + page, 4096, 3, private, -1, 0))
+word(one + page).value = 7
+must(libc.mprotect(one + 3 * page, page, 1))
+must(libc.munmap(two, page))
+must(libc.munmap(two + 4 * page, page))
+report = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+if os.fork() == 0:
+    must(libc.munmap(two + 2 * page, page))
+    while True:
+        word(two + page).value += 1
+        time.sleep(0.001)
+while True:
+    through = [word(two + page).value, word(one + 3 * page).value, word(one + page).value]
+    same = word(one).value == 100 and word(two + 2 * page).value == 102
+    line = "%20d" * 4 % (through[0], through[1], through[2], same)
+    os.pwrite(report, line.encode(), 0)
+    time.sleep(0.001)
+"#;
+
+/// Has a process with parts of a segment go through cycles.
+fn parts_come_back(kind: &[&str]) {
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer saves segments only with their namespace");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let report = Sharers::report_at(folder.path());
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", PARTS])
+        .arg(&report)
+        .args(kind.iter().copied())
+        .folder(folder.path())
+        .spawn();
+    let words = || {
+        let text = fs::read_to_string(&report).unwrap_or_default();
+        let words = text.split_whitespace().map(str::parse::<u64>);
+        words.collect::<Result<Vec<_>, _>>().expect("numbers")
+    };
+    program.wait_ready("its report", || words().len() == 4);
+    let facts = Facts::moving(program.pid());
+    for ways in [&["--leave-running"][..], &["--live"], &[]] {
+        let before = words();
+        stillframe.dump(program.pid(), ways).must();
+        if ways.is_empty() {
+            tree::wait_gone(&program.tree());
+            stillframe.restore(&[]).must();
+        }
+        program.wait_ready("its child's writes", || words()[0] > before[0]);
+        assert_eq!(words()[1..], [103, 7, 1], "{ways:?}");
+    }
+    stillframe.cycle(2, &program, &[]);
+    let after = Facts::moving(program.pid());
+    assert_restored(&stillframe, &facts, &after, "parts of segments");
+    program.wait_ready("its child's writes", || words()[1..] == [103, 7, 1]);
+    program.kill();
+}
+
+#[test]
+fn parts_of_segments_come_back() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    parts_come_back(&[]);
+}
+
+#[test]
+fn parts_of_segments_of_huge_pages_come_back() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let Ok(_pages) = HugePages::reserve(12) else {
+        testkit::skip!("no room for huge pages (vm.nr_hugepages)");
+    };
+    parts_come_back(&["huge"]);
 }

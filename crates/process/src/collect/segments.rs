@@ -1,10 +1,10 @@
-//! System V shared memory: all of it belongs to the tree, and each mapping is a whole segment.
+//! System V shared memory: all of it belongs to the tree.
 //!
 //! - What: attached System V shared memory
-//! - Kept: whole segments that only tasks of the tree have attached, each as often as it was.
-//! - Refused: "it is System V shared memory …": "… of elsewhere (…)", "of which a part was unmapped
-//!   or protected", "that is mapped without being attached"; "System V shared memory …", as "it is
-//!   attached … times outside of the tree".
+//! - Kept: segments that only tasks of the tree have attached, each as often as it was, also parts
+//!   of them and parts of another protection.
+//! - Refused: "it is System V shared memory …": "… of elsewhere (…)", "that is mapped without being
+//!   attached"; "System V shared memory …", as "it is attached … times outside of the tree".
 //! - CRIU 4.2: in an IPC namespace of the tree's own; also with parts of another protection, not
 //!   with parts unmapped.
 
@@ -27,9 +27,8 @@ struct Attached {
     times: u64,
 }
 
-/// Checks the segments that the tasks of a tree have attached: mappings that are a part of a
-/// segment, and segments that others have attached as well, are noted. A restore could not give
-/// them the same memory.
+/// Checks the segments that the tasks of a tree have attached: those that others have attached as
+/// well are noted. A restore could not give them the same memory.
 pub(super) fn check<'a>(
     tasks: impl Iterator<Item = (i32, &'a [Listed])>,
     obstacles: &mut Obstacles,
@@ -59,12 +58,7 @@ pub(super) fn check<'a>(
                     })
                 }
             };
-            let bytes = one.segment.bytes.next_multiple_of(abi::PAGE_BYTES);
-            if map.offset != 0 || map.span.bytes() != bytes {
-                let refused = unsupported("of which a part was unmapped or protected");
-                obstacles.note(Err::<(), _>(refused))?;
-                continue;
-            }
+            // The kernel counts each mapping, also each that one was split into.
             one.times += 1;
             if one.segment.attached < one.times {
                 let refused = unsupported("that is mapped without being attached");

@@ -370,7 +370,7 @@ impl<'a> Tasks<'a> {
             vdso: vdso::old(self.saved, task, &self.setting.vdso),
         })?;
         self.at_fork[index] = laid.at_fork.clone();
-        plan.taken.extend(laid.host_vdso);
+        plan.taken.extend_from_slice(&laid.taken);
         if let Some(proxy) = &laid.proxy {
             vdso::check_entries(task, proxy)?;
         }

@@ -6,8 +6,8 @@
 //! themselves ([`crate::map::layout`]): the kernel counts who has it attached, and programs ask.
 //!
 //! - What: System V shared memory
-//! - Kept: number, key, owner, permissions, contents; it is taken where it still is, and made again
-//!   where not.
+//! - Kept: number, key, owner, permissions, contents, huge pages; it is taken where it still is,
+//!   and made again where not.
 //! - Refused: "it is System V shared memory as a file" (opened by way of /proc/PID/map_files).
 //! - At a restore: "key … of System V shared memory … is another segment's"; "System V shared
 //!   memory … is another segment"; "System V shared memory … …": "is another segment", "is attached
@@ -15,7 +15,7 @@
 //! - CRIU 4.2: only in an IPC namespace of the tree's own, whose segments are all saved with it.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,9 @@ struct Payload {
     /// The space with its contents; on the first description only.
     #[prost(uint32, optional, tag = "9")]
     space: Option<u32>,
+    /// The size of its pages where they are huge pages.
+    #[prost(uint64, tag = "10")]
+    huge_page_bytes: u64,
 }
 
 /// How the kernel's names of such memory begin.
@@ -80,7 +83,7 @@ impl Kind for SystemV {
     fn claims(&self, open: &Open<'_>) -> bool {
         open.link.starts_with(LINK)
             && FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
-            && Some(open.stat.st_dev) == memfd::device()
+            && (Some(open.stat.st_dev) == memfd::device() || memfd::huge_page_bytes(open).is_some())
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
@@ -100,6 +103,7 @@ impl Kind for SystemV {
             gid: found.gid,
             doomed: found.doomed,
             space: None,
+            huge_page_bytes: memfd::huge_page_bytes(open).unwrap_or(0),
         };
         if payload.first == open.id.0 {
             let file = status::reopen(open.own()?, rustix::fs::OFlags::RDONLY)?;
@@ -210,15 +214,20 @@ impl Payload {
         drop(next);
         shm::give(self.number, (self.uid, self.gid), self.mode).map_err(failed("give away"))?;
         let attached = Attached::new(self.number).map_err(failed("attach"))?;
-        let file = attached.file().map_err(failed("open"))?;
+        let huge = memfd::checked_page_bytes(self.huge_page_bytes)?;
+        let page_bytes = huge.unwrap_or(abi::PAGE_BYTES);
+        let file = attached.file(page_bytes).map_err(failed("open"))?;
         if let Some(space) = self.space {
             // What was zero is not stored, and may be something else by now.
             let all =
                 rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-            let bytes = self.size_bytes.next_multiple_of(abi::PAGE_BYTES);
+            let bytes = self.size_bytes.next_multiple_of(page_bytes);
             rustix::fs::fallocate(&file, all, 0, bytes)
                 .map_err(|error| self.failed("empty", error.into()))?;
-            cx.load(space, std::os::fd::AsFd::as_fd(&file))?;
+            match huge {
+                Some(_) => memfd::load_huge(space, file.as_fd(), (bytes, page_bytes), cx)?,
+                None => cx.load(space, file.as_fd())?,
+            }
         }
         Ok(file)
     }
@@ -255,7 +264,8 @@ impl Payload {
     }
 
     fn create(&self) -> Result<i32> {
-        let made = shm::create(self.key, self.size_bytes, self.mode);
+        let huge = memfd::checked_page_bytes(self.huge_page_bytes)?;
+        let made = shm::create(self.key, self.size_bytes, self.mode, huge);
         made.map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::EXIST) => Error::Mismatch {
                 what: format!(
@@ -292,7 +302,7 @@ mod tests {
     #[test]
     fn a_failed_restore_leaves_none() {
         let made = Made {
-            number: shm::create(0, 1, 0o600).expect("a segment"),
+            number: shm::create(0, 1, 0o600, None).expect("a segment"),
         };
         let number = made.number;
         drop(made);
@@ -305,7 +315,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let number = shm::create(0, 1, 0o600).expect("a segment");
+                    let number = shm::create(0, 1, 0o600, None).expect("a segment");
                     drop(Made { number });
                 }
             });

@@ -7,8 +7,9 @@
 use abi::Span;
 use syscalls::Sysno;
 
+use super::attach::attach;
 use super::inherit::{self, Parent};
-use super::memory::{Mapping, Memory, Segment, Special};
+use super::memory::{Mapping, Memory, Special};
 use super::pages::has_own;
 pub use super::pages::{DECODED_FILE, Pages, Place, Stored};
 pub(super) use super::pages::{clip, overlapping};
@@ -72,9 +73,9 @@ pub struct Laid {
     pub lazy: Vec<Span>,
     /// What its children start with.
     pub at_fork: AtFork,
-    /// Where this host's vDSO comes to be, if that is not where the old one was: nothing else may
-    /// be there.
-    pub host_vdso: Option<Span>,
+    /// Where nothing else may be: where this host's vDSO comes to be, if that is not where the old
+    /// one was, and where shared memory is attached of which the process has a part.
+    pub taken: Vec<Span>,
     /// The code that another kernel's vDSO becomes.
     pub proxy: Option<vdso::proxy::Proxy>,
 }
@@ -119,6 +120,7 @@ pub struct AtFork {
 pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     planning.memory.check()?;
     let mut laid = Laid::default();
+    let vdso = vdso::lay::plan(planning.memory, &planning.vdso)?;
     let inherited = inherit::inherited(planning);
     let kept = inherited.iter().map(Option::is_some).collect::<Vec<_>>();
     let mut protections = protections(planning, &inherited);
@@ -142,8 +144,8 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
         if let Some(inherited) = inherited[index] {
             inherit::keep(planning, map, (prot != inherited).then_some(prot), script);
         } else if let Some(end) = ends[index] {
-            lay(planning, map, (end, prot), script);
-            policy::bind(map, script);
+            let taken = lay(planning, map, (end, prot), vdso.host_vdso, script)?;
+            laid.taken.extend(taken);
         }
         // Who fills from outside does so by small pages.
         let small = map.huge_page_bytes().is_none();
@@ -171,10 +173,7 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     laid.at_fork = inherit::at_fork(planning, &kept, protections);
     final_early.call(&mut laid.early);
     final_late.call(&mut laid.finish);
-    let own = planning.memory.mappings.iter();
-    let own = own.filter(|map| map.special() == Special::No);
-    own.for_each(|map| guard(map, &mut laid.finish));
-    let vdso = vdso::lay::plan(planning.memory, &planning.vdso)?;
+    guard(planning.memory, &mut laid.finish);
     match planning {
         _ if inherit::inherits_vdso(planning) => {}
         Planning {
@@ -182,7 +181,8 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
         } => laid.early.append(vdso.script),
         _ => laid.late.append(vdso.script),
     }
-    (laid.host_vdso, laid.proxy) = (vdso.host_vdso, vdso.proxy);
+    laid.taken.extend(vdso.host_vdso);
+    laid.proxy = vdso.proxy;
     marks(planning, &mut laid.finish)?;
     Ok(laid)
 }
@@ -205,10 +205,17 @@ fn protections(planning: &Planning<'_>, inherited: &[Option<u32>]) -> Vec<u32> {
     prots.collect()
 }
 
-/// Maps it, up to `end`, with a protection that lets pages in.
-fn lay(planning: &Planning<'_>, map: &Mapping, (end, prot): (u64, u32), script: &mut Script) {
+/// Maps it, up to `end`, with a protection that lets pages in; `taken`: where nothing else may be.
+/// Gives what is needed beside that.
+fn lay(
+    planning: &Planning<'_>,
+    map: &Mapping,
+    (end, prot): (u64, u32),
+    taken: Option<Span>,
+    script: &mut Script,
+) -> Result<Option<Span>> {
     if let Some(segment) = map.segment {
-        return attach(map, segment, prot, script);
+        return attach(planning.memory, map, (segment, prot), taken, script);
     }
     let file = map
         .file
@@ -235,32 +242,8 @@ fn lay(planning: &Planning<'_>, map: &Mapping, (end, prot): (u64, u32), script: 
         ];
         script.attempt(Sysno::prctl, args);
     }
-}
-
-/// Attaches System V shared memory: the kernel counts who has it.
-fn attach(map: &Mapping, segment: Segment, prot: u32, script: &mut Script) {
-    const PROT_READ: u32 = 1;
-    const PROT_EXEC: u32 = 4;
-    const SHM_RDONLY: u32 = 0o10000;
-    const SHM_REMAP: u32 = 0o40000;
-    const SHM_EXEC: u32 = 0o100_000;
-    let mut flags = SHM_REMAP;
-    let mut given = PROT_READ;
-    if segment.read_only {
-        flags |= SHM_RDONLY;
-    } else {
-        given |= PROT_WRITE;
-    }
-    if prot & PROT_EXEC != 0 {
-        flags |= SHM_EXEC;
-        given |= PROT_EXEC;
-    }
-    let args = [segment.number.into(), map.start.into(), flags.into()];
-    script.expect(Sysno::shmat, args, map.start);
-    if given != prot {
-        let range = [map.start.into(), map.span().bytes().into()];
-        script.call(Sysno::mprotect, [range[0], range[1], prot.into()]);
-    }
+    policy::bind(map, script);
+    Ok(None)
 }
 
 /// Mappings that get their final protection and advice; neighbours get the same by one call.
@@ -301,8 +284,14 @@ impl<'a> FinalSettings<'a> {
     }
 }
 
-/// Gives it its guards and its lock.
-fn guard(map: &Mapping, script: &mut Script) {
+/// Gives mappings their guards and their locks.
+fn guard(memory: &Memory, script: &mut Script) {
+    let own = memory.mappings.iter();
+    own.filter(|map| map.special() == Special::No)
+        .for_each(|map| guard_one(map, script));
+}
+
+fn guard_one(map: &Mapping, script: &mut Script) {
     for guard in map.guards.chunks_exact(2) {
         let args = [guard[0].into(), guard[1].into(), MADV_GUARD_INSTALL.into()];
         script.call(Sysno::madvise, args);

@@ -6,7 +6,7 @@
 //!   shared.
 //! - Refused: "it is memory of a device"; "it is registered with a userfaultfd" (but for
 //!   asynchronous write protection); "it is a shadow stack"; "it has huge pages of a file that
-//!   nobody can open again" (a deleted one, System V shared memory); "it has huge pages of its own
+//!   nobody can open again" (a deleted one); "it has huge pages of its own
 //!   over those of a file"; "a part of a ring of io_uring was unmapped or protected"; mappings of
 //!   the kernel's own such as `[uprobes]`, by their name alone.
 //! - CRIU 4.2: kept, shadow stacks too; names of anonymous memory are not, nor `mlockall` for later
@@ -104,6 +104,10 @@ pub struct Segment {
     /// Whether it is attached for reading only.
     #[prost(bool, tag = "2")]
     pub read_only: bool,
+    /// Its size in bytes, a multiple of its pages' size, of which the mapping may be a part; 0 in
+    /// older images, in which it is all of it.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
 }
 
 /// Mappings that the kernel makes by itself.
@@ -222,9 +226,15 @@ impl Mapping {
             let (prot, locked) = (self.prot, self.locked);
             return Some(format!("protection {prot:#x} and lock {locked}"));
         }
-        let is_file = self.file.is_some() && self.offset == 0 && kind == MAP_SHARED;
-        if self.segment.is_some() && !is_file {
-            return Some("a segment that it cannot be".to_owned());
+        if let Some(segment) = self.segment {
+            let end = self.offset.checked_add(self.span().bytes());
+            let is_part = match segment.bytes {
+                0 => self.offset == 0,
+                bytes => end.is_some_and(|end| end <= bytes) && bytes.is_multiple_of(PAGE_BYTES),
+            };
+            if self.file.is_none() || kind != MAP_SHARED || !is_part {
+                return Some("a segment that it cannot be".to_owned());
+            }
         }
         let known = |advice: &u32| ADVICE.iter().any(|(_, known)| known == advice);
         if let Some(advice) = self.advice.iter().find(|advice| !known(advice)) {
@@ -361,6 +371,11 @@ impl Mapping {
             segment: listed.segment().map(|number| Segment {
                 number,
                 read_only: !listed.has(b"mw"),
+                // Who looks at the whole tree refuses those that nothing can be asked of.
+                bytes: sys::shm::stat(number).map_or(0, |segment| {
+                    let page_bytes = listed.page_bytes.max(PAGE_BYTES);
+                    segment.bytes.next_multiple_of(page_bytes)
+                }),
             }),
             policy: None,
         })
@@ -391,7 +406,7 @@ fn huge_pages_of(page_bytes: u64) -> u32 {
 }
 
 /// Why a mapping of a file cannot be made again, if so. Memory with huge pages can where it is
-/// anonymous, or a memfd or a file with a path that is shared.
+/// anonymous, System V shared memory, or a memfd or a file with a path that is shared.
 fn hinders(listed: &Listed) -> Option<&'static str> {
     /// Where the parts of a ring of io_uring(7) begin.
     const RING_PARTS: [u64; 3] = [0, 0x800_0000, 0x1000_0000];
@@ -399,7 +414,8 @@ fn hinders(listed: &Listed) -> Option<&'static str> {
         return Some("a part of a ring of io_uring was unmapped or protected");
     }
     let name = &listed.name[..];
-    let has_path = !name.ends_with(b" (deleted)") || name.starts_with(b"/memfd:");
+    let is_made_again = name.starts_with(b"/memfd:") || listed.segment().is_some();
+    let has_path = !name.ends_with(b" (deleted)") || is_made_again;
     match listed.has_huge_pages() && name != HUGE_PAGES {
         true if !has_path => Some("it has huge pages of a file that nobody can open again"),
         true if !listed.shared => Some("it has huge pages of its own over those of a file"),
@@ -428,7 +444,21 @@ mod tests {
         const MADV_HWPOISON: u32 = 100;
         const MAP_POPULATE: u32 = 0x8000;
         type Change = fn(&mut Mapping);
-        let changes: [(Change, &str); 6] = [
+        const PART: fn(&mut Mapping, u64, u64) = |map, offset, bytes| {
+            (map.flags, map.file, map.offset) = (MAP_SHARED, Some(1), offset);
+            let segment = Segment {
+                bytes,
+                ..Segment::default()
+            };
+            map.segment = Some(segment);
+        };
+        let changes: [(Change, &str); 9] = [
+            (
+                |map| PART(map, 0x1000, 0x10000),
+                "a segment that it cannot be",
+            ),
+            (|map| PART(map, 0, 0x10001), "a segment that it cannot be"),
+            (|map| PART(map, 0x1000, 0), "a segment that it cannot be"),
             (|map| map.advice = vec![14, MADV_HWPOISON], "advice 100"),
             (|map| map.advice = vec![MADV_REMOVE], "advice 9"),
             (|map| map.flags |= MAP_POPULATE, "flags 0x8022"),

@@ -8,10 +8,13 @@
 //! - [`neighbours`]: which of them are mapped by one call,
 //! - [`policy`]: from which nodes its memory comes,
 //! - [`read`]: those of them that read pages,
+//! - [`attach`]: those of them that attach System V shared memory,
+//! - [`room`]: addresses that are free between them,
 //! - [`aio`]: rings of asynchronous I/O, and the contexts that they belong to,
 //! - [`vdso`]: the kernel's code in it, and how another kernel's is replaced.
 
 pub mod aio;
+mod attach;
 pub mod inherit;
 pub mod layout;
 pub mod listing;
@@ -20,4 +23,5 @@ mod neighbours;
 pub mod pages;
 pub mod policy;
 mod read;
+mod room;
 pub mod vdso;

@@ -4,6 +4,7 @@ use abi::{Addr, PAGE_BYTES, Span};
 use syscalls::Sysno;
 
 use super::super::memory::{Mapping, Memory};
+use super::super::room::{STACK_BYTES, free};
 use super::proxy::{Proxy, proxy};
 use super::{Host, Part, Way, code_of, data_before};
 use crate::script::{Script, Width};
@@ -15,15 +16,8 @@ const PROT_WRITE: u32 = 2;
 const PROT_EXEC: u32 = 4;
 const MADV_RANDOM: u32 = 1;
 
-/// A stack must be able to grow, and the kernel puts nothing close below one on its own.
-const STACK_BYTES: u64 = 256 << 20;
 /// How near a jump of five bytes must have its target, with a margin.
 const NEAR_BYTES: u64 = 1 << 30;
-/// The first and the last address that a vDSO may be put at.
-const BOUNDS: Span = Span {
-    start: Addr(0x10_0000),
-    end: Addr(0x7fff_ffff_f000),
-};
 
 /// A vDSO to be brought back.
 #[derive(Clone, Copy, Debug)]
@@ -111,10 +105,13 @@ fn map_elsewhere(
     host: &Host,
     script: &mut Script,
 ) -> Result<(Span, Span)> {
-    let host_vdso = free(memory, host.bytes(), near).ok_or_else(|| {
+    let host_vdso = free(memory, None, host.bytes(), near).ok_or_else(|| {
         let what = format!("leaves no {} bytes for this host's vDSO", host.bytes());
         Error::corrupt("memory", what)
     })?;
+    if host_vdso.start.0.abs_diff(near.0) > NEAR_BYTES {
+        log::debug!("this host's vDSO goes far away, to {host_vdso}");
+    }
     let (before, bytes) = host.code();
     let code = Span::new(host_vdso.start.plus(before), bytes);
     map(memory, host_vdso.start, code, script);
@@ -251,37 +248,6 @@ fn copy(bytes: &[u8], to: Addr, pid: i32, script: &mut Script) {
     script.expect(Sysno::process_vm_readv, args, len);
 }
 
-/// A place for `bytes` that no mapping has, as near to `near` as there is one.
-fn free(memory: &Memory, bytes: u64, near: Addr) -> Option<Span> {
-    let distance = |span: &Span| span.start.0.abs_diff(near.0);
-    let mut best: Option<Span> = None;
-    let mut low = BOUNDS.start;
-    let ends = memory.mappings.iter().map(|map| {
-        let below = if map.flags & MAP_GROWSDOWN != 0 {
-            STACK_BYTES
-        } else {
-            PAGE_BYTES
-        };
-        (Addr(map.start.saturating_sub(below)), Addr(map.end))
-    });
-    for (high, next) in ends.chain([(BOUNDS.end, BOUNDS.end)]) {
-        let high = high.min(BOUNDS.end);
-        if low.0.saturating_add(bytes) <= high.0 {
-            let last = Addr(high.0 - bytes);
-            let start = near.clamp(low, last).page_start();
-            let span = Span::new(start.max(low), bytes);
-            if best.is_none_or(|best| distance(&span) < distance(&best)) {
-                best = Some(span);
-            }
-        }
-        low = Addr(next.0.saturating_add(PAGE_BYTES)).max(low);
-    }
-    if let Some(far) = best.filter(|best| distance(best) > NEAR_BYTES) {
-        log::debug!("this host's vDSO goes far away, to {far}");
-    }
-    best
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::super::memory::Special;
@@ -398,29 +364,5 @@ mod tests {
         for code in [None, Some([0u8; 0x3000].as_slice())] {
             assert!(plan(&memory, &old(Way::Proxied, &host, code)).is_err());
         }
-    }
-
-    #[test]
-    fn room_is_found_between_mappings_and_away_from_stacks() {
-        let stack = Mapping {
-            start: 0x7000_0000_0000,
-            end: 0x7000_0010_0000,
-            flags: MAP_GROWSDOWN,
-            ..Mapping::default()
-        };
-        let below = special(0x6fff_fff0_0000, 0x6fff_fff1_0000, DATA);
-        let above = special(0x7000_0011_0000, 0x7000_0012_0000, CODE);
-        let memory = memory(vec![below, stack, above]);
-        let near = Addr(0x7000_0011_0000);
-        let found = free(&memory, 0x8000, near).expect("room");
-        assert_eq!(
-            found.start,
-            Addr(0x7000_0010_7000),
-            "between stack and vDSO"
-        );
-        let found = free(&memory, 0x2_0000, near).expect("room");
-        assert_eq!(found.start, Addr(0x7000_0012_1000), "behind the vDSO");
-        let all = self::memory(vec![special(0, !0xfff, DATA)]);
-        assert_eq!(free(&all, 0x1000, near), None);
     }
 }
