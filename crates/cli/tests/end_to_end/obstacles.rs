@@ -134,6 +134,41 @@ fn all_obstacles_are_told_at_once() {
     assert_untouched(&before, &Facts::moving(pid), "refused");
 }
 
+/// A child in a network of its own, with sockets that nobody here can ask the kernel of.
+const ELSEWHERE: &str = r#"
+import ctypes, os, signal, socket, sys
+folder = sys.argv[1]
+if os.fork() == 0:
+    if ctypes.CDLL(None).unshare(0x40000000):
+        sys.exit(1)
+    pair = socket.socketpair()
+    listener = socket.create_server(("0.0.0.0", 0))
+    os.mkdir(folder + "/ready")
+    signal.pause()
+signal.pause()
+"#;
+
+#[test]
+fn a_network_of_its_own_is_named_before_its_sockets() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", ELSEWHERE])
+        .arg(folder.path())
+        .spawn();
+    program.wait_file(&folder.path().join("ready"));
+    let pid = program.pid();
+    let before = Facts::moving(pid);
+    let outcome = stillframe.dump(pid, &[]).must_fail();
+    if !stillframe.is_peer() {
+        assert_eq!(outcome.status.code(), Some(3), "{}", outcome.told());
+        outcome.names(&["its own net namespace"]);
+    }
+    assert_untouched(&before, &Facts::moving(pid), "refused");
+}
+
 #[test]
 fn who_was_dumped_has_a_page_of_its_vdso() {
     needs_root!();

@@ -120,18 +120,34 @@ pub(crate) fn collect(
     view: &mut dyn MemoryView,
 ) -> Result<Inventory> {
     let mut obstacles = Obstacles::default();
+    match collect_all(frozen, (stay, allow), view, &mut obstacles) {
+        // That may be why something could not be looked at, as sockets of another network.
+        Err(error) if !obstacles.is_empty() => {
+            log::debug!("{error}");
+            Err(obstacles.check().expect_err("there are some"))
+        }
+        result => result,
+    }
+}
+
+fn collect_all(
+    frozen: &mut Frozen,
+    (stay, allow): (bool, &Allow),
+    view: &mut dyn MemoryView,
+    obstacles: &mut Obstacles,
+) -> Result<Inventory> {
     let sharing = Sharing::find(frozen)?;
-    let links = descriptors::links(frozen, &sharing, &mut obstacles)?;
-    let has_its_clocks = fitness::check(frozen, &mut obstacles)?;
+    let links = descriptors::links(frozen, &sharing, obstacles)?;
+    let has_its_clocks = fitness::check(frozen, obstacles)?;
     let cgroups = obstacles.note(cgroups::collect(frozen, allow))?;
-    let settled = settled((frozen, &links, &sharing), allow, view, &mut obstacles)?;
+    let settled = settled((frozen, &links, &sharing), allow, view, obstacles)?;
     let Settled {
         mut found,
         vdsos,
         listed,
         contexts,
     } = settled;
-    let outside = describe_and_ask(frozen, (&mut found, listed), (stay, allow), &mut obstacles)?;
+    let outside = describe_and_ask(frozen, (&mut found, listed), (stay, allow), obstacles)?;
     let tree = tree::of(&found, view.numbering().boot());
     let mut records = vec![tree.record()];
     let mut spaces = spaces::Spaces::default();
