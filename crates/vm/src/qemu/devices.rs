@@ -106,6 +106,8 @@ fn refused(qmp: &mut Qmp) -> Error {
         .and_then(|told| told.get("error-desc")?.as_str());
     Error::Refused {
         command: "migrate",
-        what: why.unwrap_or("it does not say why").to_owned(),
+        what: why
+            .unwrap_or("it does not say why, but on its own standard error")
+            .to_owned(),
     }
 }
