@@ -1,5 +1,7 @@
-//! tmux with a client attached from outside of the tree, which attaches again.
+//! Unix sockets with clients outside of the tree: tmux, whose client attaches again, and such as left.
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -77,4 +79,50 @@ fn a_multiplexer_loses_its_client_and_takes_it_back() {
         .lines()
         .filter_map(|line| line.trim().parse::<u64>().ok());
     assert!(shown.max() > Some(before), "the pane shows what goes on");
+}
+
+/// A server that is busy elsewhere while clients come and go, and then serves who is still there.
+const LATE: &str = r#"
+import os, socket, sys, time
+folder = sys.argv[1]
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(folder + "/late")
+listener.listen(8)
+os.mkdir(folder + "/ready")
+while not os.path.exists(folder + "/serve"):
+    time.sleep(0.01)
+while True:
+    client, _ = listener.accept()
+    try:
+        client.send(b"served")
+    except BrokenPipeError:
+        pass
+    client.close()
+"#;
+
+#[test]
+fn clients_that_have_hung_up_are_dropped() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has no such option");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let server = Program::new("/usr/bin/python3")
+        .args(["-c", LATE])
+        .arg(folder.path())
+        .spawn();
+    server.wait_file(&folder.path().join("ready"));
+    let connect = || UnixStream::connect(folder.path().join("late")).expect("it listens");
+    for _ in 0..3 {
+        connect().write_all(b"not heard").expect("there is room");
+    }
+    let refused = stillframe.dump(server.pid(), &[]);
+    refused.must_fail().names(&["hung up", "--unix-close"]);
+    stillframe.cycle(2, &server, &["--unix-close"]);
+    fs::create_dir(folder.path().join("serve")).expect("a folder");
+    let mut told = String::new();
+    connect().read_to_string(&mut told).expect("it answers");
+    assert_eq!(told, "served");
 }
