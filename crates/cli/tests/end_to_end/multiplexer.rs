@@ -1,4 +1,4 @@
-//! Unix sockets with clients outside of the tree: tmux, whose client attaches again, and such as left.
+//! Unix sockets with clients outside of the tree: tmux, whose client attaches again, and others.
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
 };
@@ -25,6 +26,9 @@ use crate::{Error, Result};
 /// How long an answer may take, unless it is said. Requests to disks are finished before a guest
 /// has stopped.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long there may be no room to wait for a monitor.
+const CONNECTING: Duration = Duration::from_secs(1);
 
 /// The longest line that QEMU may say.
 const LINE_MAX_BYTES: usize = 4 << 20;
@@ -105,9 +109,14 @@ impl Qmp {
     /// Connects to a monitor's socket. Whether anybody answers is seen in [`Qmp::greet`].
     ///
     /// # Errors
-    /// [`Error::Gone`] where nobody listens; [`Error::File`].
+    /// [`Error::Gone`] where nobody listens, [`Error::Monitor`] where others have waited before for
+    /// so long that there is no room to; [`Error::File`].
     pub fn connect(path: &Path) -> Result<Self> {
         let failed = |errno: Errno| match errno {
+            Errno::AGAIN => Error::Monitor {
+                place: format!("at {}", path.display()),
+                what: "others wait for it; a monitor talks to one client at a time".to_owned(),
+            },
             Errno::CONNREFUSED | Errno::NOENT => Error::Gone(format!(
                 "no QEMU listens at {}: start it with -qmp unix:{0},server=on,wait=off",
                 path.display()
@@ -118,7 +127,10 @@ impl Qmp {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let socket = socket.map_err(failed)?;
+        // Who connects waits where too many do.
+        set_socket_timeout(&socket, Timeout::Send, Some(CONNECTING)).map_err(failed)?;
         connect(&socket, &address).map_err(failed)?;
+        set_socket_timeout(&socket, Timeout::Send, None).map_err(failed)?;
         Ok(Self::new(socket, path))
     }
 
@@ -541,6 +553,26 @@ mod tests {
         assert_eq!(qmp.call::<u64>("x", json!({})).expect("answered"), 5);
         let end = qmp.end_of_migration(PATIENCE).expect("it ended");
         assert_eq!(end, "completed");
+    }
+
+    #[test]
+    fn where_too_many_wait_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("qmp");
+        let listener = socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let listener = listener.expect("a socket");
+        let address = SocketAddrUnix::new(&path).expect("it is short");
+        rustix::net::bind(&listener, &address).expect("bound");
+        rustix::net::listen(&listener, 0).expect("it listens");
+        let _first = Qmp::connect(&path).expect("there is room");
+        let error = Qmp::connect(&path).expect_err("there is none");
+        let text = error.to_string();
+        assert!(text.contains("one client at a time"), "{text}");
     }
 
     #[test]

@@ -8,13 +8,13 @@
 //!   their files, unread data with descriptors and credentials in it. With `--ext-unix-sk`,
 //!   datagram sockets to a named one outside; with `--unix-close`, connections to the outside come
 //!   back as ended.
-//! - Refused: "its peer (…) is outside of the tree" (`--ext-unix-sk` or `--unix-close`); "it waits
-//!   to be accepted by a socket outside of the tree" (`--unix-close`); "a client outside of the
-//!   tree… waits to be accepted" (`--unix-close`); "a client that has hung up waits to be
-//!   accepted" (`--unix-close`); "it has sent data before it was accepted"; "datagrams are queued, and it has no
-//!   name to send them to"; "it is connected one way to a socket without a name"; "messages behind
-//!   an error that nobody was told of"; "it has out-of-band data in its queue"; "it is bound as …,
-//!   which does not lead to …"; "it is no socket".
+//! - Refused: "its peer (…) is outside of the tree" (`--ext-unix-sk` or `--unix-close`); "it
+//!   waits to be accepted by a socket outside of the tree" (`--unix-close`); "a client outside
+//!   of the tree… waits to be accepted" (`--unix-close`); "a client that has hung up waits to
+//!   be accepted" (`--unix-close`); "it has sent data before it was accepted"; "datagrams are
+//!   queued, and it has no name to send them to"; "it is connected one way to a socket without
+//!   a name"; "messages behind an error that nobody was told of"; "it has out-of-band data in
+//!   its queue"; "it is bound as …, which does not lead to …"; "it is no socket".
 //! - At a restore: the socket's file "is in use by another process", or "is in the way: it is no
 //!   socket".
 //! - CRIU 4.2: the same inside of the tree; refuses credentials in a queue, and out-of-band data
