@@ -29,6 +29,7 @@ pub mod listener;
 pub mod memfd;
 pub mod mqueue;
 pub mod mutex;
+pub mod namespace;
 pub mod netlink;
 pub mod nft;
 pub mod numbers;

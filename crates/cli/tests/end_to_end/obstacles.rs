@@ -10,8 +10,8 @@ use testkit::{needs_program, needs_root};
 
 use crate::{assert_untouched, stillframe};
 
-/// A root with a file lock, a pidfd, a connection and a part of a ring of asynchronous I/O, and a
-/// child in another namespace.
+/// A root with a file lock, a file of another process, a connection and a part of a ring of
+/// asynchronous I/O, and a child in another namespace.
 const MANY: &str = r#"
 import ctypes, fcntl, os, signal, socket, sys, time
 folder = sys.argv[1]
@@ -34,12 +34,12 @@ if child == 0:
 rings = ctypes.c_ulong(0)
 ringless = libc.syscall(IO_SETUP, 1000, ctypes.byref(rings))
 ringless = ringless or libc.munmap(rings, ctypes.c_size_t(4096))
-space = os.open("/proc/self/ns/net", os.O_RDONLY)
+status = os.open("/proc/1/status", os.O_RDONLY)
 while not os.path.exists(folder + "/unshared"):
     time.sleep(0.01)
 os.mkdir(folder + ("/ringless" if ringless else "/ring"))
 with open(folder + "/numbers", "w") as numbers:
-    numbers.write(f"{locked.fileno()} {client.fileno()} {server.fileno()} {space} {child}")
+    numbers.write(f"{locked.fileno()} {client.fileno()} {server.fileno()} {status} {child}")
 os.mkdir(folder + "/ready")
 signal.pause()
 "#;

@@ -82,6 +82,35 @@ fn message_queues_survive() {
 }
 
 #[test]
+fn namespaces_as_files_survive() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has others in its place");
+    }
+    let subject = Subject::start("namespaces", &[]);
+    // Each restore makes a time namespace, and before the first one there is none.
+    stillframe.cycle(3, &subject, &[]);
+    assert_eq!(subject.ask("check"), "right");
+    assert_eq!(subject.ask("flags"), "true true");
+    for how in ["--leave-running", "--live"] {
+        stillframe.clear();
+        stillframe.dump(subject.pid(), &[how]).must();
+        assert_eq!(subject.ask("check"), "right", "{how}");
+    }
+    let pids = subject.tree();
+    subject.kill();
+    testkit::tree::wait_gone(&pids);
+    stillframe.restore(&[]).must();
+    assert_eq!(subject.ask("check"), "right", "of a live image");
+    stillframe.clear();
+    stillframe.dump(subject.pid(), &[]).must();
+    stillframe.restore(&["--no-timens"]).must();
+    assert_eq!(subject.ask("check"), "right", "with the host's clocks");
+    assert_eq!(subject.ask("flags"), "true true");
+}
+
+#[test]
 fn rare_sockets_survive() {
     needs_root!();
     let stillframe = stillframe();

@@ -2,8 +2,8 @@
 //! once; others fetch it from there (pidfd_getfd(2)).
 //!
 //! - What: files in /proc below another root
-//! - Refused: "fd …, a file in /proc", as "the task's root directory is another one, where it
-//!   cannot be opened".
+//! - Refused: "fd …, a file in /proc", also of a namespace, as "the task's root directory is
+//!   another one, where it cannot be opened".
 //! - CRIU 4.2: kept.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,7 +64,8 @@ impl Late {
         // Nobody waits before he has opened what others may wait for.
         for (id, source, numbers) in own {
             let (tag, payload) = saved.descriptions[*id as usize];
-            if tag == fd::tags::PROCESS_FILE && task.place.root.is_some() {
+            let in_proc = [fd::tags::PROCESS_FILE, fd::tags::NAMESPACE].contains(&tag);
+            if in_proc && task.place.root.is_some() {
                 let what = format!("fd {}, a file in /proc,", numbers[0].fd);
                 let why = "the task's root directory is another one, where it cannot be opened";
                 let pid = task.node.pid;

@@ -3,7 +3,7 @@
 //! Something else keeps their places until then. The first task that has such a description opens
 //! it, others fetch it from there.
 //!
-//! - What: files of processes and pidfds in flight
+//! - What: files of processes, pidfds and the tree's time namespace in flight
 //! - Refused: "it refers to a task, which does not exist yet when it would be opened" (no task has
 //!   a descriptor of it: it is on its way in a socket, or a working directory).
 //! - CRIU 4.2: kept.

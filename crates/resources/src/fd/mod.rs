@@ -20,6 +20,7 @@ pub mod late;
 pub mod locks;
 pub mod memfd;
 pub mod mqueue;
+pub mod namespace;
 pub mod netlink;
 pub mod packet_socket;
 pub mod path;
@@ -336,6 +337,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &mqueue::MessageQueue,
     &regular::Regular,
     &directory::Directory,
+    &namespace::Namespace,
     &chardev::Chardev,
     &pipe::Pipe,
     &fifo::Fifo,
@@ -449,10 +451,6 @@ mod tests {
                 ": the kernel does not tell what it counts",
             ),
             ("anon_inode:[eventfd2]", ""),
-            (
-                "mnt:[4026531841]",
-                ": namespaces as files are not there yet",
-            ),
         ] {
             let mut stat = null;
             stat.st_mode = 0o600;

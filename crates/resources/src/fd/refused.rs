@@ -16,9 +16,6 @@
 //! - What: supervisors of seccomp filters
 //! - Refused: "it supervises a seccomp filter, which is not there yet".
 //! - CRIU 4.2: refused.
-//! - What: namespaces as files
-//! - Refused: "namespaces as files are not there yet".
-//! - CRIU 4.2: keeps those that are the tree's.
 //! - What: other devices
 //! - Refused: "it is a device, whose state its driver knows alone".
 //! - CRIU 4.2: refused, but for those that a plugin or `--external` takes.
@@ -54,12 +51,6 @@ const LINKS: &[(&[&str], &str)] = &[
     (
         &["anon_inode:seccomp notify"],
         "it supervises a seccomp filter, which is not there yet",
-    ),
-    (
-        &[
-            "cgroup:[", "ipc:[", "mnt:[", "net:[", "pid:[", "time:[", "user:[", "uts:[",
-        ],
-        "namespaces as files are not there yet",
     ),
 ];
 

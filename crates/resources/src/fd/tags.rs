@@ -40,6 +40,8 @@ pub const MESSAGE_QUEUE: u16 = 117;
 pub const FANOTIFY: u16 = 118;
 /// [`super::tun`].
 pub const TUN: u16 = 119;
+/// [`super::namespace`].
+pub const NAMESPACE: u16 = 120;
 /// [`super::attributes`]: by description.
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.

@@ -24,6 +24,7 @@ mod message_queues;
 mod mmaps;
 mod monitor;
 mod moving;
+mod namespaces;
 mod patchwork;
 mod pending_signals;
 mod posix_timers;
@@ -81,6 +82,7 @@ const ALL: &[(&str, Run)] = &[
     ("monitor", monitor::run),
     ("moving", moving::run),
     ("patchwork", patchwork::run),
+    ("namespaces", namespaces::run),
     ("pending-signals", pending_signals::run),
     ("posix-timers", posix_timers::run),
     ("rare-sockets", rare_sockets::run),
