@@ -91,6 +91,11 @@ impl Kernel {
         })
     }
 
+    /// Reads `len_bytes` bytes.
+    pub fn bytes(&self, at: u64, len_bytes: usize) -> Result<Vec<u8>> {
+        self.memory.read(at, len_bytes)
+    }
+
     /// Reads a word.
     pub fn word(&self, at: u64) -> Result<u64> {
         self.memory.word(at)

@@ -4,7 +4,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::OFlags;
 
@@ -107,6 +107,44 @@ pub fn attributes(queue: impl AsFd) -> io::Result<Attributes> {
         message_bytes: number(2),
         messages: number(3),
     })
+}
+
+/// How a process is told of a message.
+#[derive(Clone, Copy, Debug)]
+pub enum Tell<'a> {
+    /// By a signal with this value.
+    Signal(i32, u64),
+    /// By what is sent to a netlink socket, as the C library has it for a thread (`SIGEV_THREAD`):
+    /// these bytes, the last of which says why.
+    Socket(BorrowedFd<'a>, &'a [u8; 32]),
+    /// Not at all, but nobody else either.
+    Nothing,
+}
+
+/// Has this process told, once, when a message comes into the queue while it is empty
+/// (mq_notify(3)).
+///
+/// # Errors
+/// `EBUSY` where somebody is to be told already, `EINVAL` for what is no signal.
+pub fn notify(queue: impl AsFd, tell: Tell<'_>) -> io::Result<()> {
+    // SAFETY: all zeros is a valid sigevent.
+    let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+    match tell {
+        Tell::Signal(signal, value) => {
+            event.sigev_notify = libc::SIGEV_SIGNAL;
+            event.sigev_signo = signal;
+            event.sigev_value.sival_ptr = std::ptr::without_provenance_mut(value as usize);
+        }
+        Tell::Socket(socket, cookie) => {
+            event.sigev_notify = libc::SIGEV_THREAD;
+            event.sigev_signo = socket.as_raw_fd();
+            event.sigev_value.sival_ptr = cookie.as_ptr().cast_mut().cast();
+        }
+        Tell::Nothing => event.sigev_notify = libc::SIGEV_NONE,
+    }
+    let (queue, at) = (queue.as_fd().as_raw_fd(), &raw const event);
+    // SAFETY: the kernel reads the event, and the 32 bytes that it may point at.
+    check(unsafe { libc::syscall(libc::SYS_mq_notify, queue, at) }).map(drop)
 }
 
 /// Sends a message without waiting (mq_send(3)): `queue` must be one that does not wait.

@@ -82,6 +82,38 @@ fn message_queues_survive() {
 }
 
 #[test]
+fn who_is_told_of_messages_is_told() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer refuses message queues");
+    }
+    let subject = Subject::start("told-queues", &[]);
+    // What compares facts would interrupt the child's wait.
+    stillframe.cycle(3, &subject, &[]);
+    assert_eq!(subject.ask("quiet"), "right");
+    assert_eq!(subject.ask("check"), "right");
+    for how in ["--leave-running", "--live"] {
+        stillframe.clear();
+        stillframe.dump(subject.pid(), &[how]).must();
+        assert_eq!(subject.ask("quiet"), "right", "{how}");
+        assert_eq!(subject.ask("check"), "right", "{how}");
+    }
+    stillframe.clear();
+    stillframe.pre_dump(subject.pid(), &[]).must();
+    let first = stillframe.images().with_file_name("first");
+    fs::rename(stillframe.images(), &first).expect("they are on one file system");
+    let over = ["--prev-images-dir", "../first"];
+    stillframe.dump(subject.pid(), &over).must();
+    stillframe.restore(&[]).must();
+    assert_eq!(subject.ask("quiet"), "right", "over a pre-dump");
+    assert_eq!(subject.ask("check"), "right", "over a pre-dump");
+    assert_eq!(subject.ask("check"), "right", "once more");
+    assert_eq!(subject.ask("remove"), "removed");
+    fs::remove_dir_all(first).expect("it is this test's");
+}
+
+#[test]
 fn namespaces_as_files_survive() {
     needs_root!();
     let stillframe = stillframe();

@@ -419,7 +419,8 @@ impl<'a> Tasks<'a> {
         script.call(Sysno::close_range, [next.into(), u32::MAX.into()]);
     }
 
-    /// Calls of descriptions that only a task which has them can make: the first one does.
+    /// Calls of descriptions that only a task which has them can make: the first one does, or the
+    /// one that must.
     fn in_task(&self, index: usize, script: &mut Script) -> Result<()> {
         let mut own = self.saved.tasks[index]
             .descriptors
@@ -429,15 +430,20 @@ impl<'a> Tasks<'a> {
         own.dedup_by_key(|descriptor| descriptor.description);
         for descriptor in own {
             let (id, fd) = (descriptor.description, descriptor.fd);
-            if self.first_holders.get(&id) != Some(&index) {
-                continue;
-            }
             let (tag, payload) = &self.saved.descriptions[id as usize];
-            pinned::check(&self.saved.tasks[index], fd, (*tag, payload))?;
-            if let Some(kind) = fd::kind_of(*tag) {
-                kind.in_task(payload, fd, script)?;
+            let task = &self.saved.tasks[index];
+            let is_first = self.first_holders.get(&id) == Some(&index);
+            if is_first {
+                pinned::check(task, fd, (*tag, payload))?;
             }
-            if let Some(payload) = self.saved.attributes.get(&id) {
+            if let Some(kind) = fd::kind_of(*tag) {
+                let maker = kind.task(payload)?;
+                if maker.map_or(is_first, |pid| pid == task.node.pid) {
+                    kind.in_task(payload, fd, script)?;
+                }
+            }
+            let attributes = self.saved.attributes.get(&id).filter(|_| is_first);
+            if let Some(payload) = attributes {
                 fd::attributes::in_task(payload, fd, script)?;
             }
         }

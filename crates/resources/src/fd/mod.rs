@@ -308,6 +308,13 @@ pub trait Kind: Sync {
     fn in_task(&self, _payload: &[u8], _fd: i32, _script: &mut Script) -> Result<()> {
         Ok(())
     }
+    /// The process that must make the calls of [`Kind::in_task`]; any one that has it where none.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn task(&self, _payload: &[u8]) -> Result<Option<i32>> {
+        Ok(None)
+    }
     /// Whether it can only be opened when all tasks exist: [`Kind::open`] gives what keeps its
     /// place then.
     ///
@@ -330,6 +337,7 @@ pub trait Kind: Sync {
 pub static KINDS: &[&dyn Kind] = &[
     // Before the kinds of files that they are.
     &process_file::ProcessFile,
+    &namespace::Namespace,
     &path::Path,
     &memfd::Memfd,
     &shmem::Shmem,
@@ -337,7 +345,6 @@ pub static KINDS: &[&dyn Kind] = &[
     &mqueue::MessageQueue,
     &regular::Regular,
     &directory::Directory,
-    &namespace::Namespace,
     &chardev::Chardev,
     &pipe::Pipe,
     &fifo::Fifo,

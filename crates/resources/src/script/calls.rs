@@ -383,6 +383,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         ],
     ),
     (Sysno::mprotect, &[Address, Number, Flags(names::PROT)]),
+    (Sysno::mq_notify, &[Fd, Struct(SIGEVENT)]),
     (
         Sysno::mremap,
         &[Address, Number, Number, Flags(names::MREMAP), Address],

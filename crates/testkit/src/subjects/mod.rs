@@ -41,6 +41,7 @@ mod storm;
 mod successor;
 mod task_files;
 mod threads_epoll;
+mod told_queues;
 mod tree;
 mod tunnel;
 mod writers;
@@ -81,8 +82,8 @@ const ALL: &[(&str, Run)] = &[
     ("mmaps", mmaps::run),
     ("monitor", monitor::run),
     ("moving", moving::run),
-    ("patchwork", patchwork::run),
     ("namespaces", namespaces::run),
+    ("patchwork", patchwork::run),
     ("pending-signals", pending_signals::run),
     ("posix-timers", posix_timers::run),
     ("rare-sockets", rare_sockets::run),
@@ -98,6 +99,7 @@ const ALL: &[(&str, Run)] = &[
     ("successor", successor::run),
     ("task-files", task_files::run),
     ("threads-epoll", threads_epoll::run),
+    ("told-queues", told_queues::run),
     ("tree", tree::run),
     ("tunnel", tunnel::run),
     ("writers", writers::run),

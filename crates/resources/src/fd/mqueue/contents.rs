@@ -13,6 +13,7 @@ use sys::fanotify;
 use sys::mqueue::{self, Attributes, Message};
 use sys::watchdog::apart;
 
+use super::notify::Queue;
 use crate::fd::{DumpContext, Open, RestoreContext, status};
 use crate::{Error, Result};
 
@@ -43,24 +44,27 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    /// Describes the messages in the queue behind `open`.
+    /// Describes the messages in the queue behind `open`, which holds what `now` says; `tells`:
+    /// whether a task is to be told of the next one, and would be if they were taken out.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where somebody would see that they are taken out.
-    pub(super) fn dump(open: &Open<'_>, now: Attributes, cx: &mut dyn DumpContext) -> Result<Self> {
+    pub(super) fn dump(
+        open: &Open<'_>,
+        (now, tells): (Attributes, bool),
+        cx: &mut dyn DumpContext,
+    ) -> Result<Self> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK;
         let both = status::reopen(open.own()?, flags)?;
-        let owner = notified(&both, open)?.filter(|owner| cx.task(*owner).is_some());
-        if let Some(owner) = owner {
-            let why = format!("pid {owner} is to be told of its next message (mq_notify)");
-            return Err(open.unsupported(&why, None));
-        }
         let mut contents = Self::default();
         if now.messages == 0 {
             return Ok(contents);
         }
         let in_tree = |pid| cx.task(pid).is_some();
-        let messages = peek(both.as_fd(), now, &open.place(), in_tree);
+        let messages = match tells {
+            false => peek(both.as_fd(), now, &open.place(), in_tree),
+            true => look_up(both.as_fd(), open, in_tree),
+        };
         let messages = messages.map_err(|error| match error {
             Error::Mismatch { what } => open.unsupported(&what, None),
             error => error,
@@ -151,17 +155,6 @@ fn parse(mut bytes: &[u8]) -> Option<Vec<Message>> {
     Some(messages)
 }
 
-/// Who is to be told of the next message.
-fn notified(queue: &OwnedFd, open: &Open<'_>) -> Result<Option<i32>> {
-    let mut text = [0; 128];
-    let len = rustix::io::pread(queue, &mut text[..], 0)
-        .map_err(|errno| Error::kernel(format!("look into {}", open.place()), errno))?;
-    let text = String::from_utf8_lossy(&text[..len]).into_owned();
-    let mut words = text.split("NOTIFY_PID:").skip(1);
-    let pid = words.next().and_then(|word| word.trim().parse().ok());
-    Ok(pid.filter(|pid| *pid != 0))
-}
-
 /// Looks at the messages in a queue; `queue` reads and writes and does not wait. Who wants to open
 /// it waits until they are back. A process of its own does it, which ends what it has begun.
 ///
@@ -176,15 +169,7 @@ pub(super) fn peek(
     let doing = || format!("look at the messages in {place}");
     let failed = |error: io::Error| Error::kernel(doing(), error);
     let guard = guard(queue).map_err(failed)?;
-    if let Some(pid) = others(queue, in_tree).map_err(failed)? {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let name = name.trim_end().escape_debug().to_string();
-        let what = format!(
-            "its messages can only be looked at by taking them out, and pid {pid} ({name}), which \
-             is not in the tree, has it open"
-        );
-        return Err(Error::Mismatch { what });
-    }
+    check_alone(queue, in_tree).map_err(failed)??;
     let result = apart(|| match take_and_put_back(queue, now) {
         Ok(messages) => encode(&messages),
         // Too short for a message.
@@ -197,6 +182,46 @@ pub(super) fn peek(
         return Err(failed(io::Error::from_raw_os_error(errno)));
     }
     Ok(parse(&bytes).expect("it was encoded just now"))
+}
+
+/// As [`peek`], without taking any out.
+///
+/// # Errors
+/// As [`peek`], and [`Error::Unsupported`] where the kernel's memory does not tell.
+fn look_up(
+    queue: BorrowedFd<'_>,
+    open: &Open<'_>,
+    in_tree: impl Fn(i32) -> bool,
+) -> Result<Vec<Message>> {
+    let failed = |error: io::Error| {
+        let doing = format!("look at the messages in {}", open.place());
+        Error::kernel(doing, error)
+    };
+    let _guard = guard(queue).map_err(failed)?;
+    check_alone(queue, in_tree).map_err(failed)??;
+    let there = mqueue::attributes(queue).map_err(failed)?.messages;
+    let found = Queue::find(open).and_then(|queue| queue.messages());
+    let why = match found {
+        Ok(messages) if messages.len() as u64 == there => return Ok(messages),
+        Ok(messages) => format!("{} of {there} were found", messages.len()),
+        Err(error) => error.to_string(),
+    };
+    let why = format!("somebody is told when they are taken out, and not to be looked up: {why}");
+    Err(open.unsupported(&why, None))
+}
+
+/// Nobody but tasks of the tree, and who looks, has the queue open.
+fn check_alone(queue: BorrowedFd<'_>, in_tree: impl Fn(i32) -> bool) -> io::Result<Result<()>> {
+    let Some(pid) = others(queue, in_tree)? else {
+        return Ok(Ok(()));
+    };
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = name.trim_end().escape_debug().to_string();
+    let what = format!(
+        "its messages can only be looked at by taking them out, and pid {pid} ({name}), which is \
+         not in the tree, has it open"
+    );
+    Ok(Err(Error::Mismatch { what }))
 }
 
 /// Has whoever opens the queue wait as long as it lives.

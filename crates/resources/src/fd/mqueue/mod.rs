@@ -4,14 +4,18 @@
 //! messages are those of the dump, and makes it again where there is none.
 //!
 //! - Kept: name, room, permissions, owner, messages with their priorities and their order; queues
-//!   that were unlinked.
-//! - Refused: "pid … is to be told of its next message (mq_notify)"; "its messages can only be
-//!   looked at by taking them out, and pid … (…), which is not in the tree, has it open".
+//!   that were unlinked; who is to be told of the next message, by signal or thread (`mq_notify`).
+//! - Refused: "its messages can only be looked at by taking them out, and pid … (…), which is not
+//!   in the tree, has it open"; "somebody is told when they are taken out, and not to be looked up:
+//!   …", as "… of … were found"; "pid … is to be told of its next message (mq_notify), …", which is
+//!   "how cannot be looked up: …", "but executes another program since", "by a socket that it has
+//!   not open" or "by a descriptor that is another's".
 //! - At a restore: "the message queue … …: …", which is "has another size than at the dump" or "has
 //!   other messages than at the dump"; "…: is another message queue".
 //! - CRIU 4.2: refused.
 
 mod contents;
+mod notify;
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,8 +27,10 @@ use sys::mqueue::{self, Attributes};
 use sys::watchdog::apart_with_file;
 
 use self::contents::Contents;
+use self::notify::Notify;
 use super::ghost::first_of_inode;
 use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use crate::script::Script;
 use crate::{Error, Result};
 
 /// See the file.
@@ -69,6 +75,9 @@ struct Payload {
     /// What is in it; on the first description only.
     #[prost(message, optional, tag = "12")]
     contents: Option<Contents>,
+    /// The process that is to be told of the next message; on a description that it has.
+    #[prost(message, optional, tag = "13")]
+    notify: Option<Notify>,
 }
 
 /// What the kernel appends to a name that was taken away.
@@ -111,12 +120,18 @@ impl Kind for MessageQueue {
             max_messages: room.max_messages,
             message_bytes: room.message_bytes,
             contents: None,
+            notify: None,
         };
         if !payload.unlinked && path.strip_prefix(b"/") != Some(name) {
             payload.path = path.to_vec();
         }
+        let notify = notify::of(open)?.filter(|notify| cx.task(notify.pid).is_some());
         if payload.first == open.id.0 {
-            payload.contents = Some(Contents::dump(open, room, cx)?);
+            let now = (room, notify.is_some());
+            payload.contents = Some(Contents::dump(open, now, cx)?);
+        }
+        if let Some(notify) = notify {
+            payload.notify = notify.dump(open, cx)?;
         }
         Ok(payload.encode_to_vec())
     }
@@ -130,7 +145,13 @@ impl Kind for MessageQueue {
         };
         let (most, bytes) = (payload.max_messages, payload.message_bytes);
         let place = payload.place();
-        Ok(format!("{place}{unlinked}{messages} room={most}x{bytes}"))
+        let tells = payload
+            .notify
+            .as_ref()
+            .map_or_else(String::new, Notify::describe);
+        Ok(format!(
+            "{place}{unlinked}{messages} room={most}x{bytes}{tells}"
+        ))
     }
 
     fn path(&self, payload: &[u8]) -> Result<Option<String>> {
@@ -164,6 +185,17 @@ impl Kind for MessageQueue {
             rustix::fs::seek(&own, to).map_err(|errno| payload.failed("seek in", errno))?;
         }
         Ok(own)
+    }
+
+    fn in_task(&self, payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
+        if let Some(notify) = checked(payload)?.notify {
+            notify.register(fd, script);
+        }
+        Ok(())
+    }
+
+    fn task(&self, payload: &[u8]) -> Result<Option<i32>> {
+        Ok(checked(payload)?.notify.map(|notify| notify.pid))
     }
 }
 
@@ -326,6 +358,13 @@ fn checked(payload: &[u8]) -> Result<Payload> {
         && (1..=mqueue::MESSAGE_MAX_BYTES).contains(&payload.message_bytes);
     if !room || payload.mode & !PERMISSIONS != 0 {
         return corrupt("its attributes make no sense");
+    }
+    if payload
+        .notify
+        .as_ref()
+        .is_some_and(|notify| !notify.is_sound())
+    {
+        return corrupt("whom it tells makes no sense");
     }
     Ok(payload)
 }
