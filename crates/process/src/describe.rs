@@ -354,7 +354,7 @@ mod tests {
 
     use super::*;
     use crate::plan::{Setting, plan, print};
-    use crate::records::Tree;
+    use crate::records::{FIRST_OBJECT, Tree, record};
     use crate::sample;
 
     fn described() -> Description {
@@ -432,6 +432,25 @@ mod tests {
         refused(none, "task 102 has no numbers of its own");
         let space = changed(&|tree| tree.tasks[1].space_number = sample::ROOT_SPACE.0);
         refused(space, "task 102 has no space of its own");
+        let object = changed(&|tree| tree.tasks[1].space_number = FIRST_OBJECT);
+        refused(object, "task 102 has no space of its own");
+        // Itself, a thread, one that has ended, none at all.
+        for first in [3, 2, 4, 99] {
+            let shared = changed(&|tree| tree.tasks[1].directories_of = first);
+            let what = "task 102 has the working directory and umask of nobody before it";
+            refused(shared, what);
+        }
+        let mut attributes = sample::records();
+        attributes.push(record(tags::ATTRIBUTES, 4, Vec::new()));
+        refused(
+            attributes,
+            "description 4, which has attributes, is missing",
+        );
+        let after = changed(&|tree| tree.tasks[0].descriptors_of = 3);
+        refused(
+            after,
+            "task 100 has the descriptor table of nobody before it",
+        );
     }
 
     #[test]

@@ -11,10 +11,7 @@ use std::collections::{HashMap, HashSet};
 use image::{Reader, SpaceId, SpaceKind};
 
 use crate::Result;
-use crate::records::{State, TREE_VERSION, Tree, tag};
-
-/// Spaces of tasks have lower numbers; objects have these and higher ones.
-pub(crate) const FIRST_OBJECT: u32 = 1 << 31;
+use crate::records::{FIRST_OBJECT, Node, State, TREE_VERSION, Tree, tag};
 
 /// Gives the memories of tasks their numbers, the same to the same task however often it is asked.
 #[derive(Debug, Default)]
@@ -24,6 +21,8 @@ pub(crate) struct Numbering {
     /// space.
     parents: HashMap<i32, (Option<u64>, SpaceId)>,
     taken: HashSet<SpaceId>,
+    /// No lower number is left.
+    lowest: u32,
     given: HashMap<(i32, u64), SpaceId>,
 }
 
@@ -53,6 +52,10 @@ impl Numbering {
         match record.filter(|record| record.version == TREE_VERSION) {
             Some(record) => {
                 let tree = Tree::read(record)?;
+                check(&tree)?;
+                // Also those of which no page is saved, so that nobody else gets them.
+                let own = tree.tasks.iter().map(Node::space);
+                numbering.taken.extend(own.filter(|space| space.0 != 0));
                 if tree.boot == numbering.boot {
                     let living = tree.tasks.iter();
                     let living = living.filter(|node| node.state() != State::Zombie);
@@ -98,12 +101,29 @@ impl Numbering {
     }
 
     fn unused(&mut self) -> SpaceId {
-        let mut all = (1..FIRST_OBJECT).map(SpaceId);
+        let mut all = (self.lowest.max(1)..FIRST_OBJECT).map(SpaceId);
         let unused = all.find(|space| !self.taken.contains(space));
         let space = unused.expect("an image has fewer spaces");
+        self.lowest = space.0 + 1;
         self.taken.insert(space);
         space
     }
+}
+
+/// Refuses a parent in which several tasks have one space, or one has what is none of a task's: no
+/// task could go on with it.
+fn check(tree: &Tree) -> Result<()> {
+    let mut spaces = HashSet::new();
+    let living = tree.tasks.iter();
+    for node in living.filter(|node| node.state() != State::Zombie) {
+        let is_of_task = (1..FIRST_OBJECT).contains(&node.space_number);
+        if !is_of_task || !spaces.insert(node.space_number) {
+            let (pid, space) = (node.pid, node.space_number);
+            let what = format!("task {pid} of the parent image has no space of its own: {space}");
+            return Err(resources::Error::corrupt("tree", what).into());
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -114,7 +134,7 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::records::{Node, record};
+    use crate::records::record;
 
     /// An image with the spaces `spaces`, and a list of tasks.
     fn image(spaces: &[u32], tree: Option<image::Record>) -> Reader {
@@ -168,6 +188,28 @@ mod tests {
         assert_eq!(numbers.space(70, 8), SpaceId(3));
         assert_eq!(numbers.space(72, 6), SpaceId(5));
         assert_eq!(numbers.space(70, 5), SpaceId(1));
+    }
+
+    #[test]
+    fn a_number_without_pages_is_taken() {
+        let parent = image(&[1], Some(tree(&[(70, 5, 1), (71, 6, 2)]).record()));
+        let mut numbers = over(&parent);
+        assert_eq!(numbers.space(72, 6), SpaceId(3));
+        assert_eq!(numbers.space(71, 6), SpaceId(2));
+    }
+
+    #[test]
+    fn parents_with_odd_numbers_are_refused() {
+        for tasks in [
+            [(70, 5, 1), (71, 6, 1)],
+            [(70, 5, 1), (71, 6, 0)],
+            [(70, 5, 1), (71, 6, FIRST_OBJECT)],
+        ] {
+            let parent = image(&[1], Some(tree(&tasks).record()));
+            let error = Numbering::in_boot(Some(&parent), b"boot".to_vec()).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("task 71 of the parent image"), "{error}");
+        }
     }
 
     #[test]

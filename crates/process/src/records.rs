@@ -21,7 +21,7 @@ mod tree;
 pub(crate) use self::shared::What;
 pub(crate) use self::task_id::TaskId;
 pub(crate) use self::tree::{
-    Descriptor, Descriptors, Node, Place, State, TREE_VERSION, ThreadState, Tree,
+    Descriptor, Descriptors, FIRST_OBJECT, Node, Place, State, TREE_VERSION, ThreadState, Tree,
 };
 use crate::clocks::TreeClocks;
 use crate::{Error, Result, Statistics, known};
@@ -158,6 +158,23 @@ pub(crate) fn is_of_processor(reader: &Reader) -> bool {
     has(tag::PROCESSOR) && !has(tag::TREE) && !has(tag::STATISTICS)
 }
 
+/// The attributes of descriptions, of which there are so many.
+fn read_attributes(reader: &Reader, descriptions: usize) -> Result<HashMap<u32, &[u8]>> {
+    let attributes = reader
+        .records()
+        .iter()
+        .filter(|record| record.tag == tags::ATTRIBUTES);
+    let attributes = attributes.map(|record| (record.id, record.payload.as_slice()));
+    let attributes = attributes.collect::<HashMap<_, _>>();
+    match attributes.keys().find(|id| **id as usize >= descriptions) {
+        Some(id) => {
+            let what = format!("description {id}, which has attributes, is missing");
+            Err(corrupt(what))
+        }
+        None => Ok(attributes),
+    }
+}
+
 impl<'a> Saved<'a> {
     /// Sorts out the records of an image.
     pub fn read(reader: &'a Reader) -> Result<Self> {
@@ -193,12 +210,7 @@ impl<'a> Saved<'a> {
             }
             descriptions.push((record.tag, record.payload.as_slice()));
         }
-        let attributes = reader
-            .records()
-            .iter()
-            .filter(|record| record.tag == tags::ATTRIBUTES);
-        let attributes = attributes.map(|record| (record.id, record.payload.as_slice()));
-        let attributes = attributes.collect();
+        let attributes = read_attributes(reader, descriptions.len())?;
         let mut tasks = Vec::new();
         for node in &tree.tasks {
             tasks.push(SavedTask::read(&sorted, node, descriptions.len())?);
@@ -297,8 +309,11 @@ impl<'a> Saved<'a> {
     /// The task whose descriptors a task has: another's, if it shares them.
     pub fn with_descriptors_of<'t>(&'t self, task: &'t SavedTask<'a>) -> &'t SavedTask<'a> {
         let of = task.node.descriptors_of;
+        if of == 0 {
+            return task;
+        }
         let mut others = self.tasks.iter();
-        let other = others.find(|other| of != 0 && other.node.number == of);
+        let other = others.find(|other| other.node.number == of);
         other.unwrap_or(task)
     }
 

@@ -57,6 +57,14 @@ pub enum Setting {
     Offload,
 }
 
+/// Whether an interface may be called so; a pattern is no name.
+pub fn is_name(name: &str) -> bool {
+    let is_odd = |c: char| c.is_ascii_whitespace() || ['\0', '%', '/', ':', '\x0b'].contains(&c);
+    (1..NAME_MAX_BYTES).contains(&name.len())
+        && !name.contains(is_odd)
+        && ![".", ".."].contains(&name)
+}
+
 fn check(result: c_int) -> io::Result<c_int> {
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -77,7 +85,7 @@ impl Request {
             name: [0; NAME_MAX_BYTES],
             rest: [0; 24],
         };
-        if name.is_empty() || name.len() >= NAME_MAX_BYTES || name.contains(['\0', '%', '/']) {
+        if !is_name(name) {
             return Err(Errno::INVAL.into());
         }
         request.name[..name.len()].copy_from_slice(name.as_bytes());
@@ -342,7 +350,17 @@ mod tests {
 
     #[test]
     fn patterns_are_no_names() {
-        for name in ["", "tun%d", "0123456789abcdef", "a/b", "a\0b"] {
+        for name in [
+            "",
+            ".",
+            "..",
+            "tun%d",
+            "0123456789abcdef",
+            "a/b",
+            "a\0b",
+            "a b",
+            "a:b",
+        ] {
             assert!(Request::new(name).is_err(), "{name:?}");
         }
     }

@@ -31,8 +31,8 @@ use sys::close::Deferred;
 use crate::Result;
 use crate::freeze::Task;
 use crate::links::{self, Link};
-use crate::numbering::FIRST_OBJECT;
 use crate::obstacles::Obstacles;
+use crate::records::FIRST_OBJECT;
 use crate::undo::Undo;
 
 /// An object whose contents are stored as a space of their own.

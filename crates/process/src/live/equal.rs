@@ -9,7 +9,7 @@ use pages::{Equals, FoundEqual};
 use crate::Result;
 use crate::contents::Progress;
 use crate::draft::Draft;
-use crate::numbering::FIRST_OBJECT;
+use crate::records::FIRST_OBJECT;
 use crate::statistics::as_micros;
 
 /// Finds equal pages among `stored`, the memory of tasks and objects: pages that tasks have at the

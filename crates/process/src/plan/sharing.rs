@@ -63,12 +63,11 @@ pub(crate) fn plan(tree: &Tree) -> Result<(Vec<Fork>, Sharing)> {
     }
     for (id, fork) in forks.iter_mut().enumerate() {
         for list in [&mut fork.before, &mut fork.after, &mut fork.siblings] {
-            put_in_order(list, |one, other| {
-                let mut ranks = ways
-                    .iter()
-                    .map(|way| (way.rank(id, one), way.rank(id, other)));
-                ranks.any(|ranks| matches!(ranks, (Some(one), Some(other)) if one < other))
-            });
+            let ranks = list
+                .iter()
+                .map(|child| ways.iter().map(|way| way.rank(id, *child)).collect());
+            let ranks = ranks.collect::<Vec<Ranks>>();
+            put_in_order(list, &ranks);
         }
     }
     let order = makers_first(&forks).into_iter().zip(0..);
@@ -79,32 +78,34 @@ pub(crate) fn plan(tree: &Tree) -> Result<(Vec<Fork>, Sharing)> {
     Ok((forks, sharing))
 }
 
+/// When one that is made has its turn, for each kind of what is shared; see [`Way::rank`].
+type Ranks = Vec<Option<(u32, u32)>>;
+
 /// Orders those that are made, as far as that is possible, so that nobody stands behind another
-/// that has to come `before` it; where it makes no difference they stay as they are.
-fn put_in_order(list: &mut Vec<ForkId>, before: impl Fn(ForkId, ForkId) -> bool) {
-    let must_wait = |one: ForkId, rest: &[ForkId]| {
-        let others = rest.iter().filter(|other| before(**other, one));
-        others.count()
+/// whose rank is lower; where it makes no difference they stay as they are.
+fn put_in_order(list: &mut [ForkId], ranks: &[Ranks]) {
+    let before = |one: usize, other: usize| {
+        let mut pairs = ranks[one].iter().zip(&ranks[other]);
+        pairs.any(|pair| matches!(pair, (Some(one), Some(other)) if one < other))
     };
-    let mut waits_for = list.iter().map(|one| must_wait(*one, list));
-    let mut left = list
-        .iter()
-        .copied()
-        .zip(waits_for.by_ref())
+    let all = 0..list.len();
+    let must_wait = |one: usize| all.clone().filter(|other| before(*other, one)).count();
+    let mut left = all
+        .clone()
+        .map(|one| (one, must_wait(one)))
         .collect::<Vec<_>>();
-    drop(waits_for);
     if left.iter().all(|(_, waits_for)| *waits_for == 0) {
         return;
     }
-    list.clear();
-    while !left.is_empty() {
+    let made = list.to_vec();
+    for place in list {
         // Where all wait for each other, it is told later that they do.
         let next = left.iter().position(|(_, waits_for)| *waits_for == 0);
         let (next, _) = left.remove(next.unwrap_or(0));
         for (one, waits_for) in &mut left {
             *waits_for -= usize::from(before(next, *one));
         }
-        list.push(next);
+        *place = made[next];
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
 use super::shared::What;
-use super::tree::{Node, State, Tree};
+use super::tree::{FIRST_OBJECT, Node, State, Tree};
 use crate::{Error, Result};
 
 /// Signals.
@@ -80,7 +80,8 @@ impl Seen {
         if zombie {
             return Ok(());
         }
-        if node.space_number == 0 || !self.spaces.insert(node.space_number) {
+        let is_of_task = (1..FIRST_OBJECT).contains(&node.space_number);
+        if !is_of_task || !self.spaces.insert(node.space_number) {
             return Err(corrupt(format!("task {pid} has no space of its own")));
         }
         self.living.insert(pid);

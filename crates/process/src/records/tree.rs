@@ -13,6 +13,9 @@ use crate::{Error, Result};
 /// their own: a task's number was its pid, a thread's its tid, and a space's its task's pid.
 pub(crate) const TREE_VERSION: u16 = 2;
 
+/// Spaces of tasks have lower numbers; objects have these and higher ones.
+pub(crate) const FIRST_OBJECT: u32 = 1 << 31;
+
 /// The tasks of the tree, parents before children, the root first.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Tree {

@@ -199,6 +199,9 @@ fn checked(payload: &[u8]) -> Result<Payload> {
     if queue.has(IFF_TUN) == queue.has(IFF_TAP) {
         return corrupt("is of no known type");
     }
+    if !tun::is_name(&queue.name) {
+        return corrupt("has a name that no interface has");
+    }
     if queue.flags & !(OF_ATTACHING | IFF_DETACH_QUEUE | IFF_PERSIST) != 0 {
         return corrupt("has unknown flags");
     }

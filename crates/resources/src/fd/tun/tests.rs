@@ -359,6 +359,7 @@ fn damaged_payloads_are_refused() {
     };
     with(|queue| queue.flags = IFF_TUN | IFF_TAP).unwrap_err();
     with(|queue| queue.flags |= 1 << 20).unwrap_err();
+    with(|queue| queue.name = "..".to_owned()).unwrap_err();
     with(|queue| queue.interface.address = vec![0; 33]).unwrap_err();
     with(|queue| queue.interface.routes.push(network::Entry::default())).unwrap_err();
     with(|queue| {
