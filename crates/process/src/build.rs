@@ -11,7 +11,7 @@ use pages::{Extent, sink};
 use resources::cgroup::{Cgroups, Groups};
 use resources::fd::tcp::lock::{self, Leftover};
 use resources::fd::{DescriptionId, Kind, RestoreContext, kind_of};
-use resources::fd::{attributes, tags, unix};
+use resources::fd::{attributes, late, tags, unix};
 use resources::map::layout::DECODED_FILE;
 use resources::script::{Layout, ScriptId, StepAt, WordId};
 use resources::{Allow, Error as ResourceError};
@@ -336,8 +336,12 @@ impl Pool {
         for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
             let own = self.open[id as usize].clone();
             kind(*tag, id as usize)?.finish(payload, own.as_fd(), self)?;
-            if let Some(payload) = saved.attributes.get(&id) {
-                attributes::finish(payload, own.as_fd())?;
+            // What is late is only a placeholder now.
+            let attributes = saved.attributes.get(&id);
+            if let Some(attributes) = attributes
+                && !late::is_late((*tag, payload))?
+            {
+                attributes::finish(attributes, own.as_fd())?;
             }
         }
         self.unix.finish()?;

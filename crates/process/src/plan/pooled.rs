@@ -30,6 +30,9 @@ pub(super) fn plan(
         let Some(pid) = fd::attributes::maker(payload)? else {
             continue;
         };
+        if fd::late::is_late(saved.descriptions[*id as usize])? {
+            continue;
+        }
         let alive = |task: &SavedTask<'_>| !task.threads.is_empty() && task.node.pid == pid;
         let known = saved.tasks.iter().position(alive);
         let maker = known.or_else(|| first_holders.get(id).copied());

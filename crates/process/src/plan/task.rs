@@ -444,7 +444,8 @@ impl<'a> Tasks<'a> {
             }
             let attributes = self.saved.attributes.get(&id).filter(|_| is_first);
             if let Some(payload) = attributes {
-                fd::attributes::in_task(payload, fd, script)?;
+                let is_late = fd::late::is_late(self.saved.descriptions[id as usize])?;
+                fd::attributes::in_task(payload, fd, is_late, script)?;
             }
         }
         if let Some(payload) = self.saved.tasks[index].locks {

@@ -154,8 +154,9 @@ pub fn finish(payload: &[u8], own: BorrowedFd<'_>) -> Result<()> {
 /// [`Error::Corrupt`].
 pub fn maker(payload: &[u8]) -> Result<Option<i32>> {
     let locks = decode(payload)?.locks;
-    let mut flocks = locks.iter().filter(|lock| lock.style() == Style::Flock);
-    Ok(flocks.next().map(|lock| lock.pid))
+    let told = [Style::Flock, Style::Lease];
+    let mut told = locks.iter().filter(|lock| told.contains(&lock.style()));
+    Ok(told.next().map(|lock| lock.pid))
 }
 
 /// Adds the calls that a process must make while it has all descriptions of the tree open as
@@ -200,14 +201,16 @@ pub fn resume_in_flight(payload: &[u8], own: BorrowedFd<'_>) -> Result<()> {
 }
 
 /// Adds the calls that a task must make which has the description as `fd`, once all tasks and
-/// threads exist.
+/// threads exist. One that was only opened then `is_late`, and gets all of its own locks by them.
 ///
 /// # Errors
 /// [`Error::Corrupt`].
-pub fn in_task(payload: &[u8], fd: i32, script: &mut Script) -> Result<()> {
+pub fn in_task(payload: &[u8], fd: i32, is_late: bool, script: &mut Script) -> Result<()> {
     let payload = decode(payload)?;
-    // Who takes one becomes the owner.
-    payload.locks.iter().for_each(|lock| lock.lease(fd, script));
+    for lock in payload.locks.iter().filter(|_| is_late) {
+        lock.take_late(fd, script);
+    }
+    // Who has taken a lease has become the owner.
     let Some(owner) = payload.owner else {
         return Ok(());
     };

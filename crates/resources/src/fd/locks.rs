@@ -65,6 +65,7 @@ struct ProcessLocks {
 }
 
 const F_SETLK: i32 = 6;
+const F_OFD_SETLK: i32 = 37;
 const F_RDLCK: u16 = 0;
 const F_WRLCK: u16 = 1;
 
@@ -222,15 +223,7 @@ pub fn in_process(payload: &[u8], script: &mut Script) -> Result<()> {
         if lock.style() != Style::Process {
             return Err(Error::corrupt("locks", "one that is not the process's"));
         }
-        let kind = if lock.write { F_WRLCK } else { F_RDLCK };
-        // struct flock: type, whence, (hole), start, length, pid, (hole)
-        let mut bytes = [0; 32];
-        bytes[0..2].copy_from_slice(&kind.to_le_bytes());
-        bytes[8..16].copy_from_slice(&lock.start.to_le_bytes());
-        bytes[16..24].copy_from_slice(&lock.len_bytes.to_le_bytes());
-        let at = script.bytes(&bytes);
-        script.call(Sysno::fcntl, [lock.fd.into(), F_SETLK.into(), at.into()]);
-        script.note(format!("lock fd {}", lock.fd));
+        lock.set(lock.fd, F_SETLK, script);
     }
     Ok(())
 }
@@ -250,14 +243,25 @@ impl Lock {
         result.map_err(|error| Error::kernel(format!("take {}", self.describe()), error))
     }
 
-    /// Adds the call by which a task that has the description as `fd` takes a lease again.
-    pub(super) fn lease(&self, fd: i32, script: &mut Script) {
-        const F_SETLEASE: u32 = 1024;
-        if self.style() == Style::Lease {
-            let kind = if self.write { F_WRLCK } else { F_RDLCK };
-            let args = [fd.into(), F_SETLEASE.into(), u32::from(kind).into()];
-            script.call(Sysno::fcntl, args);
-            script.note(self.describe());
+    /// Adds the call by which a task takes a lock on a part of the file that it has as `fd`.
+    fn set(&self, fd: i32, command: i32, script: &mut Script) {
+        let kind = if self.write { F_WRLCK } else { F_RDLCK };
+        // struct flock: type, whence, (hole), start, length, pid, (hole)
+        let mut bytes = [0; 32];
+        bytes[0..2].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.start.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.len_bytes.to_le_bytes());
+        let at = script.bytes(&bytes);
+        script.call(Sysno::fcntl, [fd.into(), command.into(), at.into()]);
+        script.note(format!("lock fd {fd}"));
+    }
+
+    /// Adds the call by which a task that has opened the description as `fd` takes its own lock
+    /// again, which nobody could do before.
+    pub(super) fn take_late(&self, fd: i32, script: &mut Script) {
+        match self.style() {
+            Style::Description => self.set(fd, F_OFD_SETLK, script),
+            _ => self.take_in_task(fd, script),
         }
     }
 
@@ -267,11 +271,19 @@ impl Lock {
         const LOCK_SH: u32 = 1;
         const LOCK_EX: u32 = 2;
         const LOCK_NB: u32 = 4;
-        if self.style() == Style::Flock {
-            let how = if self.write { LOCK_EX } else { LOCK_SH };
-            script.call(Sysno::flock, [fd.into(), (how | LOCK_NB).into()]);
-            script.note(self.describe());
+        const F_SETLEASE: u32 = 1024;
+        match self.style() {
+            Style::Flock => {
+                let how = if self.write { LOCK_EX } else { LOCK_SH };
+                script.call(Sysno::flock, [fd.into(), (how | LOCK_NB).into()]);
+            }
+            Style::Lease => {
+                let kind = u32::from(if self.write { F_WRLCK } else { F_RDLCK });
+                script.call(Sysno::fcntl, [fd.into(), F_SETLEASE.into(), kind.into()]);
+            }
+            _ => return,
         }
+        script.note(self.describe());
     }
 
     /// "a flock for writing", for people.

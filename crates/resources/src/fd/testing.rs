@@ -208,7 +208,7 @@ impl World {
                 .in_task(&dumped.payload, entry.number, &mut script)?;
             if let Some(payload) = &dumped.attributes {
                 attributes::in_pool(payload, entry.number, &mut script)?;
-                attributes::in_task(payload, entry.number, &mut script)?;
+                attributes::in_task(payload, entry.number, false, &mut script)?;
             }
         }
         restoring.then.drain(..).for_each(|then| then());
