@@ -45,6 +45,39 @@ pub fn value(set: i32, semaphore: i32) -> io::Result<i32> {
     Ok(value)
 }
 
+/// Takes `count` off a semaphore without waiting, to be given back when the last task ends that
+/// shares the calling one's undo list (`SEM_UNDO`); for tests.
+///
+/// # Errors
+/// As semop(2): `EAGAIN` where there are not so many.
+pub fn borrow(set: i32, semaphore: u16, count: i16) -> io::Result<()> {
+    let flags = i16::try_from(libc::SEM_UNDO | libc::IPC_NOWAIT).expect("low bits");
+    let mut operation = libc::sembuf {
+        sem_num: semaphore,
+        sem_op: -count,
+        sem_flg: flags,
+    };
+    // SAFETY: the kernel reads one operation, which lives through the call.
+    let done = unsafe { libc::semop(set, &raw mut operation, 1) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Removes a set.
+///
+/// # Errors
+/// `EINVAL` and `EIDRM` where there is none, `EPERM`.
+pub fn remove(set: i32) -> io::Result<()> {
+    // SAFETY: the command takes nothing.
+    let done = unsafe { libc::semctl(set, 0, libc::IPC_RMID) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// A set of semaphores that goes with this value; for tests.
 #[derive(Debug)]
 pub struct Set(i32);
@@ -87,8 +120,7 @@ impl Set {
 impl Drop for Set {
     fn drop(&mut self) {
         // One that somebody else has removed is gone as well.
-        // SAFETY: the command takes nothing.
-        unsafe { libc::semctl(self.0, 0, libc::IPC_RMID) };
+        let _ = remove(self.0);
     }
 }
 
@@ -104,6 +136,15 @@ mod tests {
         set.set(2, 7).expect("ours");
         assert_eq!(value(set.number(), 2).expect("ours"), 7);
         let number = set.number();
+        // This thread gets an undo list of its own.
+        let borrowed = std::thread::spawn(move || {
+            crate::kcmp::forget_semaphore_undo()?;
+            borrow(number, 2, 5)?;
+            assert!(borrow(number, 2, 3).is_err());
+            value(number, 2)
+        });
+        assert_eq!(borrowed.join().expect("no panic").expect("ours"), 2);
+        assert_eq!(value(number, 2).expect("ours"), 7);
         drop(set);
         assert!(count(number).is_err());
     }

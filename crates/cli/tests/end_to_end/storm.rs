@@ -40,6 +40,16 @@ fn what_failed_once_comes_back() {
     try_all(&["--steps"], &files);
 }
 
+/// Each in one of the ways that kill nothing, through three pauses.
+#[test]
+fn small_subjects_about_one_thing_each_come_back() {
+    needs_root!();
+    if stillframe().is_peer() {
+        testkit::skip!("the peer saves less");
+    }
+    try_all(&["--states"], &[]);
+}
+
 #[test]
 fn fifty_seeds_come_back() {
     needs_root!();

@@ -22,6 +22,14 @@ const MOST_FAILURES: usize = 20;
 /// How often a worker tells how far it is.
 const TELL_EVERY: usize = 50;
 
+/// How small subjects are tried.
+const WAYS: [Variant; 4] = [
+    Variant::Plain,
+    Variant::Running,
+    Variant::Live,
+    Variant::Predump,
+];
+
 /// Tries seeds: each is made, dumped, restored and compared at its pauses.
 #[derive(Parser)]
 struct Arguments {
@@ -51,6 +59,13 @@ struct Arguments {
     /// Try the steps of these files instead of seeds.
     #[arg(long, num_args = 1..)]
     steps: Vec<PathBuf>,
+    /// Try the small subjects, each about one thing, instead of seeds: each in one of the ways that
+    /// kill nothing, or in that which is said.
+    #[arg(long, conflicts_with = "steps")]
+    states: bool,
+    /// Each of them in all of these ways.
+    #[arg(long, requires = "states")]
+    all_ways: bool,
     /// Only print the steps of the seeds.
     #[arg(long)]
     print: bool,
@@ -166,6 +181,10 @@ fn try_all(arguments: &Arguments, worker: Worker) -> Result<Found, Box<dyn Error
         .minutes
         .map(|minutes| Duration::from_secs(minutes * 60));
     let all = match arguments.steps.len() as u64 {
+        0 if arguments.states => {
+            let ways = if arguments.all_ways { WAYS.len() } else { 1 };
+            (generate::states().len() * ways) as u64
+        }
         0 => arguments.seeds,
         files => files,
     };
@@ -202,6 +221,18 @@ impl Arguments {
                     .into(),
                 steps,
                 variant: self.variant.unwrap_or(variant),
+            });
+        }
+        if self.states {
+            let all = generate::states();
+            let (at, way) = (index as usize % all.len(), index as usize / all.len());
+            let generate::State { name, steps } = all[at].clone();
+            let way = WAYS[(at + way) % WAYS.len()];
+            let variant = self.variant.unwrap_or(way);
+            return Ok(Item {
+                name,
+                steps,
+                variant,
             });
         }
         let seed = self.from + index;

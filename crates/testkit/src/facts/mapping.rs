@@ -171,6 +171,10 @@ fn hash_pages(facts: &mut Facts, pid: u32, mapping: &Mapping, memory: &File, pag
                 let address = at + (page * PAGE_BYTES) as u64;
                 let contents = &mut chunk[page * PAGE_BYTES..][..PAGE_BYTES];
                 let readable = whole || memory.read_exact_at(contents, address).is_ok();
+                if mapping.name.starts_with("/[aio]") && address == mapping.start {
+                    // Which of the task's contexts the ring is of: the kernel's own number.
+                    contents[..4].fill(0);
+                }
                 note_page(facts, pid, address, readable.then_some(contents));
             }
         }

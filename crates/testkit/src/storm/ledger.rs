@@ -6,7 +6,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::{Timespec, futex};
 use sys::subject::Mapping;
 
-use super::step::{OBJECT_PAGES, OBJECTS, SLOTS, TASKS};
+use super::step::{NUMBERED, OBJECT_PAGES, OBJECTS, SLOTS, TASKS};
 use crate::subjects::Failure;
 use crate::{tree, wait};
 
@@ -20,7 +20,13 @@ const FAILED: usize = 24;
 const OBJECTS_AT: usize = TASKS as usize * TASK_BYTES;
 const WAYS_AT: usize = OBJECTS_AT + OBJECTS as usize * OBJECT_PAGES as usize * 8;
 const WAY_BYTES: usize = 16;
-const BYTES: usize = WAYS_AT + SLOTS as usize * WAY_BYTES;
+/// What is in each set of semaphores, the next undo list's number, and those lists: how many tasks
+/// have each, and what they have of each set.
+const SETS_AT: usize = WAYS_AT + SLOTS as usize * WAY_BYTES;
+const LISTS_AT: usize = SETS_AT + NUMBERED as usize * 8;
+const LIST_BYTES: usize = (1 + NUMBERED as usize) * 8;
+const LISTS: usize = 128;
+const BYTES: usize = LISTS_AT + 8 + LISTS * LIST_BYTES;
 
 /// What a task is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +111,47 @@ impl Ledger {
         self.0.add(way_at(slot) + 8, received);
     }
 
+    /// What the semaphore of a set must be.
+    pub fn semaphore(&self, set: u8) -> u64 {
+        self.0.load(set_at(set))
+    }
+
+    pub fn set_semaphore(&self, set: u8, value: u64) {
+        self.0.store(set_at(set), value);
+    }
+
+    /// An undo list that nobody else has; none when all were given.
+    pub fn new_undo(&self) -> Option<u8> {
+        let list = self.0.load(LISTS_AT);
+        (list < LISTS as u64).then(|| {
+            self.0.store(LISTS_AT, list + 1);
+            self.0.add(list_at(list as u8), 1);
+            list as u8
+        })
+    }
+
+    /// One more task has it.
+    pub fn share_undo(&self, list: u8) {
+        self.0.add(list_at(list), 1);
+    }
+
+    /// Takes `count` off the semaphore of a set, to be given back with the list.
+    pub fn borrow(&self, list: u8, set: u8, count: u64) {
+        self.set_semaphore(set, self.semaphore(set) - count);
+        self.0.add(list_at(list) + 8 + usize::from(set) * 8, count);
+    }
+
+    /// One task less has it; after the last one all is given back.
+    pub fn leave_undo(&self, list: u8) {
+        let at = list_at(list);
+        let left = self.0.load(at) - 1;
+        self.0.store(at, left);
+        for set in (0..NUMBERED).filter(|_| left == 0) {
+            let borrowed = self.0.load(at + 8 + usize::from(set) * 8);
+            self.set_semaphore(set, self.semaphore(set) + borrowed);
+        }
+    }
+
     /// Has a task do something, and waits until it is done.
     pub fn tell(&self, task: u8, order: Order) -> Result<(), Failure> {
         let pid = self.pid(task).ok_or("it does not live")?;
@@ -175,4 +222,14 @@ fn object_at(object: u8, page: u32) -> usize {
 fn way_at(slot: u16) -> usize {
     assert!(slot < SLOTS, "the name of an end");
     WAYS_AT + usize::from(slot) * WAY_BYTES
+}
+
+fn set_at(set: u8) -> usize {
+    assert!(set < NUMBERED, "a set's number");
+    SETS_AT + usize::from(set) * 8
+}
+
+fn list_at(list: u8) -> usize {
+    assert!(usize::from(list) < LISTS, "an undo list's number");
+    LISTS_AT + 8 + usize::from(list) * LIST_BYTES
 }

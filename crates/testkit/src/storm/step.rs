@@ -1,5 +1,9 @@
 //! What tasks are told to do, one step at a time, as data.
+mod opened;
+
 use serde::{Deserialize, Serialize};
+
+pub use self::opened::Opened;
 
 /// One step of one task. A step whose task or object does not exist is left out, so that any list
 /// of steps can be made.
@@ -51,6 +55,11 @@ pub const SLOTS: u16 = 256;
 /// How many tasks there may be, dead ones among them.
 pub const TASKS: u8 = 24;
 
+/// How many System V sets and segments there may be, and contexts of a task.
+pub const NUMBERED: u8 = 8;
+/// What clone(2) can have a child share: descriptors, directories, undo lists.
+pub const SHARES: [u8; 3] = [1, 2, 4];
+
 /// What a task does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -61,6 +70,53 @@ pub enum Action {
     Fork {
         /// The number of the new task.
         child: u8,
+        /// What it shares with its parent: bits of [`SHARES`].
+        #[serde(default, skip_serializing_if = "is_zero")]
+        shares: u8,
+    },
+    /// Takes copies of its own of what it shares: bits of [`SHARES`].
+    Unshare {
+        /// Of what.
+        shares: u8,
+    },
+    /// Goes to another directory and sets its umask.
+    Settle {
+        /// The directory's number.
+        folder: u8,
+        /// The umask.
+        mask: u8,
+    },
+    /// Makes a set of System V semaphores.
+    Semaphores {
+        /// Its number, given once.
+        set: u8,
+    },
+    /// Takes a semaphore, which is given back when the last one ends that shares its undo list.
+    Borrow {
+        /// Of which set.
+        set: u8,
+        /// How often.
+        count: u8,
+    },
+    /// Attaches a new segment of System V shared memory.
+    Segment {
+        /// Its number, given once.
+        segment: u8,
+        /// How long it is.
+        pages: u16,
+        /// Whether it goes with the last one that has it.
+        doomed: bool,
+    },
+    /// Has requests of asynchronous I/O end, in a context that is made where there is none.
+    Requests {
+        /// The context's number, among those of the task.
+        context: u8,
+        /// How many requests it is made for.
+        room: u16,
+        /// How many end now, as far as there is room.
+        post: u16,
+        /// How many of their events are fetched then.
+        fetch: u16,
     },
     /// Ends; its children become orphans.
     Exit {
@@ -280,115 +336,6 @@ pub enum Action {
     },
 }
 
-/// What can be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[repr(u8)]
-pub enum Opened {
-    /// A pipe; the first end reads.
-    Pipe,
-    /// A pipe that keeps what is written apart.
-    PacketPipe,
-    /// A FIFO with a path, one end that reads and writes.
-    Fifo,
-    /// Unix streams.
-    Streams,
-    /// Unix datagram sockets.
-    Datagrams,
-    /// Unix sockets that keep messages apart and in order.
-    Packets,
-    /// Unix streams to send descriptors through.
-    Mailbox,
-    /// A unix stream socket with a path that listens.
-    Listener,
-    /// One end of a connection to such a one.
-    Connection,
-    /// A unix datagram socket with a path.
-    Named,
-    /// One that sends to such a one.
-    Sender,
-    /// A TCP connection.
-    Tcp,
-    /// Two UDP sockets that send to each other.
-    Udp,
-    /// An eventfd.
-    Event,
-    /// A timerfd that runs for hours.
-    Timer,
-    /// A signalfd.
-    Signals,
-    /// An epoll.
-    Epoll,
-    /// An inotify that watches a directory.
-    Inotify,
-    /// A memfd that can be sealed.
-    Memfd,
-    /// A file with a name.
-    File,
-    /// A pseudo terminal, its own end first.
-    Terminal,
-    /// A process, or what /proc has of it; see [`TaskFile`].
-    OfTask,
-    /// A ring of io_uring(7) that nobody has mapped, with completions that nobody has seen.
-    Ring,
-}
-
-impl Opened {
-    /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 23] = [
-        Self::Pipe,
-        Self::PacketPipe,
-        Self::Fifo,
-        Self::Streams,
-        Self::Datagrams,
-        Self::Packets,
-        Self::Mailbox,
-        Self::Listener,
-        Self::Connection,
-        Self::Named,
-        Self::Sender,
-        Self::Tcp,
-        Self::Udp,
-        Self::Event,
-        Self::Timer,
-        Self::Signals,
-        Self::Epoll,
-        Self::Inotify,
-        Self::Memfd,
-        Self::File,
-        Self::Terminal,
-        Self::OfTask,
-        Self::Ring,
-    ];
-
-    /// Whether it has two ends.
-    pub fn has_two_ends(self) -> bool {
-        use Opened::*;
-        let two = [
-            Pipe, PacketPipe, Streams, Datagrams, Packets, Mailbox, Tcp, Udp, Terminal,
-        ];
-        two.contains(&self)
-    }
-
-    /// Whether its inode is that of all descriptors without one of their own: who locks that is in
-    /// the way of everybody on the machine.
-    pub fn shares_inode(self) -> bool {
-        use Opened::*;
-        [Event, Timer, Signals, Epoll, Inotify].contains(&self)
-    }
-
-    /// Whether it is a socket.
-    pub fn is_socket(self) -> bool {
-        (Self::Streams..=Self::Udp).contains(&self)
-    }
-
-    /// Whether what is written is read in the same pieces.
-    pub fn keeps_messages(self) -> bool {
-        use Opened::*;
-        [PacketPipe, Datagrams, Packets, Named, Sender, Udp].contains(&self)
-    }
-}
-
 /// What is opened of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -534,6 +481,10 @@ pub enum Wait {
     EpollTimed,
     Poll,
     Read,
+}
+
+fn is_zero(number: &u8) -> bool {
+    *number == 0
 }
 
 /// The steps as text, a line each.

@@ -49,7 +49,19 @@ impl Generator {
         if held.is_empty() || self.chance.below(100) < 30 {
             return self.open(task);
         }
-        let (slot, end) = self.chance.pick(&held);
+        self.use_one(task, &held);
+    }
+
+    /// Does something with something that the task has, if anything.
+    pub(super) fn use_descriptor(&mut self, task: u8) {
+        let held: Vec<(u16, End)> = self.known(task).held.clone().into_iter().collect();
+        if !held.is_empty() {
+            self.use_one(task, &held);
+        }
+    }
+
+    fn use_one(&mut self, task: u8, held: &[(u16, End)]) {
+        let (slot, end) = self.chance.pick(held);
         match self.chance.below(74) {
             0..18 => {
                 let bytes = self.chance.pick(&AMOUNTS);
@@ -67,8 +79,8 @@ impl Generator {
                 self.known(task).held.remove(&slot);
                 self.step(task, Action::Close { slot });
             }
-            40..47 => self.pass_or_take(task, slot, end, &held),
-            47..53 => self.watch(task, slot, &held),
+            40..47 => self.pass_or_take(task, slot, end, held),
+            47..53 => self.watch(task, slot, held),
             53..56 => self.lock(task, slot),
             56..64 => self.set(task, slot, end),
             64..67 => self.connect_or_accept(task, slot, end),
@@ -104,6 +116,15 @@ impl Generator {
         if matches!(kind, Opened::Connection | Opened::Sender | Opened::OfTask) {
             return;
         }
+        // Memory that is registered is one task's: none may be forked after it.
+        if kind == Opened::FullRing && self.tasks.len() < self.tasks_wanted {
+            return;
+        }
+        self.open_kind(task, kind);
+    }
+
+    /// Opens something of one kind.
+    pub(super) fn open_kind(&mut self, task: u8, kind: Opened) {
         let Some(slot) = self.new_slots(2) else {
             return;
         };
@@ -131,9 +152,6 @@ impl Generator {
 
     /// Opens something of any task, also of one that has ended.
     fn open_task(&mut self, task: u8) {
-        let Some(slot) = self.new_slots(1) else {
-            return;
-        };
         let of = self.chance.below(self.tasks.len() as u64) as u8;
         let what = self.chance.pick(&[
             TaskFile::Process,
@@ -142,6 +160,13 @@ impl Generator {
             TaskFile::Threads,
             TaskFile::Place,
         ]);
+        self.open_task_file(task, of, what);
+    }
+
+    pub(super) fn open_task_file(&mut self, task: u8, of: u8, what: TaskFile) {
+        let Some(slot) = self.new_slots(1) else {
+            return;
+        };
         let end = End {
             kind: Opened::OfTask,
             origin: slot,
@@ -172,7 +197,8 @@ impl Generator {
         // A connection that is only in flight is refused, and so is what is of a task; the kernel
         // refuses to pass rings. It throws mailboxes away that are only in each other, as soon as
         // anybody closes a unix socket.
-        let flies = !matches!(end.kind, Opened::Tcp | Opened::OfTask | Opened::Ring);
+        let stays = [Opened::Tcp, Opened::OfTask, Opened::Ring, Opened::FullRing];
+        let flies = !stays.contains(&end.kind);
         if flies && !self.is_in(mailbox.other, end.origin) {
             self.mail.entry(mailbox.other).or_default().push(end);
             self.step(task, Action::Pass { slot, through });
@@ -234,7 +260,8 @@ impl Generator {
                 let (level, name) = self.chance.pick(&OPTIONS);
                 let value = self.chance.pick(&[0, 1, 5, 7, 100, 20_000]);
                 // What has no room with its receiver is lost, and nobody is told.
-                if end.kind == Opened::Udp && (level, name) == RECEIVE_ROOM {
+                let is_udp = [Opened::Udp, Opened::UdpLite].contains(&end.kind);
+                if is_udp && (level, name) == RECEIVE_ROOM {
                     return;
                 }
                 Setting::Option { level, name, value }

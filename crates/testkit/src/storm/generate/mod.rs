@@ -1,13 +1,16 @@
 //! From a seed to steps.
 mod descriptors;
 mod memory;
+mod numbered;
+mod states;
 
 use std::collections::BTreeMap;
 
 use descriptors::End;
+pub use states::{State, states};
 
 use super::memory::Memory;
-use super::step::{Action, Backing, OBJECTS, Step, TASKS, Wait};
+use super::step::{Action, Backing, OBJECTS, SHARES, Step, TASKS, Wait};
 use crate::chance::Chance;
 
 /// How often the tree is dumped and restored.
@@ -24,6 +27,12 @@ struct Known {
     objects: BTreeMap<u8, u32>,
     /// What it has open, by name.
     held: BTreeMap<u16, End>,
+    /// Sets of semaphores that it knows, and its contexts.
+    sets: Vec<u8>,
+    contexts: u8,
+    /// What it may share with others, and whether it can have no threads.
+    shares: u8,
+    is_cloned: bool,
     threads: usize,
     parent: u8,
     is_alive: bool,
@@ -36,12 +45,17 @@ struct Generator {
     tasks: Vec<Known>,
     next_object: u8,
     next_slot: u16,
+    next_set: u8,
+    next_segment: u8,
     /// What lies in each mailbox.
     mail: BTreeMap<u16, Vec<End>>,
     /// Of 100 steps, how many concern descriptors.
     descriptors: u64,
     has_tcp: bool,
     has_owners: bool,
+    /// Of 100 other steps, how many concern what has numbers.
+    numbered: u64,
+    has_sharing: bool,
     /// How many pages may still be written, and how many mapped.
     budget_pages: u32,
     room_pages: u32,
@@ -51,28 +65,7 @@ struct Generator {
 
 /// The steps of a seed: always the same ones.
 pub fn steps(seed: u64) -> Vec<Step> {
-    let mut chance = Chance::with(seed);
-    let size = chance.pick(&[0, 0, 0, 0, 1, 1, 2]);
-    let budget_pages = BUDGETS[size];
-    let tasks_wanted = chance.pick(&[1, 2, 2, 3, 3, 4, 5, 7, 10]);
-    let root = Known {
-        is_alive: true,
-        ..Known::default()
-    };
-    let mut generator = Generator {
-        steps: Vec::new(),
-        tasks: vec![root],
-        next_object: 0,
-        next_slot: 0,
-        mail: BTreeMap::new(),
-        descriptors: chance.pick(&[0, 20, 40, 70]),
-        has_tcp: chance.once_in(6),
-        has_owners: chance.once_in(3),
-        budget_pages,
-        room_pages: budget_pages * 2 + 600,
-        tasks_wanted,
-        chance,
-    };
+    let mut generator = Generator::new(seed);
     let first = 15 + generator.chance.below(60) as usize;
     generator.add(first);
     for _ in 1..PAUSES {
@@ -81,12 +74,47 @@ pub fn steps(seed: u64) -> Vec<Step> {
         let more = generator.chance.below(12) as usize;
         generator.add(more);
     }
-    generator.pause();
-    generator.receive_all();
-    generator.steps
+    generator.end()
 }
 
 impl Generator {
+    fn new(seed: u64) -> Self {
+        let mut chance = Chance::with(seed);
+        let size = chance.pick(&[0, 0, 0, 0, 1, 1, 2]);
+        let budget_pages = BUDGETS[size];
+        let tasks_wanted = chance.pick(&[1, 2, 2, 3, 3, 4, 5, 7, 10]);
+        let root = Known {
+            is_alive: true,
+            ..Known::default()
+        };
+        Self {
+            steps: Vec::new(),
+            tasks: vec![root],
+            next_object: 0,
+            next_slot: 0,
+            next_set: 0,
+            next_segment: 0,
+            mail: BTreeMap::new(),
+            descriptors: chance.pick(&[0, 20, 40, 70]),
+            has_tcp: chance.once_in(6),
+            has_owners: chance.once_in(3),
+            numbered: chance.pick(&[0, 0, 10, 30]),
+            has_sharing: chance.once_in(4),
+            budget_pages,
+            room_pages: budget_pages * 2 + 600,
+            tasks_wanted,
+            chance,
+        }
+    }
+
+    /// The last pause, and all that is to be seen after it.
+    fn end(mut self) -> Vec<Step> {
+        self.pause();
+        self.receive_all();
+        self.fetch_all();
+        self.steps
+    }
+
     fn pause(&mut self) {
         self.step(0, Action::Pause);
     }
@@ -124,6 +152,9 @@ impl Generator {
         if self.chance.below(100) < self.descriptors {
             return self.change_descriptors(task);
         }
+        if self.chance.below(100) < self.numbered {
+            return self.change_numbered(task);
+        }
         match self.chance.below(100) {
             0..12 => self.fork(task),
             12..14 => self.exit(task),
@@ -150,19 +181,37 @@ impl Generator {
     }
 
     fn fork(&mut self, task: u8) {
+        let shares = match self.has_sharing && self.chance.once_in(2) {
+            true => 1 + self.chance.below(7) as u8,
+            false => 0,
+        };
+        self.share(task, shares);
+    }
+
+    /// Forks a task that shares what is said with the one that forks it.
+    fn share(&mut self, task: u8, shares: u8) {
         let child = self.tasks.len() as u8;
         let known = self.known(task);
-        if known.threads > 0 || child >= TASKS || usize::from(child) >= self.tasks_wanted {
+        let forbidden = known.threads > 0 || known.contexts > 0;
+        if forbidden || child >= TASKS || usize::from(child) >= self.tasks_wanted {
             return self.change_memory(task);
         }
         let known = self.known(task);
-        let child_known = Known {
+        known.shares |= shares;
+        let mut child_known = Known {
             memory: known.memory.forked(),
             parent: task,
+            shares,
+            is_cloned: known.is_cloned || shares != 0,
             ..known.clone()
         };
+        // What is in a table that both have stays its parent's.
+        if shares & SHARES[0] != 0 {
+            child_known.held.clear();
+            child_known.objects.clear();
+        }
         self.tasks.push(child_known);
-        self.step(task, Action::Fork { child });
+        self.step(task, Action::Fork { child, shares });
     }
 
     fn exit(&mut self, task: u8) {
@@ -179,6 +228,9 @@ impl Generator {
     }
 
     fn thread(&mut self, task: u8) {
+        if self.known(task).is_cloned {
+            return self.change_memory(task);
+        }
         let waits = [
             Wait::Futex,
             Wait::FutexTimed,

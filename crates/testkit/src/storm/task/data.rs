@@ -9,7 +9,7 @@ use rustix::thread::Timespec;
 use sys::socket::{self, Along};
 
 use super::descriptors::Held;
-use super::{Done, Task};
+use super::{Done, Task, opened};
 use crate::storm::step::Opened;
 use crate::subjects::Failure;
 use crate::wait;
@@ -200,7 +200,10 @@ fn write(held: &Held, bytes: &[u8]) -> Result<Option<usize>, Failure> {
         if !watched[0].revents().contains(PollFlags::OUT) {
             return Ok(None);
         }
-        write_file(held, bytes)
+        match held.ends.kind {
+            Opened::Queue => opened::send_message(&held.file, bytes),
+            _ => write_file(held, bytes),
+        }
     };
     let gone = [
         Errno::AGAIN,
@@ -238,6 +241,9 @@ fn is(error: &io::Error, errno: Errno) -> bool {
 fn read(held: &Held, buffer: &mut [u8]) -> io::Result<usize> {
     if held.ends.kind.is_socket() {
         return socket::receive(&held.file, buffer, DONT_WAIT).map(|received| received.len);
+    }
+    if held.ends.kind == Opened::Queue {
+        return opened::take_message(&held.file, buffer);
     }
     Ok(rustix::io::read(&held.file, buffer)?)
 }

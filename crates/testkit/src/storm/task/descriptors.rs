@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, inotify, memfd_create};
@@ -17,11 +16,9 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
-use sys::kernel_memory::KernelMemory;
-use sys::ring::{self, Part, RingMemory};
 use sys::socket::{self, Along};
 
-use super::{Done, Task};
+use super::{Done, Task, opened};
 use crate::storm::step::{Action, Opened, SLOTS, TASKS, TaskFile};
 use crate::subjects::Failure;
 
@@ -103,6 +100,8 @@ impl Task {
             Action::Delete { slot } => {
                 // It may have none, or no more.
                 let _ = fs::remove_file(self.path_of(slot));
+                let name = opened::queue_name(&self.folder, slot)?;
+                let _ = opened::remove_queue(&name.to_string_lossy());
                 Ok(())
             }
             Action::Watch {
@@ -189,7 +188,16 @@ impl Task {
                 self.keep(slot, kind, socket, None, Some(slot));
             }
             Opened::Tcp => self.keep_pair(slot, kind, tcp_pair()?),
-            Opened::Udp => self.keep_pair(slot, kind, udp_pair()?),
+            Opened::Udp | Opened::UdpLite => {
+                let pair = opened::datagram_pair(kind == Opened::UdpLite)?;
+                self.keep_pair(slot, kind, pair);
+            }
+            Opened::Queue => {
+                let name = opened::queue_name(&self.folder, slot)?;
+                let queue = opened::queue(&name)?;
+                self.note("queue", name.to_string_lossy())?;
+                self.keep(slot, kind, queue, Some(slot), Some(slot));
+            }
             Opened::Terminal => {
                 let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
                 let own = openpt(flags)?;
@@ -247,7 +255,11 @@ impl Task {
                 timerfd_settime(&timer, TimerfdTimerFlags::empty(), &time)?;
                 timer
             }
-            Opened::Ring => ring_of(slot)?,
+            Opened::Ring | Opened::FullRing => opened::ring(slot, kind == Opened::FullRing)?,
+            Opened::Group => opened::group(&self.path_of(slot))?,
+            Opened::Frames => opened::frames()?,
+            Opened::Tap => opened::tap(&self.folder, slot)?,
+            Opened::Leased => opened::leased(&self.path_of(slot))?,
             Opened::Signals => sys::signalfd::create(READ_SIGNALS, slot.is_multiple_of(2))?,
             Opened::Epoll => epoll::create(epoll::CreateFlags::CLOEXEC)?,
             Opened::Inotify => {
@@ -378,7 +390,7 @@ impl Task {
 }
 
 /// 127.0.0.1 and a port: 0 for any that is free.
-fn loopback() -> [u8; 16] {
+pub(super) fn loopback() -> [u8; 16] {
     let mut address = [0; 16];
     address[..8].copy_from_slice(&[2, 0, 0, 0, 127, 0, 0, 1]);
     address
@@ -391,39 +403,4 @@ fn tcp_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let client = socket::open(INET, STREAM, 0)?;
     socket::connect(&client, &socket::name(&listener)?)?;
     Ok((client, socket::accept(&listener)?))
-}
-
-fn udp_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    let open = || {
-        let socket = socket::open(INET, DATAGRAM, 0)?;
-        socket::bind(&socket, &loopback())?;
-        Ok::<_, io::Error>(socket)
-    };
-    let (one, other) = (open()?, open()?);
-    socket::connect(&one, &socket::name(&other)?)?;
-    socket::connect(&other, &socket::name(&one)?)?;
-    Ok((one, other))
-}
-
-/// A ring that has worked: entries that are all zeros do nothing. An eventfd where there are no
-/// rings, or the kernel tells nobody what is in them.
-fn ring_of(slot: u16) -> Result<OwnedFd, Failure> {
-    /// Without an array of indices.
-    const NO_SQARRAY: u32 = 1 << 16;
-    let (entries, works) = (1 << (slot % 4), u32::from(slot));
-    let flags = NO_SQARRAY * u32::from(slot % 2);
-    let made = KernelMemory::open().and_then(|_| ring::setup(entries, 2 * entries, flags));
-    let Ok(made) = made else {
-        return Ok(eventfd(0, EventfdFlags::CLOEXEC)?);
-    };
-    let queues = RingMemory::map(made.own.as_fd(), Part::Queues, 4096)?;
-    let (tail, head) = (made.places.sq_tail(), made.places.cq_head());
-    for work in 1..=works {
-        // As many as there is room for stay unseen.
-        let seen = work.saturating_sub(2 * entries);
-        queues.word(head).store(seen, Ordering::Release);
-        queues.word(tail).store(work, Ordering::Release);
-        ring::submit(made.own.as_fd(), 1)?;
-    }
-    Ok(made.own)
 }

@@ -2,6 +2,8 @@
 mod data;
 mod descriptors;
 mod memory;
+mod numbered;
+mod opened;
 mod state;
 mod threads;
 
@@ -12,6 +14,7 @@ use std::rc::Rc;
 
 use rustix::process::{Pid, WaitOptions};
 use sys::fork::{Fork, fork};
+use sys::subject::clone::{DESCRIPTORS, SEMAPHORE_UNDO, clone};
 use sys::subject::filters::{Answer, GONE, call_gone, install_filter};
 use sys::subject::{Arena, block_signals, queue_signal};
 
@@ -35,6 +38,7 @@ struct Task {
     objects: BTreeMap<u8, Object>,
     held: BTreeMap<u16, descriptors::Held>,
     waits: Vec<threads::Waiting>,
+    numbered: numbered::Numbered,
 }
 
 /// Something that the task can map.
@@ -45,7 +49,7 @@ struct Object {
 
 /// Makes the steps of the file that the argument names. `go` makes those up to the next pause and
 /// answers "paused", or "ended" at the end; `check` answers "right", or what is wrong in which
-/// task; `describe` what each task has.
+/// task; `describe` what each task has; `clean` removes what would outlive all tasks.
 ///
 /// # Errors
 /// When a step cannot be made.
@@ -61,7 +65,9 @@ pub(crate) fn serve(control: Control, arguments: &[String]) -> Done {
         objects: BTreeMap::new(),
         held: BTreeMap::new(),
         waits: Vec::new(),
+        numbered: numbered::Numbered::default(),
     };
+    root.ledger.set_pid(0, std::process::id());
     // Otherwise orphans would leave the tree.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let mut next = 0;
@@ -76,6 +82,7 @@ pub(crate) fn serve(control: Control, arguments: &[String]) -> Done {
             })
         }
         "describe" => root.ask_all(Order::Describe),
+        "clean" => root.clean().map(|()| "cleaned".into()).map_err(Into::into),
         _ => not_understood(question),
     })
 }
@@ -127,6 +134,7 @@ impl Task {
             Order::Check => {
                 let mut wrong = self.check_memory()?;
                 wrong.extend(self.check_waits());
+                wrong.extend(self.check_numbered()?);
                 wrong
             }
             _ => self.describe()?,
@@ -157,7 +165,7 @@ impl Task {
         let steps = Rc::clone(&self.steps);
         match &steps[number].action {
             Action::Pause => Ok(()),
-            &Action::Fork { child } => self.fork(child),
+            &Action::Fork { child, shares } => self.fork(child, shares),
             &Action::Exit { status } => self.exit(status),
             Action::Reap => {
                 // Until there is none, or none that has ended.
@@ -199,17 +207,35 @@ impl Task {
             }
             action => {
                 self.change_memory(number, action)?;
+                self.change_numbered(action)?;
                 self.change_descriptors(action)
             }
         }
     }
 
-    fn fork(&mut self, child: u8) -> Done {
-        if child >= TASKS || self.ledger.pid(child).is_some() || !self.waits.is_empty() {
+    fn fork(&mut self, child: u8, shares: u8) -> Done {
+        if child >= TASKS
+            || self.ledger.pid(child).is_some()
+            || !self.waits.is_empty()
+            || self.numbered.forbids_forks()
+        {
             return Ok(());
         }
-        if fork()? == Fork::Child {
-            self.become_child(child);
+        let flags = numbered::flags(shares);
+        let shares_undo = flags & SEMAPHORE_UNDO != 0;
+        if shares_undo && self.numbered.undo.is_none() {
+            self.numbered.undo = self.ledger.new_undo();
+        }
+        let undo = self.numbered.undo.filter(|_| shares_undo);
+        if let Some(undo) = undo {
+            self.ledger.share_undo(undo);
+        }
+        let made = match flags {
+            0 => fork()?,
+            _ => clone(flags, None)?,
+        };
+        if made == Fork::Child {
+            self.become_child(child, flags, undo);
         }
         wait::wait_until("a child to live", wait::SOON, || {
             self.ledger.pid(child).is_some()
@@ -218,7 +244,13 @@ impl Task {
     }
 
     /// In a new task: takes what the parent has, and lives.
-    fn become_child(&mut self, number: u8) -> ! {
+    fn become_child(&mut self, number: u8, flags: u64, undo: Option<u8>) -> ! {
+        if flags & DESCRIPTORS != 0 {
+            // Those stay its parent's, who closes them.
+            std::mem::forget(std::mem::take(&mut self.objects));
+            std::mem::forget(std::mem::take(&mut self.held));
+        }
+        let numbered = std::mem::take(&mut self.numbered);
         let own = Task {
             number,
             steps: Rc::clone(&self.steps),
@@ -229,6 +261,7 @@ impl Task {
             objects: std::mem::take(&mut self.objects),
             held: std::mem::take(&mut self.held),
             waits: Vec::new(),
+            numbered: numbered.forked(undo, flags != 0),
         };
         let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| own.live()));
         std::process::exit(if lived.is_err() { 101 } else { 0 })
@@ -237,6 +270,9 @@ impl Task {
     fn exit(&self, status: u8) -> Done {
         if self.number == 0 {
             return Ok(());
+        }
+        if let Some(undo) = self.numbered.undo {
+            self.ledger.leave_undo(undo);
         }
         self.ledger.done(self.number);
         std::process::exit(status.into())
@@ -263,6 +299,7 @@ impl Task {
         let reaps = rustix::process::child_subreaper()?;
         let ids = format!("group {group:?} session {session:?} reaps {reaps:?}");
         let mut told = self.describe_descriptors();
+        told.extend(self.describe_numbered()?);
         told.push(ids);
         told.push(format!("calls {:?}", GONE.map(call_gone)));
         Ok(told)

@@ -11,7 +11,7 @@ use sys::fcntl::{self, Holder, Owner};
 use sys::socket;
 
 use super::descriptors::Held;
-use super::{Done, Task};
+use super::{Done, Task, opened};
 use crate::storm::step::{LockHolder, Opened, Setting};
 
 /// `O_LARGEFILE`, which every open on a 64-bit kernel sets, while calls that make files otherwise
@@ -75,8 +75,12 @@ impl Task {
         let is_file = matches!(held.ends.kind, Opened::File | Opened::Memfd);
         // What it does not have stays as it is.
         match what {
-            Setting::Nonblocking(on) => switch(OFlags::NONBLOCK, on)?,
-            Setting::Append(on) => switch(OFlags::APPEND, on)?,
+            Setting::Nonblocking(on) => {
+                let _ = switch(OFlags::NONBLOCK, on);
+            }
+            Setting::Append(on) => {
+                let _ = switch(OFlags::APPEND, on);
+            }
             Setting::CloseOnExec(on) => {
                 let flags = if on {
                     FdFlags::CLOEXEC
@@ -134,13 +138,14 @@ fn describe(held: &Held) -> String {
     };
     describe_file(file, &mut tell);
     // A file that signals nobody loses whom it would: the dump does not ask.
-    if !matches!(held.ends.kind, Opened::Memfd | Opened::File) {
+    if !matches!(held.ends.kind, Opened::Memfd | Opened::File | Opened::Queue) {
         tell("owner", &fcntl::owner(file).ok());
         tell("signal", &fcntl::signal(file).ok());
     }
     if let Opened::OfTask = held.ends.kind {
         tell("of", &whose(file));
     }
+    opened::describe(held.ends.kind, file, &mut tell);
     if let Opened::Memfd = held.ends.kind {
         tell("seals", &rustix::fs::fcntl_get_seals(file));
     }

@@ -24,6 +24,9 @@ pub(super) struct Waiting {
 
 impl Task {
     pub(super) fn start_thread(&mut self, wait: Wait, stack_pages: u32) -> Done {
+        if self.numbered.is_cloned {
+            return Ok(());
+        }
         let returned = Arc::new(AtomicU64::new(0));
         let (own, tid) = (Arc::clone(&returned), Arc::new(AtomicU32::new(0)));
         let its_tid = Arc::clone(&tid);

@@ -1,0 +1,135 @@
+//! What descriptors lead to.
+use serde::{Deserialize, Serialize};
+
+/// What can be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub enum Opened {
+    /// A pipe; the first end reads.
+    Pipe,
+    /// A pipe that keeps what is written apart.
+    PacketPipe,
+    /// A FIFO with a path, one end that reads and writes.
+    Fifo,
+    /// Unix streams.
+    Streams,
+    /// Unix datagram sockets.
+    Datagrams,
+    /// Unix sockets that keep messages apart and in order.
+    Packets,
+    /// Unix streams to send descriptors through.
+    Mailbox,
+    /// A unix stream socket with a path that listens.
+    Listener,
+    /// One end of a connection to such a one.
+    Connection,
+    /// A unix datagram socket with a path.
+    Named,
+    /// One that sends to such a one.
+    Sender,
+    /// A TCP connection.
+    Tcp,
+    /// Two UDP sockets that send to each other.
+    Udp,
+    /// An eventfd.
+    Event,
+    /// A timerfd that runs for hours.
+    Timer,
+    /// A signalfd.
+    Signals,
+    /// An epoll.
+    Epoll,
+    /// An inotify that watches a directory.
+    Inotify,
+    /// A memfd that can be sealed.
+    Memfd,
+    /// A file with a name.
+    File,
+    /// A pseudo terminal, its own end first.
+    Terminal,
+    /// A process, or what /proc has of it; see [`TaskFile`].
+    OfTask,
+    /// A ring of io_uring(7) that nobody has mapped, with completions that nobody has seen.
+    Ring,
+    /// The same with files and memory that are registered.
+    FullRing,
+    /// Two sockets of UDP-Lite that send to each other.
+    UdpLite,
+    /// A POSIX message queue.
+    Queue,
+    /// A fanotify group with a mark on a directory.
+    Group,
+    /// A packet socket on the loopback.
+    Frames,
+    /// A tap device.
+    Tap,
+    /// A file with a lease for reading.
+    Leased,
+}
+
+impl Opened {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 30] = [
+        Self::Pipe,
+        Self::PacketPipe,
+        Self::Fifo,
+        Self::Streams,
+        Self::Datagrams,
+        Self::Packets,
+        Self::Mailbox,
+        Self::Listener,
+        Self::Connection,
+        Self::Named,
+        Self::Sender,
+        Self::Tcp,
+        Self::Udp,
+        Self::Event,
+        Self::Timer,
+        Self::Signals,
+        Self::Epoll,
+        Self::Inotify,
+        Self::Memfd,
+        Self::File,
+        Self::Terminal,
+        Self::OfTask,
+        Self::Ring,
+        Self::FullRing,
+        Self::UdpLite,
+        Self::Queue,
+        Self::Group,
+        Self::Frames,
+        Self::Tap,
+        Self::Leased,
+    ];
+
+    /// Whether it has two ends.
+    pub fn has_two_ends(self) -> bool {
+        use Opened::*;
+        let two = [
+            Pipe, PacketPipe, Streams, Datagrams, Packets, Mailbox, Tcp, Udp, Terminal, UdpLite,
+        ];
+        two.contains(&self)
+    }
+
+    /// Whether its inode is that of all descriptors without one of their own: who locks that is in
+    /// the way of everybody on the machine.
+    pub fn shares_inode(self) -> bool {
+        use Opened::*;
+        [Event, Timer, Signals, Epoll, Inotify, Group].contains(&self)
+    }
+
+    /// Whether it is a socket.
+    pub fn is_socket(self) -> bool {
+        (Self::Streams..=Self::Udp).contains(&self) || [Self::UdpLite, Self::Frames].contains(&self)
+    }
+
+    /// Whether what is written is read in the same pieces.
+    pub fn keeps_messages(self) -> bool {
+        use Opened::*;
+        let keep = [
+            PacketPipe, Datagrams, Packets, Named, Sender, Udp, UdpLite, Queue,
+        ];
+        keep.contains(&self)
+    }
+}

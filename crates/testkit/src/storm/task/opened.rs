@@ -1,0 +1,193 @@
+//! How the rarer kinds of descriptors are opened, and what they tell of themselves.
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use sys::kernel_memory::KernelMemory;
+use sys::mqueue::{self, Attributes, Message};
+use sys::ring::{self, Part, RingMemory};
+use sys::{fanotify, fcntl, socket, tun};
+
+use crate::storm::step::{Opened, PAGE_BYTES};
+use crate::subjects::Failure;
+
+const INET: i32 = 2;
+const DATAGRAM: i32 = 2;
+const PACKET: i32 = 17;
+const UDP: i32 = 17;
+const UDP_LITE: i32 = 136;
+/// An experimental type of frames: nobody sends any.
+const FRAME_TYPE: u16 = 0x88b5;
+const LOOPBACK: i32 = 1;
+const TAP_WITHOUT_HEADERS: u16 = 0x1002;
+/// How many messages a queue holds, and how long they are at most.
+const QUEUE: (u64, usize) = (4, 4096);
+
+/// The name of a queue, which is that of the subject's folder and a number.
+pub(super) fn queue_name(folder: &Path, slot: u16) -> Result<CString, Failure> {
+    let folder = folder.file_name().unwrap_or_default().to_string_lossy();
+    Ok(CString::new(format!("{folder}-{slot}"))?)
+}
+
+/// Takes the name from a queue, if it has one.
+pub(super) fn remove_queue(name: &str) -> io::Result<()> {
+    mqueue::unlink(&CString::new(name)?)
+}
+
+pub(super) fn queue(name: &CString) -> Result<OwnedFd, Failure> {
+    let room = Attributes {
+        max_messages: QUEUE.0,
+        message_bytes: QUEUE.1 as u64,
+        messages: 0,
+    };
+    Ok(mqueue::create(name, room)?)
+}
+
+/// Sends a message to a queue that has room.
+pub(super) fn send_message(queue: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
+    let message = Message {
+        priority: 0,
+        bytes: bytes.to_vec(),
+    };
+    mqueue::send(queue, &message).map(|()| bytes.len())
+}
+
+/// Takes a message of a queue that has one.
+pub(super) fn take_message(queue: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
+    let message = mqueue::receive(queue, &mut buffer[..QUEUE.1])?;
+    let bytes = message.ok_or(io::ErrorKind::WouldBlock)?.bytes;
+    buffer[..bytes.len()].copy_from_slice(&bytes);
+    Ok(bytes.len())
+}
+
+/// A group that is told of changes in a directory in which there are none.
+pub(super) fn group(quiet: &Path) -> Result<OwnedFd, Failure> {
+    /// `FAN_MODIFY`, `FAN_CLOSE_WRITE`, `FAN_EVENT_ON_CHILD`
+    const CHANGES: u64 = 0x2 | 0x8 | 0x0800_0000;
+    fs::create_dir(quiet)?;
+    let group = fanotify::init(fanotify::NONBLOCK, 0)?;
+    let path = CString::new(quiet.to_string_lossy().into_owned())?;
+    fanotify::mark(&group, fanotify::ADD, CHANGES, &path)?;
+    Ok(group)
+}
+
+/// A packet socket on the loopback.
+pub(super) fn frames() -> Result<OwnedFd, Failure> {
+    let own = socket::open(PACKET, DATAGRAM, 0)?;
+    // `struct sockaddr_ll`
+    let mut address = [0; 20];
+    address[..2].copy_from_slice(&(PACKET as u16).to_ne_bytes());
+    address[2..4].copy_from_slice(&FRAME_TYPE.to_be_bytes());
+    address[4..8].copy_from_slice(&LOOPBACK.to_ne_bytes());
+    socket::bind(&own, &address)?;
+    Ok(own)
+}
+
+/// A device that only this subject has, and that is down.
+pub(super) fn tap(folder: &Path, slot: u16) -> Result<OwnedFd, Failure> {
+    let folder = folder.file_name().unwrap_or_default().to_string_lossy();
+    let end = folder.len().saturating_sub(6);
+    let name = format!("sf{slot}{}", folder.get(end..).unwrap_or_default());
+    let own = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")?;
+    tun::attach(&own, &name, TAP_WITHOUT_HEADERS)?;
+    Ok(own.into())
+}
+
+/// A file that nobody else has open, with a lease for reading.
+pub(super) fn leased(path: &PathBuf) -> Result<OwnedFd, Failure> {
+    fs::write(path, "leased")?;
+    let file = File::open(path)?;
+    fcntl::lease(file.as_fd(), false)?;
+    Ok(file.into())
+}
+
+/// Two sockets that send to each other; of UDP where there is no UDP-Lite.
+pub(super) fn datagram_pair(is_lite: bool) -> io::Result<(OwnedFd, OwnedFd)> {
+    let open = || {
+        let protocol = if is_lite { UDP_LITE } else { UDP };
+        let socket = match socket::open(INET, DATAGRAM, protocol) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::PROTONOSUPPORT) => {
+                socket::open(INET, DATAGRAM, UDP)?
+            }
+            made => made?,
+        };
+        socket::bind(&socket, &super::descriptors::loopback())?;
+        Ok::<_, io::Error>(socket)
+    };
+    let (one, other) = (open()?, open()?);
+    socket::connect(&one, &socket::name(&other)?)?;
+    socket::connect(&other, &socket::name(&one)?)?;
+    Ok((one, other))
+}
+
+/// A ring that has worked: entries that are all zeros do nothing. A full one has files, of which
+/// one is there, and memory. An eventfd where there are no rings, or the kernel tells nobody what
+/// is in them.
+pub(super) fn ring(slot: u16, is_full: bool) -> Result<OwnedFd, Failure> {
+    /// Without an array of indices.
+    const NO_SQARRAY: u32 = 1 << 16;
+    let (entries, works) = (1 << (slot % 4), u32::from(slot));
+    let flags = NO_SQARRAY * u32::from(slot % 2);
+    let made = KernelMemory::open().and_then(|_| ring::setup(entries, 2 * entries, flags));
+    let Ok(made) = made else {
+        return Ok(eventfd(0, EventfdFlags::CLOEXEC)?);
+    };
+    let queues = RingMemory::map(made.own.as_fd(), Part::Queues, 4096)?;
+    let (tail, head) = (made.places.sq_tail(), made.places.cq_head());
+    for work in 1..=works {
+        // As many as there is room for stay unseen.
+        let seen = work.saturating_sub(2 * entries);
+        queues.word(head).store(seen, Ordering::Release);
+        queues.word(tail).store(work, Ordering::Release);
+        ring::submit(made.own.as_fd(), 1)?;
+    }
+    if is_full {
+        let error = io::stderr();
+        let files = [None, Some(error.as_fd()), None];
+        ring::register_files(made.own.as_fd(), &files, &[0, u64::from(slot), 0])?;
+        // Memory for ever, on a page of its own.
+        let memory = (0..2 * PAGE_BYTES).map(|_| AtomicU8::new(0));
+        let memory: &'static [AtomicU8] = Box::leak(memory.collect());
+        let start = memory.as_ptr().align_offset(PAGE_BYTES);
+        ring::register_buffers(made.own.as_fd(), &[&memory[start..start + PAGE_BYTES]])?;
+    }
+    Ok(made.own)
+}
+
+/// What a descriptor of one of these kinds tells of itself.
+pub(super) fn describe(
+    kind: Opened,
+    own: BorrowedFd<'_>,
+    tell: &mut impl FnMut(&str, &dyn std::fmt::Debug),
+) {
+    let info = || {
+        let path = format!("/proc/self/fdinfo/{}", own.as_raw_fd());
+        fs::read_to_string(path).unwrap_or_default()
+    };
+    match kind {
+        Opened::Queue => tell("queue", &mqueue::attributes(own).ok()),
+        Opened::Leased => tell("lease", &fcntl::leased(own).ok()),
+        Opened::Tap => tell("attached", &tun::attached(own).ok()),
+        Opened::Group => {
+            let marks = info();
+            let marks = marks.lines().filter(|line| line.starts_with("fanotify"));
+            tell("marks", &marks.collect::<Vec<_>>());
+        }
+        Opened::FullRing => {
+            let all = info();
+            let registered = ["UserFiles", "UserBufs"];
+            let lines = all.lines();
+            let told = lines.filter(|line| registered.iter().any(|word| line.starts_with(word)));
+            tell("registered", &told.collect::<Vec<_>>());
+        }
+        _ => {}
+    }
+}
