@@ -11,7 +11,10 @@ use std::collections::{HashMap, HashSet};
 use image::{Reader, SpaceId, SpaceKind};
 
 use crate::Result;
-use crate::records::{FIRST_OBJECT, Node, State, TREE_VERSION, Tree, tag};
+use crate::records::{FIRST_OBJECT, Node, State, Tree, tag};
+
+/// The version of the tree's record in which a task's number was its pid.
+const BEFORE_NUMBERS: u16 = 1;
 
 /// Gives the memories of tasks their numbers, the same to the same task however often it is asked.
 #[derive(Debug, Default)]
@@ -49,7 +52,7 @@ impl Numbering {
         numbering.taken = spaces.clone().map(|space| space.id).collect();
         let mut records = parent.records().iter();
         let record = records.find(|record| record.tag == tag::TREE);
-        match record.filter(|record| record.version == TREE_VERSION) {
+        match record.filter(|record| record.version != BEFORE_NUMBERS) {
             Some(record) => {
                 let tree = Tree::read(record)?;
                 check(&tree)?;
@@ -210,6 +213,15 @@ mod tests {
             let error = error.to_string();
             assert!(error.contains("task 71 of the parent image"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_parent_of_a_later_version_is_refused() {
+        let mut later = tree(&[(70, 5, 1)]).record();
+        later.version += 1;
+        let error = Numbering::over(Some(&image(&[1], Some(later)))).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("the list of tasks has version 3"), "{error}");
     }
 
     #[test]
