@@ -1,6 +1,7 @@
 //! Steps that make what a task has without a descriptor: System V IPC, contexts of asynchronous
 //! I/O, and what it shares by clone(2).
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -59,7 +60,7 @@ pub(super) fn flags(shares: u8) -> u64 {
 
 /// What the page of a segment begins with.
 fn stamp(segment: u8, page: u16) -> [u8; 8] {
-    ((u64::from(segment) + 1) << 32 | u64::from(page) + 1).to_le_bytes()
+    (((u64::from(segment) + 1) << 32) + u64::from(page) + 1).to_le_bytes()
 }
 
 impl Numbered {
@@ -176,22 +177,17 @@ impl Task {
 
     fn use_context(&mut self, number: u8, room: u16, (post, fetch): (u16, u16)) -> Done {
         static INTO: [AtomicU8; 16] = [const { AtomicU8::new(0) }; 16];
-        if !self.numbered.contexts.contains_key(&number) {
-            if number >= NUMBERED {
-                return Ok(());
-            }
-            let made = Requests {
+        if number >= NUMBERED {
+            return Ok(());
+        }
+        let own = match self.numbered.contexts.entry(number) {
+            Entry::Occupied(own) => own.into_mut(),
+            Entry::Vacant(place) => place.insert(Requests {
                 context: Context::new(room.max(1).into())?,
                 posted: VecDeque::new(),
                 next: 1,
-            };
-            self.numbered.contexts.insert(number, made);
-        }
-        let own = self
-            .numbered
-            .contexts
-            .get_mut(&number)
-            .ok_or("no context")?;
+            }),
+        };
         let zeros = File::open("/dev/zero")?;
         for _ in 0..post {
             let request = Request::new(Operation::Read, &zeros, &INTO, 0, own.next);
