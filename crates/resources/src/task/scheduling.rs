@@ -19,6 +19,7 @@ use crate::{Error, Result};
 
 const SCHED_FIFO: u32 = 1;
 const SCHED_RR: u32 = 2;
+const SCHED_IDLE: u32 = 5;
 const SCHED_DEADLINE: u32 = 6;
 /// `SCHED_FLAG_RESET_ON_FORK`, `_RECLAIM` and `_DL_OVERRUN`: those that `sched_getattr` gives.
 const KEPT_FLAGS: u64 = 0b111;
@@ -196,6 +197,11 @@ impl Record {
     fn is_realtime(&self) -> bool {
         [SCHED_FIFO, SCHED_RR, SCHED_DEADLINE].contains(&self.policy)
     }
+
+    /// Whether the kernel does not take the nice value with the policy, though it keeps one.
+    fn has_nice_apart(&self) -> bool {
+        self.is_realtime() || self.policy == SCHED_IDLE
+    }
 }
 
 impl Part for Scheduling {
@@ -292,7 +298,7 @@ impl Part for Scheduling {
             let (who, value) = (IOPRIO_WHO_PROCESS.into(), record.io_priority.into());
             script.call(Sysno::ioprio_set, [who, 0u64.into(), value]);
         }
-        if record.is_realtime() && record.nice != inherited.nice {
+        if record.has_nice_apart() && record.nice != inherited.nice {
             script.call(
                 Sysno::setpriority,
                 [0u64.into(), 0u64.into(), record.nice.into()],
@@ -474,6 +480,15 @@ mod tests {
         });
         assert_eq!((record.policy, record.priority, record.flags), (2, 40, 1));
         assert_eq!((record.nice, record.timer_slack_ns), (3, 0));
+    }
+
+    #[test]
+    fn idle_policy_survives_with_a_nice_value() {
+        let record = survives(|stage| {
+            stage.call(Sysno::setpriority, &[0, 0, 12]);
+            stage.call_with(Sysno::sched_setscheduler, &[0], |at| [0, 5, at]);
+        });
+        assert_eq!((record.policy, record.nice), (5, 12));
     }
 
     #[test]
