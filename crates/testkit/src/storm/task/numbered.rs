@@ -155,13 +155,18 @@ impl Task {
     }
 
     fn attach(&mut self, number: u8, pages: u16, doomed: bool) -> Done {
-        let id = shm::create(IPC_PRIVATE, u64::from(pages) * PAGE_BYTES as u64, 0o600)?;
+        let id = shm::create(
+            IPC_PRIVATE,
+            u64::from(pages) * PAGE_BYTES as u64,
+            0o600,
+            None,
+        )?;
         let attached = shm::Attached::new(id)?;
         match doomed {
             true => shm::remove(id)?,
             false => self.note("segment", id)?,
         }
-        let file = File::from(attached.file()?);
+        let file = File::from(attached.file(PAGE_BYTES as u64)?);
         for page in (0..pages).filter(|page| page % 3 != 1) {
             let at = u64::from(page) * PAGE_BYTES as u64;
             file.write_all_at(&stamp(number, page), at)?;
@@ -224,7 +229,7 @@ impl Task {
             }
         }
         for (number, segment) in &self.numbered.segments {
-            let file = File::from(segment.attached.file()?);
+            let file = File::from(segment.attached.file(PAGE_BYTES as u64)?);
             for page in 0..segment.pages {
                 let mut is = [0; 8];
                 file.read_exact_at(&mut is, u64::from(page) * PAGE_BYTES as u64)?;
