@@ -29,13 +29,13 @@ fn servers(stillframe: &Stillframe) -> Vec<u32> {
 }
 
 /// Waits until all has come: nobody serves any more, and nothing is left of it.
-fn wait_whole(stillframe: &Stillframe) {
+pub(crate) fn wait_whole(stillframe: &Stillframe) {
     wait_until("all pages", SOON, || servers(stillframe).is_empty());
 }
 
 /// Waits until the kernel has closed the userfaultfd of a server that has ended: it has lost its
 /// name and its environment before.
-fn wait_unregistered(pid: u32) {
+pub(crate) fn wait_unregistered(pid: u32) {
     wait_until("the end of the userfaultfd", SOON, || {
         let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
         !maps.is_empty()

@@ -13,7 +13,7 @@ use testkit::needs_root;
 use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
 
-use crate::{assert_restored, stillframe};
+use crate::{assert_restored, lazy, stillframe};
 
 /// A tree's record of version 1, as far as it is told here: the rest of it is kept as it is.
 #[derive(Clone, PartialEq, Message)]
@@ -194,6 +194,9 @@ fn trees_come_back_from_images_of_before_tasks_had_numbers() {
             write_old(&new, images);
             stillframe.restore(how).must();
             wait_until("the subject to wait", SOON, || subject.is_waiting());
+            // What the kernel tells of memory that has not come yet is empty.
+            lazy::wait_whole(&stillframe);
+            lazy::wait_unregistered(subject.pid());
             let after = Facts::still(subject.pid());
             assert_restored(&stillframe, &before, &after, name);
             stillframe.clear();
