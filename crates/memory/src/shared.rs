@@ -103,13 +103,20 @@ impl CowSharing {
     }
 }
 
-/// Reads the entries of task `pid` from `start` on.
+/// Reads the entries of task `pid` from `start` on. Where its address space ends before, as that of
+/// a 32-bit program does, there is nothing above.
 fn read(pid: i32, maps: &mut PageMaps, start: Addr, entries: &mut [Entry]) -> Result<()> {
     let failed = |source| Error::scan(pid, start, source);
     let map = maps.of(pid).map_err(failed)?;
     match map.entries(start, entries).map_err(failed)? {
         read if read == entries.len() => Ok(()),
-        _ => Err(Error::Gone { pid }),
+        _ => match map
+            .entries(Addr(0), &mut [Entry::default()])
+            .map_err(failed)?
+        {
+            0 => Err(Error::Gone { pid }),
+            _ => Ok(()),
+        },
     }
 }
 
