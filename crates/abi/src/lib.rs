@@ -35,6 +35,8 @@ pub enum Kind {
     Await = 4,
     /// Makes the call and fails unless it returns [`Op::extra`].
     Expect = 5,
+    /// Makes the call as 32-bit code would, with up to five arguments, and fails on an error.
+    Compat = 6,
 }
 
 /// One operation: 80 bytes, the same layout in Rust and in the blob's assembly.

@@ -136,15 +136,15 @@ fn run_all(options: &Options) -> Status {
     status
 }
 
-fn build_id(host: &HostFacts) -> String {
-    let bytes = host.vdso.build_id.iter();
-    bytes.map(|byte| format!("{byte:02x}")).collect()
+fn build_id(id: &[u8]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn host_to_json(host: &HostFacts) -> Value {
     let functions = host.vdso.functions.iter();
     json!({
-        "vdso_build_id": build_id(host),
+        "vdso_build_id": build_id(&host.vdso.build_id),
+        "vdso_32_build_id": host.vdso_32.as_ref().map(|vdso| build_id(&vdso.build_id)),
         "vdso_bytes": host.vdso.bytes(),
         "vdso_functions": functions.map(|one| one.name.as_str()).collect::<Vec<_>>(),
         "kept": host.kept,
@@ -158,7 +158,7 @@ fn host_line(host: &HostFacts) -> String {
     } else {
         "not kept before"
     };
-    let (id, bytes) = (build_id(host), host.vdso.bytes());
+    let (id, bytes) = (build_id(&host.vdso.build_id), host.vdso.bytes());
     format!("vDSO {id}: {bytes} bytes, {functions} names of functions ({from})")
 }
 

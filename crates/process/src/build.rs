@@ -237,11 +237,17 @@ fn place_area(
         .chain(more.iter().copied())
         .collect::<Vec<_>>();
     taken.sort_unstable();
+    // Calls of 32 bits only reach what is below.
+    let top = match saved.has_32_bit_code() {
+        false => TOP,
+        true => Addr(1 << 32),
+    };
+    let taken = taken.into_iter().filter(|span| span.start < top);
     let mut start = LOWEST;
     let mut last = None;
-    for span in taken.into_iter().chain([Span {
-        start: TOP,
-        end: TOP,
+    for span in taken.chain([Span {
+        start: top,
+        end: top,
     }]) {
         while start.plus(bytes + MARGIN_BYTES) <= span.start {
             match RestoreArea::map(Span::new(start, bytes), memory) {

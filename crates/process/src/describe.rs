@@ -20,7 +20,7 @@ use crate::report::{
     PartDescription, TaskDescription, Vdso,
 };
 use crate::text::describe_status;
-use crate::{Description, Error, Result, Statistics};
+use crate::{Description, Error, Result, Statistics, host};
 
 /// Tells what the image there holds.
 ///
@@ -111,11 +111,14 @@ fn vdsos(saved: &Saved<'_>) -> Vec<Vdso> {
         .collect::<Vec<_>>();
     ids.sort_unstable();
     ids.dedup();
-    let own = sys::vdso::own_build_id().unwrap_or_default();
+    // Where this host cannot be looked at, it has none.
+    let own = host::vdso_for(saved).unwrap_or_default();
+    let of_32_bits = own.host_32.map(|host| host.build_id);
+    let is_own = |id: &[u8]| [&own.build_id, &of_32_bits].contains(&&Some(id.to_vec()));
     let vdso = |id: &[u8]| Vdso {
         build_id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
-        is_ours: id == own,
-        needs_proxy: id != own,
+        is_ours: is_own(id),
+        needs_proxy: !is_own(id),
     };
     ids.into_iter().map(vdso).collect()
 }

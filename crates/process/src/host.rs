@@ -12,9 +12,9 @@ use resources::map::memory::Special;
 use resources::map::vdso::elf::Function;
 use resources::map::vdso::{self, Host, Part};
 
+use crate::Result;
 use crate::plan::OwnVdso;
 use crate::records::Saved;
-use crate::{Error, Result};
 use cache::Cache;
 pub(crate) use uname::kernel;
 
@@ -22,14 +22,15 @@ pub(crate) use uname::kernel;
 /// id, which is at hand.
 pub(crate) fn vdso_for(saved: &Saved<'_>) -> Result<OwnVdso> {
     let build_id = sys::vdso::own_build_id();
-    let ways = saved.tasks.iter();
-    let mut ways = ways.map(|task| vdso::way(&task.memory, build_id.as_deref()));
-    let host = ways
-        .any(vdso::Way::needs_host)
-        .then(|| facts().map(|facts| facts.vdso));
+    let mut memories = saved.tasks.iter().map(|task| &task.memory);
+    let needs_facts = memories
+        .any(|memory| memory.vdso_is_32_bit || vdso::way(memory, build_id.as_deref()).needs_host());
+    let facts = needs_facts.then(facts).transpose()?;
+    let (host, host_32) = facts.map_or((None, None), |facts| (Some(facts.vdso), facts.vdso_32));
     Ok(OwnVdso {
         build_id,
-        host: host.transpose()?,
+        host,
+        host_32,
     })
 }
 
@@ -38,6 +39,8 @@ pub(crate) fn vdso_for(saved: &Saved<'_>) -> Result<OwnVdso> {
 pub struct HostFacts {
     /// The vDSO that its kernel maps.
     pub vdso: Host,
+    /// That of 32-bit programs, if the kernel has one.
+    pub vdso_32: Option<Host>,
     /// Whether this is what was kept from an earlier time.
     pub kept: bool,
 }
@@ -51,15 +54,21 @@ pub fn probe() -> Result<HostFacts> {
 }
 
 fn probe_with(cache: &Cache) -> Result<HostFacts> {
-    let vdso = Host::probe().map_err(Error::from)?;
+    let (vdso, vdso_32) = (Host::probe()?, Host::probe_32()?);
     let before = cache
         .load()
         .and_then(|bytes| decode(&bytes, &vdso.build_id));
-    let kept = before.as_ref() == Some(&vdso);
+    let found = (vdso, vdso_32);
+    let kept = before.as_ref() == Some(&found);
     if !kept {
-        cache.store(&encode(&vdso));
+        cache.store(&encode(&found));
     }
-    Ok(HostFacts { vdso, kept })
+    let (vdso, vdso_32) = found;
+    Ok(HostFacts {
+        vdso,
+        vdso_32,
+        kept,
+    })
 }
 
 /// Tells what this host is like, from the cache or by looking.
@@ -69,15 +78,33 @@ fn facts() -> Result<HostFacts> {
 
 fn facts_with(cache: &Cache) -> Result<HostFacts> {
     let own = sys::vdso::own_build_id().unwrap_or_default();
-    if let Some(vdso) = cache.load().and_then(|bytes| decode(&bytes, &own)) {
-        return Ok(HostFacts { vdso, kept: true });
-    }
-    let vdso = Host::probe().map_err(Error::from)?;
-    cache.store(&encode(&vdso));
-    Ok(HostFacts { vdso, kept: false })
+    let before = cache.load().and_then(|bytes| decode(&bytes, &own));
+    let kept = before.is_some();
+    let (vdso, vdso_32) = match before {
+        Some(before) => before,
+        None => {
+            let found = (Host::probe()?, Host::probe_32()?);
+            cache.store(&encode(&found));
+            found
+        }
+    };
+    Ok(HostFacts {
+        vdso,
+        vdso_32,
+        kept,
+    })
 }
 
-/// The vDSO of a host, as it is kept.
+/// The vDSOs of a host, as they are kept.
+#[derive(Clone, PartialEq, Message)]
+struct KeptBoth {
+    #[prost(message, optional, tag = "1")]
+    own: Option<Kept>,
+    #[prost(message, optional, tag = "2")]
+    of_32_bits: Option<Kept>,
+}
+
+/// A vDSO of a host, as it is kept.
 #[derive(Clone, PartialEq, Message)]
 struct Kept {
     #[prost(bytes = "vec", tag = "1")]
@@ -104,7 +131,15 @@ struct KeptFunction {
     offset: u64,
 }
 
-fn encode(host: &Host) -> Vec<u8> {
+fn encode((own, of_32_bits): &(Host, Option<Host>)) -> Vec<u8> {
+    let both = KeptBoth {
+        own: Some(keep(own)),
+        of_32_bits: of_32_bits.as_ref().map(keep),
+    };
+    both.encode_to_vec()
+}
+
+fn keep(host: &Host) -> Kept {
     let parts = host.parts.iter().map(|part| KeptPart {
         is_code: part.special == Special::Vdso,
         bytes: part.bytes,
@@ -113,17 +148,26 @@ fn encode(host: &Host) -> Vec<u8> {
         name: function.name.clone(),
         offset: function.offset,
     });
-    let kept = Kept {
+    Kept {
         build_id: host.build_id.clone(),
         parts: parts.collect(),
         functions: functions.collect(),
-    };
-    kept.encode_to_vec()
+    }
 }
 
-/// The vDSO that was kept, if it is the one that this process has.
-fn decode(bytes: &[u8], own: &[u8]) -> Option<Host> {
-    let kept = Kept::decode(bytes).ok()?;
+/// The vDSOs that were kept, if the first is the one that this process has.
+fn decode(bytes: &[u8], own: &[u8]) -> Option<(Host, Option<Host>)> {
+    let kept = KeptBoth::decode(bytes).ok()?;
+    let host = host(kept.own?).filter(|host| host.build_id == own)?;
+    let of_32_bits = match kept.of_32_bits {
+        Some(kept) => Some(self::host(kept)?),
+        None => None,
+    };
+    Some((host, of_32_bits))
+}
+
+/// What was kept of a vDSO, if it makes sense.
+fn host(kept: Kept) -> Option<Host> {
     let part = |part: &KeptPart| Part {
         special: if part.is_code {
             Special::Vdso
@@ -141,7 +185,7 @@ fn decode(bytes: &[u8], own: &[u8]) -> Option<Host> {
         parts: kept.parts.iter().map(part).collect(),
         functions: kept.functions.into_iter().map(function).collect(),
     };
-    (host.is_sound() && host.build_id == own).then_some(host)
+    host.is_sound().then_some(host)
 }
 
 #[cfg(test)]
@@ -163,8 +207,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = Cache::at(folder.path().join("host"), "one host");
         let mut host = Host::probe().expect("a vDSO");
+        let of_32_bits = Host::probe_32().expect("looked at");
         host.functions.pop().expect("it has functions");
-        cache.store(&encode(&host));
+        cache.store(&encode(&(host, of_32_bits)));
         assert!(!probe_with(&cache).expect("a vDSO").kept, "one is missing");
         assert!(probe_with(&cache).expect("a vDSO").kept);
         assert!(facts_with(&cache).expect("a vDSO").kept);
@@ -173,12 +218,15 @@ mod tests {
     #[test]
     fn what_is_kept_of_another_vdso_is_not_used() {
         let host = Host::probe().expect("a vDSO");
-        assert_eq!(decode(&encode(&host), &host.build_id), Some(host.clone()));
-        assert_eq!(decode(&encode(&host), b"another"), None);
+        let both = (host.clone(), Host::probe_32().expect("looked at"));
+        assert_eq!(decode(&encode(&both), &host.build_id), Some(both.clone()));
+        assert_eq!(decode(&encode(&both), b"another"), None);
         let none = Host {
             parts: Vec::new(),
             ..host.clone()
         };
-        assert_eq!(decode(&encode(&none), &host.build_id), None);
+        for wrong in [(none.clone(), None), (host.clone(), Some(none))] {
+            assert_eq!(decode(&encode(&wrong), &host.build_id), None);
+        }
     }
 }

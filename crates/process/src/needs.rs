@@ -1,6 +1,7 @@
 //! What an image needs of the host that it is to be restored on, tried without making any task.
 
 use image::Reader;
+use resources::map::vdso::Way;
 use store::Images;
 use sys::features;
 
@@ -70,9 +71,8 @@ fn processor(saved: &Saved<'_>, reader: &Reader) -> Result<String> {
 
 fn vdso(saved: &Saved<'_>) -> Result<String> {
     let own = host::vdso_for(saved)?;
-    let is_own = |id: &[u8]| own.build_id.as_deref() == Some(id);
-    let mut ids = saved.tasks.iter().map(|task| &task.memory.vdso_build_id);
-    let foreign = ids.any(|id| !id.is_empty() && !is_own(id));
+    let mut memories = saved.tasks.iter().map(|task| &task.memory);
+    let foreign = memories.any(|memory| own.way(memory) == Way::Proxied);
     let remark = if foreign {
         "a proxy for another kernel's"
     } else {

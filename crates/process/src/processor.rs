@@ -8,9 +8,8 @@ use abi::{Addr, PAGE_BYTES};
 use image::{Reader, RunKind};
 use resources::arch::frames;
 use resources::arch::xstate::{self, Host, Layout, Reframed};
-use sys::arch::Registers;
 
-use crate::records::{Saved, SavedTask, SavedThread};
+use crate::records::{Saved, SavedTask};
 use crate::{Error, Result};
 
 /// How much of a stack is searched for what handlers have interrupted.
@@ -127,7 +126,7 @@ impl Processor {
     ) -> Result<()> {
         let mut known = HashSet::new();
         for thread in &task.threads {
-            let mut stacks = vec![registers(thread).stack().0];
+            let mut stacks = vec![thread.registers().stack().0];
             while let Some(top) = stacks.pop() {
                 let Some((start, bytes)) = stack(task, reader, top)? else {
                     continue;
@@ -153,11 +152,6 @@ impl Processor {
         }
         Ok(())
     }
-}
-
-fn registers(thread: &SavedThread<'_>) -> Registers {
-    let words = thread.state.registers.as_slice();
-    Registers::from_words(words.try_into().expect("checked when read"))
 }
 
 /// The part of the stack at `top` that is in use: its address, and the bytes. A frame may begin 8

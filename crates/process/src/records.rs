@@ -11,6 +11,7 @@ use resources::fd::tags;
 use resources::map::aio::{self, Context, Contexts};
 use resources::map::memory;
 use resources::map::vdso::{self, Vdso};
+use sys::arch::Registers;
 
 mod check;
 mod shared;
@@ -84,6 +85,12 @@ impl SavedThread<'_> {
             .iter()
             .find(|part| part.0 == tag)
             .map(|part| part.1)
+    }
+
+    /// The registers with which it goes on.
+    pub fn registers(&self) -> Registers {
+        let words = self.state.registers.as_slice();
+        Registers::from_words(words.try_into().expect("checked when read"))
     }
 
     /// What it has of seccomp(2), if anything.
@@ -297,6 +304,12 @@ impl<'a> Saved<'a> {
             vdso.code.truncate(len);
         }
         Ok(())
+    }
+
+    /// Whether a thread runs 32-bit code.
+    pub fn has_32_bit_code(&self) -> bool {
+        let mut threads = self.tasks.iter().flat_map(|task| &task.threads);
+        threads.any(|thread| thread.registers().is_32_bit())
     }
 
     /// The code of the vDSO with this build id.

@@ -8,3 +8,6 @@ pub mod xstate;
 
 /// The processor that an ELF file's code is for.
 pub const ELF_MACHINE: u64 = 62;
+
+/// The same of its 32-bit code.
+pub const ELF_MACHINE_32: u64 = 3;

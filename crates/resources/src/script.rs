@@ -100,6 +100,18 @@ pub struct Step {
     pub note: String,
 }
 
+impl Step {
+    /// The call's number.
+    fn number(&self) -> u32 {
+        let known = calls::CALLS_32.iter();
+        let mut known = known.filter(|known| known.0 == self.call);
+        match self.kind {
+            Kind::Compat => known.next().expect("one of those that are known").1,
+            _ => self.call as u32,
+        }
+    }
+}
+
 /// A list of steps and the bytes that their arguments point at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Script {
@@ -151,6 +163,12 @@ impl Script {
     /// Adds a system call that must return `want`.
     pub fn expect(&mut self, call: Sysno, args: impl AsRef<[Arg]>, want: impl Into<Arg>) -> StepAt {
         self.step(Kind::Expect, call, args.as_ref(), want.into())
+    }
+
+    /// Adds a system call that must succeed, made as 32-bit code makes it: one of those whose
+    /// numbers are known there, with up to five arguments. What it points at must be below 4 GiB.
+    pub fn call_32(&mut self, call: Sysno, args: impl AsRef<[Arg]>) -> StepAt {
+        self.step(Kind::Compat, call, args.as_ref(), Arg::Value(0))
     }
 
     /// Adds a `clone3` whose child goes on with script `child`.
@@ -271,7 +289,7 @@ impl Script {
         let mut ops = Vec::with_capacity(self.ops_bytes());
         for step in &self.steps {
             let args = step.args.map(|arg| layout.resolve(arg));
-            let op = Op::call(u64::from(step.call as u32), args);
+            let op = Op::call(u64::from(step.number()), args);
             ops.extend(op.with(step.kind, layout.resolve(step.extra)).to_bytes());
         }
         ops.extend(Op::end().to_bytes());
@@ -351,6 +369,18 @@ mod tests {
             area: abi::Span::new(Addr(0), 0x4000),
             top: Addr(0x10_0000),
         }
+    }
+
+    #[test]
+    fn calls_of_32_bits_have_their_own_numbers() {
+        let mut script = Script::default();
+        script.call_32(Sysno::set_robust_list, [0x1000u32.into(), 12u32.into()]);
+        let (ops, _) = script.compile(&layout(&[], &[]));
+        assert_eq!(
+            (ops[0], ops[8..10].to_vec()),
+            (Kind::Compat as u8, vec![0x37, 1])
+        );
+        assert_eq!(script.to_string(), "32-bit set_robust_list(0x1000, 12)\n");
     }
 
     #[test]

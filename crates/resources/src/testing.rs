@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use abi::{Addr, Kind, Op, Span};
+use sys::arch::Registers;
 use sys::ptrace::{self, RseqArea};
 use sys::puppet::Puppet;
 use syscalls::Sysno;
@@ -328,6 +329,10 @@ impl Facts for Stage {
 
     fn rseq(&self) -> Result<RseqArea> {
         self.stopped(ptrace::rseq)
+    }
+
+    fn registers(&self) -> Registers {
+        self.stopped(ptrace::registers).expect("it is stopped")
     }
 
     fn filters(&self, _tid: i32) -> Result<Vec<ptrace::Filter>> {

@@ -11,6 +11,15 @@ pub(crate) const NT_XSTATE: usize = 0x202;
 /// The instruction that makes a system call.
 pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
+/// The instruction by which 32-bit code makes a system call, and 64-bit code one of 32 bits.
+pub const INT_80: [u8; 2] = [0xcd, 0x80];
+
+/// The code segments of 64-bit and of 32-bit code, and the stack segment of both.
+pub const CODE_64: u64 = 0x33;
+/// See [`CODE_64`].
+pub const CODE_32: u64 = 0x23;
+const STACK_SEGMENT: u64 = 0x2b;
+
 /// The number of the return address among the registers of unwind tables.
 pub const RETURN_ADDRESS: u16 = 16;
 
@@ -67,24 +76,30 @@ impl Registers {
         unsafe { std::mem::transmute(words) }
     }
 
-    /// What can be told of a thread that runs 32-bit code, whose registers were put here: 17 words
-    /// of 32 bits, two of which stand in one of these.
-    pub(crate) fn of_32_bit_code(self) -> Self {
-        const CS: usize = 13;
-        Self {
-            cs: self.to_words()[CS / 2] >> 32,
-            ..Self::default()
+    /// Whether the thread runs 32-bit code.
+    #[must_use]
+    pub const fn is_32_bit(&self) -> bool {
+        self.cs == CODE_32
+    }
+
+    /// Has a 32-bit thread's error stand in all of the register, as the kernel's own have it and as
+    /// it looks for them where none of its calls is known to have been one of 32 bits.
+    pub(crate) const fn extend_result(&mut self) {
+        if self.is_32_bit() && self.call().is_some() && self.result() < 0 {
+            self.rax = self.result().cast_unsigned();
         }
     }
 
-    /// The kind of code that the thread runs: 64-bit, 32-bit, or that of another segment.
+    /// Checks that the thread runs code that the kernel gives to programs by itself.
     ///
     /// # Errors
-    /// What it is instead of 64-bit code.
+    /// What it is instead.
     pub fn check_code(&self) -> Result<(), String> {
+        let is_local = |selector: u64| selector & 4 != 0;
+        let all = [self.cs, self.ss, self.ds, self.es, self.fs, self.gs];
         match self.cs {
-            0x33 => Ok(()),
-            0x23 => Err("32-bit code".to_owned()),
+            CODE_64 | CODE_32 if !all.into_iter().any(is_local) => Ok(()),
+            CODE_64 | CODE_32 => Err("a segment of its own (modify_ldt)".to_owned()),
             other => Err(format!("code segment {other:#x}")),
         }
     }
@@ -98,6 +113,12 @@ impl Registers {
     /// Has it go on elsewhere.
     pub const fn go_to(&mut self, at: Addr) {
         self.rip = at.0;
+    }
+
+    /// Has it go on in 64-bit code of ours.
+    pub const fn enter(&mut self, at: Addr) {
+        self.rip = at.0;
+        (self.cs, self.ss) = (CODE_64, STACK_SEGMENT);
     }
 
     /// Has the kernel not go on with the call that it is in.
@@ -114,22 +135,40 @@ impl Registers {
     /// The number of the call that it is in; none outside of one.
     #[must_use]
     pub const fn call(&self) -> Option<u64> {
-        match self.orig_rax.cast_signed() {
+        let number = match self.is_32_bit() {
+            true => low(self.orig_rax) as i64,
+            false => self.orig_rax.cast_signed(),
+        };
+        match number {
             ..0 => None,
-            _ => Some(self.orig_rax),
+            _ => Some(number.cast_unsigned()),
         }
     }
 
     /// The arguments of the call that it is in.
     #[must_use]
     pub const fn args(&self) -> [u64; 6] {
-        [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
+        const LOW: u64 = 0xffff_ffff;
+        match self.is_32_bit() {
+            false => [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9],
+            true => [
+                self.rbx & LOW,
+                self.rcx & LOW,
+                self.rdx & LOW,
+                self.rsi & LOW,
+                self.rdi & LOW,
+                self.rbp & LOW,
+            ],
+        }
     }
 
     /// What the call returns, as far as it is known.
     #[must_use]
     pub const fn result(&self) -> i64 {
-        self.rax.cast_signed()
+        match self.is_32_bit() {
+            true => low(self.rax) as i64,
+            false => self.rax.cast_signed(),
+        }
     }
 
     /// Has the call that it is in return this.
@@ -138,18 +177,41 @@ impl Registers {
         self.orig_rax = u64::MAX;
     }
 
-    /// Where the instruction stands that has made the call that it is in.
+    /// Where the instruction stands that has made the call that it is in, or one that makes it
+    /// again: where 32-bit code has called by another one, the kernel's vDSO has [`INT_80`] there.
     #[must_use]
     pub const fn call_at(&self) -> Addr {
         Addr(self.rip.wrapping_sub(SYSCALL.len() as u64))
     }
 
-    /// Has it make a call with the instruction at `at`.
+    /// Has it make a call of its own kind of code with the instruction at `at`.
     pub const fn make_call(&mut self, at: Addr, number: u64, args: [u64; 6]) {
-        self.rip = at.0;
-        self.rax = number;
-        self.orig_rax = u64::MAX;
+        match self.is_32_bit() {
+            false => self.call_64(at, number, args),
+            true => self.call_32(at, number, args),
+        }
+    }
+
+    /// Has it make a call as 64-bit code, with the [`SYSCALL`] at `at`.
+    pub const fn make_call_64(&mut self, at: Addr, number: u64, args: [u64; 6]) {
+        self.enter(at);
+        self.call_64(at, number, args);
+    }
+
+    /// Has it make a call of 32 bits out of 64-bit code, with the [`INT_80`] at `at`.
+    pub const fn make_call_32(&mut self, at: Addr, number: u64, args: [u64; 6]) {
+        self.enter(at);
+        self.call_32(at, number, args);
+    }
+
+    const fn call_64(&mut self, at: Addr, number: u64, args: [u64; 6]) {
+        (self.rip, self.rax, self.orig_rax) = (at.0, number, u64::MAX);
         [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9] = args;
+    }
+
+    const fn call_32(&mut self, at: Addr, number: u64, args: [u64; 6]) {
+        (self.rip, self.rax, self.orig_rax) = (at.0, number, u64::MAX);
+        [self.rbx, self.rcx, self.rdx, self.rsi, self.rdi, self.rbp] = args;
     }
 
     /// The value of a register by its number in unwind tables, of those that a vDSO's function
@@ -168,4 +230,9 @@ impl Registers {
             _ => return None,
         })
     }
+}
+
+/// The lower half of a register, as a number with a sign.
+const fn low(register: u64) -> i32 {
+    (register as u32).cast_signed()
 }

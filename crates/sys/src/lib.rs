@@ -61,6 +61,7 @@ pub mod uffd;
 pub mod unmount;
 pub mod usage;
 pub mod vdso;
+pub mod vdso_32;
 pub mod vm;
 pub mod watchdog;
 pub mod words;

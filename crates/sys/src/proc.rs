@@ -461,6 +461,8 @@ pub enum Syscall {
         number: u64,
         /// Its arguments.
         args: [u64; 6],
+        /// The thread's stack pointer.
+        stack: u64,
     },
 }
 
@@ -481,12 +483,16 @@ impl Syscall {
         let number = text.split_ascii_whitespace().next();
         let number = number.and_then(|number| number.parse().ok());
         let args: Option<Vec<u64>> = fields
-            .take(6)
+            .take(7)
             .map(|arg| hex(arg.strip_prefix("0x")?))
             .collect();
-        let args = args.and_then(|args| <[u64; 6]>::try_from(args).ok());
-        match number.zip(args) {
-            Some((number, args)) => Ok(Self::In { number, args }),
+        let words = args.and_then(|words| <[u64; 7]>::try_from(words).ok());
+        match number.zip(words) {
+            Some((number, [args @ .., stack])) => Ok(Self::In {
+                number,
+                args,
+                stack,
+            }),
             None => Err(wrong()),
         }
     }
@@ -679,7 +685,11 @@ mod tests {
     fn system_calls_are_read() {
         let text = b"230 0x0 0x1 0x7ffc9b8ba260 0x7ffc9b8ba2a0 0x4 0x5 0x7ffc9b8ba248 0x7fa15b6c\n";
         let args = [0, 1, 0x7ffc_9b8b_a260, 0x7ffc_9b8b_a2a0, 4, 5];
-        let want = Syscall::In { number: 230, args };
+        let want = Syscall::In {
+            number: 230,
+            args,
+            stack: 0x7ffc_9b8b_a248,
+        };
         assert_eq!(Syscall::parse(text), Ok(want));
         assert_eq!(Syscall::parse(b"running\n"), Ok(Syscall::Running));
         assert_eq!(Syscall::parse(b"-1 0x7f 0x5\n"), Ok(Syscall::Elsewhere));

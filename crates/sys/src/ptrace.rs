@@ -30,8 +30,9 @@ pub const SIGTRAP: i32 = libc::SIGTRAP;
 /// The signal that stops and cannot be blocked.
 pub const SIGSTOP: i32 = libc::SIGSTOP;
 
-/// Registers' tag of `PTRACE_GETREGSET`.
-const NT_PRSTATUS: usize = 1;
+/// Requests for the registers of a thread as 64-bit code has them, whatever code it runs.
+const GETREGS: c_uint = 12;
+const SETREGS: c_uint = 13;
 /// The largest extended state that is accepted, in bytes (AMX has 11 KiB).
 const XSTATE_MAX_BYTES: usize = 64 << 10;
 
@@ -155,39 +156,44 @@ pub fn detach(tid: i32, signal: i32) -> io::Result<()> {
     control(Control::Detach, tid, signal)
 }
 
-/// Reads the general registers. Of a thread that runs 32-bit code the kernel has another set: of
-/// that only `cs` is given, which tells such a thread from others.
+/// Reads the general registers, also those of a thread that runs 32-bit code.
 ///
 /// # Errors
 /// `ESRCH`.
 pub fn registers(tid: i32) -> io::Result<Registers> {
     let mut regs = Registers::default();
-    let mut io = iovec {
-        iov_base: (&raw mut regs).cast(),
-        iov_len: Registers::BYTES,
-    };
-    let (op, set) = (libc::PTRACE_GETREGSET, NT_PRSTATUS);
-    // SAFETY: there is room for the registers of either kind of code.
-    unsafe { request(op, tid, set, (&raw mut io) as usize) }?;
-    if io.iov_len != Registers::BYTES {
-        return Ok(regs.of_32_bit_code());
-    }
+    // SAFETY: there is room for all registers.
+    unsafe { request(GETREGS, tid, 0, (&raw mut regs) as usize) }?;
+    regs.extend_result();
     Ok(regs)
 }
 
-/// Writes the general registers.
+/// Writes the general registers; the code segment says what code the thread runs then.
 ///
 /// # Errors
 /// `ESRCH`; `EIO` for values that no thread may have.
 pub fn set_registers(tid: i32, regs: &Registers) -> io::Result<()> {
-    let base = (&raw const *regs).cast_mut().cast();
-    let mut io = iovec {
-        iov_base: base,
-        iov_len: Registers::BYTES,
-    };
-    let (op, set) = (libc::PTRACE_SETREGSET, NT_PRSTATUS);
-    // SAFETY: the registers are read, and are that long.
-    unsafe { request(op, tid, set, (&raw mut io) as usize) }.map(drop)
+    // SAFETY: the registers are read, and all are there.
+    unsafe { request(SETREGS, tid, 0, (&raw const *regs) as usize) }.map(drop)
+}
+
+/// The numbers of a thread's own segments, the entries of the GDT that set_thread_area(2) sets.
+pub const THREAD_AREAS: std::ops::RangeInclusive<u32> = 12..=14;
+
+/// Reads a segment of the thread's own, one of [`THREAD_AREAS`], as `struct user_desc` (its number,
+/// base, limit and flags), if it is set (`PTRACE_GET_THREAD_AREA`).
+///
+/// # Errors
+/// `ESRCH`; `EIO` where the kernel runs no 32-bit code.
+pub fn thread_area(tid: i32, number: u32) -> io::Result<Option<[u32; 4]>> {
+    const PTRACE_GET_THREAD_AREA: c_uint = 25;
+    /// Without base and limit, not to be written and not there: what an entry is that is not set.
+    const EMPTY: u32 = 0x28;
+    let mut area = [0u32; 4];
+    let (op, at) = (PTRACE_GET_THREAD_AREA, area.as_mut_ptr() as usize);
+    // SAFETY: there is room for the structure.
+    unsafe { request(op, tid, number as usize, at) }?;
+    Ok((area[1..] != [0, 0, EMPTY]).then_some(area))
 }
 
 /// Reads the extended state (x87, SSE, AVX, …) in the processor's XSAVE layout, unpacked.

@@ -52,14 +52,23 @@ pub fn build_id(bytes: &[u8]) -> Option<Vec<u8>> {
     const PT_NOTE: u64 = 4;
     const NT_GNU_BUILD_ID: u64 = 3;
     let number = |at: usize, len: usize| number(bytes, at, len);
-    let (headers, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    // Where a file for 32 or 64 bits has its program headers, and they their place and size.
+    let is_32_bit = number(4, 1)? == 1;
+    let (headers, size, count) = match is_32_bit {
+        true => (number(28, 4)?, number(42, 2)?, number(44, 2)?),
+        false => (number(32, 8)?, number(54, 2)?, number(56, 2)?),
+    };
+    let (place, bytes_at, word) = match is_32_bit {
+        true => (4, 16, 4),
+        false => (8, 32, 8),
+    };
     for index in 0..count {
         let header = usize::try_from(headers.checked_add(index * size)?).ok()?;
         if number(header, 4)? != PT_NOTE {
             continue;
         }
-        let mut at = usize::try_from(number(header.checked_add(8)?, 8)?).ok()?;
-        let len = usize::try_from(number(header.checked_add(32)?, 8)?).ok()?;
+        let mut at = usize::try_from(number(header.checked_add(place)?, word)?).ok()?;
+        let len = usize::try_from(number(header.checked_add(bytes_at)?, word)?).ok()?;
         let end = at.checked_add(len)?.min(bytes.len());
         while at + 12 <= end {
             let name_len = usize::try_from(number(at, 4)?).ok()?;

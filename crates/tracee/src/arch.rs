@@ -52,7 +52,7 @@ pub(crate) fn is_stub(bytes: &[u8]) -> bool {
 /// The registers with which a thread runs the blob's code at `entry`, for these ops and header.
 pub(crate) fn enter_blob(registers: &mut Registers, entry: Addr, (ops, header): (Addr, Addr)) {
     registers.abandon_call();
-    registers.go_to(entry);
+    registers.enter(entry);
     (registers.r12, registers.r13) = (ops.0, header.0);
 }
 
@@ -76,7 +76,7 @@ pub const SUBMIT_LOOP: [u8; 40] = [
 /// The registers with which a thread runs [`SUBMIT_LOOP`].
 pub(crate) fn enter_submit_loop(registers: &mut Registers, submitting: &crate::Submitting) {
     registers.abandon_call();
-    registers.go_to(submitting.code);
+    registers.enter(submitting.code);
     let (head, limit) = submitting.head.unwrap_or((Addr(0), 0));
     (registers.r12, registers.r13) = (head.0, submitting.watched.0);
     (registers.r14, registers.r15) = (limit.into(), submitting.until.into());

@@ -9,7 +9,7 @@ use sys::ptrace::{self, Event};
 
 use crate::{Error, Result};
 
-/// A system call for a stopped thread to make.
+/// A system call for a stopped thread to make, as 64-bit code whatever code it runs itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     /// Where a `syscall` instruction stands in its memory.
@@ -25,7 +25,7 @@ impl Call {
     #[must_use]
     pub fn registers(self, others: Registers) -> Registers {
         let mut registers = others;
-        registers.make_call(self.at, self.number, self.args);
+        registers.make_call_64(self.at, self.number, self.args);
         registers
     }
 
@@ -35,7 +35,7 @@ impl Call {
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`]; [`Error::Astray`] when something else happens to it.
     pub fn make(self, tid: i32) -> Result<i64> {
-        self.begin(tid, own(tid)?)?;
+        begin(tid, &self.registers(own(tid)?))?;
         next_stop(tid)?;
         result(tid)
     }
@@ -50,10 +50,7 @@ impl Call {
     /// # Errors
     /// As [`Call::make`].
     pub fn make_last(self, tid: i32, others: Registers) -> Result<i64> {
-        self.begin(tid, others)?;
-        interrupt(tid)?;
-        next_stop(tid)?;
-        result(tid)
+        make_last(tid, &self.registers(others))
     }
 
     /// Does what [`Call::make`] does, but interrupts the call at once where it would wait, so that
@@ -69,12 +66,31 @@ impl Call {
         self.make_last(tid, own(tid)?)
     }
 
-    /// Brings the thread to the stop at the call's entry.
-    fn begin(self, tid: i32, others: Registers) -> Result<()> {
-        let set = ptrace::set_registers(tid, &self.registers(others));
-        set.map_err(|e| Error::of(tid, "PTRACE_SETREGSET", e))?;
-        next_stop(tid)
+    /// As [`Call::make_interrupted`] for a call of 32 bits, with an `int 0x80` at its place: the
+    /// kernel goes on with it as such a call.
+    ///
+    /// # Errors
+    /// As [`Call::make`].
+    pub fn make_interrupted_32(self, tid: i32) -> Result<i64> {
+        let mut registers = own(tid)?;
+        registers.make_call_32(self.at, self.number, self.args);
+        make_last(tid, &registers)
     }
+}
+
+/// Brings the thread to the stop at the entry of the call that its registers make.
+fn begin(tid: i32, registers: &Registers) -> Result<()> {
+    let set = ptrace::set_registers(tid, registers);
+    set.map_err(|e| Error::of(tid, "PTRACE_SETREGS", e))?;
+    next_stop(tid)
+}
+
+/// Has it make that call, interrupted.
+fn make_last(tid: i32, registers: &Registers) -> Result<i64> {
+    begin(tid, registers)?;
+    interrupt(tid)?;
+    next_stop(tid)?;
+    result(tid)
 }
 
 fn interrupt(tid: i32) -> Result<()> {
@@ -141,7 +157,7 @@ pub(crate) fn result(tid: i32) -> Result<i64> {
 }
 
 fn own(tid: i32) -> Result<Registers> {
-    ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))
+    ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGS", e))
 }
 
 /// The error for a thread that was stopped by what should not come.

@@ -197,7 +197,6 @@ impl Injection {
         const READ_WRITE_EXEC: u64 = 7;
         const READ_WRITE: u64 = 3;
         const READ_EXEC: u64 = 5;
-        const FIXED: u64 = 0x10;
         let parts = batches
             .iter()
             .map(|batch| part_bytes(*batch))
@@ -218,7 +217,7 @@ impl Injection {
                 let start = self.map(0, bytes, READ_WRITE, 0)?;
                 let start = start.map_err(|e| self.refused("it may not map memory", e))?;
                 self.area = Some(Span::new(start, bytes));
-                self.map(start.0, code_bytes, READ_EXEC, FIXED)?
+                self.map(start.0, code_bytes, READ_EXEC, MAP_FIXED)?
             }
             mapped => mapped,
         };
@@ -242,7 +241,14 @@ impl Injection {
         flags: u64,
     ) -> Result<io::Result<Addr>> {
         const PRIVATE_ANONYMOUS: u64 = 0x22;
-        let flags = PRIVATE_ANONYMOUS | flags;
+        const MAP_32BIT: u64 = 0x40;
+        // All of its memory is below 4 GiB, where its own kind of calls reach, and where the kernel
+        // does not look for room without being told.
+        let low = match self.threads[0].saved.registers.is_32_bit() {
+            true if flags & MAP_FIXED == 0 => MAP_32BIT,
+            _ => 0,
+        };
+        let flags = PRIVATE_ANONYMOUS | low | flags;
         let call = Call {
             at: self.stub,
             number: arch::MMAP,
@@ -491,6 +497,8 @@ impl Drop for Injection {
     }
 }
 
+const MAP_FIXED: u64 = 0x10;
+
 /// The blob's code.
 const CODE_BYTES: usize = 512;
 
@@ -520,7 +528,7 @@ fn too_large(tid: i32) -> Error {
 /// A thread that was parked must still be in the area when it is fetched.
 fn inside(thread: &Thread, area: Span) -> Result<()> {
     let regs = sys::ptrace::registers(thread.tid);
-    let regs = regs.map_err(|e| Error::of(thread.tid, "PTRACE_GETREGSET", e))?;
+    let regs = regs.map_err(|e| Error::of(thread.tid, "PTRACE_GETREGS", e))?;
     if area.contains(regs.at()) {
         return Ok(());
     }

@@ -35,9 +35,9 @@ pub fn stop(pid: i32, tid: i32, at: Addr, signal: i32) -> Result<bool> {
         number: GETPID,
         args: [0; 6],
     };
-    let own = ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))?;
+    let own = ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGS", e))?;
     let set = ptrace::set_registers(tid, &next.registers(own));
-    set.map_err(|e| Error::of(tid, "PTRACE_SETREGSET", e))?;
+    set.map_err(|e| Error::of(tid, "PTRACE_SETREGS", e))?;
     let (mut pass_on, mut stopped, mut calls) = (0, false, 0);
     while calls < 2 {
         let event = resume_to_call(tid, pass_on)?;

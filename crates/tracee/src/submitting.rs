@@ -34,9 +34,9 @@ impl Submitting {
     pub fn run(&self, tid: i32, now: impl Fn() -> u32) -> Result<()> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let of = |doing| move |e| Error::of(tid, doing, e);
-        let mut registers = ptrace::registers(tid).map_err(of("PTRACE_GETREGSET"))?;
+        let mut registers = ptrace::registers(tid).map_err(of("PTRACE_GETREGS"))?;
         arch::enter_submit_loop(&mut registers, self);
-        ptrace::set_registers(tid, &registers).map_err(of("PTRACE_SETREGSET"))?;
+        ptrace::set_registers(tid, &registers).map_err(of("PTRACE_SETREGS"))?;
         ptrace::resume(tid, 0).map_err(of("PTRACE_CONT"))?;
         let (mut last, mut moved) = (now(), Instant::now());
         while last != self.until && moved.elapsed() < PATIENCE {

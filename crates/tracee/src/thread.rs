@@ -75,7 +75,7 @@ impl Seized {
             detached: false,
         };
         let kernel = |doing| move |e| Error::of(tid, doing, e);
-        thread.saved.registers = ptrace::registers(tid).map_err(kernel("PTRACE_GETREGSET"))?;
+        thread.saved.registers = ptrace::registers(tid).map_err(kernel("PTRACE_GETREGS"))?;
         thread.saved.mask = ptrace::signal_mask(tid).map_err(kernel("PTRACE_GETSIGMASK"))?;
         thread.abort_rseq()?;
         Ok(thread)
@@ -222,7 +222,7 @@ impl Thread {
         let first = !self.masked;
         (self.borrowed, self.masked) = (true, true);
         let tid = self.tid;
-        ptrace::set_registers(tid, regs).map_err(|e| Error::of(tid, "PTRACE_SETREGSET", e))?;
+        ptrace::set_registers(tid, regs).map_err(|e| Error::of(tid, "PTRACE_SETREGS", e))?;
         if first {
             let set = ptrace::set_signal_mask(tid, u64::MAX);
             set.map_err(|e| Error::of(tid, "PTRACE_SETSIGMASK", e))?;
@@ -242,7 +242,7 @@ impl Thread {
         let set = ptrace::set_signal_mask(tid, self.saved.mask);
         set.map_err(|e| Error::of(tid, "PTRACE_SETSIGMASK", e))?;
         let set = ptrace::set_registers(tid, &self.saved.registers);
-        set.map_err(|e| Error::of(tid, "PTRACE_SETREGSET", e))?;
+        set.map_err(|e| Error::of(tid, "PTRACE_SETREGS", e))?;
         (self.borrowed, self.masked) = (false, false);
         Ok(())
     }
@@ -308,7 +308,7 @@ impl Thread {
         }
         self.halt()?;
         let regs = ptrace::registers(self.tid);
-        let regs = regs.map_err(|e| Error::of(self.tid, "PTRACE_GETREGSET", e))?;
+        let regs = regs.map_err(|e| Error::of(self.tid, "PTRACE_GETREGS", e))?;
         if !areas.iter().any(|area| area.contains(regs.at())) {
             (self.borrowed, self.masked) = (false, false);
         }

@@ -105,8 +105,7 @@ impl Thread {
             .map_err(failed("PTRACE_SETSIGMASK"))?;
         // A redirection that was only noted, as out of a restartable sequence.
         if self.borrowed {
-            ptrace::set_registers(tid, &self.saved.registers)
-                .map_err(failed("PTRACE_SETREGSET"))?;
+            ptrace::set_registers(tid, &self.saved.registers).map_err(failed("PTRACE_SETREGS"))?;
         }
         self.borrowed = true;
         let pad = Span::new(pad, PAD_BYTES as u64);
@@ -142,7 +141,7 @@ impl Thread {
 
     fn own_registers(&self) -> Result<Registers> {
         let tid = self.tid;
-        ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGSET", e))
+        ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGS", e))
     }
 
     /// Lets it run for a while; or gives the signal of a fault that it is about to be told of. One

@@ -7,9 +7,11 @@ use std::rc::Rc;
 
 use resources::task::Facts;
 use resources::{Allow, Error, Result};
+use sys::arch::Registers;
 use sys::close::CloseQueue;
 use sys::proc::Status;
 use sys::ptrace::RseqArea;
+use tracee::Saved;
 
 use crate::freeze;
 
@@ -20,7 +22,8 @@ pub(super) struct ThreadFacts<'a> {
     pub tid: i32,
     /// /proc/PID.
     pub proc: BorrowedFd<'a>,
-    pub rseq: RseqArea,
+    /// What it goes on with.
+    pub saved: Saved,
     leader_is_known: bool,
     close_queue: &'a CloseQueue,
     texts: RefCell<HashMap<String, Rc<[u8]>>>,
@@ -32,14 +35,14 @@ impl<'a> ThreadFacts<'a> {
         allow: &'a Allow,
         (pid, tid): (i32, i32),
         (proc, close_queue): (BorrowedFd<'a>, &'a CloseQueue),
-        (rseq, leader_is_known): (RseqArea, bool),
+        (saved, leader_is_known): (Saved, bool),
     ) -> Self {
         Self {
             allow,
             pid,
             tid,
             proc,
-            rseq,
+            saved,
             leader_is_known,
             close_queue,
             texts: RefCell::default(),
@@ -112,7 +115,11 @@ impl Facts for ThreadFacts<'_> {
     }
 
     fn rseq(&self) -> Result<RseqArea> {
-        Ok(self.rseq)
+        Ok(self.saved.rseq)
+    }
+
+    fn registers(&self) -> Registers {
+        self.saved.registers
     }
 
     fn is_there(&self, session: i32) -> bool {

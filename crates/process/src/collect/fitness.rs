@@ -11,7 +11,9 @@
 //!   namespaces); "another … namespace for its children".
 //! - CRIU 4.2: keeps all of these kinds, though not always one within another.
 //! - What: 32-bit code
-//! - Refused: "thread …: …" (32-bit code).
+//! - Kept: programs of 32 bits, on kernels that run them, also among others.
+//! - Refused: "thread …: …" (a segment of its own (modify_ldt); code segment …); "thread …: …-bit
+//!   code in a program of … bits".
 //! - CRIU 4.2: kept, where the kernel has it.
 
 use std::collections::HashMap;
@@ -23,6 +25,7 @@ use rustix::io::Errno;
 use resources::Allow;
 
 use super::sharing;
+use super::vdso::Seen;
 use crate::freeze::{Frozen, Task};
 use crate::obstacles::Obstacles;
 use crate::records::Tree;
@@ -66,11 +69,31 @@ pub(super) fn check_session(tree: &Tree, allow: &Allow) -> Result<()> {
     Err(refused.unless("--shell-job").into())
 }
 
-/// Only 64-bit code can make the blob's calls.
+/// Every thread must run code of the kernel's own segments.
 fn check_code(task: &Task) -> Result<()> {
     for thread in task.threads() {
         if let Err(what) = thread.saved.registers.check_code() {
             let what = format!("thread {}: {what}", thread.tid);
+            return Err(resources::Error::unsupported(task.pid, what).into());
+        }
+    }
+    Ok(())
+}
+
+/// All threads must run the kind of code that the program is of: what the kernel keeps by kind, as
+/// how handlers are called, is taken to be of that kind.
+pub(super) fn check_kind(task: &Task, vdso: &Seen) -> Result<()> {
+    let threads = task.threads();
+    let is_32_bit = match vdso.is_there {
+        true => vdso.is_32_bit,
+        false => threads[0].saved.registers.is_32_bit(),
+    };
+    let bits = |is_32_bit| if is_32_bit { 32 } else { 64 };
+    for thread in threads {
+        let runs_32_bit = thread.saved.registers.is_32_bit();
+        if runs_32_bit != is_32_bit {
+            let (tid, runs, of) = (thread.tid, bits(runs_32_bit), bits(is_32_bit));
+            let what = format!("thread {tid}: {runs}-bit code in a program of {of} bits");
             return Err(resources::Error::unsupported(task.pid, what).into());
         }
     }
@@ -222,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_32_bit_program_is_named() {
+    fn code_of_the_other_kind_is_named() {
         testkit::needs_root!();
         let folder = tempfile::tempdir().expect("a scratch folder");
         let path = folder.path().join("old");
@@ -235,8 +258,21 @@ mod tests {
         if !exe.is_ok_and(|exe| exe == path) {
             testkit::skip!("the kernel runs no 32-bit programs");
         }
-        let want = format!("pid {pid} (old): thread {pid}: 32-bit code is not supported");
-        assert_eq!(verdict(&program), want);
+        assert_eq!(verdict(&program), "fine");
+        let frozen = freeze(pid.cast_signed(), None).expect("it can be stopped");
+        let seen = |is_there, is_32_bit| Seen {
+            is_there,
+            is_32_bit,
+            ..Seen::default()
+        };
+        for fine in [seen(true, true), seen(false, false)] {
+            check_kind(&frozen.tasks[0], &fine).expect("it is of one kind");
+        }
+        let refused = check_kind(&frozen.tasks[0], &seen(true, false)).expect_err("of two");
+        let want = format!(
+            "pid {pid} (old): thread {pid}: 32-bit code in a program of 64 bits is not supported"
+        );
+        assert_eq!(refused.to_string(), want);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use super::memory_view::{self, MemoryView};
 use super::questions::{Calls, Questions};
 use super::sharing::Sharing;
 use super::untold::Untold;
-use super::{policies, spaces, stops, thread, vdso};
+use super::{fitness, policies, spaces, stops, thread, vdso};
 use crate::freeze::{Body, Task};
 use crate::obstacles::Obstacles;
 use crate::records::{Descriptors, Node, Place, State, TaskId, What, record, tag};
@@ -99,6 +99,7 @@ impl Found {
         check_returned(task, &found.listed)?;
         let seen = obstacles.note(vdsos.inspect(task, &mut found.listed))?;
         found.vdso = seen.unwrap_or_default();
+        obstacles.note(fitness::check_kind(task, &found.vdso))?;
         track::forget_watched(pid, &mut found.listed)?;
         for listed in &found.listed {
             obstacles.note(Mapping::of(listed, pid, None))?;
@@ -141,7 +142,7 @@ impl Found {
     /// What a thread of the task looks like from outside.
     fn facts<'a>(&self, task: &'a Task, thread: &Thread, allow: &'a Allow) -> ThreadFacts<'a> {
         let proc = (task.proc.as_fd(), &*task.close_queue);
-        let known = (thread.saved.rseq, self.leader_is_known);
+        let known = (thread.saved, self.leader_is_known);
         ThreadFacts::new(allow, (task.pid, thread.tid), proc, known)
     }
 

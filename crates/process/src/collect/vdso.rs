@@ -84,7 +84,7 @@ impl Vdsos {
         });
         let mut code = match own {
             Some(own) => own.to_vec(),
-            None => read_code(task, &uffd::open_memory(task)?, span)?,
+            None => read_code(task.pid, &uffd::open_memory(task)?, span)?,
         };
         found::unmark(&mut code);
         if let Some(bytes) = Elf::new(&code).and_then(|elf| elf.load_bytes()) {
@@ -169,15 +169,45 @@ fn code(listed: &[Listed]) -> Option<Span> {
     code.map(|listed| listed.span)
 }
 
-fn read_code(task: &Task, memory: &File, span: Span) -> Result<Vec<u8>> {
+fn read_code(pid: i32, memory: &File, span: Span) -> Result<Vec<u8>> {
     if span.bytes() > vdso::BYTES_MAX {
         let what = format!("a vDSO of {} bytes", span.bytes());
-        return Err(resources::Error::unsupported(task.pid, what).into());
+        return Err(resources::Error::unsupported(pid, what).into());
     }
     let mut code = vec![0; span.bytes() as usize];
     let read = memory.read_exact_at(&mut code, span.start.0);
-    read.map_err(|e| Error::kernel(format!("cannot read the vDSO of pid {}", task.pid), e))?;
+    read.map_err(|e| Error::kernel(format!("cannot read the vDSO of pid {pid}"), e))?;
     Ok(code)
+}
+
+/// Sees to a thread that was stopped inside the `kernel`'s vDSO of 32-bit programs. Nearly all are
+/// there, as their calls are made there. Where the program knows another one (`own`), the thread
+/// goes on there, which has the same instructions behind a call.
+///
+/// # Errors
+/// [`Error::Returning`] for one in another function: it soon is in none.
+fn finish_call_32(
+    thread: &mut Thread,
+    (kernel, code): (Span, &[u8]),
+    own: Option<&(Span, Vec<u8>)>,
+) -> Result<()> {
+    let pid = thread.pid;
+    let mut registers = thread.saved.registers;
+    let at = registers.at().0 - kernel.start.0;
+    let calling = vdso::calling_32(code).filter(|calling| calling.contains(&at));
+    let Some(calling) = calling else {
+        let returns = vdso::returns_32(code, at);
+        return match returns && own.is_none() {
+            true => Ok(()),
+            false => Err(Error::Returning { pid }),
+        };
+    };
+    if let Some((span, bytes)) = own {
+        let theirs = vdso::calling_32(bytes).ok_or(Error::Returning { pid })?;
+        registers.go_to(span.start.plus(theirs.start + (at - calling.start)));
+        thread.redirect(registers);
+    }
+    Ok(())
 }
 
 /// Has threads that were stopped inside the kernel's vDSO leave it, so that what they have read of
@@ -198,11 +228,20 @@ pub(super) fn finish_vdso_calls(
         return Ok(None);
     }
     let memory = uffd::open_memory(task)?;
-    let code = read_code(task, &memory, kernel)?;
+    let code = read_code(task.pid, &memory, kernel)?;
     let pid = task.pid;
     let Body::Stopped(threads) = &mut task.body else {
         return Ok(None);
     };
+    if seen.is_32_bit {
+        let own = self::code(listed).filter(|_| seen.behind_proxy.is_some());
+        let own = own.map(|own| Ok::<_, Error>((own, read_code(pid, &memory, own)?)));
+        let own = own.transpose()?;
+        for thread in threads.iter_mut().filter(|thread| inside(thread)) {
+            finish_call_32(thread, (kernel, &code), own.as_ref())?;
+        }
+        return Ok(Some(memory));
+    }
     for thread in threads.iter_mut().filter(|thread| inside(thread)) {
         let registers = thread.saved.registers;
         let slot = slot(&code, kernel, &registers);

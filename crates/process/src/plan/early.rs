@@ -3,7 +3,7 @@
 use abi::Span;
 use resources::map::inherit::{may_keep_empty, same_vdso};
 use resources::map::layout::Pages;
-use resources::map::vdso::{Way, way};
+use resources::map::vdso::Way;
 
 use super::setting::OwnVdso;
 use crate::records::Saved;
@@ -36,7 +36,7 @@ impl Early {
         let mut vdso_votes = vec![0i32; tasks.len()];
         let straight = |index: usize| {
             let memory: &resources::map::memory::Memory = &tasks[index].memory;
-            way(memory, own.build_id.as_deref()) == Way::Straight
+            own.way(memory) == Way::Straight
         };
         let pairs = || {
             let pairs = memory_parents.iter().enumerate();

@@ -1,7 +1,8 @@
 //! What a restore looks like from outside, as far as its plan depends on it.
 
 use resources::Inherited;
-use resources::map::vdso::Host;
+use resources::map::memory::Memory;
+use resources::map::vdso::{self, Host, Way};
 
 use super::groups::Placing;
 
@@ -29,6 +30,30 @@ pub struct OwnVdso {
     pub build_id: Option<Vec<u8>>,
     /// All of it; known where a task of the image needs another one replaced or its own moved.
     pub host: Option<Host>,
+    /// All of that of 32-bit programs; known where a task of the image had one and this host has
+    /// one.
+    pub host_32: Option<Host>,
+}
+
+impl OwnVdso {
+    /// How the vDSO of a task comes back.
+    #[must_use]
+    pub fn way(&self, memory: &Memory) -> Way {
+        let of_32_bits = self.host_32.as_ref().map(|host| &host.build_id[..]);
+        match memory.vdso_is_32_bit {
+            false => vdso::way(memory, self.build_id.as_deref()),
+            true => vdso::way(memory, of_32_bits),
+        }
+    }
+
+    /// The vDSO of the kind that a task had.
+    #[must_use]
+    pub fn of(&self, memory: &Memory) -> Option<&Host> {
+        match memory.vdso_is_32_bit {
+            false => self.host.as_ref(),
+            true => self.host_32.as_ref(),
+        }
+    }
 }
 
 impl Default for Setting {
@@ -40,7 +65,7 @@ impl Default for Setting {
             inherited: Inherited::default(),
             vdso: OwnVdso {
                 build_id: sys::vdso::own_build_id(),
-                host: None,
+                ..OwnVdso::default()
             },
             cgroups: None,
         }

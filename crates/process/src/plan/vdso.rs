@@ -11,8 +11,8 @@ use crate::{Error, Result};
 /// What is known of a task's vDSO and of this host's.
 pub(super) fn old<'a>(saved: &'a Saved<'_>, task: &SavedTask<'_>, own: &'a OwnVdso) -> Old<'a> {
     Old {
-        way: vdso::way(&task.memory, own.build_id.as_deref()),
-        host: own.host.as_ref(),
+        way: own.way(&task.memory),
+        host: own.of(&task.memory),
         code: saved.vdso_code(&task.memory.vdso_build_id),
         pid: task.node.pid,
     }

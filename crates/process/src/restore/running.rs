@@ -8,7 +8,7 @@ use resources::task::interrupted::Remake;
 use resources::task::{pending, tags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use sys::arch::{Registers, SYSCALL};
+use sys::arch::{INT_80, SYSCALL};
 use sys::ptrace::{self, Event};
 use syscalls::Sysno;
 use tracee::Call;
@@ -115,7 +115,12 @@ impl<'a> Running<'a> {
 
     /// The blob's own `syscall` instruction.
     fn syscall(&self) -> Addr {
-        let call = blob::code().windows(2).position(|two| two == SYSCALL);
+        self.instruction(SYSCALL)
+    }
+
+    /// An instruction of the blob's that makes system calls.
+    fn instruction(&self, bytes: [u8; 2]) -> Addr {
+        let call = blob::code().windows(2).position(|two| two == bytes);
         let call = call.expect("the blob makes system calls") as u64;
         self.built.area.span().start.plus(call)
     }
@@ -131,12 +136,16 @@ impl<'a> Running<'a> {
             resources::Error::corrupt(record, "its interrupted call makes no sense")
         })?;
         self.built.area.write(scratch, &remake.timespec());
-        let call = Call {
-            at: self.syscall(),
+        let call = |at| Call {
+            at,
             number: remake.number,
             args,
         };
-        Ok(Some(call.make_interrupted(thread.tid)?))
+        let made = match remake.is_32_bit {
+            false => call(self.syscall()).make_interrupted(thread.tid),
+            true => call(self.instruction(INT_80)).make_interrupted_32(thread.tid),
+        };
+        Ok(Some(made?))
     }
 
     /// Has a stopped leader unmap the restore area, by the blob's own `syscall` instruction.
@@ -148,7 +157,7 @@ impl<'a> Running<'a> {
             number: Sysno::munmap as u64,
             args: [span.start.0, span.bytes(), 0, 0, 0, 0],
         };
-        let result = call.make_last(tid, registers(thread))?;
+        let result = call.make_last(tid, thread.registers())?;
         if result != 0 {
             let errno = i32::try_from(-result).unwrap_or(0);
             let source = std::io::Error::from_raw_os_error(errno);
@@ -303,12 +312,6 @@ impl Drop for Running<'_> {
     }
 }
 
-/// What it goes on with.
-fn registers(thread: &SavedThread<'_>) -> Registers {
-    let words = thread.state.registers.as_slice();
-    Registers::from_words(words.try_into().expect("checked when read"))
-}
-
 /// Makes what handlers have interrupted fit this processor.
 fn rewrite(processor: &Processor) -> Result<()> {
     for Rewrite { pid, at, bytes } in processor.rewrites() {
@@ -330,7 +333,7 @@ fn set_state(
         None => state.xstate.as_slice().into(),
     };
     ptrace::set_xstate(tid, &extended).map_err(|e| failed("the extended state", e))?;
-    let mut registers = registers(thread);
+    let mut registers = thread.registers();
     if let Some(result) = remade {
         Remake::finish(result, &mut registers);
     }

@@ -24,6 +24,15 @@ const STACK_AT: usize = 168;
 const CODE_AT: usize = 192;
 const AREA_AT: usize = 232;
 const CODE_64: u16 = 0x33;
+/// The same of 32-bit code, from the beginning of its `struct sigcontext_32`; a state as FSAVE lays
+/// it out stands there, before the area.
+const STACK_AT_32: usize = 28;
+const CODE_AT_32: usize = 60;
+const AREA_AT_32: usize = 76;
+const FSAVE_BYTES: usize = 112;
+/// How far before the area the context is looked for.
+const REACH_BYTES_32: usize = 512;
+const CODE_32: u16 = 0x23;
 
 /// What the kernel has marked an area with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,22 +89,41 @@ pub fn find(stack: &[u8], start: u64) -> Vec<Frame> {
     let areas = (0..stack.len()).step_by(ALIGN_BYTES);
     let frame = |at: usize| {
         let software = Software::read(&stack[at..])?;
-        let below = at.checked_sub(FRAME_BYTES)?;
-        // It is aligned to 16 bytes, less 8.
-        let frame = (below.saturating_sub(ALIGN_BYTES)..=below)
-            .rev()
-            .find(|frame| {
-                let area = word(stack, frame + AREA_AT);
-                let code = word(stack, frame + CODE_AT).map(|word| word as u16);
-                frame % 16 == 8 && area == Some(start + at as u64) && code == Some(CODE_64)
-            })?;
+        let interrupted =
+            interrupted(stack, start, at).or_else(|| interrupted_32(stack, start, at))?;
         Some(Frame {
             area_at: at,
             area_bytes: software.size_bytes + size_of::<u32>(),
-            interrupted: word(stack, frame + STACK_AT)?,
+            interrupted,
         })
     };
     areas.filter_map(frame).collect()
+}
+
+/// The stack pointer in the frame whose area stands at `at`, if there is one.
+fn interrupted(stack: &[u8], start: u64, at: usize) -> Option<u64> {
+    let below = at.checked_sub(FRAME_BYTES)?;
+    // It is aligned to 16 bytes, less 8.
+    let frame = (below.saturating_sub(ALIGN_BYTES)..=below)
+        .rev()
+        .find(|frame| {
+            let area = word(stack, frame + AREA_AT);
+            let code = word(stack, frame + CODE_AT).map(|word| word as u16);
+            frame % 16 == 8 && area == Some(start + at as u64) && code == Some(CODE_64)
+        })?;
+    word(stack, frame + STACK_AT)
+}
+
+/// The same of a frame of 32-bit code.
+fn interrupted_32(stack: &[u8], start: u64, at: usize) -> Option<u64> {
+    let state = at.checked_sub(FSAVE_BYTES)?;
+    let address = u32::try_from(start + state as u64).ok()?;
+    let lowest = state.saturating_sub(REACH_BYTES_32).next_multiple_of(4);
+    let context = (lowest..state).step_by(4).find(|context| {
+        let code = half(stack, context + CODE_AT_32).map(|half| half as u16);
+        half(stack, context + AREA_AT_32) == Some(address) && code == Some(CODE_32)
+    })?;
+    half(stack, context + STACK_AT_32).map(u64::from)
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
@@ -144,6 +172,28 @@ mod tests {
         assert_eq!(find(&stack(), START), [frame]);
         let software = Software::read(&stack()[AT..]).expect("marked");
         assert_eq!((software.features, software.size_bytes), (7, AREA_BYTES));
+    }
+
+    #[test]
+    fn a_frame_of_32_bit_code_is_found() {
+        const LOW: u64 = 0xffe4_7000;
+        let mut stack = vec![0; 4096];
+        let software = Software {
+            features: 7,
+            size_bytes: AREA_BYTES,
+        };
+        software.write(&mut stack[AT..]);
+        let context = AT - FSAVE_BYTES - 0x80;
+        let mut put = |at: usize, half: u32| {
+            stack[context + at..context + at + 4].copy_from_slice(&half.to_le_bytes());
+        };
+        put(AREA_AT_32, (LOW as u32) + (AT - FSAVE_BYTES) as u32);
+        put(CODE_AT_32, 0x23);
+        put(STACK_AT_32, 0xffe4_8234);
+        let found = find(&stack, LOW);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].area_at, found[0].interrupted), (AT, 0xffe4_8234));
+        assert_eq!(find(&stack, LOW + 4096), []);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Code that stands where a function of a vDSO stood.
 
 use abi::Addr;
-use sys::arch::SYSCALL;
+use sys::arch::{INT_80, SYSCALL};
 use syscalls::Sysno;
 
 /// A jump from `from` to `to`: five bytes where it is near enough, else fourteen.
@@ -22,6 +22,44 @@ pub fn jump(from: Addr, to: Addr, room_bytes: u64) -> Vec<u8> {
             patch.extend(to.0.to_le_bytes());
         }
     }
+    patch
+}
+
+/// A jump of 32-bit code, which reaches everything.
+#[must_use]
+pub fn jump_32(from: Addr, to: Addr) -> Vec<u8> {
+    let mut patch = vec![0xe9]; // jmp rel32
+    let distance = to.0.wrapping_sub(from.0.wrapping_add(5)) as u32;
+    patch.extend(distance.to_le_bytes());
+    patch
+}
+
+/// Functions of 32-bit code and the number of the system call that does the same.
+const CALLS_32: &[(&str, u32)] = &[
+    ("__vdso_clock_getres", 266),
+    ("__vdso_clock_gettime", 265),
+    ("__vdso_clock_gettime64", 403),
+    ("__vdso_getcpu", 318),
+    ("__vdso_gettimeofday", 78),
+    ("__vdso_time", 13),
+];
+
+/// As [`call`], of 32-bit code, whose functions have their arguments on the stack.
+#[must_use]
+pub fn call_32(names: &[&str]) -> Vec<u8> {
+    const NONE: [u8; 6] = [0xb8, 0xda, 0xff, 0xff, 0xff, 0xc3]; // mov eax, -38; ret
+    let known = CALLS_32.iter().find(|(name, _)| names.contains(name));
+    let Some((_, number)) = known else {
+        return NONE.to_vec();
+    };
+    let mut patch = vec![0x53]; // push ebx
+    patch.extend([0x8b, 0x5c, 0x24, 8]); // mov ebx, [esp + 8]
+    patch.extend([0x8b, 0x4c, 0x24, 12]); // mov ecx, [esp + 12]
+    patch.extend([0x8b, 0x54, 0x24, 16]); // mov edx, [esp + 16]
+    patch.push(0xb8); // mov eax, number
+    patch.extend(number.to_le_bytes());
+    patch.extend(INT_80);
+    patch.extend([0x5b, 0xc3]); // pop ebx; ret
     patch
 }
 

@@ -12,6 +12,8 @@ const BOUNDS: Span = Span {
     start: Addr(0x10_0000),
     end: Addr(0x7fff_ffff_f000),
 };
+/// The last address in 32-bit programs.
+const END_32: Addr = Addr(0xffff_d000);
 
 /// A place for `bytes` that no mapping has, nor something else that is taken, as near to `near` as
 /// there is one.
@@ -19,12 +21,15 @@ pub(super) fn free(memory: &Memory, taken: Option<Span>, bytes: u64, near: Addr)
     let distance = |span: &Span| span.start.0.abs_diff(near.0);
     let mut best: Option<Span> = None;
     let mut low = BOUNDS.start;
-    let ends = memory.mappings.iter().map(with_room);
-    let mut ends = ends.chain(taken).collect::<Vec<_>>();
-    ends.sort_by_key(|span| span.start);
-    let last = Span::new(BOUNDS.end, 0);
-    for Span { start, end } in ends.into_iter().chain([last]) {
-        let high = start.min(BOUNDS.end);
+    let end = match memory.vdso_is_32_bit {
+        false => BOUNDS.end,
+        true => END_32,
+    };
+    let spans = memory.mappings.iter().map(with_room);
+    let mut spans = spans.chain(taken).collect::<Vec<_>>();
+    spans.sort_by_key(|span| span.start);
+    for next in spans.into_iter().chain([Span::new(end, 0)]) {
+        let high = next.start.min(end);
         if low.0.saturating_add(bytes) <= high.0 {
             let last = Addr(high.0 - bytes);
             let start = near.clamp(low, last).page_start();
@@ -33,7 +38,7 @@ pub(super) fn free(memory: &Memory, taken: Option<Span>, bytes: u64, near: Addr)
                 best = Some(span);
             }
         }
-        low = Addr(end.0.saturating_add(PAGE_BYTES)).max(low);
+        low = Addr(next.end.0.saturating_add(PAGE_BYTES)).max(low);
     }
     best
 }

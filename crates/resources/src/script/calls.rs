@@ -118,6 +118,20 @@ const ACTION: &[Field] = fields! {
     sa_restorer: 16, 8, Address;
 };
 
+const ACTION_32: &[Field] = fields! {
+    sa_handler: 0, 4, Or(names::SIG_HANDLER, &Address);
+    sa_mask: 12, 8, Signals;
+    sa_flags: 4, 4, Flags(names::SA);
+    sa_restorer: 8, 4, Address;
+};
+
+const USER_DESC: &[Field] = fields! {
+    entry_number: 0, 4, Int;
+    base_addr: 4, 4, Address;
+    limit: 8, 4, Hex;
+    flags: 12, 4, Hex;
+};
+
 const STACK: &[Field] = fields! {
     ss_sp: 0, 8, Address;
     ss_flags: 8, 4, Flags(names::SS);
@@ -382,6 +396,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
             Hex,
         ],
     ),
+    (Sysno::modify_ldt, &[Int, Address, Number]),
     (Sysno::mprotect, &[Address, Number, Flags(names::PROT)]),
     (Sysno::mq_notify, &[Fd, Struct(SIGEVENT)]),
     (
@@ -445,6 +460,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         &[One(names::MPOL), Struct(NODES), Number],
     ),
     (Sysno::set_robust_list, &[Address, Number]),
+    (Sysno::set_thread_area, &[Struct(USER_DESC)]),
     (Sysno::set_tid_address, &[Address]),
     (Sysno::setfsgid, &[Int]),
     (Sysno::setfsuid, &[Int]),
@@ -480,6 +496,18 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         &[One(names::P), Int, Address, Flags(names::WAIT), Address],
     ),
     (Sysno::write, &[Fd, Address, Number]),
+];
+
+/// Calls that are made as 32-bit code makes them: their numbers there, and their arguments.
+pub(super) const CALLS_32: &[(Sysno, u32, &[Form])] = &[
+    (Sysno::get_robust_list, 312, &[Int, Address, Address]),
+    (
+        Sysno::rt_sigaction,
+        174,
+        &[Signal, Struct(ACTION_32), Address, Number],
+    ),
+    (Sysno::set_robust_list, 311, &[Address, Number]),
+    (Sysno::set_thread_area, 243, &[Struct(USER_DESC)]),
 ];
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use abi::Kind;
 use syscalls::Sysno;
 
-use super::calls::{CALLS, COUNT_OF_ONE, Field, Form};
+use super::calls::{CALLS, CALLS_32, COUNT_OF_ONE, Field, Form};
 use super::names::{self, Names};
 use super::{Arg, DataAt, PoolId, Script, Step, Width, WordId};
 
@@ -73,13 +73,18 @@ impl fmt::Display for Line<'_> {
             write!(f, "await({word} >= {})", plain(step.args[1]))?;
         } else {
             let args = self.arguments().join(", ");
-            write!(f, "{}({args})", step.call.name())?;
+            let compat = if step.kind == Kind::Compat {
+                "32-bit "
+            } else {
+                ""
+            };
+            write!(f, "{compat}{}({args})", step.call.name())?;
         }
         match step.kind {
             Kind::Spawn => write!(f, " -> {}", self.reference(step.extra))?,
             Kind::Expect => write!(f, " = {}", self.result())?,
             Kind::Try => f.write_str(" = ?")?,
-            Kind::Call | Kind::Await | Kind::End => {}
+            Kind::Call | Kind::Compat | Kind::Await | Kind::End => {}
         }
         if !step.note.is_empty() {
             write!(f, "  # {}", step.note)?;
@@ -101,9 +106,8 @@ impl<'a> Line<'a> {
     /// The arguments that the call has, and further ones that are not 0.
     fn arguments(&self) -> Vec<String> {
         let args = &self.step.args;
-        let known = CALLS.iter().find(|(call, _)| *call == self.step.call);
         let mut texts = Vec::with_capacity(6);
-        let mut forms = known.map_or(&[][..], |(_, forms)| *forms).iter();
+        let mut forms = self.forms().iter();
         for arg in args {
             match forms.next() {
                 None => texts.push(plain(*arg)),
@@ -121,10 +125,19 @@ impl<'a> Line<'a> {
         texts
     }
 
+    /// What the call's arguments are, as far as that is known.
+    fn forms(&self) -> &'static [Form] {
+        let call = self.step.call;
+        let known = match self.step.kind {
+            Kind::Compat => CALLS_32.iter().find(|known| known.0 == call).map(|it| it.2),
+            _ => CALLS.iter().find(|known| known.0 == call).map(|it| it.1),
+        };
+        known.unwrap_or_default()
+    }
+
     /// How many arguments the call has, as far as that is known.
     fn arity(&self) -> usize {
-        let known = CALLS.iter().find(|(call, _)| *call == self.step.call);
-        let forms = known.map_or(&[][..], |(_, forms)| *forms);
+        let forms = self.forms();
         let mut count = forms.len();
         for (form, arg) in forms.iter().zip(self.step.args) {
             if let (Form::Verb(meanings), Arg::Value(number)) = (form, arg) {

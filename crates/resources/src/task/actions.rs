@@ -27,6 +27,10 @@ pub struct Record {
     /// One a signal.
     #[prost(message, repeated, tag = "1")]
     pub actions: Vec<Action>,
+    /// Whether 32-bit code has set them: handlers are called as such then. That it was it is told
+    /// by the code that the process runs.
+    #[prost(bool, tag = "2")]
+    pub is_32_bit: bool,
 }
 
 /// What happens at one signal.
@@ -92,6 +96,7 @@ impl Part for Actions {
         let actions = actions.filter(|action| action.handler != 0 || action.flags != 0);
         let record = Record {
             actions: actions.collect(),
+            is_32_bit: facts.registers().is_32_bit(),
         };
         let set = !record.actions.is_empty();
         Ok(set.then(|| prost::Message::encode_to_vec(&record)))
@@ -132,7 +137,12 @@ impl Part for Actions {
             if !known || [SIGKILL, SIGSTOP].contains(&action.signal) {
                 return Err(who.corrupt(self, format!("signal {}", action.signal)));
             }
-            set(script, action);
+            if !record.is_32_bit {
+                set(script, action);
+            } else if !set_32(script, action) {
+                let what = format!("signal {} handled above 4 GiB", action.signal);
+                return Err(who.corrupt(self, what));
+            }
         }
         Ok(())
     }
@@ -150,6 +160,23 @@ fn signals(set: u64) -> impl Iterator<Item = u32> {
     let fixed = 1 << (SIGKILL - 1) | 1 << (SIGSTOP - 1);
     let set = set & !fixed;
     (1..=LAST_SIGNAL).filter(move |signal| set & 1 << (signal - 1) != 0)
+}
+
+/// As [`set`], as 32-bit code does it; false for addresses that it does not have.
+fn set_32(script: &mut Script, action: &Action) -> bool {
+    let halves = [action.handler, action.flags, action.restorer].map(u32::try_from);
+    let [Ok(handler), Ok(flags), Ok(restorer)] = halves else {
+        return false;
+    };
+    let mut bytes = [handler, flags, restorer].map(u32::to_le_bytes).concat();
+    bytes.extend(action.mask.to_le_bytes());
+    let at = script.bytes(&bytes);
+    let (new, old) = (at.into(), 0u64.into());
+    script.call_32(
+        Sysno::rt_sigaction,
+        [action.signal.into(), new, old, MASK_BYTES.into()],
+    );
+    true
 }
 
 fn set(script: &mut Script, action: &Action) {
@@ -216,6 +243,7 @@ mod tests {
         };
         let payload = prost::Message::encode_to_vec(&Record {
             actions: vec![action],
+            ..Record::default()
         });
         let who = |alone| Planned {
             pid: 1,
@@ -251,10 +279,44 @@ mod tests {
             };
             let payload = prost::Message::encode_to_vec(&Record {
                 actions: vec![action],
+                ..Record::default()
             });
             let error = Stage::plan(&Actions, Some(&payload)).expect_err("no such action");
             let want = format!("image record task 1 signal actions: signal {signal}");
             assert_eq!(error.to_string(), want);
         }
+    }
+
+    #[test]
+    fn actions_of_32_bit_code_are_set_by_calls_of_32_bits() {
+        let action = |handler| Action {
+            signal: 10,
+            handler,
+            flags: 4,
+            restorer: 0,
+            mask: 1 << 40,
+        };
+        let payload = |handler| {
+            prost::Message::encode_to_vec(&Record {
+                actions: vec![action(handler)],
+                is_32_bit: true,
+            })
+        };
+        let plan = Stage::plan(&Actions, Some(&payload(0x804_9000))).expect("sound");
+        insta::assert_snapshot!(plan, @r"
+        [Fork]
+        rt_sigaction(SIGPIPE, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
+            NULL, 8)
+        rt_sigaction(SIGRTMIN, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
+            NULL, 8)
+        [Last]
+        32-bit rt_sigaction(SIGUSR1, {sa_handler=0x8049000, sa_mask=[RT_9],
+            sa_flags=SA_SIGINFO, sa_restorer=NULL}, NULL, 8)
+        ");
+        let error = Stage::plan(&Actions, Some(&payload(1 << 32))).expect_err("too high");
+        assert!(
+            error.to_string().ends_with("signal 10 handled above 4 GiB"),
+            "{error}"
+        );
     }
 }

@@ -21,8 +21,13 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use sys::arch::{Registers, SYSCALL};
+use sys::arch::{INT_80, Registers, SYSCALL};
 use sys::proc::{Stat, Status, Syscall, exec_start_ns, waits_begun};
+use syscalls::Sysno;
+
+use calls::{Call, Kind, Times, may_be_32_bit, read_time, write_time};
+
+mod calls;
 
 const EINTR: i64 = -4;
 const ERESTART_RESTARTBLOCK: i64 = -516;
@@ -30,43 +35,28 @@ const TIMER_ABSTIME: u64 = 1;
 const FUTEX_COMMAND: u64 = 0x7f;
 const FUTEX_WAIT: u64 = 0;
 
-/// Numbers of system calls.
-mod nr {
-    use syscalls::Sysno;
-
-    pub const CLOSE: u64 = Sysno::close as u64;
-    pub const POLL: u64 = Sysno::poll as u64;
-    pub const NANOSLEEP: u64 = Sysno::nanosleep as u64;
-    pub const FUTEX: u64 = Sysno::futex as u64;
-    pub const RESTART_SYSCALL: u64 = Sysno::restart_syscall as u64;
-    pub const CLOCK_NANOSLEEP: u64 = Sysno::clock_nanosleep as u64;
-    pub const EPOLL_WAIT: u64 = Sysno::epoll_wait as u64;
-    pub const EPOLL_PWAIT: u64 = Sysno::epoll_pwait as u64;
-    pub const EPOLL_PWAIT2: u64 = Sysno::epoll_pwait2 as u64;
-
-    /// Calls that wait for something to happen and move no data.
-    pub const WAIT_FOR_EVENTS: [u64; 19] = [
-        POLL,
-        Sysno::ppoll as u64,
-        Sysno::select as u64,
-        Sysno::pselect6 as u64,
-        EPOLL_WAIT,
-        EPOLL_PWAIT,
-        EPOLL_PWAIT2,
-        FUTEX,
-        Sysno::futex_waitv as u64,
-        NANOSLEEP,
-        CLOCK_NANOSLEEP,
-        Sysno::pause as u64,
-        Sysno::rt_sigsuspend as u64,
-        Sysno::rt_sigtimedwait as u64,
-        Sysno::wait4 as u64,
-        Sysno::waitid as u64,
-        Sysno::accept as u64,
-        Sysno::accept4 as u64,
-        RESTART_SYSCALL,
-    ];
-}
+/// Calls of 64-bit code that wait for something to happen and move no data.
+const WAIT_FOR_EVENTS: [Sysno; 19] = [
+    Sysno::poll,
+    Sysno::ppoll,
+    Sysno::select,
+    Sysno::pselect6,
+    Sysno::epoll_wait,
+    Sysno::epoll_pwait,
+    Sysno::epoll_pwait2,
+    Sysno::futex,
+    Sysno::futex_waitv,
+    Sysno::nanosleep,
+    Sysno::clock_nanosleep,
+    Sysno::pause,
+    Sysno::rt_sigsuspend,
+    Sysno::rt_sigtimedwait,
+    Sysno::wait4,
+    Sysno::waitid,
+    Sysno::accept,
+    Sysno::accept4,
+    Sysno::restart_syscall,
+];
 
 /// What a thread did shortly before it was stopped. Its wait begins when it last ran: how long it
 /// lasts can only be told before the stop ends it.
@@ -98,12 +88,22 @@ impl Before {
         let nowhere = |text: &[u8]| text.starts_with(b"running") || text.ends_with(b" 0x0 0x0\n");
         before.is_nowhere = syscall.as_deref().is_some_and(nowhere);
         let syscall = syscall.and_then(|text| Syscall::parse(&text).ok());
-        if let Some(Syscall::In { number, args }) = syscall {
-            if number == nr::RESTART_SYSCALL {
+        if let Some(Syscall::In {
+            number,
+            args,
+            stack,
+        }) = syscall
+        {
+            // What code it runs is only told when it is stopped.
+            let kinds = [Some(false), may_be_32_bit(stack).then_some(true)];
+            let may_be = kinds.into_iter().flatten();
+            let may_be = may_be.filter_map(|is_32_bit| Call::of(is_32_bit, number));
+            let may_be = may_be.collect::<Vec<_>>();
+            if may_be.iter().any(|call| call.kind == Kind::Restart) {
                 let function = read("wchan").unwrap_or_default();
                 before.function = String::from_utf8_lossy(&function).trim().to_owned();
             }
-            if time_is_needed(number, &args) {
+            if may_be.iter().any(|call| time_is_needed(call.kind, &args)) {
                 before.waited = waited(clocks, &mut read);
             }
         }
@@ -162,17 +162,17 @@ fn waited(clocks: &mut Clocks, read: &mut impl FnMut(&str) -> Option<Vec<u8>>) -
 }
 
 /// Whether the time that a call has lasted decides about how it goes on.
-fn time_is_needed(number: u64, args: &[u64; 6]) -> bool {
-    match number {
-        nr::POLL => timeout_ms(args[2]).is_some(),
-        nr::EPOLL_WAIT | nr::EPOLL_PWAIT => timeout_ms(args[3]).is_some(),
-        nr::EPOLL_PWAIT2 => args[3] != 0,
-        nr::FUTEX => args[1] & FUTEX_COMMAND == FUTEX_WAIT && args[3] != 0,
+fn time_is_needed(kind: Kind, args: &[u64; 6]) -> bool {
+    match kind {
+        Kind::Poll => timeout_ms(args[2]).is_some(),
+        Kind::EpollWait | Kind::EpollPwait => timeout_ms(args[3]).is_some(),
+        Kind::EpollPwait2 => args[3] != 0,
+        Kind::Futex => args[1] & FUTEX_COMMAND == FUTEX_WAIT && args[3] != 0,
         // With a place to put it, the kernel says itself how much time remains.
-        nr::NANOSLEEP => args[1] == 0,
-        nr::CLOCK_NANOSLEEP => args[1] & TIMER_ABSTIME == 0 && args[3] == 0,
-        nr::RESTART_SYSCALL => true,
-        _ => false,
+        Kind::Nanosleep => args[1] == 0,
+        Kind::ClockNanosleep => args[1] & TIMER_ABSTIME == 0 && args[3] == 0,
+        Kind::Restart => true,
+        Kind::Close => false,
     }
 }
 
@@ -192,6 +192,17 @@ pub struct Stopped<'a> {
     /// It goes on in place, and has made no other call that waits: the kernel still knows the
     /// time that remains.
     pub stays: bool,
+}
+
+impl Stopped<'_> {
+    /// The call that it is in, if it is one of those that matter.
+    fn call(&self) -> Option<Call> {
+        call(self.registers)
+    }
+}
+
+fn call(registers: &Registers) -> Option<Call> {
+    Call::of(registers.is_32_bit(), registers.call()?)
 }
 
 /// How a thread goes on with the call that it was in.
@@ -229,23 +240,26 @@ pub struct Remake {
     /// What the `timespec` says, in nanoseconds.
     #[prost(uint64, tag = "4")]
     pub time_ns: u64,
+    /// Whether it is a call of 32-bit code.
+    #[prost(bool, tag = "5")]
+    pub is_32_bit: bool,
 }
 
 impl Remake {
     /// The bytes of the `timespec`.
     #[must_use]
     pub fn timespec(&self) -> [u8; 16] {
-        let time = Duration::from_nanos(self.time_ns);
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&time.as_secs().to_le_bytes());
-        bytes[8..].copy_from_slice(&u64::from(time.subsec_nanos()).to_le_bytes());
-        bytes
+        let call = Call::of(self.is_32_bit, self.number);
+        let times = call.map_or(Times::Long, |call| call.times);
+        write_time(Duration::from_nanos(self.time_ns), times)
     }
 
     /// The arguments, with the `timespec` at `time_at`; `None` for a record that makes no sense.
     #[must_use]
     pub fn args(&self, time_at: u64) -> Option<[u64; 6]> {
-        let known = [nr::NANOSLEEP, nr::CLOCK_NANOSLEEP, nr::FUTEX].contains(&self.number);
+        const KNOWN: [Kind; 3] = [Kind::Nanosleep, Kind::ClockNanosleep, Kind::Futex];
+        let call = Call::of(self.is_32_bit, self.number);
+        let known = call.is_some_and(|call| KNOWN.contains(&call.kind));
         let mut args: [u64; 6] = self.args.as_slice().try_into().ok().filter(|_| known)?;
         *args.get_mut(self.time_arg as usize)? = time_at;
         Some(args)
@@ -290,24 +304,28 @@ pub fn is_unknown(
     before: &Before,
     memory: impl FnOnce(u64) -> Option<[u8; 16]>,
 ) -> bool {
-    const GOES_ON: [u64; 5] = [
-        nr::POLL,
-        nr::NANOSLEEP,
-        nr::FUTEX,
-        nr::RESTART_SYSCALL,
-        nr::CLOCK_NANOSLEEP,
+    const GOES_ON: [Kind; 5] = [
+        Kind::Poll,
+        Kind::Nanosleep,
+        Kind::Futex,
+        Kind::Restart,
+        Kind::ClockNanosleep,
     ];
-    let Some(number) = registers.call().filter(|call| GOES_ON.contains(call)) else {
+    let Some(call) = call(registers).filter(|call| GOES_ON.contains(&call.kind)) else {
         return false;
+    };
+    let (restart, instruction) = match registers.is_32_bit() {
+        false => (Sysno::restart_syscall as i64, SYSCALL),
+        true => (0, INT_80),
     };
     match registers.result() {
         ERESTART_RESTARTBLOCK => {
             let is_known = || original(&before.function, &registers.args()).is_some();
-            number == nr::RESTART_SYSCALL && !is_known()
+            call.kind == Kind::Restart && !is_known()
         }
         // About to go on: a fault on the way to user mode has held it up.
-        result if result.cast_unsigned() == nr::RESTART_SYSCALL => {
-            memory(registers.at().0).is_some_and(|code| code.starts_with(&SYSCALL))
+        result if result == restart => {
+            memory(registers.at().0).is_some_and(|code| code.starts_with(&instruction))
         }
         _ => false,
     }
@@ -321,11 +339,14 @@ pub fn is_waiting(read: impl FnOnce(&str) -> Option<Vec<u8>>) -> bool {
 }
 
 /// Whether a thread may be in a call that moves data, with this text of its /proc/PID/syscall: it
-/// is neither out of all calls nor in one that waits for an event.
+/// is neither out of all calls nor in one that waits for an event. Of 32-bit code it is not known.
 #[must_use]
 pub fn may_move_data(syscall: &[u8]) -> bool {
     match Syscall::parse(syscall) {
-        Ok(Syscall::In { number, .. }) => !nr::WAIT_FOR_EVENTS.contains(&number),
+        Ok(Syscall::In { stack, .. }) if may_be_32_bit(stack) => true,
+        Ok(Syscall::In { number, .. }) => {
+            !WAIT_FOR_EVENTS.iter().any(|wait| *wait as u64 == number)
+        }
         Ok(Syscall::Elsewhere) => false,
         Ok(Syscall::Running) | Err(_) => true,
     }
@@ -349,18 +370,20 @@ fn again(stopped: &Stopped<'_>) -> Resume {
     let Some(mut number) = stopped.registers.call() else {
         return Resume::AsIs;
     };
-    match number {
+    let call = stopped.call();
+    match call.map(|call| call.kind) {
         // The descriptor is closed whatever the result; and what was restarted once is unknown.
-        nr::CLOSE | nr::RESTART_SYSCALL => return Resume::AsIs,
-        nr::EPOLL_WAIT | nr::EPOLL_PWAIT => {
+        Some(Kind::Close | Kind::Restart) => return Resume::AsIs,
+        Some(Kind::EpollWait | Kind::EpollPwait) => {
             if let Some(timeout) = timeout_ms(args[3]) {
                 args[3] = in_ms(timeout.saturating_sub(stopped.waited));
             }
         }
         // The same call with the time in a register, rounded up to milliseconds.
-        nr::EPOLL_PWAIT2 => {
-            if let Some(timeout) = timespec_at(stopped, args[3]) {
-                number = nr::EPOLL_PWAIT;
+        Some(Kind::EpollPwait2) => {
+            let time = timespec_at(stopped, args[3], Times::Long);
+            if let Some((call, (timeout, _))) = call.zip(time) {
+                number = call.instead(Kind::EpollPwait).number();
                 args[3] = in_ms(timeout.saturating_sub(stopped.waited));
             }
         }
@@ -372,67 +395,83 @@ fn again(stopped: &Stopped<'_>) -> Resume {
 /// Goes on with a call of which the kernel keeps the time that remains, without the kernel.
 fn go_on(stopped: &Stopped<'_>) -> Resume {
     let mut args = stopped.registers.args();
-    let number = match stopped.registers.call() {
+    let call = match stopped.call() {
         None => return Resume::AsIs,
-        Some(nr::RESTART_SYSCALL) => match original(&stopped.before.function, &args) {
-            Some(number) => number,
-            None => return Resume::AsIs,
-        },
-        Some(number) => number,
+        Some(call) if call.kind == Kind::Restart => {
+            match original(&stopped.before.function, &args) {
+                Some(wait) => call.gone_on_with(wait),
+                None => return Resume::AsIs,
+            }
+        }
+        Some(call) => call,
     };
-    let remaining = |at: u64| Some(timespec_at(stopped, at)?.saturating_sub(stopped.waited));
-    let remake = |time_arg: u32, args: [u64; 6]| {
-        let time = remaining(args[time_arg as usize])?;
-        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        Some(Resume::Remake(Remake {
-            number,
-            args: args.to_vec(),
-            time_arg,
-            time_ns,
-        }))
-    };
-    let resume = match number {
-        nr::POLL => {
+    let resume = match call.kind {
+        Kind::Poll => {
             if let Some(timeout) = timeout_ms(args[2]) {
                 args[2] = in_ms(timeout.saturating_sub(stopped.waited));
             }
-            Some(Resume::Again { number, args })
+            Some(made_again(call, args))
         }
-        nr::NANOSLEEP | nr::CLOCK_NANOSLEEP => {
-            let request = if number == nr::NANOSLEEP { 0 } else { 2 };
+        Kind::Nanosleep | Kind::ClockNanosleep => {
+            let request = if call.kind == Kind::Nanosleep { 0 } else { 2 };
             let rest = args[request + 1];
-            if timespec_at(stopped, rest).is_some() {
-                args[request] = rest;
-                Some(Resume::Again { number, args })
-            } else {
-                remake(u32::try_from(request).expect("0 or 2"), args)
+            match timespec_at(stopped, rest, call.times) {
+                Some((_, times)) => {
+                    args[request] = rest;
+                    Some(made_again(Call { times, ..call }, args))
+                }
+                None => remake(stopped, call, request, args),
             }
         }
-        nr::FUTEX if args[1] & FUTEX_COMMAND == FUTEX_WAIT => remake(3, args),
+        Kind::Futex if args[1] & FUTEX_COMMAND == FUTEX_WAIT => remake(stopped, call, 3, args),
         // The time is an absolute one.
-        nr::FUTEX => Some(Resume::Again { number, args }),
+        Kind::Futex => {
+            let time = timespec_at(stopped, args[3], call.times);
+            let times = time.map_or(call.times, |time| time.1);
+            Some(made_again(Call { times, ..call }, args))
+        }
         _ => None,
     };
     resume.unwrap_or(Resume::AsIs)
 }
 
+fn made_again(call: Call, args: [u64; 6]) -> Resume {
+    Resume::Again {
+        number: call.number(),
+        args,
+    }
+}
+
+/// Has the tracer make a call again with the time that remains of what an argument points at.
+fn remake(stopped: &Stopped<'_>, call: Call, time_arg: usize, args: [u64; 6]) -> Option<Resume> {
+    let (time, times) = timespec_at(stopped, args[time_arg], call.times)?;
+    let left_ns = time.saturating_sub(stopped.waited).as_nanos();
+    Some(Resume::Remake(Remake {
+        number: Call { times, ..call }.number(),
+        args: args.to_vec(),
+        time_arg: u32::try_from(time_arg).expect("one of six"),
+        time_ns: u64::try_from(left_ns).unwrap_or(u64::MAX),
+        is_32_bit: stopped.registers.is_32_bit(),
+    }))
+}
+
 /// The call that `restart_syscall` went on with, by the kernel's function that waits. Sleeps do so
 /// in functions that count as the scheduler's own and are not named; there is nothing else. `None`
 /// for a thread that was seen on its way there.
-fn original(function: &str, args: &[u64; 6]) -> Option<u64> {
+fn original(function: &str, args: &[u64; 6]) -> Option<Kind> {
     const LOWEST_POINTER: u64 = 4096;
     const ON_THE_WAY: [&str; 4] = ["fault", "signal", "stop", "to_user_mode"];
     let on_the_way = || ON_THE_WAY.iter().any(|name| function.contains(name));
     if function.contains("futex") {
-        Some(nr::FUTEX)
+        Some(Kind::Futex)
     } else if function.contains("poll") {
-        Some(nr::POLL)
+        Some(Kind::Poll)
     } else if matches!(function, "" | "0") || on_the_way() {
         None
     } else if (LOWEST_POINTER..1 << 63).contains(&args[0]) {
-        Some(nr::NANOSLEEP)
+        Some(Kind::Nanosleep)
     } else {
-        Some(nr::CLOCK_NANOSLEEP)
+        Some(Kind::ClockNanosleep)
     }
 }
 
@@ -448,23 +487,33 @@ fn in_ms(time: Duration) -> u64 {
     u64::try_from(ms.min(i32::MAX.unsigned_abs().into())).expect("31 bits")
 }
 
-fn timespec_at(stopped: &Stopped<'_>, at: u64) -> Option<Duration> {
+fn timespec_at(stopped: &Stopped<'_>, at: u64, times: Times) -> Option<(Duration, Times)> {
     let bytes = (stopped.memory)(at).filter(|_| at != 0)?;
-    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-    let (seconds, nanos) = (word(0), u32::try_from(word(8)).ok()?);
-    let sane = seconds < 1 << 40 && nanos < 1_000_000_000;
-    sane.then(|| Duration::new(seconds, nanos))
+    read_time(&bytes, times)
 }
 
 #[cfg(test)]
 mod tests {
     use abi::Addr;
     use sys::ptrace;
-    use syscalls::Sysno;
 
     use super::*;
     use crate::task::Facts;
     use crate::testing::Stage;
+
+    /// Numbers of system calls.
+    mod nr {
+        use syscalls::Sysno;
+
+        pub const CLOSE: u64 = Sysno::close as u64;
+        pub const POLL: u64 = Sysno::poll as u64;
+        pub const NANOSLEEP: u64 = Sysno::nanosleep as u64;
+        pub const FUTEX: u64 = Sysno::futex as u64;
+        pub const RESTART_SYSCALL: u64 = Sysno::restart_syscall as u64;
+        pub const CLOCK_NANOSLEEP: u64 = Sysno::clock_nanosleep as u64;
+        pub const EPOLL_WAIT: u64 = Sysno::epoll_wait as u64;
+        pub const EPOLL_PWAIT: u64 = Sysno::epoll_pwait as u64;
+    }
 
     /// How long calls wait in these tests, and after what time they are interrupted.
     const LIMIT: Duration = Duration::from_millis(900);
@@ -1041,6 +1090,7 @@ mod tests {
             args: args.to_vec(),
             time_arg,
             time_ns: 1_500_000_000,
+            is_32_bit: false,
         };
         let sound = remake(nr::FUTEX, &[1, 2, 3, 4, 5, 6], 3);
         assert_eq!(sound.args(77), Some([1, 2, 3, 77, 5, 6]));
@@ -1049,5 +1099,13 @@ mod tests {
         assert_eq!(remake(59, &[0; 6], 0).args(77), None);
         assert_eq!(remake(nr::FUTEX, &[0; 5], 0).args(77), None);
         assert_eq!(remake(nr::FUTEX, &[0; 6], 6).args(77), None);
+        let old = Remake {
+            number: 240,
+            is_32_bit: true,
+            ..sound
+        };
+        assert_eq!(old.args(77), Some([1, 2, 3, 77, 5, 6]));
+        let words = [1u32.to_le_bytes(), 500_000_000u32.to_le_bytes()].concat();
+        assert_eq!(old.timespec()[..8].to_vec(), words);
     }
 }

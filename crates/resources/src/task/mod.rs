@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use sys::arch::Registers;
 use sys::proc::{Malformed, Stat, Status};
 use sys::ptrace::{Filter, RseqArea};
 
@@ -19,6 +20,7 @@ mod dumpable;
 pub mod interrupted;
 mod io_flusher;
 mod itimers;
+mod ldt;
 mod limits;
 pub(crate) mod login_uid;
 mod membarrier;
@@ -34,6 +36,7 @@ pub mod seccomp;
 pub mod semaphores;
 mod speculation;
 pub mod tags;
+mod thread_areas;
 mod tid_address;
 mod umask;
 
@@ -103,6 +106,16 @@ pub trait Facts {
     /// [`crate::Error::Gone`] or [`crate::Error::Kernel`].
     fn rseq(&self) -> Result<RseqArea> {
         sys::ptrace::rseq(self.tid()).map_err(|e| untraced(self.tid(), e))
+    }
+    /// The registers with which the thread was stopped.
+    fn registers(&self) -> Registers;
+    /// A segment of the thread's own (`PTRACE_GET_THREAD_AREA`), if it is set.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gone`] or [`crate::Error::Kernel`].
+    fn thread_area(&self, number: u32) -> Result<Option<[u32; 4]>> {
+        let area = sys::ptrace::thread_area(self.tid(), number);
+        area.map_err(|e| untraced(self.tid(), e))
     }
     /// The seccomp filters of thread `tid` of the process, oldest first
     /// (`PTRACE_SECCOMP_GET_FILTER`). Asked only when a status says that there are some.
@@ -280,6 +293,8 @@ pub fn check(facts: &dyn Facts) -> Result<()> {
 pub static PARTS: &[&dyn Part] = &[
     // First: it may forbid to ask anything else.
     &refused::Refused,
+    &ldt::Ldt,
+    &thread_areas::ThreadAreas,
     &altstack::Altstack,
     &tid_address::TidAddress,
     &comm::Comm,

@@ -22,6 +22,9 @@ pub struct Record {
     /// The size of the head in bytes.
     #[prost(uint64, tag = "2")]
     pub len_bytes: u64,
+    /// Whether it is one of 32-bit code, of which the kernel has another.
+    #[prost(bool, tag = "3")]
+    pub is_32_bit: bool,
 }
 
 impl Part for Robust {
@@ -37,22 +40,24 @@ impl Part for Robust {
         Scope::Thread
     }
 
-    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+    fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
         let (head, len) = (questions.buffer(8), questions.buffer(8));
-        questions.call(
-            Sysno::get_robust_list,
-            [0u64.into(), head.into(), len.into()],
-        );
+        let args = [0u64.into(), head.into(), len.into()];
+        match facts.registers().is_32_bit() {
+            false => questions.call(Sysno::get_robust_list, args),
+            true => questions.call_32(Sysno::get_robust_list, args),
+        };
         Ok(Asked {
             steps: Vec::new(),
             data: vec![head, len],
         })
     }
 
-    fn dump(&self, _: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
         let record = Record {
             head: answers.word(asked.data[0], 0),
             len_bytes: answers.word(asked.data[1], 0),
+            is_32_bit: facts.registers().is_32_bit(),
         };
         Ok((record.head != 0).then(|| prost::Message::encode_to_vec(&record)))
     }
@@ -70,10 +75,11 @@ impl Part for Robust {
         // Late: when a task dies of a failed restore, futexes in memory that it shares with
         // others must not be given up.
         let script = plan.at(Phase::Final);
-        script.call(
-            Sysno::set_robust_list,
-            [record.head.into(), record.len_bytes.into()],
-        );
+        let args = [record.head.into(), record.len_bytes.into()];
+        match record.is_32_bit {
+            false => script.call(Sysno::set_robust_list, args),
+            true => script.call_32(Sysno::set_robust_list, args),
+        };
         script.note(self.name());
         Ok(())
     }

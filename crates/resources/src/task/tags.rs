@@ -74,3 +74,7 @@ pub const LOGIN_UID: u16 = 234;
 pub const SECCOMP: u16 = 235;
 /// What is undone to System V semaphores when it ends, by process.
 pub const SEMAPHORES: u16 = 236;
+/// Segments of 32-bit code, by thread.
+pub const THREAD_AREAS: u16 = 237;
+/// Never in an image: a table of segments, which is refused.
+pub const LDT: u16 = 238;

@@ -43,12 +43,20 @@ pub fn code(regs: &Registers, mask: u64) -> Vec<u8> {
         out.extend(mov); // movabs reg, value
         out.extend(value.to_le_bytes());
     }
-    out.extend([0xff, 0x25]); // jmp [rip + target]
+    let jump = match regs.is_32_bit() {
+        false => [0xff, 0x25], // jmp [rip + target]
+        true => [0xff, 0x2d],  // jmp far [rip + target]: the address, then the segment
+    };
+    out.extend(jump);
     let target_at = LEN_BYTES - 8;
     out.extend((u32::try_from(target_at - (out.len() + 4)).expect("short")).to_le_bytes());
     out.resize(mask_at, 0xcc);
     out.extend(mask.to_le_bytes());
-    out.extend(regs.rip.to_le_bytes());
+    let target = match regs.is_32_bit() {
+        false => regs.rip,
+        true => regs.rip | regs.cs << 32,
+    };
+    out.extend(target.to_le_bytes());
     out
 }
 
@@ -67,13 +75,16 @@ fn flags(eflags: u64) -> [u8; 8] {
 #[must_use]
 pub fn restarted(regs: &Registers) -> Registers {
     const RESTART_SYSCALL: u64 = 219;
+    const RESTART_SYSCALL_32: u64 = 0;
     let mut regs = *regs;
-    if regs.orig_rax.cast_signed() < 0 {
+    let Some(number) = regs.call() else {
         return regs;
-    }
-    match -regs.rax.cast_signed() {
-        512..=514 => regs.rax = regs.orig_rax, // ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND
-        516 => regs.rax = RESTART_SYSCALL,     // ERESTART_RESTARTBLOCK
+    };
+    match -regs.result() {
+        512..=514 => regs.rax = number, // ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND
+        // ERESTART_RESTARTBLOCK
+        516 if regs.is_32_bit() => regs.rax = RESTART_SYSCALL_32,
+        516 => regs.rax = RESTART_SYSCALL,
         _ => return regs,
     }
     regs.rip -= 2;
@@ -88,6 +99,7 @@ mod tests {
     #[test]
     fn code_has_its_length_and_targets() {
         let regs = Registers {
+            cs: sys::arch::CODE_64,
             rip: 0x1234,
             orig_rax: u64::MAX,
             ..Registers::default()
@@ -99,6 +111,29 @@ mod tests {
             bytes[LEN_BYTES - 16..LEN_BYTES - 8],
             0xff00u64.to_le_bytes()
         );
+    }
+
+    #[test]
+    fn a_32_bit_thread_goes_back_by_a_far_jump() {
+        let regs = Registers {
+            cs: sys::arch::CODE_32,
+            rip: 0xf7f8_05e9,
+            orig_rax: 0xffff_ffff,
+            ..Registers::default()
+        };
+        let bytes = code(&regs, 0);
+        assert_eq!(bytes.len(), LEN_BYTES);
+        assert_eq!(
+            bytes[LEN_BYTES - 8..],
+            [0xe9, 0x05, 0xf8, 0xf7, 0x23, 0, 0, 0]
+        );
+        let sleeping = Registers {
+            rax: (-516i64).cast_unsigned(),
+            orig_rax: 407,
+            ..regs
+        };
+        let again = restarted(&sleeping);
+        assert_eq!((again.rax, again.rip), (0, 0xf7f8_05e7));
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Injection {
         inside(leader, area)?;
         let mut closing = leader.saved.registers;
         closing.abandon_call();
-        closing.go_to(place.self_restore);
+        closing.enter(place.self_restore);
         leader.borrow(&closing)?;
         for _ in 0..count {
             leader.run_call()?;

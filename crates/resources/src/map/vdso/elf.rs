@@ -2,7 +2,7 @@
 //!
 //! The bytes may be an image's: every offset is a claim until it was looked up.
 
-use crate::arch::ELF_MACHINE;
+use crate::arch::{ELF_MACHINE, ELF_MACHINE_32};
 
 /// More symbols or headers than any vDSO has.
 const ENTRIES_MAX: u64 = 512;
@@ -25,9 +25,52 @@ pub struct Function {
 #[derive(Clone, Copy, Debug)]
 pub struct Elf<'a> {
     bytes: &'a [u8],
+    /// How large words are, and where they stand.
+    form: &'static Form,
     /// The address that its headers were made for.
     base: u64,
 }
+
+/// How the headers of a class of files are laid out: offsets and sizes in bytes.
+#[derive(Debug)]
+struct Form {
+    word: usize,
+    /// In the file's header: the program headers, the size of one and how many there are.
+    headers: [u64; 3],
+    /// In a program header.
+    flags: u64,
+    offset: u64,
+    address: u64,
+    file_bytes: u64,
+    memory_bytes: u64,
+    /// In a symbol: its kind, its section and its value; and the size of one.
+    symbol: [u64; 3],
+    symbol_bytes: u64,
+}
+
+static FORM_64: Form = Form {
+    word: 8,
+    headers: [32, 54, 56],
+    flags: 4,
+    offset: 8,
+    address: 16,
+    file_bytes: 32,
+    memory_bytes: 40,
+    symbol: [4, 6, 8],
+    symbol_bytes: 24,
+};
+
+static FORM_32: Form = Form {
+    word: 4,
+    headers: [28, 42, 44],
+    flags: 24,
+    offset: 4,
+    address: 8,
+    file_bytes: 16,
+    memory_bytes: 20,
+    symbol: [12, 14, 4],
+    symbol_bytes: 16,
+};
 
 /// A part of the file as its program headers list it.
 struct Segment {
@@ -37,18 +80,47 @@ struct Segment {
 }
 
 impl<'a> Elf<'a> {
-    /// Looks at a vDSO, or the first page of another program's file, for this processor.
+    /// Looks at a vDSO, or the first page of another program's file, for this processor; also of
+    /// 32 bits.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         const ET_EXEC: u64 = 2;
         const ET_DYN: u64 = 3;
-        let mut elf = Self { bytes, base: 0 };
-        let is_ours = bytes.starts_with(b"\x7fELF\x02\x01")
+        let is_32_bit = bytes.starts_with(b"\x7fELF\x01\x01");
+        let (form, machine) = match is_32_bit {
+            false => (&FORM_64, ELF_MACHINE),
+            true => (&FORM_32, ELF_MACHINE_32),
+        };
+        let mut elf = Self {
+            bytes,
+            form,
+            base: 0,
+        };
+        let is_ours = (is_32_bit || bytes.starts_with(b"\x7fELF\x02\x01"))
             && (ET_EXEC..=ET_DYN).contains(&elf.number(16, 2)?)
-            && elf.number(18, 2)? == ELF_MACHINE;
+            && elf.number(18, 2)? == machine;
         let load = elf.segment(PT_LOAD)?;
         elf.base = load.address;
         is_ours.then_some(elf)
+    }
+
+    /// Whether it is of 32 bits.
+    #[must_use]
+    pub fn is_32_bit(&self) -> bool {
+        self.form.word == 4
+    }
+
+    /// The word at `at`.
+    fn word(&self, at: u64) -> Option<u64> {
+        self.number(at, self.form.word)
+    }
+
+    /// Where each program header stands.
+    fn program_headers(&self) -> Option<impl Iterator<Item = u64> + use<>> {
+        let [headers, size, count] = self.form.headers;
+        let (headers, size) = (self.word(headers)?, self.number(size, 2)?);
+        let count = self.number(count, 2)?.min(ENTRIES_MAX);
+        Some((0..count).map_while(move |index| headers.checked_add(index * size)))
     }
 
     /// How many bytes of it are code and data, from its start.
@@ -82,14 +154,13 @@ impl<'a> Elf<'a> {
     #[must_use]
     pub fn code_end(&self) -> Option<u64> {
         const EXECUTABLE: u64 = 1;
-        let (headers, size) = (self.number(32, 8)?, self.number(54, 2)?);
         let mut end = None;
-        for index in 0..self.number(56, 2)?.min(ENTRIES_MAX) {
-            let at = headers.checked_add(index * size)?;
-            let flags = self.number(at.checked_add(4)?, 4)?;
+        for at in self.program_headers()? {
+            let flags = self.number(at.checked_add(self.form.flags)?, 4)?;
             if self.number(at, 4)? == PT_LOAD && flags & EXECUTABLE != 0 {
-                let offset = self.number(at.checked_add(8)?, 8)?;
-                end = end.max(offset.checked_add(self.number(at.checked_add(32)?, 8)?));
+                let offset = self.word(at.checked_add(self.form.offset)?)?;
+                let bytes = self.word(at.checked_add(self.form.file_bytes)?)?;
+                end = end.max(offset.checked_add(bytes));
             }
         }
         end
@@ -103,15 +174,12 @@ impl<'a> Elf<'a> {
     }
 
     fn segment(&self, kind: u64) -> Option<Segment> {
-        let (headers, size) = (self.number(32, 8)?, self.number(54, 2)?);
-        let count = self.number(56, 2)?.min(ENTRIES_MAX);
-        for index in 0..count {
-            let at = headers.checked_add(index * size)?;
+        for at in self.program_headers()? {
             if self.number(at, 4)? == kind {
                 return Some(Segment {
                     kind,
-                    address: self.number(at.checked_add(16)?, 8)?,
-                    bytes: self.number(at.checked_add(40)?, 8)?,
+                    address: self.word(at.checked_add(self.form.address)?)?,
+                    bytes: self.word(at.checked_add(self.form.memory_bytes)?)?,
                 });
             }
         }
@@ -124,15 +192,15 @@ impl<'a> Elf<'a> {
         const DT_HASH: u64 = 4;
         const DT_STRTAB: u64 = 5;
         const DT_SYMTAB: u64 = 6;
-        const SYMBOL_BYTES: u64 = 24;
         let dynamic = self.segment(PT_DYNAMIC)?;
         debug_assert_eq!(dynamic.kind, PT_DYNAMIC);
         let start = dynamic.address.checked_sub(self.base)?;
+        let word = self.form.word as u64;
         let entry = |wanted: u64| {
-            (0..(dynamic.bytes / 16).min(ENTRIES_MAX)).find_map(|index| {
-                let at = start.checked_add(index * 16)?;
-                let value = self.number(at.checked_add(8)?, 8)?;
-                (self.number(at, 8)? == wanted).then_some(value)
+            (0..(dynamic.bytes / (2 * word)).min(ENTRIES_MAX)).find_map(|index| {
+                let at = start.checked_add(index * 2 * word)?;
+                let value = self.word(at.checked_add(word)?)?;
+                (self.word(at)? == wanted).then_some(value)
             })
         };
         let (symbols, names) = (
@@ -144,11 +212,11 @@ impl<'a> Elf<'a> {
         // leave it out, the symbols end where the names begin, as linkers lay them out.
         let count = match entry(DT_HASH) {
             Some(hash) => self.number(self.offset(hash)?.checked_add(4)?, 4)?,
-            None => names.checked_sub(symbols)? / SYMBOL_BYTES,
+            None => names.checked_sub(symbols)? / self.form.symbol_bytes,
         };
         let mut functions = Vec::new();
         for index in 1..count.min(ENTRIES_MAX) {
-            let at = symbols.checked_add(index * SYMBOL_BYTES)?;
+            let at = symbols.checked_add(index * self.form.symbol_bytes)?;
             functions.extend(self.function(at, names)?);
         }
         Some(functions)
@@ -160,15 +228,16 @@ impl<'a> Elf<'a> {
         const STT_FUNC: u64 = 2;
         const SHN_UNDEF: u64 = 0;
         const SHN_ABS: u64 = 0xfff1;
+        let [kind, section, value] = self.form.symbol;
         let (name, kind) = (
             self.number(at, 4)?,
-            self.number(at.checked_add(4)?, 1)? & 0xf,
+            self.number(at.checked_add(kind)?, 1)? & 0xf,
         );
-        let section = self.number(at.checked_add(6)?, 2)?;
+        let section = self.number(at.checked_add(section)?, 2)?;
         if kind != STT_FUNC || section == SHN_UNDEF || section == SHN_ABS {
             return Some(None);
         }
-        let offset = self.offset(self.number(at.checked_add(8)?, 8)?)?;
+        let offset = self.offset(self.word(at.checked_add(value)?)?)?;
         let text = self.text(names.checked_add(name)?)?;
         // It must have an instruction.
         self.number(offset, 1)?;

@@ -34,15 +34,29 @@ impl Host {
     /// [`Error::Kernel`]; [`Error::Mismatch`] when there is none, or none as kernels make them.
     pub fn probe() -> Result<Self> {
         const MAPS: &str = "/proc/self/maps";
-        let missing = |what: &str| Error::Mismatch {
-            what: format!("this kernel's vDSO cannot be used: {what}"),
-        };
         let own = sys::vdso::own().ok_or_else(|| missing("there is none"))?;
-        let elf = Elf::new(own).ok_or_else(|| missing("it is not of 64 bits"))?;
+        let text = std::fs::read(MAPS).map_err(|e| Error::kernel(format!("read {MAPS}"), e))?;
+        Self::of(own, &text)
+    }
+
+    /// Looks at the vDSO of 32-bit programs; `None` where the kernel has none.
+    ///
+    /// # Errors
+    /// As [`Host::probe`].
+    pub fn probe_32() -> Result<Option<Self>> {
+        match sys::vdso_32::look() {
+            Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(None),
+            Err(error) => Err(Error::kernel("look at the vDSO of 32-bit programs", error)),
+            Ok(seen) => Self::of(&seen.code, &seen.maps).map(Some),
+        }
+    }
+
+    /// What a vDSO with this code is like in a process with these mappings.
+    fn of(code: &[u8], maps: &[u8]) -> Result<Self> {
+        let elf = Elf::new(code).ok_or_else(|| missing("it is of neither 64 nor 32 bits"))?;
         let functions = elf.functions();
         let functions = functions.ok_or_else(|| missing("its symbols make no sense"))?;
-        let text = std::fs::read(MAPS).map_err(|e| Error::kernel(format!("read {MAPS}"), e))?;
-        let listed = listing::parse(&text).map_err(|line| missing(&line))?;
+        let listed = listing::parse(maps).map_err(|line| missing(&line))?;
         let parts = listed.iter().filter_map(|listed| match listed.backing() {
             Backing::Vdso => Some((listed.span, Special::Vdso)),
             Backing::Vvar => Some((listed.span, Special::Vvar)),
@@ -58,7 +72,7 @@ impl Host {
             bytes: span.bytes(),
         };
         let host = Self {
-            build_id: sys::vdso::build_id(own).unwrap_or_default(),
+            build_id: sys::vdso::build_id(code).unwrap_or_default(),
             parts: parts.into_iter().map(part).collect(),
             functions,
         };
@@ -109,6 +123,12 @@ impl Host {
     }
 }
 
+fn missing(what: &str) -> Error {
+    Error::Mismatch {
+        what: format!("this kernel's vDSO cannot be used: {what}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,5 +140,18 @@ mod tests {
         assert!(before > 0 && bytes > 0 && before + bytes <= host.bytes());
         assert!(host.function("__vdso_clock_gettime").is_some());
         assert_eq!(Some(host.build_id), sys::vdso::own_build_id());
+    }
+
+    #[test]
+    fn that_of_32_bit_programs_is_known() {
+        let Some(host) = Host::probe_32().expect("looked at") else {
+            return;
+        };
+        let (before, bytes) = host.code();
+        assert!(before > 0 && bytes > 0 && before + bytes <= host.bytes());
+        for name in ["__kernel_vsyscall", "__vdso_clock_gettime64"] {
+            assert!(host.function(name).is_some(), "{name}");
+        }
+        assert_ne!(Some(host.build_id), sys::vdso::own_build_id());
     }
 }

@@ -182,7 +182,7 @@ fn proxied(memory: &Memory, code: &Mapping, old: &Old<'_>, laid: &mut Laid) -> R
         Error::corrupt(format!("memory of {}", old.pid), what)
     })?;
     let span = code.span();
-    if memory.vdso_is_32_bit || bytes.len() as u64 > span.bytes() {
+    if bytes.len() as u64 > span.bytes() {
         let what = format!("{} bytes of code do not fit into its vDSO", bytes.len());
         return Err(Error::corrupt(format!("memory of {}", old.pid), what));
     }

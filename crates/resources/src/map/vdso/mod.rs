@@ -8,10 +8,10 @@
 //! it as what it stands for: an image never tells whether a task had the vDSO itself or a proxy.
 //!
 //! - What: vDSO
-//! - Kept: at its address, also on another kernel.
-//! - At a restore: "this kernel's vDSO cannot be used: …": "there is none", "it is not of 64 bits",
-//!   "its symbols make no sense", "its mappings are apart", "it has no code or too much"; "what
-//!   this host's own vDSO is like is not known".
+//! - Kept: at its address, also on another kernel, and that of 32-bit programs.
+//! - At a restore: "this kernel's vDSO cannot be used: …": "there is none", "it is of neither 64
+//!   nor 32 bits", "its symbols make no sense", "its mappings are apart", "it has no code or too
+//!   much"; "what this host's own vDSO is like is not known".
 //! - CRIU 4.2: the same: on another kernel, functions of the old code jump to the new one's.
 
 pub mod elf;
@@ -20,6 +20,8 @@ pub mod host;
 pub mod lay;
 pub mod proxy;
 pub mod unwind;
+
+use std::ops::Range;
 
 use prost::Message;
 
@@ -118,6 +120,42 @@ pub fn way(memory: &Memory, own: Option<&[u8]>) -> Way {
     } else {
         Way::Moved
     }
+}
+
+/// Where in the vDSO of 32-bit programs calls are made, from the instruction on that makes them
+/// again: `int 0x80; pop ebp; pop edx; pop ecx; ret`. In bytes from its start.
+#[must_use]
+pub fn calling_32(code: &[u8]) -> Option<Range<u64>> {
+    const MADE: [u8; 6] = [0xcd, 0x80, 0x5d, 0x5a, 0x59, 0xc3];
+    let start = function(code, "__kernel_vsyscall")?;
+    let bytes = code.get(usize::try_from(start).ok()?..)?;
+    let made = bytes
+        .windows(MADE.len())
+        .take(16)
+        .position(|six| six == MADE)?;
+    let start = start + made as u64;
+    Some(start..start + MADE.len() as u64)
+}
+
+/// Whether code at `at` bytes in the vDSO of 32-bit programs reads no data of the kernel's: it
+/// makes a call, or returns from a handler.
+#[must_use]
+pub fn returns_32(code: &[u8], at: u64) -> bool {
+    /// None is longer.
+    const BYTES: u64 = 16;
+    let plain = [
+        "__kernel_vsyscall",
+        "__kernel_sigreturn",
+        "__kernel_rt_sigreturn",
+    ];
+    let mut plain = plain.iter().filter_map(|name| function(code, name));
+    plain.any(|start| (start..start + BYTES).contains(&at))
+}
+
+fn function(code: &[u8], name: &str) -> Option<u64> {
+    let functions = elf::Elf::new(code)?.functions()?;
+    let mut all = functions.iter();
+    Some(all.find(|function| function.name == name)?.offset)
 }
 
 /// Checks what an image claims of a task's vDSO.

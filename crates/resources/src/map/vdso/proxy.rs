@@ -11,7 +11,7 @@ use abi::Addr;
 
 use super::elf::Elf;
 use super::{Host, found};
-use crate::arch::stubs::{call, jump};
+use crate::arch::stubs::{call, call_32, jump, jump_32};
 use crate::{Error, Result};
 
 /// Code that is to stand at an old vDSO's address.
@@ -22,6 +22,9 @@ pub struct Proxy {
     /// What was written over, in bytes from the start, in order.
     pub entries: Vec<Range<u64>>,
 }
+
+/// What 32-bit code returns to from handlers: the same on all kernels, and known by its bytes.
+const RETURNS: [&str; 2] = ["__kernel_sigreturn", "__kernel_rt_sigreturn"];
 
 /// Nothing of an ELF header is written over.
 const HEADER_BYTES: u64 = 64;
@@ -55,11 +58,20 @@ pub fn proxy(
     };
     let ends = names.keys().skip(1).copied().chain([code.len() as u64]);
     for ((offset, names), end) in names.iter().zip(ends) {
+        if names.iter().any(|name| RETURNS.contains(name)) {
+            continue;
+        }
         let room_bytes = end - offset;
         let target = names.iter().find_map(|name| host.function(name));
-        let patch = match target {
-            Some(target) => jump(at.plus(*offset), host_code.plus(target), room_bytes),
-            None => call(names),
+        let (from, to) = (
+            at.plus(*offset),
+            target.map(|target| host_code.plus(target)),
+        );
+        let patch = match (to, elf.is_32_bit()) {
+            (Some(to), false) => jump(from, to, room_bytes),
+            (Some(to), true) => jump_32(from, to),
+            (None, false) => call(names),
+            (None, true) => call_32(names),
         };
         let end = offset + patch.len() as u64;
         if *offset < HEADER_BYTES || patch.len() as u64 > room_bytes {
@@ -132,6 +144,32 @@ mod tests {
         let code = &proxy.code[offset as usize..][..14];
         assert_eq!(code[..6], [0xff, 0x25, 0, 0, 0, 0]);
         assert_eq!(code[6..], to.plus(offset).0.to_le_bytes());
+    }
+
+    #[test]
+    fn functions_of_32_bit_code_jump_as_well() {
+        let Ok(seen) = sys::vdso_32::look() else {
+            return;
+        };
+        let host = Host::probe_32().expect("looked at").expect("there is one");
+        let (at, to) = (Addr(0xf7f8_7000), Addr(0x4000_0000));
+        let proxy = proxy(&seen.code, at, 0x6000, &host, to).expect("a proxy");
+        let offset = host.function("__kernel_vsyscall").expect("there");
+        let entry = &proxy.code[offset as usize..][..5];
+        let distance = to.0.wrapping_sub(at.0 + 5) as u32;
+        assert_eq!((entry[0], &entry[1..]), (0xe9, &distance.to_le_bytes()[..]));
+        for name in RETURNS {
+            let offset = host.function(name).expect("there") as usize;
+            assert_eq!(
+                proxy.code[offset..offset + 8],
+                seen.code[offset..offset + 8]
+            );
+        }
+        let lacking = Host::default();
+        let proxy = super::proxy(&seen.code, at, 0x6000, &lacking, to).expect("a proxy");
+        let offset = host.function("__vdso_clock_gettime64").expect("there") as usize;
+        let code = &proxy.code[offset..];
+        assert_eq!(code[13..20], [0xb8, 0x93, 1, 0, 0, 0xcd, 0x80]);
     }
 
     #[test]

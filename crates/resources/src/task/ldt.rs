@@ -1,0 +1,83 @@
+//! A table of segments of a process's own (modify_ldt(2)), which no restore makes.
+//!
+//! - What: local descriptor table
+//! - Refused: "a local descriptor table (modify_ldt)".
+//! - CRIU 4.2: not looked for.
+
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, tags};
+use crate::script::{Answers, Script};
+use crate::{Error, Result};
+
+/// A process's table of segments; never in an image.
+pub struct Ldt;
+
+impl Part for Ldt {
+    fn tag(&self) -> u16 {
+        tags::LDT
+    }
+
+    fn name(&self) -> &'static str {
+        "local descriptor table"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Process
+    }
+
+    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        const READ: u32 = 0;
+        const ENTRY_BYTES: usize = 8;
+        let buffer = questions.buffer(ENTRY_BYTES);
+        let args = [READ.into(), buffer.into(), ENTRY_BYTES.into()];
+        // A kernel without it has no tables.
+        let asked = questions.attempt(Sysno::modify_ldt, args);
+        Ok(Asked {
+            steps: vec![asked],
+            data: Vec::new(),
+        })
+    }
+
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        // The kernel gives an `int`: how many bytes it has read, of no table none.
+        let read_bytes = answers.result(asked.steps[0]) as i32;
+        if read_bytes > 0 {
+            let what = "a local descriptor table (modify_ldt)";
+            return Err(Error::unsupported(facts.pid(), what));
+        }
+        Ok(None)
+    }
+
+    fn describe(&self, _payload: &[u8]) -> Result<String> {
+        Err(Error::corrupt(self.name(), "never in an image"))
+    }
+
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
+        payload.map_or(Ok(()), |_| Err(who.corrupt(self, "never in an image")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    #[test]
+    fn a_table_is_refused() {
+        const WRITE: u64 = 0x11;
+        let mut stage = Stage::new();
+        assert_eq!(stage.dump(&Ldt).expect("it has none"), None);
+        // Entry 3: data from 0x1000 on, 16 bytes.
+        let entry = [3 | 0x1000 << 32, 15 | 1 << 32];
+        let made = stage.call_with(Sysno::modify_ldt, &entry, |at| [WRITE, at, 16, 0]);
+        if made != 0 {
+            testkit::skip!("the kernel has no modify_ldt");
+        }
+        let error = stage.dump(&Ldt).expect_err("it has one");
+        assert!(
+            error.to_string().contains("a local descriptor table"),
+            "{error}"
+        );
+    }
+}
