@@ -23,6 +23,19 @@ impl Lists {
     /// # Errors
     /// When the folder cannot be made, or apt-get fails.
     pub fn of(suites: &[&str]) -> Result<Self> {
+        Self::with(suites, &[])
+    }
+
+    /// As [`Lists::of`], of packages for another processor.
+    ///
+    /// # Errors
+    /// As [`Lists::of`].
+    pub fn for_processor(suites: &[&str], processor: &str) -> Result<Self> {
+        let options = ["APT::Architecture", "APT::Architectures"];
+        Self::with(suites, &options.map(|name| format!("{name}={processor}")))
+    }
+
+    fn with(suites: &[&str], more: &[String]) -> Result<Self> {
         std::fs::create_dir_all(KEPT).map_err(repo::file_error("make", Path::new(KEPT)))?;
         let folder = tempfile::tempdir_in(KEPT);
         let folder = folder.map_err(repo::file_error("make in", Path::new(KEPT)))?;
@@ -49,7 +62,7 @@ impl Lists {
             "Acquire::http::Timeout=30".to_owned(),
         ];
         let lists = Self {
-            options: options.to_vec(),
+            options: [&options[..], more].concat(),
             folder,
         };
         repo::run(lists.apt("apt-get").arg("update"))?;

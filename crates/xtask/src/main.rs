@@ -16,6 +16,7 @@ mod machines;
 mod measure;
 mod packages;
 mod programs;
+mod programs_32;
 mod repo;
 mod storm;
 mod test;

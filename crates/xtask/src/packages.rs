@@ -83,6 +83,13 @@ pub const FOR_TESTS: &[Package<'_>] = &[
         services: Cow::Borrowed(&[]),
     },
     Package {
+        name: "gcc-multilib",
+        // Nothing of it is in a path: what programs of 32 bits begin with.
+        program: "/usr/lib32/crt1.o",
+        reason: "compiles programs of 32 bits, which the tests dump and restore",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
         name: "strace",
         program: "strace",
         reason: "shows that a target that was left running is not traced, and its calls restart",

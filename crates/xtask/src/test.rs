@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::leftover::Marks;
-use crate::{emulators, kernels, packages, repo};
+use crate::{emulators, kernels, packages, programs_32, repo};
 
 /// What is run.
 #[derive(clap::Args, Default)]
@@ -35,6 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     packages::install(packages::FOR_TESTS)?;
     kernels::fetch();
     emulators::fetch();
+    programs_32::fetch();
     if !rustix::process::geteuid().is_root() {
         eprintln!("not root: tests that need it are left out; they are listed at the end");
     }

@@ -4,6 +4,7 @@
 mod aio;
 mod cgroups;
 mod clocks;
+mod code_32;
 mod compressed;
 mod compressed_programs;
 mod connections;
