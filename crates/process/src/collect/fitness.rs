@@ -270,7 +270,7 @@ mod tests {
         }
         let refused = check_kind(&frozen.tasks[0], &seen(true, false)).expect_err("of two");
         let want = format!(
-            "pid {pid} (old): thread {pid}: 32-bit code in a program of 64 bits is not supported"
+            "pid {pid}: thread {pid}: 32-bit code in a program of 64 bits is not supported"
         );
         assert_eq!(refused.to_string(), want);
     }
