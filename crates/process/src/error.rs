@@ -73,6 +73,16 @@ pub enum Error {
         /// The last image of the chain, where writes are known since.
         image: Option<String>,
     },
+    /// Some memory could not be copied as it was at an instant, at none of several.
+    #[error(
+        "pid {pid}: memory of its tree cannot be copied as it was at any of {instants} instants"
+    )]
+    Torn {
+        /// The root task.
+        pid: i32,
+        /// How many instants there were.
+        instants: u64,
+    },
     /// A thread is still on its way back from a dump that was cut short.
     #[error("pid {pid}: it has not come back yet from a dump that was cut short")]
     Returning {
@@ -277,6 +287,7 @@ impl Error {
             | Self::Obstacles(_)
             | Self::Unfit(_)
             | Self::Left { .. }
+            | Self::Torn { .. }
             | Self::Tracked { .. }
             | Self::Image(image::Error::Unsupported { .. }) => Blame::Unsupported,
             Self::Resource(
@@ -332,6 +343,7 @@ impl Error {
                 },
             ) => Some(format!("run the command again with {option}")),
             Self::Obstacles(obstacles) => allowing(obstacles),
+            Self::Torn { .. } => Some("dump it without --live".to_owned()),
             Self::Image(image::Error::Needed { path, .. }) => Some(format!(
                 "use another directory, or first have `stillframe merge` make the image in {path}, \
                  relative to this one, whole"

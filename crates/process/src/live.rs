@@ -100,14 +100,17 @@ fn dump_once(
     progress.companion(|companion| companion.begin(&draft.writer))?;
     let mut dump = Dump::begin(options, draft, began, progress)?;
     dump.copy_before()?;
-    for instant in 1.. {
+    for instant in 1..=INSTANTS {
         if let Some(saved) = dump.try_instant(instant == INSTANTS)? {
             return dump.seal(saved);
         }
         log::info!("instant {instant} was not copied in time: another follows");
         dump.round()?;
     }
-    unreachable!("the last instant is copied while the tree is stopped")
+    Err(Error::Torn {
+        pid: options.tree.as_raw_nonzero().get(),
+        instants: INSTANTS,
+    })
 }
 
 /// In a program of 32 bits with a proxy, pages do not stay protected until they are copied, at
