@@ -2,6 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use testkit::wait::{SOON, wait_until};
+
 use super::super::testing::World;
 use super::*;
 
@@ -171,11 +173,14 @@ fn somebody_else_would_see_messages_vanish() {
     let folder = tempfile::tempdir().expect("make a folder");
     // A process that is neither in the tree nor a child of this one.
     let mut started = std::process::Command::new("sh");
-    let script = "exec 3<&0; sleep 100 & echo $! > pid";
+    // The shell stays its parent: this process may be the one that orphans are given to.
+    let script = "exec 3<&0; sleep 100 & echo $! > draft; mv draft pid; wait";
     let started = started.args(["-c", script]).current_dir(&folder);
     started.stdin(std::process::Stdio::from(own.try_clone().expect("dup")));
-    started.status().expect("started");
-    let pid = std::fs::read_to_string(folder.path().join("pid")).expect("it was started");
+    let mut shell = started.spawn().expect("started");
+    let pid = || std::fs::read_to_string(folder.path().join("pid"));
+    wait_until("the other process", SOON, || pid().is_ok());
+    let pid = pid().expect("it was started");
     let pid = rustix::process::Pid::from_raw(pid.trim().parse().expect("a number"));
     let pid = pid.expect("above 0");
     let mut world = World::default();
@@ -191,6 +196,7 @@ fn somebody_else_would_see_messages_vanish() {
         "), which is not in the tree, has it open",
     ];
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+    shell.wait().expect("it ends");
     assert!(error.contains(who) && error.contains(why), "{error}");
     assert_eq!(all(world.get(at)).len(), 1);
     drop(name);
