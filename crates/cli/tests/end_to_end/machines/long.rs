@@ -60,16 +60,18 @@ fn three_incremental_saves_are_restored_in_any_order() {
         run(folder, &[&words, over].concat());
     }
     drop((machine, line));
-    for order in [
+    let orders = [
         [0, 1, 2],
         [0, 2, 1],
         [1, 0, 2],
         [1, 2, 0],
         [2, 0, 1],
         [2, 1, 0],
-    ] {
+    ];
+    for (turn, order) in orders.into_iter().enumerate() {
         for number in order {
-            let name = format!("saved-{number}");
+            // The one before may not have ended yet.
+            let name = format!("saved-{number}-{turn}");
             let image = folder.join(number.to_string());
             let (_machine, mut line) = restored(folder, &image, &name);
             assert_eq!(line.ask("recall"), format!("of save {number}"));
