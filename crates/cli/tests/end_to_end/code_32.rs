@@ -11,7 +11,7 @@ use testkit::stillframe::Stillframe;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root};
 
-use crate::{Facts, assert_restored, assert_untouched, stillframe};
+use crate::{Facts, assert_restored, assert_untouched, stillframe, ways};
 
 /// Where `cargo xtask test` puts Debian's programs for i386.
 const PROGRAMS: &str = "/var/cache/stillframe/i386";
@@ -112,8 +112,8 @@ fn assert_ways(stillframe: &Stillframe, state: &State) {
 
 /// The same of ways that leave it running, and in layers.
 #[track_caller]
-fn assert_left_and_layered(stillframe: &Stillframe, state: &State, ways: &[&str]) {
-    for way in ways {
+fn assert_left_and_layered(stillframe: &Stillframe, state: &State, left: &[&str]) {
+    for way in left {
         for _ in 0..3 {
             stillframe.clear();
             stillframe.dump(state.pid(), &[*way]).must();
@@ -130,6 +130,7 @@ fn assert_left_and_layered(stillframe: &Stillframe, state: &State, ways: &[&str]
     stillframe.dump(state.pid(), &[]).must();
     stillframe.restore(&[]).must();
     state.goes_on();
+    ways::over_pre_dump(stillframe, &state.spawned, |_| state.goes_on());
 }
 
 #[test]

@@ -52,6 +52,7 @@ mod tunnels;
 mod unrestorable;
 mod vdso;
 mod watches;
+mod ways;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

@@ -8,7 +8,7 @@ use testkit::stillframe::Stillframe;
 use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
 
-use crate::{assert_cycles, assert_restored, stillframe};
+use crate::{assert_cycles, assert_restored, stillframe, ways};
 
 /// Subjects that wait and change nothing by themselves.
 pub const WAITING: &[(&str, &[&str])] = &[
@@ -56,13 +56,9 @@ fn message_queues_survive() {
     let stillframe = stillframe();
     let subject = Subject::start("message-queues", &[]);
     assert_cycles(&stillframe, 1, &subject, "message queues");
-    assert_eq!(subject.ask("check"), "right");
-    // Nobody there notices a dump that lets it run on.
-    for how in ["--leave-running", "--live"] {
-        stillframe.clear();
-        stillframe.dump(subject.pid(), &[how]).must();
-        assert_eq!(subject.ask("check"), "right", "{how}");
-    }
+    let check = |told: &str| assert_eq!(subject.ask("check"), "right", "{told}");
+    check("after a cycle");
+    ways::left_running(&stillframe, &subject, check);
     assert_eq!(subject.ask("take"), "3 taken");
     assert_eq!(subject.ask("give"), "1 before");
     wait_until("the thread to give it", SOON, || {
@@ -91,26 +87,15 @@ fn who_is_told_of_messages_is_told() {
     let subject = Subject::start("told-queues", &[]);
     // What compares facts would interrupt the child's wait.
     stillframe.cycle(3, &subject, &[]);
-    assert_eq!(subject.ask("quiet"), "right");
-    assert_eq!(subject.ask("check"), "right");
-    for how in ["--leave-running", "--live"] {
-        stillframe.clear();
-        stillframe.dump(subject.pid(), &[how]).must();
-        assert_eq!(subject.ask("quiet"), "right", "{how}");
-        assert_eq!(subject.ask("check"), "right", "{how}");
-    }
-    stillframe.clear();
-    stillframe.pre_dump(subject.pid(), &[]).must();
-    let first = stillframe.images().with_file_name("first");
-    fs::rename(stillframe.images(), &first).expect("they are on one file system");
-    let over = ["--prev-images-dir", "../first"];
-    stillframe.dump(subject.pid(), &over).must();
-    stillframe.restore(&[]).must();
-    assert_eq!(subject.ask("quiet"), "right", "over a pre-dump");
-    assert_eq!(subject.ask("check"), "right", "over a pre-dump");
+    let check = |told: &str| {
+        assert_eq!(subject.ask("quiet"), "right", "{told}");
+        assert_eq!(subject.ask("check"), "right", "{told}");
+    };
+    check("after three cycles");
+    ways::left_running(&stillframe, &subject, check);
+    ways::over_pre_dump(&stillframe, &subject, check);
     assert_eq!(subject.ask("check"), "right", "once more");
     assert_eq!(subject.ask("remove"), "removed");
-    fs::remove_dir_all(first).expect("it is this test's");
 }
 
 #[test]
@@ -123,18 +108,12 @@ fn namespaces_as_files_survive() {
     let subject = Subject::start("namespaces", &[]);
     // Each restore makes a time namespace, and before the first one there is none.
     stillframe.cycle(3, &subject, &[]);
-    assert_eq!(subject.ask("check"), "right");
+    let check = |told: &str| assert_eq!(subject.ask("check"), "right", "{told}");
+    check("after three cycles");
     assert_eq!(subject.ask("flags"), "true true");
-    for how in ["--leave-running", "--live"] {
-        stillframe.clear();
-        stillframe.dump(subject.pid(), &[how]).must();
-        assert_eq!(subject.ask("check"), "right", "{how}");
-    }
-    let pids = subject.tree();
-    subject.kill();
-    testkit::tree::wait_gone(&pids);
-    stillframe.restore(&[]).must();
-    assert_eq!(subject.ask("check"), "right", "of a live image");
+    ways::left_running(&stillframe, &subject, check);
+    ways::killed(&stillframe, &subject, check);
+    ways::over_pre_dump(&stillframe, &subject, check);
     stillframe.clear();
     stillframe.dump(subject.pid(), &[]).must();
     stillframe.restore(&["--no-timens"]).must();
@@ -154,32 +133,17 @@ fn rare_sockets_survive() {
         testkit::skip!("neither UDP-Lite nor vsock");
     }
     assert_cycles(&stillframe, 3, &subject, "rare sockets");
-    assert_eq!(subject.ask("check"), "right");
-    for how in ["--leave-running", "--live"] {
-        stillframe.clear();
-        stillframe.dump(subject.pid(), &[how]).must();
-        assert_eq!(subject.ask("check"), "right", "{how}");
-    }
-    let pids = subject.tree();
-    subject.kill();
-    testkit::tree::wait_gone(&pids);
-    stillframe.restore(&[]).must();
-    assert_eq!(subject.ask("check"), "right", "of a live image");
-    stillframe.clear();
-    stillframe.pre_dump(subject.pid(), &[]).must();
-    let first = stillframe.images().with_file_name("first");
-    fs::rename(stillframe.images(), &first).expect("they are on one file system");
-    let over = ["--prev-images-dir", "../first"];
-    stillframe.dump(subject.pid(), &over).must();
-    stillframe.restore(&[]).must();
-    assert_eq!(subject.ask("check"), "right", "over a pre-dump");
+    let check = |told: &str| assert_eq!(subject.ask("check"), "right", "{told}");
+    check("after three cycles");
+    ways::left_running(&stillframe, &subject, check);
+    ways::killed(&stillframe, &subject, check);
+    ways::over_pre_dump(&stillframe, &subject, check);
     if subject
         .try_ask("take")
         .is_ok_and(|text| text != "a datagram that was not read")
     {
         panic!("another datagram");
     }
-    fs::remove_dir_all(first).expect("it is this test's");
 }
 
 #[test]
@@ -195,28 +159,11 @@ fn memory_deny_write_execute_survives() {
     for arguments in [&[][..], &["alone"]] {
         let subject = Subject::start("deny-write-exec", arguments);
         assert_cycles(&stillframe, 3, &subject, "a process under PR_SET_MDWE");
-        assert_eq!(subject.ask("check"), "right");
-        for how in ["--leave-running", "--live"] {
-            stillframe.clear();
-            stillframe.dump(subject.pid(), &[how]).must();
-            assert_eq!(subject.ask("check"), "right", "{how}");
-        }
-        // The last live image, and one over a pre-dump.
-        let pids = subject.tree();
-        subject.kill();
-        testkit::tree::wait_gone(&pids);
-        stillframe.restore(&[]).must();
-        assert_eq!(subject.ask("check"), "right");
-        stillframe.clear();
-        stillframe.pre_dump(subject.pid(), &[]).must();
-        assert_eq!(subject.ask("check"), "right");
-        let first = stillframe.images().with_file_name("first");
-        fs::rename(stillframe.images(), &first).expect("they are on one file system");
-        let over = ["--prev-images-dir", "../first"];
-        stillframe.dump(subject.pid(), &over).must();
-        stillframe.restore(&[]).must();
-        assert_eq!(subject.ask("check"), "right");
-        fs::remove_dir_all(first).expect("it is this test's");
+        let check = |told: &str| assert_eq!(subject.ask("check"), "right", "{told}");
+        check("after three cycles");
+        ways::left_running(&stillframe, &subject, check);
+        ways::killed(&stillframe, &subject, check);
+        ways::over_pre_dump(&stillframe, &subject, check);
     }
 }
 

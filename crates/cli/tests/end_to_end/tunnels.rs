@@ -14,7 +14,7 @@ use testkit::wait::{SOON, try_wait_for, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
 use crate::kills::wait_for_cleanup;
-use crate::stillframe;
+use crate::{stillframe, ways};
 
 const KILLS: usize = 40;
 
@@ -163,16 +163,7 @@ fn a_tunnel_goes_on() {
         wait_until("the interface to go", SOON, || !network.exists());
         stillframe.restore(&[]).must();
         check("of a live image");
-        stillframe.clear();
-        stillframe.pre_dump(subject.pid(), &[]).must();
-        check("after a pre-dump");
-        let first = stillframe.images().with_file_name("first");
-        std::fs::rename(stillframe.images(), &first).expect("they are on one file system");
-        let over = ["--prev-images-dir", "../first"];
-        stillframe.dump(subject.pid(), &over).must();
-        stillframe.restore(&[]).must();
-        check("over a pre-dump");
-        std::fs::remove_dir_all(first).expect("it is this test's");
+        ways::over_pre_dump(&stillframe, &subject, check);
     }
 }
 
