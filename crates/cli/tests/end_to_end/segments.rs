@@ -265,3 +265,37 @@ fn parts_of_segments_of_huge_pages_come_back() {
     };
     parts_come_back(&["huge"]);
 }
+
+/// A segment of one page that is mapped for two.
+const BEYOND: &str = r#"
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None)
+libc.shmat.restype = libc.mremap.restype = ctypes.c_void_p
+libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+number = libc.shmget(0, 4096, 0o1600)
+at = libc.shmat(number, None, 0)
+libc.shmctl(number, 0, None)
+if libc.mremap(at, 4096, 8192, 1) != 2**64 - 1:
+    os.mkdir(sys.argv[1])
+signal.pause()
+"#;
+
+#[test]
+fn what_is_mapped_beyond_a_segment_is_named() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let ready = folder.path().join("ready");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", BEYOND])
+        .arg(&ready)
+        .spawn();
+    program.wait_file(&ready);
+    let outcome = stillframe.dump(program.pid(), &[]).must_fail();
+    if !stillframe.is_peer() {
+        assert_eq!(outcome.status.code(), Some(3), "{}", outcome.told());
+        outcome.names(&["beyond its end (mremap)"]);
+    }
+    program.kill();
+}

@@ -4,7 +4,8 @@
 //! - Kept: segments that only tasks of the tree have attached, each as often as it was, also parts
 //!   of them and parts of another protection.
 //! - Refused: "it is System V shared memory …": "… of elsewhere (…)", "that is mapped without being
-//!   attached"; "System V shared memory …", as "it is attached … times outside of the tree".
+//!   attached", "that was mapped beyond its end (mremap)"; "System V shared memory …", as "it is
+//!   attached … times outside of the tree".
 //! - CRIU 4.2: in an IPC namespace of the tree's own; also with parts of another protection, not
 //!   with parts unmapped.
 
@@ -60,6 +61,11 @@ pub(super) fn check<'a>(
             };
             // The kernel counts each mapping, also each that one was split into.
             one.times += 1;
+            let bytes = one.segment.bytes.next_multiple_of(map.page_bytes);
+            if map.offset.saturating_add(map.span.bytes()) > bytes {
+                let refused = unsupported("that was mapped beyond its end (mremap)");
+                obstacles.note(Err::<(), _>(refused))?;
+            }
             if one.segment.attached < one.times {
                 let refused = unsupported("that is mapped without being attached");
                 obstacles.note(Err::<(), _>(refused))?;
