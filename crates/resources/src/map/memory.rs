@@ -371,11 +371,14 @@ impl Mapping {
             segment: listed.segment().map(|number| Segment {
                 number,
                 read_only: !listed.has(b"mw"),
-                // Who looks at the whole tree refuses those that nothing can be asked of.
-                bytes: sys::shm::stat(number).map_or(0, |segment| {
-                    let page_bytes = listed.page_bytes.max(PAGE_BYTES);
-                    segment.bytes.next_multiple_of(page_bytes)
-                }),
+                // For an image alone. Who looks at the whole tree refuses those that nothing can be
+                // asked of.
+                bytes: file
+                    .and_then(|_| sys::shm::stat(number).ok())
+                    .map_or(0, |segment| {
+                        let page_bytes = listed.page_bytes.max(PAGE_BYTES);
+                        segment.bytes.next_multiple_of(page_bytes)
+                    }),
             }),
             policy: None,
         })
