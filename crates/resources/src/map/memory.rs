@@ -368,18 +368,7 @@ impl Mapping {
             },
             name: name.unwrap_or_default().to_vec(),
             guards: Vec::new(),
-            segment: listed.segment().map(|number| Segment {
-                number,
-                read_only: !listed.has(b"mw"),
-                // For an image alone. Who looks at the whole tree refuses those that nothing can be
-                // asked of.
-                bytes: file
-                    .and_then(|_| sys::shm::stat(number).ok())
-                    .map_or(0, |segment| {
-                        let page_bytes = listed.page_bytes.max(PAGE_BYTES);
-                        segment.bytes.next_multiple_of(page_bytes)
-                    }),
-            }),
+            segment: segment_of(listed, file.is_some()),
             policy: None,
         })
     }
@@ -401,6 +390,19 @@ impl Mapping {
             && self.name == early.name
             && self.policy == early.policy
     }
+}
+
+/// The System V segment that it is of. Its size is asked for where the mapping is `for_image`; who
+/// looks at the whole tree refuses those that nothing can be asked of.
+fn segment_of(listed: &Listed, for_image: bool) -> Option<Segment> {
+    let number = listed.segment()?;
+    let page_bytes = listed.page_bytes.max(PAGE_BYTES);
+    let stat = for_image.then(|| sys::shm::stat(number).ok()).flatten();
+    Some(Segment {
+        number,
+        read_only: !listed.has(b"mw"),
+        bytes: stat.map_or(0, |segment| segment.bytes.next_multiple_of(page_bytes)),
+    })
 }
 
 /// The flags of anonymous memory with huge pages of this size.
