@@ -177,8 +177,7 @@ fn qmp(socket: &str, command: &'static str) -> Value {
 
 /// The same with arguments.
 fn qmp_with(socket: &str, command: &'static str, with: Value) -> Value {
-    let mut monitor = Qmp::connect(Path::new(socket)).expect("it listens");
-    monitor.greet(SOON).expect("it is a monitor");
+    let (mut monitor, _) = Qmp::reach(Path::new(socket), SOON, SOON).expect("it is a monitor");
     monitor.call(command, with).expect("it answers")
 }
 

@@ -76,9 +76,7 @@ impl Machine {
     /// # Errors
     /// [`Error::Unfit`] where it cannot be saved; [`Error::Gone`], [`Error::Monitor`].
     pub fn look(socket: &Path, patience: Duration) -> Result<Self> {
-        let mut qmp = Qmp::connect(socket)?;
-        qmp.patience = patience;
-        let version = qmp.greet(patience.min(GREETING))?;
+        let (qmp, version) = Qmp::reach(socket, patience, patience.min(GREETING))?;
         let kernel = |source| Error::Kernel {
             doing: "cannot tell which process QEMU is",
             source,

@@ -30,6 +30,9 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How long there may be no room to wait for a monitor.
 const CONNECTING: Duration = Duration::from_secs(1);
 
+/// How often a monitor may turn a new client away: it does by chance, so seldom twice.
+const ATTEMPTS: usize = 5;
+
 /// The longest line that QEMU may say.
 const LINE_MAX_BYTES: usize = 4 << 20;
 
@@ -136,6 +139,42 @@ impl Qmp {
         Ok(Self::new(socket, path))
     }
 
+    /// Connects to a monitor and begins; its greeting may take `greeting`, each answer `patience`.
+    /// Where the client before it has just left in the middle of something, QEMU 10 closes a
+    /// connection now and then, or takes what that client has said for the new one's; such a one
+    /// is given up for another.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::connect`] and [`Qmp::greet`].
+    pub fn reach(path: &Path, patience: Duration, greeting: Duration) -> Result<(Self, Version)> {
+        Self::reach_after(0, path, patience, greeting)
+    }
+
+    /// The same where so many questions were asked over another connection.
+    fn reach_after(
+        mut asked: u64,
+        path: &Path,
+        patience: Duration,
+        greeting: Duration,
+    ) -> Result<(Self, Version)> {
+        let mut turned_away = None;
+        for _ in 0..ATTEMPTS {
+            let mut qmp = Self::connect(path)?;
+            qmp.patience = patience;
+            (qmp.number, qmp.asked_before) = (asked, asked);
+            match qmp.greet(greeting) {
+                Ok(version) => return Ok((qmp, version)),
+                Err(error @ (Error::Gone(_) | Error::Refused { .. })) => {
+                    log::debug!("{}: tried again: {error}", path.display());
+                    asked = qmp.number;
+                    turned_away = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(turned_away.expect("it was tried"))
+    }
+
     /// A connection that was greeted by somebody else.
     pub(crate) fn greeted(socket: OwnedFd, path: &Path) -> Self {
         Self::new(socket, path)
@@ -168,12 +207,9 @@ impl Qmp {
     /// Another connection to the same QEMU, where this one was lost.
     ///
     /// # Errors
-    /// Those of [`Qmp::connect`] and [`Qmp::greet`]; [`Error::Gone`] where it is another QEMU.
+    /// Those of [`Qmp::reach`]; [`Error::Gone`] where it is another QEMU.
     pub(crate) fn again(&self) -> Result<Self> {
-        let mut again = Self::connect(&self.path)?;
-        again.patience = self.patience;
-        (again.number, again.asked_before) = (self.number, self.number);
-        again.greet(self.patience)?;
+        let (again, _) = Self::reach_after(self.number, &self.path, self.patience, self.patience)?;
         match (self.peer(), again.peer()) {
             (Ok(one), Ok(other)) if one == other => Ok(again),
             _ => Err(self.gone("another one listens there")),
@@ -517,8 +553,8 @@ impl AsFd for Qmp {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
-    use std::os::unix::net::UnixStream;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
 
@@ -579,6 +615,37 @@ mod tests {
         let error = Qmp::connect(&path).expect_err("there is none");
         let text = error.to_string();
         assert!(text.contains("one client at a time"), "{text}");
+    }
+
+    #[test]
+    fn who_is_turned_away_tries_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).expect("it listens");
+        let refusal = r#""error": {"class": "CommandNotFound", "desc": "already complete"}"#;
+        let done = r#""return": {}"#;
+        let monitor = std::thread::spawn(move || {
+            let said = [
+                String::new(),
+                greeting() + &answer(1, refusal),
+                // The client before is answered first.
+                answer(1, done) + &greeting() + &answer(1, refusal) + &answer(2, done),
+            ];
+            for lines in &said {
+                let (mut client, _) = listener.accept().expect("it connects");
+                client.write_all(lines.as_bytes()).expect("said");
+                // Until it was heard, or who hears nothing would wait.
+                if !lines.is_empty() {
+                    let _ = client.read(&mut [0; 256]);
+                }
+            }
+        });
+        let (_, version) = Qmp::reach(&path, PATIENCE, PATIENCE).expect("the third time");
+        assert_eq!(version.to_string(), "7.2.22");
+        monitor.join().expect("it said all");
+        // Nobody listens any more.
+        let error = Qmp::reach(&path, PATIENCE, PATIENCE).expect_err("it has ended");
+        assert!(matches!(error, Error::Gone(_)), "{error}");
     }
 
     #[test]
