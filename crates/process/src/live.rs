@@ -16,8 +16,7 @@
 //!
 //! - What: live dumps
 //! - Kept: the memory of one instant, while the tree runs.
-//! - Refused: "a live dump on a kernel without PAGEMAP_SCAN (before Linux 6.7)"; "a live dump of a
-//!   program of 32 bits with another kernel's vDSO".
+//! - Refused: "a live dump on a kernel without PAGEMAP_SCAN (before Linux 6.7)".
 //! - CRIU 4.2: has none; `--lazy-pages` has the tree stand until its pages are fetched.
 
 mod equal;
@@ -31,9 +30,8 @@ use abi::spans::intersect;
 use image::Run;
 use memory::live::{Areas, Live};
 use pages::{Drain, Drained};
-use resources::map::listing::{Backing, Listed};
+use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
-use resources::map::vdso::found;
 use sys::realtime::Realtime;
 
 use self::memory_view::LiveView;
@@ -42,7 +40,7 @@ use crate::collect::{self, Inventory};
 use crate::contents::{Progress, Sources};
 use crate::draft::{Draft, Sealed};
 use crate::end::go_on;
-use crate::freeze::{Frozen, Task, freeze, read_proc, stat_of};
+use crate::freeze::{Frozen, freeze, read_proc, stat_of};
 use crate::numbering::Numbering;
 use crate::options::DEFAULT_TIMEOUT;
 use crate::returned::check_returned;
@@ -113,24 +111,6 @@ fn dump_once(
     })
 }
 
-/// In a program of 32 bits with a proxy, pages do not stay protected until they are copied, at
-/// every instant anew.
-fn check_proxy(task: &Task, listed: &[Listed]) -> Result<()> {
-    let is_32_bit = |thread: &tracee::Thread| thread.saved.registers.is_32_bit();
-    let is_proxy = |listed: &&Listed| {
-        let mut head = [0; 16];
-        listed.backing() == Backing::Anonymous
-            && listed.prot & 4 != 0
-            && sys::vm::read_exact(task.pid, listed.span.start, &mut head).is_ok()
-            && found::marked(&head).is_some()
-    };
-    if task.threads().iter().any(is_32_bit) && listed.iter().any(|listed| is_proxy(&listed)) {
-        let what = "a live dump of a program of 32 bits with another kernel's vDSO";
-        return Err(resources::Error::unsupported(task.pid, what).into());
-    }
-    Ok(())
-}
-
 /// Pages must be found and protected in one call.
 pub(crate) fn check_kernel(root: i32) -> Result<()> {
     let scan = sys::features::named("pagemap_scan").expect("it is on the list");
@@ -184,7 +164,6 @@ impl<'a, 'b> Dump<'a, 'b> {
             limit.check(task.pid)?;
             let listed = collect::memory_view::parse(&task.read("maps")?)?;
             track::check_rings(task.pid, &listed)?;
-            check_proxy(task, &listed)?;
             let uffd = userfaultfd(task, &listed, false, memory::live::FEATURES)?;
             let areas = Areas {
                 spans: memory_view::live_spans(&listed),

@@ -182,6 +182,26 @@ impl Blocks {
         }
     }
 
+    /// Forgets pages of stale blocks that are in none of the sorted `areas`, where nothing is
+    /// protected again.
+    pub fn forget_outside(&mut self, areas: &[Span]) {
+        const LAST: Addr = Addr::of_page(u64::MAX / PAGE_BYTES);
+        let starts = areas.iter().map(|area| area.start).chain([LAST]);
+        let ends = [Addr(0)]
+            .into_iter()
+            .chain(areas.iter().map(|area| area.end));
+        for (start, end) in ends.zip(starts) {
+            let gap = Span { start, end };
+            for number in self.stale_in(gap, usize::MAX) {
+                let block = self.map.get_mut(&number).expect("a stale block is known");
+                block.mask &= !bits_of(number, gap);
+                if block.mask == 0 {
+                    self.remove(number);
+                }
+            }
+        }
+    }
+
     /// The blocks of `span` that are known, and those of `present`, in order. A program may keep
     /// terabytes of addresses for a few pages.
     fn known_or_in(&self, span: Span, present: &[Span]) -> Vec<u64> {
@@ -318,6 +338,21 @@ mod tests {
 
     fn pages(first: u64, end: u64) -> Span {
         Span::of_pages(first..end)
+    }
+
+    #[test]
+    fn pages_that_are_no_longer_looked_at_are_forgotten_unless_they_are_copied() {
+        let mut blocks = Blocks::default();
+        for area in [pages(4, 6), pages(12, 14), pages(32, 40), pages(64, 80)] {
+            blocks.renew(area, &[area]);
+        }
+        blocks.set(2, State::Done(Vec::new()));
+        blocks.forget_outside(&[pages(0, 5), pages(13, 14)]);
+        let masks = blocks.from(0).map(|(number, block)| (number, block.mask));
+        let masks = masks.collect::<Vec<_>>();
+        assert_eq!(masks, [(0, 0b10_0000_0001_0000), (2, 0xff)]);
+        blocks.forget_outside(&[]);
+        assert_eq!(blocks.from(0).count(), 1);
     }
 
     #[test]

@@ -264,6 +264,8 @@ impl Live {
         events::hear_out(task, &self.shared);
         task.adopt(areas, true)?;
         let guards = task.protect_stopped(&areas.spans, trusting)?;
+        // A program of another kernel's vDSO has memory that is not saved as such.
+        task.book().blocks.forget_outside(&areas.spans);
         self.shared.saving.store(true, Ordering::SeqCst);
         Ok(guards)
     }
