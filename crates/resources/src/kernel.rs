@@ -137,16 +137,28 @@ impl Kernel {
     /// The number by which the thread knows itself whose `task_struct` this is; none where it has
     /// ended.
     pub fn tid(&self, task: u64) -> Result<Option<i32>> {
-        let number = self.read("task_struct", task)?.word("thread_pid")?;
-        if number == 0 {
-            return Ok(None);
+        match self.read("task_struct", task)?.word("thread_pid")? {
+            0 => Ok(None),
+            pid => self.number(pid).map(Some),
         }
-        let pid = self.read("pid", number)?;
+    }
+
+    /// The number by which a task knows itself whose `struct pid` this is, also when it has ended.
+    pub fn number(&self, pid: u64) -> Result<i32> {
+        let pid = self.read("pid", pid)?;
         let level = u64::from(pid.half("level")?);
         let size = self.types.size("upid");
         let size = size.ok_or_else(|| unknown("upid", ""))? as u64;
         let upid = self.read("upid", pid.address("numbers")? + level * size)?;
-        Ok(Some(upid.half("nr")?.cast_signed()))
+        Ok(upid.half("nr")?.cast_signed())
+    }
+
+    /// The `task_struct` of the thread of a process, whose /proc/PID/mem is open here, that counts
+    /// as the owner of its memory: mostly its leader.
+    pub fn owner(&self, memory: BorrowedFd<'_>) -> Result<Structure<'_>> {
+        let mm = self.private(self.file(memory)?)?;
+        let owner = self.read("mm_struct", mm)?.word("owner")?;
+        self.read("task_struct", owner)
     }
 
     /// The size of a structure in bytes.

@@ -358,6 +358,39 @@ fn posix_timers_go_on_under_their_numbers() {
     assert_eq!(subject.ask_number("value"), 0xbeef);
 }
 
+#[test]
+fn timers_go_on_by_the_processor_time_of_their_threads() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has them go by the first thread's");
+    }
+    let subject = Subject::start("thread-timers", &[]);
+    let ticks = || times(&subject.ask("ticks"))[0].clone();
+    let go_on = || {
+        for turn in [0, 1] {
+            subject.ask(&format!("turn {turn}"));
+            // What was on its way by then has come.
+            let before = ticks();
+            wait_until("its thread's timer", SOON, || {
+                ticks()[turn] > before[turn] + 20
+            });
+            let others = ticks()[1 - turn] - before[1 - turn];
+            assert!(others <= 2, "{others} of the thread that waits");
+        }
+    };
+    go_on();
+    for way in ["--leave-running", "--live"] {
+        stillframe.clear();
+        stillframe.dump(subject.pid(), &[way]).must();
+        go_on();
+    }
+    for _ in 0..3 {
+        stillframe.cycle(1, &subject, &[]);
+        go_on();
+    }
+}
+
 /// Splits "1 2 3, 4 5 6".
 fn times(answer: &str) -> Vec<Vec<u64>> {
     let group = |group: &str| {

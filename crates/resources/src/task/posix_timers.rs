@@ -4,11 +4,22 @@
 //! goes on with the time that remained), and the overruns of its last expiry that was delivered.
 //! A timer whose thread has ended comes back as one that tells nobody, as it did.
 //!
+//! By whose processor time a timer goes that a thread has made on its own is looked up in the
+//! kernel's memory. It comes back as one on the clock of that thread (clock_getcpuclockid(3)).
+//!
 //! - Kept: id, clock, what is signalled and to which thread, what was left, interval. Not: that it
-//!   was set to an absolute time, and how often it has expired too late.
-//! - Refused: "a timer on a thread's processor time, in a process of several threads".
+//!   was set to an absolute time, and how often it has expired too late. Timers on processor time
+//!   that threads have made on their own need bpf(2) and the kernel's description of its types.
+//! - Refused: "a timer on a thread's processor time, in a process of several threads", as "whose it
+//!   is cannot be looked up: …" or "that thread has ended".
 //! - At a restore: "timer … needs PR_TIMER_CREATE_RESTORE_IDS of Linux 6.15" (large ids).
 //! - CRIU 4.2: kept; one on a thread's processor time comes back on the first thread's.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Error as IoError, ErrorKind};
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd as _;
 
 use linux_raw_sys::prctl::{
     PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF, PR_TIMER_CREATE_RESTORE_IDS_ON,
@@ -17,6 +28,7 @@ use sys::proc::{self, Notify, Timer};
 use syscalls::Sysno;
 
 use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, malformed, tags};
+use crate::kernel::Kernel;
 use crate::script::{Answers, DataAt, Script};
 use crate::{Error, Result};
 
@@ -28,8 +40,13 @@ const NANOS: u64 = 1_000_000_000;
 const SIGEV_SIGNAL: u32 = 0;
 const SIGEV_NONE: u32 = 1;
 const SIGEV_THREAD_ID: u32 = 4;
-/// How /proc shows `CLOCK_THREAD_CPUTIME_ID`: the processor time of whoever made the timer.
-const OWN_THREAD_CLOCK: i32 = -2;
+/// How /proc shows the processor time of whoever made the timer: as used by programs or at all, and
+/// last as `CLOCK_THREAD_CPUTIME_ID` counts it.
+const OWN_THREAD_CLOCKS: RangeInclusive<i32> = -4..=-2;
+/// What the lowest bits of a clock of processor time are: what it counts, and whether of a thread.
+const CLOCK_KIND: i32 = 7;
+/// The most timers of a process that are looked through in the kernel.
+const TIMERS_MAX: usize = 1 << 20;
 const CLOCK_REALTIME_ALARM: i32 = 8;
 const CLOCK_BOOTTIME_ALARM: i32 = 9;
 /// How many timers are made and deleted again to reach an id on kernels before 6.15.
@@ -169,7 +186,8 @@ impl Part for PosixTimers {
     }
 
     fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
-        let timers = timers(facts)?;
+        let mut timers = timers(facts)?;
+        name_threads(&mut timers, facts)?;
         let saved = timers.iter().zip(&asked.data).map(|(timer, at)| {
             let times = [0, 8, 16, 24].map(|offset| answers.word(*at, offset));
             let is_there = |tid| facts.has_thread(tid);
@@ -286,12 +304,55 @@ fn timers(facts: &dyn Facts) -> Result<Vec<Timer>> {
     let timers = proc::timers(&facts.proc("timers")?);
     let mut timers = timers.map_err(|e| malformed(facts.pid(), e))?;
     timers.sort_unstable_by_key(|timer| timer.id);
-    let unclear = timers.iter().any(|timer| timer.clock == OWN_THREAD_CLOCK);
-    if unclear && facts.status()?.threads > 1 {
-        let what = "a timer on a thread's processor time, in a process of several threads";
-        return Err(Error::unsupported(facts.pid(), what));
-    }
     Ok(timers)
+}
+
+/// Has timers on the processor time of whoever made them be such on that of a thread with a name.
+/// Of a single thread, that is clear.
+fn name_threads(timers: &mut [Timer], facts: &dyn Facts) -> Result<()> {
+    let is_unclear = |timer: &&mut Timer| OWN_THREAD_CLOCKS.contains(&timer.clock);
+    let mut unclear = timers.iter_mut().filter(is_unclear).peekable();
+    if unclear.peek().is_none() || facts.status()?.threads == 1 {
+        return Ok(());
+    }
+    let what = "a timer on a thread's processor time, in a process of several threads";
+    let refused = |why: String| Error::unsupported(facts.pid(), what).because(why);
+    let makers = makers(facts.pid());
+    let makers =
+        makers.map_err(|why| refused(format!("whose it is cannot be looked up: {why}")))?;
+    for timer in unclear {
+        let maker = makers.get(&timer.id).copied();
+        let maker = maker.filter(|maker| facts.has_thread(*maker));
+        let maker = maker.ok_or_else(|| refused("that thread has ended".to_owned()))?;
+        timer.clock = !maker << 3 | timer.clock & CLOCK_KIND;
+    }
+    Ok(())
+}
+
+/// The threads by whose processor time the timers go of a process that is stopped, by the timers'
+/// ids.
+fn makers(pid: i32) -> std::io::Result<HashMap<i32, i32>> {
+    let why = |why: &str| IoError::new(ErrorKind::Unsupported, why.to_owned());
+    let kernel = Kernel::get().map_err(why)?;
+    let memory = File::open(format!("/proc/{pid}/mem"))?;
+    let process = kernel.owner(memory.as_fd())?.word("signal")?;
+    let process = kernel.read("signal_struct", process)?;
+    // A ring that comes back to its head, or a row that ends, by the kernel.
+    let head = process.address("posix_timers")?;
+    let mut at = process.word("posix_timers")?;
+    let mut makers = HashMap::new();
+    for _ in 0..TIMERS_MAX {
+        if at == 0 || at == head {
+            return Ok(makers);
+        }
+        let timer = kernel.read("k_itimer", kernel.around("k_itimer", "list", at)?)?;
+        at = timer.word("list")?;
+        if OWN_THREAD_CLOCKS.contains(&timer.half("it_clock")?.cast_signed()) {
+            let maker = kernel.number(timer.word("it.cpu.pid")?)?;
+            makers.insert(timer.half("it_id")?.cast_signed(), maker);
+        }
+    }
+    Err(why("the timers do not end"))
 }
 
 #[cfg(test)]

@@ -204,10 +204,8 @@ fn look(pid: i32) -> std::io::Result<Vec<Set>> {
     let why = |why: &str| IoError::new(ErrorKind::Unsupported, why.to_owned());
     let kernel = Kernel::get().map_err(why)?;
     let memory = File::open(format!("/proc/{pid}/mem"))?;
-    let mm = kernel.private(kernel.file(memory.as_fd())?)?;
-    let owner = kernel.read("mm_struct", mm)?.word("owner")?;
-    let list = kernel.read("task_struct", owner)?;
-    let list = match list.word("sysvsem.undo_list")? {
+    let owner = kernel.owner(memory.as_fd())?;
+    let list = match owner.word("sysvsem.undo_list")? {
         0 => return Err(why("the list is another task's")),
         list => kernel.read("sem_undo_list", list)?,
     };

@@ -40,6 +40,7 @@ mod stopped;
 mod storm;
 mod successor;
 mod task_files;
+mod thread_timers;
 mod threads_epoll;
 mod told_queues;
 mod tree;
@@ -98,6 +99,7 @@ const ALL: &[(&str, Run)] = &[
     ("storm", storm::run),
     ("successor", successor::run),
     ("task-files", task_files::run),
+    ("thread-timers", thread_timers::run),
     ("threads-epoll", threads_epoll::run),
     ("told-queues", told_queues::run),
     ("tree", tree::run),
