@@ -62,7 +62,8 @@ impl TaskMemory {
     fn read_forced(&self, addr: Addr, buffer: &mut [u8]) -> Result<usize> {
         let failed = |source| Error::read(self.pid, addr, source);
         if self.file.get().is_none() {
-            let file = File::open(format!("/proc/{}/mem", self.pid)).map_err(failed)?;
+            let file =
+                File::open(format!("/proc/{}/mem", sys::asked::tid(self.pid))).map_err(failed)?;
             // Another thread may have been faster; then its file serves.
             let _ = self.file.set(file);
         }

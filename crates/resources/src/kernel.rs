@@ -5,8 +5,9 @@
 //! dump, and changes nothing. Where the kernel may not be looked into, or calls a member by another
 //! name, nothing is guessed: the ring is refused.
 
+use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
 use sys::btf::Types;
@@ -153,10 +154,11 @@ impl Kernel {
         Ok(upid.half("nr")?.cast_signed())
     }
 
-    /// The `task_struct` of the thread of a process, whose /proc/PID/mem is open here, that counts
-    /// as the owner of its memory: mostly its leader.
-    pub fn owner(&self, memory: BorrowedFd<'_>) -> Result<Structure<'_>> {
-        let mm = self.private(self.file(memory)?)?;
+    /// The `task_struct` of the thread of process `pid` that counts as the owner of its memory:
+    /// mostly its leader.
+    pub fn owner(&self, pid: i32) -> Result<Structure<'_>> {
+        let memory = File::open(format!("/proc/{}/mem", sys::asked::tid(pid)))?;
+        let mm = self.private(self.file(memory.as_fd())?)?;
         let owner = self.read("mm_struct", mm)?.word("owner")?;
         self.read("task_struct", owner)
     }

@@ -2,6 +2,8 @@
 use std::cmp::Ordering;
 use std::io;
 
+use crate::asked;
+
 /// Orders the open file descriptions behind two descriptors, each given as the task's pid and its
 /// number there; equal when they are one. The order is the kernel's own and total.
 ///
@@ -10,6 +12,7 @@ use std::io;
 pub fn compare_files(first: (u32, i32), second: (u32, i32)) -> io::Result<Ordering> {
     const KCMP_FILE: i32 = 0;
     let ((pid, fd), (other_pid, other_fd)) = (first, second);
+    let [pid, other_pid] = [pid, other_pid].map(asked_by);
     // SAFETY: kcmp takes five numbers and touches no memory of this process.
     let answer = unsafe { libc::syscall(libc::SYS_kcmp, pid, other_pid, KCMP_FILE, fd, other_fd) };
     ordering(answer)
@@ -39,6 +42,7 @@ pub enum Shared {
 /// # Errors
 /// As kcmp(2): `ESRCH`, `EPERM` without the right to trace both.
 pub fn compare(first: i32, second: i32, what: Shared) -> io::Result<Ordering> {
+    let [first, second] = [first, second].map(asked::tid);
     // SAFETY: kcmp takes five numbers and touches no memory of this process.
     let answer = unsafe { libc::syscall(libc::SYS_kcmp, first, second, what as i32, 0, 0) };
     ordering(answer)
@@ -55,6 +59,11 @@ pub fn forget_semaphore_undo() -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// The thread by which process `pid` is asked.
+fn asked_by(pid: u32) -> u32 {
+    asked::tid(pid.cast_signed()).cast_unsigned()
 }
 
 fn ordering(answer: libc::c_long) -> io::Result<Ordering> {
@@ -86,6 +95,7 @@ pub struct EpollSlot {
 pub fn watches(pid: u32, slot: EpollSlot, target: (u32, i32)) -> io::Result<bool> {
     const KCMP_EPOLL_TFD: i32 = 7;
     let (task, fd) = target;
+    let [pid, task] = [pid, task].map(asked_by);
     // SAFETY: kcmp reads the slot, which lives until the call is over, and writes nothing.
     let answer = unsafe {
         libc::syscall(

@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod arch;
+pub mod asked;
 pub mod at_number;
 pub mod btf;
 pub mod causes;

@@ -178,7 +178,8 @@ impl Pagemap {
     /// `ENOENT` when there is no such task, `EACCES`. A file opened for a task that has died
     /// answers as if nothing were mapped.
     pub fn open(pid: i32) -> io::Result<Self> {
-        File::open(format!("/proc/{pid}/pagemap")).map(Self)
+        let asked = crate::asked::tid(pid);
+        File::open(format!("/proc/{asked}/pagemap")).map(Self)
     }
 
     /// Finds pages of `span`, writes them to `regions` in ascending order and returns how many

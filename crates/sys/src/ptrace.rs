@@ -27,6 +27,8 @@ pub enum Event {
 
 /// The signal of an interruption that is no group stop.
 pub const SIGTRAP: i32 = libc::SIGTRAP;
+/// The event of a thread that is about to end ([`report_exit`]).
+pub const EXITING: i32 = libc::PTRACE_EVENT_EXIT;
 /// The signal that stops and cannot be blocked.
 pub const SIGSTOP: i32 = libc::SIGSTOP;
 
@@ -113,6 +115,18 @@ pub fn suspend_filters(tid: i32) -> io::Result<()> {
 /// `ESRCH`.
 pub fn set_kill_on_exit(tid: i32, kill_on_exit: bool) -> io::Result<()> {
     control(Control::SetOptions, tid, options(kill_on_exit))
+}
+
+/// Has the thread stop once more on its way out, with [`Event::Other`] of [`EXITING`]: by then it
+/// executes nothing any more. It is killed when this process ends. With `unfiltered`, its seccomp
+/// filters forbid it nothing as long as it is traced.
+///
+/// # Errors
+/// `ESRCH`; `EPERM` as for [`suspend_filters`].
+pub fn report_exit(tid: i32, unfiltered: bool) -> io::Result<()> {
+    let suspended = if unfiltered { SUSPEND_SECCOMP } else { 0 };
+    let all = options(true) | libc::PTRACE_O_TRACEEXIT | suspended;
+    control(Control::SetOptions, tid, all)
 }
 
 /// Asks a seized thread, running or not, to stop (`PTRACE_INTERRUPT`).

@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use abi::{Addr, Span};
 use libc::iovec;
 
+use crate::asked;
+
 /// How many remote pieces one call takes (`UIO_MAXIOV`).
 pub const PIECES_MAX: usize = 1024;
 
@@ -37,7 +39,9 @@ pub fn read(pid: i32, addr: Addr, buf: &mut [u8]) -> io::Result<usize> {
     let from = remote(addr, buf.len());
     // SAFETY: `to` covers a buffer that is borrowed exclusively for the call; `from` is another
     // process's memory, which the kernel checks.
-    count(unsafe { libc::process_vm_readv(pid, &raw const to, 1, &raw const from, 1, 0) })
+    count(unsafe {
+        libc::process_vm_readv(asked::tid(pid), &raw const to, 1, &raw const from, 1, 0)
+    })
 }
 
 /// Reads exactly `buf.len()` bytes.
@@ -71,7 +75,9 @@ pub fn read_pieces(pid: i32, pieces: &[(Addr, usize)], buf: &mut [u8]) -> io::Re
     let len = from.len() as u64;
     // SAFETY: `to` covers a buffer that is borrowed exclusively for the call; `from` is another
     // process's memory, which the kernel checks.
-    count(unsafe { libc::process_vm_readv(pid, &raw const to, 1, from.as_ptr(), len, 0) })
+    count(unsafe {
+        libc::process_vm_readv(asked::tid(pid), &raw const to, 1, from.as_ptr(), len, 0)
+    })
 }
 
 /// Writes all of `bytes` to process `pid` at `addr`; its mapping must be writable.
@@ -86,7 +92,9 @@ pub fn write(pid: i32, addr: Addr, bytes: &[u8]) -> io::Result<()> {
     let to = remote(addr, bytes.len());
     // SAFETY: `from` covers a borrowed buffer that the call only reads; `to` is another process's
     // memory, which the kernel checks.
-    let put = unsafe { libc::process_vm_writev(pid, &raw const from, 1, &raw const to, 1, 0) };
+    let put = unsafe {
+        libc::process_vm_writev(asked::tid(pid), &raw const from, 1, &raw const to, 1, 0)
+    };
     if count(put)? == bytes.len() {
         Ok(())
     } else {
@@ -112,7 +120,9 @@ pub fn write_pieces(pid: i32, pieces: &[(Addr, &[u8])]) -> io::Result<usize> {
     let len = pieces.len() as u64;
     // SAFETY: `from` covers borrowed buffers that the call only reads; `to` is another process's
     // memory, which the kernel checks.
-    count(unsafe { libc::process_vm_writev(pid, from.as_ptr(), len, to.as_ptr(), len, 0) })
+    count(unsafe {
+        libc::process_vm_writev(asked::tid(pid), from.as_ptr(), len, to.as_ptr(), len, 0)
+    })
 }
 
 /// Replaces what is mapped in `span` of the process behind `pidfd` by huge pages with the same

@@ -156,7 +156,7 @@ pub(crate) fn result(tid: i32) -> Result<i64> {
     Ok(own(tid)?.result())
 }
 
-fn own(tid: i32) -> Result<Registers> {
+pub(crate) fn own(tid: i32) -> Result<Registers> {
     ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGS", e))
 }
 

@@ -12,6 +12,7 @@
 
 pub mod arch;
 mod call;
+mod end;
 mod error;
 mod handed;
 mod injection;
@@ -25,6 +26,7 @@ mod vdso_call;
 
 pub use arch::STUB_BYTES;
 pub use call::Call;
+pub use end::end;
 pub use error::{Error, Result};
 pub use injection::{Batch, Injection, Outcome, PADDING_BYTES, is_injected, padding_in};
 pub use stop::stop;

@@ -70,7 +70,7 @@ impl Memory {
     fn write_forced(&self, addr: Addr, bytes: &[u8]) -> Result<usize> {
         let failed = |source| Error::write(self.pid, addr, source);
         if self.file.get().is_none() {
-            let path = format!("/proc/{}/mem", self.pid);
+            let path = format!("/proc/{}/mem", sys::asked::tid(self.pid));
             let file = OpenOptions::new().write(true).open(path).map_err(failed)?;
             // Another thread may have been faster; then its file serves.
             let _ = self.file.set(file);

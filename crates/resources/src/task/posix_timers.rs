@@ -16,10 +16,8 @@
 //! - CRIU 4.2: kept; one on a thread's processor time comes back on the first thread's.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
 use std::ops::RangeInclusive;
-use std::os::fd::AsFd as _;
 
 use linux_raw_sys::prctl::{
     PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_OFF, PR_TIMER_CREATE_RESTORE_IDS_ON,
@@ -334,8 +332,7 @@ fn name_threads(timers: &mut [Timer], facts: &dyn Facts) -> Result<()> {
 fn makers(pid: i32) -> std::io::Result<HashMap<i32, i32>> {
     let why = |why: &str| IoError::new(ErrorKind::Unsupported, why.to_owned());
     let kernel = Kernel::get().map_err(why)?;
-    let memory = File::open(format!("/proc/{pid}/mem"))?;
-    let process = kernel.owner(memory.as_fd())?.word("signal")?;
+    let process = kernel.owner(pid)?.word("signal")?;
     let process = kernel.read("signal_struct", process)?;
     // A ring that comes back to its head, or a row that ends, by the kernel.
     let head = process.address("posix_timers")?;

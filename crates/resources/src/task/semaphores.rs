@@ -19,9 +19,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
-use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 use rustix::thread::gettid;
@@ -203,8 +201,7 @@ fn has_list(pid: i32) -> std::io::Result<bool> {
 fn look(pid: i32) -> std::io::Result<Vec<Set>> {
     let why = |why: &str| IoError::new(ErrorKind::Unsupported, why.to_owned());
     let kernel = Kernel::get().map_err(why)?;
-    let memory = File::open(format!("/proc/{pid}/mem"))?;
-    let owner = kernel.owner(memory.as_fd())?;
+    let owner = kernel.owner(pid)?;
     let list = match owner.word("sysvsem.undo_list")? {
         0 => return Err(why("the list is another task's")),
         list => kernel.read("sem_undo_list", list)?,

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use abi::{Addr, Kind, Op, Span, offset};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::{Batch, Injection, Place, inside};
 use crate::{Error, Result, Thread};
@@ -109,11 +109,10 @@ impl Injection {
                 return Ok(Err(io::Error::from_raw_os_error(-number)));
             }
         }
-        let failed = |errno: rustix::io::Errno| Error::of(pid, "pidfd_getfd", errno.into());
-        let process = Pid::from_raw(pid).expect("a traced process has a pid");
-        let process = pidfd_open(process, PidfdFlags::empty()).map_err(failed)?;
+        let failed = |error| Error::of(pid, "pidfd_getfd", error);
+        let process = sys::asked::pidfd(pid).map_err(failed)?;
         let got = pidfd_getfd(process.as_fd(), number, PidfdGetfdFlags::empty());
-        got.map(Ok).map_err(failed)
+        got.map(Ok).map_err(|errno| failed(errno.into()))
     }
 
     /// Has the parked leader close what it opened; where a call failed there is none.
