@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 use crate::program::{Program, Spawned};
+use crate::subjects::WITHOUT_LEADER;
 use crate::{tree, wait};
 
 /// A started subject; dropping it kills it and its tree.
@@ -31,6 +32,23 @@ impl Subject {
     /// When it cannot be started or ends by itself, with what it wrote.
     #[track_caller]
     pub fn start(name: &str, arguments: &[&str]) -> Self {
+        Self::start_as(&[], name, arguments)
+    }
+
+    /// As [`Subject::start`], in a process whose first thread has ended.
+    ///
+    /// # Panics
+    /// As [`Subject::start`].
+    #[track_caller]
+    pub fn start_without_leader(name: &str, arguments: &[&str]) -> Self {
+        let subject = Self::start_as(&[WITHOUT_LEADER], name, arguments);
+        let ended = || tree::state(subject.pid()) == Some('Z');
+        wait::wait_until("the leader to end", wait::SOON, ended);
+        subject
+    }
+
+    #[track_caller]
+    fn start_as(how: &[&str], name: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::Builder::new()
             .prefix(&format!("subject-{name}-"))
             .tempdir()
@@ -44,6 +62,7 @@ impl Subject {
             .expect("a FIFO can be made in a fresh folder");
         let output = folder.path().join("output");
         let spawned = Program::new(binary())
+            .args(how)
             .arg(name)
             .arg(folder.path())
             .args(arguments)

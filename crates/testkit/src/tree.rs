@@ -69,7 +69,16 @@ pub fn exists(pid: u32) -> bool {
 
 /// Tells whether `pid` exists and is neither dead nor a zombie.
 pub fn is_alive(pid: u32) -> bool {
-    state(pid).is_some_and(|state| state != 'Z' && state != 'X')
+    let lives = |pid| state(pid).is_some_and(|state| state != 'Z' && state != 'X');
+    // The first thread of a process may end before others.
+    lives(pid) || threads(pid).into_iter().any(lives)
+}
+
+/// The thread of `pid` by which /proc tells what the process has: `pid`, unless the first thread
+/// has ended and others run on.
+pub fn asked(pid: u32) -> u32 {
+    let found = sys::asked::find(pid.cast_signed());
+    found.map_or(pid, i32::cast_unsigned)
 }
 
 /// The state letter of `pid` as in /proc/PID/stat.

@@ -6,11 +6,12 @@ use std::fs;
 use sys::kcmp;
 
 use super::{Depth, Facts};
+use crate::tree;
 
 pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
     let sockets = Sockets::of(pid);
     for fd in numbers(pid) {
-        let target = fs::read_link(format!("/proc/{pid}/fd/{fd}"))
+        let target = fs::read_link(format!("/proc/{}/fd/{fd}", tree::asked(pid)))
             .map_or_else(|error| error.to_string(), |path| path.display().to_string());
         let deleted = target.ends_with(" (deleted)");
         let unnamed = !target.starts_with('/') || deleted;
@@ -23,7 +24,8 @@ pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
             None => super::without_number(&target),
         };
         facts.note(pid, &format!("fd {fd}"), described);
-        let mut info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
+        let mut info = fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", tree::asked(pid)))
+            .unwrap_or_default();
         if is_terminal {
             info = without_close_on_exec(&info);
         }
@@ -41,7 +43,7 @@ pub(super) fn look_for_sharing(facts: &mut Facts, pids: &[u32]) {
     let mut alike: BTreeMap<String, Vec<(u32, i32)>> = BTreeMap::new();
     for &pid in pids {
         for fd in numbers(pid) {
-            if let Ok(target) = fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
+            if let Ok(target) = fs::read_link(format!("/proc/{}/fd/{fd}", tree::asked(pid))) {
                 let target = target.display().to_string();
                 alike.entry(target).or_default().push((pid, fd));
             }
@@ -64,7 +66,7 @@ pub(super) fn look_for_sharing(facts: &mut Facts, pids: &[u32]) {
 }
 
 fn numbers(pid: u32) -> Vec<i32> {
-    let mut fds: Vec<i32> = fs::read_dir(format!("/proc/{pid}/fd"))
+    let mut fds: Vec<i32> = fs::read_dir(format!("/proc/{}/fd", tree::asked(pid)))
         .into_iter()
         .flatten()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
@@ -147,7 +149,8 @@ impl Sockets {
     fn of(pid: u32) -> Self {
         let mut found = Vec::new();
         for family in ["tcp", "tcp6", "udp", "udp6"] {
-            let list = fs::read_to_string(format!("/proc/{pid}/net/{family}")).unwrap_or_default();
+            let list = fs::read_to_string(format!("/proc/{}/net/{family}", tree::asked(pid)))
+                .unwrap_or_default();
             for line in list.lines().skip(1) {
                 let fields: Vec<&str> = line.split_ascii_whitespace().collect();
                 if let [_, local, remote, state, _, _, _, _, _, inode, ..] = fields[..] {
@@ -158,7 +161,8 @@ impl Sockets {
                 }
             }
         }
-        let list = fs::read_to_string(format!("/proc/{pid}/net/unix")).unwrap_or_default();
+        let list =
+            fs::read_to_string(format!("/proc/{}/net/unix", tree::asked(pid))).unwrap_or_default();
         for line in list.lines().skip(1) {
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
             if let [_, _, _, flags, kind, state, inode, ref path @ ..] = fields[..] {

@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Depth, Facts, Page};
+use crate::tree;
 
 const PAGE_BYTES: usize = 4096;
 /// How much is read at once.
@@ -62,14 +63,14 @@ impl Mapping {
 }
 
 pub(super) fn look(facts: &mut Facts, pid: u32, depth: Depth) {
-    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let smaps = fs::read_to_string(format!("/proc/{}/smaps", tree::asked(pid))).unwrap_or_default();
     let mappings = merge(parse(&smaps));
     for mapping in &mappings {
         note(facts, pid, mapping, depth);
     }
     if depth == Depth::Still
-        && let Ok(memory) = File::open(format!("/proc/{pid}/mem"))
-        && let Ok(pagemap) = File::open(format!("/proc/{pid}/pagemap"))
+        && let Ok(memory) = File::open(format!("/proc/{}/mem", tree::asked(pid)))
+        && let Ok(pagemap) = File::open(format!("/proc/{}/pagemap", tree::asked(pid)))
     {
         for mapping in mappings.iter().filter(|mapping| !mapping.is_special()) {
             hash_pages(facts, pid, mapping, &memory, &pagemap);

@@ -64,7 +64,7 @@ impl Facts {
         for &pid in &pids {
             let is_root = pid == root;
             task::look(&mut facts, pid, is_root, depth);
-            if tree::state(pid) == Some('Z') {
+            if !tree::is_alive(pid) {
                 continue;
             }
             for tid in tree::threads(pid) {

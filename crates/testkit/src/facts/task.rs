@@ -60,17 +60,17 @@ const LINKS: &[&str] = &[
 
 pub(super) fn look(facts: &mut Facts, pid: u32, is_root: bool, depth: Depth) {
     look_at_stat(facts, pid, is_root);
-    let is_zombie = tree::state(pid) == Some('Z');
+    let is_zombie = !tree::is_alive(pid);
     facts.note(pid, "state", state_class(pid));
     if is_zombie {
         return;
     }
     for file in FILES {
-        let text = fs::read(format!("/proc/{pid}/{file}"));
+        let text = fs::read(format!("/proc/{}/{file}", tree::asked(pid)));
         facts.note(pid, file, show(text));
     }
     for link in LINKS {
-        let target = fs::read_link(format!("/proc/{pid}/{link}"));
+        let target = fs::read_link(format!("/proc/{}/{link}", tree::asked(pid)));
         let target = match target {
             Ok(path) => path.display().to_string(),
             Err(error) => error.to_string(),
@@ -118,7 +118,7 @@ fn look_at_stat(facts: &mut Facts, pid: u32, is_root: bool) {
 }
 
 fn look_at_auxv(facts: &mut Facts, pid: u32) {
-    let bytes = fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
+    let bytes = fs::read(format!("/proc/{}/auxv", tree::asked(pid))).unwrap_or_default();
     let words: Vec<String> = bytes
         .chunks_exact(8)
         .map(|word| {

@@ -108,11 +108,29 @@ const ALL: &[(&str, Run)] = &[
     ("zombies", zombies::run),
 ];
 
-/// Runs the subject that the arguments name: name, folder, its own arguments.
+/// The word in front of a subject's name that has it run in a process without a leader.
+pub const WITHOUT_LEADER: &str = "without-leader";
+
+/// What the leader of such a process ends with.
+pub const LEADERS_STATUS: i32 = 7;
+
+/// Runs the subject that the arguments name: name, folder, its own arguments. After
+/// [`WITHOUT_LEADER`] it runs in another thread than the first one, which ends.
 ///
 /// # Errors
 /// When there is no such subject, or it cannot get into its state or fails on the way.
 pub fn run(arguments: &[String]) -> Result<(), Failure> {
+    if let [first, rest @ ..] = arguments
+        && first == WITHOUT_LEADER
+    {
+        let rest = rest.to_vec();
+        std::thread::Builder::new().spawn(move || {
+            let ended = run(&rest).err().map(|error| error.to_string());
+            eprintln!("subject {rest:?}: {ended:?}");
+            std::process::exit(1);
+        })?;
+        sys::subject::end_thread(LEADERS_STATUS);
+    }
     let [name, folder, own @ ..] = arguments else {
         return Err("usage: subject NAME FOLDER [ARGUMENT…]".into());
     };
