@@ -1,13 +1,10 @@
 //! Target → frozen: every thread of every task of the tree is stopped.
-//!
-//! - What: processes whose leader has ended
-//! - Kept: as zombies, where all their threads have ended.
-//! - Refused: "a process whose first thread has ended while others run on".
-//! - CRIU 4.2: the same.
+
+mod left;
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -83,10 +80,13 @@ pub struct Task {
     pub body: Body,
     /// What each thread had been waiting for, in the order of the threads.
     pub waits: Vec<Wait>,
-    /// /proc/PID.
+    /// /proc/PID; where its leader has ended, /proc/TID of its first living thread.
     pub proc: Rc<Deferred>,
     /// Files of it that were read.
     pub(crate) close_queue: Rc<CloseQueue>,
+    /// The wait status with which its leader has ended while other threads run on. The first of
+    /// these is asked for what the process has, then ([`sys::asked`]).
+    pub leader_end: Option<i32>,
     stat: OnceCell<Vec<u8>>,
 }
 
@@ -95,7 +95,7 @@ pub struct Task {
 pub enum Body {
     /// None: a zombie.
     Ended,
-    /// Stopped, the leader first.
+    /// Stopped, the leader first if it lives.
     Stopped(Vec<Thread>),
     /// Stopped, with the blob in the process.
     Injected(tracee::Injection),
@@ -104,23 +104,24 @@ pub enum Body {
 impl Task {
     /// A task that is not stopped yet.
     fn new(pid: i32, close_queue: &Rc<CloseQueue>) -> Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let proc = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
-        let proc = proc.map_err(|errno| match errno {
-            Errno::NOENT => Error::Gone { pid },
-            errno => Error::kernel(format!("cannot open /proc/{pid}"), errno),
-        })?;
         Ok(Self {
             pid,
             body: Body::Ended,
             waits: Vec::new(),
-            proc: Rc::new(Deferred::new(proc, close_queue)),
+            proc: Rc::new(Deferred::new(open(pid)?, close_queue)),
             close_queue: close_queue.clone(),
+            leader_end: None,
             stat: OnceCell::new(),
         })
     }
 
-    /// Its stopped threads, the leader first; none for a zombie.
+    /// The thread by which the process is asked: its leader, if that lives. A zombie is its leader.
+    #[must_use]
+    pub fn asked(&self) -> i32 {
+        self.threads().first().map_or(self.pid, |thread| thread.tid)
+    }
+
+    /// Its stopped threads, the leader first if it lives; none for a zombie.
     #[must_use]
     pub fn threads(&self) -> &[Thread] {
         match &self.body {
@@ -196,7 +197,9 @@ impl Task {
         status.map_err(|e| Error::kernel(doing(), unclear(e)))
     }
 
-    /// Reads /proc/PID/stat, once after the task was stopped.
+    /// Reads /proc/PID/stat, once after the task was stopped. Where the leader has ended, the text
+    /// is that of the thread that is asked instead, and only what a process has of its leader is
+    /// the leader's own.
     ///
     /// # Errors
     /// [`Error::Gone`], [`Error::Kernel`].
@@ -208,9 +211,26 @@ impl Task {
         let text = self.stat.get().expect("just read");
         let unclear = |what| std::io::Error::new(std::io::ErrorKind::InvalidData, what);
         let doing = || format!("cannot understand /proc/{}/stat", self.pid);
-        let stat = Stat::parse(text).map_err(|e| Error::kernel(doing(), unclear(e)))?;
+        let mut stat = Stat::parse(text).map_err(|e| Error::kernel(doing(), unclear(e)))?;
+        if self.leader_end.is_some() {
+            let leader = stat_of(self.pid).ok_or(Error::Gone { pid: self.pid })?;
+            stat.pid = leader.pid;
+            stat.comm = leader.comm;
+            stat.start_ticks = leader.start_ticks;
+            stat.exit_signal = leader.exit_signal;
+        }
         Ok((stat, text))
     }
+}
+
+/// Opens /proc/PID, of a process or of a thread.
+fn open(pid: i32) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let proc = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
+    proc.map_err(|errno| match errno {
+        Errno::NOENT => Error::Gone { pid },
+        errno => Error::kernel(format!("cannot open /proc/{pid}"), errno),
+    })
 }
 
 /// Reads a file of the /proc directory of process `pid`; `close_queue` closes it.
@@ -243,10 +263,11 @@ pub(crate) fn read_at(
     }
 }
 
-/// Reads a file of the /proc directory of a process that may end.
+/// Reads a file of the /proc directory of a process that may end, by the thread that is asked.
 pub(crate) fn read_proc(pid: i32, name: &str) -> Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty());
+    let asked = sys::asked::tid(pid);
+    let opened = openat(CWD, format!("/proc/{asked}"), flags, Mode::empty());
     let dir = opened.map_err(|_| Error::Gone { pid })?;
     read_at(dir.as_fd(), pid, name, &CloseQueue::default())
 }
@@ -441,18 +462,45 @@ fn stopped(mut task: Task, mut threads: Vec<Thread>) -> Result<Task> {
     Ok(task)
 }
 
+/// A task whose leader has ended, and whose other threads have all stopped: the first of them is
+/// asked from now on.
+fn stopped_without_leader(mut task: Task, threads: Vec<Thread>) -> Result<Task> {
+    let pid = task.pid;
+    let Some(first) = threads.first() else {
+        // The others have ended meanwhile.
+        let is_there = !task.numbers("task")?.is_empty();
+        return is_there.then_some(task).ok_or(Error::Gone { pid });
+    };
+    task.proc = Rc::new(Deferred::new(open(first.tid)?, &task.close_queue));
+    task.leader_end = Some(left::ask(first)?);
+    stopped(task, threads)
+}
+
+/// Whether the leader of a task has ended while others run on.
+fn is_left(task: &Task) -> bool {
+    let has_ended = state(task).is_ok_and(|state| state == b'Z');
+    has_ended && task.numbers("task").is_ok_and(|tids| tids.len() > 1)
+}
+
 fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
     let mut task = Task::new(pid, &stop.close_queue)?;
     let before = read_before(&task, pid, &mut stop.clocks);
     let leader = Thread::seize(pid).and_then(|seized| seized.stopped(pid, stop.limit.deadline));
-    let leader = match leader {
-        Ok(leader) => leader,
+    let (mut threads, mut workers, mut has_leader) = (Vec::new(), HashSet::new(), true);
+    match leader {
+        Ok(leader) => {
+            stop.take(&mut task, before, leader, &mut threads)?;
+            if task.stat()?.0.threads == 1 {
+                return stopped(task, threads);
+            }
+        }
+        Err(error) if is_left(&task) => {
+            log::debug!("the others run on: {error}");
+            has_leader = false;
+            // What its threads wait for is looked at in its memory while they are being stopped.
+            sys::asked::find(pid);
+        }
         Err(error) => return ended(task, error),
-    };
-    let (mut threads, mut workers) = (Vec::new(), HashSet::new());
-    stop.take(&mut task, before, leader, &mut threads)?;
-    if task.stat()?.0.threads == 1 {
-        return stopped(task, threads);
     }
     // The others may still change what it says.
     task.stat = OnceCell::new();
@@ -460,14 +508,17 @@ fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
         let ids = task.numbers("task")?;
         let known = |tid: &i32| {
             let is_thread = threads.iter().any(|thread: &Thread| thread.tid == *tid);
-            is_thread || workers.contains(tid)
+            is_thread || workers.contains(tid) || !has_leader && *tid == pid
         };
         let new = ids
             .into_iter()
             .filter(|tid| !known(tid))
             .collect::<Vec<_>>();
         if new.is_empty() {
-            return stopped(task, threads);
+            return match has_leader {
+                true => stopped(task, threads),
+                false => stopped_without_leader(task, threads),
+            };
         }
         // Ask all of them first: they stop side by side.
         let mut asked = Vec::with_capacity(new.len());
@@ -497,19 +548,15 @@ fn is_worker(task: &Task, tid: i32) -> bool {
     stat.is_some_and(|stat| stat.flags & PF_IO_WORKER != 0)
 }
 
-/// What a task is whose leader could not be stopped.
+/// What a task is whose leader could not be stopped, with no others.
 fn ended(task: Task, error: tracee::Error) -> Result<Task> {
     let pid = task.pid;
     if state(&task).is_ok_and(|state| state == b'Z') {
         match task.numbers("task")?.len() {
             // Its parent has just waited for it.
             0 => return Err(Error::Gone { pid }),
-            1 => return Ok(task),
-            _ => {}
+            _ => return Ok(task),
         }
-        log::debug!("{error}");
-        let what = "a process whose first thread has ended while others run on";
-        return Err(resources::Error::unsupported(pid, what).into());
     }
     Err(gone(pid, error))
 }

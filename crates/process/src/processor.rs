@@ -70,7 +70,7 @@ impl Processor {
         };
         let mut lacks = Lacks::default();
         for task in &saved.tasks {
-            for thread in &task.threads {
+            for thread in task.living() {
                 let area = &thread.state.xstate;
                 let missing = xstate::missing(&processor.from, area, &processor.host)?;
                 lacks.add(missing, || format!("thread {}", thread.tid));
@@ -125,7 +125,7 @@ impl Processor {
         lacks: &mut Lacks,
     ) -> Result<()> {
         let mut known = HashSet::new();
-        for thread in &task.threads {
+        for thread in task.living() {
             let mut stacks = vec![thread.registers().stack().0];
             while let Some(top) = stacks.pop() {
                 let Some((start, bytes)) = stack(task, reader, top)? else {

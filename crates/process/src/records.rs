@@ -74,7 +74,7 @@ pub(crate) struct SavedTask<'a> {
 pub(crate) struct SavedThread<'a> {
     pub tid: i32,
     pub state: ThreadState,
-    /// Parts by number: those of the process stand with the leader.
+    /// Parts by number: those of the process stand with the leader, also one that has ended.
     pub parts: Vec<(u16, &'a [u8])>,
 }
 
@@ -308,7 +308,7 @@ impl<'a> Saved<'a> {
 
     /// Whether a thread runs 32-bit code.
     pub fn has_32_bit_code(&self) -> bool {
-        let mut threads = self.tasks.iter().flat_map(|task| &task.threads);
+        let mut threads = self.tasks.iter().flat_map(SavedTask::living);
         threads.any(|thread| thread.registers().is_32_bit())
     }
 
@@ -355,6 +355,12 @@ impl<'a> Saved<'a> {
 }
 
 impl<'a> SavedTask<'a> {
+    /// Its threads that have not ended: all but the leader, where that has.
+    pub fn living(&self) -> &[SavedThread<'a>] {
+        let ended = usize::from(self.node.leader_end.is_some());
+        self.threads.get(ended..).unwrap_or_default()
+    }
+
     fn read(sorted: &Sorted<'a>, node: &Node, descriptions: usize) -> Result<Self> {
         let mut task = Self {
             node: node.clone(),

@@ -53,7 +53,9 @@ fn is_quiet(pid: i32) -> bool {
     };
     let is_quiet = |tid: &i32| {
         let syscall = read_proc(pid, &format!("task/{tid}/syscall"));
-        syscall.is_ok_and(|syscall| !may_move_data(&syscall))
+        // A leader that has ended makes no call any more.
+        let is_over = || *tid == pid && sys::asked::tid(pid) != pid;
+        syscall.is_ok_and(|syscall| !may_move_data(&syscall)) || is_over()
     };
     // A listing while threads end may leave others out.
     tids.iter().all(is_quiet) && threads(pid).is_ok_and(|again| again == tids)

@@ -39,7 +39,7 @@ pub(crate) fn userfaultfd(
 ) -> Result<Uffd> {
     let pid = task.pid;
     let status = task.status()?;
-    suspend_filters(pid, &status)?;
+    suspend_filters(task.asked(), &status)?;
     let handed = !user_mode_only && !may_call(&status);
     let taken = if handed {
         task.numbers("fd")?

@@ -21,6 +21,7 @@ mod killed_at;
 mod kills;
 mod layers;
 mod lazy;
+mod leaders;
 mod live;
 mod machine_memory;
 mod machines;

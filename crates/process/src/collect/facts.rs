@@ -10,7 +10,7 @@ use resources::{Allow, Error, Result};
 use sys::arch::Registers;
 use sys::close::CloseQueue;
 use sys::proc::Status;
-use sys::ptrace::RseqArea;
+use sys::ptrace::{Filter, RseqArea};
 use tracee::Saved;
 
 use crate::freeze;
@@ -19,8 +19,10 @@ use crate::freeze;
 pub(super) struct ThreadFacts<'a> {
     pub allow: &'a Allow,
     pub pid: i32,
+    /// The thread by which the process is asked.
+    asked: i32,
     pub tid: i32,
-    /// /proc/PID.
+    /// Its /proc directory.
     pub proc: BorrowedFd<'a>,
     /// What it goes on with.
     pub saved: Saved,
@@ -33,13 +35,14 @@ pub(super) struct ThreadFacts<'a> {
 impl<'a> ThreadFacts<'a> {
     pub fn new(
         allow: &'a Allow,
-        (pid, tid): (i32, i32),
+        (pid, asked, tid): (i32, i32, i32),
         (proc, close_queue): (BorrowedFd<'a>, &'a CloseQueue),
         (saved, leader_is_known): (Saved, bool),
     ) -> Self {
         Self {
             allow,
             pid,
+            asked,
             tid,
             proc,
             saved,
@@ -52,6 +55,11 @@ impl<'a> ThreadFacts<'a> {
 }
 
 impl ThreadFacts<'_> {
+    /// Whether it is this thread that says what its process has.
+    pub fn speaks_for_all(&self) -> bool {
+        self.tid == self.asked
+    }
+
     /// A status that was read already.
     pub fn knows_status(&self, status: Rc<Status>) {
         // Of two, the one read first stays; both are of the same stop.
@@ -90,7 +98,7 @@ impl Facts for ThreadFacts<'_> {
         if let Some(text) = self.texts.borrow().get(name) {
             return Ok(text.clone());
         }
-        let path = if self.tid == self.pid {
+        let path = if self.speaks_for_all() {
             name.to_owned()
         } else {
             format!("task/{}/{name}", self.tid)
@@ -125,9 +133,32 @@ impl Facts for ThreadFacts<'_> {
     fn is_there(&self, session: i32) -> bool {
         self.leader_is_known || rustix::fs::stat(format!("/proc/{session}")).is_ok()
     }
+
+    fn has_thread(&self, tid: i32) -> bool {
+        let pid = self.pid;
+        let is_thread = || rustix::fs::stat(format!("/proc/{pid}/task/{tid}")).is_ok();
+        tid == self.asked || tid != pid && is_thread()
+    }
+
+    fn filters(&self, tid: i32) -> Result<Vec<Filter>> {
+        if tid == self.pid && tid != self.asked && !self.leader_is_filtered() {
+            return Ok(Vec::new());
+        }
+        // What others have in common with the leader, they have with who is asked in its place.
+        let tid = if tid == self.pid { self.asked } else { tid };
+        let filters = sys::ptrace::filters(tid);
+        filters.map_err(|e| Error::kernel(format!("reading the filters of thread {tid}"), e))
+    }
 }
 
 impl ThreadFacts<'_> {
+    /// Whether the leader, which has ended, had seccomp filters.
+    fn leader_is_filtered(&self) -> bool {
+        let status = std::fs::read(format!("/proc/{}/status", self.pid));
+        let status = status.ok().and_then(|text| Status::parse(&text).ok());
+        status.is_some_and(|status| status.seccomp != 0)
+    }
+
     fn failed(&self, name: &str, error: crate::Error) -> Error {
         match error {
             crate::Error::Gone { pid } => Error::Gone {

@@ -25,7 +25,7 @@ use resources::fd::{self, DescriptionId, DumpContext, Info, Kind, Open};
 use resources::map::listing::Listed;
 use resources::{Allow, Error};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use sys::close::Deferred;
 
 use crate::Result;
@@ -87,6 +87,7 @@ impl Files {
             false => fd::Task::Alive,
         };
         let threads = task.threads().iter().map(|thread| thread.tid);
+        // The leader as well, should it have ended.
         let all = threads.chain([task.pid]);
         self.tasks.extend(all.map(|tid| (tid, (task.pid, state))));
     }
@@ -295,8 +296,8 @@ impl Files {
 /// A descriptor of the very description that descriptor `fd` of task `pid` refers to.
 pub(crate) fn fetch(pid: i32, fd: i32) -> resources::Result<OwnedFd> {
     let failed = |errno| Error::kernel(format!("cannot fetch fd {fd} of pid {pid}"), errno);
-    let task = Pid::from_raw(pid).expect("a pid is not 0");
-    let task = pidfd_open(task, PidfdFlags::empty()).map_err(failed)?;
+    let task = sys::asked::pidfd(pid);
+    let task = task.map_err(|e| Error::kernel(format!("cannot ask pid {pid}"), e))?;
     pidfd_getfd(task, fd, PidfdGetfdFlags::empty()).map_err(failed)
 }
 

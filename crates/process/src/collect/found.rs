@@ -24,7 +24,7 @@ use super::memory_view::{self, MemoryView};
 use super::questions::{Calls, Questions};
 use super::sharing::Sharing;
 use super::untold::Untold;
-use super::{fitness, policies, spaces, stops, thread, vdso};
+use super::{fitness, leader, policies, spaces, stops, thread, vdso};
 use crate::freeze::{Body, Task};
 use crate::obstacles::Obstacles;
 use crate::records::{Descriptors, Node, Place, State, TaskId, What, record, tag};
@@ -105,14 +105,14 @@ impl Found {
             obstacles.note(Mapping::of(listed, pid, None))?;
         }
         for thread in task.threads() {
-            let facts = found.facts(task, thread, allow);
+            let facts = found.facts((task, task.asked()), thread, allow);
             obstacles.note(resources::task::check(&facts))?;
             found.statuses.push(facts.status()?);
         }
-        found
-            .node
-            .namespace_pids
-            .clone_from(&found.statuses[0].ns_tids);
+        found.node.namespace_pids = match task.leader_end {
+            None => found.statuses[0].ns_tids.clone(),
+            Some(_) => leader::status(task)?.ns_tids,
+        };
         found.share(before, sharing);
         let parent = sharing.first(What::Descriptors, found.node.parent);
         let parent = parent.unwrap_or(found.node.parent);
@@ -140,10 +140,15 @@ impl Found {
     }
 
     /// What a thread of the task looks like from outside.
-    fn facts<'a>(&self, task: &'a Task, thread: &Thread, allow: &'a Allow) -> ThreadFacts<'a> {
+    fn facts<'a>(
+        &self,
+        (task, asked): (&'a Task, i32),
+        thread: &Thread,
+        allow: &'a Allow,
+    ) -> ThreadFacts<'a> {
         let proc = (task.proc.as_fd(), &*task.close_queue);
         let known = (thread.saved, self.leader_is_known);
-        ThreadFacts::new(allow, (task.pid, thread.tid), proc, known)
+        ThreadFacts::new(allow, (task.pid, asked, thread.tid), proc, known)
     }
 
     /// Whether it must be asked of its descriptors before these are described.
@@ -222,14 +227,15 @@ impl Found {
         obstacles: &mut Obstacles,
     ) -> Result<()> {
         let memory = self.be_ready(task)?;
-        let pid = task.pid;
         let stat = task.stat()?.1.to_vec();
         let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
             unreachable!("a task is injected into once, when it was stopped")
         };
-        let ids = self.node.numbered_threads().map(|(_, id)| id);
-        let ids = ids.collect::<Vec<_>>();
-        let facts = threads.iter().map(|thread| self.facts(task, thread, allow));
+        let ids = self.node.living_ids();
+        let asked = threads[0].tid;
+        let facts = threads
+            .iter()
+            .map(|thread| self.facts((task, asked), thread, allow));
         let facts = facts.collect::<Vec<_>>();
         for (facts, status) in facts.iter().zip(&self.statuses) {
             facts.knows_status(status.clone());
@@ -255,18 +261,16 @@ impl Found {
         let asked = facts.iter().zip(&questions).zip(outcomes);
         for (((facts, questions), outcome), id) in asked.zip(&ids) {
             let answers = questions.answers(facts.tid, outcome)?;
-            if facts.tid == pid {
+            if facts.speaks_for_all() {
                 self.brk = answers.result(brk).cast_unsigned();
                 self.policies = policies.answers(&answers);
                 self.auxv = auxv.answer(&answers);
                 untold.answer(&mut self.rows, &answers);
             }
-            questions.records((facts, *id), &answers, (&mut self.records, obstacles))?;
+            let whose = (facts, *id, self.node.id());
+            questions.records(whose, &answers, (&mut self.records, obstacles))?;
         }
-        if self.node.undo_of != 0 {
-            // It is told once.
-            self.records.retain(|record| !is_undo(record));
-        }
+        self.settle_records(task, &facts[0], ids[0])?;
         for (id, state) in ids.iter().zip(states) {
             let payload = state.encode_to_vec();
             self.records.push(record(tag::THREAD, id.get(), payload));
@@ -277,6 +281,21 @@ impl Found {
         } else {
             Body::Stopped(injection.cure()?)
         };
+        Ok(())
+    }
+
+    /// Adds the records of a leader that has ended, by those of the thread number `asked` that is
+    /// asked in its place, and takes out what is told of another task.
+    fn settle_records(&mut self, task: &Task, facts: &dyn Facts, asked: TaskId) -> Result<()> {
+        if task.leader_end.is_some() {
+            let whose = (self.node.id(), asked);
+            let records = leader::records(task, facts, whose, &self.records)?;
+            self.records.extend(records);
+        }
+        if self.node.undo_of != 0 {
+            // It is told once.
+            self.records.retain(|record| !is_undo(record));
+        }
         Ok(())
     }
 
@@ -371,7 +390,11 @@ fn node(task: &Task, stat: &Stat, number: TaskId) -> Node {
     let group_stop = threads.first().and_then(|leader| leader.group_stop);
     let has_terminal = state != State::Zombie && stat.tty != 0;
     let leads = stat.session == task.pid && has_terminal;
-    let numbers = (0..threads.len()).map(|at| number.after(at).get());
+    let leader = task.leader_end.map(|_| task.pid);
+    let tids = leader.into_iter();
+    let tids = tids.chain(threads.iter().map(|thread| thread.tid));
+    let tids = tids.collect::<Vec<_>>();
+    let numbers = (0..tids.len()).map(|at| number.after(at).get());
     Node {
         number: number.get(),
         thread_numbers: numbers.collect(),
@@ -397,7 +420,8 @@ fn node(task: &Task, stat: &Stat, number: TaskId) -> Node {
         state: state as i32,
         exit_status: stat.exit_code,
         exit_signal: stat.exit_signal,
-        threads: threads.iter().map(|thread| thread.tid).collect(),
+        threads: tids,
+        leader_end: task.leader_end,
         name: if state == State::Zombie {
             stat.comm.clone()
         } else {

@@ -121,12 +121,19 @@ impl Prepared {
     }
 
     fn add(&mut self, pid: i32, pids: &mut Vec<i32>) -> Result<()> {
-        let proc = open(pid)?;
+        let mut proc = open(pid)?;
         let close_queue = CloseQueue::default();
-        let read = |name: &str| read_at(proc.as_fd(), pid, name, &close_queue);
-        let stat = Stat::parse(&read("stat")?);
+        let stat = Stat::parse(&read_at(proc.as_fd(), pid, "stat", &close_queue)?);
         let stat = stat.map_err(|error| Error::kernel(error.to_string(), invalid()))?;
-        let children = read(&format!("task/{pid}/children"))?;
+        let asked = match stat.state {
+            b'Z' => sys::asked::find(pid).unwrap_or(pid),
+            _ => pid,
+        };
+        if asked != pid {
+            proc = open(asked)?;
+        }
+        let read = |name: &str| read_at(proc.as_fd(), pid, name, &close_queue);
+        let children = read(&format!("task/{asked}/children"))?;
         let children = String::from_utf8_lossy(&children).into_owned();
         pids.extend(
             children

@@ -8,6 +8,7 @@ mod facts;
 mod files;
 mod fitness;
 mod found;
+mod leader;
 pub(crate) mod memory_view;
 mod outside;
 mod patience;

@@ -23,10 +23,10 @@ impl Questions {
             script: Script::default(),
             asked: Vec::new(),
         };
-        let leader = facts.tid == facts.pid;
+        let speaks = facts.speaks_for_all();
         for part in PARTS
             .iter()
-            .filter(|part| leader || part.scope() == Scope::Thread)
+            .filter(|part| speaks || part.scope() == Scope::Thread)
         {
             let asked = part.ask(facts, &mut questions.script)?;
             questions.asked.push((*part, asked));
@@ -51,15 +51,20 @@ impl Questions {
         })
     }
 
+    /// Adds the records of thread `id`, of process `process`.
     pub fn records(
         &self,
-        (facts, id): (&ThreadFacts<'_>, TaskId),
+        (facts, id, process): (&ThreadFacts<'_>, TaskId, TaskId),
         answers: &Answers,
         (records, obstacles): (&mut Vec<Record>, &mut Obstacles),
     ) -> Result<()> {
         for (part, asked) in &self.asked {
             let payload = obstacles.note(part.dump(facts, asked, answers))?;
             if let Some(payload) = payload.flatten() {
+                let id = match part.scope() {
+                    Scope::Process => process,
+                    Scope::Thread => id,
+                };
                 records.push(record(part.tag(), id.get(), payload));
             }
         }

@@ -6,7 +6,7 @@ use resources::script::{PoolId, Script, ScriptId, StepAt, WordId};
 use resources::task::Write;
 
 use super::groups::Join;
-use crate::records::SavedThread;
+use crate::records::{Node, SavedThread};
 
 /// All scripts of a restore.
 #[derive(Debug, Default)]
@@ -55,16 +55,19 @@ pub struct Staying {
     pub pid: i32,
     /// The thread.
     pub tid: i32,
+    /// The wait status with which it ends when all else is done, of a leader that had ended.
+    pub end: Option<i32>,
     /// Whether its script gives it seccomp filters, by which its tracer keeps it from being judged.
     pub is_filtered: bool,
 }
 
 impl Staying {
-    /// A saved thread of process `pid`.
-    pub fn of(pid: i32, thread: &SavedThread<'_>) -> Self {
+    /// A saved thread of the task `node`.
+    pub fn of(node: &Node, thread: &SavedThread<'_>) -> Self {
         Self {
-            pid,
+            pid: node.pid,
             tid: thread.tid,
+            end: node.leader_end.filter(|_| thread.tid == node.pid),
             is_filtered: thread.filters().is_some(),
         }
     }

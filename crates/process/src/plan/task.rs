@@ -282,7 +282,7 @@ impl<'a> Tasks<'a> {
                 stored: body.laid.outside,
                 mappings: body.laid.filled,
                 lazy: body.laid.lazy,
-                stacks: task.threads.iter().map(stack_of).collect(),
+                stacks: task.living().iter().map(stack_of).collect(),
             });
         }
         script.append(body.laid.finish);
@@ -299,9 +299,9 @@ impl<'a> Tasks<'a> {
         if !self.simple {
             lifecycle::join(&mut script, fork, self.all.0);
         }
-        plan.threads.push(Staying::of(fork.pid, &task.threads[0]));
+        plan.threads.push(Staying::of(&task.node, &task.threads[0]));
         for (thread, phases) in task.threads[1..].iter().zip(others) {
-            self.thread((fork.pid, thread), phases, plan, &mut script);
+            self.thread((&task.node, thread), phases, plan, &mut script);
         }
         self.meet(&mut script);
         script.append(std::mem::take(&mut prepared.together));
@@ -456,7 +456,7 @@ impl<'a> Tasks<'a> {
 
     fn thread(
         &self,
-        (pid, thread): (i32, &SavedThread<'_>),
+        (node, thread): (&Node, &SavedThread<'_>),
         phases: &mut ThreadPlan,
         plan: &mut Plan,
         leader: &mut Script,
@@ -472,7 +472,7 @@ impl<'a> Tasks<'a> {
         self.meet(&mut script);
         script.append(phases.take(Phase::Together));
         closing::close(&mut script, phases, |_| {});
-        plan.threads.push(Staying::of(pid, thread));
+        plan.threads.push(Staying::of(node, thread));
         plan.scripts.push(Planned {
             tid,
             role: "thread",

@@ -24,7 +24,7 @@ pub(super) fn check_entries(task: &SavedTask<'_>, proxy: &Proxy) -> Result<()> {
     let Some(code) = vdso::code_of(&task.memory) else {
         return Ok(());
     };
-    for thread in &task.threads {
+    for thread in task.living() {
         let words = thread.state.registers.as_slice().try_into();
         let at = Registers::from_words(words.expect("checked when read"))
             .at()

@@ -115,6 +115,13 @@ fn check_state(node: &Node) -> Result<()> {
     if node.stop_signal != 0 && !STOPS.contains(&node.stop_signal) {
         return Err(corrupt(format!("task {pid} is stopped by no signal")));
     }
+    if let Some(end) = node.leader_end {
+        let by_itself = end & !0xff00 == 0;
+        if zombie || node.threads.len() < 2 || !by_itself {
+            let what = format!("task {pid} has a leader that cannot have ended");
+            return Err(corrupt(what));
+        }
+    }
     if zombie && STOPS.contains(&(node.exit_status & 0x7f)) {
         return Err(corrupt(format!("task {pid} ends by no signal")));
     }

@@ -106,6 +106,10 @@ pub(crate) struct Node {
     /// The same of what is undone to semaphores.
     #[prost(uint32, tag = "26")]
     pub undo_of: u32,
+    /// The wait status with which its leader has ended while its other threads run on; none where
+    /// the leader lives, and of a zombie. Records of the process have its number all the same.
+    #[prost(int32, optional, tag = "27")]
+    pub leader_end: Option<i32>,
 }
 
 impl Tree {
@@ -145,6 +149,7 @@ impl Tree {
                 && node.thread_numbers.is_empty()
                 && node.space_number == 0
                 && node.start_ticks == 0
+                && node.leader_end.is_none()
                 && What::ALL.iter().all(|what| node.shared_with(*what) == 0)
                 && node.namespace_pids.is_empty();
             node.number = node.pid.cast_unsigned();
@@ -169,6 +174,13 @@ impl Node {
         let numbers = self.thread_numbers.iter();
         let numbers = numbers.map(|number| TaskId::new(*number).expect("checked when read"));
         self.threads.iter().copied().zip(numbers)
+    }
+
+    /// The numbers of its threads that have not ended: all but the leader, where that has.
+    pub fn living_ids(&self) -> Vec<TaskId> {
+        let ended = usize::from(self.leader_end.is_some());
+        let living = self.numbered_threads().skip(ended);
+        living.map(|(_, id)| id).collect()
     }
 
     /// The number of the task whose one it has of `what` as well; 0 for one of its own.
@@ -220,6 +232,17 @@ pub(crate) struct ThreadState {
     /// of its wait remains.
     #[prost(message, optional, tag = "4")]
     pub remake: Option<Remake>,
+}
+
+impl ThreadState {
+    /// That of a leader that has ended and had this `mask`: it runs no code any more.
+    pub fn of_ended(mask: u64) -> Self {
+        Self {
+            registers: vec![0; 27],
+            mask,
+            ..Self::default()
+        }
+    }
 }
 
 /// The descriptors of a task.

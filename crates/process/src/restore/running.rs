@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use abi::Addr;
 use resources::fd::tcp::lock::Leftover;
 use resources::task::interrupted::Remake;
-use resources::task::{pending, tags};
+use resources::task::{attributes, pending, tags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use sys::arch::{INT_80, SYSCALL};
@@ -29,6 +29,8 @@ pub(super) struct Running<'a> {
     built: &'a Built,
     root: i32,
     armed: bool,
+    /// Whether those leaders have ended that had at the dump.
+    leaders_have_ended: bool,
 }
 
 impl<'a> Running<'a> {
@@ -37,11 +39,15 @@ impl<'a> Running<'a> {
             built,
             root,
             armed: true,
+            leaders_have_ended: false,
         }
     }
 
-    fn threads(&self) -> &[Staying] {
-        &self.built.plan.threads
+    /// The threads that are traced: all, until [`Running::end_leaders`] has ended some.
+    fn threads(&self) -> impl Iterator<Item = &Staying> {
+        let ended = self.leaders_have_ended;
+        let threads = self.built.plan.threads.iter();
+        threads.filter(move |staying| !ended || staying.end.is_none())
     }
 
     pub(super) fn stop_all(&mut self) -> Result<()> {
@@ -85,6 +91,55 @@ impl<'a> Running<'a> {
         threads.start(|id| self.built.own(id))
     }
 
+    /// Ends the leaders that had ended at the dump. From then on the first of the other threads of
+    /// such a process stands for it.
+    fn end_leaders(&mut self, saved: &Saved<'_>) -> Result<()> {
+        for leader in &self.built.plan.threads {
+            let Some(status) = leader.end else { continue };
+            let tasks = saved.tasks.iter();
+            let children = tasks.filter(|task| task.node.parent == leader.pid);
+            // The end of the thread that made them is not to be told to them now.
+            let told = children.flat_map(SavedTask::living);
+            let told = told.filter_map(|thread| Some((thread.tid, parent_death(thread)?)));
+            let told = told.collect::<Vec<_>>();
+            told.iter().try_for_each(|(tid, _)| self.tell(*tid, 0))?;
+            let own = saved.tasks.iter().find(|task| task.node.pid == leader.pid);
+            let mask = own.map_or(0, |task| task.threads[0].state.mask);
+            let how = (u64::from(status.cast_unsigned() >> 8), mask);
+            tracee::end(leader.tid, self.syscall(), how, leader.is_filtered)?;
+            told.iter()
+                .try_for_each(|(tid, signal)| self.tell(*tid, *signal))?;
+        }
+        for task in saved
+            .tasks
+            .iter()
+            .filter(|task| task.node.leader_end.is_some())
+        {
+            sys::asked::note(task.node.pid, task.living()[0].tid);
+        }
+        self.leaders_have_ended = true;
+        Ok(())
+    }
+
+    /// Has a thread get `signal` when its parent ends; 0 for none.
+    fn tell(&self, tid: i32, signal: u64) -> Result<()> {
+        const PR_SET_PDEATHSIG: u64 = 1;
+        let call = Call {
+            at: self.syscall(),
+            number: Sysno::prctl as u64,
+            args: [PR_SET_PDEATHSIG, signal, 0, 0, 0, 0],
+        };
+        match call.make(tid)? {
+            0 => Ok(()),
+            result => {
+                let errno = i32::try_from(-result).unwrap_or(0);
+                let source = std::io::Error::from_raw_os_error(errno);
+                let doing = format!("cannot set the parent-death signal of {tid}");
+                Err(Error::kernel(doing, source))
+            }
+        }
+    }
+
     /// Gives every thread its registers; leaders first unmap the restore area. Children come
     /// before their parents, who are told of their stops while they are still in the blob.
     pub(super) fn give_registers(
@@ -92,6 +147,7 @@ impl<'a> Running<'a> {
         saved: &Saved<'_>,
         processor: Option<&Processor>,
     ) -> Result<()> {
+        self.end_leaders(saved)?;
         processor.map_or(Ok(()), rewrite)?;
         let untold = Untold::new(saved)?;
         let (syscall, scratch) = (self.syscall(), self.built.scratch());
@@ -102,7 +158,7 @@ impl<'a> Running<'a> {
             if stops::is_stopped(task) {
                 stops::stop(task, syscall)?;
             }
-            let (leader, others) = task.threads.split_first().expect("checked when read");
+            let (leader, others) = task.living().split_first().expect("checked when read");
             for thread in others {
                 set_state(thread, self.remake(thread)?, processor)?;
             }
@@ -185,7 +241,11 @@ impl<'a> Running<'a> {
         self.built.resume(saved)?;
         let (watchdog, held) = self.post_watchdog(saved, afterwards)?;
         let let_go = self.built.wake(saved).and_then(|leftover| {
-            let signals = held.iter().map(|pid| Ok((*pid, take_stop(*pid)?)));
+            let signals = held.iter().map(|pid| {
+                // By the number of the thread that stands for the process.
+                let tid = sys::asked::tid(*pid);
+                Ok((tid, take_stop(tid)?))
+            });
             self.detach(&signals.collect::<Result<_>>()?)?;
             self.built.catch_up();
             Ok(leftover)
@@ -203,17 +263,17 @@ impl<'a> Running<'a> {
         saved: &Saved<'_>,
         afterwards: Afterwards,
     ) -> Result<(Option<Watchdog>, Vec<i32>)> {
-        let leaders = self
+        let mut pids = self
             .threads()
-            .iter()
-            .filter(|staying| staying.pid == staying.tid);
-        let pids = leaders.map(|staying| staying.pid).collect::<Vec<_>>();
+            .map(|staying| staying.pid)
+            .collect::<Vec<_>>();
+        pids.dedup();
         let sockets = self.built.connections(saved)?;
         if pids.len() < 2 && sockets.is_empty() && !self.built.has_put_off() {
             return Ok((None, Vec::new()));
         }
-        let held = match self.threads() {
-            [_] if sockets.is_empty() => Vec::new(),
+        let held = match self.threads().count() {
+            1 if sockets.is_empty() => Vec::new(),
             _ => held(saved, afterwards),
         };
         let finish = |tasks: &[Target]| {
@@ -238,13 +298,13 @@ impl<'a> Running<'a> {
         Ok((Some(watchdog), held))
     }
 
-    /// Lets every thread go on, leaders with the signal that is theirs in `signals`.
+    /// Lets every thread go on, those that stand for their processes with the signal that is theirs
+    /// in `signals`.
     fn detach(&self, signals: &HashMap<i32, i32>) -> Result<()> {
         // Leaders last: until then a process of several threads is not whole.
         let (leaders, others): (Vec<&Staying>, Vec<&Staying>) = self
             .threads()
-            .iter()
-            .partition(|staying| staying.pid == staying.tid);
+            .partition(|staying| sys::asked::tid(staying.pid) == staying.tid);
         for staying in others.into_iter().chain(leaders) {
             let signal = signals.get(&staying.tid).copied().unwrap_or(0);
             match ptrace::detach(staying.tid, signal) {
@@ -280,13 +340,22 @@ fn awaits(task: &SavedTask<'_>, signal: Signal) -> bool {
     parts.any(|(tag, payload)| queues.contains(tag) && pending::has(payload, signal.as_raw()))
 }
 
+/// The signal that a thread gets when its parent ends, if any.
+fn parent_death(thread: &SavedThread<'_>) -> Option<u64> {
+    let payload = thread.part(tags::PARENT_DEATH)?;
+    attributes::value(payload)
+        .ok()
+        .filter(|signal| *signal != 0)
+}
+
 fn signal(pid: i32, signal: Signal) -> Result<()> {
     let sent = kill_process(Pid::from_raw(pid).expect("a pid is not 0"), signal);
     sent.map_err(|e| Error::kernel(format!("cannot stop pid {pid}"), e))
 }
 
-/// Takes the stop signal away that waits for a process whose threads are all stopped: its leader,
-/// which stays stopped, meets it without obeying. Gives the signal with which it is to go on.
+/// Takes the stop signal away that waits for a process whose threads are all stopped: thread `pid`,
+/// which stands for it and stays stopped, meets it without obeying. Gives the signal with which it
+/// is to go on.
 fn take_stop(pid: i32) -> Result<i32> {
     const SIGCONT: i32 = Signal::CONT.as_raw();
     let failed = |e| Error::kernel(format!("cannot let {pid} go"), e);

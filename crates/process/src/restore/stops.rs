@@ -34,8 +34,9 @@ impl Untold {
         Ok(Self(untold))
     }
 
-    /// Has a parent, by its leader, see the stops of its children that it had seen before, and
-    /// takes back the signal that told of them. `scratch` is room for 24 bytes in the restore area.
+    /// Has a parent, by the thread that stands for it, see the stops of its children that it had
+    /// seen before, and takes back the signal that told of them. `scratch` is room for 24 bytes in
+    /// the restore area.
     pub(super) fn consume_seen(
         &self,
         saved: &Saved<'_>,
@@ -48,6 +49,7 @@ impl Untold {
         const WNOHANG: u64 = 1;
         const WSTOPPED: u64 = 2;
         let pid = parent.node.pid;
+        let asked = parent.living()[0].tid;
         let children = saved.tasks.iter().filter(|task| task.node.parent == pid);
         let stopped = children.filter(|task| is_stopped(task)).collect::<Vec<_>>();
         for child in stopped.iter().filter(|task| task.node.stop_seen) {
@@ -57,7 +59,7 @@ impl Untold {
                 number: Sysno::waitid as u64,
                 args: [P_PID, child, 0, WSTOPPED | WNOHANG, 0, 0],
             };
-            let result = call.make(pid)?;
+            let result = call.make(asked)?;
             if result < 0 {
                 let errno = i32::try_from(-result).unwrap_or(0);
                 let source = std::io::Error::from_raw_os_error(errno);
@@ -75,7 +77,7 @@ impl Untold {
                 number: Sysno::rt_sigtimedwait as u64,
                 args: [scratch.0, 0, scratch.0 + 8, 8, 0, 0],
             };
-            call.make(pid)?;
+            call.make(asked)?;
         }
         Ok(())
     }
@@ -96,10 +98,11 @@ pub(super) fn stop(task: &SavedTask<'_>, syscall: Addr) -> Result<()> {
     let status = status(pid)?;
     let default = (status.ignored | status.caught) & bit(by) == 0;
     // Where another signal would not stop it any more, SIGSTOP does.
-    if !(default && tracee::stop(pid, pid, syscall, by)?) {
-        tracee::stop(pid, pid, syscall, ptrace::SIGSTOP)?;
+    let (first, others) = task.living().split_first().expect("it is no zombie");
+    if !(default && tracee::stop(pid, first.tid, syscall, by)?) {
+        tracee::stop(pid, first.tid, syscall, ptrace::SIGSTOP)?;
     }
-    for thread in &task.threads[1..] {
+    for thread in others {
         let tid = thread.tid;
         let failed = |e| Error::kernel(format!("cannot stop {tid}"), e);
         ptrace::interrupt(tid).map_err(failed)?;

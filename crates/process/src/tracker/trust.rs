@@ -7,7 +7,7 @@ use rustix::process::geteuid;
 /// When a process was started; none for one that has ended.
 pub(crate) fn start_ticks(pid: i32) -> Option<u64> {
     let stat = crate::freeze::stat_of(pid)?;
-    (stat.state != b'Z').then_some(stat.start_ticks)
+    (!sys::asked::has_ended(&stat)).then_some(stat.start_ticks)
 }
 
 /// Whether the other side is this user or root.

@@ -195,6 +195,15 @@ pub static CPUID: Attribute = Attribute {
     one_way: false,
 };
 
+/// The value that the payload of an attribute says.
+///
+/// # Errors
+/// [`crate::Error::Corrupt`].
+pub fn value(payload: &[u8]) -> Result<u64> {
+    let record: Record = decode(&PARENT_DEATH, payload)?;
+    Ok(record.value)
+}
+
 impl Part for Attribute {
     fn tag(&self) -> u16 {
         self.tag

@@ -11,7 +11,7 @@ use crate::{Allow, Error, Inherited, Result};
 
 mod actions;
 mod altstack;
-mod attributes;
+pub mod attributes;
 mod autogroup;
 mod comm;
 pub(crate) mod core_filter;
@@ -21,6 +21,7 @@ pub mod interrupted;
 mod io_flusher;
 mod itimers;
 mod ldt;
+pub mod leader;
 mod limits;
 pub(crate) mod login_uid;
 mod membarrier;

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use linux_raw_sys::prctl::{PR_GET_TIMERSLACK, PR_SET_TIMERSLACK};
 use sys::own::{self, Attribute, SCHED_ATTR_BYTES};
-use sys::proc::Status;
+use sys::proc::{Stat, Status};
 use syscalls::Sysno;
 
 use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
@@ -88,6 +88,28 @@ impl Record {
         let slack = own::attribute(Attribute::TimerSlack);
         record.timer_slack_ns = slack.map_err(kernel("PR_GET_TIMERSLACK"))?;
         Ok(record)
+    }
+
+    /// That of a thread of the same process that has ended, as far as /proc shows it; `slack_ns` is
+    /// its timer slack, if that is told.
+    pub(crate) fn of_ended(self, stat: &Stat, status: &Status, slack_ns: Option<u64>) -> Self {
+        let (policy, priority) = match stat.policy {
+            SCHED_DEADLINE => (0, 0),
+            policy => (policy, stat.rt_priority),
+        };
+        let same = policy == self.policy;
+        Self {
+            policy,
+            priority,
+            nice: stat.nice,
+            flags: if same { self.flags } else { 0 },
+            runtime_ns: if same { self.runtime_ns } else { 0 },
+            deadline_ns: 0,
+            period_ns: 0,
+            cpus: status.cpus.clone(),
+            timer_slack_ns: slack_ns.unwrap_or(self.timer_slack_ns),
+            ..self
+        }
     }
 
     /// What a `struct sched_attr` says.

@@ -63,6 +63,15 @@ pub struct Program {
     pub flags: u64,
 }
 
+impl From<Filter> for Program {
+    fn from(filter: Filter) -> Self {
+        Self {
+            instructions: filter.program,
+            flags: filter.flags,
+        }
+    }
+}
+
 impl Record {
     /// What is wrong with it as data, if anything; `leaders` is how many filters the leader has.
     fn flaw(&self, leaders: usize) -> Option<String> {
@@ -127,10 +136,7 @@ impl Part for Seccomp {
             let pairs = own.iter().zip(&leaders);
             shared = pairs.take_while(|(own, leaders)| own == leaders).count();
         }
-        let own = own.drain(shared..).map(|filter| Program {
-            instructions: filter.program,
-            flags: filter.flags,
-        });
+        let own = own.drain(shared..).map(Program::from);
         let record = Record {
             mode,
             shared: u32::try_from(shared).expect("the kernel takes fewer"),
@@ -147,6 +153,19 @@ impl Part for Seccomp {
     fn plan(&self, _: Option<&[u8]>, _: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
         Ok(())
     }
+}
+
+/// What a leader gets that has ended, so that its other threads get it of the leader: all that the
+/// thread has that is asked in its place.
+pub(super) fn of_leader(asked: &dyn Facts) -> Result<Option<Vec<u8>>> {
+    let mode = asked.status()?.seccomp;
+    if mode == 0 {
+        return Ok(None);
+    }
+    let own = filters(asked, asked.tid())?.into_iter();
+    let own = own.map(Program::from).collect();
+    let shared = 0;
+    Ok(Some(Record { mode, shared, own }.encode_to_vec()))
 }
 
 /// Checks that what the thread has can be put back.
