@@ -72,7 +72,7 @@ pub fn forget(pid: i32) -> Result<()> {
     const SOFT_DIRTY: &str = "4";
     let cleared = std::fs::OpenOptions::new()
         .write(true)
-        .open(format!("/proc/{pid}/clear_refs"))
+        .open(format!("/proc/{}/clear_refs", sys::asked::tid(pid)))
         .and_then(|mut file| io::Write::write_all(&mut file, SOFT_DIRTY.as_bytes()));
     cleared.map_err(|source| Error::scan(pid, abi::Addr(0), source))
 }

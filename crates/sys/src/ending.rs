@@ -6,6 +6,8 @@ use crate::proc::{Stat, Status};
 #[must_use]
 pub fn is_ending(pid: i32) -> bool {
     const PF_EXITING: u32 = 4;
+    // A leader may have ended long before the others.
+    let pid = crate::asked::find(pid).unwrap_or(pid);
     let Ok(stat) = std::fs::read(format!("/proc/{pid}/stat")) else {
         return true;
     };

@@ -55,6 +55,23 @@ fn whatever_state_a_process_is_in_it_needs_no_first_thread() {
 }
 
 #[test]
+fn what_the_kernel_does_for_a_process_goes_on_without_its_first_thread() {
+    needs_root!();
+    testkit::needs_kernel_memory!();
+    let Some(stillframe) = ours() else {
+        testkit::skip!("the peer refuses such processes");
+    };
+    for name in ["aio", "message-queues", "threads-epoll"] {
+        let subject = Subject::start_without_leader(name, &[]);
+        for cycle in 0..3 {
+            stillframe.cycle(1, &subject, &[]);
+            assert_eq!(subject.ask("check"), "right", "{name} {cycle}");
+            check_leader(subject.pid(), name);
+        }
+    }
+}
+
+#[test]
 fn a_busy_process_without_a_first_thread_goes_on_in_every_way() {
     needs_root!();
     let Some(stillframe) = ours() else {

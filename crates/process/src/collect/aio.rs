@@ -47,7 +47,7 @@ fn rings(found: &Found) -> impl Iterator<Item = &Listed> {
 }
 
 fn memory(pid: i32) -> std::io::Result<File> {
-    File::open(format!("/proc/{pid}/mem"))
+    File::open(format!("/proc/{}/mem", sys::asked::tid(pid)))
 }
 
 fn look(pid: i32) -> std::io::Result<Vec<Looked>> {

@@ -21,7 +21,7 @@ pub(super) fn is_ending(pid: i32) -> bool {
 
 /// Whether a restore makes the process: it comes to life or, where that restore was killed, ends.
 fn is_being_made(pid: i32) -> bool {
-    let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let maps = crate::freeze::read_proc(pid, "maps").unwrap_or_default();
     let area = sys::restore_area::NAME.as_bytes();
     maps.windows(area.len()).any(|name| name == area)
 }
