@@ -34,6 +34,7 @@ pub mod scan;
 pub mod shared;
 pub mod sink;
 mod source;
+mod states;
 pub mod track;
 
 pub use error::{Error, Result};
@@ -41,6 +42,7 @@ pub use maps::PageMaps;
 pub use scan::scan;
 pub use shared::{CowSharing, Shared};
 pub use source::TaskMemory;
+pub use states::{States, states};
 
 // What one call of the kernel takes is what a source and a sink promise to.
 const _: () = assert!(pages::PIECES_MAX <= sys::vm::PIECES_MAX);

@@ -129,6 +129,31 @@ impl Entry {
         self.0 >> 61 & 1 == 1
     }
 
+    /// The page is write-protected by a userfaultfd, whether it is there or not.
+    #[must_use]
+    pub const fn is_protected(self) -> bool {
+        self.0 >> 57 & 1 == 1
+    }
+
+    /// Nothing is there but a mark of the kernel's: what stands in the place of a swapped page is
+    /// no place in a swap. Told to callers with `CAP_SYS_ADMIN`.
+    #[must_use]
+    pub const fn mark(self) -> Option<Mark> {
+        /// The last of the types of what may stand for a page; others are swap files and the like.
+        const MARKS: u64 = 31;
+        const POISONED: u64 = 2;
+        if !self.is_swapped() || self.0 & 31 != MARKS {
+            return None;
+        }
+        if self.is_guard() {
+            Some(Mark::Guard)
+        } else if self.0 >> 5 & POISONED != 0 {
+            Some(Mark::Poison)
+        } else {
+            Some(Mark::Protection)
+        }
+    }
+
     /// The page is a guard page; older kernels do not tell.
     #[must_use]
     pub const fn is_guard(self) -> bool {
@@ -159,6 +184,17 @@ impl Entry {
             None
         }
     }
+}
+
+/// What the kernel may note where no page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// A guard page (`MADV_GUARD_INSTALL`).
+    Guard,
+    /// A page that is lost: who touches it gets `SIGBUS` (`UFFDIO_POISON`).
+    Poison,
+    /// Write protection of what comes there.
+    Protection,
 }
 
 /// /proc/PID/pagemap of one task, open.

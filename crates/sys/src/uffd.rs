@@ -1,6 +1,7 @@
 //! userfaultfd: memory whose missing pages are filled from outside.
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use abi::{Addr, Span};
@@ -371,6 +372,45 @@ impl Uffd {
             Err(io::Error::last_os_error())
         }
     }
+}
+
+/// Which pages of a file of huge pages are there, from `offset` on; the kernel tells of such files
+/// in no other way than that it maps those.
+///
+/// # Errors
+/// Those of mmap(2), userfaultfd(2) and ioctl_userfaultfd(2).
+pub fn huge_pages_of(
+    file: BorrowedFd<'_>,
+    (offset, bytes): (u64, u64),
+    page_bytes: u64,
+) -> io::Result<Vec<bool>> {
+    let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    let len = usize::try_from(bytes).map_err(invalid)?;
+    let offset = libc::off_t::try_from(offset).map_err(invalid)?;
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+    let flags = flags | libc::MAP_NORESERVE;
+    // SAFETY: it is new memory, wherever the kernel has room, of a file that is held.
+    let at = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, file.as_raw_fd(), offset) };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let there = huge_pages_at(Span::new(Addr(at.addr() as u64), bytes), page_bytes);
+    // SAFETY: nothing refers to what was mapped above.
+    unsafe { libc::munmap(at, len) };
+    there
+}
+
+fn huge_pages_at(span: Span, page_bytes: u64) -> io::Result<Vec<bool>> {
+    let uffd = Uffd::create()?;
+    uffd.api(Features::MINOR_HUGETLBFS)?;
+    uffd.register(span, Modes::MINOR)?;
+    let starts = (span.start.0..span.end.0).step_by(page_bytes.max(1) as usize);
+    let is_there = |start| match uffd.map_cached(Span::new(Addr(start), page_bytes), false) {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EFAULT) => Ok(false),
+        Err(error) => Err(error),
+    };
+    starts.map(is_there).collect()
 }
 
 /// What fdinfo tells of a userfaultfd: the version of the conversation, the features, the calls.
