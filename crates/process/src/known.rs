@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use image::Record;
 use resources::cgroup;
 use resources::fd::{kind_of, tags};
-use resources::map::{aio, memory, vdso};
+use resources::map::{aio, memory, registered, vdso};
 use resources::task::PARTS;
 
 use crate::records::{State, TREE_VERSION, Tree, tag};
@@ -32,7 +32,8 @@ fn expected(tag: u16) -> Option<(u16, About)> {
         tag::CLOCKS | tag::PROCESSOR | tag::INSTRUCTIONS | tag::LINKS | cgroup::TAG => {
             (1, About::Image)
         }
-        tag::DESCRIPTORS | tag::PLACE | tags::LOCKS | memory::TAG | aio::TAG => (1, About::Process),
+        tag::DESCRIPTORS | tag::PLACE | tags::LOCKS => (1, About::Process),
+        memory::TAG | aio::TAG | registered::TAG => (1, About::Process),
         tag::THREAD => (1, About::Thread),
         tags::ATTRIBUTES | vdso::TAG => (1, About::Item),
         _ if companion::TAGS.contains(&tag) => (1, About::Image),

@@ -157,6 +157,11 @@ impl Layer {
             tracking.lift_marks(mapped)?;
             let own = inventory.memory.iter().filter(|own| own.pid == mapped.pid);
             let spans = own.flat_map(|own| own.extents.iter().map(pages::Extent::span));
+            let mut theirs = inventory.registered.iter();
+            let theirs = theirs.find(|(pid, _)| *pid == mapped.pid);
+            let theirs = theirs.map_or(&[][..], |(_, spans)| spans);
+            // Marks in what is registered with a userfaultfd of the tree are the program's.
+            let spans = spans.flat_map(|span| subtract(&[span], theirs));
             track::protect(mapped.pid, &spans.collect::<Vec<_>>())?;
         }
         Ok(())

@@ -16,7 +16,8 @@
 //!
 //! - What: live dumps
 //! - Kept: the memory of one instant, while the tree runs.
-//! - Refused: "a live dump on a kernel without PAGEMAP_SCAN (before Linux 6.7)".
+//! - Refused: "it is registered with a userfaultfd, and a live dump does not keep it"; "a live dump
+//!   on a kernel without PAGEMAP_SCAN (before Linux 6.7)".
 //! - CRIU 4.2: has none; `--lazy-pages` has the tree stand until its pages are fetched.
 
 mod equal;
@@ -32,6 +33,7 @@ use memory::live::{Areas, Live};
 use pages::{Drain, Drained};
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
+use resources::map::registered;
 use sys::realtime::Realtime;
 
 use self::memory_view::LiveView;
@@ -443,6 +445,12 @@ impl Prepared {
             let listed = listed.iter().filter(|listed| listed.name != b"[vsyscall]");
             for listed in listed {
                 Mapping::of(listed, pid, None)?;
+                if registered::modes(listed) != 0 {
+                    let why =
+                        "it is registered with a userfaultfd, and a live dump does not keep it";
+                    let refused = resources::Error::unsupported(pid, listed.place());
+                    return Err(refused.because(why).into());
+                }
             }
         }
         Ok(())

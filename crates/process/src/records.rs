@@ -10,6 +10,7 @@ use resources::cgroup::{self, Cgroups};
 use resources::fd::tags;
 use resources::map::aio::{self, Context, Contexts};
 use resources::map::memory;
+use resources::map::registered::{self, Registration, Registrations};
 use resources::map::vdso::{self, Vdso};
 use sys::arch::Registers;
 
@@ -67,6 +68,8 @@ pub(crate) struct SavedTask<'a> {
     pub locks: Option<&'a [u8]>,
     /// Its contexts of asynchronous I/O.
     pub contexts: Vec<Context>,
+    /// What of its memory is registered with userfaultfds of the tree.
+    pub registered: Vec<Registration>,
     pub threads: Vec<SavedThread<'a>>,
 }
 
@@ -369,6 +372,7 @@ impl<'a> SavedTask<'a> {
             place: Place::default(),
             locks: None,
             contexts: Vec::new(),
+            registered: Vec::new(),
             threads: Vec::new(),
         };
         if node.state() == State::Zombie {
@@ -389,6 +393,10 @@ impl<'a> SavedTask<'a> {
         let contexts = sorted.find(aio::TAG, node.number);
         let contexts = contexts.map(|record| record.payload.as_slice());
         task.contexts = Contexts::read(contexts, &task.memory.mappings)?.contexts;
+        let registered = sorted.find(registered::TAG, node.number);
+        let registered = registered.map(|record| record.payload.as_slice());
+        let registered = Registrations::read(registered, &task.memory.mappings)?;
+        task.registered = registered.registrations;
         let files = task.memory.mappings.iter().filter_map(|map| map.file);
         let named = task
             .descriptors

@@ -6,6 +6,7 @@ mod fill;
 mod job;
 mod lazy_chunks;
 mod loaded;
+mod registered;
 mod rings;
 mod running;
 mod stops;
@@ -65,6 +66,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let lazy = lazy.transpose()?;
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
     options.cpu_cap.check(&saved)?;
+    registered::check(&saved)?;
     let image = Image {
         processor: Processor::check(&saved, &reader)?,
         saved,

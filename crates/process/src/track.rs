@@ -22,11 +22,13 @@ use image::{ImageId, Reader, SpaceId, Writer};
 use memory::scan::{Area, Found};
 use memory::track::{self, Tracked};
 use resources::map::listing::{self, Backing, Listed};
+use resources::map::registered;
 use rustix::io::Errno;
 use sys::kcmp::{self, Shared};
 use sys::uffd::{Features, Modes, Uffd};
 
 pub(crate) use self::bits::{Cleared, Way};
+use crate::collect::memory_view;
 use crate::freeze::{Frozen, Task};
 use crate::tracker::{Client, Means, TrackedTask};
 use crate::{Error, Result, uffd};
@@ -154,7 +156,10 @@ impl Tracking {
                 // must not take what is registered then for known.
                 self.client.begin()?;
             }
-            mapped.register(&uffd, &known);
+            let is_anothers = mapped.register(&uffd, &known);
+            if is_anothers || listed.iter().any(Listed::has_huge_pages) {
+                mapped.leave_out(&memory_view::list(task)?);
+            }
             self.tasks.push(TrackedTask {
                 pid: task.pid,
                 start_ticks,
@@ -338,7 +343,9 @@ impl Mapped {
     }
 
     /// Registers what is to be tracked, and finds what of the `known` somebody else tracks.
-    fn register(&mut self, uffd: &Uffd, known: &[bool]) {
+    /// Gives whether somebody else has any of it.
+    fn register(&mut self, uffd: &Uffd, known: &[bool]) -> bool {
+        let mut is_anothers = false;
         for (map, known) in self.maps.iter_mut().zip(known) {
             if !*known && !map.tracked {
                 continue;
@@ -347,12 +354,28 @@ impl Mapped {
             match uffd.register(map.area.span, Modes::WP) {
                 Ok(()) => map.by = if *known { By::Us } else { By::UsNow },
                 Err(error) => {
+                    is_anothers |= Errno::from_io_error(&error) == Some(Errno::BUSY);
                     map.by = if *known { By::Another } else { By::Nobody };
                     let span = map.area.span;
                     log::debug!("pid {}: {span} is not tracked: {error}", self.pid);
                 }
             }
         }
+        is_anothers
+    }
+
+    /// Leaves out what a program gets pages of by a userfaultfd: to read it while it is given up
+    /// would be a fault, of which the program hears. The dump at the end has it. `listed` are the
+    /// mappings with their flags.
+    fn leave_out(&mut self, listed: &[Listed]) {
+        let faults = |map: &Map| {
+            let mut listed = listed.iter();
+            let listed = listed.find(|listed| listed.span == map.area.span);
+            let modes = listed.map_or(0, registered::modes);
+            let is_tracked = map.by != By::Nobody;
+            modes & !registered::PROTECTION != 0 || modes != 0 && !is_tracked
+        };
+        self.maps.retain(|map| !faults(map));
     }
 }
 
@@ -393,8 +416,8 @@ fn owners(frozen: &Frozen) -> Vec<i32> {
     pids
 }
 
-/// Takes from mappings the mark of being tracked from outside: it makes no difference to a task.
-/// Who tracks itself holds a userfaultfd, which is refused as a descriptor.
+/// Takes from mappings that no userfaultfd of the tree has the mark of being tracked from outside:
+/// it makes no difference to a task.
 ///
 /// # Errors
 /// [`Error::Pages`].

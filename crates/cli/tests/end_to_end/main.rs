@@ -51,6 +51,7 @@ mod storm;
 mod terminal;
 mod tunnels;
 mod unrestorable;
+mod userfaultfd;
 mod vdso;
 mod watches;
 mod ways;

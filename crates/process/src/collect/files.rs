@@ -130,6 +130,29 @@ impl Files {
         }
     }
 
+    /// The processes of the tree that have not ended, in ascending order.
+    pub fn processes(&self) -> Vec<i32> {
+        let living = self
+            .tasks
+            .iter()
+            .filter(|(_, task)| task.1 == fd::Task::Alive);
+        let mut pids = living.map(|(_, task)| task.0).collect::<Vec<_>>();
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    /// The descriptions of userfaultfds.
+    pub fn userfaultfds(&self) -> impl Iterator<Item = &Open<'_>> {
+        let all = self.opens.iter();
+        all.filter(|open| open.link == fd::userfaultfd::LINK)
+    }
+
+    /// A description.
+    pub fn open(&self, id: u32) -> &Open<'_> {
+        &self.opens[id as usize]
+    }
+
     /// The rings of io_uring(7).
     pub fn rings(&self) -> impl Iterator<Item = &Open<'_>> {
         let all = self.opens.iter();
@@ -325,6 +348,11 @@ impl Claimed {
         crate::alone::raise_open_files(2 * files.opens.len() as u64 + OWN_DESCRIPTORS);
         Ok(Self(claim(&files.opens, obstacles)?))
     }
+
+    /// The kind of a description.
+    pub fn kind(&self, id: u32) -> Option<&'static dyn Kind> {
+        self.0.get(id as usize).copied().flatten()
+    }
 }
 
 /// Describes all descriptions, and those that come up meanwhile; notes those that are not saved.
@@ -457,6 +485,10 @@ impl DumpContext for Context<'_> {
 
     fn process(&self, tid: i32) -> Option<i32> {
         self.files.tasks.get(&tid).map(|task| task.0)
+    }
+
+    fn processes(&self) -> Vec<i32> {
+        self.files.processes()
     }
 
     fn numbers(&self, id: DescriptionId) -> Vec<(i32, i32)> {

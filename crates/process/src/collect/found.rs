@@ -5,12 +5,13 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 
-use abi::Addr;
+use abi::{Addr, Span};
 use image::Record;
 use prost::Message;
 use resources::map::listing::Listed;
 use resources::map::memory::{self, Mapping, Memory};
 use resources::map::policy::Policy;
+use resources::map::registered::{self, Registration, Registrations};
 use resources::script::Script;
 use resources::task::{self, Facts};
 use resources::{Allow, fd};
@@ -29,7 +30,7 @@ use crate::freeze::{Body, Task};
 use crate::obstacles::Obstacles;
 use crate::records::{Descriptors, Node, Place, State, TaskId, What, record, tag};
 use crate::returned::check_returned;
-use crate::{Result, track, uffd};
+use crate::{Result, uffd};
 
 /// One task, looked at.
 pub(super) struct Found {
@@ -47,6 +48,8 @@ pub(super) struct Found {
     /// The memory policies of its mappings, by their first addresses.
     policies: HashMap<Addr, Policy>,
     records: Vec<Record>,
+    /// What of its memory is registered with userfaultfds of the tree.
+    pub registered: Vec<Registration>,
     /// Its descriptors; none where they are another's that was looked at before.
     pub rows: Vec<fd::table::Row>,
 }
@@ -62,15 +65,27 @@ pub(super) struct OfTask {
     pub place: Place,
 }
 
+/// A task that is to be looked at.
+#[derive(Clone, Copy)]
+pub(super) struct OneTask<'a> {
+    pub task: &'a Task,
+    /// Of its descriptors.
+    pub links: &'a [fd::table::Link],
+    /// Whether it may have locks on files.
+    pub has_locks: bool,
+    /// Whether its mappings are listed now, with their flags, whatever was seen of them before.
+    pub is_listed_anew: bool,
+}
+
 impl Found {
-    /// Looks at a task from outside, after those in `before`, its parent among them; `has_locks`
-    /// says whether it may have locks on files.
+    /// Looks at a task from outside, after those in `before`, its parent among them.
     pub fn new(
-        (task, links, has_locks): (&Task, &[fd::table::Link], bool),
+        one: OneTask<'_>,
         allow: &Allow,
         (view, before, sharing): (&mut dyn MemoryView, &[Self], &Sharing),
         (vdsos, obstacles): (&mut vdso::Vdsos, &mut Obstacles),
     ) -> Result<Self> {
+        let task = one.task;
         let pid = task.pid;
         let (stat, _) = task.stat()?;
         let next = before.last().map_or(TaskId::FIRST, Self::next_id);
@@ -87,6 +102,7 @@ impl Found {
             lock_future: 0,
             policies: HashMap::new(),
             records: Vec::new(),
+            registered: Vec::new(),
             rows: Vec::new(),
         };
         if task.is_zombie() {
@@ -95,12 +111,14 @@ impl Found {
         let space = view.numbering().space(pid, found.stat.start_ticks);
         found.node.space_number = space.0;
         found.listed = view.mappings(task)?;
+        if one.is_listed_anew && view.keeps_registered() {
+            found.listed = memory_view::list(task)?;
+        }
         found.listed.retain(|listed| listed.name != b"[vsyscall]");
         check_returned(task, &found.listed)?;
         let seen = obstacles.note(vdsos.inspect(task, &mut found.listed))?;
         found.vdso = seen.unwrap_or_default();
         obstacles.note(fitness::check_kind(task, &found.vdso))?;
-        track::forget_watched(pid, &mut found.listed)?;
         for listed in &found.listed {
             obstacles.note(Mapping::of(listed, pid, None))?;
         }
@@ -119,7 +137,7 @@ impl Found {
         let parent = before.iter().find(|one| one.node.pid == parent);
         let parent = parent.map_or(&[][..], |one| &one.rows);
         let proc = (task.proc.as_fd(), &*task.close_queue);
-        found.rows = fd::table::read(pid, proc, links, (parent, has_locks))?;
+        found.rows = fd::table::read(pid, proc, one.links, (parent, one.has_locks))?;
         Ok(found)
     }
 
@@ -154,6 +172,12 @@ impl Found {
     /// Whether it must be asked of its descriptors before these are described.
     pub fn is_asked_first(&self) -> bool {
         Untold::comes_first(&self.rows)
+    }
+
+    /// Its number, and what of its memory is registered.
+    pub fn registered_spans(&self) -> (i32, Vec<Span>) {
+        let spans = self.registered.iter().map(Registration::span);
+        (self.node.pid, spans.collect())
     }
 
     /// What it undoes to semaphores, if anything.
@@ -323,6 +347,11 @@ impl Found {
         if let Some(payload) = outside.locks {
             records.push(record(fd::tags::LOCKS, number, payload));
         }
+        if !self.registered.is_empty() {
+            let registrations = self.registered.clone();
+            let payload = Registrations { registrations }.encode_to_vec();
+            records.push(record(registered::TAG, number, payload));
+        }
         let payload = outside.descriptors.encode_to_vec();
         records.push(record(tag::DESCRIPTORS, number, payload));
         records.push(record(tag::PLACE, number, outside.place.encode_to_vec()));
@@ -346,7 +375,8 @@ impl Found {
             });
         }
         let whose = (pid, self.node.space());
-        spaces.scan(whose, &mut mappings, &self.listed, view)?;
+        let listed = (&*self.listed, &*self.registered);
+        spaces.scan(whose, &mut mappings, listed, view)?;
         let stat = &self.stat;
         Ok(Memory {
             marks: vec![

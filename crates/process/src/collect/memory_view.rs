@@ -31,6 +31,11 @@ pub(crate) trait MemoryView {
 
     /// Which space is which task's memory.
     fn numbering(&mut self) -> &mut Numbering;
+
+    /// Whether it keeps memory that is registered with userfaultfds of the tree.
+    fn keeps_registered(&self) -> bool {
+        true
+    }
 }
 
 /// Looks at everything while the tree is stopped.

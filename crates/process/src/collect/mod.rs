@@ -14,6 +14,7 @@ mod outside;
 mod patience;
 mod policies;
 mod questions;
+mod registered;
 mod rings;
 mod segments;
 mod sharing;
@@ -26,6 +27,7 @@ mod vdso;
 
 use std::ops::Range;
 
+use abi::Span;
 use image::{Record, Run, SpaceId, SpaceKind, Writer};
 use pages::Extent;
 use prost::Message;
@@ -33,7 +35,7 @@ use resources::Allow;
 use resources::arch::xstate;
 use resources::fd::tcp::backlog;
 use resources::fd::tcp::lock::{Leftover, Lock};
-use resources::fd::{locks, table, tags};
+use resources::fd::{locks, table, tags, userfaultfd};
 use resources::map::aio::TAG as AIO;
 use resources::map::vdso::Vdso;
 use resources::task::semaphores;
@@ -47,9 +49,10 @@ use crate::records::{What, record, tag};
 use crate::undo::Undo;
 use crate::{Result, parent};
 pub(crate) use files::{Contents, Object, fetch};
-use found::Found;
+use found::{Found, OneTask};
 use memory_view::MemoryView;
 use outside::{Listed, Outside};
+pub(crate) use registered::cached_in;
 use sharing::Sharing;
 
 /// What was found, ready to be written.
@@ -69,6 +72,8 @@ pub(crate) struct Inventory {
     pub foreign: Vec<Vdso>,
     /// Hard links that were made for the image.
     pub links: Vec<Link>,
+    /// Memory that is registered with userfaultfds of the tree, by process.
+    pub registered: Vec<(i32, Vec<Span>)>,
     /// Called when the dump fails later.
     pub undo: Undo,
     /// Keeps the tree's TCP connections quiet.
@@ -151,6 +156,7 @@ fn collect_all(
     let outside = describe_and_ask(frozen, (&mut found, listed), (stay, allow), obstacles)?;
     let tree = tree::of(&found, view.numbering().boot());
     let mut records = vec![tree.record()];
+    let registered = found.iter().map(Found::registered_spans).collect();
     let mut spaces = spaces::Spaces::default();
     let Outside {
         described,
@@ -185,6 +191,7 @@ fn collect_all(
         kept,
         foreign,
         links: described.links,
+        registered,
         undo: described.undo,
         lock: described.lock,
         leftover: None,
@@ -224,6 +231,7 @@ fn settled(
         (found, vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
         listed = Listed::new(frozen, &mut found, allow, obstacles)?;
     }
+    registered::find(&mut found, &listed, view.keeps_registered(), obstacles)?;
     Ok(Settled {
         found,
         vdsos,
@@ -247,6 +255,9 @@ fn look(
         1 => None,
         _ => locks::holders(),
     };
+    // What is registered since mappings were listed does not show in the list that needs no flags.
+    let mut all = links.iter().flatten();
+    let is_listed_anew = all.any(|link| link.target == userfaultfd::LINK);
     for (task, links) in frozen.tasks.iter().zip(links) {
         limit.check(task.pid)?;
         let sinks = (&mut vdsos, &mut *obstacles);
@@ -256,7 +267,12 @@ fn look(
             let mut all = sharing.all_with(What::Descriptors, task.pid);
             all.any(|pid| lockers.contains(&pid))
         });
-        let task = (task, &**links, has_locks);
+        let task = OneTask {
+            task,
+            links,
+            has_locks,
+            is_listed_anew,
+        };
         found.push(Found::new(task, allow, (view, &found, sharing), sinks)?);
     }
     Ok((found, vdsos))

@@ -76,6 +76,31 @@ impl Listed {
         rings.map(|open| (open, self.files.numbers(open.id)))
     }
 
+    /// The processes of the tree that have not ended.
+    pub fn processes(&self) -> Vec<i32> {
+        self.files.processes()
+    }
+
+    /// The descriptions of userfaultfds.
+    pub fn userfaultfds(&self) -> impl Iterator<Item = &fd::Open<'_>> {
+        self.files.userfaultfds()
+    }
+
+    /// A description.
+    pub fn open(&self, id: fd::DescriptionId) -> &fd::Open<'_> {
+        self.files.open(id.0)
+    }
+
+    /// The file of a task's mapping, both by index, and its kind.
+    pub fn mapped(
+        &self,
+        task: usize,
+        mapping: usize,
+    ) -> Option<(&fd::Open<'_>, Option<&'static dyn fd::Kind>)> {
+        let id = self.of_tasks[task].as_ref()?.mapped[mapping]?;
+        Some((self.files.open(id), self.claimed.kind(id)))
+    }
+
     /// Takes over what tasks were asked of their descriptions.
     pub fn learn(&mut self, found: &[Found]) {
         for found in found {

@@ -10,11 +10,12 @@ use memory::scan::{Area, LARGE_BYTES};
 use pages::Extent;
 use resources::map::listing::Listed;
 use resources::map::memory::Mapping;
+use resources::map::registered::Registration;
 
 use super::memory_view::MemoryView;
 use crate::Result;
 use crate::records::Tree;
-use abi::spans::{Spans, subtract};
+use abi::spans::{Spans, intersect, subtract};
 
 /// The private pages of all tasks.
 #[derive(Default)]
@@ -54,7 +55,7 @@ impl Spaces {
         &mut self,
         (pid, space): (i32, SpaceId),
         mappings: &mut [Mapping],
-        listed: &[Listed],
+        (listed, registered): (&[Listed], &[Registration]),
         view: &mut dyn MemoryView,
     ) -> Result<()> {
         let shared = listed.iter().filter(|listed| listed.may_share());
@@ -88,7 +89,12 @@ impl Spaces {
             map.guards = guards
                 .flat_map(|span| [span.start.0, span.bytes()])
                 .collect();
-            pages.extend(found.private);
+            match registered.iter().find(|one| one.span() == map.span()) {
+                // What is missing is left alone, as nobody would bring it in; a mark that protects
+                // it is no page.
+                Some(one) => pages.extend(intersect(&found.private, &one.present())),
+                None => pages.extend(found.private),
+            }
         }
         self.own.push(Own { pid, space, pages });
         Ok(())

@@ -117,6 +117,10 @@ impl MemoryView for LiveView<'_> {
     fn numbering(&mut self) -> &mut Numbering {
         &mut self.numbering
     }
+
+    fn keeps_registered(&self) -> bool {
+        false
+    }
 }
 
 /// The areas that are not of files, and those that are.

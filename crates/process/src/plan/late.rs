@@ -1,5 +1,6 @@
 //! Descriptions that can only be opened when all tasks exist. The first task that has one opens it,
-//! once; others fetch it from there (pidfd_getfd(2)).
+//! once; others fetch it from there (pidfd_getfd(2)). One that a certain process must open
+//! ([`fd::Kind::task`]), it opens; where it is not to keep it, until all others have it.
 //!
 //! - What: files in /proc below another root
 //! - Refused: "fd …, a file in /proc", also of a namespace, as "the task's root directory is
@@ -29,6 +30,37 @@ struct Source {
     fd: i32,
     /// Posted when it is there, if others wait for it.
     word: Option<WordId>,
+    /// Where the task does not keep it: posted by each of those who fetch it, and how many those
+    /// are.
+    fetched: Option<(WordId, u32)>,
+}
+
+impl Source {
+    /// Where description `id` is opened, of which `first` is the first task that has it.
+    fn of(saved: &Saved<'_>, (id, first): (u32, Self), plan: &mut Plan) -> Result<Self> {
+        let (tag, payload) = saved.descriptions[id as usize];
+        let maker = fd::kind_of(tag).map_or(Ok(None), |kind| kind.task(payload))?;
+        let mut source = first;
+        if let Some(pid) = maker {
+            let is_it = |task: &SavedTask<'_>| task.node.pid == pid && !task.threads.is_empty();
+            let task = saved.tasks.iter().position(is_it);
+            source.task = task.ok_or_else(|| {
+                let what = format!("process {pid}, which opens description {id}, is missing");
+                resources::Error::corrupt("descriptors", what)
+            })?;
+        }
+        let others = |task: &usize| *task != source.task && has(&saved.tasks[*task], id);
+        let others = (0..saved.tasks.len()).filter(others).count();
+        source.word = (others > 0).then(|| plan.word());
+        match numbers(&saved.tasks[source.task], id) {
+            Some(numbers) => source.fd = numbers[0].fd,
+            None => {
+                let count = u32::try_from(others).expect("fewer tasks than records");
+                source.fetched = Some((plan.word(), count));
+            }
+        }
+        Ok(source)
+    }
 }
 
 impl Late {
@@ -37,27 +69,67 @@ impl Late {
         for (task, saved_task) in saved.tasks.iter().enumerate() {
             for descriptor in &saved_task.descriptors {
                 let id = descriptor.description;
-                match late.0.get_mut(&id) {
-                    Some(source) if source.task != task => {
-                        source.word.get_or_insert_with(|| plan.word());
-                    }
-                    Some(_) => {}
-                    None if fd::late::is_late(saved.descriptions[id as usize])? => {
-                        let (fd, word) = (descriptor.fd, None);
-                        late.0.insert(id, Source { task, fd, word });
-                    }
-                    None => {}
+                if late.0.contains_key(&id) || !fd::late::is_late(saved.descriptions[id as usize])?
+                {
+                    continue;
                 }
+                let (fd, word, fetched) = (descriptor.fd, None, None);
+                let first = Source {
+                    task,
+                    fd,
+                    word,
+                    fetched,
+                };
+                let source = Source::of(saved, (id, first), plan)?;
+                late.0.insert(id, source);
             }
         }
+        late.number(saved);
         Ok(late)
+    }
+
+    /// Gives those that a task opens for others alone the numbers that they will get.
+    fn number(&mut self, saved: &Saved<'_>) {
+        let mut tables: BTreeMap<usize, Table> = BTreeMap::new();
+        let for_others = self.0.values_mut();
+        for source in for_others.filter(|source| source.fetched.is_some()) {
+            let table = tables.entry(source.task);
+            let table = table.or_insert_with(|| Table::of(&saved.tasks[source.task]));
+            source.fd = table.free();
+            table.0.insert(source.fd);
+        }
+    }
+
+    /// The numbers of a task, and those of what it opens for others.
+    fn table(&self, saved: &Saved<'_>, task: usize) -> Table {
+        let mut table = Table::of(&saved.tasks[task]);
+        let all = self.0.values().filter(|source| source.task == task);
+        let for_others = all.filter(|source| source.fetched.is_some());
+        table.0.extend(for_others.map(|source| source.fd));
+        table
+    }
+
+    /// Those that a task opens for others, by number.
+    fn for_others(&self, task: usize) -> impl Iterator<Item = (u32, &Source)> {
+        let all = self.0.iter().filter(move |(_, source)| source.task == task);
+        let all = all.map(|(id, source)| (*id, source));
+        all.filter(|(_, source)| source.fetched.is_some())
     }
 
     /// Adds the calls by which a task gets those that it has. Its descriptors have their numbers;
     /// where one of these is to be, there is a placeholder.
     pub fn plan(&self, saved: &Saved<'_>, index: usize, script: &mut Script) -> Result<()> {
         let task = &saved.tasks[index];
-        let mut table = Table::of(task);
+        for (id, source) in self.for_others(index) {
+            let (tag, payload) = saved.descriptions[id as usize];
+            if let Some(kind) = fd::kind_of(tag) {
+                kind.open_in_task(payload, source.fd, script)?;
+            }
+            if let Some(word) = source.word {
+                script.post(word);
+            }
+        }
+        let mut table = self.table(saved, index);
         let all = self.0.iter();
         let all = all.filter_map(|(id, source)| Some((id, source, numbers(task, *id)?)));
         let (own, others): (Vec<_>, Vec<_>) = all.partition(|(_, source, _)| source.task == index);
@@ -94,9 +166,21 @@ impl Late {
             script.call(Sysno::close, [process.into()]);
             table.0.remove(&process);
             table.place(number, &numbers, script);
+            if let Some((fetched, _)) = source.fetched {
+                script.post(fetched);
+            }
+        }
+        for (_, source) in self.for_others(index) {
+            let (fetched, count) = source.fetched.expect("it is for others");
+            script.wait(fetched, count);
+            script.call(Sysno::close, [source.fd.into()]);
         }
         Ok(())
     }
+}
+
+fn has(task: &SavedTask<'_>, id: u32) -> bool {
+    task.descriptors.iter().any(|one| one.description == id)
 }
 
 /// The descriptors of a description that a task has, if any.
@@ -164,7 +248,12 @@ pub(super) fn duplicate(from: Arg, wanted: &Descriptor, script: &mut Script) {
 
 #[cfg(test)]
 mod tests {
+    use image::Reader;
+    use prost::Message;
+
     use super::*;
+    use crate::records::{Descriptors, tag};
+    use crate::sample;
 
     #[test]
     fn the_lowest_free_number_is_known() {
@@ -181,6 +270,44 @@ mod tests {
                 "{taken:?}"
             );
         }
+    }
+
+    #[test]
+    fn who_does_not_keep_it_has_it_until_others_do() {
+        let mut records = sample::records();
+        for record in &mut records {
+            let is_list = record.tag == tag::DESCRIPTORS && record.id == sample::id(sample::CHILD);
+            if record.tag == fd::tags::EVENTFD {
+                // One that is about the child's memory: field 1, a number.
+                record.tag = fd::tags::USERFAULTFD;
+                record.payload = vec![1 << 3, sample::CHILD as u8];
+            } else if is_list {
+                let only = Descriptor {
+                    fd: 0,
+                    description: 2,
+                    close_on_exec: false,
+                };
+                let descriptors = vec![only];
+                record.payload = Descriptors { descriptors }.encode_to_vec();
+            }
+        }
+        let store = sample::image(records, &[]);
+        let reader = Reader::open(&*store).expect("a right image");
+        let saved = Saved::read(&reader).expect("right records");
+        let mut plan = Plan::default();
+        let late = Late::find(&saved, &mut plan).expect("it can be planned");
+        let script = |index| {
+            let mut script = Script::default();
+            late.plan(&saved, index, &mut script)
+                .expect("it can be planned");
+            script.to_string()
+        };
+        let (root, child) = (script(0), script(1));
+        let places = ["userfaultfd(0", "futex(", "await(", "close(1)"];
+        let places = places.map(|what| child.find(what).unwrap_or_else(|| panic!("{child}")));
+        assert!(places.is_sorted(), "{child}");
+        let number = root.contains("pidfd_open(102, 0)") && root.contains(", 1, 0)");
+        assert!(number && root.contains("pidfd_getfd("), "{root}");
     }
 
     #[test]

@@ -12,12 +12,13 @@ use resources::map::memory::Mapping;
 use crate::Result;
 use crate::records::{Saved, SavedTask};
 
-/// Whether a task has such memory.
+/// Whether a task has such memory, or some that another userfaultfd than ours gets.
 pub(super) fn is_needed(saved: &Saved<'_>, task: &SavedTask<'_>) -> bool {
-    task.descriptors.iter().any(|descriptor| {
-        let (tag, payload) = saved.descriptions[descriptor.description as usize];
-        tag == tags::IO_URING && io_uring::pins_memory(payload).unwrap_or(false)
-    })
+    !task.registered.is_empty()
+        || task.descriptors.iter().any(|descriptor| {
+            let (tag, payload) = saved.descriptions[descriptor.description as usize];
+            tag == tags::IO_URING && io_uring::pins_memory(payload).unwrap_or(false)
+        })
 }
 
 /// Refuses a description, of which a task has descriptor `fd`, that needs what cannot be

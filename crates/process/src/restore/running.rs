@@ -14,6 +14,7 @@ use syscalls::Sysno;
 use tracee::Call;
 
 use super::ending::kill_tree;
+use super::registered;
 use super::rings::Threads;
 use super::stops::wait_stop;
 use super::stops::{self, Untold};
@@ -77,7 +78,8 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Has threads do what only they can for rings of io_uring(7) and of asynchronous I/O.
+    /// Has threads do what only they can for rings of io_uring(7) and of asynchronous I/O, and
+    /// registers memory with the tree's userfaultfds.
     pub(super) fn start_rings(&self, saved: &Saved<'_>) -> Result<()> {
         let mut threads = Threads {
             saved,
@@ -88,7 +90,8 @@ impl<'a> Running<'a> {
         };
         threads.map()?;
         threads.make_contexts()?;
-        threads.start(|id| self.built.own(id))
+        threads.start(|id| self.built.own(id))?;
+        registered::register(saved, self.built, &mut threads)
     }
 
     /// Ends the leaders that had ended at the dump. From then on the first of the other threads of

@@ -3,7 +3,7 @@
 //! Something else keeps their places until then. The first task that has such a description opens
 //! it, others fetch it from there.
 //!
-//! - What: files of processes, pidfds and the tree's time namespace in flight
+//! - What: files of processes, pidfds, userfaultfds and the tree's time namespace in flight
 //! - Refused: "it refers to a task, which does not exist yet when it would be opened" (no task has
 //!   a descriptor of it: it is on its way in a socket, or a working directory).
 //! - CRIU 4.2: kept.
@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::pidfd::Pidfd;
 use super::process_file::ProcessFile;
+use super::userfaultfd::Userfaultfd;
 use super::{Kind, Open, Payload, kind_of};
 use crate::{Error, Result};
 
@@ -31,7 +32,7 @@ pub(super) fn check(open: &Open<'_>) -> Result<()> {
 
 /// Whether it is of a kind that may be one.
 pub(super) fn refers_to_task(open: &Open<'_>) -> bool {
-    Pidfd.claims(open) || ProcessFile.claims(open)
+    Pidfd.claims(open) || ProcessFile.claims(open) || Userfaultfd.claims(open)
 }
 
 /// What keeps the place of one.

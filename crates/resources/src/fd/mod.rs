@@ -48,6 +48,7 @@ pub mod tty;
 pub mod tun;
 pub mod udp;
 pub mod unix;
+pub mod userfaultfd;
 pub mod vsock;
 
 use std::cell::OnceCell;
@@ -181,6 +182,10 @@ pub trait DumpContext {
     /// The process of a thread of the tree.
     fn process(&self, _tid: i32) -> Option<i32> {
         None
+    }
+    /// The processes of the tree that have not ended.
+    fn processes(&self) -> Vec<i32> {
+        Vec::new()
     }
     /// All descriptors of a description in the tree's tasks, as (pid, fd), in ascending order.
     fn numbers(&self, _id: DescriptionId) -> Vec<(i32, i32)> {
@@ -352,6 +357,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &timerfd::Timerfd,
     &signalfd::Signalfd,
     &pidfd::Pidfd,
+    &userfaultfd::Userfaultfd,
     &inotify::Inotify,
     &fanotify::Fanotify,
     &epoll::Epoll,

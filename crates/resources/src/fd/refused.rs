@@ -1,8 +1,5 @@
 //! Descriptions that no kind claims and that are known all the same: why they are not saved.
 //!
-//! - What: userfaultfd
-//! - Refused: "the kernel does not tell which memory is registered with it".
-//! - CRIU 4.2: refused.
 //! - What: performance events
 //! - Refused: "the kernel does not tell what it counts".
 //! - CRIU 4.2: refused.
@@ -32,10 +29,6 @@ use super::socket::inet::{AF_INET, AF_INET6};
 
 /// How the links of descriptions begin that have no path, and why they are not saved.
 const LINKS: &[(&[&str], &str)] = &[
-    (
-        &["anon_inode:[userfaultfd]"],
-        "the kernel does not tell which memory is registered with it",
-    ),
     (
         &["anon_inode:[perf_event]"],
         "the kernel does not tell what it counts",

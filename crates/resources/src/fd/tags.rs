@@ -42,6 +42,8 @@ pub const FANOTIFY: u16 = 118;
 pub const TUN: u16 = 119;
 /// [`super::namespace`].
 pub const NAMESPACE: u16 = 120;
+/// [`super::userfaultfd`].
+pub const USERFAULTFD: u16 = 121;
 /// [`super::attributes`]: by description.
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.

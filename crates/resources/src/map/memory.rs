@@ -4,8 +4,7 @@
 //! - Kept: private and shared ones, of files and without, with protection, advice, locks, names,
 //!   guards, huge pages, droppable and growing ones; pages that tasks share by copy-on-write stay
 //!   shared.
-//! - Refused: "it is memory of a device"; "it is registered with a userfaultfd" (but for
-//!   asynchronous write protection); "it is a shadow stack"; "it has huge pages of a file that
+//! - Refused: "it is memory of a device"; "it is a shadow stack"; "it has huge pages of a file that
 //!   nobody can open again" (a deleted one); "it has huge pages of its own
 //!   over those of a file"; "a part of a ring of io_uring was unmapped or protected"; mappings of
 //!   the kernel's own such as `[uprobes]`, by their name alone.
@@ -151,11 +150,9 @@ const ADVICE: [(&[u8; 2], u32); 8] = [
 ];
 
 /// `VmFlags` codes of mappings that cannot be made again, and why.
-const REFUSED: [(&[u8; 2], &str); 5] = [
+const REFUSED: [(&[u8; 2], &str); 3] = [
     (b"io", "it is memory of a device"),
     (b"pf", "it is memory of a device"),
-    (b"um", "it is registered with a userfaultfd"),
-    (b"uw", "it is registered with a userfaultfd"),
     (b"ss", "it is a shadow stack"),
 ];
 

@@ -9,6 +9,7 @@
 //! - [`policy`]: from which nodes its memory comes,
 //! - [`read`]: those of them that read pages,
 //! - [`attach`]: those of them that attach System V shared memory,
+//! - [`registered`]: what userfaultfds of the tree are told of it,
 //! - [`room`]: addresses that are free between them,
 //! - [`aio`]: rings of asynchronous I/O, and the contexts that they belong to,
 //! - [`vdso`]: the kernel's code in it, and how another kernel's is replaced.
@@ -23,5 +24,6 @@ mod neighbours;
 pub mod pages;
 pub mod policy;
 mod read;
+pub mod registered;
 mod room;
 pub mod vdso;

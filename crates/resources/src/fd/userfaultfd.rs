@@ -1,0 +1,305 @@
+//! Descriptors by which a program answers faults of a process's memory: userfaultfd(2).
+//!
+//! One can only be made by the process whose memory it is about, when that exists; who else has it
+//! gets it from there. Which memory is registered with it, and which pages are missing or
+//! protected, is told by [`crate::map::registered`]. Faults that nobody has resolved come again: a
+//! thread that waits for a page faults anew when it goes on, as after any signal.
+//!
+//! - Kept: whose memory it is about, features, `O_NONBLOCK`, `UFFD_USER_MODE_ONLY`, wherever it
+//!   went: closed by who made it, passed on, inherited, made by a fork (`UFFD_FEATURE_EVENT_FORK`).
+//!   Needs bpf(2) and the kernel's description of its types.
+//! - Refused: "it is about memory of no process of the tree"; "…: events wait to be read"; "its
+//!   flags … are not understood"; "its state cannot be looked up in the kernel (…)"; one that is on
+//!   its way in a socket.
+//! - CRIU 4.2: refused.
+
+use std::os::fd::OwnedFd;
+
+use prost::Message;
+use rustix::fs::OFlags;
+use syscalls::Sysno;
+
+use super::{DumpContext, Kind, Open, RestoreContext, decode, late, tags};
+use crate::kernel::Kernel;
+use crate::script::Script;
+use crate::{Error, Result};
+
+/// What the kernel calls one.
+pub const LINK: &[u8] = b"anon_inode:[userfaultfd]";
+
+/// See the file.
+pub struct Userfaultfd;
+
+/// A userfaultfd.
+#[derive(Clone, PartialEq, Message)]
+struct Payload {
+    /// The process whose memory it is about.
+    #[prost(int32, tag = "1")]
+    pid: i32,
+    /// `O_NONBLOCK`, if it is set.
+    #[prost(uint32, tag = "2")]
+    flags: u32,
+    /// Whether it is not told of faults of the kernel's.
+    #[prost(bool, tag = "3")]
+    user_mode_only: bool,
+    /// The features that were asked for when its conversation was opened; none where that was not
+    /// done yet.
+    #[prost(uint64, optional, tag = "4")]
+    features: Option<u64>,
+}
+
+const KNOWN: OFlags = OFlags::NONBLOCK;
+/// `UFFD_USER_MODE_ONLY`.
+const USER_MODE_ONLY: u32 = 1;
+/// How the kernel notes that the conversation was opened.
+const INITIALIZED: u32 = 1 << 31;
+
+/// One as the kernel has it.
+struct Looked {
+    /// The kernel's address of the memory that it is about.
+    memory: u64,
+    user_mode_only: bool,
+    features: Option<u64>,
+    /// Whether somebody waits until an event is read that is no fault.
+    has_events: bool,
+}
+
+impl Payload {
+    fn read(payload: &[u8]) -> Result<Self> {
+        let read: Self = decode(&Userfaultfd, payload)?;
+        let features = read.features.unwrap_or(0);
+        if read.pid <= 0 || read.flags & !KNOWN.bits() != 0 || features >= u64::from(INITIALIZED) {
+            return Err(Error::corrupt(Userfaultfd.name(), format!("{read:?}")));
+        }
+        Ok(read)
+    }
+}
+
+/// The process among `pids` whose memory `open` is about.
+///
+/// # Errors
+/// [`Error::Unsupported`] where there is none; [`Error::Kernel`].
+pub fn process_of(open: &Open<'_>, pids: &[i32]) -> Result<i32> {
+    let looked = look(open)?;
+    process_with(open, &looked, pids)
+}
+
+fn process_with(open: &Open<'_>, looked: &Looked, pids: &[i32]) -> Result<i32> {
+    for pid in pids {
+        // One that has ended since has none.
+        if memory_of(*pid).is_ok_and(|memory| memory == looked.memory) {
+            return Ok(*pid);
+        }
+    }
+    Err(open.unsupported("it is about memory of no process of the tree", None))
+}
+
+/// The kernel's address of a process's memory.
+fn memory_of(pid: i32) -> std::io::Result<u64> {
+    use std::os::fd::AsFd;
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem"))?;
+    let kernel = Kernel::get().map_err(std::io::Error::other)?;
+    kernel.private(kernel.file(memory.as_fd())?)
+}
+
+fn look(open: &Open<'_>) -> Result<Looked> {
+    let unclear = |why: &str| {
+        let why = format!("its state cannot be looked up in the kernel ({why})");
+        open.unsupported(&why, None)
+    };
+    let kernel = Kernel::get().map_err(unclear)?;
+    let own = open.own()?;
+    let looked = || -> std::io::Result<Looked> {
+        let context = kernel.private(kernel.file(own)?)?;
+        let context = kernel.read("userfaultfd_ctx", context)?;
+        let features = context.half("features")?;
+        let is_open = features & INITIALIZED != 0;
+        Ok(Looked {
+            memory: context.word("mm")?,
+            user_mode_only: context.half("flags")? & USER_MODE_ONLY != 0,
+            features: is_open.then(|| u64::from(features & !INITIALIZED)),
+            has_events: !context.is_empty_list("event_wqh.head")?,
+        })
+    };
+    looked().map_err(|error| match error.kind() {
+        std::io::ErrorKind::Unsupported => unclear(&error.to_string()),
+        _ => Error::kernel(format!("look {} up in the kernel", open.place()), error),
+    })
+}
+
+/// The process that a description of an image is about, if it is a userfaultfd.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn process((tag, payload): super::Payload<'_>) -> Result<Option<i32>> {
+    match tag {
+        tags::USERFAULTFD => Payload::read(payload).map(|payload| Some(payload.pid)),
+        _ => Ok(None),
+    }
+}
+
+/// The features with which its conversation is opened again, if it was.
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn features(payload: &[u8]) -> Result<Option<u64>> {
+    Ok(Payload::read(payload)?.features)
+}
+
+impl Kind for Userfaultfd {
+    fn tag(&self) -> u16 {
+        tags::USERFAULTFD
+    }
+
+    fn name(&self) -> &'static str {
+        "userfaultfd"
+    }
+
+    fn claims(&self, open: &Open<'_>) -> bool {
+        open.link == LINK
+    }
+
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        late::check(open)?;
+        let flags = open.info.flags & !OFlags::RDWR.bits();
+        if flags & !KNOWN.bits() != 0 {
+            let why = format!("its flags {flags:#o} are not understood");
+            return Err(open.unsupported(&why, None));
+        }
+        let looked = look(open)?;
+        let pid = process_with(open, &looked, &cx.processes())?;
+        if looked.has_events {
+            return Err(Error::Passing {
+                pid: open.pid,
+                what: format!("{}: events wait to be read", open.place()),
+                allow: None,
+                early: true,
+                listeners: Vec::new(),
+            });
+        }
+        let Looked {
+            user_mode_only,
+            features,
+            ..
+        } = looked;
+        let payload = Payload {
+            pid,
+            flags,
+            user_mode_only,
+            features,
+        };
+        Ok(payload.encode_to_vec())
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let payload = Payload::read(payload)?;
+        let mut line = format!("of={} flags={:#o}", payload.pid, payload.flags);
+        if payload.user_mode_only {
+            line += " user-mode-only";
+        }
+        match payload.features {
+            Some(features) => Ok(format!("{line} features={features:#x}")),
+            None => Ok(line),
+        }
+    }
+
+    fn open(&self, payload: &[u8], _cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
+        Payload::read(payload)?;
+        late::placeholder()
+    }
+
+    fn task(&self, payload: &[u8]) -> Result<Option<i32>> {
+        Ok(Some(Payload::read(payload)?.pid))
+    }
+
+    fn is_late(&self, payload: &[u8]) -> Result<bool> {
+        Payload::read(payload).map(|_| true)
+    }
+
+    fn open_in_task(&self, payload: &[u8], number: i32, script: &mut Script) -> Result<()> {
+        let payload = Payload::read(payload)?;
+        let only = if payload.user_mode_only {
+            USER_MODE_ONLY
+        } else {
+            0
+        };
+        script.expect(Sysno::userfaultfd, [(payload.flags | only).into()], number);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sys::uffd::{Features, Uffd};
+
+    use super::super::testing::World;
+    use super::*;
+
+    fn uffd() -> Option<Uffd> {
+        match Uffd::create() {
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => None,
+            made => Some(made.expect("a userfaultfd")),
+        }
+    }
+
+    #[test]
+    fn what_it_was_asked_for_is_told() {
+        testkit::needs_root!();
+        let Some(uffd) = uffd() else {
+            testkit::skip!("no userfaultfd");
+        };
+        let mut world = World::default();
+        let wanted = Features::MISSING_SHMEM | Features::THREAD_ID;
+        uffd.api(wanted).expect("the kernel has them");
+        let at = world.add(uffd);
+        if let Err(error) = world.dump() {
+            let error = error.to_string();
+            assert!(error.contains("cannot be looked up"), "{error}");
+            testkit::skip!("the kernel may not be looked into");
+        }
+        let (pid, bits) = (std::process::id(), wanted.bits());
+        let want = format!("userfaultfd of={pid} flags=0o4000 features={bits:#x}");
+        assert_eq!(world.describe(at), want);
+    }
+
+    #[test]
+    fn what_none_has_is_corrupt() {
+        let sound = Payload {
+            pid: 7,
+            flags: OFlags::NONBLOCK.bits(),
+            user_mode_only: true,
+            features: Some(0),
+        };
+        Payload::read(&sound.encode_to_vec()).expect("it is sound");
+        let changes: [fn(&mut Payload); 3] = [
+            |payload| payload.pid = 0,
+            |payload| payload.flags = 1,
+            |payload| payload.features = Some(1 << 31),
+        ];
+        for change in changes {
+            let mut payload = sound.clone();
+            change(&mut payload);
+            let error = Payload::read(&payload.encode_to_vec()).expect_err("wrong");
+            assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn it_is_made_by_its_process_with_its_flags() {
+        let payload = Payload {
+            pid: 7,
+            flags: OFlags::NONBLOCK.bits(),
+            user_mode_only: true,
+            features: None,
+        };
+        let mut script = Script::default();
+        let made = Userfaultfd.open_in_task(&payload.encode_to_vec(), 5, &mut script);
+        made.expect("it is sound");
+        let text = script.to_string();
+        assert!(text.contains("userfaultfd("), "{text}");
+        assert_eq!(
+            Userfaultfd.task(&payload.encode_to_vec()).expect("sound"),
+            Some(7)
+        );
+    }
+}
