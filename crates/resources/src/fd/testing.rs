@@ -370,6 +370,10 @@ impl DumpContext for Dumping<'_> {
         Some(pid())
     }
 
+    fn processes(&self) -> Vec<i32> {
+        vec![pid()]
+    }
+
     fn numbers(&self, id: DescriptionId) -> Vec<(i32, i32)> {
         vec![(pid(), self.opens[id.0 as usize].fd)]
     }

@@ -230,6 +230,7 @@ impl Kind for Userfaultfd {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
     use sys::uffd::{Features, Uffd};
 
     use super::super::testing::World;
@@ -237,7 +238,7 @@ mod tests {
 
     fn uffd() -> Option<Uffd> {
         match Uffd::create() {
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => None,
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => None,
             made => Some(made.expect("a userfaultfd")),
         }
     }

@@ -225,8 +225,9 @@ mod tests {
                 registrations: registrations[..1].to_vec(),
             };
             let two = Registrations { registrations }.encode_to_vec();
-            Registrations::read(Some(&two), &[mapping.clone()]).expect_err("it is there twice");
-            Registrations::read(Some(&one.encode_to_vec()), &[mapping.clone()])
+            let mappings = std::slice::from_ref(&mapping);
+            Registrations::read(Some(&two), mappings).expect_err("it is there twice");
+            Registrations::read(Some(&one.encode_to_vec()), mappings)
         };
         read(registration()).expect("it is sound");
         let changes: [fn(&mut Registration); 7] = [
