@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use sys::close::CloseQueue;
 use syscalls::Sysno;
 
-use super::{DescriptionId, Info, tty};
+use super::{DescriptionId, Info, mqueue, tty};
 use crate::script::{Answers, Script, StepAt};
 use crate::{Error, Result};
 
@@ -35,14 +35,15 @@ pub struct Row {
 
 /// The question to a task whether `execve` closes one of its descriptors, where that was not looked
 /// at, or the kernel does not tell: a terminal that was opened with `O_CLOEXEC` through its master
-/// (`TIOCGPTPEER`) says so of every descriptor, whatever fcntl(2) and dup(2) did since.
+/// (`TIOCGPTPEER`) and a message queue (`mq_open`, which always opens so) say so of every
+/// descriptor, whatever fcntl(2) and dup(2) did since.
 pub struct WhetherClosed(StepAt);
 
 impl WhetherClosed {
     /// Whether that is not known of a descriptor.
     #[must_use]
     pub fn is_unknown(row: &Row) -> bool {
-        row.inherited || row.cloexec && tty::is_slave(&row.stat)
+        row.inherited || row.cloexec && (tty::is_slave(&row.stat) || mqueue::may_be(&row.stat))
     }
 
     /// Asks a task about one of its descriptors; none where the kernel has told.

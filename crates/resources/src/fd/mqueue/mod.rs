@@ -21,7 +21,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use prost::Message;
-use rustix::fs::{FileType, Gid, Mode, OFlags, SeekFrom, Uid};
+use rustix::fs::{FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sys::mqueue::{self, Attributes};
 use sys::watchdog::apart_with_file;
@@ -86,6 +86,12 @@ const PERMISSIONS: u32 = 0o7777;
 /// The longest name.
 const NAME_MAX_BYTES: usize = 255;
 
+/// Whether a file may be a queue: of others, hardly any is as long as all queues seem to be.
+pub(super) fn may_be(stat: &Stat) -> bool {
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    is_file && stat.st_size == mqueue::FILE_BYTES && rustix::fs::major(stat.st_dev) == 0
+}
+
 impl Kind for MessageQueue {
     fn tag(&self) -> u16 {
         tags::MESSAGE_QUEUE
@@ -96,10 +102,9 @@ impl Kind for MessageQueue {
     }
 
     fn claims(&self, open: &Open<'_>) -> bool {
-        // Of other files, hardly any is as long as all queues seem to be.
-        let alike = open.stat.st_size == mqueue::FILE_BYTES && open.is_file(FileType::RegularFile);
+        let alike = may_be(&open.stat) && open.link.starts_with(b"/");
         let is_queue = |own| rustix::fs::fstatfs(own).is_ok_and(|fs| fs.f_type == mqueue::MAGIC);
-        alike && rustix::fs::major(open.stat.st_dev) == 0 && open.own().is_ok_and(is_queue)
+        alike && open.own().is_ok_and(is_queue)
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
