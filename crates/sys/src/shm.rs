@@ -51,6 +51,35 @@ impl Attached {
         Ok(Self { start, bytes })
     }
 
+    /// Where it is.
+    #[must_use]
+    pub fn start(&self) -> u64 {
+        self.start.addr() as u64
+    }
+
+    /// Unmaps a part of it, or changes its protection (`PROT_` bits): `part` counts from its first
+    /// byte, in whole pages.
+    ///
+    /// # Errors
+    /// `EINVAL` for parts of pages, `ERANGE` for what is not in it.
+    pub fn change(&self, part: std::ops::Range<u64>, protection: Option<i32>) -> io::Result<()> {
+        if part.start > part.end || part.end > self.bytes {
+            return Err(io::Error::from_raw_os_error(libc::ERANGE));
+        }
+        let len = usize::try_from(part.end - part.start).expect("less than the whole");
+        let start = self.start.wrapping_byte_add(part.start as usize);
+        let done = match protection {
+            // SAFETY: it is a part of the mapping, to which nothing refers.
+            None => unsafe { libc::munmap(start, len) },
+            // SAFETY: as above.
+            Some(protection) => unsafe { libc::mprotect(start, len, protection) },
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// The segment as a file, which may be read and written beyond the time that it is attached.
     /// Needs `CAP_CHECKPOINT_RESTORE` or `CAP_SYS_ADMIN`. `page_bytes`: the size of its pages.
     ///
@@ -178,6 +207,14 @@ mod tests {
         };
         assert_eq!(stat(id).expect("still attached"), wanted);
         let file = File::from(attached.file(4096).expect("root may"));
+        let changed = |part, to| {
+            attached
+                .change(part, to)
+                .map_err(|error| error.raw_os_error())
+        };
+        assert_eq!(changed(0..8192, None), Err(Some(libc::ERANGE)));
+        changed(0..4096, Some(libc::PROT_NONE)).expect("protected");
+        changed(0..4096, None).expect("unmapped");
         file.write_all_at(b"text", 4096).expect("write");
         drop(attached);
         assert!(stat(id).is_err());

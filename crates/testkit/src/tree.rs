@@ -119,7 +119,14 @@ pub fn is_waiting(tid: u32) -> bool {
     }
     let call = fs::read_to_string(format!("/proc/{tid}/syscall")).unwrap_or_default();
     let number = call.split(' ').next().and_then(|word| word.parse().ok());
-    number.is_some_and(|number| WAITS.contains(&number))
+    // A program of 32 bits has other numbers, and its stack below 4 GiB.
+    const READ_32: i32 = 3;
+    let stack = call.trim_end().rsplit(' ').nth(1).unwrap_or_default();
+    let is_32_bit = stack.len() <= "0xffffffff".len();
+    number.is_some_and(|number| match is_32_bit {
+        true => number == READ_32,
+        false => WAITS.contains(&number),
+    })
 }
 
 /// /proc/PID/stat from the state letter on.

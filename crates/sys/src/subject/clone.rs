@@ -12,6 +12,10 @@ pub const DIRECTORIES: u64 = 0x200;
 pub const DESCRIPTORS: u64 = 0x400;
 /// `CLONE_SYSVSEM`: what is undone to semaphores.
 pub const SEMAPHORE_UNDO: u64 = 0x4_0000;
+/// `CLONE_NEWUTS`: the host's name.
+pub const HOST_NAME: u64 = 0x400_0000;
+/// `CLONE_NEWNET`: the network.
+pub const NETWORK: u64 = 0x4000_0000;
 
 /// Makes a copy of the calling process, which has one thread, and shares with it what `flags` say:
 /// of the constants of this module. It has the pid `pid`, if one is given.
@@ -48,15 +52,15 @@ pub fn clone(flags: u64, pid: Option<Pid>) -> io::Result<Fork> {
     }
 }
 
-/// Gives the calling process a copy of its own of what `flags` say.
+/// Gives the calling thread what `flags` say as its own: a copy, or a new namespace.
 ///
 /// See unshare(2).
 ///
 /// # Errors
 /// Those of unshare(2).
 pub fn unshare(flags: u64) -> io::Result<()> {
-    let flags = i32::try_from(flags & (DIRECTORIES | DESCRIPTORS | SEMAPHORE_UNDO));
-    let flags = flags.expect("three low bits");
+    const OWN: u64 = DIRECTORIES | DESCRIPTORS | SEMAPHORE_UNDO | HOST_NAME | NETWORK;
+    let flags = i32::try_from(flags & OWN).expect("bits of a number without a sign");
     // SAFETY: the call changes no memory; descriptors keep their numbers.
     match unsafe { libc::unshare(flags) } {
         0 => Ok(()),

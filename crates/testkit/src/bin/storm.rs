@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use serde::{Deserialize, Serialize};
+use testkit::huge_pages::HugePages;
 use testkit::stillframe::Stillframe;
 use testkit::storm::step::{Step, to_text};
 use testkit::storm::trial::{Ended, Variant, class, kept, to_keep, try_steps};
@@ -66,6 +67,9 @@ struct Arguments {
     /// Each of them in all of these ways.
     #[arg(long, requires = "states")]
     all_ways: bool,
+    /// Only those whose name has this in it.
+    #[arg(long, requires = "states", default_value = "")]
+    named: String,
     /// Only print the steps of the seeds.
     #[arg(long)]
     print: bool,
@@ -133,7 +137,11 @@ fn variant(name: &str) -> Result<Variant, String> {
 
 /// Starts all workers, and puts together what they find.
 fn run_workers(jobs: u64) -> Result<Found, Box<dyn Error>> {
+    /// For each job as many segments as there may be, of two pages at most.
+    const HUGE_PAGES: u64 = 16;
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    // Without them there are no segments of huge pages.
+    let _huge_pages = HugePages::reserve(jobs.max(1) * HUGE_PAGES);
     let folder = tempfile::tempdir()?;
     let report = |number: u64| folder.path().join(number.to_string());
     let mut workers = Vec::new();
@@ -183,7 +191,7 @@ fn try_all(arguments: &Arguments, worker: Worker) -> Result<Found, Box<dyn Error
     let all = match arguments.steps.len() as u64 {
         0 if arguments.states => {
             let ways = if arguments.all_ways { WAYS.len() } else { 1 };
-            (generate::states().len() * ways) as u64
+            (arguments.states().len() * ways) as u64
         }
         0 => arguments.seeds,
         files => files,
@@ -224,7 +232,7 @@ impl Arguments {
             });
         }
         if self.states {
-            let all = generate::states();
+            let all = self.states();
             let (at, way) = (index as usize % all.len(), index as usize / all.len());
             let generate::State { name, steps } = all[at].clone();
             let way = WAYS[(at + way) % WAYS.len()];
@@ -241,6 +249,13 @@ impl Arguments {
             steps: generate::steps(seed),
             variant: self.variant.unwrap_or_else(|| Variant::of_seed(seed)),
         })
+    }
+
+    /// The small subjects that are wanted.
+    fn states(&self) -> Vec<generate::State> {
+        let mut all = generate::states();
+        all.retain(|state| state.name.contains(&self.named));
+        all
     }
 
     fn binary(&self) -> PathBuf {

@@ -106,7 +106,23 @@ pub enum Action {
         pages: u16,
         /// Whether it goes with the last one that has it.
         doomed: bool,
+        /// Whether its pages are huge ones.
+        #[serde(default, skip_serializing_if = "is_false")]
+        huge: bool,
     },
+    /// Changes a part of a segment where the task has it attached.
+    Carve {
+        /// The segment's number.
+        segment: u8,
+        /// From which of its pages.
+        at: u16,
+        /// How many.
+        pages: u16,
+        /// `PROT_` bits; nothing is mapped there any more where there are none.
+        protection: Option<u8>,
+    },
+    /// Starts a program of 32 bits, which answers for what it is told.
+    Program,
     /// Has requests of asynchronous I/O end, in a context that is made where there is none.
     Requests {
         /// The context's number, among those of the task.
@@ -320,6 +336,13 @@ pub enum Action {
         /// What.
         what: Setting,
     },
+    /// Wants to be told of the next message in a queue.
+    Notify {
+        /// The queue.
+        slot: u16,
+        /// By this netlink socket, otherwise by a signal.
+        through: Option<u16>,
+    },
     /// Deletes the name of a file or a socket.
     Delete {
         /// Which.
@@ -485,6 +508,11 @@ pub enum Wait {
 
 fn is_zero(number: &u8) -> bool {
     *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_false(is: &bool) -> bool {
+    !*is
 }
 
 /// The steps as text, a line each.

@@ -1,6 +1,6 @@
 //! Steps that open descriptors of every kind, share and pass them, and get them into some state.
 use super::Generator;
-use crate::storm::step::{Action, LockHolder, Opened, SLOTS, Setting, TaskFile};
+use crate::storm::step::{Action, LockHolder, Opened, SHARES, SLOTS, Setting, TaskFile};
 
 /// What a task knows of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,10 +62,11 @@ impl Generator {
 
     fn use_one(&mut self, task: u8, held: &[(u16, End)]) {
         let (slot, end) = self.chance.pick(held);
-        match self.chance.below(74) {
+        match self.chance.below(78) {
             0..18 => {
                 let bytes = self.chance.pick(&AMOUNTS);
                 self.step(task, Action::Send { slot, bytes });
+                self.hear(task, end, held);
             }
             18..26 => self.step(task, Action::Receive { slot }),
             26..32 => {
@@ -86,6 +87,7 @@ impl Generator {
             64..67 => self.connect_or_accept(task, slot, end),
             67 => self.step(task, Action::Delete { slot }),
             70..74 => self.open_task(task),
+            74..78 => self.notify(task, held),
             _ => {
                 let (signal, value) = (self.chance.pick(&SIGNALS), self.chance.below(1000));
                 let thread = self.chance.once_in(2);
@@ -95,6 +97,31 @@ impl Generator {
                     thread,
                 };
                 self.step(task, signal);
+            }
+        }
+    }
+
+    /// Wants to be told of a message in a queue that the task has, if it has one.
+    fn notify(&mut self, task: u8, held: &[(u16, End)]) {
+        let of = |kind| held.iter().filter(move |(_, end)| end.kind == kind);
+        let queues: Vec<u16> = of(Opened::Queue).map(|(slot, _)| *slot).collect();
+        let sockets: Vec<u16> = of(Opened::Netlink).map(|(slot, _)| *slot).collect();
+        if queues.is_empty() {
+            return self.open(task);
+        }
+        let through = match sockets.is_empty() || self.chance.once_in(2) {
+            true => None,
+            false => Some(self.chance.pick(&sockets)),
+        };
+        let slot = self.chance.pick(&queues);
+        self.step(task, Action::Notify { slot, through });
+    }
+
+    /// Takes what a queue has told after something was sent to it: unread, it is refused.
+    fn hear(&mut self, task: u8, end: End, held: &[(u16, End)]) {
+        for (slot, other) in held {
+            if end.kind == Opened::Queue && other.kind == Opened::Netlink {
+                self.step(task, Action::Receive { slot: *slot });
             }
         }
     }
@@ -198,7 +225,9 @@ impl Generator {
         // refuses to pass rings. It throws mailboxes away that are only in each other, as soon as
         // anybody closes a unix socket.
         let stays = [Opened::Tcp, Opened::OfTask, Opened::Ring, Opened::FullRing];
-        let flies = !stays.contains(&end.kind);
+        // The tree's time namespace is a new one after a restore, which its tasks open.
+        let is_time = end.kind == Opened::Namespace && Opened::namespace(end.origin) == "time";
+        let flies = !stays.contains(&end.kind) && !is_time;
         if flies && !self.is_in(mailbox.other, end.origin) {
             self.mail.entry(mailbox.other).or_default().push(end);
             self.step(task, Action::Pass { slot, through });
@@ -228,9 +257,13 @@ impl Generator {
     }
 
     fn lock(&mut self, task: u8, slot: u16) {
-        let holder = self
+        let mut holder = self
             .chance
             .pick(&[LockHolder::Process, LockHolder::Description]);
+        // Of those who share a table, the first one has it afterwards (docs/limits.md).
+        if self.known(task).shares & SHARES[0] != 0 {
+            holder = LockHolder::Description;
+        }
         let lock = Action::LockFile {
             slot,
             holder,

@@ -29,6 +29,8 @@ struct Known {
     held: BTreeMap<u16, End>,
     /// Sets of semaphores that it knows, and its contexts.
     sets: Vec<u8>,
+    /// Segments that it has attached, with their pages.
+    segments: Vec<(u8, u16)>,
     contexts: u8,
     /// What it may share with others, and whether it can have no threads.
     shares: u8,
@@ -47,6 +49,8 @@ struct Generator {
     next_slot: u16,
     next_set: u8,
     next_segment: u8,
+    /// How many programs of 32 bits were started.
+    programs: u8,
     /// What lies in each mailbox.
     mail: BTreeMap<u16, Vec<End>>,
     /// Of 100 steps, how many concern descriptors.
@@ -94,6 +98,7 @@ impl Generator {
             next_slot: 0,
             next_set: 0,
             next_segment: 0,
+            programs: 0,
             mail: BTreeMap::new(),
             descriptors: chance.pick(&[0, 20, 40, 70]),
             has_tcp: chance.once_in(6),

@@ -2,18 +2,26 @@
 use super::Generator;
 use crate::storm::step::{Action, NUMBERED};
 
+/// How many programs of 32 bits there are at most.
+const PROGRAMS: u8 = 3;
+
 impl Generator {
     pub(super) fn change_numbered(&mut self, task: u8) {
-        match self.chance.below(12) {
+        match self.chance.below(16) {
             0..4 => self.semaphores(task),
             4..6 if self.next_segment < NUMBERED => {
-                self.next_segment += 1;
-                let attach = Action::Segment {
-                    segment: self.next_segment - 1,
-                    pages: self.chance.pick(&[1, 2, 16, 17, 70]),
-                    doomed: self.chance.once_in(2),
+                let huge = self.chance.once_in(4);
+                let pages = match huge {
+                    true => self.chance.pick(&[1, 2]),
+                    false => self.chance.pick(&[1, 2, 16, 17, 70]),
                 };
-                self.step(task, attach);
+                let doomed = self.chance.once_in(2);
+                self.segment(task, pages, doomed, huge);
+            }
+            12..15 => self.carve(task),
+            15 if self.programs < PROGRAMS => {
+                self.programs += 1;
+                self.step(task, Action::Program);
             }
             6..9 => self.requests(task),
             9 if self.known(task).shares != 0 => {
@@ -40,6 +48,39 @@ impl Generator {
             let (set, count) = (self.chance.pick(&sets), self.chance.pick(&[1, 2, 100]));
             self.step(task, Action::Borrow { set, count });
         }
+    }
+
+    /// Attaches a new segment.
+    pub(super) fn segment(&mut self, task: u8, pages: u16, doomed: bool, huge: bool) {
+        let segment = self.next_segment;
+        self.next_segment += 1;
+        self.known(task).segments.push((segment, pages));
+        let attach = Action::Segment {
+            segment,
+            pages,
+            doomed,
+            huge,
+        };
+        self.step(task, attach);
+    }
+
+    /// Unmaps or protects a part of a segment that the task has: its beginning, its end, any.
+    pub(super) fn carve(&mut self, task: u8) {
+        let segments = self.known(task).segments.clone();
+        if segments.is_empty() {
+            return;
+        }
+        let (segment, whole) = self.chance.pick(&segments);
+        let pages = 1 + self.chance.below(u64::from(whole)) as u16;
+        let slack = whole - pages;
+        let any = self.chance.below(u64::from(slack) + 1) as u16;
+        let carve = Action::Carve {
+            segment,
+            at: self.chance.pick(&[0, slack, any]),
+            pages,
+            protection: self.chance.pick(&[None, None, Some(0), Some(1), Some(3)]),
+        };
+        self.step(task, carve);
     }
 
     pub(super) fn requests(&mut self, task: u8) {

@@ -35,6 +35,8 @@ pub fn states() -> Vec<State> {
     changes_of_memory(&mut all);
     sharing(&mut all);
     numbered(&mut all);
+    told_queues(&mut all);
+    programs(&mut all);
     all
 }
 
@@ -68,6 +70,10 @@ fn descriptors(all: &mut Vec<State>) {
     for kind in kinds.filter(|kind| !NOT_BY_ITSELF.contains(kind)) {
         for number in 0..OF_EACH {
             let open = |generator: &mut Generator| {
+                if *kind == Opened::Namespace {
+                    // From network to time: the name says which.
+                    generator.next_slot = 3 + number as u16;
+                }
                 generator.open_kind(0, *kind);
                 // What one has and passes on, another one has as well.
                 if *kind == Opened::Mailbox || number == 3 {
@@ -112,6 +118,14 @@ fn locks(all: &mut Vec<State>) {
             let name = format!("lock-{}-{write}", word(holder));
             let first = |generator: &mut Generator| {
                 generator.open_kind(0, Opened::File);
+                generator.step(0, lock(5));
+            };
+            add(all, name, first, |generator| generator.step(0, lock(90)));
+            let name = format!("lock-pidfd-{}-{write}", word(holder));
+            let first = |generator: &mut Generator| {
+                generator.tasks_wanted = 1;
+                fork(generator, 0);
+                generator.open_task_file(0, 1, TaskFile::Process);
                 generator.step(0, lock(5));
             };
             add(all, name, first, |generator| generator.step(0, lock(90)));
@@ -413,23 +427,17 @@ fn numbered(all: &mut Vec<State>) {
     }
     for doomed in [false, true] {
         for pages in [1, 17, 70] {
-            let mut segment = 0;
-            let mut attach = move |generator: &mut Generator| {
-                let attach = Action::Segment {
-                    segment,
-                    pages,
-                    doomed,
-                };
-                segment += 1;
-                generator.step(0, attach);
+            let attach = |generator: &mut Generator| {
+                generator.segment(0, pages, doomed, false);
                 generator.tasks_wanted += 1;
                 generator.fork(0);
             };
             let first = |generator: &mut Generator| generator.tasks_wanted = 1;
             let name = format!("segment-{pages}-doomed-{doomed}");
-            add(all, name, first, move |generator| attach(generator));
+            add(all, name, first, attach);
         }
     }
+    parts_of_segments(all);
     for folder in 0..3 {
         let mask = 9 * folder;
         let settle = Action::Settle { folder, mask };
@@ -441,6 +449,76 @@ fn numbered(all: &mut Vec<State>) {
         add(all, format!("folder-{folder}"), first, |generator| {
             generator.step(1, Action::Settle { folder: 1, mask: 2 });
         });
+    }
+}
+
+fn parts_of_segments(all: &mut Vec<State>) {
+    for (name, pages, huge) in [("pages", 9, false), ("huge", 2, true)] {
+        for number in 0..4 {
+            let doomed = number % 2 == 1;
+            let first = |generator: &mut Generator| {
+                generator.segment(0, pages, doomed, huge);
+                (0..number).for_each(|_| generator.carve(0));
+                generator.tasks_wanted = 2;
+                generator.fork(0);
+            };
+            let go_on = |generator: &mut Generator| {
+                generator.carve(0);
+                generator.carve(1);
+            };
+            add(all, format!("segment-{name}-parts-{number}"), first, go_on);
+        }
+    }
+}
+
+/// Queues whose next message somebody is told of: a task or its child, by a signal or a socket.
+fn told_queues(all: &mut Vec<State>) {
+    for through in [None, Some(2)] {
+        for teller in [0, 1] {
+            let notify = Action::Notify { slot: 0, through };
+            let first = |generator: &mut Generator| {
+                generator.open_kind(0, Opened::Queue);
+                generator.step(0, Action::Receive { slot: 0 });
+                generator.open_kind(0, Opened::Netlink);
+                generator.tasks_wanted = 2;
+                generator.fork(0);
+                generator.step(teller, notify.clone());
+            };
+            let go_on = |generator: &mut Generator| {
+                let (slot, bytes) = (0, 100);
+                generator.step(1 - teller, Action::Send { slot, bytes });
+                generator.step(teller, Action::Receive { slot: 2 });
+                generator.step(0, Action::Receive { slot });
+                generator.step(teller, notify.clone());
+            };
+            let how = if through.is_some() {
+                "socket"
+            } else {
+                "signal"
+            };
+            add(all, format!("told-by-{how}-{teller}"), first, go_on);
+        }
+    }
+}
+
+/// Programs of 32 bits among tasks of 64.
+fn programs(all: &mut Vec<State>) {
+    for number in 1..=3 {
+        let first = |generator: &mut Generator| {
+            generator.tasks_wanted = number;
+            for task in 0..number as u8 {
+                generator.step(task, Action::Program);
+                if task + 1 < number as u8 {
+                    generator.fork(task);
+                }
+            }
+        };
+        let go_on = |generator: &mut Generator| {
+            let last = number as u8 - 1;
+            generator.step(last, Action::Exit { status: 3 });
+            generator.step(0, Action::Program);
+        };
+        add(all, format!("programs-{number}"), first, go_on);
     }
 }
 

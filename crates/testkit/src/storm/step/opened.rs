@@ -66,11 +66,17 @@ pub enum Opened {
     Tap,
     /// A file with a lease for reading.
     Leased,
+    /// A netlink socket, which may be told of messages in a queue.
+    Netlink,
+    /// One of the task's own namespaces.
+    Namespace,
+    /// Another namespace that is mounted at a path.
+    Mounted,
 }
 
 impl Opened {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 33] = [
         Self::Pipe,
         Self::PacketPipe,
         Self::Fifo,
@@ -101,7 +107,18 @@ impl Opened {
         Self::Frames,
         Self::Tap,
         Self::Leased,
+        Self::Netlink,
+        Self::Namespace,
+        Self::Mounted,
     ];
+
+    /// The kinds of namespaces, of which each name of a descriptor has one.
+    pub const NAMESPACES: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts", "time"];
+
+    /// The kind of the namespace that is opened under a name.
+    pub fn namespace(slot: u16) -> &'static str {
+        Self::NAMESPACES[usize::from(slot) % Self::NAMESPACES.len()]
+    }
 
     /// Whether it has two ends.
     pub fn has_two_ends(self) -> bool {
@@ -112,16 +129,17 @@ impl Opened {
         two.contains(&self)
     }
 
-    /// Whether its inode is that of all descriptors without one of their own: who locks that is in
-    /// the way of everybody on the machine.
+    /// Whether its inode is that of all descriptors without one of their own, or of a namespace:
+    /// who locks that is in the way of everybody on the machine.
     pub fn shares_inode(self) -> bool {
         use Opened::*;
-        [Event, Timer, Signals, Epoll, Inotify, Group].contains(&self)
+        [Event, Timer, Signals, Epoll, Inotify, Group, Namespace].contains(&self)
     }
 
     /// Whether it is a socket.
     pub fn is_socket(self) -> bool {
-        (Self::Streams..=Self::Udp).contains(&self) || [Self::UdpLite, Self::Frames].contains(&self)
+        (Self::Streams..=Self::Udp).contains(&self)
+            || [Self::UdpLite, Self::Frames, Self::Netlink].contains(&self)
     }
 
     /// Whether what is written is read in the same pieces.

@@ -87,6 +87,11 @@ impl Task {
     }
 
     pub(super) fn receive(&self, slot: u16) -> Done {
+        if let Some(held) = self.held.get(&slot)
+            && held.ends.kind == Opened::Netlink
+        {
+            return opened::hear(&held.file);
+        }
         let Some((held, at)) = self
             .held
             .get(&slot)

@@ -104,6 +104,10 @@ impl Task {
                 let _ = opened::remove_queue(&name.to_string_lossy());
                 Ok(())
             }
+            Action::Notify { slot, through } => {
+                self.notify(slot, through);
+                Ok(())
+            }
             Action::Watch {
                 epoll,
                 slot,
@@ -259,7 +263,14 @@ impl Task {
             Opened::Group => opened::group(&self.path_of(slot))?,
             Opened::Frames => opened::frames()?,
             Opened::Tap => opened::tap(&self.folder, slot)?,
-            Opened::Leased => opened::leased(&self.path_of(slot))?,
+            Opened::Leased => opened::leased(slot, &self.path_of(slot))?,
+            Opened::Netlink => opened::netlink()?,
+            Opened::Namespace => opened::namespace(slot)?,
+            Opened::Mounted => {
+                let path = self.path_of(slot);
+                self.note("mount", path.display())?;
+                opened::mounted(slot, &path)?
+            }
             Opened::Signals => sys::signalfd::create(READ_SIGNALS, slot.is_multiple_of(2))?,
             Opened::Epoll => epoll::create(epoll::CreateFlags::CLOEXEC)?,
             Opened::Inotify => {
@@ -372,6 +383,18 @@ impl Task {
             self.held.insert(ends.origin, Held { file, ends });
         }
         Ok(())
+    }
+
+    fn notify(&self, slot: u16, through: Option<u16>) {
+        let of_kind = |slot: u16, kind: Opened| {
+            let held = self.held.get(&slot)?;
+            (held.ends.kind == kind).then_some(&held.file)
+        };
+        let Some(queue) = of_kind(slot, Opened::Queue) else {
+            return;
+        };
+        let through = through.and_then(|socket| of_kind(socket, Opened::Netlink));
+        opened::notify(queue, through, slot.into());
     }
 
     fn watch(&self, waiter: u16, slot: u16, edge: bool, once: bool) {

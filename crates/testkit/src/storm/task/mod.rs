@@ -4,6 +4,7 @@ mod descriptors;
 mod memory;
 mod numbered;
 mod opened;
+mod program_32;
 mod state;
 mod threads;
 
@@ -18,6 +19,7 @@ use sys::subject::clone::{DESCRIPTORS, SEMAPHORE_UNDO, clone};
 use sys::subject::filters::{Answer, GONE, call_gone, install_filter};
 use sys::subject::{Arena, block_signals, queue_signal};
 
+pub(super) use self::program_32::NAME as PROGRAM_32;
 use super::ledger::{Ledger, Order};
 use super::memory::Memory;
 use super::step::{self, ARENA_PAGES, Action, PAGE_BYTES, Step, TASKS};
@@ -39,6 +41,7 @@ struct Task {
     held: BTreeMap<u16, descriptors::Held>,
     waits: Vec<threads::Waiting>,
     numbered: numbered::Numbered,
+    programs: Vec<program_32::Running>,
 }
 
 /// Something that the task can map.
@@ -66,6 +69,7 @@ pub(crate) fn serve(control: Control, arguments: &[String]) -> Done {
         held: BTreeMap::new(),
         waits: Vec::new(),
         numbered: numbered::Numbered::default(),
+        programs: Vec::new(),
     };
     root.ledger.set_pid(0, std::process::id());
     // Otherwise orphans would leave the tree.
@@ -135,6 +139,9 @@ impl Task {
                 let mut wrong = self.check_memory()?;
                 wrong.extend(self.check_waits());
                 wrong.extend(self.check_numbered()?);
+                for program in &mut self.programs {
+                    program.answer()?;
+                }
                 wrong
             }
             _ => self.describe()?,
@@ -186,6 +193,7 @@ impl Task {
                 Ok(())
             }
             &Action::Filter { call, all } => filter(call, all),
+            Action::Program => self.start_program(),
             &Action::Thread { wait, stack_pages } => self.start_thread(wait, stack_pages),
             &Action::Send { slot, bytes } => self.send(slot, bytes),
             &Action::Receive { slot } => self.receive(slot),
@@ -262,14 +270,19 @@ impl Task {
             held: std::mem::take(&mut self.held),
             waits: Vec::new(),
             numbered: numbered.forked(undo, flags != 0),
+            programs: Vec::new(),
         };
         let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| own.live()));
         std::process::exit(if lived.is_err() { 101 } else { 0 })
     }
 
-    fn exit(&self, status: u8) -> Done {
+    fn exit(&mut self, status: u8) -> Done {
         if self.number == 0 {
             return Ok(());
+        }
+        // They would end at some moment after it.
+        for program in self.programs.drain(..) {
+            program.end()?;
         }
         if let Some(undo) = self.numbered.undo {
             self.ledger.leave_undo(undo);

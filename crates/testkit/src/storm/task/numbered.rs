@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -22,6 +23,7 @@ const VALUE: i32 = 1000;
 /// Where tasks note what outlives them.
 const MADE: &str = "made";
 const IPC_PRIVATE: i32 = 0;
+const HUGE_BYTES: u64 = 2 << 20;
 
 /// What a task has by number.
 #[derive(Default)]
@@ -39,7 +41,24 @@ pub(super) struct Numbered {
 struct Segment {
     id: i32,
     pages: u16,
+    page_bytes: u64,
     attached: shm::Attached,
+    /// Which pages of it are mapped.
+    mapped: Vec<bool>,
+}
+
+impl Segment {
+    fn address(&self, page: u16) -> u64 {
+        self.attached.start() + u64::from(page) * self.page_bytes
+    }
+}
+
+/// The task's own memory.
+fn own_memory() -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .open("/proc/self/mem")
 }
 
 /// A context, and the events that it must have.
@@ -96,7 +115,14 @@ impl Task {
                 segment,
                 pages,
                 doomed,
-            } => self.attach(segment, pages, doomed),
+                huge,
+            } => self.attach(segment, pages, doomed, huge),
+            Action::Carve {
+                segment,
+                at,
+                pages,
+                protection,
+            } => self.carve(segment, at..at + pages, protection),
             Action::Requests {
                 context,
                 room,
@@ -154,29 +180,53 @@ impl Task {
         Ok(())
     }
 
-    fn attach(&mut self, number: u8, pages: u16, doomed: bool) -> Done {
-        let id = shm::create(
+    fn attach(&mut self, number: u8, pages: u16, doomed: bool, huge: bool) -> Done {
+        let page_bytes = if huge { HUGE_BYTES } else { PAGE_BYTES as u64 };
+        let made = shm::create(
             IPC_PRIVATE,
-            u64::from(pages) * PAGE_BYTES as u64,
+            u64::from(pages) * page_bytes,
             0o600,
-            None,
-        )?;
+            huge.then_some(page_bytes),
+        );
+        let id = match made {
+            // There are too few huge pages.
+            Err(_) if huge => return Ok(()),
+            made => made?,
+        };
         let attached = shm::Attached::new(id)?;
         match doomed {
             true => shm::remove(id)?,
             false => self.note("segment", id)?,
         }
-        let file = File::from(attached.file(PAGE_BYTES as u64)?);
-        for page in (0..pages).filter(|page| page % 3 != 1) {
-            let at = u64::from(page) * PAGE_BYTES as u64;
-            file.write_all_at(&stamp(number, page), at)?;
-        }
         let segment = Segment {
             id,
             pages,
+            page_bytes,
             attached,
+            mapped: vec![true; pages.into()],
         };
+        let memory = own_memory()?;
+        for page in (0..pages).filter(|page| page % 3 != 1) {
+            memory.write_all_at(&stamp(number, page), segment.address(page))?;
+        }
         self.numbered.segments.insert(number, segment);
+        Ok(())
+    }
+
+    fn carve(&mut self, number: u8, pages: Range<u16>, protection: Option<u8>) -> Done {
+        let segment = self.numbered.segments.get_mut(&number);
+        let Some(segment) = segment.filter(|segment| pages.end <= segment.pages) else {
+            return Ok(());
+        };
+        let all = usize::from(pages.start)..usize::from(pages.end);
+        if !segment.mapped[all.clone()].iter().all(|mapped| *mapped) {
+            return Ok(());
+        }
+        let [start, end] = [pages.start, pages.end].map(|at| u64::from(at) * segment.page_bytes);
+        segment
+            .attached
+            .change(start..end, protection.map(i32::from))?;
+        segment.mapped[all].fill(protection.is_some());
         Ok(())
     }
 
@@ -229,10 +279,11 @@ impl Task {
             }
         }
         for (number, segment) in &self.numbered.segments {
-            let file = File::from(segment.attached.file(PAGE_BYTES as u64)?);
-            for page in 0..segment.pages {
+            let memory = own_memory()?;
+            let mapped = (0..segment.pages).zip(&segment.mapped);
+            for (page, _) in mapped.filter(|(_, mapped)| **mapped) {
                 let mut is = [0; 8];
-                file.read_exact_at(&mut is, u64::from(page) * PAGE_BYTES as u64)?;
+                memory.read_exact_at(&mut is, segment.address(page))?;
                 let must = match page % 3 {
                     1 => [0; 8],
                     _ => stamp(*number, page),
@@ -259,7 +310,11 @@ impl Task {
     pub(super) fn describe_numbered(&self) -> Result<Vec<String>, Failure> {
         let mut told = Vec::new();
         for (number, segment) in &self.numbered.segments {
-            told.push(format!("segment {number}: {:?}", shm::stat(segment.id)?));
+            // It is gone where its last part was unmapped.
+            told.push(format!(
+                "segment {number}: {:?}",
+                shm::stat(segment.id).ok()
+            ));
         }
         for (number, own) in &self.numbered.contexts {
             let words = own.context.words();
@@ -290,6 +345,7 @@ impl Task {
             let _ = match (what, id.parse()) {
                 ("set", Ok(id)) => sem::remove(id),
                 ("segment", Ok(id)) => shm::remove(id),
+                ("mount", _) => opened::unmount(id),
                 _ => opened::remove_queue(id),
             };
         }

@@ -8,9 +8,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use sys::kernel_memory::KernelMemory;
-use sys::mqueue::{self, Attributes, Message};
+use sys::mqueue::{self, Attributes, Message, Tell};
 use sys::ring::{self, Part, RingMemory};
+use sys::subject::block_signals;
+use sys::subject::clone::{HOST_NAME, NETWORK, unshare};
 use sys::{fanotify, fcntl, socket, tun};
 
 use crate::storm::step::{Opened, PAGE_BYTES};
@@ -101,11 +105,11 @@ pub(super) fn tap(folder: &Path, slot: u16) -> Result<OwnedFd, Failure> {
     Ok(own.into())
 }
 
-/// A file that nobody else has open, with a lease for reading.
-pub(super) fn leased(path: &PathBuf) -> Result<OwnedFd, Failure> {
+/// A file that nobody else has open, with a lease for reading or writing.
+pub(super) fn leased(slot: u16, path: &PathBuf) -> Result<OwnedFd, Failure> {
     fs::write(path, "leased")?;
     let file = File::open(path)?;
-    fcntl::lease(file.as_fd(), false)?;
+    fcntl::lease(file.as_fd(), slot % 4 == 2)?;
     Ok(file.into())
 }
 
@@ -126,6 +130,92 @@ pub(super) fn datagram_pair(is_lite: bool) -> io::Result<(OwnedFd, OwnedFd)> {
     socket::connect(&one, &socket::name(&other)?)?;
     socket::connect(&other, &socket::name(&one)?)?;
     Ok((one, other))
+}
+
+/// What a queue is to tell through a socket, but for its last byte.
+const COOKIE: [u8; 32] = *b"a storm's message queue has mail";
+/// The signal by which a queue tells of a message.
+const SIGNAL: i32 = 41;
+const NETLINK: i32 = 16;
+const RAW: i32 = 3;
+
+/// A socket that hears from nobody yet.
+pub(super) fn netlink() -> io::Result<OwnedFd> {
+    socket::open(NETLINK, RAW, 0)
+}
+
+/// Has the task told of the next message that comes into an empty queue.
+pub(super) fn notify(queue: &OwnedFd, through: Option<&OwnedFd>, value: u64) {
+    block_signals(&[SIGNAL]);
+    let tell = match through {
+        Some(socket) => Tell::Socket(socket.as_fd(), &COOKIE),
+        None => Tell::Signal(SIGNAL, value),
+    };
+    // Somebody may be told already.
+    let _ = mqueue::notify(queue, tell);
+}
+
+/// Takes what queues have told.
+pub(super) fn hear(socket: &OwnedFd) -> Result<(), Failure> {
+    const DONT_WAIT: i32 = 0x40;
+    let mut bytes = [0; 64];
+    loop {
+        match socket::receive(socket, &mut bytes, DONT_WAIT) {
+            Ok(told) if told.len == COOKIE.len() && bytes[..31] == COOKIE[..31] => {}
+            Ok(told) => return Err(format!("{:?} came", &bytes[..told.len]).into()),
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+/// One of the task's own namespaces.
+pub(super) fn namespace(slot: u16) -> Result<OwnedFd, Failure> {
+    let path = format!("/proc/thread-self/ns/{}", Opened::namespace(slot));
+    Ok(File::open(path)?.into())
+}
+
+/// A new namespace at a path, in which nobody is.
+pub(super) fn mounted(slot: u16, path: &Path) -> Result<OwnedFd, Failure> {
+    let (flag, kind, link) = match slot % 4 {
+        0 => (NETWORK, "net", LinkNameSpaceType::Network),
+        _ => (
+            HOST_NAME,
+            "uts",
+            LinkNameSpaceType::HostNameAndNISDomainName,
+        ),
+    };
+    let here = format!("/proc/thread-self/ns/{kind}");
+    let own = File::open(&here)?;
+    fs::write(path, "")?;
+    unshare(flag)?;
+    let mounted = rustix::mount::mount_bind(&here, path);
+    move_into_link_name_space(own.as_fd(), Some(link))?;
+    mounted?;
+    Ok(File::open(path)?.into())
+}
+
+/// Takes a mounted namespace away.
+pub(super) fn unmount(path: &str) -> io::Result<()> {
+    Ok(rustix::mount::unmount(path, UnmountFlags::DETACH)?)
+}
+
+/// Whom a queue is to tell.
+fn told(queue: BorrowedFd<'_>) -> Option<String> {
+    let mut text = [0; 128];
+    let len = rustix::io::pread(queue, &mut text[..], 0).ok()?;
+    let text = String::from_utf8_lossy(&text[..len]).into_owned();
+    Some(text.split_once("NOTIFY:")?.1.trim_end().to_owned())
+}
+
+/// Which namespace it is: the task's own one of a kind, or any by the number of its inode.
+fn which(own: BorrowedFd<'_>) -> Option<String> {
+    let there = rustix::fs::fstat(own).ok()?;
+    let is = |kind: &&&str| {
+        let stat = rustix::fs::stat(format!("/proc/thread-self/ns/{kind}"));
+        stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (there.st_dev, there.st_ino))
+    };
+    let kind = Opened::NAMESPACES.iter().find(is);
+    Some(kind.map_or_else(|| there.st_ino.to_string(), |kind| format!("own {kind}")))
 }
 
 /// A ring that has worked: entries that are all zeros do nothing. A full one has files, of which
@@ -173,7 +263,11 @@ pub(super) fn describe(
         fs::read_to_string(path).unwrap_or_default()
     };
     match kind {
-        Opened::Queue => tell("queue", &mqueue::attributes(own).ok()),
+        Opened::Queue => {
+            tell("queue", &mqueue::attributes(own).ok());
+            tell("told", &told(own));
+        }
+        Opened::Namespace | Opened::Mounted => tell("which", &which(own)),
         Opened::Leased => tell("lease", &fcntl::leased(own).ok()),
         Opened::Tap => tell("attached", &tun::attached(own).ok()),
         Opened::Group => {

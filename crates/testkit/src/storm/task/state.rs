@@ -3,7 +3,7 @@ use std::fmt::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{FlockOperation, OFlags, SealFlags, SeekFrom};
+use rustix::fs::{FileType, FlockOperation, OFlags, SealFlags, SeekFrom};
 use rustix::io::FdFlags;
 use rustix::pipe::{fcntl_getpipe_size, fcntl_setpipe_size};
 use rustix::thread::Timespec;
@@ -138,7 +138,7 @@ fn describe(held: &Held) -> String {
     };
     describe_file(file, &mut tell);
     // A file that signals nobody loses whom it would: the dump does not ask.
-    if !matches!(held.ends.kind, Opened::Memfd | Opened::File | Opened::Queue) {
+    if !is_plain(file) {
         tell("owner", &fcntl::owner(file).ok());
         tell("signal", &fcntl::signal(file).ok());
     }
@@ -194,6 +194,11 @@ fn describe(held: &Held) -> String {
         describe_socket(held, &mut tell);
     }
     told
+}
+
+fn is_plain(file: BorrowedFd<'_>) -> bool {
+    let kind = rustix::fs::fstat(file).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    matches!(kind, Ok(FileType::RegularFile | FileType::Directory))
 }
 
 fn describe_file(file: BorrowedFd<'_>, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug)) {

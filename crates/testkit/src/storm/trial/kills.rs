@@ -5,6 +5,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::{OPTIONS, REFUSED, Refusal, Seen, Trial, refused, succeeded};
+use crate::storm::task::PROGRAM_32;
 use crate::tree;
 use crate::wait::{SOON, try_wait_for};
 
@@ -164,7 +165,9 @@ impl Trial<'_> {
                 let program = std::fs::read_link(format!("/proc/{pid}/exe"));
                 let threads = tree::threads(pid);
                 let sleeps = |&tid: &u32| tree::state(tid) == Some('S') && tree::is_waiting(tid);
-                let is_its = program.is_ok_and(|program| program == crate::subject::binary());
+                let is_its = program.is_ok_and(|program| {
+                    program == crate::subject::binary() || program.ends_with(PROGRAM_32)
+                });
                 is_its && !threads.is_empty() && threads.iter().all(sleeps)
             }
             None => false,
@@ -176,8 +179,9 @@ impl Trial<'_> {
         let differences = || {
             let mut differences = before.facts.diff(&self.facts());
             // A killed dump leaves code in the padding, which no task executes.
-            let padding = vdso_padding(self.subject.pid());
-            differences.retain(|line| !line.contains(&padding));
+            let tasks = self.subject.tree().into_iter();
+            let paddings: Vec<_> = tasks.map(vdso_padding).collect();
+            differences.retain(|line| !paddings.iter().any(|page| line.starts_with(page)));
             differences
         };
         let mut last = Vec::new();
@@ -214,5 +218,8 @@ fn vdso_padding(pid: u32) -> String {
     let vdso = maps.lines().find(|line| line.ends_with("[vdso]"));
     let end = vdso.and_then(|line| line.split([' ', '-']).nth(1));
     let end = end.and_then(|end| u64::from_str_radix(end, 16).ok());
-    format!(" page {:#x}: ", end.unwrap_or_default().wrapping_sub(4096))
+    format!(
+        "{pid} page {:#x}: ",
+        end.unwrap_or_default().wrapping_sub(4096)
+    )
 }
