@@ -77,6 +77,18 @@ pub const FOR_TESTS: &[Package<'_>] = &[
         services: Cow::Borrowed(&[]),
     },
     Package {
+        name: "bpftool",
+        program: "bpftool",
+        reason: "makes and pins a map that a program which the tests dump and restore counts in",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
+        name: "bpftrace",
+        program: "bpftrace",
+        reason: "a real program with programs of BPF, which the tests insist is refused by name",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
         name: "iproute2",
         program: "ip",
         reason: "sets up interfaces of subjects, and tells what they are afterwards",

@@ -2,6 +2,7 @@
 //!
 //! `STILLFRAME_BIN` names another binary to run, such as criu, to prove the tests themselves.
 mod aio;
+mod bpf_maps;
 mod cgroups;
 mod clocks;
 mod code_32;

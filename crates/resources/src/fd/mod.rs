@@ -4,6 +4,7 @@
 //! opened once by the restorer; tasks inherit it and move it to its numbers with `dup2`.
 
 pub mod attributes;
+pub mod bpf_map;
 mod build_id;
 pub mod chardev;
 pub mod decider;
@@ -362,6 +363,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &fanotify::Fanotify,
     &epoll::Epoll,
     &io_uring::IoUring,
+    &bpf_map::BpfMap,
     &unix::UnixSocket,
     &tcp::TcpSocket,
     &udp::UdpSocket,

@@ -3,10 +3,11 @@
 //! - What: performance events
 //! - Refused: "the kernel does not tell what it counts".
 //! - CRIU 4.2: refused.
-//! - What: objects of BPF
-//! - Refused: "objects of BPF are not there yet".
-//! - CRIU 4.2: keeps hash and array maps where it was built with libbpf, which Debian's is not;
-//!   refuses other maps, programs and links.
+//! - What: programs of BPF, what attaches them, and types
+//! - Refused: "a BPF program, of which the kernel tells only what it has made of its code"; "a BPF
+//!   link, whose program the kernel tells only as what it has made of its code"; "objects of BPF
+//!   other than maps are not there yet".
+//! - CRIU 4.2: refused.
 //! - What: virtual machines
 //! - Refused: "it is a virtual machine: save it by its monitor (stillframe vm save)".
 //! - CRIU 4.2: refused.
@@ -34,8 +35,16 @@ const LINKS: &[(&[&str], &str)] = &[
         "the kernel does not tell what it counts",
     ),
     (
+        &["anon_inode:bpf-prog"],
+        "a BPF program, of which the kernel tells only what it has made of its code",
+    ),
+    (
+        &["anon_inode:bpf_link", "anon_inode:bpf-link"],
+        "a BPF link, whose program the kernel tells only as what it has made of its code",
+    ),
+    (
         &["anon_inode:bpf", "anon_inode:btf"],
-        "objects of BPF are not there yet",
+        "objects of BPF other than maps are not there yet",
     ),
     (
         &["anon_inode:kvm-"],

@@ -44,6 +44,8 @@ pub const TUN: u16 = 119;
 pub const NAMESPACE: u16 = 120;
 /// [`super::userfaultfd`].
 pub const USERFAULTFD: u16 = 121;
+/// [`super::bpf_map`].
+pub const BPF_MAP: u16 = 122;
 /// [`super::attributes`]: by description.
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.

@@ -326,6 +326,7 @@ impl World {
             let known = |text: &str| {
                 let lines = text.lines().filter(|line| !line.starts_with("ino:"));
                 let lines = lines.filter(|line| !line.starts_with("eventfd-id:"));
+                let lines = lines.filter(|line| !line.starts_with("map_id:"));
                 let lines = lines.filter(|line| !line.starts_with("it_value:"));
                 let lines = lines.map(|line| match line.split_once(" ino:") {
                     Some((watch, _)) if line.starts_with("tfd:") => watch,

@@ -6,8 +6,8 @@
 //!   shared.
 //! - Refused: "it is memory of a device"; "it is a shadow stack"; "it has huge pages of a file that
 //!   nobody can open again" (a deleted one); "it has huge pages of its own
-//!   over those of a file"; "a part of a ring of io_uring was unmapped or protected"; mappings of
-//!   the kernel's own such as `[uprobes]`, by their name alone.
+//!   over those of a file"; "a part of a ring of io_uring was unmapped or protected"; "it shows
+//!   a map of BPF"; mappings of the kernel's own such as `[uprobes]`, by their name alone.
 //! - CRIU 4.2: kept, shadow stacks too; names of anonymous memory are not, nor `mlockall` for later
 //!   mappings. Memory of devices only with a plugin for them, `[uprobes]` with `--allow-uprobes`.
 
@@ -416,6 +416,9 @@ fn hinders(listed: &Listed) -> Option<&'static str> {
         return Some("a part of a ring of io_uring was unmapped or protected");
     }
     let name = &listed.name[..];
+    if name == b"anon_inode:bpf-map" {
+        return Some("it shows a map of BPF");
+    }
     let is_made_again = name.starts_with(b"/memfd:") || listed.segment().is_some();
     let has_path = !name.ends_with(b" (deleted)") || is_made_again;
     match listed.has_huge_pages() && name != HUGE_PAGES {

@@ -87,7 +87,7 @@ fn object_class(target: &str) -> Option<&str> {
 fn normalise(info: &str, depth: Depth, unnamed: bool) -> String {
     let kept = info.lines().filter_map(|line| {
         let (name, value) = line.split_once(':').unwrap_or((line, ""));
-        let changes = matches!(name, "ino" | "it_value" | "eventfd-id")
+        let changes = matches!(name, "ino" | "it_value" | "eventfd-id" | "map_id")
             || (depth == Depth::Moving && matches!(name, "pos" | "eventfd-count" | "ticks"));
         if changes {
             return None;

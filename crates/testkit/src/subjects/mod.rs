@@ -4,6 +4,7 @@
 //! killed. Its file says which questions it understands.
 mod aio;
 mod around;
+mod bpf_maps;
 mod busy;
 mod changing_equal_pages;
 mod churn;
@@ -63,6 +64,7 @@ type Run = fn(Control, &[String]) -> Result<(), Failure>;
 const ALL: &[(&str, Run)] = &[
     ("aio", aio::run),
     ("around", around::run),
+    ("bpf-maps", bpf_maps::run),
     ("busy", busy::run),
     ("changing-equal-pages", changing_equal_pages::run),
     ("churn", churn::run),
