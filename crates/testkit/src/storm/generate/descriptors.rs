@@ -221,10 +221,16 @@ impl Generator {
             }
             return self.step(task, Action::Take { through });
         }
-        // A connection that is only in flight is refused, and so is what is of a task; the kernel
-        // refuses to pass rings. It throws mailboxes away that are only in each other, as soon as
-        // anybody closes a unix socket.
-        let stays = [Opened::Tcp, Opened::OfTask, Opened::Ring, Opened::FullRing];
+        // A connection or a map that is in flight is refused, and so is what is of a task; the
+        // kernel refuses to pass rings. It throws mailboxes away that are only in each other, as
+        // soon as anybody closes a unix socket.
+        let stays = [
+            Opened::Tcp,
+            Opened::OfTask,
+            Opened::Ring,
+            Opened::FullRing,
+            Opened::Map,
+        ];
         // The tree's time namespace is a new one after a restore, which its tasks open.
         let is_time = end.kind == Opened::Namespace && Opened::namespace(end.origin) == "time";
         let flies = !stays.contains(&end.kind) && !is_time;

@@ -72,11 +72,13 @@ pub enum Opened {
     Namespace,
     /// Another namespace that is mounted at a path.
     Mounted,
+    /// A map of BPF: a hash.
+    Map,
 }
 
 impl Opened {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::Pipe,
         Self::PacketPipe,
         Self::Fifo,
@@ -110,6 +112,7 @@ impl Opened {
         Self::Netlink,
         Self::Namespace,
         Self::Mounted,
+        Self::Map,
     ];
 
     /// The kinds of namespaces, of which each name of a descriptor has one.
@@ -133,7 +136,7 @@ impl Opened {
     /// who locks that is in the way of everybody on the machine.
     pub fn shares_inode(self) -> bool {
         use Opened::*;
-        [Event, Timer, Signals, Epoll, Inotify, Group, Namespace].contains(&self)
+        [Event, Timer, Signals, Epoll, Inotify, Group, Namespace, Map].contains(&self)
     }
 
     /// Whether it is a socket.

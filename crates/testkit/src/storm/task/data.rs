@@ -35,6 +35,10 @@ impl Task {
         };
         match (held.ends.kind, held.ends.out) {
             (Opened::Mailbox, _) => Ok(()),
+            (Opened::Map, _) => {
+                opened::write_entry(&held.file, bytes);
+                Ok(())
+            }
             (Opened::Event, _) => {
                 let count = u64::from(bytes).to_ne_bytes();
                 rustix::io::write(&held.file, &count)?;

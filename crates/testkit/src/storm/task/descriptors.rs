@@ -265,6 +265,7 @@ impl Task {
             Opened::Tap => opened::tap(&self.folder, slot)?,
             Opened::Leased => opened::leased(slot, &self.path_of(slot))?,
             Opened::Netlink => opened::netlink()?,
+            Opened::Map => opened::map()?,
             Opened::Namespace => opened::namespace(slot)?,
             Opened::Mounted => {
                 let path = self.path_of(slot);
