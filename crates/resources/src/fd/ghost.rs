@@ -4,8 +4,9 @@
 //! - What: deleted files
 //! - Kept: contents with their holes, owner, permissions, times; directories, FIFOs and device
 //!   nodes as well. All who had one file have one again. Extended attributes are not kept.
-//! - Refused: "it is deleted, and … bytes are more than …" (`--ghost-limit`); "it is a deleted …"
-//!   (a socket, a symbolic link, a block device).
+//! - Refused: "it is deleted, and … bytes are more than …" (`--ghost-limit`); "it is deleted,
+//!   and to read it would break its lease for writing"; "it is a deleted …" (a socket, a symbolic
+//!   link, a block device).
 //! - CRIU 4.2: contents up to the same `--ghost-limit`; symbolic links and block devices are made
 //!   again as well.
 
@@ -21,7 +22,7 @@ use rustix::io::Errno;
 use sys::watchdog::apart_with_file;
 
 use super::place::{Place, folder_above};
-use super::{DumpContext, Open, RestoreContext, status};
+use super::{DumpContext, Open, RestoreContext, locks, status};
 use crate::{Error, Result};
 
 /// The number under which the file made again is shared; no record has it.
@@ -142,6 +143,10 @@ impl Ghost {
         }
         if self.size_bytes == 0 {
             return Ok(());
+        }
+        if locks::has_write_lease(&open.info) {
+            let why = "it is deleted, and to read it would break its lease for writing";
+            return Err(open.unsupported(why, None));
         }
         let file = status::reopen(open.own()?, OFlags::RDONLY)?;
         if self.size_bytes > INLINE_BYTES {

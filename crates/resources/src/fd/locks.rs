@@ -148,6 +148,13 @@ pub(super) fn has_lease(info: &Info) -> bool {
     styles.any(|style| style == Some("LEASE"))
 }
 
+/// Whether somebody has a lease for writing on the file: the next one who opens it waits until it
+/// is given back.
+pub(super) fn has_write_lease(info: &Info) -> bool {
+    let mut leases = info.lines("lock").filter(|line| line.contains(" LEASE "));
+    leases.any(|line| line.split_whitespace().any(|word| word == "WRITE"))
+}
+
 /// The locks that the description of `info` holds itself.
 pub(super) fn of_description(
     info: &Info,

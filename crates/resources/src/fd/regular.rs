@@ -241,6 +241,28 @@ mod tests {
     }
 
     #[test]
+    fn deleted_file_keeps_its_lease_for_writing() {
+        use std::os::fd::AsFd as _;
+        let folder = folder();
+        let path = folder.path().join("leased");
+        fs::write(&path, "leased").expect("write");
+        let file = File::open(&path).expect("open");
+        fs::remove_file(&path).expect("remove");
+        if let Err(error) = sys::fcntl::lease(file.as_fd(), true) {
+            testkit::skip!("no leases here: {error}");
+        }
+        let mut world = World::default();
+        let at = world.add(file);
+        let refused = world.dump().expect_err("it is refused").to_string();
+        assert!(
+            refused.contains("would break its lease for writing"),
+            "{refused}"
+        );
+        let kind = sys::fcntl::leased(world.get(at).as_fd()).expect("asked");
+        assert_eq!(kind, 1, "F_WRLCK");
+    }
+
+    #[test]
     fn deleted_file_whose_name_is_taken_leaves_the_other_alone() {
         let folder = folder();
         let path = folder.path().join("file");
