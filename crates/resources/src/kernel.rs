@@ -154,12 +154,18 @@ impl Kernel {
         Ok(upid.half("nr")?.cast_signed())
     }
 
+    /// The address of the `mm_struct` of process `pid`.
+    pub fn memory_of(&self, pid: i32) -> Result<u64> {
+        let memory = File::open(format!("/proc/{}/mem", sys::asked::tid(pid)))?;
+        self.private(self.file(memory.as_fd())?)
+    }
+
     /// The `task_struct` of the thread of process `pid` that counts as the owner of its memory:
     /// mostly its leader.
     pub fn owner(&self, pid: i32) -> Result<Structure<'_>> {
-        let memory = File::open(format!("/proc/{}/mem", sys::asked::tid(pid)))?;
-        let mm = self.private(self.file(memory.as_fd())?)?;
-        let owner = self.read("mm_struct", mm)?.word("owner")?;
+        let owner = self
+            .read("mm_struct", self.memory_of(pid)?)?
+            .word("owner")?;
         self.read("task_struct", owner)
     }
 

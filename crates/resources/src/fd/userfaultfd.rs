@@ -96,10 +96,8 @@ fn process_with(open: &Open<'_>, looked: &Looked, pids: &[i32]) -> Result<i32> {
 
 /// The kernel's address of a process's memory.
 fn memory_of(pid: i32) -> std::io::Result<u64> {
-    use std::os::fd::AsFd;
-    let memory = std::fs::File::open(format!("/proc/{pid}/mem"))?;
     let kernel = Kernel::get().map_err(std::io::Error::other)?;
-    kernel.private(kernel.file(memory.as_fd())?)
+    kernel.memory_of(pid)
 }
 
 fn look(open: &Open<'_>) -> Result<Looked> {
