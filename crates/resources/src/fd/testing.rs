@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use rustix::event::epoll;
 use rustix::fs::{FileType, FlockOperation, OFlags, SealFlags};
 use syscalls::Sysno;
+use testkit::wait::{SOON, wait_until};
 
 use super::{
     DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, attributes, claim, status,
@@ -318,9 +319,20 @@ impl World {
         Ok(epoll::add(own, target, value, events)?)
     }
 
+    /// Dumps when no child of another test has the descriptors as well, as each has when it begins.
+    fn dump_alone(&mut self) {
+        wait_until("no other child to have them", SOON, || match self.dump() {
+            Err(error) if error.to_string().contains("has its descriptor as well") => false,
+            dumped => {
+                dumped.expect("dump");
+                true
+            }
+        });
+    }
+
     /// Dumps, closes and opens everything; what fdinfo says must be the same.
     pub(crate) fn cycle(&mut self) {
-        self.dump().expect("dump");
+        self.dump_alone();
         self.restore().expect("restore");
         for entry in &self.entries {
             let known = |text: &str| {

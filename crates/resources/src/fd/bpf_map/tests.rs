@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 
 use sys::bpf_map::{Entries, Sizes};
 use sys::per_cpu;
+use testkit::wait::{SOON, wait_until};
 
 use super::super::testing::{At, World, open_alone};
 use super::*;
@@ -165,9 +166,13 @@ fn several_descriptors_and_their_access_survive() {
     assert_eq!(error.expect_err("it is frozen").raw_os_error(), Some(1));
 }
 
-/// The one reason for which it is refused.
-fn refusal(world: &mut World) -> String {
-    world.dump().expect_err("it is refused").to_string()
+/// Insists that it is refused because of `why`, when no child of another test has it as well.
+#[track_caller]
+fn assert_refused(world: &mut World, why: &str) {
+    wait_until(why, SOON, || {
+        let told = world.dump().expect_err("it is refused").to_string();
+        told.contains(why)
+    });
 }
 
 #[test]
@@ -178,26 +183,19 @@ fn what_others_have_is_refused() {
     let mut world = World::default();
     let at = world.add(own);
     let other = bpf_map::open(id, 0).expect("root may");
-    let told = refusal(&mut world);
-    assert!(
-        told.contains("it is pinned, or somebody outside of the tree has it"),
-        "{told}"
+    assert_refused(
+        &mut world,
+        "it is pinned, or somebody outside of the tree has it",
     );
     drop(other);
     let copy = rustix::io::dup(world.get(at)).expect("dup");
-    let told = refusal(&mut world);
-    assert!(told.contains("has its descriptor as well"), "{told}");
+    assert_refused(&mut world, "has its descriptor as well");
     drop(copy);
     let program = bpf_map::use_in_program(world.get(at)).expect("loaded");
-    let told = refusal(&mut world);
-    assert!(told.contains("a program or another map uses it"), "{told}");
+    assert_refused(&mut world, "a program or another map uses it");
     let mut programs = World::default();
     programs.add(program);
-    let told = refusal(&mut programs);
-    assert!(
-        told.contains("a BPF program, of which the kernel tells"),
-        "{told}"
-    );
+    assert_refused(&mut programs, "a BPF program, of which the kernel tells");
 }
 
 #[test]
@@ -208,10 +206,9 @@ fn kinds_that_are_more_than_their_entries_are_named() {
         let own = map(kind, sizes, entries).expect("made");
         let mut world = World::default();
         world.add(own);
-        let told = refusal(&mut world);
-        assert!(
-            told.contains(&format!("maps of kind {kind} are not there yet")),
-            "{told}"
+        assert_refused(
+            &mut world,
+            &format!("maps of kind {kind} are not there yet"),
         );
     }
 }
