@@ -4,6 +4,7 @@
 //! opened once by the restorer; tasks inherit it and move it to its numbers with `dup2`.
 
 pub mod attributes;
+pub mod block_device;
 pub mod bpf_map;
 mod build_id;
 pub mod chardev;
@@ -352,6 +353,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &regular::Regular,
     &directory::Directory,
     &chardev::Chardev,
+    &block_device::BlockDevice,
     &pipe::Pipe,
     &fifo::Fifo,
     &eventfd::Eventfd,
@@ -460,7 +462,10 @@ mod tests {
         let fetch = || Err(Error::unsupported(1, "nothing is fetched"));
         let null = rustix::fs::stat("/proc/self/stat").expect("stat");
         for (link, why) in [
-            ("anon_inode:bpf-map", ": objects of BPF are not there yet"),
+            (
+                "anon_inode:btf",
+                ": objects of BPF other than maps are not there yet",
+            ),
             (
                 "anon_inode:[perf_event]",
                 ": the kernel does not tell what it counts",

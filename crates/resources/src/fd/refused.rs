@@ -64,9 +64,7 @@ pub(super) fn why(open: &Open<'_>) -> &'static str {
         return why;
     }
     match FileType::from_raw_mode(open.stat.st_mode) {
-        FileType::CharacterDevice | FileType::BlockDevice => {
-            "it is a device, whose state its driver knows alone"
-        }
+        FileType::CharacterDevice => "it is a device, whose state its driver knows alone",
         FileType::Socket => match Nature::of(open) {
             Ok(Some(nature)) if [AF_INET, AF_INET6].contains(&nature.family) => {
                 "sockets of this protocol are not there yet"

@@ -97,7 +97,7 @@ impl Kind for Regular {
 }
 
 /// Whether another file takes its place (`--inherit-fd`).
-fn inherited(place: &Place, cx: &dyn RestoreContext) -> bool {
+pub(super) fn inherited(place: &Place, cx: &dyn RestoreContext) -> bool {
     let name = place.path.get(1..).unwrap_or_default();
     cx.inherited(name).is_some()
 }

@@ -46,6 +46,8 @@ pub const NAMESPACE: u16 = 120;
 pub const USERFAULTFD: u16 = 121;
 /// [`super::bpf_map`].
 pub const BPF_MAP: u16 = 122;
+/// [`super::block_device`].
+pub const BLOCK_DEVICE: u16 = 123;
 /// [`super::attributes`]: by description.
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.
