@@ -432,6 +432,7 @@ fn node(task: &Task, stat: &Stat, number: TaskId) -> Node {
         descriptors_of: 0,
         directories_of: 0,
         undo_of: 0,
+        io_of: 0,
         start_ticks: stat.start_ticks,
         namespace_pids: Vec::new(),
         terminal: if leads { stat.tty } else { 0 },

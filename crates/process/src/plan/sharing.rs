@@ -1,16 +1,18 @@
 //! What processes share by clone(2): who must be made with what of whom.
 //!
-//! A descriptor table, a place in the file system (directories and umask) and an undo list are
-//! shared at birth and in no other way. So each is handed from maker to child along the forks, from
-//! the one that is above all who share it. Who only hands one on, and does not have it itself,
-//! takes a copy of its own (unshare(2)) as soon as its children have it.
+//! A descriptor table, a place in the file system (directories and umask), an undo list and an I/O
+//! context are shared at birth and in no other way. So each is handed from maker to child along the
+//! forks, from the one that is above all who share it. Who only hands one on, and does not have it
+//! itself, takes a copy of its own (unshare(2)) as soon as its children have it. That cannot be
+//! done with an I/O context: only a stand-in, which ends, hands on one that it is not to keep.
 //!
 //! - What: who has been given what processes share
 //! - Kept: descriptor tables, directories and undo lists, shared by any processes of the tree, one
-//!   of each at a time handed through who does not share it.
+//!   of each at a time handed through who does not share it; I/O contexts of a process and others
+//!   below it.
 //! - Refused: "its …, shared with pid … (…)", as "it cannot be handed on to both by those who make
 //!   them": two of a kind would have to be handed to one process, or in another order than sessions
-//!   are begun in.
+//!   are begun in; an I/O context would have to be handed on by a process that has another one.
 //! - CRIU 4.2: descriptor tables, of parent and child alone.
 
 use std::collections::{BTreeMap, HashMap};
@@ -243,12 +245,22 @@ impl<'a> Way<'a> {
                 if now.is_some() && now == own || done.contains(&first) {
                     return Err(self.refused(self.below(forks, *child, first), first));
                 }
+                if now.is_some() && what == What::IoContext {
+                    return Err(self.refused(self.below(forks, *child, first), first));
+                }
                 if let Some(before) = now.replace(first) {
                     let first = before;
                     let of = all.entry(*child).or_default();
                     of.left_before.push(Shared { what, first });
                     *left.entry(before).or_default() += 1;
                     done.push(before);
+                }
+            }
+            if what == What::IoContext && now != own {
+                let is_stand_in = id >= self.tree.tasks.len();
+                match now.filter(|_| !is_stand_in) {
+                    Some(first) => return Err(self.refused(self.below(forks, id, first), first)),
+                    None => continue,
                 }
             }
             if let Some(first) = now.filter(|_| now != own) {
@@ -349,6 +361,35 @@ mod tests {
         let all = sharing.members().collect::<Vec<_>>();
         let what = What::Descriptors;
         assert_eq!(all, [(Shared { what, first: 1 }, &[0, 1][..], 0)]);
+    }
+
+    #[test]
+    fn an_io_context_is_handed_on_by_those_who_keep_it() {
+        let with_io = |io: [u32; 4]| {
+            let mut tree = tree(&[(10, 1, 0), (11, 10, 0), (12, 11, 0), (13, 10, 0)]);
+            let nodes = tree.tasks.iter_mut().zip(io);
+            nodes.for_each(|(node, first)| node.io_of = first);
+            tree
+        };
+        // A line, and one beside it.
+        assert_eq!(
+            told(&with_io([0, 1, 1, 0])),
+            ["10: //", "11: 1//", "12: 1//", "13: //"]
+        );
+        assert_eq!(
+            told(&with_io([0, 0, 2, 0])),
+            ["10: //", "11: //", "12: 2//", "13: //"]
+        );
+        // Through one that has its own, and through one of others.
+        for (io, pid) in [([0, 0, 1, 0], 12), ([0, 0, 0, 2], 13)] {
+            let error = plan(&with_io(io))
+                .expect_err("nobody leaves one")
+                .to_string();
+            assert!(
+                error.contains(&format!("pid {pid}: its I/O context")),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use resources::fd::tty::control;
 use resources::map::inherit;
 use resources::map::layout::{self, AtFork, Fill, Laid, Pages};
 use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
-use resources::task::{PARTS, Phase, Scope, ThreadPlan, seccomp};
+use resources::task::{PARTS, Phase, Scope, ThreadPlan, scheduling, seccomp};
 use syscalls::Sysno;
 
 use super::early::Early;
@@ -202,8 +202,20 @@ impl<'a> Tasks<'a> {
                 self.leave(&of.left_before, script);
             }
             let flags = self.sharing.flags(*child);
+            if flags & What::IoContext.flag() != 0 {
+                self.have_io_context(self.forks[*child].maker, script);
+            }
             let child = ((&self.forks[*child], flags), script_id(*child));
             lifecycle::fork(script, child.0, sibling, child.1);
+        }
+    }
+
+    /// Has the maker of a child that is to share its I/O context have one: the kernel makes it when
+    /// the first block is read, or when a priority is set.
+    fn have_io_context(&self, maker: Option<ForkId>, script: &mut Script) {
+        let flags = maker.map_or(0, |maker| self.sharing.flags(maker));
+        if flags & What::IoContext.flag() == 0 {
+            scheduling::keep_io_priority(&self.setting.inherited, script);
         }
     }
 

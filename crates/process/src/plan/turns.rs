@@ -36,8 +36,10 @@ impl Turns {
     /// Takes the words that are needed.
     pub fn find(sharing: &Sharing, plan: &mut Plan) -> Self {
         let all = sharing.members().map(|(shared, ..)| shared);
-        // What is undone to semaphores is put there by one, at any time.
-        let in_turn = all.filter(|shared| shared.what != What::SemaphoreUndo);
+        // What is undone to semaphores is put there by one, at any time; nothing is put into an
+        // I/O context.
+        let in_turn =
+            all.filter(|shared| !matches!(shared.what, What::SemaphoreUndo | What::IoContext));
         Self(in_turn.map(|shared| (shared, plan.word())).collect())
     }
 

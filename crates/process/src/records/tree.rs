@@ -110,6 +110,9 @@ pub(crate) struct Node {
     /// the leader lives, and of a zombie. Records of the process have its number all the same.
     #[prost(int32, optional, tag = "27")]
     pub leader_end: Option<i32>,
+    /// As `descriptors_of`, of the I/O context.
+    #[prost(uint32, tag = "28")]
+    pub io_of: u32,
 }
 
 impl Tree {
@@ -189,6 +192,7 @@ impl Node {
             What::Descriptors => self.descriptors_of,
             What::Directories => self.directories_of,
             What::SemaphoreUndo => self.undo_of,
+            What::IoContext => self.io_of,
         }
     }
 
@@ -198,6 +202,7 @@ impl Node {
             What::Descriptors => self.descriptors_of = first,
             What::Directories => self.directories_of = first,
             What::SemaphoreUndo => self.undo_of = first,
+            What::IoContext => self.io_of = first,
         }
     }
 

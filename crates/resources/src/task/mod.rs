@@ -32,7 +32,7 @@ mod posix_timers;
 mod refused;
 mod robust;
 mod rseq;
-pub(crate) mod scheduling;
+pub mod scheduling;
 pub mod seccomp;
 pub mod semaphores;
 mod speculation;

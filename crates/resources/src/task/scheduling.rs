@@ -15,7 +15,7 @@ use syscalls::Sysno;
 
 use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::script::{Answers, Script};
-use crate::{Error, Result};
+use crate::{Error, Inherited, Result};
 
 const SCHED_FIFO: u32 = 1;
 const SCHED_RR: u32 = 2;
@@ -73,6 +73,15 @@ pub struct Record {
     /// By how much timers may be late, in nanoseconds; 0 for real-time threads.
     #[prost(uint64, tag = "12")]
     pub timer_slack_ns: u64,
+}
+
+/// Sets the I/O priority that a task has `inherited`, which gives it an I/O context.
+pub fn keep_io_priority(inherited: &Inherited, script: &mut Script) {
+    let value = inherited.scheduling.io_priority.into();
+    script.call(
+        Sysno::ioprio_set,
+        [IOPRIO_WHO_PROCESS.into(), 0u64.into(), value],
+    );
 }
 
 impl Record {

@@ -12,6 +12,8 @@ pub const DIRECTORIES: u64 = 0x200;
 pub const DESCRIPTORS: u64 = 0x400;
 /// `CLONE_SYSVSEM`: what is undone to semaphores.
 pub const SEMAPHORE_UNDO: u64 = 0x4_0000;
+/// `CLONE_IO`: the I/O context.
+pub const IO_CONTEXT: u64 = 0x8000_0000;
 /// `CLONE_NEWUTS`: the host's name.
 pub const HOST_NAME: u64 = 0x400_0000;
 /// `CLONE_NEWNET`: the network.
@@ -26,7 +28,7 @@ pub const NETWORK: u64 = 0x4000_0000;
 /// # Errors
 /// Those of clone3(2): `EEXIST` for a pid that is taken.
 pub fn clone(flags: u64, pid: Option<Pid>) -> io::Result<Fork> {
-    const SHARING: u64 = DIRECTORIES | DESCRIPTORS | SEMAPHORE_UNDO;
+    const SHARING: u64 = DIRECTORIES | DESCRIPTORS | SEMAPHORE_UNDO | IO_CONTEXT;
     const EXIT_SIGNAL: usize = 4;
     const SET_TID: usize = 8;
     const SET_TID_SIZE: usize = 9;

@@ -1,5 +1,5 @@
-//! Processes that share descriptor tables, directories and undo lists by clone(2). Argument: the
-//! shape, one of those in [`SHAPES`].
+//! Processes that share descriptor tables, directories, undo lists and I/O contexts by clone(2).
+//! Argument: the shape, one of those in [`SHAPES`].
 //!
 //! `check` has each of them open a file, go to a folder and set its umask, and answers "right" if
 //! exactly those see it who share it; `unshare N` gives process N everything as its own.
@@ -13,18 +13,20 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{chdir, getpid, umask};
 use rustix::thread::{Timespec, nanosleep};
 use sys::fork::Fork;
+use sys::io_class::{self, Class};
 use sys::kcmp::{self, Shared};
 use sys::subject::Mapping;
-use sys::subject::clone::{DESCRIPTORS, DIRECTORIES, SEMAPHORE_UNDO, clone, unshare};
+use sys::subject::clone::{DESCRIPTORS, DIRECTORIES, IO_CONTEXT, SEMAPHORE_UNDO, clone, unshare};
 
 use super::{Control, Failure, not_understood};
 use crate::wait;
 
 const ALL: u64 = DESCRIPTORS | DIRECTORIES | SEMAPHORE_UNDO;
-const KINDS: [(u64, Shared); 3] = [
+const KINDS: [(u64, Shared); 4] = [
     (DESCRIPTORS, Shared::Descriptors),
     (DIRECTORIES, Shared::Directories),
     (SEMAPHORE_UNDO, Shared::SemaphoreUndo),
+    (IO_CONTEXT, Shared::Io),
 ];
 
 /// What process `.0` does, in order: it makes the next process that shares `.1` with it, or
@@ -36,6 +38,9 @@ enum Step {
 }
 
 use Step::{Leave, Make};
+
+/// The shape in which each process has an I/O context, by a priority.
+const IO_SHAPE: &str = "io";
 
 /// Process 0 is the root, those that are made are numbered in the order of their steps.
 const SHAPES: &[(&str, &[Step])] = &[
@@ -57,6 +62,16 @@ const SHAPES: &[(&str, &[Step])] = &[
             Make(0, DESCRIPTORS),
             Leave(0, DESCRIPTORS),
             Make(0, DESCRIPTORS),
+        ],
+    ),
+    (
+        IO_SHAPE,
+        &[
+            Make(0, IO_CONTEXT),
+            Make(1, IO_CONTEXT | DESCRIPTORS),
+            Make(0, 0),
+            Make(3, IO_CONTEXT),
+            Make(4, 0),
         ],
     ),
     (
@@ -108,6 +123,10 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
         words: Mapping::anonymous(count * WORDS * 8, both, MapFlags::SHARED)?,
         folder: control.folder().to_owned(),
     }));
+    let has_io = shape.is_some_and(|(name, _)| *name == IO_SHAPE);
+    if has_io {
+        io_class::set(Class::BestEffort(5))?;
+    }
     let own = act(state, steps, 0)?;
     let opened = RefCell::new(Vec::new());
     if own != 0 {
@@ -123,7 +142,7 @@ pub(super) fn run(control: Control, arguments: &[String]) -> Result<(), Failure>
     };
     control.serve(move |question| match question.verb.as_str() {
         "check" => {
-            let checked = check(state, &classes, &ask);
+            let checked = check(state, &classes, has_io, &ask);
             Ok(checked.map_or_else(|error| error.to_string(), |()| "right".to_owned()))
         }
         "unshare" => {
@@ -266,7 +285,8 @@ fn perform(
 /// Checks who sees what each of them does.
 fn check(
     state: &State,
-    classes: &[Vec<usize>; 3],
+    classes: &[Vec<usize>; 4],
+    has_io: bool,
     ask: &impl Fn(usize, u64, u64) -> Result<u64, Failure>,
 ) -> Result<(), Failure> {
     let count = classes[0].len();
@@ -309,8 +329,13 @@ fn check(
                 let pid = |task| (state.load(task, PID) as u32).cast_signed();
                 let equal = kcmp::compare(pid(task), pid(other), *kind)?.is_eq();
                 let is_to = classes[task] == classes[other];
-                // Those who have no undo list are all equal.
-                if is_to && !equal || equal && !is_to && *kind != Shared::SemaphoreUndo {
+                // Those who have none are all equal.
+                let told_apart = match kind {
+                    Shared::SemaphoreUndo => false,
+                    Shared::Io => has_io,
+                    _ => true,
+                };
+                if is_to && !equal || equal && !is_to && told_apart {
                     return Err(format!("{kind:?} of {task} and {other}: equal {equal}").into());
                 }
             }
