@@ -131,23 +131,34 @@ fn search(
         any: Category::PRESENT | Category::SWAPPED,
         told,
     };
-    let mut rest = Span {
+    let whole = Span {
         start: areas[0].span.start,
         end: areas[areas.len() - 1].span.end,
     };
-    let mut regions = region_buffer(rest);
     let mut number = 0;
-    while !rest.is_empty() {
-        let (count, end) = map.scan(rest, &query, Action::empty(), &mut regions)?;
-        for region in &regions[..count] {
-            let guard = region.categories().contains(Category::GUARD);
-            let pages = region.span();
-            number += areas[number..].partition_point(|area| area.span.end <= pages.start);
-            let hit = areas[number..].iter().zip(&mut found[number..]);
-            for (area, found) in hit.take_while(|(area, _)| area.span.start < pages.end) {
-                found.add(pages.intersect(area.span), guard);
-            }
+    each_found(map, whole, &query, |region| {
+        let guard = region.categories().contains(Category::GUARD);
+        let pages = region.span();
+        number += areas[number..].partition_point(|area| area.span.end <= pages.start);
+        let hit = areas[number..].iter().zip(&mut found[number..]);
+        for (area, found) in hit.take_while(|(area, _)| area.span.start < pages.end) {
+            found.add(pages.intersect(area.span), guard);
         }
+    })
+}
+
+/// Calls `look` with every region of `span` that `query` finds, and changes nothing.
+pub(crate) fn each_found(
+    map: &Pagemap,
+    span: Span,
+    query: &Query,
+    mut look: impl FnMut(&Region),
+) -> io::Result<()> {
+    let mut rest = span;
+    let mut regions = region_buffer(span);
+    while !rest.is_empty() {
+        let (count, end) = map.scan(rest, query, Action::empty(), &mut regions)?;
+        regions[..count].iter().for_each(&mut look);
         if end <= rest.start {
             return Err(Errno::IO.into());
         }

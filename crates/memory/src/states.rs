@@ -3,9 +3,9 @@
 use abi::Span;
 use abi::spans::Spans;
 use rustix::io::Errno;
-use sys::pagemap::{Action, Category, Mark, Pagemap, Query};
+use sys::pagemap::{Category, Mark, Pagemap, Query};
 
-use crate::scan::{each_entry, is, region_buffer};
+use crate::scan::{each_entry, each_found, is};
 use crate::{Error, Result};
 
 /// What was found in one range of addresses, in ascending order.
@@ -56,22 +56,13 @@ fn occupied(map: &Pagemap, span: Span) -> std::io::Result<Spans> {
         told: Category::PRESENT,
     };
     let mut found = Spans::new();
-    let mut regions = region_buffer(span);
-    let mut rest = span;
-    while !rest.is_empty() {
-        let (count, end) = match map.scan(rest, &query, Action::empty(), &mut regions) {
-            Err(error) if is(&error, Errno::NOTTY) => return Ok(Spans::of([span])),
-            scanned => scanned?,
-        };
-        for region in &regions[..count] {
-            found.push(region.span().intersect(span));
-        }
-        if end <= rest.start {
-            return Err(Errno::IO.into());
-        }
-        rest.start = if count < regions.len() { rest.end } else { end };
+    let looked = each_found(map, span, &query, |region| {
+        found.push(region.span().intersect(span));
+    });
+    match looked {
+        Err(error) if is(&error, Errno::NOTTY) => Ok(Spans::of([span])),
+        looked => looked.map(|()| found),
     }
-    Ok(found)
 }
 
 #[cfg(test)]

@@ -182,7 +182,7 @@ impl Kernel {
     }
 }
 
-impl Structure<'_> {
+impl<'a> Structure<'a> {
     /// A member of eight bytes.
     pub fn word(&self, member: &str) -> Result<u64> {
         self.bytes(member).map(u64::from_ne_bytes)
@@ -216,6 +216,32 @@ impl Structure<'_> {
     pub fn address(&self, member: &str) -> Result<u64> {
         let place = self.kernel.place(self.name, member)?;
         Ok(self.at + (place.bit / 8) as u64)
+    }
+
+    /// The structures of a list, `most` at the most, by the member of each that links it: from its
+    /// head here on, until it ends or comes back to its head.
+    pub fn listed(
+        &self,
+        head: &str,
+        (name, link): (&'static str, &str),
+        most: usize,
+    ) -> Result<Vec<Structure<'a>>> {
+        let (end, mut at) = (self.address(head)?, self.word(head)?);
+        let mut listed = Vec::new();
+        for _ in 0..most {
+            if at == 0 || at == end {
+                return Ok(listed);
+            }
+            let one = self
+                .kernel
+                .read(name, self.kernel.around(name, link, at)?)?;
+            at = one.word(link)?;
+            listed.push(one);
+        }
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the list {head} does not end"),
+        ))
     }
 
     /// Whether a `struct list_head` has no members.

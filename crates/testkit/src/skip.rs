@@ -57,7 +57,9 @@ pub fn find_program(program: &str) -> Option<PathBuf> {
 /// Why the kernel may not be looked into, if it may not.
 pub fn missing_kernel_memory() -> Option<String> {
     let opened = sys::kernel_memory::KernelMemory::open();
-    opened.err().map(|error| error.to_string())
+    let described = sys::btf::Types::of_kernel();
+    let missing = opened.err().or_else(|| described.err());
+    missing.map(|error| error.to_string())
 }
 
 /// Strips what the compiler appends to the path of the function around a marker item.

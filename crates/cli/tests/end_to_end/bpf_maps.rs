@@ -11,20 +11,14 @@ use testkit::{needs_program, needs_root};
 
 use crate::{assert_cycles, stillframe, ways};
 
-/// Whether programs may be loaded here, which look into the kernel, or return.
+/// Whether the kernel may be looked into here, and it is not the peer that is tested, or return.
 macro_rules! needs_bpf {
     () => {
-        if sys::kernel_memory::KernelMemory::open().is_err() || !is_described() {
-            testkit::skip!("this system does not let the kernel be looked into");
-        }
+        testkit::needs_kernel_memory!();
         if stillframe().is_peer() {
             testkit::skip!("the peer was built without libbpf");
         }
     };
-}
-
-fn is_described() -> bool {
-    Path::new("/sys/kernel/btf/vmlinux").exists()
 }
 
 #[test]

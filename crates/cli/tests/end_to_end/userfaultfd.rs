@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use testkit::huge_pages::HugePages;
 use testkit::program::{Program, Spawned};
-use testkit::{needs_program, needs_root, skip};
+use testkit::{needs_kernel_memory, needs_program, needs_root, skip};
 
 use crate::stillframe;
 
@@ -84,17 +84,16 @@ impl Answering {
 fn assert_kept(what: &str, touched: &[((&str, u64), &str)], options: &[&str]) {
     needs_root!();
     needs_program!("/usr/bin/python3");
+    needs_kernel_memory!();
     let stillframe = stillframe();
     if stillframe.is_peer() {
         skip!("the peer refuses userfaultfds");
     }
     let mut one = Answering::begin(what);
     let before = one.pages();
-    let first = stillframe.dump(one.program.pid(), &["--leave-running"]);
-    if first.told().contains("cannot be looked up in the kernel") {
-        skip!("this system does not let the kernel be looked into");
-    }
-    first.must();
+    stillframe
+        .dump(one.program.pid(), &["--leave-running"])
+        .must();
     stillframe.clear();
     assert_eq!(one.pages(), before, "{what} was left running");
     for ((call, at), event) in touched {
@@ -165,6 +164,7 @@ fn missing_huge_pages_stay_missing() {
 fn rounds_of_a_chain_bring_nothing_in() {
     needs_root!();
     needs_program!("/usr/bin/python3");
+    needs_kernel_memory!();
     let stillframe = stillframe();
     if stillframe.is_peer() {
         skip!("the peer refuses userfaultfds");
@@ -172,11 +172,9 @@ fn rounds_of_a_chain_bring_nothing_in() {
     for what in ["missing", "protected"] {
         let mut one = Answering::begin(what);
         let before = one.pages();
-        let first = stillframe.dump(one.program.pid(), &["--leave-running"]);
-        if first.told().contains("cannot be looked up in the kernel") {
-            skip!("this system does not let the kernel be looked into");
-        }
-        first.must();
+        stillframe
+            .dump(one.program.pid(), &["--leave-running"])
+            .must();
         stillframe.clear();
         let images = tempfile::tempdir().expect("a scratch folder");
         let at = |name: &str| self::stillframe().images_at(images.path().join(name));

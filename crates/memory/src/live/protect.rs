@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use abi::{Addr, PAGE_BYTES, Span};
 use pages::workers;
 use rustix::io::Errno;
-use sys::pagemap::{Action, Category, Pagemap, Query};
+use sys::pagemap::{Category, Pagemap, Query};
 
 use super::blocks::{BLOCK_BYTES, cut_around};
 use super::events::hear_out;
@@ -14,7 +14,7 @@ use super::slices::{SLICE_BYTES, slices};
 use super::state::Shared;
 use super::task::Task;
 
-use crate::scan::region_buffer;
+use crate::scan::each_found;
 use crate::{Error, Result};
 use abi::spans::{Spans, intersect, subtract};
 
@@ -303,23 +303,10 @@ fn scan_there(map: &Pagemap, span: Span) -> io::Result<Vec<(Span, Category)>> {
 }
 
 fn scan(map: &Pagemap, span: Span, query: &Query) -> io::Result<Vec<(Span, Category)>> {
-    let mut regions = region_buffer(span);
     let mut found = Vec::new();
-    let mut rest = span;
-    while !rest.is_empty() {
-        let (count, end) = map.scan(rest, query, Action::empty(), &mut regions)?;
-        found.extend(
-            regions[..count]
-                .iter()
-                .map(|one| (one.span(), one.categories())),
-        );
-        if end <= rest.start {
-            return Err(Errno::IO.into());
-        }
-        // Where the answer was not too long, all was looked at, whatever the kernel says: it may
-        // name a place in the middle.
-        rest.start = if count < regions.len() { rest.end } else { end };
-    }
+    each_found(map, span, query, |one| {
+        found.push((one.span(), one.categories()))
+    })?;
     Ok(found)
 }
 

@@ -170,9 +170,7 @@ mod tests {
     fn who_has_it_alone_has_it_alone_again() {
         testkit::needs_root!();
         testkit::needs_program!("losetup");
-        if Kernel::get().is_err() {
-            testkit::skip!("the kernel may not be looked into");
-        }
+        testkit::needs_kernel_memory!();
         let (_file, device) = device();
         let mut world = World::default();
         let at = world.add(open(&device, OFlags::EXCL).expect("open"));

@@ -142,17 +142,19 @@ fn holder(line: &str) -> Option<i32> {
 
 /// Whether somebody has a lease on the file behind the description of `info`.
 pub(super) fn has_lease(info: &Info) -> bool {
-    let mut styles = info
-        .lines("lock")
-        .map(|line| line.split_whitespace().nth(1));
-    styles.any(|style| style == Some("LEASE"))
+    leases(info).next().is_some()
 }
 
 /// Whether somebody has a lease for writing on the file: the next one who opens it waits until it
 /// is given back.
 pub(super) fn has_write_lease(info: &Info) -> bool {
-    let mut leases = info.lines("lock").filter(|line| line.contains(" LEASE "));
-    leases.any(|line| line.split_whitespace().any(|word| word == "WRITE"))
+    leases(info).any(|line| line.split_whitespace().any(|word| word == "WRITE"))
+}
+
+/// What fdinfo says of leases.
+fn leases(info: &Info) -> impl Iterator<Item = &str> {
+    let lines = info.lines("lock");
+    lines.filter(|line| line.split_whitespace().nth(1) == Some("LEASE"))
 }
 
 /// The locks that the description of `info` holds itself.

@@ -58,8 +58,7 @@ impl Kind for Regular {
             FileValidation::BuildId if !locks::has_lease(&open.info) => {
                 build_id::dump(&place, size_bytes)
             }
-            FileValidation::BuildId => Vec::new(),
-            FileValidation::FileSize => Vec::new(),
+            FileValidation::BuildId | FileValidation::FileSize => Vec::new(),
         };
         let payload = Payload {
             place,

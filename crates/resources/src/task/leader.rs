@@ -6,9 +6,7 @@
 //!   slack, the status with which they have ended.
 //! - CRIU 4.2: refuses such processes.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 
 use prost::Message;
 use sys::proc::{Stat, Status};
@@ -31,10 +29,7 @@ use crate::kernel::Kernel;
 pub fn status(pid: i32) -> io::Result<i32> {
     let untold = |why: &str| io::Error::new(io::ErrorKind::Unsupported, why.to_owned());
     let kernel = Kernel::get().map_err(untold)?;
-    let memory = File::open(format!("/proc/{}/mem", sys::asked::tid(pid)))?;
-    let mm = kernel.private(kernel.file(memory.as_fd())?)?;
-    let owner = kernel.read("mm_struct", mm)?.word("owner")?;
-    let leader = kernel.read("task_struct", owner)?.word("group_leader")?;
+    let leader = kernel.owner(pid)?.word("group_leader")?;
     if kernel.tid(leader)? != Some(pid) {
         return Err(untold("its memory is another process's"));
     }

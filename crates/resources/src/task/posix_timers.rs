@@ -334,22 +334,15 @@ fn makers(pid: i32) -> std::io::Result<HashMap<i32, i32>> {
     let kernel = Kernel::get().map_err(why)?;
     let process = kernel.owner(pid)?.word("signal")?;
     let process = kernel.read("signal_struct", process)?;
-    // A ring that comes back to its head, or a row that ends, by the kernel.
-    let head = process.address("posix_timers")?;
-    let mut at = process.word("posix_timers")?;
+    let timers = process.listed("posix_timers", ("k_itimer", "list"), TIMERS_MAX)?;
     let mut makers = HashMap::new();
-    for _ in 0..TIMERS_MAX {
-        if at == 0 || at == head {
-            return Ok(makers);
-        }
-        let timer = kernel.read("k_itimer", kernel.around("k_itimer", "list", at)?)?;
-        at = timer.word("list")?;
+    for timer in timers {
         if OWN_THREAD_CLOCKS.contains(&timer.half("it_clock")?.cast_signed()) {
             let maker = kernel.number(timer.word("it.cpu.pid")?)?;
             makers.insert(timer.half("it_id")?.cast_signed(), maker);
         }
     }
-    Err(why("the timers do not end"))
+    Ok(makers)
 }
 
 #[cfg(test)]
