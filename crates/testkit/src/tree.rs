@@ -173,6 +173,9 @@ pub fn signal(pid: u32, signal: Signal) -> bool {
 
 /// Kills every descendant of this process among `pids` and their trees, and waits until they are
 /// gone and reaped; tells whether all went.
+///
+/// They are stopped before the first is killed, so that none lives to see another's end, which a
+/// restore of the tree would then have to answer for.
 pub fn kill(pids: &[u32]) -> bool {
     // Whatever was seen stays in sight: an orphan is no longer below the root.
     let mut seen: BTreeSet<u32> = pids.iter().copied().collect();
@@ -183,6 +186,9 @@ pub fn kill(pids: &[u32]) -> bool {
         let below = ours(&seen).into_iter().flat_map(members);
         seen.extend(below);
         let left = ours(&seen);
+        for &pid in &left {
+            signal(pid, Signal::STOP);
+        }
         for &pid in &left {
             signal(pid, Signal::KILL);
             reap(pid);

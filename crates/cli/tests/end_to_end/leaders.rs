@@ -146,8 +146,8 @@ def work(name):
         thread = threading.Thread(target=count, args=(f"{name}-{number}", 0.002), daemon=True)
         thread.start()
 def child_of_a_thread(parent):
-    told = []
-    def on_end(*_): report("told", str(os.getppid() != parent))
+    # Told of each thread that was its parent in turn, also while it is still being told.
+    def on_end(*_): open(f"{folder}/told", "w").close()
     signal.signal(signal.SIGUSR1, on_end)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
     report("child", str(os.getpid()))
@@ -170,6 +170,7 @@ if waited == 0:
 if os.fork() == 0:
     threading.Thread(target=become, daemon=True).start()
     work("other")
+    report("other", str(os.getpid()))
     libc.syscall(60, 5)
 _, status = os.waitpid(waited, 0)
 report("status", str(os.waitstatus_to_exitcode(status)))
@@ -233,9 +234,8 @@ fn a_tree_of_processes_without_first_threads_goes_on() {
     ways::over_pre_dump(&stillframe, &program, check);
     assert_eq!(children(), pids);
     // One of its threads becomes another program, and the process's first thread with that.
-    let [_, _, other, _] = pids[..] else {
-        panic!("{pids:?}");
-    };
+    let other = report(folder.path(), "other").and_then(|pid| pid.parse().ok());
+    let other: u32 = other.expect("it has told its pid");
     std::fs::write(folder.path().join("exec"), "").expect("a file");
     wait_until("another program", SOON, || {
         let name = std::fs::read_to_string(format!("/proc/{other}/comm"));
@@ -246,7 +246,9 @@ fn a_tree_of_processes_without_first_threads_goes_on() {
     wait_until("its parent to hear of it", SOON, || {
         report(folder.path(), "status").is_some_and(|status| status == "4")
     });
-    wait_until("the child to hear of it", SOON, || {
-        report(folder.path(), "told").is_some_and(|told| told == "True")
+    let child = report(folder.path(), "child").and_then(|pid| pid.parse().ok());
+    let child: u32 = child.expect("it has told its pid");
+    wait_until("the child to hear of it, and end", SOON, || {
+        report(folder.path(), "told").is_some() && !tree::is_alive(child)
     });
 }
