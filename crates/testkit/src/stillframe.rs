@@ -112,14 +112,14 @@ impl Stillframe {
         command
     }
 
-    /// Dumps the tree of `pid`, and where the dump killed it waits until it is reaped.
+    /// Dumps the tree of `pid`, and where the dump killed it waits until its numbers are free.
     #[must_use = "a dump may have failed"]
     pub fn dump(&self, pid: u32, options: &[&str]) -> Outcome {
         let tree = tree::members(pid);
         let outcome = self.run(self.dump_command(pid, options), DUMP_LOG);
         let stays = ["-R", "--leave-running", "--live", "-s", "--leave-stopped"];
         if outcome.status.success() && !options.iter().any(|option| stays.contains(option)) {
-            tree::wait_gone(&tree);
+            tree::wait_free(&tree);
         }
         outcome
     }
@@ -146,8 +146,6 @@ impl Stillframe {
         for _ in 0..times {
             self.clear();
             self.dump(spawned.pid(), options).must();
-            // What was forked after the tree was listed has ended, too, and keeps its session.
-            tree::reap_orphans();
             self.restore(options).must();
         }
     }

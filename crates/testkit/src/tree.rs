@@ -91,6 +91,11 @@ pub fn parent(pid: u32) -> Option<u32> {
     stat_after_name(pid)?.split(' ').nth(1)?.parse().ok()
 }
 
+/// The process group of `pid`.
+pub fn group(pid: u32) -> Option<u32> {
+    stat_after_name(pid)?.split(' ').nth(2)?.parse().ok()
+}
+
 /// The session of `pid`.
 pub fn session(pid: u32) -> Option<u32> {
     stat_after_name(pid)?.split(' ').nth(3)?.parse().ok()
@@ -248,6 +253,20 @@ pub fn wait_gone(pids: &[u32]) {
         pids.iter().for_each(|&pid| reap(pid));
         !pids.iter().any(|&pid| exists(pid))
     });
+}
+
+/// Waits until the numbers `pids` of a tree that was killed are free: none exists, nor an orphan of
+/// theirs, made after the tree was listed, that is in a group or session of theirs.
+///
+/// # Panics
+/// When something still exists after the deadline.
+#[track_caller]
+pub fn wait_free(pids: &[u32]) {
+    wait_gone(pids);
+    let is_in = |number: Option<u32>| number.is_some_and(|number| pids.contains(&number));
+    let mut orphans = children(std::process::id());
+    orphans.retain(|&pid| is_in(session(pid)) || is_in(group(pid)));
+    wait_gone(&orphans);
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use testkit::program::{Program, Spawned};
 use testkit::wait::{SOON, wait_until};
-use testkit::{needs_program, needs_root, tree};
+use testkit::{needs_program, needs_root};
 
 use crate::{stillframe, terminal};
 
@@ -67,8 +67,6 @@ fn a_multiplexer_loses_its_client_and_takes_it_back() {
     stillframe.clear();
     stillframe.dump(server.pid(), &["--unix-close"]).must();
     wait_until("the client's end", SOON, || !client.is_alive());
-    // What the shell had started last keeps its session until somebody asks how it ended.
-    tree::reap_orphans();
     let before = number();
     stillframe.restore(&[]).must();
     wait_until("further numbers", SOON, || number() > before + 5);

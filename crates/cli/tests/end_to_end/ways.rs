@@ -19,7 +19,7 @@ pub(crate) fn left_running(stillframe: &Stillframe, program: &Spawned, check: im
 pub(crate) fn killed(stillframe: &Stillframe, program: &Spawned, check: impl Fn(&str)) {
     let pids = program.tree();
     program.kill();
-    tree::wait_gone(&pids);
+    tree::wait_free(&pids);
     stillframe.restore(&[]).must();
     check("of a live image");
 }
