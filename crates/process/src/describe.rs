@@ -9,9 +9,9 @@ use resources::map::memory::{Mapping, Memory, Special};
 use resources::task::PARTS;
 use store::{Images, Store};
 
-use crate::build::kind;
 use crate::chain::{self, files};
 use crate::fates::{Fate, count, count_all, fates};
+use crate::pool::kind;
 use crate::records::{
     Descriptor, Node, Saved, SavedTask, SavedThread, State, What, is_of_machine, is_of_processor,
 };

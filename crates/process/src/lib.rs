@@ -40,6 +40,7 @@ mod packets;
 mod parent;
 mod patience;
 mod plan;
+mod pool;
 mod predump;
 mod processor;
 mod records;

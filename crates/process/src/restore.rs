@@ -137,7 +137,7 @@ fn bring_back(
     // Before any timer is set.
     let clocks = saved.clocks.filter(|_| options.timens);
     let clocks = clocks.as_ref().map(Resumed::from_now);
-    let built = build(
+    let (built, pool) = build(
         plan,
         (saved, setting.cgroups.as_ref().map(|one| &one.cgroups)),
         reader,
@@ -159,7 +159,7 @@ fn bring_back(
     running.stop_all()?;
     log::info!("all threads are stopped at the end of their scripts");
     running.write_outside()?;
-    running.start_rings(saved)?;
+    running.start_rings(saved, &pool)?;
     running.give_registers(saved, image.processor.as_ref())?;
     announce(observer, Stage::PreResume, root_pid)?;
     let mut job = options.foreground.then(|| Job::of(saved)).flatten();
@@ -167,7 +167,7 @@ fn bring_back(
     lazy.as_ref().map(Client::runs).transpose()?;
     // What the tree leaves when it runs is not ours.
     drop(adopting);
-    let gone = running.let_go(saved, options.afterwards);
+    let gone = running.let_go(saved, pool, options.afterwards);
     if let (Err(_), Some(job)) = (&gone, &mut job) {
         job.take_back();
     }

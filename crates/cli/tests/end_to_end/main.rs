@@ -15,6 +15,7 @@ mod deciders;
 mod equal;
 mod files;
 mod generations;
+mod given_up;
 mod host;
 mod huge_pages;
 mod in_flight;

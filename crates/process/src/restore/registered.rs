@@ -20,8 +20,8 @@ use sys::uffd::{Features, Modes, Uffd};
 use syscalls::Sysno;
 
 use super::rings::{Threads, checked};
-use crate::build::Built;
 use crate::collect::cached_in;
+use crate::pool::Pool;
 use crate::records::{Saved, SavedTask};
 use crate::{Error, Result};
 
@@ -48,7 +48,7 @@ pub(super) fn check(saved: &Saved<'_>) -> Result<()> {
 }
 
 /// Opens the conversations of all userfaultfds and registers all memory.
-pub(super) fn register(saved: &Saved<'_>, built: &Built, threads: &mut Threads<'_>) -> Result<()> {
+pub(super) fn register(saved: &Saved<'_>, pool: &Pool, threads: &mut Threads<'_>) -> Result<()> {
     let all = (0u32..).zip(&saved.descriptions);
     for (id, (_, payload)) in all.filter(|(_, (tag, _))| *tag == tags::USERFAULTFD) {
         let held = saved.tasks.iter().find_map(|task| {
@@ -77,7 +77,7 @@ pub(super) fn register(saved: &Saved<'_>, built: &Built, threads: &mut Threads<'
                     one,
                     mapping: mapping.expect("checked when read"),
                     uffd: &uffd,
-                    built,
+                    pool,
                 }
                 .register(threads)?;
             }
@@ -92,7 +92,7 @@ struct Registering<'a, 'b> {
     one: &'a Registration,
     mapping: &'a Mapping,
     uffd: &'a Uffd,
-    built: &'a Built,
+    pool: &'a Pool,
 }
 
 impl Registering<'_, '_> {
@@ -145,7 +145,7 @@ impl Registering<'_, '_> {
         let (Some(id), false) = (self.mapping.file, cached.is_empty()) else {
             return Ok(());
         };
-        let file = self.built.own(id as usize);
+        let file = self.pool.own(id as usize);
         let huge = Some(self.one.huge_page_bytes).filter(|bytes| *bytes != 0);
         let place = (self.one.span(), self.mapping.offset);
         let there = || cached_in(file, place, huge);

@@ -20,6 +20,7 @@ use super::stops::wait_stop;
 use super::stops::{self, Untold};
 use crate::build::Built;
 use crate::plan::Staying;
+use crate::pool::{Finish, Pool};
 use crate::processor::{Processor, Rewrite};
 use crate::records::{Saved, SavedTask, SavedThread, State};
 use crate::watchdog::{Target, Watchdog, send};
@@ -80,7 +81,7 @@ impl<'a> Running<'a> {
 
     /// Has threads do what only they can for rings of io_uring(7) and of asynchronous I/O, and
     /// registers memory with the tree's userfaultfds.
-    pub(super) fn start_rings(&self, saved: &Saved<'_>) -> Result<()> {
+    pub(super) fn start_rings(&self, saved: &Saved<'_>, pool: &Pool) -> Result<()> {
         let mut threads = Threads {
             saved,
             syscall: self.syscall(),
@@ -90,8 +91,8 @@ impl<'a> Running<'a> {
         };
         threads.map()?;
         threads.make_contexts()?;
-        threads.start(|id| self.built.own(id))?;
-        registered::register(saved, self.built, &mut threads)
+        threads.start(|id| pool.own(id))?;
+        registered::register(saved, pool, &mut threads)
     }
 
     /// Ends the leaders that had ended at the dump. From then on the first of the other threads of
@@ -226,13 +227,15 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Lets the tree go, and its connections. The result is to be dropped afterwards.
+    /// Lets the tree go, and its connections. The result is to be dropped afterwards, and nothing
+    /// of the pool is open then.
     ///
     /// What holds the connections back stands until nothing can keep the tree from going on: where
     /// this process is killed earlier, the image can be restored again.
     pub(super) fn let_go(
         mut self,
         saved: &Saved<'_>,
+        pool: Pool,
         afterwards: Afterwards,
     ) -> Result<Option<Leftover>> {
         for task in &saved.tasks {
@@ -241,18 +244,19 @@ impl<'a> Running<'a> {
                 signal(task.node.pid, Signal::STOP)?;
             }
         }
-        self.built.resume(saved)?;
-        let (watchdog, held) = self.post_watchdog(saved, afterwards)?;
-        let let_go = self.built.wake(saved).and_then(|leftover| {
+        let finish = pool.resume(saved)?;
+        let (watchdog, held) = self.post_watchdog(saved, &finish, afterwards)?;
+        let let_go = finish.wake(saved).and_then(|leftover| {
             let signals = held.iter().map(|pid| {
                 // By the number of the thread that stands for the process.
                 let tid = sys::asked::tid(*pid);
                 Ok((tid, take_stop(tid)?))
             });
             self.detach(&signals.collect::<Result<_>>()?)?;
-            self.built.catch_up();
+            finish.catch_up();
             Ok(leftover)
         });
+        drop(finish);
         watchdog.iter().for_each(Watchdog::dismiss);
         self.armed = let_go.is_err();
         let_go
@@ -264,6 +268,7 @@ impl<'a> Running<'a> {
     fn post_watchdog(
         &self,
         saved: &Saved<'_>,
+        last: &Finish,
         afterwards: Afterwards,
     ) -> Result<(Option<Watchdog>, Vec<i32>)> {
         let mut pids = self
@@ -271,8 +276,8 @@ impl<'a> Running<'a> {
             .map(|staying| staying.pid)
             .collect::<Vec<_>>();
         pids.dedup();
-        let sockets = self.built.connections(saved)?;
-        if pids.len() < 2 && sockets.is_empty() && !self.built.has_put_off() {
+        let sockets = last.sockets();
+        if pids.len() < 2 && sockets.is_empty() && !last.has_put_off() {
             return Ok((None, Vec::new()));
         }
         let held = match self.threads().count() {
@@ -280,8 +285,8 @@ impl<'a> Running<'a> {
             _ => held(saved, afterwards),
         };
         let finish = |tasks: &[Target]| {
-            drop(self.built.wake(saved));
-            self.built.catch_up();
+            drop(last.wake(saved));
+            last.catch_up();
             let held = |task: &&Target| held.contains(&task.pid);
             send(tasks.iter().filter(held), Signal::CONT);
         };

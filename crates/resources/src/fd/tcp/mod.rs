@@ -227,6 +227,14 @@ impl Kind for TcpSocket {
     }
 }
 
+/// Whether the payload of a record is that of a connection, which sleeps until [`Kind::resume`].
+///
+/// # Errors
+/// [`Error::Corrupt`].
+pub fn is_connection(payload: &[u8]) -> Result<bool> {
+    Ok(checked(&TcpSocket, payload)?.connection.is_some())
+}
+
 fn checked(kind: &dyn Kind, payload: &[u8]) -> Result<Tcp> {
     let record: Tcp = decode(kind, payload)?;
     let corrupt = |what| Err(Error::corrupt("tcp socket", what));

@@ -1,0 +1,329 @@
+//! The descriptors that tasks inherit: opened for them, and closed here before they run.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use abi::{Addr, PAGE_BYTES};
+use image::{Reader, SpaceId, SpaceKind};
+use pages::{Extent, sink};
+use resources::fd::tcp::lock::{self, Leftover};
+use resources::fd::{DescriptionId, Kind, RestoreContext, kind_of};
+use resources::fd::{attributes, late, tags, tcp, unix};
+use resources::map::layout::DECODED_FILE;
+use resources::{Allow, Error as ResourceError};
+use rustix::fs::{FileType, MemfdFlags, memfd_create};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+
+use crate::plan::Plan;
+use crate::records::Saved;
+use crate::{Error, InheritFd, Result};
+
+/// The descriptors that tasks inherit.
+pub(crate) struct Pool {
+    allow: Allow,
+    reader: Arc<Reader>,
+    inherited: Vec<(Vec<u8>, Arc<OwnedFd>)>,
+    open: Vec<Arc<OwnedFd>>,
+    shared: HashMap<(u16, u64), Vec<OwnedFd>>,
+    seen: HashMap<Vec<u8>, FileType>,
+    unix: unix::Deferred,
+    then: Vec<Box<dyn FnOnce()>>,
+}
+
+/// What is left to be done when nothing can keep the tree from going on.
+///
+/// Of all that was opened only connections are open still: what the tasks give up from now on, a
+/// lock or the last writer's end of a pipe, is given up.
+pub(crate) struct Finish {
+    allow: Allow,
+    /// By the numbers of their descriptions.
+    connections: Vec<(usize, Arc<OwnedFd>)>,
+    then: RefCell<Vec<Box<dyn FnOnce()>>>,
+}
+
+impl Finish {
+    /// Has connections run again, in one go or, where somebody was killed meanwhile, from where
+    /// they are. The result is to be dropped when the tree runs.
+    ///
+    /// # Errors
+    /// Those of [`Kind::resume`].
+    pub fn wake(&self, saved: &Saved<'_>) -> Result<Option<Leftover>> {
+        let leftover = lock::release(tcp_sockets(saved).map(|(_, payload)| payload))?;
+        for (id, own) in &self.connections {
+            let (tag, payload) = &saved.descriptions[*id];
+            kind(*tag, *id)?.resume(payload, own.as_fd(), &self.allow)?;
+        }
+        Ok(leftover)
+    }
+
+    /// The sockets that [`Finish::wake`] needs.
+    pub fn sockets(&self) -> Vec<BorrowedFd<'_>> {
+        self.connections
+            .iter()
+            .map(|(_, own)| own.as_fd())
+            .collect()
+    }
+
+    /// Whether there is something to be done when the tree goes on.
+    pub fn has_put_off(&self) -> bool {
+        !self.then.borrow().is_empty()
+    }
+
+    /// Does what was put off until the tree goes on.
+    pub fn catch_up(&self) {
+        self.then.take().into_iter().for_each(|then| then());
+    }
+}
+
+/// The payloads of TCP sockets, and the numbers of their descriptions.
+fn tcp_sockets<'a>(saved: &'a Saved<'_>) -> impl Iterator<Item = (usize, &'a [u8])> {
+    let all = saved.descriptions.iter().enumerate();
+    let tcp = all.filter(|(_, (tag, _))| *tag == tags::TCP);
+    tcp.map(|(id, (_, payload))| (id, &**payload))
+}
+
+/// The numbers of descriptors that tasks will give away: those of theirs, and 0, which must be free
+/// for a while.
+struct Taken(BTreeSet<i32>);
+
+impl Taken {
+    fn of(saved: &Saved<'_>) -> Self {
+        let descriptors = saved.tasks.iter().flat_map(|task| &task.descriptors);
+        let numbers = descriptors.map(|descriptor| descriptor.fd);
+        Self(numbers.chain([0]).collect())
+    }
+
+    fn has(&self, number: i32) -> bool {
+        self.0.contains(&number)
+    }
+
+    /// A copy of a descriptor under a number that is not taken: above all of them, or, where the
+    /// limit of open files leaves too little room there, between them.
+    fn copy_beside(&self, own: impl AsFd) -> rustix::io::Result<OwnedFd> {
+        let above = self.0.last().map_or(0, |last| last.saturating_add(1));
+        match fcntl_dupfd_cloexec(&own, above) {
+            Err(Errno::MFILE | Errno::INVAL) => {}
+            copied => return copied,
+        }
+        let mut from = 3;
+        loop {
+            let copy = fcntl_dupfd_cloexec(&own, from)?;
+            if !self.has(copy.as_raw_fd()) {
+                return Ok(copy);
+            }
+            from = copy.as_raw_fd() + 1;
+        }
+    }
+}
+
+impl Pool {
+    pub fn new(allow: Allow, reader: Arc<Reader>, inherit: &[InheritFd]) -> Self {
+        let inherited = inherit
+            .iter()
+            .map(|one| (one.stands_for.name(), one.fd.clone()));
+        let inherited = inherited.collect();
+        let (open, then) = (Vec::new(), Vec::new());
+        let (shared, seen) = (HashMap::new(), HashMap::new());
+        Self {
+            allow,
+            reader,
+            inherited,
+            open,
+            shared,
+            seen,
+            unix: unix::Deferred::default(),
+            then,
+        }
+    }
+
+    /// Opens all descriptions.
+    ///
+    /// # Errors
+    /// Those of the [`Kind`]s.
+    pub fn open_all(&mut self, saved: &Saved<'_>) -> Result<()> {
+        for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
+            kind(*tag, id)?.prepare(payload, self)?;
+        }
+        for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
+            let own = kind(*tag, id)?.open(payload, self)?;
+            self.open.push(Arc::new(own));
+        }
+        for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
+            let own = self.open[id as usize].clone();
+            kind(*tag, id as usize)?.finish(payload, own.as_fd(), self)?;
+            // What is late is only a placeholder now.
+            let attributes = saved.attributes.get(&id);
+            if let Some(attributes) = attributes
+                && !late::is_late((*tag, payload))?
+            {
+                attributes::finish(attributes, own.as_fd())?;
+            }
+        }
+        self.unix.finish()?;
+        self.shared.clear();
+        Ok(())
+    }
+
+    /// Keeps one more, which gets the next number.
+    pub fn keep(&mut self, own: OwnedFd) {
+        self.open.push(Arc::new(own));
+    }
+
+    /// The descriptor of a description.
+    pub fn own(&self, id: usize) -> BorrowedFd<'_> {
+        self.open[id].as_fd()
+    }
+
+    /// Does what waits until nothing else can fail, but for connections, and closes all but these.
+    ///
+    /// # Errors
+    /// Those of [`Kind::resume`].
+    pub fn resume(mut self, saved: &Saved<'_>) -> Result<Finish> {
+        for (id, payload) in saved.attributes_in_flight() {
+            if let Some(own) = self.open.get(id as usize) {
+                attributes::resume_in_flight(payload, own.as_fd())?;
+            }
+        }
+        let mut sleeping = BTreeSet::new();
+        for (id, payload) in tcp_sockets(saved) {
+            if !self.allow.tcp_close && tcp::is_connection(payload)? {
+                sleeping.insert(id);
+            }
+        }
+        let all = saved.descriptions.iter().enumerate();
+        for (id, (tag, payload)) in all.filter(|(id, _)| !sleeping.contains(id)) {
+            kind(*tag, id)?.resume(payload, self.own(id), &self.allow)?;
+        }
+        let connections = sleeping.into_iter().map(|id| (id, self.open[id].clone()));
+        let connections = connections.collect();
+        sys::close::all(self.open.drain(..).filter_map(Arc::into_inner));
+        Ok(Finish {
+            allow: self.allow,
+            connections,
+            then: RefCell::new(self.then),
+        })
+    }
+
+    /// The number of each pool descriptor; none of them is a number that a task will give away.
+    pub fn numbers(&mut self, saved: &Saved<'_>, plan: &Plan) -> Result<Vec<i32>> {
+        let taken = Taken::of(saved);
+        let mut left = Vec::new();
+        for own in &mut self.open {
+            if taken.has(own.as_raw_fd()) {
+                let moved = taken.copy_beside(&**own);
+                let moved = moved.map_err(|e| Error::kernel("cannot move a descriptor", e))?;
+                left.extend(Arc::into_inner(std::mem::replace(own, Arc::new(moved))));
+            }
+        }
+        sys::close::all(left);
+        let own = self.open.iter().map(|own| own.as_raw_fd());
+        let mut numbers = own.collect::<Vec<_>>();
+        for number in &plan.files {
+            numbers.push(match *number {
+                DECODED_FILE => self.decoded(&plan.decoded, &taken)?,
+                number => self.pages_file(number, &taken)?,
+            });
+        }
+        Ok(numbers)
+    }
+
+    /// The number of a descriptor of a pages file that tasks read: the reader's own, or another
+    /// one.
+    fn pages_file(&mut self, number: u32, taken: &Taken) -> Result<i32> {
+        let object = self.reader.file(number)?;
+        let failed = |errno| Error::kernel("cannot copy a descriptor", errno);
+        let own = object.as_fd().ok_or(Errno::OPNOTSUPP).map_err(failed)?;
+        if !taken.has(own.as_raw_fd()) {
+            return Ok(own.as_raw_fd());
+        }
+        let copy = taken.copy_beside(own).map_err(failed)?;
+        let number = copy.as_raw_fd();
+        self.open.push(Arc::new(copy));
+        Ok(number)
+    }
+
+    /// The number of a memfd with pages that tasks cannot read as they are stored.
+    fn decoded(&mut self, extents: &[Extent], taken: &Taken) -> Result<i32> {
+        let failed = |errno| Error::kernel("cannot make a file of decoded pages", errno);
+        let fd = memfd_create("decoded", MemfdFlags::CLOEXEC).map_err(failed)?;
+        let moved = taken.copy_beside(&fd).map_err(failed)?;
+        let placed = pages::place(&self.reader, extents)?;
+        pages::fill(&self.reader, &placed, &sink::Object::new(fd), &|_| ())?;
+        let number = moved.as_raw_fd();
+        self.open.push(Arc::new(moved));
+        Ok(number)
+    }
+}
+
+/// The kind of description `id`, whose record has this tag.
+pub(crate) fn kind(tag: u16, id: usize) -> Result<&'static dyn Kind> {
+    let unknown = || {
+        let what = format!("has the unknown kind {tag}");
+        Error::from(ResourceError::corrupt(format!("description {id}"), what))
+    };
+    kind_of(tag).ok_or_else(unknown)
+}
+
+impl RestoreContext for Pool {
+    fn allow(&self) -> &Allow {
+        &self.allow
+    }
+
+    fn description(&self, id: DescriptionId) -> resources::Result<BorrowedFd<'_>> {
+        let open = self.open.get(id.0 as usize);
+        let missing = || ResourceError::corrupt(format!("description {}", id.0), "is not open");
+        open.map(|own| own.as_fd()).ok_or_else(missing)
+    }
+
+    fn opened(&self) -> Vec<BorrowedFd<'_>> {
+        self.open.iter().map(|own| own.as_fd()).collect()
+    }
+
+    fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {
+        &mut self.shared
+    }
+
+    fn seen(&mut self) -> &mut HashMap<Vec<u8>, FileType> {
+        &mut self.seen
+    }
+
+    fn load(&mut self, space: u32, file: BorrowedFd<'_>) -> resources::Result<()> {
+        let failed = |source: std::io::Error| ResourceError::kernel("cannot fill a file", source);
+        let kind = self.reader.space(SpaceId(space)).map(|space| space.kind);
+        if kind.is_some_and(|kind| kind != SpaceKind::Object) {
+            let what = format!("is a space of another kind: {kind:?}");
+            return Err(ResourceError::corrupt(format!("object {space:#x}"), what));
+        }
+        let extents = self.reader.runs(SpaceId(space)).map(|run| Extent {
+            space: run.space,
+            first_page: run.first_page,
+            at: Addr(run.first_page * PAGE_BYTES),
+            pages: run.pages.into(),
+        });
+        let extents = extents.collect::<Vec<_>>();
+        let placed = pages::place(&self.reader, &extents).map_err(|e| failed(other(e)))?;
+        let file = file.try_clone_to_owned().map_err(failed)?;
+        let sink = sink::Object::new(file);
+        let filled = pages::fill(&self.reader, &placed, &sink, &|_| ());
+        filled.map(drop).map_err(|e| failed(other(e)))
+    }
+
+    fn inherited(&self, name: &[u8]) -> Option<BorrowedFd<'_>> {
+        let one = self.inherited.iter().find(|one| one.0 == name);
+        one.map(|one| one.1.as_fd())
+    }
+
+    fn unix(&mut self) -> &mut unix::Deferred {
+        &mut self.unix
+    }
+
+    fn on_success(&mut self, then: Box<dyn FnOnce()>) {
+        self.then.push(then);
+    }
+}
+
+fn other(error: pages::Error) -> std::io::Error {
+    std::io::Error::other(error)
+}
