@@ -388,6 +388,23 @@ pub fn try_wait(tid: i32) -> io::Result<Option<(i32, Event)>> {
     wait_with(tid, libc::WNOHANG)
 }
 
+/// Whether the process of a traced and stopped thread was continued by `SIGCONT` without its parent
+/// having waited for that (`WCONTINUED` of wait(2)), which it still can.
+///
+/// # Errors
+/// `ECHILD`.
+pub fn was_continued(tid: i32) -> io::Result<bool> {
+    let flags = libc::WCONTINUED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: `info` outlives the call.
+    let got = unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), info.as_mut_ptr(), flags) };
+    if got < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: zeroes are a valid siginfo_t, and so is what waitid writes.
+    Ok(unsafe { info.assume_init() }.si_code == libc::CLD_CONTINUED)
+}
+
 /// As [`wait`], but a signal that this thread handles meanwhile (see [`crate::tick`]) ends it.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::{action_script, assert_cycles, assert_restored, assert_untouched, stillframe};
+use crate::{action_script, assert_cycles, assert_restored, assert_untouched, stillframe, ways};
 
 /// What the parent of a stopped child knows of it.
 #[track_caller]
@@ -46,6 +46,46 @@ fn a_parent_sees_the_stop_of_its_child_once() {
         let subject = Subject::start("stopped", arguments);
         assert_cycles(&stillframe, 2, &subject, "a stopped child");
         check_child(&subject, arguments);
+    }
+}
+
+const CONTINUED: [&[&str]; 3] = [
+    &["continued"],
+    &["continued", "taken"],
+    &["unseen", "tstp", "continued", "taken"],
+];
+
+/// What the parent of a child knows of it that was continued.
+#[track_caller]
+fn check_continued(subject: &Subject, arguments: &[&str]) {
+    let told = if arguments.contains(&"taken") {
+        "nothing"
+    } else {
+        "code 6" // CLD_CONTINUED
+    };
+    assert_eq!(subject.ask("told"), told, "{arguments:?}");
+    assert_eq!(subject.ask("poll"), "continued", "{arguments:?}");
+    assert_eq!(subject.ask("poll"), "nothing", "{arguments:?}");
+    assert_eq!(subject.ask("continue"), "Some(9) None");
+}
+
+#[test]
+fn a_parent_sees_once_that_its_child_was_continued() {
+    needs_root!();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer forgets that a child was continued");
+    }
+    for arguments in CONTINUED {
+        let subject = Subject::start("stopped", arguments);
+        assert_cycles(&stillframe, 2, &subject, "a continued child");
+        check_continued(&subject, arguments);
+        let subject = Subject::start("stopped", arguments);
+        ways::left_running(&stillframe, &subject, |_| ());
+        check_continued(&subject, arguments);
+        let subject = Subject::start("stopped", arguments);
+        ways::over_pre_dump(&stillframe, &subject, |_| ());
+        check_continued(&subject, arguments);
     }
 }
 

@@ -281,7 +281,7 @@ impl Found {
         let mut injection = self.prepare_injection(threads, memory)?;
         // The process does not wait for this, nor this for the process.
         let outcomes = injection.run(&batches, || facts[0].read_ahead())?;
-        stops::see(&mut self.node, injection.threads()[0].group_stop);
+        stops::see(&mut self.node, &injection.threads()[0])?;
         let asked = facts.iter().zip(&questions).zip(outcomes);
         for (((facts, questions), outcome), id) in asked.zip(&ids) {
             let answers = questions.answers(facts.tid, outcome)?;
@@ -441,6 +441,7 @@ fn node(task: &Task, stat: &Stat, number: TaskId) -> Node {
         stop_signal: group_stop.unwrap_or(0),
         stop_seen: group_stop.is_some() && stat.exit_code == 0,
         stop_comes: false,
+        continued: false,
         uids: Vec::new(),
         gids: Vec::new(),
         groups: Vec::new(),

@@ -1,11 +1,15 @@
-//! Stops that come, or end, between the freeze and the end of the questions to a task.
+//! Stops that come, or end, between the freeze and the end of the questions to a task, and ends of
+//! stops that its parent has not seen.
 
-use crate::records::{Node, State};
+use sys::ptrace;
+use tracee::Thread;
 
-/// Corrects what the image says of a task's state by the stop signal of the group stop that its
-/// leader is in `now`.
-pub(super) fn see(node: &mut Node, now: Option<i32>) {
-    match (node.state(), now) {
+use crate::records::{Node, State, TaskId};
+use crate::{Error, Result};
+
+/// Corrects what the image says of a task's state by what its first thread is in now.
+pub(super) fn see(node: &mut Node, first: &Thread) -> Result<()> {
+    match (node.state(), first.group_stop) {
         (State::Stopped, None) => {
             node.set_state(State::Running);
             (node.stop_signal, node.stop_seen) = (0, false);
@@ -14,6 +18,13 @@ pub(super) fn see(node: &mut Node, now: Option<i32>) {
         (State::Running, Some(_)) => node.stop_comes = true,
         _ => {}
     }
+    // Who waits for the root is none of the tree.
+    if node.state() == State::Running && node.id() != TaskId::FIRST {
+        let tid = first.tid;
+        node.continued = ptrace::was_continued(tid)
+            .map_err(|e| Error::kernel(format!("cannot ask whether {tid} was continued"), e))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -113,6 +113,9 @@ pub(crate) struct Node {
     /// As `descriptors_of`, of the I/O context.
     #[prost(uint32, tag = "28")]
     pub io_of: u32,
+    /// Whether it was continued by `SIGCONT`, and its parent has not waited for that.
+    #[prost(bool, tag = "31")]
+    pub continued: bool,
 }
 
 impl Tree {

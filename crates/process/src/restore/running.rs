@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use abi::Addr;
 use resources::fd::tcp::lock::Leftover;
 use resources::task::interrupted::Remake;
-use resources::task::{attributes, pending, tags};
+use resources::task::{attributes, tags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use sys::arch::{INT_80, SYSCALL};
@@ -161,6 +161,8 @@ impl<'a> Running<'a> {
             untold.consume_seen(saved, task, syscall, scratch, write)?;
             if stops::is_stopped(task) {
                 stops::stop(task, syscall)?;
+            } else if task.node.continued {
+                stops::proceed(task, syscall, scratch, write)?;
             }
             let (leader, others) = task.living().split_first().expect("checked when read");
             for thread in others {
@@ -335,17 +337,10 @@ fn held(saved: &Saved<'_>, afterwards: Afterwards) -> Vec<i32> {
         task.node.state() == State::Running
             && !task.node.stop_comes
             && afterwards != Afterwards::Stop
-            && !awaits(task, Signal::CONT)
+            && !stops::awaits(task, Signal::CONT.as_raw())
     };
     let running = saved.tasks.iter().filter(runs);
     running.map(|task| task.node.pid).collect()
-}
-
-/// Whether the signal is on its way to the task or one of its threads.
-fn awaits(task: &SavedTask<'_>, signal: Signal) -> bool {
-    let queues = [tags::PENDING, tags::SHARED_PENDING];
-    let mut parts = task.threads.iter().flat_map(|thread| &thread.parts);
-    parts.any(|(tag, payload)| queues.contains(tag) && pending::has(payload, signal.as_raw()))
 }
 
 /// The signal that a thread gets when its parent ends, if any.

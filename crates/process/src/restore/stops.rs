@@ -1,4 +1,4 @@
-//! Tasks that come back stopped, and what their parents know of it.
+//! Tasks that come back stopped, or continued unseen, and what their parents know of it.
 //!
 //! A task is stopped while it is in the blob and traced: that is when its parent is told, which is
 //! in the blob as well and takes back what it had been told before the dump.
@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 
 use abi::Addr;
+use resources::task::{pending, tags};
 use sys::proc::Status;
 use sys::ptrace::{self, Event};
 use syscalls::Sysno;
@@ -16,15 +17,20 @@ use crate::text::describe_status;
 use crate::{Error, Result};
 
 const SIGCHLD: i32 = 17;
+const SIGCONT: i32 = 18;
+const SIGTSTP: i32 = 20;
+const SIGTTIN: i32 = 21;
+const SIGTTOU: i32 = 22;
 
-/// Those parents of stopped tasks who have to be told of the stop.
+/// Those parents of stopped or continued tasks who have to be told of it.
 pub(super) struct Untold(HashSet<i32>);
 
 impl Untold {
     /// Looks for parents that wait to get a `SIGCHLD`: another one changes nothing.
     pub(super) fn new(saved: &Saved<'_>) -> Result<Self> {
-        let stopped = saved.tasks[1..].iter().filter(|task| is_stopped(task));
-        let parents = stopped.map(|task| task.node.parent).collect::<HashSet<_>>();
+        let children = saved.tasks[1..].iter();
+        let changed = children.filter(|task| is_stopped(task) || task.node.continued);
+        let parents = changed.map(|task| task.node.parent).collect::<HashSet<_>>();
         let mut untold = HashSet::new();
         for pid in parents {
             if status(pid)?.shared_pending & bit(SIGCHLD) != 0 {
@@ -51,8 +57,9 @@ impl Untold {
         let pid = parent.node.pid;
         let asked = parent.living()[0].tid;
         let children = saved.tasks.iter().filter(|task| task.node.parent == pid);
-        let stopped = children.filter(|task| is_stopped(task)).collect::<Vec<_>>();
-        for child in stopped.iter().filter(|task| task.node.stop_seen) {
+        let changed = children.filter(|task| is_stopped(task) || task.node.continued);
+        let changed = changed.collect::<Vec<_>>();
+        for child in changed.iter().filter(|task| task.node.stop_seen) {
             let child = u64::from(child.node.pid.cast_unsigned());
             let call = Call {
                 at: syscall,
@@ -67,17 +74,9 @@ impl Untold {
                 return Err(Error::kernel(doing, source));
             }
         }
-        if !stopped.is_empty() && !self.0.contains(&pid) {
-            // The set, and no time to wait. It was not told if it does not want to know of stops.
-            let mut buffer = bit(SIGCHLD).to_le_bytes().to_vec();
-            buffer.resize(24, 0);
-            write(scratch, &buffer);
-            let call = Call {
-                at: syscall,
-                number: Sysno::rt_sigtimedwait as u64,
-                args: [scratch.0, 0, scratch.0 + 8, 8, 0, 0],
-            };
-            call.make(asked)?;
+        if !changed.is_empty() && !self.0.contains(&pid) {
+            // It was not told if it does not want to know of stops.
+            take(asked, SIGCHLD, syscall, scratch, write)?;
         }
         Ok(())
     }
@@ -110,6 +109,59 @@ pub(super) fn stop(task: &SavedTask<'_>, syscall: Addr) -> Result<()> {
         wait_stop(tid)?;
     }
     Ok(())
+}
+
+/// Has a task whose threads are all in the blob and stopped by this tracer stop and be continued,
+/// so that its parent may wait for that.
+pub(super) fn proceed(
+    task: &SavedTask<'_>,
+    syscall: Addr,
+    scratch: Addr,
+    write: impl Fn(Addr, &[u8]),
+) -> Result<()> {
+    let (pid, first) = (task.node.pid, task.living()[0].tid);
+    let queued = [ptrace::SIGSTOP, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU];
+    if queued.into_iter().any(|signal| awaits(task, signal)) {
+        log::warn!("{pid} is not known to have been continued: it would lose a signal that waits");
+        return Ok(());
+    }
+    tracee::stop(pid, first, syscall, ptrace::SIGSTOP)?;
+    let call = Call {
+        at: syscall,
+        number: Sysno::kill as u64,
+        args: [pid, SIGCONT, 0, 0, 0, 0].map(|word: i32| u64::from(word.cast_unsigned())),
+    };
+    call.make(first)?;
+    // It is blocked like all others, and so waits.
+    take(first, SIGCONT, syscall, scratch, write)
+}
+
+/// Has a thread take a signal that waits for it, if it does. `scratch` is room for 24 bytes.
+fn take(
+    tid: i32,
+    signal: i32,
+    syscall: Addr,
+    scratch: Addr,
+    write: impl Fn(Addr, &[u8]),
+) -> Result<()> {
+    // The set, and no time to wait.
+    let mut buffer = bit(signal).to_le_bytes().to_vec();
+    buffer.resize(24, 0);
+    write(scratch, &buffer);
+    let call = Call {
+        at: syscall,
+        number: Sysno::rt_sigtimedwait as u64,
+        args: [scratch.0, 0, scratch.0 + 8, 8, 0, 0],
+    };
+    call.make(tid)?;
+    Ok(())
+}
+
+/// Whether the signal is on its way to the task or one of its threads.
+pub(super) fn awaits(task: &SavedTask<'_>, signal: i32) -> bool {
+    let queues = [tags::PENDING, tags::SHARED_PENDING];
+    let mut parts = task.threads.iter().flat_map(|thread| &thread.parts);
+    parts.any(|(tag, payload)| queues.contains(tag) && pending::has(payload, signal))
 }
 
 fn bit(signal: i32) -> u64 {
