@@ -125,7 +125,7 @@ impl Machine {
 }
 
 /// What is wrong with a QEMU that has ended is that: what it had in /proc goes before its monitor.
-fn unless_ended(error: Error, pid: i32) -> Error {
+pub(crate) fn unless_ended(error: Error, pid: i32) -> Error {
     match error {
         Error::Gone(_) => error,
         _ if pid > 0 && sys::ending::is_ending(pid) => {

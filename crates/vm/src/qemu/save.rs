@@ -13,7 +13,7 @@ use store::Images;
 use super::block::Block;
 use super::disks::{self, Disks, Overlay};
 use super::guest::Guest;
-use super::machine::Machine;
+use super::machine::{Machine, unless_ended};
 use super::record::{self, QemuBlock, QemuMachine};
 use super::track::Tracking;
 use super::watch::Watch;
@@ -116,11 +116,13 @@ pub fn save(options: &SaveOptions, facts: Facts, mut watch: Watch<'_>) -> Result
         durable: options.sync,
         facts,
     };
+    let pid = machine.pid;
     let saved = match options.kind {
-        SaveKind::Round => round::save(options, &mut machine, seal, watch.progress)?,
-        SaveKind::Live => live::save(options, &mut machine, seal, watch)?,
-        SaveKind::Ending | SaveKind::Stopped => whole(options, &mut machine, seal, watch)?,
+        SaveKind::Round => round::save(options, &mut machine, seal, watch.progress),
+        SaveKind::Live => live::save(options, &mut machine, seal, watch),
+        SaveKind::Ending | SaveKind::Stopped => whole(options, &mut machine, seal, watch),
     };
+    let saved = saved.map_err(|error| unless_ended(error, pid))?;
     log::info!("image {} is whole: {saved:?}", saved.image);
     Ok(saved)
 }
