@@ -71,9 +71,9 @@ pub enum Error {
         log: bool,
     },
     /// Something of which there is one is somebody's.
-    #[error("{what} is in use")]
+    #[error("{what}")]
     InUse {
-        /// What: "the terminal /dev/pts/3".
+        /// What: "the terminal /dev/pts/3 is in use".
         what: String,
     },
     /// Something that the image needs is not as it was on this host.

@@ -3,7 +3,7 @@
 //! - What: data in pipes
 //! - Kept: what pipes and FIFOs hold, read without taking it out.
 //! - Refused: "only … of … bytes could be read" (somebody outside of the tree reads it as well).
-//! - At a restore: "…, which has somebody else's data" (a FIFO).
+//! - At a restore: "…, which has somebody else's data, is in use" (a FIFO).
 //! - CRIU 4.2: kept; what somebody outside takes meanwhile is not known.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -111,7 +111,7 @@ impl Queue {
         if kept == self.chunks {
             return Ok(());
         }
-        let what = format!("{place}, which has somebody else's data,");
+        let what = format!("{place}, which has somebody else's data, is in use");
         Err(Error::InUse { what })
     }
 

@@ -12,7 +12,7 @@
 //! - Refused: "it is a terminal from outside of the tree" (`--shell-job`; `--unix-close`, with
 //!   which it comes back hung up, where it controls no session of the tree); "it has another line
 //!   discipline than that of terminals".
-//! - At a restore: "the terminal …" is in use (its number is another's); "… is to come back as the
+//! - At a restore: "the terminal … is in use" (its number is another's); "… is to come back as the
 //!   standard input, which is no terminal".
 //! - CRIU 4.2: pseudo terminals with data in flight up to 16 KiB, and consoles and serial lines,
 //!   which are opened again; refuses ones that are in flight in a socket; with `--shell-job` the
@@ -457,7 +457,7 @@ fn make(index: u32, path: &Path) -> Result<OwnedFd> {
     let (made, got) = make_from(index, path)?;
     if got > index {
         let slave = slave_path(path.as_os_str().as_bytes(), index);
-        let what = format!("the terminal {}", slave.display());
+        let what = format!("the terminal {} is in use", slave.display());
         return Err(Error::InUse { what });
     }
     Ok(made)

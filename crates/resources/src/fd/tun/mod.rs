@@ -296,7 +296,7 @@ fn make(payload: &Payload, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
     let is_new = match of_image {
         Some(attached) if attached.name == *name => false,
         _ if is_there && !queue.has(IFF_PERSIST) => {
-            return Err(Error::Mismatch {
+            return Err(Error::InUse {
                 what: format!("an interface named {name} is there already: remove or rename it"),
             });
         }

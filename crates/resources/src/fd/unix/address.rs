@@ -409,17 +409,17 @@ fn failed(doing: &str, path: &Path, error: Errno) -> Error {
 
 /// Removes a dead socket of `kind` from `path`, which `address` names.
 fn clear_the_way(path: &Path, address: &[u8], kind: i32) -> Result<()> {
-    let in_the_way = |why| {
-        let what = format!("{} {why}", path.display());
-        Err(Error::Mismatch { what })
-    };
     match rustix::fs::lstat(path) {
         Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(failed("look at", path, error)),
         Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Socket => {
-            in_the_way("is in the way: it is no socket")
+            let what = format!("{} is in the way: it is no socket", path.display());
+            Err(Error::Mismatch { what })
         }
-        Ok(_) if is_alive(address, kind) => in_the_way("is in use by another process"),
+        Ok(_) if is_alive(address, kind) => {
+            let what = format!("{} is in use by another process", path.display());
+            Err(Error::InUse { what })
+        }
         Ok(_) => rustix::fs::unlink(path).map_err(|error| failed("unlink", path, error)),
     }
 }

@@ -15,8 +15,8 @@
 //!   queued, and it has no name to send them to"; "it is connected one way to a socket without
 //!   a name"; "messages behind an error that nobody was told of"; "it has out-of-band data in
 //!   its queue"; "it is bound as …, which does not lead to …"; "it is no socket".
-//! - At a restore: the socket's file "is in use by another process", or "is in the way: it is no
-//!   socket".
+//! - At a restore: the socket's file: "… is in use by another process", or "… is in the way: it is
+//!   no socket".
 //! - CRIU 4.2: the same inside of the tree; refuses credentials in a queue, and out-of-band data
 //!   becomes ordinary data. Of peers outside only named datagram sockets, with `--ext-unix-sk`, and
 //!   those that `--external` names.
