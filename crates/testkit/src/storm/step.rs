@@ -57,8 +57,10 @@ pub const TASKS: u8 = 24;
 
 /// How many System V sets and segments there may be, and contexts of a task.
 pub const NUMBERED: u8 = 8;
-/// What clone(2) can have a child share: descriptors, directories, undo lists.
-pub const SHARES: [u8; 3] = [1, 2, 4];
+/// What clone(2) can have a child share: descriptors, directories, undo lists, I/O contexts.
+pub const SHARES: [u8; 4] = [1, 2, 4, 8];
+/// All of that.
+pub const ALL_SHARES: u8 = 15;
 
 /// What a task does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +68,8 @@ pub const SHARES: [u8; 3] = [1, 2, 4];
 pub enum Action {
     /// Lets the test dump and restore the tree here.
     Pause,
+    /// Has the root's first thread have ended, and another make its steps: as the first step.
+    EndLeader,
     /// Forks task `child`.
     Fork {
         /// The number of the new task.

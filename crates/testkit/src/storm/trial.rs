@@ -107,9 +107,16 @@ fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<E
     steps.retain(|step| !ends || !has_contexts(step));
     std::fs::write(list.path(), to_text(&steps)).map_err(|error| error.to_string())?;
     let path = list.path().display().to_string();
+    let ends_leader = steps
+        .first()
+        .is_some_and(|step| step.action == Action::EndLeader);
+    let subject = match ends_leader {
+        false => Subject::start("storm", &[&path]),
+        true => Subject::start_without_leader("storm", &[&path]),
+    };
     let mut trial = Trial {
         stillframe,
-        subject: Subject::start("storm", &[&path]),
+        subject,
         variant,
         restored: 0,
         kills: 0,

@@ -10,7 +10,7 @@ use descriptors::End;
 pub use states::{State, states};
 
 use super::memory::Memory;
-use super::step::{Action, Backing, OBJECTS, SHARES, Step, TASKS, Wait};
+use super::step::{ALL_SHARES, Action, Backing, OBJECTS, SHARES, Step, TASKS, Wait};
 use crate::chance::Chance;
 
 /// How often the tree is dumped and restored.
@@ -67,9 +67,15 @@ struct Generator {
     tasks_wanted: usize,
 }
 
+/// One in how many seeds is about a root whose first thread has ended.
+const ONE_WITHOUT_LEADER: u64 = 7;
+
 /// The steps of a seed: always the same ones.
 pub fn steps(seed: u64) -> Vec<Step> {
     let mut generator = Generator::new(seed);
+    if seed % ONE_WITHOUT_LEADER == 3 {
+        generator.step(0, Action::EndLeader);
+    }
     let first = 15 + generator.chance.below(60) as usize;
     generator.add(first);
     for _ in 1..PAUSES {
@@ -187,7 +193,7 @@ impl Generator {
 
     fn fork(&mut self, task: u8) {
         let shares = match self.has_sharing && self.chance.once_in(2) {
-            true => 1 + self.chance.below(7) as u8,
+            true => 1 + self.chance.below(ALL_SHARES.into()) as u8,
             false => 0,
         };
         self.share(task, shares);

@@ -1,6 +1,6 @@
 //! Steps about what has no descriptor: System V IPC, contexts, and what is shared.
 use super::Generator;
-use crate::storm::step::{Action, NUMBERED};
+use crate::storm::step::{ALL_SHARES, Action, NUMBERED};
 
 /// How many programs of 32 bits there are at most.
 const PROGRAMS: u8 = 3;
@@ -25,7 +25,7 @@ impl Generator {
             }
             6..9 => self.requests(task),
             9 if self.known(task).shares != 0 => {
-                let shares = 1 + self.chance.below(7) as u8;
+                let shares = 1 + self.chance.below(ALL_SHARES.into()) as u8;
                 self.known(task).shares &= !shares;
                 self.step(task, Action::Unshare { shares });
             }

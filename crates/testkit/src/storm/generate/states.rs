@@ -4,7 +4,8 @@
 //! failure tells what it is about. All go on after each pause: what was restored has to work.
 use super::{Generator, PAUSES};
 use crate::storm::step::{
-    Action, Advice, Backing, Contents, LockHolder, Opened, Span, Step, TaskFile, Wait, What,
+    ALL_SHARES, Action, Advice, Backing, Contents, LockHolder, Opened, Span, Step, TaskFile, Wait,
+    What,
 };
 
 /// How many states there are of each kind of descriptor.
@@ -34,6 +35,7 @@ pub fn states() -> Vec<State> {
     backings(&mut all);
     changes_of_memory(&mut all);
     sharing(&mut all);
+    without_leaders(&mut all);
     numbered(&mut all);
     told_queues(&mut all);
     programs(&mut all);
@@ -377,7 +379,7 @@ fn changes_of_memory(all: &mut Vec<State>) {
 }
 
 fn sharing(all: &mut Vec<State>) {
-    for shares in 1..8 {
+    for shares in 1..=ALL_SHARES {
         for leaves in [false, true] {
             let first = |generator: &mut Generator| {
                 generator.tasks_wanted = 4;
@@ -411,6 +413,64 @@ fn sharing(all: &mut Vec<State>) {
                 go_on,
             );
         }
+    }
+}
+
+/// Roots whose first thread has ended, with what belongs to threads or is asked of one.
+fn without_leaders(all: &mut Vec<State>) {
+    let end_leader = |generator: &mut Generator| generator.step(0, Action::EndLeader);
+    for kind in [
+        Opened::Event,
+        Opened::Epoll,
+        Opened::Signals,
+        Opened::Terminal,
+        Opened::File,
+        Opened::Ring,
+        Opened::Queue,
+        Opened::Namespace,
+    ] {
+        let open = |generator: &mut Generator| {
+            end_leader(generator);
+            generator.open_kind(0, kind);
+            (0..8).for_each(|_| generator.use_descriptor(0));
+        };
+        let go_on = |generator: &mut Generator| generator.use_descriptor(0);
+        add(all, format!("leaderless-{}", word(kind)), open, go_on);
+    }
+    for (name, action) in [
+        ("session", Action::Session),
+        ("subreaper", Action::Subreaper),
+        (
+            "fork",
+            Action::Fork {
+                child: 2,
+                shares: 0,
+            },
+        ),
+    ] {
+        let first = |generator: &mut Generator| {
+            end_leader(generator);
+            generator.tasks_wanted = 1;
+            fork(generator, 0);
+            generator.open_task_file(1, 0, TaskFile::Process);
+            generator.step(0, action.clone());
+        };
+        let go_on = |generator: &mut Generator| generator.step(0, Action::Reap);
+        add(all, format!("leaderless-{name}"), first, go_on);
+    }
+    for thread in [false, true] {
+        let send = |value: u64| Action::Signal {
+            signal: 35,
+            value,
+            thread,
+        };
+        let first = |generator: &mut Generator| {
+            end_leader(generator);
+            generator.step(0, send(1));
+            generator.requests(0);
+        };
+        let name = format!("leaderless-signal-{thread}");
+        add(all, name, first, |generator| generator.step(0, send(2)));
     }
 }
 

@@ -395,6 +395,10 @@ impl Task {
             return;
         };
         let through = through.and_then(|socket| of_kind(socket, Opened::Netlink));
+        // A thread that has not blocked the signal would get it.
+        if through.is_none() && !self.waits.is_empty() {
+            return;
+        }
         opened::notify(queue, through, slot.into());
     }
 

@@ -228,8 +228,8 @@ impl Task {
     /// What is wrong with its memory.
     pub(super) fn check_memory(&self) -> Result<Vec<String>, Failure> {
         let mut wrong = self.check_maps()?;
-        let memory = File::open("/proc/self/mem")?;
-        let pagemap = File::open("/proc/self/pagemap")?;
+        let memory = File::open("/proc/thread-self/mem")?;
+        let pagemap = File::open("/proc/thread-self/pagemap")?;
         let whole = Span {
             at: 0,
             pages: ARENA_PAGES,
@@ -314,7 +314,7 @@ impl Task {
 
     /// Compares what is mapped, and how it is protected.
     fn check_maps(&self) -> io::Result<Vec<String>> {
-        let maps = fs::read_to_string("/proc/self/maps")?;
+        let maps = fs::read_to_string("/proc/thread-self/maps")?;
         let mut wrong = Vec::new();
         let mut mapped = 0;
         for (span, protection) in maps.lines().filter_map(in_arena) {
@@ -361,7 +361,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..][..8].try_into().expect("8 bytes"))
 }
 
-/// A line of /proc/self/maps as pages of the arena and their protection; none for others.
+/// A line of /proc/thread-self/maps as pages of the arena and their protection; none for others.
 fn in_arena(line: &str) -> Option<(Span, u8)> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;

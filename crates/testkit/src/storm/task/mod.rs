@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 use rustix::process::{Pid, WaitOptions};
 use sys::fork::{Fork, fork};
-use sys::subject::clone::{DESCRIPTORS, SEMAPHORE_UNDO, clone};
+use sys::subject::clone::{DESCRIPTORS, IO_CONTEXT, SEMAPHORE_UNDO, clone};
 use sys::subject::filters::{Answer, GONE, call_gone, install_filter};
 use sys::subject::{Arena, block_signals, queue_signal};
 
@@ -171,7 +171,8 @@ impl Task {
     fn make(&mut self, number: usize) -> Done {
         let steps = Rc::clone(&self.steps);
         match &steps[number].action {
-            Action::Pause => Ok(()),
+            // The latter was seen to when the root was started.
+            Action::Pause | Action::EndLeader => Ok(()),
             &Action::Fork { child, shares } => self.fork(child, shares),
             &Action::Exit { status } => self.exit(status),
             Action::Reap => {
@@ -233,6 +234,9 @@ impl Task {
         let shares_undo = flags & SEMAPHORE_UNDO != 0;
         if shares_undo && self.numbered.undo.is_none() {
             self.numbered.undo = self.ledger.new_undo();
+        }
+        if flags & IO_CONTEXT != 0 {
+            self.numbered.have_io_context()?;
         }
         let undo = self.numbered.undo.filter(|_| shares_undo);
         if let Some(undo) = undo {

@@ -9,9 +9,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::fs::Mode;
+use sys::io_class::{self, Class};
 use sys::kcmp::{self, Shared};
 use sys::subject::aio::{Context, Operation, Request};
-use sys::subject::clone::{DESCRIPTORS, DIRECTORIES, SEMAPHORE_UNDO};
+use sys::subject::clone::{DESCRIPTORS, DIRECTORIES, IO_CONTEXT, SEMAPHORE_UNDO};
 use sys::{sem, shm};
 
 use super::{Done, Task, opened};
@@ -34,6 +35,8 @@ pub(super) struct Numbered {
     contexts: BTreeMap<u8, Requests>,
     /// Which of the ledger's undo lists it has.
     pub undo: Option<u8>,
+    /// Whether it has an I/O context to share.
+    has_io_context: bool,
     /// Whether it was made by clone(2), of which the C library knows nothing.
     pub is_cloned: bool,
 }
@@ -58,7 +61,7 @@ fn own_memory() -> io::Result<File> {
     File::options()
         .read(true)
         .write(true)
-        .open("/proc/self/mem")
+        .open("/proc/thread-self/mem")
 }
 
 /// A context, and the events that it must have.
@@ -72,7 +75,7 @@ struct Requests {
 pub(super) fn flags(shares: u8) -> u64 {
     let flags = SHARES
         .iter()
-        .zip([DESCRIPTORS, DIRECTORIES, SEMAPHORE_UNDO]);
+        .zip([DESCRIPTORS, DIRECTORIES, SEMAPHORE_UNDO, IO_CONTEXT]);
     let wanted = flags.filter(|(bit, _)| shares & **bit != 0);
     wanted.fold(0, |all, (_, flag)| all | flag)
 }
@@ -90,6 +93,15 @@ impl Numbered {
             is_cloned: self.is_cloned || is_cloned,
             ..self
         }
+    }
+
+    /// Makes sure of an I/O context: a priority is kept in one.
+    pub(super) fn have_io_context(&mut self) -> io::Result<()> {
+        if !self.has_io_context {
+            io_class::set(Class::BestEffort(5))?;
+            self.has_io_context = true;
+        }
+        Ok(())
     }
 
     /// Whether a child would have what no child can.
@@ -326,7 +338,9 @@ impl Task {
         let pid = std::process::id().cast_signed();
         for other in (0..TASKS).filter(|other| *other != self.number) {
             let others = self.ledger.pid(other).map(u32::cast_signed);
-            for what in [Shared::Descriptors, Shared::Directories] {
+            let whats = [Shared::Descriptors, Shared::Directories, Shared::Io];
+            let has = |what: &Shared| *what != Shared::Io || self.numbered.has_io_context;
+            for what in whats.into_iter().filter(has) {
                 let is_shared =
                     |others| kcmp::compare(pid, others, what).is_ok_and(|one| one.is_eq());
                 if others.is_some_and(is_shared) {

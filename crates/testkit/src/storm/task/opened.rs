@@ -300,7 +300,7 @@ pub(super) fn describe(
     tell: &mut impl FnMut(&str, &dyn std::fmt::Debug),
 ) {
     let info = || {
-        let path = format!("/proc/self/fdinfo/{}", own.as_raw_fd());
+        let path = format!("/proc/thread-self/fdinfo/{}", own.as_raw_fd());
         fs::read_to_string(path).unwrap_or_default()
     };
     match kind {

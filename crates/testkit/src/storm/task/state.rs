@@ -216,21 +216,22 @@ fn describe_file(file: BorrowedFd<'_>, tell: &mut impl FnMut(&str, &dyn std::fmt
 /// Which task a file is of, by its path and by what a pidfd tells.
 fn whose(file: BorrowedFd<'_>) -> String {
     let number = file.as_raw_fd();
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+    let info =
+        std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{number}")).unwrap_or_default();
     let pid = info.lines().find(|line| line.starts_with("Pid:"));
-    let path = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+    let path = std::fs::read_link(format!("/proc/thread-self/fd/{number}")).unwrap_or_default();
     format!("{} {}", path.display(), pid.unwrap_or_default())
 }
 
 /// Whether the epoll may watch a signalfd, by itself or through another: whatever this task does
 /// not have under the number that the epoll has could be one.
 fn may_watch_signals(epoll: BorrowedFd<'_>) -> bool {
-    let info = format!("/proc/self/fdinfo/{}", epoll.as_raw_fd());
+    let info = format!("/proc/thread-self/fdinfo/{}", epoll.as_raw_fd());
     let info = std::fs::read_to_string(info).unwrap_or_default();
     let watched = info.lines().filter_map(|line| line.strip_prefix("tfd:"));
     let mut numbers = watched.filter_map(|line| line.split_ascii_whitespace().next());
     numbers.any(|number| {
-        let link = std::fs::read_link(format!("/proc/self/fd/{number}"));
+        let link = std::fs::read_link(format!("/proc/thread-self/fd/{number}"));
         link.map_or(true, |link| {
             ["anon_inode:[signalfd]", "anon_inode:[eventpoll]"]
                 .iter()

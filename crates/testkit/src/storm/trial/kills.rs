@@ -160,10 +160,11 @@ impl Trial<'_> {
     fn stays(&self, pid: u32) -> bool {
         let is_root = pid == self.subject.pid();
         match tree::state(pid) {
-            Some('Z') => !is_root,
+            Some('Z') if !tree::is_alive(pid) => !is_root,
             Some(_) => {
-                let program = std::fs::read_link(format!("/proc/{pid}/exe"));
-                let threads = tree::threads(pid);
+                let program = std::fs::read_link(format!("/proc/{}/exe", tree::asked(pid)));
+                let mut threads = tree::threads(pid);
+                threads.retain(|tid| tree::state(*tid) != Some('Z'));
                 let sleeps = |&tid: &u32| tree::state(tid) == Some('S') && tree::is_waiting(tid);
                 let is_its = program.is_ok_and(|program| {
                     program == crate::subject::binary() || program.ends_with(PROGRAM_32)
@@ -214,7 +215,8 @@ fn is_calm(pid: u32) -> bool {
 
 /// How facts name the last page of a task's vDSO.
 fn vdso_padding(pid: u32) -> String {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let maps = format!("/proc/{}/maps", tree::asked(pid));
+    let maps = std::fs::read_to_string(maps).unwrap_or_default();
     let vdso = maps.lines().find(|line| line.ends_with("[vdso]"));
     let end = vdso.and_then(|line| line.split([' ', '-']).nth(1));
     let end = end.and_then(|end| u64::from_str_radix(end, 16).ok());
