@@ -479,6 +479,9 @@ pub static FLAGS: &[Flag] = &[
         .help("Leave monotonic clocks as this host has them, instead of going on from where they \
             stood"),
     flag("output", Required, [Misplaced, Misplaced, Misplaced]).own(),
+    flag("perf-events", Switch, [Taken, Taken, Idle]).own()
+        .on(|o| o.allowed.perf_events = true)
+        .help("Keep performance events, whose counts begin at 0 again at the restore"),
     flag("plan", Bare, [Misplaced, Taken, Misplaced]).own()
         .on(|o| o.plan = true)
         .help("Print the scripts that would be run, as strace prints calls, and restore nothing"),

@@ -280,6 +280,15 @@ impl<'a> Saved<'a> {
         }
     }
 
+    /// A task that has description `id`, and its number there.
+    pub fn holder(&self, id: u32) -> Option<(i32, i32)> {
+        self.tasks.iter().find_map(|task| {
+            let mut descriptors = task.descriptors.iter();
+            let descriptor = descriptors.find(|one| one.description == id)?;
+            Some((task.node.pid, descriptor.fd))
+        })
+    }
+
     /// Reads the code of those vDSOs that are not this host's, `own`, from the image.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 mod aio;
 mod ending;
+mod events;
 mod fill;
 mod job;
 mod lazy_chunks;

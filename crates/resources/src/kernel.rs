@@ -97,6 +97,26 @@ impl Kernel {
         self.memory.read(at, len_bytes)
     }
 
+    /// Reads a string, without the NUL at its end.
+    pub fn text(&self, at: u64) -> Result<Vec<u8>> {
+        const MOST_BYTES: usize = 4096;
+        const PIECE_BYTES: u64 = 64;
+        let mut text = Vec::new();
+        while text.len() < MOST_BYTES {
+            let at = at + text.len() as u64;
+            // A piece ends with its page: the next one may not be there.
+            let piece = self
+                .memory
+                .read(at, (PIECE_BYTES - at % PIECE_BYTES) as usize)?;
+            let end = piece.iter().position(|byte| *byte == 0);
+            text.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
+            if end.is_some() {
+                return Ok(text);
+            }
+        }
+        Err(Error::new(ErrorKind::Unsupported, "a string does not end"))
+    }
+
     /// Reads a word.
     pub fn word(&self, at: u64) -> Result<u64> {
         self.memory.word(at)
@@ -186,6 +206,14 @@ impl<'a> Structure<'a> {
     /// A member of eight bytes.
     pub fn word(&self, member: &str) -> Result<u64> {
         self.bytes(member).map(u64::from_ne_bytes)
+    }
+
+    /// A member of eight bytes that not every kernel has; 0 where it has none.
+    pub fn word_if_any(&self, member: &str) -> Result<u64> {
+        match self.kernel.types.member(self.name, member) {
+            Some(_) => self.word(member),
+            None => Ok(0),
+        }
     }
 
     /// A member of four bytes.

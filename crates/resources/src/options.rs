@@ -31,6 +31,8 @@ pub struct Allow {
     pub shell_job: bool,
     /// `--file-locks`: dump and restore file locks.
     pub file_locks: bool,
+    /// `--perf-events`: performance events, whose counts begin at 0 again.
+    pub perf_events: bool,
     /// `--link-remap`: deleted files that still have another hard link may be linked again.
     pub link_remap: bool,
     /// `--force-irmap`: watched files are looked for by path, not by their handles.
@@ -67,6 +69,7 @@ impl Default for Allow {
             unix_close: false,
             shell_job: false,
             file_locks: false,
+            perf_events: false,
             link_remap: false,
             force_irmap: false,
             irmap_scan_paths: Vec::new(),

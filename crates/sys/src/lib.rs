@@ -39,6 +39,7 @@ pub mod own;
 pub mod packet_ring;
 pub mod pagemap;
 pub mod per_cpu;
+pub mod perf_event;
 pub mod proc;
 pub mod ptrace;
 pub mod puppet;

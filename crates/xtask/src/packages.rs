@@ -89,6 +89,12 @@ pub const FOR_TESTS: &[Package<'_>] = &[
         services: Cow::Borrowed(&[]),
     },
     Package {
+        name: "linux-perf",
+        program: "perf",
+        reason: "a real program with performance events that the tests dump and restore",
+        services: Cow::Borrowed(&[]),
+    },
+    Package {
         name: "iproute2",
         program: "ip",
         reason: "sets up interfaces of subjects, and tells what they are afterwards",

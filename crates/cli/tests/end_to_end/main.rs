@@ -32,6 +32,7 @@ mod nginx;
 mod obstacles;
 mod old_images;
 mod packets;
+mod perf_events;
 mod policies;
 mod python;
 mod redis;

@@ -116,6 +116,24 @@ impl Late {
         all.filter(|(_, source)| source.fetched.is_some())
     }
 
+    /// The number in a task of what description `id` needs there, if it needs any.
+    fn needed(&self, saved: &Saved<'_>, (id, task): (u32, usize)) -> Result<Option<i32>> {
+        let Some(needed) = needed_by(saved, id)? else {
+            return Ok(None);
+        };
+        // Its own need would not be met before.
+        let is_first = |source: &&Source| source.task == task && source.fetched.is_none();
+        let source = self.0.get(&needed).filter(is_first);
+        let is_sound = source.is_some() && needed_by(saved, needed)?.is_none();
+        match source.filter(|_| is_sound) {
+            Some(source) => Ok(Some(source.fd)),
+            None => {
+                let what = format!("description {id} needs {needed}, which is not there");
+                Err(resources::Error::corrupt("descriptors", what).into())
+            }
+        }
+    }
+
     /// Adds the calls by which a task gets those that it has. Its descriptors have their numbers;
     /// where one of these is to be, there is a placeholder.
     pub fn plan(&self, saved: &Saved<'_>, index: usize, script: &mut Script) -> Result<()> {
@@ -123,7 +141,7 @@ impl Late {
         for (id, source) in self.for_others(index) {
             let (tag, payload) = saved.descriptions[id as usize];
             if let Some(kind) = fd::kind_of(tag) {
-                kind.open_in_task(payload, source.fd, script)?;
+                kind.open_in_task(payload, source.fd, None, script)?;
             }
             if let Some(word) = source.word {
                 script.post(word);
@@ -134,7 +152,7 @@ impl Late {
         let all = all.filter_map(|(id, source)| Some((id, source, numbers(task, *id)?)));
         let (own, others): (Vec<_>, Vec<_>) = all.partition(|(_, source, _)| source.task == index);
         // Nobody waits before he has opened what others may wait for.
-        for (id, source, numbers) in own {
+        for (id, source, numbers) in own_in_order(saved, own)? {
             let (tag, payload) = saved.descriptions[*id as usize];
             let in_proc = [fd::tags::PROCESS_FILE, fd::tags::NAMESPACE].contains(&tag);
             if in_proc && task.place.root.is_some() {
@@ -143,9 +161,10 @@ impl Late {
                 let pid = task.node.pid;
                 return Err(resources::Error::unsupported(pid, what).because(why).into());
             }
+            let needed = self.needed(saved, (*id, index))?;
             let number = table.close(numbers[0].fd, script);
             if let Some(kind) = fd::kind_of(tag) {
-                kind.open_in_task(payload, number, script)?;
+                kind.open_in_task(payload, number, needed, script)?;
             }
             table.place(number, &numbers, script);
             if let Some(word) = source.word {
@@ -177,6 +196,29 @@ impl Late {
         }
         Ok(())
     }
+}
+
+/// One that a task opens, and its numbers there.
+type Own<'a> = (&'a u32, &'a Source, Vec<&'a Descriptor>);
+
+/// Those that a task opens, each after what it needs, which needs nothing itself.
+fn own_in_order<'a>(saved: &Saved<'_>, own: Vec<Own<'a>>) -> Result<Vec<Own<'a>>> {
+    let (mut first, mut others) = (Vec::new(), Vec::new());
+    for one in own {
+        match needed_by(saved, *one.0)? {
+            None => first.push(one),
+            Some(_) => others.push(one),
+        }
+    }
+    first.extend(others);
+    Ok(first)
+}
+
+/// The description that must be open where description `id` is opened, if there is such a one.
+fn needed_by(saved: &Saved<'_>, id: u32) -> Result<Option<u32>> {
+    let (tag, payload) = saved.descriptions[id as usize];
+    let needed = fd::kind_of(tag).map_or(Ok(None), |kind| kind.needs(payload))?;
+    Ok(needed.map(|needed| needed.0))
 }
 
 fn has(task: &SavedTask<'_>, id: u32) -> bool {
@@ -308,6 +350,60 @@ mod tests {
         assert!(places.is_sorted(), "{child}");
         let number = root.contains("pidfd_open(102, 0)") && root.contains(", 1, 0)");
         assert!(number && root.contains("pidfd_getfd("), "{root}");
+    }
+
+    /// An image with two performance events, of which the one that needs the other is the first,
+    /// and how its root would get them.
+    fn group(needed: u32) -> Result<String> {
+        let mut records = sample::records();
+        let number = |field: u8, value: u8| [field << 3, value];
+        let event = |needed: Option<u32>| {
+            let attr = sys::perf_event::software(2);
+            let mut payload = [1 << 3 | 2, attr.len() as u8].to_vec();
+            payload.extend(attr);
+            // The thread, any processor, the process that opens it.
+            let root = sample::ROOT as u8;
+            payload.extend([number(2, root), number(3, 1), number(4, root)].concat());
+            payload.extend(needed.map(|id| number(5, id as u8)).into_iter().flatten());
+            payload
+        };
+        for record in &mut records {
+            let is_list = record.tag == tag::DESCRIPTORS && record.id == sample::id(sample::ROOT);
+            if record.tag == fd::tags::EVENTFD {
+                (record.tag, record.payload) = (fd::tags::PERF_EVENT, event(None));
+            } else if record.tag == fd::tags::REGULAR && record.id == 2 {
+                (record.tag, record.payload) = (fd::tags::PERF_EVENT, event(Some(needed)));
+            } else if is_list {
+                let descriptors = [(5, 2), (7, 3)].map(|(fd, description)| Descriptor {
+                    fd,
+                    description,
+                    close_on_exec: false,
+                });
+                let descriptors = descriptors.to_vec();
+                record.payload = Descriptors { descriptors }.encode_to_vec();
+            }
+        }
+        let store = sample::image(records, &[]);
+        let reader = Reader::open(&*store).expect("a right image");
+        let saved = Saved::read(&reader).expect("right records");
+        let mut plan = Plan::default();
+        let late = Late::find(&saved, &mut plan)?;
+        let mut script = Script::default();
+        late.plan(&saved, 0, &mut script)?;
+        Ok(script.to_string())
+    }
+
+    #[test]
+    fn what_others_need_is_opened_before() {
+        let text = group(3).expect("it can be planned");
+        let places = ["-1, -1, 0) = 0", "dup3(0, 7", "-1, 7, 0) = 0", "dup3(0, 5"];
+        let places = places.map(|what| text.find(what).unwrap_or_else(|| panic!("{text}")));
+        assert!(places.is_sorted(), "{text}");
+        for id in [0, 2, 99] {
+            let error = group(id).expect_err("it is not there").to_string();
+            let want = format!("description 2 needs {id}, which is not there");
+            assert!(error.contains(&want), "{error}");
+        }
     }
 
     #[test]

@@ -51,12 +51,7 @@ pub(super) fn check(saved: &Saved<'_>) -> Result<()> {
 pub(super) fn register(saved: &Saved<'_>, pool: &Pool, threads: &mut Threads<'_>) -> Result<()> {
     let all = (0u32..).zip(&saved.descriptions);
     for (id, (_, payload)) in all.filter(|(_, (tag, _))| *tag == tags::USERFAULTFD) {
-        let held = saved.tasks.iter().find_map(|task| {
-            let mut descriptors = task.descriptors.iter();
-            let descriptor = descriptors.find(|one| one.description == id)?;
-            Some((task.node.pid, descriptor.fd))
-        });
-        let Some((pid, fd)) = held else {
+        let Some((pid, fd)) = saved.holder(id) else {
             continue;
         };
         let uffd = Uffd::from(crate::collect::fetch(pid, fd)?);

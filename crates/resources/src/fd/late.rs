@@ -3,7 +3,8 @@
 //! Something else keeps their places until then. The first task that has such a description opens
 //! it, others fetch it from there.
 //!
-//! - What: files of processes, pidfds, userfaultfds and the tree's time namespace in flight
+//! - What: files of processes, pidfds, userfaultfds, performance events and the tree's time
+//!   namespace in flight
 //! - Refused: "it refers to a task, which does not exist yet when it would be opened" (no task has
 //!   a descriptor of it: it is on its way in a socket, or a working directory).
 //! - CRIU 4.2: kept.
@@ -12,6 +13,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::perf_event::PerfEvent;
 use super::pidfd::Pidfd;
 use super::process_file::ProcessFile;
 use super::userfaultfd::Userfaultfd;
@@ -32,7 +34,8 @@ pub(super) fn check(open: &Open<'_>) -> Result<()> {
 
 /// Whether it is of a kind that may be one.
 pub(super) fn refers_to_task(open: &Open<'_>) -> bool {
-    Pidfd.claims(open) || ProcessFile.claims(open) || Userfaultfd.claims(open)
+    let kinds: [&dyn Kind; 4] = [&Pidfd, &ProcessFile, &Userfaultfd, &PerfEvent];
+    kinds.iter().any(|kind| kind.claims(open))
 }
 
 /// What keeps the place of one.

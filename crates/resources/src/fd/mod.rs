@@ -26,6 +26,7 @@ pub mod namespace;
 pub mod netlink;
 pub mod packet_socket;
 pub mod path;
+pub mod perf_event;
 pub mod pidfd;
 pub mod pipe;
 pub mod place;
@@ -330,12 +331,26 @@ pub trait Kind: Sync {
     fn is_late(&self, _payload: &[u8]) -> Result<bool> {
         Ok(false)
     }
-    /// Adds the calls by which a task opens one that [`Kind::is_late`]. It gets the lowest number
-    /// that is free there, which is `number`.
+    /// One that is late as well, and that the same task must have open when it opens this one.
+    /// That needs none itself.
     ///
     /// # Errors
     /// [`Error::Corrupt`].
-    fn open_in_task(&self, _payload: &[u8], _number: i32, _script: &mut Script) -> Result<()> {
+    fn needs(&self, _payload: &[u8]) -> Result<Option<DescriptionId>> {
+        Ok(None)
+    }
+    /// Adds the calls by which a task opens one that [`Kind::is_late`]. It gets the lowest number
+    /// that is free there, which is `number`; what it [`Kind::needs`] has the number `needed`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn open_in_task(
+        &self,
+        _payload: &[u8],
+        _number: i32,
+        _needed: Option<i32>,
+        _script: &mut Script,
+    ) -> Result<()> {
         Err(Error::corrupt(self.name(), "is not opened by a task"))
     }
 }
@@ -366,6 +381,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &epoll::Epoll,
     &io_uring::IoUring,
     &bpf_map::BpfMap,
+    &perf_event::PerfEvent,
     &unix::UnixSocket,
     &tcp::TcpSocket,
     &udp::UdpSocket,
@@ -465,10 +481,6 @@ mod tests {
             (
                 "anon_inode:btf",
                 ": objects of BPF other than maps are not there yet",
-            ),
-            (
-                "anon_inode:[perf_event]",
-                ": the kernel does not tell what it counts",
             ),
             ("anon_inode:[eventfd2]", ""),
         ] {

@@ -172,7 +172,13 @@ impl Kind for Namespace {
         Ok(Payload::read(payload)?.is_late())
     }
 
-    fn open_in_task(&self, payload: &[u8], number: i32, script: &mut Script) -> Result<()> {
+    fn open_in_task(
+        &self,
+        payload: &[u8],
+        number: i32,
+        _needed: Option<i32>,
+        script: &mut Script,
+    ) -> Result<()> {
         const AT_FDCWD: i32 = -100;
         let payload = Payload::read(payload)?;
         let flags = status::checked(self.name(), payload.flags)?;
@@ -256,7 +262,7 @@ mod tests {
         let payload = payload.encode_to_vec();
         assert!(Namespace.is_late(&payload).expect("sound"));
         let mut script = Script::default();
-        let planned = Namespace.open_in_task(&payload, 5, &mut script);
+        let planned = Namespace.open_in_task(&payload, 5, None, &mut script);
         planned.expect("sound");
         let text = script.to_string();
         assert!(text.contains("\"/proc/self/ns/time\""), "{text}");

@@ -104,7 +104,13 @@ impl Kind for Pidfd {
         Ok(Payload::read(payload)?.pid != 0)
     }
 
-    fn open_in_task(&self, payload: &[u8], number: i32, script: &mut Script) -> Result<()> {
+    fn open_in_task(
+        &self,
+        payload: &[u8],
+        number: i32,
+        _needed: Option<i32>,
+        script: &mut Script,
+    ) -> Result<()> {
         let Payload { pid, flags } = Payload::read(payload)?;
         script.expect(Sysno::pidfd_open, [pid.into(), flags.into()], number);
         Ok(())

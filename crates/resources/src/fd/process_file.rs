@@ -118,7 +118,13 @@ impl Kind for ProcessFile {
         Ok(true)
     }
 
-    fn open_in_task(&self, payload: &[u8], number: i32, script: &mut Script) -> Result<()> {
+    fn open_in_task(
+        &self,
+        payload: &[u8],
+        number: i32,
+        _needed: Option<i32>,
+        script: &mut Script,
+    ) -> Result<()> {
         const AT_FDCWD: i32 = -100;
         let Payload { path, flags, pos } = Payload::read(payload)?;
         let flags = status::checked(self.name(), flags)?;
@@ -181,7 +187,7 @@ mod tests {
         };
         let mut script = Script::default();
         let payload = payload.encode_to_vec();
-        let planned = ProcessFile.open_in_task(&payload, 5, &mut script);
+        let planned = ProcessFile.open_in_task(&payload, 5, None, &mut script);
         planned.expect("sound");
         let text = script.to_string();
         assert!(

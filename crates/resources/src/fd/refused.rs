@@ -1,8 +1,5 @@
 //! Descriptions that no kind claims and that are known all the same: why they are not saved.
 //!
-//! - What: performance events
-//! - Refused: "the kernel does not tell what it counts".
-//! - CRIU 4.2: refused.
 //! - What: programs of BPF, what attaches them, and types
 //! - Refused: "a BPF program, of which the kernel tells only what it has made of its code"; "a BPF
 //!   link, whose program the kernel tells only as what it has made of its code"; "objects of BPF
@@ -30,10 +27,6 @@ use super::socket::inet::{AF_INET, AF_INET6};
 
 /// How the links of descriptions begin that have no path, and why they are not saved.
 const LINKS: &[(&[&str], &str)] = &[
-    (
-        &["anon_inode:[perf_event]"],
-        "the kernel does not tell what it counts",
-    ),
     (
         &["anon_inode:bpf-prog"],
         "a BPF program, of which the kernel tells only what it has made of its code",

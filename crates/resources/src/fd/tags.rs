@@ -48,6 +48,8 @@ pub const USERFAULTFD: u16 = 121;
 pub const BPF_MAP: u16 = 122;
 /// [`super::block_device`].
 pub const BLOCK_DEVICE: u16 = 123;
+/// [`super::perf_event`].
+pub const PERF_EVENT: u16 = 124;
 /// [`super::attributes`]: by description.
 pub const ATTRIBUTES: u16 = 147;
 /// [`super::locks`]: by task.

@@ -163,6 +163,11 @@ impl World {
         format!("{} {line}", dumped.kind.name())
     }
 
+    /// What a dumped description has in an image.
+    pub(crate) fn payload(&self, at: At) -> &[u8] {
+        &self.entries[at.0].dumped.as_ref().expect("dumped").payload
+    }
+
     /// Closes everything and opens it again.
     pub(crate) fn restore(&mut self) -> Result<()> {
         for entry in &mut self.entries {

@@ -214,7 +214,13 @@ impl Kind for Userfaultfd {
         Payload::read(payload).map(|_| true)
     }
 
-    fn open_in_task(&self, payload: &[u8], number: i32, script: &mut Script) -> Result<()> {
+    fn open_in_task(
+        &self,
+        payload: &[u8],
+        number: i32,
+        _needed: Option<i32>,
+        script: &mut Script,
+    ) -> Result<()> {
         let payload = Payload::read(payload)?;
         let only = if payload.user_mode_only {
             USER_MODE_ONLY
@@ -289,7 +295,7 @@ mod tests {
             features: None,
         };
         let mut script = Script::default();
-        let made = Userfaultfd.open_in_task(&payload.encode_to_vec(), 5, &mut script);
+        let made = Userfaultfd.open_in_task(&payload.encode_to_vec(), 5, None, &mut script);
         made.expect("it is sound");
         let text = script.to_string();
         assert!(text.contains("userfaultfd("), "{text}");

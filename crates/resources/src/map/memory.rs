@@ -7,7 +7,8 @@
 //! - Refused: "it is memory of a device"; "it is a shadow stack"; "it has huge pages of a file that
 //!   nobody can open again" (a deleted one); "it has huge pages of its own
 //!   over those of a file"; "a part of a ring of io_uring was unmapped or protected"; "it shows
-//!   a map of BPF"; mappings of the kernel's own such as `[uprobes]`, by their name alone.
+//!   a map of BPF"; "it is a ring of a performance event"; mappings of the kernel's own such as
+//!   `[uprobes]`, by their name alone.
 //! - CRIU 4.2: kept, shadow stacks too; names of anonymous memory are not, nor `mlockall` for later
 //!   mappings. Memory of devices only with a plugin for them, `[uprobes]` with `--allow-uprobes`.
 
@@ -16,6 +17,7 @@ use prost::Message;
 
 use super::listing::{Backing, HUGE_PAGES, Listed};
 use super::policy::Policy;
+use crate::fd::perf_event;
 use crate::{Error, Result};
 
 /// The record's number in images.
@@ -308,11 +310,12 @@ impl Mapping {
     /// # Errors
     /// [`Error::Unsupported`] naming the mapping.
     pub fn of(listed: &Listed, pid: i32, file: Option<u32>) -> Result<Self> {
-        if let Some((_, why)) = REFUSED.iter().find(|(code, _)| refuses(listed, code)) {
-            return Err(Error::unsupported(pid, listed.place()).because(*why));
-        }
+        // Some that the kernel counts as memory of a device are known better.
         if let Some(why) = hinders(listed) {
             return Err(Error::unsupported(pid, listed.place()).because(why));
+        }
+        if let Some((_, why)) = REFUSED.iter().find(|(code, _)| refuses(listed, code)) {
+            return Err(Error::unsupported(pid, listed.place()).because(*why));
         }
         let special = match listed.backing() {
             Backing::Vdso => Special::Vdso,
@@ -418,6 +421,9 @@ fn hinders(listed: &Listed) -> Option<&'static str> {
     let name = &listed.name[..];
     if name == b"anon_inode:bpf-map" {
         return Some("it shows a map of BPF");
+    }
+    if name == perf_event::LINK {
+        return Some("it is a ring of a performance event");
     }
     let is_made_again = name.starts_with(b"/memfd:") || listed.segment().is_some();
     let has_path = !name.ends_with(b" (deleted)") || is_made_again;

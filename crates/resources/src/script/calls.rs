@@ -212,6 +212,16 @@ const EPOLL_EVENT: &[Field] = fields! {
     data: 4, 8, Hex;
 };
 
+const PERF_EVENT_ATTR: &[Field] = fields! {
+    kind: 0, 4, Number;
+    size: 4, 4, Number;
+    config: 8, 8, Hex;
+    sample_period: 16, 8, Number;
+    sample_type: 24, 8, Hex;
+    read_format: 32, 8, Hex;
+    flags: 40, 8, Hex;
+};
+
 const FLOCK: &[Field] = fields! {
     l_type: 0, 2, One(names::F_LOCK);
     l_whence: 2, 2, One(names::SEEK);
@@ -405,6 +415,10 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     ),
     (Sysno::munmap, &[Address, Number]),
     (Sysno::openat, &[Fd, Text, Flags(names::O), Octal]),
+    (
+        Sysno::perf_event_open,
+        &[Struct(PERF_EVENT_ATTR), Int, Int, Int, Hex],
+    ),
     (Sysno::personality, &[Flags(names::PERSONALITY)]),
     (Sysno::pidfd_getfd, &[Fd, Int, Int]),
     (Sysno::pidfd_open, &[Int, Flags(names::PIDFD)]),

@@ -14,7 +14,12 @@ use crate::wait::{SOON, wait_until};
 /// The page that the kernel shows in every list of mappings, but for programs of 32 bits.
 const VSYSCALL: &str = "map ffffffffff600000";
 /// What every dump and restore is allowed.
-const OPTIONS: &[&str] = &["--tcp-established", "--file-locks", "--link-remap"];
+const OPTIONS: &[&str] = &[
+    "--tcp-established",
+    "--file-locks",
+    "--link-remap",
+    "--perf-events",
+];
 /// The exit status of a dump that cannot save its target and says why.
 const REFUSED: i32 = 3;
 

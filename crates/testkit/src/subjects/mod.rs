@@ -28,6 +28,7 @@ mod moving;
 mod namespaces;
 mod patchwork;
 mod pending_signals;
+mod perf_events;
 mod posix_timers;
 mod rare_sockets;
 mod refused;
@@ -88,6 +89,7 @@ const ALL: &[(&str, Run)] = &[
     ("namespaces", namespaces::run),
     ("patchwork", patchwork::run),
     ("pending-signals", pending_signals::run),
+    ("perf-events", perf_events::run),
     ("posix-timers", posix_timers::run),
     ("rare-sockets", rare_sockets::run),
     ("refused", refused::run),

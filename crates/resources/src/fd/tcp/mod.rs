@@ -433,6 +433,7 @@ mod tests {
         unix_close: false,
         shell_job: false,
         file_locks: false,
+        perf_events: false,
         link_remap: false,
         force_irmap: false,
         irmap_scan_paths: Vec::new(),

@@ -221,7 +221,7 @@ impl Generator {
             }
             return self.step(task, Action::Take { through });
         }
-        // A connection or a map that is in flight is refused, and so is what is of a task; the
+        // A connection or a map that is in flight is refused, and so is what is about a task; the
         // kernel refuses to pass rings. It throws mailboxes away that are only in each other, as
         // soon as anybody closes a unix socket.
         let stays = [
@@ -230,6 +230,7 @@ impl Generator {
             Opened::Ring,
             Opened::FullRing,
             Opened::Map,
+            Opened::Counter,
         ];
         // The tree's time namespace is a new one after a restore, which its tasks open.
         let is_time = end.kind == Opened::Namespace && Opened::namespace(end.origin) == "time";

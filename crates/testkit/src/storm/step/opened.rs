@@ -74,11 +74,13 @@ pub enum Opened {
     Mounted,
     /// A map of BPF: a hash.
     Map,
+    /// A performance event: page faults of the first processor.
+    Counter,
 }
 
 impl Opened {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::Pipe,
         Self::PacketPipe,
         Self::Fifo,
@@ -113,6 +115,7 @@ impl Opened {
         Self::Namespace,
         Self::Mounted,
         Self::Map,
+        Self::Counter,
     ];
 
     /// The kinds of namespaces, of which each name of a descriptor has one.
@@ -136,7 +139,10 @@ impl Opened {
     /// who locks that is in the way of everybody on the machine.
     pub fn shares_inode(self) -> bool {
         use Opened::*;
-        [Event, Timer, Signals, Epoll, Inotify, Group, Namespace, Map].contains(&self)
+        let shared = [
+            Event, Timer, Signals, Epoll, Inotify, Group, Namespace, Map, Counter,
+        ];
+        shared.contains(&self)
     }
 
     /// Whether it is a socket.

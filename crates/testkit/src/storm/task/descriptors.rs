@@ -266,6 +266,7 @@ impl Task {
             Opened::Leased => opened::leased(slot, &self.path_of(slot))?,
             Opened::Netlink => opened::netlink()?,
             Opened::Map => opened::map()?,
+            Opened::Counter => opened::counter(slot)?,
             Opened::Namespace => opened::namespace(slot)?,
             Opened::Mounted => {
                 let path = self.path_of(slot);

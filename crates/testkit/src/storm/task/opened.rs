@@ -13,6 +13,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use sys::bpf_map::{self, Definition, Entries, Sizes};
 use sys::kernel_memory::KernelMemory;
 use sys::mqueue::{self, Attributes, Message, Tell};
+use sys::perf_event::{self, Watched};
 use sys::ring::{self, Part, RingMemory};
 use sys::subject::block_signals;
 use sys::subject::clone::{HOST_NAME, NETWORK, unshare};
@@ -190,6 +191,37 @@ pub(super) fn map() -> Result<OwnedFd, Failure> {
     }
 }
 
+/// An event of the first processor's page faults, which counts or does not; an eventfd where nobody
+/// may look events up. (What others do in the meantime is not known of one task's.)
+pub(super) fn counter(slot: u16) -> Result<OwnedFd, Failure> {
+    const PAGE_FAULTS: u64 = 2;
+    const READ_FORMAT_AT: usize = 32;
+    const TOTAL_TIME_ENABLED: u64 = 1;
+    let mut attr = perf_event::software(PAGE_FAULTS);
+    attr[READ_FORMAT_AT..READ_FORMAT_AT + 8].copy_from_slice(&TOTAL_TIME_ENABLED.to_ne_bytes());
+    let watched = Watched { tid: -1, cpu: 0 };
+    let opened = KernelMemory::open().and_then(|_| perf_event::open(&attr, watched, None));
+    let Ok(event) = opened else {
+        return Ok(eventfd(0, EventfdFlags::CLOEXEC)?);
+    };
+    if slot.is_multiple_of(2) {
+        perf_event::enable(&event)?;
+    }
+    Ok(event)
+}
+
+/// Whether an event counts: for how long it has is told besides what.
+fn is_counting(event: BorrowedFd<'_>) -> Option<bool> {
+    // Who reads of one that is no event may wait.
+    let link = fs::read_link(format!("/proc/self/fd/{}", event.as_raw_fd())).ok()?;
+    if link.as_os_str() != "anon_inode:[perf_event]" {
+        return None;
+    }
+    let mut words = [0; 16];
+    let bytes = rustix::io::read(event, &mut words).ok()?;
+    (bytes == words.len()).then(|| words[8..] != [0; 8])
+}
+
 /// Writes a value to one of a few entries.
 pub(super) fn write_entry(map: &OwnedFd, value: u32) {
     let (key, value) = ((value % 5).to_ne_bytes(), u64::from(value).to_ne_bytes());
@@ -309,6 +341,7 @@ pub(super) fn describe(
             tell("told", &told(own));
         }
         Opened::Map => tell("entries", &entries(own)),
+        Opened::Counter => tell("counts", &is_counting(own)),
         Opened::Namespace | Opened::Mounted => tell("which", &which(own)),
         Opened::Leased => tell("lease", &fcntl::leased(own).ok()),
         Opened::Tap => tell("attached", &tun::attached(own).ok()),
