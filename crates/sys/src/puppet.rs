@@ -230,7 +230,8 @@ fn obey(shared: &Shared) -> ! {
     }
 }
 
-fn raw_call(number: i64, args: [u64; 6]) -> i64 {
+/// Makes a call that tests choose.
+pub(crate) fn raw_call(number: i64, args: [u64; 6]) -> i64 {
     let result: i64;
     // SAFETY: tests choose the calls; the mapping with this loop's state is not theirs to unmap.
     unsafe {
@@ -246,13 +247,13 @@ fn raw_call(number: i64, args: [u64; 6]) -> i64 {
     result
 }
 
-fn futex_wake(word: &AtomicU32) {
+pub(crate) fn futex_wake(word: &AtomicU32) {
     let args = [word.as_ptr() as u64, 1, i32::MAX as u64, 0, 0, 0];
     raw_call(libc::SYS_futex, args);
 }
 
 /// Waits until the word is no longer `seen`; `false` when the time is over.
-fn futex_wait(word: &AtomicU32, seen: u32, patience: Duration) -> bool {
+pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, patience: Duration) -> bool {
     let time = [patience.as_secs(), u64::from(patience.subsec_nanos())];
     let time = time.as_ptr() as u64;
     let args = [word.as_ptr() as u64, 0, u64::from(seen), time, 0, 0];

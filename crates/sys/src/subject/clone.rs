@@ -6,6 +6,14 @@ use rustix::process::Pid;
 
 use crate::fork::Fork;
 
+/// `CLONE_VM`: the memory. Only [`super::callers`] can be made with it.
+pub const MEMORY: u64 = 0x100;
+/// `CLONE_SIGHAND`: what is done when signals come.
+pub const HANDLERS: u64 = 0x800;
+/// `CLONE_PARENT`: a sibling. Only [`super::callers`] can be made so.
+pub const SIBLING: u64 = 0x8000;
+/// `CLONE_THREAD`, with all that it needs.
+pub const THREAD: u64 = 0x1_0000 | MEMORY | HANDLERS;
 /// `CLONE_FS`: working directory, root directory and umask.
 pub const DIRECTORIES: u64 = 0x200;
 /// `CLONE_FILES`: the descriptor table.

@@ -5,6 +5,7 @@
 //! is never given back.
 pub mod aio;
 mod arena;
+pub mod callers;
 pub mod clone;
 pub mod filters;
 pub mod guest;

@@ -26,6 +26,7 @@ mod mmaps;
 mod monitor;
 mod moving;
 mod namespaces;
+mod one_memory;
 mod patchwork;
 mod pending_signals;
 mod perf_events;
@@ -87,6 +88,7 @@ const ALL: &[(&str, Run)] = &[
     ("monitor", monitor::run),
     ("moving", moving::run),
     ("namespaces", namespaces::run),
+    ("one-memory", one_memory::run),
     ("patchwork", patchwork::run),
     ("pending-signals", pending_signals::run),
     ("perf-events", perf_events::run),
