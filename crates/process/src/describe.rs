@@ -41,7 +41,8 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
     let fates = fates(&reader);
     let tasks = saved.tasks.iter().enumerate();
     let tasks = tasks.map(|(index, task)| {
-        let mut described = described.task(&fates, task, index == 0)?;
+        let mut described =
+            described.task(&fates, (task, saved.with_memory_of(task)), index == 0)?;
         describe_shared(&saved, &task.node, &mut described.parts);
         describe_groups(&saved, task, &mut described.parts);
         Ok(described)
@@ -204,7 +205,7 @@ impl Descriptions {
     fn task(
         &self,
         fates: &[(Run, Fate)],
-        task: &SavedTask<'_>,
+        (task, with_memory): (&SavedTask<'_>, &SavedTask<'_>),
         is_root: bool,
     ) -> Result<TaskDescription> {
         let node = &task.node;
@@ -227,7 +228,7 @@ impl Descriptions {
             described.ended = Some(describe_status(node.exit_status));
             return Ok(described);
         }
-        described.exe = Some(self.path(task.memory.exe));
+        described.exe = Some(self.path(with_memory.memory.exe));
         described.cwd = Some(self.path(task.place.cwd));
         described.root = task.place.root.map(|root| self.path(root));
         for thread in &task.threads {
@@ -244,7 +245,9 @@ impl Descriptions {
                 what: locks::describe(payload)?,
             });
         }
-        described.mappings = self.mappings(fates, node.space(), &task.memory)?;
+        if node.memory_of == 0 {
+            described.mappings = self.mappings(fates, node.space(), &task.memory)?;
+        }
         let descriptors = task.descriptors.iter();
         described.descriptors = descriptors.map(|one| self.descriptor(one)).collect();
         described

@@ -130,8 +130,10 @@ struct Dump<'a, 'b> {
     draft: Draft,
     live: Live,
     numbering: Numbering,
-    /// Each task and its parent, as they were at the first stop.
+    /// Each task and its parent, or whose memory that one has, as they were at the first stop.
     parents: Vec<(i32, i32)>,
+    /// Who had the memory of another then, and of whom.
+    sharers: HashMap<i32, i32>,
     /// Where pages may be shared by copy-on-write.
     shared: HashMap<i32, Vec<Span>>,
     progress: &'a mut Progress<'b>,
@@ -162,8 +164,13 @@ impl<'a, 'b> Dump<'a, 'b> {
         let limit = frozen.limit;
         let (mut tasks, mut parents) = (Vec::new(), Vec::new());
         let mut numbering = Numbering::default();
+        let owners = track::memory_owners(&frozen);
+        let owner = |pid: i32| owners.get(&pid).copied().unwrap_or(pid);
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
             limit.check(task.pid)?;
+            if owner(task.pid) != task.pid {
+                continue;
+            }
             let listed = collect::memory_view::parse(&task.read("maps")?)?;
             track::check_rings(task.pid, &listed)?;
             let uffd = userfaultfd(task, &listed, false, memory::live::FEATURES)?;
@@ -172,10 +179,12 @@ impl<'a, 'b> Dump<'a, 'b> {
                 shared: Vec::new(),
             };
             let (stat, _) = task.stat()?;
-            parents.push((task.pid, stat.ppid));
+            parents.push((task.pid, owner(stat.ppid)));
             let space = numbering.space(task.pid, stat.start_ticks);
             tasks.push((task.pid, space, uffd, areas));
         }
+        let sharers = owners.into_iter().filter(|(pid, owner)| pid != owner);
+        let sharers = sharers.collect();
         let live = Live::new(tasks)?;
         draft.stopped(&frozen);
         let since = frozen.since;
@@ -190,6 +199,7 @@ impl<'a, 'b> Dump<'a, 'b> {
             live,
             numbering,
             parents,
+            sharers,
             shared: memory_view::shared(&prepared),
             progress,
         })
@@ -288,7 +298,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         let prepared = Prepared::of(root)?;
         self.shared = memory_view::shared(&prepared);
         let seen = (prepared, std::mem::take(&mut self.numbering));
-        let mut view = LiveView::new(seen, &self.live, !last);
+        let mut view = LiveView::new(seen, (&self.live, &self.sharers), !last);
         self.live.protect_ahead(&self.areas()?, SHORT)?;
         let mut realtime = Realtime::new().ok();
         let (frozen, mut inventory) =

@@ -91,6 +91,8 @@ impl Numbering {
         }
         let known = self.parents.get(&pid).copied();
         let known = known.filter(|(started, _)| started.is_none_or(|at| at == start_ticks));
+        // Of those who had it together there, one has another memory since.
+        let known = known.filter(|(_, space)| !self.given.values().any(|given| given == space));
         let space = match known {
             Some((_, space)) => space,
             None => self.unused(),
@@ -113,14 +115,15 @@ impl Numbering {
     }
 }
 
-/// Refuses a parent in which several tasks have one space, or one has what is none of a task's: no
-/// task could go on with it.
+/// Refuses a parent in which several memories have one space, or one has what is none of a task's:
+/// no task could go on with it.
 fn check(tree: &Tree) -> Result<()> {
     let mut spaces = HashSet::new();
     let living = tree.tasks.iter();
     for node in living.filter(|node| node.state() != State::Zombie) {
         let is_of_task = (1..FIRST_OBJECT).contains(&node.space_number);
-        if !is_of_task || !spaces.insert(node.space_number) {
+        let is_shared = node.memory_of != 0;
+        if !is_of_task || spaces.insert(node.space_number) == is_shared {
             let (pid, space) = (node.pid, node.space_number);
             let what = format!("task {pid} of the parent image has no space of its own: {space}");
             return Err(resources::Error::corrupt("tree", what).into());

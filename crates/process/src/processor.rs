@@ -76,7 +76,8 @@ impl Processor {
                 lacks.add(missing, || format!("thread {}", thread.tid));
             }
             if processor.differs() {
-                processor.find_frames(task, reader, &mut lacks)?;
+                let whose = (task, saved.with_memory_of(task));
+                processor.find_frames(whose, reader, &mut lacks)?;
             }
         }
         lacks.check()?;
@@ -120,7 +121,7 @@ impl Processor {
     /// Finds the signal frames of a task's threads.
     fn find_frames(
         &mut self,
-        task: &SavedTask<'_>,
+        (task, with_memory): (&SavedTask<'_>, &SavedTask<'_>),
         reader: &Reader,
         lacks: &mut Lacks,
     ) -> Result<()> {
@@ -128,7 +129,7 @@ impl Processor {
         for thread in task.living() {
             let mut stacks = vec![thread.registers().stack().0];
             while let Some(top) = stacks.pop() {
-                let Some((start, bytes)) = stack(task, reader, top)? else {
+                let Some((start, bytes)) = stack(with_memory, reader, top)? else {
                     continue;
                 };
                 for frame in frames::find(&bytes, start) {

@@ -96,6 +96,11 @@ impl SavedThread<'_> {
         Registers::from_words(words.try_into().expect("checked when read"))
     }
 
+    /// Where its stack ends.
+    pub fn stack(&self) -> abi::Addr {
+        self.registers().stack()
+    }
+
     /// What it has of seccomp(2), if anything.
     pub fn filters(&self) -> Option<&[u8]> {
         self.part(resources::task::tags::SECCOMP)
@@ -333,13 +338,32 @@ impl<'a> Saved<'a> {
 
     /// The task whose descriptors a task has: another's, if it shares them.
     pub fn with_descriptors_of<'t>(&'t self, task: &'t SavedTask<'a>) -> &'t SavedTask<'a> {
-        let of = task.node.descriptors_of;
+        self.first_with(task, What::Descriptors)
+    }
+
+    /// The task that has the record of the memory that a task has: another, if it shares that.
+    pub fn with_memory_of<'t>(&'t self, task: &'t SavedTask<'a>) -> &'t SavedTask<'a> {
+        self.first_with(task, What::Memory)
+    }
+
+    fn first_with<'t>(&'t self, task: &'t SavedTask<'a>, what: What) -> &'t SavedTask<'a> {
+        let of = task.node.shared_with(what);
         if of == 0 {
             return task;
         }
         let mut others = self.tasks.iter();
         let other = others.find(|other| other.node.number == of);
         other.unwrap_or(task)
+    }
+
+    /// All tasks that have the memory of `first`, which has it as its own or first, and itself.
+    pub fn all_with_memory_of<'t>(
+        &'t self,
+        first: &'t SavedTask<'a>,
+    ) -> impl Iterator<Item = &'t SavedTask<'a>> {
+        let number = first.node.number;
+        let all = self.tasks.iter().filter(|task| !task.threads.is_empty());
+        all.filter(move |task| task.node.memory_number() == number)
     }
 
     /// Attributes of descriptions that no task has a descriptor of.
@@ -389,7 +413,13 @@ impl<'a> SavedTask<'a> {
         }
         let pid = node.pid;
         let of_task = (node.id(), pid);
-        task.memory = sorted.decode_of(memory::TAG, of_task, "memory")?;
+        if node.memory_of == 0 {
+            task.memory = sorted.decode_of(memory::TAG, of_task, "memory")?;
+        } else if sorted.find(memory::TAG, node.number).is_some() {
+            return Err(corrupt(format!(
+                "task {pid} has another's memory and its own"
+            )));
+        }
         let list: Descriptors = sorted.decode_of(tag::DESCRIPTORS, of_task, "descriptors")?;
         task.descriptors = list.descriptors;
         if node.descriptors_of != 0 && !task.descriptors.is_empty() {
@@ -411,9 +441,9 @@ impl<'a> SavedTask<'a> {
             .descriptors
             .iter()
             .map(|descriptor| descriptor.description);
-        let place = [task.memory.exe, task.place.cwd]
-            .into_iter()
-            .chain(task.place.root);
+        let exe = (node.memory_of == 0).then_some(task.memory.exe);
+        let place = exe.into_iter().chain([task.place.cwd]);
+        let place = place.chain(task.place.root);
         if let Some(id) = files
             .chain(named)
             .chain(place)

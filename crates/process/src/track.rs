@@ -118,12 +118,12 @@ impl Tracking {
     /// [`resources::Error::Unsupported`] for a task that cannot be tracked.
     pub fn enroll(&mut self, frozen: &mut Frozen) -> Result<Vec<Mapped>> {
         let mut known = std::mem::take(&mut self.tasks);
-        let owners = owners(frozen);
+        let owners = memory_owners(frozen);
         let limit = frozen.limit;
         let mut all = Vec::new();
         for task in frozen.tasks.iter_mut().filter(|task| !task.is_zombie()) {
             limit.check(task.pid)?;
-            if !owners.contains(&task.pid) {
+            if owners.get(&task.pid) != Some(&task.pid) {
                 log::info!("pid {} uses another's memory: not tracked", task.pid);
                 continue;
             }
@@ -403,8 +403,8 @@ pub(crate) fn list(task: &Task) -> Result<Vec<Listed>> {
     })
 }
 
-/// The living tasks, of those that have one memory together (vfork(2)) only the first.
-fn owners(frozen: &Frozen) -> Vec<i32> {
+/// The living tasks, and which of them is the first that has the memory of each: mostly itself.
+pub(crate) fn memory_owners(frozen: &Frozen) -> HashMap<i32, i32> {
     let living = frozen.tasks.iter().filter(|task| !task.is_zombie());
     let mut pids = living.map(|task| task.pid).collect::<Vec<_>>();
     let order = |one: &i32, other: &i32| {
@@ -412,8 +412,9 @@ fn owners(frozen: &Frozen) -> Vec<i32> {
     };
     // A stable sort: the first stays the first of those that are equal.
     pids.sort_by(order);
-    pids.dedup_by(|one, other| order(one, other).is_eq());
-    pids
+    let groups = pids.chunk_by(|one, other| order(one, other).is_eq());
+    let owners = groups.flat_map(|group| group.iter().map(|pid| (*pid, group[0])));
+    owners.collect()
 }
 
 /// Takes from mappings that no userfaultfd of the tree has the mark of being tracked from outside:

@@ -31,6 +31,7 @@ mod multiplexer;
 mod nginx;
 mod obstacles;
 mod old_images;
+mod one_memory;
 mod packets;
 mod perf_events;
 mod policies;

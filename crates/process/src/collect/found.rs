@@ -36,7 +36,10 @@ use crate::{Result, uffd};
 pub(super) struct Found {
     pub node: Node,
     pub stat: Stat,
+    /// Its mappings; none of one whose memory is another's that was looked at before.
     pub listed: Vec<Listed>,
+    /// The mappings of that memory.
+    others_listed: Vec<Listed>,
     brk: u64,
     auxv: Option<Vec<u8>>,
     /// Whether the leader of its session was found in the tree before.
@@ -94,6 +97,7 @@ impl Found {
             node: node(task, &stat, next),
             stat,
             listed: Vec::new(),
+            others_listed: Vec::new(),
             brk: 0,
             auxv: None,
             leader_is_known,
@@ -108,8 +112,13 @@ impl Found {
         if task.is_zombie() {
             return found.identify(task);
         }
-        let space = view.numbering().space(pid, found.stat.start_ticks);
-        found.node.space_number = space.0;
+        found.share(before, sharing);
+        let first = found.node.memory_of;
+        let first = before.iter().find(|one| one.node.number == first);
+        found.node.space_number = match first {
+            Some(first) => first.node.space_number,
+            None => view.numbering().space(pid, found.stat.start_ticks).0,
+        };
         found.listed = view.mappings(task)?;
         if one.is_listed_anew && view.keeps_registered() {
             found.listed = memory_view::list(task)?;
@@ -119,6 +128,9 @@ impl Found {
         let seen = obstacles.note(vdsos.inspect(task, &mut found.listed))?;
         found.vdso = seen.unwrap_or_default();
         obstacles.note(fitness::check_kind(task, &found.vdso))?;
+        if first.is_some() {
+            found.others_listed = std::mem::take(&mut found.listed);
+        }
         for listed in &found.listed {
             obstacles.note(Mapping::of(listed, pid, None))?;
         }
@@ -131,7 +143,6 @@ impl Found {
             None => found.statuses[0].ns_tids.clone(),
             Some(_) => leader::status(task)?.ns_tids,
         };
-        found.share(before, sharing);
         let parent = sharing.first(What::Descriptors, found.node.parent);
         let parent = parent.unwrap_or(found.node.parent);
         let parent = before.iter().find(|one| one.node.pid == parent);
@@ -139,6 +150,14 @@ impl Found {
         let proc = (task.proc.as_fd(), &*task.close_queue);
         found.rows = fd::table::read(pid, proc, one.links, (parent, one.has_locks))?;
         Ok(found)
+    }
+
+    /// The mappings of the memory that it has, whosever record that is in.
+    fn mappings(&self) -> &[Listed] {
+        match self.node.memory_of {
+            0 => &self.listed,
+            _ => &self.others_listed,
+        }
     }
 
     /// Notes what it shares with those before it.
@@ -201,12 +220,12 @@ impl Found {
         if let Some(stub) = self.vdso.padding {
             return Ok(Injection::at(threads, memory, stub));
         }
-        let dead_end = || uffd::with_dead_end(&memory, &self.listed);
+        let dead_end = || uffd::with_dead_end(&memory, self.mappings());
         if let Some(end) = (!self.vdso.is_there).then(dead_end).flatten() {
             return Ok(Injection::over(threads, memory, end)?);
         }
         let kernel = self.vdso.behind_proxy.into_iter();
-        let executable = kernel.chain(uffd::executable(&self.listed));
+        let executable = kernel.chain(uffd::executable(self.mappings()));
         let executable = executable.collect::<Vec<_>>();
         Ok(Injection::new(threads, memory, &executable)?)
     }
@@ -218,7 +237,7 @@ impl Found {
         let filtered = tids.zip(&self.statuses).filter(|one| one.1.seccomp != 0);
         let filtered = filtered.map(|one| one.0).collect::<Vec<_>>();
         let is_filtered = |tid| filtered.contains(&tid);
-        let vdso = (&self.vdso, &*self.listed);
+        let vdso = (&self.vdso, self.mappings());
         let memory = match vdso::finish_vdso_calls(task, vdso, is_filtered)? {
             Some(memory) => memory,
             None => uffd::open_memory(task)?,
@@ -270,7 +289,7 @@ impl Found {
         let states = states.collect::<Result<Vec<_>>>()?;
         let mut questions = facts
             .iter()
-            .map(Questions::new)
+            .map(|facts| Questions::new(facts, &self.node))
             .collect::<Result<Vec<_>>>()?;
         let brk = questions[0].script.call(Sysno::brk, [0u32.into()]);
         let policies = policies::ask(task, &self.listed, &mut questions[0].script);
@@ -342,8 +361,10 @@ impl Found {
         records: &mut Vec<Record>,
     ) -> Result<()> {
         let number = self.node.number;
-        let memory = self.memory(task, &outside, (spaces, view))?;
-        records.push(record(memory::TAG, number, memory.encode_to_vec()));
+        if self.node.memory_of == 0 {
+            let memory = self.memory(task, &outside, (spaces, view))?;
+            records.push(record(memory::TAG, number, memory.encode_to_vec()));
+        }
         if let Some(payload) = outside.locks {
             records.push(record(fd::tags::LOCKS, number, payload));
         }
@@ -433,6 +454,8 @@ fn node(task: &Task, stat: &Stat, number: TaskId) -> Node {
         directories_of: 0,
         undo_of: 0,
         io_of: 0,
+        memory_of: 0,
+        handlers_of: 0,
         start_ticks: stat.start_ticks,
         namespace_pids: Vec::new(),
         terminal: if leads { stat.tty } else { 0 },

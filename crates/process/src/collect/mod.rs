@@ -25,6 +25,7 @@ mod tree;
 mod untold;
 mod vdso;
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use abi::Span;
@@ -315,10 +316,15 @@ fn ask_all(
     obstacles: &mut Obstacles,
 ) -> Result<()> {
     let limit = frozen.limit;
+    // Where memory is shared, each one's blob goes before that of the next comes.
+    let shared = found.iter().map(|found| found.node.memory_of);
+    let shared = shared.filter(|of| *of != 0).collect::<HashSet<_>>();
+    let (stay, allow) = how;
     for (task, found) in frozen.tasks.iter_mut().zip(found) {
         limit.check(task.pid)?;
         if !task.is_zombie() {
-            found.ask(task, how, obstacles)?;
+            let stay = stay && !shared.contains(&found.node.memory_number());
+            found.ask(task, (stay, allow), obstacles)?;
         }
     }
     Ok(())
@@ -333,6 +339,7 @@ fn check_tree(found: &[Found], allow: &Allow, obstacles: &mut Obstacles) -> Resu
     let tree = tree::of(found, &[]);
     obstacles.note(fitness::check_session(&tree, allow))?;
     obstacles.note(plan::sharing::plan(&tree))?;
+    rings::check_memory(found, obstacles)?;
     let listed = found.iter().map(|one| (one.node.pid, &*one.listed));
     segments::check(listed, obstacles)
 }

@@ -8,7 +8,7 @@ use tracee::{Batch, Outcome};
 
 use super::facts::ThreadFacts;
 use crate::obstacles::Obstacles;
-use crate::records::{TaskId, record};
+use crate::records::{Node, TaskId, record};
 use crate::{Error, Result};
 
 /// The questions for one thread.
@@ -18,7 +18,8 @@ pub(super) struct Questions {
 }
 
 impl Questions {
-    pub fn new(facts: &ThreadFacts<'_>) -> Result<Self> {
+    /// Those about what the process `node` has as its own, or first.
+    pub fn new(facts: &ThreadFacts<'_>, node: &Node) -> Result<Self> {
         let mut questions = Self {
             script: Script::default(),
             asked: Vec::new(),
@@ -27,6 +28,7 @@ impl Questions {
         for part in PARTS
             .iter()
             .filter(|part| speaks || part.scope() == Scope::Thread)
+            .filter(|part| node.has_own(**part))
         {
             let asked = part.ask(facts, &mut questions.script)?;
             questions.asked.push((*part, asked));

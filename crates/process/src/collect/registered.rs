@@ -92,6 +92,9 @@ pub(super) fn find(
     }
     for (at, found) in all.iter_mut().enumerate() {
         let pid = found.node.pid;
+        if found.node.memory_of != 0 {
+            continue;
+        }
         let owns = owns.iter().filter(|own| own.is_about(pid));
         let owns = owns.collect::<Vec<_>>();
         if let (Some(own), true) = (owns.first(), found.node.descriptors_of != 0) {

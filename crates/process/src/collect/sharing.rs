@@ -4,10 +4,10 @@
 //! - What: what processes share
 //! - Kept: descriptions, wherever they came from; memory by copy-on-write; descriptor tables
 //!   (CLONE_FILES), directories and umask (CLONE_FS), undo lists of semaphores (CLONE_SYSVSEM), I/O
-//!   contexts (CLONE_IO) of processes of the tree. What threads of one process share, but for I/O
-//!   contexts.
-//! - Refused: "its …, shared with pid … (…)": memory (CLONE_VM), and what the root shares with
-//!   whoever made it; "thread …: a … of its own (…)", by unshare(2).
+//!   contexts (CLONE_IO), memory (CLONE_VM) and signal handlers (CLONE_SIGHAND) of processes of the
+//!   tree. What threads of one process share, but for I/O contexts.
+//! - Refused: "its …, shared with pid … (…)": what the root shares with whoever made it; "thread …:
+//!   a … of its own (…)", by unshare(2).
 //! - CRIU 4.2: keeps shared descriptor tables; refuses shared memory, directories and signal
 //!   handlers; does not look for undo lists and I/O contexts; what a thread has of its own is lost.
 
@@ -24,7 +24,7 @@ use crate::obstacles::Obstacles;
 use crate::records::What;
 use crate::{Error, Result};
 
-/// What every task has of its own, and the name under which a shared one is refused.
+/// What the root must have as its own, and the name under which a shared one is refused.
 ///
 /// Signal actions are not among them: the kernel lets only tasks of one memory share them.
 const OWN: [(Shared, &str, &str); 3] = [
@@ -43,15 +43,6 @@ pub(super) fn check(frozen: &Frozen, obstacles: &mut Obstacles) -> Result<()> {
         obstacles.note(check_threads(task))?;
     }
     obstacles.note(check_parent(&frozen.tasks[0]))?;
-    let processes = frozen.tasks.iter().filter(|task| !task.is_zombie());
-    let pids = processes.map(|task| task.pid).collect::<Vec<_>>();
-    if pids.len() < 2 {
-        return Ok(());
-    }
-    let (what, name, flag) = OWN[0];
-    if let Some(pair) = equal_pair(&pids, |one, other| compare(one, other, what))? {
-        obstacles.note(Err::<(), _>(shared(pair, name, flag)))?;
-    }
     Ok(())
 }
 
@@ -72,11 +63,16 @@ impl Sharing {
             return Ok(sharing);
         }
         let (undo, io) = (having_undo(&pids)?, having_io(&pids, own_tid())?);
+        let memories = groups(&pids, |one, other| compare(one, other, Shared::Memory))?;
+        // The kernel lets only those who share memory share their handlers.
+        let memories = memories.concat();
         for (what, kind, pids) in [
             (What::Descriptors, Shared::Descriptors, &pids),
             (What::Directories, Shared::Directories, &pids),
             (What::SemaphoreUndo, Shared::SemaphoreUndo, &undo),
             (What::IoContext, Shared::Io, &io),
+            (What::Memory, Shared::Memory, &memories),
+            (What::Handlers, Shared::Actions, &memories),
         ] {
             for group in groups(pids, |one, other| compare(one, other, kind))? {
                 let others = group[1..].iter().map(|pid| ((what, *pid), group[0]));
@@ -332,7 +328,8 @@ ready()";
     #[test]
     fn what_processes_share_is_found() {
         needs_python!();
-        for what in What::ALL {
+        let copied = [What::Memory, What::Handlers];
+        for what in What::ALL.into_iter().filter(|what| !copied.contains(what)) {
             let flag = what.flag();
             // ioprio_set(IOPRIO_WHO_PROCESS, 0, best effort 4) makes an I/O context.
             let code = format!(
@@ -359,19 +356,32 @@ ready()"
     }
 
     #[test]
-    fn shared_memory_is_named() {
+    fn shared_memory_is_found() {
         needs_python!();
-        let code = "
+        for (flags, handlers) in [(0x100, false), (0x900, true)] {
+            let code = format!(
+                "
 stack = mmap.mmap(-1, 1 << 20)
 top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + (1 << 20)
 pause = ctypes.cast(libc.pause, ctypes.c_void_p)
-libc.clone(pause, ctypes.c_void_p(top), 0x100 | SIGCHLD, None)
-ready()";
-        let verdict = verdict(code);
-        assert!(
-            verdict.starts_with("pid ROOT (python3): its memory, shared with pid"),
-            "{verdict}"
-        );
+if os.fork() == 0: time.sleep(1000)
+libc.clone(pause, ctypes.c_void_p(top), {flags} | SIGCHLD, None)
+ready()"
+            );
+            let (spawned, _folder) = python(&code);
+            let pid = spawned.pid().cast_signed();
+            let frozen = freeze(pid, None).expect("it can be stopped");
+            assert_eq!(verdict_of(&frozen), "fine");
+            let sharing = Sharing::find(&frozen).expect("it can be looked at");
+            let having = |what| {
+                let all = sharing.all_with(what, pid).filter(|other| *other != pid);
+                all.collect::<Vec<_>>()
+            };
+            let memory = having(What::Memory);
+            assert_eq!(memory.len(), 1, "{sharing:?}");
+            let want = if handlers { memory } else { Vec::new() };
+            assert_eq!(having(What::Handlers), want, "{sharing:?}");
+        }
     }
 
     #[test]

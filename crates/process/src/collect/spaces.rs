@@ -14,7 +14,7 @@ use resources::map::registered::Registration;
 
 use super::memory_view::MemoryView;
 use crate::Result;
-use crate::records::Tree;
+use crate::records::{Node, Tree};
 use abi::spans::{Spans, intersect, subtract};
 
 /// The private pages of all tasks.
@@ -105,13 +105,16 @@ impl Spaces {
         let position = self.own.iter().enumerate().map(|(at, own)| (own.pid, at));
         let position = position.collect::<HashMap<_, _>>();
         let mut sharing = memory::CowSharing::default();
+        let owners = owners(tree);
         for node in &tree.tasks[1..] {
-            let (Some(child), Some(parent)) = (position.get(&node.pid), position.get(&node.parent))
+            // Whose memory a parent has, its child has copies of.
+            let owner = owners.get(&node.parent).copied().unwrap_or(node.parent);
+            let (Some(child), Some(parent)) = (position.get(&node.pid), position.get(&owner))
             else {
                 continue;
             };
             let (own, space) = (&self.own[*child].pages, self.own[*child].space);
-            let shared = sharing.shared_with(node.parent, node.pid, own, &mut self.maps)?;
+            let shared = sharing.shared_with(owner, node.pid, own, &mut self.maps)?;
             self.alone.insert(node.pid, shared.alone);
             let shared = shared.common;
             let kind = RunKind::Same {
@@ -174,6 +177,19 @@ impl Spaces {
         parts.retain(|memory| !memory.extents.is_empty());
         (parts, self.same)
     }
+}
+
+/// Of those who have the memory of another, whose: by pid.
+fn owners(tree: &Tree) -> HashMap<i32, i32> {
+    let shares = |node: &&Node| node.memory_of != 0;
+    let owner = |node: &Node| {
+        let first = tree
+            .tasks
+            .iter()
+            .find(|first| first.number == node.memory_of);
+        Some((node.pid, first?.pid))
+    };
+    tree.tasks.iter().filter(shares).filter_map(owner).collect()
 }
 
 /// A run counts its pages in 32 bits.

@@ -1,5 +1,6 @@
 //! How the instant of a live dump looks at memory: with what was seen before, and protecting.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use abi::Span;
@@ -7,6 +8,7 @@ use memory::PageMaps;
 use memory::live::{Areas, Live};
 use memory::scan::{Area, Found, LARGE_BYTES};
 use resources::map::listing::{Backing, Listed};
+use sys::kcmp::{self, Shared};
 
 use crate::collect::memory_view::{MemoryView, Prepared};
 use crate::freeze::Task;
@@ -48,12 +50,16 @@ pub(super) struct LiveView<'a> {
     shared: HashMap<i32, Vec<Span>>,
     /// What gave the tasks their numbers at the first stop.
     numbering: Numbering,
+    /// Who had the memory of another at the first stop, and of whom.
+    sharers: &'a HashMap<i32, i32>,
+    /// The tasks that were looked at.
+    looked_at: Vec<i32>,
 }
 
 impl<'a> LiveView<'a> {
     pub fn new(
         (mut prepared, numbering): (Prepared, Numbering),
-        live: &'a Live,
+        (live, sharers): (&'a Live, &'a HashMap<i32, i32>),
         trusting: bool,
     ) -> Self {
         forget_ours(&mut prepared, live);
@@ -63,7 +69,28 @@ impl<'a> LiveView<'a> {
             trusting,
             shared: HashMap::new(),
             numbering,
+            sharers,
+            looked_at: Vec::new(),
         }
+    }
+
+    /// Memory that several tasks have is copied of the one that was the first at the first stop.
+    /// Where that has ended since, or another one is before it now, the dump begins anew.
+    fn check_owner(&mut self, pid: i32) -> Result<()> {
+        let mut owners = self.live.pids();
+        owners.retain(|owner| !self.looked_at.contains(owner));
+        let shares = |owner: i32| kcmp::compare(owner, pid, Shared::Memory);
+        let is_anothers = |owner: i32| owner != pid && shares(owner).is_ok_and(Ordering::is_eq);
+        let is_behind = !self.live.has(pid) && owners.into_iter().any(is_anothers);
+        let was_anothers = self.sharers.get(&pid).is_some_and(|owner| {
+            // It may run another program itself.
+            !shares(*owner).is_ok_and(Ordering::is_eq)
+        });
+        if is_behind || was_anothers {
+            return Err(Error::Left { pid });
+        }
+        self.looked_at.push(pid);
+        Ok(())
     }
 
     /// Whether flags of mappings are others now than those that were taken for true.
@@ -76,6 +103,7 @@ impl<'a> LiveView<'a> {
 
 impl MemoryView for LiveView<'_> {
     fn mappings(&mut self, task: &Task) -> Result<Vec<Listed>> {
+        self.check_owner(task.pid)?;
         let mut listed = self.prepared.mappings(task)?;
         if self.live.has(task.pid) {
             listed.iter_mut().for_each(forget_protection);

@@ -6,7 +6,8 @@
 //! starts the session, makes the task as its own sibling (`CLONE_PARENT`) and ends.
 //!
 //! - What: who has made whom
-//! - Kept: parents, sessions and groups, with stand-ins for leaders that are gone.
+//! - Kept: parents, sessions and groups, with stand-ins for leaders that are gone; parents of those
+//!   who share the memory of a sibling.
 //! - Refused: "its parent …", as "it has ended or is not in the tree"; "its process group …", as
 //!   "no living task of its session could lead it"; "its session …", as "nobody in it could have
 //!   made it".
@@ -15,7 +16,7 @@
 
 use std::collections::HashMap;
 
-use crate::records::{State, Tree};
+use crate::records::{Node, State, Tree, What};
 use crate::{Error, Result};
 
 /// Index of a [`Fork`].
@@ -137,7 +138,7 @@ pub(crate) fn forks(tree: &Tree) -> Result<Vec<Fork>> {
     }
     stand_in_for_sessions(&mut forks);
     stand_in_for_groups(&mut forks)?;
-    assign_makers(&mut forks)?;
+    assign_makers(tree, &mut forks)?;
     Ok(forks)
 }
 
@@ -238,7 +239,7 @@ fn unsupported(pid: i32, what: String, why: &str) -> Error {
 /// The session that each task is forked into, by pid.
 type Inherited = HashMap<i32, i32>;
 
-fn assign_makers(forks: &mut [Fork]) -> Result<()> {
+fn assign_makers(tree: &Tree, forks: &mut [Fork]) -> Result<()> {
     let by_pid = forks.iter().enumerate().map(|(at, fork)| (fork.pid, at));
     let by_pid = by_pid.collect::<HashMap<_, _>>();
     let mut inherited: Inherited = HashMap::from([(forks[0].pid, 0)]);
@@ -257,7 +258,16 @@ fn assign_makers(forks: &mut [Fork]) -> Result<()> {
         let parents = id_of(forks[parent].session, forks[parent].pid);
         let parents_first = inherited.get(&forks[parent].pid).copied();
         let leader = forks[at].session == Membership::Leader;
-        let maker = if leader || own == parents {
+        let sharer = tree
+            .tasks
+            .get(at)
+            .and_then(|_| sharer_beside(tree, forks, at));
+        let maker = if let Some(sharer) = sharer {
+            forks[sharer].siblings.push(at);
+            let theirs = id_of(forks[sharer].session, forks[sharer].pid);
+            inherited.insert(forks[at].pid, theirs);
+            sharer
+        } else if leader || own == parents {
             forks[parent].after.push(at);
             inherited.insert(forks[at].pid, parents);
             parent
@@ -280,6 +290,36 @@ fn assign_makers(forks: &mut [Fork]) -> Result<()> {
     Ok(())
 }
 
+/// The task that could make one which shares its memory and not its parent's: with the same
+/// parent, in the same session, and the signal of its end, which a sibling gets of its maker.
+fn sharer_beside(tree: &Tree, forks: &[Fork], at: ForkId) -> Option<ForkId> {
+    let node = &tree.tasks[at];
+    let memory = node.memory_number();
+    let parent = tree.tasks.iter().find(|one| one.pid == node.parent);
+    if node.memory_of == 0 || parent.is_some_and(|parent| parent.memory_number() == memory) {
+        return None;
+    }
+    let fits = |(id, one): &(ForkId, &Node)| {
+        let session = id_of(forks[*id].session, one.pid);
+        let leads = forks[at].session == Membership::Leader;
+        let is_one = one.memory_number() == memory && one.parent == node.parent;
+        let joins = leads || session == id_of(forks[at].session, node.pid);
+        is_one && joins && one.exit_signal == node.exit_signal
+    };
+    let before = tree.tasks[..at].iter().enumerate();
+    let in_common = |one: &Node| {
+        let all = What::ALL.iter();
+        all.filter(|what| one.number_of(**what) == node.number_of(**what))
+            .count()
+    };
+    // The first of those who have most in common with it.
+    let best = before
+        .filter(fits)
+        .rev()
+        .max_by_key(|(_, one)| in_common(one));
+    best.map(|(id, _)| id)
+}
+
 /// A leader of session `session` with the same parent.
 fn sibling_in(forks: &[Fork], at: ForkId, session: i32) -> Option<ForkId> {
     let fits = |fork: &Fork| {
@@ -293,7 +333,6 @@ fn sibling_in(forks: &[Fork], at: ForkId, session: i32) -> Option<ForkId> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::Node;
 
     fn node(pid: i32, parent: i32, group: i32, session: i32) -> Node {
         Node {
@@ -343,6 +382,30 @@ mod tests {
             (Some(2), &[1][..])
         );
         assert_eq!(makers_first(&forks), [0, 2, 1]);
+    }
+
+    #[test]
+    fn who_shares_the_memory_of_a_sibling_is_made_by_it() {
+        let sharing = |session, signal| {
+            let mut tasks = vec![
+                node(10, 1, 10, 10),
+                node(11, 10, 10, 10),
+                node(12, 10, 10, session),
+                node(13, 12, 10, session),
+            ];
+            for (node, number) in tasks.iter_mut().zip(1..) {
+                node.number = number;
+            }
+            (tasks[2].memory_of, tasks[3].memory_of) = (2, 2);
+            tasks[2].exit_signal = signal;
+            forks(&tree(tasks)).expect("forked")
+        };
+        let made = sharing(10, 0);
+        let makers = made.iter().map(|fork| fork.maker).collect::<Vec<_>>();
+        assert_eq!(makers, [None, Some(0), Some(1), Some(2)]);
+        assert_eq!(made[1].siblings, [2]);
+        // What a sibling cannot be given, it would have to have of its parent.
+        assert_eq!(sharing(10, 17)[2].maker, Some(0));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The calls by which tasks are forked, lead sessions, join groups and end.
 
-use resources::script::{Arg, Script, ScriptId, Width};
+use resources::script::{Arg, Script, ScriptId, StepAt, Width, WordId};
 use syscalls::Sysno;
 
 use crate::records::Node;
@@ -99,6 +99,16 @@ pub(super) fn end(script: &mut Script, pid: i32, status: i32) {
         script.call(Sysno::kill, [pid.into(), signal.into()]);
     }
     script.call(Sysno::exit_group, [((status >> 8) & 0xff).into()]);
+}
+
+/// Makes a userfaultfd, which the restorer fetches, and waits until it has filled the pages.
+/// The descriptor is closed with all others that the task shall not have.
+pub(super) fn ask_to_be_filled(script: &mut Script, ready: WordId, filled: WordId) -> StepAt {
+    const O_CLOEXEC: u32 = 0o2_000_000;
+    let step = script.call(Sysno::userfaultfd, [O_CLOEXEC.into()]);
+    script.post(ready);
+    script.wait(filled, 1);
+    step
 }
 
 /// Waits until those children have ended that are to be dead, and takes back the signals by which

@@ -8,6 +8,7 @@ pub(crate) mod forks;
 pub(crate) mod groups;
 mod late;
 mod lifecycle;
+mod memories;
 #[cfg(test)]
 mod model;
 mod pinned;

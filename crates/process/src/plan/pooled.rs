@@ -6,6 +6,7 @@ use resources::fd;
 use resources::script::{PoolId, Script};
 use syscalls::Sysno;
 
+use super::late::duplicate;
 use crate::Result;
 use crate::records::{Saved, SavedTask};
 
@@ -41,4 +42,34 @@ pub(super) fn plan(
         }
     }
     Ok(())
+}
+
+/// Goes where the task was in the file system.
+pub(super) fn place(task: &SavedTask<'_>, script: &mut Script) {
+    if let Some(root) = task.place.root {
+        let dot = script.string(b".");
+        script.call(Sysno::fchdir, [PoolId(root).into()]);
+        script.call(Sysno::chroot, [dot.into()]);
+    }
+    script.call(Sysno::fchdir, [PoolId(task.place.cwd).into()]);
+    script.note("working directory");
+}
+
+/// Gives all descriptors their numbers, and closes the others then: those of the pool may stand
+/// between them.
+pub(super) fn descriptors(task: &SavedTask<'_>, script: &mut Script) {
+    let mut sorted = task.descriptors.iter().collect::<Vec<_>>();
+    sorted.sort_unstable_by_key(|descriptor| descriptor.fd);
+    for descriptor in &sorted {
+        duplicate(PoolId(descriptor.description).into(), descriptor, script);
+    }
+    let mut next = 0;
+    for descriptor in sorted {
+        if descriptor.fd > next {
+            let last = descriptor.fd - 1;
+            script.call(Sysno::close_range, [next.into(), last.into()]);
+        }
+        next = descriptor.fd + 1;
+    }
+    script.call(Sysno::close_range, [next.into(), u32::MAX.into()]);
 }

@@ -4,15 +4,17 @@
 //! context are shared at birth and in no other way. So each is handed from maker to child along the
 //! forks, from the one that is above all who share it. Who only hands one on, and does not have it
 //! itself, takes a copy of its own (unshare(2)) as soon as its children have it. That cannot be
-//! done with an I/O context: only a stand-in, which ends, hands on one that it is not to keep.
+//! done with an I/O context, memory and signal handlers: only a stand-in, which ends, hands on what
+//! it is not to keep.
 //!
 //! - What: who has been given what processes share
 //! - Kept: descriptor tables, directories and undo lists, shared by any processes of the tree, one
 //!   of each at a time handed through who does not share it; I/O contexts of a process and others
-//!   below it.
+//!   below it; memory and signal handlers of a process, others below it, and their siblings.
 //! - Refused: "its …, shared with pid … (…)", as "it cannot be handed on to both by those who make
 //!   them": two of a kind would have to be handed to one process, or in another order than sessions
-//!   are begun in; an I/O context would have to be handed on by a process that has another one.
+//!   are begun in; an I/O context, memory or signal handlers would have to be handed on by one that
+//!   has others.
 //! - CRIU 4.2: descriptor tables, of parent and child alone.
 
 use std::collections::{BTreeMap, HashMap};
@@ -245,7 +247,7 @@ impl<'a> Way<'a> {
                 if now.is_some() && now == own || done.contains(&first) {
                     return Err(self.refused(self.below(forks, *child, first), first));
                 }
-                if now.is_some() && what == What::IoContext {
+                if now.is_some() && !what.can_be_left() {
                     return Err(self.refused(self.below(forks, *child, first), first));
                 }
                 if let Some(before) = now.replace(first) {
@@ -256,7 +258,7 @@ impl<'a> Way<'a> {
                     done.push(before);
                 }
             }
-            if what == What::IoContext && now != own {
+            if !what.can_be_left() && now != own {
                 let is_stand_in = id >= self.tree.tasks.len();
                 match now.filter(|_| !is_stand_in) {
                     Some(first) => return Err(self.refused(self.below(forks, id, first), first)),
@@ -389,6 +391,42 @@ mod tests {
                 error.contains(&format!("pid {pid}: its I/O context")),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn memory_is_handed_on_by_those_who_keep_it() {
+        // Process 12 ends by another signal where its sibling cannot make it.
+        let with_memory = |memory: [u32; 5], signal: i32| {
+            let tasks = [
+                (10, 1, 0),
+                (11, 10, 0),
+                (12, 10, 0),
+                (13, 11, 0),
+                (14, 13, 0),
+            ];
+            let mut tree = tree(&tasks);
+            let nodes = tree.tasks.iter_mut().zip(memory);
+            nodes.for_each(|(node, first)| {
+                (node.memory_of, node.handlers_of) = (first, first);
+            });
+            tree.tasks[2].exit_signal = signal;
+            tree
+        };
+        let of = |memory| told(&with_memory(memory, 0));
+        assert_eq!(
+            of([0, 1, 0, 1, 0]),
+            ["10: //", "11: 1,1//", "12: //", "13: 1,1//", "14: //"]
+        );
+        assert_eq!(
+            of([0, 0, 2, 2, 0]),
+            ["10: //", "11: //", "12: 2,2//", "13: 2,2//", "14: //"]
+        );
+        for (memory, signal, pid) in [([0, 0, 2, 0, 0], 17, 12), ([0, 0, 0, 0, 2], 0, 14)] {
+            let error = plan(&with_memory(memory, signal));
+            let error = error.expect_err("nobody leaves it").to_string();
+            let want = format!("pid {pid}: its memory, shared with pid");
+            assert!(error.contains(&want), "{error}");
         }
     }
 

@@ -8,19 +8,20 @@ use resources::fd;
 use resources::fd::tty::control;
 use resources::map::inherit;
 use resources::map::layout::{self, AtFork, Fill, Laid, Pages};
-use resources::script::{Arg, PoolId, Script, ScriptId, StepAt, WordId};
+use resources::script::{Arg, PoolId, Script, ScriptId, WordId};
 use resources::task::{PARTS, Phase, Scope, ThreadPlan, scheduling, seccomp};
 use syscalls::Sysno;
 
 use super::early::Early;
 use super::forks::{self, Fork, ForkId, Kind, groups_are_inherited};
 use super::groups::Joins;
-use super::late::{Late, duplicate};
+use super::late::Late;
+use super::memories::Memories;
 use super::scripts::{Outside, Plan, Planned, Staying, word};
 use super::setting::Setting;
 use super::sharing::{Shared, Sharing};
 use super::sources::{pages_of, resolve};
-use super::turns::Turns;
+use super::turns::{Turn, Turns};
 use super::{closing, lifecycle, pinned, pooled, terminal, vdso};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread, What};
@@ -31,6 +32,7 @@ pub(super) struct Tasks<'a> {
     forks: &'a [Fork],
     sharing: &'a Sharing,
     turns: Turns,
+    memories: Memories,
     setting: &'a Setting,
     /// What tasks start with that another task of the tree makes.
     descendants_inherited: Inherited,
@@ -38,7 +40,7 @@ pub(super) struct Tasks<'a> {
     pages: Vec<Pages>,
     /// What its children find mapped.
     early: Early,
-    /// Whose memory a task starts with, by index of the task.
+    /// Of whose memory a task starts with a copy, by index of the task.
     memory_parents: Vec<Option<usize>>,
     /// The first task, by index, that has a description.
     first_holders: HashMap<u32, usize>,
@@ -88,6 +90,7 @@ impl<'a> Tasks<'a> {
             forks,
             sharing,
             turns: Turns::default(),
+            memories: Memories::default(),
             setting,
             descendants_inherited: setting.inherited.of_descendants(),
             pages: vec![Pages::default(); saved.tasks.len()],
@@ -113,7 +116,10 @@ impl<'a> Tasks<'a> {
             }
         }
         if let Some(placing) = &setting.cgroups {
-            tasks.joins = Joins::find(placing, saved, &tasks.memory_parents);
+            let made_by = forks[..saved.tasks.len()].iter();
+            let made_by = made_by.map(|fork| tasks.living_maker(fork));
+            let made_by = made_by.collect::<Vec<_>>();
+            tasks.joins = Joins::find(placing, saved, &made_by);
         }
         tasks.early = Early::find(saved, &tasks.memory_parents, &tasks.pages, &setting.vdso);
         Ok(tasks)
@@ -122,6 +128,9 @@ impl<'a> Tasks<'a> {
     /// Finds the pages of a task, those of its memory parent being known.
     fn find_pages(&mut self, reader: &Reader, index: usize, fork: &Fork) -> Result<()> {
         let task = &self.saved.tasks[index];
+        if task.node.memory_of != 0 {
+            return Ok(());
+        }
         let parent = self.memory_parent(fork);
         let parents_space = parent.map(|parent| self.saved.tasks[parent].node.space());
         let mut pages = pages_of(reader, &task.node, parents_space)?;
@@ -139,18 +148,27 @@ impl<'a> Tasks<'a> {
         Ok(())
     }
 
-    /// The task whose memory a newborn has: its maker's, or that of a stand-in's maker.
-    fn memory_parent(&self, fork: &Fork) -> Option<usize> {
+    /// The task that makes another, or the stand-in that does.
+    fn living_maker(&self, fork: &Fork) -> Option<usize> {
         let maker = &self.forks[fork.maker?];
         match maker.kind {
             Kind::Live(index) => Some(index),
-            _ => self.memory_parent(maker),
+            _ => self.living_maker(maker),
         }
+    }
+
+    /// The first task that has the memory of which a newborn has a copy.
+    fn memory_parent(&self, fork: &Fork) -> Option<usize> {
+        let maker = self.living_maker(fork)?;
+        let first = self.saved.with_memory_of(&self.saved.tasks[maker]);
+        let mut tasks = self.saved.tasks.iter();
+        tasks.position(|task| std::ptr::eq(task, first))
     }
 
     pub(super) fn plan(&mut self, plan: &mut Plan) -> Result<()> {
         self.late = Late::find(self.saved, plan)?;
         self.turns = Turns::find(self.sharing, plan);
+        self.memories = Memories::find(self.sharing, self.forks.len(), plan);
         plan.groups.clone_from(&self.joins.all);
         plan.thread_groups.clone_from(&self.joins.threads);
         // A fork's script has the fork's number; threads come behind.
@@ -264,7 +282,6 @@ impl<'a> Tasks<'a> {
     ) -> Result<Script> {
         let fork = &self.forks[id];
         let task = &self.saved.tasks[index];
-        let body = self.body(index, plan)?;
         let (leader, others) = prepared.threads.split_first_mut().expect("it is alive");
         let mut script = Script::default();
         if id == 0 {
@@ -274,38 +291,19 @@ impl<'a> Tasks<'a> {
         // Before it has memory, which is charged to the group.
         self.joins.plan(fork.pid, plan.descriptions, &mut script);
         script.append(leader.take(Phase::Fork));
-        script.append(body.laid.early);
-        self.fork_children(id, &task.node, &mut script)?;
         let turn = self.turns.of(self.sharing, id);
-        turn.begin(&mut script);
-        script.append(body.laid.late);
-        if let Some((ready, filled)) = body.exchange {
-            let uffd = (
-                script_id(id),
-                self.ask_to_be_filled(&mut script, ready, filled),
-            );
-            let pid = task.node.pid;
-            plan.outside.push(Outside {
-                pid,
-                space: task.node.space(),
-                uffd,
-                ready,
-                filled,
-                stored: body.laid.outside,
-                mappings: body.laid.filled,
-                lazy: body.laid.lazy,
-                stacks: task.living().iter().map(stack_of).collect(),
-            });
+        match task.node.memory_of {
+            0 => self.bring_memory((id, index), &turn, plan, &mut script)?,
+            _ => self.have_memory((id, index), &turn, &mut script)?,
         }
-        script.append(body.laid.finish);
         pooled::unplaced(leader.take(Phase::Unplaced), &mut script);
         if turn.is_last(What::Directories) {
-            self.place(task, &mut script);
+            pooled::place(task, &mut script);
         }
         script.append(leader.take(Phase::Alone));
         pooled::plan(self.saved, &self.first_holders, index, &mut script)?;
         if turn.is_last(What::Descriptors) {
-            self.descriptors(self.saved.with_descriptors_of(task), &mut script);
+            pooled::descriptors(self.saved.with_descriptors_of(task), &mut script);
         }
         turn.end(&mut script);
         if !self.simple {
@@ -317,10 +315,66 @@ impl<'a> Tasks<'a> {
         }
         self.meet(&mut script);
         script.append(std::mem::take(&mut prepared.together));
+        self.memories.await_zombies(&task.node, &mut script);
         closing::close(&mut script, leader, |script| {
             lifecycle::tie_to_parent(script, self.parent_of(id));
         });
         Ok(script)
+    }
+
+    /// Makes the memory of a task, and before the rest of it its children.
+    fn bring_memory(
+        &mut self,
+        (id, index): (ForkId, usize),
+        turn: &Turn,
+        plan: &mut Plan,
+        script: &mut Script,
+    ) -> Result<()> {
+        let task = &self.saved.tasks[index];
+        let body = self.body(index, plan)?;
+        let others = self.memories.of(&task.node);
+        script.append(body.laid.early);
+        self.fork_children(id, &task.node, script)?;
+        if let Some(others) = others {
+            others.await_forks(script);
+        }
+        turn.begin(script);
+        script.append(body.laid.late);
+        if let Some((ready, filled)) = body.exchange {
+            let step = lifecycle::ask_to_be_filled(script, ready, filled);
+            plan.outside.push(Outside {
+                pid: task.node.pid,
+                space: task.node.space(),
+                uffd: (script_id(id), step),
+                ready,
+                filled,
+                stored: body.laid.outside,
+                mappings: body.laid.filled,
+                lazy: body.laid.lazy,
+                stacks: task.living().iter().map(SavedThread::stack).collect(),
+            });
+        }
+        script.append(body.laid.finish);
+        if let Some(others) = others {
+            others.are_there(script);
+        }
+        Ok(())
+    }
+
+    /// Makes the children of a task that is made with another's memory, and waits for that.
+    fn have_memory(
+        &self,
+        (id, index): (ForkId, usize),
+        turn: &Turn,
+        script: &mut Script,
+    ) -> Result<()> {
+        let node = &self.saved.tasks[index].node;
+        self.fork_children(id, node, script)?;
+        let waits = self.memories.of(node).expect("it shares it");
+        waits.have_forked(script);
+        turn.begin(script);
+        waits.await_memory(script);
+        Ok(())
     }
 
     /// Makes the children, becoming leader of its session or group between them.
@@ -356,7 +410,9 @@ impl<'a> Tasks<'a> {
             .map(|stored| stored.span.bytes())
             .sum::<u64>();
         let lazy = self.setting.lazy_from_bytes;
-        let lazy = lazy.filter(|_| !pinned::is_needed(self.saved, task));
+        // What several have comes at once: who ends of them first takes no page along.
+        let is_shared = self.memories.of(&task.node).is_some();
+        let lazy = lazy.filter(|_| !is_shared && !pinned::is_needed(self.saved, task));
         let fill = match bytes >= self.setting.outside_from_bytes {
             _ if lazy.is_some_and(|from| bytes >= from) => Fill::Lazily,
             true => Fill::Outside,
@@ -384,51 +440,13 @@ impl<'a> Tasks<'a> {
         self.at_fork[index] = laid.at_fork.clone();
         plan.taken.extend_from_slice(&laid.taken);
         if let Some(proxy) = &laid.proxy {
-            vdso::check_entries(task, proxy)?;
+            for other in self.saved.all_with_memory_of(task) {
+                vdso::check_entries(other, (&task.memory, proxy))?;
+            }
         }
         let exchange = !(laid.outside.is_empty() && laid.lazy.is_empty());
         let exchange = exchange.then(|| (plan.word(), plan.word()));
         Ok(Body { laid, exchange })
-    }
-
-    /// Makes a userfaultfd, which the restorer fetches, and waits until it has filled the pages.
-    /// The descriptor is closed with all others that the task shall not have.
-    fn ask_to_be_filled(&self, script: &mut Script, ready: WordId, filled: WordId) -> StepAt {
-        const O_CLOEXEC: u32 = 0o2_000_000;
-        let step = script.call(Sysno::userfaultfd, [O_CLOEXEC.into()]);
-        script.post(ready);
-        script.wait(filled, 1);
-        step
-    }
-
-    /// Goes where the task was in the file system.
-    fn place(&self, task: &SavedTask<'_>, script: &mut Script) {
-        if let Some(root) = task.place.root {
-            let dot = script.string(b".");
-            script.call(Sysno::fchdir, [PoolId(root).into()]);
-            script.call(Sysno::chroot, [dot.into()]);
-        }
-        script.call(Sysno::fchdir, [PoolId(task.place.cwd).into()]);
-        script.note("working directory");
-    }
-
-    /// Gives all descriptors their numbers, and closes the others then: those of the pool may stand
-    /// between them.
-    fn descriptors(&self, task: &SavedTask<'_>, script: &mut Script) {
-        let mut sorted = task.descriptors.iter().collect::<Vec<_>>();
-        sorted.sort_unstable_by_key(|descriptor| descriptor.fd);
-        for descriptor in &sorted {
-            duplicate(PoolId(descriptor.description).into(), descriptor, script);
-        }
-        let mut next = 0;
-        for descriptor in sorted {
-            if descriptor.fd > next {
-                let last = descriptor.fd - 1;
-                script.call(Sysno::close_range, [next.into(), last.into()]);
-            }
-            next = descriptor.fd + 1;
-        }
-        script.call(Sysno::close_range, [next.into(), u32::MAX.into()]);
     }
 
     /// Calls of descriptions that only a task which has them can make: the first one does, or the
@@ -446,7 +464,8 @@ impl<'a> Tasks<'a> {
             let task = &self.saved.tasks[index];
             let is_first = self.first_holders.get(&id) == Some(&index);
             if is_first {
-                pinned::check(task, fd, (*tag, payload))?;
+                let with_memory = self.saved.with_memory_of(task);
+                pinned::check(with_memory, fd, (*tag, payload))?;
             }
             if let Some(kind) = fd::kind_of(*tag) {
                 let maker = kind.task(payload)?;
@@ -519,7 +538,8 @@ impl<'a> Tasks<'a> {
         let mut plan = ThreadPlan::default();
         let (leader, alone) = (pid == tid, self.forks.len() == 1);
         let parts = PARTS.iter();
-        for part in parts.filter(|part| leader || part.scope() == Scope::Thread) {
+        let parts = parts.filter(|part| leader || part.scope() == Scope::Thread);
+        for part in parts.filter(|part| task.node.has_own(**part)) {
             let who = resources::task::Planned {
                 pid,
                 tid,
@@ -563,18 +583,14 @@ impl<'a> Tasks<'a> {
         self.fork_all(&mut script, &fork.after, false);
         self.fork_all(&mut script, &fork.siblings, true);
         self.leave_at_end(id, &mut script);
+        if let Some(waits) = self.memories.handed_on(self.sharing.of(id)) {
+            waits.have_forked(&mut script);
+        }
         lifecycle::join(&mut script, fork, self.all.0);
         script.wait(word::GROUPED, self.all.0);
         lifecycle::end(&mut script, fork.pid, 0);
         script
     }
-}
-
-/// Where the stack of a thread ends.
-fn stack_of(thread: &SavedThread<'_>) -> abi::Addr {
-    let words = thread.state.registers.as_slice();
-    let registers = words.try_into().expect("checked when read");
-    sys::arch::Registers::from_words(registers).stack()
 }
 
 fn script_id(index: usize) -> ScriptId {

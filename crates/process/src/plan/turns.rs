@@ -37,9 +37,9 @@ impl Turns {
     pub fn find(sharing: &Sharing, plan: &mut Plan) -> Self {
         let all = sharing.members().map(|(shared, ..)| shared);
         // What is undone to semaphores is put there by one, at any time; nothing is put into an
-        // I/O context.
+        // I/O context; of memory, others only wait until it is there.
         let in_turn =
-            all.filter(|shared| !matches!(shared.what, What::SemaphoreUndo | What::IoContext));
+            all.filter(|shared| matches!(shared.what, What::Descriptors | What::Directories));
         Self(in_turn.map(|shared| (shared, plan.word())).collect())
     }
 

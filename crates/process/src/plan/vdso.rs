@@ -1,5 +1,6 @@
 //! What the plan has to know of tasks' vDSOs.
 
+use resources::map::memory::Memory;
 use resources::map::vdso::lay::Old;
 use resources::map::vdso::{self, proxy::Proxy};
 use sys::arch::Registers;
@@ -20,8 +21,11 @@ pub(super) fn old<'a>(saved: &'a Saved<'_>, task: &SavedTask<'_>, own: &'a OwnVd
 
 /// No thread may go on in the middle of what was written over in a proxy. A dump leads threads out
 /// of the vDSO, so this is one that could not be.
-pub(super) fn check_entries(task: &SavedTask<'_>, proxy: &Proxy) -> Result<()> {
-    let Some(code) = vdso::code_of(&task.memory) else {
+pub(super) fn check_entries(
+    task: &SavedTask<'_>,
+    (memory, proxy): (&Memory, &Proxy),
+) -> Result<()> {
+    let Some(code) = vdso::code_of(memory) else {
         return Ok(());
     };
     for thread in task.living() {

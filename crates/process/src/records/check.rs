@@ -1,6 +1,6 @@
 //! What must hold of the list of tasks before anything is done with it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 
 use super::shared::What;
@@ -23,7 +23,10 @@ struct Seen {
     pids: HashSet<i32>,
     /// Numbers of tasks and threads.
     numbers: HashSet<u32>,
-    spaces: HashSet<u32>,
+    /// Spaces, and the numbers of the tasks whose memory they are first.
+    spaces: HashMap<u32, u32>,
+    /// Whose memory each living task has, by their numbers.
+    memories: HashMap<u32, u32>,
     /// Pids of those that have not ended.
     living: HashSet<i32>,
     /// Those whose numbers others may name, as they have it first.
@@ -81,9 +84,17 @@ impl Seen {
             return Ok(());
         }
         let is_of_task = (1..FIRST_OBJECT).contains(&node.space_number);
-        if !is_of_task || !self.spaces.insert(node.space_number) {
+        let known = self.spaces.get(&node.space_number);
+        let fits = match node.memory_of {
+            0 => known.is_none(),
+            first => known == Some(&first),
+        };
+        if !is_of_task || !fits {
             return Err(corrupt(format!("task {pid} has no space of its own")));
         }
+        let memory = node.memory_number();
+        self.spaces.insert(node.space_number, memory);
+        self.memories.insert(node.number, memory);
         self.living.insert(pid);
         Ok(())
     }
@@ -100,6 +111,11 @@ impl Seen {
                 let what = format!("task {} has the {name} of nobody before it", node.pid);
                 return Err(corrupt(what));
             }
+        }
+        let memory_of = |number: &u32| self.memories.get(number);
+        if node.handlers_of != 0 && memory_of(&node.handlers_of) != memory_of(&node.number) {
+            let what = format!("task {} has handlers without their memory", node.pid);
+            return Err(corrupt(what));
         }
         Ok(())
     }

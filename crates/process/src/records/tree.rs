@@ -3,6 +3,7 @@
 use image::{Record, SpaceId};
 use prost::Message;
 use resources::task::interrupted::Remake;
+use resources::task::{Holder, Part};
 
 use super::shared::What;
 use super::tag;
@@ -113,6 +114,13 @@ pub(crate) struct Node {
     /// As `descriptors_of`, of the I/O context.
     #[prost(uint32, tag = "28")]
     pub io_of: u32,
+    /// The number of an earlier task whose memory it has, and so no record of its own of that, nor
+    /// of what belongs to it; its space is that task's. 0 for none.
+    #[prost(uint32, tag = "29")]
+    pub memory_of: u32,
+    /// The same of signal handlers.
+    #[prost(uint32, tag = "30")]
+    pub handlers_of: u32,
     /// Whether it was continued by `SIGCONT`, and its parent has not waited for that.
     #[prost(bool, tag = "31")]
     pub continued: bool,
@@ -196,7 +204,31 @@ impl Node {
             What::Directories => self.directories_of,
             What::SemaphoreUndo => self.undo_of,
             What::IoContext => self.io_of,
+            What::Memory => self.memory_of,
+            What::Handlers => self.handlers_of,
         }
+    }
+
+    /// Whether it has what `part` is of as its own, or is the first of those who share it.
+    pub fn has_own(&self, part: &dyn Part) -> bool {
+        match part.holder() {
+            Holder::Task => true,
+            Holder::Memory => self.memory_of == 0,
+            Holder::Handlers => self.handlers_of == 0,
+        }
+    }
+
+    /// The number of the task whose `what` it has: its own, or that of an earlier one.
+    pub const fn number_of(&self, what: What) -> u32 {
+        match self.shared_with(what) {
+            0 => self.number,
+            first => first,
+        }
+    }
+
+    /// The number of the task whose memory it has.
+    pub const fn memory_number(&self) -> u32 {
+        self.number_of(What::Memory)
     }
 
     /// Notes that it has that of task number `first`.
@@ -206,6 +238,8 @@ impl Node {
             What::Directories => self.directories_of = first,
             What::SemaphoreUndo => self.undo_of = first,
             What::IoContext => self.io_of = first,
+            What::Memory => self.memory_of = first,
+            What::Handlers => self.handlers_of = first,
         }
     }
 

@@ -145,7 +145,8 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Gives every thread its registers; leaders first unmap the restore area. Children come
+    /// Gives every thread its registers; leaders first unmap the restore area, of memory that
+    /// several share the first one's does when all others have theirs. Children come
     /// before their parents, who are told of their stops while they are still in the blob.
     pub(super) fn give_registers(
         &mut self,
@@ -170,7 +171,10 @@ impl<'a> Running<'a> {
                 set_state(thread, self.remake(thread)?, processor)?;
             }
             let result = self.remake(leader)?;
-            self.unmap_area(leader)?;
+            // Of those who share memory, the first one comes last.
+            if task.node.memory_of == 0 {
+                self.unmap_area(leader)?;
+            }
             set_state(leader, result, processor)?;
         }
         Ok(())

@@ -5,7 +5,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -64,6 +64,10 @@ impl Part for Actions {
 
     fn scope(&self) -> Scope {
         Scope::Process
+    }
+
+    fn holder(&self) -> Holder {
+        Holder::Handlers
     }
 
     fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {

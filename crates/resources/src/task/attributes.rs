@@ -18,7 +18,7 @@ use linux_raw_sys::prctl::{
 use sys::proc::Status;
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Arg, Script};
 
@@ -215,6 +215,13 @@ impl Part for Attribute {
 
     fn scope(&self) -> Scope {
         self.scope
+    }
+
+    fn holder(&self) -> Holder {
+        match self.tag {
+            tags::HUGE_PAGES | tags::MEMORY_MERGE | tags::MDWE => Holder::Memory,
+            _ => Holder::Task,
+        }
     }
 
     // A kernel that does not know an attribute has tasks that never set it: attempts.

@@ -3,7 +3,7 @@
 //! - Kept: all bits.
 //! - CRIU 4.2: not kept.
 
-use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, Write, decode, tags};
+use super::{Asked, Facts, Holder, Part, Planned, Scope, ThreadPlan, Write, decode, tags};
 use crate::Result;
 use crate::script::Answers;
 
@@ -34,6 +34,10 @@ impl Part for CoreFilter {
 
     fn scope(&self) -> Scope {
         Scope::Process
+    }
+
+    fn holder(&self) -> Holder {
+        Holder::Memory
     }
 
     /// Kernels that make no core dumps do not have the file.

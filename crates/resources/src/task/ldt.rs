@@ -6,7 +6,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, tags};
+use super::{Asked, Facts, Holder, Part, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
 
@@ -24,6 +24,10 @@ impl Part for Ldt {
 
     fn scope(&self) -> Scope {
         Scope::Process
+    }
+
+    fn holder(&self) -> Holder {
+        Holder::Memory
     }
 
     fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {

@@ -5,7 +5,7 @@
 
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
 use crate::Result;
 use crate::script::{Answers, Script};
 
@@ -33,6 +33,10 @@ impl Part for Membarrier {
 
     fn scope(&self) -> Scope {
         Scope::Process
+    }
+
+    fn holder(&self) -> Holder {
+        Holder::Memory
     }
 
     fn ask(&self, _: &dyn Facts, questions: &mut Script) -> Result<Asked> {

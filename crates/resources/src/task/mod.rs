@@ -50,6 +50,17 @@ pub enum Scope {
     Thread,
 }
 
+/// Whose a part is, where processes may have that together by clone(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// The process's, or the thread's.
+    Task,
+    /// The memory's (`CLONE_VM`).
+    Memory,
+    /// The signal handlers' (`CLONE_SIGHAND`).
+    Handlers,
+}
+
 /// What a thread (the leader stands for its process) looks like from outside while it is stopped.
 ///
 /// Text of /proc files is read on first need and once.
@@ -255,6 +266,10 @@ pub trait Part: Sync {
     fn name(&self) -> &'static str;
     /// Process or thread.
     fn scope(&self) -> Scope;
+    /// Whose it is: of processes that have that together, the first is asked and planned.
+    fn holder(&self) -> Holder {
+        Holder::Task
+    }
     /// Adds the calls that only the task itself can make (all threads of the tree are stopped,
     /// signals blocked). As few as possible.
     ///
