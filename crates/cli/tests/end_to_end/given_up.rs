@@ -34,11 +34,14 @@ if more:
     others.listen()
     client = socket.create_connection(others.getsockname())
     server = others.accept()
+    told, tell = os.pipe()
     if os.fork() == 0:
         os.close(lock)
         os.close(writer)
         listener.close()
+        os.write(tell, b"closed")
         while True: time.sleep(1000)
+    os.read(told, 6)
 rounds, number = os.open(f"{folder}/rounds", os.O_RDWR | os.O_CREAT), 0
 while True:
     listener.listen()

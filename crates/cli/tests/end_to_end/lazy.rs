@@ -45,6 +45,13 @@ pub(crate) fn wait_unregistered(pid: u32) {
     });
 }
 
+/// Waits until nothing of a tree's memory is still to come, so that it can be dumped again.
+pub(crate) fn wait_all_has_come(stillframe: &Stillframe, pids: &[u32]) {
+    wait_whole(stillframe);
+    let living = pids.iter().filter(|pid| tree::is_alive(**pid));
+    living.for_each(|pid| wait_unregistered(tree::asked(*pid)));
+}
+
 #[test]
 fn memory_that_moves_while_it_comes_is_right() {
     needs_root!();

@@ -10,7 +10,7 @@ use testkit::subjects::LEADERS_STATUS;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::{assert_cycles, assert_untouched, states, stillframe, ways};
+use crate::{assert_cycles, assert_untouched, lazy, states, stillframe, ways};
 
 /// Stillframe, unless the peer stands in for it, which refuses such processes.
 fn ours() -> Option<Stillframe> {
@@ -92,6 +92,7 @@ fn a_busy_process_without_a_first_thread_goes_on_in_every_way() {
         stillframe.dump(subject.pid(), &[]).must();
         stillframe.restore(&["--lazy-pages"]).must();
         check(&format!("lazily, {cycle}"));
+        lazy::wait_all_has_come(&stillframe, &subject.tree());
     }
 }
 

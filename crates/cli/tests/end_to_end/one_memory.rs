@@ -13,7 +13,7 @@ use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
 use crate::kills::wait_for_cleanup;
-use crate::stillframe;
+use crate::{lazy, stillframe};
 
 const SHAPES: [&str; 8] = [
     "child", "handlers", "files", "line", "threads", "copies", "siblings", "alone",
@@ -45,9 +45,10 @@ fn what_one_does_to_memory_is_seen_by_who_shares_it() {
         check(&subject, shape);
         for cycle in 0..CYCLES {
             stillframe.dump(subject.pid(), &[]).must();
-            let lazy: &[&str] = if cycle == 1 { &["--lazy-pages"] } else { &[] };
-            stillframe.restore(lazy).must();
+            let how: &[&str] = if cycle == 1 { &["--lazy-pages"] } else { &[] };
+            stillframe.restore(how).must();
             check(&subject, &format!("{shape} {cycle}"));
+            lazy::wait_all_has_come(&stillframe, &subject.tree());
             stillframe.clear();
         }
     }

@@ -14,7 +14,7 @@ use testkit::volumes::Loop;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_program, needs_root, tree};
 
-use crate::stillframe;
+use crate::{lazy, stillframe};
 
 const SHAPES: [&str; 7] = [
     "child",
@@ -60,9 +60,10 @@ fn a_tree_that_shares_goes_on_beside_its_images() {
                 stillframe.dump(subject.pid(), &[how]).must();
                 assert_eq!(subject.ask("check"), "right", "{shape} {how} {cycle}");
                 subject.kill();
-                let lazy: &[&str] = if cycle == 1 { &["--lazy-pages"] } else { &[] };
-                stillframe.restore(lazy).must();
+                let lazily: &[&str] = if cycle == 1 { &["--lazy-pages"] } else { &[] };
+                stillframe.restore(lazily).must();
                 assert_eq!(subject.ask("check"), "right", "{shape} {how} {cycle}");
+                lazy::wait_all_has_come(&stillframe, &subject.tree());
                 stillframe.clear();
             }
         }
