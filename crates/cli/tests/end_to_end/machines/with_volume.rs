@@ -3,12 +3,15 @@
 
 use testkit::chance::Chance;
 use testkit::volumes::{self, Loop, Mount, is_mounted};
+use testkit::wait::try_wait_for;
 
 use super::kinds::goes_on;
 use super::*;
 
 /// What the guest's memory has in a file.
 const KEPT: &str = "kept 5 10";
+/// In what time a volume is unmounted at most when its restore is killed.
+const UNMOUNTED: Duration = Duration::from_secs(10);
 
 /// A guest that writes to its disk all the time, and looks that the disk is as it left it.
 struct Guest {
@@ -378,6 +381,7 @@ fn who_kills_a_save_with_a_volume_leaves_both_as_they_were() {
     let device = guest.new_device();
     let words = restore(&guest.restoring("shot", &device, &[]));
     let socket = guest.folder().join(format!("{}.qmp", guest.name));
+    let mut left = 0;
     for _ in 0..6 {
         let mut child = stillframe(guest.folder(), &words)
             .stdout(Stdio::null())
@@ -400,7 +404,14 @@ fn who_kills_a_save_with_a_volume_leaves_both_as_they_were() {
             guest.is_mounted_again();
             guest.unmount();
         }
-        wait_until("nothing to be mounted", SOON, || !guest.is_mounted());
+        // Who is killed while it lets the guest go on leaves it (docs/vm.md), which one in many is.
+        let gone = try_wait_for(UNMOUNTED, || (!guest.is_mounted()).then_some(()));
+        if gone.is_none() {
+            left += 1;
+            assert!(left == 1 && !runs, "{left} are left mounted, {runs}");
+            guest.is_mounted_again();
+            guest.unmount();
+        }
     }
     let machines = Machines::restored(guest.folder(), &words[2..]);
     guest.came_back(machines);
