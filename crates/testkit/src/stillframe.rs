@@ -146,6 +146,8 @@ impl Stillframe {
         for _ in 0..times {
             self.clear();
             self.dump(spawned.pid(), options).must();
+            // What was forked after the tree was listed, and leads a session of its own.
+            tree::reap_orphans();
             self.restore(options).must();
         }
     }

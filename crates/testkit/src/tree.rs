@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::{Mutex, Once, PoisonError};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
 
@@ -237,10 +238,17 @@ pub fn last_end(pid: u32) -> Option<String> {
 
 /// Reaps dead children of this process that are in another session than it: orphans of commands
 /// that were killed, which keep their pids and those of their sessions as long as they are not.
+/// Waits a moment for those that are ending.
 pub fn reap_orphans() {
+    const MOMENT: Duration = Duration::from_secs(2);
     let own = session(std::process::id());
-    let all = children(std::process::id()).into_iter();
-    all.filter(|&pid| session(pid) != own).for_each(reap);
+    wait::try_wait_for(MOMENT, || {
+        let mut orphans = children(std::process::id());
+        orphans.retain(|&pid| session(pid) != own);
+        orphans.iter().for_each(|&pid| reap(pid));
+        let is_ending = |pid: u32| sys::ending::is_ending(pid.cast_signed());
+        (!orphans.into_iter().any(is_ending)).then_some(())
+    });
 }
 
 /// Waits until none of `pids` exists, reaping those that are children of this process.

@@ -41,6 +41,7 @@ pub(crate) fn assert_survives(name: &str, kind: &str) {
     }
     stillframe.clear();
     stillframe.dump(subject.pid(), &[]).must();
+    testkit::tree::reap_orphans();
     stillframe.restore(&["--lazy-pages"]).must();
     assert_eq!(subject.ask("check"), "right", "{kind}");
     assert_eq!(subject.ask("wake"), "5", "{kind}");
