@@ -178,8 +178,9 @@ fn shoot_restores(chance: &mut Chance, times: u32, beside: bool) {
         started.retain(|pid| Some(*pid) != own);
         assert!([0, 3].contains(&started.len()), "{started:?}");
         if started.is_empty() {
-            let left = herd.sockets();
-            assert!(left.iter().all(|name| name == "other.qmp"), "{left:?}");
+            wait_until("no socket to be left", SOON, || {
+                herd.sockets().iter().all(|name| name == "other.qmp")
+            });
         }
         for number in 1..=started.len() {
             let socket = herd.folder().join(format!("shot-{number}.qmp"));
