@@ -119,20 +119,17 @@ pub struct Header {
     pub failing: u32,
     /// The address of the op that failed.
     pub failed: u64,
-    /// Where a parked thread goes on its own when nobody came for it: 0 for never.
+    /// Where a parked thread goes when its tracer has ended: 0 for nowhere, it waits for ever.
     pub resume: u64,
-    /// How long a parked thread waits before it looks (seconds, nanoseconds); a `timespec`.
-    pub patience_s: i64,
-    /// See `patience_s`.
-    pub patience_ns: i64,
-    /// Never written: parked threads wait on it.
+    /// Never written: threads that wait for ever wait on it.
     pub hold: u32,
-    /// How many other threads of the process went back on their own.
-    pub returned: u32,
+    /// A lock of futex(2) that the tracer's thread holds: its number. A parked thread waits for it,
+    /// and the kernel hands it over when the tracer ends, at once and not before.
+    pub owner: u32,
     /// Whether (not 0) a thread that failed ends its process instead of parking.
     pub fatal: u64,
-    /// How many other threads of the process have come in.
-    pub entered: u32,
+    /// Whether (not 0) other threads of the process may be in the blob.
+    pub shared: u32,
     /// Nothing: keeps the size a multiple of 8 bytes.
     pub unused: u32,
 }
@@ -149,12 +146,10 @@ impl Header {
         out[4..8].copy_from_slice(&self.failing.to_le_bytes());
         out[8..16].copy_from_slice(&self.failed.to_le_bytes());
         out[16..24].copy_from_slice(&self.resume.to_le_bytes());
-        out[24..32].copy_from_slice(&self.patience_s.to_le_bytes());
-        out[32..40].copy_from_slice(&self.patience_ns.to_le_bytes());
-        out[40..44].copy_from_slice(&self.hold.to_le_bytes());
-        out[44..48].copy_from_slice(&self.returned.to_le_bytes());
-        out[48..56].copy_from_slice(&self.fatal.to_le_bytes());
-        out[56..60].copy_from_slice(&self.entered.to_le_bytes());
+        out[24..28].copy_from_slice(&self.hold.to_le_bytes());
+        out[28..32].copy_from_slice(&self.owner.to_le_bytes());
+        out[32..40].copy_from_slice(&self.fatal.to_le_bytes());
+        out[40..44].copy_from_slice(&self.shared.to_le_bytes());
         out
     }
 }
@@ -181,14 +176,12 @@ pub mod offset {
     pub const FAILED: usize = offset_of!(Header, failed);
     /// Of [`Header::resume`].
     pub const RESUME: usize = offset_of!(Header, resume);
-    /// Of [`Header::patience_s`].
-    pub const PATIENCE: usize = offset_of!(Header, patience_s);
     /// Of [`Header::hold`].
     pub const HOLD: usize = offset_of!(Header, hold);
-    /// Of [`Header::returned`].
-    pub const RETURNED: usize = offset_of!(Header, returned);
-    /// Of [`Header::entered`].
-    pub const ENTERED: usize = offset_of!(Header, entered);
+    /// Of [`Header::owner`].
+    pub const OWNER: usize = offset_of!(Header, owner);
+    /// Of [`Header::shared`].
+    pub const SHARED: usize = offset_of!(Header, shared);
     /// Of [`Header::fatal`].
     pub const FATAL: usize = offset_of!(Header, fatal);
 }

@@ -90,18 +90,19 @@ global_asm!(
     "mov r10d, 0",
     "syscall",
     "jmp 7b",
-    // ppoll counts the time down in place and, other than futex, poll and nanosleep, leaves the
-    // restart block alone that the thread may have of its own interrupted call.
+    // The kernel gives the lock away when the tracer's thread, whose number it has, ends: 0 then,
+    // or ESRCH where that has ended before. While it lives, nothing but a signal of its own ends
+    // the wait, and the call is made again. Other than futex's waits, poll and nanosleep, it leaves
+    // the restart block alone that the thread may have of its own interrupted call.
     "9:",
-    "mov edi, 0",
-    "mov esi, 0",
-    "lea rdx, [r13 + {patience}]",
+    "lea rdi, [r13 + {owner}]",
+    "mov eax, 202", // futex(&owner, FUTEX_LOCK_PI, 0, NULL)
+    "mov esi, 6",
+    "mov edx, 0",
     "mov r10d, 0",
-    "mov r8d, 0",
-    "mov eax, 271", // ppoll(NULL, 0, &patience, NULL, 0)
     "syscall",
-    "test rax, rax",
-    "jnz 7b",
+    "cmp rax, -4", // EINTR
+    "je 9b",
     "jmp qword ptr [r13 + {resume}]",
     // -- a call of 32 bits: it needs rbx, which stands in the op's result meanwhile
     "20:",
@@ -148,7 +149,7 @@ global_asm!(
     failing = const offset::FAILING,
     failed = const offset::FAILED,
     resume = const offset::RESUME,
-    patience = const offset::PATIENCE,
+    owner = const offset::OWNER,
     hold = const offset::HOLD,
     fatal = const offset::FATAL,
 );

@@ -30,7 +30,7 @@ pub fn dry_run(options: &DumpOptions) -> Result<DryRunReport> {
     crate::alone::raise_open_files_to_the_hard_limit();
     let store: Arc<dyn Store> = Arc::new(store::Memory::default());
     let mut draft = Draft::begin(options, &store, None, began)?;
-    let (frozen, mut inventory) = freeze_and_collect(options, began, false, &mut Fresh::default())?;
+    let (frozen, mut inventory) = freeze_and_collect(options, false, &mut Fresh::default())?;
     draft.stopped(&frozen);
     let since = frozen.since;
     let lock = inventory.lock.take();

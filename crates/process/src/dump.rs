@@ -49,7 +49,7 @@ fn dump_stopped(
     let image = draft.writer.id();
     let kill = options.afterwards == Afterwards::Kill;
     let ending = Ending::new(options, image)?;
-    let (mut frozen, mut inventory) = freeze_and_collect(options, began, kill, layer.view())?;
+    let (mut frozen, mut inventory) = freeze_and_collect(options, kill, layer.view())?;
     progress.stage(Stage::PostFreeze, options.tree)?;
     // From here on it comes before the tree where this fails: connections go on first.
     let ending = ending.hold(inventory.lock.take())?;

@@ -51,6 +51,12 @@ pub enum Error {
         /// The process.
         pid: i32,
     },
+    /// Memory of a killed dump is in a process, with no thread in it.
+    #[error("pid {pid}: memory of a killed dump is still there")]
+    LeftArea {
+        /// The process.
+        pid: i32,
+    },
     /// A task ran another program while its memory was copied.
     #[error("pid {pid}: it runs another program (execve) before its memory is copied")]
     Left {

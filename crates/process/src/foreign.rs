@@ -1,7 +1,7 @@
 //! A userfaultfd of a process that is no target: somebody else's machine, of which nothing but some
 //! memory is saved.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Pid;
 use sys::realtime::Realtime;
@@ -26,7 +26,7 @@ pub fn userfaultfd_of(pid: i32, user_mode_only: bool, features: Features) -> Res
     let root = Pid::from_raw(pid).ok_or(Error::Gone { pid })?;
     // Without the privilege the stop takes longer.
     let realtime = Realtime::new();
-    let (frozen, uffd) = freeze_and(root, Some(PATIENCE), Instant::now(), |frozen| {
+    let (frozen, uffd) = freeze_and(root, Some(PATIENCE), |frozen| {
         let task = &mut frozen.tasks[0];
         let listed = track::list(task)?;
         returned::check_returned(task, &listed)?;

@@ -13,9 +13,10 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use sys::close::{CloseQueue, Deferred};
 use sys::proc::{Stat, Status};
-use sys::tick::Ticker;
+use sys::tick::{Deadline, Ticker};
 use tracee::{Seized, Thread};
 
+use crate::returned::Watch;
 use crate::waits::{self, Wait};
 use crate::{Error, Result, refetch, target};
 
@@ -32,6 +33,10 @@ pub struct Frozen {
     pub(crate) limit: Limit,
     /// Ends waits for tasks that do not do as they are told.
     ticker: Option<Ticker>,
+    /// Ends this process where it does not get on itself: that alone lets the tree go then.
+    deadline: Option<Deadline>,
+    /// Removes what this process would leave in the tasks if it was killed.
+    pub(crate) watch: Option<Watch>,
 }
 
 /// How long a tree may be stopped.
@@ -68,6 +73,7 @@ impl Frozen {
     pub(crate) fn take_time(&mut self) {
         self.limit.lift();
         self.ticker = None;
+        self.deadline = None;
     }
 }
 
@@ -314,7 +320,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     };
     crate::alone::be_exact();
     // Also without a deadline: a leader that ends is not told of.
-    let ticker = Ticker::start(Duration::from_millis(50))
+    let ticker = Ticker::start(Duration::from_millis(50), timeout)
         .map_err(|e| Error::kernel("cannot start a timer", e))?;
     let mut frozen = Frozen {
         tasks: Vec::new(),
@@ -322,6 +328,8 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
         freezing: Duration::ZERO,
         limit: stop.limit,
         ticker: Some(ticker),
+        deadline: timeout.map(outlasted).transpose()?,
+        watch: None,
     };
     frozen.tasks.push(stop_task(root, &mut stop)?);
     if frozen.tasks[0].is_zombie() {
@@ -367,6 +375,13 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
             return Ok(frozen);
         }
     }
+}
+
+/// The end of a dumper that stands still while a tree is stopped that `timeout` is for: as long as
+/// it can do anything, it sees for itself that the time is over.
+fn outlasted(timeout: Duration) -> Result<Deadline> {
+    let deadline = Deadline::start(timeout.saturating_mul(2));
+    deadline.map_err(|e| Error::kernel("cannot start a timer", e))
 }
 
 /// A stop on its way.

@@ -82,7 +82,7 @@ pub(crate) fn dump(
     let deadline = began + options.timeout.unwrap_or(DEFAULT_TIMEOUT);
     loop {
         let draft = Draft::begin(options, &store, None, began)?;
-        match dump_once(options, draft, began, &mut progress) {
+        match dump_once(options, draft, &mut progress) {
             Err(Error::Left { pid }) if Instant::now() < deadline => {
                 log::info!("pid {pid} runs another program: the dump begins anew");
             }
@@ -91,14 +91,9 @@ pub(crate) fn dump(
     }
 }
 
-fn dump_once(
-    options: &DumpOptions,
-    draft: Draft,
-    began: Instant,
-    progress: &mut Progress,
-) -> Result<Sealed> {
+fn dump_once(options: &DumpOptions, draft: Draft, progress: &mut Progress) -> Result<Sealed> {
     progress.companion(|companion| companion.begin(&draft.writer))?;
-    let mut dump = Dump::begin(options, draft, began, progress)?;
+    let mut dump = Dump::begin(options, draft, progress)?;
     dump.copy_before()?;
     for instant in 1..=INSTANTS {
         if let Some(saved) = dump.try_instant(instant == INSTANTS)? {
@@ -126,7 +121,6 @@ pub(crate) fn check_kernel(root: i32) -> Result<()> {
 /// A live dump on its way.
 struct Dump<'a, 'b> {
     options: &'a DumpOptions,
-    began: Instant,
     draft: Draft,
     live: Live,
     numbering: Numbering,
@@ -152,7 +146,6 @@ impl<'a, 'b> Dump<'a, 'b> {
     fn begin(
         options: &'a DumpOptions,
         mut draft: Draft,
-        began: Instant,
         progress: &'a mut Progress<'b>,
     ) -> Result<Self> {
         let root = options.tree.as_raw_nonzero().get();
@@ -160,7 +153,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         prepared.check_tracked(root)?;
         prepared.check()?;
         let realtime = Realtime::new();
-        let mut frozen = freeze_returned(options, began)?;
+        let mut frozen = freeze_returned(options)?;
         let limit = frozen.limit;
         let (mut tasks, mut parents) = (Vec::new(), Vec::new());
         let mut numbering = Numbering::default();
@@ -194,7 +187,6 @@ impl<'a, 'b> Dump<'a, 'b> {
         log::info!("{} tasks have a userfaultfd", live.pids().len());
         Ok(Self {
             options,
-            began,
             draft,
             live,
             numbering,
@@ -252,7 +244,7 @@ impl<'a, 'b> Dump<'a, 'b> {
             }
         }
         let pids = self.live.pids();
-        settle(self.options, self.began, &pids, &mut self.draft.report)?;
+        settle(self.options, &pids, &mut self.draft.report)?;
         let mut copied_bytes = 0;
         for (pid, round) in rounds {
             let progress = |bytes| self.progress.add(bytes);
@@ -301,8 +293,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         let mut view = LiveView::new(seen, (&self.live, &self.sharers), !last);
         self.live.protect_ahead(&self.areas()?, SHORT)?;
         let mut realtime = Realtime::new().ok();
-        let (frozen, mut inventory) =
-            freeze_and_collect(self.options, self.began, false, &mut view)?;
+        let (frozen, mut inventory) = freeze_and_collect(self.options, false, &mut view)?;
         self.numbering = std::mem::take(view.numbering());
         if inventory.has_rings() {
             // They were made since the first stop.
@@ -411,8 +402,8 @@ impl<'a, 'b> Dump<'a, 'b> {
 }
 
 /// Stops the tree when none of its threads is on the way back from a dump that was cut short.
-fn freeze_returned(options: &DumpOptions, began: Instant) -> Result<Frozen> {
-    patiently(began, || {
+fn freeze_returned(options: &DumpOptions) -> Result<Frozen> {
+    patiently(options.timeout, || {
         let frozen = freeze(options.tree.as_raw_nonzero().get(), options.timeout)?;
         for task in frozen.tasks.iter().filter(|task| !task.is_zombie()) {
             let listed = collect::memory_view::parse(&task.read("maps")?)?;

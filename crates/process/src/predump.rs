@@ -46,9 +46,7 @@ pub(crate) fn dump(
     crate::alone::raise_open_files(1 << 16);
     let mut tracking = Tracking::start(root.as_raw_nonzero().get())?;
     let realtime = Realtime::new();
-    let (frozen, mapped) = freeze_and(root, options.timeout, began, |frozen| {
-        tracking.enroll(frozen)
-    })?;
+    let (frozen, mapped) = freeze_and(root, options.timeout, |frozen| tracking.enroll(frozen))?;
     draft.stopped(&frozen);
     let since = frozen.since;
     go_on(frozen, None)?;
@@ -63,7 +61,7 @@ pub(crate) fn dump(
     tracking.begin()?;
     let changes = take_written(&tracking, &mapped)?;
     let pids = mapped.iter().map(|mapped| mapped.pid).collect::<Vec<_>>();
-    settle(options, began, &pids, &mut draft.report)?;
+    settle(options, &pids, &mut draft.report)?;
     let tree = tree(&mapped, &mut numbering);
     let sources = sources(changes, &tree, &inheritance, &mut draft)?;
     draft.writer.record(tree.record());

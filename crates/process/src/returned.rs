@@ -1,28 +1,126 @@
-//! Threads on their way back from a dump that was cut short.
+//! What a dump left that was killed: threads on their way back, and memory of its own.
+
+use std::time::{Duration, Instant};
 
 use abi::Span;
 use resources::map::listing::{Backing, Listed};
+use tracee::{Injection, Left};
 
-use crate::freeze::Task;
+use crate::collect::memory_view;
+use crate::freeze::{Body, Frozen, Task, freeze, stat_of};
+use crate::uffd::{executable, open_memory, suspend_filters};
+use crate::watchdog::{Target, Watchdog};
 use crate::{Error, Result};
 
-/// Checks that no thread runs what a dump left that was cut short.
+/// Checks that no thread runs what a dump left that was killed, and that nothing of it is there.
 ///
 /// # Errors
-/// [`Error::Returning`].
+/// [`Error::Returning`]; [`Error::LeftArea`] for memory that [`remove`] takes out.
 pub(crate) fn check_returned(task: &Task, listed: &[Listed]) -> Result<()> {
     let ours = listed.iter().filter(|map| {
         let blob = map.backing() == Backing::Anonymous && map.prot & 4 != 0;
         blob || map.backing() == Backing::Vdso
     });
     let ours = ours.map(|map| map.span).collect::<Vec<_>>();
+    let pid = task.pid;
     for thread in task.threads() {
         let at = thread.saved.registers.at();
         let suspect = ours.iter().find(|span| span.contains(at));
-        let is_injected = |span: &Span| tracee::is_injected(task.pid, *span, at);
+        let is_injected = |span: &Span| tracee::is_injected(pid, *span, at);
         if suspect.map(is_injected).transpose()? == Some(true) {
-            return Err(Error::Returning { pid: task.pid });
+            return Err(Error::Returning { pid });
         }
+    }
+    match left_areas(pid, listed)?[..] {
+        [] => Ok(()),
+        ref left if left.iter().any(|left| left.is_busy) => Err(Error::Returning { pid }),
+        _ => Err(Error::LeftArea { pid }),
+    }
+}
+
+fn left_areas(pid: i32, listed: &[Listed]) -> Result<Vec<Left>> {
+    let code = listed.iter().filter(|map| {
+        let is_own = map.backing() == Backing::Anonymous && !map.shared;
+        is_own && map.prot & 4 != 0
+    });
+    let code = code.map(|map| map.span).collect::<Vec<_>>();
+    Ok(tracee::left_areas(pid, &code)?)
+}
+
+/// Stops process `pid`, and those below it, and removes the memory that a dump left in it.
+///
+/// # Errors
+/// Those of [`freeze`] and [`check_returned`]; [`Error::Tracee`].
+pub(crate) fn remove(pid: i32, timeout: Option<Duration>) -> Result<()> {
+    let mut frozen = freeze(pid, timeout)?;
+    let removed = remove_of(&mut frozen.tasks[0]);
+    let gone_on = crate::end::go_on(frozen, None);
+    removed.and(gone_on.map(drop))
+}
+
+/// A process that removes what this one would leave if it was killed.
+#[derive(Debug)]
+pub(crate) struct Watch(Watchdog);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.dismiss();
+    }
+}
+
+/// Posts a process that removes what this one would leave in tasks of several threads if it was
+/// killed. Where that cannot be, whoever stops them next does so.
+pub(crate) fn watch(frozen: &mut Frozen) {
+    let several = frozen.tasks.iter().filter(|task| task.threads().len() > 1);
+    let pids = several.map(|task| task.pid).collect::<Vec<_>>();
+    if pids.is_empty() || frozen.watch.is_some() {
+        return;
+    }
+    let posted = Watchdog::post(&[], &pids, remove_all, |_| ());
+    let posted = posted.inspect_err(|error| log::debug!("{error}"));
+    frozen.watch = posted.ok().map(Watch);
+}
+
+/// Removes what a dump has left in processes, which are on their way back from it.
+fn remove_all(targets: &[Target]) {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    const PAUSE: Duration = Duration::from_millis(2);
+    let begun = Instant::now();
+    for target in targets {
+        let is_there = || {
+            let stat = stat_of(target.pid);
+            stat.is_some_and(|stat| stat.start_ticks == target.start_ticks)
+        };
+        while is_there() && begun.elapsed() < PATIENCE {
+            if remove(target.pid, Some(PATIENCE)).is_ok() {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+fn remove_of(task: &mut Task) -> Result<()> {
+    let pid = task.pid;
+    let listed = memory_view::list(task)?;
+    match check_returned(task, &listed) {
+        Err(Error::LeftArea { .. }) => {}
+        done => return done,
+    }
+    suspend_filters(task.asked(), &task.status()?)?;
+    for left in left_areas(pid, &listed)? {
+        let elsewhere = |span: &Span| !span.overlaps(left.area);
+        let code = executable(&listed).into_iter().filter(elsewhere);
+        let memory = open_memory(task)?;
+        let Body::Stopped(threads) = std::mem::replace(&mut task.body, Body::Ended) else {
+            return Ok(());
+        };
+        let threads = Injection::remove(threads, memory, &code.collect::<Vec<_>>(), left.area)?;
+        task.body = Body::Stopped(threads);
+        log::info!(
+            "pid {pid}: {} is removed, which a killed dump had left",
+            left.area
+        );
     }
     Ok(())
 }

@@ -8,8 +8,6 @@
 //!
 //! A thread that is stopped is in no call, and who waits for an event moves no data.
 
-use std::time::Instant;
-
 use resources::task::interrupted::may_move_data;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use sys::realtime::Realtime;
@@ -25,18 +23,13 @@ use crate::{DumpOptions, DumpReport, Result};
 ///
 /// # Errors
 /// Those of [`freeze_and`].
-pub(crate) fn settle(
-    options: &DumpOptions,
-    began: Instant,
-    pids: &[i32],
-    report: &mut DumpReport,
-) -> Result<()> {
+pub(crate) fn settle(options: &DumpOptions, pids: &[i32], report: &mut DumpReport) -> Result<()> {
     let Some(pid) = pids.iter().find(|pid| !is_quiet(**pid)) else {
         return Ok(());
     };
     log::debug!("pid {pid} may be in a call that moves data");
     let realtime = Realtime::new();
-    let (frozen, ()) = freeze_and(options.tree, options.timeout, began, |_| Ok(()))?;
+    let (frozen, ()) = freeze_and(options.tree, options.timeout, |_| Ok(()))?;
     let (since, freezing) = (frozen.since, frozen.freezing);
     go_on(frozen, None)?;
     drop(realtime);

@@ -8,12 +8,11 @@ use crate::collect::memory_view::MemoryView;
 use crate::collect::{Inventory, collect};
 use crate::freeze::{Frozen, freeze};
 use crate::patience::Patience;
-use crate::{DumpKind, DumpOptions, Error, Result};
+use crate::{DumpKind, DumpOptions, Error, Result, returned};
 
 /// Stops the tree and collects it, with `look` for its memory; see [`collect`] about `stay`.
 pub(crate) fn freeze_and_collect(
     options: &DumpOptions,
-    began: Instant,
     stay: bool,
     view: &mut dyn MemoryView,
 ) -> Result<(Frozen, Inventory)> {
@@ -22,7 +21,7 @@ pub(crate) fn freeze_and_collect(
     let plain = !live && options.parent.is_none() && options.track.is_none();
     let mut patience = Patience::new(root, options.timeout, plain);
     loop {
-        let tried = patiently(began, || {
+        let tried = patiently(options.timeout, || {
             let mut frozen = freeze(root, options.timeout)?;
             log::info!("{} tasks are stopped", frozen.tasks.len());
             if !live {
@@ -49,22 +48,35 @@ pub(crate) fn freeze_and_collect(
 pub(crate) fn freeze_and<T>(
     root: Pid,
     timeout: Option<Duration>,
-    began: Instant,
     mut look: impl FnMut(&mut Frozen) -> Result<T>,
 ) -> Result<(Frozen, T)> {
-    patiently(began, || {
+    patiently(timeout, || {
         let mut frozen = freeze(root.as_raw_nonzero().get(), timeout)?;
         let found = look(&mut frozen)?;
         Ok((frozen, found))
     })
 }
 
-/// Tries again while threads are still on their way back from a dump that was cut short.
-pub(crate) fn patiently<T>(began: Instant, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+/// Tries again while threads are still on their way back from a dump that was cut short, or out of
+/// a function of the vDSO. What such a dump has left is removed.
+pub(crate) fn patiently<T>(
+    timeout: Option<Duration>,
+    mut work: impl FnMut() -> Result<T>,
+) -> Result<T> {
     const PATIENCE: Duration = Duration::from_secs(5);
+    let mut begun = None;
     loop {
-        match work() {
-            Err(Error::Returning { .. }) if began.elapsed() < PATIENCE => {
+        let tried = match work() {
+            Err(Error::LeftArea { pid }) => match returned::remove(pid, timeout) {
+                Ok(()) => continue,
+                Err(error) => Err(error),
+            },
+            tried => tried,
+        };
+        match tried {
+            Err(Error::Returning { .. })
+                if begun.get_or_insert_with(Instant::now).elapsed() < PATIENCE =>
+            {
                 std::thread::sleep(Duration::from_millis(20));
             }
             done => return done,

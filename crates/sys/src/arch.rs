@@ -115,9 +115,14 @@ impl Registers {
         self.rip = at.0;
     }
 
+    /// The flags of a program that code of ours must not run with: the trap flag stops after each
+    /// instruction, and the alignment check at words that are not aligned.
+    pub const OWN_FLAGS: u64 = 1 << 8 | 1 << 18;
+
     /// Has it go on in 64-bit code of ours.
     pub const fn enter(&mut self, at: Addr) {
         self.rip = at.0;
+        self.eflags &= !Self::OWN_FLAGS;
         (self.cs, self.ss) = (CODE_64, STACK_SEGMENT);
     }
 

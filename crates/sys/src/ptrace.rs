@@ -35,6 +35,9 @@ pub const SIGSTOP: i32 = libc::SIGSTOP;
 /// Requests for the registers of a thread as 64-bit code has them, whatever code it runs.
 const GETREGS: c_uint = 12;
 const SETREGS: c_uint = 13;
+/// Requests for which calls are handed to the thread itself, which libc does not have.
+const SET_DISPATCH: c_uint = 0x4210;
+const GET_DISPATCH: c_uint = 0x4211;
 /// The largest extended state that is accepted, in bytes (AMX has 11 KiB).
 const XSTATE_MAX_BYTES: usize = 64 << 10;
 
@@ -160,6 +163,61 @@ pub fn step(tid: i32) -> io::Result<()> {
 /// `ESRCH`.
 pub fn resume_to_call(tid: i32, signal: i32) -> io::Result<()> {
     control(Control::ToCall, tid, signal)
+}
+
+/// Which system calls of a thread are not made, but handed to its handler of `SIGSYS`
+/// (`PR_SET_SYSCALL_USER_DISPATCH` of prctl(2)), as `struct ptrace_sud_config` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Dispatch {
+    /// `PR_SYS_DISPATCH_OFF` (0), `PR_SYS_DISPATCH_EXCLUSIVE_ON` (1): all but those of some code;
+    /// or `PR_SYS_DISPATCH_INCLUSIVE_ON` (2): those of some code.
+    pub mode: u64,
+    /// The address of the byte that says whether calls are made; 0 for none.
+    pub selector: u64,
+    /// Where that code begins.
+    pub offset: u64,
+    /// How long that code is, in bytes.
+    pub len: u64,
+}
+
+impl Dispatch {
+    /// The kernel tells the second mode as the first one, of all other addresses, and does not take
+    /// that back.
+    fn settable(self) -> Self {
+        let end = self.offset.wrapping_add(self.len);
+        match self.offset != 0 && end <= self.offset {
+            true => Self {
+                mode: 2,
+                offset: end,
+                len: self.len.wrapping_neg(),
+                ..self
+            },
+            false => self,
+        }
+    }
+}
+
+/// Which calls of a stopped thread are handed to itself, if any are (since Linux 6.4).
+///
+/// # Errors
+/// `ESRCH`; `EIO` on an older kernel.
+pub fn dispatch(tid: i32) -> io::Result<Option<Dispatch>> {
+    let mut config = Dispatch::default();
+    let bytes = size_of::<Dispatch>();
+    // SAFETY: there is room for all of it.
+    unsafe { request(GET_DISPATCH, tid, bytes, (&raw mut config) as usize) }?;
+    Ok((config.mode != 0).then(|| config.settable()))
+}
+
+/// Sets which calls of a stopped thread are handed to itself.
+///
+/// # Errors
+/// `ESRCH`; `EINVAL` for a mode that the kernel lacks; `EFAULT` for an address of its own.
+pub fn set_dispatch(tid: i32, dispatch: &Dispatch) -> io::Result<()> {
+    let bytes = size_of::<Dispatch>();
+    // SAFETY: it is read, and all of it is there.
+    unsafe { request(SET_DISPATCH, tid, bytes, (&raw const *dispatch) as usize) }.map(drop)
 }
 
 /// Ends the tracing; the thread goes on, and gets `signal` if not 0.

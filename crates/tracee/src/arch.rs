@@ -5,7 +5,7 @@ pub mod self_restore;
 use abi::{Addr, Span, offset};
 use sys::arch::{Registers, SYSCALL};
 
-use crate::injection::PATIENCE;
+use self::self_restore::WayBack;
 
 /// The number of mmap(2).
 pub(crate) const MMAP: u64 = 9;
@@ -18,28 +18,30 @@ const STUB_MAP: [u8; 6] = [SYSCALL[0], SYSCALL[1], 0x48, 0x89, 0xc7, 0xbe];
 const STUB_UNMAP: [u8; 7] = [0xb8, MUNMAP as u8, 0, 0, 0, SYSCALL[0], SYSCALL[1]];
 /// … here, in bytes from its start.
 pub(crate) const UNMAP_AT: u64 = 10;
+/// Where the self-restore code follows.
+const RESTORE_AT: u64 = UNMAP_AT + STUB_UNMAP.len() as u64;
 /// The size of the code that an injection begins with, in bytes.
 pub const STUB_BYTES: usize = UNMAP_AT as usize + STUB_UNMAP.len() + self_restore::LEN_BYTES;
 /// What stands in front of the self-restore code: see [`leaders_way`] and [`closing`].
-pub(crate) const WAY_BYTES: usize = 160;
+pub(crate) const WAY_BYTES: usize = 192;
 
-/// How a landing pad begins: `mov r9, rax` (the function's result), `mov eax, 271` (ppoll).
-const PAD: [u8; 8] = [0x49, 0x89, 0xc1, 0xb8, 0x0f, 0x01, 0, 0];
+/// How a landing pad begins: `mov r9, rax` (the function's result), `mov eax, 14` (rt_sigprocmask).
+const PAD: [u8; 8] = [0x49, 0x89, 0xc1, 0xb8, 0x0e, 0, 0, 0];
 /// Where a landing pad's data begins, in bytes.
-const DATA_AT: usize = 72;
+const DATA_AT: usize = 48;
 /// Where it has the signal mask.
-pub(crate) const MASK_AT: usize = DATA_AT + 16;
+pub(crate) const MASK_AT: usize = DATA_AT;
 /// Where it has the address that it returns to.
-pub(crate) const HOME_AT: usize = DATA_AT + 24;
+pub(crate) const HOME_AT: usize = DATA_AT + 8;
 /// Its size, in bytes.
-pub(crate) const PAD_BYTES: usize = DATA_AT + 32;
+pub(crate) const PAD_BYTES: usize = DATA_AT + 16;
 
 /// The code that maps `len_bytes`, or unmaps what was mapped; the self-restore code follows.
-pub(crate) fn stub(len_bytes: u32, registers: &Registers, mask: u64) -> Vec<u8> {
+pub(crate) fn stub(len_bytes: u32, back: &WayBack) -> Vec<u8> {
     let mut stub = STUB_MAP.to_vec();
     stub.extend(len_bytes.to_le_bytes());
     stub.extend(STUB_UNMAP);
-    stub.extend(self_restore::code(registers, mask));
+    stub.extend(self_restore::code(back, None));
     stub
 }
 
@@ -86,71 +88,63 @@ pub(crate) fn enter_submit_loop(registers: &mut Registers, submitting: &crate::S
     (registers.r8, registers.r9) = (0, 0);
 }
 
-/// Code for a parked leader that nobody fetched: when all others have returned, `munmap(area)` at
-/// the stub, which leads back. `header` is the leader's.
+/// The parts of an area that is to be given up, and the stub that leads its leader back.
+pub(crate) struct Ground {
+    /// All of it.
+    pub area: Span,
+    /// How much of it is code, in bytes: whole pages where others than the leader run in it.
+    pub code_bytes: u64,
+    /// Where the stub is.
+    pub stub: Addr,
+}
+
+/// Code for a parked leader whose tracer has ended: `munmap(area)` at the stub, which leads back.
+/// `header` is the leader's.
 ///
-/// Where that takes unlikely long, some were never sent, as the tracer was killed before: those
-/// that came must have returned. If even that is not so, on to the self-restore code that follows:
-/// the area stays.
-pub(crate) fn leaders_way(header: Addr, others: usize, area: Span, unmap: Addr) -> Vec<u8> {
-    const TURNS: u32 = 1 << 20;
-    let (returned, entered) = (offset::RETURNED as u8, offset::ENTERED as u8);
+/// Where others may be in the area ([`abi::Header::shared`]), it stays, for whoever stops the
+/// process next ([`crate::Injection::remove`]): no thread can tell when another one has left it.
+/// Then the leader takes care that nothing may be written and run, and goes back by the stub.
+pub(crate) fn leaders_way(header: Addr, ground: &Ground) -> Vec<u8> {
+    const READ_WRITE: u8 = 3;
+    const READ_EXEC: u8 = 5;
+    let Ground {
+        area,
+        code_bytes,
+        stub,
+    } = *ground;
     let mut unmapping = vec![0x48, 0xbf]; // movabs rdi, start
     unmapping.extend(area.start.0.to_le_bytes());
     unmapping.extend([0x48, 0xbe]); // movabs rsi, length
     unmapping.extend(area.bytes().to_le_bytes());
-    unmapping.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
-    unmapping.extend(unmap.0.to_le_bytes());
-    let mut out = vec![0x41, 0xbc]; // mov r12d, turns
-    out.extend(TURNS.to_le_bytes());
-    out.extend([0x49, 0xbd]); // movabs r13, header
-    out.extend(header.0.to_le_bytes());
-    let turn = out.len();
-    out.extend([0x41, 0x8b, 0x45, returned, 0x3d]); // mov eax, [r13 + returned]; cmp eax, others
-    out.extend(u32::try_from(others).unwrap_or(u32::MAX).to_le_bytes());
-    out.extend([0x73, 22]); // jae unmapping
-    out.extend([0xb8, 24, 0, 0, 0]); // mov eax, 24 (sched_yield)
-    out.extend([0x0f, 0x05]); // syscall
-    out.extend([0x41, 0xff, 0xcc]); // dec r12d
-    let back = turn.wrapping_sub(out.len() + 2) as u8;
-    out.extend([0x75, back]); // jnz turn
-    out.extend([0x41, 0x8b, 0x45, returned]); // mov eax, [r13 + returned]
-    out.extend([0x41, 0x3b, 0x45, entered]); // cmp eax, [r13 + entered]
-    out.extend([0x75, unmapping.len() as u8]); // jne behind
+    jump(&mut unmapping, stub.plus(UNMAP_AT));
+    let mut out = vec![0x48, 0xb8]; // movabs rax, shared
+    out.extend(header.plus(offset::SHARED as u64).0.to_le_bytes());
+    out.extend([0x83, 0x38, 0, 0x75, unmapping.len() as u8]); // cmp dword [rax], 0; jne behind
     out.extend(unmapping);
-    out
-}
-
-/// Code by which another thread comes in: it counts itself as entered. `header` is the leader's.
-pub(crate) fn others_way_in(header: Addr, blob: Addr) -> Vec<u8> {
-    let mut out = counting(header, offset::ENTERED);
-    out.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
-    out.extend(blob.0.to_le_bytes());
-    out
-}
-
-/// Code for another parked thread that nobody fetched: it counts itself as returned; the
-/// self-restore code follows. `header` is the leader's.
-pub(crate) fn others_way(header: Addr) -> Vec<u8> {
-    counting(header, offset::RETURNED)
-}
-
-fn counting(header: Addr, word: usize) -> Vec<u8> {
-    let mut out = vec![0x48, 0xb8]; // movabs rax, word
-    out.extend(header.plus(word as u64).0.to_le_bytes());
-    out.extend([0xf0, 0xff, 0x00]); // lock inc dword ptr [rax]
-    out
-}
-
-/// The code of a landing pad: waits to be fetched, then restores the signal mask and returns to
-/// `home`. Where a filter might forbid it to wait in a call, it turns round and round instead.
-pub(crate) fn pad_code(home: u64, mask: u64, is_filtered: bool) -> Vec<u8> {
-    let mut out = PAD.to_vec();
-    match is_filtered {
-        false => waiting(&mut out),
-        true => turning(&mut out),
+    let code = Span::new(area.start, code_bytes);
+    let rest = Span::new(code.end, area.bytes() - code_bytes);
+    for (span, protection) in [(code, READ_EXEC), (rest, READ_WRITE)] {
+        out.extend([0x48, 0xbf]); // movabs rdi, start
+        out.extend(span.start.0.to_le_bytes());
+        out.extend([0x48, 0xbe]); // movabs rsi, length
+        out.extend(span.bytes().to_le_bytes());
+        out.extend([0xba, protection, 0, 0, 0]); // mov edx, protection
+        out.extend([0xb8, 10, 0, 0, 0, 0x0f, 0x05]); // mov eax, 10 (mprotect); syscall
     }
-    out.extend([0xb8, 14, 0, 0, 0]); // mov eax, 14 (rt_sigprocmask)
+    jump(&mut out, stub.plus(RESTORE_AT));
+    out
+}
+
+/// Adds a jump to any address.
+fn jump(out: &mut Vec<u8>, to: Addr) {
+    out.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
+    out.extend(to.0.to_le_bytes());
+}
+
+/// The code of a landing pad: restores the signal mask and returns to `home`. Its tracer stops the
+/// thread at the entry of that call; without one it goes on by itself.
+pub(crate) fn pad_code(home: u64, mask: u64) -> Vec<u8> {
+    let mut out = PAD.to_vec();
     out.extend([0xbf, 2, 0, 0, 0]); // mov edi, 2 (SIG_SETMASK)
     data(&mut out, &[0x48, 0x8d, 0x35], MASK_AT); // lea rsi, [rip + mask]
     out.extend([0x31, 0xd2, 0x41, 0xba, 8, 0, 0, 0]); // xor edx, edx; mov r10d, 8
@@ -158,30 +152,9 @@ pub(crate) fn pad_code(home: u64, mask: u64, is_filtered: bool) -> Vec<u8> {
     data(&mut out, &[0xff, 0x25], HOME_AT); // jmp [rip + home]
     assert!(out.len() <= DATA_AT, "{}", out.len());
     out.resize(DATA_AT, 0xcc);
-    out.extend(PATIENCE.as_secs().to_le_bytes());
-    out.extend(u64::from(PATIENCE.subsec_nanos()).to_le_bytes());
     out.extend(mask.to_le_bytes());
     out.extend(home.to_le_bytes());
     out
-}
-
-/// Waits in ppoll(2), whose number is loaded already.
-fn waiting(out: &mut Vec<u8>) {
-    let again = out.len() - 5;
-    out.extend([0x31, 0xff, 0x31, 0xf6]); // xor edi, edi; xor esi, esi
-    data(out, &[0x48, 0x8d, 0x15], DATA_AT); // lea rdx, [rip + patience]
-    out.extend([0x45, 0x31, 0xd2, 0x45, 0x31, 0xc0]); // xor r10d, r10d; xor r8d, r8d
-    out.extend([0x0f, 0x05, 0x85, 0xc0, 0x75]); // syscall; test eax, eax; jnz again
-    let back = again as i64 - (out.len() as i64 + 1);
-    out.push(i8::try_from(back).expect("short").cast_unsigned());
-}
-
-/// Passes some seconds without a call; its number is loaded for nothing.
-fn turning(out: &mut Vec<u8>) {
-    const TURNS: u32 = 1 << 26;
-    out.push(0xb9); // mov ecx, turns
-    out.extend(TURNS.to_le_bytes());
-    out.extend([0xf3, 0x90, 0xff, 0xc9, 0x75, 0xfa]); // pause; dec ecx; jnz to the pause
 }
 
 /// Adds an instruction that ends with the address of `at`, where the pad has data.
@@ -191,13 +164,9 @@ fn data(out: &mut Vec<u8>, op: &[u8], at: usize) {
     out.extend(u32::try_from(at - next).expect("short").to_le_bytes());
 }
 
-/// What the function has returned of which a thread has arrived on the landing pad at `pad`: until
-/// it has begun there, in its own place.
-pub(crate) fn result_on_pad(registers: &Registers, pad: Addr) -> i64 {
-    match registers.at() == pad {
-        true => registers.result(),
-        false => registers.r9.cast_signed(),
-    }
+/// What the function has returned of which a thread has arrived at the call of a landing pad.
+pub(crate) fn result_on_pad(registers: &Registers) -> i64 {
+    registers.r9.cast_signed()
 }
 
 /// Code that closes the descriptor whose number stands at `result`; a negative one is none.

@@ -1,12 +1,12 @@
 //! One system call made in a stopped thread, from the `syscall` instruction to the stop at its end.
 
 use std::io::ErrorKind;
-use std::time::{Duration, Instant};
 
 use abi::Addr;
 use sys::arch::Registers;
 use sys::ptrace::{self, Event};
 
+use crate::limit::Limit;
 use crate::{Error, Result};
 
 /// A system call for a stopped thread to make, as 64-bit code whatever code it runs itself.
@@ -122,19 +122,23 @@ pub(crate) fn resume_to_call(tid: i32, signal: i32) -> Result<Event> {
 }
 
 /// Waits for the next event of a thread that was told to do something short. Where a
-/// [`sys::tick::Ticker`] runs, it is not waited for ever.
+/// [`sys::tick::Ticker`] runs, it is not waited for ever: it is looked at once more when the time is
+/// over, as this process may have stood still itself.
 pub(crate) fn next_event(tid: i32) -> Result<Event> {
-    const PATIENCE: Duration = Duration::from_secs(2);
-    let begun = Instant::now();
+    let limit = Limit::begin();
     loop {
-        match ptrace::wait_interruptible(tid) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {
-                if begun.elapsed() > PATIENCE {
-                    let waited_ms = begun.elapsed().as_millis();
-                    return Err(Error::Stuck { tid, waited_ms });
-                }
+        let event = match limit.is_over() {
+            false => ptrace::wait_interruptible(tid).map(Some),
+            true => ptrace::try_wait(tid),
+        };
+        match event {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Ok(None) => {
+                let waited_ms = limit.waited_ms();
+                return Err(Error::Stuck { tid, waited_ms });
             }
-            event => return Ok(event.map_err(|e| Error::of(tid, "waitpid", e))?.1),
+            Ok(Some((_, event))) => return Ok(event),
+            Err(error) => return Err(Error::of(tid, "waitpid", error)),
         }
     }
 }

@@ -44,12 +44,16 @@ pub fn end(tid: i32, at: Addr, (code, mask): (u64, u64), unfiltered: bool) -> Re
     set.map_err(|e| Error::of(tid, "PTRACE_SETSIGMASK", e))?;
     ptrace::detach(tid, 0).map_err(|e| Error::of(tid, "PTRACE_DETACH", e))?;
     let begun = Instant::now();
-    while !has_ended(tid) {
-        if begun.elapsed() > PATIENCE {
-            let waited_ms = begun.elapsed().as_millis();
+    loop {
+        // This process may have stood still itself: the look comes after.
+        let waited = begun.elapsed();
+        if has_ended(tid) {
+            return Ok(());
+        }
+        if waited > PATIENCE {
+            let waited_ms = waited.as_millis();
             return Err(Error::Stuck { tid, waited_ms });
         }
         std::thread::sleep(Duration::from_micros(20));
     }
-    Ok(())
 }

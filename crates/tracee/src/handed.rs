@@ -8,7 +8,6 @@
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use abi::{Addr, Kind, Op, offset};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,7 +18,8 @@ use rustix::net::{
     SocketFlags, SocketType, acceptfrom_with, bind, getsockname, listen, sendmsg, socket_with,
 };
 
-use crate::injection::{Batch, Opening, PATIENCE, UNMADE};
+use crate::injection::{Batch, Opening, UNMADE};
+use crate::limit::Limit;
 
 const SOCKET: u64 = 41;
 const CONNECT: u64 = 42;
@@ -144,12 +144,19 @@ impl Batch for Handed {
 }
 
 impl Opening for Handed {
-    fn assist(&self) -> io::Result<()> {
+    fn assist(&self, has_ended: &dyn Fn() -> bool) -> io::Result<()> {
+        const PAUSE: Timespec = Timespec {
+            tv_sec: 0,
+            tv_nsec: 10_000_000,
+        };
+        let limit = Limit::begin();
         loop {
+            // Before the look at the socket: what ends without it has failed.
+            let is_over = has_ended() || limit.is_over();
             let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
-            match poll(&mut fds, Some(&patience())) {
-                Ok(0) => return Err(Errno::TIMEDOUT.into()),
-                Err(Errno::INTR) => continue,
+            match poll(&mut fds, Some(&PAUSE)) {
+                Ok(0) if is_over => return Err(Errno::TIMEDOUT.into()),
+                Ok(0) | Err(Errno::INTR) => continue,
                 other => other?,
             };
             let own = acceptfrom_with(&self.listener, SocketFlags::CLOEXEC)?.0;
@@ -170,13 +177,5 @@ impl Opening for Handed {
             )?;
             return Ok(());
         }
-    }
-}
-
-fn patience() -> Timespec {
-    const HALF: Duration = PATIENCE.checked_div(2).expect("it is divided by two");
-    Timespec {
-        tv_sec: HALF.as_secs().cast_signed(),
-        tv_nsec: HALF.subsec_nanos().into(),
     }
 }

@@ -10,33 +10,36 @@
 //! /proc/PID/mem, which writes to a private mapping whatever its protection. Both calls give the
 //! area's start, so the stub unmaps all of it after either.
 //!
-//! While threads run in the mapping, being killed leaves them with a way back:
+//! A thread that runs in the mapping belongs to its tracer as long as that lives: parked at the end
+//! of its script, it waits for a lock of futex(2) that bears the number of the tracer's thread. The
+//! kernel gives it the lock when that thread ends, at once; no clock decides. A tracer that stands
+//! still for however long finds everything as it was. What a tracer that ends leaves behind has a
+//! way back:
 //! - in the stub: what was mapped is unmapped and the self-restore code follows;
-//! - in a batch: the thread parks at the end of its script, nobody fetches it, and after
-//!   [`PATIENCE`] it comes back by itself. The leader waits a little longer and unmaps the blob,
-//!   through the stub, once all others have gone, or those of them that had come at all;
+//! - in a batch: the thread comes to the end of its script and goes back by itself. A leader that is
+//!   alone unmaps the area through the stub. Where others may be in it, it stays, and whoever stops
+//!   the process next removes it ([`Injection::remove`]): no thread can tell that another one has
+//!   executed its last instruction there;
 //! - afterwards: the leader's registers lead to the stub's `munmap`, the others' are their own.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::arch::{self, STUB_BYTES, self_restore};
+use crate::arch::self_restore::{self, Leaving};
+use crate::arch::{self, Ground, STUB_BYTES};
+use crate::limit::Limit;
 use crate::{Call, Error, Result, Thread};
 use abi::{Addr, Header, PAGE_BYTES, Span, offset};
 
 pub(crate) use fetch::{Opening, UNMADE};
+pub use left::{Left, is_injected, left_areas};
+use left::{TRAILER_AT, Trailer};
 
 mod answers;
 mod fetch;
-
-/// How long a parked thread waits for its tracer before it goes back on its own.
-pub const PATIENCE: Duration = Duration::from_secs(2);
-
-/// How much longer the leader of several threads waits: the others must be out of the blob when it
-/// is unmapped.
-const LEADERS_PATIENCE: Duration = Duration::from_millis(500);
+mod left;
 
 /// How many bytes at the end of a mapping are looked at for room for it: some more, so that the
 /// last instruction before them may end in zeros.
@@ -78,8 +81,12 @@ pub struct Injection {
     /// What was there before.
     covered: Vec<u8>,
     area: Option<Span>,
+    /// Whether the stub was written.
+    has_stub: bool,
     /// Whether the area's code is in pages of its own, which the process may not write.
     is_code_apart: bool,
+    /// The number of this thread, whose end gives parked threads free.
+    owner: u32,
 }
 
 /// Where each thread's part of the area is.
@@ -88,8 +95,6 @@ struct Place {
     ops: Addr,
     data: Addr,
     data_end: Addr,
-    /// Where the thread begins.
-    entry: Addr,
     self_restore: Addr,
 }
 
@@ -123,13 +128,20 @@ impl Injection {
     /// As [`Injection::new`], with `stub` where [`padding_in`] found it to fit.
     #[must_use]
     pub fn at(threads: Vec<Thread>, memory: File, stub: Addr) -> Self {
+        Self::covering(threads, memory, stub, vec![0; STUB_BYTES])
+    }
+
+    fn covering(threads: Vec<Thread>, memory: File, stub: Addr, covered: Vec<u8>) -> Self {
+        let owner = rustix::thread::gettid().as_raw_nonzero().get();
         Self {
             threads,
             memory: Some(memory),
             stub,
-            covered: vec![0; STUB_BYTES],
+            covered,
             area: None,
+            has_stub: false,
             is_code_apart: false,
+            owner: owner.cast_unsigned(),
         }
     }
 
@@ -149,14 +161,7 @@ impl Injection {
             pid: threads[0].pid,
             bytes: STUB_BYTES,
         })?;
-        Ok(Self {
-            threads,
-            memory: Some(memory),
-            stub,
-            covered,
-            area: None,
-            is_code_apart: false,
-        })
+        Ok(Self::covering(threads, memory, stub, covered))
     }
 
     /// Runs one batch in each thread, at the same time, and calls `meanwhile`; `batches` are in the
@@ -180,16 +185,30 @@ impl Injection {
         Ok(answers::outcomes(&places, batches, &answers))
     }
 
-    /// Sends every thread into the blob, the leader first: once others are there, it must not
-    /// unmap the area at once.
+    /// Sends every thread into the blob, the leader first: from the moment in which others may be
+    /// there, it must not unmap the area.
     fn start(&mut self, places: &[Place]) -> Result<()> {
-        for (thread, place) in self.threads.iter_mut().zip(places) {
+        let leader = places[0].header;
+        let entry = self.area.expect("it was filled").start;
+        for (index, place) in places.iter().enumerate() {
+            if index == 1 {
+                self.set_shared(leader, true)?;
+            }
+            let thread = &mut self.threads[index];
             let mut code = thread.saved.registers;
-            arch::enter_blob(&mut code, place.entry, (place.ops, place.header));
+            arch::enter_blob(&mut code, entry, (place.ops, place.header));
             thread.borrow(&code)?;
             thread.start()?;
         }
         Ok(())
+    }
+
+    /// Tells the leader, whose header this is, whether others may be in the area.
+    fn set_shared(&self, leader: Addr, shared: bool) -> Result<()> {
+        let pid = self.threads[0].pid;
+        let word = u32::from(shared).to_le_bytes();
+        let put = sys::vm::write(pid, leader.plus(offset::SHARED as u64), &word);
+        put.map_err(|e| Error::of(pid, "cannot write the blob's state", e))
     }
 
     /// Has the leader map the area.
@@ -203,13 +222,9 @@ impl Injection {
             .sum::<usize>();
         // With room for either way.
         let code_bytes = (code_bytes(batches.len()) as u64).next_multiple_of(PAGE_BYTES);
-        let bytes = (code_bytes + parts as u64).next_multiple_of(PAGE_BYTES);
-        let leader = &self.threads[0];
-        let len_bytes = u32::try_from(bytes).map_err(|_| too_large(leader.tid))?;
-        let stub = arch::stub(len_bytes, &leader.saved.registers, leader.saved.mask);
-        let memory = self.memory.as_ref().expect("given away at the end");
-        let put = memory.write_all_at(&stub, self.stub.0);
-        put.map_err(|e| Error::of(leader.tid, "cannot write the stub", e))?;
+        let rest = (flags_bytes(batches.len()) + parts) as u64;
+        let bytes = (code_bytes + rest).next_multiple_of(PAGE_BYTES);
+        self.put_stub(bytes)?;
         let executable = "it may not map executable memory";
         let start = match self.map(0, bytes, READ_WRITE_EXEC, 0)? {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
@@ -225,6 +240,17 @@ impl Injection {
         let area = Span::new(start, bytes);
         self.area = Some(area);
         Ok(area)
+    }
+
+    /// Writes the stub, for an area of so many bytes.
+    fn put_stub(&mut self, bytes: u64) -> Result<()> {
+        let leader = &self.threads[0];
+        let len_bytes = u32::try_from(bytes).map_err(|_| too_large(leader.tid))?;
+        let stub = arch::stub(len_bytes, &leader.saved.way_back());
+        let memory = self.memory.as_ref().expect("given away at the end");
+        self.has_stub = true;
+        let put = memory.write_all_at(&stub, self.stub.0);
+        put.map_err(|e| Error::of(leader.tid, "cannot write the stub", e))
     }
 
     fn refused(&self, doing: &'static str, error: io::Error) -> Error {
@@ -264,53 +290,59 @@ impl Injection {
         Ok(Ok(Addr(start.cast_unsigned())))
     }
 
-    /// Writes the area: the blob, each thread's way in and back, then each one's header, ops and
-    /// data.
+    /// Writes the area: the blob, each thread's way back, the bytes that tell who is on that way,
+    /// then each one's header, ops and data.
     fn fill(&self, area: Span, batches: &[&dyn Batch]) -> Result<Vec<Place>> {
-        let mut code = blob::code().to_vec();
-        let code_bytes = match self.is_code_apart {
-            false => code_bytes(batches.len()),
-            true => code_bytes(batches.len()).next_multiple_of(PAGE_BYTES as usize),
+        let count = batches.len();
+        let in_pages = self.is_code_apart || count > 1;
+        let code_bytes = match in_pages {
+            false => code_bytes(count),
+            true => code_bytes(count).next_multiple_of(PAGE_BYTES as usize),
         };
-        let first_header = area.start.plus(code_bytes as u64);
-        let mut rest = Vec::new();
+        let ground = Ground {
+            area,
+            code_bytes: code_bytes as u64,
+            stub: self.stub,
+        };
+        let flags = area.start.plus(code_bytes as u64);
+        let mut code = blob::code().to_vec();
+        code.resize(TRAILER_AT, 0xcc);
+        code.extend(Trailer::new(count, &ground).to_bytes());
+        let mut rest = vec![0; flags_bytes(count)];
         let mut places = Vec::new();
         for (index, batch) in batches.iter().enumerate() {
             rest.resize(rest.len().next_multiple_of(64), 0);
-            let header = first_header.plus(rest.len() as u64);
+            let header = flags.plus(rest.len() as u64);
             let ops = header.plus(Header::BYTES as u64);
             let data = ops.plus((batch.ops_bytes().next_multiple_of(64)) as u64);
             let data_end = data.plus(batch.data_bytes().next_multiple_of(64) as u64);
             code.resize(CODE_BYTES + index * WAYS_BYTES, 0xcc);
-            let ways = area.start.plus(code.len() as u64);
-            let (way_in, way_back) = self.ways(index, area, first_header, *batch, (ops, data));
-            let entry = if way_in.is_empty() { area.start } else { ways };
-            let self_restore = ways.plus(way_in.len() as u64);
-            code.extend(way_in);
-            code.extend(way_back);
-            let patience = match index {
-                0 if batches.len() > 1 => PATIENCE + LEADERS_PATIENCE,
-                _ => PATIENCE,
-            };
+            let way = area.start.plus(code.len() as u64);
+            code.extend(match index {
+                0 => self.leaders_way(header, &ground, batch.opened(ops, data)),
+                _ => {
+                    let flag = flags.plus(index as u64);
+                    let leaving = Leaving { code: way, flag };
+                    self_restore::code(&self.threads[index].saved.way_back(), Some(leaving))
+                }
+            });
             let header_value = Header {
-                resume: self_restore.0,
-                patience_s: i64::try_from(patience.as_secs()).expect("a short time"),
-                patience_ns: patience.subsec_nanos().into(),
+                resume: way.0,
+                owner: self.owner,
                 ..Header::default()
             };
             let (op_bytes, data_bytes) = batch.compile(ops, data);
             rest.extend(header_value.to_bytes());
             rest.extend(op_bytes);
-            rest.resize((data.0 - first_header.0) as usize, 0);
+            rest.resize((data.0 - flags.0) as usize, 0);
             rest.extend(data_bytes);
-            rest.resize((data_end.0 - first_header.0) as usize, 0);
+            rest.resize((data_end.0 - flags.0) as usize, 0);
             places.push(Place {
                 header,
                 ops,
                 data,
                 data_end,
-                entry,
-                self_restore,
+                self_restore: way,
             });
         }
         code.resize(code_bytes, 0xcc);
@@ -318,31 +350,15 @@ impl Injection {
         Ok(places)
     }
 
-    /// The code with which a thread comes into the blob, if it needs any, and that with which one
-    /// goes back that nobody fetches. `header` is the leader's.
-    fn ways(
-        &self,
-        index: usize,
-        area: Span,
-        header: Addr,
-        batch: &dyn Batch,
-        (ops, data): (Addr, Addr),
-    ) -> (Vec<u8>, Vec<u8>) {
-        let saved = &self.threads[index].saved;
-        let (way_in, mut back) = if index == 0 {
-            let opened = batch.opened(ops, data).into_iter();
-            let mut code = opened.flat_map(arch::closing).collect::<Vec<_>>();
-            let unmap = self.stub.plus(arch::UNMAP_AT);
-            let others = self.threads.len() - 1;
-            code.extend(arch::leaders_way(header, others, area, unmap));
-            (Vec::new(), code)
-        } else {
-            let way_in = arch::others_way_in(header, area.start);
-            (way_in, arch::others_way(header))
-        };
-        back.extend(self_restore::code(&saved.registers, saved.mask));
-        assert!(way_in.len() + back.len() <= WAYS_BYTES, "{}", back.len());
-        (way_in, back)
+    /// The code with which the leader goes back whose tracer has ended, and closes what it opened.
+    fn leaders_way(&self, header: Addr, ground: &Ground, opened: Vec<Addr>) -> Vec<u8> {
+        let mut code = opened
+            .into_iter()
+            .flat_map(arch::closing)
+            .collect::<Vec<_>>();
+        code.extend(arch::leaders_way(header, ground));
+        assert!(code.len() <= WAYS_BYTES, "{}", code.len());
+        code
     }
 
     /// Writes the code at the area's start, and what follows it.
@@ -363,7 +379,7 @@ impl Injection {
         const LONG_PAUSE: Duration = Duration::from_millis(1);
         const AT_ONCE: usize = 16;
         let pid = self.threads[0].pid;
-        let begun = Instant::now();
+        let limit = Limit::begin();
         let mut pause = Duration::from_micros(10);
         let mut answers = Vec::with_capacity(places.len());
         for group in places.chunks(AT_ONCE) {
@@ -373,6 +389,8 @@ impl Injection {
             let pieces = words.chain(bodies).collect::<Vec<_>>();
             let mut bytes = vec![0; pieces.iter().map(|piece| piece.1).sum()];
             loop {
+                // Before the look: one that comes too late has still looked.
+                let is_over = limit.is_over();
                 let got = sys::vm::read_pieces(pid, &pieces, &mut bytes);
                 let got = got.map_err(|e| Error::of(pid, "cannot read the blob's state", e))?;
                 let (words, mut bodies) = bytes.split_at(4 * group.len());
@@ -384,7 +402,7 @@ impl Injection {
                     }
                     break;
                 }
-                if begun.elapsed() > PATIENCE {
+                if is_over {
                     let what = "a batch of calls did not end".to_owned();
                     return Err(Error::Astray { tid: pid, what });
                 }
@@ -402,24 +420,19 @@ impl Injection {
     /// Stops the parked threads. The leader's registers lead to unmapping the area and back, the
     /// others' are their own again.
     fn fetch_threads(&mut self, area: Span, places: &[Place]) -> Result<()> {
-        let (leader, others) = self.threads.split_first_mut().expect("a leader");
+        let others = &mut self.threads[1..];
         for thread in &mut *others {
             thread.halt()?;
             inside(thread, area)?;
         }
-        if !others.is_empty() {
-            // From here on the leader may unmap the area by itself, which it does half a second
-            // after those that we do not get to give back have returned by themselves.
-            let returned = places[0].header.plus(offset::RETURNED as u64);
-            let count = u32::try_from(others.len())
-                .unwrap_or(u32::MAX)
-                .to_le_bytes();
-            let put = sys::vm::write(leader.pid, returned, &count);
-            put.map_err(|e| Error::of(leader.pid, "cannot write the blob's state", e))?;
-        }
+        let has_others = !others.is_empty();
         for thread in others {
             thread.give_back()?;
         }
+        if has_others {
+            self.set_shared(places[0].header, false)?;
+        }
+        let leader = &mut self.threads[0];
         leader.halt()?;
         inside(leader, area)?;
         self.lead_to_unmap(area)
@@ -453,16 +466,20 @@ impl Injection {
     }
 
     fn clean(&mut self) -> Result<()> {
-        let Some(area) = self.area.take() else {
+        if !std::mem::take(&mut self.has_stub) {
             return Ok(());
-        };
+        }
+        let area = self.area.take();
         // They run when an injection has failed halfway.
-        let areas = [area, Span::new(self.stub, STUB_BYTES as u64)];
+        let stub = Span::new(self.stub, STUB_BYTES as u64);
+        let areas = [area.unwrap_or(stub), stub];
         for thread in &mut self.threads {
             thread.recall(&areas)?;
         }
-        self.lead_to_unmap(area)?;
-        self.threads[0].run_call()?;
+        if let Some(area) = area {
+            self.lead_to_unmap(area)?;
+            self.threads[0].run_call()?;
+        }
         for thread in &mut self.threads {
             thread.give_back()?;
         }
@@ -480,7 +497,7 @@ impl Injection {
     /// Leaves everything as it is, the process was killed, or goes on by its self-restore code;
     /// gives its memory's file.
     pub fn forget(mut self) -> File {
-        self.area = None;
+        self.has_stub = false;
         self.threads.drain(..).for_each(Thread::forget);
         self.memory.take().expect("given away once")
     }
@@ -499,18 +516,27 @@ impl Drop for Injection {
 
 const MAP_FIXED: u64 = 0x10;
 
-/// The blob's code.
+/// The blob's code, and what the area is.
 const CODE_BYTES: usize = 512;
 
-/// How far behind the blob's start a thread is looked for that is on its way back.
-const AREA_BYTES: u64 = 1 << 20;
-
-/// The room for a thread's way in and back, in bytes.
-const WAYS_BYTES: usize = (arch::WAY_BYTES + self_restore::LEN_BYTES).next_multiple_of(64);
+/// The room for a thread's way back, in bytes.
+const WAYS_BYTES: usize = {
+    let most = [arch::WAY_BYTES, self_restore::LEN_BYTES];
+    let most = if most[0] > most[1] { most[0] } else { most[1] };
+    most.next_multiple_of(64)
+};
 
 /// The code for so many threads, in bytes.
 fn code_bytes(threads: usize) -> usize {
     CODE_BYTES + threads * WAYS_BYTES
+}
+
+/// The bytes that tell which of so many threads are on their way back; none for one alone.
+fn flags_bytes(threads: usize) -> usize {
+    match threads {
+        1 => 0,
+        _ => threads.next_multiple_of(64),
+    }
 }
 
 /// A thread's header, ops and data, in bytes.
@@ -561,38 +587,25 @@ pub fn padding_in(tail: &[u8; PADDING_BYTES], end: Addr) -> Option<Addr> {
     free.then(|| Addr(end.0 - STUB_BYTES as u64))
 }
 
-/// Whether the code at `at` of a stopped process, in its mapping `span`, is a stub or belongs to
-/// the blob: an injection was cut short, and the thread is still on its way back.
-///
-/// # Errors
-/// [`Error::Gone`], [`Error::Kernel`].
-pub fn is_injected(pid: i32, span: Span, at: Addr) -> Result<bool> {
-    // The blob stands at the start of its area, a stub at the end of its page.
-    let page = at.page_start();
-    let start = span.start.max(Addr(page.0.saturating_sub(AREA_BYTES)));
-    let mut code = vec![0; (page.0 + PAGE_BYTES - start.0) as usize];
-    match sys::vm::read(pid, start, &mut code) {
-        Ok(read) if read == code.len() => {}
-        Ok(_) => return Ok(false),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        Err(error) if error.raw_os_error() == Some(14) => return Ok(false),
-        Err(error) => return Err(Error::of(pid, "cannot read the code that it runs", error)),
-    }
-    let stub = &code[code.len() - STUB_BYTES..];
-    let in_stub = at.0 >= page.0 + PAGE_BYTES - STUB_BYTES as u64 && arch::is_stub(stub);
-    let mut pages = code.chunks(PAGE_BYTES as usize);
-    Ok(in_stub || pages.any(|page| page.starts_with(blob::code())))
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::process::{Child, Command, Stdio};
+    use std::time::Instant;
 
     use abi::Op;
 
     use super::*;
-    use crate::testing::{cat, echo, memory, stop, vdso};
+    use crate::testing::{cat, echo, memory, span_at, stop, vdso};
+
+    /// How long something may take that takes moments.
+    const SOON: Duration = Duration::from_secs(60);
+
+    /// Has a tracer begin and end as one does that is killed: the kernel lets go of what a thread
+    /// traces when it ends, and does nothing else.
+    fn killed<T: Send>(tracer: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| scope.spawn(tracer).join().expect("it does its work"))
+    }
 
     struct Calls(Vec<Op>);
 
@@ -685,16 +698,18 @@ mod tests {
         assert_eq!(maps(), before);
         echo(&mut child);
         // A tracer that is killed when the area is mapped, and one with a batch under way.
-        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
-        injection.map_area(&[&calls]).expect("an area");
-        sys::ptrace::detach(pid, 0).expect("detach");
-        drop(injection.forget());
+        killed(|| {
+            let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+            injection.map_area(&[&calls]).expect("an area");
+            drop(injection.forget());
+        });
         echo(&mut child);
         assert_eq!(maps(), before);
-        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
-        injection.run(&[&calls], || ()).expect("runs");
-        sys::ptrace::detach(pid, 0).expect("detach");
-        drop(injection.forget());
+        killed(|| {
+            let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+            injection.run(&[&calls], || ()).expect("runs");
+            drop(injection.forget());
+        });
         echo(&mut child);
         assert_eq!(maps(), before);
         child.kill().expect("kill");
@@ -762,7 +777,7 @@ mod tests {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
             stat.rsplit(") ").next().map(|rest| rest.starts_with('T'))
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SOON;
         while state() != Some(true) {
             assert!(Instant::now() < deadline, "the stop was lost");
             std::thread::yield_now();
@@ -788,14 +803,15 @@ mod tests {
     #[test]
     fn an_abandoned_process_finds_its_way_back() {
         let (mut child, pid) = cat();
-        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
-        injection
-            .run(&[&Calls(vec![Op::call(39, [0; 6])])], || ())
-            .expect("runs");
-        let area = injection.area().expect("an area");
-        // What the kernel does when the tracer is killed: detach, nothing else.
-        sys::ptrace::detach(pid, 0).expect("detach");
-        drop(injection.forget());
+        let area = killed(|| {
+            let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+            injection
+                .run(&[&Calls(vec![Op::call(39, [0; 6])])], || ())
+                .expect("runs");
+            let area = injection.area().expect("an area");
+            drop(injection.forget());
+            area
+        });
         echo(&mut child);
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
         assert!(!maps.contains(&format!("{:x}-", area.start.0)), "{maps}");
@@ -850,30 +866,44 @@ mod tests {
             let seized = Thread::seize(*tid).expect("seize");
             seized.stopped(pid, None).expect("stopped")
         };
-        let threads = tids.iter().map(stop).collect::<Vec<_>>();
-        let mut injection = Injection::new(threads, memory(pid), &[vdso(pid)]).expect("room");
         let calls = Calls(vec![Op::call(186, [0; 6])]);
-        let batches = [&calls as &dyn Batch; 4];
-        let area = injection.map_area(&batches).expect("an area");
-        let places = injection.fill(area, &batches).expect("filled");
-        injection.start(&places[..sent]).expect("started");
-        injection.wait_parked(&places[..sent]).expect("parked");
-        // The tracer is killed: the kernel detaches all threads as they are.
-        for (index, tid) in tids.iter().enumerate() {
-            if index < sent {
-                sys::ptrace::interrupt(*tid).expect("interrupt");
-                sys::ptrace::wait(*tid).expect("stops");
-            }
-            sys::ptrace::detach(*tid, 0).expect("detach");
-        }
-        drop(injection.forget());
+        let area = killed(|| {
+            let threads = tids.iter().map(stop).collect::<Vec<_>>();
+            let mut injection = Injection::new(threads, memory(pid), &[vdso(pid)]).expect("room");
+            let batches = [&calls as &dyn Batch; 4];
+            let area = injection.map_area(&batches).expect("an area");
+            let places = injection.fill(area, &batches).expect("filled");
+            injection.start(&places[..sent]).expect("started");
+            injection.wait_parked(&places[..sent]).expect("parked");
+            drop(injection.forget());
+            area
+        });
         ask();
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let mapped = || {
-            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
-            maps.contains(&format!("{:x}-", area.start.0))
-        };
-        while mapped() {
+        let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+        let start = format!("{:x}-", area.start.0);
+        let deadline = Instant::now() + SOON;
+        if sent > 1 {
+            // It stays, and nothing in it may be written and run, until it is removed.
+            while maps().contains(" rwxp ") {
+                assert!(Instant::now() < deadline, "{}", maps());
+                std::thread::yield_now();
+            }
+            loop {
+                let threads = tids.iter().map(stop).collect::<Vec<_>>();
+                let inside = |thread: &Thread| area.contains(thread.saved.registers.at());
+                let code = span_at(pid, area.start);
+                let all = left_areas(pid, &[vdso(pid), code]).expect("they are read");
+                let [left] = all[..] else { panic!("{all:?}") };
+                assert_eq!(left.area, area);
+                if !left.is_busy && !threads.iter().any(inside) {
+                    let removed = Injection::remove(threads, memory(pid), &[vdso(pid)], area);
+                    drop(removed.expect("removed"));
+                    break;
+                }
+                assert!(Instant::now() < deadline, "they do not leave");
+            }
+        }
+        while maps().contains(&start) {
             assert!(Instant::now() < deadline, "the blob is still there");
             std::thread::yield_now();
         }
@@ -883,12 +913,44 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_nobody_fetches_come_back_and_leave_nothing() {
+    fn parked_threads_of_a_tracer_that_stands_still_stay() {
+        let (mut child, pid) = cat();
+        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+        let calls = Calls(vec![Op::call(39, [0; 6])]);
+        injection.map_area(&[&calls]).expect("an area");
+        let area = injection.area().expect("an area");
+        let places = injection.fill(area, &[&calls]).expect("filled");
+        injection.start(&places).expect("started");
+        injection.wait_parked(&places).expect("parked");
+        // It waits for the lock, and for nothing that ends by itself.
+        let waits = || {
+            let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).expect("it lives");
+            call.starts_with(&format!(
+                "202 {:#x} 0x6 ",
+                places[0].header.0 + offset::OWNER as u64
+            ))
+        };
+        let deadline = Instant::now() + SOON;
+        while !waits() {
+            assert!(Instant::now() < deadline, "it does not wait");
+            std::thread::yield_now();
+        }
+        let answers = injection.wait_parked(&places).expect("parked");
+        assert_eq!(answers.len(), 1);
+        injection.fetch_threads(area, &places).expect("it is there");
+        drop(injection.cure().expect("cured"));
+        echo(&mut child);
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    #[test]
+    fn threads_that_nobody_fetches_come_back() {
         abandon(4);
     }
 
     #[test]
-    fn threads_that_were_sent_before_others_leave_nothing() {
+    fn threads_that_were_sent_before_others_come_back() {
         abandon(1);
         abandon(3);
     }

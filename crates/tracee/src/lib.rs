@@ -7,7 +7,8 @@
 //!
 //! Whatever happens, a target goes on as it was: dropping an [`Injection`] takes the blob out
 //! again, dropping a [`Thread`] lets it run, and when this process is killed in the middle of an
-//! injection the target's own threads find the way back (module [`arch::self_restore`]).
+//! injection the target's own threads find the way back (module [`arch::self_restore`]). As long as
+//! it lives, a thread is its own however slow it is.
 #![forbid(unsafe_code)]
 
 pub mod arch;
@@ -16,6 +17,7 @@ mod end;
 mod error;
 mod handed;
 mod injection;
+mod limit;
 mod stop;
 mod submitting;
 #[cfg(test)]
@@ -28,9 +30,11 @@ pub use arch::STUB_BYTES;
 pub use call::Call;
 pub use end::end;
 pub use error::{Error, Result};
-pub use injection::{Batch, Injection, Outcome, PADDING_BYTES, is_injected, padding_in};
+pub use injection::{
+    Batch, Injection, Left, Outcome, PADDING_BYTES, is_injected, left_areas, padding_in,
+};
 pub use stop::stop;
 pub use submitting::Submitting;
 pub use thread::{Saved, Seized, Thread, has_ended};
 pub use uffd::{userfaultfd, userfaultfd_of_device};
-pub use vdso_call::finish_vdso_call;
+pub use vdso_call::{VdsoCall, finish_vdso_call};

@@ -60,6 +60,7 @@ impl Submitting {
                 }
             }
         }
+        last = now();
         if last == self.until {
             return Ok(());
         }

@@ -53,9 +53,17 @@ pub fn vdso(pid: i32) -> Span {
 
 /// The addresses of the mapping that /proc/PID/maps calls `name`.
 pub fn span_of(pid: i32, name: &str) -> Span {
+    span(pid, |line| line.ends_with(name))
+}
+
+/// The addresses of the mapping that begins at `start`.
+pub fn span_at(pid: i32, start: Addr) -> Span {
+    span(pid, |line| line.starts_with(&format!("{:x}-", start.0)))
+}
+
+fn span(pid: i32, is_it: impl Fn(&str) -> bool) -> Span {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
-    let mut lines = maps.lines();
-    let line = lines.find(|line| line.ends_with(name)).expect(name);
+    let line = maps.lines().find(|line| is_it(line)).expect("a mapping");
     let range = line.split(' ').next().expect("a range");
     let (start, end) = range.split_once('-').expect("two ends");
     let addr = |text| Addr(u64::from_str_radix(text, 16).expect("hexadecimal"));

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use abi::{Addr, Span};
 use sys::arch::Registers;
-use sys::ptrace::{self, Event};
+use sys::ptrace::{self, Dispatch, Event};
 
+use crate::arch::self_restore::WayBack;
 use crate::{Error, Result, call};
 
 /// What a thread goes on with.
@@ -17,6 +18,19 @@ pub struct Saved {
     pub mask: u64,
     /// Its registered area for restartable sequences.
     pub rseq: ptrace::RseqArea,
+    /// Which calls are handed to itself, if any.
+    pub dispatch: Option<Dispatch>,
+}
+
+impl Saved {
+    /// What a thread needs that goes back by itself.
+    pub(crate) fn way_back(&self) -> WayBack {
+        WayBack {
+            registers: self.registers,
+            mask: self.mask,
+            dispatch: self.dispatch,
+        }
+    }
 }
 
 /// A thread that this process traces and that is stopped. It goes on when this is dropped.
@@ -67,6 +81,8 @@ impl Seized {
                 registers: Registers::default(),
                 mask: 0,
                 rseq: ptrace::rseq(tid).unwrap_or_default(),
+                // An older kernel does not tell.
+                dispatch: ptrace::dispatch(tid).ok().flatten(),
             },
             group_stop: (signal != ptrace::SIGTRAP).then_some(signal),
             borrowed: false,
@@ -87,26 +103,32 @@ impl Seized {
         deadline.is_some_and(|deadline| Instant::now() > deadline + by)
     }
 
-    /// Blocks until the thread has stopped, and gives the signal by which it did.
+    /// Blocks until the thread has stopped, and gives the signal by which it did. When the time is
+    /// over, it is looked at once more: this process may have stood still itself.
     fn wait_for_stop(&mut self) -> Result<i32> {
         let (tid, begun) = (self.tid, Instant::now());
         loop {
-            let event = match ptrace::wait_interruptible(tid) {
+            let event = match self.is_late(Duration::ZERO) {
+                false => ptrace::wait_interruptible(tid).map(Some),
+                true => ptrace::try_wait(tid),
+            };
+            let event = match event {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
                     if has_ended(tid) {
                         self.seen = true;
                         let doing = "stopping it";
                         return Err(Error::Gone { tid, doing });
                     }
-                    if self.is_late(Duration::ZERO) {
-                        return Err(Error::Stuck {
-                            tid,
-                            waited_ms: begun.elapsed().as_millis(),
-                        });
-                    }
                     continue;
                 }
-                event => event.map_err(|e| Error::of(tid, "waitpid", e))?.1,
+                Ok(None) => {
+                    return Err(Error::Stuck {
+                        tid,
+                        waited_ms: begun.elapsed().as_millis(),
+                    });
+                }
+                Ok(Some((_, event))) => event,
+                Err(error) => return Err(Error::of(tid, "waitpid", error)),
             };
             let pass_on = match event {
                 Event::Stop(signal) => {
@@ -220,8 +242,11 @@ impl Thread {
     /// [`Error::Gone`], [`Error::Kernel`].
     pub(crate) fn borrow(&mut self, regs: &Registers) -> Result<()> {
         let first = !self.masked;
-        (self.borrowed, self.masked) = (true, true);
         let tid = self.tid;
+        if first {
+            self.intercept(false)?;
+        }
+        (self.borrowed, self.masked) = (true, true);
         ptrace::set_registers(tid, regs).map_err(|e| Error::of(tid, "PTRACE_SETREGS", e))?;
         if first {
             let set = ptrace::set_signal_mask(tid, u64::MAX);
@@ -241,10 +266,21 @@ impl Thread {
         let tid = self.tid;
         let set = ptrace::set_signal_mask(tid, self.saved.mask);
         set.map_err(|e| Error::of(tid, "PTRACE_SETSIGMASK", e))?;
+        self.intercept(true)?;
         let set = ptrace::set_registers(tid, &self.saved.registers);
         set.map_err(|e| Error::of(tid, "PTRACE_SETREGS", e))?;
         (self.borrowed, self.masked) = (false, false);
         Ok(())
+    }
+
+    /// Has the kernel hand the thread's calls to itself again, if it did, or make those of ours.
+    fn intercept(&self, own: bool) -> Result<()> {
+        let Some(dispatch) = self.saved.dispatch else {
+            return Ok(());
+        };
+        let dispatch = if own { dispatch } else { Dispatch::default() };
+        let set = ptrace::set_dispatch(self.tid, &dispatch);
+        set.map_err(|e| Error::of(self.tid, "PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG", e))
     }
 
     /// Lets the thread make the one system call that its registers are set up for, from entry to
@@ -334,6 +370,15 @@ impl Thread {
     pub(crate) fn halt_or_fault(&mut self, doing: &'static str) -> Result<Option<i32>> {
         let tid = self.tid;
         ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
+        self.stop_or_fault(doing)
+    }
+
+    /// Waits for the stop that was asked for; otherwise as [`Thread::halt_or_fault`].
+    ///
+    /// # Errors
+    /// As [`Thread::halt_or_fault`].
+    pub(crate) fn stop_or_fault(&mut self, doing: &'static str) -> Result<Option<i32>> {
+        let tid = self.tid;
         loop {
             let event = call::next_event(tid)?;
             self.running = false;
@@ -430,7 +475,7 @@ mod tests {
         let tid = i32::try_from(child.id()).expect("a pid");
         ptrace::seize(tid, false).expect("seize");
         drop(child.stdin.take());
-        let _ticker = Ticker::start(Duration::from_millis(5)).expect("a timer");
+        let _ticker = Ticker::start(Duration::from_millis(5), None).expect("a timer");
         let seized = Seized {
             tid,
             seen: false,

@@ -3,9 +3,11 @@
 //! What such a function has read of the kernel's data is worth nothing after a restore, and after
 //! one on another kernel not even its code is there. So the thread runs on until the function
 //! returns: its return address on the stack is changed to that of a *landing pad*, code in the
-//! padding of the vDSO where the thread waits to be fetched. Single steps would do as well, but a
-//! thread whose tracer is killed in the middle of one is killed, too. On the landing pad it waits
-//! for a while and goes on by itself, with its own signal mask.
+//! padding of the vDSO that sets the thread's own signal mask and returns to where the function
+//! would have. The thread runs from call to call, and its tracer takes it at the entry of the
+//! landing pad's. A thread whose tracer is killed makes that call and goes on; one whose tracer
+//! stands still waits there. (Single steps would do as well, but a thread whose tracer is killed in
+//! the middle of one is killed, too.)
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -22,10 +24,13 @@ use crate::{Error, Result, Thread, call};
 /// How long a function of the vDSO may take to end.
 const LONGEST: Duration = Duration::from_millis(50);
 
+/// What the kernel answers for a write to a page that a userfaultfd protects.
+const EIO: i32 = 5;
+
 /// What a thread did that was to run to the end of its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
-    /// It waits on the landing pad.
+    /// It is at the entry of the landing pad's call.
     Arrived,
     /// It is still in the function.
     Inside,
@@ -33,12 +38,24 @@ enum Course {
     Fault(i32),
 }
 
+/// Where a thread is that was to leave the vDSO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VdsoCall {
+    /// Behind the function's call.
+    Finished,
+    /// Where it was, as it takes too long, there is no room for a landing pad, or its calls are
+    /// handed to itself.
+    Unfinished,
+    /// Where it was, as a userfaultfd protects the page of its stack. It lifts that itself when it
+    /// goes on.
+    Protected,
+}
+
 /// Has a thread that was stopped inside `code`, the kernel's vDSO, run to the end of the function
 /// that it is in, whose return address stands on the stack at `slot`. `bytes` are that code,
 /// `memory` is its process's /proc/PID/mem opened for reading and writing; `is_filtered` tells
-/// whether it has seccomp filters, which judge what it calls meanwhile.
-///
-/// Gives whether it is out; one that takes too long is left where it is.
+/// whether it has seccomp filters, which are suspended when it is out: until then they judge what
+/// it calls.
 ///
 /// # Errors
 /// [`Error::Gone`], [`Error::Kernel`], [`Error::Astray`]; the thread goes on as it was then.
@@ -47,13 +64,13 @@ pub fn finish_vdso_call(
     memory: &File,
     (code, bytes): (Span, &[u8]),
     (slot, is_filtered): (Addr, bool),
-) -> Result<bool> {
+) -> Result<VdsoCall> {
     let tid = thread.tid;
     let tail = bytes
         .last_chunk()
         .filter(|_| bytes.len() as u64 == code.bytes());
     let Some(pad) = tail.and_then(|tail| padding_in(tail, code.end)) else {
-        return Ok(false);
+        return Ok(VdsoCall::Unfinished);
     };
     let word = |at: Addr| {
         let mut bytes = [0; 8];
@@ -67,37 +84,50 @@ pub fn finish_vdso_call(
         home = word(pad.plus(HOME_AT as u64))?;
         thread.saved.mask = word(pad.plus(MASK_AT as u64))?;
     }
-    if code.contains(Addr(home)) {
-        return Ok(false);
+    if code.contains(Addr(home)) || thread.saved.dispatch.is_some() {
+        return Ok(VdsoCall::Unfinished);
     }
     let put = |bytes: &[u8], at: Addr| memory.write_all_at(bytes, at.0);
-    // In this order it finds its way if this process is killed at any point.
-    put(&pad_code(home, thread.saved.mask, is_filtered), pad)
-        .map_err(|e| Error::of(tid, "cannot write to its vDSO", e))?;
-    let changed = put(&pad.0.to_le_bytes(), slot);
-    changed.map_err(|e| Error::of(tid, "cannot write to its stack", e))?;
-    let course = thread.run_to(pad, code);
-    let restored = match course {
-        Ok(Course::Arrived) => thread.take_from_pad(pad, home),
-        _ => put(&home.to_le_bytes(), slot)
-            .map_err(|e| Error::of(tid, "cannot write to its stack", e))
-            .and_then(|()| thread.stay()),
+    let zero = || {
+        let zeroed = put(&[0; PAD_BYTES], pad);
+        zeroed.map_err(|e| Error::of(tid, "cannot zero the landing pad", e))
     };
-    if let Ok(Course::Fault(signal)) = course {
+    // In this order it finds its way if this process is killed at any point.
+    put(&pad_code(home, thread.saved.mask), pad)
+        .map_err(|e| Error::of(tid, "cannot write to its vDSO", e))?;
+    match put(&pad.0.to_le_bytes(), slot) {
+        Err(error) if error.raw_os_error() == Some(EIO) => {
+            zero()?;
+            return Ok(VdsoCall::Protected);
+        }
+        changed => changed.map_err(|e| Error::of(tid, "cannot write to its stack", e))?,
+    }
+    // One that does not stop keeps its landing pad: it comes to it when it goes on.
+    let course = thread.run_to(pad, code)?;
+    if course == Course::Arrived {
+        thread.take_from_pad(home, is_filtered)?;
+    } else {
+        put(&home.to_le_bytes(), slot)
+            .map_err(|e| Error::of(tid, "cannot write to its stack", e))?;
+        thread.stay()?;
+    }
+    if let Course::Fault(signal) = course {
         thread.take(signal)?;
     }
-    let zeroed = put(&[0; PAD_BYTES], pad);
-    zeroed.map_err(|e| Error::of(tid, "cannot zero the landing pad", e))?;
-    restored?;
-    Ok(matches!(course?, Course::Arrived | Course::Fault(_)))
+    zero()?;
+    Ok(match course {
+        Course::Inside => VdsoCall::Unfinished,
+        Course::Arrived | Course::Fault(_) => VdsoCall::Finished,
+    })
 }
 
 impl Thread {
-    /// Runs with signals blocked, but for those that its own instructions make, until it waits in
-    /// the landing pad.
+    /// Runs with signals blocked, but for those that its own instructions make, until it is at the
+    /// entry of the landing pad's call.
     fn run_to(&mut self, pad: Addr, code: Span) -> Result<Course> {
         // SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS
         const OWN: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30;
+        const TRIES: usize = 4;
         let tid = self.tid;
         let failed = |doing| move |e| Error::of(tid, doing, e);
         self.masked = true;
@@ -109,21 +139,31 @@ impl Thread {
         }
         self.borrowed = true;
         let pad = Span::new(pad, PAD_BYTES as u64);
-        let begun = Instant::now();
-        // It needs less, once it runs; each look whether it has arrived stops it for longer.
-        let mut pause = Duration::from_micros(30);
+        let (mut signal, mut tries) = (0, 0);
         loop {
-            self.start()?;
-            let fault = match self.run_for(pause)? {
-                None => self.halt_or_fault("in its vDSO")?,
-                fault => fault,
+            ptrace::resume_to_call(tid, signal).map_err(failed("PTRACE_SYSCALL"))?;
+            self.running = true;
+            let event = self.next_event_soon()?;
+            self.running = false;
+            signal = match event {
+                Event::Signal(signal) if signal != ptrace::SIGSTOP => {
+                    return Ok(Course::Fault(signal));
+                }
+                Event::Ended(_) => {
+                    let doing = "in its vDSO";
+                    return Err(Error::Gone { tid, doing });
+                }
+                // A function of the vDSO may have to ask the kernel after all.
+                Event::Call => 0,
+                Event::Stop(_) => {
+                    tries += 1;
+                    0
+                }
+                other => call::absorb(tid, other)?,
             };
-            if let Some(signal) = fault {
-                return Ok(Course::Fault(signal));
-            }
             let registers = self.own_registers()?;
             let at = registers.at();
-            if pad.contains(at) {
+            if event == Event::Call && pad.contains(at) {
                 self.saved.registers = registers;
                 return Ok(Course::Arrived);
             }
@@ -131,12 +171,28 @@ impl Thread {
                 let what = format!("it went from the vDSO to {at}");
                 return Err(Error::Astray { tid, what });
             }
-            // Time alone says little on a machine with much to do.
-            if begun.elapsed() > LONGEST && pause > LONGEST / 10 {
+            if tries > TRIES && !pad.contains(at) {
                 return Ok(Course::Inside);
             }
+        }
+    }
+
+    /// Waits for the thread's next event; one that does nothing for long is interrupted.
+    fn next_event_soon(&self) -> Result<Event> {
+        let tid = self.tid;
+        let begun = Instant::now();
+        let mut pause = Duration::from_micros(10);
+        // It needs less, once it runs.
+        while begun.elapsed() < LONGEST {
+            let event = ptrace::try_wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
+            if let Some((_, event)) = event {
+                return Ok(event);
+            }
+            std::thread::sleep(pause);
             pause *= 2;
         }
+        ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
+        call::next_event(tid)
     }
 
     fn own_registers(&self) -> Result<Registers> {
@@ -144,40 +200,32 @@ impl Thread {
         ptrace::registers(tid).map_err(|e| Error::of(tid, "PTRACE_GETREGS", e))
     }
 
-    /// Lets it run for a while; or gives the signal of a fault that it is about to be told of. One
-    /// that was stopped by a signal as well stops twice before it runs.
-    fn run_for(&mut self, pause: Duration) -> Result<Option<i32>> {
+    /// Takes it, which is at the entry of the landing pad's call, from there: it goes on behind the
+    /// call of the function.
+    fn take_from_pad(&mut self, home: u64, is_filtered: bool) -> Result<()> {
         let tid = self.tid;
-        loop {
-            std::thread::sleep(pause);
-            let event = ptrace::try_wait(tid).map_err(|e| Error::of(tid, "waitpid", e))?;
-            let Some((_, event)) = event else {
-                return Ok(None);
-            };
-            self.running = false;
-            match event {
-                Event::Signal(signal) if signal != ptrace::SIGSTOP => return Ok(Some(signal)),
-                Event::Ended(_) => {
-                    let doing = "in its vDSO";
-                    return Err(Error::Gone { tid, doing });
-                }
-                other => {
-                    let signal = call::absorb(tid, other)?;
-                    self.start_with(signal)?;
-                }
-            }
+        if is_filtered {
+            // They would judge that there is no call.
+            let suspended = ptrace::suspend_filters(tid);
+            suspended.map_err(|e| Error::of(tid, "cannot suspend its filters", e))?;
         }
+        let result = arch::result_on_pad(&self.saved.registers);
+        self.saved.registers.end_call(result);
+        self.saved.registers.go_to(Addr(home));
+        self.give_back()?;
+        // Out of the call, which is none any more, into a stop like others.
+        ptrace::interrupt(tid).map_err(|e| Error::of(tid, "PTRACE_INTERRUPT", e))?;
+        self.start()?;
+        self.come_to_a_stop()
     }
 
-    /// Takes it, which has arrived, from the landing pad: it goes on behind the call of the
-    /// function.
-    fn take_from_pad(&mut self, pad: Addr, home: u64) -> Result<()> {
-        let regs = self.saved.registers;
-        self.saved
-            .registers
-            .end_call(arch::result_on_pad(&regs, pad));
-        self.saved.registers.go_to(Addr(home));
-        self.give_back()
+    /// Waits for the stop that was asked for.
+    fn come_to_a_stop(&mut self) -> Result<()> {
+        let doing = "in its vDSO";
+        match self.stop_or_fault(doing)? {
+            None => Ok(()),
+            Some(signal) => Err(call::unexpected(self.tid, Event::Signal(signal))),
+        }
     }
 
     /// Leaves it where it has come to.
@@ -261,7 +309,7 @@ mod tests {
             let slot = (slot, round % 2 == 1);
             let led = finish_vdso_call(&mut thread, &mem, (code, &bytes), slot);
             let led = led.expect("it is led out");
-            assert!(led, "round {round}");
+            assert_eq!(led, VdsoCall::Finished, "round {round}");
             let regs = ptrace::registers(pid).expect("registers");
             assert!(out(&regs) && regs == thread.saved.registers);
             assert_eq!(regs.rsp, inside.rsp + 8);
@@ -278,11 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_left_on_the_landing_pad_goes_on_by_itself() {
-        [false, true].into_iter().for_each(goes_on_by_itself);
-    }
-
-    fn goes_on_by_itself(is_filtered: bool) {
+    fn thread_of_a_killed_tracer_passes_the_landing_pad() {
         let (mut child, pid) = busy();
         let code = vdso(pid);
         let mem = memory(pid);
@@ -292,7 +336,7 @@ mod tests {
         let mut home = [0; 8];
         mem.read_exact_at(&mut home, inside.rsp).expect("its stack");
         let pad = padding(&mem, code).expect("padding");
-        let bytes = pad_code(u64::from_le_bytes(home), thread.saved.mask, is_filtered);
+        let bytes = pad_code(u64::from_le_bytes(home), thread.saved.mask);
         mem.write_all_at(&bytes, pad.0).expect("written");
         let slot = pad.0.to_le_bytes();
         mem.write_all_at(&slot, inside.rsp).expect("written");

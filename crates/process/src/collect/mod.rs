@@ -48,7 +48,7 @@ use crate::obstacles::Obstacles;
 use crate::plan;
 use crate::records::{What, record, tag};
 use crate::undo::Undo;
-use crate::{Result, parent};
+use crate::{Result, parent, returned};
 pub(crate) use files::{Contents, Object, fetch};
 use found::{Found, OneTask};
 use memory_view::MemoryView;
@@ -320,6 +320,7 @@ fn ask_all(
     let shared = found.iter().map(|found| found.node.memory_of);
     let shared = shared.filter(|of| *of != 0).collect::<HashSet<_>>();
     let (stay, allow) = how;
+    returned::watch(frozen);
     for (task, found) in frozen.tasks.iter_mut().zip(found) {
         limit.check(task.pid)?;
         if !task.is_zombie() {

@@ -29,5 +29,6 @@ pub(super) fn state(thread: &Thread, facts: &ThreadFacts<'_>, wait: &Wait) -> Re
         xstate: extended,
         mask: thread.saved.mask,
         remake,
+        dispatch: thread.saved.dispatch.map(Into::into),
     })
 }

@@ -14,7 +14,7 @@ use resources::map::listing::{Backing, Listed};
 use resources::map::vdso::elf::Elf;
 use resources::map::vdso::{self, Vdso, found, unwind};
 use sys::arch::Registers;
-use tracee::Thread;
+use tracee::{Thread, VdsoCall};
 
 use super::files::{Contents, Object};
 use crate::freeze::{Body, Task};
@@ -245,19 +245,17 @@ pub(super) fn finish_vdso_calls(
     for thread in threads.iter_mut().filter(|thread| inside(thread)) {
         let registers = thread.saved.registers;
         let slot = slot(&code, kernel, &registers);
-        let led = match slot {
+        let call = match slot {
             Some(slot) => {
                 let slot = (slot, is_filtered(thread.tid));
                 tracee::finish_vdso_call(thread, &memory, (kernel, &code), slot)?
             }
-            None => false,
+            None => VdsoCall::Unfinished,
         };
         let tid = thread.tid;
-        log::debug!(
-            "thread {tid} is in the vDSO at {}; led out: {led}",
-            registers.at()
-        );
-        if !led && seen.behind_proxy.is_some() {
+        log::debug!("thread {tid} in the vDSO at {}: {call:?}", registers.at());
+        let is_foreign = seen.behind_proxy.is_some();
+        if call == VdsoCall::Protected || call == VdsoCall::Unfinished && is_foreign {
             return Err(Error::Returning { pid });
         }
     }

@@ -4,6 +4,7 @@ use image::{Record, SpaceId};
 use prost::Message;
 use resources::task::interrupted::Remake;
 use resources::task::{Holder, Part};
+use sys::ptrace::Dispatch;
 
 use super::shared::What;
 use super::tag;
@@ -274,6 +275,49 @@ pub(crate) struct ThreadState {
     /// of its wait remains.
     #[prost(message, optional, tag = "4")]
     pub remake: Option<Remake>,
+    /// Which of its calls are handed to itself, if any are.
+    #[prost(message, optional, tag = "5")]
+    pub dispatch: Option<UserDispatch>,
+}
+
+/// System calls that are not made but handed to the thread's handler of `SIGSYS`
+/// (`PR_SET_SYSCALL_USER_DISPATCH`, prctl(2)).
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct UserDispatch {
+    /// `PR_SYS_DISPATCH_EXCLUSIVE_ON` (1) or `PR_SYS_DISPATCH_INCLUSIVE_ON` (2).
+    #[prost(uint64, tag = "1")]
+    pub mode: u64,
+    /// The address of the byte that says whether calls are made; 0 for none.
+    #[prost(uint64, tag = "2")]
+    pub selector: u64,
+    /// Where the code begins whose calls are made in any case, or alone are not.
+    #[prost(uint64, tag = "3")]
+    pub offset: u64,
+    /// How long that code is, in bytes.
+    #[prost(uint64, tag = "4")]
+    pub len: u64,
+}
+
+impl From<Dispatch> for UserDispatch {
+    fn from(dispatch: Dispatch) -> Self {
+        Self {
+            mode: dispatch.mode,
+            selector: dispatch.selector,
+            offset: dispatch.offset,
+            len: dispatch.len,
+        }
+    }
+}
+
+impl From<UserDispatch> for Dispatch {
+    fn from(dispatch: UserDispatch) -> Self {
+        Self {
+            mode: dispatch.mode,
+            selector: dispatch.selector,
+            offset: dispatch.offset,
+            len: dispatch.len,
+        }
+    }
 }
 
 impl ThreadState {

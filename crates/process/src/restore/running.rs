@@ -416,5 +416,10 @@ fn set_state(
         Remake::finish(result, &mut registers);
     }
     ptrace::set_registers(tid, &registers).map_err(|e| failed("the registers", e))?;
+    if let Some(dispatch) = state.dispatch {
+        // The thread makes no call of ours any more.
+        let set = ptrace::set_dispatch(tid, &dispatch.into());
+        set.map_err(|e| failed("the user dispatch of system calls", e))?;
+    }
     ptrace::set_signal_mask(tid, state.mask).map_err(|e| failed("the signal mask", e))
 }

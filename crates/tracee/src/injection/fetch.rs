@@ -19,8 +19,9 @@ pub(crate) const UNMADE: i64 = -4096;
 
 /// Calls of the leader that open descriptors.
 pub(crate) trait Opening: Batch {
-    /// Does our part while the leader makes the calls.
-    fn assist(&self) -> io::Result<()> {
+    /// Does our part while the leader makes the calls; `has_ended` tells whether it has come to the
+    /// end of them.
+    fn assist(&self, _has_ended: &dyn Fn() -> bool) -> io::Result<()> {
         Ok(())
     }
 }
@@ -81,7 +82,11 @@ impl Injection {
         let places = self.fill(area, &batches)?;
         self.start(&places)?;
         // Without our part a call fails, and the leader parks.
-        let assisted = opening.assist();
+        let (pid, parked) = (self.threads[0].pid, places[0].header);
+        let assisted = opening.assist(&|| {
+            let mut word = [0; 4];
+            sys::vm::read_exact(pid, parked, &mut word).is_err() || word != [0; 4]
+        });
         self.wait_parked(&places)?;
         let place = &places[0];
         let fetched = match (self.copy(opening, place), assisted) {
@@ -190,19 +195,21 @@ mod tests {
     fn a_leader_that_nobody_fetches_closes_it_itself() {
         let (mut child, pid) = cat();
         let before = descriptors(pid);
-        let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
-        let batch = One(memfd(pid));
-        let batches: [&dyn Batch; 1] = [&batch];
-        let area = injection.map_area(&batches).expect("an area");
-        let places = injection.fill(area, &batches).expect("filled");
-        injection.start(&places).expect("started");
-        injection.wait_parked(&places).expect("parked");
-        assert_eq!(descriptors(pid).len(), before.len() + 1);
-        // The tracer is killed: the kernel detaches the thread as it is.
-        sys::ptrace::interrupt(pid).expect("interrupt");
-        sys::ptrace::wait(pid).expect("stops");
-        sys::ptrace::detach(pid, 0).expect("detach");
-        drop(injection.forget());
+        let counted = before.len();
+        // A tracer that is killed: the kernel lets go of what a thread traces when it ends.
+        let tracer = std::thread::spawn(move || {
+            let mut injection = Injection::new(stop(pid), memory(pid), &[vdso(pid)]).expect("room");
+            let batch = One(memfd(pid));
+            let batches: [&dyn Batch; 1] = [&batch];
+            let area = injection.map_area(&batches).expect("an area");
+            let places = injection.fill(area, &batches).expect("filled");
+            injection.start(&places).expect("started");
+            injection.wait_parked(&places).expect("parked");
+            assert_eq!(descriptors(pid).len(), counted + 1);
+            drop(injection.forget());
+            area
+        });
+        let area = tracer.join().expect("it does its work");
         echo(&mut child);
         assert_eq!(descriptors(pid), before);
         let deadline = Instant::now() + Duration::from_secs(60);
