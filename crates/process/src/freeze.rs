@@ -16,6 +16,7 @@ use sys::proc::{Stat, Status};
 use sys::tick::{Deadline, Ticker};
 use tracee::{Seized, Thread};
 
+use crate::options::DEFAULT_TIMEOUT;
 use crate::returned::Watch;
 use crate::waits::{self, Wait};
 use crate::{Error, Result, refetch, target};
@@ -377,10 +378,12 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     }
 }
 
-/// The end of a dumper that stands still while a tree is stopped that `timeout` is for: as long as
-/// it can do anything, it sees for itself that the time is over.
+/// The end of a dumper that stands still while a tree is stopped, with this `timeout`: as long as it
+/// can do anything, it sees for itself that the time is over. Where nobody has set one, it may be
+/// slow.
 fn outlasted(timeout: Duration) -> Result<Deadline> {
-    let deadline = Deadline::start(timeout.saturating_mul(2));
+    let times = if timeout == DEFAULT_TIMEOUT { 6 } else { 2 };
+    let deadline = Deadline::start(timeout.saturating_mul(times));
     deadline.map_err(|e| Error::kernel("cannot start a timer", e))
 }
 
@@ -521,8 +524,10 @@ fn stop_task(pid: i32, stop: &mut Stop) -> Result<Task> {
     task.stat = OnceCell::new();
     loop {
         let ids = task.numbers("task")?;
+        let stopped_tids = threads.iter().map(|thread: &Thread| thread.tid);
+        let stopped_tids = stopped_tids.collect::<HashSet<_>>();
         let known = |tid: &i32| {
-            let is_thread = threads.iter().any(|thread: &Thread| thread.tid == *tid);
+            let is_thread = stopped_tids.contains(tid);
             is_thread || workers.contains(tid) || !has_leader && *tid == pid
         };
         let new = ids

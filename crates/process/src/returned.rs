@@ -1,5 +1,6 @@
 //! What a dump left that was killed: threads on their way back, and memory of its own.
 
+use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
 use abi::Span;
@@ -81,10 +82,14 @@ pub(crate) fn watch(frozen: &mut Frozen) {
     frozen.watch = posted.ok().map(Watch);
 }
 
+/// The name of a process that removes what a killed dump has left.
+pub(crate) const REMOVER: &CStr = c"stillframe-rm";
+
 /// Removes what a dump has left in processes, which are on their way back from it.
 fn remove_all(targets: &[Target]) {
     const PATIENCE: Duration = Duration::from_secs(5);
     const PAUSE: Duration = Duration::from_millis(2);
+    let _ = rustix::thread::set_name(REMOVER);
     let begun = Instant::now();
     for target in targets {
         let is_there = || {

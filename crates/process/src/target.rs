@@ -12,6 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use sys::close::CloseQueue;
 use sys::proc::{Stat, Status};
 
+use crate::returned::REMOVER;
 use crate::{Error, Result};
 
 /// The kernel's mark of its own threads (`PF_KTHREAD`).
@@ -99,6 +100,8 @@ pub(crate) fn explain(pid: i32, error: tracee::Error) -> Error {
     }
     let tracer = refused.then(|| tracer(pid)).flatten();
     match tracer {
+        // It is there for a moment.
+        Some((_, name)) if name.as_bytes() == REMOVER.to_bytes() => Error::Returning { pid },
         Some((tracer, name)) => {
             let what = format!("its tracer, pid {tracer} ({name}),");
             resources::Error::unsupported(pid, what).into()

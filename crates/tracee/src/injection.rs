@@ -382,7 +382,8 @@ impl Injection {
         let limit = Limit::begin();
         let mut pause = Duration::from_micros(10);
         let mut answers = Vec::with_capacity(places.len());
-        for group in places.chunks(AT_ONCE) {
+        let threads = self.threads.chunks_mut(AT_ONCE);
+        for (group, threads) in places.chunks(AT_ONCE).zip(threads) {
             // The words first: what is read after a word that is set is complete.
             let words = group.iter().map(|place| (place.header, 4));
             let bodies = group.iter().map(|place| (place.header, place.body_bytes()));
@@ -408,7 +409,7 @@ impl Injection {
                 }
                 if pause == LONG_PAUSE {
                     // A stop cannot be blocked: it may have come in the middle.
-                    self.threads.iter_mut().try_for_each(Thread::keep_going)?;
+                    threads.iter_mut().try_for_each(Thread::keep_going)?;
                 }
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(LONG_PAUSE);
