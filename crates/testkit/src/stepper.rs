@@ -1,6 +1,7 @@
-//! A command that is killed at a chosen system call of its own.
+//! A command that is killed, or stands still for a while, at a chosen system call of its own.
 
 use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use sys::arch::Registers;
 use sys::ptrace::{self, Event};
@@ -21,6 +22,8 @@ pub enum Run {
     Ended(ExitStatus),
     /// It was killed when it was about to make this call.
     Killed(u64),
+    /// It stood still at its call, and ended by itself later.
+    Held(ExitStatus),
 }
 
 /// Runs `command` and kills it before the `at`-th system call, from 0, that its first thread makes
@@ -39,6 +42,30 @@ pub fn kill_behind_fork(command: &Command, at: usize) -> Run {
 /// # Panics
 /// When it cannot be started or traced.
 pub fn kill_from(command: &Command, begins: impl Fn(&Registers) -> bool, at: usize) -> Run {
+    act_from(command, begins, at, None)
+}
+
+/// Runs `command` to its end, and has it stand still for `time` before a call that is chosen as in
+/// [`kill_from`]: it does nothing then, and other processes see it in that call.
+///
+/// # Panics
+/// When it cannot be started or traced.
+pub fn hold_from(
+    command: &Command,
+    begins: impl Fn(&Registers) -> bool,
+    at: usize,
+    time: Duration,
+) -> Run {
+    act_from(command, begins, at, Some(time))
+}
+
+/// Kills the command at the call, or holds it there for a time.
+fn act_from(
+    command: &Command,
+    begins: impl Fn(&Registers) -> bool,
+    at: usize,
+    hold: Option<Duration>,
+) -> Run {
     let mut stopped = Command::new("sh");
     stopped
         .args(["-c", "kill -STOP $$; exec \"$@\"", "sh"])
@@ -59,22 +86,34 @@ pub fn kill_from(command: &Command, begins: impl Fn(&Registers) -> bool, at: usi
     ptrace::seize(tid, true).expect("a child can be traced");
     crate::tree::signal(pid, rustix::process::Signal::CONT);
     // How many calls were begun since the count began.
-    let mut count = None;
+    let (mut count, mut held) = (None, false);
     loop {
         let signal = match ptrace::wait(tid).expect("it is traced").1 {
             Event::Ended(status) => {
                 let status = std::os::unix::process::ExitStatusExt::from_raw(status);
                 // The tracer's wait was the parent's, too.
                 let _ = child.wait();
-                return Run::Ended(status);
+                return if held {
+                    Run::Held(status)
+                } else {
+                    Run::Ended(status)
+                };
             }
             Event::Call => {
                 let registers = ptrace::registers(tid).expect("it is stopped");
                 if is_entry(&registers) && (count.is_some() || begins(&registers)) {
-                    if count == Some(at) || count.is_none() && at == 0 {
-                        child.kill().expect("it lives");
-                        child.wait().expect("it is a child");
-                        return Run::Killed(registers.orig_rax);
+                    let is_there = count == Some(at) || count.is_none() && at == 0;
+                    match hold {
+                        Some(time) if is_there => {
+                            std::thread::sleep(time);
+                            held = true;
+                        }
+                        None if is_there => {
+                            child.kill().expect("it lives");
+                            child.wait().expect("it is a child");
+                            return Run::Killed(registers.orig_rax);
+                        }
+                        _ => {}
                     }
                     count = Some(count.unwrap_or(0) + 1);
                 }

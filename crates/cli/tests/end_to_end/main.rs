@@ -50,6 +50,7 @@ mod serve_succession;
 mod shared_pages;
 mod sharing;
 mod states;
+mod stood_still;
 mod stops;
 mod storm;
 mod terminal;
