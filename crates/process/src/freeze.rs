@@ -1,9 +1,14 @@
 //! Target → frozen: every thread of every task of the tree is stopped.
 
 mod left;
+mod limit;
+
+pub use limit::DEFAULT_TIMEOUT;
+pub(crate) use limit::Limit;
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
+use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -16,8 +21,6 @@ use sys::proc::{Stat, Status};
 use sys::tick::{Deadline, Ticker};
 use tracee::{Seized, Thread};
 
-use crate::options::DEFAULT_TIMEOUT;
-use crate::returned::Watch;
 use crate::waits::{self, Wait};
 use crate::{Error, Result, refetch, target};
 
@@ -36,38 +39,12 @@ pub struct Frozen {
     ticker: Option<Ticker>,
     /// Ends this process where it does not get on itself: that alone lets the tree go then.
     deadline: Option<Deadline>,
-    /// Removes what this process would leave in the tasks if it was killed.
-    pub(crate) watch: Option<Watch>,
+    /// Sees to what this process would leave in the tasks if it was killed, until they go on.
+    pub(crate) guard: Option<Box<dyn Guard>>,
 }
 
-/// How long a tree may be stopped.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limit {
-    since: Instant,
-    deadline: Option<Instant>,
-}
-
-impl Limit {
-    /// Takes the limit away.
-    pub fn lift(&mut self) {
-        self.deadline = None;
-    }
-
-    /// To be called after every step.
-    ///
-    /// # Errors
-    /// [`tracee::Error::Stuck`], about thread `tid`, when the time is over.
-    pub fn check(self, tid: i32) -> tracee::Result<()> {
-        let waited_ms = self.since.elapsed().as_millis();
-        match self
-            .deadline
-            .is_some_and(|deadline| Instant::now() > deadline)
-        {
-            true => Err(tracee::Error::Stuck { tid, waited_ms }),
-            false => Ok(()),
-        }
-    }
-}
+/// What is kept as long as a tree is stopped.
+pub(crate) trait Guard: Debug {}
 
 impl Frozen {
     /// Lets the stop take as long as it may: the tasks stay as they are from here on.
@@ -312,10 +289,7 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
     let since = Instant::now();
     let close_queue = Rc::new(CloseQueue::default());
     let mut stop = Stop {
-        limit: Limit {
-            since,
-            deadline: timeout.map(|timeout| since + timeout),
-        },
+        limit: Limit::new(since, timeout),
         clocks: Clocks::default(),
         close_queue: close_queue.clone(),
     };
@@ -329,8 +303,8 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
         freezing: Duration::ZERO,
         limit: stop.limit,
         ticker: Some(ticker),
-        deadline: timeout.map(outlasted).transpose()?,
-        watch: None,
+        deadline: timeout.map(limit::outlasted).transpose()?,
+        guard: None,
     };
     frozen.tasks.push(stop_task(root, &mut stop)?);
     if frozen.tasks[0].is_zombie() {
@@ -376,15 +350,6 @@ pub fn freeze(root: i32, timeout: Option<Duration>) -> Result<Frozen> {
             return Ok(frozen);
         }
     }
-}
-
-/// The end of a dumper that stands still while a tree is stopped, with this `timeout`: as long as it
-/// can do anything, it sees for itself that the time is over. Where nobody has set one, it may be
-/// slow.
-fn outlasted(timeout: Duration) -> Result<Deadline> {
-    let times = if timeout == DEFAULT_TIMEOUT { 6 } else { 2 };
-    let deadline = Deadline::start(timeout.saturating_mul(times));
-    deadline.map_err(|e| Error::kernel("cannot start a timer", e))
 }
 
 /// A stop on its way.

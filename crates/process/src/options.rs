@@ -9,12 +9,10 @@ use rustix::process::Pid;
 
 use store::Images;
 
+pub use crate::freeze::DEFAULT_TIMEOUT;
 use crate::{CpuCap, DumpKind, LazyPages};
 pub use image::Compression;
 pub use resources::{Allow, DEFAULT_GHOST_LIMIT_BYTES};
-
-/// How long collecting the tasks may take when nobody says otherwise.
-pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What becomes of the tree once it is saved or brought back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,5 @@
 //! What a dump left that was killed: threads on their way back, and memory of its own.
 
-use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
 use abi::Span;
@@ -8,7 +7,8 @@ use resources::map::listing::{Backing, Listed};
 use tracee::{Injection, Left};
 
 use crate::collect::memory_view;
-use crate::freeze::{Body, Frozen, Task, freeze, stat_of};
+use crate::freeze::{Body, Frozen, Guard, Task, freeze, stat_of};
+use crate::target::REMOVER;
 use crate::uffd::{executable, open_memory, suspend_filters};
 use crate::watchdog::{Target, Watchdog};
 use crate::{Error, Result};
@@ -61,7 +61,9 @@ pub(crate) fn remove(pid: i32, timeout: Option<Duration>) -> Result<()> {
 
 /// A process that removes what this one would leave if it was killed.
 #[derive(Debug)]
-pub(crate) struct Watch(Watchdog);
+struct Watch(Watchdog);
+
+impl Guard for Watch {}
 
 impl Drop for Watch {
     fn drop(&mut self) {
@@ -74,16 +76,15 @@ impl Drop for Watch {
 pub(crate) fn watch(frozen: &mut Frozen) {
     let several = frozen.tasks.iter().filter(|task| task.threads().len() > 1);
     let pids = several.map(|task| task.pid).collect::<Vec<_>>();
-    if pids.is_empty() || frozen.watch.is_some() {
+    if pids.is_empty() || frozen.guard.is_some() {
         return;
     }
     let posted = Watchdog::post(&[], &pids, remove_all, |_| ());
     let posted = posted.inspect_err(|error| log::debug!("{error}"));
-    frozen.watch = posted.ok().map(Watch);
+    frozen.guard = posted
+        .ok()
+        .map(|watchdog| Box::new(Watch(watchdog)) as Box<dyn Guard>);
 }
-
-/// The name of a process that removes what a killed dump has left.
-pub(crate) const REMOVER: &CStr = c"stillframe-rm";
 
 /// Removes what a dump has left in processes, which are on their way back from it.
 fn remove_all(targets: &[Target]) {

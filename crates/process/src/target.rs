@@ -5,6 +5,7 @@
 //!   "its tracer, pid … (…)" (gdb, strace: detach it).
 //! - CRIU 4.2: cannot seize a kernel thread or a traced task either; of itself not known.
 
+use std::ffi::CStr;
 use std::io;
 
 use resources::cgroup::{self, Membership};
@@ -12,8 +13,10 @@ use rustix::fs::{Mode, OFlags};
 use sys::close::CloseQueue;
 use sys::proc::{Stat, Status};
 
-use crate::returned::REMOVER;
 use crate::{Error, Result};
+
+/// The name of a process that removes what a killed dump has left, and traces it for a moment.
+pub(crate) const REMOVER: &CStr = c"stillframe-rm";
 
 /// The kernel's mark of its own threads (`PF_KTHREAD`).
 const KERNEL_THREAD: u32 = 0x0020_0000;

@@ -122,8 +122,8 @@ pub(crate) fn resume_to_call(tid: i32, signal: i32) -> Result<Event> {
 }
 
 /// Waits for the next event of a thread that was told to do something short. Where a
-/// [`sys::tick::Ticker`] runs, it is not waited for ever: it is looked at once more when the time is
-/// over, as this process may have stood still itself.
+/// [`sys::tick::Ticker`] runs, it is not waited for ever: it is looked at once more when the time
+/// is over, as this process may have stood still itself.
 pub(crate) fn next_event(tid: i32) -> Result<Event> {
     let limit = Limit::begin();
     loop {

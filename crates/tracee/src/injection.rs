@@ -16,10 +16,10 @@
 //! still for however long finds everything as it was. What a tracer that ends leaves behind has a
 //! way back:
 //! - in the stub: what was mapped is unmapped and the self-restore code follows;
-//! - in a batch: the thread comes to the end of its script and goes back by itself. A leader that is
-//!   alone unmaps the area through the stub. Where others may be in it, it stays, and whoever stops
-//!   the process next removes it ([`Injection::remove`]): no thread can tell that another one has
-//!   executed its last instruction there;
+//! - in a batch: the thread comes to the end of its script and goes back by itself. A leader that
+//!   is alone unmaps the area through the stub. Where others may be in it, it stays, and whoever
+//!   stops the process next removes it ([`Injection::remove`]): no thread can tell that another
+//!   one has executed its last instruction there;
 //! - afterwards: the leader's registers lead to the stub's `munmap`, the others' are their own.
 
 use std::fs::File;

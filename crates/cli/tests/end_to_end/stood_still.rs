@@ -87,6 +87,14 @@ impl Target {
         }
     }
 
+    /// A thread that handles what its own instructions bring about.
+    fn traps(how: &[&str]) -> Self {
+        Self {
+            subject: Subject::start("traps", how),
+            question: "rounds",
+        }
+    }
+
     /// Checks that it goes on, as it was where nothing stays of what was done.
     #[track_caller]
     fn assert_goes_on(&self, facts: &Facts, way: Way, told: &str) {
@@ -186,4 +194,41 @@ fn dump_killed_at_any_call_leaves_its_target_as_it_was() {
     }
     println!("{killed} kills");
     assert!(killed > 600 / stride, "{killed} kills");
+}
+
+/// Saves a target in each way, then three times with a restore; it never notices.
+#[track_caller]
+fn assert_unnoticed(target: &Target, ways: &[Way]) {
+    let stillframe = stillframe();
+    let facts = Facts::moving(target.subject.pid());
+    for &way in ways {
+        let told = format!("{way:?}");
+        let mut command = way.command(&stillframe, target);
+        let status = command.status().expect("it starts");
+        assert!(status.success(), "{told}: {}", stillframe.logs());
+        target.assert_goes_on(&facts, way, &told);
+    }
+    for cycle in 0..3 {
+        stillframe.cycle(1, &target.subject, &[]);
+        target.assert_goes_on(&facts, WAYS[0], &format!("cycle {cycle}"));
+    }
+}
+
+#[test]
+fn program_that_steps_itself_survives() {
+    needs_root!();
+    if stillframe().is_peer() {
+        testkit::skip!("the peer's code runs with the trap flag");
+    }
+    assert_unnoticed(&Target::traps(&["steps"]), &WAYS);
+}
+
+#[test]
+fn program_that_intercepts_its_calls_survives() {
+    needs_root!();
+    if stillframe().is_peer() {
+        testkit::skip!("the peer's calls are intercepted");
+    }
+    assert_unnoticed(&Target::traps(&["intercepts"]), &WAYS);
+    assert_unnoticed(&Target::traps(&["intercepts", "seldom"]), &WAYS);
 }

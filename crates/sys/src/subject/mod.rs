@@ -13,6 +13,7 @@ mod mapping;
 pub mod rom;
 mod signals;
 mod timers;
+pub mod traps;
 pub mod vdso;
 mod written_code;
 

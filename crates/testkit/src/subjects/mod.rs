@@ -46,6 +46,7 @@ mod task_files;
 mod thread_timers;
 mod threads_epoll;
 mod told_queues;
+mod traps;
 mod tree;
 mod tunnel;
 mod writers;
@@ -108,6 +109,7 @@ const ALL: &[(&str, Run)] = &[
     ("thread-timers", thread_timers::run),
     ("threads-epoll", threads_epoll::run),
     ("told-queues", told_queues::run),
+    ("traps", traps::run),
     ("tree", tree::run),
     ("tunnel", tunnel::run),
     ("writers", writers::run),
