@@ -9,6 +9,7 @@
 //! - CRIU 4.2: needs nothing of the task; suspends filters as well.
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 use abi::{PAGE_BYTES, Span};
@@ -51,6 +52,7 @@ pub(crate) fn userfaultfd(
         unreachable!("a task gets its userfaultfd while it is stopped")
     };
     let injection = Injection::new(threads, memory, &executable(listed))?;
+    let injection = seen_from(injection, &task.proc, &status)?;
     let made = if handed {
         tracee::userfaultfd_of_device(injection, &taken, features)
     } else {
@@ -63,6 +65,29 @@ pub(crate) fn userfaultfd(
         }
         Err(error) => Err(refusal(pid, error)),
     }
+}
+
+/// Has an injection into a process work that does not see this one, whose /proc directory and status
+/// these are: where it is in a namespace of pids below.
+pub(crate) fn seen_from(
+    injection: Injection,
+    proc: &impl AsFd,
+    status: &Status,
+) -> Result<Injection> {
+    if status.ns_tids.len() < 2 {
+        return Ok(injection);
+    }
+    let own = std::fs::read("/proc/thread-self/status");
+    let own = own.ok().and_then(|own| Status::parse(&own).ok());
+    if own.is_some_and(|own| own.ns_tids.len() == status.ns_tids.len()) {
+        return Ok(injection);
+    }
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let namespace = openat(proc, "ns/pid", flags, Mode::empty());
+    let pid = status.pid;
+    let namespace = namespace
+        .map_err(|e| Error::kernel(format!("cannot open the namespace of pids of {pid}"), e))?;
+    Ok(injection.in_namespace(namespace.as_fd())?)
 }
 
 /// Keeps seccomp(2) from judging what a stopped thread is made to call. It holds again for what the
@@ -235,5 +260,32 @@ os.mkdir(sys.argv[1] + '/survived')";
         wait_until("its end", SOON, || !program.is_alive());
         let survived = folder.path().join("survived").exists();
         assert!(!survived, "its own call is judged");
+    }
+
+    #[test]
+    fn a_task_that_does_not_see_this_process_waits_for_a_stand_in() {
+        testkit::needs_root!();
+        testkit::needs_program!("unshare");
+        let program = Program::new("unshare")
+            .args(["--pid", "--fork", "--kill-child", "sleep", "1000"])
+            .spawn();
+        let child = || testkit::tree::children(program.pid()).into_iter().next();
+        let is_sleep = |pid: &u32| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name == "sleep\n")
+        };
+        wait_until("its child", SOON, || {
+            child().is_some_and(|pid| is_sleep(&pid))
+        });
+        let pid = child().expect("it is there").cast_signed();
+        let before = descriptors(pid);
+        let mut frozen = freeze(pid, None).expect("it can be stopped");
+        let task = &mut frozen.tasks[0];
+        assert_eq!(task.status().expect("it is there").ns_tids.len(), 2);
+        let listed = listing::parse(&task.read("maps").expect("its mappings"));
+        let listed = listed.expect("understood");
+        userfaultfd(task, &listed, true, Features::WP_ASYNC).expect("a userfaultfd");
+        drop(frozen);
+        assert_eq!(descriptors(pid), before);
     }
 }

@@ -53,6 +53,7 @@ pub mod signal;
 pub mod signalfd;
 pub mod socket;
 pub mod spawn;
+pub mod stand_in;
 pub mod start;
 pub mod subject;
 pub mod tick;

@@ -2,11 +2,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use crate::chance::Chance;
 use crate::program::Spawned;
 use crate::tree;
 
@@ -16,6 +17,9 @@ pub const VARIABLE: &str = "STILLFRAME_BIN";
 
 const DUMP_LOG: &str = "dump.log";
 const RESTORE_LOG: &str = "restore.log";
+
+/// Options with which a dump does not kill its target.
+const STAYS: [&str; 5] = ["-R", "--leave-running", "--live", "-s", "--leave-stopped"];
 
 /// When a command is given up and killed, so that it fails its test and not the whole run.
 const LONGEST_RUN: Duration = Duration::from_secs(300);
@@ -117,11 +121,30 @@ impl Stillframe {
     pub fn dump(&self, pid: u32, options: &[&str]) -> Outcome {
         let tree = tree::members(pid);
         let outcome = self.run(self.dump_command(pid, options), DUMP_LOG);
-        let stays = ["-R", "--leave-running", "--live", "-s", "--leave-stopped"];
-        if outcome.status.success() && !options.iter().any(|option| stays.contains(option)) {
+        let kills = !options.iter().any(|option| STAYS.contains(option));
+        if outcome.status.success() && kills {
             tree::wait_free(&tree);
         }
         outcome
+    }
+
+    /// Dumps the tree of `pid` as [`Stillframe::dump`] does, while the command stands still time and
+    /// again, as `stalls` has it.
+    #[must_use = "a dump may have failed"]
+    pub fn dump_stalled(&self, pid: u32, options: &[&str], stalls: &mut Stalls) -> Outcome {
+        let tree = tree::members(pid);
+        let outcome = stalls.run(self, self.dump_command(pid, options), DUMP_LOG);
+        let kills = !options.iter().any(|option| STAYS.contains(option));
+        if outcome.status.success() && kills {
+            tree::wait_free(&tree);
+        }
+        outcome
+    }
+
+    /// Restores, detached, while the command stands still time and again, as `stalls` has it.
+    #[must_use = "a restore may have failed"]
+    pub fn restore_stalled(&self, options: &[&str], stalls: &mut Stalls) -> Outcome {
+        stalls.run(self, self.restore_command(options), RESTORE_LOG)
     }
 
     /// Makes a round of pre-dump of the tree of `pid`.
@@ -201,7 +224,20 @@ impl Stillframe {
         let _ = fs::remove_dir_all(&self.images);
     }
 
-    fn run(&self, mut command: Command, log: &str) -> Outcome {
+    fn run(&self, command: Command, log: &str) -> Outcome {
+        self.run_beside(command, log, |_, ended| {
+            let _ = ended.recv_timeout(LONGEST_RUN);
+        })
+    }
+
+    /// Runs a command, and what has `beside` its pid until that returns or it has ended; then it is
+    /// killed.
+    fn run_beside(
+        &self,
+        mut command: Command,
+        log: &str,
+        beside: impl FnOnce(u32, &Receiver<()>) + Send,
+    ) -> Outcome {
         let log = self.images.join(log);
         let _ = fs::remove_file(&log);
         let start = Instant::now();
@@ -215,15 +251,18 @@ impl Stillframe {
             .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
         let pid = child.id();
         let (ended, end) = channel::<()>();
-        let watch = std::thread::spawn(move || {
-            if end.recv_timeout(LONGEST_RUN) == Err(RecvTimeoutError::Timeout) {
-                tree::signal(pid, Signal::KILL);
-            }
+        let (status, elapsed) = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                beside(pid, &end);
+                if end.try_recv() == Err(TryRecvError::Empty) {
+                    tree::signal(pid, Signal::KILL);
+                }
+            });
+            let status = child.wait().expect("a child can be waited for");
+            let elapsed = start.elapsed();
+            drop(ended);
+            (status, elapsed)
         });
-        let status = child.wait().expect("a child can be waited for");
-        let elapsed = start.elapsed();
-        drop(ended);
-        watch.join().expect("it only waits");
         Outcome {
             what: format!("{command:?}"),
             status,
@@ -231,6 +270,51 @@ impl Stillframe {
             output: read_lossy(output.path()),
             log: read_lossy(&log),
         }
+    }
+}
+
+/// How a command stands still: stopped by a signal at random moments, for random times, of which
+/// few are longer than anybody's patience.
+pub struct Stalls {
+    chance: Chance,
+    /// How long it runs between two of them, at most.
+    apart: Duration,
+    /// How many there were.
+    pub count: usize,
+}
+
+impl Stalls {
+    /// As `chance` has it, with at most so much time between two of them.
+    pub fn new(chance: Chance, apart: Duration) -> Self {
+        Self {
+            chance,
+            apart,
+            count: 0,
+        }
+    }
+
+    fn run(&mut self, stillframe: &Stillframe, command: Command, log: &str) -> Outcome {
+        const SHORT: Duration = Duration::from_millis(20);
+        const LONG: Duration = Duration::from_millis(2200);
+        const LONG_ONE_IN: u64 = 40;
+        stillframe.run_beside(command, log, |pid, ended| {
+            let begun = Instant::now();
+            while begun.elapsed() < LONGEST_RUN {
+                let apart = self.chance.time(self.apart);
+                if ended.recv_timeout(apart) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+                let time = match self.chance.once_in(LONG_ONE_IN) {
+                    true => LONG,
+                    false => self.chance.time(SHORT),
+                };
+                tree::signal(pid, Signal::STOP);
+                // The time is what is being tested: nothing else could be waited for.
+                std::thread::sleep(time);
+                tree::signal(pid, Signal::CONT);
+                self.count += 1;
+            }
+        })
     }
 }
 

@@ -24,11 +24,14 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use crate::arch::self_restore::{self, Leaving};
 use crate::arch::{self, Ground, STUB_BYTES};
+use sys::stand_in::StandIn;
+
 use crate::limit::Limit;
 use crate::{Call, Error, Result, Thread};
 use abi::{Addr, Header, PAGE_BYTES, Span, offset};
@@ -85,8 +88,10 @@ pub struct Injection {
     has_stub: bool,
     /// Whether the area's code is in pages of its own, which the process may not write.
     is_code_apart: bool,
-    /// The number of this thread, whose end gives parked threads free.
+    /// The number of this thread, whose end gives parked threads free, as the process sees it.
     owner: u32,
+    /// Who ends with this thread where the process does not see that.
+    stand_in: Option<StandIn>,
 }
 
 /// Where each thread's part of the area is.
@@ -142,7 +147,22 @@ impl Injection {
             has_stub: false,
             is_code_apart: false,
             owner: owner.cast_unsigned(),
+            stand_in: None,
         }
+    }
+
+    /// The same for a process in another namespace of pids, `namespace`, in which this thread has no
+    /// number: one that ends with it takes its place.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]; the threads go on then.
+    pub fn in_namespace(mut self, namespace: BorrowedFd<'_>) -> Result<Self> {
+        let stand_in = StandIn::start(namespace);
+        let doing = "cannot start a process in its namespace of pids";
+        let stand_in = stand_in.map_err(|e| Error::of(self.threads[0].pid, doing, e))?;
+        self.owner = stand_in.number();
+        self.stand_in = Some(stand_in);
+        Ok(self)
     }
 
     /// As [`Injection::new`] for a process whose executable mappings end with no zeros: the last

@@ -256,7 +256,8 @@ impl Found {
         };
         let calls = threads.iter().map(|_| Calls(script)).collect::<Vec<_>>();
         let batches = calls.iter().map(|calls| calls as &dyn Batch);
-        let mut injection = self.prepare_injection(threads, memory)?;
+        let injection = self.prepare_injection(threads, memory)?;
+        let mut injection = uffd::seen_from(injection, &task.proc, &self.statuses[0])?;
         injection.run(&batches.collect::<Vec<_>>(), || ())?;
         task.body = Body::Stopped(injection.cure()?);
         Ok(())
@@ -297,7 +298,8 @@ impl Found {
         let untold = Untold::ask(&self.rows, &mut questions[0].script);
         let batches = questions.iter().map(|questions| questions as &dyn Batch);
         let batches = batches.collect::<Vec<_>>();
-        let mut injection = self.prepare_injection(threads, memory)?;
+        let injection = self.prepare_injection(threads, memory)?;
+        let mut injection = uffd::seen_from(injection, &task.proc, &self.statuses[0])?;
         // The process does not wait for this, nor this for the process.
         let outcomes = injection.run(&batches, || facts[0].read_ahead())?;
         stops::see(&mut self.node, &injection.threads()[0])?;

@@ -6,7 +6,8 @@
 //!
 //! - What: registers
 //! - Kept: all of the extended state, laid out anew for another processor.
-//! - Refused: "thread …: … in use" ("AMX tiles").
+//! - Refused: "thread …: … in use" ("AMX tiles"); "thread …: protection key 0 denied", as "the calls
+//!   of a dump need memory".
 //! - At a restore: what is in use and the processor lacks: "AVX registers", "AVX-512 registers",
 //!   "AVX-512 mask registers", "MPX bounds", "memory protection keys", "APX registers", "unknown
 //!   registers".
@@ -157,16 +158,27 @@ pub fn features_of(area: &[u8]) -> u64 {
     word(area, FEATURES_AT).unwrap_or(0)
 }
 
-/// Checks at a dump that an area can be given back.
+/// Checks at a dump that an area can be given back, and that the thread can make calls for it.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for the tile data of thread `tid` of `pid`.
+/// [`Error::Unsupported`] for the tile data of thread `tid` of `pid`, and for a protection key that
+/// keeps it from memory that has none of the program's own.
 pub fn check(pid: i32, tid: i32, area: &[u8]) -> Result<()> {
-    if used_in(area) & 1 << TILE_DATA == 0 {
-        return Ok(());
+    if used_in(area) & 1 << TILE_DATA != 0 {
+        let what = format!("thread {tid}: {} in use", name(TILE_DATA));
+        return Err(Error::unsupported(pid, what));
     }
-    let what = format!("thread {tid}: {} in use", name(TILE_DATA));
-    Err(Error::unsupported(pid, what))
+    let keys = || xsave::keys().map(|keys| keys.offset_bytes as usize);
+    if used_in(area) & 1 << KEYS != 0 && keys().is_some_and(|at| denies_key_0(area, at)) {
+        let what = format!("thread {tid}: protection key 0 denied (pkeys(7))");
+        return Err(Error::unsupported(pid, what).because("the calls of a dump need memory"));
+    }
+    Ok(())
+}
+
+/// Whether the rights at `at` deny access or writes by protection key 0.
+fn denies_key_0(area: &[u8], at: usize) -> bool {
+    area.get(at).is_some_and(|rights| rights & 3 != 0)
 }
 
 /// The names of components of a processor that another one does not have, or has of another size.
@@ -327,6 +339,15 @@ fn corrupt(what: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rights_without_key_0_deny_it() {
+        let area = |rights: u8| [vec![0; 2432], vec![rights, 0x55, 0x55, 0x55]].concat();
+        assert!(!denies_key_0(&area(0x54), 2432));
+        assert!(denies_key_0(&area(0x55), 2432));
+        assert!(denies_key_0(&area(0x56), 2432));
+        assert!(!denies_key_0(&[], 2432));
+    }
 
     /// As processors of two makers have them: without MPX, what is behind moves up.
     const TIGHT: [Component; 4] = [

@@ -34,6 +34,14 @@ pub fn place(number: u32) -> Option<Place> {
     })
 }
 
+/// Where the rights of protection keys stand (PKRU, component 9), if the processor has them. Looked
+/// at once.
+#[must_use]
+pub fn keys() -> Option<Place> {
+    static KEYS: OnceLock<Option<Place>> = OnceLock::new();
+    *KEYS.get_or_init(|| place(9))
+}
+
 /// The components that the kernel has switched on, a bit each (XCR0); 0 without XSAVE. Looked at
 /// once: a hypervisor may take its time.
 #[must_use]

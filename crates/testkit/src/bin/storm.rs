@@ -53,7 +53,7 @@ struct Arguments {
     /// Find the steps that matter of each that fails.
     #[arg(long)]
     shrink: bool,
-    /// How the trees are dumped: plain, running, live, predump, kills; all of them, each seed in
+    /// How the trees are dumped: plain, running, live, predump, kills, stalls; all of them, each seed in
     /// one way, where nothing is said, and steps as their file says.
     #[arg(long, value_parser = variant)]
     variant: Option<Variant>,
@@ -90,7 +90,7 @@ struct Arguments {
 /// What was found.
 #[derive(Default, Serialize, Deserialize)]
 struct Found {
-    /// Those that came back, and the kills on their way, by variant.
+    /// Those that came back, and the kills and stops on their way, by variant.
     restored: BTreeMap<String, Count>,
     refused: BTreeMap<String, usize>,
     failures: Vec<String>,
@@ -100,6 +100,7 @@ struct Found {
 struct Count {
     seeds: usize,
     kills: usize,
+    stalls: usize,
 }
 
 /// Something to try.
@@ -271,11 +272,12 @@ fn try_one(arguments: &Arguments, item: &Item, found: &mut Found) {
     let stillframe = Stillframe::new(arguments.binary());
     let again = |steps: &[Step]| try_steps(&stillframe, steps, item.variant);
     match again(&item.steps) {
-        Ok(Ended::Restored { kills }) => {
+        Ok(Ended::Restored { kills, stalls }) => {
             let name = item.variant.name().to_owned();
             let count = found.restored.entry(name).or_default();
             count.seeds += 1;
             count.kills += kills;
+            count.stalls += stalls;
         }
         Ok(Ended::Refused(reason)) => *found.refused.entry(class(&reason)).or_default() += 1,
         Err(failure) => {
@@ -331,6 +333,7 @@ impl Found {
             let sum = self.restored.entry(name).or_default();
             sum.seeds += count.seeds;
             sum.kills += count.kills;
+            sum.stalls += count.stalls;
         }
         for (reason, times) in other.refused {
             *self.refused.entry(reason).or_default() += times;
@@ -343,13 +346,22 @@ impl Found {
             println!("refused {times} times: {reason}");
         }
         for (name, count) in &self.restored {
-            println!("{name}: {} came back, {} kills", count.seeds, count.kills);
+            let Count {
+                seeds,
+                kills,
+                stalls,
+            } = count;
+            println!("{name}: {seeds} came back, {kills} kills, {stalls} stops");
         }
         let refused: usize = self.refused.values().sum();
         let restored: usize = self.restored.values().map(|count| count.seeds).sum();
         let kills: usize = self.restored.values().map(|count| count.kills).sum();
         let failed = self.failures.len();
-        println!("{restored} came back, {refused} were refused, {failed} failed, {kills} kills");
+        let stalls: usize = self.restored.values().map(|count| count.stalls).sum();
+        println!(
+            "{restored} came back, {refused} were refused, {failed} failed, {kills} kills, \
+             {stalls} stops"
+        );
         for failure in &self.failures {
             println!("  {failure}");
         }

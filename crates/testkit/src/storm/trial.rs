@@ -1,5 +1,6 @@
 //! One try of a list of steps: dumped and restored at every pause, and compared.
 mod kills;
+mod stalls;
 
 use std::path::Path;
 
@@ -37,16 +38,19 @@ pub enum Variant {
     Predump,
     /// And dumps of every kind, then the restore, are killed at random moments before they may end.
     Kills,
+    /// And dumps of every kind, then the restore, are stopped at random moments, again and again.
+    Stalls,
 }
 
 impl Variant {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Plain,
         Self::Running,
         Self::Live,
         Self::Predump,
         Self::Kills,
+        Self::Stalls,
     ];
 
     /// How the tree of a seed is dumped where nothing else is said.
@@ -67,6 +71,7 @@ impl Variant {
             Self::Live => "live",
             Self::Predump => "predump",
             Self::Kills => "kills",
+            Self::Stalls => "stalls",
         }
     }
 }
@@ -74,10 +79,13 @@ impl Variant {
 /// How a try ended without a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Everything came back at each pause, with so many kills on the way.
+    /// Everything came back at each pause, with so many kills and stops of dumps and restores on
+    /// the way.
     Restored {
-        /// Of dumps and restores.
+        /// Those that were killed.
         kills: usize,
+        /// How often they stood still.
+        stalls: usize,
     },
     /// A dump was refused, with what it said, and nothing changed.
     Refused(String),
@@ -104,10 +112,17 @@ pub fn try_steps(
 fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<Ended, String> {
     let list = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
     // A stop while it runs, or by one who is killed, still ends such a wait.
-    let ends = [Variant::Live, Variant::Predump, Variant::Kills].contains(&variant);
+    let ends = [
+        Variant::Live,
+        Variant::Predump,
+        Variant::Kills,
+        Variant::Stalls,
+    ];
+    let ends = ends.contains(&variant);
     let mut steps = steps.to_vec();
     steps.retain(|step| !ends || !waits_in_epoll(step));
-    steps.retain(|step| variant != Variant::Live || !connects_over_tcp(step));
+    let is_live = [Variant::Live, Variant::Stalls].contains(&variant);
+    steps.retain(|step| !is_live || !connects_over_tcp(step));
     steps.retain(|step| variant != Variant::Kills || !installs_filter(step));
     steps.retain(|step| !ends || !has_contexts(step));
     std::fs::write(list.path(), to_text(&steps)).map_err(|error| error.to_string())?;
@@ -125,6 +140,7 @@ fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<E
         variant,
         restored: 0,
         kills: 0,
+        stalls: 0,
         chance: Chance::with(steps.len() as u64),
         looks_disturb: steps.iter().any(waits_in_epoll),
     };
@@ -143,8 +159,10 @@ fn cycles(stillframe: &Stillframe, steps: &[Step], variant: Variant) -> Result<E
         trial.restored += 1;
     }
     trial.subject.ask("clean");
-    let kills = trial.kills;
-    Ok(Ended::Restored { kills })
+    Ok(Ended::Restored {
+        kills: trial.kills,
+        stalls: trial.stalls,
+    })
 }
 
 fn waits_in_epoll(step: &Step) -> bool {
@@ -177,6 +195,7 @@ struct Trial<'a> {
     variant: Variant,
     restored: usize,
     kills: usize,
+    stalls: usize,
     chance: Chance,
     /// Whether a thread waits in a call that a stop ends.
     looks_disturb: bool,
@@ -288,6 +307,7 @@ impl Trial<'_> {
             Variant::Live => return self.live_cycle(before),
             Variant::Predump => return self.chain_cycle(before),
             Variant::Kills => return self.killed_cycle(before),
+            Variant::Stalls => return self.stalled_cycle(before),
         }
         if let Some(refusal) = refused(self.dump(&[]))? {
             return Ok(Some(refusal));
