@@ -34,6 +34,19 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// The host has no pages for what is to come.
+    #[error(
+        "{wanted} of process {pid} cannot be brought in: {pool}; give the host more \
+         (vm.nr_hugepages), or end others that have them"
+    )]
+    NoRoom {
+        /// Whose memory.
+        pid: i32,
+        /// What is to come.
+        wanted: String,
+        /// What the host has.
+        pool: String,
+    },
     /// The target waits for a page that was not handed over.
     #[error("process {pid} waits for a page at {addr}, which it did not hand over")]
     Stray {

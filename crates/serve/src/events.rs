@@ -18,6 +18,29 @@ pub(crate) struct Waiting {
     pub claimed: bool,
     /// Since when we know of it.
     pub since: Instant,
+    /// When it was first found that the host has no page for it.
+    pub starved: Option<Instant>,
+    /// When it is tried again, where that is so.
+    pub again: Option<Instant>,
+}
+
+impl Waiting {
+    /// One that waits for a missing page.
+    pub const fn new(addr: Addr, since: Instant) -> Self {
+        Self {
+            addr,
+            protected: false,
+            claimed: false,
+            since,
+            starved: None,
+            again: None,
+        }
+    }
+
+    /// Whether it is not time yet to try it again.
+    pub fn is_resting(&self, now: Instant) -> bool {
+        self.again.is_some_and(|again| again > now)
+    }
 }
 
 impl Session {
@@ -74,10 +97,8 @@ impl Session {
             Event::Fault {
                 addr, protected, ..
             } => waiting.push(Waiting {
-                addr: addr.page_start(),
                 protected,
-                claimed: false,
-                since,
+                ..Waiting::new(addr.page_start(), since)
             }),
             Event::Remove(span) | Event::Unmap(span) => {
                 self.note_removed(span);

@@ -1,9 +1,9 @@
 //! Bringing in what nobody has asked for yet.
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::ahead::Piece;
-use crate::install::{Installer, MOST_BYTES, Outcome};
+use crate::install::{Installer, MOST_BYTES, Outcome, STARVED_AGAIN, has_starved};
 use crate::{Result, Session};
 
 /// How long prefetching waits while faults are being answered, at a time.
@@ -36,6 +36,11 @@ impl Session {
         self.fetch_pieces(next, stopped)
     }
 
+    /// Has the next [`Session::fetch`] begin anew.
+    pub fn fetch_again(&self) {
+        self.fetched.store(0, Relaxed);
+    }
+
     /// Brings in what is missing of pieces until there are no more.
     pub(crate) fn fetch_pieces(
         &self,
@@ -58,8 +63,8 @@ impl Session {
         (number, range): Piece,
         stopped: &(dyn Fn() -> bool + Sync),
     ) -> Result<()> {
-        let known = &self.regions[number].1;
-        let mut at = range.start;
+        let (region, known) = &self.regions[number];
+        let (mut at, mut starved) = (range.start, None);
         while at < range.end && !stopped() {
             if self.busy.load(Relaxed) {
                 std::thread::sleep(GIVE_WAY);
@@ -76,7 +81,15 @@ impl Session {
             };
             let piece = claim.range.clone();
             match installer.install_early(number, piece.clone())? {
-                Outcome::Done(_) => at = piece.end,
+                Outcome::Done(_) => (at, starved) = (piece.end, None),
+                Outcome::Starved => {
+                    drop(claim);
+                    if has_starved(starved) {
+                        return Err(self.no_room(region.span_of(&piece)));
+                    }
+                    starved = starved.or_else(|| Some(Instant::now()));
+                    std::thread::sleep(STARVED_AGAIN);
+                }
                 // Whoever reads the events goes first.
                 Outcome::Again | Outcome::Claimed => {
                     drop(claim);

@@ -1,6 +1,7 @@
 //! Bringing pages in.
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use abi::{PAGE_BYTES, Span};
 use image::Granule;
@@ -19,6 +20,10 @@ pub(crate) const MOST_BYTES: u64 = 2 << 20;
 /// long as the page alone.
 const AROUND_PAGES: u64 = 16;
 
+/// How long it is tried to get a huge page for who waits for it, and how often.
+pub(crate) const STARVED_MOST: Duration = Duration::from_secs(3);
+pub(crate) const STARVED_AGAIN: Duration = Duration::from_millis(10);
+
 /// The number of no page: nobody waits for one.
 pub(crate) const NOBODY: u64 = u64::MAX;
 
@@ -31,6 +36,8 @@ pub(crate) enum Outcome {
     Claimed,
     /// The target's mappings are changing: events have to be read first.
     Again,
+    /// The host has no huge page for it.
+    Starved,
 }
 
 /// A thread that brings pages in.
@@ -55,7 +62,12 @@ impl<'a> Installer<'a> {
     /// See [`Session::serve`].
     pub fn answer(&mut self, waiting: &mut Vec<Waiting>) -> Result<()> {
         let mut later = Vec::new();
+        let now = Instant::now();
         for fault in std::mem::take(waiting) {
+            if fault.is_resting(now) {
+                later.push(fault);
+                continue;
+            }
             let number = self.session.region_at(fault.addr);
             let pid = self.session.pid;
             let number = number.ok_or(Error::Stray {
@@ -64,13 +76,7 @@ impl<'a> Installer<'a> {
             })?;
             let outcome = match fault.protected {
                 true => self.let_write(number, &fault)?,
-                false => match self.resolve_fault(number, &fault) {
-                    Err(error) => {
-                        let region = &self.session.regions[number].0;
-                        self.poison(number, region.number_of(fault.addr), error)?
-                    }
-                    Ok(outcome) => outcome,
-                },
+                false => self.resolve_or_poison(number, &fault)?,
             };
             let outcome = match outcome {
                 Outcome::Done(outcome) => outcome,
@@ -84,6 +90,14 @@ impl<'a> Installer<'a> {
                 Outcome::Again => {
                     later.push(fault);
                     "deferred"
+                }
+                Outcome::Starved => {
+                    later.push(Waiting {
+                        starved: fault.starved.or(Some(now)),
+                        again: Some(now + STARVED_AGAIN),
+                        ..fault
+                    });
+                    continue;
                 }
             };
             let kind = match fault.protected {
@@ -104,6 +118,20 @@ impl<'a> Installer<'a> {
         }
         *waiting = later;
         Ok(())
+    }
+
+    /// Brings a page in that a thread waits for, or poisons it where that cannot be.
+    fn resolve_or_poison(&mut self, number: usize, fault: &Waiting) -> Result<Outcome> {
+        let region = &self.session.regions[number].0;
+        let page = region.number_of(fault.addr);
+        let resolved = match self.resolve_fault(number, fault) {
+            Ok(Outcome::Starved) if has_starved(fault.starved) => {
+                let span = region.span_of(&(page..page + 1));
+                Err(self.session.no_room(span))
+            }
+            resolved => resolved,
+        };
+        resolved.or_else(|error| self.poison(number, page, error))
     }
 
     /// Notes that a page is written, and lets the writer go on.
@@ -162,7 +190,11 @@ impl<'a> Installer<'a> {
 
     /// Has who touches a page that cannot be brought in get `SIGBUS`, where that is wanted.
     fn poison(&self, number: usize, page: u64, error: Error) -> Result<Outcome> {
-        if !self.session.options.poison || !matches!(error, Error::Image(_) | Error::Pages(_)) {
+        let poisons = matches!(
+            error,
+            Error::Image(_) | Error::Pages(_) | Error::NoRoom { .. }
+        );
+        if !self.session.options.poison || !poisons {
             return Err(error);
         }
         let (region, known) = &self.session.regions[number];
@@ -177,10 +209,27 @@ impl<'a> Installer<'a> {
         );
         match self.session.uffd.poison(span, true) {
             Ok(_) => Ok(Outcome::Done("poisoned")),
-            Err(error) => match Errno::from_io_error(&error) {
+            Err(refused) => match Errno::from_io_error(&refused) {
                 Some(Errno::AGAIN) => Ok(Outcome::Again),
-                Some(Errno::EXIST) => Ok(Outcome::Done("poisoned")),
-                _ => Err(Error::call("poison", span, self.session.pid, error)),
+                Some(Errno::EXIST) => self.poison_protected(span, error),
+                _ => Err(Error::call("poison", span, self.session.pid, refused)),
+            },
+        }
+    }
+
+    /// The same where the kernel says that something is there: a page, or the mark of one that was
+    /// protected before it came, which is to be lifted first. Otherwise `error` is told.
+    fn poison_protected(&self, span: Span, error: Error) -> Result<Outcome> {
+        if !self.session.there(&[span], false)?.is_empty() {
+            self.session.wake(span)?;
+            return Ok(Outcome::Done("there"));
+        }
+        let lifted = self.session.uffd.write_protect(span, false);
+        match lifted.and_then(|()| self.session.uffd.poison(span, true)) {
+            Ok(_) => Ok(Outcome::Done("poisoned")),
+            Err(refused) => match Errno::from_io_error(&refused) {
+                Some(Errno::AGAIN) => Ok(Outcome::Again),
+                _ => Err(error),
             },
         }
     }
@@ -200,7 +249,7 @@ impl<'a> Installer<'a> {
                 Err(error) => self.poison(number, page, error)?,
                 Ok(outcome) => outcome,
             };
-            if outcome == Outcome::Again {
+            if matches!(outcome, Outcome::Again | Outcome::Starved) {
                 return Ok(outcome);
             }
         }
@@ -231,10 +280,13 @@ impl<'a> Installer<'a> {
                 continue;
             };
             at = claim.range.end;
-            let installed = self.install(number, claim.range.clone(), false, NOBODY, "ahead");
-            if let Err(error) = installed {
-                log::debug!("nothing is brought in ahead: {error}");
-                return;
+            match self.install(number, claim.range.clone(), false, NOBODY, "ahead") {
+                Ok(Outcome::Starved) => return,
+                Ok(_) => {}
+                Err(error) => {
+                    log::debug!("nothing is brought in ahead: {error}");
+                    return;
+                }
             }
         }
     }
@@ -280,10 +332,11 @@ impl<'a> Installer<'a> {
             (None, true) => Some(&self.zeros.bytes()[..len]),
             (None, false) => Some(&self.buffer.bytes()[..len]),
         };
-        let outcome = place(session, number, span, bytes, wanted)?;
-        if outcome == Placing::Again {
-            return Ok(Outcome::Again);
-        }
+        let outcome = match place(session, number, span, bytes, wanted)? {
+            Placing::Again => return Ok(Outcome::Again),
+            Placing::Starved => return Ok(Outcome::Starved),
+            outcome => outcome,
+        };
         if matches!(source, "prefetch" | "ahead") {
             known.early.add(range);
         }
@@ -308,10 +361,12 @@ enum Placing {
     /// The page that was wanted was there already.
     There,
     Again,
+    /// The host has no huge page for it.
+    Starved,
 }
 
 /// Puts `bytes` to `span`, or without them what the target shares, page by page where some are
-/// there.
+/// there or are not in one mapping.
 fn place(
     session: &Session,
     number: usize,
@@ -322,7 +377,7 @@ fn place(
     let (region, known) = &session.regions[number];
     let size = region.granule_bytes();
     let protect = session.ability > Ability::Missing;
-    let mut done = 0;
+    let (mut done, mut most_bytes) = (0, span.bytes());
     let mut outcome = Placing::Done;
     while done < span.bytes() {
         let at = span.start.plus(done);
@@ -330,7 +385,7 @@ fn place(
         // A live difference has pages told of that were taken out: it would be let in to those,
         // too.
         let ours = (known.native.next(page, true) - page) * size;
-        let rest = Span::new(at, ours.min(span.bytes() - done));
+        let rest = Span::new(at, ours.min(span.bytes() - done).min(most_bytes));
         let copied = match bytes {
             _ if rest.is_empty() => Err(Errno::NOENT.into()),
             Some(bytes) => {
@@ -343,27 +398,76 @@ fn place(
         match copied {
             Ok(copied) => {
                 let pages = copied / size;
-                known.installed.add(page..page + pages.max(1));
-                done += pages.max(1) * size;
+                if pages == 0 {
+                    return Ok(Placing::Again);
+                }
+                known.installed.add(page..page + pages);
+                done += pages * size;
             }
-            Err(error) => match Errno::from_io_error(&error) {
-                // The first is there, or is none of ours any more.
-                Some(Errno::EXIST | Errno::NOENT) => {
-                    if Errno::from_io_error(&error) == Some(Errno::EXIST) {
-                        known.installed.add(page..page + 1);
-                    }
+            // Pages of several mappings are refused together.
+            Err(error) if is(&error, Errno::NOENT) && rest.bytes() > size => most_bytes = size,
+            Err(error) => match why(session, number, rest, &error)? {
+                Refused::Again => return Ok(Placing::Again),
+                Refused::Starved => return Ok(Placing::Starved),
+                Refused::There => {
                     if page == wanted {
                         outcome = Placing::There;
                     }
                     session.wake(Span::new(at, size))?;
                     done += size;
                 }
-                Some(Errno::AGAIN) => return Ok(Placing::Again),
-                _ => return Err(Error::call("fill", span, session.pid, error)),
             },
         }
     }
     Ok(outcome)
+}
+
+/// What it means that the first page of several is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refused {
+    /// It is there, or is none of ours any more.
+    There,
+    /// The target's mappings are changing.
+    Again,
+    /// The host has no huge page for it.
+    Starved,
+}
+
+fn is(error: &std::io::Error, errno: Errno) -> bool {
+    Errno::from_io_error(error) == Some(errno)
+}
+
+/// Why the first page of `rest` is refused. That a page is there is noted.
+fn why(session: &Session, number: usize, rest: Span, error: &std::io::Error) -> Result<Refused> {
+    let (region, known) = &session.regions[number];
+    let (page, size) = (region.number_of(rest.start), region.granule_bytes());
+    let first = Span::new(rest.start, size);
+    let is_huge = region.granule != Granule::Small;
+    match Errno::from_io_error(error) {
+        Some(Errno::NOENT) => Ok(Refused::There),
+        Some(Errno::AGAIN) => Ok(Refused::Again),
+        Some(Errno::EXIST | Errno::NOMEM) if is_huge => {
+            let protect = session.ability > Ability::Missing;
+            if !session.has_huge_page(first, protect)? {
+                return Ok(Refused::Starved);
+            }
+            known.installed.add(page..page + 1);
+            Ok(Refused::There)
+        }
+        Some(Errno::EXIST) => {
+            known.installed.add(page..page + 1);
+            Ok(Refused::There)
+        }
+        _ => {
+            let source = std::io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(0));
+            Err(Error::call("fill", rest, session.pid, source))
+        }
+    }
+}
+
+/// Whether it was tried for long enough to get a page for who waits for it.
+pub(crate) fn has_starved(since: Option<Instant>) -> bool {
+    since.is_some_and(|since| since.elapsed() > STARVED_MOST)
 }
 
 /// Clears in `bytes`, the pages `range` of a region, what was given up of parts of pages.
@@ -393,9 +497,8 @@ impl Session {
     fn note_fault(&self, number: usize, pages: Range<u64>) {
         // Whoever brings everything in needs no help.
         if self.fetching.load(Relaxed) == 0 {
-            let region = &self.regions[number].0;
-            let page_bytes = region.granule_bytes();
-            self.ahead.note(number, pages, region.len(), page_bytes);
+            let len = self.regions[number].0.len();
+            self.ahead.note(number, pages, len, self);
         }
     }
 }

@@ -24,6 +24,7 @@ mod metrics;
 mod pending;
 mod region;
 mod release;
+mod room;
 mod session;
 mod share;
 mod take_over;

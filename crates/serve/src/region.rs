@@ -188,16 +188,31 @@ impl Known {
         (!range.is_empty()).then_some(Claim { known: self, range })
     }
 
+    /// The first page from `from` on that is the image's and not there yet; the end of the region
+    /// where there is none.
+    pub fn next_missing(&self, from: u64) -> u64 {
+        let sets = [&self.installed, &self.native, &self.removed];
+        let mut at = from;
+        loop {
+            let next = sets.iter().fold(at, |at, set| set.next(at, false));
+            if next == at {
+                return at;
+            }
+            at = next;
+        }
+    }
+
+    /// The first page from `from` on that is not so.
+    pub fn next_settled(&self, from: u64) -> u64 {
+        let sets = [&self.installed, &self.native, &self.removed];
+        let first = sets.iter().map(|set| set.next(from, true)).min();
+        first.unwrap_or(from)
+    }
+
     /// The first pages of `range` that are the image's and not there yet.
     pub fn missing(&self, range: Range<u64>) -> Range<u64> {
-        let is_missing = |page: &u64| {
-            !self.installed.has(*page) && !self.native.has(*page) && !self.removed.has(*page)
-        };
-        let Some(start) = range.clone().find(is_missing) else {
-            return range.end..range.end;
-        };
-        let end = (start..range.end).take_while(is_missing).count() as u64;
-        start..start + end
+        let start = self.next_missing(range.start).min(range.end);
+        start..self.next_settled(start).clamp(start, range.end)
     }
 }
 
@@ -237,5 +252,34 @@ mod tests {
         assert_eq!(region.numbers_of(span(20 * mib, 30 * mib)).0, 0..0);
         assert_eq!(region.image_pages(&(1..3)), 1024..2048);
         assert_eq!(region.number_of(Addr((4 << 30) + 5 * mib)), 2);
+    }
+
+    #[test]
+    fn missing_pages_lie_between_those_that_are_there_native_or_given_up() {
+        let region = Region {
+            at: Addr(1 << 30),
+            bytes: 200 * PAGE_BYTES,
+            space: SpaceId(1),
+            first_page: 0,
+            granule: Granule::Small,
+        };
+        let words = Arc::new(Words::own(Known::words(&region)).expect("memory"));
+        let known = Known::new(&region, &words, 0);
+        known.installed.add(0..10);
+        known.native.add(10..130);
+        known.removed.add(130..131);
+        known.installed.add(140..150);
+        assert_eq!((known.next_missing(0), known.next_settled(0)), (131, 0));
+        assert_eq!(
+            (known.next_missing(135), known.next_settled(135)),
+            (135, 140)
+        );
+        assert_eq!(
+            (known.next_missing(200), known.next_settled(150)),
+            (200, 200)
+        );
+        assert_eq!(known.missing(0..200), 131..140);
+        assert_eq!(known.missing(5..100), 100..100);
+        assert_eq!(known.missing(150..170), 150..170);
     }
 }

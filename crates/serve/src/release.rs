@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use abi::spans::{Spans, intersect};
 use abi::{Addr, PAGE_BYTES, Span};
+use image::Reader;
 use rustix::io::Errno;
 use sys::pagemap::{Action, Category, Pagemap, Query, Region as Found};
 use sys::uffd::Modes;
@@ -41,7 +42,7 @@ impl Session {
     pub(crate) fn release_empty(&self) -> Result<()> {
         let mut empty = Vec::new();
         for (number, (region, _)) in self.regions.iter().enumerate() {
-            let ranges = self.empty(region)?;
+            let ranges = empty_parts(&self.image, region)?;
             empty.extend(ranges.into_iter().map(|range| (number, range)));
         }
         empty.sort_by_key(|(_, range)| std::cmp::Reverse(range.end - range.start));
@@ -49,34 +50,6 @@ impl Session {
             self.release(number, &range, "empty")?;
         }
         Ok(())
-    }
-
-    /// The pages of a region that are wholly zero in the image.
-    fn empty(&self, region: &Region) -> Result<Vec<Range<u64>>> {
-        let size = region.granule.pages();
-        let mut empty = Vec::new();
-        let end = region.first_page + region.bytes / PAGE_BYTES;
-        let mut zeros = region.first_page..region.first_page;
-        let mut note = |zeros: &Range<u64>| {
-            let start = (zeros.start - region.first_page).div_ceil(size);
-            let end = (zeros.end - region.first_page) / size;
-            if start < end && (end - start) * region.granule_bytes() >= SHORT_BYTES {
-                empty.push(start..end);
-            }
-        };
-        while zeros.end < end {
-            let located = self
-                .image
-                .locate(region.space, zeros.end, end - zeros.end)?;
-            let next = zeros.end + u64::from(located.pages);
-            if located.part.is_some() {
-                note(&zeros);
-                zeros.start = next;
-            }
-            zeros.end = next;
-        }
-        note(&zeros);
-        Ok(empty)
     }
 
     /// Takes out what was given up, where that pays.
@@ -216,6 +189,32 @@ impl Session {
         }
         Ok(found)
     }
+}
+
+/// The pages of a region that are wholly zero in the image, in long parts.
+pub(crate) fn empty_parts(image: &Reader, region: &Region) -> Result<Vec<Range<u64>>> {
+    let size = region.granule.pages();
+    let mut empty = Vec::new();
+    let end = region.first_page + region.bytes / PAGE_BYTES;
+    let mut zeros = region.first_page..region.first_page;
+    let mut note = |zeros: &Range<u64>| {
+        let start = (zeros.start - region.first_page).div_ceil(size);
+        let end = (zeros.end - region.first_page) / size;
+        if start < end && (end - start) * region.granule_bytes() >= SHORT_BYTES {
+            empty.push(start..end);
+        }
+    };
+    while zeros.end < end {
+        let located = image.locate(region.space, zeros.end, end - zeros.end)?;
+        let next = zeros.end + u64::from(located.pages);
+        if located.part.is_some() {
+            note(&zeros);
+            zeros.start = next;
+        }
+        zeros.end = next;
+    }
+    note(&zeros);
+    Ok(empty)
 }
 
 /// How many mappings more there are if `range` is taken out.

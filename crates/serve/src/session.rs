@@ -8,12 +8,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use sys::uffd::{Features, Modes, Uffd};
 
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Pages};
 use crate::events::Waiting;
 use crate::install::Installer;
 use crate::ledger::{Phase, Word};
 use crate::pending::Pending;
 use crate::region::Known;
+use crate::room;
 use crate::trace::Wanted;
 use crate::{Ability, Error, Ledger, Metrics, Region, Result, Share};
 
@@ -40,6 +41,8 @@ pub struct Options {
     /// Whether who touches a page that cannot be brought in gets `SIGBUS`; otherwise serving ends
     /// with that.
     pub poison: bool,
+    /// Whether everything is going to be brought in: then it must be possible.
+    pub everything: bool,
 }
 
 /// How far it is.
@@ -126,6 +129,7 @@ impl Session {
         let features = uffd.enabled().map_err(Error::Descriptor)?;
         let regions = ledger.regions();
         let spans = regions.iter().map(Region::span).collect::<Vec<_>>();
+        room::check(ledger.pid(), &regions, &image, options)?;
         let missing = match share {
             Some(_) => Modes::MISSING | Modes::MINOR,
             None => Modes::MISSING,
@@ -227,7 +231,7 @@ impl Session {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut installer = Installer::new(self);
-                while let Some(piece) = self.ahead.wait(|number| self.page_bytes(number)) {
+                while let Some(piece) = self.ahead.wait(self) {
                     installer.install_ahead(piece);
                 }
             });
@@ -255,7 +259,7 @@ impl Session {
                 return Ok(number);
             }
             if ahead && !told {
-                if let Some(piece) = self.ahead.take(|number| self.page_bytes(number)) {
+                if let Some(piece) = self.ahead.take(self) {
                     installer.install_ahead(piece);
                 }
                 continue;
@@ -291,10 +295,6 @@ impl Session {
         }
         let number = fds[1..].iter().position(|fd| !fd.revents().is_empty());
         Ok((!fds[0].revents().is_empty(), number))
-    }
-
-    fn page_bytes(&self, number: usize) -> u64 {
-        self.regions[number].0.granule_bytes()
     }
 
     /// Lets go of a target of which everything was brought in: it goes on without us, and pages
@@ -335,5 +335,19 @@ impl Session {
             .span()
             .contains(addr)
             .then_some(number)
+    }
+}
+
+impl Pages for Session {
+    fn page_bytes(&self, number: usize) -> u64 {
+        self.regions[number].0.granule_bytes()
+    }
+
+    fn next_missing(&self, number: usize, from: u64) -> u64 {
+        self.regions[number].1.next_missing(from)
+    }
+
+    fn next_settled(&self, number: usize, from: u64) -> u64 {
+        self.regions[number].1.next_settled(from)
     }
 }

@@ -184,6 +184,7 @@ mod tests {
     const OPTIONS: Options = Options {
         unregister: true,
         poison: false,
+        everything: false,
     };
 
     impl Target {

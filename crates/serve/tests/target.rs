@@ -174,6 +174,7 @@ impl Served {
         let options = Options {
             unregister,
             poison: false,
+            everything: false,
         };
         let session = Session::begin(target, image, options, Arc::new(Metrics::new()));
         let session = session.expect("it begins");

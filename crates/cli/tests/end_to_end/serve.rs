@@ -10,9 +10,10 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sys::socket::{Along, send};
-use testkit::huge_pages::HugePages;
+use testkit::huge_pages::{Barred, HugePages};
 use testkit::page_server::PageServer;
 use testkit::serve_storm;
+use testkit::subject::Subject;
 use testkit::wait::{SOON, wait_until};
 use testkit::{needs_root, tree};
 
@@ -53,6 +54,71 @@ fn attacks_are_withstood() {
     serve_storm::crowd(stillframe, 25);
     serve_storm::kills(stillframe, 1, 12);
     serve_storm::fire(stillframe, 1, 15);
+}
+
+/// A server that gets no huge pages, and a monitor whose memory has them reserved.
+fn starved(barred: &Barred, options: &[&str]) -> (Server, Subject) {
+    let server = Server::start(options);
+    barred.add(server.pid()).expect("it is there");
+    let monitor = server.monitor_of("huge", "missing", "1");
+    server.session(monitor.pid());
+    (server, monitor)
+}
+
+/// Waits until it logs that.
+#[track_caller]
+fn logs(server: &Server, what: &str) {
+    wait_until("the log", SOON, || server.log().contains(what));
+}
+
+#[test]
+fn huge_page_that_cannot_be_had_ends_the_machine_by_name() {
+    needs_root!();
+    let Ok(_pages) = HugePages::reserve(PAGES / 512) else {
+        testkit::skip!("huge pages cannot be reserved");
+    };
+    let Ok(barred) = Barred::new() else {
+        testkit::skip!("no control groups for huge pages");
+    };
+    let missing = "cannot be brought in: of ";
+    // Who waits for one.
+    let (mut server, monitor) = starved(&barred, &[]);
+    assert!(monitor.try_ask("check").is_err(), "it reads nothing");
+    logs(&server, missing);
+    assert_eq!(server.get("/sessions")["sessions"], json!([]));
+    let there = r#"outcome="there""#;
+    assert!(!server.ask("GET", "/metrics", None).1.contains(there));
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait(), Some(0));
+    // Who gets a signal for it.
+    let (mut server, monitor) = starved(&barred, &["--on-error", "poison"]);
+    assert!(monitor.try_ask("check").is_err(), "it reads nothing");
+    logs(&server, "is poisoned: ");
+    logs(&server, missing);
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait(), Some(0));
+    // A drain, of which pages are missing.
+    let (mut server, monitor) = starved(&barred, &[]);
+    assert_eq!(server.ask("PUT", "/drain", None).0, 204);
+    assert_eq!(server.wait(), Some(0));
+    logs(&server, missing);
+    assert!(monitor.try_ask("check").is_err(), "it reads nothing");
+}
+
+#[test]
+fn huge_pages_that_come_late_are_waited_for() {
+    needs_root!();
+    let Ok(_pages) = HugePages::reserve(PAGES / 512) else {
+        testkit::skip!("huge pages cannot be reserved");
+    };
+    let Ok(barred) = Barred::new() else {
+        testkit::skip!("no control groups for huge pages");
+    };
+    // What comes early does not come, which is no reason to end anybody.
+    let (server, monitor) = starved(&barred, &["--prefetch", "all"]);
+    logs(&server, "nothing more is brought in early");
+    drop(barred);
+    assert_eq!(monitor.ask("check"), "right");
 }
 
 fn same(one: &Path, other: &Path) -> bool {

@@ -31,12 +31,9 @@ impl Server {
         for event in events {
             let mut owed = lock(&space.owed);
             match event {
-                Event::Fault { addr, .. } => waiting.push(Waiting {
-                    addr: addr.page_start(),
-                    protected: false,
-                    claimed: false,
-                    since,
-                }),
+                Event::Fault { addr, .. } => {
+                    waiting.push(Waiting::new(addr.page_start(), since));
+                }
                 Event::Remove(span) | Event::Unmap(span) => {
                     owed.take(span);
                 }

@@ -73,8 +73,8 @@ impl AddressSpace {
             let at = span.start.plus(done as u64);
             let part = &bytes[done..(done + most).min(bytes.len())];
             match self.uffd.copy(at, part, true) {
+                Ok(0) => return Ok(Placing::Again),
                 Ok(copied) => {
-                    let copied = copied.max(PAGE_BYTES as usize);
                     lock(&self.owed).take(Span::new(at, copied as u64));
                     done += copied;
                 }

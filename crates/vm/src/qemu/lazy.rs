@@ -196,6 +196,7 @@ impl Lazy {
         let options = Options {
             unregister: false,
             poison: false,
+            everything: true,
         };
         let metrics = Arc::new(Metrics::new());
         Ok(Serving {

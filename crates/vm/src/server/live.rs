@@ -50,6 +50,8 @@ pub(crate) struct Live {
     /// Whether everything is to come in, and the session then to end.
     draining: AtomicBool,
     fetching: AtomicBool,
+    /// The host had no pages for all that was to come early.
+    is_short: AtomicBool,
     /// What is brought in before anything else.
     wanted: Vec<Wanted>,
     aborted: AtomicBool,
@@ -155,6 +157,18 @@ impl Live {
         self.session.kept();
         *lock(&self.latest) = images;
         Ok(difference)
+    }
+
+    /// Whether a failure to bring in what nobody has asked for ends the session: not where the host
+    /// has no page for it, as long as not everything has to come.
+    fn bears(&self, error: serve::Error) -> Option<serve::Error> {
+        if !matches!(error, serve::Error::NoRoom { .. }) || self.draining.load(Relaxed) {
+            return Some(error);
+        }
+        let (number, error) = (self.number, sys::causes::line(&error));
+        log::warn!("session {number}: nothing more is brought in early: {error}");
+        self.is_short.store(true, Relaxed);
+        None
     }
 
     /// Has the thread that serves it look around.
@@ -411,6 +425,7 @@ fn options(shared: &Shared) -> Options {
     Options {
         unregister: shared.options.unregister,
         poison: shared.options.on_error == OnError::Poison,
+        everything: shared.options.prefetch == Prefetch::All,
     }
 }
 
@@ -440,6 +455,7 @@ fn live(
         stop,
         draining: AtomicBool::new(false),
         fetching: AtomicBool::new(false),
+        is_short: AtomicBool::new(false),
         wanted: match shared.options.prefetch {
             Prefetch::Trace => shared.working_set.wanted(),
             Prefetch::None | Prefetch::All => Vec::new(),
@@ -510,8 +526,15 @@ fn serve_all<'scope>(
         let outcomes = fetched.try_iter().collect::<Vec<_>>();
         let all = outcomes.iter().filter(|(what, _)| *what == Fetched::All);
         finished += all.count();
-        if let Some(error) = outcomes.into_iter().find_map(|(_, done)| done.err()) {
+        let failed = outcomes.into_iter().filter_map(|(_, done)| done.err());
+        if let Some(error) = { failed }.find_map(|error| live.bears(error)) {
             break Err(error);
+        }
+        if finished >= FETCHERS && live.is_short.swap(false, Relaxed) {
+            // What could not come is tried again when all has to.
+            live.fetching.store(false, Relaxed);
+            live.session.fetch_again();
+            (fetchers, finished) = (0, 0);
         }
         if live.aborted.load(Relaxed) {
             let what = "the server was told to end at once".to_owned();
