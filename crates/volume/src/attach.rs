@@ -97,6 +97,12 @@ pub fn attach(options: &RestoreOptions, progress: Progress<'_>) -> Result<Attach
 }
 
 impl Attached {
+    /// Where it is mounted, and the id of the mount (`stx_mnt_id` of statx(2)).
+    #[must_use]
+    pub fn place(&self) -> (&Path, u64) {
+        (&self.point, self.id)
+    }
+
     /// From now on it stays mounted if the process dies: somebody else may use it.
     pub fn outlive(&mut self) {
         self.unmounter = None;

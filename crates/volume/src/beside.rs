@@ -8,7 +8,8 @@ use image::{SpaceId, Writer};
 
 use crate::bad;
 use crate::device::Volume;
-use crate::dump::{DumpOptions, Dumped, Parent, Progress, open, refuse_inside};
+use crate::dump::{DumpOptions, Dumped, Parent, Progress, open};
+use crate::inside::refuse_inside;
 use crate::mounted::{Draft, Live, too_long};
 use crate::place::{self, BESIDE};
 use crate::tables::Pieces;
@@ -39,6 +40,15 @@ impl Beside {
                 options.volume.display()
             )));
         }
+        if let Some(part) = &volume.part {
+            return Err(Error::Unfit(format!(
+                "{} shows only {} of the volume {}, and a restore mounts all of it: name the device, \
+                 or where all of it is mounted",
+                options.volume.display(),
+                part.display(),
+                volume.path.display()
+            )));
+        }
         let mut parent = None;
         if let Some(images) = &options.parent {
             // The way to the parent may lead through it.
@@ -59,7 +69,7 @@ impl Beside {
     /// # Errors
     /// [`Error::Unfit`].
     pub fn refuse_inside(&self, path: &Path) -> Result<()> {
-        refuse_inside(&self.options.volume, self.mount(), path)
+        refuse_inside(&self.options.volume, &self.volume, self.mount(), path)
     }
 
     fn mount(&self) -> &File {

@@ -25,6 +25,8 @@ pub struct Volume {
     pub len_bytes: u64,
     /// Where it is mounted, and that directory.
     pub mounted: Option<(MountedAt, File)>,
+    /// The directory of it that is seen there, where that is not all of it.
+    pub part: Option<PathBuf>,
 }
 
 /// Where and how a file system is mounted.
@@ -132,7 +134,11 @@ impl Volume {
         let at = &mount.at;
         let point = File::open(&at.point).map_err(Error::file("open", &at.point))?;
         let cached = File::open(&path).map_err(Error::file("open", &path))?;
-        Self::new(path, cached, Some((at.clone(), point)))
+        let part = (mount.root != b"/").then(|| OsString::from_vec(mount.root.clone()).into());
+        Ok(Self {
+            part,
+            ..Self::new(path, cached, Some((at.clone(), point)))?
+        })
     }
 
     fn new(path: PathBuf, mut cached: File, mounted: Option<(MountedAt, File)>) -> Result<Self> {
@@ -155,6 +161,7 @@ impl Volume {
             direct,
             len_bytes,
             mounted,
+            part: None,
         })
     }
 }

@@ -1,8 +1,6 @@
 //! A volume becomes an image.
 
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use abi::Addr;
@@ -68,6 +66,8 @@ pub struct Dumped {
     /// Those that differ from the parent's although their file seemed unchanged; only looked for
     /// where that was asked for.
     pub silent_pages: u64,
+    /// Blocks of files that the file system's bitmaps say are free.
+    pub marked_free_blocks: u64,
     /// Blocks that were taken from the journal, which was to be replayed.
     pub replayed_blocks: u64,
     /// Blocks that could not be read, and are zero in the image.
@@ -144,6 +144,14 @@ impl Parent {
 /// that was mounted is not frozen.
 pub fn dump(options: &DumpOptions, facts: Facts, progress: Progress<'_>) -> Result<Dumped> {
     let volume = Volume::open(&options.volume)?;
+    if let Some(part) = &volume.part {
+        log::warn!(
+            "{} shows only {} of the volume: the image has all of {}",
+            options.volume.display(),
+            part.display(),
+            volume.path.display()
+        );
+    }
     if options.parent.is_some() {
         // The way to the parent may lead through it.
         options.images.create().map_err(Error::Store)?;
@@ -211,6 +219,7 @@ fn dump_unmounted(
         silent_pages: wanted.silent(&differing),
         parent_pages: inherited.count(),
         read_pages: wanted.read.count(),
+        marked_free_blocks: survey.marked_free,
         replayed_blocks: fs.source().count(),
         bad: bad::owners(&fs, &bad.pages()),
         ..Dumped::of(&writer, &state, &wanted, &[drained])
@@ -346,6 +355,11 @@ impl Wanted {
         silent
     }
 
+    /// The pages that are read only to see whether they are what the parent has.
+    pub const fn doubted_pages(&self) -> &Bits {
+        &self.doubted
+    }
+
     /// How many pages differ that should not.
     pub fn silent(&self, differing: &Bits) -> u64 {
         let mut silent = self.doubted.clone();
@@ -415,35 +429,10 @@ impl Dumped {
             zero_pages: wanted.zeros.count() + sum(|one| one.zero_pages),
             parent_pages: 0,
             silent_pages: 0,
+            marked_free_blocks: 0,
             replayed_blocks: 0,
             bad: Vec::new(),
             stops: None,
         }
-    }
-}
-
-/// Refuses a folder, which need not be there yet, in the very file system that is to be frozen.
-///
-/// # Errors
-/// [`Error::Unfit`], [`Error::File`].
-pub(crate) fn refuse_inside(volume: &Path, mounted: &File, folder: &Path) -> Result<()> {
-    let mut existing = folder;
-    let facts = loop {
-        match std::fs::metadata(existing) {
-            Ok(facts) => break facts,
-            Err(error) => match existing.parent() {
-                Some(above) if above.as_os_str().is_empty() => existing = ".".as_ref(),
-                Some(above) => existing = above,
-                None => return Err(Error::file("look at", existing)(error)),
-            },
-        }
-    };
-    let own = mounted.metadata().map_err(Error::file("look at", volume))?;
-    match facts.dev() == own.dev() {
-        true => Err(Error::Unfit(format!(
-            "{} is in the volume that is to be saved, which is frozen meanwhile",
-            folder.display()
-        ))),
-        false => Ok(()),
     }
 }

@@ -66,7 +66,7 @@ impl Level {
         let Some(last) = last else {
             return Ok(None);
         };
-        let found = beside(images, last.date_s)?;
+        let found = beside(images, last.date_s, uuid_of(volume)?)?;
         let found = found.ok_or_else(|| {
             self.unfit(&format!(
                 "the last dump of {device} of a lower level than {} was one of level {} on {}, of \
@@ -147,8 +147,15 @@ fn device_of(volume: &Path) -> Result<String> {
     })
 }
 
-/// The image in a directory beside `images` that is of this second.
-fn beside(images: &Images, date_s: i64) -> Result<Option<Images>> {
+/// The identity of the file system on a volume.
+fn uuid_of(volume: &Path) -> Result<[u8; 16]> {
+    let volume = Volume::open(volume)?;
+    Ok(crate::dump::open(&volume)?.superblock().uuid)
+}
+
+/// The image in a directory beside `images` that is of this second and of the volume with this
+/// identity: others may have been made in the same second.
+fn beside(images: &Images, date_s: i64, uuid: [u8; 16]) -> Result<Option<Images>> {
     let folder = images.directory().and_then(Path::parent);
     let Some(folder) = folder else {
         return Ok(None);
@@ -169,7 +176,7 @@ fn beside(images: &Images, date_s: i64) -> Result<Option<Images>> {
         let images = Images::from(path);
         // Others may be there as well.
         let opened = Opened::open(&images);
-        if opened.is_ok_and(|opened| opened.state.instant.s == date_s) {
+        if opened.is_ok_and(|one| (one.state.instant.s, one.state.uuid) == (date_s, uuid)) {
             return Ok(Some(images));
         }
     }

@@ -20,6 +20,7 @@ pub mod ext4;
 mod extract;
 mod files;
 mod grow;
+mod inside;
 mod metadata;
 mod mount;
 mod mounted;

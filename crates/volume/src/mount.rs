@@ -4,12 +4,11 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    FileAttr, FileType, Filesystem, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, Request,
-    Session, SessionACL,
+    FileAttr, FileType, Filesystem, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, ReplyOpen,
+    Request, Session, SessionACL,
 };
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 use rustix::io::Errno;
@@ -17,6 +16,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
 };
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use store::Images;
 use sys::unmount::{Access, Unmounter, attach_loop};
 
@@ -29,6 +29,8 @@ const NAME: &str = "volume.img";
 /// Numbers of the directory and of the file in it.
 const FOLDER: u64 = 1;
 const FILE: u64 = 2;
+/// `FOPEN_NOFLUSH` of linux/fuse.h: there is nothing to be written when the file is closed.
+const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// An image never changes.
 const VALID: Duration = Duration::from_secs(86_400);
 
@@ -42,8 +44,8 @@ pub struct Mounted {
     /// Ends after the mount did.
     _unmounter: Unmounter,
     /// What holds the file while its file system is mounted.
-    _file: OwnedFd,
-    _serving: JoinHandle<()>,
+    _file: Option<OwnedFd>,
+    _serving: Server,
 }
 
 /// Mounts the image in `images` on the directory `point`: its files, where this kernel mounts its
@@ -54,12 +56,10 @@ pub struct Mounted {
 /// mounted then.
 pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<Mounted> {
     let opened = Opened::open(images)?;
-    let len_bytes = opened.state.len_bytes;
-    let image = InImage::new(opened.reader, opened.space, len_bytes);
     let point = point
         .canonicalize()
         .map_err(Error::file("look at", point))?;
-    let (file, serving) = serve(image, len_bytes)?;
+    let (file, serving) = serve(opened)?;
     let files = match as_file {
         true => None,
         false => match inside(&file) {
@@ -79,6 +79,8 @@ pub fn mount(images: &Images, point: &Path, as_file: bool) -> Result<Mounted> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     let moved = move_mount(shown, "", CWD, &point, flags);
     moved.map_err(Error::file("mount on", &point))?;
+    // Where it is what is mounted there, nobody could unmount it as long as it is held.
+    let file = has_files.then_some(file);
     Ok(Mounted {
         point,
         id,
@@ -121,12 +123,25 @@ pub fn id_of(mount: &OwnedFd) -> rustix::io::Result<u64> {
     Ok(facts.stx_mnt_id)
 }
 
+/// Who answers for a mounted file: a process of its own, which uses nothing of it. One that did
+/// would wait for itself when it is killed (`fuse_flush`), or when it reads the loop device.
+#[derive(Debug)]
+struct Server(Pid);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has ended if nobody uses the file any more.
+        let _ = kill_process(self.0, Signal::KILL);
+        let _ = rustix::io::retry_on_intr(|| waitpid(Some(self.0), WaitOptions::empty()));
+    }
+}
+
 /// Serves a directory with the image as its only file, in a mount that is nowhere.
-fn serve(image: InImage, len_bytes: u64) -> Result<(OwnedFd, JoinHandle<()>)> {
+fn serve(opened: Opened) -> Result<(OwnedFd, Server)> {
     let device = Path::new("/dev/fuse");
     let mut options = File::options();
-    let opened = options.read(true).write(true).open(device);
-    let fd = OwnedFd::from(opened.map_err(Error::file("open", device))?);
+    let fd = options.read(true).write(true).open(device);
+    let fd = OwnedFd::from(fd.map_err(Error::file("open", device))?);
     let make = || {
         let fs = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
         let number = fd.as_raw_fd().to_string();
@@ -141,14 +156,38 @@ fn serve(image: InImage, len_bytes: u64) -> Result<(OwnedFd, JoinHandle<()>)> {
         fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes())
     };
     let mount = make().map_err(Error::file::<Errno>("mount by", device))?;
-    let mut session = Session::from_fd(Served { image, len_bytes }, fd, SessionACL::Owner);
-    let serving = std::thread::Builder::new().spawn(move || {
+    Ok((mount, start(opened, fd)?))
+}
+
+/// Starts the process that answers on `fd`, which ends with this one, and when the mount does.
+fn start(opened: Opened, fd: OwnedFd) -> Result<Server> {
+    let failed = || Error::file("serve", "/dev/fuse");
+    let len_bytes = opened.state.len_bytes;
+    opened.reader.open_ancestors()?;
+    let files = opened.reader.descriptors();
+    let files = files
+        .ok_or_else(|| Error::Unfit("only an image in a directory can be mounted".to_owned()))?;
+    let mut kept = vec![2, fd.as_raw_fd()];
+    kept.extend(files.iter().map(AsRawFd::as_raw_fd));
+    let image = InImage::new(opened.reader.clone(), opened.space, len_bytes);
+    let maker = rustix::process::getpid();
+    log::logger().flush();
+    let mut fd = Some(fd);
+    let child = sys::fork::fork_for_numbers(&kept, || {
+        let _ = rustix::process::setsid();
+        let tied = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+        let (Some(fd), true) = (fd.take(), tied.is_ok()) else {
+            return;
+        };
+        if rustix::process::getppid() != Some(maker) {
+            return;
+        }
+        let mut session = Session::from_fd(Served { image, len_bytes }, fd, SessionACL::Owner);
         if let Err(error) = session.run() {
             log::debug!("the mount has ended: {error}");
         }
     });
-    let serving = serving.map_err(Error::file("serve", device))?;
-    Ok((mount, serving))
+    child.map(Server).map_err(failed())
 }
 
 /// Nobody gets rights or devices by an image.
@@ -224,6 +263,10 @@ impl Filesystem for Served {
             Some(facts) => reply.attr(&VALID, &facts),
             None => reply.error(Errno::NOENT.raw_os_error()),
         }
+    }
+
+    fn open(&mut self, _: &Request<'_>, _: u64, _: i32, reply: ReplyOpen) {
+        reply.opened(0, FOPEN_NOFLUSH);
     }
 
     fn read(

@@ -27,9 +27,10 @@ use crate::bits::Bits;
 use crate::device::Volume;
 use crate::dump::{
     DumpOptions, Dumped, Parent, Progress, Stops, Wanted, compare, extents, finish, inherit, now,
-    open, refuse_inside, start,
+    open, start,
 };
 use crate::ext4::Superblock;
+use crate::inside::refuse_inside;
 use crate::pace::Pace;
 use crate::place::VOLUME;
 use crate::records::State;
@@ -63,6 +64,8 @@ pub struct Live<'a> {
     /// Pages that were read and are stored, or are the parent's.
     kept: Kept,
     drained: Vec<Drained>,
+    /// How many pages were read.
+    read_pages: u64,
     silent: Bits,
     /// How fast pages are read at most beside users.
     pace: Pace,
@@ -142,7 +145,7 @@ impl<'a> Live<'a> {
     ) -> Result<Self> {
         let (at, mount) = volume.mounted.as_ref().expect("the caller has looked");
         if let Some(folder) = options.images.directory() {
-            refuse_inside(&options.volume, mount, folder)?;
+            refuse_inside(&options.volume, volume, mount, folder)?;
         }
         let known = prepare(options, volume, mount, &Pieces::default())?;
         let mut stops = Stops::default();
@@ -175,6 +178,7 @@ impl<'a> Live<'a> {
             stops,
             kept: Kept::default(),
             drained: Vec::new(),
+            read_pages: 0,
             silent: Bits::default(),
             pace: Pace::new(options.rate_bytes_per_s),
             bad: BadPages::new(options.skip_bad),
@@ -263,6 +267,7 @@ impl<'a> Live<'a> {
                 return Ok(false);
             }
             let differing = compare(&step, &source, draft.writer, progress)?;
+            self.read_pages += step.count();
             let total = differing.count() * PAGE_BYTES as u64;
             let how = Drain {
                 progress: &|done| progress(done, total),
@@ -395,11 +400,15 @@ impl<'a> Live<'a> {
         wanted.mark_zeros(writer, draft.space);
         let mut silent = self.silent.clone();
         silent.intersect(&own);
+        // Whose file says now that it was written is not silent, whenever that was.
+        silent.intersect(self.wanted(true).doubted_pages());
         // Of those that could not be read at first, some may have been well later.
         self.state.bad_pages = self.bad.pages().ranges();
         writer.record(self.state.record());
         let dumped = Dumped {
             silent_pages: silent.count(),
+            read_pages: self.read_pages,
+            marked_free_blocks: self.survey.marked_free,
             parent_pages: inherited.count(),
             zero_pages: wanted.zeros.count() + own.count() - stored_pages,
             stored_pages,

@@ -23,6 +23,8 @@ pub struct Survey {
     pub live: Bits,
     /// Those of the file system's own, in places that follow from the superblock and descriptors.
     pub system: Bits,
+    /// How many blocks of inodes the bitmaps say are free; they are in use all the same.
+    pub marked_free: u64,
     /// What the inodes say.
     pub pieces: Pieces,
     /// When it was made.
@@ -52,8 +54,12 @@ impl Survey {
         let mut all = shares.next().unwrap_or_else(new);
         shares.for_each(|share| all.join(share));
         let (mut layout, mut written) = (all.layout, all.written);
+        // A bitmap may be older than what it is about, as after a crash without a journal: what an
+        // inode has is read through that, and e2fsck(8) mends the bitmap.
+        let marked_free = layout.note_owned(&all.owned);
         let mut this = Self {
             instant,
+            marked_free,
             unchanged: all.unchanged,
             pieces: Pieces::of(all.pieces),
             ..Self::default()
@@ -79,7 +85,9 @@ impl Survey {
 #[derive(Default)]
 struct Share {
     layout: Layout,
-    /// Blocks that somebody has written.
+    /// Blocks that inodes have.
+    owned: Bits,
+    /// Those that somebody has written.
     written: Bits,
     /// Those of inodes without bytes that mean something.
     dead: Bits,
@@ -101,6 +109,7 @@ impl Share {
         self.layout.used.add(&other.layout.used);
         self.layout.system.add(&other.layout.system);
         self.layout.meaningless.add(&other.layout.meaningless);
+        self.owned.add(&other.owned);
         self.written.add(&other.written);
         self.dead.add(&other.dead);
         self.pieces.extend(other.pieces);
@@ -121,6 +130,7 @@ impl Share {
         fs.walk_tables(groups, &mut |table| {
             let piece = Piece::of(fs, table, known.find(table.first))?;
             for (range, part) in piece.extents() {
+                self.owned.insert(range.clone());
                 match part {
                     Part::Data | Part::Tree => self.written.insert(range.clone()),
                     Part::Meaningless => self.dead.insert(range.clone()),

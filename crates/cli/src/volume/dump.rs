@@ -137,6 +137,9 @@ fn to_json(dumped: &Dumped, parent: Option<&Images>) -> serde_json::Value {
     if let Some(parent) = parent {
         told["parent"] = parent.to_string().into();
     }
+    if dumped.marked_free_blocks > 0 {
+        told["marked_free_blocks"] = dumped.marked_free_blocks.into();
+    }
     if !dumped.bad.is_empty() {
         let bad = dumped.bad.iter();
         let bad = bad.map(|bad| json!({"block": bad.block, "owner": bad.owner}));
@@ -163,6 +166,13 @@ fn to_text(dumped: &Dumped) -> String {
         text += &format!(
             "block {} is zero, as it cannot be read: {}\n",
             bad.block, bad.owner
+        );
+    }
+    if dumped.marked_free_blocks > 0 {
+        let blocks = dumped.marked_free_blocks;
+        text += &format!(
+            "{blocks} blocks of files are marked free, and are in the image all the same: \
+             run e2fsck -f on the volume\n"
         );
     }
     if dumped.replayed_blocks > 0 {

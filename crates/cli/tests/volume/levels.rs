@@ -99,3 +99,44 @@ fn levels_are_over_the_last_one_below_them() {
     let copy = Mount::new(&place.path("out"), &place.path("copy"), "loop,ro").unwrap();
     assert_eq!(seen_by_kernel(&copy.point), expected);
 }
+
+#[test]
+fn images_of_two_volumes_in_one_second_are_told_apart() {
+    let place = Place::new();
+    let dumpdates = place.name("dumpdates");
+    let volumes = ["a", "b"];
+    for volume in volumes {
+        make(&place.path(volume), "16M", &[], None);
+    }
+    let dump = |volume: &str, level: &str| {
+        let images = place.name(&format!("{volume}-{level}"));
+        let words = [
+            "dump",
+            "-D",
+            &images,
+            "--level",
+            level,
+            "-u",
+            "--no-sync",
+            "--json",
+        ];
+        let more = ["--dumpdates", &dumpdates, &place.name(volume)];
+        succeed(&[&words[..], &more].concat())["volume_dump"].clone()
+    };
+    // What is behind the name and the level of a note: when that was.
+    let dates = || {
+        let text = fs::read_to_string(&dumpdates).unwrap();
+        let dates = text
+            .lines()
+            .map(|line| line.splitn(3, ' ').nth(2).unwrap().to_owned());
+        dates.collect::<Vec<_>>()
+    };
+    wait_until("both are dumped in one second", LIMIT, || {
+        volumes.map(|volume| dump(volume, "0"));
+        dates()[0] == dates()[1]
+    });
+    for volume in volumes {
+        let parent = place.name(&format!("{volume}-0"));
+        assert_eq!(dump(volume, "1")["parent"], parent, "{volume}");
+    }
+}

@@ -5,6 +5,7 @@
 mod crash;
 mod encrypted;
 mod files;
+mod in_use;
 mod levels;
 mod mount;
 mod random;

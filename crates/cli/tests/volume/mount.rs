@@ -118,7 +118,7 @@ fn a_volume_is_shown_as_a_file() {
             &place.name("out"),
         ],
     );
-    for signal_name in ["INT", "KILL"] {
+    for signal_name in ["INT", "umount", "KILL"] {
         let (mut child, said) = show(&place, "1", &["--as-file"]);
         assert!(said.starts_with("volume.img of the image"), "{said}");
         let names = fs::read_dir(place.path("shown")).unwrap();
@@ -128,8 +128,12 @@ fn a_volume_is_shown_as_a_file() {
         assert_eq!(names, ["volume.img"]);
         let shown = fs::read(place.path("shown/volume.img")).unwrap();
         assert!(shown == fs::read(place.path("out")).unwrap());
-        signal(&child, signal_name);
-        child.wait().unwrap();
+        match signal_name {
+            "umount" => unmount(&place.path("shown")),
+            _ => signal(&child, signal_name),
+        }
+        let status = child.wait().unwrap();
+        assert!(status.success() || signal_name == "KILL", "{status}");
         wait_until("nothing is mounted", LIMIT, || !place.is_mounted("shown"));
     }
     // What is damaged is an error of the file, and of nothing else.
@@ -148,4 +152,51 @@ fn a_volume_is_shown_as_a_file() {
     assert!(place.is_mounted("shown"));
     signal(&child, "TERM");
     assert!(child.wait().unwrap().success());
+}
+
+/// Whether a process has a file of this name open.
+fn has_open(pid: u32, name: &str) -> bool {
+    let links = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten();
+    let mut links = links
+        .flatten()
+        .filter_map(|link| fs::read_link(link.path()).ok());
+    links.any(|link| link.ends_with(name))
+}
+
+#[test]
+fn mount_killed_while_it_has_its_own_file_open_ends() {
+    testkit::needs_root!();
+    if !Path::new("/dev/fuse").exists() {
+        testkit::skip!("no /dev/fuse");
+    }
+    let place = Place::new();
+    make(&place.path("fs"), "32M", &[], None);
+    let stillframe = env!("CARGO_BIN_EXE_stillframe");
+    let arguments = ["volume", "dump", "--no-sync", "-D"];
+    run(
+        stillframe,
+        &[&arguments[..], &[&place.name("0"), &place.name("fs")]].concat(),
+    );
+    fs::create_dir(place.path("shown")).unwrap();
+    for _ in 0..20 {
+        let mut command = Command::new(stillframe);
+        command.args(["volume", "mount", "-D", &place.name("0")]);
+        let mut child = command
+            .arg(place.path("shown"))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        // It goes on as it likes: each time, the kill meets it somewhere else behind that.
+        wait_until("the file is open, or seen", LIMIT, || {
+            has_open(child.id(), "volume.img") || place.is_mounted("shown")
+        });
+        child.kill().unwrap();
+        wait_until("its end", LIMIT, || child.try_wait().unwrap().is_some());
+        wait_until("nothing is mounted", LIMIT, || !place.is_mounted("shown"));
+        wait_until("no device is left", LIMIT, || {
+            !attached().any(|file| file.ends_with("volume.img"))
+        });
+    }
 }

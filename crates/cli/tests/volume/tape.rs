@@ -415,3 +415,38 @@ fn streams_that_cannot_be_read_are_refused_by_name() {
     let missing = place.name("missing");
     refused(&missing, &[], 6, "No such file or directory");
 }
+
+#[test]
+fn times_before_1970_are_told() {
+    let place = Place::new();
+    let tree = place.path("tree");
+    fs::create_dir(&tree).unwrap();
+    for (name, s) in [("old", -100_000), ("new", 100_000)] {
+        fs::write(tree.join(name), name).unwrap();
+        let time = rustix::fs::Timespec {
+            tv_sec: s,
+            tv_nsec: 0,
+        };
+        let times = rustix::fs::Timestamps {
+            last_access: time,
+            last_modification: time,
+        };
+        rustix::fs::futimens(File::open(tree.join(name)).unwrap(), &times).unwrap();
+    }
+    make(&place.path("fs"), "16M", &[], Some(&tree));
+    succeed(&[
+        "dump",
+        "--no-sync",
+        "-D",
+        &place.name("0"),
+        &place.name("fs"),
+    ]);
+    let stream = place.name("stream");
+    let format = ["export", "--format", "dump", "--json", "-f", &stream];
+    let told = succeed(&[&format[..], &["-D", &place.name("0")]].concat());
+    let left_out = told["volume_export"]["left_out"].as_array().unwrap();
+    let paths = left_out.iter().map(|one| one["path"].as_str().unwrap());
+    assert_eq!(paths.collect::<Vec<_>>(), ["/old"], "{told}");
+    let what = left_out[0]["what"].as_str().unwrap();
+    assert!(what.starts_with("a time before 1970"), "{what}");
+}

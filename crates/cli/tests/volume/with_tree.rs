@@ -327,3 +327,44 @@ fn a_dump_with_a_volume_that_is_killed_leaves_both_as_they_were() {
     books.is_mounted();
     books.go_on();
 }
+
+#[test]
+fn part_of_a_volume_is_refused_and_the_tree_goes_on() {
+    testkit::needs_root!();
+    let books = Books::open("wal");
+    let point = books.point();
+    fs::create_dir(point.join("part")).expect("a directory");
+    let part = books.place.path("part");
+    fs::create_dir(&part).expect("a directory");
+    let name = |path: &PathBuf| path.to_str().expect("a name").to_owned();
+    run(
+        "mount",
+        &["--bind", &name(&point.join("part")), &name(&part)],
+    );
+    let shown = Mount::found(part.clone());
+    let pid = books.program.pid().to_string();
+    let images = books.place.name("image");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
+    command.args([
+        "dump",
+        "-t",
+        &pid,
+        "-D",
+        &images,
+        "--with-volume",
+        &name(&part),
+    ]);
+    let output = command.output().expect("it runs");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{told}");
+    assert!(told.contains("shows only /part of the volume"), "{told}");
+    assert!(fs::metadata(format!("/proc/{pid}/exe")).is_ok());
+    // All of it is saved by itself, which is told.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
+    command.args(["volume", "dump", "--no-sync", "-D", &images, &name(&part)]);
+    let output = command.output().expect("it runs");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{told}");
+    assert!(told.contains("the image has all of"), "{told}");
+    drop(shown);
+}

@@ -76,6 +76,14 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Has blocks of inodes in use, whatever the bitmaps say; how many of them those say are free.
+    pub fn note_owned(&mut self, owned: &Bits) -> u64 {
+        let mut free = owned.clone();
+        free.subtract(&self.used);
+        self.used.add(&free);
+        free.count()
+    }
+
     /// Works out what follows from all groups together.
     pub fn finish(&mut self) {
         self.used.add(&self.system);

@@ -259,6 +259,13 @@ impl<W: Write> Export<'_, W> {
     fn header(&mut self, inode: &Inode) -> Result<Header> {
         let header = self.header_of_attributes(inode);
         let times = [inode.accessed(), inode.modified(), inode.changed()];
+        if times
+            .iter()
+            .any(|time| i32::MIN as i64 <= time.s && time.s < 0)
+        {
+            let what = "a time before 1970, which restore(8) takes for one of 2038 to 2106";
+            self.tell(inode, what)?;
+        }
         if times.iter().any(|time| stamp(*time).1) {
             self.tell(
                 inode,
