@@ -29,6 +29,39 @@ pub struct Program<'a> {
     pub inherited: &'a [BorrowedFd<'a>],
     /// A unix socket that listens for it: who connects sees it at the other end (`SO_PEERCRED`).
     pub listener: Option<BorrowedFd<'a>>,
+    /// Whom it runs as, where that is not this process's user.
+    pub user: Option<&'a User>,
+}
+
+/// Whom a program runs as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// The real, effective and saved user.
+    pub uids: [u32; 3],
+    /// The same groups.
+    pub gids: [u32; 3],
+    /// More groups.
+    pub groups: Vec<u32>,
+    /// What it may do; of a program that is started, execve(2) works out what is permitted and in
+    /// effect.
+    pub capabilities: Capabilities,
+    /// Whether no program gives it privileges (`PR_SET_NO_NEW_PRIVS`).
+    pub no_new_privileges: bool,
+}
+
+/// Sets of capabilities; bit N is capability N: capabilities(7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Those that stay at an execve(2), if the program's file says so, too.
+    pub inheritable: u64,
+    /// Those that may be in effect.
+    pub permitted: u64,
+    /// Those in effect.
+    pub effective: u64,
+    /// Those that programs may give.
+    pub bounding: u64,
+    /// Those that stay at an execve(2).
+    pub ambient: u64,
 }
 
 /// A process that has not executed its program yet. It ends where this is dropped.
@@ -60,6 +93,7 @@ struct Prepared {
     standard: [RawFd; 2],
     inherited: Vec<RawFd>,
     listener: Option<RawFd>,
+    user: Option<User>,
     gate: RawFd,
     failure: RawFd,
 }
@@ -80,6 +114,7 @@ pub fn hold(program: &Program<'_>) -> io::Result<Held> {
         standard: program.standard.map(|fd| fd.as_raw_fd()),
         inherited: program.inherited.iter().map(AsRawFd::as_raw_fd).collect(),
         listener: program.listener.map(|fd| fd.as_raw_fd()),
+        user: program.user.cloned(),
         gate: gate.as_raw_fd(),
         failure: fail.as_raw_fd(),
     };
@@ -109,7 +144,7 @@ impl Held {
     /// Has it execute its program, and returns when it has.
     ///
     /// # Errors
-    /// Those of chdir(2), listen(2) and execve(2).
+    /// Those of chdir(2), listen(2) and execve(2), and of the calls that change a process's user.
     pub fn go(self) -> io::Result<Launched> {
         rustix::io::retry_on_intr(|| rustix::io::write(&self.gate, &[1]))?;
         drop(self.gate);
@@ -173,14 +208,90 @@ fn furnish(it: &Prepared) -> bool {
             return false;
         }
     }
+    // SAFETY: a string that the parent prepared.
+    if unsafe { libc::chdir(it.folder) } != 0 {
+        return false;
+    }
+    if it.user.as_ref().is_some_and(|user| !become_user(user)) {
+        return false;
+    }
     if let Some(listener) = it.listener {
         // SAFETY: makes the credentials that who connects sees those of this process.
         if unsafe { libc::listen(listener, 8) } < 0 {
             return false;
         }
     }
-    // SAFETY: a string that the parent prepared.
-    unsafe { libc::chdir(it.folder) == 0 }
+    true
+}
+
+/// Has this process, which has one thread, run as somebody else. Nothing of that can be undone.
+fn become_user(user: &User) -> bool {
+    let Capabilities {
+        inheritable,
+        bounding,
+        ambient,
+        ..
+    } = user.capabilities;
+    for number in (0..64).filter(|number| bounding & (1 << number) == 0) {
+        // The kernel does not know those behind its last one.
+        if prctl(libc::PR_CAPBSET_READ, number, 0) == 1
+            && prctl(libc::PR_CAPBSET_DROP, number, 0) != 0
+        {
+            return false;
+        }
+    }
+    let ([ruid, euid, suid], [rgid, egid, sgid]) = (user.uids, user.gids);
+    let (count, groups) = (user.groups.len(), user.groups.as_ptr());
+    // SAFETY: so many numbers of groups, which the parent prepared.
+    if unsafe { libc::syscall(libc::SYS_setgroups, count, groups) } != 0 {
+        return false;
+    }
+    // SAFETY: takes no pointers.
+    if unsafe { libc::syscall(libc::SYS_setresgid, rgid, egid, sgid) } != 0 {
+        return false;
+    }
+    // What is permitted stays until it is set below.
+    if prctl(libc::PR_SET_KEEPCAPS, 1, 0) != 0 {
+        return false;
+    }
+    // SAFETY: takes no pointers.
+    if unsafe { libc::syscall(libc::SYS_setresuid, ruid, euid, suid) } != 0 {
+        return false;
+    }
+    set_capabilities(inheritable | ambient, inheritable)
+        && prctl(
+            libc::PR_CAP_AMBIENT,
+            libc::PR_CAP_AMBIENT_CLEAR_ALL.into(),
+            0,
+        ) == 0
+        && (0..64)
+            .filter(|number| ambient & (1 << number) != 0)
+            .all(|number| {
+                prctl(
+                    libc::PR_CAP_AMBIENT,
+                    libc::PR_CAP_AMBIENT_RAISE.into(),
+                    number,
+                ) == 0
+            })
+        && (!user.no_new_privileges || prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0) == 0)
+}
+
+fn prctl(option: i32, argument: i64, other: i64) -> i32 {
+    // SAFETY: none of the options that are used here takes a pointer.
+    unsafe { libc::prctl(option, argument, other, 0_i64, 0_i64) }
+}
+
+/// Sets what is permitted and in effect, and what is inheritable: capset(2).
+fn set_capabilities(permitted: u64, inheritable: u64) -> bool {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0];
+    let half = |shift: u32| {
+        let part = |set: u64| (set >> shift) as u32;
+        [part(permitted), part(permitted), part(inheritable)]
+    };
+    let sets = [half(0), half(32)];
+    // SAFETY: the header and the two structures of the version that it names.
+    unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) == 0 }
 }
 
 /// No signal is blocked or ignored.
@@ -220,6 +331,7 @@ mod tests {
             standard,
             inherited: &[],
             listener: None,
+            user: None,
         }
     }
 
@@ -262,6 +374,52 @@ mod tests {
         reader.read_to_string(&mut told).unwrap();
         waitpid(Some(pid), WaitOptions::empty()).unwrap();
         assert_eq!(told, "");
+    }
+
+    #[test]
+    fn a_program_runs_as_whom_it_is_to() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let null = std::fs::File::open("/dev/null").unwrap();
+        // Who may bind low ports by an ambient capability, and one who may do nothing.
+        for ambient in [1 << 10, 0] {
+            let (mut reader, writer) = io::pipe().unwrap();
+            let arguments =
+                shell("grep -E '^(Uid|Gid|Groups|Cap...|NoNewPrivs):' /proc/self/status");
+            let user = User {
+                uids: [65533; 3],
+                gids: [65532; 3],
+                groups: vec![7, 107],
+                capabilities: Capabilities {
+                    inheritable: ambient,
+                    permitted: ambient,
+                    effective: ambient,
+                    bounding: 1 << 10 | 1,
+                    ambient,
+                },
+                no_new_privileges: ambient == 0,
+            };
+            let environment = [CString::new("PATH=/bin:/usr/bin").unwrap()];
+            let program = Program {
+                environment: &environment,
+                user: Some(&user),
+                ..program(&arguments, [null.as_fd(), writer.as_fd()])
+            };
+            let launched = hold(&program).unwrap().go().unwrap();
+            drop(writer);
+            let mut told = String::new();
+            reader.read_to_string(&mut told).unwrap();
+            waitpid(Some(launched.pid), WaitOptions::empty()).unwrap();
+            let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
+            let nothing_new = i32::from(ambient == 0);
+            let expected = format!(
+                "Uid: 65533 65533 65533 65533 Gid: 65532 65532 65532 65532 Groups: 7 107 \
+                 CapInh: {ambient:016x} CapPrm: {ambient:016x} CapEff: {ambient:016x} \
+                 CapBnd: 0000000000000401 CapAmb: {ambient:016x} NoNewPrivs: {nothing_new}"
+            );
+            assert_eq!(told, expected);
+        }
     }
 
     #[test]

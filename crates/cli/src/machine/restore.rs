@@ -121,7 +121,7 @@ impl Restore {
             return Err(Failure::Usage(what.to_owned()));
         }
         let images_dir = crate::session::absolute(&self.images_dir)?;
-        let options = RestoreOptions {
+        let mut options = RestoreOptions {
             way: match (shared, self.lazy) {
                 (true, _) => Way::Share(Duration::from_secs(self.keep)),
                 (false, true) => Way::Lazy,
@@ -139,13 +139,20 @@ impl Restore {
                 .transpose()?,
             command,
             environment: std::env::vars_os().collect(),
+            volume: None,
             pool: self.pool,
             patience: Duration::from_secs(self.timeout),
         };
         let mut attached = None;
         if let Some(target) = self.with_volume {
             vm::qemu::look(&options).map_err(Failure::machine("vm restore"))?;
-            attached = Some(with_volume::attach(&images_dir, target)?);
+            let volume = with_volume::attach(&images_dir, target)?;
+            let (point, id) = volume.place();
+            options.volume = Some(vm::qemu::Mount {
+                point: point.to_owned(),
+                id,
+            });
+            attached = Some(volume);
         }
         let scripts = Scripts {
             files: self.action_script,

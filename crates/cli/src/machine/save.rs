@@ -31,6 +31,11 @@ pub struct Save {
     #[arg(long)]
     with_disks: bool,
 
+    /// Save also a machine with devices that were plugged in or unplugged since it was started, which
+    /// its command line does not tell: each restore must be given one behind --
+    #[arg(long)]
+    for_command: bool,
+
     #[command(flatten)]
     volume: VolumeArgs,
 
@@ -116,6 +121,7 @@ impl Save {
             name: "vm save",
             kind,
             with_disks: self.with_disks,
+            for_command: self.for_command,
             volume: self.volume,
         };
         self.what.run(command, started)
@@ -132,6 +138,7 @@ impl PreSave {
             name: "vm pre-save",
             kind: SaveKind::Round,
             with_disks: false,
+            for_command: false,
             volume: VolumeArgs::default(),
         };
         self.what.run(command, started)
@@ -143,6 +150,7 @@ struct Command {
     name: &'static str,
     kind: SaveKind,
     with_disks: bool,
+    for_command: bool,
     volume: VolumeArgs,
 }
 
@@ -161,6 +169,7 @@ impl SaveArgs {
             parent: parent.map(Into::into),
             kind: command.kind,
             with_disks: command.with_disks,
+            for_command: command.for_command,
             compress: self.compress.compress,
             sync: !self.no_sync,
             patience: Duration::from_secs(self.timeout),

@@ -3,6 +3,7 @@
 
 mod balloon;
 mod behind;
+mod changed;
 mod disk_copies;
 mod disks;
 mod faults;
@@ -353,7 +354,7 @@ fn what_cannot_be_saved_is_refused_before_the_guest_is_stopped() {
     let folder = scratch.path();
     let shared = "memory-backend-file,id=mem,size=64M,share=on,mem-path=shared";
     let others = "memory-backend-file,id=others,size=1M,share=on,mem-path=others";
-    let cases: [(&str, &[&str], &str); 5] = [
+    let cases: [(&str, &[&str], &str); 7] = [
         ("plain", &["-m", "64"], "mem,size=64M,"),
         (
             "private",
@@ -363,7 +364,35 @@ fn what_cannot_be_saved_is_refused_before_the_guest_is_stopped() {
                 "-machine",
                 "memory-backend=mem",
             ],
-            "share=on",
+            "start QEMU with share=on in the -object with id=mem",
+        ),
+        (
+            "second",
+            &[
+                "-object",
+                shared,
+                "-machine",
+                "memory-backend=mem",
+                "-m",
+                "64,slots=1,maxmem=1G",
+                "-object",
+                "memory-backend-ram,id=second,size=64M",
+                "-device",
+                "pc-dimm,memdev=second",
+            ],
+            "memory second (64 MiB) is QEMU's alone: start QEMU with share=on",
+        ),
+        (
+            "screen",
+            &[
+                "-object",
+                shared,
+                "-machine",
+                "memory-backend=mem",
+                "-device",
+                "VGA,vgamem_mb=64",
+            ],
+            "vga.vram has 64 MiB: start QEMU with less of that",
         ),
         (
             "mapped",

@@ -14,8 +14,8 @@ use abi::{Addr, PAGE_BYTES, Span};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::lazy;
 use super::qmp::{Qmp, Question, Version, human};
+use super::{command, lazy};
 use crate::{Error, Result};
 
 /// The most blocks of a machine.
@@ -111,18 +111,23 @@ pub(crate) fn questions() -> [Question; 3] {
 /// # Errors
 /// [`Error::Unfit`] where some of it cannot be read from a file that nobody else has, with the
 /// option of QEMU that would allow it; those of [`Qmp::call`]; [`Error::File`].
-pub(crate) fn find(qmp: &mut Qmp, version: Version, pid: i32) -> Result<Vec<Block>> {
+pub(crate) fn find(
+    qmp: &mut Qmp,
+    version: Version,
+    pid: i32,
+    words: &[String],
+) -> Result<Vec<Block>> {
     let backends: Vec<Backend> = qmp.call(BACKENDS, json!({}))?;
     let blocks = ram_blocks(&qmp.human(RAM_BLOCKS)?);
     let views = qmp.human(VIEWS)?;
-    let mappings = Mappings::of(pid, version)?;
+    let mappings = Mappings::of(pid)?;
     let mut found = Vec::new();
     let mut shared = BTreeSet::new();
     if backends.len() > BLOCKS_MAX {
         return Err(unfit("QEMU says that it has hundreds of memory backends"));
     }
     for backend in &backends {
-        let id = check(qmp, version, backend)?;
+        let id = check(qmp, version, backend, words)?;
         let names = [id.clone(), format!("/objects/{id}")];
         let block = blocks.iter().find(|block| names.contains(&block.name));
         let Some(block) = block.filter(|block| block.used_bytes == backend.size) else {
@@ -130,7 +135,7 @@ pub(crate) fn find(qmp: &mut Qmp, version: Version, pid: i32) -> Result<Vec<Bloc
             return Err(Error::Unfit(what));
         };
         let at = address(qmp, &views, block)?;
-        let (file, offset_bytes) = mappings.file(at, block)?;
+        let (file, offset_bytes) = mappings.file(at, block, &id)?;
         refuse_unfinished(&file, &id)?;
         shared.insert(block.name.clone());
         found.push(Block {
@@ -150,7 +155,7 @@ pub(crate) fn find(qmp: &mut Qmp, version: Version, pid: i32) -> Result<Vec<Bloc
     if let Some(largest) = others.iter().max_by_key(|block| block.used_bytes)
         && bytes > UNSHARED_MAX_BYTES
     {
-        return Err(private(version, &largest.name, largest.used_bytes));
+        return Err(unsaved(version, largest, bytes));
     }
     if found.is_empty() {
         return Err(unfit("the machine has no memory that could be saved"));
@@ -173,12 +178,15 @@ fn refuse_unfinished(file: &OwnedFd, id: &str) -> Result<()> {
 }
 
 /// Refuses a backend that could not be read from outside; gives its name.
-fn check(qmp: &mut Qmp, version: Version, backend: &Backend) -> Result<String> {
+fn check(qmp: &mut Qmp, version: Version, backend: &Backend, words: &[String]) -> Result<String> {
     let Some(id) = &backend.id else {
-        return Err(private(version, "of a nameless backend", backend.size));
+        return Err(unfit("the guest has memory of a backend without a name"));
     };
     if !backend.share {
-        return Err(private(version, id, backend.size));
+        return Err(match is_main(id) && !command::has_object(words, id) {
+            true => private_main(version, id, backend.size),
+            false => private(id, backend.size),
+        });
     }
     if backend.size == 0 || !backend.size.is_multiple_of(PAGE_BYTES) {
         let what = format!("the memory backend {id} has {} bytes", backend.size);
@@ -198,12 +206,42 @@ fn check(qmp: &mut Qmp, version: Version, backend: &Backend) -> Result<String> {
     Ok(id.clone())
 }
 
-fn private(version: Version, name: &str, bytes: u64) -> Error {
+/// Whether a name is that of the memory that QEMU makes for a machine which is told of no backend.
+fn is_main(name: &str) -> bool {
+    name.ends_with(".ram") || name == "ram"
+}
+
+/// Why the memory that QEMU made for a machine by itself cannot be saved.
+fn private_main(version: Version, name: &str, bytes: u64) -> Error {
     let mib = bytes >> 20;
     let object = object(version, "mem", bytes);
     Error::Unfit(format!(
         "the guest's memory {name} ({mib} MiB) is QEMU's alone: start QEMU with \
          -object {object} -machine memory-backend=mem"
+    ))
+}
+
+/// Why the memory of a backend cannot be saved.
+fn private(id: &str, bytes: u64) -> Error {
+    let mib = bytes >> 20;
+    Error::Unfit(format!(
+        "the guest's memory {id} ({mib} MiB) is QEMU's alone: start QEMU with share=on in the \
+         -object with id={id}"
+    ))
+}
+
+/// Why there is too much memory without a backend, of which this block is the largest.
+fn unsaved(version: Version, largest: &RamBlock, bytes: u64) -> Error {
+    let (name, mib) = (&largest.name, largest.used_bytes >> 20);
+    if is_main(name) {
+        return private_main(version, name, largest.used_bytes);
+    }
+    Error::Unfit(format!(
+        "the memory of devices, ROMs and screens is saved up to {} MiB, and is {} MiB, of which \
+         {name} has {mib} MiB: start QEMU with less of that, as with vgamem_mb=16 for a VGA, or \
+         -global qxl-vga.vram_size=16777216 for a QXL",
+        UNSHARED_MAX_BYTES >> 20,
+        bytes.div_ceil(1 << 20)
     ))
 }
 
@@ -279,8 +317,6 @@ fn host_address(told: &str, name: &str) -> Option<u64> {
 #[derive(Debug)]
 struct Mappings {
     pid: i32,
-    /// That of the QEMU that the process is.
-    version: Version,
     shared: Vec<Mapping>,
 }
 
@@ -295,26 +331,22 @@ struct Mapping {
 }
 
 impl Mappings {
-    fn of(pid: i32, version: Version) -> Result<Self> {
+    fn of(pid: i32) -> Result<Self> {
         let path = PathBuf::from(format!("/proc/{pid}/maps"));
         let text = fs::read_to_string(&path).map_err(Error::file("read", path))?;
         let shared = text.lines().filter_map(Mapping::parse).collect();
-        Ok(Self {
-            pid,
-            version,
-            shared,
-        })
+        Ok(Self { pid, shared })
     }
 
     /// The file with a block that begins at `at`, and where in the file it does.
-    fn file(&self, at: u64, block: &RamBlock) -> Result<(OwnedFd, u64)> {
+    fn file(&self, at: u64, block: &RamBlock, id: &str) -> Result<(OwnedFd, u64)> {
         let end = at.checked_add(block.used_bytes);
         let mapping = self
             .shared
             .iter()
             .find(|mapping| mapping.start <= at && end.is_some_and(|end| end <= mapping.end));
         let Some(mapping) = mapping else {
-            return Err(private(self.version, &block.name, block.used_bytes));
+            return Err(private(id, block.used_bytes));
         };
         if let Some(other) = self.other(mapping)? {
             return Err(Error::Unfit(format!(

@@ -171,11 +171,17 @@ fn has_secret(value: &str) -> bool {
 /// Makes a recorded command line one that can be changed for restored machines: without what
 /// belongs to the saved process alone, and with the very machine type that it had.
 ///
-/// `many`: whether there are to be several of them.
+/// `many`: whether there are to be several of them; `has_disks`: whether they get what the image
+/// has of the disks.
 ///
 /// # Errors
 /// Which option cannot be had again, and why.
-pub(crate) fn recorded(words: &[String], machine: &str, many: bool) -> Result<Vec<String>, String> {
+pub(crate) fn recorded(
+    words: &[String],
+    machine: &str,
+    many: bool,
+    has_disks: bool,
+) -> Result<Vec<String>, String> {
     let mut all = split(words);
     let is_control = |word: &Word| {
         let control = (Some("control".to_owned()), "mode".to_owned());
@@ -227,7 +233,9 @@ pub(crate) fn recorded(words: &[String], machine: &str, many: bool) -> Result<Ve
                 option()
             ));
         }
-        if word.is(&["snapshot"]) || (word.is(&["drive"]) && is_temporary(word.value())) {
+        let temporary =
+            word.is(&["snapshot"]) || (word.is(&["drive"]) && is_temporary(word.value()));
+        if temporary && !has_disks {
             return Err(format!(
                 "{} gives a new machine disks without what the saved one had written to them",
                 option()
@@ -238,6 +246,27 @@ pub(crate) fn recorded(words: &[String], machine: &str, many: bool) -> Result<Ve
         }
     }
     Ok(join(all))
+}
+
+/// The names of a command line's devices.
+pub(crate) fn device_names(words: &[String]) -> Vec<String> {
+    let devices = split(words).into_iter().filter(|word| word.is(&["device"]));
+    let names = devices.map(|word| object(word.value()).1);
+    names.filter(|name| !name.is_empty()).collect()
+}
+
+/// Whether a command line has an object of this name.
+pub(crate) fn has_object(words: &[String], name: &str) -> bool {
+    let mut objects = split(words).into_iter().filter(|word| word.is(&["object"]));
+    objects.any(|word| object(word.value()).1 == name)
+}
+
+/// Whether a QEMU that is started with this command line gives its user up by itself.
+pub(crate) fn names_user(words: &[String]) -> bool {
+    split(words).iter().any(|word| {
+        let names_it = || fields(word.value()).iter().any(|field| field.0 == "user");
+        word.is(&["runas"]) || (word.is(&["run-with"]) && names_it())
+    })
 }
 
 /// Whether what is written to a drive is gone with its QEMU.
@@ -425,18 +454,18 @@ mod tests {
         let line = "-M q35,accel=tcg -qmp unix:/q,server=on -S -daemonize -pidfile /p \
                     -chardev socket,id=mon,path=/m,server=on -mon chardev=mon,mode=control \
                     -chardev stdio,id=c -incoming defer disk.img";
-        let kept = recorded(&words(line), "pc-q35-7.2", false).expect("it can be had");
+        let kept = recorded(&words(line), "pc-q35-7.2", false, false).expect("it can be had");
         assert_eq!(
             kept.join(" "),
             "-M pc-q35-7.2,accel=tcg -chardev stdio,id=c -incoming defer disk.img"
         );
         let line = "-machine type=pc,memory-backend=mem -machine usb=on";
-        let kept = recorded(&words(line), "pc-i440fx-7.2", true).expect("it can be had");
+        let kept = recorded(&words(line), "pc-i440fx-7.2", true, false).expect("it can be had");
         assert_eq!(
             kept.join(" "),
             "-machine type=pc-i440fx-7.2,memory-backend=mem -machine usb=on"
         );
-        let kept = recorded(&words("-m 5"), "x", true).expect("it can be had");
+        let kept = recorded(&words("-m 5"), "x", true, false).expect("it can be had");
         assert_eq!(kept.join(" "), "-m 5 -machine type=x");
     }
 
@@ -462,8 +491,8 @@ mod tests {
             "-netdev user,id=n,hostfwd=tcp::1-:2",
             "-vnc :1",
         ] {
-            recorded(&words(line), "pc", false).expect(line);
-            let error = recorded(&words(line), "pc", true).expect_err(line);
+            recorded(&words(line), "pc", false, false).expect(line);
+            let error = recorded(&words(line), "pc", true, false).expect_err(line);
             assert!(error.starts_with(line), "{error}");
         }
         for line in [
@@ -471,12 +500,33 @@ mod tests {
             "-drive file=a,snapshot=on",
             "-drive snapshot,file=a",
         ] {
-            let error = recorded(&words(line), "pc", false).expect_err(line);
+            let error = recorded(&words(line), "pc", false, false).expect_err(line);
             assert!(error.starts_with(line), "{error}");
         }
-        recorded(&words("-drive file=a,snapshot=off"), "pc", false).expect("it stays");
-        let error = recorded(&words("-netdev tap,fd=3,id=n"), "pc", false);
+        recorded(&words("-drive file=a,snapshot=off"), "pc", false, false).expect("it stays");
+        // What was written to it is in the image.
+        let line = words("-drive file=a,snapshot=on -machine pc");
+        assert_eq!(recorded(&line, "pc", false, true), Ok(line));
+        let error = recorded(&words("-netdev tap,fd=3,id=n"), "pc", false, false);
         assert!(error.expect_err("a descriptor").contains("descriptor"));
+    }
+
+    #[test]
+    fn names_are_those_of_devices_objects_and_users() {
+        let line = words(
+            "-device a,id=x -device {\"driver\":\"b\",\"id\":\"y\"} -device c \\
+             -object memory-backend-ram,id=m,size=1M",
+        );
+        assert_eq!(device_names(&line), ["x", "y"]);
+        assert!(has_object(&line, "m") && !has_object(&line, "x"));
+        for (line, names) in [
+            ("-runas nobody", true),
+            ("-run-with chroot=/x,user=nobody", true),
+            ("-run-with async-teardown=on", false),
+            ("-name runas", false),
+        ] {
+            assert_eq!(names_user(&words(line)), names, "{line}");
+        }
     }
 
     #[test]

@@ -176,6 +176,26 @@ pub(crate) fn written_ns(facts: &fs::Metadata) -> i64 {
         .saturating_add(facts.mtime_nsec())
 }
 
+/// The disks whose files have no name any more: what is written to them is gone with their QEMU.
+///
+/// # Errors
+/// Those of [`Qmp::call`]; [`Error::File`].
+pub(crate) fn temporary(qmp: &mut Qmp, pid: i32, folder: &str) -> Result<Vec<String>> {
+    let opened = Opened::of(pid)?;
+    let is_temporary = |inserted: &Inserted| {
+        let all = std::iter::successors(Some(&inserted.image), |content| {
+            content.backing_image.as_deref()
+        });
+        let mut files = all.filter_map(|content| file_of(&content.filename).ok());
+        files.any(|file| opened.deleted(&Path::new(folder).join(file)).is_some())
+    };
+    let drives = drives(qmp)?.into_iter().filter_map(|drive| {
+        let inserted = drive.inserted.as_ref()?;
+        is_temporary(inserted).then(|| drive.name(inserted))
+    });
+    Ok(drives.collect())
+}
+
 impl Disks {
     /// The disks that a machine has in use. Nothing is changed. `folder`: where QEMU runs.
     ///
@@ -403,6 +423,7 @@ fn layers(
             return Err(format!("{filename} has its data in another file"));
         }
         let path = folder.join(file_of(filename)?);
+        let is_temporary = opened.deleted(&path).is_some();
         let file = opened.file(&path, filename)?;
         layers.push(Layer {
             path,
@@ -411,8 +432,12 @@ fn layers(
         });
         match (&content.backing_filename, &content.backing_image) {
             (Some(_), Some(below)) if layers.len() < LAYERS_MAX => content = below,
+            // QEMU keeps to itself what a temporary one is over.
+            (None, Some(below)) if is_temporary && layers.len() < LAYERS_MAX => content = below,
             (None, None) => return Ok(layers),
-            (Some(_), Some(_)) => return Err(format!("it is over {LAYERS_MAX} files")),
+            _ if layers.len() >= LAYERS_MAX => {
+                return Err(format!("it is over {LAYERS_MAX} files"));
+            }
             _ => {
                 return Err(format!(
                     "{filename} does not say itself which file it is over"
@@ -442,23 +467,44 @@ fn file_of(name: &str) -> std::result::Result<String, String> {
 struct Opened {
     pid: i32,
     all: BTreeMap<(u64, u64), String>,
+    /// Those without a name any more, by the one that they had.
+    deleted: BTreeMap<PathBuf, String>,
 }
 
 impl Opened {
     fn of(pid: i32) -> Result<Self> {
         let folder = PathBuf::from(format!("/proc/{pid}/fd"));
         let entries = fs::read_dir(&folder).map_err(Error::file("read", &folder))?;
-        let facts = entries.flatten().filter_map(|entry| {
-            let facts = fs::metadata(entry.path()).ok()?;
-            let number = entry.file_name().to_str()?.to_owned();
-            Some(((facts.dev(), facts.ino()), number))
-        });
-        let all = facts.collect();
-        Ok(Self { pid, all })
+        let (mut all, mut deleted) = (BTreeMap::new(), BTreeMap::new());
+        for entry in entries.flatten() {
+            let (path, name) = (entry.path(), entry.file_name());
+            let (Ok(facts), Some(number)) = (fs::metadata(&path), name.to_str()) else {
+                continue;
+            };
+            all.insert((facts.dev(), facts.ino()), number.to_owned());
+            let link = fs::read_link(&path).unwrap_or_default();
+            let former = link.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+            // What has another name is there as long as that.
+            if let Some(former) = former.filter(|_| facts.is_file() && facts.nlink() == 0) {
+                let former = PathBuf::from(OsStr::from_bytes(former));
+                deleted.insert(former, number.to_owned());
+            }
+        }
+        Ok(Self { pid, all, deleted })
+    }
+
+    /// The number of the descriptor of a file that had this name and has none any more.
+    fn deleted(&self, path: &Path) -> Option<&String> {
+        let is_open = |facts: fs::Metadata| self.all.contains_key(&(facts.dev(), facts.ino()));
+        let number = self.deleted.get(path);
+        number.filter(|_| !fs::metadata(path).is_ok_and(is_open))
     }
 
     /// The file of a name that QEMU has it by, opened anew.
     fn file(&self, path: &Path, name: &str) -> std::result::Result<File, String> {
+        if let Some(number) = self.deleted(path) {
+            return self.open(number, name);
+        }
         let facts = fs::metadata(path);
         let facts = facts.map_err(|_| {
             format!("{name} is no file here: disks of a server and the like are not saved")
@@ -471,6 +517,10 @@ impl Opened {
         }
         let number = self.all.get(&(facts.dev(), facts.ino()));
         let number = number.ok_or(format!("{name} is not the file that QEMU has open"))?;
+        self.open(number, name)
+    }
+
+    fn open(&self, number: &str, name: &str) -> std::result::Result<File, String> {
         let open = File::open(format!("/proc/{}/fd/{number}", self.pid));
         open.map_err(|error| format!("{name} cannot be opened: {error}"))
     }

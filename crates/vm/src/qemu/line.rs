@@ -47,8 +47,14 @@ pub(crate) fn line(given: &[OsString], machine: &QemuMachine, many: bool) -> Res
             "the recorded command line lacks a secret of {option}: {give}"
         )));
     }
+    if !machine.plugged.is_empty() {
+        return Err(unfit(format!(
+            "the machine differs from its command line in {}: {give}, with what it had",
+            machine.plugged.join(", ")
+        )));
+    }
     check_disks(machine)?;
-    let words = command::recorded(&machine.words, &machine.machine, many);
+    let words = command::recorded(&machine.words, &machine.machine, many, machine.has_disks());
     for place in words.iter().flat_map(|words| command::listening_at(words)) {
         if is_listened_at(&place)? {
             return Err(unfit(format!(

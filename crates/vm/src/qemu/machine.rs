@@ -9,8 +9,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::block::{self, Block};
+use super::plugged::{self, Device, PLACES};
 use super::qmp::{self, Qmp, Version};
 use super::record::QemuMachine;
+use super::user::QemuUser;
 use super::watchdog::Before;
 use super::{command, processors};
 use crate::{Error, Result};
@@ -31,9 +33,6 @@ const CAPABILITIES: [&str; 2] = ["x-ignore-shared", "events"];
 /// What is asked of a machine's state, and of its migration.
 const STATUS: [&str; 2] = ["query-status", "query-migrate"];
 const GET_CAPABILITIES: &str = "query-migrate-capabilities";
-
-/// Where QEMU has the devices that were asked for.
-const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
 /// What tells of networks.
 const NETWORK: &str = "info network";
@@ -61,12 +60,6 @@ struct Capability {
 #[derive(Deserialize)]
 struct Status {
     status: String,
-}
-
-#[derive(Deserialize)]
-struct Child {
-    #[serde(rename = "type")]
-    kind: String,
 }
 
 impl Machine {
@@ -97,7 +90,7 @@ impl Machine {
 
     fn of(mut qmp: Qmp, version: Version, pid: i32) -> Result<Self> {
         // Each answer takes some 0.7 ms where a guest keeps QEMU busy.
-        let places = DEVICES.map(|place| ("qom-list", json!({ "path": place })));
+        let places = PLACES.map(|place| ("qom-list", json!({ "path": place })));
         let mut questions = STATUS.map(|command| (command, json!({}))).to_vec();
         questions.push((GET_CAPABILITIES, json!({})));
         questions.extend(places);
@@ -106,10 +99,13 @@ impl Machine {
         qmp.foresee(questions)?;
         let ran = runs(&mut qmp)?;
         let (capabilities, before) = capabilities(&mut qmp, version)?;
-        refuse_others(&mut qmp)?;
-        let mut blocks = block::find(&mut qmp, version, pid)?;
+        let line = line(pid)?;
+        let devices = plugged::devices(&mut qmp)?;
+        refuse_others(&mut qmp, &devices)?;
+        let mut blocks = block::find(&mut qmp, version, pid, &line.0)?;
         blocks.sort_by(|one, other| one.name.cmp(&other.name));
-        let record = record(&mut qmp, version, pid)?;
+        let mut record = record(&mut qmp, version, pid, line)?;
+        record.plugged = plugged::differences(&mut qmp, &devices, &record.words)?;
         Ok(Self {
             qmp,
             pid,
@@ -188,38 +184,23 @@ pub(crate) fn refuse_unheard(machine: &mut Machine) -> Result<()> {
         are_huge |= block.page_bytes()? > abi::PAGE_BYTES;
     }
     let kinds = if are_huge {
-        devices(&mut machine.qmp)?
+        plugged::devices(&mut machine.qmp)?
     } else {
         Vec::new()
     };
-    let gives_up = |kind: &&String| GIVING_UP.iter().any(|start| kind.starts_with(start));
+    let gives_up = |it: &&Device| GIVING_UP.iter().any(|start| it.kind.starts_with(start));
     match kinds.iter().find(gives_up) {
-        Some(kind) => Err(Error::Unfit(format!(
+        Some(Device { kind, .. }) => Err(Error::Unfit(format!(
             "{kind} takes huge pages from the guest unheard: save it without --live"
         ))),
         None => Ok(()),
     }
 }
 
-/// The kinds of devices that were asked for.
-fn devices(qmp: &mut Qmp) -> Result<Vec<String>> {
-    let mut kinds = Vec::new();
-    for place in DEVICES {
-        let devices: Vec<Child> = qmp.call("qom-list", json!({ "path": place }))?;
-        let kind = |device: Child| {
-            let kind = device.kind.strip_prefix("child<")?.strip_suffix('>')?;
-            Some(kind.to_owned())
-        };
-        kinds.extend(devices.into_iter().filter_map(kind));
-    }
-    Ok(kinds)
-}
-
 /// Refuses devices with which somebody else writes to the guest's memory.
-fn refuse_others(qmp: &mut Qmp) -> Result<()> {
-    let kinds = devices(qmp)?;
-    let is_such = |kind: &&String| WITH_OTHERS.iter().any(|start| kind.starts_with(start));
-    if let Some(kind) = kinds.iter().find(is_such) {
+fn refuse_others(qmp: &mut Qmp, devices: &[Device]) -> Result<()> {
+    let is_such = |it: &&Device| WITH_OTHERS.iter().any(|start| it.kind.starts_with(start));
+    if let Some(Device { kind, .. }) = devices.iter().find(is_such) {
         return Err(Error::Unfit(format!(
             "another process or device writes to the guest's memory: -device {kind}; use one of \
              QEMU's own, as virtio-blk-pci or virtio-net-pci"
@@ -236,7 +217,12 @@ fn refuse_others(qmp: &mut Qmp) -> Result<()> {
 }
 
 /// What is to be known to start another one.
-fn record(qmp: &mut Qmp, version: Version, pid: i32) -> Result<QemuMachine> {
+fn record(
+    qmp: &mut Qmp,
+    version: Version,
+    pid: i32,
+    (words, withheld): (Vec<String>, Vec<u32>),
+) -> Result<QemuMachine> {
     let kind = ("qom-get", json!({"path": "/machine", "property": "type"}));
     qmp.foresee(vec![kind.clone(), processors::question()])?;
     let machine: String = qmp.call(kind.0, kind.1)?;
@@ -246,9 +232,6 @@ fn record(qmp: &mut Qmp, version: Version, pid: i32) -> Result<QemuMachine> {
         let target = fs::read_link(&path).map_err(Error::file("read", path))?;
         Ok(target.to_string_lossy().into_owned())
     };
-    let path = PathBuf::from(format!("/proc/{pid}/cmdline"));
-    let line = fs::read(&path).map_err(Error::file("read", path))?;
-    let (words, withheld) = words(line);
     Ok(QemuMachine {
         version: version.to_string(),
         machine: machine.to_owned(),
@@ -257,8 +240,16 @@ fn record(qmp: &mut Qmp, version: Version, pid: i32) -> Result<QemuMachine> {
         words,
         withheld,
         processors: Some(processors::of(qmp)?),
+        user: Some(QemuUser::of(&pid.to_string())?),
         ..QemuMachine::default()
     })
+}
+
+/// The arguments of a process without secrets, and which those are; see [`words`].
+fn line(pid: i32) -> Result<(Vec<String>, Vec<u32>)> {
+    let path = PathBuf::from(format!("/proc/{pid}/cmdline"));
+    let line = fs::read(&path).map_err(Error::file("read", path))?;
+    Ok(words(line))
 }
 
 /// The arguments of a command line without secrets; none where they are no text.

@@ -11,6 +11,7 @@ use abi::{Addr, PAGE_BYTES};
 use image::{Reader, SpaceId};
 use pages::{Extent, sink};
 use rustix::fs::{Timespec, Timestamps};
+use sys::launch::User;
 
 use super::disk_words::Given;
 use super::disks::written_ns;
@@ -18,6 +19,7 @@ use super::new_file::NewFile;
 use super::qcow2::{self, Backing};
 use super::reaper::Reaper;
 use super::record::{QemuDisk, QemuDiskFile, QemuMachine};
+use super::user;
 use crate::{Error, Result};
 
 /// The disks of an image, in a folder in which machines have their own.
@@ -25,6 +27,8 @@ use crate::{Error, Result};
 pub(crate) struct OwnDisks {
     folder: PathBuf,
     all: Vec<OwnDisk>,
+    /// Whose they are, where that is not this process's user.
+    user: Option<User>,
 }
 
 #[derive(Debug)]
@@ -65,7 +69,7 @@ impl OwnDisks {
     pub fn prepare(
         folder: &Path,
         reader: &Reader,
-        machine: &QemuMachine,
+        (machine, user): (&QemuMachine, Option<&User>),
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Self> {
         if !machine.has_disks() {
@@ -78,14 +82,17 @@ impl OwnDisks {
             // What a file is over is there before it.
             for (at, file) in disk.files.iter().enumerate().rev() {
                 let below = disk.files.get(at + 1);
-                let below = below.map(|below| name_of(reader, below));
-                prepare(folder, reader, file, below.as_deref(), progress)?;
+                let below = below.map(|below| (name_of(reader, below), below.format.as_str()));
+                let path = prepare(folder, reader, file, below, progress)?;
+                let made = File::open(&path).map_err(Error::file("open", &path))?;
+                user::give(&made, &path, user)?;
             }
             all.push(own_disk(folder, reader, disk));
         }
         Ok(Self {
             folder: folder.to_owned(),
             all,
+            user: user.cloned(),
         })
     }
 
@@ -114,6 +121,7 @@ impl OwnDisks {
             };
             let written = qcow2::write_overlay(&new.file, disk.virtual_bytes, backing);
             written.map_err(Error::file("write", &path))?;
+            user::give(&new.file, &path, self.user.as_ref())?;
             reaper.clear(new.file.as_fd(), &path)?;
             new.name().map_err(taken(&path))?;
             own.made.push(path.clone());
@@ -162,18 +170,19 @@ fn name_of(reader: &Reader, file: &QemuDiskFile) -> String {
     format!("{}-{}.{}", reader.id(), file.space, file.format)
 }
 
-/// Makes a file as the image has it, unless it is there. `below`: what the file is to be over.
+/// Makes a file as the image has it, unless it is there; gives where it is. `below`: what the file
+/// is to be over, and its format.
 fn prepare(
     folder: &Path,
     reader: &Reader,
     file: &QemuDiskFile,
-    below: Option<&str>,
+    below: Option<(String, &str)>,
     progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<()> {
+) -> Result<PathBuf> {
     let path = folder.join(name_of(reader, file));
     match fs::metadata(&path) {
         Ok(facts) if (facts.len(), written_ns(&facts)) == (file.bytes, file.written_ns) => {
-            return Ok(());
+            return Ok(path);
         }
         Ok(_) => {
             return Err(Error::Unfit(format!(
@@ -190,8 +199,12 @@ fn prepare(
     let mut new = NewFile::nameless(&path, 0o400).map_err(failed)?;
     let made = &new.file;
     fill(reader, file, made, progress)?;
-    if let Some(below) = below {
-        qcow2::rename_backing(made, Path::new(below)).map_err(failed)?;
+    if let Some((below, format)) = below {
+        let backing = Backing {
+            path: Path::new(&below),
+            format,
+        };
+        qcow2::set_backing(made, backing).map_err(failed)?;
     }
     // As the image has it, which the last page does not tell.
     made.set_len(file.bytes).map_err(failed)?;
@@ -207,8 +220,8 @@ fn prepare(
     made.sync_all().map_err(failed)?;
     match new.name() {
         // Somebody else has made it meanwhile.
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        named => named.map_err(failed),
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(error)),
+        _ => Ok(path),
     }
 }
 

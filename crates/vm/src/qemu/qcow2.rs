@@ -20,6 +20,8 @@ const CLUSTER_BYTES: u64 = 1 << CLUSTER_BITS;
 const BACKING_AT: u64 = 8;
 const BACKING_LENGTH_AT: u64 = 16;
 const CLUSTER_BITS_AT: u64 = 20;
+/// Where the length of the header is told.
+const HEADER_LENGTH_AT: usize = 100;
 
 /// The length of a header of version 3, and the extension with the format of the file below.
 const HEADER_BYTES: u32 = 104;
@@ -88,12 +90,74 @@ pub(crate) fn write_overlay(
     file.write_all_at(&counts.collect::<Vec<_>>(), 2 * CLUSTER_BYTES)
 }
 
+/// Has a file be over another one: names that anew, or for the first time where QEMU kept the name
+/// to itself, as it does for a temporary disk.
+///
+/// # Errors
+/// As [`rename_backing`].
+pub(crate) fn set_backing(file: &File, backing: Backing<'_>) -> io::Result<()> {
+    let mut at = [0; 8];
+    file.read_exact_at(&mut at, BACKING_AT)?;
+    match u64::from_be_bytes(at) {
+        0 => add_backing(file, backing),
+        _ => rename_backing(file, backing.path),
+    }
+}
+
+/// Puts the format and the name of the file below behind the extensions of the header.
+fn add_backing(file: &File, backing: Backing<'_>) -> io::Result<()> {
+    let (name, format) = (backing.path.as_os_str().as_bytes(), backing.format);
+    let mut header = [0; CLUSTER_BYTES as usize];
+    let read = read_start(file, &mut header)?;
+    let number = |at: usize| {
+        let bytes = header[..read].get(at..at + 4);
+        bytes.map(|bytes| u32::from_be_bytes(bytes.try_into().expect("four bytes")))
+    };
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let bits = number(CLUSTER_BITS_AT as usize).filter(|bits| (9..=21).contains(bits));
+    let cluster_bytes = 1_usize << bits.ok_or_else(invalid)?;
+    if header[..4] != MAGIC || number(4) != Some(3) {
+        return Err(invalid());
+    }
+    let mut at = number(HEADER_LENGTH_AT).ok_or_else(invalid)? as usize;
+    while number(at).ok_or_else(invalid)? != 0 {
+        let length = number(at + 4).ok_or_else(invalid)? as usize;
+        at += 8 + length.next_multiple_of(8);
+    }
+    let mut added = Vec::new();
+    added.extend(FORMAT_EXTENSION.to_be_bytes());
+    added.extend((format.len() as u32).to_be_bytes());
+    added.extend(format.bytes());
+    added.resize(8 + format.len().next_multiple_of(8), 0);
+    added.extend([0; 8]);
+    let name_at = at + added.len();
+    added.extend(name);
+    if name.len() > NAME_MAX_BYTES || at + added.len() > cluster_bytes {
+        return Err(invalid());
+    }
+    file.write_all_at(&added, at as u64)?;
+    file.write_all_at(&(name.len() as u32).to_be_bytes(), BACKING_LENGTH_AT)?;
+    file.write_all_at(&(name_at as u64).to_be_bytes(), BACKING_AT)
+}
+
+/// Reads the beginning of a file, as much as there is; gives how much that is.
+fn read_start(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
+    let mut read = 0;
+    while read < bytes.len() {
+        match file.read_at(&mut bytes[read..], read as u64)? {
+            0 => break,
+            count => read += count,
+        }
+    }
+    Ok(read)
+}
+
 /// Has a file that is over another one name that by another name.
 ///
 /// # Errors
 /// Those of the file; [`io::ErrorKind::InvalidData`] for one that is over none, or has no room for
 /// the name.
-pub(crate) fn rename_backing(file: &File, name: &Path) -> io::Result<()> {
+fn rename_backing(file: &File, name: &Path) -> io::Result<()> {
     let name = name.as_os_str().as_bytes();
     let mut magic = [0; 4];
     file.read_exact_at(&mut magic, 0)?;
@@ -150,5 +214,42 @@ mod tests {
         write_overlay(&file, 1 << 20, backing(&long)).expect_err("it is too long");
         write_overlay(&file, 1 << 20, backing("/a")).expect("written");
         rename_backing(&file, Path::new(&long)).expect_err("it is too long");
+    }
+
+    #[test]
+    fn file_that_tells_nothing_below_gets_a_format_and_a_name() {
+        // As QEMU makes a temporary disk: an extension with names of features, and the last one.
+        let file = tempfile::tempfile().expect("a file");
+        write_overlay(&file, 1 << 30, backing("/below")).expect("written");
+        let mut header = vec![0; 256];
+        file.read_exact_at(&mut header, 0).expect("read");
+        header[BACKING_AT as usize..][..12].fill(0);
+        header[104..].fill(0);
+        header[104..108].copy_from_slice(&0x6803_f857_u32.to_be_bytes());
+        header[108..112].copy_from_slice(&5_u32.to_be_bytes());
+        header[112..117].fill(b'x');
+        file.write_all_at(&header, 0).expect("written");
+        set_backing(&file, backing("/images/own.raw")).expect("it has room");
+        let mut after = vec![0; 256];
+        file.read_exact_at(&mut after, 0).expect("read");
+        let number = |at: usize| u32::from_be_bytes(after[at..at + 4].try_into().expect("four"));
+        assert_eq!(after[104..120], header[104..120]);
+        assert_eq!((number(120), number(124)), (FORMAT_EXTENSION, 3));
+        assert_eq!(
+            (&after[128..131], number(136), number(140)),
+            (&b"raw"[..], 0, 0)
+        );
+        let name = 144..144 + "/images/own.raw".len();
+        assert_eq!((number(8), number(12)), (0, name.start as u32));
+        assert_eq!(number(16), name.len() as u32);
+        assert_eq!(&after[name], b"/images/own.raw");
+        // Again, it is only renamed.
+        set_backing(&file, backing("/x")).expect("it has room");
+        file.read_exact_at(&mut after, 0).expect("read");
+        assert_eq!(&after[144..146], b"/x");
+        // What has no end is refused.
+        header[104..].fill(0xff);
+        file.write_all_at(&header, 0).expect("written");
+        assert!(set_backing(&file, backing("/y")).is_err());
     }
 }

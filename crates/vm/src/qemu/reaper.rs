@@ -1,4 +1,5 @@
-//! A process that ends half restored machines if we are killed, and removes what was made for them.
+//! A process that ends half restored machines if we are killed, removes what was made for them, and
+//! unmounts the volume that was mounted for them.
 //!
 //! It is told of each before that executes QEMU, and a process that was not let go ends by itself;
 //! of a file before that has its name.
@@ -10,6 +11,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, setsid, waitpid};
 use sys::fork::fork_for_numbers;
@@ -17,13 +20,15 @@ use sys::socket::{self, Along};
 
 use crate::{Error, Result};
 
-/// What it is told: of a process; of a file, with its name behind; or that all goes well.
+/// What it is told: of a process; of a file, with its name behind; of a mount, with its id and its
+/// directory behind; or that all goes well.
 const PROCESS: u8 = b'p';
 const FILE: u8 = b'f';
+const MOUNT: u8 = b'm';
 const DISMISSED: u8 = b'd';
 
 /// The longest that it is told: a name has `PATH_MAX` bytes at most (path_resolution(7)).
-const TOLD_MAX_BYTES: usize = 4097;
+const TOLD_MAX_BYTES: usize = 4096 + 1 + 8;
 
 /// The waiting process. Dropped without [`Reaper::dismiss`], it ends the machines.
 #[derive(Debug)]
@@ -67,6 +72,7 @@ impl Reaper {
                 let _ = rustix::io::retry_on_intr(|| poll(&mut end, None));
             }
             told.files.iter().for_each(Named::remove);
+            told.mounts.iter().for_each(Mount::unmount);
         });
         Ok(Self {
             child: Some(child.map_err(failed)?),
@@ -107,6 +113,18 @@ impl Reaper {
         )
     }
 
+    /// Has a mount unmounted if this process dies, when the machines have ended.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] where the watchdog is gone, or the directory's name is too long.
+    pub fn unmount(&self, mount: &Mount) -> Result<()> {
+        let point = mount.point.as_os_str().as_bytes();
+        self.tell(
+            &[&[MOUNT][..], &mount.id.to_ne_bytes(), point].concat(),
+            &[],
+        )
+    }
+
     /// Leaves the machines to themselves.
     ///
     /// # Errors
@@ -143,6 +161,30 @@ impl Drop for Reaper {
 struct Told {
     processes: Vec<OwnedFd>,
     files: Vec<Named>,
+    mounts: Vec<Mount>,
+}
+
+/// A mounted volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// The directory.
+    pub point: PathBuf,
+    /// The id of the mount (`stx_mnt_id` of statx(2)).
+    pub id: u64,
+}
+
+impl Mount {
+    /// Unmounts it, if it is what is mounted there.
+    fn unmount(&self) {
+        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+        let facts = statx(CWD, &self.point, flags, StatxFlags::MNT_ID);
+        if !facts.is_ok_and(|facts| facts.stx_mnt_id == self.id) {
+            return;
+        }
+        if unmount(&self.point, UnmountFlags::empty()).is_err() {
+            let _ = unmount(&self.point, UnmountFlags::DETACH);
+        }
+    }
 }
 
 /// A file and its name.
@@ -179,6 +221,15 @@ fn wait(line: &OwnedFd) -> Told {
                 let file = received.rights.into_iter().next();
                 told.files.extend(file.map(|file| Named { file, path }));
             }
+            Some((&MOUNT, rest)) => {
+                let Some((id, point)) = rest.split_first_chunk() else {
+                    return told;
+                };
+                told.mounts.push(Mount {
+                    point: PathBuf::from(OsStr::from_bytes(point)),
+                    id: u64::from_ne_bytes(*id),
+                });
+            }
             Some((&DISMISSED, [])) => return Told::default(),
             _ => return told,
         }
@@ -209,6 +260,40 @@ mod tests {
         drop(reaper);
         wait(&theirs).files.iter().for_each(Named::remove);
         paths.iter().map(|path| !path.exists()).collect()
+    }
+
+    #[test]
+    fn mount_is_told_with_its_id_and_forgotten_when_all_goes_well() {
+        for is_dismissed in [false, true] {
+            let kind = SocketType::SEQPACKET;
+            let pair = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+            let (theirs, own) = pair.expect("a pair");
+            let reaper = Reaper::of(own);
+            let mount = Mount {
+                point: PathBuf::from("/srv/guests"),
+                id: 0x0102_0304_0506_0708,
+            };
+            reaper.unmount(&mount).expect("told");
+            if is_dismissed {
+                reaper.dismiss().expect("told");
+            }
+            drop(reaper);
+            let told = wait(&theirs).mounts;
+            assert_eq!(
+                told,
+                [mount]
+                    .into_iter()
+                    .filter(|_| !is_dismissed)
+                    .collect::<Vec<_>>()
+            );
+        }
+        // Another mount there is left alone.
+        let folder = tempfile::tempdir().expect("a folder");
+        let other = Mount {
+            point: folder.path().to_owned(),
+            id: u64::MAX,
+        };
+        other.unmount();
     }
 
     #[test]

@@ -7,6 +7,7 @@ use image::{Reader, Record, SpaceId, SpaceKind};
 use prost::Message;
 
 use super::disks::FORMATS;
+use super::user::QemuUser;
 use crate::records::{MonitorState, OF_COMPANIONS, tag};
 use crate::{Error, Result};
 
@@ -43,6 +44,12 @@ pub(crate) struct QemuMachine {
     /// Its processors.
     #[prost(message, optional, tag = "9")]
     pub processors: Option<QemuProcessors>,
+    /// Whom it ran as; older images do not tell.
+    #[prost(message, optional, tag = "10")]
+    pub user: Option<QemuUser>,
+    /// Devices in which it differs from what its arguments say: each restore is to be given others.
+    #[prost(string, repeated, tag = "11")]
+    pub plugged: Vec<String>,
 }
 
 /// The processors of a machine, as its guest knows them.

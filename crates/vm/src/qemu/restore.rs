@@ -11,15 +11,16 @@ use std::time::Duration;
 use image::{ImageId, Reader};
 use rustix::fs::{Mode, OFlags};
 use store::Images;
+use sys::launch::User;
 
 use super::line::{Line, line};
 use super::own_disks::{Own, OwnDisks};
 use super::ram::{self, Memory};
-use super::reaper::Reaper;
+use super::reaper::{Mount, Reaper};
 use super::record::{QemuMachine, Saved};
 use super::start::{self, Plan, Started};
 use super::template::{self, Keeper};
-use super::{command, disk_words, lazy, pool};
+use super::{command, disk_words, lazy, pool, user};
 use crate::{Error, Result};
 
 /// The most machines that are started at once.
@@ -47,6 +48,8 @@ pub struct RestoreOptions {
     pub command: Vec<OsString>,
     /// The environment that they have.
     pub environment: Vec<(OsString, OsString)>,
+    /// The volume that is unmounted if no machine runs in the end.
+    pub volume: Option<Mount>,
     /// How many more wait for the next restore.
     pub pool: u32,
     /// How long QEMU may take to answer.
@@ -122,13 +125,18 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     let many = options.clones + options.pool > 1;
     let line = line(&options.command, &machine, many)?;
     let environment = start::environment(&options.environment)?;
-    let disks = own_disks(options, &reader, &machine, observer)?;
+    let user = user::of_restored(&machine, options.command.is_empty())?;
+    let disks = own_disks(options, &reader, (&machine, user.as_ref()), observer)?;
     let reaper = Reaper::post()?;
+    if let Some(volume) = &options.volume {
+        reaper.unmount(volume)?;
+    }
     let state = self::state(&state)?;
     let memories = Memories::of(options, &reader, &machine)?;
     let batch = Batch {
         line: &line,
         environment: &environment,
+        user: user.as_ref(),
         pattern: options.name.as_deref(),
         rename: options.name.is_some() || many,
         sockets: &options.sockets,
@@ -185,21 +193,22 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
 pub fn look(options: &RestoreOptions) -> Result<()> {
     check(options)?;
     let store = options.images.open().map_err(Error::Store)?;
-    Saved::of(&Reader::open(&*store)?).map(drop)
+    let saved = Saved::of(&Reader::open(&*store)?)?;
+    user::of_restored(&saved.machine, options.command.is_empty()).map(drop)
 }
 
 /// The disks that machines get: those of the image, where they are to have them.
 fn own_disks(
     options: &RestoreOptions,
     reader: &Reader,
-    machine: &QemuMachine,
+    (machine, user): (&QemuMachine, Option<&User>),
     observer: &dyn Observer,
 ) -> Result<Option<OwnDisks>> {
     let words = options.command.iter().filter_map(|word| word.to_str());
     let names = disk_words::names_disks(&words.map(str::to_owned).collect::<Vec<_>>());
     let progress = |done, total| observer.progress(done, total);
     match &options.disks {
-        Some(folder) => OwnDisks::prepare(folder, reader, machine, &progress).map(Some),
+        Some(folder) => OwnDisks::prepare(folder, reader, (machine, user), &progress).map(Some),
         None if names || (options.command.is_empty() && machine.has_disks()) => Err(Error::Unfit(
             "say where machines have the image's disks: --disk-dir DIR".to_owned(),
         )),
@@ -211,6 +220,8 @@ fn own_disks(
 pub(crate) struct Batch<'a> {
     pub line: &'a Line,
     environment: &'a [CString],
+    /// Whom they run as, where that is not this process's user.
+    user: Option<&'a User>,
     /// What they are called.
     pub pattern: Option<&'a str>,
     rename: bool,
@@ -257,6 +268,7 @@ impl Batch<'_> {
             program: &self.line.program,
             words,
             environment: self.environment,
+            user: self.user,
             folder: &self.line.folder,
             name: &name,
             rename: self.rename,
@@ -541,6 +553,7 @@ mod tests {
             disks: None,
             command: Vec::new(),
             environment: Vec::new(),
+            volume: None,
             pool: 0,
             patience: crate::qemu::PATIENCE,
         }

@@ -36,6 +36,9 @@ pub struct SaveOptions {
     pub kind: SaveKind,
     /// Whether the contents of its disks are saved, too.
     pub with_disks: bool,
+    /// Whether each restore is going to be given a command line, as the recorded one does not make
+    /// all devices of the machine.
+    pub for_command: bool,
     /// How pages are compressed.
     pub compress: Option<Compression>,
     /// Whether to wait until the image is on the disk.
@@ -112,6 +115,9 @@ pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 pub fn save(options: &SaveOptions, facts: Facts, mut watch: Watch<'_>) -> Result<Saved> {
     let watch = &mut watch;
     let mut machine = Machine::look(&options.socket, options.patience)?;
+    if options.kind != SaveKind::Round {
+        refuse_lost(options, &mut machine)?;
+    }
     let seal = Seal {
         durable: options.sync,
         facts,
@@ -125,6 +131,32 @@ pub fn save(options: &SaveOptions, facts: Facts, mut watch: Watch<'_>) -> Result
     let saved = saved.map_err(|error| unless_ended(error, pid))?;
     log::info!("image {} is whole: {saved:?}", saved.image);
     Ok(saved)
+}
+
+/// Refuses a machine whose image would not have all of it.
+fn refuse_lost(options: &SaveOptions, machine: &mut Machine) -> Result<()> {
+    let plugged = machine.record.plugged.join(", ");
+    if !plugged.is_empty() && !options.for_command {
+        return Err(Error::Unfit(format!(
+            "the machine differs from its command line, which restores start others with, in \
+             {plugged}: undo that, or save with --for-command and give each restore a command line \
+             behind --"
+        )));
+    }
+    let temporary = disks::temporary(&mut machine.qmp, machine.pid, &machine.record.folder)?;
+    let Some(disk) = temporary.first() else {
+        return Ok(());
+    };
+    let what = match (options.with_disks, options.kind) {
+        (true, SaveKind::Ending) => return Ok(()),
+        (true, _) => "it is saved where QEMU ends, without --leave-running",
+        (false, _) => "save it with --with-disks",
+    };
+    Err(Error::Unfit(format!(
+        "the disk {} is temporary (snapshot=on, or its file was removed): what the guest has \
+         written to it ends with this QEMU; {what}",
+        disk
+    )))
 }
 
 /// Saves all of a machine while its guest is stopped.

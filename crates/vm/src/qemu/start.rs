@@ -14,7 +14,7 @@ use rustix::net::SocketType;
 use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sys::launch::{self, Launched, Program};
+use sys::launch::{self, Launched, Program, User};
 use sys::listener::{Failure, listen_at};
 
 use super::command::{self, Change, Memory};
@@ -40,6 +40,8 @@ pub(crate) struct Plan<'a> {
     /// Its arguments, with the clone's number and name in them.
     pub words: Vec<String>,
     pub environment: &'a [CString],
+    /// Whom it runs as, where that is not this process's user.
+    pub user: Option<&'a User>,
     /// Where it starts.
     pub folder: &'a Path,
     /// What the machine is called.
@@ -354,6 +356,7 @@ fn launch(
         standard: [null.as_fd(), said.as_fd()],
         inherited: &own.chain(memory).collect::<Vec<_>>(),
         listener: Some(listener.as_fd()),
+        user: plan.user,
     };
     let held = launch::hold(&program).map_err(|source| Error::Kernel {
         doing: "cannot make a process",

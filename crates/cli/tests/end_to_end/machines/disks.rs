@@ -35,7 +35,7 @@ const FIXED: [&str; 13] = [
 ];
 
 /// Its command line, with two disks by their files.
-fn idle_words(one: &str, two: &str) -> Vec<String> {
+pub(super) fn idle_words(one: &str, two: &str) -> Vec<String> {
     let mut words = Emulator::of_tests().program();
     words.extend(FIXED.map(str::to_owned));
     let node = format!("driver=file,filename={two},node-name=file");
@@ -53,14 +53,25 @@ fn idle_words(one: &str, two: &str) -> Vec<String> {
 impl Idle {
     /// Starts it; disks that are not there yet have 20 MiB.
     pub fn start(folder: &Path, more: &[&str]) -> Self {
+        Self::start_with(folder, &[], more)
+    }
+
+    /// The same by another program, whose words come before its own.
+    pub fn start_by(folder: &Path, by: &[String]) -> Self {
+        Self::start_with(folder, by, &[])
+    }
+
+    fn start_with(folder: &Path, by: &[String], more: &[&str]) -> Self {
         for path in ["one", "two"].map(|name| folder.join(name)) {
             if !path.exists() {
                 let file = File::create(path).expect("a file");
                 file.set_len(20 << 20).expect("a length");
+                let all = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+                file.set_permissions(all).expect("it is ours");
             }
         }
         let qmp = folder.join("idle.qmp").to_str().expect("text").to_owned();
-        let words = idle_words("one", "two");
+        let words = [by, &idle_words("one", "two")].concat();
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).args(more).current_dir(folder);
         command.args(["-qmp", &format!("unix:{qmp},server=on,wait=off")]);
@@ -75,6 +86,10 @@ impl Idle {
 
     pub fn socket(&self) -> &str {
         &self.qmp
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.qemu.id().cast_signed()
     }
 
     /// Kills QEMU.
@@ -118,7 +133,7 @@ pub(super) fn write(socket: &str, number: usize, (byte, place): (u8, &str)) {
 
 /// What a disk holds, by a copy that QEMU makes of it.
 #[track_caller]
-fn contents(folder: &Path, socket: &str, number: usize) -> Vec<u8> {
+pub(super) fn contents(folder: &Path, socket: &str, number: usize) -> Vec<u8> {
     let drives = qmp(socket, "query-block");
     let copy = folder.join("copy");
     let with = json!({
