@@ -22,6 +22,8 @@ use testkit::huge_pages::HugePages;
 
 const SPACE: SpaceId = SpaceId(1);
 const MADV_DONTNEED: i32 = 4;
+/// Pages with it are a mapping of their own.
+const MADV_DONTFORK: i32 = 10;
 const PAGE: usize = PAGE_BYTES as usize;
 const HUGE: usize = 2 << 20;
 
@@ -418,6 +420,27 @@ fn change(served: &Served, granule: Granule, model: &mut [Holds], generation: u6
         write(model, page);
     }
     written
+}
+
+#[test]
+fn pages_of_several_mappings_come_early_all_the_same() {
+    const BYTES: usize = 4 * HUGE;
+    each(BYTES, |served, granule, what| {
+        // The kernel refuses pages of several mappings together.
+        for start in (0..BYTES).step_by(HUGE) {
+            let from = match granule {
+                Granule::Small => start + 100 * PAGE,
+                _ => start,
+            };
+            let part = from..from + granule.pages() as usize * PAGE;
+            served.memory.advise(part, MADV_DONTFORK).expect("divided");
+        }
+        let fetched = served.serve(|| served.session.fetch(&|| false));
+        fetched.expect(what);
+        assert_eq!(served.session.progress().remaining_bytes, 0, "{what}");
+        served.session.end().expect("it ends");
+        (0..BYTES / PAGE).for_each(|page| served.check(page as u64, Holds::Image));
+    });
 }
 
 #[test]

@@ -180,6 +180,13 @@ fn dump_unmounted(
     let earlier = parent.map(|parent| &parent.survey);
     let survey = Survey::new(&fs, now, &Vec::from_iter(earlier), &Pieces::default())?;
     let sb = fs.superblock();
+    if sb.journal_inode == 0 && !sb.was_unmounted {
+        log::warn!(
+            "{} has no journal and was not unmounted: files that its bitmaps of inodes lack are not \
+             looked for; e2fsck -f finds them",
+            options.volume.display()
+        );
+    }
     let mut state = State {
         len_bytes: sb.len_bytes(),
         uuid: sb.uuid,

@@ -8,9 +8,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{MetadataExt as _, fchown};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use abi::PAGE_BYTES;
@@ -564,7 +564,9 @@ fn overlay(disk: &Disk, number: usize, id: ImageId, guest: &Guest<'_>) -> Result
     let failed = || Error::file("make the overlay", &path);
     let facts = top.file.metadata().map_err(failed())?;
     let mut new = NewFile::create(&path, facts.mode() & 0o777).map_err(failed())?;
-    // QEMU, which opens it anew, may be somebody else.
+    // QEMU, which opens it anew, may be somebody else, whom our mask of permissions is not for.
+    let mode = Permissions::from_mode(facts.mode() & 0o777);
+    new.file.set_permissions(mode).map_err(failed())?;
     fchown(&new.file, Some(facts.uid()), Some(facts.gid())).map_err(failed())?;
     let backing = Backing {
         path: &top.path,

@@ -61,11 +61,16 @@ pub struct Superblock {
     pub label: String,
     /// The inode of the journal; 0 where there is none in the file system.
     pub journal_inode: u32,
+    /// Whether it was unmounted, or checked, after it was written to last.
+    pub was_unmounted: bool,
     /// Inodes whose blocks change without a trace in the inode: quota, orphans.
     pub special_inodes: Vec<u32>,
     /// The block that tells who has it mounted.
     pub mmp_block: u64,
 }
+
+/// A bit of the state: everything was written when it was unmounted.
+const VALID_FS: u16 = 1;
 
 /// Whether a superblock's bytes have a checksum.
 pub fn has_checksum(bytes: &[u8]) -> bool {
@@ -160,6 +165,7 @@ impl Superblock {
                 0 => 0,
                 _ => u32_at(0xe0),
             },
+            was_unmounted: u16_at(bytes, 0x3a) & VALID_FS != 0,
             special_inodes: special,
             mmp_block: joined(u32_at(0x168), u32_at(0x16c)),
         };
