@@ -12,6 +12,7 @@ pub mod bpf_map;
 pub mod btf;
 pub mod causes;
 pub mod close;
+pub mod dispositions;
 pub mod ending;
 pub mod fanotify;
 pub mod fcntl;

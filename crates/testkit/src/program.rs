@@ -95,6 +95,7 @@ impl Program {
     pub fn spawn(mut self) -> Spawned {
         tree::adopt_orphans();
         keep_strays();
+        crate::skip::note_end_to_end();
         let child = match self.command.spawn() {
             Ok(child) => child,
             Err(error) => panic!("start {}: {error}", self.name),

@@ -15,7 +15,7 @@
 //! ```
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The environment variable that names the file to which notes are appended, one a line.
 pub const VARIABLE: &str = "STILLFRAME_SKIPS";
@@ -31,13 +31,41 @@ pub fn note(test: &str, why: &str) {
     let Some(path) = std::env::var_os(VARIABLE) else {
         return;
     };
-    // One write of one line: test programs append side by side.
+    append(Path::new(&path), &format!("{test}: {why}\n"));
+}
+
+/// The environment variable that names the file to which tests that start something are appended,
+/// one a line: their package and their name.
+pub const END_TO_END_VARIABLE: &str = "STILLFRAME_END_TO_END";
+
+/// Notes that the test whose thread this is needs more than itself: root, or a program that it
+/// starts. `cargo xtask test` may try it again where it fails. Programs that it starts have default
+/// dispositions and an empty signal mask, whatever this process inherited.
+///
+/// # Panics
+/// When the file that [`END_TO_END_VARIABLE`] names cannot be written.
+pub fn note_end_to_end() {
+    sys::dispositions::pass_on_defaults();
+    let Some(path) = std::env::var_os(END_TO_END_VARIABLE) else {
+        return;
+    };
+    let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
+    let thread = std::thread::current();
+    // A thread that a test has started is none of libtest's, which have their tests' names.
+    let Some(name) = thread.name().filter(|name| *name != "main") else {
+        return;
+    };
+    append(Path::new(&path), &format!("{package} {name}\n"));
+}
+
+/// Adds a line to a file: one write, as test programs append side by side.
+fn append(path: &Path, line: &str) {
     OpenOptions::new()
         .create(true)
         .append(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(format!("{test}: {why}\n").as_bytes()))
-        .unwrap_or_else(|error| panic!("note a skip in {}: {error}", path.display()));
+        .open(path)
+        .and_then(|mut file| file.write_all(line.as_bytes()))
+        .unwrap_or_else(|error| panic!("add a note to {}: {error}", path.display()));
 }
 
 /// Tells whether the effective user is root.
@@ -90,6 +118,7 @@ macro_rules! skip {
 #[macro_export]
 macro_rules! needs_root {
     () => {
+        $crate::skip::note_end_to_end();
         if !$crate::skip::is_root() {
             $crate::skip!("needs root");
         }

@@ -39,6 +39,7 @@ impl Stillframe {
     /// When no directory can be made for the images.
     pub fn new(binary: impl Into<PathBuf>) -> Self {
         tree::adopt_orphans();
+        crate::skip::note_end_to_end();
         let (binary, is_peer) = match std::env::var_os(VARIABLE) {
             // `cargo xtask test` names the release build, which is no peer.
             Some(other) => {
