@@ -16,13 +16,17 @@ pub fn root() -> &'static Path {
         .expect("this crate lies in crates/xtask")
 }
 
-/// Returns the folder that holds what a release build makes.
-pub fn release_folder() -> PathBuf {
-    let target = match std::env::var_os("CARGO_TARGET_DIR") {
+/// Returns the folder that holds what cargo makes.
+pub fn target_folder() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => root().join(folder),
         None => root().join("target"),
-    };
-    target.join(TARGET).join("release")
+    }
+}
+
+/// Returns the folder that holds what a release build makes.
+pub fn release_folder() -> PathBuf {
+    target_folder().join(TARGET).join("release")
 }
 
 /// Returns a cargo command in the repository's top folder.

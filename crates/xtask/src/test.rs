@@ -1,13 +1,26 @@
 //! `cargo xtask test`: every test of the workspace, and one closing line that counts them.
-use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsFd;
-use std::path::Path;
-use std::process::{ChildStdout, Stdio};
+//!
+//! An end-to-end test that failed is tried once more, alone, when all others are done.
+//! docs/testing.md says which tests those are.
+mod execution;
+mod flaky;
+mod programs;
+mod schedule;
+
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::leftover::Marks;
 use crate::{emulators, kernels, packages, programs_32, repo};
+use execution::Setting;
+use flaky::{Memory, Standing};
+use programs::Program;
+use schedule::Verdict;
+
+/// How many tests are listed with their times at the end.
+const SLOWEST: usize = 30;
+/// No more failed tests than these are tried again: if there are more, something is broken.
+const MOST_RETRIED: usize = 20;
 
 /// What is run.
 #[derive(clap::Args, Default)]
@@ -19,7 +32,7 @@ pub struct Arguments {
     filter: Option<String>,
 }
 
-/// The sums over all test programs.
+/// The sums over all tests.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     passed: usize,
@@ -27,11 +40,41 @@ struct Tally {
     skipped: usize,
 }
 
+/// A test that was run.
+#[derive(Clone, Debug)]
+struct Ran<'a> {
+    program: &'a Program,
+    /// Its name in its program.
+    name: String,
+    verdict: Verdict,
+    took: Duration,
+}
+
+/// What came of all tests.
+#[derive(Debug, Default)]
+struct Results<'a> {
+    tests: Vec<Ran<'a>>,
+    /// The doc tests, and one failed test for each program that could not be run.
+    others: Tally,
+    /// The full names of those that failed at first and passed alone.
+    flaky: BTreeSet<String>,
+}
+
+/// What fails a run besides tests that failed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Broken {
+    /// Tests that were flaky again and are not explained.
+    tests: usize,
+    /// Rows of the page that are about no test.
+    rows: usize,
+}
+
 /// Installs what is missing, builds the release binary, runs the tests and prints the closing line.
 ///
 /// # Errors
 /// When the build or any test fails.
 pub fn run(arguments: &Arguments) -> Result<()> {
+    sys::dispositions::pass_on_defaults();
     packages::install(packages::FOR_TESTS)?;
     kernels::fetch();
     emulators::fetch();
@@ -51,19 +94,34 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         "make a scratch folder in",
         &std::env::temp_dir(),
     ))?;
-    let skips = scratch.path().join("skips");
-    let mut tally = run_tests(arguments, &binary, &skips)?;
-    let notes = std::fs::read_to_string(&skips).unwrap_or_default();
-    for note in notes.lines() {
-        println!("SKIP {note}");
+    let setting = Setting {
+        binary,
+        skips: scratch.path().join("skips"),
+        end_to_end: scratch.path().join("end-to-end"),
+    };
+    let memory = Memory::read()?;
+    let known = programs::packages()?;
+    let programs = match programs::build(&arguments.package, &known) {
+        Ok(programs) => programs,
+        Err(error) => return Err(unbuilt(&error)),
+    };
+    let mut results = Results::default();
+    results.run(&programs, arguments, &setting);
+    if let Some(mut doc_tests) = programs::doc_tests(&arguments.package, &known) {
+        doc_tests.args(&arguments.filter);
+        let tally = execution::run_doc_tests(doc_tests, &setting)?;
+        results.others.join(&tally);
     }
-    let noted = notes.lines().count();
-    tally.skipped += noted;
-    tally.passed = tally.passed.saturating_sub(noted);
+    results.retry(&setting);
+    let skips = execution::noted(&setting.skips);
+    results.tell(&skips);
+    let is_whole = arguments.package.is_empty() && arguments.filter.is_none();
+    let broken = results.judge_flaky(&memory, is_whole)?;
     eprintln!(
         "tests took {:.1} s with the build",
         start.elapsed().as_secs_f64()
     );
+    let tally = results.tally(skips.len(), broken);
     println!(
         "{} passed, {} failed, {} skipped",
         tally.passed, tally.failed, tally.skipped
@@ -74,68 +132,172 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Runs `cargo test` once, passes its output on and adds up what its programs report.
-fn run_tests(arguments: &Arguments, binary: &Path, skips: &Path) -> Result<Tally> {
-    let mut command = repo::cargo(&["test", "--locked", "--no-fail-fast"]);
-    if arguments.package.is_empty() {
-        command.arg("--workspace");
-    }
-    for package in &arguments.package {
-        command.args(["--package", package]);
-    }
-    command.args(&arguments.filter);
-    command
-        .env("STILLFRAME_SKIPS", skips)
-        .env("STILLFRAME_BIN", binary);
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command
-        .spawn()
-        .map_err(|source| repo::start_error(&command, source))?;
-    let stdout = child.stdout.take().expect("stdout was made a pipe above");
-    let marks = Marks::new("STILLFRAME_SKIPS", skips.as_os_str(), stdout.as_fd());
-    let marks = marks.map_err(repo::file_error("look at", Path::new("/proc/self/fd")))?;
-    let (status, tally) = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| read_output(stdout));
-        let status = child.wait();
-        // What is left has the output open, which then does not end.
-        loop {
-            for one in marks.kill_all() {
-                eprintln!("left running by a test, and killed: {one}");
-            }
-            if reader.is_finished() {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        (status, reader.join().expect("it does not panic"))
-    });
-    let status = status.map_err(|source| repo::start_error(&command, source))?;
-    let mut tally = tally?;
-    if !status.success() && tally.failed == 0 {
-        eprintln!("cargo test ended with {status}: something was not built, or a program died");
-        tally.failed = 1;
-    }
-    Ok(tally)
+/// Tells that the tests could not be built, as one failed test.
+fn unbuilt(error: &Error) -> Error {
+    eprintln!("{error}: the tests were not built");
+    println!("0 passed, 1 failed, 0 skipped");
+    Error::Tests { failed: 1 }
 }
 
-/// Passes on what tests write and adds up what they report.
-fn read_output(stdout: ChildStdout) -> Result<Tally> {
-    let mut tally = Tally::default();
-    let mut out = std::io::stdout().lock();
-    for line in BufReader::new(stdout).split(b'\n') {
-        let line = line.map_err(repo::file_error(
-            "read the output of",
-            Path::new("cargo test"),
-        ))?;
-        let line = String::from_utf8_lossy(&line);
-        // A closed stdout must not hide the exit status of the tests.
-        let _ = writeln!(out, "{line}");
-        tally.add(&line);
+impl<'a> Results<'a> {
+    /// Runs the programs one after the other.
+    fn run(&mut self, programs: &'a [Program], arguments: &Arguments, setting: &Setting) {
+        let filter = arguments.filter.as_deref();
+        for program in programs {
+            let shown = program.executable().strip_prefix(repo::root());
+            let shown = shown.unwrap_or(program.executable()).display();
+            eprintln!("     Running {} ({shown})", program.name);
+            let ended = programs::list(program, filter)
+                .and_then(|tests| execution::run(program, setting, tests, filter));
+            match ended {
+                Ok(ended) => self.add(program, ended),
+                Err(error) => {
+                    eprintln!("{}: {error}", program.name);
+                    self.others.failed += 1;
+                }
+            }
+        }
     }
-    Ok(tally)
+
+    fn add(&mut self, program: &'a Program, ended: Vec<schedule::Ended>) {
+        self.tests.extend(ended.into_iter().map(|one| Ran {
+            program,
+            name: one.name,
+            verdict: one.verdict,
+            took: one.took,
+        }));
+    }
+
+    /// Tries the end-to-end tests that failed once more, each alone.
+    fn retry(&mut self, setting: &Setting) {
+        let noted = execution::noted(&setting.end_to_end);
+        let failed = self.tests.iter_mut().filter(|test| test.is_retried(&noted));
+        let failed = failed.collect::<Vec<_>>();
+        if failed.len() > MOST_RETRIED {
+            eprintln!(
+                "{} end-to-end tests failed: none is tried again",
+                failed.len()
+            );
+            return;
+        }
+        for test in failed {
+            eprintln!("     Trying {} again, alone", test.full_name());
+            let ended = execution::run_alone(test.program, setting, &test.name);
+            let passes = |ended: &[schedule::Ended]| match ended {
+                [one] => one.verdict == Verdict::Passed,
+                _ => false,
+            };
+            match ended {
+                Ok(ended) if passes(&ended) => {
+                    test.verdict = Verdict::Passed;
+                    self.flaky.insert(test.full_name());
+                }
+                Ok(_) => {}
+                Err(error) => eprintln!("{}: {error}", test.full_name()),
+            }
+        }
+    }
+
+    /// Lists what could not run, what took long and what failed.
+    fn tell(&self, skips: &BTreeSet<String>) {
+        for note in skips {
+            println!("SKIP {note}");
+        }
+        for line in slowest(&self.tests) {
+            println!("{line}");
+        }
+        let failed = |test: &&Ran<'_>| test.verdict == Verdict::Failed;
+        for test in self.tests.iter().filter(failed) {
+            println!("FAILED {}", test.full_name());
+        }
+    }
+
+    /// Lists the flaky tests and remembers them for the next run; how many fail this one. In a whole
+    /// run, so do the rows of the page that are about no test.
+    ///
+    /// # Errors
+    /// When they cannot be remembered.
+    fn judge_flaky(&self, memory: &Memory, is_whole: bool) -> Result<Broken> {
+        let ran = self
+            .tests
+            .iter()
+            .map(Ran::full_name)
+            .collect::<BTreeSet<_>>();
+        let mut broken = Broken::default();
+        for name in memory.explained().difference(&ran).filter(|_| is_whole) {
+            println!("FAILED {}: there is no test {name}", flaky::PAGE);
+            broken.rows += 1;
+        }
+        for name in &self.flaky {
+            let standing = memory.standing(name);
+            println!("flaky: {name}: {}", told(standing));
+            broken.tests += usize::from(standing == Standing::Again);
+        }
+        memory.write(&ran, &self.flaky)?;
+        Ok(broken)
+    }
+
+    /// Counts. Of what passed, `skips` only said that they cannot run.
+    fn tally(&self, skips: usize, broken: Broken) -> Tally {
+        let count = |verdict| {
+            let tests = self.tests.iter().filter(|test| test.verdict == verdict);
+            tests.count()
+        };
+        let mut tally = Tally {
+            passed: count(Verdict::Passed).saturating_sub(broken.tests),
+            failed: count(Verdict::Failed) + broken.tests + broken.rows,
+            skipped: count(Verdict::Ignored) + skips,
+        };
+        tally.join(&self.others);
+        tally.passed = tally.passed.saturating_sub(skips);
+        tally
+    }
+}
+
+impl Ran<'_> {
+    /// Its name in the workspace.
+    fn full_name(&self) -> String {
+        format!("{} {}", self.program.name, self.name)
+    }
+
+    /// Whether it failed and may be tried again: it is an end-to-end test by its program, or has
+    /// said that it starts something.
+    fn is_retried(&self, noted: &BTreeSet<String>) -> bool {
+        let note = format!("{} {}", self.program.package, self.name);
+        let is_end_to_end = self.program.is_end_to_end || noted.contains(&note);
+        self.verdict == Verdict::Failed && is_end_to_end
+    }
+}
+
+/// The slowest tests, a line each, the slowest first.
+fn slowest(tests: &[Ran<'_>]) -> Vec<String> {
+    let mut tests = tests.iter().collect::<Vec<_>>();
+    tests.sort_by_key(|test| std::cmp::Reverse(test.took));
+    let line = |test: &&Ran<'_>| format!("{:8.2} s  {}", test.took.as_secs_f64(), test.full_name());
+    let lines = tests.iter().take(SLOWEST).map(line);
+    let title = format!("the slowest {} tests:", tests.len().min(SLOWEST));
+    std::iter::once(title).chain(lines).collect()
+}
+
+/// What a flaky test means for the run.
+fn told(standing: Standing) -> String {
+    let page = flaky::PAGE;
+    match standing {
+        Standing::Explained => format!("it passed alone; {page} says what is known"),
+        Standing::Once => {
+            format!("it passed alone; no row in {page}: the next time in a row fails the run")
+        }
+        Standing::Again => format!("twice in a row, without a row in {page}: FAILED"),
+    }
 }
 
 impl Tally {
+    fn join(&mut self, other: &Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+
     /// Adds a line `test result: ok. 3 passed; 0 failed; 1 ignored; …`, and nothing for others.
     fn add(&mut self, line: &str) {
         let Some(counts) = line.strip_prefix("test result: ") else {
@@ -164,6 +326,74 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn program(name: &str, is_end_to_end: bool) -> Program {
+        Program::named(name, is_end_to_end)
+    }
+
+    fn ran<'a>(program: &'a Program, name: &str, verdict: Verdict, ms: u64) -> Ran<'a> {
+        Ran {
+            program,
+            name: name.to_owned(),
+            verdict,
+            took: Duration::from_millis(ms),
+        }
+    }
+
+    #[test]
+    fn only_end_to_end_tests_that_failed_are_retried() {
+        let (unit, whole) = (program("a", false), program("b/whole", true));
+        let noted = ["a x::starts", "b x::pure"].map(str::to_owned).into();
+        for (test, is_retried) in [
+            (ran(&whole, "x", Verdict::Failed, 0), true),
+            (ran(&whole, "x", Verdict::Passed, 0), false),
+            (ran(&unit, "x::starts", Verdict::Failed, 0), true),
+            (ran(&unit, "x::starts", Verdict::Passed, 0), false),
+            (ran(&unit, "x::pure", Verdict::Failed, 0), false),
+        ] {
+            assert_eq!(test.is_retried(&noted), is_retried, "{test:?}");
+        }
+    }
+
+    #[test]
+    fn slowest_come_first_and_are_thirty() {
+        let unit = program("a", false);
+        let tests = (0..40).map(|n| ran(&unit, &n.to_string(), Verdict::Passed, n * 100));
+        let lines = slowest(&tests.collect::<Vec<_>>());
+        assert_eq!(lines.len(), SLOWEST + 1);
+        assert_eq!(lines[0], "the slowest 30 tests:");
+        assert_eq!(lines[1].trim(), "3.90 s  a 39");
+    }
+
+    #[test]
+    fn flaky_tests_count_as_passed_unless_they_are_so_again() {
+        let unit = program("a", false);
+        let verdicts = [
+            Verdict::Passed,
+            Verdict::Passed,
+            Verdict::Passed,
+            Verdict::Failed,
+            Verdict::Ignored,
+        ];
+        let tests = verdicts.map(|verdict| ran(&unit, "x", verdict, 0)).to_vec();
+        let results = Results {
+            tests,
+            others: Tally {
+                passed: 10,
+                failed: 0,
+                skipped: 1,
+            },
+            ..Results::default()
+        };
+        let tally = |passed, failed, skipped| Tally {
+            passed,
+            failed,
+            skipped,
+        };
+        assert_eq!(results.tally(2, Broken::default()), tally(11, 1, 4));
+        let broken = Broken { tests: 1, rows: 1 };
+        assert_eq!(results.tally(2, broken), tally(10, 3, 4));
+    }
 
     #[test]
     fn results_of_several_programs_add_up() {
