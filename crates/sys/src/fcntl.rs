@@ -119,6 +119,28 @@ pub fn lock(
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw const lock) }).map(drop)
 }
 
+/// Claims the byte at `offset` of a file for this description (`F_OFD_SETLK`), which loses it when
+/// nobody has it open any more. Tells whether it is not claimed by another one.
+///
+/// # Errors
+/// `EBADF` where it cannot be written to, `EINVAL` for an offset beyond 2^63.
+pub fn claim(fd: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
+    let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
+    let lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: i64::try_from(offset).map_err(invalid)?,
+        l_len: 1,
+        l_pid: 0,
+    };
+    // SAFETY: the call reads one `flock` from where `lock` lives.
+    match checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;

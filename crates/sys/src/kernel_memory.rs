@@ -38,9 +38,13 @@ pub(crate) const fn instruction(
     }
 }
 
+/// How many pointers can be followed before bytes are read.
+const STEPS: usize = 8;
+
 /// The program: it is given [`PIECE_BYTES`], of which the first word is an address and the second
-/// how many bytes are wanted, less 1. It leaves in them what is there; for address 0, that of the
-/// calling task.
+/// how many bytes are wanted, less 1; then come [`STEPS`] words, each 0 or one more than what is
+/// added to the address before the pointer there becomes the address. It leaves in them what is
+/// at the last address; for address 0, that of the calling task.
 fn program() -> Vec<Instruction> {
     const MOVE: u8 = 0xbf;
     const MOVE_VALUE: u8 = 0xb7;
@@ -50,7 +54,9 @@ fn program() -> Vec<Instruction> {
     const LOAD: u8 = 0x79;
     const STORE: u8 = 0x7b;
     const JUMP: u8 = 0x05;
+    const JUMP_IF: u8 = 0x15;
     const JUMP_UNLESS: u8 = 0x55;
+    const ADD: u8 = 0x0f;
     const CALL: u8 = 0x85;
     const EXIT: u8 = 0x95;
     const CURRENT_TASK: i32 = 35;
@@ -58,17 +64,38 @@ fn program() -> Vec<Instruction> {
     const WORDS: i16 = (PIECE_BYTES / 8) as i16;
     const FRAME: u8 = 10;
     let piece = PIECE_BYTES as i32;
+    const STEP: i16 = 11;
+    let steps = STEPS as i16;
     let mut program = vec![
         instruction(MOVE, 6, 1, 0, 0),
-        instruction(LOAD, 3, 6, 0, 0),
-        instruction(JUMP_UNLESS, 3, 0, 3, 0),
+        instruction(LOAD, 7, 6, 0, 0),
+        instruction(JUMP_UNLESS, 7, 0, 3, 0),
         instruction(CALL, 0, 0, 0, CURRENT_TASK),
         instruction(STORE, 6, 0, 0, 0),
-        instruction(JUMP, 0, 0, 7 + 3 * WORDS, 0),
+        instruction(JUMP, 0, 0, steps * STEP + 8 + 3 * WORDS, 0),
+    ];
+    for step in 0..steps {
+        let to_end = (steps - step - 1) * STEP + 7 + 3 * WORDS;
+        program.extend([
+            instruction(LOAD, 1, 6, 16 + 8 * step, 0),
+            instruction(JUMP_IF, 1, 0, STEP - 2, 0),
+            instruction(ADD, 7, 1, 0, 0),
+            instruction(ADD_VALUE, 7, 0, 0, -1),
+            instruction(MOVE, 1, FRAME, 0, 0),
+            instruction(ADD_VALUE, 1, 0, 0, -8),
+            instruction(MOVE_VALUE, 2, 0, 0, 8),
+            instruction(MOVE, 3, 7, 0, 0),
+            instruction(CALL, 0, 0, 0, READ_KERNEL),
+            instruction(JUMP_UNLESS, 0, 0, to_end + 1, 0),
+            instruction(LOAD, 7, FRAME, -8, 0),
+        ]);
+    }
+    program.extend([
+        instruction(MOVE, 3, 7, 0, 0),
         instruction(LOAD, 2, 6, 8, 0),
         instruction(AND_VALUE, 2, 0, 0, piece - 1),
         instruction(ADD_VALUE, 2, 0, 0, 1),
-    ];
+    ]);
     for word in 0..WORDS {
         let at = 8 * word - PIECE_BYTES as i16;
         program.push(instruction(STORE_VALUE, FRAME, 0, at, 0));
@@ -180,6 +207,32 @@ impl KernelMemory {
         Ok(bytes)
     }
 
+    /// Reads `len` bytes, at most 256, where a way of pointers leads: each step adds a number to the
+    /// address, from `address` on, and takes the pointer that is there. One call does all of it.
+    ///
+    /// # Errors
+    /// `EFAULT` where a pointer leads nowhere; `EINVAL` for more than 8 steps, or no or too many
+    /// bytes.
+    pub fn follow(&self, address: u64, steps: &[u64], len: usize) -> io::Result<Vec<u8>> {
+        let fault = |errno| Error::from_raw_os_error(errno);
+        if steps.len() > STEPS || len == 0 || len > PIECE_BYTES {
+            return Err(fault(libc::EINVAL));
+        }
+        if address == 0 {
+            return Err(fault(libc::EFAULT));
+        }
+        let mut piece = [0; PIECE_BYTES];
+        piece[..8].copy_from_slice(&address.to_ne_bytes());
+        piece[8..16].copy_from_slice(&(len as u64 - 1).to_ne_bytes());
+        for (step, word) in steps.iter().zip(piece[16..].chunks_exact_mut(8)) {
+            word.copy_from_slice(&step.wrapping_add(1).to_ne_bytes());
+        }
+        match run(&self.program, &mut piece)? {
+            0 => Ok(piece[..len].to_vec()),
+            _ => Err(fault(libc::EFAULT)),
+        }
+    }
+
     /// Reads a word.
     ///
     /// # Errors
@@ -213,5 +266,39 @@ mod tests {
         assert_eq!(whole[at..at + 4], tid.to_ne_bytes());
         let error = memory.read(4096, 8).expect_err("nothing is there");
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn pointers_are_followed_in_one_call() {
+        let (Ok(memory), Ok(types)) = (KernelMemory::open(), Types::of_kernel()) else {
+            eprintln!("skipped: this system does not let the kernel be looked into");
+            return;
+        };
+        let at = |name, path| types.member(name, path).expect("a member").bit as u64 / 8;
+        let task = memory.own_task().expect("its address");
+        let (leader, group) = (
+            at("task_struct", "group_leader"),
+            at("task_struct", "real_cred"),
+        );
+        let uid = at("cred", "uid") as usize;
+        let bytes = memory.follow(task, &[leader, leader, group], 64);
+        let bytes = bytes.expect("it is there");
+        let seen = u32::from_ne_bytes(bytes[uid..uid + 4].try_into().expect("four bytes"));
+        assert_eq!(seen, rustix::process::getuid().as_raw());
+        // No step is as a read.
+        let whole = memory.follow(task, &[], 256).expect("it is there");
+        assert_eq!(whole.len(), 256);
+        // A step back: the address of the address.
+        let back = memory.follow(task + leader + 64, &[64u64.wrapping_neg()], 8);
+        back.expect("the leader is there");
+        for (address, steps) in [(task, &[4096u64.wrapping_sub(task)][..]), (0, &[])] {
+            let error = memory.follow(address, steps, 8).expect_err("nowhere");
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        }
+        for (steps, len) in [(9, 8), (0, 0), (0, 257)] {
+            let error = memory.follow(task, &vec![0; steps], len);
+            let error = error.expect_err("too much");
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+        }
     }
 }
