@@ -492,6 +492,10 @@ pub static FLAGS: &[Flag] = &[
         .with("SECONDS", |o, value| put(&mut o.track_time, number(value).map(Duration::from_secs)))
         .usual("3600")
         .help("Stop tracking after this many seconds without another dump"),
+    flag("trust-image", Bare, [Misplaced, Taken, Misplaced]).own()
+        .on(|o| o.trust_image = true)
+        .help("Restore an image that another user than root owns or may write to, too: it says \
+            what runs, and as whom"),
     flag("unix-close", Switch, [Taken, Idle, Idle]).own()
         .on(|o| o.allowed.unix_close = true)
         .help("End what leads to somebody outside the tree: connections of unix sockets come back \

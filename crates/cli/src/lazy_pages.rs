@@ -8,6 +8,7 @@ use clap::Args;
 use process::LazyPagesOptions;
 use rustix::process::Signal;
 use serde_json::json;
+use store::Images;
 
 use crate::exit::{Failure, Status};
 use crate::restore::LAZY_PAGES_SOCKET;
@@ -20,6 +21,10 @@ pub struct LazyPages {
     /// The directory of the image
     #[arg(short = 'D', long, value_name = "DIR", default_value = ".")]
     images_dir: PathBuf,
+
+    /// Serve an image that another user owns or may write to, too
+    #[arg(long)]
+    trust_image: bool,
 
     /// Go on when all has come that was asked for, until SIGTERM or SIGINT
     #[arg(long)]
@@ -70,7 +75,7 @@ impl LazyPages {
             })
         })?;
         let options = LazyPagesOptions {
-            images: images_dir.into(),
+            images: Images::at(&images_dir, self.trust_image),
             socket: work_dir.join(LAZY_PAGES_SOCKET),
             stay: self.stay,
             log: logfile::number(),

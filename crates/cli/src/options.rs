@@ -43,6 +43,8 @@ pub struct Options {
     pub plan: bool,
     /// `--lazy-pages`.
     pub lazy_pages: bool,
+    /// `--trust-image`.
+    pub trust_image: bool,
     /// `--images-dir`.
     pub images_dir: PathBuf,
     /// `--work-dir`.
@@ -99,6 +101,7 @@ impl Default for Options {
             exec_cmd: Vec::new(),
             plan: false,
             lazy_pages: false,
+            trust_image: false,
             images_dir,
             work_dir: None,
             libdir: None,

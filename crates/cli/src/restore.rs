@@ -9,6 +9,7 @@ use process::{Afterwards, InheritFd, Job, LazyPages, Restored};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 use serde_json::{Value, json};
+use store::Images;
 use volume::Attached;
 
 use crate::exit::{Failure, Status};
@@ -59,6 +60,9 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         output::say(&plan);
         return Ok(Status::Done);
     }
+    // What else is done with the image comes first, and needs the same trust.
+    let opened = options.restore.images.open().map_err(process::Error::Store);
+    drop(opened.map_err(engine("restore"))?);
     let watch = Watch::new(&session).with_pidfile(pidfile)?;
     let target = options.with_volume.take();
     let attached = target.map(|target| with_volume::attach(&session.images_dir, target));
@@ -117,7 +121,7 @@ fn complete(options: &mut Options, session: &Session) -> Result<(), Failure> {
         let fd = std::sync::Arc::new(fd);
         restore.inherit_fds.push(InheritFd { fd, stands_for });
     }
-    restore.images = session.images_dir.as_path().into();
+    restore.images = Images::at(&session.images_dir, options.trust_image || options.plan);
     restore.lazy = options.lazy_pages.then(|| LazyPages {
         socket: session.work_dir.join(LAZY_PAGES_SOCKET),
         log: logfile::number(),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, SeekFrom};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use self::file::{File, NewFile};
@@ -35,6 +35,8 @@ struct Inner {
     /// The directories that got a new entry when this one was made; a durable commit writes them
     /// out.
     ancestors: Vec<PathBuf>,
+    /// Whether nothing is read that another user may have written.
+    own_only: bool,
     /// Whether the file system makes files without a name, as far as we know.
     nameless: AtomicBool,
     /// Whether somebody in this process has a claim through this descriptor: flock(2) tells only
@@ -72,6 +74,27 @@ impl Directory {
         Ok(Self::new(path, fd, Vec::new()))
     }
 
+    /// Opens the directory at `path`, which must exist. What another user but root owns, or may
+    /// write to, is not read: neither in it nor in those beside it.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`], [`Error::System`].
+    pub fn open_own(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let fd = open_directory(path).map_err(|errno| failed_path("open", path, errno))?;
+        Self::own(path, fd)
+    }
+
+    /// One of which nothing is read that another user may have written.
+    fn own(path: &Path, fd: OwnedFd) -> Result<Self> {
+        let directory = Self::with(path, fd, Vec::new(), true);
+        let inner = &directory.inner;
+        let stat = rustix::fs::fstat(&inner.fd);
+        let stat = stat.map_err(|errno| failed_path("inspect", path, errno))?;
+        inner.trust(THE_DIRECTORY, &stat)?;
+        Ok(directory)
+    }
+
     /// Opens the directory at `path`; makes it, and those above it, with mode 0700 where it is
     /// missing.
     ///
@@ -103,11 +126,16 @@ impl Directory {
     }
 
     fn new(path: &Path, fd: OwnedFd, ancestors: Vec<PathBuf>) -> Self {
+        Self::with(path, fd, ancestors, false)
+    }
+
+    fn with(path: &Path, fd: OwnedFd, ancestors: Vec<PathBuf>, own_only: bool) -> Self {
         Self {
             inner: Arc::new(Inner {
                 path: path.into(),
                 fd,
                 ancestors,
+                own_only,
                 nameless: AtomicBool::new(true),
                 claimed: AtomicBool::new(false),
                 listed: Mutex::new(false),
@@ -164,6 +192,22 @@ fn missing_parents(path: &Path) -> Vec<PathBuf> {
     parents
 }
 
+/// Why user `own` cannot know who has written a file, if so. In a directory with the sticky bit
+/// others can only add names.
+fn distrusted(stat: &Stat, own: u32) -> Option<String> {
+    let writable = Mode::WGRP.union(Mode::WOTH);
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    let is_sticky =
+        FileType::from_raw_mode(stat.st_mode) == FileType::Directory && mode.contains(Mode::SVTX);
+    match stat.st_uid {
+        uid if uid != own && uid != 0 => Some(format!("it is user {uid}'s")),
+        _ if mode.intersects(writable) && !is_sticky => {
+            Some(format!("others may write to it (mode {:04o})", mode.bits()))
+        }
+        _ => None,
+    }
+}
+
 fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty())
@@ -199,6 +243,19 @@ impl Inner {
             };
         }
         self.failed(action, name, errno)
+    }
+
+    /// Checks that nobody but this user and root can have written what is looked at.
+    fn trust(&self, name: &str, stat: &Stat) -> Result<()> {
+        let own = rustix::process::geteuid().as_raw();
+        match distrusted(stat, own).filter(|_| self.own_only) {
+            None => Ok(()),
+            Some(why) => Err(Error::Untrusted {
+                name: name.into(),
+                store: self.path.display().to_string(),
+                why,
+            }),
+        }
     }
 
     /// Makes a file without a name; none where the file system cannot.
@@ -373,6 +430,7 @@ impl Store for Directory {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
             return Err(inner.failed("open", name, source));
         }
+        inner.trust(name, &stat)?;
         let len_bytes = u64::try_from(stat.st_size).unwrap_or(0);
         Ok(Box::new(File {
             fd,
@@ -430,7 +488,10 @@ impl Store for Directory {
         let place = self.inner.path.join(path);
         let opened = rustix::fs::openat(&self.inner.fd, path, flags, Mode::empty());
         let fd = opened.map_err(|errno| failed_path("open", &place, errno))?;
-        Ok(Arc::new(Self::new(&place, fd, Vec::new())))
+        Ok(Arc::new(match self.inner.own_only {
+            true => Self::own(&place, fd)?,
+            false => Self::new(&place, fd, Vec::new()),
+        }))
     }
 
     fn handle(&self) -> Arc<dyn Store> {
@@ -462,6 +523,51 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn what_another_user_may_have_written_is_not_read() {
+        let scratch = scratch();
+        let below = scratch.path().join("image");
+        let made = Directory::create(&below).expect("it can be made");
+        for name in ["one", "two"] {
+            let object = made.create(name).expect("it can be made");
+            object.write_at(b"text", 0).expect("written");
+            object.commit(false).expect("whole");
+        }
+        let mode = |name: &str, mode| {
+            let all = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(below.join(name), all).expect("ours");
+        };
+        let why = |error: Error| match error {
+            Error::Untrusted { name, why, .. } => format!("{name}: {why}"),
+            other => panic!("{other}"),
+        };
+        mode("two", 0o622);
+        let own = Directory::open_own(&below).expect("it is ours");
+        own.open("one").map(drop).expect("it is ours");
+        let refused = own.open("two").map(drop).expect_err("others write to it");
+        assert_eq!(why(refused), "two: others may write to it (mode 0622)");
+        made.open("two").map(drop).expect("that was not asked for");
+        for (bits, fine) in [
+            (0o755, true),
+            (0o1777, true),
+            (0o775, false),
+            (0o757, false),
+        ] {
+            mode("", bits);
+            let opened = Directory::open_own(&below).map(drop);
+            assert_eq!(opened.is_ok(), fine, "{bits:o}");
+            let beside = Directory::open_own(scratch.path()).expect("it is ours");
+            let opened = beside.beside("image").map(drop);
+            assert_eq!(opened.is_ok(), fine, "{bits:o}");
+        }
+        mode("", 0o755);
+        let mut stat = rustix::fs::stat(&below).expect("it is there");
+        for (uid, own, want) in [(7, 7, None), (0, 7, None), (8, 7, Some("it is user 8's"))] {
+            stat.st_uid = uid;
+            assert_eq!(distrusted(&stat, own).as_deref(), want);
+        }
+    }
 
     fn scratch() -> tempfile::TempDir {
         tempfile::tempdir().expect("a scratch directory")

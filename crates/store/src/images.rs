@@ -11,11 +11,23 @@ use crate::{Directory, Result, Store};
 pub enum Images {
     /// A directory, which is opened when it is needed.
     Directory(PathBuf),
+    /// A directory of which nothing is read that another user may have written.
+    Own(PathBuf),
     /// A store that is open.
     Store(Arc<dyn Store>),
 }
 
 impl Images {
+    /// The directory at `path`; unless `trusted`, nothing is read of it that another user may have
+    /// written.
+    #[must_use]
+    pub fn at(path: &Path, trusted: bool) -> Self {
+        match trusted {
+            true => Self::Directory(path.to_owned()),
+            false => Self::Own(path.to_owned()),
+        }
+    }
+
     /// Opens the store, which is there.
     ///
     /// # Errors
@@ -23,6 +35,7 @@ impl Images {
     pub fn open(&self) -> Result<Arc<dyn Store>> {
         match self {
             Self::Directory(path) => Ok(Arc::new(Directory::open(path)?)),
+            Self::Own(path) => Ok(Arc::new(Directory::open_own(path)?)),
             Self::Store(store) => Ok(store.handle()),
         }
     }
@@ -33,7 +46,7 @@ impl Images {
     /// Those of the directory.
     pub fn create(&self) -> Result<Arc<dyn Store>> {
         match self {
-            Self::Directory(path) => Ok(Arc::new(Directory::create(path)?)),
+            Self::Directory(path) | Self::Own(path) => Ok(Arc::new(Directory::create(path)?)),
             Self::Store(store) => Ok(store.handle()),
         }
     }
@@ -42,7 +55,7 @@ impl Images {
     #[must_use]
     pub fn directory(&self) -> Option<&Path> {
         match self {
-            Self::Directory(path) => Some(path),
+            Self::Directory(path) | Self::Own(path) => Some(path),
             Self::Store(store) => store.directory(),
         }
     }
@@ -51,7 +64,7 @@ impl Images {
 impl fmt::Display for Images {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Directory(path) => path.display().fmt(f),
+            Self::Directory(path) | Self::Own(path) => path.display().fmt(f),
             Self::Store(store) => store.place().fmt(f),
         }
     }

@@ -69,6 +69,16 @@ pub enum Error {
         /// The store.
         store: String,
     },
+    /// Another user may have written it, and that is not allowed.
+    #[error("{name} in {store} is not trusted: {why} (use --trust-image to allow it)")]
+    Untrusted {
+        /// The object's name, or the directory's.
+        name: String,
+        /// The store.
+        store: String,
+        /// Who may have written it.
+        why: String,
+    },
     /// A read reaches past the object's end.
     #[error("{name} ends before byte {end_bytes}: it has {len_bytes}")]
     Short {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
+use store::Images;
 use vm::qemu::{Moment, Observer, RestoreOptions, Restored, Way};
 use volume::Attached;
 
@@ -23,6 +24,10 @@ pub struct Restore {
     /// The directory of the image
     #[arg(short = 'D', long, value_name = "DIR")]
     images_dir: PathBuf,
+
+    /// Start what an image has that another user owns or may write to, too: it names the command
+    #[arg(long)]
+    trust_image: bool,
 
     /// How many machines; none with --pool, to have some wait
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
@@ -128,7 +133,7 @@ impl Restore {
                 (false, false) => Way::Eager,
             },
             templates: super::templates::folder(),
-            images: self.images_dir.into(),
+            images: Images::at(&self.images_dir, self.trust_image),
             clones: self.clones,
             name: self.name,
             sockets: crate::session::absolute(&self.qmp_dir)?,
