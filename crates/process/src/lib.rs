@@ -48,6 +48,7 @@ mod refetch;
 pub mod report;
 mod restore;
 mod returned;
+mod runtime;
 #[cfg(test)]
 mod sample;
 mod seal;

@@ -2,8 +2,8 @@
 //!
 //! The kernel remembers which pages were written only as long as somebody holds the userfaultfd.
 //! So the first round leaves a process behind, [`server`], one for the root of each tree. The next
-//! round finds it by an abstract unix socket whose name is made of the root's pid and start time;
-//! both sides look at who the other is. It goes when the root has ended, when nobody came for a
+//! round finds it by a unix socket in a folder of its user's alone ([`runtime`]), whose name is made
+//! of the root's pid and start time; both sides look at who the other is. It goes when the root has ended, when nobody came for a
 //! time, or when it is told to; and whatever it held goes with it, which ends the tracking.
 //!
 //! A round has the kernel forget which pages were written, and stores those. If it fails in
@@ -20,16 +20,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use image::ImageId;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, listen, socket_with,
 };
+use sys::listener::{Failure, listen_at};
 use sys::uffd::Uffd;
 
 pub(crate) use self::trust::{is_trusted, start_ticks};
 use self::wire::{Said, What};
-use crate::{Error, Result, packets};
+use crate::{Error, Result, packets, runtime};
 
 /// How long a client waits for a tracker to answer: it may be talking to another one.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -108,10 +110,14 @@ impl Client {
             let doing = format!("cannot {doing} the tracker of pid {root}");
             move |error: io::Error| Error::kernel(doing, error)
         };
-        let name = name(root)?;
+        let path = runtime::folder()
+            .map_err(failed("look for"))?
+            .join(name(root)?);
+        let address = SocketAddrUnix::new(&path).map_err(|errno| failed("name")(errno.into()))?;
         let socket = socket().map_err(failed("make a socket for"))?;
-        match connect(&socket, &name) {
-            Err(Errno::CONNREFUSED) => return Ok(None),
+        match connect(&socket, &address) {
+            // One that was killed leaves its name behind.
+            Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(None),
             other => other.map_err(|errno| failed("reach")(errno.into()))?,
         }
         if !is_trusted(&socket) {
@@ -264,12 +270,19 @@ pub(crate) fn claim_bits(pid: i32, start_ticks: u64) -> Result<Option<OwnedFd>> 
         let doing = format!("cannot claim the soft-dirty bits of pid {pid}");
         Error::kernel(doing, error)
     };
-    let claim = socket().map_err(failed)?;
-    match bind(&claim, &named("stillframe-bits", pid, start_ticks)?) {
-        Ok(()) => Ok(Some(claim)),
-        Err(Errno::ADDRINUSE) => Ok(None),
-        Err(errno) => Err(failed(errno.into())),
-    }
+    let path = runtime::folder().map_err(failed)?;
+    let path = path.join(format!("bits-{}", space()));
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let claim = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
+    let claim = claim.map_err(|errno| failed(errno.into()))?;
+    let claimed = sys::fcntl::claim(claim.as_fd(), place_of(pid, start_ticks));
+    Ok(claimed.map_err(failed)?.then_some(claim))
+}
+
+/// Which byte of the file of claims stands for a task.
+fn place_of(pid: i32, start_ticks: u64) -> u64 {
+    const TICKS_BITS: u32 = 40;
+    u64::from(pid.cast_unsigned()) << TICKS_BITS | start_ticks & ((1 << TICKS_BITS) - 1)
 }
 
 /// Leaves a tracker behind for the tree under `root`.
@@ -278,19 +291,32 @@ fn start(root: i32) -> Result<()> {
         let doing = format!("cannot start a tracker for pid {root}");
         Error::kernel(doing, error)
     };
-    let name = name(root)?;
+    let folder = runtime::folder().map_err(started)?;
+    let path = folder.join(name(root)?);
     let tracked = wire::Tracked {
         pid: root,
         start_ticks: start_ticks(root).ok_or(Error::Gone { pid: root })?,
         by_bits: false,
     };
-    let listener = socket().map_err(started)?;
-    bind(&listener, &name).map_err(|errno| started(errno.into()))?;
-    listen(&listener, 16).map_err(|errno| started(errno.into()))?;
+    // Two that find the name of one that has ended would replace each other's.
+    let locked = runtime::lock(&folder).map_err(started)?;
+    let listener = listen_at(&path, SocketType::SEQPACKET, 16);
+    let listener = listener.map_err(|failure| match failure {
+        Failure::Taken => started(io::ErrorKind::AddrInUse.into()),
+        Failure::Call(doing, errno) => {
+            log::debug!("cannot {doing} {}", path.display());
+            started(errno.into())
+        }
+    })?;
+    drop(locked);
     let serve = || {
         // Clients see whom they talk to by who has listened last.
         let _ = listen(&listener, 16);
         server::serve(&listener, tracked);
+        // While it still listens, nobody takes the name.
+        let locked = runtime::lock(&folder);
+        let _ = std::fs::remove_file(&path);
+        drop(locked);
     };
     sys::fork::daemonize(&[listener.as_raw_fd()], c"stillframe-trk", serve).map_err(started)
 }
@@ -300,18 +326,16 @@ fn socket() -> io::Result<OwnedFd> {
     Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
 }
 
-/// The name of the tracker's socket. Pids are told apart by their namespace, as such names are
-/// everybody's with the same network.
-fn name(root: i32) -> Result<SocketAddrUnix> {
+/// The name of the tracker's socket. Pids are told apart by their namespace, as others may have the
+/// same folder.
+fn name(root: i32) -> Result<String> {
     let ticks = start_ticks(root).ok_or(Error::Gone { pid: root })?;
-    named("stillframe-tracker", root, ticks)
+    Ok(format!("tracker-{}-{root}-{ticks}", space()))
 }
 
-fn named(what: &str, pid: i32, start_ticks: u64) -> Result<SocketAddrUnix> {
-    let space = rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino);
-    let name = format!("{what}/{space}/{pid}/{start_ticks}");
-    SocketAddrUnix::new_abstract_name(name.as_bytes())
-        .map_err(|errno| Error::kernel("cannot name a tracker", errno))
+/// The namespace of this process's pids.
+fn space() -> u64 {
+    rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
 
 #[cfg(test)]
