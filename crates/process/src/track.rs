@@ -129,6 +129,7 @@ impl Tracking {
             }
             let listed = list(task)?;
             check_rings(task.pid, &listed)?;
+            resources::map::memory::check_secret(&listed, task.pid)?;
             crate::returned::check_returned(task, &listed)?;
             let start_ticks = task.stat()?.0.start_ticks;
             let mut mapped = Mapped::new((task.pid, start_ticks), &listed);

@@ -196,6 +196,7 @@ fn is_list_of(listed: &[Listed], plain: &[Listed]) -> bool {
         swapped_bytes: 0,
         common_bytes: (0, 0),
         page_bytes: 0,
+        protection_key: 0,
         ..map.clone()
     };
     listed.iter().map(line).eq(plain.iter().map(line))

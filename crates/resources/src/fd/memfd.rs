@@ -335,6 +335,19 @@ pub(super) fn load_huge(
     Ok(())
 }
 
+/// How the kernel names memory of memfd_secret(2).
+pub(crate) const SECRET_LINK: &[u8] = b"/secretmem (deleted)";
+
+/// Whether a file of that name on a device is such memory.
+pub(crate) fn is_secret(device: u64) -> bool {
+    static DEVICE: OnceLock<Option<u64>> = OnceLock::new();
+    let of_secrets = DEVICE.get_or_init(|| {
+        let own = sys::memfd::secret().ok()?;
+        rustix::fs::fstat(&own).ok().map(|stat| stat.st_dev)
+    });
+    *of_secrets == Some(device)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;

@@ -7,7 +7,8 @@
 //!   size and, if it is an ELF file, its build ID.
 //! - Refused: "this path leads to another file or to none here" (a mount hides it); "it is deleted,
 //!   and its file system is not mounted here"; "this name is deleted, but the file has other hard
-//!   links" (`--link-remap`); "no free name for a hard link"; "it was the kernel's own, of a
+//!   links" (`--link-remap`); "it is secret memory (memfd_secret), which nobody else can read"; "no
+//!   free name for a hard link"; "it was the kernel's own, of a
 //!   process or a device that is gone".
 //! - At a restore: "is missing"; "is a …, was a …"; "size is … bytes, was …", but for one that has
 //!   grown and is only appended to.
@@ -24,7 +25,8 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::ghost::Ghost;
-use super::{DumpContext, Open, RestoreContext, status};
+use super::{DumpContext, Open, RestoreContext, memfd, status};
+use crate::map::memory::SECRET;
 use crate::{Error, Result};
 
 /// What the kernel appends to the path of a name that was deleted.
@@ -71,6 +73,9 @@ impl Place {
         place.path = path.to_vec();
         if leads_to(path, &open.stat) {
             return Ok(place);
+        }
+        if open.link == memfd::SECRET_LINK && memfd::is_secret(open.stat.st_dev) {
+            return Err(open.unsupported(SECRET, None));
         }
         const GONE: &str = "it was the kernel's own, of a process or a device that is gone";
         let own = match open.own() {

@@ -378,15 +378,18 @@ mod tests {
     }
 
     #[test]
-    fn file_on_a_mount_of_the_kernel_is_refused() {
+    fn secret_memory_is_refused_by_name() {
         let secret = sys::memfd::secret();
         let Ok(secret) = secret else {
             testkit::skip!("no memfd_secret here");
         };
         let mut world = World::default();
         world.add(secret);
-        let error = world.dump().expect_err("no such mount").to_string();
-        assert!(error.contains("not mounted here"), "{error}");
+        let error = world.dump().expect_err("nobody can read it").to_string();
+        assert!(
+            error.contains("it is secret memory (memfd_secret)"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -184,7 +184,22 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     laid.taken.extend(vdso.host_vdso);
     laid.proxy = vdso.proxy;
     marks(planning, &mut laid.finish)?;
+    seal(planning.memory, &mut laid.finish);
     Ok(laid)
+}
+
+/// Seals what is sealed: after that, nobody can change how it is mapped.
+fn seal(memory: &Memory, script: &mut Script) {
+    let sealed = memory.mappings.iter().filter(|map| map.is_sealed);
+    let sealed = sealed.map(Mapping::span).collect::<Vec<_>>();
+    for stretch in sealed.chunk_by(|one, next| one.end == next.start) {
+        let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
+        let bytes = last.end.0 - first.start.0;
+        script.call(
+            Sysno::mseal,
+            [first.start.into(), bytes.into(), 0u32.into()],
+        );
+    }
 }
 
 /// Whether pages of a mapping may come when they are touched. Locked ones are there before that,
@@ -408,6 +423,29 @@ pub(super) mod tests {
             vdso: false,
             protections: protections.to_vec(),
         }
+    }
+
+    #[test]
+    fn neighbours_are_sealed_by_one_call_that_comes_last() {
+        let sealed = |start, end, prot| Mapping {
+            is_sealed: true,
+            ..anonymous(start, end, prot)
+        };
+        let memory = memory(vec![
+            sealed(0x10000, 0x12000, 1),
+            sealed(0x12000, 0x13000, 3),
+            anonymous(0x13000, 0x14000, 1),
+            sealed(0x14000, 0x15000, 1),
+        ]);
+        let pages = Pages::default();
+        let laid = plan(&planning(&memory, &pages)).expect("sound");
+        let finish = laid.finish.to_string();
+        let want = "mseal(0x10000, 12288, 0)\nmseal(0x14000, 4096, 0)\n";
+        assert!(finish.ends_with(want), "{finish}");
+        let before = [laid.early, laid.late]
+            .map(|script| script.to_string())
+            .concat();
+        assert!(!before.contains("mseal"), "{before}");
     }
 
     #[test]

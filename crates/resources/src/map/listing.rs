@@ -3,7 +3,7 @@
 use abi::{Addr, Span};
 
 use super::aio;
-use crate::fd::{io_uring, segment};
+use crate::fd::{io_uring, memfd, segment};
 
 /// What a mapping is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub struct Listed {
     pub common_bytes: (u64, u64),
     /// The size of the pages that the kernel keeps it in.
     pub page_bytes: u64,
+    /// Its protection key (pkeys(7)); 0 where the processor has none.
+    pub protection_key: u64,
 }
 
 /// The file of anonymous memory that has huge pages, private or shared, as the kernel names it.
@@ -85,6 +87,12 @@ impl Listed {
     #[must_use]
     pub fn is_aio(&self) -> bool {
         self.shared && self.name == aio::NAME
+    }
+
+    /// Whether it is memory of memfd_secret(2).
+    #[must_use]
+    pub fn is_secret(&self) -> bool {
+        self.shared && self.name == memfd::SECRET_LINK && memfd::is_secret(self.dev)
     }
 
     /// Whether it is memory that a socket shares with its owner.
@@ -157,6 +165,8 @@ pub fn parse(smaps: &[u8]) -> Result<Vec<Listed>, String> {
             last.swapped_bytes = kib(value);
         } else if let Some(value) = line.strip_prefix(b"KernelPageSize:") {
             last.page_bytes = kib(value);
+        } else if let Some(value) = line.strip_prefix(b"ProtectionKey:") {
+            last.protection_key = number(value);
         } else if let Some(value) = line.strip_prefix(b"Shared_Clean:") {
             last.common_bytes.0 = kib(value);
         } else if let Some(value) = line.strip_prefix(b"Shared_Dirty:") {
@@ -167,11 +177,15 @@ pub fn parse(smaps: &[u8]) -> Result<Vec<Listed>, String> {
 }
 
 fn kib(value: &[u8]) -> u64 {
+    number(value).saturating_mul(1024)
+}
+
+fn number(value: &[u8]) -> u64 {
     let digits = value.iter().filter(|byte| byte.is_ascii_digit());
     digits.fold(0u64, |sum, digit| {
         sum.saturating_mul(10)
             .saturating_add(u64::from(digit - b'0'))
-    }) * 1024
+    })
 }
 
 /// "7f00-7f01 r-xp 00001000 fe:00 325835      /usr/lib/x"
@@ -220,6 +234,7 @@ fn header(line: &[u8]) -> Option<Listed> {
         swapped_bytes: 0,
         common_bytes: (0, 0),
         page_bytes: abi::PAGE_BYTES,
+        protection_key: 0,
     })
 }
 
@@ -235,6 +250,12 @@ mod tests {
         };
         assert!(locked("rd wr lo lf") && locked("rd wr lo ??"));
         assert!(!locked("rd wr lo") && !locked("rd wr ??"));
+    }
+
+    #[test]
+    fn protection_keys_are_understood() {
+        let text = "1000-3000 rw-p 00000000 00:00 0 \nProtectionKey:         3\n";
+        assert_eq!(parse(text.as_bytes()).expect("a list")[0].protection_key, 3);
     }
 
     #[test]

@@ -2,15 +2,16 @@
 //!
 //! - What: mappings
 //! - Kept: private and shared ones, of files and without, with protection, advice, locks, names,
-//!   guards, huge pages, droppable and growing ones; pages that tasks share by copy-on-write stay
-//!   shared.
+//!   guards, huge pages, seals (mseal(2)), droppable and growing ones; pages that tasks share by
+//!   copy-on-write stay shared.
 //! - Refused: "it is memory of a device"; "it is a shadow stack"; "it has huge pages of a file that
 //!   nobody can open again" (a deleted one); "it has huge pages of its own
 //!   over those of a file"; "a part of a ring of io_uring was unmapped or protected"; "it shows
-//!   a map of BPF"; "it is a ring of a performance event"; mappings of the kernel's own such as
+//!   a map of BPF"; "it is a ring of a performance event"; "it is a ring, and sealed"; "it is secret
+//!   memory (memfd_secret), which nobody else can read"; "it has a protection key"; mappings of the kernel's own such as
 //!   `[uprobes]`, by their name alone.
 //! - CRIU 4.2: kept, shadow stacks too; names of anonymous memory are not, nor `mlockall` for later
-//!   mappings. Memory of devices only with a plugin for them, `[uprobes]` with `--allow-uprobes`.
+//!   mappings, nor seals. Memory of devices only with a plugin for them, `[uprobes]` with `--allow-uprobes`.
 
 use abi::{Addr, PAGE_BYTES, Span};
 use prost::Message;
@@ -94,6 +95,9 @@ pub struct Mapping {
     /// Its memory policy, if it is not the thread's.
     #[prost(message, optional, tag = "13")]
     pub policy: Option<Policy>,
+    /// Whether it is sealed (mseal(2)).
+    #[prost(bool, tag = "14")]
+    pub is_sealed: bool,
 }
 
 /// An attached segment of System V shared memory, whose file only tells what is in it.
@@ -127,6 +131,7 @@ pub enum Special {
     Aio = 4,
 }
 
+const PROT_EXEC: u32 = 4;
 const MAP_SHARED: u32 = 0x01;
 pub(super) const MAP_PRIVATE: u32 = 0x02;
 const MAP_DROPPABLE: u32 = 0x08;
@@ -138,6 +143,9 @@ const MAP_HUGETLB: u32 = 0x40000;
 const MAP_HUGE_SHIFT: u32 = 26;
 const MCL_FUTURE: u32 = 2;
 const MCL_ONFAULT: u32 = 4;
+
+/// The `VmFlags` code of memory that nobody can unmap, move or protect any more.
+const SEALED: &[u8; 2] = b"sl";
 
 /// `VmFlags` codes and the advice that sets them.
 const ADVICE: [(&[u8; 2], u32); 8] = [
@@ -370,6 +378,7 @@ impl Mapping {
             guards: Vec::new(),
             segment: segment_of(listed, file.is_some()),
             policy: None,
+            is_sealed: listed.has(SEALED) && special == Special::No,
         })
     }
 
@@ -410,6 +419,20 @@ fn huge_pages_of(page_bytes: u64) -> u32 {
     MAP_HUGETLB | page_bytes.trailing_zeros() << MAP_HUGE_SHIFT
 }
 
+/// Why memory of memfd_secret(2) is not saved.
+pub(crate) const SECRET: &str = "it is secret memory (memfd_secret), which nobody else can read";
+
+/// Refuses a task that has mapped memory which nobody else can read.
+///
+/// # Errors
+/// [`Error::Unsupported`] naming the mapping.
+pub fn check_secret(listed: &[Listed], pid: i32) -> Result<()> {
+    match listed.iter().find(|listed| listed.is_secret()) {
+        Some(secret) => Err(Error::unsupported(pid, secret.place()).because(SECRET)),
+        None => Ok(()),
+    }
+}
+
 /// Why a mapping of a file cannot be made again, if so. Memory with huge pages can where it is
 /// anonymous, System V shared memory, or a memfd or a file with a path that is shared.
 fn hinders(listed: &Listed) -> Option<&'static str> {
@@ -419,6 +442,16 @@ fn hinders(listed: &Listed) -> Option<&'static str> {
         return Some("a part of a ring of io_uring was unmapped or protected");
     }
     let name = &listed.name[..];
+    if (listed.is_ring() || listed.is_aio()) && listed.has(SEALED) {
+        return Some("it is a ring, and sealed");
+    }
+    if listed.is_secret() {
+        return Some(SECRET);
+    }
+    // The kernel itself gives one to memory that can only be executed.
+    if listed.protection_key != 0 && listed.prot != PROT_EXEC {
+        return Some("it has a protection key");
+    }
     if name == b"anon_inode:bpf-map" {
         return Some("it shows a map of BPF");
     }
@@ -448,6 +481,35 @@ fn refuses(listed: &Listed, code: &[u8; 2]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn protection_keys_that_a_program_has_set_are_refused_by_name() {
+        let of = |prot: &str, key: u32| {
+            let line = format!("1000-3000 {prot} 00000000 00:00 0 \nProtectionKey: {key}\n");
+            let listed = crate::map::listing::parse(line.as_bytes()).expect("a list");
+            Mapping::of(&listed[0], 7, None).map(drop)
+        };
+        of("rw-p", 0).expect("it has none");
+        of("--xp", 1).expect("the kernel's own");
+        let error = of("rw-p", 1).expect_err("the program's").to_string();
+        let want = "pid 7: mapping 0x1000-0x3000 is not supported: it has a protection key";
+        assert_eq!(error, want);
+    }
+
+    #[test]
+    fn seals_are_kept_and_given_last() {
+        let line = "10000-14000 r--p 00000000 00:00 0 \nVmFlags: rd mr mw me sl\n";
+        let listed = crate::map::listing::parse(line.as_bytes()).expect("a list");
+        let map = Mapping::of(&listed[0], 7, None).expect("it is supported");
+        assert!(map.is_sealed);
+        let ring = "10000-14000 rw-s 00000000 00:0f 9 anon_inode:[io_uring]\nVmFlags: rd wr sl\n";
+        let listed = crate::map::listing::parse(ring.as_bytes()).expect("a list");
+        let error = Mapping::of(&listed[0], 7, Some(1)).expect_err("the kernel maps it");
+        assert!(
+            error.to_string().ends_with("it is a ring, and sealed"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn what_no_dump_writes_is_refused() {
