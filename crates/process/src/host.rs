@@ -2,7 +2,8 @@
 //!
 //! Most dumps and restores need nothing of it: what they use of the kernel they use and see.
 //! Only where a vDSO has to be moved or replaced the host's own is looked at, and what was found is
-//! kept in a small file, where that can be written at all.
+//! kept in a small file, where that can be written at all. So is where a dump looks for keyrings
+//! and sandboxes.
 
 mod cache;
 mod uname;
@@ -17,6 +18,20 @@ use crate::plan::OwnVdso;
 use crate::records::Saved;
 use cache::Cache;
 pub(crate) use uname::kernel;
+
+/// The file that has the vDSOs.
+const VDSOS: &str = "host";
+/// The file that has where the kernel keeps what it tells nobody of tasks.
+const PLACES: &str = "kernel";
+
+/// Has it known where to look in the kernel's memory for what tasks have, before they are stopped:
+/// to find that out takes milliseconds, once in a boot.
+pub(crate) fn prepare_looks() {
+    let cache = || Cache::of_this_host(PLACES);
+    if let Some(places) = resources::task::prepare(|| cache().load()) {
+        cache().store(&places);
+    }
+}
 
 /// What is needed to know of this host's vDSO to restore `saved`; for most images only its build
 /// id, which is at hand.
@@ -50,7 +65,7 @@ pub struct HostFacts {
 /// # Errors
 /// [`Error::Resource`] when the vDSO is not one that can be used.
 pub fn probe() -> Result<HostFacts> {
-    probe_with(&Cache::of_this_host())
+    probe_with(&Cache::of_this_host(VDSOS))
 }
 
 fn probe_with(cache: &Cache) -> Result<HostFacts> {
@@ -73,7 +88,7 @@ fn probe_with(cache: &Cache) -> Result<HostFacts> {
 
 /// Tells what this host is like, from the cache or by looking.
 fn facts() -> Result<HostFacts> {
-    facts_with(&Cache::of_this_host())
+    facts_with(&Cache::of_this_host(VDSOS))
 }
 
 fn facts_with(cache: &Cache) -> Result<HostFacts> {

@@ -22,6 +22,7 @@ pub use job::Job;
 use loaded::Loaded;
 use resources::Inherited;
 use resources::cgroup::{Membership, Mode};
+use resources::task::{keyrings, tags};
 use rustix::process::Pid;
 
 use crate::alone::Alone;
@@ -130,7 +131,10 @@ fn bring_back(
         lazy,
         ..
     } = image;
-    let setting = setting(options, saved, inherited.clone())?;
+    let mut setting = setting(options, saved, inherited.clone())?;
+    let leaders = saved.tasks.iter().filter_map(|task| task.threads.first());
+    let keyrings = leaders.filter_map(|leader| leader.part(tags::KEYRINGS));
+    setting.keys = keyrings::make(keyrings)?;
     let plan = plan::plan(reader, saved, &setting)?;
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
@@ -213,9 +217,12 @@ pub fn plan(options: &RestoreOptions) -> Result<String> {
 pub(crate) fn setting(
     options: &RestoreOptions,
     saved: &Saved<'_>,
-    inherited: Inherited,
+    mut inherited: Inherited,
 ) -> Result<Setting> {
     let own = std::process::id().cast_signed();
+    let leaders = saved.tasks.iter().filter_map(|task| task.threads.first());
+    let keyrings = leaders.filter_map(|leader| leader.part(tags::KEYRINGS));
+    inherited.session = keyrings::of_restorer(inherited.session, keyrings)?;
     let parent = if options.sibling { 0 } else { own };
     Ok(Setting {
         parent,

@@ -6,7 +6,7 @@ use sys::close::CloseQueue;
 use sys::own::{self, Attribute};
 use sys::proc::{self, LIMITS, Limit, Status};
 
-use crate::task::{core_filter, credentials, login_uid, scheduling};
+use crate::task::{core_filter, credentials, keyrings, login_uid, sandbox, scheduling};
 use crate::{Error, Result};
 
 /// The state of a task before its script has made a call. Parts plan calls only for what differs.
@@ -42,6 +42,12 @@ pub struct Inherited {
     pub(crate) suid_dumpable: OnNeed<u32>,
     /// Whether it may be traced and leaves core dumps (`PR_GET_DUMPABLE`).
     pub(crate) dumpable: u64,
+    /// The label that a security module has given it; none where it is not looked at.
+    pub(crate) label: Option<Vec<u8>>,
+    /// Its session keyring.
+    pub session: keyrings::Session,
+    /// Whether it has no session keyring at all, where that is its default one.
+    pub(crate) session_is_unset: OnNeed<bool>,
 }
 
 /// A fact that few tasks need: asked when it is.
@@ -133,6 +139,9 @@ impl Inherited {
             tick_us: OnNeed::Ask(tick_us),
             dumpable: attribute(Attribute::Dumpable),
             suid_dumpable: OnNeed::Ask(suid_dumpable),
+            label: sandbox::own_label().map(<[u8]>::to_vec),
+            session: keyrings::own_session(),
+            session_is_unset: OnNeed::Ask(keyrings::own_is_unset),
         })
     }
 }
@@ -181,6 +190,9 @@ impl Default for Inherited {
             tick_us: OnNeed::Known(4000),
             suid_dumpable: OnNeed::Known(0),
             dumpable: 1,
+            label: None,
+            session: keyrings::Session::Default,
+            session_is_unset: OnNeed::Known(true),
         }
     }
 }

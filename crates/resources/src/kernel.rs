@@ -5,6 +5,8 @@
 //! dump, and changes nothing. Where the kernel may not be looked into, or calls a member by another
 //! name, nothing is guessed: the ring is refused.
 
+pub mod credentials;
+
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};

@@ -166,6 +166,17 @@ impl Stage {
             part.plan(*payload, who, &mut plan)
                 .expect("the plan is possible");
         }
+        self.run_plan(plan);
+    }
+
+    /// Has the process make the calls of a script.
+    pub fn answers(&mut self, script: &Script) -> Answers {
+        self.run(script)
+    }
+
+    /// Has the process make all that is planned.
+    pub fn run_plan(&mut self, mut plan: ThreadPlan) {
+        let pid = self.pid();
         for phase in PHASES {
             self.run(&plan.take(phase));
         }

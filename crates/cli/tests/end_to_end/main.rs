@@ -41,6 +41,7 @@ mod redis_live;
 mod refusals;
 mod rings;
 mod sandboxed;
+mod security;
 mod segments;
 mod semaphores;
 mod serve;

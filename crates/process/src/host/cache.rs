@@ -4,15 +4,15 @@
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::uname::kernel;
 
-/// Where it is kept: gone with the boot whose facts it has.
-const PATH: &str = "/run/stillframe/host";
+/// Where they are kept: gone with the boot whose facts they have.
+const FOLDER: &str = "/run/stillframe";
 /// What it begins with; then come its checksum, the length of its key, its key and the facts.
 const MAGIC: &[u8; 8] = b"SFhost1\n";
 /// Larger than it ever is.
@@ -26,14 +26,14 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// The cache of this boot of this kernel and this version of ours.
-    pub fn of_this_host() -> Self {
+    /// The cache called `name` of this boot of this kernel and this version of ours.
+    pub fn of_this_host(name: &str) -> Self {
         let host = kernel();
         // Without a boot's id, facts of another boot could be taken for this one's: keep none.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let path = boot
             .as_ref()
-            .map_or_else(|_| PathBuf::new(), |_| PATH.into());
+            .map_or_else(|_| PathBuf::new(), |_| Path::new(FOLDER).join(name));
         let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
         let key = [
             boot.unwrap_or_default(),

@@ -3,6 +3,7 @@
 use resources::Inherited;
 use resources::map::memory::Memory;
 use resources::map::vdso::{self, Host, Way};
+use resources::task::keyrings;
 
 use super::groups::Placing;
 
@@ -21,6 +22,8 @@ pub struct Setting {
     pub vdso: OwnVdso,
     /// The control groups of the tree and of the restorer, where tasks are to join some.
     pub cgroups: Option<Placing>,
+    /// The keys that the restorer has made for session keyrings.
+    pub keys: keyrings::Made,
 }
 
 /// What is known of the vDSO of this host.
@@ -68,6 +71,7 @@ impl Default for Setting {
                 ..OwnVdso::default()
             },
             cgroups: None,
+            keys: keyrings::Made::new(),
         }
     }
 }

@@ -295,6 +295,23 @@ const IOCTL: &[Meaning] = meanings! { ioctl:
     TIOCNOTTY();
 };
 
+/// Operations of keyctl(2), which no module of linux_raw_sys has.
+const KEYCTL: &[Meaning] = &[
+    keyctl(0, "KEYCTL_GET_KEYRING_ID", &[Int, Int]),
+    keyctl(1, "KEYCTL_JOIN_SESSION_KEYRING", &[Address]),
+    keyctl(3, "KEYCTL_REVOKE", &[Int]),
+    keyctl(4, "KEYCTL_CHOWN", &[Int, Int, Int]),
+    keyctl(5, "KEYCTL_SETPERM", &[Int, Hex]),
+    keyctl(6, "KEYCTL_DESCRIBE", &[Int, Address, Number]),
+    keyctl(8, "KEYCTL_LINK", &[Int, Int]),
+    keyctl(11, "KEYCTL_READ", &[Int, Address, Number]),
+    keyctl(14, "KEYCTL_SET_REQKEY_KEYRING", &[Int]),
+];
+
+const fn keyctl(number: u64, name: &'static str, rest: &'static [Form]) -> Meaning {
+    Meaning { number, name, rest }
+}
+
 const PRCTL: &[Meaning] = meanings! { prctl:
     PR_SET_PDEATHSIG(Signal);
     PR_GET_PDEATHSIG(Address);
@@ -377,6 +394,8 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
     (Sysno::ioctl, &[Fd, Verb(IOCTL)]),
     (Sysno::ioprio_get, &[One(names::IOPRIO_WHO), Int]),
     (Sysno::ioprio_set, &[One(names::IOPRIO_WHO), Int, Hex]),
+    (Sysno::kcmp, &[Int, Int, Int]),
+    (Sysno::keyctl, &[Verb(KEYCTL)]),
     (Sysno::kill, &[Int, Signal]),
     (Sysno::lseek, &[Fd, Number, One(names::SEEK)]),
     (Sysno::madvise, &[Address, Number, One(names::MADV)]),
@@ -413,6 +432,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         Sysno::mremap,
         &[Address, Number, Number, Flags(names::MREMAP), Address],
     ),
+    (Sysno::mseal, &[Address, Number, Hex]),
     (Sysno::munmap, &[Address, Number]),
     (Sysno::openat, &[Fd, Text, Flags(names::O), Octal]),
     (

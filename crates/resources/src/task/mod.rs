@@ -6,6 +6,7 @@ use sys::arch::Registers;
 use sys::proc::{Malformed, Stat, Status};
 use sys::ptrace::{Filter, RseqArea};
 
+pub use crate::kernel::credentials::prepare;
 use crate::script::{Answers, DataAt, Script, StepAt};
 use crate::{Allow, Error, Inherited, Result};
 
@@ -20,6 +21,7 @@ mod dumpable;
 pub mod interrupted;
 mod io_flusher;
 mod itimers;
+pub mod keyrings;
 mod ldt;
 pub mod leader;
 mod limits;
@@ -32,6 +34,7 @@ mod posix_timers;
 mod refused;
 mod robust;
 mod rseq;
+pub(crate) mod sandbox;
 pub mod scheduling;
 pub mod seccomp;
 pub mod semaphores;
@@ -302,6 +305,8 @@ pub trait Part: Sync {
 /// [`crate::Error::Unsupported`], and those of [`Facts::status`].
 pub fn check(facts: &dyn Facts) -> Result<()> {
     refused::Refused.ask(facts, &mut Script::default())?;
+    sandbox::check(facts)?;
+    keyrings::check(facts)?;
     seccomp::check(facts)
 }
 
@@ -325,6 +330,8 @@ pub static PARTS: &[&dyn Part] = &[
     &memory_policy::MemoryPolicy,
     &autogroup::Autogroup,
     &login_uid::LoginUid,
+    &sandbox::Sandbox,
+    &keyrings::Keyrings,
     &semaphores::Semaphores,
     &membarrier::Membarrier,
     &io_flusher::IoFlusher,

@@ -78,3 +78,7 @@ pub const SEMAPHORES: u16 = 236;
 pub const THREAD_AREAS: u16 = 237;
 /// Never in an image: a table of segments, which is refused.
 pub const LDT: u16 = 238;
+/// The label that a security module has given it, by thread.
+pub const SANDBOX: u16 = 239;
+/// The session keyring, by process.
+pub const KEYRINGS: u16 = 240;
