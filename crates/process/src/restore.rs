@@ -131,10 +131,7 @@ fn bring_back(
         lazy,
         ..
     } = image;
-    let mut setting = setting(options, saved, inherited.clone())?;
-    let leaders = saved.tasks.iter().filter_map(|task| task.threads.first());
-    let keyrings = leaders.filter_map(|leader| leader.part(tags::KEYRINGS));
-    setting.keys = keyrings::make(keyrings)?;
+    let setting = with_keys(options, saved, inherited.clone())?;
     let plan = plan::plan(reader, saved, &setting)?;
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
@@ -220,9 +217,11 @@ pub(crate) fn setting(
     mut inherited: Inherited,
 ) -> Result<Setting> {
     let own = std::process::id().cast_signed();
-    let leaders = saved.tasks.iter().filter_map(|task| task.threads.first());
-    let keyrings = leaders.filter_map(|leader| leader.part(tags::KEYRINGS));
-    inherited.session = keyrings::of_restorer(inherited.session, keyrings)?;
+    inherited.session = keyrings::of_restorer(inherited.session, payloads(saved))?;
+    inherited.ask_for_session(|| {
+        host::prepare_looks();
+        keyrings::own_is_unset()
+    });
     let parent = if options.sibling { 0 } else { own };
     Ok(Setting {
         parent,
@@ -232,6 +231,19 @@ pub(crate) fn setting(
         lazy_from_bytes: options.lazy.as_ref().map(|_| LAZY_FROM_BYTES),
         ..Setting::default()
     })
+}
+
+/// The setting of a restore that is made, whose tasks find the keys of their session keyrings.
+fn with_keys(options: &RestoreOptions, saved: &Saved<'_>, inherited: Inherited) -> Result<Setting> {
+    let mut setting = setting(options, saved, inherited)?;
+    setting.keys = keyrings::make(payloads(saved))?;
+    Ok(setting)
+}
+
+/// What the image has of session keyrings.
+fn payloads<'a>(saved: &'a Saved<'_>) -> impl Iterator<Item = &'a [u8]> {
+    let leaders = saved.tasks.iter().filter_map(|task| task.threads.first());
+    leaders.filter_map(|leader| leader.part(tags::KEYRINGS))
 }
 
 /// What is known of control groups, if the tree was in some and they are to be dealt with.

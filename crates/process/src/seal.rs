@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use image::{Facts, Reader};
 use resources::Inherited;
 use resources::map::vdso::Vdso;
+use resources::task::{keyrings, tags};
 
 use crate::plan::{self, Setting};
 use crate::records::Saved;
@@ -45,8 +46,12 @@ fn planned(draft: &Reader, foreign: &[Vdso]) -> Result<usize> {
             vdso.code.clone_from(&known.code);
         }
     }
+    let mut inherited = Inherited::of_kernel();
+    // Who restores it may be in the same session.
+    let root = saved.tasks.first().and_then(|root| root.threads.first());
+    inherited.session = keyrings::recorded(root.and_then(|root| root.part(tags::KEYRINGS)))?;
     let setting = Setting {
-        inherited: Inherited::of_kernel(),
+        inherited,
         vdso: host::vdso_for(&saved)?,
         ..Setting::default()
     };

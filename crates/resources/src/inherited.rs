@@ -82,6 +82,11 @@ impl Inherited {
         self.is_filtered
     }
 
+    /// Has `ask` tell whether there is no session keyring at all, where that has to be known.
+    pub fn ask_for_session(&mut self, ask: fn() -> bool) {
+        self.session_is_unset = OnNeed::Ask(ask);
+    }
+
     /// How many descriptors a task may have when it is forked (`RLIMIT_NOFILE`).
     #[must_use]
     pub fn open_files(&self) -> u64 {

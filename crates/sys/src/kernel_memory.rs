@@ -207,8 +207,8 @@ impl KernelMemory {
         Ok(bytes)
     }
 
-    /// Reads `len` bytes, at most 256, where a way of pointers leads: each step adds a number to the
-    /// address, from `address` on, and takes the pointer that is there. One call does all of it.
+    /// Reads `len` bytes, at most 256, where a way of pointers leads: each step adds a number to
+    /// the address, from `address` on, and takes the pointer that is there. That is one call.
     ///
     /// # Errors
     /// `EFAULT` where a pointer leads nowhere; `EINVAL` for more than 8 steps, or no or too many

@@ -323,7 +323,7 @@ fn an_image_of_another_user_is_not_restored_unasked() {
     stillframe.dump(program.pid(), &[]).must();
     tree::reap_orphans();
     let images = stillframe.images();
-    let manifest = images.join("manifest");
+    let manifest = images.join("manifest.img");
     let refused = |why: &str| {
         let outcome = stillframe.restore(&[]).must_fail();
         let outcome = outcome.names(&["is not trusted", why, "--trust-image"]);

@@ -282,6 +282,7 @@ fn start(images: &Images, reader: &Arc<Reader>, log: Option<RawFd>) -> Result<Ow
     log::logger().flush();
     let open_files = reader.descriptors();
     let directory = images.directory().map(std::path::absolute).transpose();
+    let trusted = !matches!(images, Images::Own(_));
     let directory = directory.map_err(started)?;
     if open_files.is_none() && directory.is_none() {
         let what = "lazy pages of an image that is in no directory need a server of their own";
@@ -296,7 +297,7 @@ fn start(images: &Images, reader: &Arc<Reader>, log: Option<RawFd>) -> Result<Ow
             log::set_max_level(log::LevelFilter::Off);
         }
         let image = match (open_files, directory) {
-            (None, Some(directory)) => reopen(&directory.into(), reader.id()),
+            (None, Some(directory)) => reopen(&Images::at(&directory, trusted), reader.id()),
             _ => Ok(reader.clone()),
         };
         let served = image.and_then(|image| server::run(&image, Some(theirs), None, log));

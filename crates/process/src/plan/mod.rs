@@ -15,6 +15,7 @@ mod pinned;
 mod pooled;
 mod print;
 mod scripts;
+mod sessions;
 mod setting;
 pub(crate) mod sharing;
 mod sources;

@@ -9,8 +9,7 @@ use resources::fd::tty::control;
 use resources::map::inherit;
 use resources::map::layout::{self, AtFork, Fill, Laid, Pages};
 use resources::script::{Arg, PoolId, Script, ScriptId, WordId};
-use resources::task::keyrings::{self, Session};
-use resources::task::{PARTS, Phase, Scope, ThreadPlan, scheduling, seccomp, tags};
+use resources::task::{PARTS, Phase, Scope, ThreadPlan, scheduling, seccomp};
 use syscalls::Sysno;
 
 use super::early::Early;
@@ -19,6 +18,7 @@ use super::groups::Joins;
 use super::late::Late;
 use super::memories::Memories;
 use super::scripts::{Outside, Plan, Planned, Staying, word};
+use super::sessions::Sessions;
 use super::setting::Setting;
 use super::sharing::{Shared, Sharing};
 use super::sources::{pages_of, resolve};
@@ -56,8 +56,7 @@ pub(super) struct Tasks<'a> {
     /// The control groups that tasks and threads join.
     joins: Joins,
     late: Late,
-    /// By index of the task: with which session keyring it is made, and which it has then.
-    sessions: Vec<(Session, Session)>,
+    sessions: Sessions,
 }
 
 /// What is planned of a task before it is known whether the tasks have to meet.
@@ -106,7 +105,7 @@ impl<'a> Tasks<'a> {
             at_fork: vec![AtFork::default(); saved.tasks.len()],
             joins: Joins::default(),
             late: Late::default(),
-            sessions: vec![(Session::Default, Session::Default); saved.tasks.len()],
+            sessions: Sessions::default(),
         };
         for (index, task) in saved.tasks.iter().enumerate() {
             for descriptor in &task.descriptors {
@@ -119,13 +118,12 @@ impl<'a> Tasks<'a> {
                 tasks.find_pages(reader, index, &forks[id])?;
             }
         }
+        let of_tasks = forks[..saved.tasks.len()].iter();
+        let made_by: Vec<_> = of_tasks.map(|fork| tasks.living_maker(fork)).collect();
+        tasks.sessions = Sessions::find(saved, (forks, &made_by), &setting.inherited)?;
         if let Some(placing) = &setting.cgroups {
-            let made_by = forks[..saved.tasks.len()].iter();
-            let made_by = made_by.map(|fork| tasks.living_maker(fork));
-            let made_by = made_by.collect::<Vec<_>>();
             tasks.joins = Joins::find(placing, saved, &made_by);
         }
-        tasks.find_sessions()?;
         tasks.early = Early::find(saved, &tasks.memory_parents, &tasks.pages, &setting.vdso);
         Ok(tasks)
     }
@@ -150,31 +148,6 @@ impl<'a> Tasks<'a> {
         pages.drop_plain_zeros(&task.memory);
         self.memory_parents[index] = parent;
         self.pages[index] = pages;
-        Ok(())
-    }
-
-    /// Finds out which session keyring each task is made with, which is its maker's.
-    fn find_sessions(&mut self) -> Result<()> {
-        let mut owners = HashMap::new();
-        for id in forks::makers_first(self.forks) {
-            let Kind::Live(index) = self.forks[id].kind else {
-                continue;
-            };
-            let task = &self.saved.tasks[index];
-            let maker = self.living_maker(&self.forks[id]);
-            let root = maker.is_none().then_some(&self.setting.inherited);
-            let restorers = self.setting.inherited.session;
-            let born = maker.map_or(restorers, |maker| self.sessions[maker].1);
-            let session = owner(task).session(born, root)?;
-            self.sessions[index] = (born, session);
-            // That of a revoked one without a number is nobody's.
-            if let Session::Own(serial @ 0..) = session
-                && (born != session || root.is_some())
-                && let Some(other) = owners.insert(serial, task.node.pid)
-            {
-                return Err(keyrings::unshared(task.node.pid, other).into());
-            }
-        }
         Ok(())
     }
 
@@ -290,12 +263,9 @@ impl<'a> Tasks<'a> {
         let filters = task.threads.iter().map(SavedThread::filters);
         let filters = (task.node.pid, &*filters.collect::<Vec<_>>());
         seccomp::plan(filters, &mut threads, || plan.word())?;
-        if let Some(leader) = threads.first_mut() {
-            let known = (&self.setting.inherited, &self.setting.keys);
-            keyrings::plan(owner(task), self.sessions[index], known, leader)?;
-        }
         let mut together = Script::default();
         if let Some(leader) = threads.first_mut() {
+            self.sessions.plan((index, task), self.setting, leader)?;
             let children = self.forks.iter();
             let children = children.filter(|other| other.parent == task.node.pid);
             lifecycle::see_children_end(&mut together, &children.collect::<Vec<_>>());
@@ -562,12 +532,10 @@ impl<'a> Tasks<'a> {
         thread: &SavedThread<'_>,
         whole: &mut Plan,
     ) -> Result<ThreadPlan> {
-        let root = self.saved.tasks[0].node.pid;
         let (pid, tid) = (task.node.pid, thread.tid);
-        let inherited = if pid == root {
-            &self.setting.inherited
-        } else {
-            &self.descendants_inherited
+        let inherited = match pid == self.saved.tasks[0].node.pid {
+            true => &self.setting.inherited,
+            false => &self.descendants_inherited,
         };
         let mut plan = ThreadPlan::default();
         let (leader, alone) = (pid == tid, self.forks.len() == 1);
@@ -582,8 +550,8 @@ impl<'a> Tasks<'a> {
             };
             part.plan(thread.part(part.tag()), who, &mut plan)?;
         }
-        let writes = plan.outside.drain(..);
-        whole.writes.extend(writes.map(|write| (tid, write)));
+        let writes = plan.outside.drain(..).map(|write| (tid, write));
+        whole.writes.extend(writes);
         Ok(plan)
     }
 
@@ -624,16 +592,6 @@ impl<'a> Tasks<'a> {
         script.wait(word::GROUPED, self.all.0);
         lifecycle::end(&mut script, fork.pid, 0);
         script
-    }
-}
-
-/// Whose session keyring a task has.
-fn owner<'a>(task: &'a SavedTask<'_>) -> keyrings::Owner<'a> {
-    let part = |tag| task.threads.first().and_then(|leader| leader.part(tag));
-    keyrings::Owner {
-        pid: task.node.pid,
-        payload: part(tags::KEYRINGS),
-        credentials: part(tags::CREDENTIALS),
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! The kernel remembers which pages were written only as long as somebody holds the userfaultfd.
 //! So the first round leaves a process behind, [`server`], one for the root of each tree. The next
-//! round finds it by a unix socket in a folder of its user's alone ([`runtime`]), whose name is made
-//! of the root's pid and start time; both sides look at who the other is. It goes when the root has ended, when nobody came for a
-//! time, or when it is told to; and whatever it held goes with it, which ends the tracking.
+//! round finds it by a unix socket in a folder where nobody but its user can make names
+//! ([`runtime`]); its name is made of the root's pid and start time, and both sides look at who the
+//! other is. It goes when the root has ended, when nobody came for a time, or when it is told to;
+//! and whatever it held goes with it, which ends the tracking.
 //!
 //! A round has the kernel forget which pages were written, and stores those. If it fails in
 //! between, writes are lost. So the tracker is told before ([`Client::begin`]) and after

@@ -26,7 +26,6 @@ use rustix::io::Errno;
 
 use super::ghost::Ghost;
 use super::{DumpContext, Open, RestoreContext, memfd, status};
-use crate::map::memory::SECRET;
 use crate::{Error, Result};
 
 /// What the kernel appends to the path of a name that was deleted.
@@ -75,7 +74,8 @@ impl Place {
             return Ok(place);
         }
         if open.link == memfd::SECRET_LINK && memfd::is_secret(open.stat.st_dev) {
-            return Err(open.unsupported(SECRET, None));
+            const WHY: &str = "it is secret memory (memfd_secret), which nobody else can read";
+            return Err(open.unsupported(WHY, None));
         }
         const GONE: &str = "it was the kernel's own, of a process or a device that is gone";
         let own = match open.own() {

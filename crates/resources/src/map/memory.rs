@@ -5,13 +5,14 @@
 //!   guards, huge pages, seals (mseal(2)), droppable and growing ones; pages that tasks share by
 //!   copy-on-write stay shared.
 //! - Refused: "it is memory of a device"; "it is a shadow stack"; "it has huge pages of a file that
-//!   nobody can open again" (a deleted one); "it has huge pages of its own
-//!   over those of a file"; "a part of a ring of io_uring was unmapped or protected"; "it shows
-//!   a map of BPF"; "it is a ring of a performance event"; "it is a ring, and sealed"; "it is secret
-//!   memory (memfd_secret), which nobody else can read"; "it has a protection key"; mappings of the kernel's own such as
+//!   nobody can open again" (a deleted one); "it has huge pages of its own over those of a file";
+//!   "a part of a ring of io_uring was unmapped or protected"; "it shows a map of BPF"; "it is a
+//!   ring of a performance event"; "it is a ring, and sealed"; "it is secret memory (memfd_secret),
+//!   which nobody else can read"; "it has a protection key"; mappings of the kernel's own such as
 //!   `[uprobes]`, by their name alone.
 //! - CRIU 4.2: kept, shadow stacks too; names of anonymous memory are not, nor `mlockall` for later
-//!   mappings, nor seals. Memory of devices only with a plugin for them, `[uprobes]` with `--allow-uprobes`.
+//!   mappings, nor seals. Memory of devices only with a plugin for them, `[uprobes]` with
+//!   `--allow-uprobes`.
 
 use abi::{Addr, PAGE_BYTES, Span};
 use prost::Message;
@@ -420,7 +421,7 @@ fn huge_pages_of(page_bytes: u64) -> u32 {
 }
 
 /// Why memory of memfd_secret(2) is not saved.
-pub(crate) const SECRET: &str = "it is secret memory (memfd_secret), which nobody else can read";
+const SECRET: &str = "it is secret memory (memfd_secret), which nobody else can read";
 
 /// Refuses a task that has mapped memory which nobody else can read.
 ///

@@ -6,11 +6,12 @@
 //! outside.
 //!
 //! - What: Landlock domains, security labels
-//! - Kept: that a thread is in no domain; the label, where who dumps and who restores have the same.
-//! - Refused: "a Landlock domain", as "the kernel tells nobody its rules"; "a Landlock domain, which
-//!   it may be in", as "finding out takes CAP_BPF and CAP_PERFMON, and a kernel with BTF" (only
-//!   where it cannot gain privileges); "the security label …", as "stillframe has …, which is
-//!   what restored tasks get"; "a security label for what it makes next (attr/…)".
+//! - Kept: that a thread is in no domain; the label, where who dumps and who restores have the same
+//!   one.
+//! - Refused: "a Landlock domain", as "the kernel tells nobody its rules"; "a Landlock domain,
+//!   which it may be in", as "finding out takes CAP_BPF and CAP_PERFMON, and a kernel with BTF"
+//!   (only where it cannot gain privileges); "the security label …", as "stillframe has …,
+//!   which is what restored tasks get"; "a security label for what it makes next (attr/…)".
 //! - At a restore: "the label was …, and this process has …".
 //! - CRIU 4.2: a restored task is outside of its Landlock domain; labels are kept.
 

@@ -1,6 +1,12 @@
 //! Session keyrings that are dumped and joined anew by real tasks.
 
+use rustix::io::Errno;
+use syscalls::Sysno;
+
+use super::contents::Contents;
+use super::told::described;
 use super::*;
+use crate::task::Phase;
 use crate::testing::Stage;
 
 macro_rules! needs_keys {
@@ -14,7 +20,7 @@ macro_rules! needs_keys {
 
 /// Has a stage join a new session keyring; gives its serial number.
 fn join(stage: &mut Stage) -> i32 {
-    let serial = stage.call(Sysno::keyctl, &[JOIN_SESSION_KEYRING.into(), 0]);
+    let serial = stage.call(Sysno::keyctl, &[operation::JOIN_SESSION_KEYRING.into(), 0]);
     i32::try_from(serial).expect("a serial number")
 }
 
@@ -48,7 +54,7 @@ fn restored(record: &Record, uid: u32) -> Stage {
     let made = make([&payload[..]].into_iter()).expect("room for keys");
     let mut inherited = Stage::inherited();
     inherited.session = Session::Own(0);
-    let credentials = super::super::credentials::Record {
+    let credentials = crate::task::credentials::Record {
         uids: vec![uid; 4],
         ..inherited.credentials.clone()
     };
@@ -82,16 +88,22 @@ fn a_session_keyring_with_its_keys_survives() {
     join(&mut stage);
     let first = add_key(&mut stage, "user", "first", b"one").cast_unsigned();
     let second = add_key(&mut stage, "user", "second", &[7; 3000]).cast_unsigned();
-    stage.call(Sysno::keyctl, &[CHOWN.into(), first, 1000, 1001]);
-    stage.call(Sysno::keyctl, &[SETPERM.into(), first, 0x0b0b_0000]);
+    stage.call(Sysno::keyctl, &[operation::CHOWN.into(), first, 1000, 1001]);
+    stage.call(
+        Sysno::keyctl,
+        &[operation::SETPERM.into(), first, 0x0b0b_0000],
+    );
     stage.call(Sysno::keyctl, &[15, second, 1000]);
     let special = |which: i32| i64::from(which).cast_unsigned();
     let session = special(SESSION_KEYRING);
     stage.call(
         Sysno::keyctl,
-        &[LINK.into(), special(USER_KEYRING), session],
+        &[operation::LINK.into(), special(USER_KEYRING), session],
     );
-    stage.call(Sysno::keyctl, &[CHOWN.into(), session, 65534, 65534]);
+    stage.call(
+        Sysno::keyctl,
+        &[operation::CHOWN.into(), session, 65534, 65534],
+    );
     check(&stage).expect("it is supported");
     let record = dumped(&mut stage).expect("one of its own");
     assert_eq!(
@@ -124,13 +136,16 @@ fn a_revoked_session_keyring_is_revoked_again() {
     join(&mut stage);
     add_key(&mut stage, "user", "first", b"one");
     let session = i64::from(SESSION_KEYRING).cast_unsigned();
-    stage.call(Sysno::keyctl, &[REVOKE.into(), session]);
+    stage.call(Sysno::keyctl, &[operation::REVOKE.into(), session]);
     let record = dumped(&mut stage).expect("one of its own");
     assert!(record.is_revoked && record.keys.is_empty(), "{record:?}");
     let mut again = restored(&record, 0);
     let gone = -i64::from(Errno::KEYREVOKED.raw_os_error());
     assert_eq!(
-        again.attempt(Sysno::keyctl, &[GET_KEYRING_ID.into(), session, 0]),
+        again.attempt(
+            Sysno::keyctl,
+            &[operation::GET_KEYRING_ID.into(), session, 0]
+        ),
         gone
     );
     assert!(dumped(&mut again).expect("one of its own").is_revoked);
@@ -158,7 +173,7 @@ fn keys_that_cannot_be_saved_are_refused_by_name() {
     let error = check(&stage).expect_err("nobody may read it").to_string();
     let want = format!(
         "pid {}: key a:b in its session keyring is not supported: \
-         only keys of type \"user\" are saved",
+         only keys of type user are saved",
         stage.pid()
     );
     assert_eq!(error, want);
@@ -171,7 +186,7 @@ fn keys_that_cannot_be_saved_are_refused_by_name() {
     for (which, what) in [(PROCESS_KEYRING, "process"), (THREAD_KEYRING, "thread")] {
         let mut stage = Stage::new();
         let which = i64::from(which).cast_unsigned();
-        stage.call(Sysno::keyctl, &[GET_KEYRING_ID.into(), which, 1]);
+        stage.call(Sysno::keyctl, &[operation::GET_KEYRING_ID.into(), which, 1]);
         check(&stage).expect("it is empty");
         stage.put(0, b"user\0");
         stage.put(64, b"name\0");
@@ -189,7 +204,7 @@ fn keys_that_cannot_be_saved_are_refused_by_name() {
         );
     }
     let mut stage = Stage::new();
-    stage.call(Sysno::keyctl, &[SET_REQKEY_KEYRING.into(), 3]);
+    stage.call(Sysno::keyctl, &[operation::SET_REQKEY_KEYRING.into(), 3]);
     let error = check(&stage).expect_err("it has chosen").to_string();
     assert!(error.contains("KEYCTL_SET_REQKEY_KEYRING"), "{error}");
 }
@@ -204,7 +219,7 @@ fn a_task_tells_of_its_session_keyring_itself() {
     let serial = join(&mut stage);
     let session = i64::from(SESSION_KEYRING).cast_unsigned();
     let user = i64::from(USER_KEYRING).cast_unsigned();
-    stage.call(Sysno::keyctl, &[LINK.into(), user, session]);
+    stage.call(Sysno::keyctl, &[operation::LINK.into(), user, session]);
     let record = told(&mut stage)
         .expect("it is supported")
         .expect("one of its own");
@@ -216,7 +231,7 @@ fn a_task_tells_of_its_session_keyring_itself() {
         (record.permissions, &record.links[..]),
         (0x3f03_0000, &[USER_KEYRING][..])
     );
-    stage.call(Sysno::keyctl, &[REVOKE.into(), session]);
+    stage.call(Sysno::keyctl, &[operation::REVOKE.into(), session]);
     let record = told(&mut stage)
         .expect("it is supported")
         .expect("one of its own");
@@ -225,9 +240,9 @@ fn a_task_tells_of_its_session_keyring_itself() {
 
 #[test]
 fn what_is_in_the_dumpers_own_is_only_kept_there() {
-    let missing = Error::unsupported(7, "key a:b in its session keyring");
+    let missing = || unshared(7, 8);
     let contents = || Contents {
-        obstacle: Some(Error::unsupported(7, "key a:b in its session keyring")),
+        obstacle: Some(missing()),
         ..Contents::default()
     };
     let record = Record {
@@ -239,7 +254,7 @@ fn what_is_in_the_dumpers_own_is_only_kept_there() {
         .with(contents(), false)
         .expect_err("another's")
         .to_string();
-    assert_eq!(error, missing.to_string());
+    assert_eq!(error, missing().to_string());
     let record = record.with(contents(), true).expect("it stays there");
     let payload = record.encode_to_vec();
     let owner = Owner {
@@ -261,8 +276,8 @@ fn what_is_in_the_dumpers_own_is_only_kept_there() {
     };
     assert_eq!(planned(Session::Own(5)).expect("the same"), "");
     let error = planned(Session::Own(6)).expect_err("another").to_string();
-    let want = "task 1: session keyring: its session keyring was that of the dump, with key a:b in \
-                its session keyring";
+    let want = "task 1: session keyring: its session keyring was that of the dump, with the \
+                session keyring that it shares with pid 8";
     assert_eq!(error, want);
 }
 
