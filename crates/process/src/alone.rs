@@ -17,7 +17,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::set_current_timer_slack;
+use rustix::thread::{CapabilitySet, set_current_timer_slack};
 
 use crate::{Error, Result};
 
@@ -80,6 +80,19 @@ fn raise(now: Rlimit, wanted: u64) {
     if let Err(errno) = raised {
         log::debug!("the limit of open files stays: {errno}");
     }
+}
+
+/// How many open files a restore could have that is made as this process.
+pub(crate) fn open_files_at_most() -> u64 {
+    let may_raise = rustix::thread::capabilities(None)
+        .is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_RESOURCE));
+    let limit = match may_raise {
+        true => std::fs::read_to_string("/proc/sys/fs/nr_open")
+            .ok()
+            .and_then(|text| text.trim().parse().ok()),
+        false => getrlimit(Resource::Nofile).maximum,
+    };
+    limit.unwrap_or(u64::MAX)
 }
 
 /// Raises this process's limit of open files as far as that needs no privilege.

@@ -8,6 +8,7 @@ use image::Reader;
 use resources::Allow;
 use resources::cgroup::{Cgroups, Groups};
 use resources::script::{Layout, ScriptId, StepAt, WordId};
+use rustix::process::{PidfdFlags, pidfd_open};
 use sys::restore_area::RestoreArea;
 use tracee::arch::SUBMIT_LOOP;
 
@@ -68,6 +69,33 @@ fn words(area: Span) -> Addr {
     area.start.plus(PAGE_BYTES + Header::BYTES as u64)
 }
 
+/// Makes the control groups of the tree, and opens all that its tasks inherit but files of pages.
+fn open(
+    plan: &Plan,
+    (saved, cgroups): (&Saved<'_>, Option<&Cgroups>),
+    reader: &Arc<Reader>,
+    allow: &Allow,
+    inherit: &[InheritFd],
+) -> Result<(Groups, Pool)> {
+    // Their directories and files may be open in the tree.
+    let groups = match cgroups {
+        Some(cgroups) => Groups::prepare(cgroups, &allow.cgroups)?,
+        None => Groups::default(),
+    };
+    let mut pool = Pool::new(allow.clone(), reader.clone(), inherit);
+    pool.open_all(saved)?;
+    for join in &plan.groups {
+        let file = groups.open(&join.hierarchy, &join.path, false)?;
+        pool.keep(file);
+    }
+    if plan.fetches {
+        let own = rustix::process::getpid();
+        let own = pidfd_open(own, PidfdFlags::empty());
+        pool.keep(own.map_err(|e| Error::kernel("cannot make a pidfd of this process", e))?);
+    }
+    Ok((groups, pool))
+}
+
 /// Opens what the tasks inherit and lays out the restore area.
 pub(crate) fn build(
     plan: Plan,
@@ -76,16 +104,7 @@ pub(crate) fn build(
     allow: &Allow,
     inherit: &[InheritFd],
 ) -> Result<(Built, Pool)> {
-    let mut pool = Pool::new(allow.clone(), reader.clone(), inherit);
-    pool.open_all(saved)?;
-    let groups = match cgroups {
-        Some(cgroups) => Groups::prepare(cgroups, &allow.cgroups)?,
-        None => Groups::default(),
-    };
-    for join in &plan.groups {
-        let file = groups.open(&join.hierarchy, &join.path, false)?;
-        pool.keep(file);
-    }
+    let (groups, mut pool) = open(&plan, (saved, cgroups), reader, allow, inherit)?;
     let numbers = pool.numbers(saved, &plan)?;
     let words_bytes = (u64::from(plan.words) * 4).next_multiple_of(64);
     let sizes = plan.scripts.iter().map(|planned| {

@@ -2,20 +2,42 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use abi::{Addr, Span};
+use image::{Reader, RunKind, SpaceId};
+use resources::fd::{self, SharedMemory};
+
 use crate::records::Saved;
 use crate::{Error, Result};
 
-/// Refuses what this host has too few huge pages for. Those of files are not counted: they are
-/// taken when the files are made, before any task is.
+const FOLDER: &str = "/sys/kernel/mm/hugepages";
+
+/// Refuses what this host has too few free huge pages for, in private memory and in shared, before
+/// anything is made.
 ///
 /// # Errors
 /// [`Error::Unfit`].
-pub(crate) fn check(saved: &Saved<'_>) -> Result<()> {
-    check_in(Path::new("/sys/kernel/mm/hugepages"), &wanted(saved))
+pub(crate) fn check(saved: &Saved<'_>, reader: &Reader) -> Result<()> {
+    check_in(Path::new(FOLDER), &wanted(saved, reader)?, Which::Free)
+}
+
+/// Refuses what this host has too few huge pages for even if all of them are free: those of the
+/// tree that the image is of will be.
+///
+/// # Errors
+/// [`Error::Unfit`].
+pub(crate) fn check_in_all(saved: &Saved<'_>, reader: &Reader) -> Result<()> {
+    check_in(Path::new(FOLDER), &wanted(saved, reader)?, Which::All)
+}
+
+/// Which of a host's huge pages count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Free,
+    All,
 }
 
 /// How many bytes are wanted of each size of pages.
-fn wanted(saved: &Saved<'_>) -> BTreeMap<u64, u64> {
+fn wanted(saved: &Saved<'_>, reader: &Reader) -> Result<BTreeMap<u64, u64>> {
     let mappings = saved.tasks.iter().flat_map(|task| &task.memory.mappings);
     let mut wanted = BTreeMap::new();
     for map in mappings {
@@ -23,10 +45,66 @@ fn wanted(saved: &Saved<'_>) -> BTreeMap<u64, u64> {
             *wanted.entry(page_bytes).or_default() += map.span().bytes();
         }
     }
-    wanted
+    for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
+        let kind = fd::kind_of(*tag);
+        let memory = kind.map_or(Ok(None), |kind| kind.memory(payload))?;
+        let memory = memory.filter(|memory| memory.first == id && !memory.is_there);
+        if let Some((memory, page_bytes)) = memory.and_then(|it| Some((it, it.huge_page_bytes?))) {
+            let mapped = mapped(saved, memory);
+            *wanted.entry(page_bytes).or_default() +=
+                taken_bytes(memory, page_bytes, mapped, reader);
+        }
+    }
+    Ok(wanted)
 }
 
-fn check_in(folder: &Path, wanted: &BTreeMap<u64, u64>) -> Result<()> {
+/// What of shared memory the tasks have mapped: the kernel sets pages aside for it.
+fn mapped(saved: &Saved<'_>, memory: SharedMemory) -> Vec<Span> {
+    let is_of_it = |id: u32| {
+        let (tag, payload) = saved.descriptions[id as usize];
+        let kind = fd::kind_of(tag);
+        let other = kind.and_then(|kind| kind.memory(payload).ok().flatten());
+        other.is_some_and(|other| (other.tag, other.first) == (memory.tag, memory.first))
+    };
+    let maps = saved.tasks.iter().flat_map(|task| &task.memory.mappings);
+    // What asks for no promise takes pages when it is touched.
+    let maps = maps.filter(|map| !map.is_unreserved() && map.file.is_some_and(is_of_it));
+    let parts = maps.map(|map| Span::new(Addr(map.offset), map.span().bytes()));
+    parts.collect()
+}
+
+/// How many bytes of pages of this size some shared memory takes: where it is `mapped`, and where
+/// it has pages.
+pub(crate) fn taken_bytes(
+    memory: SharedMemory,
+    page_bytes: u64,
+    mapped: Vec<Span>,
+    reader: &Reader,
+) -> u64 {
+    if memory.takes_all {
+        return memory.bytes.next_multiple_of(page_bytes);
+    }
+    let runs = memory
+        .space
+        .into_iter()
+        .flat_map(|space| reader.runs(SpaceId(space)));
+    let runs = runs.filter(|run| run.kind != RunKind::Zero);
+    let runs = runs.map(|run| {
+        let start = Addr::of_page(run.first_page);
+        Span::new(start, u64::from(run.pages) * abi::PAGE_BYTES)
+    });
+    let mut all = runs.chain(mapped).collect::<Vec<_>>();
+    all.sort_unstable();
+    let (mut bytes, mut end) = (0, 0);
+    for span in all {
+        let from = (span.start.0 / page_bytes * page_bytes).max(end);
+        end = span.end.0.next_multiple_of(page_bytes).max(end);
+        bytes += end.saturating_sub(from);
+    }
+    bytes
+}
+
+fn check_in(folder: &Path, wanted: &BTreeMap<u64, u64>, which: Which) -> Result<()> {
     for (page_bytes, bytes) in wanted {
         let (kib, pages) = (page_bytes / 1024, bytes / page_bytes);
         let folder = folder.join(format!("hugepages-{kib}kB"));
@@ -38,8 +116,18 @@ fn check_in(folder: &Path, wanted: &BTreeMap<u64, u64>) -> Result<()> {
             let what = format!("the image has huge pages of {kib} KiB, which this kernel lacks");
             return Err(Error::Unfit(what));
         };
-        // Some are promised to others, and some can be made when they are asked for.
         let number = |name| number(name).unwrap_or_default();
+        if which == Which::All {
+            let all = number("nr_hugepages") + number("nr_overcommit_hugepages");
+            if all < pages {
+                return Err(Error::Unfit(format!(
+                    "the image needs {pages} huge pages of {kib} KiB, and this host has {all} \
+                     (vm.nr_hugepages)"
+                )));
+            }
+            continue;
+        }
+        // Some are promised to others, and some can be made when they are asked for.
         let surplus = number("nr_overcommit_hugepages").saturating_sub(number("surplus_hugepages"));
         let there = (free + surplus).saturating_sub(number("resv_hugepages"));
         if there < pages {
@@ -64,7 +152,10 @@ mod tests {
         let set = |name: &str, number: u64| {
             std::fs::write(pages.join(name), format!("{number}\n")).expect("written");
         };
-        let check = |pages: u64| check_in(folder.path(), &[(2 << 20, pages * (2 << 20))].into());
+        let check_as = |pages: u64, which| {
+            check_in(folder.path(), &[(2 << 20, pages * (2 << 20))].into(), which)
+        };
+        let check = |pages: u64| check_as(pages, Which::Free);
         set("free_hugepages", 5);
         set("resv_hugepages", 2);
         check(3).expect("three are there");
@@ -76,7 +167,15 @@ mod tests {
         set("nr_overcommit_hugepages", 4);
         set("surplus_hugepages", 1);
         check(6).expect("the kernel makes three more");
-        let error = check_in(folder.path(), &[(1 << 30, 1 << 30)].into());
+        set("nr_hugepages", 7);
+        check_as(11, Which::All).expect("when they are free");
+        let error = check_as(12, Which::All).expect_err("there are not so many");
+        let error = error.to_string();
+        assert!(
+            error.contains("12 huge pages of 2048 KiB, and this host has 11"),
+            "{error}"
+        );
+        let error = check_in(folder.path(), &[(1 << 30, 1 << 30)].into(), Which::Free);
         let error = error.expect_err("none of that size").to_string();
         assert!(error.contains("huge pages of 1048576 KiB"), "{error}");
     }

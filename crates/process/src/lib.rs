@@ -36,6 +36,7 @@ mod network;
 mod numbering;
 mod obstacles;
 pub mod options;
+mod overcommit;
 mod packets;
 mod parent;
 mod patience;

@@ -49,7 +49,7 @@ pub fn needs(images: &Images) -> Result<Vec<Need>> {
         need(
             "huge-pages",
             "so many of the host's pages of hugetlbfs",
-            huge_pages::check(&saved).map(|()| String::new()),
+            huge_pages::check(&saved, &reader).map(|()| String::new()),
         ),
         need("clocks", "monotonic clocks go on", clocks(&saved)),
         need("pids", "the numbers of all tasks are free", pids(&saved)),

@@ -89,7 +89,11 @@ fn tcp_sockets<'a>(saved: &'a Saved<'_>) -> impl Iterator<Item = (usize, &'a [u8
 struct Taken(BTreeSet<i32>);
 
 impl Taken {
-    fn of(saved: &Saved<'_>) -> Self {
+    /// `fetches`: tasks close what the pool has before they get theirs.
+    fn of(saved: &Saved<'_>, fetches: bool) -> Self {
+        if fetches {
+            return Self([0].into());
+        }
         let descriptors = saved.tasks.iter().flat_map(|task| &task.descriptors);
         let numbers = descriptors.map(|descriptor| descriptor.fd);
         Self(numbers.chain([0]).collect())
@@ -146,9 +150,19 @@ impl Pool {
         for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
             kind(*tag, id)?.prepare(payload, self)?;
         }
+        let mut last = HashMap::new();
+        for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
+            if let Some(key) = kind(*tag, id)?.holder(payload)? {
+                last.insert((*tag, key), id);
+            }
+        }
         for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
             let own = kind(*tag, id)?.open(payload, self)?;
             self.open.push(Arc::new(own));
+            let key = kind(*tag, id)?.holder(payload)?.map(|key| (*tag, key));
+            if let Some(key) = key.filter(|key| last.get(key) == Some(&id)) {
+                self.shared.remove(&key);
+            }
         }
         for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
             let own = self.open[id as usize].clone();
@@ -208,7 +222,7 @@ impl Pool {
 
     /// The number of each pool descriptor; none of them is a number that a task will give away.
     pub fn numbers(&mut self, saved: &Saved<'_>, plan: &Plan) -> Result<Vec<i32>> {
-        let taken = Taken::of(saved);
+        let taken = Taken::of(saved, plan.fetches);
         let mut left = Vec::new();
         for own in &mut self.open {
             if taken.has(own.as_raw_fd()) {

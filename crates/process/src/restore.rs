@@ -33,7 +33,7 @@ use crate::plan::{self, Placing, Setting};
 use crate::processor::Processor;
 use crate::records::Saved;
 use crate::{Error, Observer, RestoreOptions, Restored, Result, Stage};
-use crate::{host, huge_pages};
+use crate::{host, huge_pages, overcommit};
 
 /// Tasks with less memory than this get it at once: to have it come later takes longer.
 const LAZY_FROM_BYTES: u64 = 1 << 20;
@@ -118,6 +118,13 @@ struct Image<'a> {
     lazy: Option<Client>,
 }
 
+/// Refuses what this host has too little of for the tree, before anything is made.
+fn check_host(saved: &Saved<'_>, reader: &Reader) -> Result<()> {
+    huge_pages::check(saved, reader)?;
+    overcommit::check(saved, reader, false)?;
+    aio::check(saved)
+}
+
 fn bring_back(
     options: &RestoreOptions,
     image: &Image<'_>,
@@ -136,6 +143,7 @@ fn bring_back(
     let root = saved.tasks[0].node.pid;
     let root_pid = Pid::from_raw(root).expect("checked when read");
     taken::check_free(root_pid)?;
+    check_host(saved, reader)?;
     // Before any timer is set.
     let clocks = saved.clocks.filter(|_| options.timens);
     let clocks = clocks.as_ref().map(Resumed::from_now);
@@ -146,8 +154,6 @@ fn bring_back(
         &options.allowed,
         &options.inherit_fds,
     )?;
-    huge_pages::check(saved)?;
-    aio::check(saved)?;
     log::info!("{} scripts are built", built.plan.scripts.len());
     // A task whose call fails ends by itself, and leaves those that it has made.
     let adopting = Adopting::begin();
@@ -225,10 +231,12 @@ pub(crate) fn setting(
     let parent = if options.sibling { 0 } else { own };
     Ok(Setting {
         parent,
+        open_files: open_files(saved, &inherited),
         inherited,
         vdso: host::vdso_for(saved)?,
         cgroups: placing(options, saved)?,
         lazy_from_bytes: options.lazy.as_ref().map(|_| LAZY_FROM_BYTES),
+        at_once_bytes: overcommit::at_once_bytes()?,
         ..Setting::default()
     })
 }
@@ -244,6 +252,14 @@ fn with_keys(options: &RestoreOptions, saved: &Saved<'_>, inherited: Inherited) 
 fn payloads<'a>(saved: &'a Saved<'_>) -> impl Iterator<Item = &'a [u8]> {
     let leaders = saved.tasks.iter().filter_map(|task| task.threads.first());
     leaders.filter_map(|leader| leader.part(tags::KEYRINGS))
+}
+
+/// The limit of open files, as far as it can be raised where that is needed.
+fn open_files(saved: &Saved<'_>, inherited: &Inherited) -> u64 {
+    match inherited.open_files() {
+        enough if enough >= saved.descriptors_needed() => enough,
+        few => few.max(crate::alone::open_files_at_most()),
+    }
 }
 
 /// What is known of control groups, if the tree was in some and they are to be dealt with.

@@ -9,7 +9,7 @@ use resources::task::{keyrings, tags};
 
 use crate::plan::{self, Setting};
 use crate::records::Saved;
-use crate::{Error, Result, host};
+use crate::{Error, Result, host, huge_pages, overcommit};
 
 /// What an image that is made now says of its creation.
 #[must_use]
@@ -53,7 +53,11 @@ fn planned(draft: &Reader, foreign: &[Vdso]) -> Result<usize> {
     let setting = Setting {
         inherited,
         vdso: host::vdso_for(&saved)?,
+        at_once_bytes: overcommit::at_once_bytes()?,
+        open_files: crate::alone::open_files_at_most(),
         ..Setting::default()
     };
+    overcommit::check(&saved, draft, true)?;
+    huge_pages::check_in_all(&saved, draft)?;
     Ok(plan::plan(draft, &saved, &setting)?.scripts.len())
 }

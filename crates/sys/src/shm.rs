@@ -136,10 +136,25 @@ fn raw(id: i32) -> io::Result<libc::shmid_ds> {
 /// `EEXIST` when the key is taken, `EINVAL` for a size out of bounds, `ENOSPC`, `ENOMEM` (also
 /// where there are too few huge pages), `EPERM`.
 pub fn create(key: i32, bytes: u64, mode: u32, huge_page_bytes: Option<u64>) -> io::Result<i32> {
+    let flags = (mode & 0o777).cast_signed();
+    make(key, bytes, flags, huge_page_bytes)
+}
+
+/// The same for a segment of small pages for which the kernel promises no memory
+/// (`SHM_NORESERVE`), so that it may be larger than what is there.
+///
+/// # Errors
+/// Those of [`create`].
+pub fn create_unreserved(key: i32, bytes: u64, mode: u32) -> io::Result<i32> {
+    let flags = libc::SHM_NORESERVE | (mode & 0o777).cast_signed();
+    make(key, bytes, flags, None)
+}
+
+fn make(key: i32, bytes: u64, flags: i32, huge_page_bytes: Option<u64>) -> io::Result<i32> {
     /// Where shmget(2) has the base-2 logarithm of the size of a page.
     const SHM_HUGE_SHIFT: u32 = 26;
     let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let mut flags = libc::IPC_CREAT | libc::IPC_EXCL | (mode & 0o777).cast_signed();
+    let mut flags = libc::IPC_CREAT | libc::IPC_EXCL | flags;
     if let Some(bytes) = huge_page_bytes {
         let size = bytes.trailing_zeros() << SHM_HUGE_SHIFT;
         flags |= libc::SHM_HUGETLB | size.cast_signed();

@@ -469,3 +469,76 @@ fn tasks_of_a_frozen_group_are_named_at_once() {
         assert_eq!(group.place(program.pid()), "GROUP/one");
     }
 }
+
+/// Has directories and files of its control group open, watches them, and tells what they are.
+const WITHIN: &str = r#"
+import ctypes, os, sys
+folder, group = sys.argv[1:]
+with open(group + "/cgroup.procs", "w") as procs: procs.write(str(os.getpid()))
+C = ctypes.CDLL(None)
+os.mkdir(group + "/deep")
+os.chdir(group + "/deep")
+files = [os.open(path, os.O_RDONLY) for path in (group, group + "/deep", group + "/cgroup.procs")]
+watch = C.inotify_init1(os.O_NONBLOCK)
+assert watch >= 0 and C.inotify_add_watch(watch, group.encode(), 0x100) == 1
+os.mkfifo(folder + "/asked")
+os.mkfifo(folder + "/answer")
+os.mkdir(folder + "/ready")
+while True:
+    with open(folder + "/asked") as asked: word = asked.read()
+    with open(folder + "/answer", "w") as answer:
+        os.lseek(files[2], 0, 0)
+        procs = os.read(files[2], 999).decode().split()
+        names = [os.readlink(f"/proc/self/fd/{file}") for file in files]
+        try: events = len(os.read(watch, 999)) > 0
+        except BlockingIOError: events = False
+        answer.write(f"{names} {os.getcwd()} {str(os.getpid()) in procs} {events}")
+"#;
+
+#[test]
+fn open_directories_and_files_of_a_group_that_is_gone_come_back() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer has another idea of it");
+    }
+    let mut tried = 0;
+    for hierarchy in ["", "pids", "memory"] {
+        let Some(group) = Group::make(hierarchy, "open") else {
+            continue;
+        };
+        tried += 1;
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let own = group.folder.join("one");
+        let program = Program::new("/usr/bin/python3")
+            .args(["-c", WITHIN])
+            .arg(folder.path())
+            .arg(&own)
+            .spawn();
+        program.wait_file(&folder.path().join("ready"));
+        let ask = || {
+            fs::write(folder.path().join("asked"), "x").expect("it reads");
+            fs::read_to_string(folder.path().join("answer")).expect("it answers")
+        };
+        let before = ask();
+        assert!(before.ends_with("True False"), "{before}");
+        stillframe.clear();
+        stillframe.dump(program.pid(), &[]).must();
+        tree::reap_orphans();
+        try_wait_for(SOON, || fs::remove_dir(own.join("deep")).ok());
+        group.remove();
+        assert!(!own.exists(), "{hierarchy:?}");
+        stillframe.restore(&[]).must();
+        assert_eq!(ask(), before, "{hierarchy:?}");
+        // Its watch is one of the new directory.
+        fs::create_dir(own.join("new")).expect("a group");
+        assert!(ask().ends_with("True True"), "{hierarchy:?}");
+        let _ = fs::remove_dir(own.join("new"));
+        drop(program);
+        try_wait_for(SOON, || fs::remove_dir(own.join("deep")).ok());
+    }
+    if tried == 0 {
+        testkit::skip!("no hierarchy of control groups can be written here");
+    }
+}

@@ -35,6 +35,7 @@ mod one_memory;
 mod packets;
 mod perf_events;
 mod policies;
+mod promised;
 mod python;
 mod redis;
 mod redis_live;

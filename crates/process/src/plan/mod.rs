@@ -13,6 +13,7 @@ mod memories;
 mod model;
 mod pinned;
 mod pooled;
+mod portions;
 mod print;
 mod scripts;
 mod sessions;
@@ -44,6 +45,7 @@ pub(crate) fn plan(reader: &Reader, saved: &Saved<'_>, setting: &Setting) -> Res
         ..Plan::default()
     };
     plan.descriptions = u32::try_from(saved.descriptions.len()).expect("checked when read");
+    portions::find(saved, reader, setting.open_files, &mut plan)?;
     task::Tasks::new(reader, saved, (&forks, &sharing), setting)?.plan(&mut plan)?;
     Ok(plan)
 }

@@ -7,6 +7,7 @@ use resources::script::{PoolId, Script};
 use syscalls::Sysno;
 
 use super::late::duplicate;
+use super::portions;
 use crate::Result;
 use crate::records::{Saved, SavedTask};
 
@@ -56,8 +57,16 @@ pub(super) fn place(task: &SavedTask<'_>, script: &mut Script) {
 }
 
 /// Gives all descriptors their numbers, and closes the others then: those of the pool may stand
-/// between them.
-pub(super) fn descriptors(task: &SavedTask<'_>, script: &mut Script) {
+/// between them. Where there is no room for that, they are fetched from the `restorer`.
+pub(super) fn descriptors(
+    (saved, task): (&Saved<'_>, &SavedTask<'_>),
+    restorer: Option<PoolId>,
+    script: &mut Script,
+) {
+    let task = saved.with_descriptors_of(task);
+    if let Some(restorer) = restorer {
+        return portions::fetch(task, restorer, script);
+    }
     let mut sorted = task.descriptors.iter().collect::<Vec<_>>();
     sorted.sort_unstable_by_key(|descriptor| descriptor.fd);
     for descriptor in &sorted {

@@ -34,6 +34,7 @@ pub(crate) fn print(plan: &Plan, saved: &Saved<'_>, reader: &Reader) -> Result<S
     let first_group = pool.len();
     let groups = plan.groups.iter();
     pool.extend(groups.map(|join| format!("control group {}", join.shown())));
+    pool.extend(plan.restorer().map(|_| "pidfd of the restorer".to_owned()));
     let first_pages = pool.len();
     pool.extend(plan.files.iter().map(|file| match *file {
         DECODED_FILE => "decoded".to_owned(),

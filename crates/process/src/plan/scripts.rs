@@ -26,6 +26,9 @@ pub struct Plan {
     pub groups: Vec<Join>,
     /// Threads that the restorer puts into groups of their own when the scripts have ended.
     pub thread_groups: Vec<(i32, Join)>,
+    /// Whether tasks fetch their descriptors from the restorer, whose pidfd stands in the pool
+    /// behind those files then.
+    pub fetches: bool,
     /// The numbers of the files whose pages tasks read for themselves, as they stand in the pool.
     pub files: Vec<u32>,
     /// The pages of which the restorer makes the file [`DECODED_FILE`], and where they are there.
@@ -115,6 +118,12 @@ pub mod word {
 }
 
 impl Plan {
+    /// The restorer's pidfd, where tasks need it.
+    pub fn restorer(&self) -> Option<PoolId> {
+        let groups = u32::try_from(self.groups.len()).expect("fewer than tasks");
+        self.fetches.then_some(PoolId(self.descriptions + groups))
+    }
+
     /// The pool descriptor of a pages file.
     pub fn pages_file(&mut self, number: u32) -> PoolId {
         let known = self.files.iter().position(|file| *file == number);
@@ -122,7 +131,7 @@ impl Plan {
             self.files.push(number);
             self.files.len() - 1
         });
-        let at = self.groups.len() + at;
+        let at = self.groups.len() + usize::from(self.fetches) + at;
         PoolId(self.descriptions + u32::try_from(at).expect("at most 65,536 files"))
     }
 

@@ -24,6 +24,10 @@ pub struct Setting {
     pub cgroups: Option<Placing>,
     /// The keys that the restorer has made for session keyrings.
     pub keys: keyrings::Made,
+    /// How many bytes of private memory the kernel promises by one call.
+    pub at_once_bytes: u64,
+    /// The limit of open files that restorer and tasks have while tasks are made.
+    pub open_files: u64,
 }
 
 /// What is known of the vDSO of this host.
@@ -72,6 +76,8 @@ impl Default for Setting {
             },
             cgroups: None,
             keys: keyrings::Made::new(),
+            at_once_bytes: u64::MAX,
+            open_files: u64::MAX,
         }
     }
 }

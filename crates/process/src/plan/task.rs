@@ -307,7 +307,7 @@ impl<'a> Tasks<'a> {
         script.append(leader.take(Phase::Alone));
         pooled::plan(self.saved, &self.first_holders, index, &mut script)?;
         if turn.is_last(What::Descriptors) {
-            pooled::descriptors(self.saved.with_descriptors_of(task), &mut script);
+            pooled::descriptors((self.saved, task), plan.restorer(), &mut script);
         }
         turn.end(&mut script);
         if !self.simple {
@@ -408,11 +408,8 @@ impl<'a> Tasks<'a> {
     fn body(&mut self, index: usize, plan: &mut Plan) -> Result<Body> {
         let task = &self.saved.tasks[index];
         let pages = &self.pages[index];
-        let bytes = pages
-            .stored
-            .iter()
-            .map(|stored| stored.span.bytes())
-            .sum::<u64>();
+        let stored = pages.stored.iter();
+        let bytes = stored.map(|stored| stored.span.bytes()).sum::<u64>();
         let lazy = self.setting.lazy_from_bytes;
         // What several have comes at once: who ends of them first takes no page along.
         let is_shared = self.memories.of(&task.node).is_some();
@@ -440,6 +437,7 @@ impl<'a> Tasks<'a> {
             files: &|number| files.borrow_mut().pages_file(number),
             decoded: &|span| files.borrow_mut().decode(task.node.space(), span),
             vdso: vdso::old(self.saved, task, &self.setting.vdso),
+            at_once_bytes: self.setting.at_once_bytes,
         })?;
         self.at_fork[index] = laid.at_fork.clone();
         plan.taken.extend_from_slice(&laid.taken);

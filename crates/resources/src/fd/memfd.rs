@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, U
 use rustix::io::Errno;
 
 use super::ghost::first_of_inode;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, decode, status, tags};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -145,6 +145,19 @@ impl Kind for Memfd {
             "{name} size={} seals={seals:?}",
             payload.size_bytes
         ))
+    }
+
+    fn memory(&self, payload: &[u8]) -> Result<Option<SharedMemory>> {
+        let payload: Payload = decode(self, payload)?;
+        Ok(Some(SharedMemory {
+            tag: self.tag(),
+            first: payload.first,
+            bytes: payload.size_bytes,
+            huge_page_bytes: checked_page_bytes(payload.huge_page_bytes)?,
+            space: payload.space,
+            takes_all: false,
+            is_there: false,
+        }))
     }
 
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {

@@ -163,6 +163,25 @@ impl<'a> Open<'a> {
 /// A description of an image: its kind's number, and what that says.
 pub type Payload<'a> = (u16, &'a [u8]);
 
+/// Memory that descriptions share, and that a restore makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedMemory {
+    /// The kind's number.
+    pub tag: u16,
+    /// The first description of it; it is made for that one.
+    pub first: u32,
+    /// Its size.
+    pub bytes: u64,
+    /// The size of its pages where they are huge pages.
+    pub huge_page_bytes: Option<u64>,
+    /// The space with its contents; on the first description only.
+    pub space: Option<u32>,
+    /// Whether the kernel sets everything aside when it is made, and not only what has pages.
+    pub takes_all: bool,
+    /// Whether it is on this host already.
+    pub is_there: bool,
+}
+
 /// What a task of the tree is, to what refers to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
@@ -273,6 +292,13 @@ pub trait Kind: Sync {
     fn path(&self, _payload: &[u8]) -> Result<Option<String>> {
         Ok(None)
     }
+    /// The memory that it is, of kinds that are memory which others may have as well.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn memory(&self, _payload: &[u8]) -> Result<Option<SharedMemory>> {
+        Ok(None)
+    }
     /// Makes what other descriptions need when they are opened (an interface that their addresses
     /// are on): called for all of them before the first [`Kind::open`].
     ///
@@ -287,6 +313,14 @@ pub trait Kind: Sync {
     /// # Errors
     /// When the file is missing or differs, or a system call fails.
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd>;
+    /// The key of what it finds in, or leaves in, [`RestoreContext::shared`] under its kind's
+    /// number, where nobody needs that when the last one with this key is open.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    fn holder(&self, _payload: &[u8]) -> Result<Option<u64>> {
+        Ok(None)
+    }
     /// What can only be done once all descriptions are open (data in flight, connections).
     ///
     /// # Errors

@@ -86,6 +86,11 @@ impl Kind for Pipe {
         Ok(format!("pipe:[{}] {end}{queue}", payload.inode))
     }
 
+    fn holder(&self, payload: &[u8]) -> Result<Option<u64>> {
+        let payload: Payload = decode(self, payload)?;
+        Ok(Some(u64::from(payload.first)))
+    }
+
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let payload: Payload = decode(self, payload)?;
         let flags = status::checked(self.name(), payload.flags)?;

@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use sys::shm::{self, Attached, Segment};
 
 use super::ghost::first_of_inode;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, memfd, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, decode, memfd, status, tags};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -117,6 +117,19 @@ impl Kind for SystemV {
         let (number, key, size) = (payload.number, payload.key, payload.size_bytes);
         let doomed = if payload.doomed { " removed" } else { "" };
         Ok(format!("id={number} key={key:#x} size={size}{doomed}"))
+    }
+
+    fn memory(&self, payload: &[u8]) -> Result<Option<SharedMemory>> {
+        let payload: Payload = decode(self, payload)?;
+        Ok(Some(SharedMemory {
+            tag: self.tag(),
+            first: payload.first,
+            bytes: payload.size_bytes,
+            huge_page_bytes: memfd::checked_page_bytes(payload.huge_page_bytes)?,
+            space: payload.space,
+            takes_all: true,
+            is_there: payload.find()?.is_some(),
+        }))
     }
 
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
@@ -266,6 +279,13 @@ impl Payload {
     fn create(&self) -> Result<i32> {
         let huge = memfd::checked_page_bytes(self.huge_page_bytes)?;
         let made = shm::create(self.key, self.size_bytes, self.mode, huge);
+        let made = match made {
+            // One that is larger than memory was made without a promise.
+            Err(error) if huge.is_none() && Errno::from_io_error(&error) == Some(Errno::NOMEM) => {
+                shm::create_unreserved(self.key, self.size_bytes, self.mode)
+            }
+            made => made,
+        };
         made.map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::EXIST) => Error::Mismatch {
                 what: format!(
@@ -308,6 +328,32 @@ mod tests {
         drop(made);
         assert!(shm::stat(number).is_err());
     }
+    #[test]
+    fn segment_larger_than_memory_is_made_again() {
+        let known = rustix::system::sysinfo();
+        let size_bytes = (known.totalram + known.totalswap + 1) * u64::from(known.mem_unit);
+        let size_bytes = size_bytes.next_multiple_of(abi::PAGE_BYTES) + abi::PAGE_BYTES;
+        let limits = ["shmmax", "shmall"].map(|name| {
+            let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
+            text.ok().and_then(|text| text.trim().parse::<u64>().ok())
+        });
+        let never = std::fs::read_to_string("/proc/sys/vm/overcommit_memory");
+        let fits = limits[0].is_none_or(|max| max >= size_bytes)
+            && limits[1].is_none_or(|max| max >= size_bytes / abi::PAGE_BYTES);
+        if !fits || never.is_ok_and(|mode| mode.trim() == "2") {
+            testkit::skip!("such a segment is not allowed here");
+        }
+        let payload = Payload {
+            size_bytes,
+            mode: 0o600,
+            ..Payload::default()
+        };
+        let number = payload.create().expect("a segment");
+        let made = Made { number };
+        assert_eq!(shm::stat(number).expect("it is there").bytes, size_bytes);
+        drop(made);
+    }
+
     /// Others who ask for segments meanwhile get none that is chosen here, or it is chosen again.
     #[test]
     fn a_number_is_had_while_others_make_segments() {

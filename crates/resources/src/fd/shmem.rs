@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Gid, Mode, SeekFrom, Uid};
 use rustix::io::Errno;
 
 use super::ghost::first_of_inode;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, memfd, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, SharedMemory, decode, memfd, status, tags};
 use crate::map::listing::HUGE_PAGES;
 use crate::{Error, Result};
 
@@ -58,6 +58,9 @@ struct Owner {
     #[prost(uint32, tag = "3")]
     gid: u32,
 }
+
+/// How much of a large one is asked for at once.
+const STEP_BYTES: u64 = 1 << 30;
 
 /// What the kernel calls such memory.
 const LINK: &[u8] = b"/dev/zero (deleted)";
@@ -107,6 +110,19 @@ impl Kind for Shmem {
         ))
     }
 
+    fn memory(&self, payload: &[u8]) -> Result<Option<SharedMemory>> {
+        let payload: Payload = decode(self, payload)?;
+        Ok(Some(SharedMemory {
+            tag: self.tag(),
+            first: payload.first,
+            bytes: payload.size_bytes,
+            huge_page_bytes: memfd::checked_page_bytes(payload.huge_page_bytes)?,
+            space: payload.space,
+            takes_all: true,
+            is_there: false,
+        }))
+    }
+
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let payload: Payload = decode(self, payload)?;
         let flags = status::checked(self.name(), payload.flags)?;
@@ -124,15 +140,32 @@ impl Kind for Shmem {
     }
 }
 
+/// The sizes by which memory of one size grows to another.
+fn steps(from_bytes: u64, to_bytes: u64) -> impl Iterator<Item = u64> {
+    let grown = move |bytes: &u64| Some(bytes.saturating_add(STEP_BYTES).min(to_bytes));
+    let sizes = std::iter::successors(Some(from_bytes), grown);
+    let growing = from_bytes < to_bytes;
+    let count = to_bytes.saturating_sub(from_bytes).div_ceil(STEP_BYTES);
+    sizes.skip(1).take(if growing { count as usize } else { 0 })
+}
+
 impl Payload {
     fn create(&self, cx: &mut dyn RestoreContext) -> Result<OwnedFd> {
         let doing = || format!("make {} bytes of shared memory", self.size_bytes);
         // A mapping of no bytes cannot be; the file can be cut to none.
         let len = usize::try_from(self.size_bytes.max(1)).expect("64 bits");
         let huge = memfd::checked_page_bytes(self.huge_page_bytes)?;
-        let own = sys::memfd::shared_anonymous(len, huge);
+        // Of a larger one the kernel may not promise all at once, but what it grows by.
+        let first = match huge {
+            Some(_) => len,
+            None => len.min(STEP_BYTES as usize),
+        };
+        let own = sys::memfd::shared_anonymous(first, huge);
         let own = own.map_err(|error| Error::kernel(doing(), error))?;
         let kernel = |error: Errno| Error::kernel(doing(), error);
+        for bytes in steps(first as u64, self.size_bytes) {
+            rustix::fs::ftruncate(&own, bytes).map_err(kernel)?;
+        }
         match (self.space, huge) {
             (Some(space), Some(page_bytes)) => {
                 memfd::load_huge(space, own.as_fd(), (self.size_bytes, page_bytes), cx)?;
@@ -162,6 +195,15 @@ mod tests {
 
     use super::super::testing::World;
     use super::*;
+
+    #[test]
+    fn memory_grows_in_steps_to_its_size() {
+        let all = |from, to| steps(from, to).collect::<Vec<_>>();
+        const STEP: u64 = STEP_BYTES;
+        assert!(all(1, 0).is_empty() && all(5, 5).is_empty());
+        assert_eq!(all(STEP, STEP + 1), [STEP + 1]);
+        assert_eq!(all(STEP, 3 * STEP + 7), [2 * STEP, 3 * STEP, 3 * STEP + 7]);
+    }
 
     #[test]
     fn memory_is_shared_again() {

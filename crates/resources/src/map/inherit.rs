@@ -5,7 +5,9 @@ use syscalls::Sysno;
 
 use super::layout::{AtFork, Planning, Stored, clip, overlapping};
 use super::memory::{Mapping, Memory, Special};
+use super::promise;
 use super::vdso::Way;
+use crate::Result;
 use crate::script::Script;
 
 const MADV_DONTNEED: u32 = 4;
@@ -98,6 +100,7 @@ pub(super) fn at_fork(planning: &Planning<'_>, kept: &[bool], protections: Vec<u
         mapped: mapped.map(|(_, map)| map.span()).collect(),
         vdso: planning.vdso_early || inherits_vdso(planning),
         protections,
+        cut: Vec::new(),
     }
 }
 
@@ -139,13 +142,21 @@ pub(super) fn unmap_rest(planning: &Planning<'_>, kept: &[bool], script: &mut Sc
     }
 }
 
-/// Prepares an inherited mapping: with another protection if pages are to be read into it, without
-/// the pages that the parent has and this process has not.
-pub(super) fn keep(planning: &Planning<'_>, map: &Mapping, prot: Option<u32>, script: &mut Script) {
+/// Prepares an inherited mapping: whole again, with another protection than the `inherited` one if
+/// pages are to be read into it, without the pages that the parent has and this process has not.
+///
+/// # Errors
+/// Those of [`promise::join`].
+pub(super) fn keep(
+    planning: &Planning<'_>,
+    map: &Mapping,
+    (inherited, prot): (u32, u32),
+    script: &mut Script,
+) -> Result<()> {
+    promise::join(planning, map, inherited, script)?;
     let span = map.span();
-    if let Some(prot) = prot {
-        let args = [span.start.into(), span.bytes().into(), prot.into()];
-        script.call(Sysno::mprotect, args);
+    if prot != inherited {
+        promise::protect(planning, span, prot, script);
     }
     let mut give_up = |from: Addr, to: Addr| {
         if from < to {
@@ -178,6 +189,7 @@ pub(super) fn keep(planning: &Planning<'_>, map: &Mapping, prot: Option<u32>, sc
         }
         drop(at, present.end);
     }
+    Ok(())
 }
 
 #[cfg(test)]

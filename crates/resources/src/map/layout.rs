@@ -13,7 +13,7 @@ use super::memory::{Mapping, Memory, Special};
 use super::pages::has_own;
 pub use super::pages::{DECODED_FILE, Pages, Place, Stored};
 pub(super) use super::pages::{clip, overlapping};
-use super::{neighbours, policy, read, vdso};
+use super::{neighbours, policy, promise, read, vdso};
 use crate::script::{Arg, PoolId, Script, Width};
 use crate::{Error, Result};
 
@@ -54,6 +54,8 @@ pub struct Planning<'a> {
     pub decoded: &'a dyn Fn(Span) -> Place,
     /// What is known of its vDSO.
     pub vdso: vdso::lay::Old<'a>,
+    /// How many bytes of private memory the kernel promises by one call.
+    pub at_once_bytes: u64,
 }
 
 /// The calls that lay out a process.
@@ -111,6 +113,9 @@ pub struct AtFork {
     pub vdso: bool,
     /// The protection that each of its mappings has.
     pub protections: Vec<u32>,
+    /// What has another one for as long as children are made, so that no mapping is larger than
+    /// what the kernel promises at once: a fork asks for each as a whole.
+    pub cut: Vec<Span>,
 }
 
 /// Plans the calls that lay out a process.
@@ -139,21 +144,21 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
         } else {
             (&mut laid.late, &mut read_late, &mut zero_late)
         };
-        let stored = || clip(planning.pages, map.span());
         let prot = protections[index];
         if let Some(inherited) = inherited[index] {
-            inherit::keep(planning, map, (prot != inherited).then_some(prot), script);
+            inherit::keep(planning, map, (inherited, prot), script)?;
         } else if let Some(end) = ends[index] {
             let taken = lay(planning, map, (end, prot), vdso.host_vdso, script)?;
             laid.taken.extend(taken);
         }
+        promise::prove(planning, map, prot, script);
         // Who fills from outside does so by small pages.
         let small = map.huge_page_bytes().is_none();
         let fresh = !early && !kept[index] && map.is_private() && map.is_anonymous() && small;
         if fresh && planning.fill != Fill::Itself {
             laid.fill_outside(planning, map, ends[index].is_none());
         } else if map.is_private() {
-            reads.extend(stored());
+            reads.extend(clip(planning.pages, map.span()));
             let zero = overlapping(&planning.pages.zero, map.span());
             zeros.extend(zero.map(|zero| zero.intersect(map.span())));
         }
@@ -171,8 +176,9 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     read::zero(planning, &zero_early, &mut laid.early);
     read::zero(planning, &zero_late, &mut laid.late);
     laid.at_fork = inherit::at_fork(planning, &kept, protections);
-    final_early.call(&mut laid.early);
-    final_late.call(&mut laid.finish);
+    final_early.call(planning, &mut laid.early);
+    final_late.call(planning, &mut laid.finish);
+    promise::cut(planning, &mut laid);
     guard(planning.memory, &mut laid.finish);
     match planning {
         _ if inherit::inherits_vdso(planning) => {}
@@ -215,6 +221,7 @@ fn protections(planning: &Planning<'_>, inherited: &[Option<u32>]) -> Vec<u32> {
     let prots = maps.map(|(map, inherited)| {
         let prot = inherited.unwrap_or(map.prot);
         let writable = map.is_private() && has_own(planning.pages, map.span());
+        let writable = writable || promise::is_lacking(planning, map, inherited.is_some());
         if writable { prot | PROT_WRITE } else { prot }
     });
     prots.collect()
@@ -235,15 +242,18 @@ fn lay(
     let file = map
         .file
         .map_or(Arg::from(-1i32), |file| (planning.pool)(file).into());
-    let args = [
-        map.start.into(),
-        (end - map.start).into(),
-        prot.into(),
-        (map.flags | MAP_FIXED).into(),
-        file,
-        map.offset.into(),
-    ];
-    script.expect(Sysno::mmap, args, map.start);
+    let span = Span::new(map.span().start, end - map.start);
+    for piece in promise::pieces(planning, map.is_promised(prot, false), span) {
+        let args = [
+            piece.start.into(),
+            piece.bytes().into(),
+            prot.into(),
+            (map.flags | MAP_FIXED).into(),
+            file,
+            (map.offset + (piece.start.0 - map.start)).into(),
+        ];
+        script.expect(Sysno::mmap, args, piece.start.0);
+    }
     if !map.name.is_empty() {
         const PR_SET_VMA: u32 = 0x5356_4d41;
         let name = script.string(&map.name);
@@ -278,7 +288,7 @@ impl<'a> FinalSettings<'a> {
         }
     }
 
-    fn call(self, script: &mut Script) {
+    fn call(self, planning: &Planning<'_>, script: &mut Script) {
         let range = |stretch: &[&Mapping]| {
             let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
             [Arg::from(first.start), (last.end - first.start).into()]
@@ -286,8 +296,9 @@ impl<'a> FinalSettings<'a> {
         let next = |one: &Mapping, next: &Mapping| one.end == next.start;
         let alike = |a: &&Mapping, b: &&Mapping| next(a, b) && a.prot == b.prot;
         for stretch in self.protected.chunk_by(alike) {
-            let [start, bytes] = range(stretch);
-            script.call(Sysno::mprotect, [start, bytes, stretch[0].prot.into()]);
+            let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
+            let all = Span::new(first.span().start, last.end - first.start);
+            promise::protect(planning, all, first.prot, script);
         }
         let alike = |a: &&Mapping, b: &&Mapping| next(a, b) && a.advice == b.advice;
         for stretch in self.advised.chunk_by(alike) {
@@ -413,6 +424,7 @@ pub(super) mod tests {
                 code: None,
                 pid: 1,
             },
+            at_once_bytes: u64::MAX,
         }
     }
 
@@ -422,6 +434,7 @@ pub(super) mod tests {
             mapped: memory.mappings.iter().map(Mapping::span).collect(),
             vdso: false,
             protections: protections.to_vec(),
+            cut: Vec::new(),
         }
     }
 

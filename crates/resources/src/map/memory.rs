@@ -99,6 +99,10 @@ pub struct Mapping {
     /// Whether it is sealed (mseal(2)).
     #[prost(bool, tag = "14")]
     pub is_sealed: bool,
+    /// Whether the kernel counts it as promised memory (`VM_ACCOUNT`) although it is not writable:
+    /// it was once.
+    #[prost(bool, tag = "15")]
+    pub promised: bool,
 }
 
 /// An attached segment of System V shared memory, whose file only tells what is in it.
@@ -291,6 +295,12 @@ impl Mapping {
         self.flags & MAP_SHARED == 0 && self.special() == Special::No
     }
 
+    /// Whether nothing is set aside for it (`MAP_NORESERVE`).
+    #[must_use]
+    pub fn is_unreserved(&self) -> bool {
+        self.flags & MAP_NORESERVE != 0
+    }
+
     /// The size of its pages where it is anonymous and has huge ones.
     #[must_use]
     pub fn huge_page_bytes(&self) -> Option<u64> {
@@ -306,6 +316,18 @@ impl Mapping {
 
     fn is_private_anonymous(&self) -> bool {
         self.is_private() && self.is_anonymous()
+    }
+
+    /// Whether the kernel promises memory for all of it while it has the protection `prot`
+    /// (`VM_ACCOUNT`): private memory that can be written to. Where the host never overcommits, it
+    /// does so also for what asks for no promise.
+    #[must_use]
+    pub fn is_promised(&self, prot: u32, never_overcommits: bool) -> bool {
+        const PROT_WRITE: u32 = 2;
+        let asks_for_none = self.flags & MAP_NORESERVE != 0 && !never_overcommits;
+        let excepted = asks_for_none || self.flags & (MAP_HUGETLB | MAP_DROPPABLE) != 0;
+        let is_private = self.is_private() && self.special() == Special::No;
+        is_private && !excepted && (prot & PROT_WRITE != 0 || self.promised)
     }
 
     /// Whether it has no file.
@@ -380,6 +402,7 @@ impl Mapping {
             segment: segment_of(listed, file.is_some()),
             policy: None,
             is_sealed: listed.has(SEALED) && special == Special::No,
+            promised: is_promised_unwritable(listed),
         })
     }
 
@@ -400,6 +423,13 @@ impl Mapping {
             && self.name == early.name
             && self.policy == early.policy
     }
+}
+
+/// Whether the kernel counts private memory as promised that cannot be written to.
+fn is_promised_unwritable(listed: &Listed) -> bool {
+    const PROT_WRITE: u32 = 2;
+    let kernels = matches!(listed.backing(), Backing::Vdso | Backing::Vvar);
+    !listed.shared && !kernels && listed.prot & PROT_WRITE == 0 && listed.has(b"ac")
 }
 
 /// The System V segment that it is of. Its size is asked for where the mapping is `for_image`; who

@@ -7,6 +7,7 @@
 //! - [`inherit`]: what is left out of them, as a parent made it,
 //! - [`neighbours`]: which of them are mapped by one call,
 //! - [`policy`]: from which nodes its memory comes,
+//! - [`promise`]: how much memory the kernel promises at once, and for what it does,
 //! - [`read`]: those of them that read pages,
 //! - [`attach`]: those of them that attach System V shared memory,
 //! - [`registered`]: what userfaultfds of the tree are told of it,
@@ -23,6 +24,7 @@ pub mod memory;
 mod neighbours;
 pub mod pages;
 pub mod policy;
+mod promise;
 mod read;
 pub mod registered;
 mod room;

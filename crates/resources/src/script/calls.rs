@@ -440,7 +440,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         &[Struct(PERF_EVENT_ATTR), Int, Int, Int, Hex],
     ),
     (Sysno::personality, &[Flags(names::PERSONALITY)]),
-    (Sysno::pidfd_getfd, &[Fd, Int, Int]),
+    (Sysno::pidfd_getfd, &[Fd, Fd, Int]),
     (Sysno::pidfd_open, &[Int, Flags(names::PIDFD)]),
     (Sysno::prctl, &[Verb(PRCTL)]),
     (
