@@ -12,6 +12,7 @@ mod connections;
 mod cycles;
 mod damage;
 mod deciders;
+mod ended_clocks;
 mod equal;
 mod files;
 mod generations;

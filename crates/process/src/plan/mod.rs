@@ -2,6 +2,7 @@
 
 mod closing;
 mod early;
+mod ended;
 #[cfg(test)]
 mod forged;
 pub(crate) mod forks;

@@ -33,6 +33,9 @@ pub struct Plan {
     pub files: Vec<u32>,
     /// The pages of which the restorer makes the file [`DECODED_FILE`], and where they are there.
     pub decoded: Vec<pages::Extent>,
+    /// Threads that are there for a while, and that must be gone before the tree goes on: each
+    /// with its process.
+    pub ended: Vec<(i32, i32)>,
     /// Files of /proc that the restorer writes when the scripts have ended: the thread, the file
     /// and its text.
     pub writes: Vec<(i32, Write)>,

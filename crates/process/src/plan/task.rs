@@ -23,7 +23,7 @@ use super::setting::Setting;
 use super::sharing::{Shared, Sharing};
 use super::sources::{pages_of, resolve};
 use super::turns::{Turn, Turns};
-use super::{closing, lifecycle, pinned, pooled, terminal, vdso};
+use super::{closing, ended, lifecycle, pinned, pooled, terminal, vdso};
 use crate::Result;
 use crate::records::{Node, Saved, SavedTask, SavedThread, What};
 
@@ -269,7 +269,10 @@ impl<'a> Tasks<'a> {
             let children = self.forks.iter();
             let children = children.filter(|other| other.parent == task.node.pid);
             lifecycle::see_children_end(&mut together, &children.collect::<Vec<_>>());
+            ended::check_clocks(self.saved, task, &leader.clocks)?;
+            let ended = ended::begin(task.node.pid, &leader.ended, plan, &mut together);
             together.append(leader.take(Phase::Together));
+            ended.end(&mut together);
             self.late.plan(self.saved, index, &mut together)?;
             self.in_task(index, &mut together)?;
             terminal::foreground(self.saved, index, &mut together)?;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use abi::{Addr, Op, offset};
 use image::Reader;
@@ -24,6 +24,8 @@ use crate::{Error, Result};
 const EEXIST: i32 = 17;
 /// How long a wait lasts before it is looked at whether all tasks still live.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long a thread that ends may take for it.
+const ENDING_MAX: Duration = Duration::from_secs(10);
 
 /// The root task runs its script. Dropping this kills it, and with it every task that it made.
 pub(super) struct Loaded<'a> {
@@ -85,7 +87,24 @@ impl<'a> Loaded<'a> {
 
     pub(super) fn wait_ready(&self) -> Result<()> {
         let threads = u32::try_from(self.built.plan.threads.len()).expect("checked when read");
-        self.wait(word::READY, threads)
+        self.wait(word::READY, threads)?;
+        self.wait_ended()
+    }
+
+    /// Waits until those threads are gone that were only there for a while.
+    fn wait_ended(&self) -> Result<()> {
+        let began = Instant::now();
+        for (pid, tid) in &self.built.plan.ended {
+            let path = format!("/proc/{pid}/task/{tid}");
+            while std::path::Path::new(&path).exists() {
+                if began.elapsed() > ENDING_MAX {
+                    let doing = format!("thread {tid} of {pid} does not end");
+                    return Err(Error::kernel(doing, std::io::ErrorKind::TimedOut));
+                }
+                std::thread::sleep(LOOK / 1000);
+            }
+        }
+        Ok(())
     }
 
     /// Waits until a shared word is at least `value`.

@@ -364,6 +364,7 @@ pub(super) const CALLS: &[(Sysno, &[Form])] = &[
         Sysno::epoll_ctl,
         &[Fd, One(names::EPOLL_CTL), Fd, Struct(EPOLL_EVENT)],
     ),
+    (Sysno::exit, &[Int]),
     (Sysno::exit_group, &[Int]),
     (Sysno::fchdir, &[Fd]),
     (Sysno::fcntl, &[Fd, Verb(FCNTL)]),

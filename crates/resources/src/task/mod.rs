@@ -197,6 +197,19 @@ pub struct ThreadPlan {
     dumpable: Option<u32>,
     /// Files that the restorer writes when the thread's script has ended, before it goes on.
     pub outside: Vec<Write>,
+    /// What is there again for as long as [`Phase::Together`] lasts.
+    pub ended: Vec<Ended>,
+    /// Other processes that are needed in [`Phase::Together`], by the processor time that they use.
+    pub clocks: Vec<i32>,
+}
+
+/// A thread of the process, or a child of it, that has ended and that something still refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ended {
+    /// Its number.
+    pub tid: i32,
+    /// Whether it was a thread.
+    pub thread: bool,
 }
 
 /// A file of /proc that the restorer writes from outside.

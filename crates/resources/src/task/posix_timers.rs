@@ -7,11 +7,16 @@
 //! By whose processor time a timer goes that a thread has made on its own is looked up in the
 //! kernel's memory. It comes back as one on the clock of that thread (clock_getcpuclockid(3)).
 //!
+//! A timer on the processor time of a thread or a process that has ended never expires and cannot
+//! be set. No call makes one: it is made while a thread or process of that number is there, which
+//! then ends.
+//!
 //! - Kept: id, clock, what is signalled and to which thread, what was left, interval. Not: that it
 //!   was set to an absolute time, and how often it has expired too late. Timers on processor time
 //!   that threads have made on their own need bpf(2) and the kernel's description of its types.
 //! - Refused: "a timer on a thread's processor time, in a process of several threads", as "whose it
-//!   is cannot be looked up: …" or "that thread has ended".
+//!   is cannot be looked up: …"; "a timer on the processor time of …, which has ended", as "its
+//!   number is another's by now".
 //! - At a restore: "timer … needs PR_TIMER_CREATE_RESTORE_IDS of Linux 6.15" (large ids).
 //! - CRIU 4.2: kept; one on a thread's processor time comes back on the first thread's.
 
@@ -25,7 +30,9 @@ use linux_raw_sys::prctl::{
 use sys::proc::{self, Notify, Timer};
 use syscalls::Sysno;
 
-use super::{Asked, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, malformed, tags};
+use super::{
+    Asked, Ended, Facts, Part, Phase, Planned, Scope, ThreadPlan, decode, malformed, tags,
+};
 use crate::kernel::Kernel;
 use crate::script::{Answers, DataAt, Script};
 use crate::{Error, Result};
@@ -35,6 +42,8 @@ const TIMES_BYTES: usize = 32;
 /// The size of `struct sigevent` in bytes.
 const EVENT_BYTES: usize = 64;
 const NANOS: u64 = 1_000_000_000;
+/// A time that no thread works for while a restore lasts.
+const FAR_NS: u64 = 1_000_000 * NANOS;
 const SIGEV_SIGNAL: u32 = 0;
 const SIGEV_NONE: u32 = 1;
 const SIGEV_THREAD_ID: u32 = 4;
@@ -88,6 +97,59 @@ pub struct Saved {
     /// The time between later expirations in nanoseconds; 0 for none.
     #[prost(uint64, tag = "8")]
     pub interval_ns: u64,
+    /// Whether the thread or the process has ended by whose processor time it goes.
+    #[prost(bool, tag = "9")]
+    pub ended: bool,
+}
+
+/// By whose processor time a timer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// A thread of the process.
+    Thread(i32),
+    /// A process, perhaps another one.
+    Process(i32),
+}
+
+impl Owner {
+    /// That of a clock, if it names one.
+    fn of(clock: i32) -> Option<Self> {
+        const PER_THREAD: i32 = 4;
+        let number = !(clock >> 3);
+        match clock {
+            0.. => None,
+            _ if OWN_THREAD_CLOCKS.contains(&clock) || number <= 0 => None,
+            _ if clock & PER_THREAD != 0 => Some(Self::Thread(number)),
+            _ => Some(Self::Process(number)),
+        }
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where it has, and another one has its number.
+    fn has_ended(self, facts: &dyn Facts) -> Result<bool> {
+        let is_there = |number| rustix::fs::stat(format!("/proc/{number}")).is_ok();
+        match self {
+            Self::Thread(tid) if facts.has_thread(tid) || tid == facts.pid() => Ok(false),
+            Self::Thread(tid) if is_there(tid) => {
+                let what = format!("a timer on the processor time of {self}, which has ended,");
+                let refused = Error::unsupported(facts.pid(), what);
+                Err(refused.because("its number is another's by now"))
+            }
+            Self::Thread(_) => Ok(true),
+            Self::Process(pid) => Ok(!is_there(pid)),
+        }
+    }
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Thread(tid) => write!(f, "thread {tid}"),
+            Self::Process(pid) => write!(f, "process {pid}"),
+        }
+    }
 }
 
 impl Saved {
@@ -109,12 +171,21 @@ impl Saved {
             value: timer.value,
             remaining_ns: times[2] * NANOS + times[3],
             interval_ns: times[0] * NANOS + times[1],
+            ended: false,
         }
     }
 
     /// Waking the machine up needs a capability, when the timer is made.
     fn needs_privilege(&self) -> bool {
         [CLOCK_REALTIME_ALARM, CLOCK_BOOTTIME_ALARM].contains(&self.clock)
+    }
+
+    /// Whether it is made as soon as all tasks are there: by its privilege, or because another
+    /// process or one that is only there then has to be.
+    fn is_made_together(&self, pid: i32) -> bool {
+        let owner = Owner::of(self.clock);
+        let of_other = matches!(owner, Some(Owner::Process(other)) if other != pid);
+        self.needs_privilege() || self.ended || of_other
     }
 
     fn event(&self) -> [u8; EVENT_BYTES] {
@@ -135,14 +206,21 @@ impl Saved {
             [self.clock.into(), event.into(), id.into()],
         );
         script.note(format!("timer {}", self.id));
+        if self.ended && self.interval_ns != 0 {
+            // It can only be set as long as its clock goes.
+            self.set(FAR_NS, script);
+        }
         id
     }
 
     fn arm(&self, script: &mut Script) {
-        if self.remaining_ns == 0 {
-            return;
+        if self.remaining_ns != 0 && !self.ended {
+            self.set(self.remaining_ns, script);
         }
-        let (value, interval) = (self.remaining_ns, self.interval_ns);
+    }
+
+    fn set(&self, value: u64, script: &mut Script) {
+        let interval = self.interval_ns;
         let words = [
             interval / NANOS,
             interval % NANOS,
@@ -189,10 +267,13 @@ impl Part for PosixTimers {
         let saved = timers.iter().zip(&asked.data).map(|(timer, at)| {
             let times = [0, 8, 16, 24].map(|offset| answers.word(*at, offset));
             let is_there = |tid| facts.has_thread(tid);
-            Saved::new(timer, &times, is_there)
+            let owner = Owner::of(timer.clock);
+            let ended = owner.map_or(Ok(false), |owner| owner.has_ended(facts))?;
+            let saved = Saved::new(timer, &times, is_there);
+            Ok(Saved { ended, ..saved })
         });
         let record = Record {
-            timers: saved.collect(),
+            timers: saved.collect::<Result<_>>()?,
         };
         let some = !record.timers.is_empty();
         Ok(some.then(|| prost::Message::encode_to_vec(&record)))
@@ -207,7 +288,10 @@ impl Part for PosixTimers {
                 remaining_ns,
                 ..
             } = timer;
-            format!("{id} of clock {clock} in {} us", remaining_ns / 1000)
+            match Owner::of(*clock).filter(|_| timer.ended) {
+                Some(owner) => format!("{id} of {owner}, which has ended"),
+                None => format!("{id} of clock {clock} in {} us", remaining_ns / 1000),
+            }
         });
         Ok(timers.collect::<Vec<_>>().join(", "))
     }
@@ -220,13 +304,24 @@ impl Part for PosixTimers {
         let mut previous = -1;
         for timer in &record.timers {
             let known = [SIGEV_SIGNAL, SIGEV_NONE, SIGEV_THREAD_ID].contains(&timer.notify);
-            if timer.id <= previous || !known {
+            let owned = !timer.ended || Owner::of(timer.clock).is_some();
+            if timer.id <= previous || !known || !owned {
                 return Err(who.corrupt(self, format!("{timer:?}")));
             }
             previous = timer.id;
+            match Owner::of(timer.clock) {
+                Some(owner) if timer.ended => plan.ended.push(match owner {
+                    Owner::Thread(tid) => Ended { tid, thread: true },
+                    Owner::Process(tid) => Ended { tid, thread: false },
+                }),
+                Some(Owner::Process(pid)) if pid != who.pid => plan.clocks.push(pid),
+                _ => {}
+            }
         }
+        plan.ended.sort_unstable();
+        plan.ended.dedup();
         if who.inherited.timer_ids.get() {
-            create_with_ids(&record.timers, plan);
+            create_with_ids(&record.timers, who.pid, plan);
         } else {
             self.count_up(&record.timers, who, plan)?;
         }
@@ -246,8 +341,8 @@ impl PosixTimers {
             let what = format!("timer {last} needs PR_TIMER_CREATE_RESTORE_IDS of Linux 6.15");
             return Err(who.mismatch(self, what));
         }
-        let privileged = timers.iter().any(Saved::needs_privilege);
-        let phase = if privileged {
+        let together = timers.iter().any(|timer| timer.is_made_together(who.pid));
+        let phase = if together {
             Phase::Together
         } else {
             Phase::Last
@@ -272,11 +367,11 @@ impl PosixTimers {
 }
 
 /// Makes the timers on a kernel that lets the maker choose their ids.
-fn create_with_ids(timers: &[Saved], plan: &mut ThreadPlan) {
-    for (phase, privileged) in [(Phase::Together, true), (Phase::Last, false)] {
+fn create_with_ids(timers: &[Saved], pid: i32, plan: &mut ThreadPlan) {
+    for (phase, together) in [(Phase::Together, true), (Phase::Last, false)] {
         let timers = timers
             .iter()
-            .filter(|timer| timer.needs_privilege() == privileged);
+            .filter(|timer| timer.is_made_together(pid) == together);
         let timers: Vec<_> = timers.collect();
         if timers.is_empty() {
             continue;
@@ -306,22 +401,26 @@ fn timers(facts: &dyn Facts) -> Result<Vec<Timer>> {
 }
 
 /// Has timers on the processor time of whoever made them be such on that of a thread with a name.
-/// Of a single thread, that is clear.
+/// Of a single thread, that is taken for clear where it cannot be looked up.
 fn name_threads(timers: &mut [Timer], facts: &dyn Facts) -> Result<()> {
     let is_unclear = |timer: &&mut Timer| OWN_THREAD_CLOCKS.contains(&timer.clock);
     let mut unclear = timers.iter_mut().filter(is_unclear).peekable();
-    if unclear.peek().is_none() || facts.status()?.threads == 1 {
+    if unclear.peek().is_none() {
         return Ok(());
     }
     let what = "a timer on a thread's processor time, in a process of several threads";
     let refused = |why: String| Error::unsupported(facts.pid(), what).because(why);
-    let makers = makers(facts.pid());
-    let makers =
-        makers.map_err(|why| refused(format!("whose it is cannot be looked up: {why}")))?;
+    let makers = match makers(facts.pid()) {
+        // It may have had others, but there is nobody else to be asked for.
+        Err(_) if facts.status()?.threads == 1 => return Ok(()),
+        makers => makers,
+    };
+    let unknown = |why| refused(format!("whose it is cannot be looked up: {why}"));
+    let makers = makers.map_err(unknown)?;
     for timer in unclear {
-        let maker = makers.get(&timer.id).copied();
-        let maker = maker.filter(|maker| facts.has_thread(*maker));
-        let maker = maker.ok_or_else(|| refused("that thread has ended".to_owned()))?;
+        let maker = makers.get(&timer.id).copied().filter(|maker| *maker > 0);
+        let lost = || unknown(IoError::from(ErrorKind::NotFound));
+        let maker = maker.ok_or_else(lost)?;
         timer.clock = !maker << 3 | timer.clock & CLOCK_KIND;
     }
     Ok(())
