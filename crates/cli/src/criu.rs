@@ -440,7 +440,9 @@ pub static FLAGS: &[Flag] = &[
     flag("tree", Required, [Taken, Idle, Idle]).short('t').on_pre_dump()
         .with("PID", |o, value| put(&mut o.tree, values::pid(text(value)?).map(Some)))
         .help("The root of the tree"),
-    flag("unprivileged", Switch, [Idle, Idle, Idle]),
+    flag("unprivileged", Switch, [Taken, Idle, Idle])
+        .on(|o| o.dump.unprivileged = true)
+        .help("Kill the target also where the caller could not restore it: somebody else will"),
     flag("verbosity", Optional, [Taken, Taken, Taken]).short('v').repeats().on_pre_dump()
         .with("LEVEL", |o, value| put(&mut o.verbosity, number(value)))
         .help("Say more in the log: -v or -v3 informs, -vv or -v4 tells details; 0 is silence, 2 \

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use process::{Afterwards, InheritFd, Job, LazyPages, Restored};
 use rustix::io::Errno;
-use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
+use rustix::process::{Pid, WaitOptions, WaitStatus, wait, waitpid};
 use serde_json::{Value, json};
 use store::Images;
 use volume::Attached;
@@ -89,6 +89,9 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
     if !options.exec_cmd.is_empty() {
         return Err(execute(&options.exec_cmd, &session.work_dir));
     }
+    if options.restore.detached && rustix::process::getpid().is_init() {
+        stay(restored.root);
+    }
     if !options.restore.detached {
         wait_for(restored.root, restored.job.as_mut());
         if let Some(lazy) = restored.lazy {
@@ -166,6 +169,31 @@ fn wait_for(root: Pid, job: Option<&mut Job>) {
         }
         Err(error) => log::warn!("cannot wait for the root task {root}: {error}"),
     }
+}
+
+/// Stays as process 1 of a pid namespace, whose end would end the tree: reaps all that ends there,
+/// and ends as the root task has ended when nothing is left.
+fn stay(root: Pid) -> ! {
+    log::warn!("this is process 1 of its pid namespace: it stays until the tree has ended");
+    logfile::flush();
+    let mut code = 0;
+    loop {
+        match wait(WaitOptions::empty()) {
+            Ok(Some((pid, status))) if pid == root => code = exit_code(status).unwrap_or(code),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => break,
+        }
+    }
+    log::info!("the tree has ended: its root task {root} with {code}");
+    logfile::flush();
+    std::process::exit(code)
+}
+
+/// How a shell tells of a process that has ended so.
+fn exit_code(status: WaitStatus) -> Option<i32> {
+    const SIGNALLED: i32 = 128;
+    let by_signal = status.terminating_signal().map(|signal| SIGNALLED + signal);
+    status.exit_status().or(by_signal)
 }
 
 fn wait_for_end(root: Pid) -> rustix::io::Result<WaitStatus> {

@@ -41,6 +41,21 @@ impl Alone {
     }
 }
 
+/// Refuses a process with other threads.
+///
+/// # Errors
+/// [`Error::Threads`]; [`Error::Kernel`] when /proc cannot be read.
+pub(crate) fn check_threads() -> Result<()> {
+    match sys::fork::has_other_threads() {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(Error::Threads),
+        Err(source) => Err(Error::kernel(
+            "cannot look at this process's threads",
+            source,
+        )),
+    }
+}
+
 impl Drop for Alone {
     fn drop(&mut self) {
         ENTERED.store(false, Ordering::Release);

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use image::{ImageId, Seal, Writer};
 use pages::{Drain, Equals};
+use resources::Inherited;
 use resources::map::vdso::Vdso;
 use rustix::process::Pid;
 use store::Store;
@@ -17,7 +18,7 @@ use crate::network::Replaced;
 use crate::parent::{self, Parent};
 use crate::seal::{check, facts};
 use crate::statistics::as_micros;
-use crate::{DumpOptions, DumpReport, Result, Stage, Statistics, cpuinfo, dedup};
+use crate::{DumpOptions, DumpReport, Result, Stage, Statistics, cpuinfo, dedup, rights};
 
 /// An image that has no name yet.
 pub(crate) struct Draft {
@@ -25,6 +26,8 @@ pub(crate) struct Draft {
     /// What is known so far.
     pub report: DumpReport,
     records_bytes: u64,
+    /// What the tasks of its restore start with.
+    inherited: Inherited,
     around: Around,
 }
 
@@ -81,6 +84,7 @@ impl Draft {
             writer,
             report,
             records_bytes: 0,
+            inherited: rights::check(options)?,
             around,
         })
     }
@@ -151,9 +155,10 @@ impl Draft {
     /// [`crate::Error::Unrestorable`], and those of [`Writer::seal_after`]; there is no new image
     /// then.
     pub fn seal(self, durable: bool, foreign: &[Vdso], since: Option<Instant>) -> Result<Sealed> {
+        let inherited = self.inherited.clone();
         self.seal_after(durable, |draft, statistics| {
             let began = Instant::now();
-            check(draft, foreign)?;
+            check(draft, foreign, &inherited)?;
             statistics.plan_us = Some(as_micros(began.elapsed()));
             Ok(since.map_or(0, |since| as_micros(since.elapsed())))
         })

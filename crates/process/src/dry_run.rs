@@ -27,6 +27,7 @@ pub fn dry_run(options: &DumpOptions) -> Result<DryRunReport> {
     if options.kind == DumpKind::Live {
         live::check_kernel(options.tree.as_raw_nonzero().get())?;
     }
+    let inherited = crate::rights::check(options)?;
     crate::alone::raise_open_files_to_the_hard_limit();
     let store: Arc<dyn Store> = Arc::new(store::Memory::default());
     let mut draft = Draft::begin(options, &store, None, began)?;
@@ -45,7 +46,7 @@ pub fn dry_run(options: &DumpOptions) -> Result<DryRunReport> {
     }
     draft
         .writer
-        .check(|draft| check(draft, &inventory.foreign))?;
+        .check(|draft| check(draft, &inventory.foreign, &inherited))?;
     let counted = draft.report.statistics;
     Ok(DryRunReport {
         tasks: counted.tasks,

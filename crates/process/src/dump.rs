@@ -39,6 +39,9 @@ fn dump_stopped(
     began: Instant,
     mut progress: Progress,
 ) -> Result<DumpReport> {
+    if options.afterwards != Afterwards::Run {
+        crate::alone::check_threads()?;
+    }
     // Tasks and what they have open take a descriptor each.
     crate::alone::raise_open_files_to_the_hard_limit();
     progress.stage(Stage::PreDump, options.tree)?;

@@ -10,6 +10,11 @@
 //! - Refused: by a live dump, "pid …: stillframe-trk, pid …, tracks its memory since a pre-dump or
 //!   a dump with --track-mem of pid …".
 //! - CRIU 4.2: has no live dumps.
+//! - What: rights of who dumps
+//! - Kept: an image that its maker can restore.
+//! - Refused: "a dump that kills needs what its restore needs: …" (`--unprivileged`, where somebody
+//!   else restores; `--leave-running`, `--leave-stopped`).
+//! - CRIU 4.2: dumps, kills, and cannot restore.
 
 use std::{fmt, io};
 
@@ -149,6 +154,15 @@ pub enum Error {
     /// Another dump or restore has this process.
     #[error("another dump or restore is under way in this process")]
     Busy,
+    /// This process has other threads.
+    #[error(
+        "this process has other threads: a restore, and a dump after which the tree does not run, \
+         fork children that run on as copies of it"
+    )]
+    Threads,
+    /// Who dumps may not do what a restore must.
+    #[error("a dump that kills needs what its restore needs: {0}")]
+    Forbidden(String),
     /// The caller's observer stopped the work.
     #[error("stopped at the caller's wish")]
     Vetoed(#[source] Veto),
@@ -372,6 +386,12 @@ impl Error {
                 Some(format!("put {} back as it was at the dump", path.display()))
             }
             Self::Unrestorable { source } => source.advice(),
+            Self::Forbidden(_) => Some(
+                "dump it with --unprivileged where somebody else restores it, or keep it with \
+                 --leave-running or --leave-stopped"
+                    .to_owned(),
+            ),
+            Self::Threads => Some("call this from a child process of its own".to_owned()),
             Self::Left { .. } => Some("try again, or dump it without --live".to_owned()),
             Self::Tracked { tracker, .. } => Some(format!(
                 "dump it over that image with --prev-images-dir, or end the tracking (kill \

@@ -50,6 +50,7 @@ pub mod report;
 mod restore;
 mod returned;
 mod runtime;
+mod rights;
 #[cfg(test)]
 mod sample;
 mod seal;

@@ -56,6 +56,9 @@ pub struct DumpOptions {
     /// Whether writes of a tree that runs on are tracked from now on, for this long when no other
     /// dump comes. After a pre-dump they always are.
     pub track: Option<Duration>,
+    /// Whether the tree is killed also for an image that who dumps could not restore
+    /// (`--unprivileged`).
+    pub unprivileged: bool,
 }
 
 impl DumpOptions {
@@ -75,6 +78,7 @@ impl DumpOptions {
             compress: None,
             cpu_cap: CpuCap::default(),
             track: None,
+            unprivileged: false,
         }
     }
 }

@@ -48,6 +48,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     let store = options.images.open().map_err(Error::Store)?;
     let reader = Arc::new(Reader::open(&*store)?);
     check_machine(&reader)?;
+    crate::alone::check_threads()?;
     let mut saved = Saved::read(&reader)?;
     observer
         .stage(Stage::PreRestore, None)

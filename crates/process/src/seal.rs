@@ -27,26 +27,26 @@ pub fn facts() -> Facts {
     }
 }
 
-/// Plans the restore of an image by a root of this host that lacks nothing.
+/// Plans the restore of an image, on this host, of which the tasks start with what is `inherited`.
 ///
 /// # Errors
 /// [`Error::Unrestorable`].
-pub(crate) fn check(draft: &Reader, foreign: &[Vdso]) -> Result<()> {
-    let planned = planned(draft, foreign).map_err(|error| Error::Unrestorable {
+pub(crate) fn check(draft: &Reader, foreign: &[Vdso], inherited: &Inherited) -> Result<()> {
+    let planned = planned(draft, foreign, inherited).map_err(|error| Error::Unrestorable {
         source: Box::new(error),
     })?;
     log::info!("a restore would run {planned} scripts");
     Ok(())
 }
 
-fn planned(draft: &Reader, foreign: &[Vdso]) -> Result<usize> {
+fn planned(draft: &Reader, foreign: &[Vdso], inherited: &Inherited) -> Result<usize> {
     let mut saved = Saved::read(draft)?;
     for vdso in &mut saved.vdsos {
         if let Some(known) = foreign.iter().find(|one| one.build_id == vdso.build_id) {
             vdso.code.clone_from(&known.code);
         }
     }
-    let mut inherited = Inherited::of_kernel();
+    let mut inherited = inherited.clone();
     // Who restores it may be in the same session.
     let root = saved.tasks.first().and_then(|root| root.threads.first());
     inherited.session = keyrings::recorded(root.and_then(|root| root.part(tags::KEYRINGS)))?;

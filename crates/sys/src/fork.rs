@@ -23,14 +23,8 @@ pub enum Fork {
 /// [`io::ErrorKind::ResourceBusy`] in a process with several threads, whose locks the child might
 /// find taken for ever; otherwise as fork(2), and when /proc/self/task cannot be read.
 pub fn fork() -> io::Result<Fork> {
-    // A scope of threads is over when their work is: they may still be on their way out.
-    const PATIENCE: Duration = Duration::from_millis(100);
-    let begun = Instant::now();
-    while has_threads()? && others_run()? {
-        if begun.elapsed() > PATIENCE {
-            return Err(io::ErrorKind::ResourceBusy.into());
-        }
-        std::thread::yield_now();
+    if has_other_threads()? {
+        return Err(io::ErrorKind::ResourceBusy.into());
     }
     // SAFETY: one thread runs, and it is here: no lock of the C library or of Rust is held.
     match unsafe { libc::fork() } {
@@ -40,6 +34,23 @@ pub fn fork() -> io::Result<Fork> {
             Pid::from_raw(pid).expect("the parent gets a pid above 0"),
         )),
     }
+}
+
+/// Whether the calling process has other threads that run its code, and go on doing so for a while.
+///
+/// # Errors
+/// When /proc/self/task cannot be read.
+pub fn has_other_threads() -> io::Result<bool> {
+    // A scope of threads is over when their work is: they may still be on their way out.
+    const PATIENCE: Duration = Duration::from_millis(100);
+    let begun = Instant::now();
+    while has_threads()? && others_run()? {
+        if begun.elapsed() > PATIENCE {
+            return Ok(true);
+        }
+        std::thread::yield_now();
+    }
+    Ok(false)
 }
 
 fn has_threads() -> io::Result<bool> {

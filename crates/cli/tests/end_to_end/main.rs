@@ -41,6 +41,7 @@ mod python;
 mod redis;
 mod redis_live;
 mod refusals;
+mod rights;
 mod rings;
 mod sandboxed;
 mod security;
