@@ -487,6 +487,10 @@ pub static FLAGS: &[Flag] = &[
     flag("plan", Bare, [Misplaced, Taken, Misplaced]).own()
         .on(|o| o.plan = true)
         .help("Print the scripts that would be run, as strace prints calls, and restore nothing"),
+    flag("save-files", Required, [Taken, Idle, Idle]).repeats().own()
+        .with("PATTERN", |o, value| push(&mut o.allowed.save_files, path(value).map(Into::into)))
+        .help("Save files of these names with the tree, which has them open or mapped: the restore \
+            makes them again where they are missing; may be given again"),
     flag("sync", Switch, [Taken, Misplaced, Misplaced]).own().on_pre_dump()
         .on(|o| o.dump.sync = false)
         .help("Do not wait until the image is on the disk"),

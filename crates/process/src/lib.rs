@@ -31,6 +31,7 @@ mod lazy;
 mod links;
 mod live;
 mod merge;
+mod names;
 mod needs;
 mod network;
 mod numbering;

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use abi::{Addr, PAGE_BYTES};
@@ -16,6 +17,7 @@ use resources::{Allow, Error as ResourceError};
 use rustix::fs::{FileType, MemfdFlags, memfd_create};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
+use crate::names::Names;
 use crate::plan::Plan;
 use crate::records::Saved;
 use crate::{Error, InheritFd, Result};
@@ -29,6 +31,8 @@ pub(crate) struct Pool {
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
     seen: HashMap<Vec<u8>, FileType>,
     unix: unix::Deferred,
+    /// What was made in the file system, by name.
+    names: Option<Names>,
     then: Vec<Box<dyn FnOnce()>>,
 }
 
@@ -40,6 +44,7 @@ pub(crate) struct Finish {
     allow: Allow,
     /// By the numbers of their descriptions.
     connections: Vec<(usize, Arc<OwnedFd>)>,
+    names: Option<Names>,
     then: RefCell<Vec<Box<dyn FnOnce()>>>,
 }
 
@@ -58,12 +63,15 @@ impl Finish {
         Ok(leftover)
     }
 
-    /// The sockets that [`Finish::wake`] needs.
-    pub fn sockets(&self) -> Vec<BorrowedFd<'_>> {
-        self.connections
-            .iter()
-            .map(|(_, own)| own.as_fd())
-            .collect()
+    /// The descriptors that [`Finish::wake`] and [`Finish::catch_up`] need.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let sockets = self.connections.iter().map(|(_, own)| own.as_fd());
+        sockets.chain(self.names.iter().map(Names::fd)).collect()
+    }
+
+    /// Whether there are connections that sleep.
+    pub fn has_connections(&self) -> bool {
+        !self.connections.is_empty()
     }
 
     /// Whether there is something to be done when the tree goes on.
@@ -138,6 +146,7 @@ impl Pool {
             shared,
             seen,
             unix: unix::Deferred::default(),
+            names: None,
             then,
         }
     }
@@ -216,6 +225,7 @@ impl Pool {
         Ok(Finish {
             allow: self.allow,
             connections,
+            names: self.names,
             then: RefCell::new(self.then),
         })
     }
@@ -327,6 +337,20 @@ impl RestoreContext for Pool {
     fn inherited(&self, name: &[u8]) -> Option<BorrowedFd<'_>> {
         let one = self.inherited.iter().find(|one| one.0 == name);
         one.map(|one| one.1.as_fd())
+    }
+
+    fn make(&mut self, path: &Path, is_folder: bool) -> resources::Result<bool> {
+        let failed = |error: Error| {
+            let doing = format!("make {} again", path.display());
+            ResourceError::kernel(doing, std::io::Error::other(error.with_causes()))
+        };
+        if self.names.is_none() {
+            let names = Names::begin().map_err(failed)?;
+            self.then.push(Box::new(names.keeper()));
+            self.names = Some(names);
+        }
+        let names = self.names.as_ref().expect("it was just made");
+        names.make(path, is_folder).map_err(failed)
     }
 
     fn unix(&mut self) -> &mut unix::Deferred {

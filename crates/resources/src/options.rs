@@ -1,5 +1,6 @@
 //! What the caller allows, as far as resources ask for it; names and meanings are criu(8)'s.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::cgroup::Management;
@@ -43,6 +44,8 @@ pub struct Allow {
     pub file_validation: FileValidation,
     /// `--manage-cgroups`, `--cgroup-root`: how control groups are dealt with.
     pub cgroups: Management,
+    /// `--save-files`: files that are saved with the tree although they have a name, as patterns.
+    pub save_files: Vec<OsString>,
     /// `--ghost-limit`: the largest deleted file whose contents are stored, in bytes.
     pub ghost_limit_bytes: u64,
 }
@@ -75,6 +78,7 @@ impl Default for Allow {
             irmap_scan_paths: Vec::new(),
             file_validation: FileValidation::default(),
             cgroups: Management::default(),
+            save_files: Vec::new(),
             ghost_limit_bytes: DEFAULT_GHOST_LIMIT_BYTES,
         }
     }

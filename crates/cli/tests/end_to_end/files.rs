@@ -362,3 +362,142 @@ fn links_made_for_an_image_are_told_and_go_with_it() {
     let _ = stillframe.dump(program.pid(), &failing).must_fail();
     assert_eq!(links(), Vec::<String>::new());
 }
+
+/// Has a semaphore, a file that programs of Java have, and one more; tells what is in them.
+const KEEPER: &str = r#"
+import ctypes, mmap, os, sys
+folder, name = sys.argv[1:]
+C = ctypes.CDLL(None, use_errno=True)
+C.sem_open.restype = ctypes.c_void_p
+semaphore = ctypes.c_void_p(C.sem_open(name.encode(), os.O_CREAT, 0o600, 3))
+assert semaphore.value
+java = "/tmp/hsperfdata_" + name
+os.mkdir(java, 0o750)
+counters = open(f"{java}/{os.getpid()}", "w+b")
+counters.write(b"java" * 5000)
+counters.flush()
+memory = mmap.mmap(counters.fileno(), 0)
+counters.close()
+os.mkdir(folder + "/session")
+own = open(folder + "/session/own", "w")
+own.write("own")
+own.flush()
+os.mkfifo(folder + "/asked")
+os.mkfifo(folder + "/answer")
+os.mkdir(folder + "/ready")
+while True:
+    with open(folder + "/asked") as asked: asked.read()
+    value = ctypes.c_int()
+    C.sem_getvalue(semaphore, ctypes.byref(value))
+    C.sem_post(semaphore)
+    with open(folder + "/answer", "w") as answer:
+        answer.write(f"{value.value} {memory[:4].decode()} {os.stat(own.fileno()).st_nlink}")
+"#;
+
+/// What such a program has besides its folder, which goes with it.
+struct Kept {
+    program: Option<testkit::program::Spawned>,
+    folder: tempfile::TempDir,
+    name: String,
+}
+
+impl Kept {
+    fn start(test: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let name = format!("stillframe-{}-{test}", std::process::id());
+        let program = Program::new("/usr/bin/python3")
+            .args(["-c", KEEPER])
+            .arg(folder.path())
+            .arg(&name)
+            .spawn();
+        program.wait_file(&folder.path().join("ready"));
+        Self {
+            program: Some(program),
+            folder,
+            name,
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        self.program.as_ref().expect("it was started").pid()
+    }
+
+    fn semaphore(&self) -> String {
+        format!("/dev/shm/sem.{}", self.name)
+    }
+
+    fn java(&self) -> String {
+        format!("/tmp/hsperfdata_{}", self.name)
+    }
+
+    /// What programs do that clean up.
+    fn sweep(&self) {
+        let _ = fs::remove_file(self.semaphore());
+        let _ = fs::remove_dir_all(self.java());
+        let _ = fs::remove_dir_all(self.folder.path().join("session"));
+    }
+
+    fn ask(&self) -> String {
+        fs::write(self.folder.path().join("asked"), "x").expect("it reads");
+        fs::read_to_string(self.folder.path().join("answer")).expect("it answers")
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        drop(self.program.take());
+        self.sweep();
+    }
+}
+
+#[test]
+fn files_that_others_sweep_away_come_with_the_tree() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer saves no files that have names");
+    }
+    let kept = Kept::start("swept");
+    assert_eq!(kept.ask(), "3 java 1");
+    let pattern = format!("{}/session/*", kept.folder.path().display());
+    let save: &[&str] = &["--save-files", &pattern];
+    stillframe.dump(kept.pid(), save).must();
+    kept.sweep();
+    stillframe.restore(&[]).must();
+    assert_eq!(kept.ask(), "4 java 1");
+    let own = kept.folder.path().join("session/own");
+    assert_eq!(fs::read_to_string(own).expect("it is there"), "own");
+    assert!(std::path::Path::new(&kept.java()).is_dir());
+    // What is still there is what the next restore finds.
+    stillframe.clear();
+    stillframe.cycle(1, kept.program.as_ref().expect("it runs"), save);
+    assert_eq!(kept.ask(), "5 java 1");
+}
+
+#[test]
+fn failed_restore_leaves_none_of_the_files_that_it_made() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer saves no files that have names");
+    }
+    let kept = Kept::start("failed");
+    stillframe.dump(kept.pid(), &[]).must();
+    // The file that nobody saves is missing.
+    kept.sweep();
+    stillframe.restore(&[]).must_fail().names(&["is missing"]);
+    assert!(!std::path::Path::new(&kept.semaphore()).exists());
+    assert!(!std::path::Path::new(&kept.java()).exists());
+    fs::create_dir(kept.folder.path().join("session")).expect("a folder");
+    fs::write(kept.folder.path().join("session/own"), "own").expect("write");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let script = refusing_script(folder.path(), "pre-resume");
+    stillframe
+        .restore(&["--action-script", &script])
+        .must_fail();
+    assert!(!std::path::Path::new(&kept.semaphore()).exists());
+    stillframe.restore(&[]).must();
+    assert_eq!(kept.ask(), "3 java 1");
+}

@@ -284,12 +284,11 @@ impl<'a> Running<'a> {
             .map(|staying| staying.pid)
             .collect::<Vec<_>>();
         pids.dedup();
-        let sockets = last.sockets();
-        if pids.len() < 2 && sockets.is_empty() && !last.has_put_off() {
+        if pids.len() < 2 && !last.has_connections() && !last.has_put_off() {
             return Ok((None, Vec::new()));
         }
         let held = match self.threads().count() {
-            1 if sockets.is_empty() => Vec::new(),
+            1 if !last.has_connections() => Vec::new(),
             _ => held(saved, afterwards),
         };
         let finish = |tasks: &[Target]| {
@@ -299,7 +298,7 @@ impl<'a> Running<'a> {
             send(tasks.iter().filter(held), Signal::CONT);
         };
         let take_back = |tasks: &[Target]| send(tasks, Signal::KILL);
-        let watchdog = Watchdog::post(&sockets, &pids, take_back, finish)?;
+        let watchdog = Watchdog::post(&last.descriptors(), &pids, take_back, finish)?;
         // While some would be killed by the end of this process and others let go, and as long as
         // connections sleep (reading them fails then), it lets nobody run: a stop signal waits.
         for pid in &held {

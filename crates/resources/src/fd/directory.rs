@@ -44,7 +44,7 @@ impl Kind for Directory {
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        let place = Place::dump(open, cx)?;
+        let place = Place::dump(open, cx)?.carry(open, cx)?;
         let payload = Payload {
             place,
             flags: open.info.flags,
@@ -62,6 +62,11 @@ impl Kind for Directory {
     fn path(&self, payload: &[u8]) -> Result<Option<String>> {
         let payload: Payload = decode(self, payload)?;
         Ok(Some(payload.place.describe()))
+    }
+
+    fn prepare(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<()> {
+        let payload: Payload = decode(self, payload)?;
+        payload.place.prepare(cx)
     }
 
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {

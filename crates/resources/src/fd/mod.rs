@@ -7,6 +7,7 @@ pub mod attributes;
 pub mod block_device;
 pub mod bpf_map;
 mod build_id;
+pub mod carried;
 pub mod chardev;
 pub mod decider;
 pub mod directory;
@@ -260,6 +261,12 @@ pub trait RestoreContext {
     fn inherited(&self, _name: &[u8]) -> Option<BorrowedFd<'_>> {
         None
     }
+    /// Makes an empty file, or a directory, for nobody else yet, that goes again if the restore
+    /// fails or is killed. Tells whether there was none of that name.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    fn make(&mut self, path: &std::path::Path, is_folder: bool) -> Result<bool>;
     /// What unix sockets put off until after the last [`Kind::finish`].
     fn unix(&mut self) -> &mut unix::Deferred;
     /// Has `then` called once the restore has succeeded as a whole.

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
+use super::carried::{self, Carried};
 use super::ghost::Ghost;
 use super::{DumpContext, Open, RestoreContext, memfd, status};
 use crate::{Error, Result};
@@ -47,6 +48,9 @@ pub struct Place {
     /// be removed by the restore.
     #[prost(bytes = "vec", optional, tag = "4")]
     pub remap: Option<Vec<u8>>,
+    /// Set where it is saved with the tree although it has this name.
+    #[prost(message, optional, tag = "5")]
+    pub carried: Option<Carried>,
 }
 
 impl Place {
@@ -62,6 +66,7 @@ impl Place {
             mode: open.stat.st_mode,
             ghost: None,
             remap: None,
+            carried: None,
         };
         if open.at_path || leads_to(&open.link, &open.stat) {
             return Ok(place);
@@ -76,6 +81,11 @@ impl Place {
         if open.link == memfd::SECRET_LINK && memfd::is_secret(open.stat.st_dev) {
             const WHY: &str = "it is secret memory (memfd_secret), which nobody else can read";
             return Err(open.unsupported(WHY, None));
+        }
+        let inode = (open.stat.st_dev, open.stat.st_ino);
+        if let Some(name) = carried::semaphore(path, inode) {
+            place.path = name;
+            return Ok(place);
         }
         const GONE: &str = "it was the kernel's own, of a process or a device that is gone";
         let own = match open.own() {
@@ -101,6 +111,29 @@ impl Place {
             place.ghost = Some(Ghost::dump(open, path, cx)?);
         }
         Ok(place)
+    }
+
+    /// Saves it with the tree, where that is to be.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for one that is too large.
+    pub(super) fn carry(mut self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Self> {
+        if self.ghost.is_none() && self.remap.is_none() {
+            self.carried = Carried::dump(open, &self.path, cx)?;
+        }
+        Ok(self)
+    }
+
+    /// Makes it again where it was saved with the tree and is missing.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`], [`Error::Corrupt`].
+    pub(super) fn prepare(&self, cx: &mut dyn RestoreContext) -> Result<()> {
+        let name = self.path.strip_prefix(b"/").unwrap_or_default();
+        match &self.carried {
+            Some(carried) if cx.inherited(name).is_none() => carried.make(self, cx),
+            _ => Ok(()),
+        }
     }
 
     /// The type of the file.
@@ -312,6 +345,7 @@ mod tests {
                 mode: 0o100_644,
                 ghost,
                 remap: None,
+                carried: None,
             };
             let payload = Payload { place }.encode_to_vec();
             let error = open_alone(&super::super::path::Path, &payload).expect_err("no path");

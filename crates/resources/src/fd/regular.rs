@@ -51,7 +51,7 @@ impl Kind for Regular {
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        let place = Place::dump(open, cx)?;
+        let place = Place::dump(open, cx)?.carry(open, cx)?;
         let size_bytes = open.stat.st_size.cast_unsigned();
         let build_id = match cx.allow().file_validation {
             // Opening it would break a lease.
@@ -80,6 +80,11 @@ impl Kind for Regular {
     fn path(&self, payload: &[u8]) -> Result<Option<String>> {
         let payload: Payload = decode(self, payload)?;
         Ok(Some(payload.place.describe()))
+    }
+
+    fn prepare(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<()> {
+        let payload: Payload = decode(self, payload)?;
+        payload.place.prepare(cx)
     }
 
     fn open(&self, payload: &[u8], cx: &mut dyn RestoreContext) -> Result<OwnedFd> {

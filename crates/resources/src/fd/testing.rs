@@ -462,6 +462,15 @@ impl RestoreContext for Restoring<'_> {
         (*name == wanted).then(|| own.as_fd())
     }
 
+    fn make(&mut self, path: &std::path::Path, is_folder: bool) -> Result<bool> {
+        let made = match is_folder {
+            true => std::fs::create_dir(path),
+            false => File::create_new(path).map(drop),
+        };
+        made.map_err(|error| Error::kernel(format!("make {}", path.display()), error))?;
+        Ok(true)
+    }
+
     fn unix(&mut self) -> &mut crate::fd::unix::Deferred {
         &mut self.unix
     }

@@ -257,6 +257,10 @@ impl RestoreContext for Restoring {
         Err(Error::unsupported(0, "files"))
     }
 
+    fn make(&mut self, _path: &std::path::Path, _is_folder: bool) -> Result<bool> {
+        unreachable!("sockets are no files that are saved")
+    }
+
     fn unix(&mut self) -> &mut crate::fd::unix::Deferred {
         &mut self.unix
     }

@@ -424,6 +424,7 @@ mod tests {
     use crate::testing::alone;
 
     const ESTABLISHED: crate::Allow = crate::Allow {
+        save_files: Vec::new(),
         tcp_established: true,
         tcp_close: false,
         skip_in_flight: false,
