@@ -457,6 +457,10 @@ pub static FLAGS: &[Flag] = &[
     flag("compress", Optional, [Taken, Misplaced, Misplaced]).own().on_pre_dump()
         .with("lz4|zstd[:LEVEL]", |o, value| put(&mut o.dump.compress, values::compression(value)))
         .help("Compress pages where that pays, with lz4 or zstd"),
+    flag("drop-events", Switch, [Taken, Idle, Idle]).own()
+        .on(|o| o.allowed.drop_events = true)
+        .help("Drop what waits to be read and cannot be put back: events of inotify and fanotify, \
+            messages of netlink, packets of raw sockets"),
     flag("dry-run", Bare, [Taken, Misplaced, Misplaced]).own()
         .on(|o| o.dry_run = true)
         .help("Save nothing: say what is in the way of a dump, and let the tree run on"),

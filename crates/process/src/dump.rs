@@ -3,6 +3,8 @@
 use std::time::Instant;
 
 use pages::Equals;
+use resources::fd::tcp::newcomers::Held;
+use resources::kernel;
 
 use crate::alone::Alone;
 use crate::collect::Inventory;
@@ -26,11 +28,14 @@ use crate::{
 pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpReport> {
     let _alone = Alone::enter()?;
     let (began, progress) = (Instant::now(), Progress::new(observer));
-    match options.kind {
+    let done = match options.kind {
         DumpKind::Dump => dump_stopped(options, began, progress),
         DumpKind::Live => live::dump(options, began, progress),
         DumpKind::PreDump => predump::dump(options, began, progress),
-    }
+    };
+    // What was found out of the kernel is there for the next one, too.
+    kernel::keep();
+    done
 }
 
 /// Saves a tree that is stopped meanwhile.
@@ -52,7 +57,10 @@ fn dump_stopped(
     let image = draft.writer.id();
     let kill = options.afterwards == Afterwards::Kill;
     let ending = Ending::new(options, image)?;
+    // Whatever becomes of the tree, new connections are kept from it for longer.
+    let held;
     let (mut frozen, mut inventory) = freeze_and_collect(options, kill, layer.view())?;
+    held = inventory.held.take();
     progress.stage(Stage::PostFreeze, options.tree)?;
     // From here on it comes before the tree where this fails: connections go on first.
     let ending = ending.hold(inventory.lock.take())?;
@@ -73,6 +81,8 @@ fn dump_stopped(
     sealed.report.stopped_since(frozen.since);
     undo.0.clear();
     ending.run(frozen, || network::label(image, options))?;
+    // Nobody listens any more who could be asked.
+    let _leftover = held.and_then(Held::lift);
     layer.done(options, image);
     log::info!("the tree is let go: {:?}", options.afterwards);
     Ok(sealed.finish())

@@ -5,10 +5,10 @@
 //! kept in a small file, where that can be written at all. So is where a dump looks for keyrings
 //! and sandboxes.
 
-mod cache;
 mod uname;
 
 use prost::Message;
+use resources::cache::Cache;
 use resources::map::memory::Special;
 use resources::map::vdso::elf::Function;
 use resources::map::vdso::{self, Host, Part};
@@ -16,13 +16,12 @@ use resources::map::vdso::{self, Host, Part};
 use crate::Result;
 use crate::plan::OwnVdso;
 use crate::records::Saved;
-use cache::Cache;
 pub(crate) use uname::kernel;
 
 /// The file that has the vDSOs.
 const VDSOS: &str = "host";
 /// The file that has where the kernel keeps what it tells nobody of tasks.
-const PLACES: &str = "kernel";
+const PLACES: &str = "credentials";
 
 /// Has it known where to look in the kernel's memory for what tasks have, before they are stopped:
 /// to find that out takes milliseconds, once in a boot.
@@ -65,6 +64,8 @@ pub struct HostFacts {
 /// # Errors
 /// [`Error::Resource`] when the vDSO is not one that can be used.
 pub fn probe() -> Result<HostFacts> {
+    // Who needs the kernel's structures looks at them again.
+    resources::kernel::forget();
     probe_with(&Cache::of_this_host(VDSOS))
 }
 

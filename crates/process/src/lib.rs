@@ -23,6 +23,7 @@ mod fates;
 mod foreign;
 mod freeze;
 mod halt;
+mod homework;
 mod host;
 mod huge_pages;
 mod known;

@@ -2,15 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use resources::fd::tcp::newcomers::{Held, Newcomers};
 use rustix::process::Pid;
 
 use crate::collect::memory_view::MemoryView;
-use crate::collect::{Inventory, collect};
+use crate::collect::{How, Inventory, collect};
 use crate::freeze::{Frozen, freeze};
 use crate::patience::Patience;
 use crate::{DumpKind, DumpOptions, Error, Result, returned};
 
-/// Stops the tree and collects it, with `look` for its memory; see [`collect`] about `stay`.
+/// Stops the tree and collects it, with `look` for its memory; see [`collect`] about `stay`. Who asks
+/// a tree for a connection that is going to be killed waits until it is.
 pub(crate) fn freeze_and_collect(
     options: &DumpOptions,
     stay: bool,
@@ -20,22 +22,35 @@ pub(crate) fn freeze_and_collect(
     let root = options.tree.as_raw_nonzero().get();
     let live = options.kind == DumpKind::Live;
     let plain = !live && options.parent.is_none() && options.track.is_none();
-    let mut patience = Patience::new(root, options.timeout, plain);
+    let newcomers = Newcomers::of(root, stay, options.allowed.network_unlocked);
+    let mut patience = Patience::new(newcomers, options.timeout, plain);
     loop {
+        let mut is_halted = false;
         let tried = patiently(options.timeout, || {
             let mut frozen = freeze(root, options.timeout)?;
-            log::info!("{} tasks are stopped", frozen.tasks.len());
+            is_halted = frozen.is_halted();
             if !live {
                 frozen.limit.lift();
             }
-            let inventory = collect(&mut frozen, &options.allowed, stay, view)?;
+            let how = How {
+                allow: &options.allowed,
+                stay,
+                newcomers: &mut patience.newcomers,
+                homework: &mut patience.homework,
+            };
+            let inventory = collect(&mut frozen, how, view)?;
             frozen.take_time();
             Ok((frozen, inventory))
         });
         match tried {
-            Err(error) => patience.wait(error)?,
+            Err(error) => patience.wait(error, is_halted, &options.allowed)?,
             Ok((frozen, mut inventory)) => {
-                inventory.leftover = patience.done();
+                inventory.homework = patience.homework;
+                let held = patience.newcomers.into_hold();
+                (inventory.held, inventory.leftover) = match stay {
+                    true => (held, None),
+                    false => (None, held.and_then(Held::lift)),
+                };
                 return Ok((frozen, inventory));
             }
         }

@@ -31,8 +31,8 @@ pub enum Error {
         allow: Option<&'static str>,
         /// Whether the tree's memory has not been looked at yet.
         early: bool,
-        /// Where the target listens for connections that keep it in this state.
-        listeners: Vec<std::net::SocketAddr>,
+        /// Whether it passes by what tasks of the tree do, so not while all of them are stopped.
+        by_tree: bool,
     },
     /// The task died while it was looked at.
     #[error("pid {pid}: the task is gone ({doing})")]

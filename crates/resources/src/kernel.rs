@@ -6,20 +6,24 @@
 //! name, nothing is guessed: the ring is refused.
 
 pub mod credentials;
+mod layout;
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
-use sys::btf::Types;
+use sys::btf::Member;
 use sys::kernel_memory::KernelMemory;
 use sys::per_cpu::{self, PerCpuMap};
+
+use layout::Layout;
+pub use layout::{forget, is_known_for, keep, learn};
 
 /// Looks into the kernel.
 pub(crate) struct Kernel {
     memory: KernelMemory,
-    types: Types,
+    layout: &'static Layout,
 }
 
 /// Where each processor has its copies of what the kernel has for all of them.
@@ -63,9 +67,9 @@ impl Kernel {
         static KERNEL: OnceLock<std::result::Result<Kernel, String>> = OnceLock::new();
         let kernel = KERNEL.get_or_init(|| {
             let memory = KernelMemory::open().map_err(|error| format!("bpf(2): {error}"))?;
-            let types = Types::of_kernel();
-            let types = types.map_err(|error| format!("/sys/kernel/btf/vmlinux: {error}"))?;
-            Ok(Self { memory, types })
+            let layout = Layout::of_this_kernel();
+            layout.check()?;
+            Ok(Self { memory, layout })
         });
         kernel.as_ref().map_err(String::as_str)
     }
@@ -83,7 +87,7 @@ impl Kernel {
 
     /// Reads a structure.
     pub fn read(&self, name: &'static str, at: u64) -> Result<Structure<'_>> {
-        let size = self.types.size(name).ok_or_else(|| unknown(name, ""))?;
+        let size = self.layout.size(name).ok_or_else(|| unknown(name, ""))?;
         let bytes = self.memory.read(at, size);
         let bytes = bytes.inspect_err(|error| log::debug!("{name} at {at:#x}: {error}"))?;
         Ok(Structure {
@@ -170,7 +174,7 @@ impl Kernel {
     pub fn number(&self, pid: u64) -> Result<i32> {
         let pid = self.read("pid", pid)?;
         let level = u64::from(pid.half("level")?);
-        let size = self.types.size("upid");
+        let size = self.layout.size("upid");
         let size = size.ok_or_else(|| unknown("upid", ""))? as u64;
         let upid = self.read("upid", pid.address("numbers")? + level * size)?;
         Ok(upid.half("nr")?.cast_signed())
@@ -193,13 +197,13 @@ impl Kernel {
 
     /// The size of a structure in bytes.
     pub fn size(&self, name: &'static str) -> Result<u64> {
-        let size = self.types.size(name);
+        let size = self.layout.size(name);
         size.map(|size| size as u64)
             .ok_or_else(|| unknown(name, ""))
     }
 
-    fn place(&self, name: &'static str, member: &str) -> Result<sys::btf::Member> {
-        let place = self.types.member(name, member);
+    fn place(&self, name: &'static str, member: &str) -> Result<Member> {
+        let place = self.layout.member(name, member);
         place.ok_or_else(|| unknown(name, member))
     }
 }
@@ -212,7 +216,7 @@ impl<'a> Structure<'a> {
 
     /// A member of eight bytes that not every kernel has; 0 where it has none.
     pub fn word_if_any(&self, member: &str) -> Result<u64> {
-        match self.kernel.types.member(self.name, member) {
+        match self.kernel.layout.member(self.name, member) {
             Some(_) => self.word(member),
             None => Ok(0),
         }

@@ -5,16 +5,18 @@
 //! - [`map`][mod@map]: mappings,
 //! - [`cgroup`][mod@cgroup]: control groups,
 //! - [`script`][mod@script]: the lists of system calls that they plan,
-//! - [`arch`]: what of them is the processor's.
+//! - [`arch`]: what of them is the processor's,
+//! - [`kernel`]: what is looked up in the kernel's memory; [`cache`]: facts of a host that are kept.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod arch;
+pub mod cache;
 pub mod cgroup;
 mod error;
 pub mod fd;
 mod inherited;
-pub(crate) mod kernel;
+pub mod kernel;
 pub mod map;
 mod options;
 pub mod script;

@@ -32,6 +32,8 @@ pub struct Allow {
     pub shell_job: bool,
     /// `--file-locks`: dump and restore file locks.
     pub file_locks: bool,
+    /// `--drop-events`: events, messages and packets that nobody has read are dropped.
+    pub drop_events: bool,
     /// `--perf-events`: performance events, whose counts begin at 0 again.
     pub perf_events: bool,
     /// `--link-remap`: deleted files that still have another hard link may be linked again.
@@ -72,6 +74,7 @@ impl Default for Allow {
             unix_close: false,
             shell_job: false,
             file_locks: false,
+            drop_events: false,
             perf_events: false,
             link_remap: false,
             force_irmap: false,

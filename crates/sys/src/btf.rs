@@ -1,7 +1,13 @@
 //! Where the members of the running kernel's structures are: its own description of its types
 //! (BTF, Documentation/bpf/btf.rst), in /sys/kernel/btf/vmlinux.
 
-use std::io;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::ops::Deref;
+use std::ptr;
+
+use rustix::mm::{MapFlags, ProtFlags};
 
 const HEADER_BYTES: usize = 24;
 const MAGIC: u32 = 0xeb9f;
@@ -19,10 +25,75 @@ mod kind {
 
 /// The types of a kernel.
 pub struct Types {
-    bytes: Vec<u8>,
+    bytes: Bytes,
     /// Where each type's description begins, by its number; type 0 is `void`.
     at: Vec<usize>,
+    /// Where structures are described, by name: the first one of each that has members.
+    structures: HashMap<Box<[u8]>, usize>,
     strings: usize,
+}
+
+/// A description of types: sysfs gives 4 KiB a read, so it is mapped where the kernel does that.
+enum Bytes {
+    Read(Vec<u8>),
+    Mapped(Mapped),
+}
+
+/// A mapped file of the kernel's, which never changes.
+struct Mapped {
+    at: ptr::NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the memory is only read, and unmapped by its only owner.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    fn new(file: &File, bytes: usize) -> io::Result<Self> {
+        let (prot, flags) = (ProtFlags::READ, MapFlags::PRIVATE);
+        // SAFETY: without a fixed address nothing that is mapped is touched.
+        let at = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, prot, flags, file, 0) }?;
+        let at = ptr::NonNull::new(at.cast()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { at, bytes })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped with this size, and nothing borrows it any more.
+        let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Read(bytes) => bytes,
+            // SAFETY: that much is mapped for as long as `self`, and the kernel's description of
+            // its types does not change as long as it runs.
+            Self::Mapped(mapped) => unsafe {
+                std::slice::from_raw_parts(mapped.at.as_ptr(), mapped.bytes)
+            },
+        }
+    }
+}
+
+impl Bytes {
+    fn of_kernel() -> io::Result<Self> {
+        let mut file = File::open("/sys/kernel/btf/vmlinux")?;
+        let bytes = usize::try_from(file.metadata()?.len()).unwrap_or(0);
+        // Since Linux 6.16.
+        if let Ok(mapped) = Mapped::new(&file, bytes) {
+            return Ok(Self::Mapped(mapped));
+        }
+        let mut read = Vec::with_capacity(bytes);
+        file.read_to_end(&mut read)?;
+        Ok(Self::Read(read))
+    }
 }
 
 /// Where a member of a structure is.
@@ -40,14 +111,14 @@ impl Types {
     /// # Errors
     /// `NotFound` on a kernel without them; `InvalidData`.
     pub fn of_kernel() -> io::Result<Self> {
-        Self::parse(std::fs::read("/sys/kernel/btf/vmlinux")?)
+        Self::parse(Bytes::of_kernel()?)
     }
 
-    fn parse(bytes: Vec<u8>) -> io::Result<Self> {
+    fn parse(bytes: Bytes) -> io::Result<Self> {
         Self::index(bytes).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
-    fn index(bytes: Vec<u8>) -> Option<Self> {
+    fn index(bytes: Bytes) -> Option<Self> {
         let header = |at: usize| word(&bytes, at).map(|word| word as usize);
         if word(&bytes, 0)? & 0xffff != MAGIC || bytes.len() < HEADER_BYTES {
             return None;
@@ -57,12 +128,23 @@ impl Types {
         let end = first.checked_add(header(12)?)?;
         let strings = head.checked_add(header(16)?)?;
         let mut at = vec![0];
+        let mut structures = HashMap::new();
         let mut next = first;
         while next < end {
             at.push(next);
-            next += 12 + rest_bytes(word(&bytes, next + 4)?)?;
+            let info = word(&bytes, next + 4)?;
+            if kind_of(info) == kind::STRUCT && count_of(info) > 0 {
+                let name = name_at(&bytes, strings.checked_add(word(&bytes, next)? as usize)?)?;
+                structures.entry(name.into()).or_insert(next);
+            }
+            next += 12 + rest_bytes(info)?;
         }
-        Some(Self { bytes, at, strings })
+        Some(Self {
+            bytes,
+            at,
+            structures,
+            strings,
+        })
     }
 
     /// The size of a structure in bytes.
@@ -93,11 +175,7 @@ impl Types {
     }
 
     fn find(&self, structure: &str) -> Option<usize> {
-        let is_it = |at: &&usize| {
-            let info = word(&self.bytes, **at + 4).unwrap_or(0);
-            kind_of(info) == kind::STRUCT && count_of(info) > 0 && self.is_named(**at, structure)
-        };
-        self.at.iter().skip(1).find(is_it).copied()
+        self.structures.get(structure.as_bytes()).copied()
     }
 
     /// A member of the structure at `at`, and the number of its type.
@@ -158,6 +236,12 @@ impl Types {
     }
 }
 
+/// The name that begins there.
+fn name_at(bytes: &[u8], at: usize) -> Option<&[u8]> {
+    let rest = bytes.get(at..)?;
+    rest.get(..rest.iter().position(|byte| *byte == 0)?)
+}
+
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..at + 4)?;
     Some(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
@@ -211,9 +295,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_mapped_is_what_is_read() {
+        let Ok(read) = std::fs::read("/sys/kernel/btf/vmlinux") else {
+            eprintln!("skipped: this kernel does not describe its types");
+            return;
+        };
+        let bytes = Bytes::of_kernel().unwrap();
+        assert!(*bytes == *read);
+        let types = Types::parse(Bytes::Read(read)).unwrap();
+        assert_eq!(types.size("list_head"), Some(16));
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         for bytes in [&b""[..], &[0; 24], &[0x9f, 0xeb, 1, 0, 24, 0, 0, 0, 0]] {
-            assert!(Types::parse(bytes.to_vec()).is_err());
+            assert!(Types::parse(Bytes::Read(bytes.to_vec())).is_err());
         }
     }
 }

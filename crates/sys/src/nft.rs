@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-pub use hold::hold_new_meanwhile;
+pub use hold::{Hold, Listening};
 pub use listing::{Table, tables};
 
 use crate::netlink::{ACK, Batch, CREATE, EXCLUSIVE, Netlink, REQUEST};

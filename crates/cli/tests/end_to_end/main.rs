@@ -4,6 +4,7 @@
 mod aio;
 mod bpf_maps;
 mod cgroups;
+mod clients;
 mod clocks;
 mod code_32;
 mod compressed;
@@ -14,6 +15,7 @@ mod damage;
 mod deciders;
 mod ended_clocks;
 mod equal;
+mod events;
 mod files;
 mod generations;
 mod given_up;

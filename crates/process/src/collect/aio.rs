@@ -31,15 +31,19 @@ use crate::records::record;
 /// Waits until no requests are under way any more that end by themselves. Gives whether there are
 /// contexts. What cannot be told is told of by [`contexts`].
 pub(super) fn settle(all: &[Found]) -> Result<bool> {
-    let with_contexts = all.iter().filter(|found| rings(found).next().is_some());
-    let pids = with_contexts.map(|found| found.node.pid);
-    let pids = pids.collect::<Vec<_>>();
+    let pids = with_contexts(all).collect::<Vec<_>>();
     let is_busy = |pid: &i32| {
         let looked = look(*pid).unwrap_or_default();
         looked.iter().any(|one| one.under_way > 0 && !one.waits)
     };
     wait_while(|| Ok(pids.iter().any(is_busy)))?;
     Ok(!pids.is_empty())
+}
+
+/// The processes that have contexts.
+pub(super) fn with_contexts(all: &[Found]) -> impl Iterator<Item = i32> {
+    let having = all.iter().filter(|found| rings(found).next().is_some());
+    having.map(|found| found.node.pid)
 }
 
 fn rings(found: &Found) -> impl Iterator<Item = &Listed> {
@@ -107,7 +111,7 @@ fn context_of(pid: i32, ring: &Listed, looked: Option<&Looked>) -> Result<Contex
             what: format!("{place}: {count} requests are under way"),
             allow: None,
             early: true,
-            listeners: Vec::new(),
+            by_tree: false,
         };
         return Err(passing.into());
     }

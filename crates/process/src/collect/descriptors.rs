@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 
-use resources::fd::decider;
 use resources::fd::table::{self, Link};
+use resources::fd::{decider, unread};
 
+use super::How;
+use super::files::fetch;
 use super::sharing::Sharing;
 use crate::Result;
 use crate::freeze::Frozen;
@@ -16,10 +18,12 @@ use crate::records::What;
 ///
 /// # Errors
 /// [`crate::Error::Obstacles`] where a task decides on what others do with files: all that comes
-/// after this may have to wait for such files, and so for the stopped task.
+/// after this may have to wait for such files, and so for the stopped task. Of what passes: unread
+/// events, which are looked at before the dump causes some of its own, and what is found out first.
 pub(super) fn links(
     frozen: &Frozen,
     sharing: &Sharing,
+    how: &mut How<'_>,
     obstacles: &mut Obstacles,
 ) -> Result<Vec<Vec<Link>>> {
     let mut all: Vec<Vec<Link>> = Vec::with_capacity(frozen.tasks.len());
@@ -38,7 +42,9 @@ pub(super) fn links(
         let links = table::links(task.pid, proc, parent)?;
         for link in &links {
             obstacles.note(decider::check(task.pid, proc, link))?;
+            unread::check(task.pid, link, how.allow, fetch)?;
         }
+        how.homework.check_links(task.pid, &links)?;
         all.push(links);
     }
     obstacles.check()?;

@@ -21,6 +21,7 @@ use image::{Record, SpaceId};
 use resources::fd::socket::peek;
 use resources::fd::table::{Grouping, Row};
 use resources::fd::tcp::lock::{self, Lock};
+use resources::fd::watched::Watched;
 use resources::fd::{self, DescriptionId, DumpContext, Info, Kind, Open};
 use resources::map::listing::Listed;
 use resources::{Allow, Error};
@@ -28,6 +29,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use sys::close::Deferred;
 
+use super::How;
 use crate::Result;
 use crate::freeze::Task;
 use crate::links::{self, Link};
@@ -361,16 +363,18 @@ impl Claimed {
 pub(super) fn describe(
     files: &mut Files,
     Claimed(mut kinds): Claimed,
-    allow: &Allow,
+    how: &mut How<'_>,
     obstacles: &mut Obstacles,
 ) -> Result<Described> {
+    let allow = how.allow;
+    let watched = &mut how.homework.watched;
     let mut described = Described::default();
     let mut saved: Vec<Payloads> = Vec::new();
     files.find_repeated();
     let (mut first, mut watchdogs, mut connections) = (0, Vec::new(), Vec::new());
     while first < files.opens.len() {
         watchdogs.extend(peek::guard(&files.opens[first..])?);
-        let mut context = Context::new(allow, files, &mut described);
+        let mut context = Context::new((allow, files), watched, &mut described);
         for (at, kind) in (first..).zip(kinds) {
             let mut payloads = Payloads::default();
             match kind {
@@ -396,7 +400,7 @@ pub(super) fn describe(
     for (at, kind) in connections {
         // Reading one needs its packets held back; of a tree that is refused it is left out.
         if described.lock.is_some() || !lock::is_needed(&files.opens[at])? {
-            let mut context = Context::new(allow, files, &mut described);
+            let mut context = Context::new((allow, files), watched, &mut described);
             saved[at] = context.dump(at, kind, obstacles)?;
         }
     }
@@ -436,11 +440,17 @@ struct Context<'a> {
     files: &'a Files,
     added: Vec<(i32, OwnedFd, Row)>,
     described: &'a mut Described,
+    watched: &'a mut Watched,
 }
 
 impl<'a> Context<'a> {
-    fn new(allow: &'a Allow, files: &'a Files, described: &'a mut Described) -> Self {
+    fn new(
+        (allow, files): (&'a Allow, &'a Files),
+        watched: &'a mut Watched,
+        described: &'a mut Described,
+    ) -> Self {
         Self {
+            watched,
             allow,
             files,
             added: Vec::new(),
@@ -533,6 +543,10 @@ impl DumpContext for Context<'_> {
             len_bytes,
         });
         Ok(space.0)
+    }
+
+    fn watched(&mut self) -> &mut Watched {
+        self.watched
     }
 
     fn linked(&mut self, link: &Path) {

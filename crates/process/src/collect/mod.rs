@@ -24,6 +24,7 @@ mod thread;
 mod tree;
 mod untold;
 mod vdso;
+mod watches;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -36,6 +37,7 @@ use resources::Allow;
 use resources::arch::xstate;
 use resources::fd::tcp::backlog;
 use resources::fd::tcp::lock::{Leftover, Lock};
+use resources::fd::tcp::newcomers::{Held, Newcomers};
 use resources::fd::{locks, table, tags, userfaultfd};
 use resources::map::aio::TAG as AIO;
 use resources::map::vdso::Vdso;
@@ -43,6 +45,7 @@ use resources::task::semaphores;
 
 use crate::clocks::TreeClocks;
 use crate::freeze::Frozen;
+use crate::homework::Homework;
 use crate::links::{self, Link};
 use crate::obstacles::Obstacles;
 use crate::plan;
@@ -81,6 +84,22 @@ pub(crate) struct Inventory {
     pub lock: Option<Lock>,
     /// What kept new connections away while the tree was waited for; to be dropped when it runs.
     pub leftover: Option<Leftover>,
+    /// What keeps new connections away until the tree is killed.
+    pub held: Option<Held>,
+    /// What was found out before; some of it is to be dropped when the tree runs.
+    pub homework: Homework,
+}
+
+/// How a tree is collected.
+pub(crate) struct How<'a> {
+    /// What it may have.
+    pub allow: &'a Allow,
+    /// Whether the blob stays in the tasks: they are going to be killed.
+    pub stay: bool,
+    /// Clients that ask it for connections meanwhile.
+    pub newcomers: &'a mut Newcomers,
+    /// What is found out while it runs.
+    pub homework: &'a mut Homework,
 }
 
 impl Inventory {
@@ -112,8 +131,7 @@ impl Inventory {
     }
 }
 
-/// Collects the tree, with `look` for its memory. With `stay`, the blob stays in the tasks: they
-/// are going to be killed.
+/// Collects the tree, with `view` for its memory.
 ///
 /// What can be seen from outside is looked at first, and refused before a task is made to call
 /// anything.
@@ -122,12 +140,11 @@ impl Inventory {
 /// [`Error::Obstacles`] for all that cannot be saved, before anything was changed.
 pub(crate) fn collect(
     frozen: &mut Frozen,
-    allow: &Allow,
-    stay: bool,
+    how: How<'_>,
     view: &mut dyn MemoryView,
 ) -> Result<Inventory> {
     let mut obstacles = Obstacles::default();
-    match collect_all(frozen, (stay, allow), view, &mut obstacles) {
+    match collect_all(frozen, how, view, &mut obstacles) {
         // That may be why something could not be looked at, as sockets of another network.
         Err(error) if !obstacles.is_empty() => {
             log::debug!("{error}");
@@ -139,22 +156,25 @@ pub(crate) fn collect(
 
 fn collect_all(
     frozen: &mut Frozen,
-    (stay, allow): (bool, &Allow),
+    mut how: How<'_>,
     view: &mut dyn MemoryView,
     obstacles: &mut Obstacles,
 ) -> Result<Inventory> {
+    let allow = how.allow;
+    how.homework.watched.begin();
     let sharing = Sharing::find(frozen)?;
-    let links = descriptors::links(frozen, &sharing, obstacles)?;
+    let links = descriptors::links(frozen, &sharing, &mut how, obstacles)?;
+    log::info!("{} tasks are stopped", frozen.tasks.len());
     let has_its_clocks = fitness::check(frozen, obstacles)?;
     let cgroups = obstacles.note(cgroups::collect(frozen, allow))?;
-    let settled = settled((frozen, &links, &sharing), allow, view, obstacles)?;
+    let settled = settled((frozen, &links, &sharing), &mut how, view, obstacles)?;
     let Settled {
         mut found,
         vdsos,
         listed,
         contexts,
     } = settled;
-    let outside = describe_and_ask(frozen, (&mut found, listed), (stay, allow), obstacles)?;
+    let outside = describe_and_ask(frozen, (&mut found, listed), &mut how, obstacles)?;
     let tree = tree::of(&found, view.numbering().boot());
     let mut records = vec![tree.record()];
     let registered = found.iter().map(Found::registered_spans).collect();
@@ -196,6 +216,8 @@ fn collect_all(
         undo: described.undo,
         lock: described.lock,
         leftover: None,
+        held: None,
+        homework: Homework::default(),
     })
 }
 
@@ -212,12 +234,16 @@ struct Settled {
 /// files and descriptors: so those that have any are looked at again when nothing is under way.
 fn settled(
     (frozen, links, sharing): (&mut Frozen, &[Vec<table::Link>], &Sharing),
-    allow: &Allow,
+    how: &mut How<'_>,
     view: &mut dyn MemoryView,
     obstacles: &mut Obstacles,
 ) -> Result<Settled> {
+    let allow = how.allow;
     let (mut found, mut vdsos) = look((frozen, links, sharing), allow, view, obstacles)?;
-    check_tree(&found, allow, obstacles)?;
+    check_tree(&found, how, obstacles)?;
+    if let Some(pid) = aio::with_contexts(&found).next() {
+        how.homework.check_aio(pid)?;
+    }
     let has_contexts = aio::settle(&found)?;
     let contexts = found.iter().map(|found| aio::contexts(found, obstacles));
     let contexts = contexts.collect::<Result<Vec<_>>>()?;
@@ -284,19 +310,18 @@ fn look(
 fn describe_and_ask(
     frozen: &mut Frozen,
     (found, mut listed): (&mut [Found], Listed),
-    how: (bool, &Allow),
+    how: &mut How<'_>,
     obstacles: &mut Obstacles,
 ) -> Result<Outside> {
-    let allow = how.1;
     let mut outside = if found.iter().any(Found::is_asked_first) {
         // Where the kernel does not tell all of descriptions, tasks are asked before these are
         // described.
         obstacles.check()?;
         ask_all(frozen, found, how, obstacles)?;
         listed.learn(found);
-        listed.describe(found, allow, obstacles)?
+        listed.describe(found, how, obstacles)?
     } else {
-        let outside = listed.describe(found, allow, obstacles)?;
+        let outside = listed.describe(found, how, obstacles)?;
         obstacles.check()?;
         ask_all(frozen, found, how, obstacles)?;
         outside
@@ -312,14 +337,14 @@ fn describe_and_ask(
 fn ask_all(
     frozen: &mut Frozen,
     found: &mut [Found],
-    how: (bool, &Allow),
+    how: &How<'_>,
     obstacles: &mut Obstacles,
 ) -> Result<()> {
     let limit = frozen.limit;
     // Where memory is shared, each one's blob goes before that of the next comes.
     let shared = found.iter().map(|found| found.node.memory_of);
     let shared = shared.filter(|of| *of != 0).collect::<HashSet<_>>();
-    let (stay, allow) = how;
+    let (stay, allow) = (how.stay, how.allow);
     returned::watch(frozen);
     for (task, found) in frozen.tasks.iter_mut().zip(found) {
         limit.check(task.pid)?;
@@ -332,11 +357,12 @@ fn ask_all(
 }
 
 /// Notes what of the tree as a whole is not saved.
-fn check_tree(found: &[Found], allow: &Allow, obstacles: &mut Obstacles) -> Result<()> {
-    if !allow.skip_in_flight {
-        let rows = found.iter().map(|one| (one.node.pid, &one.rows));
-        backlog::check(rows.flat_map(|(pid, rows)| rows.iter().map(move |row| (pid, row))))?;
-    }
+fn check_tree(found: &[Found], how: &mut How<'_>, obstacles: &mut Obstacles) -> Result<()> {
+    let allow = how.allow;
+    let rows = found.iter().map(|one| (one.node.pid, &one.rows));
+    let rows = rows.flat_map(|(pid, rows)| rows.iter().map(move |row| (pid, row)));
+    backlog::check(rows, allow, how.newcomers)?;
+    watches::find(found, how)?;
     let tree = tree::of(found, &[]);
     obstacles.note(fitness::check_session(&tree, allow))?;
     obstacles.note(plan::sharing::plan(&tree))?;

@@ -15,6 +15,7 @@ use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
 use sys::close::Deferred;
 
+use super::How;
 use super::files::{self, Claimed, Described, Files};
 use super::found::{Found, OfTask};
 use super::untold::Untold;
@@ -114,10 +115,10 @@ impl Listed {
     pub fn describe(
         mut self,
         found: &[Found],
-        allow: &Allow,
+        how: &mut How<'_>,
         obstacles: &mut Obstacles,
     ) -> Result<Outside> {
-        let described = files::describe(&mut self.files, self.claimed, allow, obstacles)?;
+        let described = files::describe(&mut self.files, self.claimed, how, obstacles)?;
         check_terminals(found, &described.records, obstacles)?;
         Ok(Outside {
             described,
@@ -229,12 +230,14 @@ fn place(pid: i32, proc: &Rc<Deferred>, files: &mut Files) -> Result<Place> {
 
 #[cfg(test)]
 mod tests {
+    use resources::fd::tcp::newcomers::Newcomers;
     use rustix::thread::CapabilitySet;
     use testkit::program::{Program, Spawned};
 
-    use crate::collect::collect;
     use crate::collect::memory_view::Fresh;
+    use crate::collect::{How, collect};
     use crate::freeze::freeze;
+    use crate::homework::Homework;
     use crate::{Error, Obstacle};
 
     /// A python program that has done `lines`, and waits.
@@ -267,7 +270,13 @@ mod tests {
             tcp_established: true,
             ..resources::Allow::default()
         };
-        let collected = collect(&mut frozen, &allow, false, &mut Fresh::default());
+        let how = How {
+            allow: &allow,
+            stay: false,
+            newcomers: &mut Newcomers::of(0, false, false),
+            homework: &mut Homework::default(),
+        };
+        let collected = collect(&mut frozen, how, &mut Fresh::default());
         let ran = switches(program.pid()) != before;
         match collected {
             Err(Error::Obstacles(all)) => (all, ran),

@@ -29,13 +29,15 @@ pub(super) fn see(node: &mut Node, first: &Thread) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use resources::fd::tcp::newcomers::Newcomers;
     use rustix::process::{Pid, Signal, kill_process};
     use testkit::program::Program;
     use testkit::wait::{SOON, wait_until};
 
-    use crate::collect::collect;
     use crate::collect::memory_view::Fresh;
+    use crate::collect::{How, collect};
     use crate::freeze::freeze;
+    use crate::homework::Homework;
     use crate::records::{Node, State, Tree, tag};
 
     /// The state of `sleep` in an image, when it got `before` before the freeze and `then` after.
@@ -59,7 +61,13 @@ mod tests {
             shell_job: true,
             ..resources::Allow::default()
         };
-        let inventory = collect(&mut frozen, &allow, false, &mut Fresh::default());
+        let how = How {
+            allow: &allow,
+            stay: false,
+            newcomers: &mut Newcomers::of(0, false, false),
+            homework: &mut Homework::default(),
+        };
+        let inventory = collect(&mut frozen, how, &mut Fresh::default());
         let inventory = inventory.expect("collected");
         let tree = inventory.records.iter().find(|one| one.tag == tag::TREE);
         let tree = Tree::read(tree.expect("a tree")).expect("sound");

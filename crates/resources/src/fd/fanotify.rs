@@ -5,8 +5,8 @@
 //!
 //! - Kept: the flags of the group and of its events; marks on files, mounts and file systems, with
 //!   what they ignore.
-//! - Refused: "it is asked before others use files, who would wait for it"; "it has unread events,
-//!   which cannot be put back: try again"; "its mark on inode … leads to no path"
+//! - Refused: "it is asked before others use files, who would wait for it"; "…: unread events, which
+//!   cannot be put back", for all of `--timeout` (`--drop-events`); "its mark on inode … leads to no path"
 //!   (`--irmap-scan-path`); "its mark on a mount or file system leads to no path"; "it has marks
 //!   that are not understood".
 //! - CRIU 4.2: keeps marks of files and of mounts; unread events are dropped with a warning.
@@ -20,8 +20,8 @@ use prost::Message;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use sys::fanotify;
 
-use super::inotify::{Fields, Inode, link, mount, mounts};
-use super::{DumpContext, Info, Kind, Open, RestoreContext, decode, status, tags};
+use super::watched::{Fields, Inode, Mount, device_numbers, link, mount, mounts};
+use super::{DumpContext, Info, Kind, Open, RestoreContext, decode, status, tags, unread};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -143,17 +143,17 @@ fn mount_point(number: u64) -> Option<PathBuf> {
     let mut lines = text.split(|byte| *byte == b'\n');
     let prefix = format!("{number} ");
     let line = lines.find(|line| line.starts_with(prefix.as_bytes()))?;
-    let (_, _, point) = mount(line)?;
+    let point = mount(line)?.point;
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     let seen = rustix::fs::statx(CWD, &point, flags, StatxFlags::MNT_ID).ok()?;
     (seen.stx_mnt_id == number).then_some(point)
 }
 
 /// A place on the file system with this device number.
-fn place_on(device: u32, mounts: &[(u32, u32, PathBuf)]) -> Option<PathBuf> {
-    let numbers = (device >> 20, device & 0xf_ffff);
-    let there = |mount: &&(u32, u32, PathBuf)| (mount.0, mount.1) == numbers;
-    let mut points = mounts.iter().filter(there).map(|(_, _, point)| point);
+fn place_on(device: u32, mounts: &[Mount]) -> Option<PathBuf> {
+    let numbers = device_numbers(device);
+    let there = mounts.iter().filter(|mount| mount.device == numbers);
+    let mut points = there.map(|mount| &mount.point);
     let number = rustix::fs::makedev(numbers.0, numbers.1);
     let is_on = |point: &&PathBuf| {
         // Another one may be mounted over it.
@@ -162,29 +162,35 @@ fn place_on(device: u32, mounts: &[(u32, u32, PathBuf)]) -> Option<PathBuf> {
     points.find(is_on).cloned()
 }
 
-fn unread(own: BorrowedFd<'_>) -> Result<u64> {
+/// How many bytes of events wait to be read, without what the kernel tells of names.
+fn waiting(own: BorrowedFd<'_>) -> Result<u64> {
     rustix::io::ioctl_fionread(own)
         .map_err(|error| Error::kernel("ask a fanotify group for its events", error))
 }
 
 /// The group's payload.
-fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Payload> {
+fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Payload> {
     let unknown = || open.unsupported("it has marks that are not understood", None);
     let mut lines = lines(&open.info);
     let (init, event_flags) = lines.next().and_then(group).ok_or_else(unknown)?;
     if init & ASKED != 0 {
         return Err(open.unsupported(IS_ASKED, None));
     }
-    if unread(open.own()?)? != 0 {
-        let why = "it has unread events, which cannot be put back: try again";
-        return Err(open.unsupported(why, None));
+    // Of others that was seen when the tree was stopped.
+    if open.in_flight {
+        unread::check_open(open, cx.allow(), "events", waiting(open.own()?)?)?;
     }
     let shown = lines.map(Shown::parse).collect::<Option<Vec<_>>>();
     let shown = shown.ok_or_else(unknown)?;
+    let inodes = shown.iter().filter_map(|shown| match &shown.target {
+        Target::Inode(inode) => Some(inode.clone()),
+        _ => None,
+    });
+    cx.find_watched(&inodes.collect::<Vec<_>>())?;
     let mounts = mounts()?;
     let mark = |shown: Shown| {
         let (on, path) = match &shown.target {
-            Target::Inode(inode) => (INODE, inode.find(&mounts, cx)),
+            Target::Inode(inode) => (INODE, cx.watched().path(inode).map(Path::to_owned)),
             Target::Mount(number) => (MOUNT, mount_point(*number)),
             Target::FileSystem(device) => (FILE_SYSTEM, place_on(*device, &mounts)),
         };
@@ -351,7 +357,7 @@ mod tests {
 
     /// Whether something came, which is gone then.
     fn is_told(own: &OwnedFd) -> bool {
-        let told = unread(own.as_fd()).expect("asked") > 0;
+        let told = waiting(own.as_fd()).expect("asked") > 0;
         fanotify::forget_events(own).expect("emptied");
         told
     }

@@ -1,27 +1,27 @@
 //! Watches of files and directories: inotify(7).
 //!
 //! The kernel tells of a watch the number, the inode, the events and mostly a handle of the file.
-//! The path that the file has at the dump is where it is watched again.
+//! The path that the file has at the dump is where it is watched again ([`super::watched`]).
 //!
 //! - Kept: each watch with its number and its events, at the path that the file has now.
-//! - Refused: "it has unread events, which cannot be put back: try again"; "its watch …, of inode
-//!   …, leads to no path" (`--irmap-scan-path`); "it has watches that are not understood".
+//! - Refused: "…: unread events, which cannot be put back", for all of `--timeout`
+//!   (`--drop-events`); "its watch …, of inode …, leads to no path" (`--irmap-scan-path`); "it has
+//!   watches that are not understood".
 //! - At a restore: "… is to be watched as number … and is watched as …" (two watches that are one
 //!   file now).
 //! - CRIU 4.2: kept, at the path or by the file's handle; unread events are dropped with a warning.
 
-use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use prost::Message;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::fs::{Mode, OFlags, Stat};
-use walkdir::WalkDir;
+use rustix::fs::{Mode, OFlags};
 
-use super::{DumpContext, Info, Kind, Open, RestoreContext, decode, status, tags};
+use super::watched::{Fields, Inode, link};
+use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags, unread};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -59,43 +59,18 @@ const ASKED: WatchFlags = WatchFlags::ALL_EVENTS
 
 /// What fdinfo says of a watch.
 #[derive(Debug, PartialEq, Eq)]
-struct Shown {
-    number: i32,
+pub(super) struct Shown {
+    pub(super) number: i32,
     mask: u32,
-    inode: Inode,
+    pub(super) inode: Inode,
 }
 
-/// What fdinfo says of a file that is watched.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Inode {
-    pub(super) number: u64,
-    /// The file system's device number as the kernel writes it: 20 bits of minor number.
-    pub(super) device: u32,
-    /// The type of the handle, and the handle.
-    handle: Option<(i32, Vec<u8>)>,
-}
-
-/// What a line of fdinfo says: "ino:2 sdev:fe00000 mask:…", in hexadecimal digits.
-#[derive(Debug)]
-pub(super) struct Fields<'a>(HashMap<&'a str, &'a str>);
-
-impl<'a> Fields<'a> {
-    pub(super) fn of(words: impl Iterator<Item = &'a str>) -> Self {
-        Self(words.filter_map(|word| word.split_once(':')).collect())
-    }
-
-    pub(super) fn number(&self, name: &str) -> Option<u64> {
-        u64::from_str_radix(self.0.get(name)?, 16).ok()
-    }
-
-    pub(super) fn small(&self, name: &str) -> Option<u32> {
-        u32::try_from(self.number(name)?).ok()
-    }
-}
+/// What the link of an instance in /proc/PID/fd says.
+pub(super) const LINK: &[u8] = b"anon_inode:inotify";
 
 impl Shown {
     /// Reads what stands behind "inotify wd:".
-    fn parse(line: &str) -> Option<Self> {
+    pub(super) fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let number = i32::from_str_radix(words.next()?, 16).ok()?;
         let fields = Fields::of(words);
@@ -107,151 +82,26 @@ impl Shown {
     }
 }
 
-impl Inode {
-    pub(super) fn parse(fields: &Fields<'_>) -> Option<Self> {
-        let kind = fields.number("fhandle-type");
-        let kind = kind.and_then(|kind| i32::try_from(kind).ok());
-        let handle = fields.0.get("f_handle").and_then(|text| {
-            let digits = text.as_bytes().chunks(2).map(std::str::from_utf8);
-            let bytes = digits.map(|pair| u8::from_str_radix(pair.ok()?, 16).ok());
-            bytes.collect::<Option<Vec<_>>>()
-        });
-        Some(Self {
-            number: fields.number("ino")?,
-            device: fields.small("sdev")?,
-            handle: kind.zip(handle),
-        })
-    }
-
-    /// Where it is now: by its handle, among the files that the tree has open, or below the
-    /// folders that the caller names.
-    pub(super) fn find(
-        &self,
-        mounts: &[(u32, u32, PathBuf)],
-        cx: &dyn DumpContext,
-    ) -> Option<PathBuf> {
-        let allow = cx.allow();
-        let by_handle = || self.by_handle(mounts).map(|(_, path)| path);
-        let path = (!allow.force_irmap).then(by_handle).flatten();
-        let path = path.or_else(|| self.among(cx.all()));
-        path.or_else(|| self.below(&allow.irmap_scan_paths))
-    }
-
-    pub(super) fn device_numbers(&self) -> (u32, u32) {
-        (self.device >> 20, self.device & 0xf_ffff)
-    }
-
-    /// The file, by its handle: for that, any file of its file system must be open.
-    fn by_handle(&self, mounts: &[(u32, u32, PathBuf)]) -> Option<(Stat, PathBuf)> {
-        let (kind, handle) = self.handle.as_ref()?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let there = |mount: &&(u32, u32, PathBuf)| (mount.0, mount.1) == self.device_numbers();
-        mounts.iter().filter(there).find_map(|(_, _, point)| {
-            let mount = rustix::fs::open(point, flags, Mode::empty()).ok()?;
-            let file = sys::inotify::open_by_handle(&mount, *kind, handle).ok()?;
-            let stat = rustix::fs::fstat(&file).ok()?;
-            let path = rustix::fs::readlink(link(file.as_fd()), Vec::new()).ok()?;
-            let path = PathBuf::from(OsStr::from_bytes(path.as_bytes()));
-            leads_to(&path, &stat).then_some((stat, path))
-        })
-    }
-
-    /// The file among those that the tree has open, and the directories that they are in: for
-    /// file systems whose handles cannot be opened.
-    fn among(&self, known: &[Open<'_>]) -> Option<PathBuf> {
-        let paths = known.iter().filter(|open| open.link.starts_with(b"/"));
-        let paths = paths.map(|open| Path::new(OsStr::from_bytes(&open.link)));
-        let mut seen = HashSet::new();
-        let places = paths.flat_map(Path::ancestors);
-        let places = places.filter(|path| seen.insert(*path));
-        self.first_of(places.map(Path::to_owned))
-    }
-
-    /// The file among those below these, as far as they can be read.
-    fn below(&self, roots: &[PathBuf]) -> Option<PathBuf> {
-        let all = roots.iter().flat_map(WalkDir::new);
-        self.first_of(all.flatten().map(walkdir::DirEntry::into_path))
-    }
-
-    fn first_of(&self, mut places: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
-        let own = inotify::init(CreateFlags::CLOEXEC).ok()?;
-        let wanted = Some((self.number, self.device));
-        places.find(|path| Self::of(own.as_fd(), path) == wanted)
-    }
-
-    /// Inode and device of a file as the kernel shows them of a watch, which is not always what
-    /// stat(2) says: `own` is an instance without watches.
-    fn of(own: BorrowedFd<'_>, path: &Path) -> Option<(u64, u32)> {
-        let mask = WatchFlags::DELETE_SELF | WatchFlags::DONT_FOLLOW;
-        let number = inotify::add_watch(own, path, mask).ok()?;
-        let info = format!("/proc/thread-self/fdinfo/{}", own.as_raw_fd());
-        let info = std::fs::read_to_string(info);
-        inotify::remove_watch(own, number).ok()?;
-        let (info, _) = Info::parse(&info.ok()?)?;
-        let inode = Shown::parse(info.field("inotify wd")?)?.inode;
-        Some((inode.number, inode.device))
-    }
-}
-
-pub(super) fn link(file: BorrowedFd<'_>) -> String {
-    format!("/proc/thread-self/fd/{}", file.as_raw_fd())
-}
-
-fn leads_to(path: &Path, wanted: &Stat) -> bool {
-    let stat = rustix::fs::lstat(path);
-    stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (wanted.st_dev, wanted.st_ino))
-}
-
-/// Device numbers and mount points of everything that is mounted here.
-pub(super) fn mounts() -> Result<Vec<(u32, u32, PathBuf)>> {
-    let text = std::fs::read("/proc/self/mountinfo")
-        .map_err(|error| Error::kernel("read /proc/self/mountinfo", error))?;
-    Ok(text
-        .split(|byte| *byte == b'\n')
-        .filter_map(mount)
-        .collect())
-}
-
-/// Reads a line of mountinfo (proc_pid_mountinfo(5)).
-pub(super) fn mount(line: &[u8]) -> Option<(u32, u32, PathBuf)> {
-    let mut words = line.split(|byte| *byte == b' ').skip(2);
-    let (major, minor) = std::str::from_utf8(words.next()?).ok()?.split_once(':')?;
-    let mut escaped = words.nth(1)?;
-    let mut point = Vec::new();
-    while let Some((first, rest)) = escaped.split_first() {
-        let octal = rest.get(..3).filter(|_| *first == b'\\');
-        let octal = octal.and_then(|digits| std::str::from_utf8(digits).ok());
-        let byte = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        point.push(byte.unwrap_or(*first));
-        escaped = if byte.is_some() { &rest[3..] } else { rest };
-    }
-    let point = PathBuf::from(OsStr::from_bytes(&point));
-    Some((major.parse().ok()?, minor.parse().ok()?, point))
-}
-
 /// How many bytes of events wait to be read.
-fn unread(own: BorrowedFd<'_>) -> Result<u64> {
+fn waiting(own: BorrowedFd<'_>) -> Result<u64> {
     rustix::io::ioctl_fionread(own)
         .map_err(|error| Error::kernel("ask an inotify instance for its events", error))
 }
 
 /// The instance's payload.
-fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Payload> {
-    if unread(open.own()?)? != 0 {
-        let why = "it has unread events, which cannot be put back: try again";
-        return Err(open.unsupported(why, None));
+fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Payload> {
+    // Of others that was seen when the tree was stopped.
+    if open.in_flight {
+        unread::check_open(open, cx.allow(), "events", waiting(open.own()?)?)?;
     }
     let lines = open.info.lines("inotify wd").map(Shown::parse);
     let shown = lines.collect::<Option<Vec<_>>>();
     let shown =
         shown.ok_or_else(|| open.unsupported("it has watches that are not understood", None))?;
-    let mounts = if shown.is_empty() {
-        Vec::new()
-    } else {
-        mounts()?
-    };
+    let inodes = shown.iter().map(|shown| shown.inode.clone());
+    cx.find_watched(&inodes.collect::<Vec<_>>())?;
     let watch = |shown: Shown| {
-        let path = shown.inode.find(&mounts, cx);
+        let path = cx.watched().path(&shown.inode);
         let path = path.ok_or_else(|| {
             let (number, inode) = (shown.number, shown.inode.number);
             let why = format!("its watch {number}, of inode {inode}, leads to no path");
@@ -260,7 +110,7 @@ fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Payload> {
         Ok(Watch {
             number: shown.number,
             mask: shown.mask & ASKED.bits(),
-            path: path.into_os_string().into_encoded_bytes(),
+            path: path.as_os_str().as_bytes().to_vec(),
         })
     };
     let watches = shown.into_iter().map(watch).collect::<Result<_>>();
@@ -317,7 +167,7 @@ impl Kind for Inotify {
     }
 
     fn claims(&self, open: &Open<'_>) -> bool {
-        open.link == b"anon_inode:inotify"
+        open.link == LINK
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
@@ -361,8 +211,8 @@ impl Kind for Inotify {
     fn resume(&self, payload: &[u8], own: BorrowedFd<'_>, _allow: &Allow) -> Result<()> {
         let payload = checked(payload)?;
         let failed = |error| Error::kernel("empty an inotify instance", error);
-        while let waiting @ 1.. = unread(own)? {
-            let mut events = vec![0; usize::try_from(waiting).unwrap_or(1 << 16)];
+        while let bytes @ 1.. = waiting(own)? {
+            let mut events = vec![0; usize::try_from(bytes).unwrap_or(1 << 16)];
             rustix::io::read(own, &mut events[..]).map_err(failed)?;
         }
         let once = |watch: &&Watch| watch.mask & WatchFlags::ONESHOT.bits() != 0;
@@ -377,6 +227,7 @@ mod tests {
     use std::mem::MaybeUninit;
 
     use super::super::testing::World;
+    use super::super::watched::device_numbers;
     use super::*;
 
     fn instance() -> OwnedFd {
@@ -442,7 +293,9 @@ mod tests {
         fs::write(&path, "an event").expect("write");
         let error = world.dump().expect_err("unread").to_string();
         assert!(error.contains("unread events"), "{error}");
-        assert_eq!(events(world.get(at)).len(), 1);
+        world.allow.drop_events = true;
+        world.dump().expect("they are dropped");
+        assert_eq!(events(world.get(at)).len(), 1, "of the image alone");
         fs::remove_file(&path).expect("remove");
         let error = world.dump().expect_err("deleted").to_string();
         assert!(error.contains("its watch 1, of inode"), "{error}");
@@ -484,42 +337,15 @@ mod tests {
     }
 
     #[test]
-    fn files_without_handles_are_found_by_what_is_open() {
-        let folder = tempfile::tempdir().expect("make a folder");
-        let path = folder.path().join("file");
-        let file = OwnedFd::from(fs::File::create(&path).expect("create"));
-        let link = path.as_os_str().as_encoded_bytes().to_vec();
-        let stat = rustix::fs::fstat(&file).expect("stat");
-        let fetch = || Err(Error::unsupported(1, "nothing is fetched"));
-        let id = super::super::DescriptionId(0);
-        let known = [Open::new(id, (1, 3), (link, stat, Info::default()), fetch)];
-        let own = instance();
-        for place in [&*path, folder.path(), Path::new("/")] {
-            let (number, device) = Inode::of(own.as_fd(), place).expect("it is there");
-            let shown = Inode {
-                number,
-                device,
-                handle: None,
-            };
-            assert_eq!(shown.among(&known).as_deref(), Some(place));
-            let other = Inode { number: 0, ..shown };
-            assert_eq!(other.among(&known), None);
-        }
-    }
-
-    #[test]
-    fn lines_of_fdinfo_and_mountinfo_are_read() {
+    fn lines_of_fdinfo_are_read() {
         let line = "1a ino:2c08 sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 \
                     fhandle-type:1 f_handle:082c0000a1";
         let shown = Shown::parse(line).expect("well formed");
         assert_eq!((shown.number, shown.inode.number), (26, 0x2c08));
-        assert_eq!(shown.inode.device_numbers(), (8, 0x13));
+        assert_eq!(device_numbers(shown.inode.device), (8, 0x13));
         assert_eq!(shown.inode.handle, Some((1, vec![8, 0x2c, 0, 0, 0xa1])));
         let short = Shown::parse("1 ino:2 sdev:3 mask:4").expect("well formed");
         assert_eq!(short.inode.handle, None);
         assert_eq!(Shown::parse("x ino:2 sdev:3 mask:4"), None);
-        let line = br"36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 - ext3 /dev/root rw";
-        assert_eq!(mount(line), Some((98, 0, PathBuf::from("/mnt 2"))));
-        assert_eq!(mount(b"36 35 98"), None);
     }
 }

@@ -52,8 +52,10 @@ pub mod tty;
 pub mod tun;
 pub mod udp;
 pub mod unix;
+pub mod unread;
 pub mod userfaultfd;
 pub mod vsock;
+pub mod watched;
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -62,6 +64,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Stat};
 
 pub use info::Info;
+
+use watched::Watched;
 
 use crate::script::Script;
 use crate::{Allow, Error, Result};
@@ -149,6 +153,19 @@ impl<'a> Open<'a> {
         }
     }
 
+    /// The error that refuses this description by name until the tree has done something about it,
+    /// as reading what waits.
+    #[must_use]
+    pub fn passing(&self, why: &str, allow: Option<&'static str>) -> Error {
+        Error::Passing {
+            pid: self.pid,
+            what: format!("{}: {why}", self.place()),
+            allow,
+            early: false,
+            by_tree: true,
+        }
+    }
+
     /// The error that refuses this description by name.
     #[must_use]
     pub fn unsupported(&self, why: &str, allow: Option<&'static str>) -> Error {
@@ -231,6 +248,18 @@ pub trait DumpContext {
     fn on_failure(&mut self, undo: Box<dyn FnOnce()>);
     /// Notes a hard link that was made for the image and stays as long as it does.
     fn linked(&mut self, _link: &std::path::Path) {}
+    /// Where watched files are that are known.
+    fn watched(&mut self) -> &mut Watched;
+    /// Finds watched files, if they are not known yet.
+    ///
+    /// # Errors
+    /// Those of [`Watched::find`].
+    fn find_watched(&mut self, inodes: &[watched::Inode]) -> Result<()> {
+        let mut watched = std::mem::take(self.watched());
+        let found = watched.find_late(inodes, self.allow(), self.all());
+        *self.watched() = watched;
+        found
+    }
 }
 
 /// What a kind may use while a description is opened again.

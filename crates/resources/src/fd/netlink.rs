@@ -1,7 +1,8 @@
 //! Netlink sockets with nothing under way: protocol, address and multicast groups.
 //!
 //! - Kept: protocol, port, whom it talks to, multicast groups (any number of them), options.
-//! - Refused: "it is a netlink socket with unread messages".
+//! - Refused: "…: unread messages, which cannot be put back", for all of `--timeout`
+//!   (`--drop-events`).
 //! - CRIU 4.2: the same; refuses groups above the 32nd, and groups without a port.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,9 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use prost::Message as _;
 
 use super::socket::options::{Options, Stage};
-use super::socket::{self, Nature, peek};
-use super::{DumpContext, Kind, Open, RestoreContext, decode};
-use crate::{Error, Result};
+use super::socket::{self, Nature};
+use super::{DumpContext, Kind, Open, RestoreContext, decode, unread};
+use crate::{Allow, Error, Result};
 
 const AF_NETLINK: i32 = 16;
 const SOCK_RAW: i32 = 3;
@@ -66,8 +67,8 @@ impl Kind for NetlinkSocket {
         Nature::claims(open, |nature| nature.family == AF_NETLINK)
     }
 
-    fn dump(&self, open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open)?.encode_to_vec())
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        Ok(read(open, cx.allow())?.encode_to_vec())
     }
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
@@ -120,12 +121,10 @@ fn checked(payload: &[u8]) -> Result<Netlink> {
     Ok(record)
 }
 
-fn read(open: &Open<'_>) -> Result<Netlink> {
+fn read(open: &Open<'_>, allow: &Allow) -> Result<Netlink> {
     let own = open.own()?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
-    if peek::is_readable(own).map_err(|error| failed(error.into()))? {
-        return Err(open.unsupported("it is a netlink socket with unread messages", None));
-    }
+    unread::check_socket(open, allow, "messages")?;
     let nature = Nature::of_fd(own)?;
     let (port, _) = parse(&sys::socket::name(own).map_err(failed)?);
     let (peer, groups) = parse(&sys::socket::peer_name(own).map_err(failed)?);

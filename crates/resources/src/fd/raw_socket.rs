@@ -3,16 +3,17 @@
 //!
 //! - Kept: raw sockets of IPv4 and IPv6 and those of ping(8): protocol, addresses, options, filter,
 //!   multicast groups.
-//! - Refused: "it has unread packets, which cannot be put back: try again".
+//! - Refused: "…: unread packets, which cannot be put back", for all of `--timeout`
+//!   (`--drop-events`).
 //! - CRIU 4.2: kept without multicast groups and without unread packets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::socket::multicast::{self, Group};
 use super::socket::options::{Options, Stage};
-use super::socket::{self, Nature, inet, peek};
-use super::{DumpContext, Kind, Open, RestoreContext, decode};
-use crate::{Error, Result};
+use super::socket::{self, Nature, inet};
+use super::{DumpContext, Kind, Open, RestoreContext, decode, unread};
+use crate::{Allow, Error, Result};
 use prost::Message as _;
 
 const SOCK_DGRAM: i32 = 2;
@@ -74,8 +75,8 @@ impl Kind for RawSocket {
         Nature::claims(open, is_ours)
     }
 
-    fn dump(&self, open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open)?.encode_to_vec())
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        Ok(read(open, cx.allow())?.encode_to_vec())
     }
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
@@ -153,13 +154,10 @@ fn checked(payload: &[u8]) -> Result<Raw> {
     Ok(record)
 }
 
-fn read(open: &Open<'_>) -> Result<Raw> {
+fn read(open: &Open<'_>, allow: &Allow) -> Result<Raw> {
     let own = open.own()?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
-    if peek::is_readable(own).map_err(|error| failed(error.into()))? {
-        let why = "it has unread packets, which cannot be put back: try again";
-        return Err(open.unsupported(why, None));
-    }
+    unread::check_socket(open, allow, "packets")?;
     let nature = Nature::of_fd(own)?;
     let local = sys::socket::name(own).map_err(failed)?;
     let mut remote = remote(nature, socket::inode(open)).map_err(failed)?;

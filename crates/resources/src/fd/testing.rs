@@ -12,8 +12,10 @@ use rustix::fs::{FileType, FlockOperation, OFlags, SealFlags};
 use syscalls::Sysno;
 use testkit::wait::{SOON, wait_until};
 
+use super::table::Link;
+use super::watched::Watched;
 use super::{
-    DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, attributes, claim, status,
+    DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, attributes, claim, status, unread,
 };
 use crate::script::{Layout, Script};
 use crate::{Allow, Error, Result};
@@ -130,9 +132,18 @@ impl World {
             opens: &opens,
             spaces: &mut self.spaces,
             undo: &mut self.undo,
+            watched: Watched::default(),
         };
         let mut dumped = Vec::new();
         for open in &opens {
+            let link = Link {
+                fd: open.fd,
+                target: open.link.clone(),
+                same: None,
+            };
+            unread::check(open.pid, &link, &self.allow, |_, _| {
+                status::dup(open.own()?)
+            })?;
             let kind = claim(open)?;
             let payload = kind.dump(open, &mut dumping)?;
             kind.describe(&payload)?;
@@ -364,6 +375,7 @@ struct Dumping<'a> {
     opens: &'a [Open<'a>],
     spaces: &'a mut Vec<Vec<u8>>,
     undo: &'a mut Vec<Box<dyn FnOnce()>>,
+    watched: Watched,
 }
 
 impl DumpContext for Dumping<'_> {
@@ -410,6 +422,10 @@ impl DumpContext for Dumping<'_> {
 
     fn on_failure(&mut self, undo: Box<dyn FnOnce()>) {
         self.undo.push(undo);
+    }
+
+    fn watched(&mut self) -> &mut Watched {
+        &mut self.watched
     }
 }
 

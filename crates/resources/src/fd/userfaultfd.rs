@@ -172,7 +172,7 @@ impl Kind for Userfaultfd {
                 what: format!("{}: events wait to be read", open.place()),
                 allow: None,
                 early: true,
-                listeners: Vec::new(),
+                by_tree: true,
             });
         }
         let Looked {

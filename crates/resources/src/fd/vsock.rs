@@ -178,8 +178,7 @@ fn at_rest(open: &Open<'_>, listens: bool, allow: &Allow) -> Result<()> {
         .map_err(|error| Error::kernel(format!("read {}", open.place()), error))?;
     if listens {
         if told.contains(PollFlags::IN) && !allow.skip_in_flight {
-            let why = "connections wait to be accepted: try again";
-            return Err(open.unsupported(why, Some("--skip-in-flight")));
+            return Err(open.passing("connections wait to be accepted", Some("--skip-in-flight")));
         }
         return Ok(());
     }

@@ -30,6 +30,9 @@ use self::contents::Contents;
 use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
 use crate::{Error, Result};
 
+/// What the link of a map in /proc/PID/fd says.
+pub const LINK: &[u8] = b"anon_inode:bpf-map";
+
 /// See the file.
 pub struct BpfMap;
 
@@ -156,7 +159,7 @@ impl Kind for BpfMap {
     }
 
     fn claims(&self, open: &Open<'_>) -> bool {
-        open.link == b"anon_inode:bpf-map"
+        open.link == LINK
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {

@@ -303,7 +303,7 @@ fn passing(open: &Open<'_>, why: &str) -> Error {
         what: format!("{}: {why}", open.place()),
         allow: None,
         early: true,
-        listeners: Vec::new(),
+        by_tree: false,
     }
 }
 

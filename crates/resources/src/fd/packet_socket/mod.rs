@@ -4,8 +4,9 @@
 //!
 //! - Kept: protocol, interface by name, options, filter, memberships, group for fanout, the ring
 //!   into which packets come with all that is in it.
-//! - Refused: "it has unread packets, which cannot be put back: try again"; "its ring is full, or
-//!   is just being used: try again"; "its ring is not understood"; "it has a ring to send from";
+//! - Refused: "…: unread packets, which cannot be put back", for all of `--timeout`
+//!   (`--drop-events`); "…: its ring is full, or
+//!   is just being used", for all of `--timeout`; "its ring is not understood"; "it has a ring to send from";
 //!   "the kernel does not tell its filter, an eBPF program"; "a program spreads its packets
 //!   (fanout)"; "it is in a group for fanout of an interface that is down"; "its interface is
 //!   gone"; "sock_diag(7) does not tell of it".
@@ -24,8 +25,8 @@ use sys::socket::Count;
 use self::diag::Facts;
 use self::ring::{Ring, SOL_PACKET};
 use super::socket::options::{Options, Stage};
-use super::socket::{self, Nature, peek};
-use super::{DumpContext, Kind, Open, RestoreContext, decode};
+use super::socket::{self, Nature};
+use super::{DumpContext, Kind, Open, RestoreContext, decode, unread};
 use crate::{Error, Result};
 
 const AF_PACKET: i32 = 17;
@@ -284,13 +285,13 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Packet> {
     if facts.sends_from_ring {
         return Err(open.unsupported("it has a ring to send from", None));
     }
-    let waits = match facts.receive_ring {
-        Some(_) => sys::socket::count(own, Count::Inbound).map_err(failed)? != 0,
-        None => peek::is_readable(own).map_err(|errno| failed(errno.into()))?,
-    };
-    if waits {
-        let why = "it has unread packets, which cannot be put back: try again";
-        return Err(open.unsupported(why, None));
+    match facts.receive_ring {
+        Some(_) => {
+            let bytes = sys::socket::count(own, Count::Inbound).map_err(failed)?;
+            let bytes = u64::try_from(bytes).unwrap_or(0);
+            unread::check_open(open, cx.allow(), "packets", bytes)?;
+        }
+        None => unread::check_socket(open, cx.allow(), "packets")?,
     }
     if sys::socket::filter(own).is_err() {
         return Err(open.unsupported("the kernel does not tell its filter, an eBPF program", None));

@@ -144,8 +144,8 @@ impl Ring {
             V3 => blocks::contents(&ring, &shape, &moment),
             _ => Some((moment.next, frames(&ring, &shape, &moment))),
         });
-        let why = "its ring is full, or is just being used: try again";
-        let (next, contents) = seen.ok_or_else(|| open.unsupported(why, None))?;
+        let why = "its ring is full, or is just being used";
+        let (next, contents) = seen.ok_or_else(|| open.passing(why, None))?;
         let file = memory().map_err(failed)?;
         file.write_all_at(&contents, 0).map_err(failed)?;
         Ok(Self {

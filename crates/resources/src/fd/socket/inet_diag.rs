@@ -12,11 +12,18 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const MESSAGE_BYTES: usize = 72;
 const IPPROTO_TCP: u8 = 6;
+const IPPROTO_MPTCP: u32 = 262;
 const INET_DIAG_SHUTDOWN: u16 = 8;
+const INET_DIAG_SKV6ONLY: u16 = 11;
+const INET_DIAG_ULP_INFO: u16 = 19;
+const INET_ULP_INFO_NAME: u16 = 1;
+const INET_DIAG_REQ_PROTOCOL: u16 = 3;
 /// States, as bits: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING.
 const ENDING: u32 = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 9 | 1 << 11;
 const TIME_WAIT: u8 = 6;
 const LISTENING: u32 = 1 << 10;
+/// `SYN_RECV`: connections that are being made.
+const ASKING: u32 = 1 << 3;
 const ANY_STATE: u32 = u32::MAX;
 
 /// An internet socket, as sock_diag(7) tells of it.
@@ -33,6 +40,12 @@ struct Found {
     /// Bytes, or connections of a listener, that wait.
     waiting: u32,
     family: u8,
+    /// Whether one of IPv6 takes nothing by IPv4.
+    v6_only: bool,
+    /// How often what it has sent last was sent again.
+    sent_again: u8,
+    /// Whether it is a part of one of Multipath TCP.
+    is_subflow: bool,
 }
 
 /// A TCP socket that listens.
@@ -42,8 +55,28 @@ pub struct Listener {
     pub inode: u32,
     /// Its address.
     pub local: SocketAddr,
+    /// Whether it takes no connections by IPv4, if the address is one of IPv6.
+    pub v6_only: bool,
     /// How many connections wait to be accepted.
     pub waiting: u32,
+}
+
+/// A connection that a listener has been asked for, and whose client has not answered yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The address that the client has asked.
+    pub local: SocketAddr,
+    /// How often the client was told again that it may have it.
+    pub told_again: u8,
+}
+
+impl Request {
+    /// Whether it is for this listener.
+    #[must_use]
+    pub fn is_to(&self, listener: &Listener) -> bool {
+        let (at, to) = (listener.local, self.local);
+        at.port() == to.port() && (at.ip().is_unspecified() || at.ip() == to.ip())
+    }
 }
 
 impl Found {
@@ -60,8 +93,15 @@ impl Found {
             };
             SocketAddr::new(ip.to_canonical(), port)
         };
-        let mut attributes = attributes(payload, MESSAGE_BYTES);
-        let shutdown = attributes.find(|(kind, _)| *kind == INET_DIAG_SHUTDOWN);
+        let attribute = |wanted| {
+            let mut all = attributes(payload, MESSAGE_BYTES);
+            all.find(|(kind, _)| *kind == wanted).map(|(_, data)| data)
+        };
+        let byte = |wanted| attribute(wanted).and_then(|data| data.first()).copied();
+        let upper = attribute(INET_DIAG_ULP_INFO).and_then(|upper| {
+            let mut all = attributes(upper, 0);
+            all.find(|(kind, _)| *kind == INET_ULP_INFO_NAME)
+        });
         Some(Self {
             state: fixed[1],
             local: end(0, 4),
@@ -70,8 +110,11 @@ impl Found {
             inode: u32::from_ne_bytes(fixed[68..72].try_into().ok()?),
             waiting: u32::from_ne_bytes(fixed[56..60].try_into().ok()?),
             // Not told of one that waits for late packets.
-            shutdown: shutdown.map_or(0, |(_, data)| data.first().copied().unwrap_or(0)),
+            shutdown: byte(INET_DIAG_SHUTDOWN).unwrap_or(0),
             family,
+            v6_only: byte(INET_DIAG_SKV6ONLY).unwrap_or(0) != 0,
+            sent_again: fixed[3],
+            is_subflow: upper.is_some_and(|(_, name)| name.starts_with(b"mptcp\0")),
         })
     }
 }
@@ -84,12 +127,18 @@ fn request(family: u8, protocol: u8, states: u32, id: &[u8; 48]) -> Vec<u8> {
 
 /// All sockets of a protocol in these states.
 fn list(protocol: u8, states: u32) -> io::Result<Vec<Found>> {
+    list_with(protocol, states, |_| {})
+}
+
+/// The same with what `more` adds to the requests.
+fn list_with(protocol: u8, states: u32, more: impl Fn(&mut Batch)) -> io::Result<Vec<Found>> {
     let mut all = Vec::new();
     for family in [AF_INET, AF_INET6] {
         let family = u8::try_from(family).expect("a small number");
         let mut batch = Batch::default();
         let what = request(family, protocol, states, &[0; 48]);
         batch.message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, &what);
+        more(&mut batch);
         let answers = Netlink::sock_diag()?.list(batch)?;
         all.extend(answers.iter().filter_map(|one| Found::read(&one.payload)));
     }
@@ -113,13 +162,49 @@ pub fn udp_shutdown(protocol: i32, inode: u32) -> io::Result<Option<u8>> {
 /// # Errors
 /// The system calls' errno.
 pub fn listeners() -> io::Result<Vec<Listener>> {
-    let all = list(IPPROTO_TCP, LISTENING)?;
+    listening(&list(IPPROTO_TCP, LISTENING)?)
+}
+
+/// The TCP sockets of this network namespace that listen, and the connections that are being made
+/// to any of them.
+///
+/// # Errors
+/// The system calls' errno.
+pub fn listeners_and_requests() -> io::Result<(Vec<Listener>, Vec<Request>)> {
+    let all = list(IPPROTO_TCP, LISTENING | ASKING)?;
+    // One that somebody has open was made, or is made by who has it.
+    let asking = |found: &&Found| 1 << found.state == ASKING && found.inode == 0;
+    let requests = all.iter().filter(asking).map(|found| Request {
+        local: found.local,
+        told_again: found.sent_again,
+    });
+    Ok((listening(&all)?, requests.collect()))
+}
+
+/// The listeners among these sockets; those of Multipath TCP, which are known by inodes of their
+/// own, are asked for where there are any.
+fn listening(all: &[Found]) -> io::Result<Vec<Listener>> {
+    let mut of_multipath = Vec::new();
+    if all.iter().any(|found| found.is_subflow) {
+        let more = |batch: &mut Batch| {
+            batch.attribute(INET_DIAG_REQ_PROTOCOL, &IPPROTO_MPTCP.to_ne_bytes());
+        };
+        match list_with(IPPROTO_TCP, LISTENING, more) {
+            Ok(found) => of_multipath = found,
+            // Not every kernel tells of them.
+            Err(error) if error.raw_os_error() == Some(2) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let is_listening = |found: &&Found| 1 << found.state == LISTENING;
     let listener = |found: &Found| Listener {
         inode: found.inode,
         local: found.local,
+        v6_only: found.v6_only,
         waiting: found.waiting,
     };
-    Ok(all.iter().map(listener).collect())
+    let all = all.iter().chain(&of_multipath);
+    Ok(all.filter(is_listening).map(listener).collect())
 }
 
 /// The inode number of the TCP socket that has this connection open on this host.

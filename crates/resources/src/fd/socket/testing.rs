@@ -58,6 +58,7 @@ impl World {
             allow: self.allow.clone(),
             all: opens(&self.live),
             flying: Vec::new(),
+            watched: Default::default(),
         };
         self.dumped.clear();
         let mut queue = opens(&self.live);
@@ -174,6 +175,7 @@ struct Dumping {
     allow: Allow,
     all: Vec<Open<'static>>,
     flying: Vec<OwnedFd>,
+    watched: crate::fd::watched::Watched,
 }
 
 impl DumpContext for Dumping {
@@ -219,6 +221,10 @@ impl DumpContext for Dumping {
     }
 
     fn on_failure(&mut self, _undo: Box<dyn FnOnce()>) {}
+
+    fn watched(&mut self) -> &mut crate::fd::watched::Watched {
+        &mut self.watched
+    }
 }
 
 /// What is open so far.

@@ -14,7 +14,8 @@
 //!   `--tcp-established`; half-closed and ended ones; Multipath TCP that listens or is not
 //!   connected.
 //! - Refused: "it is established, … to …" (`--tcp-established`, or `--tcp-close`); "…: a connection
-//!   waits to be accepted", for all of `--timeout` (`--skip-in-flight`); "…: a connection is still
+//!   waits to be accepted", for all of `--timeout` (`--skip-in-flight`); "a connection to it is
+//!   being made, which would wait to be accepted", for all of `--timeout`; "…: a connection is still
 //!   being made", for all of `--timeout`; "it is a connection of Multipath TCP" (`--tcp-close`);
 //!   "it is a connection that ended with data unread"; "it is an established TCP connection" (in
 //!   flight in a unix socket); "it has an upper layer protocol (TLS in the kernel)"; "it is a
@@ -28,6 +29,7 @@
 
 pub mod backlog;
 pub mod lock;
+pub mod newcomers;
 mod repair;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -278,8 +280,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
     }
     match info.state {
         State::Listen if info.waiting > 0 && !cx.allow().skip_in_flight => {
-            let listener = inet::parse(&record.local);
-            return Err(backlog::passing(open.pid, &open.place(), listener));
+            return Err(backlog::passing(open.pid, &open.place()));
         }
         State::Listen => {
             record.backlog = info.backlog;
@@ -301,7 +302,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
                 what: format!("{}: a connection is still being made", open.place()),
                 allow: None,
                 early: false,
-                listeners: Vec::new(),
+                by_tree: false,
             });
         }
         state if !state.is_connected() => {
@@ -434,6 +435,7 @@ mod tests {
         unix_close: false,
         shell_job: false,
         file_locks: false,
+        drop_events: false,
         perf_events: false,
         link_remap: false,
         force_irmap: false,

@@ -9,26 +9,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::uname::kernel;
-
-/// Where they are kept: gone with the boot whose facts they have.
+/// Where they are kept: gone with the boot whose facts they are.
 const FOLDER: &str = "/run/stillframe";
 /// What it begins with; then come its checksum, the length of its key, its key and the facts.
 const MAGIC: &[u8; 8] = b"SFhost1\n";
 /// Larger than it ever is.
 const BYTES_MAX: u64 = 64 << 10;
 
-/// The cache of one host.
+/// A cache of facts of one host.
 #[derive(Debug)]
-pub(super) struct Cache {
+pub struct Cache {
     path: PathBuf,
     key: Vec<u8>,
 }
 
 impl Cache {
-    /// The cache called `name` of this boot of this kernel and this version of ours.
+    /// The cache `name` of this boot of this kernel and this version of ours.
+    #[must_use]
     pub fn of_this_host(name: &str) -> Self {
-        let host = kernel();
+        let host = rustix::system::uname();
         // Without a boot's id, facts of another boot could be taken for this one's: keep none.
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let path = boot
@@ -45,6 +44,7 @@ impl Cache {
     }
 
     /// A cache in the file `path` for the host that `key` names.
+    #[must_use]
     pub fn at(path: PathBuf, key: &str) -> Self {
         Self {
             path,
@@ -54,6 +54,7 @@ impl Cache {
 
     /// What was kept, if it is whole and of this host and only its owner, who is this user, can
     /// have written it.
+    #[must_use]
     pub fn load(&self) -> Option<Vec<u8>> {
         const NOFOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
         let mut file = OpenOptions::new()
@@ -90,6 +91,12 @@ impl Cache {
         if let Err(error) = self.try_store(facts) {
             log::debug!("facts of this host are not kept: {error}");
         }
+    }
+
+    /// Forgets what was kept.
+    pub fn forget(&self) {
+        // There may be nothing.
+        let _ = std::fs::remove_file(&self.path);
     }
 
     fn try_store(&self, facts: &[u8]) -> std::io::Result<()> {
@@ -149,6 +156,8 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         std::fs::set_permissions(&cache.path, PermissionsExt::from_mode(0o644)).expect("mine");
         assert_eq!(cache.load(), None, "others may read what may be theirs");
+        cache.forget();
+        assert!(!cache.path.exists());
     }
 
     #[test]
