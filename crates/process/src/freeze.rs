@@ -47,14 +47,6 @@ pub struct Frozen {
 pub(crate) trait Guard: Debug {}
 
 impl Frozen {
-    /// Whether a signal has stopped each of its tasks, so that none runs when it is let go.
-    pub(crate) fn is_halted(&self) -> bool {
-        let living = self.tasks.iter().filter(|task| !task.is_zombie());
-        living
-            .flat_map(|task| task.threads().first())
-            .all(|thread| thread.group_stop.is_some())
-    }
-
     /// Lets the stop take as long as it may: the tasks stay as they are from here on.
     pub(crate) fn take_time(&mut self) {
         self.limit.lift();

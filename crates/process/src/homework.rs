@@ -15,8 +15,8 @@ use crate::Result;
 /// What is to be done, and what came of it.
 #[derive(Debug, Default)]
 pub(crate) struct Homework {
-    /// For what the kernel's structures are looked into.
-    purposes: Vec<&'static [u8]>,
+    /// For what the kernel's structures are looked into: links of descriptors.
+    purposes: Vec<String>,
     /// Where watched files are.
     pub watched: Watched,
     has_unfound: bool,
@@ -50,8 +50,9 @@ impl Homework {
         self.check(pid, aio::NAME)
     }
 
-    fn check(&mut self, pid: i32, purpose: &'static [u8]) -> Result<()> {
-        if kernel::is_known_for(purpose) {
+    fn check(&mut self, pid: i32, purpose: &[u8]) -> Result<()> {
+        let purpose = String::from_utf8_lossy(purpose).into_owned();
+        if kernel::is_known_for(&purpose) {
             return Ok(());
         }
         self.purposes.push(purpose);

@@ -7,12 +7,12 @@ use rustix::process::Pid;
 
 use crate::collect::memory_view::MemoryView;
 use crate::collect::{How, Inventory, collect};
-use crate::freeze::{Frozen, freeze};
+use crate::freeze::{Frozen, Task, freeze};
 use crate::patience::Patience;
 use crate::{DumpKind, DumpOptions, Error, Result, returned};
 
-/// Stops the tree and collects it, with `look` for its memory; see [`collect`] about `stay`. Who asks
-/// a tree for a connection that is going to be killed waits until it is.
+/// Stops the tree and collects it, with `view` for its memory; see [`How`] about `stay`. Who asks a
+/// tree for a connection that is going to be killed waits until it is.
 pub(crate) fn freeze_and_collect(
     options: &DumpOptions,
     stay: bool,
@@ -28,7 +28,7 @@ pub(crate) fn freeze_and_collect(
         let mut is_halted = false;
         let tried = patiently(options.timeout, || {
             let mut frozen = freeze(root, options.timeout)?;
-            is_halted = frozen.is_halted();
+            is_halted = are_halted(&frozen.tasks);
             if !live {
                 frozen.limit.lift();
             }
@@ -55,6 +55,13 @@ pub(crate) fn freeze_and_collect(
             }
         }
     }
+}
+
+/// Whether a signal has stopped each of these tasks, so that none runs when it is let go.
+fn are_halted(tasks: &[Task]) -> bool {
+    let living = tasks.iter().filter(|task| !task.is_zombie());
+    let mut first = living.flat_map(|task| task.threads().first());
+    first.all(|thread| thread.group_stop.is_some())
 }
 
 /// Stops the tree under `root` and has `look` look at it.

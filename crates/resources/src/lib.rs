@@ -6,7 +6,8 @@
 //! - [`cgroup`][mod@cgroup]: control groups,
 //! - [`script`][mod@script]: the lists of system calls that they plan,
 //! - [`arch`]: what of them is the processor's,
-//! - [`kernel`]: what is looked up in the kernel's memory; [`cache`]: facts of a host that are kept.
+//! - [`kernel`]: what is looked up in the kernel's memory,
+//! - [`cache`]: facts of a host that are kept.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

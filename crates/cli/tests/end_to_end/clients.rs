@@ -1,5 +1,5 @@
-//! Clients that connect all the time while a server is dumped, killed and restored: they are late or
-//! refused, and none that was let in is cut off.
+//! Clients that connect all the time while a server is dumped, killed and restored: they are late
+//! or refused, and none that was let in is cut off.
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use resources::fd::table::{self, Link};
 use resources::fd::{decider, unread};
 
-use super::How;
 use super::files::fetch;
+use super::how::How;
 use super::sharing::Sharing;
 use crate::Result;
 use crate::freeze::Frozen;

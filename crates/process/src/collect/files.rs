@@ -29,7 +29,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use sys::close::Deferred;
 
-use super::How;
+use super::how::How;
 use crate::Result;
 use crate::freeze::Task;
 use crate::links::{self, Link};

@@ -8,6 +8,7 @@ mod facts;
 mod files;
 mod fitness;
 mod found;
+mod how;
 mod leader;
 pub(crate) mod memory_view;
 mod outside;
@@ -37,7 +38,7 @@ use resources::Allow;
 use resources::arch::xstate;
 use resources::fd::tcp::backlog;
 use resources::fd::tcp::lock::{Leftover, Lock};
-use resources::fd::tcp::newcomers::{Held, Newcomers};
+use resources::fd::tcp::newcomers::Held;
 use resources::fd::{locks, table, tags, userfaultfd};
 use resources::map::aio::TAG as AIO;
 use resources::map::vdso::Vdso;
@@ -54,6 +55,7 @@ use crate::undo::Undo;
 use crate::{Result, parent, returned};
 pub(crate) use files::{Contents, Object, fetch};
 use found::{Found, OneTask};
+pub(crate) use how::How;
 use memory_view::MemoryView;
 use outside::{Listed, Outside};
 pub(crate) use registered::cached_in;
@@ -88,18 +90,6 @@ pub(crate) struct Inventory {
     pub held: Option<Held>,
     /// What was found out before; some of it is to be dropped when the tree runs.
     pub homework: Homework,
-}
-
-/// How a tree is collected.
-pub(crate) struct How<'a> {
-    /// What it may have.
-    pub allow: &'a Allow,
-    /// Whether the blob stays in the tasks: they are going to be killed.
-    pub stay: bool,
-    /// Clients that ask it for connections meanwhile.
-    pub newcomers: &'a mut Newcomers,
-    /// What is found out while it runs.
-    pub homework: &'a mut Homework,
 }
 
 impl Inventory {

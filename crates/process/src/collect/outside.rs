@@ -15,9 +15,9 @@ use resources::{Allow, fd};
 use rustix::fs::{AtFlags, OFlags, statat};
 use sys::close::Deferred;
 
-use super::How;
 use super::files::{self, Claimed, Described, Files};
 use super::found::{Found, OfTask};
+use super::how::How;
 use super::untold::Untold;
 use crate::freeze::{Frozen, Task};
 use crate::obstacles::Obstacles;

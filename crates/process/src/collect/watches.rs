@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use resources::fd::watched;
 
-use super::How;
 use super::found::Found;
+use super::how::How;
 use crate::Result;
 
 /// Finds the files that the tree watches.

@@ -5,10 +5,9 @@
 //!
 //! - Kept: the flags of the group and of its events; marks on files, mounts and file systems, with
 //!   what they ignore.
-//! - Refused: "it is asked before others use files, who would wait for it"; "…: unread events, which
-//!   cannot be put back", for all of `--timeout` (`--drop-events`); "its mark on inode … leads to no path"
-//!   (`--irmap-scan-path`); "its mark on a mount or file system leads to no path"; "it has marks
-//!   that are not understood".
+//! - Refused: "it is asked before others use files, who would wait for it"; unread events (see
+//!   there); "its mark on inode … leads to no path" (`--irmap-scan-path`); "its mark on a mount or
+//!   file system leads to no path"; "it has marks that are not understood".
 //! - CRIU 4.2: keeps marks of files and of mounts; unread events are dropped with a warning.
 
 use std::ffi::{CString, OsStr};

@@ -4,9 +4,8 @@
 //! The path that the file has at the dump is where it is watched again ([`super::watched`]).
 //!
 //! - Kept: each watch with its number and its events, at the path that the file has now.
-//! - Refused: "…: unread events, which cannot be put back", for all of `--timeout`
-//!   (`--drop-events`); "its watch …, of inode …, leads to no path" (`--irmap-scan-path`); "it has
-//!   watches that are not understood".
+//! - Refused: unread events (see there); "its watch …, of inode …, leads to no path"
+//!   (`--irmap-scan-path`); "it has watches that are not understood".
 //! - At a restore: "… is to be watched as number … and is watched as …" (two watches that are one
 //!   file now).
 //! - CRIU 4.2: kept, at the path or by the file's handle; unread events are dropped with a warning.

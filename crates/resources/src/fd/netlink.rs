@@ -1,8 +1,7 @@
 //! Netlink sockets with nothing under way: protocol, address and multicast groups.
 //!
 //! - Kept: protocol, port, whom it talks to, multicast groups (any number of them), options.
-//! - Refused: "…: unread messages, which cannot be put back", for all of `--timeout`
-//!   (`--drop-events`).
+//! - Refused: unread messages (see there).
 //! - CRIU 4.2: the same; refuses groups above the 32nd, and groups without a port.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

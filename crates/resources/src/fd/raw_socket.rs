@@ -3,8 +3,7 @@
 //!
 //! - Kept: raw sockets of IPv4 and IPv6 and those of ping(8): protocol, addresses, options, filter,
 //!   multicast groups.
-//! - Refused: "…: unread packets, which cannot be put back", for all of `--timeout`
-//!   (`--drop-events`).
+//! - Refused: unread packets (see there).
 //! - CRIU 4.2: kept without multicast groups and without unread packets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

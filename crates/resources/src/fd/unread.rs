@@ -1,9 +1,15 @@
-//! What waits to be read and cannot be put back: events of inotify and fanotify, messages of netlink,
-//! packets of raw sockets.
+//! What waits to be read and cannot be put back: events of inotify and fanotify, messages of
+//! netlink, packets of raw sockets.
 //!
 //! A program that runs reads it soon, so the dump tries again. Events are looked at as soon as the
 //! tree is stopped: what the dump itself does later is told to whoever watches those files as well,
 //! as what others do from then on until the restore.
+//!
+//! - What: unread events (inotify, fanotify), messages (netlink) and packets (raw, packet sockets)
+//! - Refused: "…: unread …, which cannot be put back", for all of `--timeout` (`--drop-events`); at
+//!   once where a signal has stopped all of the tree.
+//! - CRIU 4.2: events are dropped with a warning, packets without one; netlink sockets with unread
+//!   messages are refused.
 
 use std::os::fd::OwnedFd;
 
@@ -39,7 +45,7 @@ pub fn check(
     })?;
     match bytes {
         0 => Ok(()),
-        bytes => refuse((pid, &place), allow, ("events", Some(bytes)), true),
+        bytes => put_off((pid, &place), allow, ("events", Some(bytes)), true),
     }
 }
 
@@ -56,7 +62,7 @@ fn has_events(link: &[u8]) -> bool {
 pub(super) fn check_open(open: &Open<'_>, allow: &Allow, what: &str, bytes: u64) -> Result<()> {
     match bytes {
         0 => Ok(()),
-        bytes => refuse((open.pid, &open.place()), allow, (what, Some(bytes)), false),
+        bytes => put_off((open.pid, &open.place()), allow, (what, Some(bytes)), false),
     }
 }
 
@@ -70,10 +76,10 @@ pub(super) fn check_socket(open: &Open<'_>, allow: &Allow, what: &str) -> Result
     if !is_readable.map_err(|errno| Error::kernel(format!("read {}", open.place()), errno))? {
         return Ok(());
     }
-    refuse((open.pid, &open.place()), allow, (what, None), false)
+    put_off((open.pid, &open.place()), allow, (what, None), false)
 }
 
-fn refuse(
+fn put_off(
     (pid, place): (i32, &str),
     allow: &Allow,
     (what, bytes): (&str, Option<u64>),

@@ -7,8 +7,8 @@
 //! - Kept: streams and sockets of messages that are bound, that listen, or that are new: address,
 //!   options, filter.
 //! - Refused: "it is connected, or its connection has failed or ended, and no call makes that
-//!   again"; "it is just being connected: try again"; "connections wait to be accepted: try again"
-//!   (`--skip-in-flight`).
+//!   again"; "it is just being connected: try again"; "connections wait to be accepted",
+//!   for all of `--timeout` (`--skip-in-flight`).
 //! - At a restore: "this host has no vsock"; "this machine is not number … for vsock any more".
 //! - CRIU 4.2: refused.
 

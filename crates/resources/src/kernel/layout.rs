@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use prost::Message;
 use sys::btf::{Member, Types};
 
 use crate::cache::Cache;
@@ -26,40 +25,58 @@ struct Known {
     /// what the kernel does not have.
     places: HashMap<String, Option<Member>>,
     /// For what all that is needed was looked up.
-    purposes: Vec<Vec<u8>>,
+    purposes: Vec<String>,
     has_more_than_kept: bool,
 }
 
-/// What is kept.
-#[derive(Clone, PartialEq, Message)]
-struct Kept {
-    #[prost(message, repeated, tag = "1")]
-    places: Vec<KeptPlace>,
-    #[prost(bytes = "vec", repeated, tag = "2")]
-    purposes: Vec<Vec<u8>>,
-}
+impl Known {
+    /// What is kept: a line for each place and each purpose.
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for (name, place) in &self.places {
+            text += &match place {
+                Some(Member { bit, bits }) => format!("at {bit} {bits} {name}\n"),
+                None => format!("nowhere {name}\n"),
+            };
+        }
+        for purpose in &self.purposes {
+            text += &format!("for {purpose}\n");
+        }
+        text
+    }
 
-#[derive(Clone, PartialEq, Message)]
-struct KeptPlace {
-    #[prost(string, tag = "1")]
-    name: String,
-    /// From the structure's first bit; none for a member that the kernel does not have.
-    #[prost(uint64, optional, tag = "2")]
-    bit: Option<u64>,
-    #[prost(uint32, tag = "3")]
-    bits: u32,
+    /// Reads what was kept; none where it makes no sense.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let mut known = Self::default();
+        for line in std::str::from_utf8(bytes).ok()?.lines() {
+            let (what, rest) = line.split_once(' ')?;
+            match what {
+                "at" => {
+                    let (bit, rest) = rest.split_once(' ')?;
+                    let (bits, name) = rest.split_once(' ')?;
+                    let (bit, bits) = (bit.parse().ok()?, bits.parse().ok()?);
+                    let place = Some(Member { bit, bits });
+                    known.places.insert(name.to_owned(), place);
+                }
+                "nowhere" => drop(known.places.insert(rest.to_owned(), None)),
+                "for" => known.purposes.push(rest.to_owned()),
+                _ => return None,
+            }
+        }
+        Some(known)
+    }
 }
 
 /// Whether all that has to be known of the kernel's structures for `purpose`, as the link of a kind
 /// of descriptors, is at hand without reading the kernel's description of its types.
 #[must_use]
-pub fn is_known_for(purpose: &[u8]) -> bool {
+pub fn is_known_for(purpose: &str) -> bool {
     Layout::of_this_kernel().is_known_for(purpose)
 }
 
 /// Reads the kernel's description of its types. Whoever needs it for `purpose` next finds in the
 /// cache what is asked from here on.
-pub fn learn(purpose: &[u8]) {
+pub fn learn(purpose: &str) {
     Layout::of_this_kernel().learn(purpose);
 }
 
@@ -85,22 +102,11 @@ impl Layout {
 
     /// What is kept, and what can be looked up besides.
     fn new(cache: Cache) -> Self {
-        let kept = cache.load().and_then(|bytes| Kept::decode(&*bytes).ok());
-        let kept = kept.unwrap_or_default();
-        let place = |place: KeptPlace| {
-            let bit = place.bit.and_then(|bit| usize::try_from(bit).ok());
-            let bits = place.bits;
-            (place.name, bit.map(|bit| Member { bit, bits }))
-        };
-        let known = Known {
-            places: kept.places.into_iter().map(place).collect(),
-            purposes: kept.purposes,
-            has_more_than_kept: false,
-        };
+        let kept = cache.load().and_then(|bytes| Known::read(&bytes));
         Self {
             cache,
             types: OnceLock::new(),
-            known: Mutex::new(known),
+            known: Mutex::new(kept.unwrap_or_default()),
         }
     }
 
@@ -151,15 +157,15 @@ impl Layout {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_known_for(&self, purpose: &[u8]) -> bool {
+    fn is_known_for(&self, purpose: &str) -> bool {
         // Where there is none to be read, that is known.
         self.types.get().is_some() || self.known().purposes.iter().any(|known| known == purpose)
     }
 
-    fn learn(&self, purpose: &[u8]) {
+    fn learn(&self, purpose: &str) {
         if self.types().is_ok() && !self.known().purposes.iter().any(|known| known == purpose) {
             let mut known = self.known();
-            known.purposes.push(purpose.to_vec());
+            known.purposes.push(purpose.to_owned());
             known.has_more_than_kept = true;
         }
     }
@@ -169,16 +175,7 @@ impl Layout {
         if !std::mem::take(&mut known.has_more_than_kept) {
             return;
         }
-        let place = |(name, place): (&String, &Option<Member>)| KeptPlace {
-            name: name.clone(),
-            bit: place.map(|place| place.bit as u64),
-            bits: place.map_or(0, |place| place.bits),
-        };
-        let kept = Kept {
-            places: known.places.iter().map(place).collect(),
-            purposes: known.purposes.clone(),
-        };
-        self.cache.store(&kept.encode_to_vec());
+        self.cache.store(known.text().as_bytes());
     }
 }
 
@@ -200,13 +197,13 @@ mod tests {
             let none = layout.member("pid", "no_such_member");
             (layout.size("pid"), level, none)
         };
-        assert!(!next().is_known_for(b"rings"));
-        first.learn(b"rings");
+        assert!(!next().is_known_for("rings"));
+        first.learn("rings");
         let found = asked(&first);
         assert!(found.0.is_some() && found.1.is_some() && found.2.is_none());
         first.keep();
         let second = next();
-        assert!(second.is_known_for(b"rings") && !second.is_known_for(b"maps"));
+        assert!(second.is_known_for("rings") && !second.is_known_for("maps"));
         assert_eq!(second.check(), Ok(()));
         assert_eq!(asked(&second), found);
         assert!(second.types.get().is_none(), "nothing was read");
@@ -217,5 +214,21 @@ mod tests {
         let third = next();
         assert_eq!((third.member("upid", "nr"), asked(&third)), (number, found));
         assert!(third.types.get().is_none(), "nothing was read");
+    }
+
+    #[test]
+    fn nonsense_is_not_believed() {
+        let text = "at 64 0 list_head.prev\nnowhere pid.x\nfor anon_inode:[io_uring]\n";
+        let known = Known::read(text.as_bytes()).expect("sound");
+        assert_eq!(known.places.len(), 2);
+        assert_eq!(known.purposes, ["anon_inode:[io_uring]"]);
+        for wrong in [
+            "at 64 list_head.prev",
+            "at x 0 pid",
+            "nowhere",
+            "elsewhere pid.x",
+        ] {
+            assert!(Known::read(wrong.as_bytes()).is_none(), "{wrong}");
+        }
     }
 }

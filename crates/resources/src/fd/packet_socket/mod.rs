@@ -4,9 +4,8 @@
 //!
 //! - Kept: protocol, interface by name, options, filter, memberships, group for fanout, the ring
 //!   into which packets come with all that is in it.
-//! - Refused: "…: unread packets, which cannot be put back", for all of `--timeout`
-//!   (`--drop-events`); "…: its ring is full, or
-//!   is just being used", for all of `--timeout`; "its ring is not understood"; "it has a ring to send from";
+//! - Refused: unread packets (see there); "its ring is full, or is just being used", for all of
+//!   `--timeout`; "its ring is not understood"; "it has a ring to send from";
 //!   "the kernel does not tell its filter, an eBPF program"; "a program spreads its packets
 //!   (fanout)"; "it is in a group for fanout of an interface that is down"; "its interface is
 //!   gone"; "sock_diag(7) does not tell of it".

@@ -13,13 +13,13 @@
 //! - Kept: listeners; connections with their sequence numbers, windows and both queues with
 //!   `--tcp-established`; half-closed and ended ones; Multipath TCP that listens or is not
 //!   connected.
-//! - Refused: "it is established, … to …" (`--tcp-established`, or `--tcp-close`); "…: a connection
-//!   waits to be accepted", for all of `--timeout` (`--skip-in-flight`); "a connection to it is
-//!   being made, which would wait to be accepted", for all of `--timeout`; "…: a connection is still
-//!   being made", for all of `--timeout`; "it is a connection of Multipath TCP" (`--tcp-close`);
-//!   "it is a connection that ended with data unread"; "it is an established TCP connection" (in
-//!   flight in a unix socket); "it has an upper layer protocol (TLS in the kernel)"; "it is a
-//!   connection in state …".
+//! - Refused: "it is established, … to …" (`--tcp-established`, or `--tcp-close`); "…: a
+//!   connection waits to be accepted", for all of `--timeout` (`--skip-in-flight`); "a connection
+//!   to it is being made, which would wait to be accepted", for all of `--timeout`; "…: a
+//!   connection is still being made", for all of `--timeout`; "it is a connection of Multipath
+//!   TCP" (`--tcp-close`); "it is a connection that ended with data unread"; "it is an established
+//!   TCP connection" (in flight in a unix socket); "it has an upper layer protocol (TLS in the
+//!   kernel)"; "it is a connection in state …".
 //! - At a restore: "the TCP connection … to … is established (use --tcp-established to restore
 //!   it)".
 //! - CRIU 4.2: kept with the same options, also those still being made, and unread data of one that
