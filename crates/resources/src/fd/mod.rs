@@ -94,6 +94,8 @@ pub struct Open<'a> {
     pub in_flight: bool,
     /// What a description without a descriptor is to the task, for messages: "its program".
     pub role: String,
+    /// What was asked of it as a socket.
+    pub(crate) known: socket::Known,
     own: OnceCell<OwnedFd>,
     fetch: Box<dyn Fn() -> Result<OwnedFd> + 'a>,
 }
@@ -116,6 +118,7 @@ impl<'a> Open<'a> {
             at_path: false,
             in_flight: false,
             role: "a descriptor in flight in a socket".to_owned(),
+            known: socket::Known::default(),
             own: OnceCell::new(),
             fetch: Box::new(fetch),
         }

@@ -11,6 +11,7 @@ pub mod peek;
 #[cfg(test)]
 pub(crate) mod testing;
 
+use std::cell::OnceCell;
 use std::os::fd::BorrowedFd;
 
 use rustix::fs::{FileType, Gid, OFlags, Uid};
@@ -35,6 +36,19 @@ pub struct Nature {
     pub protocol: i32,
 }
 
+/// What was asked of a description that is a socket, and stays so while the tree is stopped: those
+/// that look for one socket look at all.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    nature: OnceCell<Nature>,
+    /// The name of one of unix.
+    pub(crate) name: OnceCell<Vec<u8>>,
+    /// The inode numbers of the descriptors in the queue of one of unix.
+    pub(crate) flying: OnceCell<Vec<u64>>,
+    /// The inode numbers of the clients that one of unix lets wait.
+    pub(crate) waiting: OnceCell<Vec<u32>>,
+}
+
 impl Nature {
     /// What kind of socket `open` is; `None` when it is no socket at all, or only the place of
     /// one (`O_PATH`), which cannot be asked.
@@ -46,7 +60,11 @@ impl Nature {
         if !is_socket || open.info.oflags().contains(OFlags::PATH) {
             return Ok(None);
         }
-        Self::of_fd(open.own()?).map(Some)
+        if let Some(nature) = open.known.nature.get() {
+            return Ok(Some(*nature));
+        }
+        let nature = Self::of_fd(open.own()?)?;
+        Ok(Some(*open.known.nature.get_or_init(|| nature)))
     }
 
     /// What kind of socket `own` is.

@@ -309,12 +309,35 @@ fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
 
 /// Whether several stream sockets of the tree have this name: a listener and what it accepted.
 fn is_shared(name: &[u8], cx: &dyn DumpContext) -> bool {
-    let same = |open: &Open<'_>| {
-        let name_of = |own| address::name_of(own).is_ok_and(|found| found == name);
-        open.own().is_ok_and(name_of)
-    };
     let streams = sockets(cx).filter(|(_, nature)| nature.kind != DGRAM);
-    streams.filter(|(open, _)| same(open)).count() > 1
+    streams.filter(|(open, _)| name_of(open) == name).count() > 1
+}
+
+/// The name of a socket, asked once; none of one that cannot be asked.
+fn name_of<'a>(open: &'a Open<'_>) -> &'a [u8] {
+    open.known.name.get_or_init(|| {
+        let name = open.own().and_then(|own| address::name_of(own));
+        name.unwrap_or_default()
+    })
+}
+
+/// The inode numbers of the descriptors in the queue of a socket, looked at once.
+fn flying<'a>(open: &'a Open<'_>, nature: Nature) -> Result<&'a [u64]> {
+    if let Some(known) = open.known.flying.get() {
+        return Ok(known);
+    }
+    let rights = queue::rights(open, nature.kind)?;
+    let inodes = rights.iter().map(|right| rustix::fs::fstat(right));
+    let inodes = inodes.flatten().map(|stat| stat.st_ino).collect();
+    Ok(open.known.flying.get_or_init(|| inodes))
+}
+
+/// The inode numbers of the clients that wait to be accepted by a socket, looked at once.
+fn waiting_at<'a>(open: &'a Open<'_>) -> &'a [u32] {
+    open.known.waiting.get_or_init(|| {
+        let facts = diag::unix(socket::inode(open));
+        facts.map_or_else(|_| Vec::new(), |facts| facts.waiting)
+    })
 }
 
 /// Who made the other end, as far as that can be seen from here.
@@ -363,12 +386,14 @@ fn find_anywhere(wanted: u32, cx: &mut dyn DumpContext) -> Result<Option<Descrip
     if let Some(id) = socket::find_id(cx, wanted) {
         return Ok(Some(id));
     }
-    let mut flying = Vec::new();
+    let mut found = Vec::new();
     for (open, nature) in sockets(cx) {
-        let rights = queue::rights(open, nature.kind)?;
-        flying.extend(rights.into_iter().map(|right| (open.pid, right)));
+        if flying(open, nature)?.contains(&u64::from(wanted)) {
+            let rights = queue::rights(open, nature.kind)?;
+            found.extend(rights.into_iter().map(|right| (open.pid, right)));
+        }
     }
-    for (pid, right) in flying {
+    for (pid, right) in found {
         let is_it = rustix::fs::fstat(&right).is_ok_and(|stat| stat.st_ino == u64::from(wanted));
         if is_it && Nature::of_fd(right.as_fd())?.family == AF_UNIX {
             return cx.add(pid, right).map(Some);
@@ -423,9 +448,8 @@ fn describe_absent(open: &Open<'_>, record: &mut Unix, cx: &dyn DumpContext) -> 
         record.set_link(Link::Gone);
         return Ok(());
     }
-    let waits_at = |(listener, _): &(&Open<'_>, Nature)| {
-        diag::unix(socket::inode(listener)).is_ok_and(|facts| facts.waiting.contains(&record.inode))
-    };
+    let waits_at =
+        |(listener, _): &(&Open<'_>, Nature)| waiting_at(listener).contains(&record.inode);
     if sockets(cx).find(waits_at).is_none() {
         if cx.allow().unix_close {
             record.lose_peer();

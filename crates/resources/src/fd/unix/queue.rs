@@ -111,10 +111,7 @@ fn sender(name: &[u8], cx: &dyn DumpContext) -> Option<u32> {
         return None;
     }
     super::sockets(cx)
-        .find(|(open, nature)| {
-            let is = |own| super::address::name_of(own).is_ok_and(|found| found == name);
-            nature.kind == super::DGRAM && open.own().is_ok_and(is)
-        })
+        .find(|(open, nature)| nature.kind == super::DGRAM && super::name_of(open) == name)
         .map(|(open, _)| open.id.0)
 }
 
