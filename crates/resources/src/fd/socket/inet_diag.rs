@@ -285,6 +285,47 @@ mod tests {
     }
 
     #[test]
+    fn listeners_of_multipath_tcp_are_told() {
+        let Ok(own) = sys::socket::open(AF_INET, 1, 262) else {
+            testkit::skip!("this kernel has no Multipath TCP, or it is switched off");
+        };
+        rustix::net::bind(&own, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        rustix::net::listen(&own, 5).unwrap();
+        let inode = u32::try_from(rustix::fs::fstat(&own).unwrap().st_ino).unwrap();
+        let listener = TcpListener::from(own);
+        let at = listener.local_addr().unwrap();
+        let found = || {
+            let all = listeners().unwrap();
+            all.into_iter().find(|one| one.inode == inode)
+        };
+        let Some(first) = found() else {
+            testkit::skip!("this kernel does not tell of Multipath TCP");
+        };
+        assert_eq!((first.local, first.waiting), (at, 0));
+        let _client = TcpStream::connect(at).unwrap();
+        assert_eq!(found().unwrap().waiting, 1);
+    }
+
+    #[test]
+    fn listeners_of_ipv6_tell_whether_they_take_both() {
+        for (at, wanted) in [("[::]:0", false), ("127.0.0.1:0", false)] {
+            let listener = TcpListener::bind(at).unwrap();
+            let inode = u32::try_from(rustix::fs::fstat(&listener).unwrap().st_ino).unwrap();
+            let all = listeners().unwrap();
+            let found = all.iter().find(|one| one.inode == inode).unwrap();
+            assert_eq!(found.v6_only, wanted, "{at}");
+        }
+        let own = sys::socket::open(AF_INET6, 1, 6).unwrap();
+        sys::socket::set_number(&own, 41, 26, 1).unwrap();
+        let any = SocketAddr::from(([0u16; 8], 0));
+        rustix::net::bind(&own, &any).unwrap();
+        rustix::net::listen(&own, 5).unwrap();
+        let inode = u32::try_from(rustix::fs::fstat(&own).unwrap().st_ino).unwrap();
+        let all = listeners().unwrap();
+        assert!(all.iter().any(|one| one.inode == inode && one.v6_only));
+    }
+
+    #[test]
     fn only_the_leftovers_of_one_connection_are_ended() {
         testkit::needs_root!();
         sys::isolated::run(|| {

@@ -112,3 +112,93 @@ pub fn passing(pid: i32, place: &str) -> Error {
         by_tree: true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::os::fd::AsFd as _;
+    use std::time::Duration;
+
+    use testkit::wait::{SOON, wait_until};
+
+    use super::*;
+    use crate::fd::table;
+
+    const TCP_DEFER_ACCEPT: i32 = 9;
+
+    /// What keeps a dump waiting, and whether only the tree can do something about it.
+    fn passing(checked: Result<()>) -> Option<(String, bool)> {
+        match checked {
+            Ok(()) => None,
+            Err(Error::Passing { what, by_tree, .. }) => Some((what, by_tree)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn clients_in_the_middle_of_their_handshake_are_waited_for() {
+        testkit::needs_root!();
+        sys::isolated::run(|| {
+            for at in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"] {
+                let listener = TcpListener::bind(at).unwrap();
+                // The kernel ends the handshake when the client sends something.
+                sys::socket::set_number(&listener, 6, TCP_DEFER_ACCEPT, 60).unwrap();
+                let port = listener.local_addr().unwrap().port();
+                let to = SocketAddr::from(([127, 0, 0, 1], port));
+                let to = match at {
+                    "[::1]:0" => listener.local_addr().unwrap(),
+                    _ => to,
+                };
+                let row = table::own(listener.as_fd()).unwrap();
+                let mut newcomers = Newcomers::of(1, true, false);
+                let mut checked = |allow: &Allow| {
+                    let rows = [(1, &row)].into_iter();
+                    passing(check(rows, allow, &mut newcomers))
+                };
+                let mut client = TcpStream::connect(to).unwrap();
+                let (what, by_tree) = checked(&Allow::default()).unwrap();
+                assert!(what.contains("is being made") && !by_tree, "{at}: {what}");
+                let skip = Allow {
+                    skip_in_flight: true,
+                    ..Allow::default()
+                };
+                assert_eq!(checked(&skip), None);
+                client.write_all(b"x").unwrap();
+                wait_until("it to wait", SOON, || {
+                    let passing = checked(&Allow::default()).unwrap();
+                    passing.0.contains("waits to be accepted") && passing.1
+                });
+                listener.accept().unwrap();
+                assert_eq!(checked(&Allow::default()), None, "{at}");
+                let short = Duration::from_millis(100);
+                let held = TcpStream::connect_timeout(&to, short).unwrap_err();
+                assert_eq!(held.kind(), std::io::ErrorKind::TimedOut, "{at}");
+                drop(newcomers.into_hold().and_then(|held| held.lift()));
+                TcpStream::connect(to).unwrap();
+            }
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn who_is_welcome_is_not_held() {
+        testkit::needs_root!();
+        sys::isolated::run(|| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let row = table::own(listener.as_fd()).unwrap();
+            let rows = || [(1, &row)].into_iter();
+            for mut newcomers in [Newcomers::of(1, false, false), Newcomers::of(1, true, true)] {
+                check(rows(), &Allow::default(), &mut newcomers).unwrap();
+                TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                listener.accept().unwrap();
+                // The caller may see to it.
+                let may = !newcomers.are_held();
+                newcomers.hold_from_now();
+                check(rows(), &Allow::default(), &mut newcomers).unwrap();
+                assert!(may && newcomers.are_held() == newcomers.into_hold().is_some());
+            }
+        })
+        .unwrap();
+    }
+}
