@@ -78,19 +78,60 @@ fn others_run() -> io::Result<bool> {
 /// # Errors
 /// As fork(2), pidfd_open(2) and waitpid(2).
 pub fn pidfd_of_nobody() -> io::Result<OwnedFd> {
-    use rustix::process::{PidfdFlags, WaitOptions, pidfd_open, waitpid};
-    // SAFETY: the child calls nothing but _exit(2), which needs no lock that a thread could hold.
+    use rustix::process::{PidfdFlags, pidfd_open};
+    let child = ended_child(0)?;
+    let opened = pidfd_open(child, PidfdFlags::empty());
+    reap(child)?;
+    Ok(opened?)
+}
+
+/// Makes a child that ends with this wait status (as of waitpid(2), but that it leaves no core file),
+/// and gives it when it has ended; [`reap`] waits for it.
+///
+/// # Errors
+/// As fork(2) and waitid(2).
+pub fn ended_child(status: i32) -> io::Result<Pid> {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    // SAFETY: the child calls nothing but what needs no lock that a thread could hold.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: ends the child.
-        unsafe { libc::_exit(0) };
+        end_with(status);
     }
     let Some(child) = Pid::from_raw(child).filter(|_| child > 0) else {
         return Err(io::Error::last_os_error());
     };
-    let opened = pidfd_open(child, PidfdFlags::empty());
-    waitpid(Some(child), WaitOptions::empty())?;
-    Ok(opened?)
+    let how = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    rustix::io::retry_on_intr(|| waitid(WaitId::Pid(child), how))?;
+    Ok(child)
+}
+
+/// Waits for a child, which is nobody any more then.
+///
+/// # Errors
+/// As waitpid(2).
+pub fn reap(child: Pid) -> io::Result<()> {
+    use rustix::process::{WaitOptions, waitpid};
+    rustix::io::retry_on_intr(|| waitpid(Some(child), WaitOptions::empty()))?;
+    Ok(())
+}
+
+/// Ends this process, a child, by the signal or with the exit status that the wait status tells.
+fn end_with(status: i32) -> ! {
+    let signal = status & 0x7f;
+    if signal != 0 {
+        // SAFETY: a number; without it the kernel would write a core file.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
+        // SAFETY: the default action calls no function.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        let mut none = std::mem::MaybeUninit::uninit();
+        // SAFETY: the set is written whole.
+        unsafe { libc::sigemptyset(none.as_mut_ptr()) };
+        // SAFETY: the set was written just now, and the old one is not asked for.
+        unsafe { libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut()) };
+        // SAFETY: sends a signal to this process.
+        unsafe { libc::raise(signal) };
+    }
+    exit_now(status >> 8 & 0xff)
 }
 
 /// Makes a child that holds no descriptors but those of `kept`, calls `work` and ends; nothing that

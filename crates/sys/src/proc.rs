@@ -1,7 +1,10 @@
 //! Readers of the text in /proc/PID: pure, strict about what they need, indifferent to the rest.
 //!
-//! Fields that a newer kernel adds are passed over, fields that an older one (or a zombie) does not
-//! have are `None` or as in a task that never used them. See proc(5) and the pages it refers to.
+//! Fields that a newer kernel adds are told by name ([`Status::unknown`]), fields that an older one
+//! (or a zombie) does not have are `None` or as in a task that never used them. See proc(5) and the
+//! pages it refers to.
+
+use crate::ledger;
 
 /// A text that does not look as the kernel writes it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,6 +90,8 @@ pub struct Status {
     pub untag_mask: u64,
     /// Shadow-stack features in use ("shstk wrss"); empty for none.
     pub thread_features: String,
+    /// Shadow-stack features whose use is decided for good; empty for none.
+    pub locked_features: String,
     /// How speculative store bypass is treated, in the kernel's words; empty if not said.
     pub store_bypass: String,
     /// How indirect branch speculation is treated, in the kernel's words; empty if not said.
@@ -95,6 +100,8 @@ pub struct Status {
     pub cpus: Vec<u64>,
     /// The memory nodes that the thread may use, as a list ("0-1").
     pub memory_nodes: String,
+    /// The name of the first field that is not known ([`ledger::STATUS`]).
+    pub unknown: Option<String>,
 }
 
 impl Status {
@@ -117,6 +124,10 @@ impl Status {
                 continue;
             };
             let known = status.take(&line[..colon], value.trim());
+            if known == Some(0) && !ledger::is_line_of_status(&line[..colon]) {
+                let name = || String::from_utf8_lossy(&line[..colon]).into_owned();
+                status.unknown.get_or_insert_with(name);
+            }
             needed += known.ok_or_else(|| {
                 let key = String::from_utf8_lossy(&line[..colon]);
                 malformed("status", format!("field {key} is {:?}", value.trim()))
@@ -172,6 +183,7 @@ impl Status {
             b"THP_enabled" => self.thp_enabled = Some(value != "0"),
             b"untag_mask" => self.untag_mask = hex(value.strip_prefix("0x")?)?,
             b"x86_Thread_features" => self.thread_features = value.to_owned(),
+            b"x86_Thread_features_locked" => self.locked_features = value.to_owned(),
             b"Speculation_Store_Bypass" => self.store_bypass = value.to_owned(),
             b"SpeculationIndirectBranch" => self.indirect_branch = value.to_owned(),
             b"Mems_allowed_list" => self.memory_nodes = value.to_owned(),
@@ -330,52 +342,35 @@ pub struct Limit {
 /// How many resource limits Linux has.
 pub const LIMITS: usize = 16;
 
-/// The limits' names in /proc/PID/limits, by number (getrlimit(2)).
-const LIMIT_LINES: [&str; LIMITS] = [
-    "Max cpu time",
-    "Max file size",
-    "Max data size",
-    "Max stack size",
-    "Max core file size",
-    "Max resident set",
-    "Max processes",
-    "Max open files",
-    "Max locked memory",
-    "Max address space",
-    "Max file locks",
-    "Max pending signals",
-    "Max msgqueue size",
-    "Max nice priority",
-    "Max realtime priority",
-    "Max realtime timeout",
-];
-
 /// Reads the text of /proc/PID/limits: the limits by number (`RLIMIT_CPU` is 0).
 ///
 /// # Errors
-/// When one is missing or is no number.
+/// When one is missing, is no number or is not known ([`ledger::LIMITS`]).
 pub fn limits(text: &[u8]) -> Result<[Limit; LIMITS]> {
     let text = std::str::from_utf8(text).map_err(|_| malformed("limits", "not UTF-8"))?;
     let mut all = [None; LIMITS];
-    for line in text.lines() {
-        let named = (0..LIMITS).find(|number| line.starts_with(LIMIT_LINES[*number]));
-        if let Some(number) = named {
-            let mut values = line[LIMIT_LINES[number].len()..].split_ascii_whitespace();
-            let mut value = || match values.next()? {
-                "unlimited" => Some(u64::MAX),
-                value => value.parse().ok(),
-            };
-            all[number] = value().and_then(|soft| {
-                Some(Limit {
-                    soft,
-                    hard: value()?,
-                })
-            });
-        }
+    let name = |number: usize| ledger::LIMITS.entries[number].name;
+    // The first line is the table's head.
+    let lines = text.lines().filter(|line| !line.is_empty());
+    for line in lines.filter(|line| !line.starts_with("Limit ")) {
+        let Some(number) = (0..LIMITS).find(|number| line.starts_with(name(*number))) else {
+            return Err(malformed("limits", format!("the unknown line {line:?}")));
+        };
+        let mut values = line[name(number).len()..].split_ascii_whitespace();
+        let mut value = || match values.next()? {
+            "unlimited" => Some(u64::MAX),
+            value => value.parse().ok(),
+        };
+        all[number] = value().and_then(|soft| {
+            Some(Limit {
+                soft,
+                hard: value()?,
+            })
+        });
     }
     let mut limits = [Limit { soft: 0, hard: 0 }; LIMITS];
     for (number, limit) in all.into_iter().enumerate() {
-        let wrong = || malformed("limits", format!("no {:?}", LIMIT_LINES[number]));
+        let wrong = || malformed("limits", format!("no {:?}", name(number)));
         limits[number] = limit.ok_or_else(wrong)?;
     }
     Ok(limits)
@@ -632,12 +627,10 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_read_by_name_whatever_else_is_there() {
+    fn limits_are_read_by_name_and_unknown_ones_refused() {
         let mut text = String::from("Limit                     Soft Limit           Hard Limit\n");
-        text.push_str(
-            "Max something of tomorrow 1                    2                    bytes\n",
-        );
-        for (number, name) in LIMIT_LINES.iter().enumerate().rev() {
+        for (number, entry) in ledger::LIMITS.entries.iter().enumerate().rev() {
+            let name = entry.name;
             let unlimited = if number == 3 { "unlimited" } else { "99" };
             text.push_str(&format!(
                 "{name:<26}{number:<21}{unlimited:<21}bytes     \n"
@@ -650,12 +643,19 @@ mod tests {
             hard: u64::MAX,
         };
         assert_eq!(limits[3], stack);
-        let fewer = text.replace("Max locked memory", "Max looked memory");
-        let error = super::limits(fewer.as_bytes()).expect_err("one is missing");
-        assert_eq!(
-            error.to_string(),
-            r#"/proc file limits: no "Max locked memory""#
-        );
+        let told = |text: String| {
+            let error = super::limits(text.as_bytes()).expect_err("refused");
+            error.to_string()
+        };
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("Max locked memory"));
+        let fewer = text.replace(line.expect("it is there"), "");
+        assert_eq!(told(fewer), r#"/proc file limits: no "Max locked memory""#);
+        let more = text + "Max something of tomorrow 1   2   bytes\n";
+        let want =
+            r#"/proc file limits: the unknown line "Max something of tomorrow 1   2   bytes""#;
+        assert_eq!(told(more), want);
     }
 
     #[test]

@@ -384,6 +384,20 @@ pub fn rseq(tid: i32) -> io::Result<RseqArea> {
     Ok(area)
 }
 
+/// Reads debug register 7 of a thread: which breakpoints are on. One that a debugger has set stays
+/// when the debugger ends.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn breakpoints(tid: i32) -> io::Result<u64> {
+    const PTRACE_PEEKUSER: c_uint = 3;
+    const CONTROL: usize = 7;
+    let at = std::mem::offset_of!(libc::user, u_debugreg) + CONTROL * size_of::<u64>();
+    // SAFETY: the C library has a place of its own for the word, and returns it.
+    let control = unsafe { request(PTRACE_PEEKUSER, tid, at, 0) }?;
+    Ok(control.cast_unsigned())
+}
+
 /// A thread's seccomp filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {

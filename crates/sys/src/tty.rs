@@ -15,6 +15,7 @@ const TCGETS2: libc::c_ulong = 0x802c_542a;
 const TCSETS2: libc::c_ulong = 0x402c_542b;
 const TIOCGDEV: libc::c_ulong = 0x8004_5432;
 const TIOCGPTN: libc::c_ulong = 0x8004_5430;
+const TIOCGLCKTRMIOS: libc::c_ulong = 0x5456;
 
 /// The attributes of the terminal behind `fd`; of a master, those of its slave.
 ///
@@ -72,6 +73,18 @@ pub fn unread(fd: impl AsFd) -> io::Result<usize> {
 /// The call's errno.
 pub fn discipline(fd: impl AsFd) -> io::Result<i32> {
     number(&fd, libc::TIOCGETD)
+}
+
+/// Whether some of a terminal's modes cannot be changed (`TIOCSLCKTRMIOS`); of a master, its slave's.
+///
+/// # Errors
+/// The call's errno.
+pub fn has_locked_modes(fd: impl AsFd) -> io::Result<bool> {
+    // `struct termios` of the kernel.
+    let mut modes = [0u8; 36];
+    // SAFETY: the kernel writes the 36 bytes of the structure.
+    check(unsafe { libc::ioctl(raw(&fd), TIOCGLCKTRMIOS, modes.as_mut_ptr()) })?;
+    Ok(modes.iter().any(|byte| *byte != 0))
 }
 
 /// Something about a terminal that is on or off.
