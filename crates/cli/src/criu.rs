@@ -306,7 +306,10 @@ pub static FLAGS: &[Flag] = &[
         .with("INODE,…", |o, value| values::inodes(value, &mut o.allowed))
         .help("Unix sockets may be connected to somebody outside the tree: any, or those of these \
             inodes"),
-    flag("external", Required, [Refused, Refused, Idle]).repeats(),
+    flag("external", Required, [Taken, Refused, Idle]).repeats()
+        .with("pipe[:[INODE]]", |o, value| values::external(text(value)?, &mut o.allowed))
+        .help("Pipes may have their other end outside of the tree: any, or the one of this inode; \
+            a restore is handed them by --inherit-fd; may be given again"),
     flag("extra", Switch, [Idle, Idle, Taken])
         .on(|o| o.extra = true)
         .help("A feature that only some targets need counts, too"),

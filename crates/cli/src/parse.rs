@@ -171,6 +171,7 @@ mod tests {
                 let value = match (flag.name, flag.values, flag.argument) {
                     (_, [.., last], _) => Some(*last),
                     ("inherit-fd", ..) => Some("fd[3]:x"),
+                    ("external", ..) => Some("pipe:[3]"),
                     ("cgroup-root", ..) => Some("cpu:/x"),
                     ("compress", ..) => Some("zstd:9"),
                     (_, [], Argument::Required) => Some("17"),

@@ -844,8 +844,8 @@ mod tests {
         let dump = || line(&["dump"]);
         for (words, expected) in [
             (
-                &["--external", "x"][..],
-                "--external of criu(8) is not supported yet",
+                &["--empty-ns", "x"][..],
+                "--empty-ns of criu(8) is not supported yet",
             ),
             // It may be a line of a file that the caller may not read.
             (&["--bogus"], "unknown option"),

@@ -76,6 +76,21 @@ pub fn inodes(value: Option<&OsStr>, allowed: &mut Allow) -> Result<(), String> 
     Ok(())
 }
 
+/// Reads what is outside of the tree: of all that criu(8) knows, pipes.
+pub fn external(text: &str, allowed: &mut Allow) -> Result<(), String> {
+    let pipes = &mut allowed.external_pipes;
+    let inode = text
+        .strip_prefix("pipe:[")
+        .or_else(|| text.strip_prefix("pipe["));
+    let inode = inode.and_then(|inode| inode.strip_suffix(']')?.parse().ok());
+    match (text, inode) {
+        ("pipe", _) => pipes.all = true,
+        (_, Some(inode)) => pipes.inodes.push(inode),
+        _ => return Err(format!("{text:?} is not there yet: pipe or pipe:[INODE]")),
+    }
+    Ok(())
+}
+
 /// Accepts a directory of plugins where there is none.
 pub fn without_plugins(dir: PathBuf) -> Result<PathBuf, String> {
     let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
@@ -245,6 +260,21 @@ mod tests {
             error.ends_with("amdgpu_plugin.so cannot be loaded"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn external_pipes_are_all_or_those_that_are_named() {
+        let mut allowed = Allow::default();
+        for text in ["pipe:[17]", "pipe[18]"] {
+            external(text, &mut allowed).expect(text);
+        }
+        let pipes = &allowed.external_pipes;
+        assert!(pipes.has(17) && pipes.has(18) && !pipes.has(19));
+        external("pipe", &mut allowed).expect("all");
+        assert!(allowed.external_pipes.has(19));
+        for text in ["mnt[/x]:y", "pipe:[x]", "pipe:[1", "net[4]:x", ""] {
+            assert!(external(text, &mut allowed).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! - [`task`][mod@task]: state of processes and threads ([`task::Part`]),
 //! - [`map`][mod@map]: mappings,
 //! - [`cgroup`][mod@cgroup]: control groups,
+//! - [`ledger`][mod@ledger]: what else the kernel has, entry by entry,
 //! - [`script`][mod@script]: the lists of system calls that they plan,
 //! - [`arch`]: what of them is the processor's,
 //! - [`kernel`]: what is looked up in the kernel's memory,
@@ -18,6 +19,8 @@ mod error;
 pub mod fd;
 mod inherited;
 pub mod kernel;
+pub(crate) mod kernel;
+pub mod ledger;
 pub mod map;
 mod options;
 pub mod script;
@@ -27,4 +30,4 @@ mod testing;
 
 pub use error::{Error, Result};
 pub use inherited::Inherited;
-pub use options::{Allow, DEFAULT_GHOST_LIMIT_BYTES, FileValidation};
+pub use options::{Allow, DEFAULT_GHOST_LIMIT_BYTES, ExternalPipes, FileValidation};

@@ -28,6 +28,8 @@ pub struct Allow {
     pub ext_unix_inodes: Vec<u64>,
     /// `--unix-close`: connections of unix sockets to the outside come back as ended ones.
     pub unix_close: bool,
+    /// `--external`: pipes whose other end is outside of the tree.
+    pub external_pipes: ExternalPipes,
     /// `--shell-job`: a terminal and session inherited from outside of the tree.
     pub shell_job: bool,
     /// `--file-locks`: dump and restore file locks.
@@ -52,6 +54,23 @@ pub struct Allow {
     pub ghost_limit_bytes: u64,
 }
 
+/// Pipes whose other end is outside of the tree, and which a restore is handed (`--inherit-fd`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExternalPipes {
+    /// All of them.
+    pub all: bool,
+    /// Those of these inodes.
+    pub inodes: Vec<u64>,
+}
+
+impl ExternalPipes {
+    /// Whether the pipe with this inode is one of them.
+    #[must_use]
+    pub fn has(&self, inode: u64) -> bool {
+        self.all || self.inodes.contains(&inode)
+    }
+}
+
 /// How a file is known to be the one that was open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileValidation {
@@ -72,6 +91,7 @@ impl Default for Allow {
             ext_unix_sk: false,
             ext_unix_inodes: Vec::new(),
             unix_close: false,
+            external_pipes: ExternalPipes::default(),
             shell_job: false,
             file_locks: false,
             drop_events: false,

@@ -346,6 +346,10 @@ impl Facts for Stage {
         self.stopped(ptrace::registers).expect("it is stopped")
     }
 
+    fn breakpoints(&self) -> Result<u64> {
+        self.stopped(ptrace::breakpoints)
+    }
+
     fn filters(&self, _tid: i32) -> Result<Vec<ptrace::Filter>> {
         self.stopped(ptrace::filters)
     }

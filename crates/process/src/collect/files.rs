@@ -24,7 +24,7 @@ use resources::fd::tcp::lock::{self, Lock};
 use resources::fd::watched::Watched;
 use resources::fd::{self, DescriptionId, DumpContext, Info, Kind, Open};
 use resources::map::listing::Listed;
-use resources::{Allow, Error};
+use resources::{Allow, Error, ledger};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, openat, statat};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use sys::close::Deferred;
@@ -370,11 +370,13 @@ pub(super) fn describe(
     let watched = &mut how.homework.watched;
     let mut described = Described::default();
     let mut saved: Vec<Payloads> = Vec::new();
+    let mut all: Vec<Option<&'static dyn Kind>> = Vec::new();
     files.find_repeated();
     let (mut first, mut watchdogs, mut connections) = (0, Vec::new(), Vec::new());
     while first < files.opens.len() {
         watchdogs.extend(peek::guard(&files.opens[first..])?);
         let mut context = Context::new((allow, files), watched, &mut described);
+        all.extend(&kinds);
         for (at, kind) in (first..).zip(kinds) {
             let mut payloads = Payloads::default();
             match kind {
@@ -393,6 +395,10 @@ pub(super) fn describe(
             files.add(pid, own, row);
         }
         kinds = claim(&files.opens[first..], obstacles)?;
+    }
+    for (open, kind) in files.opens.iter().zip(all) {
+        let checked = kind.map_or(Ok(()), |kind| kind.check_among(open, &files.opens, allow));
+        obstacles.note(checked)?;
     }
     if obstacles.is_empty() {
         described.lock = Lock::install(&files.opens, allow)?;
@@ -467,6 +473,9 @@ impl<'a> Context<'a> {
     ) -> Result<Payloads> {
         let files = self.files;
         let open = &files.opens[at];
+        if obstacles.note(ledger::fdinfo::check(kind, open))?.is_none() {
+            return Ok(Payloads::default());
+        }
         let payload = obstacles.note(kind.dump(open, self))?;
         let own = payload.map(|payload| record(kind.tag(), open.id, payload));
         let payload = obstacles.note(fd::attributes::dump(open, self.allow))?;

@@ -259,6 +259,7 @@ mod tests {
         sys::fcntl::set_signal(reader.as_fd(), 23).expect("signal");
         rustix::fs::fcntl_setfl(&reader, ASYNC | OFlags::NONBLOCK).expect("async");
         let mut world = World::default();
+        world.allow.unix_close = true;
         let at = world.add(reader);
         // What fdinfo says is compared by the cycle: O_ASYNC.
         world.cycle();
@@ -267,6 +268,7 @@ mod tests {
         let (reader, _writer) = rustix::pipe::pipe().expect("pipe");
         sys::fcntl::set_signal(reader.as_fd(), 40).expect("signal");
         let mut world = World::default();
+        world.allow.unix_close = true;
         let at = world.add(reader);
         world.cycle();
         assert_eq!(
@@ -283,6 +285,7 @@ mod tests {
         sys::fcntl::set_owner(reader.as_fd(), sys::fcntl::Owner { kind: 1, pid }).expect("own");
         child.wait().expect("wait");
         let mut world = World::default();
+        world.allow.unix_close = true;
         let at = world.add(reader);
         world.cycle();
         let owner = sys::fcntl::owner(world.get(at).as_fd()).expect("owner");

@@ -1,7 +1,8 @@
 //! Directories, open for reading their entries; deleted ones as well.
 //!
 //! - Kept: path, and how far its entries were read; a deleted one is made again.
-//! - CRIU 4.2: kept, deleted ones too.
+//! - Refused: "it may signal its changes (F_NOTIFY)" (one that signals somebody, `F_SETOWN`, too).
+//! - CRIU 4.2: kept, deleted ones too; that it signals changes is forgotten.
 
 use std::os::fd::OwnedFd;
 
@@ -11,7 +12,7 @@ use rustix::fs::FileType;
 use super::place::Place;
 use super::regular;
 use super::{DumpContext, Kind, Open, RestoreContext, decode, tags};
-use crate::Result;
+use crate::{Error, Result};
 
 /// See the file.
 pub struct Directory;
@@ -44,6 +45,9 @@ impl Kind for Directory {
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        if has_owner(open)? {
+            return Err(open.unsupported("it may signal its changes (F_NOTIFY)", None));
+        }
         let place = Place::dump(open, cx)?.carry(open, cx)?;
         let payload = Payload {
             place,
@@ -76,14 +80,42 @@ impl Kind for Directory {
     }
 }
 
+/// Whether it signals somebody: directories signal their changes alone, which the kernel tells
+/// nobody.
+fn has_owner(open: &Open<'_>) -> Result<bool> {
+    if open.fd < 0 && !open.in_flight {
+        return Ok(false);
+    }
+    let owner = sys::fcntl::owner(open.own()?);
+    let failed = |error| Error::kernel(format!("get the owner of {}", open.place()), error);
+    let owner = owner.map_err(failed)?;
+    Ok(owner.pid != 0 || owner.kind != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::fd::AsFd;
 
     use rustix::fs::{Dir, Mode, OFlags, SeekFrom};
 
     use super::super::testing::World;
     use super::*;
+
+    #[test]
+    fn directory_that_signals_its_changes_is_refused() {
+        let folder = tempfile::tempdir().expect("make a folder");
+        let own = std::fs::File::open(folder.path()).expect("open");
+        let pid = std::process::id().cast_signed();
+        sys::fcntl::set_owner(own.as_fd(), sys::fcntl::Owner { kind: 1, pid }).expect("own");
+        let mut world = World::default();
+        world.add(own);
+        let error = world.dump().expect_err("it is refused").to_string();
+        assert!(
+            error.ends_with("it may signal its changes (F_NOTIFY)"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn reading_entries_goes_on() {

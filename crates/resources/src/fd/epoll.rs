@@ -8,10 +8,12 @@
 //! added that watches for less.
 //!
 //! - Kept: what it watches, for which events and with which data; also files whose number there was
-//!   closed or given to another file, and another epoll.
+//!   closed or given to another file, and another epoll; how it polls the network
+//!   (ioctl_eventpoll(2)).
 //! - Refused: "it watches a file by the old number … that no task has open"; "it watches … by the
-//!   old number …" (a signalfd, a pidfd or a file of a process); "its watch … is not understood".
-//! - CRIU 4.2: kept; refuses a watched file that no task has open.
+//!   old number …" (a signalfd, a pidfd or a file of a process); "its watch … is not understood";
+//!   "its watch of fd … has unknown events …".
+//! - CRIU 4.2: kept, but for how it polls; refuses a watched file that no task has open.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,6 +23,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use syscalls::Sysno;
 
 use super::{DescriptionId, DumpContext, Kind, Open, RestoreContext, decode, late, status, tags};
+use crate::ledger::fdinfo::EPOLL_EVENTS;
 use crate::script::{DataAt, Script};
 use crate::{Error, Result};
 
@@ -36,6 +39,45 @@ struct Payload {
     /// Access mode and status flags.
     #[prost(uint32, tag = "2")]
     flags: u32,
+    /// How it polls the network, where it was told.
+    #[prost(message, optional, tag = "3")]
+    polling: Option<Polling>,
+}
+
+/// How an instance polls the network (ioctl_eventpoll(2)).
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Polling {
+    /// For how long a wait polls, in microseconds.
+    #[prost(uint32, tag = "1")]
+    busy_poll_us: u32,
+    /// How many packets one poll takes.
+    #[prost(uint32, tag = "2")]
+    budget: u32,
+    /// Whether interrupts are put off.
+    #[prost(uint32, tag = "3")]
+    prefer: u32,
+}
+
+impl Polling {
+    /// What was set; `None` where nothing was, or on kernels that have nothing of it.
+    fn of(epoll: BorrowedFd<'_>) -> Option<Self> {
+        let params = sys::epoll::params(epoll).ok()?;
+        let polling = Self {
+            busy_poll_us: params.busy_poll_us,
+            budget: params.budget.into(),
+            prefer: params.prefer.into(),
+        };
+        Some(polling).filter(|polling| *polling != Self::default())
+    }
+
+    fn set(self, epoll: BorrowedFd<'_>) -> Result<()> {
+        let wrong = |_| Error::corrupt(Epoll.name(), format!("{self:?}"));
+        let budget = u16::try_from(self.budget).map_err(wrong)?;
+        let prefer = u8::try_from(self.prefer).map_err(wrong)?;
+        let params = sys::epoll::Params::new(self.busy_poll_us, budget, prefer);
+        sys::epoll::set_params(epoll, params)
+            .map_err(|error| Error::kernel("set how an epoll polls the network", error))
+    }
 }
 
 /// One watched file.
@@ -118,6 +160,7 @@ impl Kind for Epoll {
         let mut seen: HashMap<u32, u32> = HashMap::new();
         let mut payload = Payload {
             flags: open.info.flags,
+            polling: Polling::of(open.own()?),
             ..Payload::default()
         };
         for text in open
@@ -130,6 +173,14 @@ impl Kind for Epoll {
                 let why = format!("its watch {text:?} is not understood");
                 open.unsupported(&why, None)
             })?;
+            let unknown = u64::from(line.events) & !EPOLL_EVENTS.bits();
+            if unknown != 0 {
+                let why = format!(
+                    "its watch of fd {} has unknown events {unknown:#x}",
+                    line.fd
+                );
+                return Err(open.unsupported(&why, None));
+            }
             let offset = seen.entry(line.fd).or_default();
             let stray = target(open, &line, *offset, cx)?;
             *offset += 1;
@@ -162,6 +213,9 @@ impl Kind for Epoll {
             .map_err(|error| Error::kernel("make an epoll", error))?;
         if flags.intersects(status::SETTABLE) {
             status::set(&own, flags)?;
+        }
+        if let Some(polling) = payload.polling {
+            polling.set(own.as_fd())?;
         }
         Ok(own)
     }
@@ -306,6 +360,39 @@ mod tests {
         events
             .map(|event| (event.data.u64(), event.flags))
             .collect()
+    }
+
+    #[test]
+    fn polling_of_the_network_survives() {
+        let own = create();
+        let polling = Polling {
+            busy_poll_us: 50,
+            budget: 8,
+            prefer: 1,
+        };
+        if let Err(error) = polling.set(own.as_fd()) {
+            testkit::skip!("no parameters of epoll here: {error}");
+        }
+        let mut world = World::default();
+        let at = world.add(own);
+        world.cycle();
+        assert_eq!(Polling::of(world.get(at).as_fd()), Some(polling));
+    }
+
+    #[test]
+    fn unknown_events_are_refused_by_name() {
+        let mut world = World::default();
+        let (at, target) = (world.add(create()), world.add(counter()));
+        let data = EventData::new_u64(7);
+        epoll::add(world.get(at), world.get(target), data, EventFlags::IN).expect("add");
+        let error = world.dump_changed(|open| {
+            open.info.rest = open
+                .info
+                .rest
+                .replace("events:       19", "events:    40019");
+        });
+        let error = error.expect_err("it is refused").to_string();
+        assert!(error.ends_with("has unknown events 0x40000"), "{error}");
     }
 
     #[test]

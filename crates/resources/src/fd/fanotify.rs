@@ -21,6 +21,7 @@ use sys::fanotify;
 
 use super::watched::{Fields, Inode, Mount, device_numbers, link, mount, mounts};
 use super::{DumpContext, Info, Kind, Open, RestoreContext, decode, status, tags, unread};
+use crate::ledger::fdinfo;
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -77,8 +78,8 @@ const ASKED: u32 = 0xc;
 pub(super) const LINK: &[u8] = b"anon_inode:[fanotify]";
 /// Why a group that is asked is not saved.
 pub(super) const IS_ASKED: &str = "it is asked before others use files, who would wait for it";
-/// Every flag of fanotify_init(2) that is known here: up to `FAN_REPORT_FD_ERROR`.
-const INIT_KNOWN: u32 = 0x3fff;
+/// Every flag of fanotify_init(2) that is kept.
+const INIT_KNOWN: u32 = fdinfo::GROUP_FLAGS.bits() as u32;
 /// Every event that such a group can be told of, and the two flags among them.
 const EVENTS: u64 = 0x5800_9fff;
 /// What descriptors of events can be opened with: as open(2).
@@ -178,6 +179,11 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Payload> {
     // Of others that was seen when the tree was stopped.
     if open.in_flight {
         unread::check_open(open, cx.allow(), "events", waiting(open.own()?)?)?;
+    }
+    let unknown_flags = init & !INIT_KNOWN;
+    if unknown_flags != 0 {
+        let why = format!("its flags {unknown_flags:#x} are not known");
+        return Err(open.unsupported(&why, None));
     }
     let shown = lines.map(Shown::parse).collect::<Option<Vec<_>>>();
     let shown = shown.ok_or_else(unknown)?;

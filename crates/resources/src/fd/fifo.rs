@@ -3,6 +3,7 @@
 //! - What: FIFO
 //! - Kept: path, both directions, the size of its buffer and the data in it; a deleted one is made
 //!   again.
+//! - Refused: a deleted one with an end outside of the tree, as a pipe.
 //! - CRIU 4.2: kept.
 
 use std::collections::hash_map::Entry;
@@ -12,10 +13,11 @@ use prost::Message;
 use rustix::fs::{FileType, OFlags};
 
 use super::ghost::first_of_inode;
+use super::pipe::check_ends;
 use super::place::Place;
 use super::queue::Queue;
 use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
-use crate::{Error, Result};
+use crate::{Allow, Error, Result};
 
 /// See the file.
 pub struct Fifo;
@@ -62,6 +64,14 @@ impl Kind for Fifo {
             payload.queue = Some(Queue::dump(open, cx)?);
         }
         Ok(payload.encode_to_vec())
+    }
+
+    /// One with a path is found there by both ends.
+    fn check_among(&self, open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
+        match open.link.ends_with(b" (deleted)") {
+            true => check_ends(open, all, allow),
+            false => Ok(()),
+        }
     }
 
     fn describe(&self, payload: &[u8]) -> Result<String> {

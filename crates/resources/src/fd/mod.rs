@@ -31,6 +31,7 @@ pub mod perf_event;
 pub mod pidfd;
 pub mod pipe;
 pub mod place;
+mod pressure;
 pub mod process_file;
 mod queue;
 pub mod raw_socket;
@@ -46,7 +47,7 @@ pub mod table;
 pub mod tags;
 pub mod tcp;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod timerfd;
 pub mod tty;
 pub mod tun;
@@ -319,6 +320,14 @@ pub trait Kind: Sync {
     /// # Errors
     /// [`Error::Unsupported`] when it is in a state that cannot be saved.
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>>;
+    /// Refuses what is only seen once all descriptions of the tree are known, those in flight in
+    /// sockets among them.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    fn check_among(&self, _open: &Open<'_>, _all: &[Open<'_>], _allow: &Allow) -> Result<()> {
+        Ok(())
+    }
     /// One line for people, without the name of the kind: "count=3".
     ///
     /// # Errors

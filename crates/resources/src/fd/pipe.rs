@@ -2,19 +2,25 @@
 //!
 //! - Kept: both ends or the one that is left, the size of the buffer, data in flight, packets
 //!   (`O_DIRECT`) with their borders, owner.
-//! - CRIU 4.2: kept; refuses pipes of packets.
+//! - Refused: "its other end is outside of the tree" (`--external 'pipe:[INODE]'`, and a restore is
+//!   handed the pipe by `--inherit-fd`; `--unix-close`, with which it comes back without its other
+//!   end).
+//! - At a restore: "pipe:[…]: its other end was outside of the tree: hand it in (--inherit-fd
+//!   'fd[N]:pipe:[…]')" (dumped with `--external`).
+//! - CRIU 4.2: kept, one whose other end is outside without a word; refuses pipes of packets.
 
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, OwnedFd};
 
 use prost::Message;
+use rustix::event::PollFlags;
 use rustix::fs::{FileType, Gid, OFlags, Uid};
 use rustix::pipe::PipeFlags;
 
 use super::ghost::first_of_inode;
 use super::queue::Queue;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
-use crate::{Error, Result};
+use super::{DumpContext, Kind, Open, RestoreContext, decode, ready, status, tags};
+use crate::{Allow, Error, Result};
 
 /// See the file.
 pub struct Pipe;
@@ -40,6 +46,53 @@ struct Payload {
     /// What is inside; on the first description only.
     #[prost(message, optional, tag = "6")]
     queue: Option<Queue>,
+    /// Whether a restore is to be handed it, as its other end is outside of the tree.
+    #[prost(bool, tag = "7")]
+    external: bool,
+}
+
+/// Refuses a pipe, or a FIFO without a path, whose other end is outside of the tree.
+pub(super) fn check_ends(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
+    let inode = open.stat.st_ino;
+    if allow.unix_close || allow.external_pipes.has(inode) || !has_end_outside(open, all)? {
+        return Ok(());
+    }
+    Err(open.unsupported("its other end is outside of the tree", Some("--external")))
+}
+
+/// Whether a restore is to be handed it.
+fn is_external(open: &Open<'_>, cx: &dyn DumpContext) -> Result<bool> {
+    let pipes = &cx.allow().external_pipes;
+    match pipes.inodes.contains(&open.stat.st_ino) {
+        false if pipes.all => has_end_outside(open, cx.all()),
+        named => Ok(named),
+    }
+}
+
+/// Whether somebody outside of the tree reads what is written to a pipe, or writes what is read.
+fn has_end_outside(open: &Open<'_>, all: &[Open<'_>]) -> Result<bool> {
+    let modes = |open: &Open<'_>| match open.info.oflags() {
+        flags if flags.contains(OFlags::PATH) => (false, false),
+        flags => match flags & OFlags::RWMODE {
+            OFlags::WRONLY => (false, true),
+            OFlags::RDWR => (true, true),
+            _ => (true, false),
+        },
+    };
+    let place = |open: &Open<'_>| (open.stat.st_dev, open.stat.st_ino);
+    let same = all.iter().filter(|other| place(other) == place(open));
+    let of_tree = same
+        .map(modes)
+        .fold((false, false), |all, one| (all.0 | one.0, all.1 | one.1));
+    // The kernel says so where nobody has the other end.
+    let alone = match of_tree {
+        (true, false) => PollFlags::HUP,
+        (false, true) => PollFlags::ERR,
+        _ => return Ok(false),
+    };
+    let told = ready::events(open.own()?, PollFlags::empty());
+    let told = told.map_err(|error| Error::kernel(format!("poll {}", open.place()), error))?;
+    Ok(!told.intersects(alone))
 }
 
 impl Kind for Pipe {
@@ -66,11 +119,16 @@ impl Kind for Pipe {
             uid: open.stat.st_uid,
             gid: open.stat.st_gid,
             queue: None,
+            external: is_external(open, cx)?,
         };
         if first == open.id.0 {
             payload.queue = Some(Queue::dump(open, cx)?);
         }
         Ok(payload.encode_to_vec())
+    }
+
+    fn check_among(&self, open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
+        check_ends(open, all, allow)
     }
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
@@ -98,6 +156,14 @@ impl Kind for Pipe {
             let again = status::reopen(own, flags.difference(OFlags::DIRECT))?;
             status::set(&again, flags)?;
             return Ok(again);
+        }
+        if payload.external {
+            let inode = payload.inode;
+            let what = format!(
+                "pipe:[{inode}]: its other end was outside of the tree: hand it in (--inherit-fd \
+                 'fd[N]:pipe:[{inode}]')"
+            );
+            return Err(Error::Mismatch { what });
         }
         let key = (tags::PIPE, u64::from(payload.first));
         let ends = match cx.shared().entry(key) {
@@ -289,6 +355,40 @@ mod tests {
         let writer = world.take(writer);
         let again = status::reopen(writer.as_fd(), OFlags::RDONLY).expect("reopen");
         assert_eq!(read(&again).expect("read"), b"unheard");
+    }
+
+    #[test]
+    fn end_outside_is_refused_unless_it_is_external() {
+        for writes in [false, true] {
+            let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+            let inode = rustix::fs::fstat(&reader).expect("stat").st_ino;
+            let (own, outside) = match writes {
+                true => (writer, reader),
+                false => (reader, writer),
+            };
+            let mut world = World::default();
+            let at = world.add(own);
+            let error = world.dump().expect_err("it is refused").to_string();
+            let want = "its other end is outside of the tree (use --external to allow it)";
+            assert!(error.ends_with(want), "{error}");
+            world.allow.unix_close = true;
+            world.dump().expect("it comes back without its other end");
+            world.allow.unix_close = false;
+            world.allow.external_pipes.inodes = vec![inode];
+            world.dump().expect("it is promised");
+            let error = world
+                .restore()
+                .expect_err("it was not handed in")
+                .to_string();
+            assert!(
+                error.contains(&format!("--inherit-fd 'fd[N]:pipe:[{inode}]'")),
+                "{error}"
+            );
+            let name = format!("pipe:[{inode}]").leak().as_bytes();
+            world.inherited = Some((name, outside));
+            world.restore().expect("it is handed in");
+            assert!(world.describe(at).contains(&format!("pipe:[{inode}]")));
+        }
     }
 
     #[test]

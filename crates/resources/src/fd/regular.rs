@@ -11,6 +11,7 @@ use prost::Message;
 use rustix::fs::{FileType, OFlags, SeekFrom};
 
 use super::place::Place;
+use super::pressure::Trigger;
 use super::{DumpContext, Kind, Open, RestoreContext, build_id, decode, locks, status, tags};
 use crate::{Error, FileValidation, Result};
 
@@ -35,6 +36,9 @@ struct Payload {
     /// The build ID of an ELF file that has one.
     #[prost(bytes = "vec", tag = "5")]
     build_id: Vec<u8>,
+    /// What was written to a file of pressure to be told of it.
+    #[prost(message, optional, tag = "6")]
+    trigger: Option<Trigger>,
 }
 
 impl Kind for Regular {
@@ -66,6 +70,7 @@ impl Kind for Regular {
             pos: open.info.pos,
             size_bytes,
             build_id,
+            trigger: Trigger::of(open)?,
         };
         Ok(payload.encode_to_vec())
     }
@@ -95,6 +100,12 @@ impl Kind for Regular {
         let inherited = inherited(&payload.place, cx);
         if !inherited && cx.allow().file_validation == FileValidation::BuildId {
             build_id::check(&payload.place, &payload.build_id, file.as_fd())?;
+        }
+        if let Some(trigger) = payload.trigger {
+            trigger.set(file.as_fd(), &payload.place.describe())?;
+            // In a control group's file, what is written moves the offset.
+            let failed = |error| Error::kernel(format!("seek {}", payload.place.describe()), error);
+            rustix::fs::seek(&file, SeekFrom::Start(payload.pos)).map_err(failed)?;
         }
         Ok(file)
     }

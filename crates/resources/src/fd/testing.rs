@@ -18,7 +18,7 @@ use super::{
     DescriptionId, DumpContext, Info, Kind, Open, RestoreContext, attributes, claim, status, unread,
 };
 use crate::script::{Layout, Script};
-use crate::{Allow, Error, Result};
+use crate::{Allow, Error, Result, ledger};
 
 /// The next number for a descriptor; above those that tests get on their own.
 static NUMBER: AtomicI32 = AtomicI32::new(300);
@@ -111,6 +111,11 @@ impl World {
 
     /// Dumps everything, as often as wanted.
     pub(crate) fn dump(&mut self) -> Result<()> {
+        self.dump_changed(|_| {})
+    }
+
+    /// The same of descriptions that tell something else.
+    pub(crate) fn dump_changed(&mut self, change: fn(&mut Open<'_>)) -> Result<()> {
         let fetches = self.entries.iter().map(|entry| {
             let own = entry.own.as_ref().expect("open").as_fd();
             move || status::dup(own)
@@ -124,7 +129,9 @@ impl World {
             let stat = rustix::fs::fstat(entry.own.as_ref().expect("open")).expect("stat");
             let (info, _) = Info::parse(&fdinfo(fd)).expect("well formed");
             let id = DescriptionId(u32::try_from(index).expect("few"));
-            Open::new(id, (pid(), fd), (link, stat, info), fetch)
+            let mut open = Open::new(id, (pid(), fd), (link, stat, info), fetch);
+            change(&mut open);
+            open
         });
         let opens = opens.collect::<Vec<_>>();
         let mut dumping = Dumping {
@@ -145,6 +152,7 @@ impl World {
                 status::dup(open.own()?)
             })?;
             let kind = claim(open)?;
+            ledger::fdinfo::check(kind, open)?;
             let payload = kind.dump(open, &mut dumping)?;
             kind.describe(&payload)?;
             let attributes = attributes::dump(open, &self.allow)?;
@@ -153,6 +161,10 @@ impl World {
                 payload,
                 attributes,
             }));
+        }
+        for (open, dumped) in opens.iter().zip(&dumped) {
+            let kind = dumped.as_ref().expect("dumped").kind;
+            kind.check_among(open, &opens, &self.allow)?;
         }
         drop(opens);
         for (entry, dumped) in self.entries.iter_mut().zip(dumped) {

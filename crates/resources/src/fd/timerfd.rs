@@ -1,19 +1,21 @@
 //! Timers read from a descriptor: timerfd_create(2).
 //!
 //! - Kept: clock, time that remains or is to come, interval, expirations that were not read.
-//! - Refused: "its state is not understood".
+//! - Refused: "its state is not understood"; "its flags … are not known".
 //! - CRIU 4.2: kept; each comes back with the time that remained, also one that was set to a time
 //!   of day.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use prost::Message;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec,
 };
 
 use super::{DumpContext, Info, Kind, Open, RestoreContext, decode, status, tags};
+use crate::ledger::fdinfo::TIMER_FLAGS;
 use crate::{Error, Result};
 
 /// See the file.
@@ -84,13 +86,18 @@ impl Payload {
         let clock = self.clocks().ok_or_else(|| self.corrupt())?.1;
         let how = self.how();
         if self.remaining_ns > 0 || self.interval_ns > 0 || !how.is_empty() {
+            // A periodic one that has expired goes on: a value of 0 would stop it for good.
+            let remaining_ns = match self.remaining_ns {
+                0 => u64::from(self.is_periodic_and_expired()),
+                remaining_ns => remaining_ns,
+            };
             let value_ns = match self.deadline_ns {
-                _ if self.remaining_ns == 0 => 0,
+                _ if remaining_ns == 0 => 0,
                 Some(deadline_ns) => deadline_ns,
                 None if how.contains(TimerfdTimerFlags::ABSTIME) => {
-                    now_ns(clock).saturating_add(self.remaining_ns)
+                    now_ns(clock).saturating_add(remaining_ns)
                 }
-                None => self.remaining_ns,
+                None => remaining_ns,
             };
             let wanted = Itimerspec {
                 it_interval: timespec(self.interval_ns),
@@ -106,10 +113,43 @@ impl Payload {
         Ok(())
     }
 
+    /// Whether the next period begins when somebody looks: setting a timer forgets what has
+    /// expired, so one that was stopped has no expirations.
+    fn is_periodic_and_expired(&self) -> bool {
+        self.remaining_ns == 0 && self.interval_ns > 0 && self.ticks > 0
+    }
+
+    /// Whether it may be due at this very moment, without its interrupt having come. A stopped one
+    /// looks the same.
+    fn may_be_due(&self) -> bool {
+        self.remaining_ns == 0 && self.interval_ns > 0 && self.ticks == 0
+    }
+
     fn corrupt(&self) -> Error {
         let (clock, flags) = (self.clock, self.settime_flags);
         Error::corrupt("timerfd", format!("clock {clock}, flags {flags:#o}"))
     }
+}
+
+/// Waits until a periodic timer has expired; a moment for one that is stopped.
+fn wait_until_due(open: &Open<'_>) -> Result<()> {
+    const LATE: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 10_000_000,
+    };
+    let mut one = [PollFd::from_borrowed_fd(open.own()?, PollFlags::IN)];
+    let waited = rustix::io::retry_on_intr(|| poll(&mut one, Some(&LATE)));
+    waited.map_err(|error| Error::kernel(format!("wait for {}", open.place()), error))?;
+    Ok(())
+}
+
+/// What fdinfo says now; `None` when that is not understood.
+fn read_again(open: &Open<'_>) -> Result<Option<Payload>> {
+    let path = format!("/proc/self/fdinfo/{}", open.own()?.as_raw_fd());
+    let text = std::fs::read_to_string(&path);
+    let text = text.map_err(|error| Error::kernel(format!("read {path}"), error))?;
+    let info = Info::parse(&text).map(|(info, _)| info);
+    Ok(info.and_then(|info| Payload::from_info(&info)))
 }
 
 /// "(1, 500)" in nanoseconds.
@@ -154,17 +194,20 @@ impl Kind for Timerfd {
         let unknown = || open.unsupported("its state is not understood", None);
         let mut payload = Payload::from_info(&open.info).ok_or_else(unknown)?;
         let (_, clock) = payload.clocks().ok_or_else(unknown)?;
-        if payload.remaining_ns == 0 && payload.interval_ns > 0 && payload.ticks > 0 {
+        let flags = u64::from(payload.settime_flags) & !TIMER_FLAGS.bits();
+        if flags != 0 {
+            return Err(open.unsupported(&format!("its flags {flags:#o} are not known"), None));
+        }
+        if payload.may_be_due() {
+            wait_until_due(open)?;
+            payload = read_again(open)?.ok_or_else(unknown)?;
+        }
+        if payload.is_periodic_and_expired() {
             // The kernel does not count a periodic timer on before someone looks at it, and fdinfo
             // is not looking.
-            let own = open.own()?;
-            let look = rustix::time::timerfd_gettime(own);
+            let look = rustix::time::timerfd_gettime(open.own()?);
             look.map_err(|error| Error::kernel(format!("read {}", open.place()), error))?;
-            let path = format!("/proc/self/fdinfo/{}", own.as_raw_fd());
-            let text = std::fs::read_to_string(&path)
-                .map_err(|error| Error::kernel(format!("read {path}"), error))?;
-            let again = Info::parse(&text).and_then(|(info, _)| Payload::from_info(&info));
-            payload = again.ok_or_else(unknown)?;
+            payload = read_again(open)?.ok_or_else(unknown)?;
         }
         let day = clock == ClockId::Realtime && payload.how().contains(TimerfdTimerFlags::ABSTIME);
         if day && payload.remaining_ns > 0 {
@@ -210,8 +253,9 @@ impl Kind for Timerfd {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{PollFd, PollFlags, poll};
     use rustix::time::{timerfd_create, timerfd_gettime, timerfd_settime};
+
+    use std::os::fd::AsFd as _;
 
     use super::super::testing::{At, World};
     use super::*;
@@ -306,6 +350,63 @@ mod tests {
         assert!(left.tv_nsec > 0, "not armed");
         assert!(read(&own) >= 1);
         wait(&own);
+    }
+
+    #[test]
+    fn fast_periodic_timer_goes_on() {
+        use TimerfdClockId::{Boottime, Monotonic, Realtime};
+        for clock in [Realtime, Monotonic, Boottime] {
+            for absolute in [false, true] {
+                let how = match absolute {
+                    true => TimerfdTimerFlags::ABSTIME,
+                    false => TimerfdTimerFlags::empty(),
+                };
+                let own = timer(clock, how, 1, 5_000);
+                wait(&own);
+                let mut world = World::default();
+                let at = world.add(own);
+                for _ in 0..3 {
+                    world.dump().expect("dump");
+                    world.restore().expect("restore");
+                    assert!(read(world.get(at)) >= 1);
+                    wait(world.get(at));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn periodic_timer_that_expires_while_it_is_looked_at_goes_on() {
+        let expired = Payload {
+            clock: 1,
+            interval_ns: 5_000,
+            ticks: 3,
+            ..Payload::default()
+        };
+        let empty = TimerfdTimerFlags::empty();
+        let own = timer(TimerfdClockId::Monotonic, empty, 0, 0);
+        expired.arm(own.as_fd()).expect("set");
+        assert!(read(&own) >= 3);
+        wait(&own);
+    }
+
+    #[test]
+    fn flags_that_are_not_known_are_refused() {
+        let mut world = World::default();
+        world.add(timer(
+            TimerfdClockId::Monotonic,
+            TimerfdTimerFlags::empty(),
+            0,
+            0,
+        ));
+        let error = world.dump_changed(|open| {
+            open.info.rest = open
+                .info
+                .rest
+                .replace("settime flags: 00", "settime flags: 04");
+        });
+        let error = error.expect_err("it is refused").to_string();
+        assert!(error.ends_with("its flags 0o4 are not known"), "{error}");
     }
 
     #[test]

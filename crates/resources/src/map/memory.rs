@@ -4,12 +4,13 @@
 //! - Kept: private and shared ones, of files and without, with protection, advice, locks, names,
 //!   guards, huge pages, seals (mseal(2)), droppable and growing ones; pages that tasks share by
 //!   copy-on-write stay shared.
-//! - Refused: "it is memory of a device"; "it is a shadow stack"; "it has huge pages of a file that
-//!   nobody can open again" (a deleted one); "it has huge pages of its own over those of a file";
-//!   "a part of a ring of io_uring was unmapped or protected"; "it shows a map of BPF"; "it is a
-//!   ring of a performance event"; "it is a ring, and sealed"; "it is secret memory (memfd_secret),
-//!   which nobody else can read"; "it has a protection key"; mappings of the kernel's own such as
-//!   `[uprobes]`, by their name alone.
+//! - Refused: memory of a device, a shadow stack, a file of persistent memory (`MAP_SYNC`), and a
+//!   letter of `VmFlags` that is not known ([ledger.md](ledger.md)); "it has huge pages of a file
+//!   that nobody can open again" (a deleted one); "it has huge pages of its own over those of a
+//!   file"; "a part of a ring of io_uring was unmapped or protected"; "it shows a map of BPF"; "it
+//!   is a ring of a performance event"; "it is a ring, and sealed"; "it is secret memory
+//!   (memfd_secret), which nobody else can read"; "it has a protection key"; mappings of the
+//!   kernel's own such as `[uprobes]`, by their name alone.
 //! - CRIU 4.2: kept, shadow stacks too; names of anonymous memory are not, nor `mlockall` for later
 //!   mappings, nor seals. Memory of devices only with a plugin for them, `[uprobes]` with
 //!   `--allow-uprobes`.
@@ -20,7 +21,7 @@ use prost::Message;
 use super::listing::{Backing, HUGE_PAGES, Listed};
 use super::policy::Policy;
 use crate::fd::perf_event;
-use crate::{Error, Result};
+use crate::{Error, Result, ledger};
 
 /// The record's number in images.
 pub const TAG: u16 = 300;
@@ -162,13 +163,6 @@ const ADVICE: [(&[u8; 2], u32); 8] = [
     (b"hg", 14), // MADV_HUGEPAGE
     (b"nh", 15), // MADV_NOHUGEPAGE
     (b"mg", 12), // MADV_MERGEABLE
-];
-
-/// `VmFlags` codes of mappings that cannot be made again, and why.
-const REFUSED: [(&[u8; 2], &str); 3] = [
-    (b"io", "it is memory of a device"),
-    (b"pf", "it is memory of a device"),
-    (b"ss", "it is a shadow stack"),
 ];
 
 impl Memory {
@@ -345,8 +339,8 @@ impl Mapping {
         if let Some(why) = hinders(listed) {
             return Err(Error::unsupported(pid, listed.place()).because(why));
         }
-        if let Some((_, why)) = REFUSED.iter().find(|(code, _)| refuses(listed, code)) {
-            return Err(Error::unsupported(pid, listed.place()).because(*why));
+        if let Some(why) = refusal(listed) {
+            return Err(Error::unsupported(pid, listed.place()).because(why));
         }
         let special = match listed.backing() {
             Backing::Vdso => Special::Vdso,
@@ -504,9 +498,11 @@ fn implied(listed: &Listed, code: &[u8; 2]) -> bool {
     kernel || (listed.has(b"dp") && (code == b"dd" || code == b"wf"))
 }
 
-fn refuses(listed: &Listed, code: &[u8; 2]) -> bool {
+/// Why the flags of a mapping cannot be set again, if so; those of the vDSO are the kernel's own.
+fn refusal(listed: &Listed) -> Option<String> {
     let kernel = matches!(listed.backing(), Backing::Vdso | Backing::Vvar);
-    !kernel && listed.has(code)
+    let why = (!kernel).then(|| ledger::memory::refusal(listed));
+    why.flatten()
 }
 
 #[cfg(test)]

@@ -347,6 +347,7 @@ const PRCTL: &[Meaning] = meanings! { prctl:
     PR_SET_MEMORY_MERGE(Int);
     PR_GET_MEMORY_MERGE();
     PR_TIMER_CREATE_RESTORE_IDS(One(names::PR_TIMER_IDS));
+    PR_FUTEX_HASH(Int, Number);
 };
 
 /// Every call that scripts make, by name, with its arguments.

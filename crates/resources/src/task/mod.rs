@@ -18,6 +18,7 @@ mod comm;
 pub(crate) mod core_filter;
 pub(crate) mod credentials;
 mod dumpable;
+mod futex_hash;
 pub mod interrupted;
 mod io_flusher;
 mod itimers;
@@ -124,6 +125,13 @@ pub trait Facts {
     }
     /// The registers with which the thread was stopped.
     fn registers(&self) -> Registers;
+    /// Which breakpoints of a debugger the processor has for the thread (debug register 7).
+    ///
+    /// # Errors
+    /// [`crate::Error::Gone`] or [`crate::Error::Kernel`].
+    fn breakpoints(&self) -> Result<u64> {
+        sys::ptrace::breakpoints(self.tid()).map_err(|e| untraced(self.tid(), e))
+    }
     /// A segment of the thread's own (`PTRACE_GET_THREAD_AREA`), if it is set.
     ///
     /// # Errors
@@ -334,6 +342,7 @@ pub static PARTS: &[&dyn Part] = &[
     &comm::Comm,
     &attributes::HUGE_PAGES,
     &attributes::MEMORY_MERGE,
+    &futex_hash::FutexHash,
     &attributes::MACHINE_CHECK,
     &attributes::TIME_STAMP,
     &attributes::CPUID,

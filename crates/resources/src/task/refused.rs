@@ -1,18 +1,24 @@
 //! States of a thread that cannot be brought back and are refused by name, before the thread is
 //! made to call anything.
 //!
-//! - What: shadow stacks, address masking, core scheduling
-//! - Refused: "a shadow stack"; "linear address masking"; "a core scheduling group other than
-//!   stillframe's (PR_SCHED_CORE)".
+//! - What: shadow stacks, address masking, core scheduling, states that are not known
+//! - Refused: "a shadow stack"; "locked shadow-stack features"; "linear address masking"; "a
+//!   breakpoint that a debugger has left" (one that has ended without taking it back); "a core
+//!   scheduling group other than stillframe's (PR_SCHED_CORE)"; "line … of its status" (of a newer
+//!   kernel), as "it is not known".
 //! - CRIU 4.2: keeps shadow stacks, does not look for the others.
 
 use std::sync::OnceLock;
 
 use sys::core_scheduling;
+use sys::proc::Status;
 
 use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, tags};
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
+
+/// The bits of debug register 7 for breakpoints that are on.
+const BREAKPOINTS: u64 = 0xff;
 
 /// States that are not supported; never in an image.
 pub struct Refused;
@@ -46,6 +52,15 @@ impl Part for Refused {
             _ if is_in_group(facts.tid()) => {
                 "a core scheduling group other than stillframe's (PR_SCHED_CORE)"
             }
+            status if !status.locked_features.is_empty() => "locked shadow-stack features",
+            Status {
+                unknown: Some(name),
+                ..
+            } => {
+                let what = format!("line {name} of its status");
+                return Err(Error::unsupported(facts.tid(), what).because("it is not known"));
+            }
+            _ if facts.breakpoints()? & BREAKPOINTS != 0 => "a breakpoint that a debugger has left",
             _ => return Ok(Asked::default()),
         };
         Err(Error::unsupported(facts.tid(), what))
@@ -61,5 +76,59 @@ impl Part for Refused {
 
     fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, _: &mut ThreadPlan) -> Result<()> {
         payload.map_or(Ok(()), |_| Err(who.corrupt(self, "never in an image")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use sys::arch::Registers;
+
+    use super::*;
+    use crate::Allow;
+
+    /// A thread whose status has this line besides; where there is one, also with a breakpoint.
+    struct Stranger(Allow, &'static str);
+
+    impl Facts for Stranger {
+        fn allow(&self) -> &Allow {
+            &self.0
+        }
+
+        fn pid(&self) -> i32 {
+            7
+        }
+
+        fn tid(&self) -> i32 {
+            7
+        }
+
+        fn proc(&self, name: &str) -> Result<Rc<[u8]>> {
+            let mut text = std::fs::read(format!("/proc/self/{name}")).expect("read");
+            text.extend(self.1.as_bytes());
+            Ok(text.into())
+        }
+
+        fn registers(&self) -> Registers {
+            unreachable!("nobody asks for them")
+        }
+
+        fn breakpoints(&self) -> Result<u64> {
+            Ok(if self.1.is_empty() { 0 } else { 1 })
+        }
+    }
+
+    #[test]
+    fn unknown_line_of_the_status_is_refused_by_name() {
+        let ask = |line| Refused.ask(&Stranger(Allow::default(), line), &mut Script::default());
+        ask("").expect("all lines are known");
+        let told = |line| ask(line).expect_err("refused").to_string();
+        let want = "pid 7: line Colour of its status is not supported: it is not known";
+        assert_eq!(told("Colour:\tblue\nShape:\tround\n"), want);
+        let want = "pid 7: a breakpoint that a debugger has left is not supported";
+        assert_eq!(told("\n"), want);
+        let want = "pid 7: locked shadow-stack features is not supported";
+        assert_eq!(told("x86_Thread_features_locked:\tshstk wrss \n"), want);
     }
 }

@@ -82,3 +82,5 @@ pub const LDT: u16 = 238;
 pub const SANDBOX: u16 = 239;
 /// The session keyring, by process.
 pub const KEYRINGS: u16 = 240;
+/// How many slots of its own it has for futexes, by process.
+pub const FUTEX_HASH: u16 = 241;

@@ -433,6 +433,10 @@ mod tests {
         ext_unix_sk: false,
         ext_unix_inodes: Vec::new(),
         unix_close: false,
+        external_pipes: crate::ExternalPipes {
+            all: false,
+            inodes: Vec::new(),
+        },
         shell_job: false,
         file_locks: false,
         drop_events: false,

@@ -11,7 +11,7 @@
 //!   with `--shell-job` the terminal from outside.
 //! - Refused: "it is a terminal from outside of the tree" (`--shell-job`; `--unix-close`, with
 //!   which it comes back hung up, where it controls no session of the tree); "it has another line
-//!   discipline than that of terminals".
+//!   discipline than that of terminals"; "some of its modes are locked (TIOCSLCKTRMIOS)".
 //! - At a restore: "the terminal … is in use" (its number is another's); "… is to come back as the
 //!   standard input, which is no terminal".
 //! - CRIU 4.2: pseudo terminals with data in flight up to 16 KiB, and consoles and serial lines,
@@ -397,6 +397,9 @@ fn read_master(open: &Open<'_>, record: &mut Tty, cx: &mut dyn DumpContext) -> R
             "it has another line discipline than that of terminals",
             None,
         ));
+    }
+    if sys::tty::has_locked_modes(own).map_err(failed)? {
+        return Err(open.unsupported("some of its modes are locked (TIOCSLCKTRMIOS)", None));
     }
     record.attributes = sys::tty::attributes(own).map_err(failed)?.to_vec();
     let size = tcgetwinsize(own).map_err(|error| failed(error.into()))?;

@@ -1,0 +1,134 @@
+//! How many slots of its own a process has for futexes (`PR_FUTEX_HASH`, Linux 6.16).
+//!
+//! A process that makes its first thread is given some, and more when it has more threads. What it
+//! chose itself stays as it is; that it chose shows where the number is another one.
+//!
+//! - Kept: a number of slots that the kernel would not give it, as one that is chosen.
+//! - CRIU 4.2: not kept.
+
+use syscalls::Sysno;
+
+use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
+use crate::Result;
+use crate::script::{Answers, Script};
+
+const PR_FUTEX_HASH: u32 = 78;
+const SET_SLOTS: u32 = 1;
+const GET_SLOTS: u32 = 2;
+/// The fewest that a process with threads is given.
+const FEWEST: u64 = 16;
+
+/// The slots for futexes.
+pub struct FutexHash;
+
+/// The number of slots.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Record {
+    /// A power of 2, or 0 for those that all processes share.
+    #[prost(uint64, tag = "1")]
+    pub slots: u64,
+}
+
+/// Whether the kernel gives a process with so many threads, on so many processors, these slots.
+fn is_given(slots: u64, threads: u64, processors: u64) -> bool {
+    let given = (4 * threads.min(processors))
+        .next_power_of_two()
+        .max(FEWEST);
+    match threads {
+        1 => slots == 0,
+        _ => slots == given,
+    }
+}
+
+impl Part for FutexHash {
+    fn tag(&self) -> u16 {
+        tags::FUTEX_HASH
+    }
+
+    fn name(&self) -> &'static str {
+        "slots for futexes"
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Process
+    }
+
+    fn holder(&self) -> Holder {
+        Holder::Memory
+    }
+
+    fn ask(&self, _facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
+        let step = questions.attempt(Sysno::prctl, [PR_FUTEX_HASH.into(), GET_SLOTS.into()]);
+        Ok(Asked {
+            steps: vec![step],
+            data: Vec::new(),
+        })
+    }
+
+    fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
+        let Ok(slots) = u64::try_from(answers.result(asked.steps[0])) else {
+            return Ok(None);
+        };
+        let threads = u64::from(facts.status()?.threads);
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+        let chosen = !is_given(slots, threads, processors);
+        Ok(chosen.then(|| prost::Message::encode_to_vec(&Record { slots })))
+    }
+
+    fn describe(&self, payload: &[u8]) -> Result<String> {
+        let Record { slots } = decode(self, payload)?;
+        Ok(slots.to_string())
+    }
+
+    /// On a kernel that has nothing of it all processes share theirs, and no call tells a
+    /// difference.
+    fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()> {
+        let Some(payload) = payload else {
+            return Ok(());
+        };
+        let Record { slots } = decode(self, payload)?;
+        if slots != 0 && (slots == 1 || !slots.is_power_of_two()) {
+            return Err(who.corrupt(self, format!("{slots} slots")));
+        }
+        let script = plan.at(Phase::Together);
+        let args = [PR_FUTEX_HASH.into(), SET_SLOTS.into(), slots.into()];
+        script.attempt(Sysno::prctl, args);
+        script.note(self.name());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Stage;
+
+    #[test]
+    fn chosen_slots_survive() {
+        let mut stage = Stage::new();
+        assert_eq!(stage.dump(&FutexHash).expect("it is supported"), None);
+        let set = [PR_FUTEX_HASH.into(), SET_SLOTS.into(), 64];
+        if stage.attempt(Sysno::prctl, &set) != 0 {
+            testkit::skip!("this kernel has no slots of a process's own");
+        }
+        let payload = stage.dump(&FutexHash).expect("it is supported");
+        let payload = payload.expect("it is chosen");
+        assert_eq!(FutexHash.describe(&payload).expect("sound"), "64");
+        let mut fresh = Stage::new();
+        fresh.restore(&FutexHash, Some(&payload));
+        assert_eq!(
+            fresh.dump(&FutexHash).expect("it is supported"),
+            Some(payload)
+        );
+    }
+
+    #[test]
+    fn given_slots_are_those_of_threads_and_processors() {
+        assert!(is_given(0, 1, 8) && !is_given(16, 1, 8));
+        assert!(is_given(16, 2, 8) && is_given(16, 100, 2));
+        assert!(is_given(32, 8, 8) && is_given(32, 5, 8) && !is_given(0, 5, 8));
+        let payload = prost::Message::encode_to_vec(&Record { slots: 3 });
+        let error = Stage::plan(&FutexHash, Some(&payload)).expect_err("no power of 2");
+        assert!(error.to_string().ends_with("3 slots"), "{error}");
+    }
+}
