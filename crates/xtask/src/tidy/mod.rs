@@ -3,6 +3,7 @@ mod circles;
 mod commits;
 mod families;
 mod format;
+mod ledger;
 mod mask;
 mod page;
 mod rows;
@@ -56,6 +57,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<()> {
     if arguments.fix {
         format::fix(repo::root())?;
+        ledger::fix(repo::root())?;
         support::fix(repo::root())?;
     }
     let mut violations = check(repo::root())?;
@@ -85,6 +87,7 @@ fn check(root: &Path) -> Result<Vec<Violation>> {
     violations.extend(commits::check(root));
     violations.extend(families::check_lists(root)?);
     violations.extend(format::check(root)?);
+    violations.extend(ledger::check(root)?);
     violations.extend(support::check(root, &files)?);
     Ok(violations)
 }
