@@ -27,6 +27,7 @@ mod kills;
 mod layers;
 mod lazy;
 mod leaders;
+mod ledger;
 mod live;
 mod machine_memory;
 mod machines;
