@@ -7,6 +7,7 @@ mod fill;
 mod job;
 mod lazy_chunks;
 mod loaded;
+mod parent;
 mod registered;
 mod rings;
 mod running;
@@ -70,6 +71,7 @@ pub fn restore(options: &RestoreOptions, observer: &mut dyn Observer) -> Result<
     saved.read_vdsos(&reader, sys::vdso::own_build_id().as_deref())?;
     options.cpu_cap.check(&saved)?;
     registered::check(&saved)?;
+    parent::check(options, &saved)?;
     let image = Image {
         processor: Processor::check(&saved, &reader)?,
         saved,

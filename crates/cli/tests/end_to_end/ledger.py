@@ -230,7 +230,7 @@ for file, value in [("oom_score_adj", "123"), ("coredump_filter", "0x5f"), ("aut
     def put(file=file, value=value):
         with open(f"/proc/self/{file}", "w") as out:
             out.write(value)
-    setting(file, put, lambda _, file=file: open(f"/proc/self/{file}").read())
+    setting(file, put, lambda _, file=file: open(f"/proc/self/{file}").read().split()[-1])
 for number in range(1, 65):
     if number not in (9, 19, 32, 33):
         setting(f"signal {number}", lambda: signal.signal(number, (signal.SIG_IGN if number % 3 == 0
@@ -265,7 +265,7 @@ def scheduling():
     return attr.raw.hex()
 setting("slice", lambda: call("syscall", 314, 0, struct.pack("IIQiIQQQ", 48, 3, 1, 3, 0, 5000000, 0, 0), 0))
 shown["scheduling"] = scheduling
-for option, args in [(1, (12,)), (15, (b"ledger",)), (33, (1, 1)), (36, (1,)), (41, (1,)), (57, (1,)),
+for option, args in [(15, (b"ledger",)), (33, (1, 1)), (36, (1,)), (41, (1,)), (57, (1,)),
                      (67, (1,)), (78, (1, 64)), (53, (0, 4)), (24, (22,)), (29, (888,)), (65, (1,)),
                      (8, (1,)), (28, (0x50,)), (38, (1,)), (4, (0,))]:
     full = (*args, *(0,) * (4 - len(args)))

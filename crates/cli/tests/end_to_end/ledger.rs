@@ -120,6 +120,27 @@ time.sleep(1000)";
 }
 
 #[test]
+fn root_with_a_parent_death_signal_is_not_killed_by_the_end_of_its_restorer() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        skip!("the peer sends it the signal");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let code = "import ctypes, sys, time
+ctypes.CDLL(None).prctl(1, 9)
+open(sys.argv[1] + '/ready', 'w').close()
+time.sleep(1000)";
+    let program = python(folder.path(), code);
+    stillframe.dump(program.pid(), &[]).must();
+    let refused = stillframe.restore(&[]).must_fail();
+    refused.names(&["its parent-death signal 9", "--restore-sibling"]);
+    stillframe.restore(&["--restore-sibling"]).must();
+    assert!(program.is_alive());
+}
+
+#[test]
 fn pipe_to_outside_is_refused_by_name_or_handed_in() {
     needs_root!();
     needs_program!("/usr/bin/python3");

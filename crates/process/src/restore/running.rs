@@ -349,7 +349,7 @@ fn held(saved: &Saved<'_>, afterwards: Afterwards) -> Vec<i32> {
 }
 
 /// The signal that a thread gets when its parent ends, if any.
-fn parent_death(thread: &SavedThread<'_>) -> Option<u64> {
+pub(super) fn parent_death(thread: &SavedThread<'_>) -> Option<u64> {
     let payload = thread.part(tags::PARENT_DEATH)?;
     attributes::value(payload)
         .ok()
