@@ -85,8 +85,8 @@ pub fn pidfd_of_nobody() -> io::Result<OwnedFd> {
     Ok(opened?)
 }
 
-/// Makes a child that ends with this wait status (as of waitpid(2), but that it leaves no core file),
-/// and gives it when it has ended; [`reap`] waits for it.
+/// Makes a child that ends with this wait status (as of waitpid(2), but that it leaves no core
+/// file), and gives it when it has ended; [`reap`] waits for it.
 ///
 /// # Errors
 /// As fork(2) and waitid(2).

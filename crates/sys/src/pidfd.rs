@@ -10,11 +10,11 @@ const INFO_BYTES: usize = 64;
 const EXIT: u64 = 1 << 3;
 const EXIT_CODE_AT: usize = 60;
 
-/// The wait status of a process, or of a thread, that has ended and was waited for; `None` where the
-/// kernel does not tell it, and where it has not ended.
+/// The wait status of a process, or of a thread, that has ended and was waited for; `None` where
+/// the kernel does not tell it, and where it has not ended.
 ///
 /// # Errors
-/// Those of ioctl(2), but for what older kernels say, and `ESRCH` for one of which nothing is known.
+/// Those of ioctl(2), but for what older kernels say, and but for `ESRCH`.
 pub fn exit_status(pidfd: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     let mut info = [0u8; INFO_BYTES];
     info[..8].copy_from_slice(&EXIT.to_ne_bytes());

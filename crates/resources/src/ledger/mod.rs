@@ -6,8 +6,8 @@
 //! - [`calls`]: numbers of prctl(2), fcntl(2) and ptrace(2), flags of clone(2),
 //! - [`process`]: what stands in /proc/PID, capabilities.
 //!
-//! The lines of /proc/PID/status and /proc/PID/limits are lists of [`sys::ledger`], as their readers
-//! are there. `docs/ledger.md` is made of all of them.
+//! The lines of /proc/PID/status and /proc/PID/limits are lists of [`sys::ledger`], where their
+//! readers are. `docs/ledger.md` is made of all of them.
 
 pub mod calls;
 pub mod fdinfo;

@@ -1,4 +1,4 @@
-//! docs/ledger.md: everything that the kernel is known to have for a process, and what becomes of it.
+//! docs/ledger.md: what the kernel is known to have for a process, and what becomes of it.
 //!
 //! It is made of the lists of `sys::ledger` and `resources::ledger`, which stand there one entry a
 //! line: `kept("rd", "protection").at(1),`.
