@@ -63,15 +63,32 @@ pub(crate) struct Structure<'a> {
 
 impl Kernel {
     /// The running kernel; why it cannot be looked into otherwise.
+    #[cfg(not(test))]
     pub fn get() -> std::result::Result<&'static Self, &'static str> {
         static KERNEL: OnceLock<std::result::Result<Kernel, String>> = OnceLock::new();
-        let kernel = KERNEL.get_or_init(|| {
-            let memory = KernelMemory::open().map_err(|error| format!("bpf(2): {error}"))?;
-            let layout = Layout::of_this_kernel();
-            layout.check()?;
-            Ok(Self { memory, layout })
-        });
+        KERNEL
+            .get_or_init(Self::open)
+            .as_ref()
+            .map_err(String::as_str)
+    }
+
+    /// The same for each thread: those of tests have descriptors of their own.
+    #[cfg(test)]
+    pub fn get() -> std::result::Result<&'static Self, &'static str> {
+        use std::cell::OnceCell;
+        thread_local! {
+            static KERNEL: OnceCell<&'static std::result::Result<Kernel, String>> =
+                const { OnceCell::new() };
+        }
+        let kernel = KERNEL.with(|one| *one.get_or_init(|| Box::leak(Box::new(Self::open()))));
         kernel.as_ref().map_err(String::as_str)
+    }
+
+    fn open() -> std::result::Result<Self, String> {
+        let memory = KernelMemory::open().map_err(|error| format!("bpf(2): {error}"))?;
+        let layout = Layout::of_this_kernel();
+        layout.check()?;
+        Ok(Self { memory, layout })
     }
 
     /// Where each processor has its copies.
@@ -154,6 +171,40 @@ impl Kernel {
         let table = self.read("fdtable", files.word("fdt")?)?;
         let number = u64::from(own.as_raw_fd().cast_unsigned());
         self.word(table.word("fd")? + 8 * number)
+    }
+
+    /// The address of the `struct sock` behind a descriptor of this process that is a socket.
+    pub fn socket(&self, own: BorrowedFd<'_>) -> Result<u64> {
+        let task = self.memory.own_task()?;
+        let files = self.word_of("task_struct", "files", task)?;
+        let table = self.word_of("files_struct", "fdt", files)?;
+        let all = self.word_of("fdtable", "fd", table)?;
+        let number = u64::from(own.as_raw_fd().cast_unsigned());
+        let file = self.word(all + 8 * number)?;
+        let socket = self.word_of("file", "private_data", file)?;
+        self.word_of("socket", "sk", socket)
+    }
+
+    /// A member of eight bytes of the structure at `at`, without the rest of it.
+    pub fn word_of(&self, name: &'static str, member: &str, at: u64) -> Result<u64> {
+        self.word(at + (self.place(name, member)?.bit / 8) as u64)
+    }
+
+    /// A member of four bytes of the structure at `at`, without the rest of it.
+    pub fn half_of(&self, name: &'static str, member: &str, at: u64) -> Result<u32> {
+        let place = (self.place(name, member)?.bit / 8) as u64;
+        let bytes = self.memory.read(at + place, 4)?;
+        Ok(u32::from_ne_bytes(bytes.try_into().expect("four bytes")))
+    }
+
+    /// The address of a member of the structure at `at`.
+    pub fn address_of(&self, name: &'static str, member: &str, at: u64) -> Result<u64> {
+        Ok(at + (self.place(name, member)?.bit / 8) as u64)
+    }
+
+    /// Whether this kernel's structure has the member.
+    pub fn has(&self, name: &'static str, member: &str) -> bool {
+        self.layout.member(name, member).is_some()
     }
 
     /// What a kind of files keeps for itself in a `struct file`.

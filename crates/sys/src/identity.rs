@@ -11,12 +11,27 @@ use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 
 use crate::socket::{self, Along, Credentials};
 
+/// Who makes a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity<'a> {
+    /// Process, user and group.
+    pub who: Credentials,
+    /// Supplementary groups, which `SO_PEERGROUPS` tells.
+    pub groups: &'a [u32],
+}
+
+impl From<Credentials> for Identity<'_> {
+    fn from(who: Credentials) -> Self {
+        Self { who, groups: &[] }
+    }
+}
+
 /// Makes two connected sockets as [`crate::socket::pair`] does, in the name of `who`.
 ///
 /// # Errors
 /// The calls' errno; `EEXIST` while a process with that pid lives.
-pub fn pair(
-    who: Credentials,
+pub fn pair<'a>(
+    who: impl Into<Identity<'a>>,
     family: i32,
     kind: i32,
     protocol: i32,
@@ -24,7 +39,7 @@ pub fn pair(
     let page = SharedPage::new()?;
     let (kind, fds) = (i64::from(kind | libc::SOCK_CLOEXEC), page.numbers_address());
     let args = [i64::from(family), kind, i64::from(protocol), fds];
-    act(who, libc::SYS_socketpair, args, &page)?;
+    act(who.into(), libc::SYS_socketpair, args, &page)?;
     let [left, right] = page.numbers();
     // SAFETY: the call succeeded and the table is shared: the kernel has just made this
     // descriptor for us.
@@ -38,22 +53,22 @@ pub fn pair(
 ///
 /// # Errors
 /// As [`pair`].
-pub fn listen(who: Credentials, fd: impl AsFd, backlog: i32) -> io::Result<()> {
+pub fn listen<'a>(who: impl Into<Identity<'a>>, fd: impl AsFd, backlog: i32) -> io::Result<()> {
     let fd = i64::from(fd.as_fd().as_raw_fd());
     let args = [fd, i64::from(backlog), 0, 0];
-    act(who, libc::SYS_listen, args, &SharedPage::new()?).map(drop)
+    act(who.into(), libc::SYS_listen, args, &SharedPage::new()?).map(drop)
 }
 
 /// Connects a socket, in the name of `who`.
 ///
 /// # Errors
 /// As [`pair`].
-pub fn connect(who: Credentials, fd: impl AsFd, address: &[u8]) -> io::Result<()> {
+pub fn connect<'a>(who: impl Into<Identity<'a>>, fd: impl AsFd, address: &[u8]) -> io::Result<()> {
     let fd = i64::from(fd.as_fd().as_raw_fd());
     let length = i64::try_from(address.len()).expect("addresses are short");
     let address = address.as_ptr().expose_provenance().cast_signed() as i64;
     let args = [fd, address, length, 0];
-    act(who, libc::SYS_connect, args, &SharedPage::new()?).map(drop)
+    act(who.into(), libc::SYS_connect, args, &SharedPage::new()?).map(drop)
 }
 
 /// Sends a message as [`crate::socket::send`] does, in the name of `who`; `along` names nobody.
@@ -76,7 +91,12 @@ pub fn send(
     };
     let sent = socket::with_message(bytes, nameless, |message| {
         let message = message.expose_provenance().cast_signed() as i64;
-        act(who, libc::SYS_sendmsg, [fd, message, flags, 0], &page)
+        act(
+            who.into(),
+            libc::SYS_sendmsg,
+            [fd, message, flags, 0],
+            &page,
+        )
     })?;
     Ok(usize::try_from(sent).expect("results that are no errors are not negative"))
 }
@@ -140,12 +160,12 @@ impl Drop for SharedPage {
 /// Makes a system call in a process that is `who` and shares this one's descriptors, and gives
 /// its result.
 fn act(
-    who: Credentials,
+    who: Identity<'_>,
     number: libc::c_long,
     args: [i64; 4],
     page: &SharedPage,
 ) -> io::Result<i64> {
-    let pid = libc::pid_t::from(who.pid);
+    let pid = libc::pid_t::from(who.who.pid);
     let mut clone = libc::clone_args {
         flags: libc::CLONE_FILES.cast_unsigned().into(),
         pidfd: 0,
@@ -189,14 +209,14 @@ fn act(
 
 /// The helper's life.
 fn become_and_call(
-    who: Credentials,
+    Identity { who, groups }: Identity<'_>,
     number: libc::c_long,
     [a, b, c, d]: [i64; 4],
     page: &SharedPage,
 ) -> ! {
     let (uid, gid) = (who.uid, who.gid);
-    // SAFETY: changes this helper only.
-    let mut result = unsafe { libc::syscall(libc::SYS_setgroups, 0, 0) };
+    // SAFETY: reads its copy of the groups, and changes this helper only.
+    let mut result = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
     if result == 0 {
         // SAFETY: as above.
         result = unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) };
@@ -245,6 +265,20 @@ mod tests {
             for end in [&left, &right] {
                 let found = socket::option(end, libc::SOL_SOCKET, libc::SO_PEERCRED, 12).unwrap();
                 assert_eq!(Credentials::from_bytes(&found), Some(who));
+            }
+            let groups = [4, 70_000];
+            let (left, right) = pair(
+                Identity {
+                    who,
+                    groups: &groups,
+                },
+                1,
+                1,
+                0,
+            )
+            .unwrap();
+            for end in [&left, &right] {
+                assert_eq!(socket::peer_groups(end).unwrap(), groups);
             }
             let sent = send(who, &left, b"four", Along::default(), 0).unwrap();
             assert_eq!(sent, 4);

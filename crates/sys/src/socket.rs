@@ -79,6 +79,22 @@ pub fn peer(fd: impl AsFd) -> io::Result<OwnedFd> {
     }
 }
 
+/// The supplementary groups of who made the other end of a unix socket (`SO_PEERGROUPS`).
+///
+/// # Errors
+/// The call's errno; `ENODATA` where there is nobody.
+pub fn peer_groups(fd: impl AsFd) -> io::Result<Vec<u32>> {
+    const SOME_BYTES: usize = 256;
+    const MOST_BYTES: usize = 65_536 * 4;
+    let ask = |bytes| option(&fd, libc::SOL_SOCKET, libc::SO_PEERGROUPS, bytes);
+    let groups = match ask(SOME_BYTES) {
+        Err(error) if error.raw_os_error() == Some(libc::ERANGE) => ask(MOST_BYTES)?,
+        groups => groups?,
+    };
+    let groups = groups.as_chunks::<4>().0.iter();
+    Ok(groups.map(|group| u32::from_ne_bytes(*group)).collect())
+}
+
 /// The socket's own address (getsockname(2)).
 ///
 /// # Errors
@@ -229,9 +245,10 @@ pub fn set_number(fd: impl AsFd, level: i32, name: i32, value: i32) -> io::Resul
     set_option(fd, level, name, &value.to_ne_bytes())
 }
 
-/// Options whose value is or holds an address of memory; those of iptables, arptables and ebtables
-/// (from 64, 96 and 128) are none of ours either.
-fn holds_addresses(level: i32, name: i32) -> bool {
+/// Whether an option's value is or holds an address of memory; those of iptables, arptables and
+/// ebtables (from 64, 96 and 128) are none of ours either.
+#[must_use]
+pub fn holds_addresses(level: i32, name: i32) -> bool {
     match level {
         libc::SOL_SOCKET => matches!(
             name,
@@ -285,6 +302,19 @@ pub fn filter(fd: impl AsFd) -> io::Result<Vec<u8>> {
 /// # Errors
 /// The call's errno; `EINVAL` for code that is no filter.
 pub fn attach_filter(fd: impl AsFd, code: &[u8]) -> io::Result<()> {
+    attach(&fd, libc::SO_ATTACH_FILTER, code)
+}
+
+/// Attaches a classic program that chooses among the sockets that share a port
+/// (`SO_ATTACH_REUSEPORT_CBPF`): 8 bytes an instruction.
+///
+/// # Errors
+/// The call's errno; `EINVAL` for code that is no program, and for a socket without such a port.
+pub fn attach_chooser(fd: impl AsFd, code: &[u8]) -> io::Result<()> {
+    attach(&fd, libc::SO_ATTACH_REUSEPORT_CBPF, code)
+}
+
+fn attach(fd: &impl AsFd, name: i32, code: &[u8]) -> io::Result<()> {
     let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
     if !code.len().is_multiple_of(8) {
         return Err(invalid());
@@ -305,9 +335,9 @@ pub fn attach_filter(fd: impl AsFd, code: &[u8]) -> io::Result<()> {
     // SAFETY: the program points at `len` instructions that live until the call returns.
     let result = unsafe {
         libc::setsockopt(
-            raw(&fd),
+            raw(fd),
             libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
+            name,
             (&raw const program).cast(),
             socklen(size_of::<libc::sock_fprog>()),
         )

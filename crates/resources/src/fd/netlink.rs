@@ -9,9 +9,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use prost::Message as _;
 
 use super::socket::options::{Options, Stage};
-use super::socket::{self, Nature};
+use super::socket::{self, Nature, hidden};
 use super::{DumpContext, Kind, Open, RestoreContext, decode, unread};
-use crate::{Allow, Error, Result};
+use crate::{Error, Result};
 
 const AF_NETLINK: i32 = 16;
 const SOCK_RAW: i32 = 3;
@@ -67,7 +67,7 @@ impl Kind for NetlinkSocket {
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx.allow())?.encode_to_vec())
+        Ok(read(open, cx)?.encode_to_vec())
     }
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
@@ -120,11 +120,12 @@ fn checked(payload: &[u8]) -> Result<Netlink> {
     Ok(record)
 }
 
-fn read(open: &Open<'_>, allow: &Allow) -> Result<Netlink> {
+fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Netlink> {
     let own = open.own()?;
+    hidden::refuse_errors(open)?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
-    unread::check_socket(open, allow, "messages")?;
-    let nature = Nature::of_fd(own)?;
+    unread::check_socket(open, cx.allow(), "messages")?;
+    let nature = Nature::of_socket(open)?;
     let (port, _) = parse(&sys::socket::name(own).map_err(failed)?);
     let (peer, groups) = parse(&sys::socket::peer_name(own).map_err(failed)?);
     let mut joined = vec![0; GROUPS_BYTES];
@@ -146,7 +147,7 @@ fn read(open: &Open<'_>, allow: &Allow) -> Result<Netlink> {
         groups: joined
             .filter_map(|index| u32::try_from(index + 1).ok())
             .collect(),
-        options: Options::read(own, &[SOL_NETLINK])?,
+        options: Options::of(open, cx)?,
     })
 }
 

@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::socket::multicast::{self, Group};
 use super::socket::options::{Options, Stage};
-use super::socket::{self, Nature, inet};
+use super::socket::{self, Nature, hidden, inet};
 use super::{DumpContext, Kind, Open, RestoreContext, decode, unread};
-use crate::{Allow, Error, Result};
+use crate::{Error, Result};
 use prost::Message as _;
 
 const SOCK_DGRAM: i32 = 2;
@@ -22,9 +22,6 @@ const IPPROTO_ICMPV6: i32 = 58;
 
 /// Where a `sockaddr_in6` has the interface of a link-local address.
 const SCOPE: std::ops::Range<usize> = 24..28;
-
-/// The levels of options that such sockets have.
-const LEVELS: [i32; 4] = [0, 41, 58, 255];
 
 /// Such a socket in an image.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -75,7 +72,7 @@ impl Kind for RawSocket {
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx.allow())?.encode_to_vec())
+        Ok(read(open, cx)?.encode_to_vec())
     }
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
@@ -153,11 +150,12 @@ fn checked(payload: &[u8]) -> Result<Raw> {
     Ok(record)
 }
 
-fn read(open: &Open<'_>, allow: &Allow) -> Result<Raw> {
+fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Raw> {
     let own = open.own()?;
+    hidden::refuse_errors(open)?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
-    unread::check_socket(open, allow, "packets")?;
-    let nature = Nature::of_fd(own)?;
+    unread::check_socket(open, cx.allow(), "packets")?;
+    let nature = Nature::of_socket(open)?;
     let local = sys::socket::name(own).map_err(failed)?;
     let mut remote = remote(nature, socket::inode(open)).map_err(failed)?;
     // The tables do not tell the interface of an address that is one of many; its own does.
@@ -173,7 +171,7 @@ fn read(open: &Open<'_>, allow: &Allow) -> Result<Raw> {
         local,
         remote,
         groups: multicast::groups(open)?,
-        options: Options::read(own, &LEVELS)?,
+        options: Options::of(open, cx)?,
     })
 }
 

@@ -9,7 +9,8 @@
 //! - What: UDP socket
 //! - Kept: addresses, options, multicast groups, datagrams that were not read; of UDP-Lite also how
 //!   much is covered by checksums.
-//! - Refused: "it has a datagram under construction (UDP_CORK)".
+//! - Refused: "it has a datagram under construction (UDP_CORK)"; "an error, or a message in its error
+//!   queue, waits to be fetched: try again".
 //! - At a restore: "this kernel has no UDP-Lite".
 //! - CRIU 4.2: addresses and some options, without multicast groups and UDP-Lite's coverage; drops
 //!   unread datagrams with a warning, and refuses `UDP_CORK`.
@@ -38,9 +39,6 @@ const SHUT_RD: i32 = 0;
 const SHUT_WR: i32 = 1;
 const RCV_SHUTDOWN: u8 = 1;
 const SEND_SHUTDOWN: u8 = 2;
-
-/// The levels of options that a UDP socket of either family has; the last is UDP-Lite's alone.
-const LEVELS: [i32; 4] = [0, 17, 41, IPPROTO_UDPLITE];
 
 /// A UDP socket in an image.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -124,8 +122,8 @@ impl Kind for UdpSocket {
         })
     }
 
-    fn dump(&self, open: &Open<'_>, _cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open)?.encode_to_vec())
+    fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
+        Ok(read(open, cx)?.encode_to_vec())
     }
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
@@ -211,10 +209,10 @@ fn checked(payload: &[u8]) -> Result<Udp> {
     Ok(record)
 }
 
-fn read(open: &Open<'_>) -> Result<Udp> {
+fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Udp> {
     let own = open.own()?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
-    let nature = Nature::of_fd(own)?;
+    let nature = Nature::of_socket(open)?;
     let is_lite = nature.protocol == IPPROTO_UDPLITE;
     let corked = sys::socket::number(own, IPPROTO_UDP, UDP_CORK).map_err(failed)? != 0;
     if corked && count(own, Count::Outbound).map_err(failed)? > 0 {
@@ -226,8 +224,12 @@ fn read(open: &Open<'_>) -> Result<Udp> {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => Vec::new(),
         Err(error) => return Err(failed(error)),
     };
+    let options = Options::of(open, cx)?;
+    refuse_queued(open, &options).map_err(failed)??;
     // Whoever looks takes it, also who looks for datagrams.
     let error = take_error(own).map_err(failed)?;
+    let is_queued = ready::events(own, PollFlags::empty()).map_err(|errno| failed(errno.into()))?;
+    let is_queued = is_queued.contains(PollFlags::ERR);
     let peeked = peek::messages(own, false);
     let is_refused = error == Some(Errno::CONNREFUSED);
     if is_refused {
@@ -235,13 +237,15 @@ fn read(open: &Open<'_>) -> Result<Udp> {
     } else if let Some(error) = error {
         log::warn!("{}: it is not told of an error: {error}", open.place());
     }
+    if is_queued {
+        return Err(open.unsupported(QUEUED, None));
+    }
     let peeked = peeked.map_err(failed)?.unwrap_or_default();
     let queue = peeked.into_iter().map(|peeked| Datagram {
         from: peeked.received.name,
         data: peeked.data,
     });
     let shutdown = shutdown(open, nature.protocol).map_err(failed)?;
-    let levels = &LEVELS[..LEVELS.len() - usize::from(!is_lite)];
     Ok(Udp {
         family: nature.family,
         common: socket::Common::of(open),
@@ -253,9 +257,33 @@ fn read(open: &Open<'_>) -> Result<Udp> {
         groups: multicast::groups(open)?,
         queue: queue.collect(),
         is_refused,
-        options: Options::read(own, levels)?,
+        options,
         is_lite,
     })
+}
+
+const QUEUED: &str = "an error, or a message in its error queue, waits to be fetched: try again";
+
+/// Refuses a socket that has an error, or something in its error queue, and asked for that queue:
+/// to take the error and to put it back would add to it.
+fn refuse_queued(open: &Open<'_>, options: &Options) -> std::io::Result<Result<()>> {
+    const ASKED: [(i32, i32); 5] = [
+        (0, 11),
+        (41, 25),
+        (SOL_SOCKET, 37),
+        (SOL_SOCKET, 60),
+        (0, 26),
+    ];
+    let own = open.own().map_err(std::io::Error::other)?;
+    let told = ready::events(own, PollFlags::empty())?;
+    let is_on = |(level, name)| {
+        let value = options.value(level, name);
+        value.is_some_and(|value| value.iter().any(|byte| *byte != 0))
+    };
+    if told.contains(PollFlags::ERR) && ASKED.into_iter().any(is_on) {
+        return Ok(Err(open.unsupported(QUEUED, None)));
+    }
+    Ok(Ok(()))
 }
 
 /// The error that the next call would be told of; nobody is from then on.
@@ -345,9 +373,12 @@ mod tests {
     use std::net::UdpSocket as Socket;
     use std::time::Duration;
 
+    use super::super::socket::ledger::Kinds;
     use super::super::socket::testing::{World, cycle};
     use super::*;
     use crate::testing::alone;
+
+    const KINDS: Kinds = Kinds::UDP;
 
     fn restored(socket: Socket) -> Socket {
         let [own] = cycle([socket.into()]);
@@ -366,11 +397,11 @@ mod tests {
                 one.connect(two.local_addr().unwrap()).unwrap();
                 one.set_broadcast(true).unwrap();
                 let address = one.local_addr().unwrap();
-                let wanted = Options::read(one.as_fd(), &LEVELS[..3]).unwrap();
+                let wanted = Options::read(one.as_fd(), KINDS).unwrap();
                 let one = restored(one);
                 assert_eq!(one.local_addr().unwrap(), address);
                 assert_eq!(one.peer_addr().unwrap(), two.local_addr().unwrap());
-                let mut options = Options::read(one.as_fd(), &LEVELS[..3]).unwrap();
+                let mut options = Options::read(one.as_fd(), KINDS).unwrap();
                 // The time-out is the test's own.
                 options
                     .values

@@ -76,7 +76,7 @@ impl Kind for VsockSocket {
     }
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
-        Ok(read(open, cx.allow())?.encode_to_vec())
+        Ok(read(open, cx)?.encode_to_vec())
     }
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
@@ -154,19 +154,19 @@ fn checked(payload: &[u8]) -> Result<Vsock> {
     Ok(record)
 }
 
-fn read(open: &Open<'_>, allow: &Allow) -> Result<Vsock> {
+fn read(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Vsock> {
     let own = open.own()?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
     let (machine, port) = parse(&sys::socket::name(own).map_err(failed)?);
     let listens = sys::socket::number(own, SOL_SOCKET, SO_ACCEPTCONN).map_err(failed)? != 0;
-    at_rest(open, listens, allow)?;
+    at_rest(open, listens, cx.allow())?;
     Ok(Vsock {
-        kind: Nature::of_fd(own)?.kind,
+        kind: Nature::of_socket(open)?.kind,
         common: socket::Common::of(open),
         port: (port != ANY).then_some(port),
         machine,
         listens,
-        options: Options::read(own, &[AF_VSOCK])?,
+        options: Options::of(open, cx)?,
     })
 }
 

@@ -7,6 +7,7 @@ mod ledger;
 mod mask;
 mod page;
 mod rows;
+mod sockets;
 mod source;
 mod support;
 
@@ -58,6 +59,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if arguments.fix {
         format::fix(repo::root())?;
         ledger::fix(repo::root())?;
+        sockets::fix(repo::root())?;
         support::fix(repo::root())?;
     }
     let mut violations = check(repo::root())?;
@@ -88,6 +90,7 @@ fn check(root: &Path) -> Result<Vec<Violation>> {
     violations.extend(families::check_lists(root)?);
     violations.extend(format::check(root)?);
     violations.extend(ledger::check(root)?);
+    violations.extend(sockets::check(root)?);
     violations.extend(support::check(root, &files)?);
     Ok(violations)
 }

@@ -5,9 +5,8 @@
 //! - Kept: protocol, interface by name, options, filter, memberships, group for fanout, the ring
 //!   into which packets come with all that is in it.
 //! - Refused: unread packets (see there); "its ring is full, or is just being used", for all of
-//!   `--timeout`; "its ring is not understood"; "it has a ring to send from";
-//!   "the kernel does not tell its filter, an eBPF program"; "a program spreads its packets
-//!   (fanout)"; "it is in a group for fanout of an interface that is down"; "its interface is
+//!   `--timeout`; "its ring is not understood"; "it has a ring to send from"; "a program spreads its
+//!   packets (fanout)"; "it is in a group for fanout of an interface that is down"; "its interface is
 //!   gone"; "sock_diag(7) does not tell of it".
 //! - CRIU 4.2: kept, with a new ring: what is in it and where the kernel was in it is lost.
 
@@ -24,7 +23,7 @@ use sys::socket::Count;
 use self::diag::Facts;
 use self::ring::{Ring, SOL_PACKET};
 use super::socket::options::{Options, Stage};
-use super::socket::{self, Nature};
+use super::socket::{self, Nature, hidden};
 use super::{DumpContext, Kind, Open, RestoreContext, decode, unread};
 use crate::{Error, Result};
 
@@ -292,9 +291,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Packet> {
         }
         None => unread::check_socket(open, cx.allow(), "packets")?,
     }
-    if sys::socket::filter(own).is_err() {
-        return Err(open.unsupported("the kernel does not tell its filter, an eBPF program", None));
-    }
+    hidden::refuse_errors(open)?;
     let local = sys::socket::name(own).map_err(failed)?;
     let number = local
         .get(INTERFACE..8)
@@ -307,7 +304,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Packet> {
     };
     let memberships = facts.memberships.iter().cloned().map(named);
     Ok(Packet {
-        kind: Nature::of_fd(own)?.kind,
+        kind: Nature::of_socket(open)?.kind,
         common: socket::Common::of(open),
         protocol: protocol.into(),
         interface: match number {
@@ -318,7 +315,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Packet> {
         memberships: memberships.collect::<Result<_>>()?,
         fanout: fanout(open, &facts)?,
         copy_threshold: facts.copy_threshold,
-        options: Options::read(own, &[SOL_PACKET])?,
+        options: Options::of(open, cx)?,
         ring: match facts.receive_ring {
             Some(shape) => Some(Ring::dump(open, shape, cx)?),
             None => None,

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use sys::netlink::{ACK, Batch, DUMP, Netlink, REQUEST, attributes};
 
 use super::inet::{AF_INET, AF_INET6};
+use crate::fd::tcp::signature::Signature;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
@@ -15,6 +16,7 @@ const IPPROTO_TCP: u8 = 6;
 const IPPROTO_MPTCP: u32 = 262;
 const INET_DIAG_SHUTDOWN: u16 = 8;
 const INET_DIAG_SKV6ONLY: u16 = 11;
+const INET_DIAG_MD5SIG: u16 = 18;
 const INET_DIAG_ULP_INFO: u16 = 19;
 const INET_ULP_INFO_NAME: u16 = 1;
 const INET_DIAG_REQ_PROTOCOL: u16 = 3;
@@ -125,6 +127,14 @@ fn request(family: u8, protocol: u8, states: u32, id: &[u8; 48]) -> Vec<u8> {
     [&head[..], &states.to_ne_bytes(), id].concat()
 }
 
+/// A request for TCP sockets with what goes along with `INET_DIAG_INFO` alone: keys.
+fn request_with_keys(family: u8, states: u32, id: &[u8; 48]) -> Vec<u8> {
+    const INFO: u8 = 1 << 1;
+    let mut request = request(family, IPPROTO_TCP, states, id);
+    request[2] = INFO;
+    request
+}
+
 /// All sockets of a protocol in these states.
 fn list(protocol: u8, states: u32) -> io::Result<Vec<Found>> {
     list_with(protocol, states, |_| {})
@@ -155,6 +165,83 @@ pub fn udp_shutdown(protocol: i32, inode: u32) -> io::Result<Option<u8>> {
     let all = list(protocol, ANY_STATE)?;
     let found = all.iter().find(|found| found.inode == inode);
     Ok(found.map(|found| found.shutdown))
+}
+
+/// What is told of a TCP socket besides its options.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Bytes that were received and not read, urgent ones and what is behind them, too. The other
+    /// end's shutdown counts as one.
+    pub waiting: u32,
+    /// Keys of signed TCP; none where `CAP_NET_ADMIN` is missing.
+    pub signatures: Vec<Signature>,
+}
+
+/// What is told of the TCP socket with this inode number that has these addresses; `None` of one
+/// that is closed. One that listens has no `remote`.
+///
+/// # Errors
+/// The system calls' errno.
+pub fn tcp(inode: u32, local: &[u8], remote: &[u8]) -> io::Result<Option<Told>> {
+    let Some(id) = id_of(local, remote) else {
+        return Ok(None);
+    };
+    let family = local[0];
+    let states = if remote.is_empty() {
+        LISTENING
+    } else {
+        ANY_STATE
+    };
+    if !remote.is_empty() {
+        let mut batch = Batch::default();
+        let what = request_with_keys(family, states, &id);
+        batch.message(SOCK_DIAG_BY_FAMILY, REQUEST, &what);
+        // One that is bound to an interface is not found so.
+        let answers = Netlink::sock_diag()?.ask(batch).unwrap_or_default();
+        if let Some(told) = answers.iter().find_map(|one| told_of(inode, &one.payload)) {
+            return Ok(Some(told));
+        }
+    }
+    let mut ports = [0; 48];
+    ports[..4].copy_from_slice(&id[..4]);
+    let mut batch = Batch::default();
+    let what = request_with_keys(family, states, &ports);
+    batch.message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, &what);
+    let answers = Netlink::sock_diag()?.list(batch)?;
+    let mut told = answers
+        .iter()
+        .filter_map(|one| told_of(inode, &one.payload));
+    Ok(told.next())
+}
+
+/// By what sock_diag(7) looks for a socket with these addresses.
+fn id_of(local: &[u8], remote: &[u8]) -> Option<[u8; 48]> {
+    const NO_COOKIE: [u8; 8] = [0xff; 8];
+    let mut id = [0; 48];
+    let address = match i32::from(*local.first()?) {
+        AF_INET => 4..8,
+        _ => 8..24,
+    };
+    for (end, port, ip) in [(local, 0, 4), (remote, 2, 20)] {
+        if end.is_empty() {
+            continue;
+        }
+        id[port..port + 2].copy_from_slice(end.get(2..4)?);
+        id[ip..ip + address.len()].copy_from_slice(end.get(address.clone())?);
+    }
+    id[40..].copy_from_slice(&NO_COOKIE);
+    Some(id)
+}
+
+fn told_of(inode: u32, payload: &[u8]) -> Option<Told> {
+    let found = Found::read(payload).filter(|found| found.inode == inode)?;
+    let mut attributes = attributes(payload, MESSAGE_BYTES);
+    let keys = attributes.find(|(kind, _)| *kind == INET_DIAG_MD5SIG);
+    let signatures = keys.map(|(_, data)| Signature::list(data));
+    Some(Told {
+        waiting: found.waiting,
+        signatures: signatures.unwrap_or_else(|| Some(Vec::new()))?,
+    })
 }
 
 /// The TCP sockets of this network namespace that listen.

@@ -2,8 +2,10 @@
 
 pub mod bind;
 pub mod diag;
+pub mod hidden;
 pub mod inet;
 pub mod inet_diag;
+pub mod ledger;
 pub mod multicast;
 pub mod options;
 pub mod packet;
@@ -17,6 +19,7 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::{FileType, Gid, OFlags, Uid};
 
 use super::{DescriptionId, DumpContext, Open};
+use crate::kernel::Kernel;
 use crate::{Error, Result};
 
 /// `SOL_SOCKET` options that say what a socket is.
@@ -60,11 +63,26 @@ impl Nature {
         if !is_socket || open.info.oflags().contains(OFlags::PATH) {
             return Ok(None);
         }
+        // Each kind asks whether it is its own.
         if let Some(nature) = open.known.nature.get() {
             return Ok(Some(*nature));
         }
         let nature = Self::of_fd(open.own()?)?;
         Ok(Some(*open.known.nature.get_or_init(|| nature)))
+    }
+        let nature = Self::of_fd(open.own()?)?;
+        Ok(Some(*open.nature.get_or_init(|| nature)))
+    }
+
+    /// What kind of socket `open` is, which is one.
+    ///
+    /// # Errors
+    /// As [`Nature::of`].
+    pub fn of_socket(open: &Open<'_>) -> Result<Self> {
+        match Self::of(open)? {
+            Some(nature) => Ok(nature),
+            None => Self::of_fd(open.own()?),
+        }
     }
 
     /// What kind of socket `own` is.
@@ -106,6 +124,18 @@ pub fn find(cx: &dyn DumpContext, wanted: u32) -> Option<&Open<'_>> {
 /// The id of the description of the tree that is the socket with this inode number.
 pub fn find_id(cx: &dyn DumpContext, wanted: u32) -> Option<DescriptionId> {
     find(cx, wanted).map(|open| open.id)
+}
+
+/// The description of the tree that is the socket at this address in the kernel's memory.
+fn find_address(cx: &dyn DumpContext, wanted: u64) -> Option<DescriptionId> {
+    let kernel = Kernel::get().ok()?;
+    let is_it = |open: &&Open<'_>| {
+        let is_socket = FileType::from_raw_mode(open.stat.st_mode) == FileType::Socket;
+        let path = open.info.oflags().contains(OFlags::PATH);
+        let address = |own| kernel.socket(own).is_ok_and(|at| at == wanted);
+        is_socket && !path && open.own().is_ok_and(address)
+    };
+    cx.all().iter().find(is_it).map(|open| open.id)
 }
 
 /// Who has the socket with this inode number open, for messages: ", pid 5 (redis-server)"; nothing

@@ -1,36 +1,45 @@
-//! Socket options, as one table: what is in it is saved, and nothing else is set from an image.
+//! Socket options: those that the [ledger](super::ledger) says are kept are saved, and nothing else
+//! is set from an image.
 //!
 //! - What: socket options
-//! - Kept: all that one table names, of sockets of every kind, and packet filters.
+//! - Kept: all of every kind of socket that getsockopt(2) tells, and packet filters:
+//!   docs/sockets.md has each number.
+//! - Refused: "its filter is an eBPF program"; "the kernel's own tunnel receives its datagrams
+//!   (UDP_ENCAP)".
 //! - At a restore: "this kernel does not know the socket option …".
 //! - CRIU 4.2: buffers, timeouts, priority, mark, device, lingering, keep-alive and some others.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use rustix::io::Errno;
+
+use super::Nature;
+use super::hidden::{self, Hidden};
+use super::ledger::{self, Entry, Fate, Kept, Kinds};
+use crate::fd::{DumpContext, Open};
 use crate::{Error, Result};
 
 const SOL_IP: i32 = 0;
 const SOL_SOCKET: i32 = 1;
 const SOL_TCP: i32 = 6;
 const SOL_UDP: i32 = 17;
-const SOL_VSOCK: i32 = 40;
-const SOL_ICMPV6: i32 = 58;
-const SOL_UDPLITE: i32 = 136;
-const SOL_RAW: i32 = 255;
 const SOL_IPV6: i32 = 41;
-const SOL_PACKET: i32 = 263;
-const SOL_NETLINK: i32 = 270;
 
 const SO_SNDBUF: i32 = 7;
 const SO_RCVBUF: i32 = 8;
 const SO_SNDBUFFORCE: i32 = 32;
 const SO_RCVBUFFORCE: i32 = 33;
+const SO_LOCK_FILTER: i32 = 44;
+const TCP_RTO_MIN_US: i32 = 45;
+const TCP_DELACK_MAX_US: i32 = 46;
+const UDP_ENCAP: i32 = 100;
+/// `UDP_ENCAP_L2TPINUDP`: what comes after is set by the kernel's own tunnels alone.
+const UDP_ENCAP_LAST: i32 = 3;
+/// More than this no call sets, of two limits of TCP; their sysctls do.
+const TCP_MOST_US: i32 = 200_000;
 /// Which of the two sizes were set by the owner and are not tuned.
 pub(crate) const SO_BUF_LOCK: i32 = 72;
-
-/// Options longer than this are none of ours.
-const VALUE_MAX_BYTES: usize = 64;
 
 /// When an option is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,173 +50,7 @@ pub enum Stage {
     Late,
 }
 
-/// One option that is saved.
-#[derive(Clone, Copy, Debug)]
-struct Known {
-    level: i32,
-    name: i32,
-    bytes: usize,
-    stage: Stage,
-    label: &'static str,
-}
-
-impl Known {
-    /// Options that streams tell, but do not let be set.
-    fn is_multicast(&self) -> bool {
-        self.label.contains("_MULTICAST_")
-    }
-}
-
-const fn known(level: i32, name: i32, bytes: usize, stage: Stage, label: &'static str) -> Known {
-    Known {
-        level,
-        name,
-        bytes,
-        stage,
-        label,
-    }
-}
-
-use Stage::{Early, Late};
-
-/// Every option that is saved, in the order in which they are given back.
-const TABLE: &[Known] = &[
-    known(SOL_SOCKET, 2, 4, Early, "SO_REUSEADDR"),
-    known(SOL_SOCKET, 15, 4, Early, "SO_REUSEPORT"),
-    known(SOL_SOCKET, 25, 16, Early, "SO_BINDTODEVICE"),
-    known(SOL_SOCKET, 36, 4, Early, "SO_MARK"),
-    known(SOL_SOCKET, 12, 4, Early, "SO_PRIORITY"),
-    known(SOL_SOCKET, 16, 4, Early, "SO_PASSCRED"),
-    known(SOL_SOCKET, 34, 4, Early, "SO_PASSSEC"),
-    known(SOL_SOCKET, 76, 4, Early, "SO_PASSPIDFD"),
-    known(SOL_IPV6, 26, 4, Early, "IPV6_V6ONLY"),
-    known(SOL_IP, 15, 4, Early, "IP_FREEBIND"),
-    known(SOL_IP, 19, 4, Early, "IP_TRANSPARENT"),
-    known(SOL_IP, 24, 4, Early, "IP_BIND_ADDRESS_NO_PORT"),
-    known(SOL_IPV6, 78, 4, Early, "IPV6_FREEBIND"),
-    known(SOL_IPV6, 75, 4, Early, "IPV6_TRANSPARENT"),
-    known(SOL_TCP, 13, 16, Early, "TCP_CONGESTION"),
-    known(SOL_PACKET, 10, 4, Early, "PACKET_VERSION"),
-    known(SOL_PACKET, 12, 4, Early, "PACKET_RESERVE"),
-    known(SOL_PACKET, 14, 4, Early, "PACKET_LOSS"),
-    known(SOL_PACKET, 15, 4, Early, "PACKET_VNET_HDR"),
-    known(SOL_PACKET, 24, 4, Early, "PACKET_VNET_HDR_SZ"),
-    known(SOL_PACKET, 19, 4, Early, "PACKET_TX_HAS_OFF"),
-    known(SOL_SOCKET, SO_SNDBUF, 4, Late, "SO_SNDBUF"),
-    known(SOL_SOCKET, SO_RCVBUF, 4, Late, "SO_RCVBUF"),
-    known(SOL_SOCKET, SO_BUF_LOCK, 4, Late, "SO_BUF_LOCK"),
-    known(SOL_SOCKET, 83, 4, Late, "SO_PASSRIGHTS"),
-    known(SOL_SOCKET, 5, 4, Late, "SO_DONTROUTE"),
-    known(SOL_SOCKET, 6, 4, Late, "SO_BROADCAST"),
-    known(SOL_SOCKET, 9, 4, Late, "SO_KEEPALIVE"),
-    known(SOL_SOCKET, 10, 4, Late, "SO_OOBINLINE"),
-    known(SOL_SOCKET, 11, 4, Late, "SO_NO_CHECK"),
-    known(SOL_SOCKET, 13, 8, Late, "SO_LINGER"),
-    known(SOL_SOCKET, 18, 4, Late, "SO_RCVLOWAT"),
-    known(SOL_SOCKET, 20, 16, Late, "SO_RCVTIMEO"),
-    known(SOL_SOCKET, 21, 16, Late, "SO_SNDTIMEO"),
-    known(SOL_SOCKET, 29, 4, Late, "SO_TIMESTAMP"),
-    known(SOL_SOCKET, 35, 4, Late, "SO_TIMESTAMPNS"),
-    known(SOL_SOCKET, 37, 8, Late, "SO_TIMESTAMPING"),
-    known(SOL_SOCKET, 40, 4, Late, "SO_RXQ_OVFL"),
-    known(SOL_SOCKET, 41, 4, Late, "SO_WIFI_STATUS"),
-    known(SOL_SOCKET, 42, 4, Late, "SO_PEEK_OFF"),
-    known(SOL_SOCKET, 43, 4, Late, "SO_NOFCS"),
-    known(SOL_SOCKET, 45, 4, Late, "SO_SELECT_ERR_QUEUE"),
-    known(SOL_SOCKET, 46, 4, Late, "SO_BUSY_POLL"),
-    known(SOL_SOCKET, 47, 8, Late, "SO_MAX_PACING_RATE"),
-    known(SOL_SOCKET, 60, 4, Late, "SO_ZEROCOPY"),
-    known(SOL_SOCKET, 61, 8, Late, "SO_TXTIME"),
-    known(SOL_SOCKET, 69, 4, Late, "SO_PREFER_BUSY_POLL"),
-    known(SOL_SOCKET, 70, 4, Late, "SO_BUSY_POLL_BUDGET"),
-    known(SOL_SOCKET, 74, 4, Late, "SO_TXREHASH"),
-    known(SOL_SOCKET, 75, 4, Late, "SO_RCVMARK"),
-    known(SOL_SOCKET, 82, 4, Late, "SO_RCVPRIORITY"),
-    known(SOL_IP, 1, 4, Late, "IP_TOS"),
-    known(SOL_IP, 2, 4, Late, "IP_TTL"),
-    known(SOL_IP, 3, 4, Late, "IP_HDRINCL"),
-    known(SOL_IP, 6, 4, Late, "IP_RECVOPTS"),
-    known(SOL_IP, 7, 4, Late, "IP_RETOPTS"),
-    known(SOL_IP, 8, 4, Late, "IP_PKTINFO"),
-    known(SOL_IP, 10, 4, Late, "IP_MTU_DISCOVER"),
-    known(SOL_IP, 11, 4, Late, "IP_RECVERR"),
-    known(SOL_IP, 12, 4, Late, "IP_RECVTTL"),
-    known(SOL_IP, 13, 4, Late, "IP_RECVTOS"),
-    known(SOL_IP, 20, 4, Late, "IP_RECVORIGDSTADDR"),
-    known(SOL_IP, 21, 4, Late, "IP_MINTTL"),
-    known(SOL_IP, 25, 4, Late, "IP_RECVFRAGSIZE"),
-    known(SOL_IP, 26, 4, Late, "IP_RECVERR_RFC4884"),
-    known(SOL_IP, 33, 4, Late, "IP_MULTICAST_TTL"),
-    known(SOL_IP, 34, 4, Late, "IP_MULTICAST_LOOP"),
-    known(SOL_IP, 49, 4, Late, "IP_MULTICAST_ALL"),
-    known(SOL_IP, 50, 4, Late, "IP_UNICAST_IF"),
-    known(SOL_IP, 51, 4, Late, "IP_LOCAL_PORT_RANGE"),
-    known(SOL_IPV6, 7, 4, Late, "IPV6_CHECKSUM"),
-    known(SOL_IPV6, 16, 4, Late, "IPV6_UNICAST_HOPS"),
-    known(SOL_IPV6, 17, 4, Late, "IPV6_MULTICAST_IF"),
-    known(SOL_IPV6, 18, 4, Late, "IPV6_MULTICAST_HOPS"),
-    known(SOL_IPV6, 19, 4, Late, "IPV6_MULTICAST_LOOP"),
-    known(SOL_IPV6, 23, 4, Late, "IPV6_MTU_DISCOVER"),
-    known(SOL_IPV6, 25, 4, Late, "IPV6_RECVERR"),
-    known(SOL_IPV6, 29, 4, Late, "IPV6_MULTICAST_ALL"),
-    known(SOL_IPV6, 33, 4, Late, "IPV6_FLOWINFO_SEND"),
-    known(SOL_IPV6, 36, 4, Late, "IPV6_HDRINCL"),
-    known(SOL_IPV6, 49, 4, Late, "IPV6_RECVPKTINFO"),
-    known(SOL_IPV6, 51, 4, Late, "IPV6_RECVHOPLIMIT"),
-    known(SOL_IPV6, 60, 4, Late, "IPV6_RECVPATHMTU"),
-    known(SOL_IPV6, 62, 4, Late, "IPV6_DONTFRAG"),
-    known(SOL_IPV6, 66, 4, Late, "IPV6_RECVTCLASS"),
-    known(SOL_IPV6, 67, 4, Late, "IPV6_TCLASS"),
-    known(SOL_IPV6, 70, 4, Late, "IPV6_AUTOFLOWLABEL"),
-    known(SOL_IPV6, 72, 4, Late, "IPV6_ADDR_PREFERENCES"),
-    known(SOL_IPV6, 73, 4, Late, "IPV6_MINHOPCOUNT"),
-    known(SOL_IPV6, 74, 4, Late, "IPV6_RECVORIGDSTADDR"),
-    known(SOL_IPV6, 76, 4, Late, "IPV6_UNICAST_IF"),
-    known(SOL_IPV6, 77, 4, Late, "IPV6_RECVFRAGSIZE"),
-    known(SOL_TCP, 1, 4, Late, "TCP_NODELAY"),
-    known(SOL_TCP, 3, 4, Late, "TCP_CORK"),
-    known(SOL_TCP, 4, 4, Late, "TCP_KEEPIDLE"),
-    known(SOL_TCP, 5, 4, Late, "TCP_KEEPINTVL"),
-    known(SOL_TCP, 6, 4, Late, "TCP_KEEPCNT"),
-    known(SOL_TCP, 7, 4, Late, "TCP_SYNCNT"),
-    known(SOL_TCP, 8, 4, Late, "TCP_LINGER2"),
-    known(SOL_TCP, 9, 4, Late, "TCP_DEFER_ACCEPT"),
-    known(SOL_TCP, 10, 4, Late, "TCP_WINDOW_CLAMP"),
-    known(SOL_TCP, 16, 4, Late, "TCP_THIN_LINEAR_TIMEOUTS"),
-    known(SOL_TCP, 18, 4, Late, "TCP_USER_TIMEOUT"),
-    known(SOL_TCP, 23, 4, Late, "TCP_FASTOPEN"),
-    known(SOL_TCP, 25, 4, Late, "TCP_NOTSENT_LOWAT"),
-    known(SOL_TCP, 27, 4, Late, "TCP_SAVE_SYN"),
-    known(SOL_TCP, 30, 4, Late, "TCP_FASTOPEN_CONNECT"),
-    known(SOL_TCP, 34, 4, Late, "TCP_FASTOPEN_NO_COOKIE"),
-    known(SOL_TCP, 36, 4, Late, "TCP_INQ"),
-    known(SOL_TCP, 37, 4, Late, "TCP_TX_DELAY"),
-    known(SOL_UDP, 1, 4, Late, "UDP_CORK"),
-    known(SOL_UDP, 100, 4, Late, "UDP_ENCAP"),
-    known(SOL_UDP, 101, 4, Late, "UDP_NO_CHECK6_TX"),
-    known(SOL_UDP, 102, 4, Late, "UDP_NO_CHECK6_RX"),
-    known(SOL_UDP, 103, 4, Late, "UDP_SEGMENT"),
-    known(SOL_UDP, 104, 4, Late, "UDP_GRO"),
-    known(SOL_UDPLITE, 10, 4, Late, "UDPLITE_SEND_CSCOV"),
-    known(SOL_UDPLITE, 11, 4, Late, "UDPLITE_RECV_CSCOV"),
-    known(SOL_RAW, 1, 4, Late, "ICMP_FILTER"),
-    known(SOL_ICMPV6, 1, 32, Late, "ICMPV6_FILTER"),
-    known(SOL_PACKET, 8, 4, Late, "PACKET_AUXDATA"),
-    known(SOL_PACKET, 9, 4, Late, "PACKET_ORIGDEV"),
-    known(SOL_PACKET, 17, 4, Late, "PACKET_TIMESTAMP"),
-    known(SOL_PACKET, 20, 4, Late, "PACKET_QDISC_BYPASS"),
-    known(SOL_PACKET, 23, 4, Late, "PACKET_IGNORE_OUTGOING"),
-    known(SOL_VSOCK, 2, 8, Late, "SO_VM_SOCKETS_BUFFER_MAX_SIZE"),
-    known(SOL_VSOCK, 1, 8, Late, "SO_VM_SOCKETS_BUFFER_MIN_SIZE"),
-    known(SOL_VSOCK, 0, 8, Late, "SO_VM_SOCKETS_BUFFER_SIZE"),
-    known(SOL_VSOCK, 8, 16, Late, "SO_VM_SOCKETS_CONNECT_TIMEOUT"),
-    known(SOL_NETLINK, 3, 4, Late, "NETLINK_PKTINFO"),
-    known(SOL_NETLINK, 4, 4, Late, "NETLINK_BROADCAST_ERROR"),
-    known(SOL_NETLINK, 5, 4, Late, "NETLINK_NO_ENOBUFS"),
-    known(SOL_NETLINK, 10, 4, Late, "NETLINK_CAP_ACK"),
-    known(SOL_NETLINK, 11, 4, Late, "NETLINK_EXT_ACK"),
-    known(SOL_NETLINK, 12, 4, Late, "NETLINK_GET_STRICT_CHK"),
-];
+use Stage::Late;
 
 /// Options that binding looks at: they may have been changed since.
 const OF_BINDING: [(i32, i32); 7] = [
@@ -219,6 +62,9 @@ const OF_BINDING: [(i32, i32); 7] = [
     (SOL_IPV6, 78),
     (SOL_IPV6, 75),
 ];
+
+/// An entry of the ledger, and how its option is kept.
+type Known = (&'static Entry, Kept);
 
 /// The options of one socket.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -232,6 +78,9 @@ pub struct Options {
     /// Whether that filter may no longer be changed.
     #[prost(bool, tag = "3")]
     pub filter_locked: bool,
+    /// What no call tells of the socket.
+    #[prost(message, optional, tag = "4")]
+    pub hidden: Option<Hidden>,
 }
 
 /// One option.
@@ -249,46 +98,85 @@ pub struct Value {
 }
 
 impl Options {
-    /// Reads all options of a socket; those that its family or this kernel does not know are left
-    /// out.
+    /// Reads all options of a socket at a dump, which refuses what no call would give back.
     ///
     /// # Errors
-    /// For a filter that cannot be read back, or a system call's errno.
-    pub fn read(own: BorrowedFd<'_>, levels: &[i32]) -> Result<Self> {
-        let mut values = Vec::new();
-        let wanted = |known: &&Known| {
-            let is_stream = levels.contains(&SOL_TCP);
-            let here = known.level == SOL_SOCKET || levels.contains(&known.level);
-            here && !(is_stream && known.is_multicast())
+    /// [`Error::Unsupported`] for state that is not kept, or a system call's errno.
+    pub fn of(open: &Open<'_>, cx: &dyn DumpContext) -> Result<Self> {
+        let own = open.own()?;
+        let nature = Nature::of_socket(open)?;
+        let filter = match sys::socket::filter(own) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::ACCESS) => {
+                return Err(open.unsupported("its filter is an eBPF program", None));
+            }
+            filter => filter.map_err(unread_filter)?,
         };
-        for known in TABLE.iter().filter(wanted) {
-            let value = match sys::socket::option(own, known.level, known.name, known.bytes) {
+        let mut options = Self::with(own, Kinds::of(nature), filter)?;
+        let encapsulation = options.number(SOL_UDP, UDP_ENCAP).unwrap_or_default();
+        if encapsulation > UDP_ENCAP_LAST {
+            let why = "the kernel's own tunnel receives its datagrams (UDP_ENCAP)";
+            return Err(open.unsupported(why, None));
+        }
+        let hidden = hidden::look(open, nature, &options, cx)?;
+        options.hidden = Some(hidden).filter(|hidden| *hidden != Hidden::default());
+        Ok(options)
+    }
+
+    /// Reads all options of a socket; those that this kernel does not know are left out.
+    ///
+    /// # Errors
+    /// A system call's errno; `EACCES` for a filter that cannot be read back.
+    pub fn read(own: BorrowedFd<'_>, of: Kinds) -> Result<Self> {
+        let filter = sys::socket::filter(own).map_err(unread_filter)?;
+        Self::with(own, of, filter)
+    }
+
+    fn with(own: BorrowedFd<'_>, of: Kinds, filter: Vec<u8>) -> Result<Self> {
+        let mut values = Vec::new();
+        for (entry, kept) in ledger::kept(of) {
+            let value = match sys::socket::option(own, entry.level, entry.name, kept.bytes) {
                 Ok(value) => value,
                 Err(error) if is_unknown(&error) => continue,
-                Err(error) => return Err(Error::kernel(format!("read {}", known.label), error)),
+                Err(error) => return Err(Error::kernel(format!("read {}", entry.label), error)),
             };
-            values.push(Value {
-                level: known.level,
-                name: known.name,
-                value,
-            });
+            if !value.is_empty() && !is_of_namespace(entry, &value) {
+                values.push(Value {
+                    level: entry.level,
+                    name: entry.name,
+                    value,
+                });
+            }
         }
-        let filter = sys::socket::filter(own)
-            .map_err(|error| Error::kernel("read a socket's filter", error))?;
-        let filter_locked = sys::socket::number(own, SOL_SOCKET, 44).is_ok_and(|on| on != 0);
+        let filter_locked =
+            sys::socket::number(own, SOL_SOCKET, SO_LOCK_FILTER).is_ok_and(|on| on != 0);
         Ok(Self {
             values,
             filter,
             filter_locked,
+            hidden: None,
         })
+    }
+
+    /// Forgets an option: it says nothing of a socket in this state.
+    pub fn forget(&mut self, level: i32, name: i32) {
+        self.values
+            .retain(|value| (value.level, value.name) != (level, name));
+    }
+
+    /// The value of an option, if it was read.
+    #[must_use]
+    pub fn value(&self, level: i32, name: i32) -> Option<&[u8]> {
+        let mut values = self.values.iter();
+        let found = values.find(|value| (value.level, value.name) == (level, name))?;
+        Some(&found.value)
     }
 
     /// The value of an option that is a number, if it was read.
     #[must_use]
     pub fn number(&self, level: i32, name: i32) -> Option<i32> {
-        let mut values = self.values.iter();
-        let found = values.find(|value| (value.level, value.name) == (level, name))?;
-        Some(i32::from_ne_bytes(found.value.as_slice().try_into().ok()?))
+        Some(i32::from_ne_bytes(
+            self.value(level, name)?.try_into().ok()?,
+        ))
     }
 
     /// Gives a socket back the options that binding needed otherwise.
@@ -298,9 +186,7 @@ impl Options {
     pub fn restore_bound(&self, own: BorrowedFd<'_>) -> Result<()> {
         let bound = |value: &&Value| OF_BINDING.contains(&(value.level, value.name));
         for value in self.values.iter().filter(bound) {
-            let same = |known: &&Known| (known.level, known.name) == (value.level, value.name);
-            let known = TABLE.iter().find(same).expect("all of them are saved");
-            apply_one(own, known, &value.value)?;
+            apply_one(own, value.known()?, &value.value)?;
         }
         Ok(())
     }
@@ -308,19 +194,12 @@ impl Options {
     /// Gives a socket the options of one stage, setting only what differs.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for options that are not in the table, [`Error::Mismatch`] for one that
-    /// this kernel lacks, or the system call's errno.
+    /// [`Error::Corrupt`] for options that are not kept, [`Error::Mismatch`] for one that this
+    /// kernel lacks, or the system call's errno.
     pub fn apply(&self, own: BorrowedFd<'_>, stage: Stage) -> Result<()> {
         for value in &self.values {
-            let known = TABLE
-                .iter()
-                .find(|known| (known.level, known.name) == (value.level, value.name))
-                .filter(|_| value.value.len() <= VALUE_MAX_BYTES)
-                .ok_or_else(|| {
-                    let what = format!("level {} option {}", value.level, value.name);
-                    Error::corrupt("socket options", format!("{what} is not one that is saved"))
-                })?;
-            if known.stage == stage {
+            let known = value.known()?;
+            if known.1.stage == stage {
                 apply_one(own, known, &value.value)?;
             }
         }
@@ -328,33 +207,62 @@ impl Options {
             sys::socket::attach_filter(own, &self.filter)
                 .map_err(|error| Error::kernel("attach a socket's filter", error))?;
         }
+        if let (Late, Some(hidden)) = (stage, &self.hidden) {
+            hidden.apply(own)?;
+        }
         if stage == Late && self.filter_locked {
-            sys::socket::set_number(own, SOL_SOCKET, 44, 1)
+            sys::socket::set_number(own, SOL_SOCKET, SO_LOCK_FILTER, 1)
                 .map_err(|error| Error::kernel("set SO_LOCK_FILTER", error))?;
         }
         Ok(())
     }
 }
 
-fn apply_one(own: BorrowedFd<'_>, known: &Known, value: &[u8]) -> Result<()> {
-    match sys::socket::option(own, known.level, known.name, known.bytes) {
+impl Value {
+    /// What the ledger says of the option.
+    fn known(&self) -> Result<Known> {
+        let entry = ledger::find(self.level, self.name);
+        let known = entry.and_then(|entry| match entry.fate {
+            Fate::Kept(kept) if self.value.len() <= kept.bytes => Some((entry, kept)),
+            _ => None,
+        });
+        known.ok_or_else(|| {
+            let what = format!("level {} option {}", self.level, self.name);
+            Error::corrupt("socket options", format!("{what} is not one that is saved"))
+        })
+    }
+}
+
+/// Whether a value is the network namespace's: larger than a call could set.
+fn is_of_namespace(entry: &Entry, value: &[u8]) -> bool {
+    let limits = [(SOL_TCP, TCP_RTO_MIN_US), (SOL_TCP, TCP_DELACK_MAX_US)];
+    let number = value.try_into().map(i32::from_ne_bytes);
+    limits.contains(&(entry.level, entry.name)) && number.is_ok_and(|us| us > TCP_MOST_US)
+}
+
+fn unread_filter(error: io::Error) -> Error {
+    Error::kernel("read a socket's filter", error)
+}
+
+fn apply_one(own: BorrowedFd<'_>, (entry, kept): Known, value: &[u8]) -> Result<()> {
+    match sys::socket::option(own, entry.level, entry.name, kept.bytes) {
         Ok(present) if present == value => return Ok(()),
         Err(error) if is_unknown(&error) && value.iter().all(|byte| *byte == 0) => return Ok(()),
         Err(error) if is_unknown(&error) => {
             let what = format!(
                 "this kernel does not know the socket option {}",
-                known.label
+                entry.label
             );
             return Err(Error::Mismatch { what });
         }
         Ok(_) | Err(_) => {}
     }
-    let done = match (known.level, known.name) {
+    let done = match (entry.level, entry.name) {
         (SOL_SOCKET, SO_SNDBUF) => set_buffer(own, SO_SNDBUFFORCE, SO_SNDBUF, value),
         (SOL_SOCKET, SO_RCVBUF) => set_buffer(own, SO_RCVBUFFORCE, SO_RCVBUF, value),
         (level, name) => sys::socket::set_option(own, level, name, value),
     };
-    done.map_err(|error| Error::kernel(format!("set {}", known.label), error))
+    done.map_err(|error| Error::kernel(format!("set {}", entry.label), error))
 }
 
 /// The kernel doubles what it is told, and tells the doubled size.
@@ -424,7 +332,6 @@ pub fn restore_buffer(own: BorrowedFd<'_>, old: BufferSize) -> io::Result<()> {
 
 /// The errnos for options that a kernel or a family lacks.
 fn is_unknown(error: &io::Error) -> bool {
-    use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
     let unknown = [Errno::NOPROTOOPT, Errno::OPNOTSUPP, Errno::INVAL];
     errno.is_some_and(|errno| unknown.contains(&errno))
@@ -434,6 +341,7 @@ fn is_unknown(error: &io::Error) -> bool {
 mod tests {
     use std::os::fd::AsFd;
 
+    use super::Stage::Early;
     use super::*;
 
     fn socket(kind: i32) -> std::os::fd::OwnedFd {
@@ -451,11 +359,11 @@ mod tests {
         let mut timeout = [0; 16];
         timeout[0] = 5;
         sys::socket::set_option(&source, SOL_SOCKET, 20, &timeout).unwrap();
-        let options = Options::read(source.as_fd(), &[]).unwrap();
+        let options = Options::read(source.as_fd(), Kinds::UNIX).unwrap();
         let fresh = socket(1);
         options.apply(fresh.as_fd(), Early).unwrap();
         options.apply(fresh.as_fd(), Late).unwrap();
-        assert_eq!(Options::read(fresh.as_fd(), &[]).unwrap(), options);
+        assert_eq!(Options::read(fresh.as_fd(), Kinds::UNIX).unwrap(), options);
         assert_eq!(options.number(SOL_SOCKET, SO_SNDBUF), Some(60_000));
     }
 
@@ -476,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_fresh_socket_needs_no_option_set() {
-        let options = Options::read(socket(2).as_fd(), &[]).unwrap();
+        let options = Options::read(socket(2).as_fd(), Kinds::UNIX).unwrap();
         let fresh = socket(2);
         options.apply(fresh.as_fd(), Late).unwrap();
         // Setting a size would have set its lock as well.

@@ -19,7 +19,10 @@
 //!   connection is still being made", for all of `--timeout`; "it is a connection of Multipath
 //!   TCP" (`--tcp-close`); "it is a connection that ended with data unread"; "it is an established
 //!   TCP connection" (in flight in a unix socket); "it has an upper layer protocol (TLS in the
-//!   kernel)"; "it is a connection in state …".
+//!   kernel)"; "it is a connection in state …"; "it is in repair mode (TCP_REPAIR)"; "it signs its
+//!   segments (TCP_AO)"; "it signs its segments (TCP_MD5SIG), and its other end has shut down";
+//!   "nobody has fetched the packet that it keeps of its client yet (TCP_SAVED_SYN)"; "it has
+//!   urgent data (MSG_OOB)".
 //! - At a restore: "the TCP connection … to … is established (use --tcp-established to restore
 //!   it)".
 //! - CRIU 4.2: kept with the same options, also those still being made, and unread data of one that
@@ -28,9 +31,11 @@
 //!   kernel.
 
 pub mod backlog;
+mod ended;
 pub mod lock;
 pub mod newcomers;
 mod repair;
+pub mod signature;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -38,9 +43,10 @@ use prost::Message as _;
 use rustix::event::PollFlags;
 
 use repair::{Connection, State};
+use signature::Signature;
 
 use super::socket::options::{Options, Stage};
-use super::socket::{self, Nature, inet, inet_diag, packet};
+use super::socket::{self, Nature, hidden, inet, inet_diag, packet};
 use super::{DumpContext, Kind, Open, RestoreContext, decode, ready};
 use crate::{Allow, Error, Result};
 
@@ -49,13 +55,17 @@ const IPPROTO_TCP: i32 = 6;
 const IPPROTO_MPTCP: i32 = 262;
 const SOL_SOCKET: i32 = 1;
 const SO_REUSEADDR: i32 = 2;
+const SO_INCOMING_CPU: i32 = 49;
+const TCP_MAXSEG: i32 = 2;
+const TCP_REPAIR: i32 = 19;
+const TCP_SAVED_SYN: i32 = 28;
 const TCP_ULP: i32 = 31;
+const TCP_AO_INFO: i32 = 40;
+/// Sizes of segments that a socket can be told.
+const MSS_BYTES: std::ops::RangeInclusive<i32> = 88..=32_767;
 const SHUT_RD: i32 = 0;
 const SHUT_WR: i32 = 1;
 const SHUT_RDWR: i32 = 2;
-
-/// The levels of options that a TCP socket of either family has.
-const LEVELS: [i32; 3] = [0, 6, 41];
 
 /// A TCP socket in an image.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -96,6 +106,26 @@ pub struct Tcp {
     /// Whether a connection whose other end may still send is shut down for reading.
     #[prost(bool, tag = "12")]
     pub is_deaf: bool,
+    /// Keys of signed TCP.
+    #[prost(message, repeated, tag = "13")]
+    pub signatures: Vec<Signature>,
+    /// The error that one whose connection ended has not told of yet.
+    #[prost(int32, tag = "14")]
+    pub error: i32,
+}
+
+impl Tcp {
+    /// Forgets what options tell of the connection, not of what its owner has set.
+    fn forget_measured(&mut self) {
+        let mss = self.options.number(IPPROTO_TCP, TCP_MAXSEG);
+        let is_fresh = self.connection.is_none() && !self.ended;
+        if !(is_fresh && mss.is_some_and(|bytes| MSS_BYTES.contains(&bytes))) {
+            self.options.forget(IPPROTO_TCP, TCP_MAXSEG);
+        }
+        if !is_fresh {
+            self.options.forget(SOL_SOCKET, SO_INCOMING_CPU);
+        }
+    }
 }
 
 /// The kind.
@@ -155,6 +185,11 @@ impl Kind for TcpSocket {
             .map_err(|error| Error::kernel(doing, error))?;
         record.options.apply(own.as_fd(), Stage::Early)?;
         record.common.apply(own.as_fd())?;
+        for signature in &record.signatures {
+            signature
+                .set(own.as_fd(), record.family)
+                .map_err(|error| Error::kernel("set TCP_MD5SIG_EXT", error))?;
+        }
         match (record.state(), &record.connection) {
             (State::Listen, _) => bind(&record, own.as_fd(), cx)?,
             (_, Some(_)) if !cx.allow().tcp_established && !cx.allow().tcp_close => {
@@ -170,6 +205,10 @@ impl Kind for TcpSocket {
             // Ports of others are taken first: a connection can share one, not the reverse.
             (_, Some(_)) => {}
             (_, None) if record.ended => {
+                if record.error != 0 {
+                    ended::fail(own.as_fd(), record.family, record.error)
+                        .map_err(|error| Error::kernel("have a connection fail again", error))?;
+                }
                 // Nothing can be done with its address any more.
                 if let Err(error) = bind(&record, own.as_fd(), cx) {
                     log::warn!("an ended connection loses its address: {error}");
@@ -257,37 +296,45 @@ fn checked(kind: &dyn Kind, payload: &[u8]) -> Result<Tcp> {
     if !record.connection.as_ref().is_none_or(Connection::is_sound) {
         return corrupt("its connection does not make sense");
     }
+    if !record.signatures.iter().all(Signature::is_sound) {
+        return corrupt("has a key that no socket can have");
+    }
+    if record.error != 0 && !(record.ended && ended::is_made(record.error)) {
+        return corrupt("has an error that no connection has ended with");
+    }
     Ok(record)
 }
 
 fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
     let own = open.own()?;
     let failed = |error| Error::kernel(format!("read {}", open.place()), error);
-    let nature = Nature::of_fd(own)?;
+    let nature = Nature::of_socket(open)?;
     let info = repair::info(own).map_err(failed)?;
     let mut record = Tcp {
         family: nature.family,
         common: socket::Common::of(open),
         local: sys::socket::name(own).map_err(failed)?,
-        options: Options::read(own, &LEVELS)?,
+        options: Options::of(open, cx)?,
         multipath: nature.protocol == IPPROTO_MPTCP,
         ..Tcp::default()
     };
     record.set_state(info.state);
-    let upper = sys::socket::option(own, IPPROTO_TCP, TCP_ULP, 16).unwrap_or_default();
-    if !(upper.is_empty() || record.multipath && upper.starts_with(b"mptcp\0")) {
-        return Err(open.unsupported("it has an upper layer protocol (TLS in the kernel)", None));
-    }
+    refuse_unread(open, &record)?;
     match info.state {
         State::Listen if info.waiting > 0 && !cx.allow().skip_in_flight => {
             return Err(backlog::passing(open.pid, &open.place()));
         }
         State::Listen => {
             record.backlog = info.backlog;
+            record.signatures = told(open, &record)?.signatures;
             record.is_foreign = socket::bind::is_foreign(record.family, &record.local);
         }
         State::Close => {
             record.ended = has_ended(open)?;
+            record.error = ended::error(open, record.ended)?;
+            if !record.multipath {
+                ended::refuse_signed(open)?;
+            }
             record.is_foreign = socket::bind::is_foreign(record.family, &record.local);
         }
         state if cx.allow().tcp_close => {
@@ -324,10 +371,67 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
                 return Err(open.unsupported(&why, Some("--tcp-established")));
             }
             record.is_deaf = !info.state.has_received_fin() && reads_as_ended(open)?;
-            record.connection = Some(repair::read(own, &info).map_err(failed)?);
+            hidden::refuse_errors(open)?;
+            read_connection(open, &mut record)?;
+            let connection = repair::read(own, &info).map_err(failed)?;
+            record.connection = Some(connection);
         }
     }
+    record.forget_measured();
     Ok(record)
+}
+
+/// Refuses what calls tell of a socket in any state, and do not give back.
+fn refuse_unread(open: &Open<'_>, record: &Tcp) -> Result<()> {
+    const AO_BYTES: usize = 64;
+    let own = open.own()?;
+    let upper = sys::socket::option(own, IPPROTO_TCP, TCP_ULP, 16).unwrap_or_default();
+    if !(upper.is_empty() || record.multipath && upper.starts_with(b"mptcp\0")) {
+        return Err(open.unsupported("it has an upper layer protocol (TLS in the kernel)", None));
+    }
+    if record.multipath {
+        return Ok(());
+    }
+    if sys::socket::number(own, IPPROTO_TCP, TCP_REPAIR).is_ok_and(|mode| mode != 0) {
+        return Err(open.unsupported("it is in repair mode (TCP_REPAIR)", None));
+    }
+    if sys::socket::option(own, IPPROTO_TCP, TCP_AO_INFO, AO_BYTES).is_ok() {
+        return Err(open.unsupported("it signs its segments (TCP_AO)", None));
+    }
+    Ok(())
+}
+
+/// What sock_diag(7) tells of a socket.
+fn told(open: &Open<'_>, record: &Tcp) -> Result<inet_diag::Told> {
+    let told = inet_diag::tcp(socket::inode(open), &record.local, &record.remote);
+    let told = told.map_err(|error| Error::kernel(format!("ask {}", open.place()), error))?;
+    Ok(told.unwrap_or_default())
+}
+
+/// Takes down what a connection has besides its sequence numbers, and refuses what is not kept.
+fn read_connection(open: &Open<'_>, record: &mut Tcp) -> Result<()> {
+    let own = open.own()?;
+    // Where there is one, room for it is asked for.
+    if sys::socket::option(own, IPPROTO_TCP, TCP_SAVED_SYN, 0).is_err() {
+        let why = "nobody has fetched the packet that it keeps of its client yet (TCP_SAVED_SYN)";
+        return Err(open.unsupported(why, None));
+    }
+    let told = told(open, record)?;
+    let inbound = sys::socket::count(own, sys::socket::Count::Inbound)
+        .map_err(|error| Error::kernel(format!("read {}", open.place()), error))?;
+    let fin = u32::from(record.state().has_received_fin());
+    let urgent = ready::events(own, PollFlags::PRI)
+        .map_err(|error| Error::kernel(format!("poll {}", open.place()), error))?;
+    let behind = told.waiting.saturating_sub(fin) > inbound.cast_unsigned();
+    if behind || urgent.contains(PollFlags::PRI) {
+        return Err(open.unsupported("it has urgent data (MSG_OOB)", None));
+    }
+    if fin != 0 && !told.signatures.is_empty() {
+        let why = "it signs its segments (TCP_MD5SIG), and its other end has shut down";
+        return Err(open.unsupported(why, None));
+    }
+    record.signatures = told.signatures;
+    Ok(())
 }
 
 /// Who has the other end of a connection of this host, for messages.
@@ -420,8 +524,11 @@ mod tests {
     use std::net::{Shutdown, TcpListener, TcpStream};
     use std::time::Duration;
 
+    use super::super::socket::ledger::Kinds;
     use super::super::socket::testing::World;
     use super::*;
+
+    const KINDS: Kinds = Kinds::TCP.or(Kinds::MPTCP);
     use crate::testing::alone;
 
     const ESTABLISHED: crate::Allow = crate::Allow {
@@ -644,6 +751,46 @@ mod tests {
     }
 
     #[test]
+    fn urgent_data_is_refused() {
+        alone!({
+            const MSG_OOB: i32 = 1;
+            let (_listener, client, mut server) = connection("127.0.0.1");
+            (&client).write_all(b"before").unwrap();
+            let along = sys::socket::Along::default();
+            sys::socket::send(&client, b"!", along, MSG_OOB).unwrap();
+            (&client).write_all(b"behind").unwrap();
+            // One that was read already is a mark in the data all the same.
+            for _ in 0..2 {
+                let refused = || {
+                    let dumped = world(vec![server.try_clone().unwrap().into()]).dump();
+                    dumped.is_err_and(|error| error.to_string().contains("urgent data"))
+                };
+                testkit::wait::wait_until("a refusal", Duration::from_secs(30), refused);
+                let got = sys::socket::receive(&server, &mut [0; 1], MSG_OOB);
+                assert!(got.is_ok() || got.is_err_and(|error| error.raw_os_error() == Some(22)));
+            }
+            assert_eq!(read(&mut server, 12), b"beforebehind");
+        });
+    }
+
+    #[test]
+    fn a_kept_packet_of_a_client_is_refused() {
+        const TCP_SAVE_SYN: i32 = 27;
+        alone!({
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            sys::socket::set_number(&listener, IPPROTO_TCP, TCP_SAVE_SYN, 1).unwrap();
+            let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let server = listener.accept().unwrap().0;
+            let dumped = world(vec![server.try_clone().unwrap().into()]).dump();
+            let error = dumped.unwrap_err().to_string();
+            assert!(error.contains("TCP_SAVED_SYN"), "{error}");
+            // Fetched, it is gone.
+            sys::socket::option(&server, IPPROTO_TCP, TCP_SAVED_SYN, 256).unwrap();
+            let [_server] = restored([server.into()]);
+        });
+    }
+
+    #[test]
     fn a_target_left_running_is_told_of_a_reset() {
         alone!({
             let (_listener, client, server) = connection("127.0.0.1");
@@ -693,7 +840,7 @@ mod tests {
             let (listener, mut client, server) = connection("127.0.0.1");
             sys::socket::listen(&listener, 17).unwrap();
             let at = listener.local_addr().unwrap();
-            let wanted = Options::read(listener.as_fd(), &LEVELS).unwrap();
+            let wanted = Options::read(listener.as_fd(), KINDS).unwrap();
             let mut world = world(vec![server.into(), listener.into()]);
             world.dump().unwrap();
             let mut opened = world.restore().unwrap();
@@ -701,7 +848,7 @@ mod tests {
             let mut server = TcpStream::from(opened.remove(0));
             assert_eq!(listener.local_addr().unwrap(), at);
             assert_eq!(repair::info(listener.as_fd()).unwrap().backlog, 17);
-            assert_eq!(Options::read(listener.as_fd(), &LEVELS).unwrap(), wanted);
+            assert_eq!(Options::read(listener.as_fd(), KINDS).unwrap(), wanted);
             let _second = TcpStream::connect(at).unwrap();
             listener.accept().unwrap();
             client.write_all(b"old").unwrap();
@@ -813,7 +960,7 @@ mod tests {
             let free = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
             rustix::net::bind(&own, &free).unwrap();
             rustix::net::listen(&own, 17).unwrap();
-            let wanted = Options::read(own.as_fd(), &LEVELS).unwrap();
+            let wanted = Options::read(own.as_fd(), KINDS).unwrap();
             let listener = TcpListener::from(own);
             let at = listener.local_addr().unwrap();
             let client = TcpStream::connect(at).unwrap();
@@ -829,7 +976,7 @@ mod tests {
             );
             assert_eq!(listener.local_addr().unwrap(), at);
             assert_eq!(repair::info(listener.as_fd()).unwrap().backlog, 17);
-            assert_eq!(Options::read(listener.as_fd(), &LEVELS).unwrap(), wanted);
+            assert_eq!(Options::read(listener.as_fd(), KINDS).unwrap(), wanted);
             (&client).write_all(b"old").unwrap();
             assert_eq!(read(&mut server, 3), b"old");
             let client = sys::socket::open(inet::AF_INET, SOCK_STREAM, IPPROTO_MPTCP).unwrap();
@@ -851,9 +998,15 @@ mod tests {
                 sys::socket::set_number(&server, level, name, value).unwrap();
             }
             sys::socket::set_option(&server, 6, 13, b"reno").unwrap();
-            let wanted = Options::read(server.as_fd(), &LEVELS).unwrap();
+            let options = |server: &TcpStream| {
+                let mut options = Options::read(server.as_fd(), KINDS).unwrap();
+                options.forget(IPPROTO_TCP, TCP_MAXSEG);
+                options.forget(SOL_SOCKET, SO_INCOMING_CPU);
+                options
+            };
+            let wanted = options(&server);
             let [mut server] = restored([server.into()]);
-            assert_eq!(Options::read(server.as_fd(), &LEVELS).unwrap(), wanted);
+            assert_eq!(options(&server), wanted);
             assert_eq!(
                 server.read(&mut [0]).unwrap_err().kind(),
                 ErrorKind::WouldBlock

@@ -3,9 +3,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::Maker;
 use super::address::{Address, NOBODYS};
 use super::identity;
-use super::queue::Credentials;
 use super::{AF_UNIX, DGRAM, HELD, Link, TAG, Unix, new};
 use crate::fd::RestoreContext;
 use crate::{Error, Result};
@@ -31,7 +31,7 @@ pub fn server(record: &Unix) -> Option<Server> {
         _ if record.kind == DGRAM => None,
         (true, _) => Some(Server::Own),
         (false, true) => Some(Server::Peer),
-        (false, false) if record.maker == record.peer_maker => None,
+        (false, false) if record.maker() == record.peer_maker() => None,
         (false, false) if own && peer && record.inode < record.peer => Some(Server::Own),
         (false, false) if peer => Some(Server::Peer),
         (false, false) if own => Some(Server::Own),
@@ -77,7 +77,7 @@ pub fn parted(record: &Unix) -> Result<OwnedFd> {
 
 fn made_as_pair(record: &Unix) -> Result<(OwnedFd, OwnedFd)> {
     as_maker(
-        record.maker,
+        record.maker(),
         |who| sys::identity::pair(who, AF_UNIX, record.kind, 0),
         || sys::socket::pair(AF_UNIX, record.kind, 0),
     )
@@ -91,8 +91,8 @@ fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)
     };
     // The client is told who listened, the server who connected.
     let (name, listens, connects) = match server {
-        Server::Own => (&record.address, record.peer_maker, record.maker),
-        Server::Peer => (&record.peer_address, record.maker, record.peer_maker),
+        Server::Own => (&record.address, record.peer_maker(), record.maker()),
+        Server::Peer => (&record.peer_address, record.maker(), record.peer_maker()),
     };
     let name = Address::of_name(name.name.clone());
     let failed = |error| {
@@ -125,11 +125,7 @@ fn pair(record: &Unix, cx: &mut dyn RestoreContext) -> Result<(OwnedFd, OwnedFd)
 ///
 /// # Errors
 /// The system call's errno.
-pub fn listen(
-    maker: Option<Credentials>,
-    own: BorrowedFd<'_>,
-    backlog: i32,
-) -> std::io::Result<()> {
+pub fn listen(maker: Option<Maker<'_>>, own: BorrowedFd<'_>, backlog: i32) -> std::io::Result<()> {
     as_maker(
         maker,
         |who| sys::identity::listen(who, own, backlog),
@@ -139,12 +135,12 @@ pub fn listen(
 
 /// Makes a call in the name of who made it before.
 fn as_maker<T>(
-    maker: Option<Credentials>,
-    named: impl Fn(sys::socket::Credentials) -> std::io::Result<T>,
+    maker: Option<Maker<'_>>,
+    named: impl Fn(Maker<'_>) -> std::io::Result<T>,
     plain: impl FnOnce() -> std::io::Result<T>,
 ) -> std::io::Result<T> {
-    match maker.map(sys::socket::Credentials::from) {
-        Some(maker) => identity::act_as(maker, || named(maker), plain),
+    match maker {
+        Some(maker) => identity::act_as(maker.who, || named(maker), plain),
         None => plain(),
     }
 }

@@ -14,7 +14,8 @@
 //!   be accepted" (`--unix-close`); "it has sent data before it was accepted"; "datagrams are
 //!   queued, and it has no name to send them to"; "it is connected one way to a socket without
 //!   a name"; "messages behind an error that nobody was told of"; "it has out-of-band data in
-//!   its queue"; "it is bound as …, which does not lead to …"; "it is no socket".
+//!   its queue"; "it is bound as …, which does not lead to …"; "it is no socket"; "its peer has a
+//!   security label that is not ours".
 //! - At a restore: the socket's file: "… is in use by another process", or "… is in the way: it is
 //!   no socket".
 //! - CRIU 4.2: the same inside of the tree; refuses credentials in a queue, and out-of-band data
@@ -30,9 +31,11 @@ mod queue;
 pub use deferred::Deferred;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use prost::Message as _;
 use rustix::event::PollFlags;
+use rustix::io::Errno;
 
 use address::Address;
 use connect::Server;
@@ -119,9 +122,28 @@ pub struct Unix {
     /// What the peer is told.
     #[prost(message, optional, tag = "18")]
     pub peer_maker: Option<Credentials>,
+    /// The supplementary groups of the `maker` (`SO_PEERGROUPS`).
+    #[prost(uint32, repeated, tag = "19")]
+    pub maker_groups: Vec<u32>,
+    /// Those of the `peer_maker`.
+    #[prost(uint32, repeated, tag = "20")]
+    pub peer_maker_groups: Vec<u32>,
 }
 
+/// Who made a socket, as it is told.
+type Maker<'a> = sys::identity::Identity<'a>;
+
 impl Unix {
+    fn maker(&self) -> Option<Maker<'_>> {
+        let (who, groups) = (self.maker?.into(), &self.maker_groups);
+        Some(Maker { who, groups })
+    }
+
+    fn peer_maker(&self) -> Option<Maker<'_>> {
+        let (who, groups) = (self.peer_maker?.into(), &self.peer_maker_groups);
+        Some(Maker { who, groups })
+    }
+
     /// Has it come back as if its peer had been closed.
     fn lose_peer(&mut self) {
         self.set_link(Link::Gone);
@@ -279,10 +301,14 @@ fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
         address: Address::read(open, reachable)?,
         peer_address: Address::of_name(address::peer_name_of(own)?),
         shutdown: facts.shutdown.into(),
-        options: Options::read(own, &[])?,
+        options: Options::of(open, cx)?,
         maker: maker_of(own)?,
         ..Unix::default()
     };
+    refuse_label(open)?;
+    if record.maker.is_some() {
+        record.maker_groups = groups_of(own)?;
+    }
     if facts.state == State::Listening {
         record.set_link(Link::Listening);
         record.backlog = facts.backlog;
@@ -347,6 +373,36 @@ fn maker_of(own: BorrowedFd<'_>) -> Result<Option<Credentials>> {
         .map_err(|error| Error::kernel("ask a unix socket who made its peer", error))?;
     let found = sys::socket::Credentials::from_bytes(&bytes);
     Ok(found.filter(|who| who.pid > 0).map(Credentials::from))
+}
+
+/// The supplementary groups of who made the other end.
+fn groups_of(own: BorrowedFd<'_>) -> Result<Vec<u32>> {
+    match sys::socket::peer_groups(own) {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NODATA) => Ok(Vec::new()),
+        groups => {
+            groups.map_err(|error| Error::kernel("ask a unix socket for its peer's groups", error))
+        }
+    }
+}
+
+/// Refuses a socket whose peer has a security label (`SO_PEERSEC`) that is not the one of sockets
+/// which we make.
+fn refuse_label(open: &Open<'_>) -> Result<()> {
+    const SO_PEERSEC: i32 = 31;
+    const LABEL_BYTES: usize = 4096;
+    static OURS: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+    let label = |own: BorrowedFd<'_>| sys::socket::option(own, 1, SO_PEERSEC, LABEL_BYTES).ok();
+    let ours = || {
+        let (left, _right) = sys::socket::pair(AF_UNIX, STREAM, 0).ok()?;
+        label(left.as_fd())
+    };
+    let Some(ours) = OURS.get_or_init(ours) else {
+        return Ok(());
+    };
+    if label(open.own()?).is_some_and(|label| label != *ours) {
+        return Err(open.unsupported("its peer has a security label that is not ours", None));
+    }
+    Ok(())
 }
 
 /// Whether an error waits to be reported.
@@ -421,7 +477,11 @@ fn describe_peer(
     if back == Some(record.inode) && !is_by_name(record) {
         record.set_link(Link::Pair);
         if let Some(peer) = socket::find(cx, peer) {
-            record.peer_maker = maker_of(peer.own()?)?;
+            let own = peer.own()?;
+            record.peer_maker = maker_of(own)?;
+            if record.peer_maker.is_some() {
+                record.peer_maker_groups = groups_of(own)?;
+            }
         }
         return Ok(());
     }
@@ -507,7 +567,7 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
         .address
         .bind(own, (record.kind, record.inode), cx.unix())?;
     if !record.waiting.is_empty() {
-        connect::listen(record.maker, own, i32::MAX).map_err(failed)?;
+        connect::listen(record.maker(), own, i32::MAX).map_err(failed)?;
     }
     for id in &record.waiting {
         let client = cx.description(DescriptionId(*id))?;
@@ -521,7 +581,7 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
             .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))?;
     }
     let backlog = i32::try_from(record.backlog).unwrap_or(i32::MAX);
-    connect::listen(record.maker, own, backlog).map_err(failed)
+    connect::listen(record.maker(), own, backlog).map_err(failed)
 }
 
 fn finish_gone(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext) -> Result<()> {
@@ -580,6 +640,7 @@ mod tests {
 
     use sys::socket::{Along, Received};
 
+    use super::super::socket::ledger::Kinds;
     use super::super::socket::testing::{World, cycle};
     use super::*;
     use crate::testing::alone;
@@ -1246,7 +1307,9 @@ mod tests {
     fn makers_are_remembered() {
         alone!({
             let one = who(1001);
-            let (left, right) = sys::identity::pair(one.into(), AF_UNIX, STREAM, 0).unwrap();
+            let (left, right) =
+                sys::identity::pair(sys::socket::Credentials::from(one), AF_UNIX, STREAM, 0)
+                    .unwrap();
             let [left, right] = cycle([left, right]);
             assert_eq!(maker_of(left.as_fd()).unwrap(), Some(one));
             assert_eq!(maker_of(right.as_fd()).unwrap(), Some(one));
@@ -1259,7 +1322,8 @@ mod tests {
             ] {
                 let (serves, asks) = (who(1001), who(1002));
                 let listener = bound(STREAM, name);
-                sys::identity::listen(serves.into(), &listener, 5).unwrap();
+                sys::identity::listen(sys::socket::Credentials::from(serves), &listener, 5)
+                    .unwrap();
                 if name[0] != 0 {
                     let all = rustix::fs::Mode::from_raw_mode(0o777);
                     rustix::fs::chmod(folder.path(), all).unwrap();
@@ -1267,7 +1331,8 @@ mod tests {
                 }
                 let client = new(STREAM).unwrap();
                 let address = sys::socket::name(&listener).unwrap();
-                sys::identity::connect(asks.into(), &client, &address).unwrap();
+                sys::identity::connect(sys::socket::Credentials::from(asks), &client, &address)
+                    .unwrap();
                 let server = sys::socket::accept(&listener).unwrap();
                 let [client, listener, server] = cycle([client, listener, server]);
                 assert_eq!(maker_of(client.as_fd()).unwrap(), Some(serves));
@@ -1307,14 +1372,16 @@ mod tests {
             {
                 let (serves, asks) = (who(1001), who(1002));
                 let listener = bound(STREAM, &server);
-                sys::identity::listen(serves.into(), &listener, 5).unwrap();
+                sys::identity::listen(sys::socket::Credentials::from(serves), &listener, 5)
+                    .unwrap();
                 let address = sys::socket::name(&listener).unwrap();
                 if server[0] != 0 {
                     let path = Address::of_name(server.clone());
                     rustix::fs::chmod(path.path().unwrap(), all).unwrap();
                 }
                 let own = bound(STREAM, &client);
-                sys::identity::connect(asks.into(), &own, &address).unwrap();
+                sys::identity::connect(sys::socket::Credentials::from(asks), &own, &address)
+                    .unwrap();
                 let accepted = sys::socket::accept(&listener).unwrap();
                 drop(listener);
                 let mut ends = [own, accepted];
@@ -1339,7 +1406,9 @@ mod tests {
         alone!({
             let one = who(1001);
             let parted = || {
-                let (own, peer) = sys::identity::pair(one.into(), AF_UNIX, DGRAM, 0).unwrap();
+                let (own, peer) =
+                    sys::identity::pair(sys::socket::Credentials::from(one), AF_UNIX, DGRAM, 0)
+                        .unwrap();
                 drop(peer);
                 // Is told that its peer is gone, and is connected to nobody from then on.
                 sys::socket::send(&own, b"x", Along::default(), 0).unwrap_err();
@@ -1378,10 +1447,10 @@ mod tests {
             sys::socket::set_number(&left, 1, 7, 12_345).unwrap();
             sys::socket::set_number(&left, 1, 16, 1).unwrap();
             rustix::fs::fcntl_setfl(&left, rustix::fs::OFlags::NONBLOCK).unwrap();
-            let wanted = Options::read(left.as_fd(), &[]).unwrap();
+            let wanted = Options::read(left.as_fd(), Kinds::UNIX).unwrap();
             send(&right, b"with credentials");
             let [left, _right] = cycle([left, right]);
-            assert_eq!(Options::read(left.as_fd(), &[]).unwrap(), wanted);
+            assert_eq!(Options::read(left.as_fd(), Kinds::UNIX).unwrap(), wanted);
             let flags = rustix::fs::fcntl_getfl(&left).unwrap();
             assert!(flags.contains(rustix::fs::OFlags::NONBLOCK));
         });
