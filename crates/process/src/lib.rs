@@ -51,8 +51,8 @@ mod refetch;
 pub mod report;
 mod restore;
 mod returned;
-mod runtime;
 mod rights;
+mod runtime;
 #[cfg(test)]
 mod sample;
 mod seal;

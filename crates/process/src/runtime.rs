@@ -74,14 +74,14 @@ mod tests {
         }
         let mode = std::fs::metadata(&path).expect("it is there").mode();
         assert_eq!(mode & 0o777, 0o700);
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o770)).expect("ours");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o770)).expect("ours");
         let error = make(&path).expect_err("its group can write");
         assert!(
             error.to_string().ends_with("others can make names in it"),
             "{error}"
         );
         let link = scratch.path().join("link");
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).expect("ours");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).expect("ours");
         symlink(&path, &link).expect("a link");
         make(&link).expect_err("a link may lead anywhere");
         make(&scratch.path().join("a/b")).expect_err("what it is in is not made");

@@ -19,7 +19,6 @@ mod error;
 pub mod fd;
 mod inherited;
 pub mod kernel;
-pub(crate) mod kernel;
 pub mod ledger;
 pub mod map;
 mod options;

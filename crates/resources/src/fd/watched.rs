@@ -318,7 +318,7 @@ fn by_handle(inodes: &[Inode], mounts: &[Mount]) -> Vec<(Key, PathBuf)> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     for mount in mounts {
         let is_there = |inode: &&Inode| device_numbers(inode.device) == mount.device;
-        if !left.iter().any(|inode| is_there(&inode)) {
+        if !left.iter().any(|inode| is_there(inode)) {
             continue;
         }
         let Ok(any) = rustix::fs::open(&mount.point, flags, Mode::empty()) else {

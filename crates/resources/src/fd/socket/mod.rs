@@ -70,9 +70,6 @@ impl Nature {
         let nature = Self::of_fd(open.own()?)?;
         Ok(Some(*open.known.nature.get_or_init(|| nature)))
     }
-        let nature = Self::of_fd(open.own()?)?;
-        Ok(Some(*open.nature.get_or_init(|| nature)))
-    }
 
     /// What kind of socket `open` is, which is one.
     ///

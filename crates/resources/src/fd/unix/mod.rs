@@ -353,7 +353,7 @@ fn flying<'a>(open: &'a Open<'_>, nature: Nature) -> Result<&'a [u64]> {
         return Ok(known);
     }
     let rights = queue::rights(open, nature.kind)?;
-    let inodes = rights.iter().map(|right| rustix::fs::fstat(right));
+    let inodes = rights.iter().map(rustix::fs::fstat);
     let inodes = inodes.flatten().map(|stat| stat.st_ino).collect();
     Ok(open.known.flying.get_or_init(|| inodes))
 }
