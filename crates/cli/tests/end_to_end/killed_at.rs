@@ -9,7 +9,8 @@ use crate::kills::wait_for_cleanup;
 use crate::stillframe;
 
 /// A root and three children that all wait for signals: each one makes a file `seen` as soon as it
-/// hears that another one is gone, and the root makes `alive` when it is asked.
+/// hears that another one is gone, and the root makes a folder `alive` when it is asked, for which
+/// it has nothing open at any moment.
 const WITNESSES: &str = r#"
 import ctypes, os, signal, sys
 folder = sys.argv[1]
@@ -25,7 +26,8 @@ CLD_STOPPED, CLD_CONTINUED = 5, 6
 while True:
     heard = signal.sigwaitinfo(told)
     if heard.si_signo == signal.SIGUSR2:
-        open(folder + "/alive", "w").close()
+        if not os.path.exists(folder + "/alive"):
+            os.mkdir(folder + "/alive")
     elif heard.si_signo == signal.SIGUSR1 or heard.si_code not in (CLD_STOPPED, CLD_CONTINUED):
         with open(folder + "/seen", "a") as seen:
             print(os.getpid(), heard, file=seen)
@@ -87,7 +89,7 @@ impl Witnesses {
     /// Asks the root whether it lives; its answer may come to the next question.
     fn answers(&self) -> bool {
         tree::signal(self.program.pid(), rustix::process::Signal::USR2);
-        std::fs::remove_file(self.folder.path().join("alive")).is_ok()
+        std::fs::remove_dir(self.folder.path().join("alive")).is_ok()
     }
 }
 
@@ -137,7 +139,7 @@ fn a_restore_that_is_killed_at_any_call_lets_all_of_the_tree_go_on_or_none() {
         stillframe.clear();
         stillframe.dump(witnesses.program.pid(), &[]).must();
         // It may have been asked more than once.
-        let _ = std::fs::remove_file(witnesses.folder.path().join("alive"));
+        let _ = std::fs::remove_dir(witnesses.folder.path().join("alive"));
         let mut restore = stillframe.restore_command(&[]);
         restore.env("TESTKIT_MARK", stillframe.mark());
         let run = kill_behind_fork(&restore, at);
@@ -181,7 +183,8 @@ os.unlink("one")
 open("ready", "w").close()
 while True:
     signal.sigwait({signal.SIGUSR2})
-    open("alive", "w").close()
+    if not os.path.exists("alive"):
+        os.mkdir("alive")
 "#;
 
 #[test]
@@ -231,7 +234,7 @@ fn a_restore_that_is_killed_at_any_call_leaves_links_to_the_next_one_or_none() {
             }
             None => panic!("neither alive nor gone: {told}"),
         }
-        let _ = std::fs::remove_file(&alive);
+        let _ = std::fs::remove_dir(&alive);
         assert_eq!(links(), 0, "{told}");
         if matches!(run, Run::Ended(_)) {
             break;
