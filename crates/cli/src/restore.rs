@@ -60,9 +60,11 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         output::say(&plan);
         return Ok(Status::Done);
     }
-    // What else is done with the image comes first, and needs the same trust.
-    let opened = options.restore.images.open().map_err(process::Error::Store);
-    drop(opened.map_err(engine("restore"))?);
+    if options.with_volume.is_some() {
+        // What is done with the volume comes first, and needs the same trust.
+        let opened = options.restore.images.open().map_err(process::Error::Store);
+        drop(opened.map_err(engine("restore"))?);
+    }
     let watch = Watch::new(&session).with_pidfile(pidfile)?;
     let target = options.with_volume.take();
     let attached = target.map(|target| with_volume::attach(&session.images_dir, target));

@@ -61,7 +61,7 @@ pub(crate) fn lock(folder: &Path) -> Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 

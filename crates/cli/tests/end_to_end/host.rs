@@ -84,7 +84,7 @@ fn a_dump_and_a_restore_ask_nothing_of_the_host() {
     );
     // And this is how it would be noticed.
     with_run(&run, CHECK, &images);
-    assert!(noticed(&watcher).iter().any(|noticed| of_host(noticed)));
+    assert!(noticed(&watcher).iter().any(of_host));
 }
 
 #[test]

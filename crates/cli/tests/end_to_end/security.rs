@@ -1,7 +1,7 @@
 //! What a task may do: no more after a restore than before the dump, and nothing else.
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
+use std::path::Path;
 
 use sys::keys;
 use testkit::program::{Program, Spawned};
@@ -10,16 +10,22 @@ use testkit::{needs_kernel_memory, needs_program, needs_root, skip, tree};
 
 use crate::stillframe;
 
-/// What all programs here begin with: system calls by number (x86-64), and the last line of a file
-/// of theirs.
+/// What all programs here begin with: system calls by number (x86-64), and files of one size, as a
+/// live dump wants them.
 const PRELUDE: &str = r#"
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 folder = sys.argv[1]
-def say(text):
-    with open(folder + '/new', 'w') as file: file.write(text)
-    os.rename(folder + '/new', folder + '/said')
+def put(name, text):
+    fd = os.open(folder + '/' + name, os.O_WRONLY)
+    os.pwrite(fd, (text + ' .').ljust(128).encode(), 0)
+    os.close(fd)
+def get(name):
+    fd = os.open(folder + '/' + name, os.O_RDONLY)
+    text = os.pread(fd, 128, 0).decode().strip(' .')
+    os.close(fd)
+    return text
 def call(*args):
     result = libc.syscall(*[ctypes.c_long(a) if isinstance(a, int) else a for a in args])
     return result if result >= 0 else -ctypes.get_errno()
@@ -33,31 +39,46 @@ struct Target {
 impl Target {
     fn start(code: &str) -> Self {
         let folder = tempfile::tempdir().expect("a scratch folder");
-        let all = fs::Permissions::from_mode(0o777);
-        fs::set_permissions(folder.path(), all).expect("ours");
+        let mode = |path: &Path, mode| {
+            let mode = fs::Permissions::from_mode(mode);
+            fs::set_permissions(path, mode).expect("ours");
+        };
+        mode(folder.path(), 0o755);
+        for name in ["said", "child"] {
+            let path = folder.path().join(name);
+            fs::write(&path, [b' '; 128]).expect("ours");
+            mode(&path, 0o666);
+        }
         let program = Program::new("python3")
             .args(["-c", &format!("{PRELUDE}{code}")])
             .arg(folder.path())
             .folder(folder.path())
             .spawn();
         let target = Self { program, folder };
-        let said = target.said();
-        target
-            .program
-            .wait_ready("it to say something", || said.exists());
+        let says = || target.said().is_some();
+        target.program.wait_ready("it to say something", says);
         target
     }
 
-    fn said(&self) -> PathBuf {
-        self.folder.path().join("said")
+    /// What it says.
+    fn said(&self) -> Option<String> {
+        let text = fs::read_to_string(self.folder.path().join("said")).expect("it is there");
+        text.trim().strip_suffix(" .").map(str::to_owned)
     }
 
-    /// What it says next, from now on.
+    /// What it says next, its child having said something as well if it has one.
     fn next(&self) -> String {
-        let said = self.said();
-        let _ = fs::remove_file(&said);
-        wait_until("it to say something", SOON, || said.exists());
-        fs::read_to_string(said).expect("it is there")
+        // The second time, it begins after that.
+        for _ in 0..2 {
+            for name in ["said", "child"] {
+                let mut options = fs::OpenOptions::new();
+                let file = options.write(true).open(self.folder.path().join(name));
+                file.and_then(|file| file.write_all_at(&[b' '; 128], 0))
+                    .expect("ours");
+            }
+            wait_until("it to say something", SOON, || self.said().is_some());
+        }
+        self.said().expect("nobody takes it back")
     }
 }
 
@@ -76,9 +97,9 @@ if child:
 while True:
     mine = '%s %s' % (read(b'stillframe-own'), read(b'stillframe-restorers'))
     if not child:
-        with open(folder + '/child', 'w') as file: file.write(mine)
-    elif os.path.exists(folder + '/child'):
-        say(mine + ' ' + open(folder + '/child').read() + ' %d' % call(250, 0, SESSION, 0))
+        put('child', mine)
+    elif get('child'):
+        put('said', '%s %s %d' % (mine, get('child'), call(250, 0, SESSION, 0)))
     time.sleep(0.01)
 "#;
 
@@ -112,7 +133,6 @@ fn a_task_has_its_own_session_keyring_and_not_the_restorers() {
             stillframe.restore(&[]).must();
         };
         keys::in_new_session(restore).expect("a keyring");
-        let _ = fs::remove_file(target.folder.path().join("child"));
         wait_until("both to read it", SOON, || {
             seen().starts_with("own - own - ")
         });
@@ -132,7 +152,7 @@ fn a_task_that_has_the_restorers_session_keyring_keeps_it() {
     if stillframe.is_peer() {
         skip!("it is about what we keep");
     }
-    let code = "\nwhile True:\n    say('%d' % call(250, 0, -3, 0))\n    time.sleep(0.01)\n";
+    let code = "\nwhile True:\n    put('said', '%d' % call(250, 0, -3, 0))\n    time.sleep(0.01)\n";
     let cycle = |serial: i32| {
         // A key that no image has: the keyring is still there.
         keys::add(c"stillframe-inner", None, serial).expect("ours");
@@ -166,7 +186,7 @@ os.close(rules)
 while True:
     try: open('/proc/version').close(); free = True
     except PermissionError: free = False
-    say('free' if free else 'shut in')
+    put('said', 'free' if free else 'shut in')
     time.sleep(0.01)
 "#;
 
@@ -202,17 +222,15 @@ for kind in (2, 1):
     at = libc.mmap(None, 16 * 4096, 3, kind | 0x20, -1, 0)
     ctypes.memset(at, 7, 16 * 4096)
     libc.mprotect(at, 16 * 4096, 1)
-    if call(462, at, 16 * 4096, 0): say('none'); time.sleep(1000)
+    if call(462, at, 16 * 4096, 0): put('said', 'none'); time.sleep(1000)
     memory.append(at)
 child = os.fork()
 while True:
     sealed = all(libc.mprotect(at, 16 * 4096, 3) != 0 and ctypes.string_at(at + 4096, 1) == b'\7' for at in memory)
     if not child:
-        with open(folder + '/child', 'w') as file: file.write(str(sealed))
-    elif os.path.exists(folder + '/child'):
-        said = '%s %s' % (sealed, open(folder + '/child').read())
-        os.remove(folder + '/child')
-        say(said)
+        put('child', str(sealed))
+    elif get('child'):
+        put('said', '%s %s' % (sealed, get('child')))
     time.sleep(0.01)
 "#;
 
@@ -225,8 +243,7 @@ fn sealed_memory_is_sealed_again() {
         skip!("the peer forgets it");
     }
     let target = Target::start(SEALED);
-    if target.said().exists() && fs::read_to_string(target.said()).is_ok_and(|said| said == "none")
-    {
+    if target.said().is_some_and(|said| said == "none") {
         skip!("a kernel without mseal");
     }
     wait_until("both to try", SOON, || target.next() == "True True");
@@ -238,7 +255,6 @@ fn sealed_memory_is_sealed_again() {
             wait_until("its end", SOON, || !target.program.is_alive());
             tree::reap_orphans();
             stillframe.restore(&[]).must();
-            let _ = fs::remove_file(target.folder.path().join("child"));
             wait_until("both to try", SOON, || target.next() == "True True");
         }
     }
@@ -247,7 +263,7 @@ fn sealed_memory_is_sealed_again() {
 /// Has memory that nobody else can read: mapped, or only open.
 const SECRET: &str = r#"
 fd = call(447, 0)
-if fd < 0: say('none'); time.sleep(1000)
+if fd < 0: put('said', 'none'); time.sleep(1000)
 os.ftruncate(fd, 16384)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p] + [ctypes.c_long] * 5
@@ -255,7 +271,7 @@ if WHAT == 'mapped':
     at = libc.mmap(None, 16384, 3, 1, fd, 0)
     os.close(fd)
 while True:
-    say('there')
+    put('said', 'there')
     time.sleep(0.01)
 "#;
 
@@ -269,7 +285,7 @@ fn secret_memory_is_refused_by_name() {
     }
     for (what, place) in [("mapped", "mapping 0x"), ("open", "fd ")] {
         let target = Target::start(&SECRET.replace("WHAT", &format!("'{what}'")));
-        if target.next() == "none" {
+        if target.said().is_some_and(|said| said == "none") {
             skip!("no memfd_secret here");
         }
         let pid = target.program.pid();

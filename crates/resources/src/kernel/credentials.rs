@@ -5,6 +5,7 @@
 //! kernel's description of its types, which is large, is read before: by [`prepare`], once in a
 //! boot where somebody keeps what it gives.
 
+use std::cell::Cell;
 use std::io::{Error, ErrorKind, Result};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -160,6 +161,13 @@ pub(crate) struct Looker {
     level: u64,
     /// By how many bits a number is shifted for the first step; a guess that is checked.
     shift: AtomicU8,
+    /// What this process has.
+    own: Option<Credentials>,
+}
+
+thread_local! {
+    /// Who was looked at last, for who asks next.
+    static LAST: Cell<Option<(i32, Credentials)>> = const { Cell::new(None) };
 }
 
 static LOOKER: OnceLock<std::result::Result<Looker, String>> = OnceLock::new();
@@ -260,15 +268,17 @@ impl Looker {
         let upid = places.at("pid", "numbers")? + level * places.at("upid", "")?;
         let namespace = word(&pid, upid + places.at("upid", "ns")?)?;
         let numbers = namespace + places.at("pid_namespace", "idr.idr_rt.xa_head")?;
-        let looker = Self {
+        let mut looker = Self {
             memory,
             places,
             numbers,
             level,
             shift: AtomicU8::new(u8::MAX),
+            own: None,
         };
         // A place that is wrong is seen by who this is.
         let own = looker.look(rustix::thread::gettid().as_raw_nonzero().get())?;
+        looker.own = Some(own);
         match own.uid == rustix::process::getuid().as_raw() {
             true => Ok(looker),
             false => Err(Error::new(
@@ -280,6 +290,26 @@ impl Looker {
 
     fn at(&self, structure: &'static str, member: &'static str) -> Result<u64> {
         self.places.at(structure, member)
+    }
+
+    /// The session keyring of this process, by its address; 0 for none.
+    pub fn own_session(&self) -> u64 {
+        self.own.map_or(0, |own| own.session)
+    }
+
+    /// Looks at a thread that is stopped, and keeps what it sees for who [asks next](Self::known).
+    pub fn look_first(&self, tid: i32) -> Result<Credentials> {
+        let seen = self.look(tid)?;
+        LAST.set(Some((tid, seen)));
+        Ok(seen)
+    }
+
+    /// What was just seen of a thread that is stopped, or is seen now.
+    pub fn known(&self, tid: i32) -> Result<Credentials> {
+        match LAST.take() {
+            Some((last, seen)) if last == tid => Ok(seen),
+            _ => self.look(tid),
+        }
     }
 
     /// Looks at a thread that is stopped, or the caller's.

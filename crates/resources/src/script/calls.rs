@@ -352,6 +352,7 @@ const PRCTL: &[Meaning] = meanings! { prctl:
 
 /// Every call that scripts make, by name, with its arguments.
 pub(super) const CALLS: &[(Sysno, &[Form])] = &[
+    (Sysno::add_key, &[Text, Text, Address, Number, Int]),
     (Sysno::arch_prctl, &[Verb(ARCH_PRCTL)]),
     (Sysno::brk, &[Address]),
     (Sysno::capset, &[Struct(CAP_HEADER), Struct(CAP_DATA)]),

@@ -61,7 +61,7 @@ pub(super) fn check(facts: &dyn Facts) -> Result<()> {
     let tid = facts.tid();
     if let (true, Ok(looker)) = (is_there(), Looker::get()) {
         let failed = |error| Error::kernel(format!("looking for a sandbox of thread {tid}"), error);
-        if looker.look(tid).map_err(failed)?.is_in_domain {
+        if looker.look_first(tid).map_err(failed)?.is_in_domain {
             let why = "the kernel tells nobody its rules";
             return Err(Error::unsupported(tid, "a Landlock domain").because(why));
         }

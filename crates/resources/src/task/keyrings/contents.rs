@@ -1,9 +1,7 @@
 //! What is in a session keyring, as the kernel's memory tells.
 
-use rustix::thread::gettid;
-
 use super::{
-    Credentials, KEYS_MAX, Key, Looker, Record, USER_KEYRING, USER_SESSION_KEYRING, UserKey, look,
+    Credentials, KEYS_MAX, Key, Looker, Record, USER_KEYRING, USER_SESSION_KEYRING, UserKey,
     this_boot,
 };
 use crate::task::Facts;
@@ -93,8 +91,7 @@ pub(super) fn record(
         is_revoked,
         ..Record::default()
     };
-    let own_tid = gettid().as_raw_nonzero().get();
-    let is_ours = look(looker, own_tid)?.session == own.session;
+    let is_ours = looker.own_session() == own.session;
     record.with(contents, is_ours).map(Some)
 }
 

@@ -33,7 +33,6 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 
 use prost::Message;
-use rustix::thread::gettid;
 use sys::keys;
 
 use self::contents::record;
@@ -164,9 +163,7 @@ pub fn own_is_unset() -> bool {
     if !are_there() {
         return true;
     }
-    let own = gettid().as_raw_nonzero().get();
-    let seen = Looker::get().map(|looker| looker.look(own));
-    seen.is_ok_and(|seen| seen.is_ok_and(|seen| seen.session == 0))
+    Looker::get().is_ok_and(|looker| looker.own_session() == 0)
 }
 
 fn are_there() -> bool {
@@ -181,7 +178,7 @@ thread_local! {
 
 fn look(looker: &Looker, tid: i32) -> Result<Credentials> {
     let failed = |error| Error::kernel(format!("looking for the keyrings of thread {tid}"), error);
-    looker.look(tid).map_err(failed)
+    looker.known(tid).map_err(failed)
 }
 
 /// Checks what can be told of a thread, of which those of a process come one after the other.
