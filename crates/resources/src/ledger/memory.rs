@@ -46,12 +46,17 @@ pub static VM_FLAGS: List = List {
         refused("ss", "a shadow stack"),
         kept("sl", "sealed by mseal(2)"),
         kept("dp", "MAP_DROPPABLE"),
+        kept("gu", "may have guards, which are looked for in private memory; refused in shared"),
     ],
 };
 
 /// Why a mapping with letters that are not known, or that no restore could set, is refused.
 #[must_use]
 pub fn refusal(listed: &Listed) -> Option<String> {
+    if listed.shared && listed.has(b"gu") {
+        let why = "it may have guards (MADV_GUARD_INSTALL), which do not show in shared memory";
+        return Some(why.to_owned());
+    }
     listed.flags.iter().find_map(|code| {
         let name = String::from_utf8_lossy(code);
         match VM_FLAGS.find(&name) {
@@ -150,6 +155,14 @@ mod tests {
         assert_eq!(told("rd wr xy mr"), "its flag xy (VmFlags) is not known");
         assert_eq!(told("rd wr ??"), "its flag ?? (VmFlags) is not known");
         assert_eq!(told("rd sf"), "it is MAP_SYNC: a file of persistent memory");
+    }
+
+    #[test]
+    fn guards_are_refused_in_shared_memory_alone() {
+        assert_eq!(refused("rd wr gu"), None);
+        let text = b"1000-3000 rw-s 00000000 00:00 0 \nVmFlags: rd wr sh gu \n";
+        let told = refusal(&parse(text).expect("a list")[0]).expect("refused");
+        assert!(told.contains("MADV_GUARD_INSTALL"), "{told}");
     }
 
     #[test]
