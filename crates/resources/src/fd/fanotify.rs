@@ -7,7 +7,8 @@
 //!   what they ignore.
 //! - Refused: "it is asked before others use files, who would wait for it"; unread events (see
 //!   there); "its mark on inode … leads to no path" (`--irmap-scan-path`); "its mark on a mount or
-//!   file system leads to no path"; "it has marks that are not understood".
+//!   file system leads to no path"; "it has marks that are not understood"; "its
+//!   flags … are not known".
 //! - CRIU 4.2: keeps marks of files and of mounts; unread events are dropped with a warning.
 
 use std::ffi::{CString, OsStr};

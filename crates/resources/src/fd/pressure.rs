@@ -7,9 +7,10 @@
 //! - What: triggers of pressure
 //! - Kept: threshold and window of each.
 //! - Refused: "it has a trigger, of which nothing can be looked up: …" (without `CAP_BPF` and
-//!   `CAP_PERFMON`, on kernels without BTF, under kernel_lockdown(7)); "its trigger has told of what
-//!   nobody has heard yet: try again"; "its trigger is not understood"; "its peak since it was reset
-//!   is its own" (`memory.peak` and `memory.swap.peak` of a control group, opened for writing).
+//!   `CAP_PERFMON`, on kernels without BTF, under kernel_lockdown(7)); "its trigger has told of
+//!   what nobody has heard yet: try again"; "its trigger is not understood"; "its peak since it was
+//!   reset is its own" (`memory.peak` and `memory.swap.peak` of a control group, opened for
+//!   writing).
 //! - CRIU 4.2: forgotten without a word.
 
 use std::os::fd::BorrowedFd;
