@@ -1,8 +1,8 @@
 //! Lists about descriptors: the lines of /proc/PID/fdinfo by kind, status flags, events.
 //!
 //! - What: descriptors of which the kernel tells what is not known
-//! - Refused: "its fdinfo has the unknown line …"; "its status flags … are not known"; what is known
-//!   stands in [ledger.md](ledger.md).
+//! - Refused: "its fdinfo has the unknown line …"; "its status flags … are not known"; what is
+//!   known stands in [ledger.md](ledger.md).
 //! - CRIU 4.2: passed over.
 
 use sys::ledger::{Entry, List, kept, refused, stateless};
