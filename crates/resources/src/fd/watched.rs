@@ -1,9 +1,9 @@
 //! Files that groups of inotify(7) and fanotify(7) watch, and where they are: the kernel tells of
 //! a watch the inode and mostly a handle of the file.
 //!
-//! All files that a tree watches are looked for at once, in this order: by their handles, where the
-//! file system opens those; among the files that the tree uses, and the directories above them; in
-//! what a walk has found. A walk looks for all that is missing, below the directories that the
+//! All files that a tree watches are looked for at once, in this order: where a walk has found them;
+//! by their handles, where the file system opens those; among the files that the tree uses, and the
+//! directories above them. A walk looks for all that is missing, below the directories that the
 //! caller names and on the file system itself, while the tree runs ([`Watched::walk`]); when it is
 //! stopped again, that the files are still there is checked.
 
@@ -148,15 +148,15 @@ impl Watched {
         if missing.is_empty() {
             return Ok(false);
         }
-        if !allow.force_irmap {
-            let found = by_handle(&missing, &mounts()?);
-            self.paths.extend(found);
-            missing = self.missing(inodes);
-        }
-        if !missing.is_empty() {
+        if !self.walked.is_empty() {
             let walked = missing.iter().filter_map(|one| self.walked.get(&one.key()));
             let walked = walked.cloned().collect::<Vec<_>>();
             self.look_at(walked, &mut keys(&missing));
+            missing = self.missing(inodes);
+        }
+        if !allow.force_irmap && !missing.is_empty() {
+            let found = by_handle(&missing, &mounts()?);
+            self.paths.extend(found);
             missing = self.missing(inodes);
         }
         if !missing.is_empty() {
