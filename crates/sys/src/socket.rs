@@ -3,6 +3,7 @@
 //! An address is the bytes of a `sockaddr` (family first), as getsockname(2) gives them; an option
 //! is the bytes that getsockopt(2) gives. Both can be stored and given back as they are.
 
+pub mod batch;
 mod message;
 
 use std::io;

@@ -98,6 +98,8 @@ pub struct Open<'a> {
     /// What was asked of it as a socket.
     pub(crate) known: socket::Known,
     own: OnceCell<OwnedFd>,
+    /// Its options that were asked for together with those of others.
+    told: OnceCell<socket::options::Answers>,
     fetch: Box<dyn Fn() -> Result<OwnedFd> + 'a>,
 }
 
@@ -121,6 +123,7 @@ impl<'a> Open<'a> {
             role: "a descriptor in flight in a socket".to_owned(),
             known: socket::Known::default(),
             own: OnceCell::new(),
+            told: OnceCell::new(),
             fetch: Box::new(fetch),
         }
     }

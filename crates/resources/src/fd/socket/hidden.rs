@@ -69,7 +69,7 @@ pub struct Hidden {
 }
 
 /// A socket in the kernel's memory.
-struct Looked {
+struct KernelSocket {
     kernel: &'static Kernel,
     /// The address of its `struct sock`.
     sock: u64,
@@ -85,38 +85,40 @@ pub fn look(
     options: &Options,
     cx: &dyn DumpContext,
 ) -> Result<Hidden> {
-    let number = |level, name| options.number(level, name).unwrap_or_default();
     refuse_router(open, nature)?;
     refuse_label(open, nature)?;
-    let numbers_times = times(options) & NUMBERS_TIMES != 0;
-    if numbers_times && nature.kind == SOCK_STREAM {
+    let hints = Hints::of(open, nature, options)?;
+    if hints.numbers_times && nature.kind == SOCK_STREAM {
         return Err(open.unsupported(NUMBERED_TIMES, None));
     }
-    let zerocopy = number(SOL_SOCKET, SO_ZEROCOPY) != 0;
-    let shared = number(SOL_SOCKET, SO_REUSEPORT) != 0;
     let kinds = Kinds::of(nature);
     let is_packets = kinds.meets(Kinds::IP_PACKETS.or(Kinds::IPV6_PACKETS));
-    if !(numbers_times || zerocopy || shared || is_packets) {
-        return Ok(Hidden::default());
+    let mut hidden = Hidden::default();
+    if hints == Hints::default() && !is_packets {
+        return Ok(hidden);
     }
     let own = open.own()?;
-    let looked = match Looked::at(own) {
+    let failed = |error| Error::kernel(format!("look at {}", open.place()), error);
+    if kinds.meets(Kinds::IP_PACKETS) {
+        let address = sys::socket::option(own, SOL_IP, IP_MULTICAST_IF, 4).map_err(failed)?;
+        if address.iter().any(|byte| *byte != 0) {
+            hidden.multicast_address = address;
+        }
+    }
+    let looked = match KernelSocket::at(own) {
         Ok(looked) => looked,
         Err(why) => {
             log::debug!("{}: the kernel does not tell more: {why}", open.place());
-            refuse_hints(open, (numbers_times, zerocopy, shared), &why)?;
-            return Ok(Hidden::default());
+            hints.refuse(open, &why)?;
+            return Ok(hidden);
         }
     };
-    let failed = |error| Error::kernel(format!("look at {}", open.place()), error);
-    if numbers_times && looked.half("sk_tskey").map_err(failed)? != 0 {
+    if hints.numbers_times && looked.half("sk_tskey").map_err(failed)? != 0 {
         return Err(open.unsupported(NUMBERED_TIMES, None));
     }
-    if zerocopy && looked.half("sk_zckey").map_err(failed)? != 0 {
-        let why = "it numbers what it sends (SO_ZEROCOPY), and no call sets the next number";
-        return Err(open.unsupported(why, None));
+    if hints.numbers_copies && looked.half("sk_zckey").map_err(failed)? != 0 {
+        return Err(open.unsupported(NUMBERED_COPIES, None));
     }
-    let mut hidden = Hidden::default();
     if kinds.meets(Kinds::IP.or(Kinds::IPV6)) {
         hidden.chooser = looked.chooser(open, cx)?;
     }
@@ -124,42 +126,62 @@ pub fn look(
         looked.refuse_uses(open, nature).map_err(failed)??;
         hidden.multicast_interface = looked.multicast_interface().map_err(failed)?;
     }
-    if kinds.meets(Kinds::IP_PACKETS) {
-        let address = sys::socket::option(own, SOL_IP, IP_MULTICAST_IF, 4).map_err(failed)?;
-        if address.iter().any(|byte| *byte != 0) {
-            hidden.multicast_address = address;
-        }
-    }
     Ok(hidden)
 }
 
 const NUMBERED_TIMES: &str =
     "it numbers what it sends (SOF_TIMESTAMPING_OPT_ID), and no call sets the next number";
 
+const NUMBERED_COPIES: &str =
+    "it numbers what it sends (SO_ZEROCOPY), and no call sets the next number";
+
+/// What options hint at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Hints {
+    /// It numbers the times that it is told of what it sent.
+    numbers_times: bool,
+    /// It numbers what it sends without a copy.
+    numbers_copies: bool,
+    /// It shares its port.
+    shares_port: bool,
+}
+
+impl Hints {
+    fn of(open: &Open<'_>, nature: Nature, options: &Options) -> Result<Self> {
+        let is_on = |name| options.number(SOL_SOCKET, name).is_some_and(|on| on != 0);
+        // What a listener has accepted has its options, and no part in its port.
+        let is_accepted = |own| nature.kind == SOCK_STREAM && sys::socket::peer_name(own).is_ok();
+        Ok(Self {
+            numbers_times: times(options) & NUMBERS_TIMES != 0,
+            numbers_copies: is_on(SO_ZEROCOPY),
+            shares_port: is_on(SO_REUSEPORT) && !is_accepted(open.own()?),
+        })
+    }
+
+    /// Refuses what is hinted at, where the kernel may not be looked into.
+    fn refuse(self, open: &Open<'_>, why: &str) -> Result<()> {
+        if self.numbers_times {
+            return Err(open.unsupported(NUMBERED_TIMES, None));
+        }
+        if self.numbers_copies {
+            return Err(open.unsupported(NUMBERED_COPIES, None));
+        }
+        if self.shares_port {
+            let what = format!(
+                "a program may choose among the sockets of its port (SO_REUSEPORT), and the \
+                 kernel does not tell: {why}"
+            );
+            return Err(open.unsupported(&what, None));
+        }
+        Ok(())
+    }
+}
+
 /// The flags of `SO_TIMESTAMPING`, whichever layout was asked for.
 fn times(options: &Options) -> i32 {
     let value = options.value(SOL_SOCKET, SO_TIMESTAMPING);
     let four = value.and_then(|value| value.get(..4)?.try_into().ok());
     four.map_or(0, i32::from_ne_bytes)
-}
-
-/// Refuses what options hint at, where the kernel may not be looked into.
-fn refuse_hints(open: &Open<'_>, hints: (bool, bool, bool), why: &str) -> Result<()> {
-    match hints {
-        (true, ..) => Err(open.unsupported(NUMBERED_TIMES, None)),
-        (_, true, _) => {
-            let what = "it numbers what it sends (SO_ZEROCOPY), and no call sets the next number";
-            Err(open.unsupported(what, None))
-        }
-        (.., true) => {
-            let what = format!(
-                "a program may choose among the sockets of its port (SO_REUSEPORT), and the \
-                 kernel does not tell: {why}"
-            );
-            Err(open.unsupported(&what, None))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Refuses a socket that multicast routers use while there is a router in its network namespace.
@@ -213,7 +235,7 @@ pub fn refuse_errors(open: &Open<'_>) -> Result<()> {
 
 const ERRORS: &str = "an error, or a message in its error queue, waits to be fetched: try again";
 
-impl Looked {
+impl KernelSocket {
     fn at(own: BorrowedFd<'_>) -> std::result::Result<Self, String> {
         let kernel = Kernel::get().map_err(str::to_owned)?;
         let sock = kernel.socket(own).map_err(|error| error.to_string())?;
@@ -436,7 +458,7 @@ mod tests {
             let mut world = World::new(vec![own]);
             world.dump().unwrap();
             let [own] = world.restore().unwrap().try_into().unwrap();
-            let interface = Looked::at(own.as_fd()).unwrap().multicast_interface();
+            let interface = KernelSocket::at(own.as_fd()).unwrap().multicast_interface();
             assert_eq!(interface.unwrap(), LOOPBACK);
             let address = sys::socket::option(&own, SOL_IP, IP_MULTICAST_IF, 4);
             assert_eq!(address.unwrap(), [127, 0, 0, 1]);

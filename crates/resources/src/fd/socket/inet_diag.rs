@@ -169,7 +169,7 @@ pub fn udp_shutdown(protocol: i32, inode: u32) -> io::Result<Option<u8>> {
 
 /// What is told of a TCP socket besides its options.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct TcpFacts {
     /// Bytes that were received and not read, urgent ones and what is behind them, too. The other
     /// end's shutdown counts as one.
     pub waiting: u32,
@@ -182,7 +182,7 @@ pub struct Told {
 ///
 /// # Errors
 /// The system calls' errno.
-pub fn tcp(inode: u32, local: &[u8], remote: &[u8]) -> io::Result<Option<Told>> {
+pub fn tcp(inode: u32, local: &[u8], remote: &[u8]) -> io::Result<Option<TcpFacts>> {
     let Some(id) = id_of(local, remote) else {
         return Ok(None);
     };
@@ -198,7 +198,7 @@ pub fn tcp(inode: u32, local: &[u8], remote: &[u8]) -> io::Result<Option<Told>> 
         batch.message(SOCK_DIAG_BY_FAMILY, REQUEST, &what);
         // One that is bound to an interface is not found so.
         let answers = Netlink::sock_diag()?.ask(batch).unwrap_or_default();
-        if let Some(told) = answers.iter().find_map(|one| told_of(inode, &one.payload)) {
+        if let Some(told) = answers.iter().find_map(|one| facts_of(inode, &one.payload)) {
             return Ok(Some(told));
         }
     }
@@ -210,7 +210,7 @@ pub fn tcp(inode: u32, local: &[u8], remote: &[u8]) -> io::Result<Option<Told>> 
     let answers = Netlink::sock_diag()?.list(batch)?;
     let mut told = answers
         .iter()
-        .filter_map(|one| told_of(inode, &one.payload));
+        .filter_map(|one| facts_of(inode, &one.payload));
     Ok(told.next())
 }
 
@@ -233,12 +233,12 @@ fn id_of(local: &[u8], remote: &[u8]) -> Option<[u8; 48]> {
     Some(id)
 }
 
-fn told_of(inode: u32, payload: &[u8]) -> Option<Told> {
+fn facts_of(inode: u32, payload: &[u8]) -> Option<TcpFacts> {
     let found = Found::read(payload).filter(|found| found.inode == inode)?;
     let mut attributes = attributes(payload, MESSAGE_BYTES);
     let keys = attributes.find(|(kind, _)| *kind == INET_DIAG_MD5SIG);
     let signatures = keys.map(|(_, data)| Signature::list(data));
-    Some(Told {
+    Some(TcpFacts {
         waiting: found.waiting,
         signatures: signatures.unwrap_or_else(|| Some(Vec::new()))?,
     })

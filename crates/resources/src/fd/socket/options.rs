@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
+use sys::socket::batch::{self, Question};
 
 use super::Nature;
 use super::hidden::{self, Hidden};
@@ -64,7 +65,7 @@ const OF_BINDING: [(i32, i32); 7] = [
 ];
 
 /// An entry of the ledger, and how its option is kept.
-type Known = (&'static Entry, Kept);
+type KeptOption = (&'static Entry, Kept);
 
 /// The options of one socket.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -111,7 +112,12 @@ impl Options {
             }
             filter => filter.map_err(unread_filter)?,
         };
-        let mut options = Self::with(own, Kinds::of(nature), filter)?;
+        if open.told.get().is_none() {
+            ask_all(cx.all());
+        }
+        let told = open.told.get().map_or(&[][..], Vec::as_slice);
+        let mut options = Self::with(own, Kinds::of(nature), told)?;
+        options.filter = filter;
         let encapsulation = options.number(SOL_UDP, UDP_ENCAP).unwrap_or_default();
         if encapsulation > UDP_ENCAP_LAST {
             let why = "the kernel's own tunnel receives its datagrams (UDP_ENCAP)";
@@ -128,16 +134,21 @@ impl Options {
     /// A system call's errno; `EACCES` for a filter that cannot be read back.
     pub fn read(own: BorrowedFd<'_>, of: Kinds) -> Result<Self> {
         let filter = sys::socket::filter(own).map_err(unread_filter)?;
-        Self::with(own, of, filter)
+        let options = Self::with(own, of, &[])?;
+        Ok(Self { filter, ..options })
     }
 
-    fn with(own: BorrowedFd<'_>, of: Kinds, filter: Vec<u8>) -> Result<Self> {
+    /// The options without the filter; those that were `told` already are not asked for again.
+    fn with(own: BorrowedFd<'_>, of: Kinds, told: &[Answer]) -> Result<Self> {
         let mut values = Vec::new();
         for (entry, kept) in ledger::kept(of) {
-            let value = match sys::socket::option(own, entry.level, entry.name, kept.bytes) {
-                Ok(value) => value,
-                Err(error) if is_unknown(&error) => continue,
-                Err(error) => return Err(Error::kernel(format!("read {}", entry.label), error)),
+            let is_it = |answer: &&Answer| (SOL_SOCKET, answer.name) == (entry.level, entry.name);
+            let value = match told.iter().find(is_it) {
+                Some(answer) => answer.value.clone(),
+                None => ask(own, entry, kept)?,
+            };
+            let Some(value) = value else {
+                continue;
             };
             if !value.is_empty() && !is_of_namespace(entry, &value) {
                 values.push(Value {
@@ -151,7 +162,7 @@ impl Options {
             sys::socket::number(own, SOL_SOCKET, SO_LOCK_FILTER).is_ok_and(|on| on != 0);
         Ok(Self {
             values,
-            filter,
+            filter: Vec::new(),
             filter_locked,
             hidden: None,
         })
@@ -220,7 +231,7 @@ impl Options {
 
 impl Value {
     /// What the ledger says of the option.
-    fn known(&self) -> Result<Known> {
+    fn known(&self) -> Result<KeptOption> {
         let entry = ledger::find(self.level, self.name);
         let known = entry.and_then(|entry| match entry.fate {
             Fate::Kept(kept) if self.value.len() <= kept.bytes => Some((entry, kept)),
@@ -230,6 +241,81 @@ impl Value {
             let what = format!("level {} option {}", self.level, self.name);
             Error::corrupt("socket options", format!("{what} is not one that is saved"))
         })
+    }
+}
+
+/// Answers for one socket.
+pub(in crate::fd) type Answers = Vec<Answer>;
+
+/// What the kernel told of an option of the level `SOL_SOCKET`.
+pub(in crate::fd) struct Answer {
+    name: i32,
+    /// Its value; none where the kernel or the family does not know it.
+    value: Option<Vec<u8>>,
+}
+
+/// So many sockets at least are asked about together: to make a ring for fewer takes longer.
+const TOGETHER: usize = 8;
+
+/// Asks about all sockets of the tree by a few calls, where the kernel lets us; otherwise each is
+/// asked when it is its turn.
+fn ask_all(opens: &[Open<'_>]) {
+    let sockets = opens.iter().filter(|open| open.told.get().is_none());
+    let sockets = sockets.filter_map(|open| {
+        let nature = Nature::of(open).ok().flatten()?;
+        Some((open, open.own().ok()?, Kinds::of(nature)))
+    });
+    let sockets = sockets.collect::<Vec<_>>();
+    let alone = || {
+        for (open, ..) in &sockets {
+            let _ = open.told.set(Answers::new());
+        }
+    };
+    if sockets.len() < TOGETHER {
+        return alone();
+    }
+    let wanted = |of| {
+        let kept = ledger::kept(of).filter(|(entry, _)| entry.level == SOL_SOCKET);
+        kept.map(|(entry, kept)| (entry.name, kept.bytes))
+    };
+    let questions = sockets.iter().flat_map(|(_, socket, of)| {
+        wanted(*of).map(|(name, bytes)| Question {
+            socket: *socket,
+            name,
+            bytes,
+        })
+    });
+    let answers = match batch::options(&questions.collect::<Vec<_>>()) {
+        Ok(answers) => answers,
+        Err(error) => {
+            log::debug!("options are asked for one by one: {error}");
+            return alone();
+        }
+    };
+    let mut answers = answers.into_iter();
+    for (open, _, of) in &sockets {
+        let mut told = Answers::new();
+        for (name, _) in wanted(*of) {
+            match answers.next() {
+                Some(Ok(value)) => {
+                    let value = Some(value);
+                    told.push(Answer { name, value });
+                }
+                Some(Err(error)) if is_unknown(&error) => told.push(Answer { name, value: None }),
+                // It is asked for again, and the error is told then.
+                Some(Err(_)) | None => {}
+            }
+        }
+        let _ = open.told.set(told);
+    }
+}
+
+/// Asks for an option; none where the kernel or the family does not know it.
+fn ask(own: BorrowedFd<'_>, entry: &Entry, kept: Kept) -> Result<Option<Vec<u8>>> {
+    match sys::socket::option(own, entry.level, entry.name, kept.bytes) {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if is_unknown(&error) => Ok(None),
+        Err(error) => Err(Error::kernel(format!("read {}", entry.label), error)),
     }
 }
 
@@ -244,7 +330,7 @@ fn unread_filter(error: io::Error) -> Error {
     Error::kernel("read a socket's filter", error)
 }
 
-fn apply_one(own: BorrowedFd<'_>, (entry, kept): Known, value: &[u8]) -> Result<()> {
+fn apply_one(own: BorrowedFd<'_>, (entry, kept): KeptOption, value: &[u8]) -> Result<()> {
     match sys::socket::option(own, entry.level, entry.name, kept.bytes) {
         Ok(present) if present == value => return Ok(()),
         Err(error) if is_unknown(&error) && value.iter().all(|byte| *byte == 0) => return Ok(()),
@@ -365,6 +451,31 @@ mod tests {
         options.apply(fresh.as_fd(), Late).unwrap();
         assert_eq!(Options::read(fresh.as_fd(), Kinds::UNIX).unwrap(), options);
         assert_eq!(options.number(SOL_SOCKET, SO_SNDBUF), Some(60_000));
+    }
+
+    #[test]
+    fn options_asked_for_together_are_those_asked_for_alone() {
+        let sockets: Vec<_> = (0..2 * TOGETHER).map(|_| socket(1)).collect();
+        for (socket, value) in sockets.iter().zip(1..) {
+            sys::socket::set_number(socket, SOL_SOCKET, 12, value % 6).unwrap();
+            sys::socket::set_number(socket, SOL_SOCKET, SO_RCVBUF, 10_000 + value).unwrap();
+        }
+        let opens = sockets.iter().enumerate();
+        let opens = opens.map(|(id, own)| super::super::testing::describe(id, own));
+        let opens = opens.collect::<Vec<_>>();
+        ask_all(&opens);
+        for (socket, open) in sockets.iter().zip(&opens) {
+            let told = open.told.get().expect("it was asked");
+            let together = Options::with(socket.as_fd(), Kinds::UNIX, told).unwrap();
+            assert_eq!(
+                together,
+                Options::read(socket.as_fd(), Kinds::UNIX).unwrap()
+            );
+        }
+        let first = opens[0].told.get().expect("it was asked");
+        if first.is_empty() {
+            testkit::skip!("this kernel does not answer in a ring");
+        }
     }
 
     #[test]

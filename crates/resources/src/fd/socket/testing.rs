@@ -22,7 +22,8 @@ fn dup(fd: BorrowedFd<'_>) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(fd, 0).unwrap()
 }
 
-fn describe(id: usize, own: &OwnedFd) -> Open<'static> {
+/// A socket of this process, as a dump sees it.
+pub(crate) fn describe(id: usize, own: &OwnedFd) -> Open<'static> {
     let link = rustix::fs::readlink(
         format!("/proc/thread-self/fd/{}", own.as_raw_fd()),
         Vec::new(),

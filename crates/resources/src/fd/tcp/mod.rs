@@ -332,7 +332,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
         State::Close => {
             record.ended = has_ended(open)?;
             record.error = ended::error(open, record.ended)?;
-            if !record.multipath {
+            if !record.multipath && !record.ended {
                 ended::refuse_signed(open)?;
             }
             record.is_foreign = socket::bind::is_foreign(record.family, &record.local);
@@ -402,7 +402,7 @@ fn refuse_unread(open: &Open<'_>, record: &Tcp) -> Result<()> {
 }
 
 /// What sock_diag(7) tells of a socket.
-fn told(open: &Open<'_>, record: &Tcp) -> Result<inet_diag::Told> {
+fn told(open: &Open<'_>, record: &Tcp) -> Result<inet_diag::TcpFacts> {
     let told = inet_diag::tcp(socket::inode(open), &record.local, &record.remote);
     let told = told.map_err(|error| Error::kernel(format!("ask {}", open.place()), error))?;
     Ok(told.unwrap_or_default())

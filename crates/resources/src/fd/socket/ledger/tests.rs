@@ -386,8 +386,9 @@ fn change(own: &OwnedFd, entry: &Entry, kept: Kept) -> bool {
     })
 }
 
-/// Options whose value the kernel changes by itself, of a socket with a connection.
-const OF_CONNECTIONS: [(i32, i32); 2] = [(SOL_SOCKET, 49), (SOL_TCP, 2)];
+/// Options whose value the kernel changes by itself, of a socket with a connection; to bind one of
+/// IPv6 says that it is for IPv6 alone.
+const OF_CONNECTIONS: [(i32, i32); 3] = [(SOL_SOCKET, 49), (SOL_TCP, 2), (SOL_IPV6, 26)];
 
 fn read(sample: &Sample) -> Options {
     let mut options = Options::read(sample.own.as_fd(), sample.kinds()).unwrap();
