@@ -9,8 +9,8 @@
 //! - What: UDP socket
 //! - Kept: addresses, options, multicast groups, datagrams that were not read; of UDP-Lite also how
 //!   much is covered by checksums.
-//! - Refused: "it has a datagram under construction (UDP_CORK)"; "an error, or a message in its error
-//!   queue, waits to be fetched: try again".
+//! - Refused: "it has a datagram under construction (UDP_CORK)"; "an error, or a message in its
+//!   error queue, waits to be fetched: try again".
 //! - At a restore: "this kernel has no UDP-Lite".
 //! - CRIU 4.2: addresses and some options, without multicast groups and UDP-Lite's coverage; drops
 //!   unread datagrams with a warning, and refuses `UDP_CORK`.

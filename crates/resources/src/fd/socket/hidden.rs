@@ -8,17 +8,17 @@
 //! - Kept: by which interface multicast of IPv4 goes out; the classic program that chooses among
 //!   the sockets of a port (`SO_ATTACH_REUSEPORT_CBPF`). Needs bpf(2) and the kernel's description
 //!   of its types.
-//! - Refused: "an eBPF program chooses among the sockets of its port"; "a program chooses among the
-//!   sockets of its port, and one of them is outside of the tree"; "a program chooses among the
-//!   sockets of its port, which came to it in another order than they are made again"; "a program
-//!   may choose among the sockets of its port (SO_REUSEPORT), and the kernel does not tell: …"; "it
-//!   numbers what it sends (SO_ZEROCOPY), and no call sets the next number"; "it numbers what it
-//!   sends (SOF_TIMESTAMPING_OPT_ID), and no call sets the next number"; "it is, or may be, the
-//!   multicast router of its network namespace (MRT_INIT)"; "it has an IPsec policy of its own
-//!   (IP_XFRM_POLICY)"; "it has joined an anycast address (IPV6_JOIN_ANYCAST)"; "it has a lease of
-//!   a flow label (IPV6_FLOWLABEL_MGR)"; "it has an interface that all of its packets leave by
-//!   (IPV6_PKTINFO)"; "the kernel itself uses it: a map of BPF, a tunnel or the like"; "an error, or
-//!   a message in its error queue, waits to be fetched: try again".
+//! - Refused: "an eBPF program chooses among the sockets of its port"; "a program chooses among
+//!   the sockets of its port, and one of them is outside of the tree"; "a program chooses among
+//!   the sockets of its port, which came to it in another order than they are made again"; "a
+//!   program may choose among the sockets of its port (SO_REUSEPORT), and the kernel does not
+//!   tell: …"; "it numbers what it sends (SO_ZEROCOPY), and no call sets the next number"; "it
+//!   numbers what it sends (SOF_TIMESTAMPING_OPT_ID), and no call sets the next number"; "it is,
+//!   or may be, the multicast router of its network namespace (MRT_INIT)"; "it has an IPsec policy
+//!   of its own (IP_XFRM_POLICY)"; "it has joined an anycast address (IPV6_JOIN_ANYCAST)"; "it has
+//!   a lease of a flow label (IPV6_FLOWLABEL_MGR)"; "it has an interface that all of its packets
+//!   leave by (IPV6_PKTINFO)"; "the kernel itself uses it: a map of BPF, a tunnel or the like";
+//!   "an error, or a message in its error queue, waits to be fetched: try again".
 //! - CRIU 4.2: not kept, without a word.
 
 use std::os::fd::BorrowedFd;

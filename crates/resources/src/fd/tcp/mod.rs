@@ -329,14 +329,7 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
             record.signatures = told(open, &record)?.signatures;
             record.is_foreign = socket::bind::is_foreign(record.family, &record.local);
         }
-        State::Close => {
-            record.ended = has_ended(open)?;
-            record.error = ended::error(open, record.ended)?;
-            if !record.multipath && !record.ended {
-                ended::refuse_signed(open)?;
-            }
-            record.is_foreign = socket::bind::is_foreign(record.family, &record.local);
-        }
+        State::Close => read_closed(open, &mut record)?,
         state if cx.allow().tcp_close => {
             log::debug!("{}: {state:?}, saved as closed", open.place());
             record.set_state(State::Close);
@@ -379,6 +372,17 @@ fn read(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Tcp> {
     }
     record.forget_measured();
     Ok(record)
+}
+
+/// Takes down what a closed socket has.
+fn read_closed(open: &Open<'_>, record: &mut Tcp) -> Result<()> {
+    record.ended = has_ended(open)?;
+    record.error = ended::error(open, record.ended)?;
+    if !record.multipath && !record.ended {
+        ended::refuse_signed(open)?;
+    }
+    record.is_foreign = socket::bind::is_foreign(record.family, &record.local);
+    Ok(())
 }
 
 /// Refuses what calls tell of a socket in any state, and do not give back.

@@ -8,14 +8,13 @@
 //!   their files, unread data with descriptors and credentials in it. With `--ext-unix-sk`,
 //!   datagram sockets to a named one outside; with `--unix-close`, connections to the outside come
 //!   back as ended.
-//! - Refused: "its peer (…) is outside of the tree" (`--ext-unix-sk` or `--unix-close`); "it
-//!   waits to be accepted by a socket outside of the tree" (`--unix-close`); "a client outside
-//!   of the tree… waits to be accepted" (`--unix-close`); "a client that has hung up waits to
-//!   be accepted" (`--unix-close`); "it has sent data before it was accepted"; "datagrams are
-//!   queued, and it has no name to send them to"; "it is connected one way to a socket without
-//!   a name"; "messages behind an error that nobody was told of"; "it has out-of-band data in
-//!   its queue"; "it is bound as …, which does not lead to …"; "it is no socket"; "its peer has a
-//!   security label that is not ours".
+//! - Refused: "its peer (…) is outside of the tree" (`--ext-unix-sk` or `--unix-close`); "it waits
+//!   to be accepted by a socket outside of the tree" (`--unix-close`); "a client outside of the
+//!   tree… waits to be accepted" (`--unix-close`); "a client that has hung up waits to be
+//!   accepted" (`--unix-close`); "it has sent data before it was accepted"; "datagrams are queued,
+//!   and it has no name to send them to"; "it is connected one way to a socket without a name";
+//!   "messages behind an error that nobody was told of"; "it has out-of-band data in its queue";
+//!   "it is bound as …, which does not lead to …"; "it is no socket".
 //! - At a restore: the socket's file: "… is in use by another process", or "… is in the way: it is
 //!   no socket".
 //! - CRIU 4.2: the same inside of the tree; refuses credentials in a queue, and out-of-band data
@@ -31,11 +30,9 @@ mod queue;
 pub use deferred::Deferred;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
 
 use prost::Message as _;
 use rustix::event::PollFlags;
-use rustix::io::Errno;
 
 use address::Address;
 use connect::Server;
@@ -305,9 +302,9 @@ fn describe_open(open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Unix> {
         maker: maker_of(own)?,
         ..Unix::default()
     };
-    refuse_label(open)?;
+    identity::refuse_label(open)?;
     if record.maker.is_some() {
-        record.maker_groups = groups_of(own)?;
+        record.maker_groups = identity::groups_of(own)?;
     }
     if facts.state == State::Listening {
         record.set_link(Link::Listening);
@@ -373,36 +370,6 @@ fn maker_of(own: BorrowedFd<'_>) -> Result<Option<Credentials>> {
         .map_err(|error| Error::kernel("ask a unix socket who made its peer", error))?;
     let found = sys::socket::Credentials::from_bytes(&bytes);
     Ok(found.filter(|who| who.pid > 0).map(Credentials::from))
-}
-
-/// The supplementary groups of who made the other end.
-fn groups_of(own: BorrowedFd<'_>) -> Result<Vec<u32>> {
-    match sys::socket::peer_groups(own) {
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::NODATA) => Ok(Vec::new()),
-        groups => {
-            groups.map_err(|error| Error::kernel("ask a unix socket for its peer's groups", error))
-        }
-    }
-}
-
-/// Refuses a socket whose peer has a security label (`SO_PEERSEC`) that is not the one of sockets
-/// which we make.
-fn refuse_label(open: &Open<'_>) -> Result<()> {
-    const SO_PEERSEC: i32 = 31;
-    const LABEL_BYTES: usize = 4096;
-    static OURS: OnceLock<Option<Vec<u8>>> = OnceLock::new();
-    let label = |own: BorrowedFd<'_>| sys::socket::option(own, 1, SO_PEERSEC, LABEL_BYTES).ok();
-    let ours = || {
-        let (left, _right) = sys::socket::pair(AF_UNIX, STREAM, 0).ok()?;
-        label(left.as_fd())
-    };
-    let Some(ours) = OURS.get_or_init(ours) else {
-        return Ok(());
-    };
-    if label(open.own()?).is_some_and(|label| label != *ours) {
-        return Err(open.unsupported("its peer has a security label that is not ours", None));
-    }
-    Ok(())
 }
 
 /// Whether an error waits to be reported.
@@ -480,7 +447,7 @@ fn describe_peer(
             let own = peer.own()?;
             record.peer_maker = maker_of(own)?;
             if record.peer_maker.is_some() {
-                record.peer_maker_groups = groups_of(own)?;
+                record.peer_maker_groups = identity::groups_of(own)?;
             }
         }
         return Ok(());
