@@ -47,7 +47,7 @@ impl QemuUser {
     }
 
     fn checked(&self) -> Option<User> {
-        let three = |all: &[u32]| Some(<[u32; 3]>::try_from(all).ok()?);
+        let three = |all: &[u32]| <[u32; 3]>::try_from(all).ok();
         let [inheritable, permitted, effective, bounding, ambient] =
             <[u64; 5]>::try_from(self.capabilities.as_slice()).ok()?;
         Some(User {
