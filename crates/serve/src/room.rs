@@ -134,8 +134,8 @@ fn span_of(line: &str) -> Option<Span> {
 
 impl Session {
     /// Whether a huge page is in memory at `span`, or is in the target's file and mapped from there
-    /// now. Small pages need no look: of those `EEXIST` is true, as the kernel sees the entry of the
-    /// page table, or the page in the file's cache.
+    /// now. Small pages need no look: of those `EEXIST` is true, as the kernel sees the entry of
+    /// the page table, or the page in the file's cache.
     ///
     /// # Errors
     /// [`Error::Call`], [`Error::Gone`].

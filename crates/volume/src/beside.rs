@@ -42,8 +42,8 @@ impl Beside {
         }
         if let Some(part) = &volume.part {
             return Err(Error::Unfit(format!(
-                "{} shows only {} of the volume {}, and a restore mounts all of it: name the device, \
-                 or where all of it is mounted",
+                "{} shows only {} of the volume {}, and a restore mounts all of it: name the \
+                 device, or where all of it is mounted",
                 options.volume.display(),
                 part.display(),
                 volume.path.display()

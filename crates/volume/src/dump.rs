@@ -182,8 +182,8 @@ fn dump_unmounted(
     let sb = fs.superblock();
     if sb.journal_inode == 0 && !sb.was_unmounted {
         log::warn!(
-            "{} has no journal and was not unmounted: files that its bitmaps of inodes lack are not \
-             looked for; e2fsck -f finds them",
+            "{} has no journal and was not unmounted: files that its bitmaps of inodes lack are \
+             not looked for; e2fsck -f finds them",
             options.volume.display()
         );
     }

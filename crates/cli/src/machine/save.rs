@@ -31,8 +31,8 @@ pub struct Save {
     #[arg(long)]
     with_disks: bool,
 
-    /// Save also a machine with devices that were plugged in or unplugged since it was started, which
-    /// its command line does not tell: each restore must be given one behind --
+    /// Save also a machine with devices that were plugged in or unplugged since it was started,
+    /// which its command line does not tell: each restore must be given one behind --
     #[arg(long)]
     for_command: bool,
 

@@ -1,5 +1,5 @@
-//! `stillframe volume dump` of what others write to meanwhile, or have left in a state of their own:
-//! what is read, what is told of it, and where an image cannot go.
+//! `stillframe volume dump` of what others write to meanwhile, or have left in a state of their
+//! own: what is read, what is told of it, and where an image cannot go.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;

@@ -1,5 +1,5 @@
-//! Whom a QEMU runs as: its user, groups, capabilities and whether it may get privileges. A restored
-//! one that is started by root runs as the saved one did.
+//! Whom a QEMU runs as: its user, groups, capabilities and whether it may get privileges. A
+//! restored one that is started by root runs as the saved one did.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Machines that are not what their command line says, and QEMUs that are not root's: each comes back
-//! as it was, or is refused while its guest runs.
+//! Machines that are not what their command line says, and QEMUs that are not root's: each comes
+//! back as it was, or is refused while its guest runs.
 
 use super::disks::{Idle, contents, idle_words, write};
 use super::*;
