@@ -164,7 +164,7 @@ fn qemu_of_a_user_is_that_users_again() {
             .filter(|line| own.iter().any(|name| line.starts_with(name)));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    for (name, drop) in [
+    for (name, by) in [
         ("plain", user(&["--no-new-privs"])),
         ("bound", user(&["--bounding-set", "-all,+net_raw"])),
         (
@@ -176,7 +176,7 @@ fn qemu_of_a_user_is_that_users_again() {
             vec!["--bounding-set".to_owned(), "-sys_module".to_owned()],
         ),
     ] {
-        let mut idle = Idle::start_by(folder, &[&["setpriv".to_owned()][..], &drop].concat());
+        let mut idle = Idle::start_by(folder, &[&["setpriv".to_owned()][..], &by].concat());
         let was = status(idle.pid());
         let image = format!("image-{name}");
         let save = [
