@@ -126,14 +126,16 @@ fn ask(folder: &Path) -> String {
     std::fs::read_to_string(folder.join("answer")).expect("it answers")
 }
 
-/// Addresses and flags of mappings, without what tells whether they were written to lately.
+/// Addresses and flags of mappings, without what tells whether they were written to lately, and
+/// whether pages are still to come of a lazy restore.
 fn mappings(pid: u32) -> BTreeSet<String> {
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("it lives");
     let mut header = String::new();
     let mut all = BTreeSet::new();
     for line in smaps.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let flags = flags.split_whitespace().filter(|flag| *flag != "sd");
+            let flags = flags.split_whitespace();
+            let flags = flags.filter(|flag| !["sd", "um"].contains(flag));
             all.insert(format!("{header} {}", flags.collect::<Vec<_>>().join(" ")));
         } else if line
             .split(' ')

@@ -410,9 +410,10 @@ fn name_threads(timers: &mut [Timer], facts: &dyn Facts) -> Result<()> {
     }
     let what = "a timer on a thread's processor time, in a process of several threads";
     let refused = |why: String| Error::unsupported(facts.pid(), what).because(why);
+    let has_one = facts.status()?.threads == 1;
     let makers = match makers(facts.pid()) {
         // It may have had others, but there is nobody else to be asked for.
-        Err(_) if facts.status()?.threads == 1 => return Ok(()),
+        Err(_) if has_one => return Ok(()),
         makers => makers,
     };
     let unknown = |why| refused(format!("whose it is cannot be looked up: {why}"));
@@ -421,6 +422,10 @@ fn name_threads(timers: &mut [Timer], facts: &dyn Facts) -> Result<()> {
         let maker = makers.get(&timer.id).copied().filter(|maker| *maker > 0);
         let lost = || unknown(IoError::from(ErrorKind::NotFound));
         let maker = maker.ok_or_else(lost)?;
+        if has_one && maker == facts.pid() {
+            // It makes it again.
+            continue;
+        }
         timer.clock = !maker << 3 | timer.clock & CLOCK_KIND;
     }
     Ok(())
