@@ -3,8 +3,8 @@
 //! Two of them in one process at the same time would undo each other's work:
 //! - the limit of open files is raised, and stays so: tasks inherit it, and take all of theirs
 //!   under it;
-//! - `SIGALRM` has a handler, which ends what waits too long ([`sys::tick`]), and `SIGCONT` while a
-//!   job of the caller's shell is waited for;
+//! - `SIGALRM` has a handler, which ends what waits too long ([`sys::tick`]), and so have those
+//!   by which shells and terminals control jobs while one is waited for;
 //! - the calling thread's timers are exact;
 //! - children are forked that call no execve(2): watchdogs (of the tree, of connections),
 //!   the tracker, and the restored tree itself. That wants a process of one thread.

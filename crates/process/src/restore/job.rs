@@ -1,17 +1,16 @@
 //! A job of the shell in which a restore runs: it has the terminal as long as it is in front.
 //!
 //! What a shell does for `fg`, the restorer does for the restored tree, and hands on what the shell
-//! does to it: stopped by the terminal, the tree stops the restorer, and goes on with it.
+//! and the terminal do to it: stopped by the terminal, the tree stops the restorer, and goes on
+//! with it; what would interrupt, stop or end the restorer does so to the tree.
 
+use std::io;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpgrp, kill_current_process_group, kill_process_group,
-    waitpid,
-};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpgrp, kill_process_group, waitpid};
 use rustix::termios::tcgetpgrp;
-use sys::job::{be_interrupted_by_continue, set_foreground};
+use sys::job::{Told, set_foreground};
 
 use crate::freeze::stat_of;
 use crate::records::Saved;
@@ -34,21 +33,27 @@ fn terminal() -> BorrowedFd<'static> {
 }
 
 impl Job {
-    /// The job that `saved` is for the shell, if it has a process group of its own and the restorer
-    /// is in front.
+    /// The job that `saved` is for the shell, if it has a process group of its own and the standard
+    /// input is the terminal of the restorer's session.
     pub(super) fn of(saved: &Saved<'_>) -> Option<Self> {
-        let own = getpgrp();
-        let in_front = tcgetpgrp(terminal()).ok() == Some(own);
-        let group = group_of(saved).and_then(Pid::from_raw);
+        tcgetpgrp(terminal()).ok()?;
         Some(Self {
-            group: group.filter(|_| in_front)?,
-            own,
+            group: group_of(saved).and_then(Pid::from_raw)?,
+            own: getpgrp(),
             in_front: false,
         })
     }
 
-    /// Puts the tree in front.
+    /// Whether the shell has put the restorer in front, and the restorer has not passed that on.
+    fn is_owed_the_front(&self) -> bool {
+        tcgetpgrp(terminal()).ok() == Some(self.own)
+    }
+
+    /// Puts the tree in front, if the restorer is.
     pub(super) fn give(&mut self) -> Result<()> {
+        if !self.is_owed_the_front() {
+            return Ok(());
+        }
         let failed = |e| Error::kernel("cannot give the terminal to the restored tree", e);
         set_foreground(terminal(), self.group).map_err(failed)?;
         self.in_front = true;
@@ -66,53 +71,84 @@ impl Job {
     }
 
     /// Waits until the root task, a child of this process, has ended, and takes the terminal back
-    /// when it has or when it is stopped.
+    /// when it has or when it is stopped. What the shell and the terminal tell the restorer until
+    /// then is the tree's to hear.
     ///
     /// # Errors
     /// [`Error::Kernel`].
     pub fn wait(&mut self, root: Pid) -> Result<WaitStatus> {
-        let failed = |e| Error::kernel(format!("cannot wait for the root task {root}"), e);
-        be_interrupted_by_continue()
-            .map_err(|e| Error::kernel("cannot notice that this process is continued", e))?;
+        let told = Told::begin();
+        let told = told.map_err(|e| Error::kernel("cannot notice what the shell tells", e))?;
         // Its stop may be one that was told before the dump.
         if stat_of(root.as_raw_nonzero().get()).is_some_and(|stat| stat.state == b'T') {
-            self.suspend();
+            self.suspend(&told);
         }
+        let ended = self.wait_told(root, &told);
+        self.take_back();
+        ended.map_err(|e| Error::kernel(format!("cannot wait for the root task {root}"), e))
+    }
+
+    fn wait_told(&mut self, root: Pid, told: &Told) -> io::Result<WaitStatus> {
         loop {
-            match waitpid(Some(root), WaitOptions::UNTRACED) {
-                Ok(Some((_, status))) if status.stopped() => self.suspend(),
-                Ok(Some((_, status))) => {
-                    self.take_back();
-                    return Ok(status);
-                }
-                Err(Errno::INTR) => self.go_on(),
-                Ok(None) => {}
-                Err(error) => {
-                    self.take_back();
-                    return Err(failed(error));
+            let options = WaitOptions::UNTRACED | WaitOptions::NOHANG;
+            match waitpid(Some(root), options) {
+                Ok(Some((_, status))) if status.stopped() => self.stopped(status, told),
+                Ok(Some((_, status))) => return Ok(status),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(None) => {
+                    for signal in told.wait()? {
+                        self.hear(signal);
+                    }
                 }
             }
         }
     }
 
+    /// Does what a signal to the restorer asks of the job.
+    fn hear(&mut self, signal: Signal) {
+        match signal {
+            Signal::CHILD => {}
+            Signal::CONT => self.go_on(),
+            signal => {
+                // The shell brings a job that runs to the front without a word to it.
+                self.come_to_the_front();
+                let _ = kill_process_group(self.group, signal);
+            }
+        }
+    }
+
+    /// Stops with the tree, unless it only wanted the terminal, which the restorer has for it.
+    fn stopped(&mut self, status: WaitStatus, told: &Told) {
+        let signal = status.stopping_signal().and_then(Signal::from_named_raw);
+        let wants_terminal = matches!(signal, Some(Signal::TTIN | Signal::TTOU));
+        match wants_terminal && self.is_owed_the_front() {
+            true => self.go_on(),
+            false => self.suspend(told),
+        }
+    }
+
     /// Stops as the tree has, so that the shell sees it, and goes on with it.
-    fn suspend(&mut self) {
+    fn suspend(&mut self, told: &Told) {
         self.take_back();
-        let _ = kill_current_process_group(Signal::TSTP);
+        if let Err(error) = told.stop_group() {
+            log::warn!("cannot stop with the restored tree: {error}");
+        }
         self.go_on();
     }
 
     /// Has the tree go on, in front if the shell has put this process there.
     fn go_on(&mut self) {
-        let front = tcgetpgrp(terminal()).ok();
+        self.come_to_the_front();
+        let _ = kill_process_group(self.group, Signal::CONT);
+    }
+
+    fn come_to_the_front(&mut self) {
         // Somebody else is where the shell has taken the terminal away.
-        self.in_front &= front == Some(self.group);
-        if front == Some(self.own)
-            && let Err(error) = self.give()
-        {
+        self.in_front &= tcgetpgrp(terminal()).ok() == Some(self.group);
+        if let Err(error) = self.give() {
             log::warn!("{}", error.with_causes());
         }
-        let _ = kill_process_group(self.group, Signal::CONT);
     }
 }
 
