@@ -129,7 +129,20 @@ impl Uffd {
     /// # Errors
     /// `EPERM` without privileges where the system reserves it; `ENOSYS`. See userfaultfd(2).
     pub fn create() -> io::Result<Self> {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        Self::create_with(0)
+    }
+
+    /// The same for faults of user code alone (`UFFD_USER_MODE_ONLY`), which takes no privilege.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn create_for_user_mode() -> io::Result<Self> {
+        const UFFD_USER_MODE_ONLY: libc::c_int = 1;
+        Self::create_with(UFFD_USER_MODE_ONLY)
+    }
+
+    fn create_with(flags: libc::c_int) -> io::Result<Self> {
+        let flags = flags | libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: the call takes no pointers.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
         match i32::try_from(fd) {

@@ -7,8 +7,8 @@
 //!
 //! - What: tracking what is written
 //! - Kept: `pre-dump` and `--track-mem` read what was written since the last round.
-//! - Refused: "tracking on a kernel without asynchronous write protection (Linux 6.7) and without
-//!   soft-dirty bits".
+//! - Refused: "tracking what is written", with what the kernel lacks or forbids of asynchronous
+//!   write protection (Linux 6.7) and of soft-dirty bits.
 //! - CRIU 4.2: by soft-dirty bits alone.
 
 use std::collections::HashMap;
@@ -55,10 +55,15 @@ impl Way {
     /// # Errors
     /// [`resources::Error::Unsupported`].
     pub fn check(self, root: i32) -> Result<()> {
-        let what = "tracking on a kernel without asynchronous write protection (Linux 6.7) and \
-                    without soft-dirty bits";
         match self {
-            Self::Neither => Err(resources::Error::unsupported(root, what.to_owned()).into()),
+            Self::Neither => {
+                // The kernel lacks it, or forbids it here: the features tell which.
+                let tracking = sys::features::named("mem_dirty_track");
+                let why = tracking.expect("it is on the list").probe().err();
+                let what = "tracking what is written".to_owned();
+                let refused = resources::Error::unsupported(root, what);
+                Err(refused.because(why.unwrap_or_default()).into())
+            }
             Self::Protection | Self::Bits => Ok(()),
         }
     }
@@ -176,10 +181,7 @@ mod tests {
     fn a_kernel_with_neither_is_refused_by_name() {
         let error = Way::Neither.check(7).expect_err("nothing can be tracked");
         let text = error.to_string();
-        assert!(
-            text.contains("pid 7: tracking on a kernel without"),
-            "{text}"
-        );
+        assert!(text.contains("pid 7: tracking what is written"), "{text}");
         Way::Bits.check(7).expect("they tell");
     }
 }

@@ -243,7 +243,11 @@ fn uffd() -> Outcome {
 }
 
 fn uffd_has(wanted: Features) -> Outcome {
-    let missing = wanted - uffd_features()?;
+    lacks(wanted - uffd_features()?)
+}
+
+/// Whether nothing is missing.
+fn lacks(missing: Features) -> Outcome {
     if missing.is_empty() {
         yes()
     } else {
@@ -264,8 +268,12 @@ fn uffd_noncoop() -> Outcome {
     yes()
 }
 
+/// What tracks needs no faults of the kernel's: a userfaultfd that anybody may make is enough.
 fn uffd_wp_async() -> Outcome {
-    uffd_has(Features::WP_ASYNC)
+    let uffd = Uffd::create_for_user_mode().map_err(|error| why("userfaultfd", &error))?;
+    let features = uffd.api(Features::empty());
+    let features = features.map_err(|error| why("UFFDIO_API", &error))?;
+    lacks(Features::WP_ASYNC - features)
 }
 
 fn uffd_move() -> Outcome {
