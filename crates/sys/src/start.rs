@@ -24,14 +24,17 @@ macro_rules! program {
 /// Rust's runtime.
 ///
 /// - Descriptors 0 to 2 are open: what is opened later must not become a standard stream.
-/// - Writing to a pipe whose reader has gone is an error and does not end the program (signal(7)).
+/// - Writing to a pipe whose reader has gone, or beyond the limit of file size (setrlimit(2)), is an
+///   error and does not end the program (signal(7)).
 /// - The C library asks for memory in larger pieces and keeps what is freed (mallopt(3)).
 pub fn begin(run: fn() -> u8) -> core::ffi::c_int {
     open_standard_streams();
-    // A signal that is ignored would be so in new tasks, too.
+    // A signal that is ignored would be so in new tasks and in programs, too; a handler is not.
     let handler: extern "C" fn(libc::c_int) = survive;
-    // SAFETY: the handler touches nothing.
-    unsafe { libc::signal(libc::SIGPIPE, handler as libc::sighandler_t) };
+    for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
+        // SAFETY: the handler touches nothing.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
     keep_memory();
     let status = std::panic::catch_unwind(run).unwrap_or(101);
     // A reader that has gone cannot be told that.
