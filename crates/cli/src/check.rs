@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use sys::features::{self, Feature, Need, Outcome};
 
 use crate::exit::{Failure, Status};
+use crate::kind::Wanted;
 use crate::options::Options;
 use crate::output;
 
@@ -73,9 +74,12 @@ fn run_named(options: &Options) -> Result<Status, Failure> {
 
 /// Tells what an image needs.
 fn run_image(options: &Options, directory: &Path) -> Result<Status, Failure> {
-    let needs = process::needs(&directory.into()).map_err(|source| Failure::Engine {
-        doing: "check",
-        source: Box::new(source),
+    let needs = process::needs(&directory.into()).map_err(|source| {
+        let failure = Failure::Engine {
+            doing: "check",
+            source: Box::new(source),
+        };
+        Wanted::Tree.explain(directory, failure)
     })?;
     let is_met = needs.iter().all(|need| need.outcome.is_ok());
     if options.json {

@@ -2,12 +2,15 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use process::{CpuCap, check_cpuinfo, dump_cpuinfo};
 use serde_json::json;
 
 use crate::exit::{Failure, Status};
+use crate::kind::Wanted;
+use crate::session::{GeneralArgs, LogArgs};
 use crate::{output, values};
 
 /// Save what this processor has, or check it against an image
@@ -32,6 +35,13 @@ pub struct Cpuinfo {
     )]
     cpu_cap: Option<OsString>,
 
+    /// There is a log only where -o names one
+    #[command(flatten)]
+    log: LogArgs,
+
+    #[command(flatten)]
+    general: GeneralArgs,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -48,8 +58,11 @@ impl Cpuinfo {
     ///
     /// # Errors
     /// There is no image, it is of something else, or this processor is not what it needs.
-    pub fn run(self) -> Result<Status, Failure> {
-        let images = self.images_dir.into();
+    pub fn run(self, started: Instant) -> Result<Status, Failure> {
+        self.general.begin()?;
+        self.log.open_named(&self.images_dir, started)?;
+        self.general.tell();
+        let images = self.images_dir.as_path().into();
         let cap = self.cpu_cap.as_deref();
         let cap: Option<CpuCap> = cap
             .map(|cap| values::cpu_cap(Some(cap)))
@@ -59,9 +72,12 @@ impl Cpuinfo {
             Action::Dump => dump_cpuinfo(&images).map(|image| json!({"image": image})),
             Action::Check => check_cpuinfo(&images, cap).map(|()| json!({"fits": true})),
         };
-        let done = done.map_err(|source| Failure::Engine {
-            doing: "cpuinfo",
-            source: Box::new(source),
+        let done = done.map_err(|source| {
+            let failure = Failure::Engine {
+                doing: "cpuinfo",
+                source: Box::new(source),
+            };
+            Wanted::Processor.explain(&self.images_dir, failure)
         })?;
         match (self.json, self.action) {
             (true, _) => output::say(&format!("{done}\n")),

@@ -114,18 +114,51 @@ impl Flag {
             Command::PreDump => self.pre_dump(),
             Command::Restore => self.restore,
             Command::Check => self.check,
+            Command::Dedup | Command::LazyPages | Command::Cpuinfo => {
+                self.fate_without_tree(command)
+            }
             Command::Show
             | Command::Merge
-            | Command::Dedup
             | Command::Network
-            | Command::Cpuinfo
             | Command::Import
             | Command::Export
             | Command::Serve
-            | Command::LazyPages
             | Command::Vm
             | Command::Volume
             | Command::Generate => Fate::Taken,
+        }
+    }
+
+    /// The same on criu(8)'s commands that neither save nor restore a tree: each of them accepts
+    /// every option there.
+    fn fate_without_tree(&self, command: Command) -> Fate {
+        const GENERAL: [&str; 9] = [
+            "close",
+            "config",
+            "help",
+            "images-dir",
+            "log-file",
+            "no-default-config",
+            "verbosity",
+            "version",
+            "work-dir",
+        ];
+        let is_taken = match (command, self.name) {
+            (Command::LazyPages, "status-fd") | (Command::Cpuinfo, "cpu-cap") => true,
+            (_, name) => GENERAL.contains(&name) || !self.of_criu,
+        };
+        // A server that goes to the background, or has pages of another one.
+        let is_refused = matches!(
+            (command, self.name),
+            (
+                Command::LazyPages,
+                "daemon" | "page-server" | "restore-detached"
+            )
+        );
+        match (is_taken, is_refused) {
+            (true, _) => Fate::Taken,
+            (false, true) => Fate::Refused,
+            (false, false) => Fate::Idle,
         }
     }
 

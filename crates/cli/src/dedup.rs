@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::exit::{Failure, Status};
 use crate::output;
-use crate::session::LogArgs;
+use crate::session::{GeneralArgs, LogArgs};
 
 /// Free in older images what an image does not need of them; they cannot be restored any more then
 #[derive(Debug, Args)]
@@ -24,6 +24,9 @@ pub struct Dedup {
 
     #[command(flatten)]
     log: LogArgs,
+
+    #[command(flatten)]
+    general: GeneralArgs,
 
     /// Do not wait until the images are on the disk before anything is freed
     #[arg(long)]
@@ -40,8 +43,10 @@ impl Dedup {
     /// # Errors
     /// Whatever the engine tells; the newest image then is whole.
     pub fn run(self, started: Instant) -> Result<Status, Failure> {
+        self.general.begin()?;
         let images_dir = self.image.or(self.images_dir).unwrap_or_default();
         self.log.open(&images_dir, "dedup", started)?;
+        self.general.tell();
         let options = DedupOptions {
             images: images_dir.into(),
             sync: !self.no_sync,

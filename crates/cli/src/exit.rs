@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use process::{Blame, Obstacle};
 use serde_json::{Value, json};
 
+use crate::kind::Kind;
 use crate::{config, reading};
 
 /// Exit statuses; docs/exit-codes.md explains them.
@@ -59,6 +60,14 @@ pub enum Failure {
     /// A name that `check --feature` does not know.
     #[error("there is no feature {0:?}")]
     NoSuchFeature(String),
+    /// An image that the command does not take.
+    #[error("the image in {} is of {}", .dir.display(), .kind.words())]
+    OtherKind {
+        /// Its directory.
+        dir: PathBuf,
+        /// What it is of.
+        kind: Kind,
+    },
     /// Options that do not go together.
     #[error("{0}")]
     Usage(String),
@@ -144,6 +153,7 @@ impl Failure {
         match self {
             Self::Reading(_) | Self::Configuration(_) | Self::Usage(_) => Status::Usage,
             Self::Descriptor { .. } => Status::Usage,
+            Self::OtherKind { .. } => Status::Unsupported,
             Self::File { .. } => Status::Store,
             // The status of criu(8), whose `check` knows no other.
             Self::Exec { .. } | Self::NoSuchFeature(_) | Self::Raised => Status::Failed,
@@ -193,6 +203,7 @@ impl Failure {
             Self::Descriptor { .. } => {
                 "the caller has to pass it on, as a shell does with `FD<FILE`"
             }
+            Self::OtherKind { kind, .. } => kind.taken_by(),
             Self::Exec { .. } => "the tree runs; nothing has to be restored again",
             Self::Machine { .. } | Self::Volume { .. } => return None,
             Self::Engine { source, .. } => return source.advice(),

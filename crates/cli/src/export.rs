@@ -8,6 +8,7 @@ use vm::{ExportOptions, Exported};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
+use crate::kind::Wanted;
 use crate::output;
 
 /// Write the memory of a virtual machine's image to a file, as its monitor reads it
@@ -41,7 +42,7 @@ impl Export {
     /// Whatever the engine tells; files that were there are as they were.
     pub fn run(self) -> Result<Status, Failure> {
         let options = ExportOptions {
-            images: self.images_dir.into(),
+            images: self.images_dir.as_path().into(),
             memory: self.memory,
             vmstate: self.vmstate,
             sync: !self.no_sync,
@@ -49,7 +50,8 @@ impl Export {
         let bar = Bar::default();
         let exported = vm::export(&options, &|done, total| bar.show(done, total));
         drop(bar);
-        let exported = exported.map_err(Failure::machine("export"))?;
+        let exported = exported.map_err(Failure::machine("export"));
+        let exported = exported.map_err(|it| Wanted::Machine.explain(&self.images_dir, it))?;
         let text = if self.json {
             format!("{}\n", to_json(&exported))
         } else {

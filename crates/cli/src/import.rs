@@ -8,6 +8,7 @@ use vm::{ImportOptions, Imported};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
+use crate::kind::Wanted;
 use crate::output;
 use crate::session::CompressArgs;
 
@@ -57,7 +58,7 @@ impl Import {
             images: self.images_dir.into(),
             memory: self.memory,
             vmstate: self.vmstate,
-            parent: self.parent.map(Into::into),
+            parent: self.parent.as_deref().map(Into::into),
             compress: self.compress.compress,
             sync: !self.no_sync,
         };
@@ -66,7 +67,11 @@ impl Import {
             bar.show(done, total);
         });
         drop(bar);
-        let imported = imported.map_err(Failure::machine("import"))?;
+        let imported = imported.map_err(Failure::machine("import"));
+        let imported = imported.map_err(|failure| match &self.parent {
+            Some(dir) => Wanted::Machine.explain(dir, failure),
+            None => failure,
+        })?;
         let text = if self.json {
             format!("{}\n", to_json(&imported))
         } else {

@@ -11,8 +11,9 @@ use serde_json::json;
 use store::Images;
 
 use crate::exit::{Failure, Status};
+use crate::kind::Wanted;
 use crate::restore::LAZY_PAGES_SOCKET;
-use crate::session::LogArgs;
+use crate::session::{GeneralArgs, LogArgs};
 use crate::{logfile, output};
 
 /// Bring memory in to trees that `restore --lazy-pages` has brought back
@@ -38,6 +39,9 @@ pub struct LazyPages {
     #[command(flatten)]
     log: LogArgs,
 
+    #[command(flatten)]
+    general: GeneralArgs,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -49,6 +53,7 @@ impl LazyPages {
     /// # Errors
     /// The image cannot be used, or the socket not be made.
     pub fn run(self, started: Instant) -> Result<Status, Failure> {
+        self.general.begin()?;
         let failed = |source| Failure::File {
             action: "find",
             path: self.images_dir.clone(),
@@ -66,6 +71,7 @@ impl LazyPages {
         });
         let status = status.transpose()?;
         self.log.open(&self.images_dir, "lazy-pages", started)?;
+        self.general.tell();
         let bit = |signal: Signal| 1u64 << (signal.as_raw() - 1);
         let told = sys::signalfd::instead_of_ending(bit(Signal::TERM) | bit(Signal::INT));
         let told = told.map_err(|source| {
@@ -88,7 +94,8 @@ impl LazyPages {
             }
         };
         let served = process::serve_lazy_pages(&options, told.as_fd(), ready);
-        let trees = served.map_err(engine)?;
+        let served = served.map_err(engine);
+        let trees = served.map_err(|it| Wanted::Tree.explain(&self.images_dir, it))?;
         let text = match self.json {
             true => format!("{}\n", json!({"lazy_pages": {"trees": trees}})),
             false => format!("{trees} restores were served\n"),

@@ -19,6 +19,7 @@ mod exit;
 mod export;
 mod generate;
 mod import;
+mod kind;
 mod lazy_pages;
 mod logfile;
 mod machine;
@@ -35,6 +36,7 @@ mod session;
 mod show;
 mod statistics;
 mod values;
+mod verbosity;
 mod volume;
 mod watch;
 mod with_volume;
@@ -45,6 +47,8 @@ use std::time::Instant;
 use clap::{Args, Subcommand};
 
 use crate::exit::{Failure, Status};
+use crate::kind::Wanted;
+use crate::options::Options;
 use crate::reading::{Command, Origin, Reading, Words};
 
 /// The parser of the whole command line: for help, the manual and completions.
@@ -136,9 +140,19 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
             let idle = reading.idle.clone();
             match (parse::options(command, reading), command) {
                 (Err(error), _) => Ok(misused(&error)),
-                (Ok(options), Command::Dump) => dump::run(&options, &idle, started),
-                (Ok(options), Command::PreDump) => pre_dump::run(&options, &idle, started),
-                (Ok(options), Command::Restore) => restore::run(options, &idle, started),
+                (Ok(options), Command::Dump) => {
+                    let saved = dump::run(&options, &idle, started);
+                    saved.map_err(|failure| about_parent(&options, failure))
+                }
+                (Ok(options), Command::PreDump) => {
+                    let saved = pre_dump::run(&options, &idle, started);
+                    saved.map_err(|failure| about_parent(&options, failure))
+                }
+                (Ok(options), Command::Restore) => {
+                    let dir = options.images_dir.clone();
+                    let restored = restore::run(options, &idle, started);
+                    restored.map_err(|failure| Wanted::Tree.explain(&dir, failure))
+                }
                 (Ok(options), _) => check::run(&options, started),
             }
         }
@@ -146,7 +160,9 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
         Some(Command::Merge) => understood("merge", words, merge::Merge::run),
         Some(Command::Dedup) => understood::<dedup::Dedup>("dedup", words, |it| it.run(started)),
         Some(Command::Network) => understood("network", words, network::Network::run),
-        Some(Command::Cpuinfo) => understood("cpuinfo", words, cpuinfo::Cpuinfo::run),
+        Some(Command::Cpuinfo) => {
+            understood::<cpuinfo::Cpuinfo>("cpuinfo", words, |it| it.run(started))
+        }
         Some(Command::Import) => understood("import", words, import::Import::run),
         Some(Command::Export) => understood("export", words, export::Export::run),
         Some(Command::Serve) => understood::<serve::Serve>("serve", words, |it| it.run(started)),
@@ -166,6 +182,14 @@ fn run(arguments: Vec<OsString>, started: Instant) -> Result<Status, Failure> {
     }
 }
 
+/// Says of a dump that failed if its parent is an image of something else.
+fn about_parent(options: &Options, failure: Failure) -> Failure {
+    match &options.prev_images_dir {
+        Some(dir) => Wanted::TreeParent.explain(&options.images_dir.join(dir), failure),
+        None => failure,
+    }
+}
+
 /// Reads the command line and, for commands that have them, the configuration files before it.
 fn read(words: Vec<OsString>) -> Result<Reading, Failure> {
     let (defaults, named) = reading::configuration(&words);
@@ -174,10 +198,7 @@ fn read(words: Vec<OsString>) -> Result<Reading, Failure> {
         words,
     };
     let alone = reading::read(std::slice::from_ref(&line)).map_err(Failure::Reading)?;
-    let configured = matches!(
-        alone.command,
-        Some(Command::Dump | Command::PreDump | Command::Restore | Command::Check)
-    );
+    let configured = alone.command.is_some_and(Command::is_configured);
     if !configured || alone.version {
         return Ok(alone);
     }
@@ -207,6 +228,7 @@ fn understood<T: Args>(
 fn parse<T: Args>(name: &'static str, words: Vec<OsString>) -> Result<T, clap::Error> {
     let command = clap::Command::new(name).bin_name(format!("stillframe {name}"));
     let mut command = T::augment_args(command);
+    let words = verbosity::fold(&command, words);
     let program = [OsString::from(name)];
     let matches = command.try_get_matches_from_mut(program.into_iter().chain(words))?;
     T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))

@@ -124,6 +124,14 @@ impl Default for Options {
 }
 
 impl Options {
+    /// What is allowed, with --cgroup-yard seen from the work directory, as with criu(8).
+    pub fn allowed_in(&self, work_dir: &Path) -> Allow {
+        let mut allowed = self.allowed.clone();
+        let yard = &mut allowed.cgroups.yard;
+        *yard = yard.take().map(|yard| work_dir.join(yard));
+        allowed
+    }
+
     /// What the engine is to dump into `images_dir`.
     pub fn to_dump(&self, kind: DumpKind, images_dir: &Path) -> DumpOptions {
         let track = self.track_mem || kind == DumpKind::PreDump;
@@ -136,7 +144,7 @@ impl Options {
                 DumpKind::Live | DumpKind::PreDump => Afterwards::Run,
             },
             kind,
-            allowed: self.allowed.clone(),
+            allowed: self.allowed_in(self.work_dir.as_deref().unwrap_or(images_dir)),
             parent: parent.map(|dir| images_dir.join(dir).into()),
             track: track.then_some(self.track_time),
             ..self.dump.clone()

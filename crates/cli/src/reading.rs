@@ -70,11 +70,25 @@ impl Command {
         })
     }
 
+    /// Whether it reads criu(8)'s configuration files.
+    pub const fn is_configured(self) -> bool {
+        matches!(
+            self,
+            Self::Dump
+                | Self::PreDump
+                | Self::Restore
+                | Self::Check
+                | Self::Dedup
+                | Self::LazyPages
+                | Self::Cpuinfo
+        )
+    }
+
     /// Whether its options are none of criu(8)'s: they are the parser's alone, behind its name.
     const fn is_own(self) -> bool {
         matches!(
             self,
-            Self::Import | Self::Export | Self::Serve | Self::LazyPages | Self::Vm | Self::Volume
+            Self::Import | Self::Export | Self::Serve | Self::Vm | Self::Volume
         )
     }
 }
@@ -554,14 +568,8 @@ fn fold_verbosity(occurrences: &[Occurrence], reading: &mut Reading) {
         .iter()
         .filter(|one| one.flag.name == "verbosity")
     {
-        let current = level.unwrap_or(crate::logfile::DEFAULT_VERBOSITY);
-        level = Some(match one.value.as_ref().map(|value| value.as_bytes()) {
-            None => current + 1,
-            Some(vs) if !vs.is_empty() && vs.iter().all(|&v| v == b'v') => {
-                current + 1 + u32::try_from(vs.len()).unwrap_or(0)
-            }
-            Some(text) => leading_number(text),
-        });
+        let argument = one.value.as_ref().map(|value| value.as_bytes());
+        level = Some(crate::verbosity::more(level, argument));
     }
     if let Some(level) = level {
         reading.given.push(Given {
@@ -569,17 +577,6 @@ fn fold_verbosity(occurrences: &[Occurrence], reading: &mut Reading) {
             value: Some(level.to_string().into()),
         });
     }
-}
-
-/// The number that a text begins with, as atoi(3) has it: 0 where there is none. So `-verbosity=0`,
-/// which is `-v` and "erbosity=0", asks for silence, as it does with criu(8).
-fn leading_number(text: &[u8]) -> u32 {
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
-    digits.fold(0, |number: u32, digit| {
-        number
-            .saturating_mul(10)
-            .saturating_add((digit - b'0').into())
-    })
 }
 
 #[cfg(test)]

@@ -116,6 +116,7 @@ fn check(options: &Options) -> Result<(), Failure> {
 
 /// Adds to what the engine is asked for what is only known now.
 fn complete(options: &mut Options, session: &Session) -> Result<(), Failure> {
+    let allowed = options.allowed_in(&session.work_dir);
     let restore = &mut options.restore;
     for (number, stands_for) in options.inherit_fd.drain(..) {
         let fd = sys::inherited::duplicate(number).map_err(|source| Failure::Descriptor {
@@ -134,7 +135,7 @@ fn complete(options: &mut Options, session: &Session) -> Result<(), Failure> {
     let waits = !restore.detached && options.exec_cmd.is_empty();
     let runs = restore.afterwards == Afterwards::Run;
     restore.foreground = options.allowed.shell_job && waits && runs;
-    restore.allowed = options.allowed.clone();
+    restore.allowed = allowed;
     Ok(())
 }
 

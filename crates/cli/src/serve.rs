@@ -8,6 +8,7 @@ use serde_json::json;
 use vm::{OnError, OnExit, Otlp, Prefetch, ServeOptions};
 
 use crate::exit::{Failure, Status};
+use crate::kind::Wanted;
 use crate::session::{CompressArgs, LogArgs};
 use crate::{logfile, output};
 
@@ -123,7 +124,7 @@ impl Serve {
             otlp.map_err(|what| Failure::Usage(format!("--otlp {url}: {what}")))
         });
         let options = ServeOptions {
-            images: self.images_dir.into(),
+            images: self.images_dir.as_path().into(),
             socket: self.socket,
             control: self.control,
             prefetch: match self.prefetch {
@@ -149,7 +150,8 @@ impl Serve {
         };
         let ready = || log::info!("monitors can connect");
         let served = vm::serve(options, process::facts, ready);
-        let sessions = served.map_err(Failure::machine("serve"))?;
+        let sessions = served.map_err(Failure::machine("serve"));
+        let sessions = sessions.map_err(|it| Wanted::Machine.explain(&self.images_dir, it))?;
         let text = match self.json {
             true => format!("{}\n", json!({"serve": {"sessions": sessions}})),
             false => format!("{sessions} sessions were served\n"),

@@ -27,9 +27,43 @@ pub struct LogArgs {
     #[arg(short = 'W', long, value_name = "DIR")]
     work_dir: Option<PathBuf>,
 
-    /// Say more in the log: -v or -v3 informs, -vv or -v4 tells details; 0 is silence
-    #[arg(short = 'v', long, value_name = "LEVEL", default_value_t = logfile::DEFAULT_VERBOSITY)]
+    /// Say more in the log: -v or -v3 informs, -vv or -v4 tells details; 0 is silence, 2 is usual
+    // All that are given have become one with a number: `verbosity::fold`.
+    #[arg(short = 'v', long, value_name = "LEVEL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_value_t = logfile::DEFAULT_VERBOSITY, hide_default_value = true)]
     verbosity: u32,
+}
+
+/// What criu(8) has on each of its commands and is done before they begin.
+#[derive(Debug, Args)]
+pub struct GeneralArgs {
+    /// Read this configuration file instead of the default ones
+    // It was read when the words were: what is left is to tell of it.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Read no default configuration file
+    #[arg(long)]
+    no_default_config: bool,
+
+    /// Close this descriptor first; may be given again
+    #[arg(long, value_name = "FD")]
+    close: Vec<i32>,
+}
+
+impl GeneralArgs {
+    /// Closes the descriptors that `--close` names: before anything else is opened.
+    ///
+    /// # Errors
+    /// One of them is not open.
+    pub fn begin(&self) -> Result<(), Failure> {
+        close(&self.close)
+    }
+
+    /// Says in the log which configuration counts.
+    pub fn tell(&self) {
+        tell_configuration(self.config.as_deref(), self.no_default_config);
+    }
 }
 
 /// How pages are stored by a command of its own.
@@ -57,6 +91,20 @@ impl LogArgs {
         let file = file.filter(|file| file.as_os_str() != "-");
         let file = file.map(|file| work_dir.join(file));
         Ok(vec![file.unwrap_or(work_dir)])
+    }
+
+    /// Opens the log file where one is named, of a command that has none by itself.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn open_named(&self, images_dir: &Path, started: Instant) -> Result<(), Failure> {
+        let work_dir = self.work_dir(images_dir);
+        open_log(
+            (self.log_file.as_deref(), self.verbosity),
+            work_dir,
+            None,
+            started,
+        )
     }
 
     /// Opens the log file of `command`.
@@ -191,10 +239,7 @@ impl Options {
     /// # Errors
     /// One of them is not open.
     pub fn close_descriptors(&self) -> Result<(), Failure> {
-        for &fd in &self.close {
-            drop(take(fd, "--close")?);
-        }
-        Ok(())
+        close(&self.close)
     }
 
     /// Opens the log file; without a name for it and without a command, there is none.
@@ -213,11 +258,7 @@ impl Options {
             command,
             started,
         )?;
-        match (&self.config, self.no_default_config) {
-            (Some(file), _) => log::debug!("configured by {}", file.display()),
-            (None, true) => log::debug!("no default configuration file is read"),
-            (None, false) => {}
-        }
+        tell_configuration(self.config.as_deref(), self.no_default_config);
         Ok(())
     }
 }
@@ -241,6 +282,21 @@ impl Session {
         {
             log::warn!("nobody reads --status-fd: {error}");
         }
+    }
+}
+
+fn close(descriptors: &[i32]) -> Result<(), Failure> {
+    for &fd in descriptors {
+        drop(take(fd, "--close")?);
+    }
+    Ok(())
+}
+
+fn tell_configuration(file: Option<&Path>, no_default: bool) {
+    match (file, no_default) {
+        (Some(file), _) => log::debug!("configured by {}", file.display()),
+        (None, true) => log::debug!("no default configuration file is read"),
+        (None, false) => {}
     }
 }
 

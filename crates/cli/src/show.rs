@@ -92,6 +92,9 @@ fn to_json(image: &Description) -> Value {
         "blocks": image.blocks.iter()
             .map(|block| json!({"name": block.name, "bytes": block.bytes}))
             .collect::<Vec<_>>(),
+        "volumes": image.volumes.iter()
+            .map(|volume| json!({"name": volume.name, "bytes": volume.bytes}))
+            .collect::<Vec<_>>(),
         "files": image.files.iter()
             .map(|file| json!({"name": file.name, "bytes": file.bytes}))
             .collect::<Vec<_>>(),
@@ -219,6 +222,10 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
     for layer in image.layers.iter().filter(|_| image.layers.len() > 1) {
         write_layer(text, layer)?;
     }
+    for volume in &image.volumes {
+        let name = printable(&volume.name);
+        writeln!(text, "volume, {name}: {}", bytes(volume.bytes))?;
+    }
     for block in &image.blocks {
         let name = printable(&block.name);
         writeln!(
@@ -228,7 +235,8 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
         )?;
     }
     let is_of_processor = image.instructions.is_some() && image.tasks.is_empty();
-    if is_of_processor || !image.blocks.is_empty() {
+    let is_of_volume = image.tasks.is_empty() && !image.volumes.is_empty();
+    if is_of_processor || is_of_volume || !image.blocks.is_empty() {
         return Ok(());
     }
     writeln!(text, "\ntree")?;
@@ -504,6 +512,7 @@ mod tests {
                 equal: 1,
             },
             blocks: Vec::new(),
+            volumes: Vec::new(),
             files: vec![FileSize {
                 name: "pages".to_owned(),
                 bytes: 49_152_000,

@@ -341,3 +341,73 @@ fn a_copy_with_privileges_of_its_own_does_not_run() {
         "{stderr}"
     );
 }
+
+#[test]
+fn commands_without_a_tree_take_what_criu_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("conf"), "tcp-established\nverbosity=4\n").unwrap();
+    for command in ["dedup", "lazy-pages", "cpuinfo check"] {
+        for option in [
+            "--no-default-config",
+            "--config=conf",
+            "--verbosity=4",
+            "-verbosity=0",
+            "-v",
+            "--pidfile=x",
+            "--address=1.2.3.4",
+            "--port=5",
+            "--tcp-established",
+        ] {
+            let words = command
+                .split(' ')
+                .chain(["-D", "nothing", option, "-W", "."]);
+            let (status, said) = outcome(dir.path(), &words.collect::<Vec<_>>());
+            assert_eq!(status, 6, "{command} {option}: {said}");
+        }
+        let words = command.split(' ').chain(["--feature-of-none"]);
+        assert_eq!(outcome(dir.path(), &words.collect::<Vec<_>>()).0, 2);
+    }
+    for option in ["-d", "--daemon", "--page-server"] {
+        let (status, said) = outcome(dir.path(), &["lazy-pages", "-D", "nothing", option]);
+        assert_eq!(status, 2, "{option}: {said}");
+        assert!(
+            said.contains("of criu(8) is not supported yet"),
+            "{option}: {said}"
+        );
+    }
+}
+
+#[test]
+fn verbosity_may_stand_last_on_every_command() {
+    let dir = tempfile::tempdir().unwrap();
+    for line in [
+        "serve -D none --socket s",
+        "vm save --qmp none -D saved",
+        "vm pre-save --qmp none -D saved",
+        "vm restore -D none",
+        "dedup none",
+        "lazy-pages -D none",
+        "restore -D none",
+    ] {
+        for option in ["-v", "-vv", "--verbosity", "-v3"] {
+            let words = line.split(' ').chain([option]).collect::<Vec<_>>();
+            let (status, said) = outcome(dir.path(), &words);
+            assert_ne!(status, 2, "{line} {option}: {said}");
+            assert!(
+                !said.contains("a value is required"),
+                "{line} {option}: {said}"
+            );
+        }
+    }
+}
+
+#[test]
+fn help_has_the_words_that_stand_for_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = stillframe(dir.path(), &["vm", "restore", "--help"]);
+    let help = text(&output.stdout);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("called; {n} is the number of each"), "{help}");
+    assert!(help.contains("[default: vm-{n}]"), "{help}");
+    assert!(help.contains("has; {n} and {name} are"), "{help}");
+}

@@ -12,15 +12,13 @@ use store::{Images, Store};
 use crate::chain::{self, files};
 use crate::fates::{Fate, count, count_all, fates};
 use crate::pool::kind;
-use crate::records::{
-    Descriptor, Node, Saved, SavedTask, SavedThread, State, What, is_of_machine, is_of_processor,
-};
+use crate::records::{Descriptor, Node, Saved, SavedTask, SavedThread, State, What};
 use crate::report::{
     BlockDescription, Creation, DescriptorDescription, MappingDescription, Network, PageCounts,
     PartDescription, TaskDescription, Vdso,
 };
 use crate::text::describe_status;
-use crate::{Description, Error, Result, Statistics, host};
+use crate::{Description, Error, ImageKind, Result, Statistics, host};
 
 /// Tells what the image there holds.
 ///
@@ -32,10 +30,10 @@ pub fn describe(images: &Images) -> Result<Description> {
 
 fn describe_in(store: &dyn Store) -> Result<Description> {
     let reader = Reader::open(store)?;
-    let saved = match is_of_machine(&reader) || Statistics::is_of_predump(&reader)? {
-        true => Saved::nothing(),
-        false if is_of_processor(&reader) => Saved::processor_of(&reader)?,
-        false => Saved::read(&reader)?,
+    let saved = match ImageKind::of(&reader)? {
+        ImageKind::Machine | ImageKind::PreDump | ImageKind::Volume => Saved::nothing(),
+        ImageKind::Processor => Saved::processor_of(&reader)?,
+        ImageKind::Tree => Saved::read(&reader)?,
     };
     let described = Descriptions::read(&saved)?;
     let fates = fates(&reader);
@@ -66,7 +64,8 @@ fn describe_in(store: &dyn Store) -> Result<Description> {
         vdsos: vdsos(&saved),
         instructions: saved.instructions.clone().map(|all| all.names),
         pages: count_all(&reader),
-        blocks: blocks(&reader),
+        blocks: blocks(&reader, SpaceKind::Block),
+        volumes: blocks(&reader, SpaceKind::Volume),
         files: files(store, &reader)?,
         network: network(&saved)?,
         tasks: tasks.collect::<Result<_>>()?,
@@ -124,10 +123,10 @@ fn vdsos(saved: &Saved<'_>) -> Vec<Vdso> {
     ids.into_iter().map(vdso).collect()
 }
 
-/// The blocks of a machine's memory.
-fn blocks(reader: &Reader) -> Vec<BlockDescription> {
+/// The blocks of a machine's memory, or the volumes and disks.
+fn blocks(reader: &Reader, kind: SpaceKind) -> Vec<BlockDescription> {
     let blocks = reader.spaces().iter();
-    let blocks = blocks.filter(|space| space.kind == SpaceKind::Block);
+    let blocks = blocks.filter(|space| space.kind == kind);
     let describe = |space: &image::Space| BlockDescription {
         name: space.name.clone(),
         bytes: space.len_pages.saturating_mul(image::PAGE_BYTES as u64),

@@ -6,7 +6,7 @@ use image::{Compression, Granule, Link, NewSpace, Reader, SpaceId, SpaceKind, Wr
 use resources::map::vdso::{self, Vdso};
 use store::{Images, Store};
 
-use crate::{Error, Result};
+use crate::{Error, ImageKind, Result};
 
 /// The image that a new one is a layer over, and where it is.
 #[derive(Clone)]
@@ -19,10 +19,12 @@ impl Parent {
     /// Opens the image that is there, of which pages are to be used.
     ///
     /// # Errors
-    /// [`Error::Store`], [`Error::Image`], also where pages of it were freed.
+    /// [`Error::Store`], [`Error::Image`], also where pages of it were freed; [`Error::Unfit`] where
+    /// it is not of a tree.
     pub fn open(images: &Images) -> Result<Self> {
         let store = images.open().map_err(Error::Store)?;
         let reader = Reader::open(&*store)?;
+        ImageKind::check_parent(&reader)?;
         match reader.freed_by() {
             Some(by) => Err(image::Error::Freed {
                 id: reader.id(),

@@ -26,7 +26,7 @@ pub(crate) use self::tree::{
     Descriptor, Descriptors, FIRST_OBJECT, Node, Place, State, TREE_VERSION, ThreadState, Tree,
 };
 use crate::clocks::TreeClocks;
-use crate::{Error, Result, Statistics, known};
+use crate::{Error, ImageKind, Result, known};
 
 /// A record of the first version.
 pub(crate) fn record(tag: u16, id: u32, payload: Vec<u8>) -> Record {
@@ -173,6 +173,14 @@ pub(crate) fn is_of_processor(reader: &Reader) -> bool {
     has(tag::PROCESSOR) && !has(tag::TREE) && !has(tag::STATISTICS)
 }
 
+/// Whether the image has a list of tasks.
+pub(crate) fn has_tree(reader: &Reader) -> bool {
+    reader
+        .records()
+        .iter()
+        .any(|record| record.tag == tag::TREE)
+}
+
 /// The attributes of descriptions, of which there are so many.
 fn read_attributes(reader: &Reader, descriptions: usize) -> Result<HashMap<u32, &[u8]>> {
     let attributes = reader
@@ -194,18 +202,7 @@ impl<'a> Saved<'a> {
     /// Sorts out the records of an image.
     pub fn read(reader: &'a Reader) -> Result<Self> {
         let sorted = Sorted::new(reader);
-        if Statistics::is_of_predump(reader)? {
-            let what = "is of a pre-dump: it has memory, but no tasks to bring back".to_owned();
-            return Err(Error::Unfit(format!("the image {what}")));
-        }
-        if is_of_machine(reader) {
-            let what = "the image is of a virtual machine's memory: there are no tasks in it";
-            return Err(Error::Unfit(what.to_owned()));
-        }
-        if is_of_processor(reader) {
-            let what = "the image is of a processor alone (`cpuinfo dump`): no tasks are in it";
-            return Err(Error::Unfit(what.to_owned()));
-        }
+        ImageKind::check_tree(reader)?;
         let tree = sorted.find(tag::TREE, 0);
         let tree = tree.ok_or_else(|| corrupt("the list of tasks is missing"))?;
         let tree = Tree::read(tree)?;

@@ -180,6 +180,8 @@ pub struct Description {
     pub pages: PageCounts,
     /// The blocks of a virtual machine's memory; none of a tree's image.
     pub blocks: Vec<BlockDescription>,
+    /// The volumes that are in it, and the files of a machine's disks.
+    pub volumes: Vec<BlockDescription>,
     /// The files of the image.
     pub files: Vec<FileSize>,
     /// What holds its connections back, where it has any.

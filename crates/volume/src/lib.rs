@@ -51,6 +51,7 @@ pub use extract::{Extracted, LeftOut, extract};
 pub use files::{Files, Listed};
 pub use grow::grow;
 pub use mount::{Mounted, mount};
+pub use place::has_volume;
 pub use read_at::{InImage, Opened, ReadAt};
 pub use restore::{RestoreOptions, Restored, restore};
 pub use source::IoContext;

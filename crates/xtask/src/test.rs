@@ -212,8 +212,8 @@ impl<'a> Results<'a> {
         }
     }
 
-    /// Lists the flaky tests and remembers them for the next run; how many fail this one. In a whole
-    /// run, so do the rows of the page that are about no test.
+    /// Lists the flaky tests and remembers them for the next run; how many fail this one. So do the
+    /// rows of the page that are about no test, in a whole run.
     ///
     /// # Errors
     /// When they cannot be remembered.

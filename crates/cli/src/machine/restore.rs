@@ -14,9 +14,33 @@ use volume::Attached;
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
+use crate::kind::Wanted;
 use crate::output;
 use crate::session::LogArgs;
 use crate::with_volume;
+
+/// `{n}` in a help text: clap makes a new line of the plain one. A style that is reset where there
+/// is none is not seen, and is taken out of all that goes to no terminal.
+macro_rules! number {
+    () => {
+        "{\u{1b}[0mn}"
+    };
+}
+
+const NAME_HELP: &str = concat!(
+    "What they are called; ",
+    number!(),
+    " is the number of each, from 1 on [default: vm-",
+    number!(),
+    "]"
+);
+
+const COMMAND_HELP: &str = concat!(
+    "QEMU and its arguments, instead of those that the image has; ",
+    number!(),
+    " and {name} are each machine's number and name, {disk1}, {disk2} and so on the files of its \
+     disks"
+);
 
 /// Start machines under QEMU as an image has them
 #[derive(Debug, Args)]
@@ -33,8 +57,7 @@ pub struct Restore {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
     clones: u32,
 
-    /// What they are called; {n} is the number of each, from 1 on [default: vm-{n}]
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(long, value_name = "PATTERN", help = NAME_HELP)]
     name: Option<String>,
 
     /// Fill the memory of each machine before it runs: it has the memory to itself, and can be
@@ -98,9 +121,7 @@ pub struct Restore {
     #[arg(long)]
     pub json: bool,
 
-    /// QEMU and its arguments, instead of those that the image has; {n} and {name} are each
-    /// machine's number and name, {disk1}, {disk2} and so on the files of its disks
-    #[arg(last = true, value_name = "QEMU")]
+    #[arg(last = true, value_name = "QEMU", help = COMMAND_HELP)]
     command: Vec<OsString>,
 }
 
@@ -150,7 +171,7 @@ impl Restore {
         };
         let mut attached = None;
         if let Some(target) = self.with_volume {
-            vm::qemu::look(&options).map_err(Failure::machine("vm restore"))?;
+            vm::qemu::look(&options).map_err(|error| about_image(&images_dir, error))?;
             let volume = with_volume::attach(&images_dir, target)?;
             let (point, id) = volume.place();
             options.volume = Some(vm::qemu::Mount {
@@ -167,7 +188,7 @@ impl Restore {
         };
         // Where it fails, no machine is left, and the volume is unmounted with the scripts.
         let restored = vm::qemu::restore(&options, &scripts);
-        let restored = restored.map_err(Failure::machine("vm restore"))?;
+        let restored = restored.map_err(|error| about_image(&scripts.images_dir, error))?;
         let mounted = scripts.done();
         let text = if self.json {
             format!("{}\n", to_json(&restored, mounted.as_deref()))
@@ -177,6 +198,11 @@ impl Restore {
         output::say(&text);
         Ok(Status::Done)
     }
+}
+
+/// Why machines are not started.
+fn about_image(images_dir: &Path, error: vm::Error) -> Failure {
+    Wanted::Qemu.explain(images_dir, Failure::machine("vm restore")(error))
 }
 
 /// Calls the user's programs.

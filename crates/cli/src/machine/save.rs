@@ -11,9 +11,9 @@ use volume::{Beside, Dumped};
 
 use crate::bar::Bar;
 use crate::exit::{Failure, Status};
-use crate::output;
 use crate::session::{CompressArgs, LogArgs, absolute};
 use crate::with_volume::{self, SavedWith, Wanted};
+use crate::{kind, output};
 
 /// Save a virtual machine that runs under QEMU
 #[derive(Debug, Args)]
@@ -166,7 +166,7 @@ impl SaveArgs {
         let options = SaveOptions {
             socket: self.qmp,
             images: self.images_dir.into(),
-            parent: parent.map(Into::into),
+            parent: parent.as_deref().map(Into::into),
             kind: command.kind,
             with_disks: command.with_disks,
             for_command: command.for_command,
@@ -184,7 +184,11 @@ impl SaveArgs {
         };
         let saved = vm::qemu::save(&options, process::facts(), watch);
         drop(bar);
-        let saved = saved.map_err(Failure::machine(command.name))?;
+        let saved = saved.map_err(Failure::machine(command.name));
+        let saved = saved.map_err(|failure| match &parent {
+            Some(dir) => kind::Wanted::Machine.explain(dir, failure),
+            None => failure,
+        })?;
         let volume = volume.and_then(SavedWith::dumped);
         let text = match self.json {
             true => format!(

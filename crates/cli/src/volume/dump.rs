@@ -75,6 +75,12 @@ pub struct Dump {
 }
 
 impl Dump {
+    /// The directory of the image that it is over, where that is named.
+    pub fn read_images(&self) -> Vec<PathBuf> {
+        let parent = self.prev_images_dir.iter();
+        parent.map(|dir| self.images_dir.join(dir)).collect()
+    }
+
     /// Makes the image.
     ///
     /// # Errors

@@ -49,6 +49,13 @@ pub enum Format {
 }
 
 impl Export {
+    /// The directories of the images that it reads.
+    pub fn read_images(&self) -> Vec<PathBuf> {
+        let parent = self.prev_images_dir.iter();
+        let parent = parent.map(|dir| self.images_dir.join(dir));
+        parent.chain([self.images_dir.clone()]).collect()
+    }
+
     /// Writes it.
     ///
     /// # Errors

@@ -54,6 +54,11 @@ pub struct Diff {
 }
 
 impl Extract {
+    /// The directories of the images that it reads.
+    pub fn read_images(&self) -> Vec<PathBuf> {
+        vec![self.images_dir.clone()]
+    }
+
     /// Extracts.
     ///
     /// # Errors
@@ -98,6 +103,12 @@ fn extracted_to_text(extracted: &Extracted) -> String {
 }
 
 impl Diff {
+    /// The directories of the images that it reads.
+    pub fn read_images(&self) -> Vec<PathBuf> {
+        let old = self.images_dir.join(&self.prev_images_dir);
+        vec![self.images_dir.clone(), old]
+    }
+
     /// Tells.
     ///
     /// # Errors

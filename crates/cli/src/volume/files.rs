@@ -43,6 +43,11 @@ pub struct Cat {
 }
 
 impl Ls {
+    /// The directories of the images that it reads.
+    pub fn read_images(&self) -> Vec<PathBuf> {
+        vec![self.images_dir.clone()]
+    }
+
     /// Lists.
     ///
     /// # Errors
@@ -64,6 +69,11 @@ impl Ls {
 }
 
 impl Cat {
+    /// The directories of the images that it reads.
+    pub fn read_images(&self) -> Vec<PathBuf> {
+        vec![self.images_dir.clone()]
+    }
+
     /// Writes the contents.
     ///
     /// # Errors

@@ -9,9 +9,12 @@ mod mount;
 mod reading;
 mod restore;
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
 use crate::exit::{Failure, Status};
+use crate::kind::Wanted;
 
 /// Save ext4 volumes, also mounted ones, bring them back, and read files of them
 #[derive(Debug, Args)]
@@ -39,7 +42,8 @@ impl Volume {
     /// # Errors
     /// Whatever the engine tells.
     pub fn run(self) -> Result<Status, Failure> {
-        match self.action {
+        let read = self.action.read_images();
+        let done = match self.action {
             Action::Dump(dump) => dump.run(),
             Action::Restore(restore) => restore.run(),
             Action::Ls(ls) => ls.run(),
@@ -49,6 +53,25 @@ impl Volume {
             Action::Mount(mount) => mount.run(),
             Action::Export(export) => export.run(),
             Action::Import(import) => import.run(),
+        };
+        let explain = |failure, dir: &PathBuf| Wanted::Volume.explain(dir, failure);
+        done.map_err(|failure| read.iter().fold(failure, explain))
+    }
+}
+
+impl Action {
+    /// The directories of the images that it reads.
+    fn read_images(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Dump(dump) => dump.read_images(),
+            Self::Restore(restore) => restore.read_images(),
+            Self::Ls(ls) => ls.read_images(),
+            Self::Cat(cat) => cat.read_images(),
+            Self::Extract(extract) => extract.read_images(),
+            Self::Diff(diff) => diff.read_images(),
+            Self::Mount(mount) => mount.read_images(),
+            Self::Export(export) => export.read_images(),
+            Self::Import(_) => Vec::new(),
         }
     }
 }

@@ -31,6 +31,11 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// The directories of the images that it reads.
+    pub fn read_images(&self) -> Vec<PathBuf> {
+        vec![self.images_dir.clone()]
+    }
+
     /// Mounts, and waits.
     ///
     /// # Errors

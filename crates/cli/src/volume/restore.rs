@@ -42,6 +42,11 @@ pub struct Restore {
 }
 
 impl Restore {
+    /// The directories of the images that it reads.
+    pub fn read_images(&self) -> Vec<PathBuf> {
+        vec![self.images_dir.clone()]
+    }
+
     /// Writes the volume.
     ///
     /// # Errors

@@ -313,6 +313,14 @@ fn a_yard_takes_the_place_of_what_is_mounted() {
     group.remove();
     stillframe.restore(&[&option]).must();
     assert_eq!(group.place(pids[0]), "GROUP/one");
+    // A relative one is in the work directory, as with criu(8).
+    stillframe.clear();
+    let work = folder.path().to_str().expect("a plain path");
+    let relative = ["-W", work, "--cgroup-yard=yard"];
+    stillframe.dump(pids[0], &relative).must();
+    group.remove();
+    stillframe.restore(&relative).must();
+    assert_eq!(group.place(pids[0]), "GROUP/one");
     // One that lacks the hierarchy is like a host that does.
     stillframe.clear();
     stillframe.dump(pids[0], &[&option]).must();

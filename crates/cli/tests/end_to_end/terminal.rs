@@ -462,3 +462,121 @@ fn an_interpreter_goes_on_where_its_shell_restores_it() {
     terminal.type_in("echo in front: $((4711 + 2))\n");
     terminal.wait_shown("in front: 4713");
 }
+
+/// A terminal in which `job`, begun by the shell, was dumped and restored as the shell's job, and
+/// runs in the background after Ctrl-Z and `bg`; its root.
+fn restored_to_the_background(
+    folder: &Path,
+    stillframe: &Stillframe,
+    job: &str,
+) -> (Terminal, u32) {
+    let mut terminal = Terminal::start(folder);
+    terminal.wait_shown("prompt> ");
+    terminal.type_in(&format!("{job}\n"));
+    let name = job.split(' ').next().expect("a name");
+    terminal.wait_foreground(name);
+    let root = terminal.program.tree()[2];
+    stillframe.dump(root, &["--shell-job"]).must();
+    terminal.wait_shown("Killed");
+    terminal.wait_prompt();
+    restore_in(&mut terminal, stillframe);
+    terminal.wait_foreground(name);
+    terminal.type_in("\x1a");
+    terminal.wait_shown("Stopped");
+    terminal.wait_prompt();
+    terminal.type_in("bg\n");
+    let runs = || testkit::tree::state(root) != Some('T');
+    wait_until("the job to run", SOON, runs);
+    terminal.wait_prompt();
+    (terminal, root)
+}
+
+#[test]
+fn restored_job_that_ran_in_the_background_is_interrupted_in_the_foreground() {
+    needs_root!();
+    needs_program!("bash");
+    needs_program!("/usr/bin/python3");
+    let _alone = alone();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer leaves job control to the user");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let (mut terminal, root) = restored_to_the_background(folder.path(), &stillframe, "sleep 1000");
+    // The shell sends no signal to a job that runs: only who has the terminal has changed.
+    terminal.type_in("fg\n");
+    terminal.wait_foreground("stillframe");
+    terminal.type_in("\x1a");
+    wait_until("the job to stop", SOON, || {
+        testkit::tree::state(root) == Some('T')
+    });
+    terminal.wait_prompt();
+    terminal.type_in("fg\n");
+    terminal.wait_foreground("sleep");
+    terminal.type_in("\x1a");
+    terminal.wait_prompt();
+    terminal.type_in("bg\n");
+    wait_until("the job to run", SOON, || {
+        testkit::tree::state(root) != Some('T')
+    });
+    terminal.wait_prompt();
+    terminal.type_in("fg\n");
+    terminal.wait_foreground("stillframe");
+    terminal.type_in("\x03");
+    wait_until("its end", SOON, || !testkit::tree::is_alive(root));
+    terminal.wait_prompt();
+    terminal.type_in("echo in front: $((4711 + 1))\n");
+    terminal.wait_shown("in front: 4712");
+}
+
+#[test]
+fn restored_job_reads_in_the_foreground_after_it_ran_in_the_background() {
+    needs_root!();
+    needs_program!("bash");
+    needs_program!("/usr/bin/python3");
+    let _alone = alone();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer leaves job control to the user");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let go = folder.path().join("go");
+    let script = folder.path().join("reads");
+    let text = format!(
+        "while [ ! -e {} ]; do sleep 0.05; done; read word; echo \"<$word>\"",
+        go.display()
+    );
+    fs::write(&script, text).expect("the folder can be written");
+    let job = format!("sh {}", script.display());
+    let (mut terminal, root) = restored_to_the_background(folder.path(), &stillframe, &job);
+    terminal.type_in("fg\n");
+    terminal.wait_foreground("stillframe");
+    fs::write(&go, "").expect("the folder can be written");
+    // It wants to read, is stopped for that, and comes to the front.
+    terminal.wait_foreground("sh");
+    terminal.type_in("word\n");
+    terminal.wait_shown("<word>");
+    wait_until("its end", SOON, || !testkit::tree::is_alive(root));
+    terminal.wait_prompt();
+    terminal.type_in("echo in front: $((4711 + 1))\n");
+    terminal.wait_shown("in front: 4712");
+}
+
+#[test]
+fn signal_to_a_restore_reaches_the_restored_job() {
+    needs_root!();
+    needs_program!("bash");
+    needs_program!("/usr/bin/python3");
+    let _alone = alone();
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer leaves job control to the user");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let (mut terminal, root) = restored_to_the_background(folder.path(), &stillframe, "sleep 1000");
+    terminal.type_in("kill %1\n");
+    wait_until("its end", SOON, || !testkit::tree::is_alive(root));
+    terminal.wait_prompt();
+    terminal.type_in("wait; echo none is left: $((4711 + 1))\n");
+    terminal.wait_shown("none is left: 4712");
+}

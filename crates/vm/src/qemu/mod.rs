@@ -39,6 +39,7 @@ mod watchdog;
 pub use disks::Overlay;
 pub use qmp::{PATIENCE, Qmp, Version};
 pub use reaper::Mount;
+pub use record::is_of_qemu;
 pub use restore::{Moment, Observer, RestoreOptions, Restored, Way, look, restore};
 pub use save::{SaveKind, SaveOptions, Saved, save};
 pub use template::{Template, drop_template, templates};

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use abi::PAGE_BYTES;
 use image::{Reader, Record, SpaceId, SpaceKind};
 use prost::Message;
+use store::Images;
 
 use super::disks::FORMATS;
 use super::user::QemuUser;
@@ -319,4 +320,15 @@ fn check_disk(reader: &Reader, disk: &QemuDisk) -> std::result::Result<(), Strin
         }
     }
     Ok(())
+}
+
+/// Whether the image in `images` is of a machine that QEMU ran.
+///
+/// # Errors
+/// [`Error::Store`], [`Error::Image`].
+pub fn is_of_qemu(images: &Images) -> Result<bool> {
+    let store = images.open().map_err(Error::Store)?;
+    let reader = Reader::open(&*store)?;
+    let mut records = reader.records().iter();
+    Ok(records.any(|record| record.tag == tag::QEMU_MACHINE))
 }
