@@ -318,7 +318,7 @@ fn by_handle(inodes: &[Inode], mounts: &[Mount]) -> Vec<(Key, PathBuf)> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     for mount in mounts {
         let is_there = |inode: &&Inode| device_numbers(inode.device) == mount.device;
-        if !left.iter().any(|inode| is_there(inode)) {
+        if !left.iter().any(&is_there) {
             continue;
         }
         let Ok(any) = rustix::fs::open(&mount.point, flags, Mode::empty()) else {
@@ -431,7 +431,7 @@ mod tests {
         };
         assert!(
             watched
-                .find(&[other.clone()], &allow, known)
+                .find(std::slice::from_ref(&other), &allow, known)
                 .expect("looked")
         );
         assert_eq!(watched.path(&other), None);

@@ -129,7 +129,7 @@ mod tests {
                 world.allow.tcp_established = true;
                 world.dump().unwrap();
                 let [listener, server] = world.restore().unwrap().try_into().unwrap();
-                assert_eq!(keys(&listener, &[]), [signature.clone()]);
+                assert_eq!(keys(&listener, &[]), std::slice::from_ref(&signature));
                 let remote = sys::socket::peer_name(&server).unwrap();
                 assert_eq!(keys(&server, &remote), [signature]);
                 let (mut server, mut bytes) = (TcpStream::from(server), [0; 6]);
