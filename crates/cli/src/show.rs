@@ -222,10 +222,7 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
     for layer in image.layers.iter().filter(|_| image.layers.len() > 1) {
         write_layer(text, layer)?;
     }
-    for volume in &image.volumes {
-        let name = printable(&volume.name);
-        writeln!(text, "volume, {name}: {}", bytes(volume.bytes))?;
-    }
+    write_volumes(text, image)?;
     for block in &image.blocks {
         let name = printable(&block.name);
         writeln!(
@@ -245,6 +242,14 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
     }
     for task in image.tasks.iter().filter(|task| task.ended.is_none()) {
         write_task(text, task)?;
+    }
+    Ok(())
+}
+
+fn write_volumes(text: &mut String, image: &Description) -> std::fmt::Result {
+    for volume in &image.volumes {
+        let name = printable(&volume.name);
+        writeln!(text, "volume, {name}: {}", bytes(volume.bytes))?;
     }
     Ok(())
 }

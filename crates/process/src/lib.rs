@@ -26,7 +26,6 @@ mod halt;
 mod homework;
 mod host;
 mod huge_pages;
-mod kind;
 mod known;
 mod layer;
 mod lazy;
@@ -78,7 +77,6 @@ pub use dump::dump;
 pub use error::{Blame, CompanionError, Error, Holder, Obstacle, Result, Veto};
 pub use foreign::userfaultfd_of;
 pub use host::{HostFacts, probe as probe_host};
-pub use kind::ImageKind;
 pub use lazy::{Lazy, LazyPages, LazyPagesOptions, serve_lazy_pages};
 pub use merge::merge;
 pub use needs::{Need, needs};
@@ -87,6 +85,7 @@ pub use options::{
     Afterwards, Allow, DedupOptions, DumpOptions, InheritFd, Inherited, MergeOptions,
     RestoreOptions,
 };
+pub use records::ImageKind;
 pub use report::{
     DedupReport, Description, DryRunReport, DumpReport, MergeReport, Observer, Restored, Stage,
 };

@@ -19,8 +19,8 @@ impl Parent {
     /// Opens the image that is there, of which pages are to be used.
     ///
     /// # Errors
-    /// [`Error::Store`], [`Error::Image`], also where pages of it were freed; [`Error::Unfit`] where
-    /// it is not of a tree.
+    /// [`Error::Store`], [`Error::Image`], also where pages of it were freed; [`Error::Unfit`]
+    /// where it is not of a tree.
     pub fn open(images: &Images) -> Result<Self> {
         let store = images.open().map_err(Error::Store)?;
         let reader = Reader::open(&*store)?;

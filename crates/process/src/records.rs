@@ -15,18 +15,20 @@ use resources::map::vdso::{self, Vdso};
 use sys::arch::Registers;
 
 mod check;
+mod kind;
 mod shared;
 pub(crate) mod tag;
 mod task_id;
 mod tree;
 
+pub use self::kind::ImageKind;
 pub(crate) use self::shared::What;
 pub(crate) use self::task_id::TaskId;
 pub(crate) use self::tree::{
     Descriptor, Descriptors, FIRST_OBJECT, Node, Place, State, TREE_VERSION, ThreadState, Tree,
 };
 use crate::clocks::TreeClocks;
-use crate::{Error, ImageKind, Result, known};
+use crate::{Error, Result, known};
 
 /// A record of the first version.
 pub(crate) fn record(tag: u16, id: u32, payload: Vec<u8>) -> Record {

@@ -29,7 +29,7 @@ macro_rules! program {
 /// - The C library asks for memory in larger pieces and keeps what is freed (mallopt(3)).
 pub fn begin(run: fn() -> u8) -> core::ffi::c_int {
     open_standard_streams();
-    // A signal that is ignored would be so in new tasks and in programs, too; a handler is not.
+    // A signal that is ignored would be so in new tasks and in programs; a handler is not.
     let handler: extern "C" fn(libc::c_int) = survive;
     for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
         // SAFETY: the handler touches nothing.

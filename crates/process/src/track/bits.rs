@@ -59,7 +59,7 @@ impl Way {
             Self::Neither => {
                 // The kernel lacks it, or forbids it here: the features tell which.
                 let tracking = sys::features::named("mem_dirty_track");
-                let why = tracking.expect("it is on the list").probe().err();
+                let why = tracking.and_then(|feature| feature.probe().err());
                 let what = "tracking what is written".to_owned();
                 let refused = resources::Error::unsupported(root, what);
                 Err(refused.because(why.unwrap_or_default()).into())

@@ -3,7 +3,7 @@
 use image::{Reader, SpaceKind};
 use store::Images;
 
-use crate::records::{has_tree, is_of_machine, is_of_processor};
+use super::{has_tree, is_of_machine, is_of_processor};
 use crate::{Error, Result, Statistics};
 
 /// What an image is of.
