@@ -222,15 +222,7 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
     for layer in image.layers.iter().filter(|_| image.layers.len() > 1) {
         write_layer(text, layer)?;
     }
-    write_volumes(text, image)?;
-    for block in &image.blocks {
-        let name = printable(&block.name);
-        writeln!(
-            text,
-            "memory of a virtual machine, {name}: {}",
-            bytes(block.bytes)
-        )?;
-    }
+    write_spaces(text, image)?;
     let is_of_processor = image.instructions.is_some() && image.tasks.is_empty();
     let is_of_volume = image.tasks.is_empty() && !image.volumes.is_empty();
     if is_of_processor || is_of_volume || !image.blocks.is_empty() {
@@ -246,10 +238,14 @@ fn write_text(text: &mut String, image: &Description) -> std::fmt::Result {
     Ok(())
 }
 
-fn write_volumes(text: &mut String, image: &Description) -> std::fmt::Result {
+fn write_spaces(text: &mut String, image: &Description) -> std::fmt::Result {
     for volume in &image.volumes {
         let name = printable(&volume.name);
         writeln!(text, "volume, {name}: {}", bytes(volume.bytes))?;
+    }
+    for block in &image.blocks {
+        let (name, size) = (printable(&block.name), bytes(block.bytes));
+        writeln!(text, "memory of a virtual machine, {name}: {size}")?;
     }
     Ok(())
 }

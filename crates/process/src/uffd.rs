@@ -67,8 +67,8 @@ pub(crate) fn userfaultfd(
     }
 }
 
-/// Has an injection into a process work that does not see this one, whose /proc directory and status
-/// these are: where it is in a namespace of pids below.
+/// Has an injection into a process work that does not see this one, whose /proc directory and
+/// status these are: where it is in a namespace of pids below.
 pub(crate) fn seen_from(
     injection: Injection,
     proc: &impl AsFd,

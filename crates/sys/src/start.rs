@@ -24,8 +24,8 @@ macro_rules! program {
 /// Rust's runtime.
 ///
 /// - Descriptors 0 to 2 are open: what is opened later must not become a standard stream.
-/// - Writing to a pipe whose reader has gone, or beyond the limit of file size (setrlimit(2)), is an
-///   error and does not end the program (signal(7)).
+/// - Writing to a pipe whose reader has gone, or beyond the limit of file size (setrlimit(2)), is
+///   an error and does not end the program (signal(7)).
 /// - The C library asks for memory in larger pieces and keeps what is freed (mallopt(3)).
 pub fn begin(run: fn() -> u8) -> core::ffi::c_int {
     open_standard_streams();

@@ -129,8 +129,8 @@ impl Stillframe {
         outcome
     }
 
-    /// Dumps the tree of `pid` as [`Stillframe::dump`] does, while the command stands still time and
-    /// again, as `stalls` has it.
+    /// Dumps the tree of `pid` as [`Stillframe::dump`] does, while the command stands still time
+    /// and again, as `stalls` has it.
     #[must_use = "a dump may have failed"]
     pub fn dump_stalled(&self, pid: u32, options: &[&str], stalls: &mut Stalls) -> Outcome {
         let tree = tree::members(pid);

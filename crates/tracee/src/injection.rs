@@ -24,7 +24,6 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -43,6 +42,7 @@ use left::{TRAILER_AT, Trailer};
 mod answers;
 mod fetch;
 mod left;
+mod owner;
 
 /// How many bytes at the end of a mapping are looked at for room for it: some more, so that the
 /// last instruction before them may end in zeros.
@@ -149,20 +149,6 @@ impl Injection {
             owner: owner.cast_unsigned(),
             stand_in: None,
         }
-    }
-
-    /// The same for a process in another namespace of pids, `namespace`, in which this thread has no
-    /// number: one that ends with it takes its place.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`]; the threads go on then.
-    pub fn in_namespace(mut self, namespace: BorrowedFd<'_>) -> Result<Self> {
-        let stand_in = StandIn::start(namespace);
-        let doing = "cannot start a process in its namespace of pids";
-        let stand_in = stand_in.map_err(|e| Error::of(self.threads[0].pid, doing, e))?;
-        self.owner = stand_in.number();
-        self.stand_in = Some(stand_in);
-        Ok(self)
     }
 
     /// As [`Injection::new`] for a process whose executable mappings end with no zeros: the last

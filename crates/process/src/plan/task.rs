@@ -3,13 +3,12 @@
 use std::collections::HashMap;
 
 use image::Reader;
-use resources::Inherited;
-use resources::fd;
 use resources::fd::tty::control;
 use resources::map::inherit;
 use resources::map::layout::{self, AtFork, Fill, Laid, Pages};
 use resources::script::{Arg, PoolId, Script, ScriptId, WordId};
 use resources::task::{PARTS, Phase, Scope, ThreadPlan, scheduling, seccomp};
+use resources::{Inherited, fd};
 use syscalls::Sysno;
 
 use super::early::Early;

@@ -6,8 +6,8 @@
 //!
 //! - What: registers
 //! - Kept: all of the extended state, laid out anew for another processor.
-//! - Refused: "thread …: … in use" ("AMX tiles"); "thread …: protection key 0 denied", as "the calls
-//!   of a dump need memory".
+//! - Refused: "thread …: … in use" ("AMX tiles"); "thread …: protection key 0 denied (pkeys(7))",
+//!   as "the calls of a dump need memory".
 //! - At a restore: what is in use and the processor lacks: "AVX registers", "AVX-512 registers",
 //!   "AVX-512 mask registers", "MPX bounds", "memory protection keys", "APX registers", "unknown
 //!   registers".

@@ -182,9 +182,7 @@ pub fn plan(planning: &Planning<'_>) -> Result<Laid> {
     guard(planning.memory, &mut laid.finish);
     match planning {
         _ if inherit::inherits_vdso(planning) => {}
-        Planning {
-            vdso_early: true, ..
-        } => laid.early.append(vdso.script),
+        _ if planning.vdso_early => laid.early.append(vdso.script),
         _ => laid.late.append(vdso.script),
     }
     laid.taken.extend(vdso.host_vdso);

@@ -53,8 +53,8 @@ struct Arguments {
     /// Find the steps that matter of each that fails.
     #[arg(long)]
     shrink: bool,
-    /// How the trees are dumped: plain, running, live, predump, kills, stalls; all of them, each seed in
-    /// one way, where nothing is said, and steps as their file says.
+    /// How the trees are dumped: plain, running, live, predump, kills, stalls; all of them, each
+    /// seed in one way, where nothing is said, and steps as their file says.
     #[arg(long, value_parser = variant)]
     variant: Option<Variant>,
     /// Try the steps of these files instead of seeds.

@@ -190,12 +190,6 @@ pub(crate) fn recorded(
                 .iter()
                 .any(|it| (it.1.clone(), it.0.clone()) == control)
     };
-    let of = |word: &Word, key: &str| {
-        let mut fields = fields(word.value()).into_iter();
-        fields
-            .find(|field| field.0 == key)
-            .and_then(|field| field.1)
-    };
     let monitors = all.iter().filter(|word| is_control(word));
     let monitors = monitors.filter_map(|word| {
         let positional = fields(word.value()).into_iter().next()?;
@@ -246,6 +240,13 @@ pub(crate) fn recorded(
         }
     }
     Ok(join(all))
+}
+
+/// What a word says of `key`.
+fn of(word: &Word, key: &str) -> Option<String> {
+    let mut fields = fields(word.value()).into_iter();
+    let field = fields.find(|field| field.0 == key);
+    field.and_then(|field| field.1)
 }
 
 /// The names of a command line's devices.

@@ -172,8 +172,7 @@ pub fn restore(options: &RestoreOptions, observer: &dyn Observer) -> Result<Vec<
     memories.keep(options, &reader, &machines);
     reaper.dismiss()?;
     reapers.iter().try_for_each(Reaper::dismiss)?;
-    let restored = machines.into_iter().map(Numbered::leave);
-    let restored = restored.collect::<Vec<_>>();
+    let restored: Vec<_> = machines.into_iter().map(Numbered::leave).collect();
     log::info!("{} machines run: {restored:?}", restored.len());
     provide(options, &batch, &memories, reader.id())?;
     for one in &restored {

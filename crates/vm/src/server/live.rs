@@ -483,6 +483,9 @@ enum Fetched {
     All,
 }
 
+/// Why a session ends that could go on.
+const TOLD_TO_END: &str = "the server was told to end at once";
+
 /// Answers faults until the monitor ends, or all is in and the session is to end.
 fn serve_all<'scope>(
     scope: &'scope std::thread::Scope<'scope, '_>,
@@ -537,8 +540,7 @@ fn serve_all<'scope>(
             (fetchers, finished) = (0, 0);
         }
         if live.aborted.load(Relaxed) {
-            let what = "the server was told to end at once".to_owned();
-            break Err(serve::Error::Unable(what));
+            break Err(serve::Error::Unable(TOLD_TO_END.to_owned()));
         }
         // Until it is copied, writers wait for us.
         if live.copying.is_going_on() {

@@ -5,9 +5,9 @@
 //! - Kept: protocol, interface by name, options, filter, memberships, group for fanout, the ring
 //!   into which packets come with all that is in it.
 //! - Refused: unread packets (see there); "its ring is full, or is just being used", for all of
-//!   `--timeout`; "its ring is not understood"; "it has a ring to send from"; "a program spreads its
-//!   packets (fanout)"; "it is in a group for fanout of an interface that is down"; "its interface is
-//!   gone"; "sock_diag(7) does not tell of it".
+//!   `--timeout`; "its ring is not understood"; "it has a ring to send from"; "a program spreads
+//!   its packets (fanout)"; "it is in a group for fanout of an interface that is down"; "its
+//!   interface is gone"; "sock_diag(7) does not tell of it".
 //! - CRIU 4.2: kept, with a new ring: what is in it and where the kernel was in it is lost.
 
 mod blocks;

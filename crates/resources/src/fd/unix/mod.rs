@@ -573,9 +573,10 @@ fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext
             let bytes = record.peer_address.reached_by();
             let name = record.peer_address.print();
             let route = record.peer_address.route(record.peer, cx.unix())?;
-            let connected = route.run(|| sys::socket::connect(own, &bytes))?;
-            connected
-                .map_err(|error| Error::kernel(format!("connect to unix socket {name}"), error))?;
+            let failed = |error| Error::kernel(format!("connect to unix socket {name}"), error);
+            route
+                .run(|| sys::socket::connect(own, &bytes))?
+                .map_err(failed)?;
         }
         return record.options.apply(own, Stage::Early);
     }
@@ -593,8 +594,8 @@ fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext
 fn shut(own: BorrowedFd<'_>, bits: u32) -> Result<()> {
     for (bit, how) in [(RCV_SHUTDOWN, SHUT_RD), (SEND_SHUTDOWN, SHUT_WR)] {
         if bits & bit != 0 {
-            sys::socket::shutdown(own, how)
-                .map_err(|error| Error::kernel("shut down a unix socket", error))?;
+            let failed = |error| Error::kernel("shut down a unix socket", error);
+            sys::socket::shutdown(own, how).map_err(failed)?;
         }
     }
     Ok(())
