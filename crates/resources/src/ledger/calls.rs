@@ -62,7 +62,7 @@ pub static PRCTL: List = List {
         stateless("PR_GET_TAGGED_ADDR_CTRL", "of other processors").at(56),
         kept("PR_SET_IO_FLUSHER", "I/O flusher").at(57),
         kept("PR_GET_IO_FLUSHER", "I/O flusher").at(58),
-        refused("PR_SET_SYSCALL_USER_DISPATCH", "a target that intercepts its calls").at(59),
+        kept("PR_SET_SYSCALL_USER_DISPATCH", "since Linux 6.4, which tells it").at(59),
         stateless("PR_PAC_SET_ENABLED_KEYS", "of other processors").at(60),
         stateless("PR_PAC_GET_ENABLED_KEYS", "of other processors").at(61),
         refused("PR_SCHED_CORE", "a cookie of core scheduling is refused by name").at(62),
@@ -307,7 +307,7 @@ pub static PTRACE: List = List {
         kept("PTRACE_GET_SYSCALL_INFO", "the call that a thread waits in").at(0x420e),
         kept("PTRACE_GET_RSEQ_CONFIGURATION", "the area for restartable sequences").at(0x420f),
         stateless("PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG", "see the next").at(0x4210),
-        refused("PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG", "see prctl(2)").at(0x4211),
+        kept("PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG", "see prctl(2)").at(0x4211),
         stateless("PTRACE_SET_SYSCALL_INFO", "an action").at(0x4212),
     ],
 };
