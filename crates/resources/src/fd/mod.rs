@@ -25,6 +25,7 @@ pub mod memfd;
 pub mod mqueue;
 pub mod namespace;
 pub mod netlink;
+mod own_pipe;
 pub mod packet_socket;
 pub mod path;
 pub mod perf_event;

@@ -2,6 +2,8 @@
 //!
 //! - Kept: both ends or the one that is left, the size of the buffer, data in flight, packets
 //!   (`O_DIRECT`) with their borders, owner.
+//!   One whose other end is outside of the tree, if stillframe was started with it as well, as by
+//!   the same shell: so must be who restores it.
 //! - Refused: "its other end is outside of the tree" (`--external 'pipe:[INODE]'`, and a restore is
 //!   handed the pipe by `--inherit-fd`; `--unix-close`, with which it comes back without its other
 //!   end).
@@ -19,7 +21,7 @@ use rustix::pipe::PipeFlags;
 
 use super::ghost::first_of_inode;
 use super::queue::Queue;
-use super::{DumpContext, Kind, Open, RestoreContext, decode, ready, status, tags};
+use super::{DumpContext, Kind, Open, RestoreContext, decode, own_pipe, ready, status, tags};
 use crate::{Allow, Error, Result};
 
 /// See the file.
@@ -49,6 +51,9 @@ struct Payload {
     /// Whether a restore is to be handed it, as its other end is outside of the tree.
     #[prost(bool, tag = "7")]
     external: bool,
+    /// The boot in which who restores it may have been started with it; empty for none.
+    #[prost(string, tag = "8")]
+    boot: String,
 }
 
 /// Refuses a pipe, or a FIFO without a path, whose other end is outside of the tree.
@@ -58,6 +63,16 @@ pub(super) fn check_ends(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Re
         return Ok(());
     }
     Err(open.unsupported("its other end is outside of the tree", Some("--external")))
+}
+
+/// Whether its other end is outside of the tree, nobody has said what is to become of it, and
+/// stillframe was started with it as well.
+fn is_own(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<bool> {
+    let inode = open.stat.st_ino;
+    if allow.unix_close || allow.external_pipes.has(inode) || !has_end_outside(open, all)? {
+        return Ok(false);
+    }
+    Ok(own_pipe::find(inode)?.is_some())
 }
 
 /// Whether a restore is to be handed it.
@@ -112,6 +127,8 @@ impl Kind for Pipe {
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
         let first = first_of_inode(open, cx);
+        let is_own = is_own(open, cx.all(), cx.allow())?;
+        let boot = is_own.then(own_pipe::boot).flatten();
         let mut payload = Payload {
             first,
             flags: open.info.flags,
@@ -119,7 +136,8 @@ impl Kind for Pipe {
             uid: open.stat.st_uid,
             gid: open.stat.st_gid,
             queue: None,
-            external: is_external(open, cx)?,
+            external: is_own || is_external(open, cx)?,
+            boot: boot.unwrap_or_default(),
         };
         if first == open.id.0 {
             payload.queue = Some(Queue::dump(open, cx)?);
@@ -128,7 +146,10 @@ impl Kind for Pipe {
     }
 
     fn check_among(&self, open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
-        check_ends(open, all, allow)
+        match is_own(open, all, allow)? {
+            true => Ok(()),
+            false => check_ends(open, all, allow),
+        }
     }
 
     fn describe(&self, payload: &[u8]) -> Result<String> {
@@ -154,6 +175,11 @@ impl Kind for Pipe {
         let flags = status::checked(self.name(), payload.flags)?;
         if let Some(own) = cx.inherited(format!("pipe:[{}]", payload.inode).as_bytes()) {
             let again = status::reopen(own, flags.difference(OFlags::DIRECT))?;
+            status::set(&again, flags)?;
+            return Ok(again);
+        }
+        if let Some(own) = payload.own()? {
+            let again = status::reopen(own.as_fd(), flags.difference(OFlags::DIRECT))?;
             status::set(&again, flags)?;
             return Ok(again);
         }
@@ -187,6 +213,14 @@ impl Kind for Pipe {
 }
 
 impl Payload {
+    /// The very pipe, if this process was started with it.
+    fn own(&self) -> Result<Option<OwnedFd>> {
+        match !self.boot.is_empty() && own_pipe::boot().as_ref() == Some(&self.boot) {
+            true => own_pipe::find(self.inode),
+            false => Ok(None),
+        }
+    }
+
     /// A new pipe's ends with the data in it: reading, writing.
     fn create(&self) -> Result<Vec<OwnedFd>> {
         let place = format!("pipe:[{}]", self.inode);
@@ -360,7 +394,7 @@ mod tests {
     #[test]
     fn end_outside_is_refused_unless_it_is_external() {
         for writes in [false, true] {
-            let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+            let (reader, writer) = pipe(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC);
             let inode = rustix::fs::fstat(&reader).expect("stat").st_ino;
             let (own, outside) = match writes {
                 true => (writer, reader),
@@ -388,6 +422,29 @@ mod tests {
             world.inherited = Some((name, outside));
             world.restore().expect("it is handed in");
             assert!(world.describe(at).contains(&format!("pipe:[{inode}]")));
+        }
+    }
+
+    #[test]
+    fn end_outside_that_stillframe_has_as_well_is_handed_on() {
+        for writes in [false, true] {
+            let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+            let (own, outside) = match writes {
+                true => (writer, reader),
+                false => (reader, writer),
+            };
+            let mut world = World::default();
+            let at = world.add(own);
+            world.dump().expect("a restore from here has it");
+            world.restore().expect("it is handed on");
+            let own = world.take(at);
+            let (from, to) = if writes {
+                (outside, own)
+            } else {
+                (own, outside)
+            };
+            rustix::io::write(&to, b"x").expect("write");
+            assert_eq!(read(&from).expect("read"), b"x");
         }
     }
 
