@@ -154,7 +154,10 @@ fn a_chain_of_snapshots_comes_back_byte_for_byte() {
     folder.run(&["export", "-D", "two", "--memory", "two.again"]);
     assert!(contents(&folder.path("two.again")) == expected);
     let told = folder.fail(&["restore", "-D", "two"], 3);
-    assert!(told.contains("of a virtual machine's memory"), "{told}");
+    assert!(
+        told.contains("of the memory of a virtual machine"),
+        "{told}"
+    );
 }
 
 #[test]
