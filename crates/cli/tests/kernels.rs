@@ -105,6 +105,9 @@ fn trees_survive() {
         let subject = Subject::start(name, arguments);
         wait_until("the subject to wait", SOON, || subject.is_waiting());
         let before = Facts::still(subject.pid());
+        if name == "creds" && is_refused_for_landlock(&stillframe, &subject) {
+            continue;
+        }
         stillframe.cycle(1, &subject, &[]);
         wait_until("the subject to wait", SOON, || subject.is_waiting());
         let differences = before.diff(&Facts::still(subject.pid()));
@@ -126,6 +129,19 @@ fn trees_survive() {
             subject.ask_number("ticks") > ticks + 2
         });
     }
+}
+
+/// Whether a dump is refused, by name, as this kernel does not tell whether a thread that cannot
+/// gain privileges is in a Landlock domain (docs/limits.md). It goes on then.
+fn is_refused_for_landlock(stillframe: &Stillframe, subject: &Subject) -> bool {
+    let outcome = stillframe.dump(subject.pid(), &["-R"]);
+    if outcome.status.success() {
+        return false;
+    }
+    assert_eq!(outcome.status.code(), Some(3), "{}", outcome.told());
+    let _ = outcome.names(&["a Landlock domain, which it may be in,"]);
+    wait_until("the subject to wait", SOON, || subject.is_waiting());
+    true
 }
 
 /// Has a tree go from stay to stay, in each for so many seconds.

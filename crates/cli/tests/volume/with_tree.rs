@@ -360,12 +360,11 @@ fn part_of_a_volume_is_refused_and_the_tree_goes_on() {
     assert_eq!(output.status.code(), Some(3), "{told}");
     assert!(told.contains("shows only /part of the volume"), "{told}");
     assert!(fs::metadata(format!("/proc/{pid}/exe")).is_ok());
-    // All of it is saved by itself, which is told.
+    // All of it is saved by itself.
     let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
     command.args(["volume", "dump", "--no-sync", "-D", &images, &name(&part)]);
     let output = command.output().expect("it runs");
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{told}");
-    assert!(told.contains("the image has all of"), "{told}");
     drop(shown);
 }

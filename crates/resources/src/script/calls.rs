@@ -582,6 +582,7 @@ mod tests {
             // Test support in files of its own; calls of programs, which no script makes.
             let others = [
                 "testing.rs",
+                "ledger/tests.rs",
                 "task/interrupted.rs",
                 "arch/stubs.rs",
                 "process/src/refetch.rs",

@@ -306,13 +306,11 @@ mod tests {
                 is_32_bit: true,
             })
         };
-        let plan = Stage::plan(&Actions, Some(&payload(0x804_9000))).expect("sound");
+        let payload_low = payload(0x804_9000);
+        // Whatever this process was started with.
+        let inherited = crate::Inherited::of_kernel();
+        let plan = Stage::plan_with(&Actions, Some(&payload_low), &inherited).expect("sound");
         insta::assert_snapshot!(plan, @r"
-        [Fork]
-        rt_sigaction(SIGPIPE, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
-            NULL, 8)
-        rt_sigaction(SIGRTMIN, {sa_handler=SIG_DFL, sa_mask=[], sa_flags=0, sa_restorer=NULL},
-            NULL, 8)
         [Last]
         32-bit rt_sigaction(SIGUSR1, {sa_handler=0x8049000, sa_mask=[RT_9],
             sa_flags=SA_SIGINFO, sa_restorer=NULL}, NULL, 8)

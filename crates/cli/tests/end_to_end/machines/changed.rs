@@ -114,17 +114,7 @@ fn temporary_disk_is_saved_with_disks_and_is_one_again() {
     let restore = ["-D", "image", "--disk-dir", "own", "--name", "again"];
     fs::create_dir(folder.join("own")).expect("a folder");
     let machine = Machines::restored(folder, &restore);
-    // QEMU does not copy a temporary disk: what it stands on has what was written.
-    let files = fs::read_dir(folder.join("own")).expect("a folder");
-    let blocks = |path: &Path| {
-        let bytes = fs::read(path).expect("a file");
-        let blocks = bytes.chunks_exact(64 << 10);
-        blocks
-            .filter(|block| block.iter().all(|byte| *byte == 7))
-            .count()
-    };
-    let mut files = files.map(|file| file.expect("a file").path());
-    assert!(files.any(|path| blocks(&path) == 16), "1 MiB was written");
+    assert!(has_written(&folder.join("own"), &[7]));
     // What is written from now on is temporary as before.
     write(machine.qmp(0), 0, (8, "2M 1M"));
     let told = refused(folder, machine.qmp(0), &[]);
@@ -145,9 +135,24 @@ fn temporary_disk_is_saved_with_disks_and_is_one_again() {
         folder,
         &["-D", "next", "--disk-dir", "own", "--name", "next"],
     );
-    let bytes = contents(folder, machine.qmp(0), 0);
-    let at = |mib: usize| bytes[mib << 20];
-    assert_eq!([at(0), at(1), at(2), at(3)], [7, 0, 8, 0]);
+    assert!(has_written(&folder.join("own"), &[7, 8]));
+    drop(machine);
+}
+
+/// Whether one of the disks in a folder has a MiB of each of these bytes. QEMU does not copy a
+/// temporary disk, but what that stands on has what was saved.
+fn has_written(disks: &Path, written: &[u8]) -> bool {
+    let mut files = fs::read_dir(disks).expect("a folder");
+    files.any(|file| {
+        let bytes = fs::read(file.expect("a file").path()).expect("a file");
+        let blocks = |byte: u8| {
+            let blocks = bytes.chunks_exact(64 << 10);
+            blocks
+                .filter(|block| block.iter().all(|one| *one == byte))
+                .count()
+        };
+        written.iter().all(|byte| blocks(*byte) == 16)
+    })
 }
 
 #[test]
