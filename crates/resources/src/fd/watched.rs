@@ -3,9 +3,9 @@
 //!
 //! All files that a tree watches are looked for at once, in this order: where a walk has found
 //! them; by their handles, where the file system opens those; among the files that the tree uses,
-//! and the directories above them. A walk looks for all that is missing, below the directories that the
-//! caller names and on the file system itself, while the tree runs ([`Watched::walk`]); when it is
-//! stopped again, that the files are still there is checked.
+//! and the directories above them. A walk looks for all that is missing, below the directories that
+//! the caller names and on the file system itself, while the tree runs ([`Watched::walk`]); when it
+//! is stopped again, that the files are still there is checked.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;

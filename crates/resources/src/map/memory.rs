@@ -6,8 +6,8 @@
 //!   copy-on-write stay shared.
 //! - Refused: memory of a device, a shadow stack, a file of persistent memory (`MAP_SYNC`), a
 //!   letter of `VmFlags` that is not known ([ledger.md](ledger.md)), and shared memory that may
-//!   have guards; "it has huge pages of a file that nobody can open again" (a deleted one); "it has huge
-//!   pages of its own over those of a file"; "a part of a ring of io_uring was unmapped or
+//!   have guards; "it has huge pages of a file that nobody can open again" (a deleted one); "it has
+//!   huge pages of its own over those of a file"; "a part of a ring of io_uring was unmapped or
 //!   protected"; "it shows a map of BPF"; "it is a ring of a performance event"; "it is a ring, and
 //!   sealed"; "it is secret memory (memfd_secret), which nobody else can read"; "it has a
 //!   protection key"; mappings of the kernel's own such as `[uprobes]`, by their name alone.

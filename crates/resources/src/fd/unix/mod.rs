@@ -530,9 +530,8 @@ fn finish_listener(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreConte
     let name = record.address.print();
     let failed = |error| Error::kernel(format!("listen on unix socket {name}"), error);
     record.options.apply(own, Stage::Early)?;
-    record
-        .address
-        .bind(own, (record.kind, record.inode), cx.unix())?;
+    let whose = (record.kind, record.inode);
+    record.address.bind(own, whose, cx.unix())?;
     if !record.waiting.is_empty() {
         connect::listen(record.maker(), own, i32::MAX).map_err(failed)?;
     }
@@ -573,10 +572,8 @@ fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext
             let bytes = record.peer_address.reached_by();
             let name = record.peer_address.print();
             let route = record.peer_address.route(record.peer, cx.unix())?;
-            let failed = |error| Error::kernel(format!("connect to unix socket {name}"), error);
-            route
-                .run(|| sys::socket::connect(own, &bytes))?
-                .map_err(failed)?;
+            let connected = route.run(|| sys::socket::connect(own, &bytes))?;
+            connected.map_err(|e| Error::kernel(format!("connect to unix socket {name}"), e))?;
         }
         return record.options.apply(own, Stage::Early);
     }
@@ -594,8 +591,8 @@ fn finish_single(record: &Unix, own: BorrowedFd<'_>, cx: &mut dyn RestoreContext
 fn shut(own: BorrowedFd<'_>, bits: u32) -> Result<()> {
     for (bit, how) in [(RCV_SHUTDOWN, SHUT_RD), (SEND_SHUTDOWN, SHUT_WR)] {
         if bits & bit != 0 {
-            let failed = |error| Error::kernel("shut down a unix socket", error);
-            sys::socket::shutdown(own, how).map_err(failed)?;
+            let done = sys::socket::shutdown(own, how);
+            done.map_err(|error| Error::kernel("shut down a unix socket", error))?;
         }
     }
     Ok(())
