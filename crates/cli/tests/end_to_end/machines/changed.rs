@@ -5,7 +5,7 @@ use super::disks::{Idle, idle_words, write};
 use super::*;
 
 /// A port that devices can be plugged into.
-const PORT: [&str; 2] = ["-device", "pcie-root-port,id=slot,chassis=1"];
+const PORT: [&str; 2] = ["-device", "pcie-root-port,id=lane0,chassis=1"];
 
 /// What a save is refused with; the guest runs then.
 #[track_caller]
@@ -22,11 +22,11 @@ fn devices_that_were_plugged_in_or_unplugged_are_refused_by_name() {
     testkit::needs_linux!();
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path();
-    let rng = ["-device", "virtio-rng-pci,id=rng,bus=slot"];
+    let rng = ["-device", "virtio-rng-pci,id=rng,bus=lane0"];
     let idle = Idle::start(folder, &PORT);
     let socket = idle.socket();
     qmp_with(socket, "netdev_add", json!({"type": "user", "id": "net"}));
-    let device = json!({"driver": "virtio-net-pci", "id": "late", "netdev": "net", "bus": "slot"});
+    let device = json!({"driver": "virtio-net-pci", "id": "late", "netdev": "net", "bus": "lane0"});
     qmp_with(socket, "device_add", device);
     for more in [&[][..], &["-R"], &["-R", "--live"]] {
         let told = refused(folder, socket, more);
@@ -53,7 +53,7 @@ fn devices_that_were_plugged_in_or_unplugged_are_refused_by_name() {
         "-netdev",
         "user,id=net",
         "-device",
-        "virtio-net-pci,id=late,netdev=net,bus=slot",
+        "virtio-net-pci,id=late,netdev=net,bus=lane0",
     ];
     let words = words.iter().map(String::as_str).chain(PORT).chain(late);
     let restore = ["-D", "image", "--name", "x", "--"]
@@ -139,20 +139,20 @@ fn temporary_disk_is_saved_with_disks_and_is_one_again() {
     drop(machine);
 }
 
-/// Whether one of the disks in a folder has a MiB of each of these bytes. QEMU does not copy a
-/// temporary disk, but what that stands on has what was saved.
+/// Whether the disks in a folder have a MiB of each of these bytes. QEMU does not copy a temporary
+/// disk, but what that stands on has what was saved.
 fn has_written(disks: &Path, written: &[u8]) -> bool {
-    let mut files = fs::read_dir(disks).expect("a folder");
-    files.any(|file| {
-        let bytes = fs::read(file.expect("a file").path()).expect("a file");
-        let blocks = |byte: u8| {
-            let blocks = bytes.chunks_exact(64 << 10);
-            blocks
-                .filter(|block| block.iter().all(|one| *one == byte))
-                .count()
-        };
-        written.iter().all(|byte| blocks(*byte) == 16)
-    })
+    let files = fs::read_dir(disks).expect("a folder");
+    let files = files.map(|file| fs::read(file.expect("a file").path()).expect("a file"));
+    let files = files.collect::<Vec<_>>();
+    let blocks = |file: &Vec<u8>, byte: u8| {
+        let blocks = file.chunks_exact(64 << 10);
+        blocks
+            .filter(|block| block.iter().all(|one| *one == byte))
+            .count()
+    };
+    let has = |byte: &u8| files.iter().any(|file| blocks(file, *byte) == 16);
+    written.iter().all(has)
 }
 
 #[test]
