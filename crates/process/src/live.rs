@@ -42,7 +42,7 @@ use crate::collect::{self, Inventory};
 use crate::contents::{Progress, Sources};
 use crate::draft::{Draft, Sealed};
 use crate::end::go_on;
-use crate::freeze::{Frozen, freeze, read_proc, stat_of};
+use crate::freeze::{Frozen, Guard, freeze, read_proc, stat_of};
 use crate::numbering::Numbering;
 use crate::options::DEFAULT_TIMEOUT;
 use crate::returned::check_returned;
@@ -52,7 +52,7 @@ use crate::stopping::{freeze_and_collect, patiently};
 use crate::tracker::{Client, start_ticks};
 use crate::uffd::userfaultfd;
 use crate::undo::Undo;
-use crate::{DumpOptions, DumpReport, Error, Result, Stage, track};
+use crate::{DumpOptions, DumpReport, Error, Result, Stage, returned, track};
 
 /// How many instants there may be; the last is copied while the tree is stopped.
 const INSTANTS: u64 = 4;
@@ -122,6 +122,8 @@ pub(crate) fn check_kernel(root: i32) -> Result<()> {
 struct Dump<'a, 'b> {
     options: &'a DumpOptions,
     draft: Draft,
+    /// Sees to what this process would leave in the tasks if it was killed.
+    _guard: Option<Box<dyn Guard>>,
     live: Live,
     numbering: Numbering,
     /// Each task and its parent, or whose memory that one has, as they were at the first stop.
@@ -154,6 +156,9 @@ impl<'a, 'b> Dump<'a, 'b> {
         prepared.check()?;
         let realtime = Realtime::new();
         let mut frozen = freeze_returned(options)?;
+        // Later, this process has threads, and cannot post one.
+        returned::watch(&mut frozen);
+        let guard = frozen.guard.take();
         let limit = frozen.limit;
         let (mut tasks, mut parents) = (Vec::new(), Vec::new());
         let mut numbering = Numbering::default();
@@ -188,6 +193,7 @@ impl<'a, 'b> Dump<'a, 'b> {
         Ok(Self {
             options,
             draft,
+            _guard: guard,
             live,
             numbering,
             parents,
