@@ -428,7 +428,9 @@ mod tests {
     #[test]
     fn end_outside_that_stillframe_has_as_well_is_handed_on() {
         for writes in [false, true] {
-            let (reader, writer) = pipe(PipeFlags::NONBLOCK);
+            // As it was given: it stays open on exec.
+            let ends = rustix::pipe::pipe_with(PipeFlags::NONBLOCK);
+            let (reader, writer) = ends.expect("pipe");
             let (own, outside) = match writes {
                 true => (writer, reader),
                 false => (reader, writer),
