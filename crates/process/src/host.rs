@@ -2,8 +2,7 @@
 //!
 //! Most dumps and restores need nothing of it: what they use of the kernel they use and see.
 //! Only where a vDSO has to be moved or replaced the host's own is looked at, and what was found is
-//! kept in a small file, where that can be written at all. So is where a dump looks for keyrings
-//! and sandboxes.
+//! kept in a small file, where that can be written at all.
 
 mod uname;
 
@@ -20,18 +19,6 @@ pub(crate) use uname::kernel;
 
 /// The file that has the vDSOs.
 const VDSOS: &str = "host";
-/// The file that has where the kernel keeps what it tells nobody of tasks.
-const PLACES: &str = "credentials";
-
-/// Has it known where to look in the kernel's memory for what tasks have, before they are stopped:
-/// to find that out takes milliseconds, once in a boot.
-pub(crate) fn prepare_looks() {
-    let cache = || Cache::of_this_host(PLACES);
-    if let Some(places) = resources::task::prepare(|| cache().load()) {
-        cache().store(&places);
-    }
-}
-
 /// What is needed to know of this host's vDSO to restore `saved`; for most images only its build
 /// id, which is at hand.
 pub(crate) fn vdso_for(saved: &Saved<'_>) -> Result<OwnVdso> {

@@ -36,8 +36,8 @@ impl Numbering {
     /// [`resources::Error::Corrupt`] for a parent with a list of tasks that makes no sense.
     pub fn over(parent: Option<&Reader>) -> Result<Self> {
         // Without it, all that is known to be of one boot is what a tracker knows.
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        Self::in_boot(parent, boot.unwrap_or_default().trim().as_bytes().to_vec())
+        let boot = sys::boot::id().unwrap_or_default();
+        Self::in_boot(parent, boot.as_bytes().to_vec())
     }
 
     fn in_boot(parent: Option<&Reader>, boot: Vec<u8>) -> Result<Self> {

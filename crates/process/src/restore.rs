@@ -228,7 +228,7 @@ pub(crate) fn setting(
     let own = std::process::id().cast_signed();
     inherited.session = keyrings::of_restorer(inherited.session, payloads(saved))?;
     inherited.ask_for_session(|| {
-        host::prepare_looks();
+        resources::task::prepare();
         keyrings::own_is_unset()
     });
     let parent = if options.sibling { 0 } else { own };

@@ -18,7 +18,7 @@ pub(crate) fn freeze_and_collect(
     stay: bool,
     view: &mut dyn MemoryView,
 ) -> Result<(Frozen, Inventory)> {
-    crate::host::prepare_looks();
+    resources::task::prepare();
     let root = options.tree.as_raw_nonzero().get();
     let live = options.kind == DumpKind::Live;
     let plain = !live && options.parent.is_none() && options.track.is_none();

@@ -29,13 +29,11 @@ impl Cache {
     pub fn of_this_host(name: &str) -> Self {
         let host = rustix::system::uname();
         // Without a boot's id, facts of another boot could be taken for this one's: keep none.
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        let path = boot
-            .as_ref()
-            .map_or_else(|_| PathBuf::new(), |_| Path::new(FOLDER).join(name));
+        let boot = sys::boot::id();
+        let path = boot.map_or_else(PathBuf::new, |_| Path::new(FOLDER).join(name));
         let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
         let key = [
-            boot.unwrap_or_default(),
+            boot.unwrap_or_default().to_owned(),
             text(host.release()),
             text(host.version()),
             env!("CARGO_PKG_VERSION").to_owned(),
@@ -67,7 +65,8 @@ impl Cache {
         if !mine || !facts.is_file() || facts.mode() & 0o077 != 0 || facts.len() > BYTES_MAX {
             return None;
         }
-        let mut bytes = Vec::new();
+        // With room for one byte more, one call reads it and another one sees its end.
+        let mut bytes = Vec::with_capacity(facts.len() as usize + 1);
         let mut capped = (&mut file).take(BYTES_MAX);
         capped.read_to_end(&mut bytes).ok()?;
         self.open(&bytes)

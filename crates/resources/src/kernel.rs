@@ -1,9 +1,9 @@
 //! The running kernel's structures, read where its own description of its types says that they are.
 //!
-//! What the kernel tells of rings in /proc is too little: neither their flags nor whether requests
-//! are under way. So it is looked up in its memory, which needs no more than the privileges of a
-//! dump, and changes nothing. Where the kernel may not be looked into, or calls a member by another
-//! name, nothing is guessed: the ring is refused.
+//! /proc tells too little of some objects: of a ring neither its flags nor whether requests are
+//! under way, of a thread neither its keyrings nor its Landlock domain. The kernel's memory tells
+//! it, which takes no more than the privileges of a dump, and changes nothing. Where the kernel may
+//! not be looked into, or calls a member by another name, nothing is guessed: the ring is refused.
 
 pub mod credentials;
 mod layout;
@@ -17,6 +17,7 @@ use sys::btf::Member;
 use sys::kernel_memory::KernelMemory;
 use sys::per_cpu::{self, PerCpuMap};
 
+use credentials::CredentialsReader;
 use layout::Layout;
 pub use layout::{forget, is_known_for, keep, learn};
 
@@ -24,6 +25,7 @@ pub use layout::{forget, is_known_for, keep, learn};
 pub(crate) struct Kernel {
     memory: KernelMemory,
     layout: &'static Layout,
+    credentials: OnceLock<std::result::Result<CredentialsReader, String>>,
 }
 
 /// Where each processor has its copies of what the kernel has for all of them.
@@ -88,7 +90,11 @@ impl Kernel {
         let memory = KernelMemory::open().map_err(|error| format!("bpf(2): {error}"))?;
         let layout = Layout::of_this_kernel();
         layout.check()?;
-        Ok(Self { memory, layout })
+        Ok(Self {
+            memory,
+            layout,
+            credentials: OnceLock::new(),
+        })
     }
 
     /// Where each processor has its copies.
@@ -161,45 +167,55 @@ impl Kernel {
 
     /// The address of the structure whose member is at `at`.
     pub fn around(&self, name: &'static str, member: &str, at: u64) -> Result<u64> {
-        Ok(at.wrapping_sub((self.place(name, member)?.bit / 8) as u64))
+        Ok(at.wrapping_sub(self.offset(name, member)?))
     }
 
     /// The address of the `struct file` behind a descriptor of this process.
     pub fn file(&self, own: BorrowedFd<'_>) -> Result<u64> {
-        let task = self.read("task_struct", self.memory.own_task()?)?;
-        let files = self.read("files_struct", task.word("files")?)?;
-        let table = self.read("fdtable", files.word("fdt")?)?;
-        let number = u64::from(own.as_raw_fd().cast_unsigned());
-        self.word(table.word("fd")? + 8 * number)
+        self.memory.address(0, &self.way_to_file(own)?)
     }
 
     /// The address of the `struct sock` behind a descriptor of this process that is a socket.
     pub fn socket(&self, own: BorrowedFd<'_>) -> Result<u64> {
-        let task = self.memory.own_task()?;
-        let files = self.word_of("task_struct", "files", task)?;
-        let table = self.word_of("files_struct", "fdt", files)?;
-        let all = self.word_of("fdtable", "fd", table)?;
-        let number = u64::from(own.as_raw_fd().cast_unsigned());
-        let file = self.word(all + 8 * number)?;
-        let socket = self.word_of("file", "private_data", file)?;
-        self.word_of("socket", "sk", socket)
+        let mut way = self.way_to_file(own)?;
+        way.push(self.offset("file", "private_data")?);
+        way.push(self.offset("socket", "sk")?);
+        self.memory.address(0, &way)
+    }
+
+    /// The steps to the `struct file` behind a descriptor, from the calling thread's `task_struct`.
+    fn way_to_file(&self, own: BorrowedFd<'_>) -> Result<Vec<u64>> {
+        Ok(vec![
+            self.offset("task_struct", "files")?,
+            self.offset("files_struct", "fdt")?,
+            self.offset("fdtable", "fd")?,
+            8 * u64::from(own.as_raw_fd().cast_unsigned()),
+        ])
     }
 
     /// A member of eight bytes of the structure at `at`, without the rest of it.
     pub fn word_of(&self, name: &'static str, member: &str, at: u64) -> Result<u64> {
-        self.word(at + (self.place(name, member)?.bit / 8) as u64)
+        self.word(self.address_of(name, member, at)?)
     }
 
     /// A member of four bytes of the structure at `at`, without the rest of it.
     pub fn half_of(&self, name: &'static str, member: &str, at: u64) -> Result<u32> {
-        let place = (self.place(name, member)?.bit / 8) as u64;
-        let bytes = self.memory.read(at + place, 4)?;
+        let bytes = self.memory.read(self.address_of(name, member, at)?, 4)?;
         Ok(u32::from_ne_bytes(bytes.try_into().expect("four bytes")))
     }
 
     /// The address of a member of the structure at `at`.
     pub fn address_of(&self, name: &'static str, member: &str, at: u64) -> Result<u64> {
-        Ok(at + (self.place(name, member)?.bit / 8) as u64)
+        Ok(at + self.offset(name, member)?)
+    }
+
+    /// Where a member begins, in bytes from the beginning of its structure.
+    fn offset(&self, name: &'static str, member: &str) -> Result<u64> {
+        let place = self.place(name, member)?;
+        match place.bits == 0 && place.bit.is_multiple_of(8) {
+            true => Ok((place.bit / 8) as u64),
+            false => Err(unknown(name, member)),
+        }
     }
 
     /// Whether this kernel's structure has the member.
@@ -209,13 +225,13 @@ impl Kernel {
 
     /// What a kind of files keeps for itself in a `struct file`.
     pub fn private(&self, file: u64) -> Result<u64> {
-        self.read("file", file)?.word("private_data")
+        self.word_of("file", "private_data", file)
     }
 
     /// The number by which the thread knows itself whose `task_struct` this is; none where it has
     /// ended.
     pub fn tid(&self, task: u64) -> Result<Option<i32>> {
-        match self.read("task_struct", task)?.word("thread_pid")? {
+        match self.word_of("task_struct", "thread_pid", task)? {
             0 => Ok(None),
             pid => self.number(pid).map(Some),
         }
@@ -225,9 +241,8 @@ impl Kernel {
     pub fn number(&self, pid: u64) -> Result<i32> {
         let pid = self.read("pid", pid)?;
         let level = u64::from(pid.half("level")?);
-        let size = self.layout.size("upid");
-        let size = size.ok_or_else(|| unknown("upid", ""))? as u64;
-        let upid = self.read("upid", pid.address("numbers")? + level * size)?;
+        let upid = pid.address("numbers")? + level * self.size("upid")?;
+        let upid = self.read("upid", upid)?;
         Ok(upid.half("nr")?.cast_signed())
     }
 
@@ -240,9 +255,7 @@ impl Kernel {
     /// The `task_struct` of the thread of process `pid` that counts as the owner of its memory:
     /// mostly its leader.
     pub fn owner(&self, pid: i32) -> Result<Structure<'_>> {
-        let owner = self
-            .read("mm_struct", self.memory_of(pid)?)?
-            .word("owner")?;
+        let owner = self.word_of("mm_struct", "owner", self.memory_of(pid)?)?;
         self.read("task_struct", owner)
     }
 
@@ -278,6 +291,11 @@ impl<'a> Structure<'a> {
         self.bytes(member).map(u32::from_ne_bytes)
     }
 
+    /// A signed member of two bytes.
+    pub fn short(&self, member: &str) -> Result<i16> {
+        self.bytes(member).map(i16::from_ne_bytes)
+    }
+
     /// A member of one byte.
     pub fn byte(&self, member: &str) -> Result<u8> {
         self.bytes(member).map(|[byte]: [u8; 1]| byte)
@@ -299,8 +317,7 @@ impl<'a> Structure<'a> {
 
     /// The address of a member.
     pub fn address(&self, member: &str) -> Result<u64> {
-        let place = self.kernel.place(self.name, member)?;
-        Ok(self.at + (place.bit / 8) as u64)
+        self.kernel.address_of(self.name, member, self.at)
     }
 
     /// The structures of a list, `most` at the most, by the member of each that links it: from its
@@ -335,10 +352,8 @@ impl<'a> Structure<'a> {
     }
 
     fn bytes<const N: usize>(&self, member: &str) -> Result<[u8; N]> {
-        let place = self.kernel.place(self.name, member)?;
-        let at = place.bit / 8;
+        let at = self.kernel.offset(self.name, member)? as usize;
         let bytes = self.bytes.get(at..at + N);
-        let bytes = bytes.filter(|_| place.bits == 0 && place.bit.is_multiple_of(8));
         let bytes = bytes.ok_or_else(|| unknown(self.name, member))?;
         Ok(bytes.try_into().expect("as many bytes"))
     }

@@ -63,14 +63,6 @@ pub struct ExternalPipes {
     pub inodes: Vec<u64>,
 }
 
-impl ExternalPipes {
-    /// Whether the pipe with this inode is one of them.
-    #[must_use]
-    pub fn has(&self, inode: u64) -> bool {
-        self.all || self.inodes.contains(&inode)
-    }
-}
-
 /// How a file is known to be the one that was open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileValidation {

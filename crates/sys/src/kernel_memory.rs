@@ -40,23 +40,33 @@ pub(crate) const fn instruction(
 
 /// How many pointers can be followed before bytes are read.
 const STEPS: usize = 8;
+/// Behind the piece, the context has the address after each step.
+const CONTEXT_BYTES: usize = PIECE_BYTES + 8 * STEPS;
 
-/// The program: it is given [`PIECE_BYTES`], of which the first word is an address and the second
-/// how many bytes are wanted, less 1; then come [`STEPS`] words, each 0 or one more than what is
-/// added to the address before the pointer there becomes the address. It leaves in them what is
-/// at the last address; for address 0, that of the calling task.
+/// The program. Its context begins with an address, 0 for that of the calling thread's
+/// `task_struct`; then come how many bytes are wanted, and [`STEPS`] words, each 0 or one more than
+/// the number that is added to the address before the pointer there becomes the address. The
+/// program leaves the bytes there in the context; where none are wanted, the address itself. It
+/// returns 0, or what the kernel says of an address where nothing is.
+///
+/// The kernel checks a program once for each way through it, so the steps have none: a step that is
+/// not wanted reads as well, and a mask keeps the address. One that fails gives address 0.
 fn program() -> Vec<Instruction> {
     const MOVE: u8 = 0xbf;
     const MOVE_VALUE: u8 = 0xb7;
+    const ADD: u8 = 0x0f;
     const ADD_VALUE: u8 = 0x07;
+    const AND: u8 = 0x5f;
     const AND_VALUE: u8 = 0x57;
+    const OR: u8 = 0x4f;
+    const XOR: u8 = 0xaf;
+    const NEGATE: u8 = 0x87;
+    const SHIFT_SIGNED: u8 = 0xc7;
     const STORE_VALUE: u8 = 0x7a;
     const LOAD: u8 = 0x79;
     const STORE: u8 = 0x7b;
-    const JUMP: u8 = 0x05;
     const JUMP_IF: u8 = 0x15;
     const JUMP_UNLESS: u8 = 0x55;
-    const ADD: u8 = 0x0f;
     const CALL: u8 = 0x85;
     const EXIT: u8 = 0x95;
     const CURRENT_TASK: i32 = 35;
@@ -64,35 +74,40 @@ fn program() -> Vec<Instruction> {
     const WORDS: i16 = (PIECE_BYTES / 8) as i16;
     const FRAME: u8 = 10;
     let piece = PIECE_BYTES as i32;
-    const STEP: i16 = 11;
-    let steps = STEPS as i16;
     let mut program = vec![
         instruction(MOVE, 6, 1, 0, 0),
         instruction(LOAD, 7, 6, 0, 0),
-        instruction(JUMP_UNLESS, 7, 0, 3, 0),
+        instruction(JUMP_UNLESS, 7, 0, 2, 0),
         instruction(CALL, 0, 0, 0, CURRENT_TASK),
-        instruction(STORE, 6, 0, 0, 0),
-        instruction(JUMP, 0, 0, steps * STEP + 8 + 3 * WORDS, 0),
+        instruction(MOVE, 7, 0, 0, 0),
     ];
-    for step in 0..steps {
-        let to_end = (steps - step - 1) * STEP + 7 + 3 * WORDS;
+    for step in 0..STEPS as i16 {
         program.extend([
-            instruction(LOAD, 1, 6, 16 + 8 * step, 0),
-            instruction(JUMP_IF, 1, 0, STEP - 2, 0),
-            instruction(ADD, 7, 1, 0, 0),
-            instruction(ADD_VALUE, 7, 0, 0, -1),
+            instruction(LOAD, 8, 6, 16 + 8 * step, 0),
+            instruction(MOVE, 3, 7, 0, 0),
+            instruction(ADD, 3, 8, 0, 0),
+            instruction(ADD_VALUE, 3, 0, 0, -1),
             instruction(MOVE, 1, FRAME, 0, 0),
             instruction(ADD_VALUE, 1, 0, 0, -8),
             instruction(MOVE_VALUE, 2, 0, 0, 8),
-            instruction(MOVE, 3, 7, 0, 0),
             instruction(CALL, 0, 0, 0, READ_KERNEL),
-            instruction(JUMP_UNLESS, 0, 0, to_end + 1, 0),
-            instruction(LOAD, 7, FRAME, -8, 0),
+            // All bits of 2 are set if the word is not 0.
+            instruction(MOVE, 2, 8, 0, 0),
+            instruction(NEGATE, 2, 0, 0, 0),
+            instruction(OR, 2, 8, 0, 0),
+            instruction(SHIFT_SIGNED, 2, 0, 0, 63),
+            instruction(LOAD, 1, FRAME, -8, 0),
+            instruction(XOR, 1, 7, 0, 0),
+            instruction(AND, 1, 2, 0, 0),
+            instruction(XOR, 7, 1, 0, 0),
+            instruction(STORE, 6, 7, PIECE_BYTES as i16 + 8 * step, 0),
         ]);
     }
     program.extend([
-        instruction(MOVE, 3, 7, 0, 0),
         instruction(LOAD, 2, 6, 8, 0),
+        instruction(JUMP_IF, 2, 0, 8 + 3 * WORDS, 0),
+        instruction(MOVE, 3, 7, 0, 0),
+        instruction(ADD_VALUE, 2, 0, 0, -1),
         instruction(AND_VALUE, 2, 0, 0, piece - 1),
         instruction(ADD_VALUE, 2, 0, 0, 1),
     ]);
@@ -109,9 +124,19 @@ fn program() -> Vec<Instruction> {
         program.push(instruction(STORE, 6, 1, at, 0));
     }
     program.push(instruction(EXIT, 0, 0, 0, 0));
+    program.push(instruction(STORE, 6, 7, 0, 0));
     program.push(instruction(MOVE_VALUE, 0, 0, 0, 0));
     program.push(instruction(EXIT, 0, 0, 0, 0));
     program
+}
+
+/// The end of a way of pointers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Walk {
+    /// The bytes there.
+    pub bytes: Vec<u8>,
+    /// The address after each step.
+    pub addresses: Vec<u64>,
 }
 
 /// Has bpf(2) done what a command asks for.
@@ -164,6 +189,10 @@ pub(crate) fn run(program: &OwnedFd, piece: &mut [u8]) -> io::Result<u32> {
     Ok(attributes[0].wrapping_shr(32) as u32)
 }
 
+fn errno(number: i32) -> Error {
+    Error::from_raw_os_error(number)
+}
+
 impl KernelMemory {
     /// Loads the program.
     ///
@@ -180,9 +209,7 @@ impl KernelMemory {
     /// # Errors
     /// As bpf(2).
     pub fn own_task(&self) -> io::Result<u64> {
-        let mut piece = [0; PIECE_BYTES];
-        run(&self.program, &mut piece)?;
-        Ok(u64::from_ne_bytes(piece[..8].try_into().expect("a word")))
+        self.address(0, &[])
     }
 
     /// Reads `len` bytes from `address` on.
@@ -190,46 +217,64 @@ impl KernelMemory {
     /// # Errors
     /// `EFAULT` where nothing is.
     pub fn read(&self, address: u64, len: usize) -> io::Result<Vec<u8>> {
-        let fault = || Error::from_raw_os_error(libc::EFAULT);
         let mut bytes = Vec::with_capacity(len);
         while bytes.len() < len {
             let count = (len - bytes.len()).min(PIECE_BYTES);
             let at = address.checked_add(bytes.len() as u64);
-            let at = at.filter(|at| *at != 0).ok_or_else(fault)?;
-            let mut piece = [0; PIECE_BYTES];
-            piece[..8].copy_from_slice(&at.to_ne_bytes());
-            piece[8..16].copy_from_slice(&(count as u64 - 1).to_ne_bytes());
-            if run(&self.program, &mut piece)? != 0 {
-                return Err(fault());
-            }
-            bytes.extend_from_slice(&piece[..count]);
+            let at = at
+                .filter(|at| *at != 0)
+                .ok_or_else(|| errno(libc::EFAULT))?;
+            bytes.extend(self.walk(at, &[], count)?.bytes);
         }
         Ok(bytes)
     }
 
-    /// Reads `len` bytes, at most 256, where a way of pointers leads: each step adds a number to
-    /// the address, from `address` on, and takes the pointer that is there. That is one call.
+    /// Reads `len` bytes, 1 to 256, where a way of pointers leads: each step adds a number to the
+    /// address, from `address` on, and takes the pointer that is there. Address 0 is that of the
+    /// calling thread's `task_struct`. That is one call.
     ///
     /// # Errors
     /// `EFAULT` where a pointer leads nowhere; `EINVAL` for more than 8 steps, or no or too many
     /// bytes.
-    pub fn follow(&self, address: u64, steps: &[u64], len: usize) -> io::Result<Vec<u8>> {
-        let fault = |errno| Error::from_raw_os_error(errno);
-        if steps.len() > STEPS || len == 0 || len > PIECE_BYTES {
-            return Err(fault(libc::EINVAL));
+    pub fn walk(&self, address: u64, steps: &[u64], len: usize) -> io::Result<Walk> {
+        if len == 0 || len > PIECE_BYTES {
+            return Err(errno(libc::EINVAL));
         }
-        if address == 0 {
-            return Err(fault(libc::EFAULT));
+        let context = self.run(address, steps, len as u64)?;
+        let addresses = context[PIECE_BYTES..].as_chunks::<8>().0.iter();
+        let addresses = addresses.map(|word| u64::from_ne_bytes(*word));
+        Ok(Walk {
+            bytes: context[..len].to_vec(),
+            addresses: addresses.take(steps.len()).collect(),
+        })
+    }
+
+    /// The address to which a way of pointers leads, by steps as those of [`KernelMemory::walk`].
+    ///
+    /// # Errors
+    /// `EFAULT` where a pointer leads nowhere, or is 0; `EINVAL` for more than 8 steps.
+    pub fn address(&self, address: u64, steps: &[u64]) -> io::Result<u64> {
+        let context = self.run(address, steps, 0)?;
+        match u64::from_ne_bytes(context[..8].try_into().expect("a word")) {
+            0 => Err(errno(libc::EFAULT)),
+            address => Ok(address),
         }
-        let mut piece = [0; PIECE_BYTES];
-        piece[..8].copy_from_slice(&address.to_ne_bytes());
-        piece[8..16].copy_from_slice(&(len as u64 - 1).to_ne_bytes());
-        for (step, word) in steps.iter().zip(piece[16..].chunks_exact_mut(8)) {
+    }
+
+    /// Runs the program; gives its context.
+    fn run(&self, address: u64, steps: &[u64], len: u64) -> io::Result<[u8; CONTEXT_BYTES]> {
+        if steps.len() > STEPS {
+            return Err(errno(libc::EINVAL));
+        }
+        let mut context = [0; CONTEXT_BYTES];
+        context[..8].copy_from_slice(&address.to_ne_bytes());
+        context[8..16].copy_from_slice(&len.to_ne_bytes());
+        for (step, word) in steps.iter().zip(context[16..].chunks_exact_mut(8)) {
             word.copy_from_slice(&step.wrapping_add(1).to_ne_bytes());
         }
-        match run(&self.program, &mut piece)? {
-            0 => Ok(piece[..len].to_vec()),
-            _ => Err(fault(libc::EFAULT)),
+        match run(&self.program, &mut context)? {
+            0 => Ok(context),
+            _ => Err(errno(libc::EFAULT)),
         }
     }
 
@@ -276,27 +321,37 @@ mod tests {
         };
         let at = |name, path| types.member(name, path).expect("a member").bit as u64 / 8;
         let task = memory.own_task().expect("its address");
-        let (leader, group) = (
-            at("task_struct", "group_leader"),
-            at("task_struct", "real_cred"),
-        );
+        let leader = at("task_struct", "group_leader");
+        let real = at("task_struct", "real_cred");
         let uid = at("cred", "uid") as usize;
-        let bytes = memory.follow(task, &[leader, leader, group], 64);
-        let bytes = bytes.expect("it is there");
-        let seen = u32::from_ne_bytes(bytes[uid..uid + 4].try_into().expect("four bytes"));
-        assert_eq!(seen, rustix::process::getuid().as_raw());
+        let own = rustix::process::getuid().as_raw();
+        for from in [task, 0] {
+            let way = [leader, leader, real];
+            let walk = memory.walk(from, &way, 64).expect("it is there");
+            let seen = u32::from_ne_bytes(walk.bytes[uid..uid + 4].try_into().expect("four bytes"));
+            assert_eq!(seen, own);
+            let address = |steps| memory.address(from, &way[..steps]).expect("it is there");
+            assert_eq!(walk.addresses, [address(1), address(2), address(3)]);
+        }
         // No step is as a read.
-        let whole = memory.follow(task, &[], 256).expect("it is there");
-        assert_eq!(whole.len(), 256);
-        // A step back: the address of the address.
-        let back = memory.follow(task + leader + 64, &[64u64.wrapping_neg()], 8);
+        let whole = memory.walk(task, &[], 256).expect("it is there");
+        assert_eq!(whole.bytes.len(), 256);
+        assert!(whole.addresses.is_empty());
+        // As many steps as there can be, and one back: the address of the address.
+        memory
+            .walk(task, &[leader; 8], 8)
+            .expect("the leader is there");
+        let back = memory.walk(task + leader + 64, &[64u64.wrapping_neg()], 8);
         back.expect("the leader is there");
-        for (address, steps) in [(task, &[4096u64.wrapping_sub(task)][..]), (0, &[])] {
-            let error = memory.follow(address, steps, 8).expect_err("nowhere");
-            assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        let nowhere = 4096u64.wrapping_sub(task);
+        for steps in [&[nowhere][..], &[nowhere, 0], &[0, 0, nowhere, leader]] {
+            let error = memory.walk(task, steps, 8).expect_err("nowhere");
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{steps:?}");
+            let error = memory.address(task, steps).expect_err("nowhere");
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{steps:?}");
         }
         for (steps, len) in [(9, 8), (0, 0), (0, 257)] {
-            let error = memory.follow(task, &vec![0; steps], len);
+            let error = memory.walk(task, &vec![0; steps], len);
             let error = error.expect_err("too much");
             assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
         }

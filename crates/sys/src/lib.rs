@@ -8,6 +8,7 @@
 pub mod arch;
 pub mod asked;
 pub mod at_number;
+pub mod boot;
 pub mod bpf_map;
 pub mod btf;
 pub mod causes;

@@ -13,7 +13,7 @@ use prost::Message;
 use rustix::fs::{FileType, OFlags};
 
 use super::ghost::first_of_inode;
-use super::pipe::check_ends;
+use super::pipe::{Origin, refuse_end};
 use super::place::Place;
 use super::queue::Queue;
 use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
@@ -68,9 +68,12 @@ impl Kind for Fifo {
 
     /// One with a path is found there by both ends.
     fn check_among(&self, open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
-        match open.link.ends_with(b" (deleted)") {
-            true => check_ends(open, all, allow),
-            false => Ok(()),
+        if !open.link.ends_with(b" (deleted)") {
+            return Ok(());
+        }
+        match Origin::of(open, all, allow)? {
+            Origin::New | Origin::Caller => Ok(()),
+            Origin::Starter | Origin::Nowhere => Err(refuse_end(open)),
         }
     }
 

@@ -3,43 +3,86 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 
 use super::Info;
 use crate::{Error, Result};
 
-/// The boot in which a pipe has its number; none where the kernel does not tell.
-pub(super) fn boot() -> Option<String> {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()
+/// Whether this process was started with the pipe of this number.
+///
+/// # Errors
+/// [`Error::Kernel`].
+pub(super) fn is_given(inode: u64) -> Result<bool> {
+    Ok(given()?.iter().any(|pipe| pipe.inode == inode))
 }
 
-/// The pipe with this number that this process was started with, if there is one. Whatever it opens
-/// itself closes on exec; what it was given does not.
+/// A descriptor of the pipe with this number (`O_PATH`), if this process was started with it.
 ///
 /// # Errors
 /// [`Error::Kernel`].
 pub(super) fn find(inode: u64) -> Result<Option<OwnedFd>> {
-    let failed = |error: rustix::io::Errno| Error::kernel("look at /proc/self/fd", error);
+    let given = given()?;
+    let Some(pipe) = given.iter().find(|pipe| pipe.inode == inode) else {
+        return Ok(None);
+    };
+    let path = format!("/proc/self/fd/{}", pipe.number);
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let own = openat(CWD, &path, flags, Mode::empty()).map_err(failed)?;
+    // The number may have been given up since it was looked at.
+    let is_it = fstat(&own).map_err(failed)?.st_ino == inode;
+    Ok(is_it.then_some(own))
+}
+
+/// A descriptor of a pipe that this process was started with.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    inode: u64,
+    number: i32,
+}
+
+/// Those of this process, looked for once.
+#[cfg(not(test))]
+fn given() -> Result<&'static [Given]> {
+    use std::sync::OnceLock;
+    static GIVEN: OnceLock<Vec<Given>> = OnceLock::new();
+    if let Some(given) = GIVEN.get() {
+        return Ok(given);
+    }
+    let given = look()?;
+    Ok(GIVEN.get_or_init(|| given))
+}
+
+/// Those of this process, whose tests make new ones.
+#[cfg(test)]
+fn given() -> Result<Vec<Given>> {
+    look()
+}
+
+/// Looks through the descriptors of this process: those that it opens itself close on exec, those
+/// that it was started with do not.
+fn look() -> Result<Vec<Given>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = openat(CWD, "/proc/self/fd", flags, Mode::empty()).map_err(failed)?;
-    let is_it = |stat: &Stat| {
-        let is_pipe = FileType::from_raw_mode(stat.st_mode) == FileType::Fifo;
-        is_pipe && stat.st_ino == inode
-    };
+    let mut given = Vec::new();
     for number in sys::numbers::of(&folder).map_err(failed)? {
         let path = format!("/proc/self/fd/{number}");
-        if !rustix::fs::stat(&path).is_ok_and(|stat| is_it(&stat)) || closes(number) {
+        let Ok(stat) = rustix::fs::stat(&path) else {
+            continue;
+        };
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Fifo || closes(number) {
             continue;
         }
+        let inode = stat.st_ino;
         let link = rustix::fs::readlink(&path, Vec::new()).map_err(failed)?;
         if link.to_bytes() == format!("pipe:[{inode}]").as_bytes() {
-            let place = OFlags::PATH | OFlags::CLOEXEC;
-            return openat(CWD, &path, place, Mode::empty())
-                .map(Some)
-                .map_err(failed);
+            given.push(Given { inode, number });
         }
     }
-    Ok(None)
+    Ok(given)
+}
+
+fn failed(error: rustix::io::Errno) -> Error {
+    Error::kernel("look at /proc/self/fd", error)
 }
 
 /// Whether a descriptor of this process closes on exec.
@@ -51,7 +94,6 @@ fn closes(number: i32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::fstat;
     use rustix::pipe::{PipeFlags, pipe_with};
 
     use super::*;

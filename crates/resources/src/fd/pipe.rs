@@ -18,6 +18,7 @@ use prost::Message;
 use rustix::event::PollFlags;
 use rustix::fs::{FileType, Gid, OFlags, Uid};
 use rustix::pipe::PipeFlags;
+use sys::boot;
 
 use super::ghost::first_of_inode;
 use super::queue::Queue;
@@ -56,32 +57,40 @@ struct Payload {
     boot: String,
 }
 
-/// Refuses a pipe, or a FIFO without a path, whose other end is outside of the tree.
-pub(super) fn check_ends(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
-    let inode = open.stat.st_ino;
-    if allow.unix_close || allow.external_pipes.has(inode) || !has_end_outside(open, all)? {
-        return Ok(());
-    }
-    Err(open.unsupported("its other end is outside of the tree", Some("--external")))
+/// Where a restore has a pipe from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The restore makes a new one.
+    New,
+    /// The caller hands it in (`--inherit-fd`).
+    Caller,
+    /// The restorer was started with it, as stillframe was.
+    Starter,
+    /// Nowhere: its other end is outside of the tree.
+    Nowhere,
 }
 
-/// Whether its other end is outside of the tree, nobody has said what is to become of it, and
-/// stillframe was started with it as well.
-fn is_own(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<bool> {
-    let inode = open.stat.st_ino;
-    if allow.unix_close || allow.external_pipes.has(inode) || !has_end_outside(open, all)? {
-        return Ok(false);
+impl Origin {
+    pub(super) fn of(open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<Self> {
+        let (pipes, inode) = (&allow.external_pipes, open.stat.st_ino);
+        if pipes.inodes.contains(&inode) {
+            return Ok(Self::Caller);
+        }
+        if !has_end_outside(open, all)? {
+            return Ok(Self::New);
+        }
+        Ok(match (pipes.all, allow.unix_close) {
+            (true, _) => Self::Caller,
+            (false, true) => Self::New,
+            (false, false) if own_pipe::is_given(inode)? => Self::Starter,
+            (false, false) => Self::Nowhere,
+        })
     }
-    Ok(own_pipe::find(inode)?.is_some())
 }
 
-/// Whether a restore is to be handed it.
-fn is_external(open: &Open<'_>, cx: &dyn DumpContext) -> Result<bool> {
-    let pipes = &cx.allow().external_pipes;
-    match pipes.inodes.contains(&open.stat.st_ino) {
-        false if pipes.all => has_end_outside(open, cx.all()),
-        named => Ok(named),
-    }
+/// The refusal of a pipe, or of a FIFO without a path.
+pub(super) fn refuse_end(open: &Open<'_>) -> Error {
+    open.unsupported("its other end is outside of the tree", Some("--external"))
 }
 
 /// Whether somebody outside of the tree reads what is written to a pipe, or writes what is read.
@@ -127,8 +136,8 @@ impl Kind for Pipe {
 
     fn dump(&self, open: &Open<'_>, cx: &mut dyn DumpContext) -> Result<Vec<u8>> {
         let first = first_of_inode(open, cx);
-        let is_own = is_own(open, cx.all(), cx.allow())?;
-        let boot = is_own.then(own_pipe::boot).flatten();
+        let origin = Origin::of(open, cx.all(), cx.allow())?;
+        let boot = boot::id().filter(|_| origin == Origin::Starter);
         let mut payload = Payload {
             first,
             flags: open.info.flags,
@@ -136,8 +145,8 @@ impl Kind for Pipe {
             uid: open.stat.st_uid,
             gid: open.stat.st_gid,
             queue: None,
-            external: is_own || is_external(open, cx)?,
-            boot: boot.unwrap_or_default(),
+            external: matches!(origin, Origin::Caller | Origin::Starter),
+            boot: boot.unwrap_or_default().to_owned(),
         };
         if first == open.id.0 {
             payload.queue = Some(Queue::dump(open, cx)?);
@@ -146,9 +155,9 @@ impl Kind for Pipe {
     }
 
     fn check_among(&self, open: &Open<'_>, all: &[Open<'_>], allow: &Allow) -> Result<()> {
-        match is_own(open, all, allow)? {
-            true => Ok(()),
-            false => check_ends(open, all, allow),
+        match Origin::of(open, all, allow)? {
+            Origin::Nowhere => Err(refuse_end(open)),
+            Origin::New | Origin::Caller | Origin::Starter => Ok(()),
         }
     }
 
@@ -215,7 +224,8 @@ impl Kind for Pipe {
 impl Payload {
     /// The very pipe, if this process was started with it.
     fn own(&self) -> Result<Option<OwnedFd>> {
-        match !self.boot.is_empty() && own_pipe::boot().as_ref() == Some(&self.boot) {
+        // Images of versions that did not trim it have the end of its line.
+        match !self.boot.is_empty() && boot::id() == Some(self.boot.trim_end()) {
             true => own_pipe::find(self.inode),
             false => Ok(None),
         }

@@ -2,6 +2,7 @@
 //! description of its types has megabytes, of which a few numbers are needed.
 
 use std::collections::HashMap;
+use std::io::Result as IoResult;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sys::btf::{Member, Types};
@@ -128,6 +129,22 @@ impl Layout {
             .map(|size| size.bit)
     }
 
+    /// A place that the kernel's description of its types does not have, and `find` finds.
+    pub fn found(&self, name: &str, find: impl FnOnce() -> IoResult<u64>) -> IoResult<u64> {
+        if let Some(Some(place)) = self.known().places.get(name) {
+            return Ok(place.bit as u64 / 8);
+        }
+        let at = find()?;
+        self.note(
+            name.to_owned(),
+            Some(Member {
+                bit: 8 * at as usize,
+                bits: 0,
+            }),
+        );
+        Ok(at)
+    }
+
     /// Where a member of a structure is, by its path.
     pub fn member(&self, structure: &str, path: &str) -> Option<Member> {
         let member = |types: &Types| types.member(structure, path);
@@ -139,10 +156,14 @@ impl Layout {
             return *place;
         }
         let place = look(self.types().as_ref().ok()?);
+        self.note(name, place);
+        place
+    }
+
+    fn note(&self, name: String, place: Option<Member>) {
         let mut known = self.known();
         known.places.insert(name, place);
         known.has_more_than_kept = true;
-        place
     }
 
     fn types(&self) -> &Result<Types, String> {

@@ -22,7 +22,7 @@ use sys::landlock;
 use syscalls::Sysno;
 
 use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, decode, tags};
-use crate::kernel::credentials::Looker;
+use crate::kernel::credentials::CredentialsReader;
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
 
@@ -59,9 +59,9 @@ pub(crate) fn own_label() -> Option<&'static [u8]> {
 /// [`Error::Unsupported`], [`Error::Kernel`].
 pub(super) fn check(facts: &dyn Facts) -> Result<()> {
     let tid = facts.tid();
-    if let (true, Ok(looker)) = (is_there(), Looker::get()) {
+    if let (true, Ok(reader)) = (is_there(), CredentialsReader::get()) {
         let failed = |error| Error::kernel(format!("looking for a sandbox of thread {tid}"), error);
-        if looker.look_first(tid).map_err(failed)?.is_in_domain {
+        if reader.look_first(tid).map_err(failed)?.is_in_domain {
             let why = "the kernel tells nobody its rules";
             return Err(Error::unsupported(tid, "a Landlock domain").because(why));
         }
@@ -117,7 +117,7 @@ impl Part for Sandbox {
 
     fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
         const KCMP_VM: u32 = 1;
-        if !is_there() || Looker::get().is_ok() {
+        if !is_there() || CredentialsReader::get().is_ok() {
             return Ok(Asked::default());
         }
         let own = rustix::process::getpid().as_raw_nonzero().get();

@@ -1,8 +1,10 @@
 //! What is in a session keyring, as the kernel's memory tells.
 
+use sys::boot;
+
 use super::{
-    Credentials, KEYS_MAX, Key, Looker, Record, USER_KEYRING, USER_SESSION_KEYRING, UserKey,
-    this_boot,
+    Credentials, CredentialsReader, KEYS_MAX, Key, Record, USER_KEYRING, USER_SESSION_KEYRING,
+    UserKey,
 };
 use crate::task::Facts;
 use crate::{Error, Result};
@@ -44,7 +46,7 @@ fn is_usable(key: &Key) -> bool {
 
 /// The record of a process that has `own`, none where its session keyring is the default one.
 pub(super) fn record(
-    looker: &Looker,
+    reader: &CredentialsReader,
     facts: &dyn Facts,
     own: Credentials,
 ) -> Result<Option<Record>> {
@@ -53,7 +55,7 @@ pub(super) fn record(
         return Ok(None);
     }
     let failed = |error| Error::kernel(format!("reading the session keyring of {pid}"), error);
-    let keyring = looker.key(own.session).map_err(failed)?;
+    let keyring = reader.key(own.session).map_err(failed)?;
     let refused = |why| Err(Error::unsupported(pid, "its session keyring").because(why));
     if keyring.flags & OF_USER != 0 {
         let name = format!("_uid_ses.{uid}");
@@ -68,10 +70,10 @@ pub(super) fn record(
     }
     let mut contents = Contents::default();
     if !is_revoked {
-        let all = looker.keys_in(own.session, KEYS_MAX).map_err(failed)?;
+        let all = reader.keys_in(own.session, KEYS_MAX).map_err(failed)?;
         for at in all {
-            let key = looker.key(at).map_err(failed)?;
-            add((looker, &key), (pid, uid), &mut contents)?;
+            let key = reader.key(at).map_err(failed)?;
+            add((reader, &key), (pid, uid), &mut contents)?;
         }
         contents
             .keys
@@ -91,7 +93,7 @@ pub(super) fn record(
         is_revoked,
         ..Record::default()
     };
-    let is_ours = looker.own_session() == own.session;
+    let is_ours = reader.own_session == own.session;
     record.with(contents, is_ours).map(Some)
 }
 
@@ -104,14 +106,14 @@ impl Record {
             Some(error) => return Err(error),
         }
         (self.keys, self.links) = (contents.keys, contents.links);
-        self.boot = this_boot().to_owned();
+        self.boot = boot::id().unwrap_or_default().to_owned();
         Ok(self)
     }
 }
 
 /// Adds a key to what is in a keyring of process `pid` of user `uid`.
 fn add(
-    (looker, key): (&Looker, &Key),
+    (reader, key): (&CredentialsReader, &Key),
     (pid, uid): (i32, u32),
     contents: &mut Contents,
 ) -> Result<()> {
@@ -132,7 +134,7 @@ fn add(
         b"keyring" => contents.refuse(refused("keyrings within it are not saved")),
         b"user" => {
             let failed = |error| Error::kernel(format!("reading a key of {pid}"), error);
-            let bytes = looker.contents(key).map_err(failed)?;
+            let bytes = reader.contents(key).map_err(failed)?;
             if bytes.len() > CONTENTS_MAX_BYTES {
                 contents.refuse(refused("its text is too long"));
                 return Ok(());

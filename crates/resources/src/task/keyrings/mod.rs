@@ -39,7 +39,7 @@ use self::contents::record;
 pub use self::plan::{Made, Owner, make, of_restorer, plan, recorded, unshared};
 use self::told::Told;
 use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, decode, tags};
-use crate::kernel::credentials::{Credentials, Key, Looker};
+use crate::kernel::credentials::{Credentials, CredentialsReader, Key};
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
 
@@ -138,15 +138,6 @@ pub enum Session {
     Substitute(u32),
 }
 
-/// What this boot is called; nothing where the kernel does not tell.
-fn this_boot() -> &'static str {
-    static BOOT: OnceLock<String> = OnceLock::new();
-    BOOT.get_or_init(|| {
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        boot.unwrap_or_default().trim().to_owned()
-    })
-}
-
 /// The session keyring of this process.
 pub(crate) fn own_session() -> Session {
     match keys::own_session() {
@@ -163,7 +154,7 @@ pub fn own_is_unset() -> bool {
     if !are_there() {
         return true;
     }
-    Looker::get().is_ok_and(|looker| looker.own_session() == 0)
+    CredentialsReader::get().is_ok_and(|reader| reader.own_session == 0)
 }
 
 fn are_there() -> bool {
@@ -176,9 +167,9 @@ thread_local! {
     static LEADER: Cell<Option<(i32, Credentials)>> = const { Cell::new(None) };
 }
 
-fn look(looker: &Looker, tid: i32) -> Result<Credentials> {
+fn look(reader: &CredentialsReader, tid: i32) -> Result<Credentials> {
     let failed = |error| Error::kernel(format!("looking for the keyrings of thread {tid}"), error);
-    looker.known(tid).map_err(failed)
+    reader.known(tid).map_err(failed)
 }
 
 /// Checks what can be told of a thread, of which those of a process come one after the other.
@@ -189,11 +180,11 @@ pub(super) fn check(facts: &dyn Facts) -> Result<()> {
     if !are_there() {
         return Ok(());
     }
-    let Ok(looker) = Looker::get() else {
+    let Ok(reader) = CredentialsReader::get() else {
         return Ok(());
     };
     let (pid, tid) = (facts.pid(), facts.tid());
-    let own = look(looker, tid)?;
+    let own = look(reader, tid)?;
     let leader = LEADER.get().filter(|(of, _)| *of == pid && tid != pid);
     let refused = |what: &str| Err(Error::unsupported(tid, what));
     if leader.is_some_and(|(_, leader)| leader.session != own.session) {
@@ -210,7 +201,7 @@ pub(super) fn check(facts: &dyn Facts) -> Result<()> {
     let holds = |keyring: u64| -> Result<bool> {
         let failed = |error| Error::kernel(format!("looking for keys of thread {tid}"), error);
         Ok(keyring != 0
-            && !looker
+            && !reader
                 .keys_in(keyring, KEYS_MAX)
                 .map_err(failed)?
                 .is_empty())
@@ -224,7 +215,7 @@ pub(super) fn check(facts: &dyn Facts) -> Result<()> {
     if leader.is_none() {
         LEADER.set(Some((pid, own)));
         // What is in it is refused before the task is asked anything.
-        record(looker, facts, own)?;
+        record(reader, facts, own)?;
     }
     Ok(())
 }
@@ -243,22 +234,22 @@ impl Part for Keyrings {
     }
 
     fn ask(&self, _: &dyn Facts, questions: &mut Script) -> Result<Asked> {
-        match !are_there() || Looker::get().is_ok() {
+        match !are_there() || CredentialsReader::get().is_ok() {
             true => Ok(Asked::default()),
             false => Ok(Told::ask(questions)),
         }
     }
 
     fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
-        let record = match (are_there(), Looker::get()) {
+        let record = match (are_there(), CredentialsReader::get()) {
             (false, _) => None,
-            (true, Ok(looker)) => {
+            (true, Ok(reader)) => {
                 let seen = LEADER.get().filter(|(pid, _)| *pid == facts.pid());
                 let own = match seen {
                     Some((_, own)) => own,
-                    None => look(looker, facts.tid())?,
+                    None => look(reader, facts.tid())?,
                 };
-                record(looker, facts, own)?
+                record(reader, facts, own)?
             }
             (true, Err(_)) => Told::new(asked, answers).record(facts.tid())?,
         };

@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 
-use sys::keys;
+use sys::{boot, keys};
 use syscalls::Sysno;
 
 use super::contents::now_s;
 use super::{
     Keyrings, Record, SESSION_KEYRING, Session, USER_KEYRING, USER_SESSION_KEYRING, operation,
-    this_boot,
 };
 use crate::script::{Arg, Script};
 use crate::task::{Part as _, Phase, ThreadPlan, credentials, decode};
@@ -35,7 +34,7 @@ pub fn of_restorer<'a>(own: Session, payloads: impl Iterator<Item = &'a [u8]>) -
     }
     for payload in payloads {
         let record: Record = decode(&Keyrings, payload)?;
-        if record.boot.is_empty() || record.boot != this_boot() {
+        if record.boot.is_empty() || Some(&record.boot[..]) != boot::id() {
             return Ok(Session::Own(0));
         }
     }

@@ -1,6 +1,7 @@
 //! Session keyrings that are dumped and joined anew by real tasks.
 
 use rustix::io::Errno;
+use sys::boot;
 use syscalls::Sysno;
 
 use super::contents::Contents;
@@ -396,7 +397,7 @@ fn a_number_of_another_boot_is_another_keyring() {
         }
         .encode_to_vec()
     };
-    let (this, other) = (payload(this_boot()), payload("another"));
+    let (this, other) = (payload(boot::id().expect("an id")), payload("another"));
     let seen = |own, payload: &[u8]| of_restorer(own, [payload].into_iter()).expect("sound");
     assert_eq!(seen(Session::Own(5), &this), Session::Own(5));
     assert_eq!(seen(Session::Own(5), &other), Session::Own(0));
