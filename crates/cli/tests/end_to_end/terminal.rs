@@ -491,6 +491,14 @@ fn restored_to_the_background(
     (terminal, root)
 }
 
+/// Waits until a restored job has ended and its shell is in front again.
+fn wait_ended(terminal: &mut Terminal, root: u32) {
+    wait_until("its end", SOON, || !testkit::tree::is_alive(root));
+    terminal.wait_prompt();
+    terminal.type_in("echo in front: $((4711 + 1))\n");
+    terminal.wait_shown("in front: 4712");
+}
+
 #[test]
 fn restored_job_that_ran_in_the_background_is_interrupted_in_the_foreground() {
     needs_root!();
@@ -523,10 +531,7 @@ fn restored_job_that_ran_in_the_background_is_interrupted_in_the_foreground() {
     terminal.type_in("fg\n");
     terminal.wait_foreground("stillframe");
     terminal.type_in("\x03");
-    wait_until("its end", SOON, || !testkit::tree::is_alive(root));
-    terminal.wait_prompt();
-    terminal.type_in("echo in front: $((4711 + 1))\n");
-    terminal.wait_shown("in front: 4712");
+    wait_ended(&mut terminal, root);
 }
 
 #[test]
@@ -556,10 +561,7 @@ fn restored_job_reads_in_the_foreground_after_it_ran_in_the_background() {
     terminal.wait_foreground("sh");
     terminal.type_in("word\n");
     terminal.wait_shown("<word>");
-    wait_until("its end", SOON, || !testkit::tree::is_alive(root));
-    terminal.wait_prompt();
-    terminal.type_in("echo in front: $((4711 + 1))\n");
-    terminal.wait_shown("in front: 4712");
+    wait_ended(&mut terminal, root);
 }
 
 #[test]

@@ -133,21 +133,21 @@ fn image_that_would_be_in_the_volume_is_refused_before_anything_is_frozen() {
     drop((over, inner, nested));
 }
 
+/// A volume in use with one file of 2000 pages, of which there is a dump.
+fn dumped(place: &Place) -> (Loop, Mount) {
+    let (device, mount) = with_file(place, 2000 * PAGE);
+    settle(&mount);
+    let (images, point) = (place.name("0"), place.name("mount"));
+    succeed(&["dump", "--no-sync", "--json", "-D", &images, &point]);
+    (device, mount)
+}
+
 #[test]
 fn pages_that_an_increment_reads_are_counted_alike_in_use_and_not() {
     testkit::needs_root!();
     let place = Place::new();
-    let (device, mount) = with_file(&place, 2000 * PAGE);
-    settle(&mount);
+    let (device, mount) = dumped(&place);
     let point = place.name("mount");
-    succeed(&[
-        "dump",
-        "--no-sync",
-        "--json",
-        "-D",
-        &place.name("0"),
-        &point,
-    ]);
     let file = File::options().write(true).open(mount.point.join("file"));
     file.unwrap().write_all_at(b"X", 123_456).unwrap();
     settle(&mount);
@@ -174,17 +174,8 @@ fn pages_that_an_increment_reads_are_counted_alike_in_use_and_not() {
 fn pages_that_are_written_during_a_verifying_dump_are_not_silent() {
     testkit::needs_root!();
     let place = Place::new();
-    let (_device, mount) = with_file(&place, 2000 * PAGE);
-    settle(&mount);
+    let (_device, mount) = dumped(&place);
     let point = place.name("mount");
-    succeed(&[
-        "dump",
-        "--no-sync",
-        "--json",
-        "-D",
-        &place.name("0"),
-        &point,
-    ]);
     settle(&mount);
     let images = place.name("1");
     let mut command = Command::new(env!("CARGO_BIN_EXE_stillframe"));
