@@ -11,6 +11,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::proc::Capabilities;
+
 /// What is to be started.
 #[derive(Debug)]
 pub struct Program<'a> {
@@ -47,21 +49,6 @@ pub struct User {
     pub capabilities: Capabilities,
     /// Whether no program gives it privileges (`PR_SET_NO_NEW_PRIVS`).
     pub no_new_privileges: bool,
-}
-
-/// Sets of capabilities; bit N is capability N: capabilities(7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Those that stay at an execve(2), if the program's file says so, too.
-    pub inheritable: u64,
-    /// Those that may be in effect.
-    pub permitted: u64,
-    /// Those in effect.
-    pub effective: u64,
-    /// Those that programs may give.
-    pub bounding: u64,
-    /// Those that stay at an execve(2).
-    pub ambient: u64,
 }
 
 /// A process that has not executed its program yet. It ends where this is dropped.

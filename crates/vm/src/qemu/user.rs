@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use prost::Message;
-use sys::launch::{Capabilities, User};
+use sys::launch::User;
+use sys::proc::{Capabilities, Status};
 
 use super::command;
 use super::record::QemuMachine;
@@ -67,24 +68,20 @@ impl QemuUser {
 }
 
 fn parse(status: &str) -> Option<QemuUser> {
-    let line = |name: &str| {
-        let mut lines = status.lines();
-        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-    };
-    let numbers = |name: &str, most: usize| {
-        let words = line(name)?.split_ascii_whitespace().take(most);
-        words
-            .map(|word| word.parse().ok())
-            .collect::<Option<Vec<u32>>>()
-    };
-    let bits = |name: &str| u64::from_str_radix(line(name)?.trim(), 16).ok();
-    let names = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
+    let status = Status::parse(status.as_bytes()).ok()?;
+    let Capabilities {
+        inheritable,
+        permitted,
+        effective,
+        bounding,
+        ambient,
+    } = status.capabilities;
     Some(QemuUser {
-        uids: numbers("Uid", 3)?,
-        gids: numbers("Gid", 3)?,
-        groups: numbers("Groups", usize::MAX)?,
-        capabilities: names.map(bits).into_iter().collect::<Option<Vec<_>>>()?,
-        no_new_privileges: line("NoNewPrivs")?.trim() == "1",
+        uids: status.uids[..3].to_vec(),
+        gids: status.gids[..3].to_vec(),
+        groups: status.groups,
+        capabilities: vec![inheritable, permitted, effective, bounding, ambient],
+        no_new_privileges: status.no_new_privs,
     })
 }
 
@@ -180,7 +177,9 @@ pub(crate) fn give(file: &fs::File, path: &Path, user: Option<&User>) -> Result<
 mod tests {
     use super::*;
 
-    const STATUS: &str = "Name:\tqemu\nUid:\t65533\t65533\t65533\t65533\n\
+    const STATUS: &str = "Name:\tqemu\nState:\tS (sleeping)\nTgid:\t5\nPid:\t5\nPPid:\t1\n\
+        TracerPid:\t0\nThreads:\t1\nSigQ:\t0/9\nSigPnd:\t0\nShdPnd:\t0\nSigBlk:\t0\nSigIgn:\t0\n\
+        SigCgt:\t0\nCpus_allowed:\t3\nUid:\t65533\t65533\t65533\t65533\n\
         Gid:\t65533\t65533\t65533\t65533\nGroups:\t7 107 \nNStgid:\t5\nCapInh:\t0000000000000000\n\
         CapPrm:\t0000000000000000\nCapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n\
         CapAmb:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t0\n";
