@@ -12,21 +12,19 @@
 //! - CRIU 4.2: not known: such a file must be there.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
+use super::ghost::Contents;
 use super::place::Place;
-use super::{DumpContext, Open, RestoreContext, locks, status};
+use super::{DumpContext, Open, RestoreContext, locks};
 use crate::{Error, Result};
 
-/// Contents up to this size stand in the record itself.
-const INLINE_BYTES: u64 = 4096;
 /// How many directories above a file are made again, at most.
 const FOLDERS_MAX: usize = 16;
 /// What is saved though no option names it.
@@ -169,18 +167,11 @@ impl Carried {
                        writing";
             return Err(open.unsupported(why, None));
         }
-        if self.size_bytes == 0 {
-            return Ok(());
-        }
-        let file = status::reopen(open.own()?, OFlags::RDONLY)?;
-        if self.size_bytes > INLINE_BYTES {
-            self.space = Some(cx.store(file, self.size_bytes)?);
-            return Ok(());
-        }
-        self.inline = vec![0; usize::try_from(self.size_bytes).expect("at most a page")];
-        File::from(file)
-            .read_exact_at(&mut self.inline, 0)
-            .map_err(|error| Error::kernel(format!("read {}", open.place()), error))
+        (self.inline, self.space) = match Contents::read(open, self.size_bytes, cx)? {
+            Contents::Inline(bytes) => (bytes, None),
+            Contents::Space(space) => (Vec::new(), Some(space)),
+        };
+        Ok(())
     }
 
     /// Makes the file or directory again where it is missing, and the directories above it.

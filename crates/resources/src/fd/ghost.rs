@@ -78,6 +78,31 @@ pub struct Ghost {
     pub made_with: u32,
 }
 
+/// The contents of a regular file in an image.
+pub(super) enum Contents {
+    /// In the record.
+    Inline(Vec<u8>),
+    /// In the space of this number.
+    Space(u32),
+}
+
+impl Contents {
+    /// Reads the file behind `open`, or has it read later.
+    pub(super) fn read(open: &Open<'_>, size_bytes: u64, cx: &mut dyn DumpContext) -> Result<Self> {
+        if size_bytes == 0 {
+            return Ok(Self::Inline(Vec::new()));
+        }
+        let file = status::reopen(open.own()?, OFlags::RDONLY)?;
+        if size_bytes > INLINE_BYTES {
+            return cx.store(file, size_bytes).map(Self::Space);
+        }
+        let mut bytes = vec![0; usize::try_from(size_bytes).expect("at most a page")];
+        let read = File::from(file).read_exact_at(&mut bytes, 0);
+        read.map_err(|error| Error::kernel(format!("read {}", open.place()), error))?;
+        Ok(Self::Inline(bytes))
+    }
+}
+
 /// The first description of the same inode as `open`.
 pub(super) fn first_of_inode(open: &Open<'_>, cx: &dyn DumpContext) -> u32 {
     let inode = (open.stat.st_dev, open.stat.st_ino);
@@ -141,22 +166,15 @@ impl Ghost {
                 format!("it is deleted, and {stored_bytes} bytes are more than {limit_bytes}");
             return Err(open.unsupported(&why, Some("--ghost-limit")));
         }
-        if self.size_bytes == 0 {
-            return Ok(());
-        }
-        if locks::has_write_lease(&open.info) {
+        if self.size_bytes > 0 && locks::has_write_lease(&open.info) {
             let why = "it is deleted, and to read it would break its lease for writing";
             return Err(open.unsupported(why, None));
         }
-        let file = status::reopen(open.own()?, OFlags::RDONLY)?;
-        if self.size_bytes > INLINE_BYTES {
-            self.space = Some(cx.store(file, self.size_bytes)?);
-            return Ok(());
-        }
-        self.inline = vec![0; usize::try_from(self.size_bytes).expect("at most a page")];
-        File::from(file)
-            .read_exact_at(&mut self.inline, 0)
-            .map_err(|error| Error::kernel(format!("read {}", open.place()), error))
+        (self.inline, self.space) = match Contents::read(open, self.size_bytes, cx)? {
+            Contents::Inline(bytes) => (bytes, None),
+            Contents::Space(space) => (Vec::new(), Some(space)),
+        };
+        Ok(())
     }
 
     /// A descriptor of the file made again; made by the first who asks.
