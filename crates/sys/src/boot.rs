@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 pub fn id() -> Option<&'static str> {
     static ID: OnceLock<Option<String>> = OnceLock::new();
     let id = ID.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-        Some(text.trim().to_owned())
+        let text = crate::proc::read("/proc/sys/kernel/random/boot_id").ok()?;
+        Some(String::from_utf8(text).ok()?.trim().to_owned())
     });
     id.as_deref()
 }

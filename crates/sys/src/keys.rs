@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::io::{self, Error};
+use std::sync::OnceLock;
 
 /// The session keyring of a thread, as far as it has one of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,14 +74,17 @@ pub fn in_new_session<T: Send>(work: impl FnOnce(i32) -> T + Send) -> io::Result
     })
 }
 
-/// Whether the kernel has keys.
+/// Whether the kernel has keys; a process asks once.
 #[must_use]
 pub fn are_there() -> bool {
     const SET_REQKEY_KEYRING: libc::c_long = 14;
     const NO_CHANGE: libc::c_long = -1;
-    // SAFETY: the call takes numbers alone, and changes nothing.
-    let told = unsafe { libc::syscall(libc::SYS_keyctl, SET_REQKEY_KEYRING, NO_CHANGE) };
-    told >= 0 || Error::last_os_error().raw_os_error() != Some(libc::ENOSYS)
+    static ARE_THERE: OnceLock<bool> = OnceLock::new();
+    *ARE_THERE.get_or_init(|| {
+        // SAFETY: the call takes numbers alone, and changes nothing.
+        let told = unsafe { libc::syscall(libc::SYS_keyctl, SET_REQKEY_KEYRING, NO_CHANGE) };
+        told >= 0 || Error::last_os_error().raw_os_error() != Some(libc::ENOSYS)
+    })
 }
 
 /// Makes a key of type "user", or a keyring where there is no payload, in keyring `into`, and gives

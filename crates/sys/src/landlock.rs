@@ -2,15 +2,19 @@
 
 use std::io::{self, Error};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
 
-/// Whether the kernel has it, switched on.
+/// Whether the kernel has it, switched on; a process asks once.
 #[must_use]
 pub fn is_there() -> bool {
     const VERSION: u32 = 1;
-    let none = std::ptr::null::<u64>();
-    // SAFETY: without attributes the call reads nothing and tells a version.
-    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0, VERSION) };
-    version > 0
+    static IS_THERE: OnceLock<bool> = OnceLock::new();
+    *IS_THERE.get_or_init(|| {
+        let none = std::ptr::null::<u64>();
+        // SAFETY: without attributes the call reads nothing and tells a version.
+        let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0, VERSION) };
+        version > 0
+    })
 }
 
 /// Runs `work` in a thread of its own that is in a domain, and gives what it gives.

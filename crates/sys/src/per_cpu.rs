@@ -90,7 +90,19 @@ impl PerCpuMap {
 /// # Errors
 /// Where sysfs is not there; `InvalidData`.
 pub fn possible() -> io::Result<Vec<u32>> {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    listed("/sys/devices/system/cpu/possible")
+}
+
+/// The numbers of the processors that run.
+///
+/// # Errors
+/// As [`possible`].
+pub fn online() -> io::Result<Vec<u32>> {
+    listed("/sys/devices/system/cpu/online")
+}
+
+fn listed(path: &str) -> io::Result<Vec<u32>> {
+    let text = std::fs::read_to_string(path)?;
     let invalid = || Error::from(io::ErrorKind::InvalidData);
     parse(text.trim()).ok_or_else(invalid)
 }

@@ -1,8 +1,12 @@
-//! Readers of the text in /proc/PID: pure, strict about what they need, indifferent to the rest.
+//! Readers of the text in /proc/PID: strict about what they need, indifferent to the rest, and pure
+//! (but for [`read`], which reads the text).
 //!
 //! Fields that a newer kernel adds are told by name ([`Status::unknown`]), fields that an older one
 //! (or a zombie) does not have are `None` or as in a task that never used them. See proc(5) and the
 //! pages it refers to.
+
+use std::fs::File;
+use std::io::{self, Read as _};
 
 use crate::ledger;
 
@@ -24,6 +28,19 @@ fn malformed(file: &'static str, what: impl Into<String>) -> Malformed {
         file,
         what: what.into(),
     }
+}
+
+/// Reads a file of /proc whole: such a file has no size that tells how much room it needs.
+///
+/// # Errors
+/// As open(2) and read(2).
+pub fn read(path: &str) -> io::Result<Vec<u8>> {
+    /// Most files fit in, so two calls read them.
+    const ROOM_BYTES: usize = 4096;
+    let mut bytes = Vec::with_capacity(ROOM_BYTES);
+    // A file of its own would ask for its size first.
+    File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The capability sets of /proc/PID/status, bit N for capability N (capabilities(7)).

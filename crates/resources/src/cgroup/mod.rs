@@ -223,7 +223,7 @@ impl Membership {
             return Ok(own.clone());
         }
         let path = "/proc/self/cgroup";
-        let own = match std::fs::read(path) {
+        let own = match sys::proc::read(path) {
             Ok(text) => Self::parse(&text),
             // A kernel without control groups.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Self::default(),

@@ -108,10 +108,10 @@ struct Numbers {
 impl Numbers {
     fn find(kernel: &Kernel) -> Result<Self> {
         let pid = [kernel.offset("task_struct", "thread_pid")?];
-        let pid = kernel.memory.address(0, &pid)?;
-        let level = u64::from(kernel.half_of("pid", "level", pid)?);
-        let upid = kernel.address_of("pid", "numbers", pid)? + level * kernel.size("upid")?;
-        let namespace = kernel.word_of("upid", "ns", upid)?;
+        let pid = kernel.memory.walk(0, &pid, STRUCTURE_BYTES)?.bytes;
+        let level = u64::from(half(&pid, kernel.offset("pid", "level")?)?);
+        let upid = kernel.offset("pid", "numbers")? + level * kernel.size("upid")?;
+        let namespace = word(&pid, upid + kernel.offset("upid", "ns")?)?;
         let head = kernel.address_of("pid_namespace", "idr.idr_rt.xa_head", namespace)?;
         let slots = kernel.offset("xa_node", "slots")?;
         Ok(Self {

@@ -6,6 +6,8 @@
 //! - Kept: a number of slots that the kernel would not give it, as one that is chosen.
 //! - CRIU 4.2: not kept.
 
+use std::sync::OnceLock;
+
 use syscalls::Sysno;
 
 use super::{Asked, Facts, Holder, Part, Phase, Planned, Scope, ThreadPlan, decode, tags};
@@ -30,14 +32,21 @@ pub struct Record {
 }
 
 /// Whether the kernel gives a process with so many threads, on so many processors, these slots.
-fn is_given(slots: u64, threads: u64, processors: u64) -> bool {
-    let given = (4 * threads.min(processors))
-        .next_power_of_two()
-        .max(FEWEST);
-    match threads {
-        1 => slots == 0,
-        _ => slots == given,
+fn is_given(slots: u64, threads: u64, processors: impl FnOnce() -> u64) -> bool {
+    if threads == 1 {
+        return slots == 0;
     }
+    let given = 4 * threads.min(processors());
+    slots == given.next_power_of_two().max(FEWEST)
+}
+
+/// How many processors are online, as the kernel counts them: all, wherever this process may run.
+fn processors() -> u64 {
+    static ONLINE: OnceLock<u64> = OnceLock::new();
+    *ONLINE.get_or_init(|| {
+        let online = sys::per_cpu::online();
+        online.map_or(1, |online| online.len() as u64)
+    })
 }
 
 impl Part for FutexHash {
@@ -70,7 +79,6 @@ impl Part for FutexHash {
             return Ok(None);
         };
         let threads = u64::from(facts.status()?.threads);
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
         let chosen = !is_given(slots, threads, processors);
         Ok(chosen.then(|| prost::Message::encode_to_vec(&Record { slots })))
     }
@@ -124,6 +132,7 @@ mod tests {
 
     #[test]
     fn given_slots_are_those_of_threads_and_processors() {
+        let is_given = |slots, threads, processors| is_given(slots, threads, || processors);
         assert!(is_given(0, 1, 8) && !is_given(16, 1, 8));
         assert!(is_given(16, 2, 8) && is_given(16, 100, 2));
         assert!(is_given(32, 8, 8) && is_given(32, 5, 8) && !is_given(0, 5, 8));

@@ -6,7 +6,6 @@ use sys::arch::Registers;
 use sys::proc::{Malformed, Stat, Status};
 use sys::ptrace::{Filter, RseqArea};
 
-pub use crate::kernel::credentials::prepare;
 use crate::script::{Answers, DataAt, Script, StepAt};
 use crate::{Allow, Error, Inherited, Result};
 
@@ -320,12 +319,19 @@ pub trait Part: Sync {
     fn plan(&self, payload: Option<&[u8]>, who: Planned<'_>, plan: &mut ThreadPlan) -> Result<()>;
 }
 
+/// Finds out before a tree is stopped what does not depend on its tasks: where the kernel's memory
+/// has their credentials, and how security modules label this process.
+pub fn prepare() {
+    crate::kernel::credentials::prepare();
+    sandbox::own_label();
+}
+
 /// Checks that a thread may be made to call anything at all.
 ///
 /// # Errors
 /// [`crate::Error::Unsupported`], and those of [`Facts::status`].
 pub fn check(facts: &dyn Facts) -> Result<()> {
-    refused::Refused.ask(facts, &mut Script::default())?;
+    refused::check(facts)?;
     sandbox::check(facts)?;
     keyrings::check(facts)?;
     seccomp::check(facts)
@@ -333,7 +339,6 @@ pub fn check(facts: &dyn Facts) -> Result<()> {
 
 /// Every part, in the order in which they are planned.
 pub static PARTS: &[&dyn Part] = &[
-    // First: it may forbid to ask anything else.
     &refused::Refused,
     &ldt::Ldt,
     &thread_areas::ThreadAreas,

@@ -31,6 +31,32 @@ fn is_in_group(tid: i32) -> bool {
     own.is_some_and(|own| core_scheduling::group(tid).is_ok_and(|group| group != own))
 }
 
+/// Refuses a thread of whose state nothing is known that a restore could give back.
+///
+/// # Errors
+/// [`Error::Unsupported`], and those of [`Facts::status`].
+pub(super) fn check(facts: &dyn Facts) -> Result<()> {
+    let status = facts.status()?;
+    let what = match &*status {
+        status if status.untag_mask != u64::MAX => "linear address masking",
+        status if status.thread_features.contains("shstk") => "a shadow stack",
+        _ if is_in_group(facts.tid()) => {
+            "a core scheduling group other than stillframe's (PR_SCHED_CORE)"
+        }
+        status if !status.locked_features.is_empty() => "locked shadow-stack features",
+        Status {
+            unknown: Some(name),
+            ..
+        } => {
+            let what = format!("line {name} of its status");
+            return Err(Error::unsupported(facts.tid(), what).because("it is not known"));
+        }
+        _ if facts.breakpoints()? & BREAKPOINTS != 0 => "a breakpoint that a debugger has left",
+        _ => return Ok(()),
+    };
+    Err(Error::unsupported(facts.tid(), what))
+}
+
 impl Part for Refused {
     fn tag(&self) -> u16 {
         tags::REFUSED
@@ -44,26 +70,9 @@ impl Part for Refused {
         Scope::Thread
     }
 
-    fn ask(&self, facts: &dyn Facts, _questions: &mut Script) -> Result<Asked> {
-        let status = facts.status()?;
-        let what = match &*status {
-            status if status.untag_mask != u64::MAX => "linear address masking",
-            status if status.thread_features.contains("shstk") => "a shadow stack",
-            _ if is_in_group(facts.tid()) => {
-                "a core scheduling group other than stillframe's (PR_SCHED_CORE)"
-            }
-            status if !status.locked_features.is_empty() => "locked shadow-stack features",
-            Status {
-                unknown: Some(name),
-                ..
-            } => {
-                let what = format!("line {name} of its status");
-                return Err(Error::unsupported(facts.tid(), what).because("it is not known"));
-            }
-            _ if facts.breakpoints()? & BREAKPOINTS != 0 => "a breakpoint that a debugger has left",
-            _ => return Ok(Asked::default()),
-        };
-        Err(Error::unsupported(facts.tid(), what))
+    /// Nothing: [`check`] has looked before the thread was made to call anything.
+    fn ask(&self, _: &dyn Facts, _: &mut Script) -> Result<Asked> {
+        Ok(Asked::default())
     }
 
     fn dump(&self, _: &dyn Facts, _: &Asked, _: &Answers) -> Result<Option<Vec<u8>>> {
@@ -121,7 +130,7 @@ mod tests {
 
     #[test]
     fn unknown_line_of_the_status_is_refused_by_name() {
-        let ask = |line| Refused.ask(&Stranger(Allow::default(), line), &mut Script::default());
+        let ask = |line| check(&Stranger(Allow::default(), line));
         ask("").expect("all lines are known");
         let told = |line| ask(line).expect_err("refused").to_string();
         let want = "pid 7: line Colour of its status is not supported: it is not known";

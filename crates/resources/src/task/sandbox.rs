@@ -59,7 +59,7 @@ pub(crate) fn own_label() -> Option<&'static [u8]> {
 /// [`Error::Unsupported`], [`Error::Kernel`].
 pub(super) fn check(facts: &dyn Facts) -> Result<()> {
     let tid = facts.tid();
-    if let (true, Ok(reader)) = (is_there(), CredentialsReader::get()) {
+    if let (true, Ok(reader)) = (landlock::is_there(), CredentialsReader::get()) {
         let failed = |error| Error::kernel(format!("looking for a sandbox of thread {tid}"), error);
         if reader.look_first(tid).map_err(failed)?.is_in_domain {
             let why = "the kernel tells nobody its rules";
@@ -97,11 +97,6 @@ fn check_label(tid: i32, label: &[u8], own: &[u8]) -> Result<()> {
     Err(Error::unsupported(tid, format!("the security label {label}")).because(why))
 }
 
-fn is_there() -> bool {
-    static IS_THERE: OnceLock<bool> = OnceLock::new();
-    *IS_THERE.get_or_init(landlock::is_there)
-}
-
 impl Part for Sandbox {
     fn tag(&self) -> u16 {
         tags::SANDBOX
@@ -117,7 +112,7 @@ impl Part for Sandbox {
 
     fn ask(&self, facts: &dyn Facts, questions: &mut Script) -> Result<Asked> {
         const KCMP_VM: u32 = 1;
-        if !is_there() || CredentialsReader::get().is_ok() {
+        if !landlock::is_there() || CredentialsReader::get().is_ok() {
             return Ok(Asked::default());
         }
         let own = rustix::process::getpid().as_raw_nonzero().get();
@@ -194,7 +189,7 @@ mod tests {
     fn a_thread_in_a_domain_is_refused_by_name() {
         testkit::needs_root!();
         testkit::needs_kernel_memory!();
-        if !is_there() {
+        if !landlock::is_there() {
             testkit::skip!("a kernel without Landlock");
         }
         // Files, ports and what is outside of the domain, each alone.
@@ -216,7 +211,7 @@ mod tests {
     #[test]
     fn a_thread_in_a_domain_cannot_compare_itself_with_others() {
         testkit::needs_root!();
-        if !is_there() {
+        if !landlock::is_there() {
             testkit::skip!("a kernel without Landlock");
         }
         let compare = |stage: &mut Stage| {

@@ -30,7 +30,6 @@ mod plan;
 mod told;
 
 use std::cell::Cell;
-use std::sync::OnceLock;
 
 use prost::Message;
 use sys::keys;
@@ -151,15 +150,10 @@ pub(crate) fn own_session() -> Session {
 /// Whether this process has no session keyring at all, not even its user's.
 #[must_use]
 pub fn own_is_unset() -> bool {
-    if !are_there() {
+    if !keys::are_there() {
         return true;
     }
     CredentialsReader::get().is_ok_and(|reader| reader.own_session == 0)
-}
-
-fn are_there() -> bool {
-    static ARE_THERE: OnceLock<bool> = OnceLock::new();
-    *ARE_THERE.get_or_init(keys::are_there)
 }
 
 thread_local! {
@@ -177,7 +171,7 @@ fn look(reader: &CredentialsReader, tid: i32) -> Result<Credentials> {
 /// # Errors
 /// [`Error::Unsupported`], [`Error::Kernel`].
 pub(super) fn check(facts: &dyn Facts) -> Result<()> {
-    if !are_there() {
+    if !keys::are_there() {
         return Ok(());
     }
     let Ok(reader) = CredentialsReader::get() else {
@@ -234,14 +228,14 @@ impl Part for Keyrings {
     }
 
     fn ask(&self, _: &dyn Facts, questions: &mut Script) -> Result<Asked> {
-        match !are_there() || CredentialsReader::get().is_ok() {
+        match !keys::are_there() || CredentialsReader::get().is_ok() {
             true => Ok(Asked::default()),
             false => Ok(Told::ask(questions)),
         }
     }
 
     fn dump(&self, facts: &dyn Facts, asked: &Asked, answers: &Answers) -> Result<Option<Vec<u8>>> {
-        let record = match (are_there(), CredentialsReader::get()) {
+        let record = match (keys::are_there(), CredentialsReader::get()) {
             (false, _) => None,
             (true, Ok(reader)) => {
                 let seen = LEADER.get().filter(|(pid, _)| *pid == facts.pid());

@@ -13,7 +13,7 @@ use crate::testing::Stage;
 macro_rules! needs_keys {
     () => {
         testkit::needs_root!();
-        if !are_there() {
+        if !keys::are_there() {
             testkit::skip!("a kernel without keys");
         }
     };
