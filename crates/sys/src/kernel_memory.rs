@@ -43,36 +43,35 @@ const STEPS: usize = 8;
 /// Behind the piece, the context has the address after each step.
 const CONTEXT_BYTES: usize = PIECE_BYTES + 8 * STEPS;
 
+const MOVE: u8 = 0xbf;
+const MOVE_VALUE: u8 = 0xb7;
+const ADD: u8 = 0x0f;
+const ADD_VALUE: u8 = 0x07;
+const AND: u8 = 0x5f;
+const AND_VALUE: u8 = 0x57;
+const OR: u8 = 0x4f;
+const XOR: u8 = 0xaf;
+const NEGATE: u8 = 0x87;
+const SHIFT_SIGNED: u8 = 0xc7;
+const STORE_VALUE: u8 = 0x7a;
+const LOAD: u8 = 0x79;
+const STORE: u8 = 0x7b;
+const JUMP_IF: u8 = 0x15;
+const JUMP_UNLESS: u8 = 0x55;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+const CURRENT_TASK: i32 = 35;
+const READ_KERNEL: i32 = 113;
+/// The register of the program's own memory.
+const FRAME: u8 = 10;
+
 /// The program. Its context begins with an address, 0 for that of the calling thread's
 /// `task_struct`; then come how many bytes are wanted, and [`STEPS`] words, each 0 or one more than
 /// the number that is added to the address before the pointer there becomes the address. The
 /// program leaves the bytes there in the context; where none are wanted, the address itself. It
 /// returns 0, or what the kernel says of an address where nothing is.
-///
-/// The kernel checks a program once for each way through it, so the steps have none: a step that is
-/// not wanted reads as well, and a mask keeps the address. One that fails gives address 0.
 fn program() -> Vec<Instruction> {
-    const MOVE: u8 = 0xbf;
-    const MOVE_VALUE: u8 = 0xb7;
-    const ADD: u8 = 0x0f;
-    const ADD_VALUE: u8 = 0x07;
-    const AND: u8 = 0x5f;
-    const AND_VALUE: u8 = 0x57;
-    const OR: u8 = 0x4f;
-    const XOR: u8 = 0xaf;
-    const NEGATE: u8 = 0x87;
-    const SHIFT_SIGNED: u8 = 0xc7;
-    const STORE_VALUE: u8 = 0x7a;
-    const LOAD: u8 = 0x79;
-    const STORE: u8 = 0x7b;
-    const JUMP_IF: u8 = 0x15;
-    const JUMP_UNLESS: u8 = 0x55;
-    const CALL: u8 = 0x85;
-    const EXIT: u8 = 0x95;
-    const CURRENT_TASK: i32 = 35;
-    const READ_KERNEL: i32 = 113;
     const WORDS: i16 = (PIECE_BYTES / 8) as i16;
-    const FRAME: u8 = 10;
     let piece = PIECE_BYTES as i32;
     let mut program = vec![
         instruction(MOVE, 6, 1, 0, 0),
@@ -81,28 +80,7 @@ fn program() -> Vec<Instruction> {
         instruction(CALL, 0, 0, 0, CURRENT_TASK),
         instruction(MOVE, 7, 0, 0, 0),
     ];
-    for step in 0..STEPS as i16 {
-        program.extend([
-            instruction(LOAD, 8, 6, 16 + 8 * step, 0),
-            instruction(MOVE, 3, 7, 0, 0),
-            instruction(ADD, 3, 8, 0, 0),
-            instruction(ADD_VALUE, 3, 0, 0, -1),
-            instruction(MOVE, 1, FRAME, 0, 0),
-            instruction(ADD_VALUE, 1, 0, 0, -8),
-            instruction(MOVE_VALUE, 2, 0, 0, 8),
-            instruction(CALL, 0, 0, 0, READ_KERNEL),
-            // All bits of 2 are set if the word is not 0.
-            instruction(MOVE, 2, 8, 0, 0),
-            instruction(NEGATE, 2, 0, 0, 0),
-            instruction(OR, 2, 8, 0, 0),
-            instruction(SHIFT_SIGNED, 2, 0, 0, 63),
-            instruction(LOAD, 1, FRAME, -8, 0),
-            instruction(XOR, 1, 7, 0, 0),
-            instruction(AND, 1, 2, 0, 0),
-            instruction(XOR, 7, 1, 0, 0),
-            instruction(STORE, 6, 7, PIECE_BYTES as i16 + 8 * step, 0),
-        ]);
-    }
+    program.extend((0..STEPS as i16).flat_map(step));
     program.extend([
         instruction(LOAD, 2, 6, 8, 0),
         instruction(JUMP_IF, 2, 0, 8 + 3 * WORDS, 0),
@@ -128,6 +106,33 @@ fn program() -> Vec<Instruction> {
     program.push(instruction(MOVE_VALUE, 0, 0, 0, 0));
     program.push(instruction(EXIT, 0, 0, 0, 0));
     program
+}
+
+/// A step from the address in register 7 to the next one, by a word of the context in register 6.
+///
+/// The kernel checks a program once for each way through it, so the steps have none: a step that is
+/// not wanted reads as well, and a mask keeps the address. One that fails gives address 0.
+fn step(step: i16) -> [Instruction; 17] {
+    [
+        instruction(LOAD, 8, 6, 16 + 8 * step, 0),
+        instruction(MOVE, 3, 7, 0, 0),
+        instruction(ADD, 3, 8, 0, 0),
+        instruction(ADD_VALUE, 3, 0, 0, -1),
+        instruction(MOVE, 1, FRAME, 0, 0),
+        instruction(ADD_VALUE, 1, 0, 0, -8),
+        instruction(MOVE_VALUE, 2, 0, 0, 8),
+        instruction(CALL, 0, 0, 0, READ_KERNEL),
+        // All bits of 2 are set if the word is not 0.
+        instruction(MOVE, 2, 8, 0, 0),
+        instruction(NEGATE, 2, 0, 0, 0),
+        instruction(OR, 2, 8, 0, 0),
+        instruction(SHIFT_SIGNED, 2, 0, 0, 63),
+        instruction(LOAD, 1, FRAME, -8, 0),
+        instruction(XOR, 1, 7, 0, 0),
+        instruction(AND, 1, 2, 0, 0),
+        instruction(XOR, 7, 1, 0, 0),
+        instruction(STORE, 6, 7, PIECE_BYTES as i16 + 8 * step, 0),
+    ]
 }
 
 /// The end of a way of pointers.

@@ -1,7 +1,7 @@
 //! Credentials that the kernel tells nobody: the keyrings of a thread, and its Landlock domain.
 //!
-//! Each thread of a dump is looked at while it is stopped, so a look takes two calls, and all places
-//! in the kernel's structures are known before: by [`prepare`].
+//! Each thread of a dump is looked at while it is stopped, so a look takes two calls, and all
+//! places in the kernel's structures are known before: by [`prepare`].
 
 use std::cell::Cell;
 use std::io::{Error, ErrorKind, Result};
@@ -125,7 +125,7 @@ impl Numbers {
     fn root_at(kernel: &Kernel, head: u64) -> Result<Root> {
         let at = kernel.word(head)?;
         if at & 3 != NODE {
-            return Err(unsupported("the numbers of this namespace have no root"));
+            return Err(unclear("the numbers of this namespace have no root"));
         }
         let shift = kernel.address_of("xa_node", "shift", at - NODE)?;
         let [shift] = part(&kernel.bytes(shift, 1)?, 0)?;
@@ -259,7 +259,7 @@ impl CredentialsReader {
         reader.own_session = own.session;
         match own.uid == rustix::process::getuid().as_raw() {
             true => Ok(reader),
-            false => Err(unsupported("this process is not found")),
+            false => Err(unclear("this process is not found")),
         }
     }
 
@@ -373,7 +373,7 @@ impl CredentialsReader {
             const OTHER: u64 = 2;
             looked += 1;
             if found.len() > most || looked > 64 * (most + 1) {
-                return Err(unsupported("there are too many keys"));
+                return Err(unclear("there are too many keys"));
             }
             let at = pointer & !(META | OTHER);
             match (at, pointer & META != 0, pointer & OTHER != 0) {
@@ -407,7 +407,7 @@ fn find_domain(kernel: &Kernel, steps: [u64; 2]) -> Result<u64> {
     let mut changed = pairs.filter(|(_, (before, after))| before != after && is_pointer(**after));
     match (changed.next(), changed.next()) {
         (Some((at, _)), None) => Ok(8 * at as u64),
-        _ => Err(unsupported("where Landlock keeps domains is not clear")),
+        _ => Err(unclear("where Landlock keeps domains is not clear")),
     }
 }
 
@@ -420,7 +420,7 @@ fn slot_bits(node_bytes: u64, slots: u64) -> u32 {
 fn part<const N: usize>(bytes: &[u8], at: u64) -> Result<[u8; N]> {
     let at = usize::try_from(at).ok();
     let part = at.and_then(|at| bytes.get(at..at + N));
-    let part = part.ok_or_else(|| unsupported("a structure is larger than expected"))?;
+    let part = part.ok_or_else(|| unclear("a structure is larger than expected"))?;
     Ok(part.try_into().expect("as many bytes"))
 }
 
@@ -432,7 +432,7 @@ fn half(bytes: &[u8], at: u64) -> Result<u32> {
     part(bytes, at).map(u32::from_ne_bytes)
 }
 
-fn unsupported(why: &'static str) -> Error {
+fn unclear(why: &'static str) -> Error {
     Error::new(ErrorKind::Unsupported, why)
 }
 
