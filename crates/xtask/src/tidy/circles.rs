@@ -10,9 +10,6 @@ use super::Violation;
 use super::mask::mask;
 use super::source::code_lines;
 
-/// The crates that must have none.
-const CRATES: &[&str] = &["image", "memory", "pages", "process"];
-
 /// A module by its path in the crate; the crate's root has none.
 type Module = Vec<String>;
 
@@ -31,14 +28,11 @@ struct Named {
     public: bool,
 }
 
-/// Checks the `files`, given with their text.
-pub fn check(files: &[(PathBuf, String)]) -> Vec<Violation> {
-    let check_one = |name: &&str| {
-        let folder = Path::new("crates").join(name).join("src");
-        let own = files.iter().filter(|(path, _)| path.starts_with(&folder));
-        circles(&Files::new(&folder, own))
-    };
-    CRATES.iter().flat_map(check_one).collect()
+/// The circles of a crate, given the `files` with their text.
+pub fn of_crate(name: &str, files: &[(PathBuf, String)]) -> Vec<Violation> {
+    let folder = Path::new("crates").join(name).join("src");
+    let own = files.iter().filter(|(path, _)| path.starts_with(&folder));
+    circles(&Files::new(&folder, own))
 }
 
 impl Files {
@@ -286,7 +280,8 @@ mod tests {
             (path, (*text).to_owned())
         };
         let files: Vec<_> = files.iter().map(file).collect();
-        check(&files).iter().map(ToString::to_string).collect()
+        let circles = of_crate("process", &files);
+        circles.iter().map(ToString::to_string).collect()
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! `cargo xtask tidy`: the invariants of the source tree; each violation is `path:line: rule`.
+mod ceilings;
 mod circles;
 mod commits;
 mod families;
@@ -85,7 +86,7 @@ fn check(root: &Path) -> Result<Vec<Violation>> {
         violations.extend(families::check_ignorance(&path, &text, &kinds));
         files.push((path, text));
     }
-    violations.extend(circles::check(&files));
+    violations.extend(ceilings::check(&files, &kinds));
     violations.extend(commits::check(root));
     violations.extend(families::check_lists(root)?);
     violations.extend(format::check(root)?);

@@ -1,0 +1,129 @@
+//! What is not yet as it is to be, counted: a ceiling for each, which only sinks.
+//!
+//! - In `process`, which drives and knows no resource by name: lines of code with the tag of one's
+//!   record (`tags::`), or with the name of a kind's module.
+//! - Circles of imports inside a crate.
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::mask::mask;
+use super::source::{code_lines, crate_name, lines_with};
+use super::{Violation, circles};
+
+/// Where the ceilings are.
+const OWN: &str = "crates/xtask/src/tidy/ceilings.rs";
+/// The crate that drives.
+const DRIVER: &str = "process";
+/// Lines of [`DRIVER`] that name a tag.
+const TAGS: usize = 34;
+/// Lines of [`DRIVER`] that name the module of a kind.
+const KINDS: usize = 92;
+/// Files that are in a circle of imports, a circle counted once, by crate; other crates have none.
+const CIRCLES: &[(&str, usize)] = &[
+    ("bench", 21),
+    ("cli", 3),
+    ("programs", 7),
+    ("resources", 113),
+    ("serve", 11),
+    ("store", 1),
+    ("sys", 8),
+    ("testkit", 63),
+    ("tracee", 3),
+    ("vm", 17),
+    ("volume", 3),
+    ("xtask", 13),
+];
+
+/// Checks the `files`, given with their text; `kinds` are the names of the resources' modules.
+pub fn check(files: &[(PathBuf, String)], kinds: &[String]) -> Vec<Violation> {
+    let mut broken = Vec::new();
+    let own = files.iter().filter(|(path, _)| crate_name(path) == DRIVER);
+    let (mut tags, mut named) = (Vec::new(), Vec::new());
+    for (path, text) in own {
+        let masked = mask(text);
+        let lines: Vec<&str> = masked.lines().collect();
+        let code = &lines[..code_lines(path, &lines)];
+        let at = |numbers: Vec<usize>| numbers.into_iter().map(|number| (path.clone(), number));
+        tags.extend(at(lines_with(code, "tags::")));
+        let mut numbers = Vec::new();
+        for kind in kinds {
+            numbers.extend(lines_with(code, &format!("{kind}::")));
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        named.extend(at(numbers));
+    }
+    broken.extend(compare("lines that name a tag", TAGS, tags.len()));
+    broken.extend(compare(
+        "lines that name a kind's module",
+        KINDS,
+        named.len(),
+    ));
+    let crates: BTreeSet<&str> = files.iter().map(|(path, _)| crate_name(path)).collect();
+    for name in crates {
+        let circles = circles::of_crate(name, files);
+        let ceiling = CIRCLES.iter().find(|(of, _)| *of == name);
+        match ceiling {
+            None => broken.extend(circles),
+            Some((_, ceiling)) => {
+                let what = format!("circles in {name}");
+                broken.extend(compare(&what, *ceiling, circles.len()));
+            }
+        }
+    }
+    broken
+}
+
+/// Compares what was counted with its ceiling.
+fn compare(what: &str, ceiling: usize, count: usize) -> Option<Violation> {
+    let rule = match count.cmp(&ceiling) {
+        std::cmp::Ordering::Equal => return None,
+        std::cmp::Ordering::Greater => format!("{count} {what}, and {ceiling} are the most"),
+        std::cmp::Ordering::Less => format!("{count} {what}: the ceiling, {ceiling}, is to sink"),
+    };
+    Some(Violation::new(Path::new(OWN), 1, rule))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_that_is_not_its_ceiling_is_told() {
+        let rule = |count| compare("lines", 3, count).map(|one| one.rule);
+        assert_eq!(rule(3), None);
+        assert_eq!(rule(4).as_deref(), Some("4 lines, and 3 are the most"));
+        assert_eq!(
+            rule(2).as_deref(),
+            Some("2 lines: the ceiling, 3, is to sink")
+        );
+    }
+
+    #[test]
+    fn tags_and_kinds_of_the_driver_are_counted_and_its_tests_are_not() {
+        let text = "//! tags::TCP\nuse resources::fd::tcp::lock;\nfn f(tag: u16) -> bool {\n\
+                    tag == tags::TCP || tcp::is_one(tag) // tcp::lock\n}\n#[cfg(test)]\nmod tests {\n\
+                    use resources::fd::tcp::b;\n}\n";
+        let files = |of: &str| {
+            [(
+                PathBuf::from(format!("crates/{of}/src/a.rs")),
+                text.to_owned(),
+            )]
+        };
+        let kinds = ["tcp".to_owned()];
+        let rules = |of| {
+            let broken = check(&files(of), &kinds);
+            let rules = broken.into_iter().map(|one| one.rule);
+            rules
+                .filter(|rule| rule.contains(" name "))
+                .collect::<Vec<_>>()
+        };
+        let told = rules("process");
+        assert!(told[0].starts_with("1 lines that name a tag"), "{told:?}");
+        assert!(
+            told[1].starts_with("2 lines that name a kind's module"),
+            "{told:?}"
+        );
+        assert!(rules("volume")[0].starts_with("0 lines"));
+    }
+}
