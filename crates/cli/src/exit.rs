@@ -65,7 +65,7 @@ pub enum Failure {
     OtherKind {
         /// Its directory.
         dir: PathBuf,
-        /// What it is of.
+        /// The kind that the image is of.
         kind: Kind,
     },
     /// Options that do not go together.

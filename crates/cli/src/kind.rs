@@ -7,23 +7,23 @@ use process::ImageKind;
 
 use crate::exit::{Failure, Status};
 
-/// What an image is of, told apart as commands do.
+/// The kind of an image, as commands tell images apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// What the engine of trees tells apart.
+    /// A kind that the engine of process trees knows.
     Of(ImageKind),
     /// A machine that QEMU ran.
     Qemu,
 }
 
-/// What a command takes.
+/// The kind of image that a command takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// A tree that can be restored.
     Tree,
     /// Such a tree, or a processor alone.
     Processor,
-    /// What a dump of a tree can be over.
+    /// A tree or a pre-dump: a dump of the tree can be a layer over it.
     TreeParent,
     /// A machine under QEMU.
     Qemu,
@@ -80,7 +80,7 @@ impl Wanted {
 }
 
 impl Kind {
-    /// What it is, as a sentence goes on after "the image is of".
+    /// The words for the kind in a message: they follow "the image is of".
     pub const fn words(self) -> &'static str {
         match self {
             Self::Of(ImageKind::Tree) => "a process tree",

@@ -124,7 +124,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What is allowed, with --cgroup-yard seen from the work directory, as with criu(8).
+    /// The states that a dump may save, with --cgroup-yard seen from the work directory, as with
+    /// criu(8).
     pub fn allowed_in(&self, work_dir: &Path) -> Allow {
         let mut allowed = self.allowed.clone();
         let yard = &mut allowed.cgroups.yard;

@@ -70,7 +70,7 @@ impl Command {
         })
     }
 
-    /// Whether it reads criu(8)'s configuration files.
+    /// True for a command that reads criu(8)'s configuration files.
     pub const fn is_configured(self) -> bool {
         matches!(
             self,

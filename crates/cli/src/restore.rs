@@ -61,7 +61,7 @@ pub fn run(mut options: Options, idle: &[&str], started: Instant) -> Result<Stat
         return Ok(Status::Done);
     }
     if options.with_volume.is_some() {
-        // What is done with the volume comes first, and needs the same trust.
+        // The volume comes first, and needs the same trust in the image.
         let opened = options.restore.images.open().map_err(process::Error::Store);
         drop(opened.map_err(engine("restore"))?);
     }

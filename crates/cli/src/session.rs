@@ -34,11 +34,11 @@ pub struct LogArgs {
     verbosity: u32,
 }
 
-/// What criu(8) has on each of its commands and is done before they begin.
+/// Options that criu(8) has on each of its commands, obeyed before the command begins.
 #[derive(Debug, Args)]
 pub struct GeneralArgs {
     /// Read this configuration file instead of the default ones
-    // It was read when the words were: what is left is to tell of it.
+    // The file is read before the command line is parsed: the session only logs its name.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 

@@ -136,7 +136,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Whether an option takes the next word where it stands alone.
+/// True if an option that stands alone takes the next word as its value.
 fn wants_next(arg: &Arg) -> bool {
     arg.get_action().takes_values() && !arg.is_require_equals_set()
 }

@@ -131,8 +131,8 @@ fn trees_survive() {
     }
 }
 
-/// Whether a dump is refused, by name, as this kernel does not tell whether a thread that cannot
-/// gain privileges is in a Landlock domain (docs/limits.md). It goes on then.
+/// True if a dump is refused by name because this kernel does not tell if a thread that cannot gain
+/// privileges is in a Landlock domain (docs/limits.md). The subject goes on then.
 fn is_refused_for_landlock(stillframe: &Stillframe, subject: &Subject) -> bool {
     let outcome = stillframe.dump(subject.pid(), &["-R"]);
     if outcome.status.success() {

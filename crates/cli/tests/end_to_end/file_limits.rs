@@ -11,7 +11,7 @@ use crate::stillframe;
 
 const SIGXFSZ: u64 = 25;
 
-/// What `pid` does with `SIGXFSZ`: whether it is ignored, and whether it is handled.
+/// Disposition of `SIGXFSZ` in `pid`: if the signal is ignored, and if it is handled.
 fn what_is_done(pid: u32) -> (bool, bool) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let has = |name: &str| {

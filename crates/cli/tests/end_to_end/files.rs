@@ -394,7 +394,7 @@ while True:
         answer.write(f"{value.value} {memory[:4].decode()} {os.stat(own.fileno()).st_nlink}")
 "#;
 
-/// What such a program has besides its folder, which goes with it.
+/// A running [`KEEPER`], its scratch folder and the name of its files outside of that folder.
 struct Kept {
     program: Option<testkit::program::Spawned>,
     folder: tempfile::TempDir,
@@ -430,7 +430,7 @@ impl Kept {
         format!("/tmp/hsperfdata_{}", self.name)
     }
 
-    /// What programs do that clean up.
+    /// Removes the files, as programs do that clean up after others.
     fn sweep(&self) {
         let _ = fs::remove_file(self.semaphore());
         let _ = fs::remove_dir_all(self.java());
@@ -469,7 +469,7 @@ fn files_that_others_sweep_away_come_with_the_tree() {
     let own = kept.folder.path().join("session/own");
     assert_eq!(fs::read_to_string(own).expect("it is there"), "own");
     assert!(std::path::Path::new(&kept.java()).is_dir());
-    // What is still there is what the next restore finds.
+    // A restore leaves files alone that are still there: nothing was swept away this time.
     stillframe.clear();
     stillframe.cycle(1, kept.program.as_ref().expect("it runs"), save);
     assert_eq!(kept.ask(), "5 java 1");

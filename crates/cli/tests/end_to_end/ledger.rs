@@ -31,7 +31,7 @@ impl Told {
         self.folder.path().join(name)
     }
 
-    /// What it reads back, by line.
+    /// The values that the program reads back for `name`, a line each.
     fn tell(&self, name: &str) -> String {
         let commands = self.path("commands");
         let commands = fs::OpenOptions::new().write(true).open(commands);

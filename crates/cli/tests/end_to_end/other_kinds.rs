@@ -56,7 +56,7 @@ impl Images {
         said
     }
 
-    /// What each kind is said to be of, and a command that takes it.
+    /// Each kind: its image, the words for it in a message, and a command that takes it.
     const KINDS: [(&str, &str, &str); 5] = [
         ("tree", "a process tree", "`stillframe restore`"),
         ("predump", "a pre-dump", "--prev-images-dir"),

@@ -176,7 +176,7 @@ fn must_come_back(stillframe: &Stillframe, kind: &str, dump: &[&str], restore: &
     assert_eq!(before.len(), after.len());
 }
 
-/// Whether the host overcommits by its heuristic, so that memory can grow as here.
+/// True if the host overcommits by its heuristic: memory can grow step by step only there.
 fn by_heuristic() -> bool {
     let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory");
     mode.is_ok_and(|mode| mode.trim() == "0")

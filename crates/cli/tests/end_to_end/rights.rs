@@ -1,4 +1,4 @@
-//! Who dumps and who restores: rights, limits of open files, process 1 of a pid namespace.
+//! Rights of the dumper and of the restorer, limits of open files, process 1 of a pid namespace.
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;

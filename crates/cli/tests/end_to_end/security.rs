@@ -1,4 +1,4 @@
-//! What a task may do: no more after a restore than before the dump, and nothing else.
+//! Rights of a task: a restore gives back those of the dump, no more and no others.
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::path::Path;
@@ -10,8 +10,8 @@ use testkit::{needs_kernel_memory, needs_program, needs_root, skip, tree};
 
 use crate::stillframe;
 
-/// What all programs here begin with: system calls by number (x86-64), and files of one size, as a
-/// live dump wants them.
+/// The first lines of all programs here: system calls by number (x86-64), and files of one size, as
+/// a live dump wants them.
 const PRELUDE: &str = r#"
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -60,15 +60,15 @@ impl Target {
         target
     }
 
-    /// What it says.
+    /// The text that the program has written; `None` before it is complete.
     fn said(&self) -> Option<String> {
         let text = fs::read_to_string(self.folder.path().join("said")).expect("it is there");
         text.trim().strip_suffix(" .").map(str::to_owned)
     }
 
-    /// What it says next, its child having said something as well if it has one.
+    /// The next text of the program, after its child, if it has one, has written one as well.
     fn next(&self) -> String {
-        // The second time, it begins after that.
+        // The first text may come from a round that began before; the second one begins after it.
         for _ in 0..2 {
             for name in ["said", "child"] {
                 let mut options = fs::OpenOptions::new();

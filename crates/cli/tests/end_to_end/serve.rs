@@ -81,7 +81,7 @@ fn huge_page_that_cannot_be_had_ends_the_machine_by_name() {
         testkit::skip!("no control groups for huge pages");
     };
     let missing = "cannot be brought in: of ";
-    // Who waits for one.
+    // A thread waits for a huge page.
     let (mut server, monitor) = starved(&barred, &[]);
     assert!(monitor.try_ask("check").is_err(), "it reads nothing");
     logs(&server, missing);
@@ -90,7 +90,7 @@ fn huge_page_that_cannot_be_had_ends_the_machine_by_name() {
     assert!(!server.ask("GET", "/metrics", None).1.contains(there));
     server.signal(Signal::TERM);
     assert_eq!(server.wait(), Some(0));
-    // Who gets a signal for it.
+    // A thread gets `SIGBUS` for the missing huge page.
     let (mut server, monitor) = starved(&barred, &["--on-error", "poison"]);
     assert!(monitor.try_ask("check").is_err(), "it reads nothing");
     logs(&server, "is poisoned: ");
@@ -114,7 +114,7 @@ fn huge_pages_that_come_late_are_waited_for() {
     let Ok(barred) = Barred::new() else {
         testkit::skip!("no control groups for huge pages");
     };
-    // What comes early does not come, which is no reason to end anybody.
+    // A prefetch finds no huge page either, which is no reason to end the machine.
     let (server, monitor) = starved(&barred, &["--prefetch", "all"]);
     logs(&server, "nothing more is brought in early");
     drop(barred);

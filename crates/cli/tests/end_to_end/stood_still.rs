@@ -20,7 +20,7 @@ use crate::{assert_untouched, stillframe, vdso};
 struct Way {
     name: &'static str,
     options: &'static [&'static str],
-    /// Whether nothing of it stays: a pre-dump tracks memory from then on.
+    /// False for a pre-dump, which tracks memory from then on; true if nothing of it stays.
     is_over: bool,
 }
 
@@ -58,7 +58,7 @@ impl Way {
 /// Longer than any patience that a thread of a target ever had.
 const LONG: Duration = Duration::from_millis(2700);
 
-/// Whether a dumper is about to trace something: before that it has done nothing to its target.
+/// True if a dumper is about to call ptrace(2): before that it has done nothing to its target.
 fn traces(registers: &Registers) -> bool {
     const PTRACE: u64 = 101;
     registers.orig_rax == PTRACE

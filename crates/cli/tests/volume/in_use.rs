@@ -219,7 +219,7 @@ fn pages_that_are_written_during_a_verifying_dump_are_not_silent() {
     let told = &told["volume_dump"];
     assert_eq!(told["silent_pages"], 0, "{told}");
     assert!(told["stored_pages"].as_u64().unwrap() >= 20, "{told}");
-    // What changes without a trace is told.
+    // A write to the file below the mount leaves no trace in the inode: its page counts as silent.
     let blocks = run("debugfs", &["-R", "blocks /file", &place.name("fs")]);
     let block = blocks
         .split_whitespace()

@@ -123,7 +123,7 @@ fn images_of_two_volumes_in_one_second_are_told_apart() {
         let more = ["--dumpdates", &dumpdates, &place.name(volume)];
         succeed(&[&words[..], &more].concat())["volume_dump"].clone()
     };
-    // What is behind the name and the level of a note: when that was.
+    // The dates of the notes, which stand behind the name and the level.
     let dates = || {
         let text = fs::read_to_string(&dumpdates).unwrap();
         let dates = text

@@ -154,7 +154,7 @@ fn a_volume_is_shown_as_a_file() {
     assert!(child.wait().unwrap().success());
 }
 
-/// Whether a process has a file of this name open.
+/// True if a process has a file of this name open.
 fn has_open(pid: u32, name: &str) -> bool {
     let links = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()

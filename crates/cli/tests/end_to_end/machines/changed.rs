@@ -7,7 +7,7 @@ use super::*;
 /// A port that devices can be plugged into.
 const PORT: [&str; 2] = ["-device", "pcie-root-port,id=lane0,chassis=1"];
 
-/// What a save is refused with; the guest runs then.
+/// The message with which a save is refused, after which the guest runs.
 #[track_caller]
 fn refused(folder: &Path, socket: &str, more: &[&str]) -> String {
     let words = ["vm", "save", "--qmp", socket, "-D", "refused"];
@@ -32,7 +32,7 @@ fn devices_that_were_plugged_in_or_unplugged_are_refused_by_name() {
         let told = refused(folder, socket, more);
         assert!(told.contains("in late (virtio-net-pci): "), "{told}");
     }
-    // Who has a command line with it says so, and must give it.
+    // With --for-command the save succeeds, and each restore needs a command line with the device.
     let save = [
         "vm",
         "save",
@@ -115,7 +115,7 @@ fn temporary_disk_is_saved_with_disks_and_is_one_again() {
     fs::create_dir(folder.join("own")).expect("a folder");
     let machine = Machines::restored(folder, &restore);
     assert!(has_written(&folder.join("own"), &[7]));
-    // What is written from now on is temporary as before.
+    // A write of the restored guest goes to the temporary disk, as before the save.
     write(machine.qmp(0), 0, (8, "2M 1M"));
     let told = refused(folder, machine.qmp(0), &[]);
     assert!(told.contains("is temporary"), "{told}");
@@ -139,8 +139,8 @@ fn temporary_disk_is_saved_with_disks_and_is_one_again() {
     drop(machine);
 }
 
-/// Whether the disks in a folder have a MiB of each of these bytes. QEMU does not copy a temporary
-/// disk, but what that stands on has what was saved.
+/// True if the disks in a folder have a MiB of each of these bytes. A temporary disk is an overlay:
+/// QEMU does not copy it, but the saved contents are in the file below it.
 fn has_written(disks: &Path, written: &[u8]) -> bool {
     let files = fs::read_dir(disks).expect("a folder");
     let files = files.map(|file| fs::read(file.expect("a file").path()).expect("a file"));
