@@ -26,7 +26,7 @@ pub(crate) struct Draft {
     /// What is known so far.
     pub report: DumpReport,
     records_bytes: u64,
-    /// What the tasks of its restore start with.
+    /// The state that the tasks of its restore start with.
     inherited: Inherited,
     around: Around,
 }

@@ -33,7 +33,7 @@ pub fn dump(options: &DumpOptions, observer: &mut dyn Observer) -> Result<DumpRe
         DumpKind::Live => live::dump(options, began, progress),
         DumpKind::PreDump => predump::dump(options, began, progress),
     };
-    // What was found out of the kernel is there for the next one, too.
+    // The next dump finds the facts that this one has asked of the kernel.
     kernel::keep();
     done
 }
@@ -57,7 +57,7 @@ fn dump_stopped(
     let image = draft.writer.id();
     let kill = options.afterwards == Afterwards::Kill;
     let ending = Ending::new(options, image)?;
-    // Whatever becomes of the tree, new connections are kept from it for longer.
+    // `held` outlives `frozen`: new connections are kept away until the tree runs or is gone.
     let held;
     let (mut frozen, mut inventory) = freeze_and_collect(options, kill, layer.view())?;
     held = inventory.held.take();

@@ -160,7 +160,7 @@ pub enum Error {
          fork children that run on as copies of it"
     )]
     Threads,
-    /// Who dumps may not do what a restore must.
+    /// The dumper lacks a right that a restore needs.
     #[error("a dump that kills needs what its restore needs: {0}")]
     Forbidden(String),
     /// The caller's observer stopped the work.

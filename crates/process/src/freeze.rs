@@ -43,7 +43,7 @@ pub struct Frozen {
     pub(crate) guard: Option<Box<dyn Guard>>,
 }
 
-/// What is kept as long as a tree is stopped.
+/// A resource that lives as long as a tree is stopped.
 pub(crate) trait Guard: Debug {}
 
 impl Frozen {

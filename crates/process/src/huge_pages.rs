@@ -58,7 +58,7 @@ fn wanted(saved: &Saved<'_>, reader: &Reader) -> Result<BTreeMap<u64, u64>> {
     Ok(wanted)
 }
 
-/// What of shared memory the tasks have mapped: the kernel sets pages aside for it.
+/// The parts of shared memory that the tasks have mapped: the kernel sets pages aside for them.
 fn mapped(saved: &Saved<'_>, memory: SharedMemory) -> Vec<Span> {
     let is_of_it = |id: u32| {
         let (tag, payload) = saved.descriptions[id as usize];
@@ -67,7 +67,7 @@ fn mapped(saved: &Saved<'_>, memory: SharedMemory) -> Vec<Span> {
         other.is_some_and(|other| (other.tag, other.first) == (memory.tag, memory.first))
     };
     let maps = saved.tasks.iter().flat_map(|task| &task.memory.mappings);
-    // What asks for no promise takes pages when it is touched.
+    // A mapping without a reservation (`MAP_NORESERVE`) takes pages when a task touches it.
     let maps = maps.filter(|map| !map.is_unreserved() && map.file.is_some_and(is_of_it));
     let parts = maps.map(|map| Span::new(Addr(map.offset), map.span().bytes()));
     parts.collect()

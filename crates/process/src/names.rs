@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::{Error, Result};
 
-/// What the restorer says, as the first byte of a message; a path follows on the first two.
+/// The first byte of a message from the restorer; a path follows `FILE` and `FOLDER`.
 const FILE: u8 = b'f';
 const FOLDER: u8 = b'd';
 const KEEP: u8 = b'k';
@@ -180,7 +180,7 @@ mod tests {
         };
         drop(make());
         assert!(!above.exists() && there.exists());
-        // Who is killed says nothing.
+        // A killed restorer says nothing.
         let names = make();
         let killed = Arc::clone(&names.0);
         std::mem::forget(names);

@@ -56,7 +56,7 @@ pub struct DumpOptions {
     /// Whether writes of a tree that runs on are tracked from now on, for this long when no other
     /// dump comes. After a pre-dump they always are.
     pub track: Option<Duration>,
-    /// Whether the tree is killed also for an image that who dumps could not restore
+    /// True if the tree is killed although the dumper may lack a right that the restore needs
     /// (`--unprivileged`).
     pub unprivileged: bool,
 }

@@ -19,7 +19,7 @@ use resources::fd;
 use crate::records::Saved;
 use crate::{Error, Result, huge_pages};
 
-/// What `vm.overcommit_memory` says.
+/// The mode that `vm.overcommit_memory` sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Heuristic,
@@ -119,8 +119,8 @@ fn shared_bytes(saved: &Saved<'_>, reader: &Reader) -> Result<u64> {
     Ok(bytes)
 }
 
-/// What the kernel keeps back: a part of what a task has itself, and something for the
-/// administrator.
+/// The bytes that the kernel holds back: `admin_reserve_kbytes`, and the smaller of
+/// `user_reserve_kbytes` and a 32nd of the largest task.
 fn kept_back(proc: &Path, saved: &Saved<'_>) -> u64 {
     let number = |name: &str| {
         let text = std::fs::read_to_string(proc.join("sys/vm").join(name));
@@ -170,7 +170,7 @@ mod tests {
         let want = format!("needs {needed} bytes of promised memory");
         assert!(error.to_string().contains(&want), "{error}");
         check_in(folder.path(), (&saved, &reader), true).expect("what the tree has is given up");
-        // What asks for no promise gets one on such a host.
+        // A mapping with `MAP_NORESERVE` counts as promised on a host that never overcommits.
         limit(0, 2);
         for map in &mut saved.tasks[0].memory.mappings {
             map.flags |= 0x4000;

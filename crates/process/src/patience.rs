@@ -24,7 +24,7 @@ pub(crate) struct Patience {
     tries: u32,
     /// Clients that ask the tree for connections meanwhile.
     pub newcomers: Newcomers,
-    /// What is found out while the tree runs.
+    /// Facts that the dump finds out while the tree runs.
     pub homework: Homework,
 }
 

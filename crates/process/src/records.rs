@@ -175,7 +175,7 @@ pub(crate) fn is_of_processor(reader: &Reader) -> bool {
     has(tag::PROCESSOR) && !has(tag::TREE) && !has(tag::STATISTICS)
 }
 
-/// Whether the image has a list of tasks.
+/// True if the image has a list of tasks.
 pub(crate) fn has_tree(reader: &Reader) -> bool {
     reader
         .records()

@@ -251,7 +251,7 @@ fn with_keys(options: &RestoreOptions, saved: &Saved<'_>, inherited: Inherited) 
     Ok(setting)
 }
 
-/// What the image has of session keyrings.
+/// The records of the session keyrings, one of each process that has one.
 fn payloads<'a>(saved: &'a Saved<'_>) -> impl Iterator<Item = &'a [u8]> {
     let leaders = saved.tasks.iter().filter_map(|task| task.threads.first());
     leaders.filter_map(|leader| leader.part(tags::KEYRINGS))

@@ -1,4 +1,4 @@
-//! What a dump left that was killed: threads on their way back, and memory of its own.
+//! Remains of a dump that was killed: threads on their way back, and memory of its own.
 
 use std::time::{Duration, Instant};
 

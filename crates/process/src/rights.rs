@@ -1,14 +1,14 @@
 //! The rights that a restore needs, before a dump kills for it.
 //!
-//! Whoever dumps and kills is taken for who restores: what he may not do then keeps him from
-//! killing now. `--unprivileged` says that somebody else restores.
+//! The dump takes the dumper for the restorer: a right that the dumper lacks now keeps it from
+//! killing. `--unprivileged` says that somebody else restores.
 
 use resources::Inherited;
 use sys::features;
 
 use crate::{Afterwards, DumpKind, DumpOptions, Error, Result};
 
-/// Whether a dump kills for an image that its maker is to restore.
+/// True if a dump kills for an image that its maker is to restore.
 fn is_for_oneself(options: &DumpOptions) -> bool {
     let kills = options.kind == DumpKind::Dump && options.afterwards == Afterwards::Kill;
     kills && !options.unprivileged

@@ -47,7 +47,7 @@ fn planned(draft: &Reader, foreign: &[Vdso], inherited: &Inherited) -> Result<us
         }
     }
     let mut inherited = inherited.clone();
-    // Who restores it may be in the same session.
+    // The restorer may be in the same session.
     let root = saved.tasks.first().and_then(|root| root.threads.first());
     inherited.session = keyrings::recorded(root.and_then(|root| root.part(tags::KEYRINGS)))?;
     let setting = Setting {

@@ -11,8 +11,8 @@ use crate::freeze::{Frozen, Task, freeze};
 use crate::patience::Patience;
 use crate::{DumpKind, DumpOptions, Error, Result, returned};
 
-/// Stops the tree and collects it, with `view` for its memory; see [`How`] about `stay`. Who asks a
-/// tree for a connection that is going to be killed waits until it is.
+/// Stops the tree and collects it, with `view` for its memory; see [`How`] about `stay`. A client
+/// that asks a tree for a connection waits until the tree is killed, if it is going to be.
 pub(crate) fn freeze_and_collect(
     options: &DumpOptions,
     stay: bool,
@@ -57,7 +57,7 @@ pub(crate) fn freeze_and_collect(
     }
 }
 
-/// Whether a signal has stopped each of these tasks, so that none runs when it is let go.
+/// True if a signal has stopped each of these tasks: none of them runs when the dump lets it go.
 fn are_halted(tasks: &[Task]) -> bool {
     let living = tasks.iter().filter(|task| !task.is_zombie());
     let mut first = living.flat_map(|task| task.threads().first());
@@ -81,7 +81,7 @@ pub(crate) fn freeze_and<T>(
 }
 
 /// Tries again while threads are still on their way back from a dump that was cut short, or out of
-/// a function of the vDSO. What such a dump has left is removed.
+/// a function of the vDSO. Memory that such a dump has left is removed.
 pub(crate) fn patiently<T>(
     timeout: Option<Duration>,
     mut work: impl FnMut() -> Result<T>,

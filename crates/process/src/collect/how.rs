@@ -7,12 +7,12 @@ use crate::homework::Homework;
 
 /// How a tree is collected.
 pub(crate) struct How<'a> {
-    /// What it may have.
+    /// The states that the tree may have.
     pub allow: &'a Allow,
-    /// Whether the blob stays in the tasks: they are going to be killed.
+    /// True if the blob stays in the tasks: the dump is going to kill them.
     pub stay: bool,
-    /// Clients that ask it for connections meanwhile.
+    /// Clients that ask the tree for connections meanwhile.
     pub newcomers: &'a mut Newcomers,
-    /// What is found out while it runs.
+    /// Facts that the dump finds out while the tree runs.
     pub homework: &'a mut Homework,
 }

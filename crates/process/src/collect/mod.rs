@@ -84,11 +84,12 @@ pub(crate) struct Inventory {
     pub undo: Undo,
     /// Keeps the tree's TCP connections quiet.
     pub lock: Option<Lock>,
-    /// What kept new connections away while the tree was waited for; to be dropped when it runs.
+    /// The rules that kept new connections away while the dump waited for the tree; dropped when
+    /// the tree runs.
     pub leftover: Option<Leftover>,
-    /// What keeps new connections away until the tree is killed.
+    /// The rules that keep new connections away until the tree is killed.
     pub held: Option<Held>,
-    /// What was found out before; some of it is to be dropped when the tree runs.
+    /// Facts that were found out before; some of them are dropped when the tree runs.
     pub homework: Homework,
 }
 

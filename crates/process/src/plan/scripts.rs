@@ -26,8 +26,8 @@ pub struct Plan {
     pub groups: Vec<Join>,
     /// Threads that the restorer puts into groups of their own when the scripts have ended.
     pub thread_groups: Vec<(i32, Join)>,
-    /// Whether tasks fetch their descriptors from the restorer, whose pidfd stands in the pool
-    /// behind those files then.
+    /// True if tasks fetch their descriptors from the restorer; its pidfd stands in the pool behind
+    /// those files then.
     pub fetches: bool,
     /// The numbers of the files whose pages tasks read for themselves, as they stand in the pool.
     pub files: Vec<u32>,

@@ -1,4 +1,4 @@
-//! What an image is of: commands are given the directory of another kind of image.
+//! The kind of an image: commands are given the directory of another kind of image.
 
 use image::{Reader, SpaceKind};
 use store::Images;
@@ -6,14 +6,14 @@ use store::Images;
 use super::{has_tree, is_of_machine, is_of_processor};
 use crate::{Error, Result, Statistics};
 
-/// What an image is of.
+/// The kind of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
     /// A process tree, which can be restored.
     Tree,
-    /// The memory of one that went on: a pre-dump.
+    /// The memory of a process tree that went on: a pre-dump.
     PreDump,
-    /// What a processor has.
+    /// The features of a processor.
     Processor,
     /// A virtual machine's memory, and perhaps its state.
     Machine,
@@ -47,7 +47,7 @@ impl ImageKind {
         })
     }
 
-    /// What that is, as a sentence goes on after "the image is of".
+    /// The words for the kind in a message: they follow "the image is of".
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {

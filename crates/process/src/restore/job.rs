@@ -44,7 +44,7 @@ impl Job {
         })
     }
 
-    /// Whether the shell has put the restorer in front, and the restorer has not passed that on.
+    /// True if the shell has put the restorer in front, and the restorer has not passed that on.
     fn is_owed_the_front(&self) -> bool {
         tcgetpgrp(terminal()).ok() == Some(self.own)
     }
@@ -71,8 +71,8 @@ impl Job {
     }
 
     /// Waits until the root task, a child of this process, has ended, and takes the terminal back
-    /// when it has or when it is stopped. What the shell and the terminal tell the restorer until
-    /// then is the tree's to hear.
+    /// when it has or when it is stopped. Until then a signal that the shell or the terminal sends
+    /// the restorer takes effect on the tree.
     ///
     /// # Errors
     /// [`Error::Kernel`].
