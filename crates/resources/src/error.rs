@@ -29,9 +29,10 @@ pub enum Error {
         what: String,
         /// The option that would allow it, if there is one.
         allow: Option<&'static str>,
-        /// Whether the tree's memory has not been looked at yet.
+        /// True if the dump has not looked at the tree's memory yet.
         early: bool,
-        /// Whether it passes by what tasks of the tree do, so not while all of them are stopped.
+        /// True if the state passes by what tasks of the tree do: it stays while all of them are
+        /// stopped.
         by_tree: bool,
     },
     /// The task died while it was looked at.

@@ -46,7 +46,7 @@ pub struct Inherited {
     pub(crate) label: Option<Vec<u8>>,
     /// Its session keyring.
     pub session: keyrings::Session,
-    /// Whether it has no session keyring at all, where that is its default one.
+    /// True if it has no session keyring at all, not even its user's.
     pub(crate) session_is_unset: OnNeed<bool>,
 }
 

@@ -46,7 +46,7 @@ pub struct Stage {
 impl Stage {
     /// A fresh process, as the restorer makes them.
     pub fn new() -> Self {
-        // What this process ignores would be ignored there, whatever other tests change meanwhile.
+        // The puppet inherits ignored signals: from here on this process ignores none.
         testkit::skip::note_end_to_end();
         let puppet = Puppet::start().expect("a puppet");
         let allow = Allow::default();

@@ -176,7 +176,7 @@ pub fn check(pid: i32, tid: i32, area: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the rights at `at` deny access or writes by protection key 0.
+/// True if the rights at `at` deny access or writes by protection key 0.
 fn denies_key_0(area: &[u8], at: usize) -> bool {
     area.get(at).is_some_and(|rights| rights & 3 != 0)
 }

@@ -27,7 +27,7 @@ use crate::{Error, Result};
 
 /// How many directories above a file are made again, at most.
 const FOLDERS_MAX: usize = 16;
-/// What is saved though no option names it.
+/// Patterns of files that are saved though no option names them.
 const KNOWN: [&[u8]; 4] = [
     b"/dev/shm/sem.*",
     b"/tmp/hsperfdata_*/*",
@@ -35,7 +35,7 @@ const KNOWN: [&[u8]; 4] = [
     b"/tmp/ompi.*/**",
 ];
 
-/// What is saved of a file or directory that has a name.
+/// The record of a file or directory that is saved although it has a name.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Carried {
     /// Its owner and permissions.
@@ -95,8 +95,8 @@ impl Owner {
     }
 }
 
-/// Whether a name is one of those that a pattern stands for: `*` stands for any part of a name, `?`
-/// for a character, `**` for anything.
+/// True if a name matches a pattern: `*` stands for any part of a name, `?` for a character, `**`
+/// for anything.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     match (pattern, name) {
         ([], _) => name.is_empty(),
@@ -113,8 +113,8 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
 }
 
 impl Carried {
-    /// What is saved of the file or directory behind `open`, which is at `path`; nothing of others
-    /// than those that are to be saved.
+    /// The record of the file or directory behind `open`, which is at `path`; `None` for one that
+    /// is left to the host.
     pub(super) fn dump(
         open: &Open<'_>,
         path: &[u8],

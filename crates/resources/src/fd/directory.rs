@@ -80,8 +80,8 @@ impl Kind for Directory {
     }
 }
 
-/// Whether it signals somebody: directories signal their changes alone, which the kernel tells
-/// nobody.
+/// True if the directory signals an owner (`F_SETOWN`). A directory signals its changes alone, and
+/// the kernel does not show for which changes.
 fn has_owner(open: &Open<'_>) -> Result<bool> {
     if open.fd < 0 && !open.in_flight {
         return Ok(false);

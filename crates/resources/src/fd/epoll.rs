@@ -53,13 +53,13 @@ struct Polling {
     /// How many packets one poll takes.
     #[prost(uint32, tag = "2")]
     budget: u32,
-    /// Whether interrupts are put off.
+    /// Not 0: an instance prefers busy polling to interrupts (`prefer_busy_poll`).
     #[prost(uint32, tag = "3")]
     prefer: u32,
 }
 
 impl Polling {
-    /// What was set; `None` where nothing was, or on kernels that have nothing of it.
+    /// The parameters that were set; `None` if none were, or if the kernel knows none.
     fn of(epoll: BorrowedFd<'_>) -> Option<Self> {
         let params = sys::epoll::params(epoll).ok()?;
         let polling = Self {

@@ -64,7 +64,7 @@ pub(super) struct Shown {
     pub(super) inode: Inode,
 }
 
-/// What the link of an instance in /proc/PID/fd says.
+/// The target of an instance's link in /proc/PID/fd.
 pub(super) const LINK: &[u8] = b"anon_inode:inotify";
 
 impl Shown {

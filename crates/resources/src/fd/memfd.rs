@@ -351,7 +351,7 @@ pub(super) fn load_huge(
 /// How the kernel names memory of memfd_secret(2).
 pub(crate) const SECRET_LINK: &[u8] = b"/secretmem (deleted)";
 
-/// Whether a file of that name on a device is such memory.
+/// True if a file with the name [`SECRET_LINK`] on this device is memory of memfd_secret(2).
 pub(crate) fn is_secret(device: u64) -> bool {
     static DEVICE: OnceLock<Option<u64>> = OnceLock::new();
     let of_secrets = DEVICE.get_or_init(|| {

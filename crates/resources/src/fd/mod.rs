@@ -96,7 +96,7 @@ pub struct Open<'a> {
     pub in_flight: bool,
     /// What a description without a descriptor is to the task, for messages: "its program".
     pub role: String,
-    /// What was asked of it as a socket.
+    /// Answers of the kernel about the description, if it is a socket.
     pub(crate) known: socket::Known,
     own: OnceCell<OwnedFd>,
     /// Its options that were asked for together with those of others.
@@ -202,13 +202,13 @@ pub struct SharedMemory {
     pub huge_page_bytes: Option<u64>,
     /// The space with its contents; on the first description only.
     pub space: Option<u32>,
-    /// Whether the kernel sets everything aside when it is made, and not only what has pages.
+    /// True if the kernel sets all of it aside when it is made, and not only where it has pages.
     pub takes_all: bool,
-    /// Whether it is on this host already.
+    /// True if it is on this host already.
     pub is_there: bool,
 }
 
-/// What a task of the tree is, to what refers to it.
+/// The state of a task of the tree, for a description that refers to the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// A process or a thread that runs on.

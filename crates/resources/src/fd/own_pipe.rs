@@ -8,7 +8,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 use super::Info;
 use crate::{Error, Result};
 
-/// Whether this process was started with the pipe of this number.
+/// True if this process was started with the pipe of this inode number.
 ///
 /// # Errors
 /// [`Error::Kernel`].
@@ -85,7 +85,7 @@ fn failed(error: rustix::io::Errno) -> Error {
     Error::kernel("look at /proc/self/fd", error)
 }
 
-/// Whether a descriptor of this process closes on exec.
+/// True if a descriptor of this process closes on exec.
 fn closes(number: i32) -> bool {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
     let info = text.ok().and_then(|text| Info::parse(&text));

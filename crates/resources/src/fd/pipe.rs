@@ -49,10 +49,10 @@ struct Payload {
     /// What is inside; on the first description only.
     #[prost(message, optional, tag = "6")]
     queue: Option<Queue>,
-    /// Whether a restore is to be handed it, as its other end is outside of the tree.
+    /// True if the caller hands the pipe to the restore, as its other end is outside of the tree.
     #[prost(bool, tag = "7")]
     external: bool,
-    /// The boot in which who restores it may have been started with it; empty for none.
+    /// The boot in which the restorer may have been started with the pipe; empty for none.
     #[prost(string, tag = "8")]
     boot: String,
 }
@@ -93,7 +93,8 @@ pub(super) fn refuse_end(open: &Open<'_>) -> Error {
     open.unsupported("its other end is outside of the tree", Some("--external"))
 }
 
-/// Whether somebody outside of the tree reads what is written to a pipe, or writes what is read.
+/// True if a process outside of the tree reads what the tree writes to a pipe, or writes what it
+/// reads.
 fn has_end_outside(open: &Open<'_>, all: &[Open<'_>]) -> Result<bool> {
     let modes = |open: &Open<'_>| match open.info.oflags() {
         flags if flags.contains(OFlags::PATH) => (false, false),

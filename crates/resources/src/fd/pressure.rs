@@ -23,10 +23,10 @@ use super::Open;
 use crate::kernel::{Kernel, Structure};
 use crate::{Error, Result};
 
-/// What a trigger waits for.
+/// The condition on which a trigger signals.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct Trigger {
-    /// Whether all tasks must wait at once ("full"), not some.
+    /// True if all tasks must wait at once ("full"), not some.
     #[prost(bool, tag = "1")]
     full: bool,
     /// For how long in each window, in microseconds.
@@ -94,15 +94,15 @@ impl Trigger {
     }
 }
 
-/// Whether the file is on a file system of this kind.
+/// True if the file is on a file system of this kind.
 fn is_on(open: &Open<'_>, magic: i64) -> Result<bool> {
     let stat = rustix::fs::fstatfs(open.own()?);
     let stat = stat.map_err(|errno| Error::kernel(format!("statfs {}", open.place()), errno))?;
     Ok(stat.f_type == magic)
 }
 
-/// Whether the description has a trigger: there is one at the most, and what is none is refused in
-/// other words. Nothing is changed.
+/// True if the description has a trigger. A description has one at the most: the kernel refuses a
+/// second one with `EBUSY`, and an invalid one with another error. Nothing is changed.
 fn has_one(open: &Open<'_>) -> Result<bool> {
     match rustix::io::write(open.own()?, b"?\0") {
         Err(Errno::BUSY) => Ok(true),
@@ -115,7 +115,7 @@ fn has_one(open: &Open<'_>) -> Result<bool> {
     }
 }
 
-/// What the trigger was made of.
+/// The trigger of a description, as the kernel's memory has it.
 fn look_up(open: &Open<'_>, of: Of) -> Result<Trigger> {
     let own = open.own()?;
     let find = || {
@@ -177,7 +177,7 @@ mod tests {
         Some(file.into())
     }
 
-    /// Whether poll(2) answers as it does where there is a trigger.
+    /// True if poll(2) answers as it does where there is a trigger.
     fn is_set(own: &OwnedFd) -> bool {
         !ready::events(own.as_fd(), PollFlags::PRI)
             .expect("poll")
@@ -213,7 +213,7 @@ mod tests {
                 let at = world.add(own);
                 world.cycle();
                 assert!(is_set(world.get(at)), "{path}");
-                // What is dumped again is what was dumped.
+                // A dump of the restored trigger gives the same record.
                 let before = world.payload(at).to_vec();
                 world.dump().expect("dump");
                 assert_eq!(before, world.payload(at), "{path}");

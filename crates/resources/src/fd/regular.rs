@@ -36,7 +36,7 @@ struct Payload {
     /// The build ID of an ELF file that has one.
     #[prost(bytes = "vec", tag = "5")]
     build_id: Vec<u8>,
-    /// What was written to a file of pressure to be told of it.
+    /// The trigger that was written to a file of pressure.
     #[prost(message, optional, tag = "6")]
     trigger: Option<Trigger>,
 }

@@ -113,13 +113,13 @@ impl Payload {
         Ok(())
     }
 
-    /// Whether the next period begins when somebody looks: setting a timer forgets what has
-    /// expired, so one that was stopped has no expirations.
+    /// True if the next period begins when somebody looks. A timer that was stopped has no
+    /// expirations: timerfd_settime(2) resets them.
     fn is_periodic_and_expired(&self) -> bool {
         self.remaining_ns == 0 && self.interval_ns > 0 && self.ticks > 0
     }
 
-    /// Whether it may be due at this very moment, without its interrupt having come. A stopped one
+    /// True if it may be due at this very moment, before its interrupt has come. A stopped one
     /// looks the same.
     fn may_be_due(&self) -> bool {
         self.remaining_ns == 0 && self.interval_ns > 0 && self.ticks == 0
@@ -143,7 +143,7 @@ fn wait_until_due(open: &Open<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What fdinfo says now; `None` when that is not understood.
+/// The state in fdinfo now; `None` if it is not understood.
 fn read_again(open: &Open<'_>) -> Result<Option<Payload>> {
     let path = format!("/proc/self/fdinfo/{}", open.own()?.as_raw_fd());
     let text = std::fs::read_to_string(&path);

@@ -1,5 +1,5 @@
-//! What waits to be read and cannot be put back: events of inotify and fanotify, messages of
-//! netlink, packets of raw sockets.
+//! Unread events, messages and packets, which cannot be put back: events of inotify and fanotify,
+//! messages of netlink, packets of raw sockets.
 //!
 //! A program that runs reads it soon, so the dump tries again. Events are looked at as soon as the
 //! tree is stopped: what the dump itself does later is told to whoever watches those files as well,
@@ -18,7 +18,7 @@ use super::table::Link;
 use super::{Open, fanotify, inotify};
 use crate::{Allow, Error, Result};
 
-/// What allows a dump all the same.
+/// The option that allows a dump all the same.
 pub(super) const OPTION: &str = "--drop-events";
 
 /// Refuses the descriptor of the stopped task `pid` for now if events wait to be read from it. With
@@ -32,7 +32,7 @@ pub fn check(
     allow: &Allow,
     fetch: impl FnOnce(i32, i32) -> Result<OwnedFd>,
 ) -> Result<()> {
-    // What is inherited was looked at already.
+    // A descriptor that the parent has, too, was looked at there.
     if link.same.is_some() || !has_events(&link.target) {
         return Ok(());
     }
@@ -49,7 +49,7 @@ pub fn check(
     }
 }
 
-/// Whether this is the link of a description that tells of events.
+/// True if this is the link of an inotify or fanotify instance.
 fn has_events(link: &[u8]) -> bool {
     [inotify::LINK, fanotify::LINK].contains(&link)
 }

@@ -25,10 +25,10 @@ use crate::{Allow, Error, Result};
 /// How many files are compared at a time: so many watches one instance has meanwhile.
 const BATCH: usize = 1024;
 
-/// What the kernel calls a file that is watched: the inode's number, and the file system's.
+/// The identity of a watched file in the kernel: the inode's number, and the file system's.
 pub(super) type Key = (u64, u32);
 
-/// What fdinfo says of a file that is watched.
+/// A watched file, as fdinfo shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inode {
     pub(super) number: u64,
@@ -38,7 +38,7 @@ pub struct Inode {
     pub(super) handle: Option<(i32, Vec<u8>)>,
 }
 
-/// What a line of fdinfo says: "ino:2 sdev:fe00000 mask:…", in hexadecimal digits.
+/// The fields of a line of fdinfo: "ino:2 sdev:fe00000 mask:…", in hexadecimal digits.
 #[derive(Debug)]
 pub(super) struct Fields<'a>(HashMap<&'a str, &'a str>);
 
@@ -112,11 +112,11 @@ pub(super) struct Mount {
 pub struct Watched {
     /// As far as it is known while the tree is stopped.
     paths: HashMap<Key, PathBuf>,
-    /// What a walk has found, which may have changed since.
+    /// Paths that a walk has found, which may have changed since.
     walked: HashMap<Key, PathBuf>,
-    /// What a walk is to look for.
+    /// Files that a walk is to look for.
     wanted: Vec<Key>,
-    /// What walks have looked for.
+    /// Files that walks have looked for.
     sought: HashSet<Key>,
     /// Instances whose end waits for the kernel: they are kept until the tree runs.
     used: Vec<OwnedFd>,
@@ -266,8 +266,9 @@ fn keys(inodes: &[Inode]) -> HashSet<Key> {
     inodes.iter().map(Inode::key).collect()
 }
 
-/// What the kernel calls the next of these files, and whether there are no more. It says so of what
-/// is watched, which is not always what stat(2) says: `own` is an instance without watches.
+/// The identities of the next of these files, and if they are the last ones. The kernel shows them
+/// for a watched file, and they are not always those of stat(2): `own` is an instance without
+/// watches.
 fn batch(
     own: BorrowedFd<'_>,
     places: &mut impl Iterator<Item = PathBuf>,

@@ -82,7 +82,7 @@ pub static COMMON: List = List {
     ],
 };
 
-/// What the entries of a kind begin with, for the kinds that have lines of their own.
+/// The prefix of a kind's entries, for the kinds that have lines of their own.
 const PREFIXES: &[(u16, &str)] = &[
     (tags::EVENTFD, "eventfd: "),
     (tags::TIMERFD, "timerfd: "),
@@ -167,7 +167,7 @@ pub static TIMER_FLAGS: List = List {
     ],
 };
 
-/// What inotify_add_watch(2) takes and tells.
+/// The bits that inotify_add_watch(2) takes and events have.
 #[rustfmt::skip]
 pub static WATCH_FLAGS: List = List {
     title: "bits of inotify",
@@ -222,7 +222,7 @@ pub static GROUP_FLAGS: List = List {
     ],
 };
 
-/// Whether the fdinfo of a description of the kind with this number may have `line`.
+/// True if the fdinfo of a description of the kind with this number may have `line`.
 fn is_known(tag: u16, line: &str) -> bool {
     let name = line.split_once(':').map_or(line, |(name, _)| name).trim();
     if COMMON.find(name).is_some() {
@@ -236,7 +236,7 @@ fn is_known(tag: u16, line: &str) -> bool {
     COMMON.entries.iter().any(is_named) || tag == tags::IO_URING && is_of_ring(name)
 }
 
-/// Whether it belongs to one of the lists of a ring, which is looked at where it matters.
+/// True for a line in one of the lists of a ring; the dump looks at these where they matter.
 fn is_of_ring(name: &str) -> bool {
     let begins = |start: &&str| name.starts_with(start);
     name.bytes().all(|byte| byte.is_ascii_digit())

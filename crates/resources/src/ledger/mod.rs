@@ -1,10 +1,10 @@
-//! What the kernel has for a process, list by list, each entry with its fate: kept, refused, or
-//! without a state of its own. What stands in no list is refused by name.
+//! State that the kernel has for a process, list by list, each entry with its fate: kept, refused,
+//! or without a state of its own. A dump refuses by name any state that is in no list.
 //!
 //! - [`memory`]: letters of `VmFlags`, advice, flags of mappings,
 //! - [`fdinfo`]: lines and flags of descriptors,
 //! - [`calls`]: numbers of prctl(2), fcntl(2) and ptrace(2), flags of clone(2),
-//! - [`process`]: what stands in /proc/PID, capabilities.
+//! - [`process`]: files in /proc/PID, capabilities.
 //!
 //! The lines of /proc/PID/status and /proc/PID/limits are lists of [`sys::ledger`], where their
 //! readers are. `docs/ledger.md` is made of all of them.

@@ -2,7 +2,7 @@
 
 use sys::ledger::{List, kept, lost, refused, stateless};
 
-/// What /proc/PID and /proc/PID/task/TID have.
+/// Files in /proc/PID and /proc/PID/task/TID.
 #[rustfmt::skip]
 pub static FILES: List = List {
     title: "files in /proc/PID",

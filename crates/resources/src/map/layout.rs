@@ -113,8 +113,9 @@ pub struct AtFork {
     pub vdso: bool,
     /// The protection that each of its mappings has.
     pub protections: Vec<u32>,
-    /// What has another one for as long as children are made, so that no mapping is larger than
-    /// what the kernel promises at once: a fork asks for each as a whole.
+    /// The parts that have another protection for as long as the process forks. They divide each
+    /// mapping that is larger than the memory which the kernel promises at once: a fork asks for
+    /// each mapping as a whole.
     pub cut: Vec<Span>,
 }
 

@@ -89,7 +89,7 @@ impl Listed {
         self.shared && self.name == aio::NAME
     }
 
-    /// Whether it is memory of memfd_secret(2).
+    /// True for memory of memfd_secret(2).
     #[must_use]
     pub fn is_secret(&self) -> bool {
         self.shared && self.name == memfd::SECRET_LINK && memfd::is_secret(self.dev)

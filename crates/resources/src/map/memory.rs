@@ -97,10 +97,10 @@ pub struct Mapping {
     /// Its memory policy, if it is not the thread's.
     #[prost(message, optional, tag = "13")]
     pub policy: Option<Policy>,
-    /// Whether it is sealed (mseal(2)).
+    /// True if it is sealed (mseal(2)).
     #[prost(bool, tag = "14")]
     pub is_sealed: bool,
-    /// Whether the kernel counts it as promised memory (`VM_ACCOUNT`) although it is not writable:
+    /// True if the kernel counts it as promised memory (`VM_ACCOUNT`) although it is not writable:
     /// it was once.
     #[prost(bool, tag = "15")]
     pub promised: bool,
@@ -289,7 +289,7 @@ impl Mapping {
         self.flags & MAP_SHARED == 0 && self.special() == Special::No
     }
 
-    /// Whether nothing is set aside for it (`MAP_NORESERVE`).
+    /// True if nothing is set aside for it (`MAP_NORESERVE`).
     #[must_use]
     pub fn is_unreserved(&self) -> bool {
         self.flags & MAP_NORESERVE != 0
@@ -312,9 +312,9 @@ impl Mapping {
         self.is_private() && self.is_anonymous()
     }
 
-    /// Whether the kernel promises memory for all of it while it has the protection `prot`
-    /// (`VM_ACCOUNT`): private memory that can be written to. Where the host never overcommits, it
-    /// does so also for what asks for no promise.
+    /// True if the kernel promises memory for all of it while it has the protection `prot`
+    /// (`VM_ACCOUNT`): private memory that can be written to. A host that never overcommits makes
+    /// the promise for `MAP_NORESERVE`, too.
     #[must_use]
     pub fn is_promised(&self, prot: u32, never_overcommits: bool) -> bool {
         const PROT_WRITE: u32 = 2;
@@ -419,7 +419,7 @@ impl Mapping {
     }
 }
 
-/// Whether the kernel counts private memory as promised that cannot be written to.
+/// True if the kernel counts private memory as promised that cannot be written to.
 fn is_promised_unwritable(listed: &Listed) -> bool {
     const PROT_WRITE: u32 = 2;
     let kernels = matches!(listed.backing(), Backing::Vdso | Backing::Vvar);

@@ -56,8 +56,8 @@ pub(super) fn protect(planning: &Planning<'_>, span: Span, prot: u32, script: &m
     }
 }
 
-/// Whether a mapping is to be promised and is not, as it is mapped with its own protection, or as
-/// it is `inherited`.
+/// True if a mapping lacks its promise, as it is mapped with its own protection, or as it is
+/// `inherited`.
 pub(super) fn is_lacking(planning: &Planning<'_>, map: &Mapping, inherited: bool) -> bool {
     if !map.promised || !map.is_promised(map.prot, false) {
         return false;
@@ -70,8 +70,8 @@ pub(super) fn is_lacking(planning: &Planning<'_>, map: &Mapping, inherited: bool
     source.is_none_or(|source| !source.is_promised(source.prot, false))
 }
 
-/// Whether the promise of a mapping, which has the protection `prot` now, would go with the right
-/// to write, as none of its pages was written to.
+/// True if a mapping, which has the protection `prot` now, would lose its promise with the right to
+/// write: none of its pages was written to.
 fn is_to_be_proved(planning: &Planning<'_>, map: &Mapping, prot: u32) -> bool {
     let loses_write = prot & PROT_WRITE != 0 && map.prot & PROT_WRITE == 0;
     let is_empty = || planning.pages.is_empty(map.span());

@@ -307,7 +307,7 @@ mod tests {
             })
         };
         let payload_low = payload(0x804_9000);
-        // Whatever this process was started with.
+        // The plan does not depend on the state in which this process was started.
         let inherited = crate::Inherited::of_kernel();
         let plan = Stage::plan_with(&Actions, Some(&payload_low), &inherited).expect("sound");
         let plan = plan.to_string();

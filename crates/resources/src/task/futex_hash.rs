@@ -1,7 +1,8 @@
 //! How many slots of its own a process has for futexes (`PR_FUTEX_HASH`, Linux 6.16).
 //!
-//! A process that makes its first thread is given some, and more when it has more threads. What it
-//! chose itself stays as it is; that it chose shows where the number is another one.
+//! A process that makes its first thread is given some, and more when it has more threads. A number
+//! that the process chose itself stays as it is. The dump takes a number for chosen if the kernel
+//! would have given another one.
 //!
 //! - Kept: a number of slots that the kernel would not give it, as one that is chosen.
 //! - CRIU 4.2: not kept.
@@ -31,7 +32,7 @@ pub struct Record {
     pub slots: u64,
 }
 
-/// Whether the kernel gives a process with so many threads, on so many processors, these slots.
+/// True if the kernel gives a process with so many threads, on so many processors, these slots.
 fn is_given(slots: u64, threads: u64, processors: impl FnOnce() -> u64) -> bool {
     if threads == 1 {
         return slots == 0;

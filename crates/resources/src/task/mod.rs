@@ -204,7 +204,7 @@ pub struct ThreadPlan {
     dumpable: Option<u32>,
     /// Files that the restorer writes when the thread's script has ended, before it goes on.
     pub outside: Vec<Write>,
-    /// What is there again for as long as [`Phase::Together`] lasts.
+    /// Ended threads and processes that are there again for as long as [`Phase::Together`] lasts.
     pub ended: Vec<Ended>,
     /// Other processes that are needed in [`Phase::Together`], by the processor time that they use.
     pub clocks: Vec<i32>,
@@ -215,7 +215,7 @@ pub struct ThreadPlan {
 pub struct Ended {
     /// Its number.
     pub tid: i32,
-    /// Whether it was a thread.
+    /// True for a thread, false for a process.
     pub thread: bool,
 }
 

@@ -97,7 +97,7 @@ pub struct Saved {
     /// The time between later expirations in nanoseconds; 0 for none.
     #[prost(uint64, tag = "8")]
     pub interval_ns: u64,
-    /// Whether the thread or the process has ended by whose processor time it goes.
+    /// True if the timer goes by the processor time of a thread or process that has ended.
     #[prost(bool, tag = "9")]
     pub ended: bool,
 }
@@ -124,7 +124,7 @@ impl Owner {
         }
     }
 
-    /// Whether it has ended.
+    /// True if the thread or process has ended.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where it has, and another one has its number.
@@ -180,8 +180,8 @@ impl Saved {
         [CLOCK_REALTIME_ALARM, CLOCK_BOOTTIME_ALARM].contains(&self.clock)
     }
 
-    /// Whether it is made as soon as all tasks are there: by its privilege, or because another
-    /// process or one that is only there then has to be.
+    /// True if the timer is made as soon as all tasks are there: because it needs a privilege, or
+    /// because it goes by the processor time of another process, or of an ended one.
     fn is_made_together(&self, pid: i32) -> bool {
         let owner = Owner::of(self.clock);
         let of_other = matches!(owner, Some(Owner::Process(other)) if other != pid);

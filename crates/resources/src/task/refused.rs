@@ -23,8 +23,8 @@ const BREAKPOINTS: u64 = 0xff;
 /// States that are not supported; never in an image.
 pub struct Refused;
 
-/// Whether a thread shares cores with other threads than this process, which is whose group
-/// restored tasks are in.
+/// True if a thread is in another core scheduling group than this process. A restored task is in
+/// the restorer's group.
 fn is_in_group(tid: i32) -> bool {
     static OWN: OnceLock<Option<u64>> = OnceLock::new();
     let own = OWN.get_or_init(|| core_scheduling::group(0).ok());

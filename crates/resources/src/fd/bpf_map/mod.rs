@@ -30,7 +30,7 @@ use self::contents::Contents;
 use super::{DumpContext, Kind, Open, RestoreContext, decode, status, tags};
 use crate::{Error, Result};
 
-/// What the link of a map in /proc/PID/fd says.
+/// The target of a map's link in /proc/PID/fd.
 pub const LINK: &[u8] = b"anon_inode:bpf-map";
 
 /// See the file.

@@ -1,5 +1,5 @@
-//! What no call tells of a socket: counters, programs and addresses that are looked up in the
-//! kernel's memory, or that something else hints at.
+//! Hidden state of a socket, of which no call tells: counters, programs and addresses that are
+//! looked up in the kernel's memory, or that something else hints at.
 //!
 //! Sockets of UDP, raw ones and those of ping are always looked at; others where an option hints
 //! that there is something. Where the kernel may not be looked into, what is hinted at is refused.
@@ -54,7 +54,7 @@ const INSTRUCTION_BYTES: usize = 8;
 /// The most sockets that share a port and are looked at.
 const SHARERS_MOST: usize = 1 << 14;
 
-/// What was found and is kept.
+/// The hidden state that is kept.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Hidden {
     /// The interface by which multicast of IPv4 goes out; 0 for the one that routes say.
@@ -135,7 +135,7 @@ const NUMBERED_TIMES: &str =
 const NUMBERED_COPIES: &str =
     "it numbers what it sends (SO_ZEROCOPY), and no call sets the next number";
 
-/// What options hint at.
+/// Hidden state that a socket's options hint at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Hints {
     /// It numbers the times that it is told of what it sent.
@@ -149,7 +149,7 @@ struct Hints {
 impl Hints {
     fn of(open: &Open<'_>, nature: Nature, options: &Options) -> Result<Self> {
         let is_on = |name| options.number(SOL_SOCKET, name).is_some_and(|on| on != 0);
-        // What a listener has accepted has its options, and no part in its port.
+        // A socket from accept(2) has the listener's options, and no part in its port.
         let is_accepted = |own| nature.kind == SOCK_STREAM && sys::socket::peer_name(own).is_ok();
         Ok(Self {
             numbers_times: times(options) & NUMBERS_TIMES != 0,

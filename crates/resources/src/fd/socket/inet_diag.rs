@@ -42,11 +42,11 @@ struct Found {
     /// Bytes, or connections of a listener, that wait.
     waiting: u32,
     family: u8,
-    /// Whether one of IPv6 takes nothing by IPv4.
+    /// True if an IPv6 socket takes nothing by IPv4.
     v6_only: bool,
-    /// How often what it has sent last was sent again.
+    /// How often the last data was sent again.
     sent_again: u8,
-    /// Whether it is a part of one of Multipath TCP.
+    /// True for a subflow of a socket of Multipath TCP.
     is_subflow: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct Listener {
     pub inode: u32,
     /// Its address.
     pub local: SocketAddr,
-    /// Whether it takes no connections by IPv4, if the address is one of IPv6.
+    /// True if it takes no connections by IPv4, if the address is one of IPv6.
     pub v6_only: bool,
     /// How many connections wait to be accepted.
     pub waiting: u32,
@@ -73,7 +73,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether it is for this listener.
+    /// True if the request is for this listener.
     #[must_use]
     pub fn is_to(&self, listener: &Listener) -> bool {
         let (at, to) = (listener.local, self.local);
@@ -167,7 +167,7 @@ pub fn udp_shutdown(protocol: i32, inode: u32) -> io::Result<Option<u8>> {
     Ok(found.map(|found| found.shutdown))
 }
 
-/// What is told of a TCP socket besides its options.
+/// Facts of a TCP socket besides its options.
 #[derive(Debug, Default)]
 pub struct TcpFacts {
     /// Bytes that were received and not read, urgent ones and what is behind them, too. The other
@@ -177,8 +177,8 @@ pub struct TcpFacts {
     pub signatures: Vec<Signature>,
 }
 
-/// What is told of the TCP socket with this inode number that has these addresses; `None` of one
-/// that is closed. One that listens has no `remote`.
+/// Facts of the TCP socket with this inode number and these addresses; `None` for a closed one. A
+/// listener has no `remote`.
 ///
 /// # Errors
 /// The system calls' errno.

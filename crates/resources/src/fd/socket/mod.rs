@@ -39,8 +39,8 @@ pub struct Nature {
     pub protocol: i32,
 }
 
-/// What was asked of a description that is a socket, and stays so while the tree is stopped: those
-/// that look for one socket look at all.
+/// Answers of the kernel about a description that is a socket. They are kept while the tree is
+/// stopped, as a search for one socket looks at all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     nature: OnceCell<Nature>,
@@ -71,7 +71,7 @@ impl Nature {
         Ok(Some(*open.known.nature.get_or_init(|| nature)))
     }
 
-    /// What kind of socket `open` is, which is one.
+    /// The kind of socket that `open` is, which must be a socket.
     ///
     /// # Errors
     /// As [`Nature::of`].

@@ -79,7 +79,7 @@ pub struct Options {
     /// Whether that filter may no longer be changed.
     #[prost(bool, tag = "3")]
     pub filter_locked: bool,
-    /// What no call tells of the socket.
+    /// State of the socket of which no call tells.
     #[prost(message, optional, tag = "4")]
     pub hidden: Option<Hidden>,
 }
@@ -230,7 +230,7 @@ impl Options {
 }
 
 impl Value {
-    /// What the ledger says of the option.
+    /// The entry of the ledger for the option, if the ledger keeps it.
     fn known(&self) -> Result<KeptOption> {
         let entry = ledger::find(self.level, self.name);
         let known = entry.and_then(|entry| match entry.fate {
@@ -247,7 +247,7 @@ impl Value {
 /// Answers for one socket.
 pub(in crate::fd) type Answers = Vec<Answer>;
 
-/// What the kernel told of an option of the level `SOL_SOCKET`.
+/// The kernel's answer about an option of the level `SOL_SOCKET`.
 pub(in crate::fd) struct Answer {
     name: i32,
     /// Its value; none where the kernel or the family does not know it.
@@ -319,7 +319,7 @@ fn ask(own: BorrowedFd<'_>, entry: &Entry, kept: Kept) -> Result<Option<Vec<u8>>
     }
 }
 
-/// Whether a value is the network namespace's: larger than a call could set.
+/// True if a value is the network namespace's: it is larger than a call could set.
 fn is_of_namespace(entry: &Entry, value: &[u8]) -> bool {
     let limits = [(SOL_TCP, TCP_RTO_MIN_US), (SOL_TCP, TCP_DELACK_MAX_US)];
     let number = value.try_into().map(i32::from_ne_bytes);

@@ -12,8 +12,8 @@ use crate::{Allow, Error, Result};
 /// What allows a dump all the same.
 const OPTION: &str = "--skip-in-flight";
 
-/// Who has been told so often, over three seconds, that it may have a connection, and has not
-/// answered, is not there.
+/// A client that was told so often, over three seconds, that it may have a connection, and that has
+/// not answered, is taken for gone.
 const TOLD_ENOUGH: u8 = 2;
 
 /// The sockets of a tree, by inode number.

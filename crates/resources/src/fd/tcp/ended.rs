@@ -31,7 +31,7 @@ const RESET: i32 = Errno::CONNRESET.raw_os_error();
 const PIPE: i32 = Errno::PIPE.raw_os_error();
 const REFUSED: i32 = Errno::CONNREFUSED.raw_os_error();
 
-/// Whether [`fail`] can have a connection end so.
+/// True for an error with which [`fail`] can end a connection.
 pub fn is_made(error: i32) -> bool {
     [RESET, PIPE, REFUSED].contains(&error)
 }

@@ -405,7 +405,7 @@ fn refuse_unread(open: &Open<'_>, record: &Tcp) -> Result<()> {
     Ok(())
 }
 
-/// What sock_diag(7) tells of a socket.
+/// The facts of a socket that sock_diag(7) tells.
 fn told(open: &Open<'_>, record: &Tcp) -> Result<inet_diag::TcpFacts> {
     let told = inet_diag::tcp(socket::inode(open), &record.local, &record.remote);
     let told = told.map_err(|error| Error::kernel(format!("ask {}", open.place()), error))?;

@@ -9,7 +9,7 @@ use sys::nft::{Hold, Leftover, Listening};
 
 use crate::fd::socket::inet_diag::Listener;
 
-/// Whether and how new connections are kept from the listeners of a tree.
+/// The policy for new connections to a tree's listeners, and the rules that hold them back.
 #[derive(Debug)]
 pub struct Newcomers {
     name: String,
@@ -17,7 +17,7 @@ pub struct Newcomers {
     hold: Option<Hold>,
 }
 
-/// Whether new connections are kept away.
+/// The policy for new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Policy {
     /// They may come.
@@ -53,18 +53,18 @@ impl Newcomers {
         }
     }
 
-    /// Whether they are to be kept away.
+    /// True if they are to be kept away.
     #[must_use]
     pub fn are_held(&self) -> bool {
         self.policy == Policy::Held
     }
 
-    /// Whether they are kept from some listeners already.
+    /// True if some listeners are protected from them already.
     pub(super) fn is_holding(&self) -> bool {
         self.hold.is_some()
     }
 
-    /// Whether they are kept from all of these listeners.
+    /// True if all of these listeners are protected from them.
     pub(super) fn are_held_from<'a>(&self, all: impl IntoIterator<Item = &'a Listener>) -> bool {
         let mut all = all.into_iter().map(place);
         let held = |one| self.hold.as_ref().is_some_and(|hold| hold.has(&one));
@@ -87,14 +87,14 @@ impl Newcomers {
         }
     }
 
-    /// What holds them, if anything does.
+    /// The rules that hold them back, if there are any.
     #[must_use]
     pub fn into_hold(self) -> Option<Held> {
         self.hold.map(Held)
     }
 }
 
-/// What keeps new connections away, as long as it lives.
+/// Rules that keep new connections away, as long as it lives.
 #[derive(Debug)]
 pub struct Held(Hold);
 

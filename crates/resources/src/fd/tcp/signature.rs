@@ -49,7 +49,7 @@ impl Signature {
         })
     }
 
-    /// Whether it is one that a socket can have.
+    /// True if a socket can have it.
     pub fn is_sound(&self) -> bool {
         matches!(self.address.len(), 4 | 16) && self.key.len() <= KEY_BYTES && {
             self.prefix_bits as usize <= 8 * self.address.len()

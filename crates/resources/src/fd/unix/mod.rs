@@ -127,7 +127,7 @@ pub struct Unix {
     pub peer_maker_groups: Vec<u32>,
 }
 
-/// Who made a socket, as it is told.
+/// The maker of a socket, as `SO_PEERCRED` and `SO_PEERGROUPS` tell it.
 type Maker<'a> = sys::identity::Identity<'a>;
 
 impl Unix {

@@ -69,14 +69,14 @@ impl Kinds {
         Self(self.0 | other.0)
     }
 
-    /// Whether any kind is in both.
+    /// True if any kind is in both.
     #[must_use]
     pub const fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// What kind of socket `nature` is; a socket of UDP-Lite is one of UDP, too. Empty for kinds
-    /// that are not saved.
+    /// The kinds of a socket of this `nature`; a UDP-Lite socket is a UDP socket, too. Empty for
+    /// kinds that are not saved.
     #[must_use]
     pub fn of(nature: Nature) -> Self {
         const SOCK_STREAM: i32 = 1;
@@ -105,7 +105,7 @@ impl Kinds {
     }
 }
 
-/// What becomes of an option.
+/// The fate of an option at a dump and a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// getsockopt(2) tells its value, and setsockopt(2) gives it back.
@@ -118,7 +118,7 @@ pub enum Fate {
     Refused(&'static str),
     /// It is an action, or tells what the kernel knows by itself: which of both, and what.
     Stateless(&'static str),
-    /// What it tells is the kernel's own count or number of this very socket, and begins anew.
+    /// It tells the kernel's own count or number of this very socket, which begins anew.
     Renewed(&'static str),
 }
 
@@ -142,7 +142,7 @@ pub struct Entry {
     pub name: i32,
     /// Its name in the kernel's headers.
     pub label: &'static str,
-    /// What becomes of it.
+    /// Its fate at a dump and a restore.
     pub fate: Fate,
 }
 

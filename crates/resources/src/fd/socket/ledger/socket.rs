@@ -31,7 +31,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     late(SOL_SOCKET, 18, "SO_RCVLOWAT", ALL, 4),
     late(SOL_SOCKET, 20, "SO_RCVTIMEO_OLD", ALL, 16),
     late(SOL_SOCKET, 21, "SO_SNDTIMEO_OLD", ALL, 16),
-    // What says which of the two layouts is told comes after what would say the other one.
+    // The option that is set last chooses the layout: each `_NEW` one comes after its `_OLD` one.
     late(SOL_SOCKET, 29, "SO_TIMESTAMP_OLD", ALL, 4),
     late(SOL_SOCKET, 35, "SO_TIMESTAMPNS_OLD", ALL, 4),
     late(SOL_SOCKET, 63, "SO_TIMESTAMP_NEW", ALL, 4),

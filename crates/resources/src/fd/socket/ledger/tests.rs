@@ -12,7 +12,7 @@ use crate::testing::alone;
 struct Sample {
     name: &'static str,
     own: OwnedFd,
-    /// What must stay open as long as it.
+    /// A socket that must stay open as long as the sample.
     other: Option<OwnedFd>,
 }
 
@@ -270,7 +270,7 @@ const NUMBERS: i32 = 512;
 /// Not asked: it opens a descriptor.
 const OPENS: (i32, i32) = (SOL_SOCKET, 77);
 
-/// Whether the kernel knows an option: it answers, or complains of how it was asked.
+/// True if the kernel knows an option: it answers, or complains of how it was asked.
 fn is_answered(own: &OwnedFd, level: i32, name: i32) -> bool {
     use rustix::io::Errno;
     let unknown = [
@@ -329,7 +329,7 @@ fn kept_options_are_told_by_no_other_kind() {
                 let (Ok(told), false) = (told, kept.of.meets(kinds)) else {
                     continue;
                 };
-                // What cannot be set has no state.
+                // An option that cannot be set has no state.
                 let set = values(kept.bytes).any(|value| {
                     let (level, name) = (entry.level, entry.name);
                     let done = sys::socket::set_option(&sample.own, level, name, &value).is_ok();
