@@ -126,9 +126,9 @@ pub struct Header {
     /// A lock of futex(2) that the tracer's thread holds: its number. A parked thread waits for it,
     /// and the kernel hands it over when the tracer ends, at once and not before.
     pub owner: u32,
-    /// Whether (not 0) a thread that failed ends its process instead of parking.
+    /// Not 0: a thread that fails ends its process instead of parking.
     pub fatal: u64,
-    /// Whether (not 0) other threads of the process may be in the blob.
+    /// Not 0: other threads of the process may be in the blob.
     pub shared: u32,
     /// Nothing: keeps the size a multiple of 8 bytes.
     pub unused: u32,

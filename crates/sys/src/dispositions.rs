@@ -1,4 +1,4 @@
-//! What programs that are executed start with: default dispositions and an empty signal mask.
+//! Signals of programs that this process executes: default dispositions and an empty mask.
 //!
 //! execve(2) resets handlers and leaves ignored signals ignored (signal(7)), so a program under
 //! nohup(1), or started by a shell in the background, would pass that on to all that it starts.
@@ -24,8 +24,8 @@ extern "C" fn nothing(_: libc::c_int) {}
 /// Has programs that this process executes from now on start with every signal at its default
 /// disposition, and those that this thread executes with none blocked.
 ///
-/// What this process ignores does not end it afterwards either: it gets a handler that does
-/// nothing. Only the first call looks at dispositions; each empties the calling thread's mask.
+/// A signal that this process ignores does not end it afterwards either: it gets a handler that
+/// does nothing. Only the first call looks at dispositions; each empties the calling thread's mask.
 pub fn pass_on_defaults() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

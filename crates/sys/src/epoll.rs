@@ -11,7 +11,7 @@ pub struct Params {
     pub busy_poll_us: u32,
     /// How many packets one poll takes.
     pub budget: u16,
-    /// Whether interrupts are put off.
+    /// Not 0: an instance prefers busy polling to interrupts (`prefer_busy_poll`).
     pub prefer: u8,
     padding: u8,
 }

@@ -36,7 +36,7 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
-/// Whether the calling process has other threads that run its code, and go on doing so for a while.
+/// True if the calling process has other threads that run its code, and go on doing so for a while.
 ///
 /// # Errors
 /// When /proc/self/task cannot be read.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 
 use crate::socket::{self, Along, Credentials};
 
-/// Who makes a call.
+/// The process in whose name a call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity<'a> {
     /// Process, user and group.

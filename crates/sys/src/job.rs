@@ -33,8 +33,8 @@ pub fn without_stop<T>(change: impl FnOnce() -> T) -> T {
     result
 }
 
-/// What is noted while [`Told`] lives, besides that a child has stopped or ended and that this
-/// process goes on: it would end or stop this process.
+/// The signals that would end or stop this process, noted while [`Told`] lives. `SIGCHLD` and
+/// `SIGCONT` are noted, too.
 const PASSED_ON: [Signal; 5] = [
     Signal::INT,
     Signal::QUIT,
@@ -62,8 +62,9 @@ extern "C" fn note(signal: libc::c_int) {
     unsafe { *errno = before };
 }
 
-/// What a shell and a terminal tell this process as a job, noted instead of done, by whichever
-/// thread it reaches. There is one at a time; dropped, the signals have their default effects.
+/// Signals from a shell and a terminal to this process as a job, noted instead of obeyed, by
+/// whichever thread they reach. There is one at a time; dropped, the signals have their default
+/// effects.
 #[derive(Debug)]
 pub struct Told {
     eventfd: OwnedFd,

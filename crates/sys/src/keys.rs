@@ -74,7 +74,7 @@ pub fn in_new_session<T: Send>(work: impl FnOnce(i32) -> T + Send) -> io::Result
     })
 }
 
-/// Whether the kernel has keys; a process asks once.
+/// True if the kernel has keys; a process asks once.
 #[must_use]
 pub fn are_there() -> bool {
     const SET_REQKEY_KEYRING: libc::c_long = 14;

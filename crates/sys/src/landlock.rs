@@ -4,7 +4,7 @@ use std::io::{self, Error};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 
-/// Whether the kernel has it, switched on; a process asks once.
+/// True if the kernel has Landlock, switched on; a process asks once.
 #[must_use]
 pub fn is_there() -> bool {
     const VERSION: u32 = 1;

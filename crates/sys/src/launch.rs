@@ -44,10 +44,10 @@ pub struct User {
     pub gids: [u32; 3],
     /// More groups.
     pub groups: Vec<u32>,
-    /// What it may do; of a program that is started, execve(2) works out what is permitted and in
-    /// effect.
+    /// Its capabilities; of a program that is started, execve(2) works out which are permitted and
+    /// in effect.
     pub capabilities: Capabilities,
-    /// Whether no program gives it privileges (`PR_SET_NO_NEW_PRIVS`).
+    /// True if no program gives it privileges (`PR_SET_NO_NEW_PRIVS`).
     pub no_new_privileges: bool,
 }
 
@@ -237,7 +237,7 @@ fn become_user(user: &User) -> bool {
     if unsafe { libc::syscall(libc::SYS_setresgid, rgid, egid, sgid) } != 0 {
         return false;
     }
-    // What is permitted stays until it is set below.
+    // The permitted set stays as it is until it is set below.
     if prctl(libc::PR_SET_KEEPCAPS, 1, 0) != 0 {
         return false;
     }
@@ -369,7 +369,7 @@ mod tests {
             return;
         }
         let null = std::fs::File::open("/dev/null").unwrap();
-        // Who may bind low ports by an ambient capability, and one who may do nothing.
+        // A user that may bind low ports by an ambient capability, and one without capabilities.
         for ambient in [1 << 10, 0] {
             let (mut reader, writer) = io::pipe().unwrap();
             let arguments =

@@ -1,7 +1,7 @@
 //! Closed lists of what the kernel shows of a task: each entry with its fate, so that whoever reads
 //! the kernel's text or numbers refuses by name what stands in no list.
 
-/// What becomes of a state at a dump and a restore.
+/// The fate of a state at a dump and a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It comes back.
@@ -21,7 +21,7 @@ pub struct Entry {
     pub name: &'static str,
     /// Its number, where it has one.
     pub number: Option<u64>,
-    /// What becomes of it.
+    /// Its fate at a dump and a restore.
     pub fate: Fate,
     /// Why, or by what.
     pub why: &'static str,
@@ -72,7 +72,7 @@ pub const fn lost(name: &'static str, why: &'static str) -> Entry {
 /// A closed list.
 #[derive(Clone, Copy, Debug)]
 pub struct List {
-    /// What it is of.
+    /// The subject of the list.
     pub title: &'static str,
     /// Where the kernel shows it, or which header has the names.
     pub source: &'static str,
@@ -205,7 +205,7 @@ pub static LIMITS: List = List {
     ],
 };
 
-/// Whether /proc/PID/status may have a line of this name.
+/// True if /proc/PID/status may have a line of this name.
 #[must_use]
 pub(crate) fn is_line_of_status(name: &[u8]) -> bool {
     let by_name = |entry: &Entry| entry.name.as_bytes().cmp(name);

@@ -1,4 +1,4 @@
-//! What pidfds tell of processes that have ended (`PIDFD_GET_INFO`, Linux 6.15).
+//! Exit status of an ended process, by its pidfd (`PIDFD_GET_INFO`, Linux 6.15).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

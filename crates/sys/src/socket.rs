@@ -246,7 +246,7 @@ pub fn set_number(fd: impl AsFd, level: i32, name: i32, value: i32) -> io::Resul
     set_option(fd, level, name, &value.to_ne_bytes())
 }
 
-/// Whether an option's value is or holds an address of memory; those of iptables, arptables and
+/// True if an option's value is or holds an address of memory; those of iptables, arptables and
 /// ebtables (from 64, 96 and 128) are none of ours either.
 #[must_use]
 pub fn holds_addresses(level: i32, name: i32) -> bool {

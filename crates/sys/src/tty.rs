@@ -75,7 +75,7 @@ pub fn discipline(fd: impl AsFd) -> io::Result<i32> {
     number(&fd, libc::TIOCGETD)
 }
 
-/// Whether some of a terminal's modes cannot be changed (`TIOCSLCKTRMIOS`); of a master, those of
+/// True if some of a terminal's modes cannot be changed (`TIOCSLCKTRMIOS`); of a master, those of
 /// its slave.
 ///
 /// # Errors

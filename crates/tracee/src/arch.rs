@@ -164,7 +164,7 @@ fn data(out: &mut Vec<u8>, op: &[u8], at: usize) {
     out.extend(u32::try_from(at - next).expect("short").to_le_bytes());
 }
 
-/// What the function has returned of which a thread has arrived at the call of a landing pad.
+/// The result of a function, of a thread that has arrived at the call of its landing pad.
 pub(crate) fn result_on_pad(registers: &Registers) -> i64 {
     registers.r9.cast_signed()
 }

@@ -13,8 +13,8 @@
 //! A thread that runs in the mapping belongs to its tracer as long as that lives: parked at the end
 //! of its script, it waits for a lock of futex(2) that bears the number of the tracer's thread. The
 //! kernel gives it the lock when that thread ends, at once; no clock decides. A tracer that stands
-//! still for however long finds everything as it was. What a tracer that ends leaves behind has a
-//! way back:
+//! still for however long finds everything as it was. A thread that an ended tracer leaves behind
+//! has a way back:
 //! - in the stub: what was mapped is unmapped and the self-restore code follows;
 //! - in a batch: the thread comes to the end of its script and goes back by itself. A leader that
 //!   is alone unmaps the area through the stub. Where others may be in it, it stays, and whoever
@@ -84,13 +84,13 @@ pub struct Injection {
     /// What was there before.
     covered: Vec<u8>,
     area: Option<Span>,
-    /// Whether the stub was written.
+    /// True if the stub was written.
     has_stub: bool,
-    /// Whether the area's code is in pages of its own, which the process may not write.
+    /// True if the area's code is in pages of its own, which the process may not write.
     is_code_apart: bool,
     /// The number of this thread, whose end gives parked threads free, as the process sees it.
     owner: u32,
-    /// Who ends with this thread where the process does not see that.
+    /// A process that ends with this thread, for a target that cannot see this thread's number.
     stand_in: Option<StandIn>,
 }
 

@@ -19,7 +19,7 @@ impl Limit {
         }
     }
 
-    /// Whether the time is over.
+    /// True if the time is over.
     pub fn is_over(self) -> bool {
         self.longest
             .is_some_and(|longest| self.begun.elapsed() > longest)

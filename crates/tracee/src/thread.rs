@@ -23,7 +23,7 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// What a thread needs that goes back by itself.
+    /// The state that a thread needs to go back by itself.
     pub(crate) fn way_back(&self) -> WayBack {
         WayBack {
             registers: self.registers,

@@ -24,10 +24,10 @@ use crate::{Error, Result, Thread, call};
 /// How long a function of the vDSO may take to end.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// What the kernel answers for a write to a page that a userfaultfd protects.
+/// The kernel's error for a write to a page that a userfaultfd protects.
 const EIO: i32 = 5;
 
-/// What a thread did that was to run to the end of its function.
+/// The course of a thread that was to run to the end of its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
     /// It is at the entry of the landing pad's call.

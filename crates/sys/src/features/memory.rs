@@ -246,7 +246,7 @@ fn uffd_has(wanted: Features) -> Outcome {
     lacks(wanted - uffd_features()?)
 }
 
-/// Whether nothing is missing.
+/// Succeeds if nothing is missing.
 fn lacks(missing: Features) -> Outcome {
     if missing.is_empty() {
         yes()
@@ -268,7 +268,7 @@ fn uffd_noncoop() -> Outcome {
     yes()
 }
 
-/// What tracks needs no faults of the kernel's: a userfaultfd that anybody may make is enough.
+/// A tracker needs no faults of the kernel's: a userfaultfd that anybody may make is enough.
 fn uffd_wp_async() -> Outcome {
     let uffd = Uffd::create_for_user_mode().map_err(|error| why("userfaultfd", &error))?;
     let features = uffd.api(Features::empty());

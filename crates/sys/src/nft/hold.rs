@@ -31,7 +31,7 @@ const RULES_MAX: usize = 256;
 pub struct Listening {
     /// Its address.
     pub at: SocketAddr,
-    /// Whether it takes no connections by IPv4, if the address is one of IPv6.
+    /// True if it takes no connections by IPv4, if the address is one of IPv6.
     pub v6_only: bool,
 }
 
@@ -94,7 +94,7 @@ impl Hold {
         Ok(hold)
     }
 
-    /// Whether new connections are kept from this listener.
+    /// True if new connections are kept from this listener.
     #[must_use]
     pub fn has(&self, listener: &Listening) -> bool {
         self.held.contains(listener)
@@ -155,7 +155,7 @@ fn rule(batch: &mut Batch, table: &str, expressions: impl FnOnce(&mut Batch)) {
 /// `NLM_F_APPEND`: behind the rules that are there.
 const APPEND: u16 = 0x800;
 
-/// What asks for a connection to this listener is dropped.
+/// Drops packets that ask for a connection to this listener.
 fn drop_to(rule: &mut Batch, listener: &Listening) {
     if let Some(family) = listener.family() {
         is_equal(rule, META_NFPROTO, family.nfproto);

@@ -8,12 +8,12 @@ use super::check;
 
 static TRAPS: AtomicU64 = AtomicU64::new(0);
 static INTERCEPTED: AtomicU64 = AtomicU64::new(0);
-/// Whether calls are made (0) or intercepted (1).
+/// Selector of syscall user dispatch: the kernel makes a call (0), or the handler gets it (1).
 static SELECTOR: AtomicU8 = AtomicU8::new(0);
 
 /// A number that no system call has.
 const NO_CALL: u64 = 0x999;
-/// What an intercepted call gives.
+/// The result of an intercepted call.
 pub const ANSWER: u64 = 42;
 
 extern "C" fn on_trap(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {

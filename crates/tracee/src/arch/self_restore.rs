@@ -16,14 +16,14 @@ const MASK_AT: usize = LEN_BYTES - 48;
 /// Where it has the address to go to; for `iretq`, all that this takes from a stack.
 const TARGET_AT: usize = MASK_AT + 8;
 
-/// What a thread goes back to.
+/// The state that a thread goes back to.
 #[derive(Clone, Copy, Debug)]
 pub struct WayBack {
     /// Its registers.
     pub registers: Registers,
     /// Its mask of blocked signals.
     pub mask: u64,
-    /// Whether calls of its own are handed to a handler of its own.
+    /// The region and selector by which a handler of its own intercepts its calls, if one does.
     pub dispatch: Option<Dispatch>,
 }
 

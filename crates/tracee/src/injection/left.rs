@@ -1,4 +1,4 @@
-//! What a tracer leaves in a process that was killed while threads were in the blob.
+//! Remains, in a process, of a tracer that was killed while threads were in the blob.
 
 use std::fs::File;
 
@@ -14,7 +14,7 @@ const AREA_BYTES: u64 = 1 << 20;
 /// Where behind the blob's code an area says what it is.
 pub(super) const TRAILER_AT: usize = CODE_BYTES - Trailer::BYTES;
 
-/// What an area says of itself.
+/// The description of an area, which stands in the area itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Trailer {
     /// How many threads it is for.
@@ -74,7 +74,7 @@ impl Trailer {
 pub struct Left {
     /// Where it is.
     pub area: Span,
-    /// Whether a thread is on its way out of it, or was led away from there by a signal.
+    /// True if a thread is on its way out of it, or was led away from there by a signal.
     pub is_busy: bool,
 }
 
@@ -100,7 +100,7 @@ pub fn left_areas(pid: i32, mappings: &[Span]) -> Result<Vec<Left>> {
         .chunks(BEGINNING)
         .enumerate()
         .filter(|(at, beginning)| {
-            // What cannot be read with the others is looked at by itself.
+            // A beginning that cannot be read with the others is looked at by itself.
             (at + 1) * BEGINNING > got || blob::code().starts_with(beginning)
         });
     let mut left = Vec::new();
@@ -173,7 +173,7 @@ impl Injection {
     }
 }
 
-/// Whether the code at `at` of a stopped process, in its mapping `span`, is a stub or belongs to
+/// True if the code at `at` of a stopped process, in its mapping `span`, is a stub or belongs to
 /// the blob: an injection was cut short, and the thread is still on its way back.
 ///
 /// # Errors
