@@ -11,7 +11,7 @@ const PIECE_BYTES: u64 = 512 << 10;
 /// Over how many gaps of pages that nobody has to bring in that is looked, at the most.
 const GAPS_MAX: usize = 1024;
 
-/// What is known of the pages of a target, by region.
+/// State of the pages of a target, by region.
 pub(crate) trait Pages {
     /// How large the pages of region `number` are.
     fn page_bytes(&self, number: usize) -> u64;

@@ -42,9 +42,9 @@ pub enum Error {
     NoRoom {
         /// Whose memory.
         pid: i32,
-        /// What is to come.
+        /// The pages that are to be brought in.
         wanted: String,
-        /// What the host has.
+        /// The huge pages that the host has.
         pool: String,
     },
     /// The target waits for a page that was not handed over.

@@ -37,14 +37,14 @@ impl Waiting {
         }
     }
 
-    /// Whether it is not time yet to try it again.
+    /// True if it is too early to try again.
     pub fn is_resting(&self, now: Instant) -> bool {
         self.again.is_some_and(|again| again > now)
     }
 }
 
 impl Session {
-    /// Reads all events. What was given up is noted first; faults are appended to `waiting`.
+    /// Reads all events. Memory that was given up is noted first; faults are appended to `waiting`.
     ///
     /// # Errors
     /// Those of reading, and [`Error::Call`].

@@ -422,7 +422,7 @@ fn place(
     Ok(outcome)
 }
 
-/// What it means that the first page of several is refused.
+/// The reason why the first page of several is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refused {
     /// It is there, or is none of ours any more.
@@ -465,7 +465,7 @@ fn why(session: &Session, number: usize, rest: Span, error: &std::io::Error) -> 
     }
 }
 
-/// Whether it was tried for long enough to get a page for who waits for it.
+/// True if a thread has waited for long enough while the host had no page for it.
 pub(crate) fn has_starved(since: Option<Instant>) -> bool {
     since.is_some_and(|since| since.elapsed() > STARVED_MOST)
 }

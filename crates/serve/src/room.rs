@@ -30,7 +30,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// What there is now; none where that is not told.
+    /// The pool as it is now; none if the kernel does not tell.
     pub fn now() -> Option<Self> {
         Self::at(Path::new(POOL))
     }
@@ -133,7 +133,7 @@ fn span_of(line: &str) -> Option<Span> {
 }
 
 impl Session {
-    /// Whether a huge page is in memory at `span`, or is in the target's file and mapped from there
+    /// True if a huge page is in memory at `span`, or is in the target's file and mapped from there
     /// now. Small pages need no look: of those `EEXIST` is true, as the kernel sees the entry of
     /// the page table, or the page in the file's cache.
     ///

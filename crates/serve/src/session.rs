@@ -41,7 +41,7 @@ pub struct Options {
     /// Whether who touches a page that cannot be brought in gets `SIGBUS`; otherwise serving ends
     /// with that.
     pub poison: bool,
-    /// Whether everything is going to be brought in: then it must be possible.
+    /// True if everything is going to be brought in: then it must be possible.
     pub everything: bool,
 }
 

@@ -35,7 +35,7 @@ struct Inner {
     /// The directories that got a new entry when this one was made; a durable commit writes them
     /// out.
     ancestors: Vec<PathBuf>,
-    /// Whether nothing is read that another user may have written.
+    /// True if nothing is read that another user may have written.
     own_only: bool,
     /// Whether the file system makes files without a name, as far as we know.
     nameless: AtomicBool,
@@ -74,8 +74,8 @@ impl Directory {
         Ok(Self::new(path, fd, Vec::new()))
     }
 
-    /// Opens the directory at `path`, which must exist. What another user but root owns, or may
-    /// write to, is not read: neither in it nor in those beside it.
+    /// Opens the directory at `path`, which must exist. A file or directory that another user but
+    /// root owns, or may write to, is not read: neither in this directory nor in those beside it.
     ///
     /// # Errors
     /// [`Error::Untrusted`], [`Error::System`].

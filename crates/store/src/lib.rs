@@ -76,7 +76,7 @@ pub enum Error {
         name: String,
         /// The store.
         store: String,
-        /// Who may have written it.
+        /// The user who may have written it, or the permission that lets others write.
         why: String,
     },
     /// A read reaches past the object's end.

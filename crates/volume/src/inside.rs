@@ -1,5 +1,5 @@
-//! What is written to while a volume is frozen must not be in that volume: a writer would wait for
-//! the end of the freeze, and an image would grow by what is read of it.
+//! Files that are written to while a volume is frozen must not be in that volume: a writer would
+//! wait for the end of the freeze, and an image would grow by its own pages.
 
 use std::fs::{File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
@@ -70,7 +70,7 @@ fn existing(path: &Path) -> Result<(PathBuf, std::fs::Metadata)> {
     }
 }
 
-/// Whether the bytes of a device are on another one: in a file there that is attached as a loop
+/// True if the bytes of a device are on another one: in a file there that is attached as a loop
 /// device, or as those of a device that is mapped to others.
 fn stands_on(device: (u32, u32), other: (u32, u32), depth: u32) -> bool {
     if device == other || depth == 0 {
@@ -99,7 +99,7 @@ fn stands_on(device: (u32, u32), other: (u32, u32), depth: u32) -> bool {
         .any(|below| stands_on(below, other, depth - 1))
 }
 
-/// Whether a file that is made in a folder is one of the volume: its inode there, by the number
+/// True if a file that is made in a folder is one of the volume: its inode there, by the number
 /// that the folder's file system tells, has the size and time that the file was just given.
 fn is_written_through(volume: &Volume, folder: &Path) -> bool {
     let Ok(probe) = Probe::new(folder) else {

@@ -123,7 +123,7 @@ pub fn id_of(mount: &OwnedFd) -> rustix::io::Result<u64> {
     Ok(facts.stx_mnt_id)
 }
 
-/// Who answers for a mounted file: a process of its own, which uses nothing of it. One that did
+/// The process that answers for a mounted file, and that uses nothing of it. A process that used it
 /// would wait for itself when it is killed (`fuse_flush`), or when it reads the loop device.
 #[derive(Debug)]
 struct Server(Pid);

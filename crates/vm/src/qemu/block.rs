@@ -206,7 +206,7 @@ fn check(qmp: &mut Qmp, version: Version, backend: &Backend, words: &[String]) -
     Ok(id.clone())
 }
 
-/// Whether a name is that of the memory that QEMU makes for a machine which is told of no backend.
+/// True if a name is that of the memory that QEMU makes for a machine without a backend.
 fn is_main(name: &str) -> bool {
     name.ends_with(".ram") || name == "ram"
 }

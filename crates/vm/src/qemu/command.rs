@@ -242,7 +242,7 @@ pub(crate) fn recorded(
     Ok(join(all))
 }
 
-/// What a word says of `key`.
+/// The value of `key` in a word.
 fn of(word: &Word, key: &str) -> Option<String> {
     let mut fields = fields(word.value()).into_iter();
     let field = fields.find(|field| field.0 == key);
@@ -256,13 +256,13 @@ pub(crate) fn device_names(words: &[String]) -> Vec<String> {
     names.filter(|name| !name.is_empty()).collect()
 }
 
-/// Whether a command line has an object of this name.
+/// True if a command line has an object of this name.
 pub(crate) fn has_object(words: &[String], name: &str) -> bool {
     let mut objects = split(words).into_iter().filter(|word| word.is(&["object"]));
     objects.any(|word| object(word.value()).1 == name)
 }
 
-/// Whether a QEMU that is started with this command line gives its user up by itself.
+/// True if a QEMU that is started with this command line gives its user up by itself.
 pub(crate) fn names_user(words: &[String]) -> bool {
     split(words).iter().any(|word| {
         let names_it = || fields(word.value()).iter().any(|field| field.0 == "user");
@@ -505,7 +505,7 @@ mod tests {
             assert!(error.starts_with(line), "{error}");
         }
         recorded(&words("-drive file=a,snapshot=off"), "pc", false, false).expect("it stays");
-        // What was written to it is in the image.
+        // The image has the contents of the temporary disk.
         let line = words("-drive file=a,snapshot=on -machine pc");
         assert_eq!(recorded(&line, "pc", false, true), Ok(line));
         let error = recorded(&words("-netdev tap,fd=3,id=n"), "pc", false, false);

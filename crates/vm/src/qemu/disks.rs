@@ -484,7 +484,7 @@ impl Opened {
             all.insert((facts.dev(), facts.ino()), number.to_owned());
             let link = fs::read_link(&path).unwrap_or_default();
             let former = link.as_os_str().as_bytes().strip_suffix(b" (deleted)");
-            // What has another name is there as long as that.
+            // A file with another hard link is not deleted.
             if let Some(former) = former.filter(|_| facts.is_file() && facts.nlink() == 0) {
                 let former = PathBuf::from(OsStr::from_bytes(former));
                 deleted.insert(former, number.to_owned());

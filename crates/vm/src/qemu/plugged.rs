@@ -16,9 +16,9 @@ pub(crate) const PLACES: [&str; 2] = ["/machine/peripheral", "/machine/periphera
 pub(crate) struct Device {
     /// Where QEMU has it.
     pub place: &'static str,
-    /// What it is called there.
+    /// Its name there.
     pub name: String,
-    /// What kind it is of, as `virtio-net-pci`.
+    /// Its type, as `virtio-net-pci`.
     pub kind: String,
 }
 
@@ -49,8 +49,8 @@ pub(crate) fn devices(qmp: &mut Qmp) -> Result<Vec<Device>> {
     Ok(devices)
 }
 
-/// What is different from what the command line `words` gives a machine: devices that were plugged
-/// in or unplugged, each by its name.
+/// The differences between a machine and its command line `words`: devices that were plugged in or
+/// unplugged, each by its name.
 ///
 /// # Errors
 /// Those of [`Qmp::call`].
@@ -69,7 +69,7 @@ pub(crate) fn differences(
         let (command, with) = question(device);
         let is_plugged = match qmp.call::<Value>(command, with) {
             Ok(told) => told != Value::Bool(false),
-            // What does not tell is not known to be of the command line.
+            // A device without the property counts as plugged in: the command line may not make it.
             Err(Error::Refused { .. }) => true,
             Err(error) => return Err(error),
         };

@@ -247,7 +247,7 @@ mod tests {
         set_backing(&file, backing("/x")).expect("it has room");
         file.read_exact_at(&mut after, 0).expect("read");
         assert_eq!(&after[144..146], b"/x");
-        // What has no end is refused.
+        // A header without an end is refused.
         header[104..].fill(0xff);
         file.write_all_at(&header, 0).expect("written");
         assert!(set_backing(&file, backing("/y")).is_err());

@@ -20,8 +20,8 @@ use sys::socket::{self, Along};
 
 use crate::{Error, Result};
 
-/// What it is told: of a process; of a file, with its name behind; of a mount, with its id and its
-/// directory behind; or that all goes well.
+/// The first byte of a message to the reaper: a process; a file, with its name behind; a mount,
+/// with its id and its directory behind; or the reaper's dismissal, as all goes well.
 const PROCESS: u8 = b'p';
 const FILE: u8 = b'f';
 const MOUNT: u8 = b'm';

@@ -322,7 +322,7 @@ fn check_disk(reader: &Reader, disk: &QemuDisk) -> std::result::Result<(), Strin
     Ok(())
 }
 
-/// Whether the image in `images` is of a machine that QEMU ran.
+/// True if the image in `images` is of a machine that QEMU ran.
 ///
 /// # Errors
 /// [`Error::Store`], [`Error::Image`].

@@ -36,7 +36,7 @@ pub struct SaveOptions {
     pub kind: SaveKind,
     /// Whether the contents of its disks are saved, too.
     pub with_disks: bool,
-    /// Whether each restore is going to be given a command line, as the recorded one does not make
+    /// True if each restore is going to be given a command line, as the recorded one does not make
     /// all devices of the machine.
     pub for_command: bool,
     /// How pages are compressed.

@@ -27,7 +27,7 @@ pub(crate) struct QemuUser {
     /// Capabilities: inheritable, permitted, effective, bounding, ambient.
     #[prost(uint64, repeated, tag = "4")]
     pub capabilities: Vec<u64>,
-    /// Whether no program gives it privileges.
+    /// True if no program gives it privileges.
     #[prost(bool, tag = "5")]
     pub no_new_privileges: bool,
 }
@@ -142,7 +142,7 @@ fn obstacle(saved: &User, own: &User) -> Option<String> {
     if !are_kept(saved.uids) || !are_kept(saved.gids) {
         return Some("its saved user or group is another one than its effective one".to_owned());
     }
-    // What execve(2) makes of them.
+    // The capabilities that execve(2) gives the started program.
     let is_root = saved.uids[0] == 0 || saved.uids[1] == 0;
     let gets = match is_root {
         true => inheritable | bounding,

@@ -159,8 +159,8 @@ impl Live {
         Ok(difference)
     }
 
-    /// Whether a failure to bring in what nobody has asked for ends the session: not where the host
-    /// has no page for it, as long as not everything has to come.
+    /// Returns the failure of a prefetch if it ends the session. A host without a huge page for it
+    /// ends no session, unless everything has to come.
     fn bears(&self, error: serve::Error) -> Option<serve::Error> {
         if !matches!(error, serve::Error::NoRoom { .. }) || self.draining.load(Relaxed) {
             return Some(error);
@@ -534,7 +534,7 @@ fn serve_all<'scope>(
             break Err(error);
         }
         if finished >= FETCHERS && live.is_short.swap(false, Relaxed) {
-            // What could not come is tried again when all has to.
+            // A page that could not come is tried again when all has to.
             live.fetching.store(false, Relaxed);
             live.session.fetch_again();
             (fetchers, finished) = (0, 0);

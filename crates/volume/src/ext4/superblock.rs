@@ -61,7 +61,7 @@ pub struct Superblock {
     pub label: String,
     /// The inode of the journal; 0 where there is none in the file system.
     pub journal_inode: u32,
-    /// Whether it was unmounted, or checked, after it was written to last.
+    /// True if it was unmounted, or checked, after it was written to last.
     pub was_unmounted: bool,
     /// Inodes whose blocks change without a trace in the inode: quota, orphans.
     pub special_inodes: Vec<u32>,
