@@ -50,7 +50,7 @@ struct Ran<'a> {
     took: Duration,
 }
 
-/// What came of all tests.
+/// Results of all tests.
 #[derive(Debug, Default)]
 struct Results<'a> {
     tests: Vec<Ran<'a>>,
@@ -60,7 +60,7 @@ struct Results<'a> {
     flaky: BTreeSet<String>,
 }
 
-/// What fails a run besides tests that failed.
+/// Causes that fail a run besides tests that failed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Broken {
     /// Tests that were flaky again and are not explained.
@@ -260,7 +260,7 @@ impl Ran<'_> {
         format!("{} {}", self.program.name, self.name)
     }
 
-    /// Whether it failed and may be tried again: it is an end-to-end test by its program, or has
+    /// True if it failed and may be tried again: it is an end-to-end test by its program, or has
     /// said that it starts something.
     fn is_retried(&self, noted: &BTreeSet<String>) -> bool {
         let note = format!("{} {}", self.program.package, self.name);
@@ -279,7 +279,7 @@ fn slowest(tests: &[Ran<'_>]) -> Vec<String> {
     std::iter::once(title).chain(lines).collect()
 }
 
-/// What a flaky test means for the run.
+/// The message about a flaky test, for the output of the run.
 fn told(standing: Standing) -> String {
     let page = flaky::PAGE;
     match standing {

@@ -15,7 +15,7 @@ use super::{Control, Failure, not_understood};
 const STEPS: u64 = 500;
 const SPINS: u64 = 200_000;
 
-/// What the thread has seen.
+/// Counts of the thread: all rounds, and those with a wrong result.
 #[derive(Default)]
 struct Seen {
     rounds: AtomicU64,

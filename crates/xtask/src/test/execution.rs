@@ -18,7 +18,7 @@ const MOST_DEATHS: usize = 5;
 /// How many tests run at a time, as libtest understands it.
 const THREADS: &str = "RUST_TEST_THREADS";
 
-/// What all test programs are told.
+/// Settings of all test programs.
 #[derive(Debug)]
 pub struct Setting {
     /// The command under test.
@@ -29,7 +29,7 @@ pub struct Setting {
     pub end_to_end: PathBuf,
 }
 
-/// What a program that was run printed and how it ended.
+/// The output of a program that was run, and its exit status.
 struct Printed<T> {
     status: ExitStatus,
     read: T,
@@ -165,7 +165,7 @@ fn execute<T: Send>(
     let (status, read) = std::thread::scope(|scope| {
         let reader = scope.spawn(|| read(stdout));
         let status = child.wait();
-        // What is left has the output open, which then does not end.
+        // A process that is left keeps the output open, which then does not end.
         loop {
             for one in marks.kill_all() {
                 eprintln!("left running by a test, and killed: {one}");

@@ -9,7 +9,7 @@ use crate::repo;
 /// Where what was found about each stands, relative to the top folder.
 pub const PAGE: &str = "docs/flaky.md";
 
-/// What a run makes of a test that was flaky in it.
+/// The standing of a test that was flaky in this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The page says what was found about it.
@@ -20,7 +20,7 @@ pub enum Standing {
     Again,
 }
 
-/// What runs on this machine remember of the runs before.
+/// The tests that were flaky in the run before on this machine, and those that the page explains.
 #[derive(Debug)]
 pub struct Memory {
     file: PathBuf,
@@ -51,7 +51,7 @@ impl Memory {
         &self.explained
     }
 
-    /// What `name`, which was flaky in this run, is.
+    /// The standing of `name`, which was flaky in this run.
     pub fn standing(&self, name: &str) -> Standing {
         match (self.explained.contains(name), self.last.contains(name)) {
             (true, _) => Standing::Explained,
@@ -80,7 +80,7 @@ fn explained(page: &str) -> BTreeSet<String> {
     explained.map(|(name, _)| name.to_owned()).collect()
 }
 
-/// What the next run is to know, a name a line.
+/// The names that the next run is to know, one a line.
 fn next(last: &BTreeSet<String>, ran: &BTreeSet<String>, flaky: &BTreeSet<String>) -> String {
     let kept = last.difference(ran).chain(flaky).collect::<BTreeSet<_>>();
     kept.into_iter().map(|name| format!("{name}\n")).collect()

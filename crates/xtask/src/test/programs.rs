@@ -9,7 +9,7 @@ use super::schedule::Listed;
 use crate::error::{Error, Result};
 use crate::repo;
 
-/// What subjects, real programs and the command itself are started by.
+/// The package that starts subjects, real programs and the command itself.
 const STARTER: &str = "testkit";
 
 /// A program of tests.
@@ -23,7 +23,7 @@ pub struct Program {
     executable: PathBuf,
     /// The package's folder, in which cargo runs it, too.
     folder: PathBuf,
-    /// Whether it stands in `tests/` of a package that starts subjects: all of its tests are
+    /// True if it stands in `tests/` of a package that starts subjects: all of its tests are
     /// end-to-end tests.
     pub is_end_to_end: bool,
 }
@@ -33,9 +33,9 @@ pub struct Program {
 pub struct Package {
     id: String,
     name: String,
-    /// Whether it has a library, which may have doc tests.
+    /// True if it has a library, which may have doc tests.
     has_library: bool,
-    /// Whether it uses what starts subjects.
+    /// True if it uses the package that starts subjects.
     starts_subjects: bool,
 }
 

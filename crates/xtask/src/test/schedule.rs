@@ -37,11 +37,11 @@ pub struct Schedule {
     /// The names under `failures:`.
     failures: BTreeSet<String>,
     names_failures: bool,
-    /// Whether the closing line says `ok`.
+    /// True if the closing line says `ok`; `None` before that line.
     closing: Option<bool>,
 }
 
-/// What is known when the program has ended.
+/// The tests of a program that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Closed {
     /// Those that have ended, and those that ran when the program died.
@@ -159,12 +159,12 @@ fn outcome_behind(line: &str) -> Option<(&str, Verdict)> {
     (!name.contains(' ')).then_some((name, verdict))
 }
 
-/// What a program lists with `--list`.
+/// The list that a program prints with `--list`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The names of its tests, in the order in which they begin.
     pub names: Vec<String>,
-    /// Whether libtest runs them, several at a time.
+    /// True if libtest runs them, several at a time.
     pub by_libtest: bool,
 }
 

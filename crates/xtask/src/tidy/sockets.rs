@@ -140,7 +140,7 @@ fn arguments(text: &str) -> Vec<String> {
     all.iter().map(|one| one.trim().to_owned()).collect()
 }
 
-/// What a literal says, with lines that go on joined.
+/// The text of a literal, with continued lines joined.
 fn unquoted(literal: &str) -> Option<String> {
     let inside = literal.trim().strip_prefix('"')?.strip_suffix('"')?;
     let pieces = inside.split("\\\n").enumerate();
