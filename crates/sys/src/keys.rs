@@ -13,27 +13,55 @@ pub enum Session {
     Own(i32),
 }
 
-/// The calling thread's session keyring; none where the kernel has no keys. It is looked at by a
-/// thread that ends with that: the kernel gives one that has no session keyring its user's for good
-/// when it is asked.
+/// The calling thread's session keyring; none where the kernel has no keys. A child looks at it and
+/// ends: the kernel gives one that has no session keyring its user's for good when it is asked.
 ///
 /// # Errors
-/// `EACCES` where the thread may not search it, `EKEYREVOKED` and `EKEYEXPIRED`.
+/// `EACCES` where the thread may not search it, `EKEYREVOKED` and `EKEYEXPIRED`; those of clone(2).
 pub fn own_session() -> io::Result<Option<Session>> {
-    let thread = std::thread::Builder::new().spawn(session)?;
-    let ended = thread.join();
-    ended.unwrap_or_else(|_| Err(Error::other("the thread that looks for a keyring panicked")))
-}
-
-fn session() -> io::Result<Option<Session>> {
-    let serial = match serial_of(SESSION) {
+    /// A call and a half, and the C library's beginning of a child.
+    const STACK_BYTES: usize = 64 << 10;
+    let mut stack = vec![0u128; STACK_BYTES / size_of::<u128>()];
+    let mut looked = Looked::default();
+    let top = stack.as_mut_ptr_range().end.cast();
+    // No signal tells of its end: whoever waits for other children is not disturbed.
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK;
+    // SAFETY: the child has the stack, and this thread goes on when the child has ended, so it has
+    // what the child writes for itself again.
+    let child = unsafe { libc::clone(look, top, flags, (&raw mut looked).cast()) };
+    if child < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: the call writes no status. Who reaps all children may have come first.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::__WALL) };
+    let told = |serial: i32| match serial {
+        ..0 => Err(Error::from_raw_os_error(-serial)),
+        serial => Ok(serial),
+    };
+    let serial = match told(looked.session) {
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => return Ok(None),
         serial => serial?,
     };
-    Ok(Some(match serial_of(USER_SESSION)? == serial {
+    Ok(Some(match told(looked.user_session)? == serial {
         true => Session::Default,
         false => Session::Own(serial),
     }))
+}
+
+/// Serial numbers of keyrings, or errors below 0.
+#[derive(Default)]
+struct Looked {
+    session: i32,
+    user_session: i32,
+}
+
+/// Looks at the keyrings of the calling task, which has the memory of who waits for it.
+extern "C" fn look(looked: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: the caller of clone(2) gives its own, and waits meanwhile.
+    let looked = unsafe { &mut *looked.cast::<Looked>() };
+    looked.session = serial_of(SESSION);
+    looked.user_session = serial_of(USER_SESSION);
+    0
 }
 
 /// `KEY_SPEC_SESSION_KEYRING`.
@@ -41,14 +69,14 @@ const SESSION: i32 = -3;
 /// `KEY_SPEC_USER_SESSION_KEYRING`.
 const USER_SESSION: i32 = -5;
 
-/// The serial number of a keyring of the calling thread, which is not made.
-fn serial_of(special: i32) -> io::Result<i32> {
+/// The serial number of a keyring of the calling task, which is not made; an error below 0.
+fn serial_of(special: i32) -> i32 {
     const GET_KEYRING_ID: libc::c_long = 0;
     // SAFETY: the call takes numbers alone.
     let serial = unsafe { libc::syscall(libc::SYS_keyctl, GET_KEYRING_ID, special, 0) };
     match serial {
-        ..0 => Err(Error::last_os_error()),
-        serial => i32::try_from(serial).map_err(Error::other),
+        ..0 => -Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        serial => serial as i32,
     }
 }
 

@@ -13,7 +13,7 @@ use resources::map::memory::{self, Mapping, Memory};
 use resources::map::policy::Policy;
 use resources::map::registered::{self, Registration, Registrations};
 use resources::script::Script;
-use resources::task::{self, Facts};
+use resources::task::{self, Facts, ProcessCheck};
 use resources::{Allow, fd};
 use sys::proc::{Stat, Status};
 use syscalls::Sysno;
@@ -134,9 +134,10 @@ impl Found {
         for listed in &found.listed {
             obstacles.note(Mapping::of(listed, pid, None))?;
         }
+        let mut check = ProcessCheck::default();
         for thread in task.threads() {
             let facts = found.facts((task, task.asked()), thread, allow);
-            obstacles.note(resources::task::check(&facts))?;
+            obstacles.note(check.thread(&facts))?;
             found.statuses.push(facts.status()?);
         }
         found.node.namespace_pids = match task.leader_end {

@@ -277,7 +277,7 @@ pub(super) fn semaphore(path: &[u8], inode: (u64, u64)) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
     use std::os::unix::fs::PermissionsExt;
 
     use super::super::testing::World;

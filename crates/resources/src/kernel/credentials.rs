@@ -3,7 +3,6 @@
 //! Each thread of a dump is looked at while it is stopped, so a look takes two calls, and all
 //! places in the kernel's structures are known before: by [`prepare`].
 
-use std::cell::Cell;
 use std::io::{Error, ErrorKind, Result};
 use std::sync::{Mutex, PoisonError};
 
@@ -196,11 +195,6 @@ pub(crate) struct CredentialsReader {
     pub own_session: u64,
 }
 
-thread_local! {
-    /// The thread that was looked at last, for the next part of it.
-    static LAST: Cell<Option<(i32, Credentials)>> = const { Cell::new(None) };
-}
-
 /// Finds all places before a tree is stopped, and keeps them for the next dump of this boot: the
 /// kernel's description of its types is large.
 pub fn prepare() {
@@ -260,21 +254,6 @@ impl CredentialsReader {
         match own.uid == rustix::process::getuid().as_raw() {
             true => Ok(reader),
             false => Err(unclear("this process is not found")),
-        }
-    }
-
-    /// Looks at a thread that is stopped, and keeps what it sees for who [asks next](Self::known).
-    pub fn look_first(&self, tid: i32) -> Result<Credentials> {
-        let seen = self.look(tid)?;
-        LAST.set(Some((tid, seen)));
-        Ok(seen)
-    }
-
-    /// The credentials of a thread that is stopped: those that were just seen, or are seen now.
-    pub fn known(&self, tid: i32) -> Result<Credentials> {
-        match LAST.take() {
-            Some((last, seen)) if last == tid => Ok(seen),
-            _ => self.look(tid),
         }
     }
 

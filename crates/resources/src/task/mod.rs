@@ -6,6 +6,7 @@ use sys::arch::Registers;
 use sys::proc::{Malformed, Stat, Status};
 use sys::ptrace::{Filter, RseqArea};
 
+use crate::kernel::credentials::{Credentials, CredentialsReader};
 use crate::script::{Answers, DataAt, Script, StepAt};
 use crate::{Allow, Error, Inherited, Result};
 
@@ -326,15 +327,34 @@ pub fn prepare() {
     sandbox::own_label();
 }
 
-/// Checks that a thread may be made to call anything at all.
-///
-/// # Errors
-/// [`crate::Error::Unsupported`], and those of [`Facts::status`].
-pub fn check(facts: &dyn Facts) -> Result<()> {
-    refused::check(facts)?;
-    sandbox::check(facts)?;
-    keyrings::check(facts)?;
-    seccomp::check(facts)
+/// The check of a process's threads, before one of them is made to call anything.
+#[derive(Debug, Default)]
+pub struct ProcessCheck {
+    /// Credentials of the thread that was checked first.
+    first: Option<Credentials>,
+}
+
+impl ProcessCheck {
+    /// Checks that a thread may be made to call anything at all.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`], [`crate::Error::Kernel`], and those of [`Facts::status`].
+    pub fn thread(&mut self, facts: &dyn Facts) -> Result<()> {
+        refused::check(facts)?;
+        let reader = CredentialsReader::get().ok();
+        let look = |reader: &CredentialsReader| {
+            let tid = facts.tid();
+            let failed = |error| Error::kernel(format!("read the credentials of {tid}"), error);
+            reader.look(tid).map_err(failed)
+        };
+        let seen = reader.map(look).transpose()?;
+        sandbox::check(facts, seen)?;
+        if let Some(seen) = seen {
+            keyrings::check(facts, seen, self.first)?;
+            self.first.get_or_insert(seen);
+        }
+        seccomp::check(facts)
+    }
 }
 
 /// Every part, in the order in which they are planned.

@@ -22,7 +22,7 @@ use sys::landlock;
 use syscalls::Sysno;
 
 use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, decode, tags};
-use crate::kernel::credentials::CredentialsReader;
+use crate::kernel::credentials::{Credentials, CredentialsReader};
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
 
@@ -53,18 +53,16 @@ pub(crate) fn own_label() -> Option<&'static [u8]> {
     own.as_deref()
 }
 
-/// Checks what can be told of a thread before it is made to call anything.
+/// Checks what can be told of a thread before it is made to call anything, given its credentials
+/// where the kernel's memory tells them.
 ///
 /// # Errors
 /// [`Error::Unsupported`], [`Error::Kernel`].
-pub(super) fn check(facts: &dyn Facts) -> Result<()> {
+pub(super) fn check(facts: &dyn Facts, seen: Option<Credentials>) -> Result<()> {
     let tid = facts.tid();
-    if let (true, Ok(reader)) = (landlock::is_there(), CredentialsReader::get()) {
-        let failed = |error| Error::kernel(format!("looking for a sandbox of thread {tid}"), error);
-        if reader.look_first(tid).map_err(failed)?.is_in_domain {
-            let why = "the kernel tells nobody its rules";
-            return Err(Error::unsupported(tid, "a Landlock domain").because(why));
-        }
+    if seen.is_some_and(|seen| seen.is_in_domain) {
+        let why = "the kernel tells nobody its rules";
+        return Err(Error::unsupported(tid, "a Landlock domain").because(why));
     }
     match own_label() {
         None => Ok(()),
@@ -172,6 +170,7 @@ fn check_compared(facts: &dyn Facts, result: i64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::ProcessCheck;
     use crate::testing::Stage;
 
     /// Has a stage restrict itself, as `attributes` (`struct landlock_ruleset_attr`) say.
@@ -195,11 +194,13 @@ mod tests {
         // Files, ports and what is outside of the domain, each alone.
         for attributes in [[4, 0, 0], [0, 3, 0], [0, 0, 3]] {
             let mut stage = Stage::new();
-            check(&stage).expect("it is free");
+            ProcessCheck::default().thread(&stage).expect("it is free");
             if !shut_in(&mut stage, attributes) {
                 continue;
             }
-            let error = check(&stage).expect_err("it is not");
+            let error = ProcessCheck::default()
+                .thread(&stage)
+                .expect_err("it is not");
             let want = format!(
                 "pid {}: a Landlock domain is not supported: the kernel tells nobody its rules",
                 stage.pid()

@@ -69,6 +69,8 @@ fn clone3_set_tid() -> Outcome {
     let tid: libc::pid_t = own_pid();
     // SAFETY: every field of the structure is a number, for which zero means absent.
     let mut arguments: raw::clone_args = unsafe { std::mem::zeroed() };
+    // With the memory shared, none is copied before the pid is looked at.
+    arguments.flags = libc::CLONE_VM as u64;
     arguments.exit_signal = libc::SIGCHLD as u64;
     arguments.set_tid = (&raw const tid).expose_provenance() as u64;
     arguments.set_tid_size = 1;

@@ -29,8 +29,6 @@ mod contents;
 mod plan;
 mod told;
 
-use std::cell::Cell;
-
 use prost::Message;
 use sys::keys;
 
@@ -156,32 +154,21 @@ pub fn own_is_unset() -> bool {
     CredentialsReader::get().is_ok_and(|reader| reader.own_session == 0)
 }
 
-thread_local! {
-    /// The process whose leader was checked last, and what it has.
-    static LEADER: Cell<Option<(i32, Credentials)>> = const { Cell::new(None) };
-}
-
-fn look(reader: &CredentialsReader, tid: i32) -> Result<Credentials> {
-    let failed = |error| Error::kernel(format!("looking for the keyrings of thread {tid}"), error);
-    reader.known(tid).map_err(failed)
-}
-
-/// Checks what can be told of a thread, of which those of a process come one after the other.
+/// Checks what can be told of a thread with these credentials, given those of the process's first
+/// one that was checked.
 ///
 /// # Errors
 /// [`Error::Unsupported`], [`Error::Kernel`].
-pub(super) fn check(facts: &dyn Facts) -> Result<()> {
+pub(super) fn check(facts: &dyn Facts, own: Credentials, first: Option<Credentials>) -> Result<()> {
     if !keys::are_there() {
         return Ok(());
     }
     let Ok(reader) = CredentialsReader::get() else {
         return Ok(());
     };
-    let (pid, tid) = (facts.pid(), facts.tid());
-    let own = look(reader, tid)?;
-    let leader = LEADER.get().filter(|(of, _)| *of == pid && tid != pid);
+    let tid = facts.tid();
     let refused = |what: &str| Err(Error::unsupported(tid, what));
-    if leader.is_some_and(|(_, leader)| leader.session != own.session) {
+    if first.is_some_and(|first| first.session != own.session) {
         return refused("a session keyring of the thread's own");
     }
     if own.authority != 0 {
@@ -206,8 +193,7 @@ pub(super) fn check(facts: &dyn Facts) -> Result<()> {
     if holds(own.thread)? {
         return refused("keys of its thread keyring");
     }
-    if leader.is_none() {
-        LEADER.set(Some((pid, own)));
+    if first.is_none() {
         // What is in it is refused before the task is asked anything.
         record(reader, facts, own)?;
     }
@@ -238,11 +224,9 @@ impl Part for Keyrings {
         let record = match (keys::are_there(), CredentialsReader::get()) {
             (false, _) => None,
             (true, Ok(reader)) => {
-                let seen = LEADER.get().filter(|(pid, _)| *pid == facts.pid());
-                let own = match seen {
-                    Some((_, own)) => own,
-                    None => look(reader, facts.tid())?,
-                };
+                let tid = facts.tid();
+                let failed = |error| Error::kernel(format!("look at the keyrings of {tid}"), error);
+                let own = reader.look(tid).map_err(failed)?;
                 record(reader, facts, own)?
             }
             (true, Err(_)) => Told::new(asked, answers).record(facts.tid())?,

@@ -7,7 +7,7 @@ use syscalls::Sysno;
 use super::contents::Contents;
 use super::told::described;
 use super::*;
-use crate::task::Phase;
+use crate::task::{Phase, ProcessCheck};
 use crate::testing::Stage;
 
 macro_rules! needs_keys {
@@ -105,7 +105,9 @@ fn a_session_keyring_with_its_keys_survives() {
         Sysno::keyctl,
         &[operation::CHOWN.into(), session, 65534, 65534],
     );
-    check(&stage).expect("it is supported");
+    ProcessCheck::default()
+        .thread(&stage)
+        .expect("it is supported");
     let record = dumped(&mut stage).expect("one of its own");
     assert_eq!(
         (record.uid, record.gid, record.permissions),
@@ -171,7 +173,10 @@ fn keys_that_cannot_be_saved_are_refused_by_name() {
     let mut stage = Stage::new();
     let serial = join(&mut stage);
     add_key(&mut stage, "logon", "a:b", b"secret");
-    let error = check(&stage).expect_err("nobody may read it").to_string();
+    let error = ProcessCheck::default()
+        .thread(&stage)
+        .expect_err("nobody may read it")
+        .to_string();
     let want = format!(
         "pid {}: key a:b in its session keyring is not supported: \
          only keys of type user are saved",
@@ -188,12 +193,15 @@ fn keys_that_cannot_be_saved_are_refused_by_name() {
         let mut stage = Stage::new();
         let which = i64::from(which).cast_unsigned();
         stage.call(Sysno::keyctl, &[operation::GET_KEYRING_ID.into(), which, 1]);
-        check(&stage).expect("it is empty");
+        ProcessCheck::default().thread(&stage).expect("it is empty");
         stage.put(0, b"user\0");
         stage.put(64, b"name\0");
         let data = stage.data();
         stage.call(Sysno::add_key, &[data, data + 64, data, 3, which]);
-        let error = check(&stage).expect_err("it has a key").to_string();
+        let error = ProcessCheck::default()
+            .thread(&stage)
+            .expect_err("it has a key")
+            .to_string();
         assert!(
             error.contains(&format!("keys of its {what} keyring")),
             "{error}"
@@ -206,7 +214,10 @@ fn keys_that_cannot_be_saved_are_refused_by_name() {
     }
     let mut stage = Stage::new();
     stage.call(Sysno::keyctl, &[operation::SET_REQKEY_KEYRING.into(), 3]);
-    let error = check(&stage).expect_err("it has chosen").to_string();
+    let error = ProcessCheck::default()
+        .thread(&stage)
+        .expect_err("it has chosen")
+        .to_string();
     assert!(error.contains("KEYCTL_SET_REQKEY_KEYRING"), "{error}");
 }
 
