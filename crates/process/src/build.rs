@@ -83,7 +83,7 @@ fn open(
         None => Groups::default(),
     };
     let mut pool = Pool::new(allow.clone(), reader.clone(), inherit);
-    pool.open_all(saved)?;
+    pool.open_all(saved, plan)?;
     for join in &plan.groups {
         let file = groups.open(&join.hierarchy, &join.path, false)?;
         pool.keep(file);
@@ -92,6 +92,7 @@ fn open(
         let own = rustix::process::getpid();
         let own = pidfd_open(own, PidfdFlags::empty());
         pool.keep(own.map_err(|e| Error::kernel("cannot make a pidfd of this process", e))?);
+        pool.keep_pidfds();
     }
     Ok((groups, pool))
 }

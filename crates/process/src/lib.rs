@@ -44,6 +44,7 @@ mod parent;
 mod patience;
 mod plan;
 mod pool;
+mod portion;
 mod predump;
 mod processor;
 mod records;

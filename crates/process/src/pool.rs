@@ -1,7 +1,7 @@
 //! The descriptors that tasks inherit: opened for them, and closed here before they run.
 
-use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::cell::{OnceCell, RefCell};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use rustix::fs::{FileType, MemfdFlags, memfd_create};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::names::Names;
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
+use crate::portion::Portion;
 use crate::records::Saved;
 use crate::{Error, InheritFd, Result};
 
@@ -27,13 +28,53 @@ pub(crate) struct Pool {
     allow: Allow,
     reader: Arc<Reader>,
     inherited: Vec<(Vec<u8>, Arc<OwnedFd>)>,
-    open: Vec<Arc<OwnedFd>>,
+    open: Vec<Own>,
+    portions: Vec<Portion>,
+    /// Descriptions of portions of which a copy was fetched.
+    fetched: RefCell<Vec<usize>>,
     shared: HashMap<(u16, u64), Vec<OwnedFd>>,
     seen: HashMap<Vec<u8>, FileType>,
     unix: unix::Deferred,
     /// What was made in the file system, by name.
     names: Option<Names>,
     then: Vec<Box<dyn FnOnce()>>,
+}
+
+/// A descriptor of the pool.
+#[derive(Default)]
+struct Own {
+    /// In this process; of what is in a portion a copy, while it is used.
+    here: OnceCell<Arc<OwnedFd>>,
+    there: Option<Place>,
+}
+
+/// Where a portion's holder has a descriptor.
+#[derive(Clone, Copy)]
+struct Place {
+    portion: usize,
+    number: i32,
+}
+
+impl Own {
+    fn here(own: Arc<OwnedFd>) -> Self {
+        Self {
+            here: own.into(),
+            there: None,
+        }
+    }
+
+    /// Its number, in this process or in that of its holder.
+    fn number(&self) -> i32 {
+        match self.there {
+            Some(place) => place.number,
+            None => self.resident().as_raw_fd(),
+        }
+    }
+
+    fn resident(&self) -> &Arc<OwnedFd> {
+        let own = self.here.get();
+        own.expect("it is open and in no portion")
+    }
 }
 
 /// What is left to be done when nothing can keep the tree from going on.
@@ -143,6 +184,8 @@ impl Pool {
             reader,
             inherited,
             open,
+            portions: Vec::new(),
+            fetched: RefCell::default(),
             shared,
             seen,
             unix: unix::Deferred::default(),
@@ -154,27 +197,14 @@ impl Pool {
     /// Opens all descriptions.
     ///
     /// # Errors
-    /// Those of the [`Kind`]s.
-    pub fn open_all(&mut self, saved: &Saved<'_>) -> Result<()> {
+    /// Those of the [`Kind`]s and of [`Portion::begin`].
+    pub fn open_all(&mut self, saved: &Saved<'_>, plan: &Plan) -> Result<()> {
         for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
             kind(*tag, id)?.prepare(payload, self)?;
         }
-        let mut last = HashMap::new();
-        for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
-            if let Some(key) = kind(*tag, id)?.holder(payload)? {
-                last.insert((*tag, key), id);
-            }
-        }
-        for (id, (tag, payload)) in saved.descriptions.iter().enumerate() {
-            let own = kind(*tag, id)?.open(payload, self)?;
-            self.open.push(Arc::new(own));
-            let key = kind(*tag, id)?.holder(payload)?.map(|key| (*tag, key));
-            if let Some(key) = key.filter(|key| last.get(key) == Some(&id)) {
-                self.shared.remove(&key);
-            }
-        }
+        self.open_in_order(saved, plan)?;
         for (id, (tag, payload)) in (0u32..).zip(&saved.descriptions) {
-            let own = self.open[id as usize].clone();
+            let own = self.copy(id as usize)?;
             kind(*tag, id as usize)?.finish(payload, own.as_fd(), self)?;
             // What is late is only a placeholder now.
             let attributes = saved.attributes.get(&id);
@@ -183,20 +213,115 @@ impl Pool {
             {
                 attributes::finish(attributes, own.as_fd())?;
             }
+            self.forget();
         }
         self.unix.finish()?;
         self.shared.clear();
         Ok(())
     }
 
-    /// Keeps one more, which gets the next number.
-    pub fn keep(&mut self, own: OwnedFd) {
-        self.open.push(Arc::new(own));
+    fn open_in_order(&mut self, saved: &Saved<'_>, plan: &Plan) -> Result<()> {
+        let order = plan::order(saved, &plan.portions)?;
+        let mut last = HashMap::new();
+        for id in &order {
+            let (tag, payload) = saved.descriptions[*id as usize];
+            if let Some(key) = kind(tag, *id as usize)?.holder(payload)? {
+                last.insert((tag, key), *id);
+            }
+        }
+        let sizes = plan.portions.sizes();
+        let reserved = plan.scripts.iter().map(|script| script.tid);
+        let reserved = reserved.collect::<HashSet<_>>();
+        let mut portion = Vec::new();
+        self.open.resize_with(order.len(), Own::default);
+        for id in order {
+            let at = id as usize;
+            let (tag, payload) = saved.descriptions[at];
+            let own = kind(tag, at)?.open(payload, self);
+            let own = own.map_err(|error| without_room(error, saved, id))?;
+            self.open[at] = Own::here(Arc::new(own));
+            let key = kind(tag, at)?.holder(payload)?.map(|key| (tag, key));
+            if let Some(key) = key.filter(|key| last.get(key) == Some(&id)) {
+                self.shared.remove(&key);
+            }
+            self.forget();
+            if let Some(number) = plan.portions.of(id) {
+                portion.push(at);
+                if portion.len() == sizes[number as usize] {
+                    self.hand_over(std::mem::take(&mut portion), &reserved)?;
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// The descriptor of a description.
+    /// Has another process hold the next portion, and closes it here.
+    fn hand_over(&mut self, ids: Vec<usize>, reserved: &HashSet<i32>) -> Result<()> {
+        let numbers = ids.iter().map(|id| self.open[*id].number());
+        let numbers = numbers.collect::<Vec<_>>();
+        let holder = Portion::begin(&numbers, reserved)?;
+        let portion = self.portions.len();
+        self.portions.push(holder);
+        let mut left = Vec::new();
+        for (id, number) in ids.into_iter().zip(numbers) {
+            let there = Some(Place { portion, number });
+            let own = Own {
+                here: OnceCell::new(),
+                there,
+            };
+            left.extend(std::mem::replace(&mut self.open[id], own).here.into_inner());
+        }
+        sys::close::all(left.into_iter().filter_map(Arc::into_inner));
+        Ok(())
+    }
+
+    /// Keeps one more, which gets the next number.
+    pub fn keep(&mut self, own: OwnedFd) {
+        self.open.push(Own::here(Arc::new(own)));
+    }
+
+    /// Keeps the pidfds of those that hold portions.
+    pub fn keep_pidfds(&mut self) {
+        let pidfds = self
+            .portions
+            .iter()
+            .map(|portion| Own::here(portion.pidfd()));
+        self.open.extend(pidfds);
+    }
+
+    /// The descriptor of a description that is in no portion.
     pub fn own(&self, id: usize) -> BorrowedFd<'_> {
-        self.open[id].as_fd()
+        self.open[id].resident().as_fd()
+    }
+
+    /// The descriptor of a description, or a copy of it for as long as the caller has it.
+    fn copy(&self, id: usize) -> Result<Arc<OwnedFd>> {
+        let own = &self.open[id];
+        match (own.here.get(), own.there) {
+            (None, Some(place)) => {
+                let fetched = self.portions[place.portion].fetch(place.number)?;
+                Ok(Arc::new(fetched))
+            }
+            _ => Ok(own.resident().clone()),
+        }
+    }
+
+    /// The same, kept until [`Pool::forget`].
+    fn borrow(&self, id: usize) -> Result<BorrowedFd<'_>> {
+        let own = &self.open[id];
+        if own.here.get().is_none() {
+            let copy = self.copy(id)?;
+            self.fetched.borrow_mut().push(id);
+            return Ok(own.here.get_or_init(|| copy).as_fd());
+        }
+        Ok(own.resident().as_fd())
+    }
+
+    /// Closes the copies that were fetched from portions.
+    fn forget(&mut self) {
+        for id in self.fetched.get_mut().drain(..) {
+            self.open[id].here.take();
+        }
     }
 
     /// Does what waits until nothing else can fail, but for connections, and closes all but these.
@@ -205,8 +330,8 @@ impl Pool {
     /// Those of [`Kind::resume`].
     pub fn resume(mut self, saved: &Saved<'_>) -> Result<Finish> {
         for (id, payload) in saved.attributes_in_flight() {
-            if let Some(own) = self.open.get(id as usize) {
-                attributes::resume_in_flight(payload, own.as_fd())?;
+            if self.open.get(id as usize).is_some() {
+                attributes::resume_in_flight(payload, self.copy(id as usize)?.as_fd())?;
             }
         }
         let mut sleeping = BTreeSet::new();
@@ -217,11 +342,14 @@ impl Pool {
         }
         let all = saved.descriptions.iter().enumerate();
         for (id, (tag, payload)) in all.filter(|(id, _)| !sleeping.contains(id)) {
-            kind(*tag, id)?.resume(payload, self.own(id), &self.allow)?;
+            kind(*tag, id)?.resume(payload, self.copy(id)?.as_fd(), &self.allow)?;
         }
-        let connections = sleeping.into_iter().map(|id| (id, self.open[id].clone()));
+        let connections = sleeping.into_iter();
+        let connections = connections.map(|id| (id, self.open[id].resident().clone()));
         let connections = connections.collect();
-        sys::close::all(self.open.drain(..).filter_map(Arc::into_inner));
+        self.portions.clear();
+        let open = self.open.drain(..).filter_map(|own| own.here.into_inner());
+        sys::close::all(open.filter_map(Arc::into_inner));
         Ok(Finish {
             allow: self.allow,
             connections,
@@ -234,15 +362,17 @@ impl Pool {
     pub fn numbers(&mut self, saved: &Saved<'_>, plan: &Plan) -> Result<Vec<i32>> {
         let taken = Taken::of(saved, plan.fetches);
         let mut left = Vec::new();
-        for own in &mut self.open {
-            if taken.has(own.as_raw_fd()) {
-                let moved = taken.copy_beside(&**own);
+        let here = self.open.iter_mut().filter(|own| own.there.is_none());
+        for own in here {
+            if taken.has(own.number()) {
+                let moved = taken.copy_beside(&**own.resident());
                 let moved = moved.map_err(|e| Error::kernel("cannot move a descriptor", e))?;
-                left.extend(Arc::into_inner(std::mem::replace(own, Arc::new(moved))));
+                let old = std::mem::replace(own, Own::here(Arc::new(moved)));
+                left.extend(old.here.into_inner().and_then(Arc::into_inner));
             }
         }
         sys::close::all(left);
-        let own = self.open.iter().map(|own| own.as_raw_fd());
+        let own = self.open.iter().map(Own::number);
         let mut numbers = own.collect::<Vec<_>>();
         for number in &plan.files {
             numbers.push(match *number {
@@ -264,7 +394,7 @@ impl Pool {
         }
         let copy = taken.copy_beside(own).map_err(failed)?;
         let number = copy.as_raw_fd();
-        self.open.push(Arc::new(copy));
+        self.keep(copy);
         Ok(number)
     }
 
@@ -276,9 +406,28 @@ impl Pool {
         let placed = pages::place(&self.reader, extents)?;
         pages::fill(&self.reader, &placed, &sink::Object::new(fd), &|_| ())?;
         let number = moved.as_raw_fd();
-        self.open.push(Arc::new(moved));
+        self.keep(moved);
         Ok(number)
     }
+}
+
+/// What a description without room is refused with: the restorer's table is full.
+fn without_room(error: ResourceError, saved: &Saved<'_>, id: u32) -> Error {
+    let is_full = matches!(&error, ResourceError::Kernel { source, .. }
+        if Errno::from_io_error(source) == Some(Errno::MFILE));
+    if !is_full {
+        return error.into();
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+    let place = match saved.holder(id) {
+        Some((pid, fd)) => format!("fd {fd} of task {pid}"),
+        None => format!("description {id}"),
+    };
+    Error::Unfit(format!(
+        "{place} has no room: the restorer needs more open files than the limit of {limit} \
+         (RLIMIT_NOFILE)"
+    ))
 }
 
 /// The kind of description `id`, whose record has this tag.
@@ -296,13 +445,21 @@ impl RestoreContext for Pool {
     }
 
     fn description(&self, id: DescriptionId) -> resources::Result<BorrowedFd<'_>> {
-        let open = self.open.get(id.0 as usize);
-        let missing = || ResourceError::corrupt(format!("description {}", id.0), "is not open");
-        open.map(|own| own.as_fd()).ok_or_else(missing)
+        let at = id.0 as usize;
+        let open = self.open.get(at);
+        if open.is_none_or(|own| own.here.get().is_none() && own.there.is_none()) {
+            let place = format!("description {}", id.0);
+            return Err(ResourceError::corrupt(place, "is not open"));
+        }
+        self.borrow(at).map_err(|error| {
+            let doing = format!("fetch description {}", id.0);
+            ResourceError::kernel(doing, std::io::Error::other(error.with_causes()))
+        })
     }
 
     fn opened(&self) -> Vec<BorrowedFd<'_>> {
-        self.open.iter().map(|own| own.as_fd()).collect()
+        let here = self.open.iter().filter_map(|own| own.here.get());
+        here.map(|own| own.as_fd()).collect()
     }
 
     fn shared(&mut self) -> &mut HashMap<(u16, u64), Vec<OwnedFd>> {

@@ -271,6 +271,22 @@ impl Script {
             .extend(fixes.map(|(at, arg, width)| (DataAt(at.0 + base), moved(arg), width)));
     }
 
+    /// The pool descriptors whose numbers the script uses in its own table: all but those that it
+    /// fetches from the table of another process (pidfd_getfd(2)).
+    pub fn inherited(&self) -> impl Iterator<Item = PoolId> {
+        let of_steps = self.steps.iter().flat_map(|step| {
+            let fetches = step.call == Sysno::pidfd_getfd;
+            let args = step.args.iter().enumerate();
+            let args = args.filter(move |(at, _)| !fetches || *at != 1);
+            args.map(|(_, arg)| *arg).chain([step.extra])
+        });
+        let args = of_steps.chain(self.fixes.iter().map(|(_, arg, _)| *arg));
+        args.filter_map(|arg| match arg {
+            Arg::Pool(id) => Some(id),
+            _ => None,
+        })
+    }
+
     /// The size of the compiled ops in bytes, with the end.
     #[must_use]
     pub fn ops_bytes(&self) -> usize {

@@ -96,12 +96,20 @@ fn tree_that_nearly_uses_up_its_limit_of_open_files_comes_back_under_it() {
     if stillframe.is_peer() {
         testkit::skip!("the peer needs a higher limit");
     }
+    // With three more, all but one.
+    for count in [900, 996] {
+        comes_back_under_its_limit(count);
+    }
+}
+
+fn comes_back_under_its_limit(count: u64) {
     const LIMIT: u64 = 1000;
+    let stillframe = stillframe();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let program = Program::new("/usr/bin/python3")
         .args(["-c", MANY])
         .arg(folder.path())
-        .args(["900", &LIMIT.to_string()])
+        .args([&count.to_string(), &LIMIT.to_string()])
         .spawn();
     let child = folder.path().join("child");
     program.wait_file(&folder.path().join("ready"));
@@ -132,7 +140,9 @@ fn tree_that_nearly_uses_up_its_limit_of_open_files_comes_back_under_it() {
     let output = restore(900);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(
-        told.contains("RLIMIT_NOFILE") && !output.status.success(),
+        told.contains(&format!("task {} needs ", program.pid()))
+            && told.contains("the limit is 900 (RLIMIT_NOFILE)")
+            && !output.status.success(),
         "{told}"
     );
     let output = restore(LIMIT);
@@ -148,6 +158,75 @@ fn tree_that_nearly_uses_up_its_limit_of_open_files_comes_back_under_it() {
             .expect("it lives")
             .contains("Max open files            1000")
     );
+}
+
+/// Four tasks, each with pipes of its own that are full of its data; one signals that it works.
+const FOUR: &str = r#"
+import os, resource, signal, sys, time
+folder, count = sys.argv[1], int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+for _ in range(3):
+    if os.fork() == 0: break
+kept = [os.pipe() for _ in range(count // 2)]
+word = lambda number: b"%d %d" % (os.getpid(), number)
+for number, (_, writer) in enumerate(kept): os.write(writer, word(number))
+def check(*_):
+    right = all(os.read(reader, len(word(number))) == word(number) for number, (reader, _) in enumerate(kept))
+    for number, (_, writer) in enumerate(kept): os.write(writer, word(number))
+    os.mkdir(f"{folder}/{'right' if right else 'WRONG'}-{os.getpid()}-{len(os.listdir(folder))}")
+signal.signal(signal.SIGUSR1, check)
+os.mkdir(f"{folder}/ready-{os.getpid()}")
+while True: signal.pause()
+"#;
+
+#[test]
+fn tasks_with_more_descriptors_together_than_a_restorer_may_have_come_back() {
+    needs_root!();
+    needs_program!("/usr/bin/python3");
+    let stillframe = stillframe();
+    if stillframe.is_peer() {
+        testkit::skip!("the peer needs a higher limit");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let program = Program::new("/usr/bin/python3")
+        .args(["-c", FOUR])
+        .arg(folder.path())
+        .arg("380")
+        .spawn();
+    let named = |name: &str| {
+        let all = std::fs::read_dir(folder.path()).expect("it is there");
+        let all = all.map(|entry| entry.expect("it is there").file_name());
+        all.filter(|found| found.to_string_lossy().starts_with(name))
+            .count()
+    };
+    wait_until("four tasks", SOON, || named("ready") == 4);
+    for _ in 0..2 {
+        let tasks = tree::members(program.pid());
+        assert_eq!(tasks.len(), 4);
+        stillframe.clear();
+        stillframe.dump(program.pid(), &[]).must();
+        tree::reap_orphans();
+        tree::wait_gone(&tasks);
+        let command = stillframe.restore_command(&[]);
+        let mut shelled = Command::new("sh");
+        shelled
+            .args(["-c", "ulimit -n 400; exec \"$@\"", "sh"])
+            .arg(command.get_program())
+            .args(command.get_args())
+            .stdin(std::process::Stdio::null());
+        let output = shelled.output().expect("it runs");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{told}");
+        let before = named("right");
+        for task in &tasks {
+            assert!(
+                tree::signal(*task, rustix::process::Signal::USR1),
+                "it lives"
+            );
+        }
+        wait_until("four answers", SOON, || named("right") == before + 4);
+        assert_eq!(named("WRONG"), 0);
+    }
 }
 
 #[test]

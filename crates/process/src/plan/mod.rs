@@ -31,8 +31,9 @@ use image::Reader;
 use crate::Result;
 use crate::records::Saved;
 pub use groups::Placing;
+pub(crate) use portions::order;
 pub(crate) use print::print;
-pub use scripts::{Outside, Plan, Staying, word};
+pub use scripts::{Outside, Plan, Portions, Staying, word};
 pub use setting::{OwnVdso, Setting};
 
 /// Plans the restore of an image.
@@ -41,12 +42,23 @@ pub use setting::{OwnVdso, Setting};
 /// [`crate::Error::Resource`] for records that do not make sense or cannot be restored.
 pub(crate) fn plan(reader: &Reader, saved: &Saved<'_>, setting: &Setting) -> Result<Plan> {
     let (forks, sharing) = sharing::plan(&saved.tree)?;
-    let mut plan = Plan {
-        words: word::FREE,
-        ..Plan::default()
+    let limit = setting.open_files;
+    portions::check_tasks(saved, limit)?;
+    let fetches = portions::overlaps(saved, reader, limit);
+    let with = |fetches, portions| {
+        let mut plan = Plan {
+            words: word::FREE,
+            descriptions: u32::try_from(saved.descriptions.len()).expect("checked when read"),
+            fetches,
+            portions,
+            ..Plan::default()
+        };
+        task::Tasks::new(reader, saved, (&forks, &sharing), setting)?.plan(&mut plan)?;
+        Ok(plan)
     };
-    plan.descriptions = u32::try_from(saved.descriptions.len()).expect("checked when read");
-    portions::find(saved, reader, setting.open_files, &mut plan)?;
-    task::Tasks::new(reader, saved, (&forks, &sharing), setting)?.plan(&mut plan)?;
-    Ok(plan)
+    let plan = with(fetches, Portions::default())?;
+    match portions::divide(saved, reader, limit, &plan)? {
+        None => Ok(plan),
+        Some(portions) => with(true, portions),
+    }
 }

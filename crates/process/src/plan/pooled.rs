@@ -7,7 +7,7 @@ use resources::script::{PoolId, Script};
 use syscalls::Sysno;
 
 use super::late::duplicate;
-use super::portions;
+use super::{Plan, portions};
 use crate::Result;
 use crate::records::{Saved, SavedTask};
 
@@ -57,15 +57,15 @@ pub(super) fn place(task: &SavedTask<'_>, script: &mut Script) {
 }
 
 /// Gives all descriptors their numbers, and closes the others then: those of the pool may stand
-/// between them. Where there is no room for that, they are fetched from the `restorer`.
+/// between them. Where there is no room for that, they are fetched.
 pub(super) fn descriptors(
     (saved, task): (&Saved<'_>, &SavedTask<'_>),
-    restorer: Option<PoolId>,
+    plan: &Plan,
     script: &mut Script,
 ) {
     let task = saved.with_descriptors_of(task);
-    if let Some(restorer) = restorer {
-        return portions::fetch(task, restorer, script);
+    if plan.fetches {
+        return portions::fetch(task, plan, script);
     }
     let mut sorted = task.descriptors.iter().collect::<Vec<_>>();
     sorted.sort_unstable_by_key(|descriptor| descriptor.fd);

@@ -35,6 +35,8 @@ pub(crate) fn print(plan: &Plan, saved: &Saved<'_>, reader: &Reader) -> Result<S
     let groups = plan.groups.iter();
     pool.extend(groups.map(|join| format!("control group {}", join.shown())));
     pool.extend(plan.restorer().map(|_| "pidfd of the restorer".to_owned()));
+    let portions = 0..plan.portions.count;
+    pool.extend(portions.map(|portion| format!("pidfd of the holder of portion {portion}")));
     let first_pages = pool.len();
     pool.extend(plan.files.iter().map(|file| match *file {
         DECODED_FILE => "decoded".to_owned(),

@@ -8,6 +8,31 @@ use resources::task::Write;
 use super::groups::Join;
 use crate::records::{Node, SavedThread};
 
+/// Which descriptions other processes hold than the restorer.
+#[derive(Debug, Default)]
+pub struct Portions {
+    /// The portion of each description that is in one.
+    pub of: std::collections::HashMap<u32, u32>,
+    /// How many portions there are.
+    pub count: u32,
+}
+
+impl Portions {
+    /// The portion of a description; none if the restorer holds it.
+    pub fn of(&self, id: u32) -> Option<u32> {
+        self.of.get(&id).copied()
+    }
+
+    /// How many descriptions each portion has.
+    pub fn sizes(&self) -> Vec<usize> {
+        let mut sizes = vec![0; self.count as usize];
+        for portion in self.of.values() {
+            sizes[*portion as usize] += 1;
+        }
+        sizes
+    }
+}
+
 /// All scripts of a restore.
 #[derive(Debug, Default)]
 pub struct Plan {
@@ -29,6 +54,9 @@ pub struct Plan {
     /// True if tasks fetch their descriptors from the restorer; its pidfd stands in the pool behind
     /// those files then.
     pub fetches: bool,
+    /// The descriptions that other processes than the restorer hold; the pidfds of these stand in
+    /// the pool behind the restorer's.
+    pub portions: Portions,
     /// The numbers of the files whose pages tasks read for themselves, as they stand in the pool.
     pub files: Vec<u32>,
     /// The pages of which the restorer makes the file [`DECODED_FILE`], and where they are there.
@@ -127,6 +155,12 @@ impl Plan {
         self.fetches.then_some(PoolId(self.descriptions + groups))
     }
 
+    /// The pidfd of the process that holds a portion.
+    pub fn portion(&self, portion: u32) -> PoolId {
+        let restorer = self.restorer().expect("tasks fetch their descriptors");
+        PoolId(restorer.0 + 1 + portion)
+    }
+
     /// The pool descriptor of a pages file.
     pub fn pages_file(&mut self, number: u32) -> PoolId {
         let known = self.files.iter().position(|file| *file == number);
@@ -134,7 +168,8 @@ impl Plan {
             self.files.push(number);
             self.files.len() - 1
         });
-        let at = self.groups.len() + usize::from(self.fetches) + at;
+        let pidfds = usize::from(self.fetches) + self.portions.count as usize;
+        let at = self.groups.len() + pidfds + at;
         PoolId(self.descriptions + u32::try_from(at).expect("at most 65,536 files"))
     }
 

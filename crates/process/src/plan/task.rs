@@ -309,7 +309,7 @@ impl<'a> Tasks<'a> {
         script.append(leader.take(Phase::Alone));
         pooled::plan(self.saved, &self.first_holders, index, &mut script)?;
         if turn.is_last(What::Descriptors) {
-            pooled::descriptors((self.saved, task), plan.restorer(), &mut script);
+            pooled::descriptors((self.saved, task), plan, &mut script);
         }
         turn.end(&mut script);
         if !self.simple {

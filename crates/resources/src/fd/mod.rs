@@ -332,6 +332,11 @@ pub trait Kind: Sync {
     fn check_among(&self, _open: &Open<'_>, _all: &[Open<'_>], _allow: &Allow) -> Result<()> {
         Ok(())
     }
+    /// Whether the restorer keeps its descriptors in its own table, however many there are: it sets
+    /// them in motion at the end, or looks through all of them when an address is in use.
+    fn stays(&self) -> bool {
+        false
+    }
     /// One line for people, without the name of the kind: "count=3".
     ///
     /// # Errors

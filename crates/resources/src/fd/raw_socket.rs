@@ -63,6 +63,10 @@ impl Kind for RawSocket {
         super::tags::RAW
     }
 
+    fn stays(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "raw socket"
     }

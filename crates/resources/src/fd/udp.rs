@@ -110,6 +110,10 @@ impl Kind for UdpSocket {
         super::tags::UDP
     }
 
+    fn stays(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "udp socket"
     }

@@ -149,6 +149,10 @@ impl Kind for Userfaultfd {
         tags::USERFAULTFD
     }
 
+    fn stays(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "userfaultfd"
     }

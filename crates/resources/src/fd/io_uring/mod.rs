@@ -87,6 +87,10 @@ impl Kind for IoUring {
         tags::IO_URING
     }
 
+    fn stays(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "io_uring"
     }

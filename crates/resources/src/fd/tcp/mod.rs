@@ -142,6 +142,10 @@ impl Kind for TcpSocket {
         super::tags::TCP
     }
 
+    fn stays(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "tcp socket"
     }

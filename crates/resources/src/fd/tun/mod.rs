@@ -103,6 +103,10 @@ impl Kind for Tun {
         tags::TUN
     }
 
+    fn stays(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "tun device"
     }
