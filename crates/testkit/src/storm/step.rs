@@ -241,6 +241,17 @@ pub enum Action {
         /// What it is.
         kind: Opened,
     },
+    /// Makes a socket that is neither bound nor connected.
+    Socket {
+        /// Its name, given once.
+        slot: u16,
+        /// As `AF_INET`.
+        family: i32,
+        /// As `SOCK_STREAM`.
+        kind: i32,
+        /// As `IPPROTO_TCP`.
+        protocol: i32,
+    },
     /// Opens something of a task that is there, or was, under the name `slot`.
     OpenTask {
         /// Its name, given once.
@@ -422,6 +433,15 @@ pub enum Setting {
         name: u8,
         /// Its value.
         value: i32,
+    },
+    /// A socket's option that the ledger says is kept, to another value than it has.
+    Kept {
+        /// As `SOL_SOCKET`.
+        level: i32,
+        /// As `SO_KEEPALIVE`.
+        name: i32,
+        /// The first of the ledger's values that is tried.
+        first: u8,
     },
     /// shutdown(2): reading, writing or both.
     Shutdown(u8),

@@ -72,6 +72,8 @@ pub fn enter() -> io::Result<()> {
         std::process::exit(be_init()?);
     }
     sys::isolated::furnish()?;
+    // Anybody may ask for echoes here.
+    std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647")?;
     std::thread::Builder::new().spawn(|| {
         // It is never written to: an end or an error is the end of the other side.
         let _ = io::stdin().read(&mut [0]);

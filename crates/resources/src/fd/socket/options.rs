@@ -29,6 +29,7 @@ const SOL_IPV6: i32 = 41;
 
 const SO_SNDBUF: i32 = 7;
 const SO_RCVBUF: i32 = 8;
+const SO_RCVLOWAT: i32 = 18;
 const SO_SNDBUFFORCE: i32 = 32;
 const SO_RCVBUFFORCE: i32 = 33;
 const SO_LOCK_FILTER: i32 = 44;
@@ -345,6 +346,7 @@ fn apply_one(own: BorrowedFd<'_>, (entry, kept): KeptOption, value: &[u8]) -> Re
     }
     let done = match (entry.level, entry.name) {
         (SOL_SOCKET, SO_SNDBUF) => set_buffer(own, SO_SNDBUFFORCE, SO_SNDBUF, value),
+        (SOL_SOCKET, SO_RCVLOWAT) => set_low_mark(own, value),
         (SOL_SOCKET, SO_RCVBUF) => set_buffer(own, SO_RCVBUFFORCE, SO_RCVBUF, value),
         (level, name) => sys::socket::set_option(own, level, name, value),
     };
@@ -357,6 +359,20 @@ fn set_buffer(own: BorrowedFd<'_>, force: i32, plain: i32, value: &[u8]) -> io::
     let half = bytes / 2;
     sys::socket::set_number(own, SOL_SOCKET, force, half)
         .or_else(|_| sys::socket::set_number(own, SOL_SOCKET, plain, half))
+}
+
+/// TCP takes no more than half of what its receive buffer may be.
+fn set_low_mark(own: BorrowedFd<'_>, value: &[u8]) -> io::Result<()> {
+    let set = || sys::socket::set_option(own, SOL_SOCKET, SO_RCVLOWAT, value);
+    set()?;
+    let wanted = value.try_into().map_or(0, i32::from_ne_bytes);
+    if sys::socket::number(own, SOL_SOCKET, SO_RCVLOWAT)? == wanted {
+        return Ok(());
+    }
+    let bytes = usize::try_from(wanted).unwrap_or_default();
+    let old = enlarge_buffer(own, Buffer::Receive, bytes)?;
+    set()?;
+    restore_buffer(own, old)
 }
 
 /// One of a socket's two buffers.

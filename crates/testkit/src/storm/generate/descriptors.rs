@@ -1,4 +1,7 @@
 //! Steps that open descriptors of every kind, share and pass them, and get them into some state.
+use resources::fd::socket::Nature;
+use resources::fd::socket::ledger::samples::FRESH;
+
 use super::Generator;
 use crate::storm::step::{Action, LockHolder, Opened, SHARES, SLOTS, Setting, TaskFile};
 
@@ -12,6 +15,29 @@ pub(super) struct End {
     pub other: u16,
     /// The task that opened it.
     pub opener: u8,
+    /// The kind of socket, if it is one.
+    pub nature: Option<Nature>,
+}
+
+/// The kind of the sockets that a kind of descriptors leads to.
+fn nature(kind: Opened) -> Option<Nature> {
+    use Opened::*;
+    let (family, kind, protocol) = match kind {
+        Streams | Mailbox | Listener | Connection => (1, 1, 0),
+        Datagrams | Named | Sender => (1, 2, 0),
+        Packets => (1, 5, 0),
+        Tcp => (2, 1, 6),
+        Udp => (2, 2, 17),
+        UdpLite => (2, 2, 136),
+        Frames => (17, 2, 0),
+        Netlink => (16, 3, 0),
+        _ => return None,
+    };
+    Some(Nature {
+        family,
+        kind,
+        protocol,
+    })
 }
 
 /// How much is written at once: around a page, a pipe's room, a socket's.
@@ -127,7 +153,7 @@ impl Generator {
     }
 
     /// Names that were not given yet, one after the other.
-    fn new_slots(&mut self, count: u16) -> Option<u16> {
+    pub(super) fn new_slots(&mut self, count: u16) -> Option<u16> {
         let first = self.next_slot;
         (first + count < SLOTS).then(|| {
             self.next_slot += count;
@@ -139,6 +165,10 @@ impl Generator {
         let kind = self.chance.pick(&Opened::ALL);
         if kind == Opened::Tcp && !self.has_tcp {
             return;
+        }
+        if kind == Opened::Socket {
+            let fresh = self.chance.pick(FRESH);
+            return self.open_changed(task, fresh.nature);
         }
         if matches!(kind, Opened::Connection | Opened::Sender | Opened::OfTask) {
             return;
@@ -166,6 +196,7 @@ impl Generator {
                 origin: slot + at,
                 other: slot + 1 - at,
                 opener: task,
+                nature: nature(kind),
             };
             self.known(task).held.insert(slot + at, end);
         }
@@ -199,6 +230,7 @@ impl Generator {
             origin: slot,
             other: slot,
             opener: task,
+            nature: None,
         };
         self.known(task).held.insert(slot, end);
         self.step(task, Action::OpenTask { slot, of, what });
@@ -282,6 +314,12 @@ impl Generator {
     }
 
     fn set(&mut self, task: u8, slot: u16, end: End) {
+        if let Some(nature) = end.nature
+            && self.chance.once_in(2)
+        {
+            let has_data = end.kind != Opened::Socket;
+            return self.change_any(task, slot, nature, has_data);
+        }
         let on = self.chance.once_in(2);
         let what = match self.chance.below(12) {
             0 => Setting::Nonblocking(on),
@@ -319,12 +357,14 @@ impl Generator {
                     return;
                 };
                 let sender = end.kind == Opened::Named;
+                let kind = if sender {
+                    Opened::Sender
+                } else {
+                    Opened::Connection
+                };
                 let end = End {
-                    kind: if sender {
-                        Opened::Sender
-                    } else {
-                        Opened::Connection
-                    },
+                    kind,
+                    nature: nature(kind),
                     origin: new,
                     other: new + 1,
                     opener: task,

@@ -2,6 +2,7 @@
 mod descriptors;
 mod memory;
 mod numbered;
+mod sockets;
 mod states;
 
 use std::collections::BTreeMap;

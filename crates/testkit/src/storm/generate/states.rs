@@ -2,7 +2,7 @@
 //!
 //! Where seeds mix everything, each of these shows one thing, so that none is forgotten and a
 //! failure tells what it is about. All go on after each pause: what was restored has to work.
-use super::{Generator, PAUSES};
+use super::{Generator, PAUSES, sockets};
 use crate::storm::step::{
     ALL_SHARES, Action, Advice, Backing, Contents, LockHolder, Opened, Span, Step, TaskFile, Wait,
     What,
@@ -10,9 +10,13 @@ use crate::storm::step::{
 
 /// How many states there are of each kind of descriptor.
 const OF_EACH: u64 = 5;
-/// Kinds that are opened in other ways: by connecting to one, and of tasks.
-const NOT_BY_ITSELF: [Opened; 3] = [Opened::Connection, Opened::Sender, Opened::OfTask];
-
+/// Kinds that are opened in other ways: by connecting to one, of tasks, and by socket(2).
+const NOT_BY_ITSELF: [Opened; 4] = [
+    Opened::Connection,
+    Opened::Sender,
+    Opened::OfTask,
+    Opened::Socket,
+];
 /// A small subject.
 #[derive(Clone, Debug)]
 pub struct State {
@@ -26,6 +30,7 @@ pub struct State {
 pub fn states() -> Vec<State> {
     let mut all = Vec::new();
     descriptors(&mut all);
+    options(&mut all);
     locks(&mut all);
     files_of_tasks(&mut all);
     waits(&mut all);
@@ -100,6 +105,16 @@ fn descriptors(all: &mut Vec<State>) {
             };
             add(all, format!("open-{}-{number}", word(kind)), open, go_on);
         }
+    }
+}
+
+fn options(all: &mut Vec<State>) {
+    for mixture in sockets::mixtures() {
+        let change = |generator: &mut Generator| generator.change_all(&mixture);
+        let go_on = |generator: &mut Generator| {
+            (0..6).for_each(|_| generator.use_descriptor(0));
+        };
+        add(all, mixture.name.clone(), change, go_on);
     }
 }
 

@@ -76,11 +76,13 @@ pub enum Opened {
     Map,
     /// A performance event: page faults of the first processor.
     Counter,
+    /// A socket as socket(2) makes it, of any kind that the ledger of socket options knows.
+    Socket,
 }
 
 impl Opened {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::Pipe,
         Self::PacketPipe,
         Self::Fifo,
@@ -116,6 +118,7 @@ impl Opened {
         Self::Mounted,
         Self::Map,
         Self::Counter,
+        Self::Socket,
     ];
 
     /// The kinds of namespaces, of which each name of a descriptor has one.
@@ -148,7 +151,7 @@ impl Opened {
     /// Whether it is a socket.
     pub fn is_socket(self) -> bool {
         (Self::Streams..=Self::Udp).contains(&self)
-            || [Self::UdpLite, Self::Frames, Self::Netlink].contains(&self)
+            || [Self::UdpLite, Self::Frames, Self::Netlink, Self::Socket].contains(&self)
     }
 
     /// Whether what is written is read in the same pieces.

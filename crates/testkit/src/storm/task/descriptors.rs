@@ -77,6 +77,18 @@ impl Task {
     pub(super) fn change_descriptors(&mut self, action: &Action) -> Done {
         match *action {
             Action::Open { slot, kind } if slot + 1 < SLOTS => self.open(slot, kind),
+            Action::Socket {
+                slot,
+                family,
+                kind,
+                protocol,
+            } if slot < SLOTS => {
+                // This kernel may not have the kind.
+                if let Ok(own) = socket::open(family, kind, protocol) {
+                    self.keep(slot, Opened::Socket, own, None, None);
+                }
+                Ok(())
+            }
             Action::OpenTask { slot, of, what } => self.open_task(slot, of, what),
             Action::Duplicate { slot, to, least } => {
                 if let Some(held) = self.held.get(&slot) {
@@ -213,8 +225,8 @@ impl Task {
                 self.keep(slot, kind, own, None, Some(slot));
                 self.keep(slot + 1, kind, other, Some(slot), None);
             }
-            // These are made by `connect`.
-            Opened::Connection | Opened::Sender | Opened::OfTask => {}
+            // Other steps make these.
+            Opened::Connection | Opened::Sender | Opened::OfTask | Opened::Socket => {}
             _ => {
                 let file = self.open_one(slot, kind)?;
                 self.keep(slot, kind, file, None, None);

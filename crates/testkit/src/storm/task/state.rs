@@ -2,6 +2,9 @@
 use std::fmt::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use resources::fd::socket::Nature;
+use resources::fd::socket::ledger::samples::{self, OF_CONNECTIONS};
+use resources::fd::socket::ledger::{self, Fate, Kinds};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, FlockOperation, OFlags, SealFlags, SeekFrom};
 use rustix::io::FdFlags;
@@ -22,12 +25,8 @@ const SOCKET: i32 = 1;
 /// filters, the processor, memory in use, cookies, the id of a queue, a descriptor of the peer.
 const NOT_TOLD: [i32; 9] = [4, 26, 49, 51, 55, 56, 57, 71, 77];
 const LAST_OPTION: i32 = 83;
-/// TCP_NODELAY, KEEPIDLE, KEEPINTVL, KEEPCNT, SYNCNT, LINGER2, CONGESTION, USER_TIMEOUT and
-/// NOTSENT_LOWAT.
-const OF_TCP: [i32; 9] = [1, 4, 5, 6, 7, 8, 13, 18, 25];
-/// IP_TOS, TTL, PKTINFO, MTU_DISCOVER, RECVERR, RECVTTL, RECVTOS, FREEBIND and, of no meaning to
-/// TCP, MULTICAST_TTL.
-const OF_IP: [i32; 9] = [1, 2, 8, 10, 11, 12, 13, 15, 33];
+/// The window that a connection offers at most, which the kernel makes larger with its buffer.
+const TCP_WINDOW_CLAMP: (i32, i32) = (6, 10);
 
 impl Task {
     pub(super) fn lock_file(
@@ -110,6 +109,9 @@ impl Task {
             }
             Setting::Option { level, name, value } if held.ends.kind.is_socket() => {
                 let _ = socket::set_number(file, level.into(), name.into(), value);
+            }
+            Setting::Kept { level, name, first } if held.ends.kind.is_socket() => {
+                change_kept(file, (level, name), first);
             }
             Setting::Shutdown(how) if held.ends.kind.is_socket() => {
                 let _ = socket::shutdown(file, how.into());
@@ -246,32 +248,46 @@ fn describe_socket(held: &Held, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug
     tell("name", &socket::name(file).map(text).ok());
     tell("peer", &socket::peer_name(file).map(text).ok());
     let is_tcp = held.ends.kind == Opened::Tcp;
-    let levels: [(i32, Vec<i32>); 3] = [
-        (
-            SOCKET,
-            (1..=LAST_OPTION)
-                .filter(|name| !NOT_TOLD.contains(name))
-                .collect(),
-        ),
-        (6, if is_tcp { OF_TCP.to_vec() } else { Vec::new() }),
-        (
-            0,
-            if is_tcp {
-                OF_IP[..8].to_vec()
-            } else {
-                OF_IP.to_vec()
-            },
-        ),
-    ];
-    for (level, names) in levels {
-        for name in names {
-            // The kernel makes TCP's buffers larger by itself.
-            if is_tcp && level == SOCKET && (name == 7 || name == 8) {
-                continue;
-            }
-            if let Ok(value) = socket::option(file, level, name, 64) {
-                tell(&format!("option {level}.{name}"), &value);
-            }
+    let names = (1..=LAST_OPTION).filter(|name| !NOT_TOLD.contains(name));
+    for name in names {
+        // The kernel makes TCP's buffers larger by itself.
+        if is_tcp && (name == 7 || name == 8) {
+            continue;
         }
+        if let Ok(value) = socket::option(file, SOCKET, name, 64) {
+            tell(&format!("option {SOCKET}.{name}"), &value);
+        }
+    }
+    describe_kept(held, tell);
+}
+
+/// What the ledger says is kept, beyond those numbers; all of a socket that has no connection.
+fn describe_kept(held: &Held, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug)) {
+    let file = held.file.as_fd();
+    let Ok(nature) = Nature::of_fd(file) else {
+        return;
+    };
+    let is_alone = held.ends.kind == Opened::Socket;
+    for (entry, kept) in ledger::kept(Kinds::of(nature)) {
+        let option = (entry.level, entry.name);
+        let was_told = entry.level == SOCKET && entry.name <= LAST_OPTION;
+        let is_tuned = OF_CONNECTIONS.contains(&option) || option == TCP_WINDOW_CLAMP;
+        if was_told && !NOT_TOLD.contains(&entry.name) || is_tuned && !is_alone {
+            continue;
+        }
+        if let Ok(value) = socket::option(file, entry.level, entry.name, kept.bytes) {
+            let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+            tell(entry.label, &hex);
+        }
+    }
+}
+
+/// Changes an option that the ledger says is kept, if the kernel takes another value.
+fn change_kept(socket: BorrowedFd<'_>, (level, name): (i32, i32), first: u8) {
+    if let Some(entry) = ledger::find(level, name)
+        && let Fate::Kept(kept) = entry.fate
+    {
+        // Some values depend on others, and some options on the socket's state.
+        let _ = samples::change(socket, entry, kept, first.into());
     }
 }

@@ -23,6 +23,14 @@ const TABLES: &str = "netfilter's tables, not the socket's";
 const ROUTER: &str = "it is, or may be, the multicast router of its network namespace (MRT_INIT)";
 const POLICY: &str = "it has an IPsec policy of its own (IP_XFRM_POLICY)";
 
+/// The kernel takes no other interface once the socket is bound to a device, but keeps one that it
+/// has.
+pub(super) const BEFORE_DEVICE: &[Entry] = &[
+    early(SOL_IP, 50, "IP_UNICAST_IF", IP4, 4),
+    early(SOL_IPV6, 76, "IPV6_UNICAST_IF", IP6, 4),
+    early(SOL_IPV6, 17, "IPV6_MULTICAST_IF", PACKETS6, 4),
+];
+
 pub(super) const IP: &[Entry] = &[
     early(SOL_IP, 15, "IP_FREEBIND", ANY_IP, 4),
     early(SOL_IP, 19, "IP_TRANSPARENT", ANY_IP, 4),
@@ -49,7 +57,6 @@ pub(super) const IP: &[Entry] = &[
     late(SOL_IP, 33, "IP_MULTICAST_TTL", PACKETS, 4),
     late(SOL_IP, 34, "IP_MULTICAST_LOOP", IP4, 4),
     late(SOL_IP, 49, "IP_MULTICAST_ALL", IP4, 4),
-    late(SOL_IP, 50, "IP_UNICAST_IF", IP4, 4),
     late(SOL_IP, 51, "IP_LOCAL_PORT_RANGE", ANY_IP, 4),
     recorded(
         SOL_IP,
@@ -121,7 +128,6 @@ pub(super) const IPV6: &[Entry] = &[
     late(SOL_IPV6, 8, "IPV6_2292HOPLIMIT", IP6, 4),
     late(SOL_IPV6, 11, "IPV6_FLOWINFO", IP6, 4),
     late(SOL_IPV6, 16, "IPV6_UNICAST_HOPS", IP6, 4),
-    late(SOL_IPV6, 17, "IPV6_MULTICAST_IF", PACKETS6, 4),
     late(SOL_IPV6, 18, "IPV6_MULTICAST_HOPS", PACKETS6, 4),
     late(SOL_IPV6, 19, "IPV6_MULTICAST_LOOP", IP6, 4),
     late(SOL_IPV6, 22, "IPV6_ROUTER_ALERT", RAW6, 4),
@@ -149,7 +155,6 @@ pub(super) const IPV6: &[Entry] = &[
     late(SOL_IPV6, 72, "IPV6_ADDR_PREFERENCES", IP6, 4),
     late(SOL_IPV6, 73, "IPV6_MINHOPCOUNT", IP6, 4),
     late(SOL_IPV6, 74, "IPV6_ORIGDSTADDR", IP6, 4),
-    late(SOL_IPV6, 76, "IPV6_UNICAST_IF", IP6, 4),
     late(SOL_IPV6, 77, "IPV6_RECVFRAGSIZE", IP6, 4),
     recorded(SOL_IPV6, 1, "IPV6_ADDRFORM", "its kind"),
     recorded(SOL_IPV6, 20, "IPV6_ADD_MEMBERSHIP", GROUPS),

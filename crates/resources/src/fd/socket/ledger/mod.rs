@@ -5,6 +5,7 @@
 
 mod inet;
 mod others;
+pub mod samples;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -188,11 +189,14 @@ const fn renewed(level: i32, name: i32, label: &'static str, what: &'static str)
 /// All entries, in the order in which options are given back.
 pub fn all() -> impl Iterator<Item = &'static Entry> {
     let tables = [
+        transport::BEFORE_SUBFLOW,
+        inet::BEFORE_DEVICE,
         socket::ENTRIES,
         inet::IP,
         inet::IPV6,
         transport::ENTRIES,
         others::ENTRIES,
+        socket::LAST,
     ];
     tables.into_iter().flatten()
 }

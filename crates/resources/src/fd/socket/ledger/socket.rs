@@ -8,15 +8,19 @@ const UNIX: Kinds = Kinds::UNIX;
 const TOLD: Kinds = Kinds::UNIX.or(Kinds::NETLINK);
 const PEEKED: Kinds = Kinds::UNIX.or(Kinds::TCP).or(Kinds::UDP);
 
+/// IP_TOS sets the priority as well, so an earlier one would be lost.
+pub(super) const LAST: &[Entry] = &[late(SOL_SOCKET, 12, "SO_PRIORITY", ALL, 4)];
+
 pub(super) const ENTRIES: &[Entry] = &[
     early(SOL_SOCKET, 2, "SO_REUSEADDR", ALL, 4),
     early(SOL_SOCKET, 15, "SO_REUSEPORT", ALL, 4),
     early(SOL_SOCKET, 25, "SO_BINDTODEVICE", ALL, 16),
     early(SOL_SOCKET, 36, "SO_MARK", ALL, 4),
-    early(SOL_SOCKET, 12, "SO_PRIORITY", ALL, 4),
     early(SOL_SOCKET, 16, "SO_PASSCRED", TOLD, 4),
     early(SOL_SOCKET, 34, "SO_PASSSEC", TOLD, 4),
     early(SOL_SOCKET, 76, "SO_PASSPIDFD", UNIX, 4),
+    // TCP enlarges its receive buffer for it, and takes no more than half of one that is set.
+    late(SOL_SOCKET, 18, "SO_RCVLOWAT", ALL, 4),
     late(SOL_SOCKET, 7, "SO_SNDBUF", ALL, 4),
     late(SOL_SOCKET, 8, "SO_RCVBUF", ALL, 4),
     late(SOL_SOCKET, 72, "SO_BUF_LOCK", ALL, 4),
@@ -28,7 +32,6 @@ pub(super) const ENTRIES: &[Entry] = &[
     late(SOL_SOCKET, 10, "SO_OOBINLINE", ALL, 4),
     late(SOL_SOCKET, 11, "SO_NO_CHECK", ALL, 4),
     late(SOL_SOCKET, 13, "SO_LINGER", ALL, 8),
-    late(SOL_SOCKET, 18, "SO_RCVLOWAT", ALL, 4),
     late(SOL_SOCKET, 20, "SO_RCVTIMEO_OLD", ALL, 16),
     late(SOL_SOCKET, 21, "SO_SNDTIMEO_OLD", ALL, 16),
     // The option that is set last chooses the layout: each `_NEW` one comes after its `_OLD` one.

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::super::options::Options;
 use super::super::testing::World;
+use super::samples::{FRESH, OF_CONNECTIONS, change, values};
 use super::*;
 use crate::testing::alone;
 
@@ -22,40 +23,6 @@ impl Sample {
     }
 }
 
-/// Sockets that socket(2) makes of these; none where this kernel has none.
-const FRESH: &[(&str, [i32; 3])] = &[
-    ("closed TCP, IPv4", [2, 1, 6]),
-    ("closed TCP, IPv6", [10, 1, 6]),
-    ("MPTCP, IPv4", [2, 1, 262]),
-    ("MPTCP, IPv6", [10, 1, 262]),
-    ("UDP, IPv4", [2, 2, 17]),
-    ("UDP, IPv6", [10, 2, 17]),
-    ("UDP-Lite, IPv4", [2, 2, 136]),
-    ("UDP-Lite, IPv6", [10, 2, 136]),
-    ("raw, IPv4", [2, 3, 253]),
-    ("raw, IPv6", [10, 3, 253]),
-    ("raw ICMP", [2, 3, 1]),
-    ("raw ICMPv6", [10, 3, 58]),
-    ("raw IGMP", [2, 3, 2]),
-    ("raw with headers, IPv4", [2, 3, 255]),
-    ("raw with headers, IPv6", [10, 3, 255]),
-    ("ping, IPv4", [2, 2, 1]),
-    ("ping, IPv6", [10, 2, 58]),
-    ("unix stream", [1, 1, 0]),
-    ("unix dgram", [1, 2, 0]),
-    ("unix seqpacket", [1, 5, 0]),
-    ("netlink route", [16, 3, 0]),
-    ("netlink sock_diag", [16, 3, 4]),
-    ("netlink xfrm", [16, 3, 6]),
-    ("netlink netfilter", [16, 3, 12]),
-    ("netlink uevent", [16, 3, 15]),
-    ("netlink generic", [16, 2, 16]),
-    ("packet", [17, 3, 0]),
-    ("packet without headers", [17, 2, 0]),
-    ("vsock stream", [40, 1, 0]),
-    ("vsock seqpacket", [40, 5, 0]),
-];
-
 /// The others: listeners, connections, pairs.
 const MADE: [&str; 5] = [
     "listening TCP, 127.0.0.1",
@@ -66,15 +33,15 @@ const MADE: [&str; 5] = [
 ];
 
 fn names() -> impl Iterator<Item = &'static str> {
-    FRESH.iter().map(|(name, _)| *name).chain(MADE)
+    FRESH.iter().map(|fresh| fresh.name).chain(MADE)
 }
 
 fn sample(name: &'static str) -> Option<Sample> {
     // Anybody may ask for echoes here.
     std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647").unwrap();
     let sample = |own, other| Some(Sample { name, own, other });
-    if let Some((_, [family, kind, protocol])) = FRESH.iter().find(|(fresh, _)| *fresh == name) {
-        return sample(sys::socket::open(*family, *kind, *protocol).ok()?, None);
+    if let Some(fresh) = FRESH.iter().find(|fresh| fresh.name == name) {
+        return sample(fresh.open().ok()?, None);
     }
     let Some((what, ip)) = name.split_once(" TCP, ") else {
         let (own, other) = sys::socket::pair(1, 1, 0).unwrap();
@@ -342,54 +309,6 @@ fn kept_options_are_told_by_no_other_kind() {
     });
 }
 
-/// Values that options of this size may take.
-fn values(bytes: usize) -> impl Iterator<Item = Vec<u8>> {
-    const NUMBERS: [i32; 13] = [
-        1, 0, 2, 3, 6, 16, 64, 150, 600, 5_000, 20_000, 65_537, 100_000,
-    ];
-    // An option of IPv4 that does nothing, ranges of ports, an interface in network order.
-    let four = [
-        [1, 1, 1, 0],
-        0x7530_4e20_i32.to_ne_bytes(),
-        1_i32.to_be_bytes(),
-    ];
-    let numbers = NUMBERS.map(i32::to_ne_bytes).into_iter().chain(four);
-    let numbers = numbers.map(Vec::from).filter(move |_| bytes >= 4);
-    let pairs = [(1, 7), (5, 0), (1 << 4 | 1 << 3, 0), (1, 1), (100_000, 0)];
-    let pairs = pairs.map(|(one, two): (i32, i32)| [one.to_ne_bytes(), two.to_ne_bytes()].concat());
-    let long = [
-        // Algorithms of congestion control, interfaces, times.
-        b"reno".to_vec(),
-        b"cubic".to_vec(),
-        b"lo\0".to_vec(),
-        [5_u64.to_ne_bytes(), 0_u64.to_ne_bytes()].concat(),
-        // Keys of TCP Fast Open, filters of ICMPv6.
-        vec![7; 16],
-        vec![0x55; 32],
-        // A header of IPv6 with nothing in it, one of type 2.
-        vec![0, 0, 1, 4, 0, 0, 0, 0],
-        [&[0, 2, 2, 1, 0, 0, 0, 0][..], &[0xfc; 16]].concat(),
-    ];
-    let long = pairs.into_iter().chain(long);
-    numbers.chain(long.filter(move |value| bytes >= 8 && value.len() <= bytes))
-}
-
-/// Sets an option to something else, if that can be.
-fn change(own: &OwnedFd, entry: &Entry, kept: Kept) -> bool {
-    let read = || sys::socket::option(own, entry.level, entry.name, kept.bytes).ok();
-    let Some(before) = read() else {
-        return false;
-    };
-    values(kept.bytes).any(|value| {
-        sys::socket::set_option(own, entry.level, entry.name, &value).is_ok()
-            && read().is_some_and(|now| now != before)
-    })
-}
-
-/// Options whose value the kernel changes by itself, of a socket with a connection; to bind one of
-/// IPv6 says that it is for IPv6 alone.
-const OF_CONNECTIONS: [(i32, i32); 3] = [(SOL_SOCKET, 49), (SOL_TCP, 2), (SOL_IPV6, 26)];
-
 fn read(sample: &Sample) -> Options {
     let mut options = Options::read(sample.own.as_fd(), sample.kinds()).unwrap();
     if sample.other.is_some() {
@@ -407,7 +326,7 @@ fn changed(name: &'static str) -> Vec<(Sample, &'static str)> {
     };
     let change = |(entry, how): (&'static Entry, Kept)| {
         let sample = sample(name).expect("as before");
-        let changes = change(&sample.own, entry, how);
+        let changes = change(sample.own.as_fd(), entry, how, 0);
         changes.then_some((sample, entry.label))
     };
     kept(kinds).filter_map(change).collect()
@@ -458,6 +377,69 @@ fn every_kept_option_survives() {
             .filter(|label| !survived.contains(label))
             .collect::<Vec<_>>();
         assert!(survived.len() > 110, "{never:?}");
+    });
+}
+
+/// Options of which the first is set before the second: the kernel takes them in this order alone,
+/// or the second changes the first.
+#[test]
+fn options_that_depend_on_others_survive() {
+    const UNICAST: (i32, i32) = (SOL_IP, 50);
+    const DEVICE: (i32, i32) = (SOL_SOCKET, 25);
+    fn lo() -> Vec<u8> {
+        b"lo\0".to_vec()
+    }
+    fn number(value: i32) -> Vec<u8> {
+        value.to_ne_bytes().to_vec()
+    }
+    alone!({
+        for (name, settings) in [
+            (
+                "UDP, IPv4",
+                vec![(UNICAST, 1_i32.to_be_bytes().to_vec()), (DEVICE, lo())],
+            ),
+            (
+                "UDP, IPv6",
+                vec![
+                    ((SOL_IPV6, 76), 1_i32.to_be_bytes().to_vec()),
+                    (DEVICE, lo()),
+                ],
+            ),
+            (
+                "UDP, IPv6",
+                vec![((SOL_IPV6, 17), number(1)), (DEVICE, lo())],
+            ),
+            (
+                "raw, IPv4",
+                vec![((SOL_IP, 1), number(64)), ((SOL_SOCKET, 12), number(3))],
+            ),
+            ("MPTCP, IPv4", vec![((SOL_TCP, 6), number(100_000))]),
+            ("MPTCP, IPv4", vec![((SOL_SOCKET, 18), number(65_537))]),
+            (
+                "closed TCP, IPv4",
+                vec![
+                    ((SOL_SOCKET, 18), number(65_537)),
+                    ((SOL_SOCKET, 8), number(1)),
+                ],
+            ),
+            (
+                "closed TCP, IPv4",
+                vec![
+                    ((SOL_SOCKET, 33), number(1 << 26)),
+                    ((SOL_SOCKET, 18), number(1 << 26)),
+                ],
+            ),
+        ] {
+            let Some(sample) = sample(name) else {
+                continue;
+            };
+            for ((level, option), value) in &settings {
+                sys::socket::set_option(&sample.own, *level, *option, value).unwrap();
+            }
+            let wanted = read(&sample);
+            let sample = cycled(sample, name).expect("no option is refused");
+            assert!(wanted == read(&sample), "{name}: {settings:?}");
+        }
     });
 }
 

@@ -18,14 +18,18 @@ const CONNECTION: &str = "the connection";
 const KEYS: &str = "keys of signed TCP";
 const AO: &str = "it signs its segments (TCP_AO)";
 
+/// Multipath TCP takes any value before its first subflow, which other options make.
+pub(super) const BEFORE_SUBFLOW: &[Entry] = &[
+    early(SOL_TCP, 4, "TCP_KEEPIDLE", ANY_TCP, 4),
+    early(SOL_TCP, 5, "TCP_KEEPINTVL", ANY_TCP, 4),
+    early(SOL_TCP, 6, "TCP_KEEPCNT", ANY_TCP, 4),
+];
+
 pub(super) const ENTRIES: &[Entry] = &[
     early(SOL_TCP, 13, "TCP_CONGESTION", ANY_TCP, 16),
     late(SOL_TCP, 1, "TCP_NODELAY", ANY_TCP, 4),
     late(SOL_TCP, 2, "TCP_MAXSEG", ANY_TCP, 4),
     late(SOL_TCP, 3, "TCP_CORK", ANY_TCP, 4),
-    late(SOL_TCP, 4, "TCP_KEEPIDLE", ANY_TCP, 4),
-    late(SOL_TCP, 5, "TCP_KEEPINTVL", ANY_TCP, 4),
-    late(SOL_TCP, 6, "TCP_KEEPCNT", ANY_TCP, 4),
     late(SOL_TCP, 7, "TCP_SYNCNT", TCP, 4),
     late(SOL_TCP, 8, "TCP_LINGER2", TCP, 4),
     late(SOL_TCP, 9, "TCP_DEFER_ACCEPT", ANY_TCP, 4),
