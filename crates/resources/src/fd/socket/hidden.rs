@@ -348,11 +348,12 @@ impl KernelSocket {
 }
 
 impl Hidden {
-    /// Gives a socket that has its address what it had.
+    /// Gives a socket its interface for multicast. Once it is bound to a device, the kernel takes
+    /// no other one, but keeps one that it has.
     ///
     /// # Errors
-    /// The calls' errno.
-    pub fn apply(&self, own: BorrowedFd<'_>) -> Result<()> {
+    /// The call's errno.
+    pub fn apply_before_device(&self, own: BorrowedFd<'_>) -> Result<()> {
         if self.multicast_interface != 0 || !self.multicast_address.is_empty() {
             let address: [u8; 4] = self
                 .multicast_address
@@ -364,6 +365,14 @@ impl Hidden {
             sys::socket::set_option(own, SOL_IP, IP_MULTICAST_IF, &request)
                 .map_err(|error| Error::kernel("set IP_MULTICAST_IF", error))?;
         }
+        Ok(())
+    }
+
+    /// Gives a socket that has its address what else it had.
+    ///
+    /// # Errors
+    /// The call's errno.
+    pub fn apply(&self, own: BorrowedFd<'_>) -> Result<()> {
         if !self.chooser.is_empty() {
             sys::socket::attach_chooser(own, &self.chooser)
                 .map_err(|error| Error::kernel("set SO_ATTACH_REUSEPORT_CBPF", error))?;
@@ -385,6 +394,7 @@ mod tests {
     /// `return 0`: the first socket gets it all.
     const FIRST: [u8; 8] = [6, 0, 0, 0, 0, 0, 0, 0];
     const LOOPBACK: u32 = 1;
+    const SO_BINDTODEVICE: i32 = 25;
 
     fn refusal(own: OwnedFd) -> String {
         let error = World::new(vec![own]).dump().unwrap_err();
@@ -462,6 +472,29 @@ mod tests {
             assert_eq!(interface.unwrap(), LOOPBACK);
             let address = sys::socket::option(&own, SOL_IP, IP_MULTICAST_IF, 4);
             assert_eq!(address.unwrap(), [127, 0, 0, 1]);
+        });
+    }
+
+    #[test]
+    fn an_interface_of_multicast_survives_beside_another_device() {
+        testkit::needs_program!("ip");
+        alone!({
+            testkit::needs_kernel_memory!();
+            let mut ip = std::process::Command::new("ip");
+            let made = ip.args(["link", "add", "name", "other", "type", "bridge"]);
+            assert!(made.status().unwrap().success());
+            let own = sys::socket::open(2, 2, 0).unwrap();
+            let other = rustix::net::netdevice::name_to_index(&own, "other").unwrap();
+            let request = [[0; 4], [0; 4], other.to_ne_bytes()].concat();
+            sys::socket::set_option(&own, SOL_IP, IP_MULTICAST_IF, &request).unwrap();
+            sys::socket::set_option(&own, SOL_SOCKET, SO_BINDTODEVICE, b"lo\0").unwrap();
+            let mut world = World::new(vec![own]);
+            world.dump().unwrap();
+            let [own] = world.restore().unwrap().try_into().unwrap();
+            let interface = KernelSocket::at(own.as_fd()).unwrap().multicast_interface();
+            assert_eq!(interface.unwrap(), other);
+            let device = sys::socket::option(&own, SOL_SOCKET, SO_BINDTODEVICE, 16);
+            assert_eq!(device.unwrap(), b"lo\0");
         });
     }
 

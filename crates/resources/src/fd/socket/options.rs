@@ -52,7 +52,7 @@ pub enum Stage {
     Late,
 }
 
-use Stage::Late;
+use Stage::{Early, Late};
 
 /// Options that binding looks at: they may have been changed since.
 const OF_BINDING: [(i32, i32); 7] = [
@@ -209,6 +209,9 @@ impl Options {
     /// [`Error::Corrupt`] for options that are not kept, [`Error::Mismatch`] for one that this
     /// kernel lacks, or the system call's errno.
     pub fn apply(&self, own: BorrowedFd<'_>, stage: Stage) -> Result<()> {
+        if let (Early, Some(hidden)) = (stage, &self.hidden) {
+            hidden.apply_before_device(own)?;
+        }
         for value in &self.values {
             let known = value.known()?;
             if known.1.stage == stage {
@@ -443,7 +446,6 @@ fn is_unknown(error: &io::Error) -> bool {
 mod tests {
     use std::os::fd::AsFd;
 
-    use super::Stage::Early;
     use super::*;
 
     fn socket(kind: i32) -> std::os::fd::OwnedFd {
