@@ -47,6 +47,8 @@ struct Terminal {
     program: Spawned,
     typed: File,
     shown: std::path::PathBuf,
+    /// How much was shown when something was typed last, and how the terminal echoes that.
+    last: (usize, String),
 }
 
 impl Terminal {
@@ -74,10 +76,21 @@ impl Terminal {
             program,
             typed,
             shown,
+            last: (0, String::new()),
         }
     }
 
     fn type_in(&mut self, text: &str) {
+        let shown = fs::read(&self.shown).map_or(0, |shown| shown.len());
+        // Long lines are broken.
+        let start = text.trim_end().chars().take(8);
+        let echo = start.map(|one| match one {
+            // The end of a file.
+            '\x04' => String::new(),
+            '\0'..'\x20' => format!("^{}", char::from(one as u8 + b'@')),
+            one => one.to_string(),
+        });
+        self.last = (shown, echo.collect());
         self.typed
             .write_all(text.as_bytes())
             .expect("the terminal reads");
@@ -96,10 +109,17 @@ impl Terminal {
     }
 
     /// Waits until the shell asks for the next line: what is typed while it deals with a signal
-    /// may be thrown away with the line that was interrupted.
+    /// may be thrown away with the line that was interrupted. The prompt before what was typed last
+    /// is no answer to it; it may be written to the file late.
     #[track_caller]
     fn wait_prompt(&self) {
-        let asks = || fs::read(&self.shown).is_ok_and(|shown| shown.ends_with(b"prompt> "));
+        let (from, echo) = &self.last;
+        let asks = || {
+            let shown = fs::read(&self.shown).unwrap_or_default();
+            let new = String::from_utf8_lossy(shown.get(*from..).unwrap_or_default());
+            let echoed = new.split_once(echo.as_str());
+            echoed.is_some_and(|(_, rest)| rest.ends_with("prompt> "))
+        };
         self.program.wait_ready("its prompt", asks);
     }
 
