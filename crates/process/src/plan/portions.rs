@@ -93,8 +93,8 @@ fn spare<'t>(task: &'t SavedTask<'_>) -> Option<&'t Descriptor> {
     all.find(|one| !known.insert(one.description))
 }
 
-/// Whether tasks have to fetch their descriptors where `limit` is that of open files: the pool does
-/// not fit beside their numbers.
+/// True if tasks have to fetch their descriptors under this limit of open files: the pool does not
+/// fit beside their numbers.
 pub(super) fn overlaps(saved: &Saved<'_>, reader: &Reader, limit: u64) -> bool {
     let descriptors = saved.tasks.iter().flat_map(|task| &task.descriptors);
     let numbers = descriptors.map(|one| one.fd).chain([0]);
@@ -114,11 +114,13 @@ pub(super) fn divide(
     limit: u64,
     plan: &Plan,
 ) -> Result<Option<Portions>> {
-    let more = plan.groups.len() + plan.files.len();
-    let all = pool(saved, reader) + held_meanwhile(saved)?;
-    if all <= limit {
+    let pool = pool(saved, reader);
+    // Twice as many as there are descriptions are never held: no payload has to be read for that.
+    let has_room = pool + 2 * saved.descriptions.len() as u64 <= limit;
+    if has_room || pool + held_meanwhile(saved)? <= limit {
         return Ok(None);
     }
+    let more = plan.groups.len() + plan.files.len();
     let used = resident(saved, plan);
     let objects = objects(saved)?;
     let own = OWN + 2 * reader.ancestor_files() + more as u64 + used.len() as u64 + objects;
@@ -254,7 +256,7 @@ pub(super) fn fetch(task: &SavedTask<'_>, plan: &Plan, script: &mut Script) {
     }
 }
 
-/// Whether all numbers up to the highest are in use.
+/// True if all numbers up to the highest are in use.
 fn is_dense(numbers: &BTreeSet<i32>) -> bool {
     let end = numbers.last().map_or(0, |last| last + 1);
     lowest_free(numbers) == end
