@@ -411,7 +411,7 @@ impl Pool {
     }
 }
 
-/// What a description without room is refused with: the restorer's table is full.
+/// The refusal of a description for which the restorer's table has no room.
 fn without_room(error: ResourceError, saved: &Saved<'_>, id: u32) -> Error {
     let is_full = matches!(&error, ResourceError::Kernel { source, .. }
         if Errno::from_io_error(source) == Some(Errno::MFILE));

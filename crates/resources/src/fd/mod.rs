@@ -332,8 +332,8 @@ pub trait Kind: Sync {
     fn check_among(&self, _open: &Open<'_>, _all: &[Open<'_>], _allow: &Allow) -> Result<()> {
         Ok(())
     }
-    /// Whether the restorer keeps its descriptors in its own table, however many there are: it sets
-    /// them in motion at the end, or looks through all of them when an address is in use.
+    /// True if the restorer keeps descriptions of this kind in its own table, however many there
+    /// are: it sets them in motion at the end, or looks through all of them for an address in use.
     fn stays(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! What is not yet as it is to be, counted: a ceiling for each, which only sinks.
+//! Counts of what is to go, each with a ceiling that only sinks.
 //!
 //! - In `process`, which drives and knows no resource by name: lines of code with the tag of one's
 //!   record (`tags::`), or with the name of a kind's module.

@@ -261,7 +261,8 @@ fn describe_socket(held: &Held, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug
     describe_kept(held, tell);
 }
 
-/// What the ledger says is kept, beyond those numbers; all of a socket that has no connection.
+/// Describes the options that the ledger keeps, beyond those numbers; all of them of a socket that
+/// has no connection.
 fn describe_kept(held: &Held, tell: &mut impl FnMut(&str, &dyn std::fmt::Debug)) {
     let file = held.file.as_fd();
     let Ok(nature) = Nature::of_fd(file) else {
