@@ -29,10 +29,10 @@ enum Mode {
 
 impl Mode {
     fn read(proc: &Path) -> Result<Self> {
-        let path = proc.join("sys/vm/overcommit_memory");
-        let text = std::fs::read(&path);
-        let text = text.map_err(|e| Error::kernel(format!("cannot read {}", path.display()), e))?;
-        Ok(match text.trim_ascii() {
+        let path = format!("{}/sys/vm/overcommit_memory", proc.display());
+        let mode = sys::proc::read(&path);
+        let mode = mode.map_err(|e| Error::kernel(format!("cannot read {path}"), e))?;
+        Ok(match mode.trim_ascii() {
             b"1" => Self::Always,
             b"2" => Self::Never,
             _ => Self::Heuristic,
@@ -40,18 +40,25 @@ impl Mode {
     }
 }
 
-/// How many bytes of private memory the kernel promises by one call.
+/// How many bytes of private memory the kernel promises to a task of this tree by one call.
 ///
 /// # Errors
 /// [`Error::Kernel`].
-pub(crate) fn at_once_bytes() -> Result<u64> {
-    if Mode::read(Path::new("/proc"))? != Mode::Heuristic {
-        return Ok(u64::MAX);
-    }
+pub(crate) fn at_once_bytes(saved: &Saved<'_>) -> Result<u64> {
     let known = rustix::system::sysinfo();
     let units = known.totalram.saturating_add(known.totalswap);
     let bytes = units.saturating_mul(known.mem_unit.into());
-    Ok((bytes & !(abi::PAGE_BYTES - 1)).max(abi::PAGE_BYTES))
+    let bytes = (bytes & !(abi::PAGE_BYTES - 1)).max(abi::PAGE_BYTES);
+    let mapped = saved.tasks.iter().map(|task| {
+        let spans = task.memory.mappings.iter().map(|map| map.span().bytes());
+        spans.fold(0, u64::saturating_add)
+    });
+    // The mode does not matter to a task that has no more in all.
+    let is_little = mapped.max().unwrap_or(0) <= bytes;
+    match is_little || Mode::read(Path::new("/proc"))? == Mode::Heuristic {
+        true => Ok(bytes),
+        false => Ok(u64::MAX),
+    }
 }
 
 /// Refuses an image that needs more memory than this host has left to promise, where it adds that
@@ -181,8 +188,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_promised_at_once_is_a_number_of_pages() {
-        let bytes = at_once_bytes().expect("/proc is there");
-        assert!(bytes == u64::MAX || bytes.is_multiple_of(abi::PAGE_BYTES) && bytes > 0);
+    fn mode_of_the_host_counts_where_a_task_has_more_than_the_machine() {
+        let store = sample::image(sample::records(), &[]);
+        let reader = Reader::open(&*store).expect("a right image");
+        let mut saved = Saved::read(&reader).expect("right records");
+        let little = at_once_bytes(&saved).expect("no file is read");
+        assert!(little.is_multiple_of(abi::PAGE_BYTES) && little > 0);
+        saved.tasks[0].memory.mappings[0].end = 1 << 46;
+        let much = at_once_bytes(&saved).expect("/proc is there");
+        let mode = Mode::read(Path::new("/proc")).expect("/proc is there");
+        match mode {
+            Mode::Heuristic => assert_eq!(much, little),
+            Mode::Always | Mode::Never => assert_eq!(much, u64::MAX),
+        }
     }
 }

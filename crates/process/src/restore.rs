@@ -226,7 +226,7 @@ pub(crate) fn setting(
     mut inherited: Inherited,
 ) -> Result<Setting> {
     let own = std::process::id().cast_signed();
-    inherited.session = keyrings::of_restorer(inherited.session, payloads(saved))?;
+    inherited.set_session(keyrings::of_restorer(inherited.session(), payloads(saved))?);
     inherited.ask_for_session(|| {
         resources::task::prepare();
         keyrings::own_is_unset()
@@ -239,7 +239,7 @@ pub(crate) fn setting(
         vdso: host::vdso_for(saved)?,
         cgroups: placing(options, saved)?,
         lazy_from_bytes: options.lazy.as_ref().map(|_| LAZY_FROM_BYTES),
-        at_once_bytes: overcommit::at_once_bytes()?,
+        at_once_bytes: overcommit::at_once_bytes(saved)?,
         ..Setting::default()
     })
 }

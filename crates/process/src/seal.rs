@@ -49,11 +49,12 @@ fn planned(draft: &Reader, foreign: &[Vdso], inherited: &Inherited) -> Result<us
     let mut inherited = inherited.clone();
     // The restorer may be in the same session.
     let root = saved.tasks.first().and_then(|root| root.threads.first());
-    inherited.session = keyrings::recorded(root.and_then(|root| root.part(tags::KEYRINGS)))?;
+    let session = root.and_then(|root| root.part(tags::KEYRINGS));
+    inherited.set_session(keyrings::recorded(session)?);
     let setting = Setting {
         inherited,
         vdso: host::vdso_for(&saved)?,
-        at_once_bytes: overcommit::at_once_bytes()?,
+        at_once_bytes: overcommit::at_once_bytes(&saved)?,
         open_files: crate::alone::open_files_at_most(),
         ..Setting::default()
     };

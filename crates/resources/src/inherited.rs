@@ -45,7 +45,7 @@ pub struct Inherited {
     /// The label that a security module has given it; none where it is not looked at.
     pub(crate) label: Option<Vec<u8>>,
     /// Its session keyring.
-    pub session: keyrings::Session,
+    session: OnNeed<keyrings::Session>,
     /// True if it has no session keyring at all, not even its user's.
     pub(crate) session_is_unset: OnNeed<bool>,
 }
@@ -80,6 +80,17 @@ impl Inherited {
     #[must_use]
     pub fn is_filtered(&self) -> bool {
         self.is_filtered
+    }
+
+    /// Its session keyring.
+    #[must_use]
+    pub fn session(&self) -> keyrings::Session {
+        self.session.get()
+    }
+
+    /// Gives it this session keyring.
+    pub fn set_session(&mut self, session: keyrings::Session) {
+        self.session = OnNeed::Known(session);
     }
 
     /// Has `ask` tell whether there is no session keyring at all, where that has to be known.
@@ -145,7 +156,7 @@ impl Inherited {
             dumpable: attribute(Attribute::Dumpable),
             suid_dumpable: OnNeed::Ask(suid_dumpable),
             label: sandbox::own_label().map(<[u8]>::to_vec),
-            session: keyrings::own_session(),
+            session: OnNeed::Ask(keyrings::own_session),
             session_is_unset: OnNeed::Ask(keyrings::own_is_unset),
         })
     }
@@ -196,7 +207,7 @@ impl Default for Inherited {
             suid_dumpable: OnNeed::Known(0),
             dumpable: 1,
             label: None,
-            session: keyrings::Session::Default,
+            session: OnNeed::Known(keyrings::Session::Default),
             session_is_unset: OnNeed::Known(true),
         }
     }

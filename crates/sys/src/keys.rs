@@ -48,6 +48,17 @@ pub fn own_session() -> io::Result<Option<Session>> {
     }))
 }
 
+/// The serial number of the default session keyring of the calling thread's user.
+///
+/// # Errors
+/// Those of keyctl(2).
+pub fn user_session() -> io::Result<i32> {
+    match serial_of(USER_SESSION) {
+        error @ ..0 => Err(Error::from_raw_os_error(-error)),
+        serial => Ok(serial),
+    }
+}
+
 /// Serial numbers of keyrings, or errors below 0.
 #[derive(Default)]
 struct Looked {

@@ -44,7 +44,7 @@ impl Sessions {
             let task = &saved.tasks[index];
             let maker = made_by[index];
             let root = maker.is_none().then_some(inherited);
-            let born = maker.map_or(inherited.session, |maker| sessions[maker].1);
+            let born = maker.map_or_else(|| inherited.session(), |maker| sessions[maker].1);
             let session = owner(task).session(born, root)?;
             sessions[index] = (born, session);
             // A revoked one without a number is nobody's.

@@ -7,10 +7,11 @@ use std::io::{Error, ErrorKind, Result};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
-use sys::kernel_memory::Walk;
+use sys::kernel_memory::{self, Walk};
 use sys::{keys, landlock};
 
 use super::Kernel;
+use super::layout::Layout;
 
 /// Members that a look at keys needs; "" is a structure's size.
 const OF_KEYS: [(&str, &str); 20] = [
@@ -201,6 +202,24 @@ pub fn prepare() {
     if CredentialsReader::get().is_ok() {
         super::keep();
     }
+}
+
+/// The serial number of the calling thread's session keyring, 0 for none, by a look of its own; none
+/// where that takes more than a dump of this boot has kept.
+pub(crate) fn own_session_serial() -> Option<i32> {
+    let layout = Layout::of_this_kernel();
+    let way = [
+        ("task_struct", "real_cred"),
+        ("cred", "session_keyring"),
+        ("key", "serial"),
+    ];
+    let [credentials, session, serial] = way.map(|(structure, member)| {
+        let at = layout.kept(structure, member)?;
+        u32::try_from(at).ok()
+    });
+    let word = kernel_memory::own_word(&[credentials?, session?, serial?]);
+    // A number of four bytes.
+    word.ok().map(|word| word as i32)
 }
 
 impl CredentialsReader {

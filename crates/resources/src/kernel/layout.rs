@@ -145,6 +145,14 @@ impl Layout {
         Ok(at)
     }
 
+    /// Where a member of a structure is that is known without reading the kernel's description of
+    /// its types, in bytes.
+    pub fn kept(&self, structure: &str, path: &str) -> Option<usize> {
+        let known = self.known();
+        let place = known.places.get(&format!("{structure}.{path}"))?.as_ref()?;
+        (place.bits == 0).then_some(place.bit / 8)
+    }
+
     /// Where a member of a structure is, by its path.
     pub fn member(&self, structure: &str, path: &str) -> Option<Member> {
         let member = |types: &Types| types.member(structure, path);
@@ -227,6 +235,11 @@ mod tests {
         assert!(second.is_known_for("rings") && !second.is_known_for("maps"));
         assert_eq!(second.check(), Ok(()));
         assert_eq!(asked(&second), found);
+        let level = found.1.map(|place| place.bit / 8);
+        assert_eq!(second.kept("pid", "level"), level);
+        for (structure, member) in [("pid", "no_such_member"), ("upid", "nr")] {
+            assert_eq!(second.kept(structure, member), None);
+        }
         assert!(second.types.get().is_none(), "nothing was read");
         // Another member is looked up, and kept as well.
         let number = second.member("upid", "nr");

@@ -36,7 +36,7 @@ use self::contents::record;
 pub use self::plan::{Made, Owner, make, of_restorer, plan, recorded, unshared};
 use self::told::Told;
 use super::{Asked, Facts, Part, Planned, Scope, ThreadPlan, decode, tags};
-use crate::kernel::credentials::{Credentials, CredentialsReader, Key};
+use crate::kernel::credentials::{Credentials, CredentialsReader, Key, own_session_serial};
 use crate::script::{Answers, Script};
 use crate::{Error, Result};
 
@@ -137,6 +137,16 @@ pub enum Session {
 
 /// The session keyring of this process.
 pub(crate) fn own_session() -> Session {
+    // A look takes some calls; a child that asks waits for a processor as well.
+    if let Some(serial) = own_session_serial()
+        && let Ok(default) = keys::user_session()
+    {
+        return match serial {
+            0 => Session::Default,
+            serial if serial == default => Session::Default,
+            serial => Session::Own(serial),
+        };
+    }
     match keys::own_session() {
         Ok(None | Some(keys::Session::Default)) => Session::Default,
         Ok(Some(keys::Session::Own(serial))) => Session::Own(serial),

@@ -54,7 +54,7 @@ fn restored(record: &Record, uid: u32) -> Stage {
     let payload = record.encode_to_vec();
     let made = make([&payload[..]].into_iter()).expect("room for keys");
     let mut inherited = Stage::inherited();
-    inherited.session = Session::Own(0);
+    inherited.set_session(Session::Own(0));
     let credentials = crate::task::credentials::Record {
         uids: vec![uid; 4],
         ..inherited.credentials.clone()
@@ -66,12 +66,12 @@ fn restored(record: &Record, uid: u32) -> Stage {
         credentials: Some(&credentials),
     };
     let session = owner
-        .session(inherited.session, Some(&inherited))
+        .session(inherited.session(), Some(&inherited))
         .expect("sound");
     let mut planned = ThreadPlan::default();
     plan(
         owner,
-        (inherited.session, session),
+        (inherited.session(), session),
         (&inherited, &made),
         &mut planned,
     )
@@ -413,4 +413,26 @@ fn a_number_of_another_boot_is_another_keyring() {
     assert_eq!(seen(Session::Own(5), &this), Session::Own(5));
     assert_eq!(seen(Session::Own(5), &other), Session::Own(0));
     assert_eq!(seen(Session::Default, &other), Session::Default);
+}
+
+#[test]
+fn own_session_keyring_is_found_as_a_child_finds_it() {
+    needs_keys!();
+    testkit::needs_kernel_memory!();
+    crate::kernel::credentials::prepare();
+    let check = || {
+        let serial = own_session_serial().expect("the places are known");
+        let asked = keys::own_session().expect("a child asks");
+        let asked = asked.expect("this kernel has keys");
+        match own_session() {
+            Session::Own(own) => assert_eq!((own, asked), (serial, keys::Session::Own(serial))),
+            _ => assert_eq!(asked, keys::Session::Default),
+        }
+        serial
+    };
+    let before = check();
+    let (inner, serial) = keys::in_new_session(|serial| (check(), serial)).expect("a keyring");
+    assert_eq!(inner, serial);
+    assert_ne!(inner, before);
+    assert_eq!(check(), before, "a look gives nobody a keyring");
 }
